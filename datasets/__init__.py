@@ -1,0 +1,34 @@
+"""Data sets: a catalogue with sources and checksums, loaders, generated data, and preparation for training."""
+
+from __future__ import annotations
+
+from .arrays import as_rows
+from .catalogue import DatasetInfo, RemoteFile, Task, catalogue, dataset_info
+from .download import fetch, locate
+from .load import Variant, load_dataset, load_file
+from .preparation import Standardizer, split, standardized
+from .rows import ArrayRows, Dataset, Rows, SubsetRows
+from .synthetic import SyntheticRows, SyntheticSpec
+
+__all__ = [
+    "ArrayRows",
+    "Dataset",
+    "DatasetInfo",
+    "RemoteFile",
+    "Rows",
+    "Standardizer",
+    "SubsetRows",
+    "SyntheticRows",
+    "SyntheticSpec",
+    "Task",
+    "Variant",
+    "as_rows",
+    "catalogue",
+    "dataset_info",
+    "fetch",
+    "load_dataset",
+    "load_file",
+    "locate",
+    "split",
+    "standardized",
+]

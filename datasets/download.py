@@ -1,0 +1,185 @@
+"""Find the files of a data set on disk, or download them; nothing is used before its checksum holds."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import tarfile
+import zipfile
+import zlib
+from collections import deque
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO
+
+from hybridnn.errors import DataError
+
+from .catalogue import DatasetInfo, Member, RemoteFile
+
+__all__ = ["cache_folder", "fetch", "locate", "open_members"]
+
+
+def cache_folder() -> Path:
+    """Return the folder for downloads: ``$HYBRIDNN_CACHE``, or the system's cache folder for the user."""
+    chosen = os.environ.get("HYBRIDNN_CACHE")
+    if chosen:
+        return Path(chosen).expanduser()
+    import pooch
+
+    return Path(pooch.os_cache("hybridnn"))
+
+
+def locate(info: DatasetInfo, file: RemoteFile, folder: Path | None = None) -> Path:
+    """Return the path of a file of a data set, verified, downloading it if it is nowhere on disk.
+
+    Looked for in `folder` if given, otherwise in ``$HYBRIDNN_DATA`` and then in the cache folder; in each first in a
+    sub-folder named after the data set.
+
+    Raises
+    ------
+    DataError
+        If a file there has another checksum, or if the download fails; the message says what to do.
+    """
+    if not file.url:
+        shipped = Path(__file__).with_name(file.name)
+        _verify(shipped, file.sha256)
+        return shipped
+    found = _find(info, file.name, folder)
+    if found is None:
+        return _download(info, file, (folder or cache_folder()) / info.name)
+    _verify(found, file.sha256)
+    return found
+
+
+def open_members(info: DatasetInfo, archive: RemoteFile, folder: Path | None = None) -> Iterator[tuple[str, IO[bytes]]]:
+    """Yield (path, stream) of each member of an archive, verified, in no promised order.
+
+    Members that lie unpacked in the folders of `locate` are read there, and the archive is not needed.
+    A stream is valid until the next one is asked for.
+
+    Raises
+    ------
+    DataError
+        As `locate`, and if the archive cannot be read or lacks a member.
+    """
+    unpacked = _unpacked(info, archive, folder)
+    if unpacked:
+        for member, path in unpacked:
+            with path.open("rb") as stream:
+                _compare(path, member.sha256, _sha256(stream))
+                stream.seek(0)
+                yield member.path, stream
+        return
+    path = locate(info, archive, folder)
+    read = _zip_members if zipfile.is_zipfile(path) else _tar_members
+    try:
+        yield from read(path, archive.members)
+    except (KeyError, EOFError, tarfile.TarError, zipfile.BadZipFile, zlib.error) as error:
+        raise DataError(f"{path} is not the expected archive ({error}): delete it to download again") from error
+
+
+def fetch(info: DatasetInfo, folder: Path | None = None) -> list[Path]:
+    """Make all files of a data set present on disk, verified, and return their paths (see `locate`).
+
+    Raises
+    ------
+    DataError
+        As `locate` and `open_members`.
+    """
+    paths = []
+    for file in info.files:
+        if file.members:
+            deque(open_members(info, file, folder), maxlen=0)  # running through the members verifies them
+        unpacked = _unpacked(info, file, folder)
+        paths.extend([path for _, path in unpacked] or [locate(info, file, folder)])
+    return paths
+
+
+def _search_folders(folder: Path | None) -> list[Path]:
+    if folder is not None:
+        return [folder]
+    own = os.environ.get("HYBRIDNN_DATA")
+    if not own:
+        return [cache_folder()]
+    if not Path(own).expanduser().is_dir():
+        raise DataError(f"HYBRIDNN_DATA = {own!r}: no such folder")
+    return [Path(own).expanduser(), cache_folder()]
+
+
+def _find(info: DatasetInfo, name: str, folder: Path | None) -> Path | None:
+    for root in _search_folders(folder):
+        places = [root / info.name / name] if info.own_folder else [root / info.name / name, root / name]
+        for path in places:
+            if path.is_file():
+                return path
+    return None
+
+
+def _unpacked(info: DatasetInfo, archive: RemoteFile, folder: Path | None) -> list[tuple[Member, Path]]:
+    """Return all members with where they lie unpacked, or nothing when one of them is missing."""
+    found = [(member, _find(info, member.path, folder)) for member in archive.members]
+    present = [(member, path) for member, path in found if path is not None]
+    return present if len(present) == len(found) else []
+
+
+def _zip_members(path: Path, members: Sequence[Member]) -> Iterator[tuple[str, IO[bytes]]]:
+    with zipfile.ZipFile(path) as archive:
+        for member in members:
+            with archive.open(member.path) as stream:
+                _compare(path, member.sha256, _sha256(stream), member.path)
+            with archive.open(member.path) as stream:  # twice: a member may be too large to keep
+                yield member.path, stream
+
+
+def _tar_members(path: Path, members: Sequence[Member]) -> Iterator[tuple[str, IO[bytes]]]:
+    wanted = {member.path: member for member in members}
+    with tarfile.open(path) as archive:
+        for entry in archive:  # in the archive's order: a compressed stream only reads forward
+            stream = archive.extractfile(entry) if entry.name in wanted else None
+            if stream is None:
+                continue
+            content = stream.read()
+            _compare(path, wanted.pop(entry.name).sha256, hashlib.sha256(content).hexdigest(), entry.name)
+            yield entry.name, io.BytesIO(content)
+    if wanted:
+        raise KeyError(f"no member {', '.join(sorted(wanted))}")
+
+
+def _download(info: DatasetInfo, file: RemoteFile, folder: Path) -> Path:
+    import pooch
+
+    known = f"sha256:{file.sha256}" if file.sha256 else None
+    try:  # pooch writes to a temporary file and moves it into place once its checksum holds
+        return Path(pooch.retrieve(file.url, known_hash=known, fname=file.name, path=folder))
+    except OSError as error:
+        cause = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise DataError(
+            f"{info.name}: cannot download {file.url}; put {file.name} in the folder {folder} by hand ({cause})"
+        ) from error
+    except ValueError as error:
+        raise DataError(
+            f"{info.name}: what {file.url} sent is not the expected file (sha256 should be {file.sha256}): try again"
+        ) from error
+
+
+def _verify(path: Path, sha256: str | None) -> None:
+    if sha256 is None:
+        return
+    with path.open("rb") as stream:
+        _compare(path, sha256, _sha256(stream))
+
+
+def _sha256(stream: IO[bytes]) -> str:
+    digest = hashlib.sha256()
+    while block := stream.read(1 << 20):
+        digest.update(block)
+    return digest.hexdigest()
+
+
+def _compare(path: Path, expected: str, found: str, member: str = "") -> None:
+    if found != expected:
+        inside = f", member {member}" if member else ""
+        raise DataError(
+            f"{path}{inside}: sha256 is {found}, expected {expected}; the file is damaged: delete it to download again"
+        )

@@ -1,0 +1,59 @@
+"""UCI gas sensors under dynamic gas mixtures, the part with ethylene and methane."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .catalogue import DatasetInfo, Member, RemoteFile
+from .download import open_members
+from .rows import ArrayRows, Dataset
+
+__all__ = ["INFO", "load"]
+
+_GASES, _SENSORS = 2, 16
+
+INFO = DatasetInfo(
+    name="ethylene",
+    title="Gas sensor array under dynamic gas mixtures: ethylene and methane",
+    task="regression",
+    features=_SENSORS,
+    outputs=_GASES,
+    train_samples=700_000,
+    test_samples=0,
+    description=(
+        "Concentrations (ppm) of methane and ethylene in air from 16 chemical sensors, sampled at 100 Hz; the first "
+        "700,000 of 4,178,504 rows, as in Laugier et al. (2018), unless set otherwise."
+    ),
+    licence="CC BY 4.0",
+    citation=(
+        "J. Fonollosa (2015). Gas Sensor Array under Dynamic Gas Mixtures. "
+        "UCI Machine Learning Repository. https://doi.org/10.24432/C5WP4C"
+    ),
+    source="https://archive.ics.uci.edu/dataset/322/gas+sensor+array+under+dynamic+gas+mixtures",
+    files=(
+        RemoteFile(
+            name="gas+sensor+array+under+dynamic+gas+mixtures.zip",
+            url="https://archive.ics.uci.edu/static/public/322/gas+sensor+array+under+dynamic+gas+mixtures.zip",
+            sha256=None,
+            size=None,
+            members=(
+                Member("ethylene_methane.txt", "a00f383f2734850cf61370dc687cb09e9b400648549567a2f6a43e5c6a99aaf2"),
+            ),
+        ),
+    ),
+)
+
+
+def load(rows: int = INFO.train_samples, info: DatasetInfo = INFO) -> Dataset:
+    """Load the first `rows` rows: 16 sensors in, methane and ethylene out.
+
+    Raises
+    ------
+    DataError
+        If the file is damaged or cannot be had.
+    """
+    columns = range(1, 1 + _GASES + _SENSORS)  # column 0 is the time
+    for _, stream in open_members(info, info.files[0]):
+        table = np.loadtxt(stream, skiprows=1, max_rows=rows, usecols=columns, ndmin=2)
+    train = ArrayRows(table[:, _GASES:], table[:, :_GASES])
+    return Dataset(info.name, info.task, info.features, info.outputs, train, None)

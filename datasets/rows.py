@@ -1,0 +1,203 @@
+"""Samples of a data set behind one small interface, so that data may be held, shared or generated on demand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .catalogue import Task
+
+__all__ = ["ArrayRows", "Dataset", "PixelRows", "Rows", "SubsetRows", "check_indices"]
+
+
+class Rows(Protocol):
+    """The samples of one part of a data set.
+
+    Attributes
+    ----------
+    samples, features : int
+        Number of samples and of inputs per sample.
+    targets_shape : tuple of int
+        Shape of one target: ``()`` for an integer label, ``(outputs,)`` for regression.
+    """
+
+    @property
+    def samples(self) -> int:
+        """Number of samples."""
+
+    @property
+    def features(self) -> int:
+        """Inputs per sample."""
+
+    @property
+    def targets_shape(self) -> tuple[int, ...]:
+        """Shape of one target."""
+
+    def take(self, indices: NDArray[np.int64], x: NDArray[Any], y: NDArray[Any]) -> None:
+        """Write the samples at `indices` to `x` (n, features) and `y` (n,) + targets_shape, in the dtypes of those.
+
+        Raises
+        ------
+        IndexError
+            If an index is negative or not below ``samples``.
+        """
+
+
+def check_indices(indices: NDArray[np.int64], samples: int) -> None:
+    """Raise IndexError unless all `indices` lie in [0, samples)."""
+    # Read as unsigned, a negative index is a huge one: a single reduction covers both ends.
+    if indices.size and int(indices.view(np.uint64).max()) >= samples:
+        raise IndexError(f"sample indices {indices.min()} to {indices.max()} do not all lie in 0 to {samples - 1}")
+
+
+def _gather(source: NDArray[Any], indices: NDArray[np.int64], out: NDArray[Any]) -> None:
+    """Copy rows of `source` to `out`; without a temporary array when the dtypes agree."""
+    if source.dtype == out.dtype:
+        np.take(source, indices, axis=0, out=out, mode="clip")  # checked before; "raise" would buffer the output
+    else:
+        out[...] = source[indices]
+
+
+@dataclass(frozen=True, eq=False)
+class ArrayRows:
+    """Samples held in arrays; `hybridnn.datasets.as_rows` makes one from arrays that need checking.
+
+    Parameters
+    ----------
+    x : ndarray, shape (samples, features)
+        Inputs; copied only if not C-contiguous.
+    y : ndarray, shape (samples,) or (samples, outputs)
+        Integer labels or regression targets.
+    """
+
+    x: NDArray[Any]
+    y: NDArray[Any]
+
+    def __post_init__(self) -> None:
+        """Make both arrays contiguous: ``np.take`` would otherwise copy all of them at each call."""
+        object.__setattr__(self, "x", np.ascontiguousarray(self.x))
+        object.__setattr__(self, "y", np.ascontiguousarray(self.y))
+
+    @property
+    def samples(self) -> int:
+        """Number of samples."""
+        return len(self.x)
+
+    @property
+    def features(self) -> int:
+        """Inputs per sample."""
+        return int(self.x.shape[1])
+
+    @property
+    def targets_shape(self) -> tuple[int, ...]:
+        """Shape of one target."""
+        return self.y.shape[1:]
+
+    def take(self, indices: NDArray[np.int64], x: NDArray[Any], y: NDArray[Any]) -> None:
+        """See `Rows.take`."""
+        check_indices(indices, self.samples)
+        _gather(self.x, indices, x)
+        _gather(self.y, indices, y)
+
+
+@dataclass(frozen=True, eq=False)
+class PixelRows:
+    """Images kept as bytes, an eighth of float64, and scaled to [0, 1] when taken.
+
+    Parameters
+    ----------
+    pixels : ndarray of uint8, shape (samples, features)
+        Grey or colour values.
+    labels : ndarray of integers, shape (samples,)
+        Classes.
+    white : int
+        The value that becomes 1.
+    """
+
+    pixels: NDArray[np.uint8]
+    labels: NDArray[Any]
+    white: int
+
+    @property
+    def samples(self) -> int:
+        """Number of images."""
+        return len(self.pixels)
+
+    @property
+    def features(self) -> int:
+        """Pixel values per image."""
+        return int(self.pixels.shape[1])
+
+    @property
+    def targets_shape(self) -> tuple[int, ...]:
+        """Shape of one target: a label."""
+        return ()
+
+    def take(self, indices: NDArray[np.int64], x: NDArray[Any], y: NDArray[Any]) -> None:
+        """See `Rows.take`; `x` must be of a floating dtype."""
+        check_indices(indices, self.samples)
+        np.divide(self.pixels[indices], x.dtype.type(self.white), out=x)
+        _gather(self.labels, indices, y)
+
+
+@dataclass(frozen=True, eq=False)
+class SubsetRows:
+    """Some samples of other rows, without a copy of them.
+
+    Parameters
+    ----------
+    rows : Rows
+        Where the samples are.
+    chosen : ndarray of int64, shape (n,)
+        Indices into `rows`.
+    """
+
+    rows: Rows
+    chosen: NDArray[np.int64]
+
+    @property
+    def samples(self) -> int:
+        """Number of chosen samples."""
+        return self.chosen.size
+
+    @property
+    def features(self) -> int:
+        """Inputs per sample."""
+        return self.rows.features
+
+    @property
+    def targets_shape(self) -> tuple[int, ...]:
+        """Shape of one target."""
+        return self.rows.targets_shape
+
+    def take(self, indices: NDArray[np.int64], x: NDArray[Any], y: NDArray[Any]) -> None:
+        """See `Rows.take`."""
+        check_indices(indices, self.samples)
+        self.rows.take(self.chosen[indices], x, y)
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A data set ready to train on.
+
+    Parameters
+    ----------
+    name : str
+        Name in the catalogue, or of the user's file.
+    task : {'classification', 'regression'}
+        What is learned.
+    features, outputs : int
+        Inputs per sample; classes or target columns.
+    train, test : Rows
+        The two parts; `test` is None when the set has none of its own.
+    """
+
+    name: str
+    task: Task
+    features: int
+    outputs: int
+    train: Rows
+    test: Rows | None

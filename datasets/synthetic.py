@@ -1,0 +1,219 @@
+"""Data of any size, generated on demand.
+
+Every number is a function of (seed, stream, position) alone: the SplitMix64 generator is a counter passed through a
+mixing function, so its n-th output costs the same as its first (Steele, Lea and Flood 2014,
+doi:10.1145/2660193.2660195). Any rank generates any rows, alike everywhere, and nobody holds the whole.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hybridnn.errors import SettingError
+
+from .catalogue import DatasetInfo, Task
+from .rows import Dataset, check_indices
+
+__all__ = ["HIDDEN", "INFO", "SEPARATION", "SyntheticRows", "SyntheticSpec", "load"]
+
+HIDDEN = 32
+"""Hidden units of the teacher network."""
+
+SEPARATION = 3.0
+"""Root mean square distance of a cluster's mean from the origin; two means lie about 4.2 standard deviations apart."""
+
+_GAMMA, _MIX_1, _MIX_2 = (np.uint64(c) for c in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+
+
+class _Stream(IntEnum):
+    """Independent sequences of one seed."""
+
+    INPUTS = 0
+    NOISE = 1
+    LABELS = 2
+    TEACHER = 3
+    MEANS = 4
+
+
+@dataclass(frozen=True)
+class SyntheticSpec:
+    """What to generate.
+
+    Parameters
+    ----------
+    task : {'regression', 'classification'}
+        A random teacher network, or Gaussian clusters of unit variance, one per class.
+    samples, test_samples : int
+        Sizes of the two parts; no test part if `test_samples` is 0.
+    inputs, outputs : int
+        Inputs per sample; target columns or classes.
+    noise : float
+        Standard deviation of what is added to regression targets, which themselves vary by about 0.6.
+    seed : int
+        At least 0.
+
+    Raises
+    ------
+    SettingError
+        If a value is not allowed.
+    """
+
+    task: Task = "regression"
+    samples: int = 10_000
+    test_samples: int = 2_000
+    inputs: int = 16
+    outputs: int = 2
+    noise: float = 0.1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        if self.task not in ("regression", "classification"):
+            raise SettingError("synthetic.task", self.task, "must be 'regression' or 'classification'")
+        least = {"samples": 1, "inputs": 1, "outputs": 2 if self.task == "classification" else 1}
+        for name in ("samples", "test_samples", "inputs", "outputs", "seed"):
+            if getattr(self, name) < least.get(name, 0):
+                raise SettingError(f"synthetic.{name}", getattr(self, name), f"must be at least {least.get(name, 0)}")
+        if not 0 <= self.noise < float("inf"):
+            raise SettingError("synthetic.noise", self.noise, "must be finite and at least 0")
+
+
+class SyntheticRows:
+    """Samples `start` to `stop` of a specification, generated when taken.
+
+    Parameters
+    ----------
+    spec : SyntheticSpec
+        What to generate.
+    start, stop : int
+        The first sample and the one after the last, in the numbering of the whole.
+    """
+
+    def __init__(self, spec: SyntheticSpec, start: int, stop: int) -> None:
+        self.spec = spec
+        self.start = start
+        self.samples = stop - start
+        self.features = spec.inputs
+        regression = spec.task == "regression"
+        self.targets_shape: tuple[int, ...] = (spec.outputs,) if regression else ()
+        self._input_key = _key(spec.seed, _Stream.INPUTS)
+        self._noise_key = _key(spec.seed, _Stream.NOISE)
+        self._label_key = _key(spec.seed, _Stream.LABELS)
+        if regression:
+            self._teacher = _teacher(spec)
+        else:
+            self._means = _means(spec)
+
+    def take(self, indices: NDArray[np.int64], x: NDArray[Any], y: NDArray[Any]) -> None:
+        """See `Rows.take`; computed in float64."""
+        check_indices(indices, self.samples)
+        numbers = (indices + self.start).astype(np.uint64)
+        inputs = _normals(self._input_key, numbers, self.spec.inputs)
+        if self.targets_shape:
+            x[...] = inputs
+            y[...] = _teach(inputs, *self._teacher)
+            if self.spec.noise:
+                y += self.spec.noise * _normals(self._noise_key, numbers, self.spec.outputs)
+        else:
+            labels = _random_bits(self._label_key, numbers, 1)[:, 0] % np.uint64(self.spec.outputs)
+            inputs += self._means[labels]
+            x[...] = inputs
+            y[...] = labels
+
+
+def load(spec: SyntheticSpec | None = None) -> Dataset:
+    """Make the data set of a specification; nothing is generated yet."""
+    spec = spec or SyntheticSpec()
+    train = SyntheticRows(spec, 0, spec.samples)
+    test = SyntheticRows(spec, spec.samples, spec.samples + spec.test_samples) if spec.test_samples else None
+    return Dataset(INFO.name, spec.task, spec.inputs, spec.outputs, train, test)
+
+
+INFO = DatasetInfo(
+    name="synthetic",
+    title="Generated data of any size",
+    task=SyntheticSpec.task,
+    features=SyntheticSpec.inputs,
+    outputs=SyntheticSpec.outputs,
+    train_samples=SyntheticSpec.samples,
+    test_samples=SyntheticSpec.test_samples,
+    description="Regression on a random teacher network, or classification of Gaussian clusters; generated on demand.",
+    licence="none needed",
+    citation="none needed",
+    source="generated by this package",
+)
+
+
+def _mix(bits: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Scramble 64-bit counters in place (SplitMix64's finalizer)."""
+    bits ^= bits >> np.uint64(30)
+    bits *= _MIX_1
+    bits ^= bits >> np.uint64(27)
+    bits *= _MIX_2
+    bits ^= bits >> np.uint64(31)
+    return bits
+
+
+def _key(seed: int, stream: _Stream) -> np.uint64:
+    return np.uint64(np.random.SeedSequence([seed, stream]).generate_state(1, np.uint64)[0])
+
+
+def _random_bits(key: np.uint64, numbers: NDArray[np.uint64], width: int) -> NDArray[np.uint64]:
+    """Return `width` random words for each sample number, shape (n, width)."""
+    first = numbers[:, None] * np.uint64(width)
+    counters: NDArray[np.uint64] = np.add(first, np.arange(1, width + 1, dtype=np.uint64), dtype=np.uint64)
+    counters *= _GAMMA
+    counters += key
+    return _mix(counters)
+
+
+def _normals(key: np.uint64, numbers: NDArray[np.uint64], width: int) -> NDArray[np.float64]:
+    """Return standard normal numbers, shape (n, width), by inversion of the distribution function."""
+    from scipy.special import ndtri  # here, because importing it takes longer than all else in this package
+
+    # The middle of one of 2**52 equal intervals is never 0 or 1.
+    uniform = (_random_bits(key, numbers, width) >> np.uint64(12)).astype(np.float64)
+    uniform += 0.5
+    uniform *= 2.0**-52
+    normals: NDArray[np.float64] = ndtri(uniform, out=uniform)
+    return normals
+
+
+def _philox(seed: int, stream: _Stream) -> np.random.Generator:
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, stream])))
+
+
+def _teacher(spec: SyntheticSpec) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the teacher's weights, (inputs, 32) and (32, outputs), scaled to keep variances near one."""
+    generator = _philox(spec.seed, _Stream.TEACHER)
+    first = generator.standard_normal((spec.inputs, HIDDEN)) / np.sqrt(spec.inputs)
+    return first, generator.standard_normal((HIDDEN, spec.outputs)) / np.sqrt(HIDDEN)
+
+
+def _teach(inputs: NDArray[np.float64], first: NDArray[np.float64], second: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return tanh(inputs @ first) @ second."""
+    return _ordered_product(np.tanh(_ordered_product(inputs, first)), second)
+
+
+def _ordered_product(left: NDArray[np.float64], right: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return ``left @ right``, summed in one fixed order.
+
+    A BLAS sums in an order that depends on the number of rows, so that a sample's last bits would depend on its
+    neighbours in the minibatch.
+    """
+    total = np.zeros((len(left), right.shape[1]))
+    for column, row in zip(left.T, right, strict=True):
+        total += column[:, None] * row
+    return total
+
+
+def _means(spec: SyntheticSpec) -> NDArray[np.float64]:
+    """Return the clusters' means, shape (classes, inputs)."""
+    means = _philox(spec.seed, _Stream.MEANS).standard_normal((spec.outputs, spec.inputs))
+    means *= SEPARATION / np.sqrt(spec.inputs)
+    return means

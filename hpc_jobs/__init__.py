@@ -1,0 +1,1 @@
+"""Slurm batch scripts and study definitions, installed as package data to be copied and edited."""

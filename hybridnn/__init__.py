@@ -1,0 +1,64 @@
+"""Multi-layer perceptrons, from scratch on NumPy, trained over MPI.
+
+Importing this package is cheap: NumPy, mpi4py and the rest are loaded when something that needs them is first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from hybridnn._version import __version__
+from hybridnn.comm.failsafe import install
+
+if TYPE_CHECKING:
+    from hybridnn.comm.grid import ProcessGrid
+    from hybridnn.errors import HybridnnError
+    from hybridnn.nn.learning_rates import Constant, Cosine, Step, WarmupLinear
+    from hybridnn.nn.mlp import MLP
+    from hybridnn.nn.optimizers import SGD, Adam, AdamW
+    from hybridnn.training.trainer import Trainer
+
+__all__ = [
+    "MLP",
+    "SGD",
+    "Adam",
+    "AdamW",
+    "Constant",
+    "Cosine",
+    "HybridnnError",
+    "ProcessGrid",
+    "Step",
+    "Trainer",
+    "WarmupLinear",
+    "__version__",
+]
+
+_HOME = {
+    "MLP": "nn.mlp",
+    "SGD": "nn.optimizers",
+    "Adam": "nn.optimizers",
+    "AdamW": "nn.optimizers",
+    "Constant": "nn.learning_rates",
+    "Cosine": "nn.learning_rates",
+    "Step": "nn.learning_rates",
+    "WarmupLinear": "nn.learning_rates",
+    "HybridnnError": "errors",
+    "ProcessGrid": "comm.grid",
+    "Trainer": "training.trainer",
+}
+
+install()
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name from its module when it is first used."""
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

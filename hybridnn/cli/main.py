@@ -1,0 +1,76 @@
+"""The `hybridnn` command: its subcommands, and what an error looks like to a user."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Annotated, NoReturn
+
+import typer
+
+from hybridnn.cli.data import app as data_app
+from hybridnn.cli.ranks import launch_rank, leave
+from hybridnn.cli.train import train
+from hybridnn.errors import HybridnnError
+
+__all__ = ["app", "main"]
+
+INTERRUPTED = 130
+USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
+"""The base of all errors of the parser, which typer does not export under a name of its own."""
+
+app = typer.Typer(add_completion=False, help="Train multi-layer perceptrons over MPI: batch and model parallelism.")
+app.command()(train)
+app.add_typer(data_app, name="data")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from hybridnn._version import __version__
+
+        print(f"hybridnn {__version__}")
+        raise typer.Exit()
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line and exit.
+
+    A user's mistake ends all ranks with one line and its exit code; any other exception propagates, so that the hook
+    that ends the whole job sees it.
+    """
+    # The application object itself would replace `sys.excepthook`; its command does not.
+    command = typer.main.get_command(app)
+    try:
+        with _silent_unless_first_rank():
+            status = command.main(
+                args=None if arguments is None else list(arguments), prog_name="hybridnn", standalone_mode=False
+            )
+    except USAGE_ERROR as error:
+        leave(error.format_message(), error.exit_code)  # type: ignore[attr-defined]  # attributes of the parser's base
+    except HybridnnError as error:
+        leave(str(error), error.exit_code)
+    except (KeyboardInterrupt, typer.Abort):
+        sys.exit(INTERRUPTED)
+    sys.exit(status if isinstance(status, int) else 0)
+
+
+@contextlib.contextmanager
+def _silent_unless_first_rank() -> Iterator[None]:
+    if launch_rank() in (None, 0):
+        yield
+        return
+    with open(os.devnull, "w", encoding="utf-8") as nowhere, contextlib.redirect_stdout(nowhere):
+        yield

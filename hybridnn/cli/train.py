@@ -1,0 +1,75 @@
+"""`hybridnn train`: from the command line to settings, and from there to the trainer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from hybridnn.cli.output import Format
+
+__all__ = ["train"]
+
+Text = str | None
+
+
+def _option(name: str, setting: str, metavar: str = "N") -> Any:
+    return typer.Option(name, help=f"Sets {setting}.", metavar=metavar, show_default=False)
+
+
+def train(
+    config: Annotated[
+        Path | None,
+        typer.Argument(help="A settings file.", metavar="CONFIG.toml", show_default=False),
+    ] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Change any setting; may be given many times.", metavar="SECTION.KEY=VALUE"),
+    ] = None,
+    data: Annotated[Text, _option("--data", "data.name", "NAME")] = None,
+    file: Annotated[Text, _option("--file", "data.file", "PATH")] = None,
+    hidden: Annotated[Text, _option("--hidden", "model.hidden, for example 256,256", "SIZES")] = None,
+    epochs: Annotated[Text, _option("--epochs", "training.epochs")] = None,
+    batch_size: Annotated[Text, _option("--batch-size", "training.batch_size")] = None,
+    seed: Annotated[Text, _option("--seed", "training.seed")] = None,
+    optimizer: Annotated[Text, _option("--optimizer", "optimizer.name", "NAME")] = None,
+    lr: Annotated[Text, _option("--lr", "optimizer.lr", "RATE")] = None,
+    batch: Annotated[Text, _option("--batch", "parallel.batch (ranks)")] = None,
+    model: Annotated[Text, _option("--model", "parallel.model (ranks)")] = None,
+    split: Annotated[Text, _option("--split", "parallel.model_split", "NAME")] = None,
+    out: Annotated[Text, _option("--out", "output.folder", "FOLDER")] = None,
+    output_format: Annotated[Format, typer.Option("--format", help="How to print the result.")] = Format.text,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the final table.")] = False,
+) -> None:
+    """Train a multi-layer perceptron; start it under mpirun to use several ranks."""
+    from hybridnn.training.settings_file import load_settings
+
+    numbers = {
+        "training.epochs": epochs,
+        "training.batch_size": batch_size,
+        "training.seed": seed,
+        "optimizer.lr": lr,
+        "parallel.batch": batch,
+        "parallel.model": model,
+        "model.hidden": None if hidden is None else f"[{hidden}]",
+    }
+    texts = {
+        "data.name": data,
+        "data.file": file,
+        "optimizer.name": optimizer,
+        "parallel.model_split": split,
+        "output.folder": out,
+    }
+    given = [f"{key}={value}" for key, value in numbers.items() if value is not None]
+    # A JSON string is a TOML string, so that a name or path is never taken for a number.
+    given += [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in texts.items() if value is not None]
+    settings = load_settings(config, [*(overrides or ()), *given])
+
+    # Only now, so that a wrong setting is reported without waiting for the rest to load.
+    from hybridnn.cli.train_view import TrainView
+    from hybridnn.training.run import run_training
+
+    with TrainView(as_json=output_format is Format.json, quiet=quiet) as view:
+        run_training(settings, view)

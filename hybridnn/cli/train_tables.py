@@ -1,0 +1,177 @@
+"""The tables of a run, and the totals that they and the JSON output share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hybridnn.training.history import EpochRecord, RunHeader, RunSummary
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+__all__ = ["Totals", "epoch_line", "epoch_table", "header_table", "summary_table"]
+
+MOST_ROWS = 20
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Figures of a whole run.
+
+    Attributes
+    ----------
+    best_metric, best_epoch : float, int or None
+        Highest test accuracy or R², and the first epoch that reached it; None where none was measured.
+    samples_per_second : float
+        Over the training time of all epochs, evaluation excluded.
+    compute_seconds, communication_seconds : float
+        Sums over the epochs, of rank 0.
+    bytes_sent : int
+        By all ranks.
+    """
+
+    best_metric: float | None
+    best_epoch: int | None
+    samples_per_second: float
+    compute_seconds: float
+    communication_seconds: float
+    bytes_sent: int
+
+    @classmethod
+    def of(cls, epochs: Sequence[EpochRecord]) -> Totals:
+        """Add up the records of a run."""
+        measured = [(value, -record.epoch) for record in epochs if (value := metric_of(record)) is not None]
+        best = max(measured) if measured else None
+        compute = sum(record.compute_seconds for record in epochs)
+        communication = sum(record.communication_seconds for record in epochs)
+        samples = sum(
+            record.samples_per_second * (record.compute_seconds + record.communication_seconds) for record in epochs
+        )
+        return cls(
+            best_metric=best[0] if best else None,
+            best_epoch=-best[1] if best else None,
+            samples_per_second=samples / (compute + communication) if samples else 0.0,
+            compute_seconds=compute,
+            communication_seconds=communication,
+            bytes_sent=sum(record.bytes_sent for record in epochs),
+        )
+
+    @property
+    def communication_share(self) -> float:
+        """Part of the training time spent in communication calls, from 0 to 1."""
+        seconds = self.compute_seconds + self.communication_seconds
+        return self.communication_seconds / seconds if seconds else 0.0
+
+
+def metric_of(record: EpochRecord) -> float | None:
+    """Test accuracy or R² of an epoch, whichever the task has."""
+    return record.test_accuracy if record.test_accuracy is not None else record.test_r2
+
+
+def header_table(header: RunHeader) -> Table:
+    """Ranks, grid, threads, data, network, optimizer, versions and folder."""
+    nodes = f"{header.nodes} node{'s' if header.nodes > 1 else ''}"
+    threads = f"{header.threads_per_rank} thread{'s' if header.threads_per_rank > 1 else ''} per rank"
+    samples = f"{header.train_samples:,} training and {header.test_samples:,} test samples"
+    network = f"{'-'.join(map(str, header.sizes))}, {header.parameters:,} parameters, {header.dtype}"
+    return _grid(
+        ("ranks", f"{header.ranks} on {nodes}, {threads}"),
+        ("grid", f"{header.batch} x {header.model} (batch x model)"),
+        ("data", f"{header.data}, {samples}"),
+        ("network", network),
+        ("optimizer", header.optimizer),
+        ("versions", ", ".join(f"{name} {version}" for name, version in header.versions.items())),
+        ("folder", header.folder),
+    )
+
+
+def epoch_line(record: EpochRecord) -> str:
+    """One epoch as a line of plain text."""
+    parts = [f"epoch {record.epoch:>3}", f"train loss {record.train_loss:.4g}"]
+    if record.test_loss is not None:
+        parts.append(f"test loss {record.test_loss:.4g}")
+    if record.test_accuracy is not None:
+        parts.append(f"test accuracy {record.test_accuracy:.4f}")
+    if record.test_r2 is not None:
+        parts.append(f"test R² {record.test_r2:.4f}")
+    return "  ".join([*parts, f"{record.samples_per_second:,.0f} samples/s"])
+
+
+def epoch_table(epochs: Sequence[EpochRecord]) -> Table:
+    """Make one row per epoch; of a long run evenly spaced ones, the best and the last."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    label = "R²" if any(record.test_r2 is not None for record in epochs) else "accuracy"
+    table = Table(box=SIMPLE_HEAD, show_edge=False)
+    titles = (
+        "epoch",
+        "train\nloss",
+        "test\nloss",
+        f"test\n{label}",
+        "samples\nper s",
+        "compute\ns",
+        "comm.\ns",
+        "sent",
+    )
+    for title in titles:
+        table.add_column(title, justify="right", vertical="bottom", no_wrap=True)
+    best_epoch = Totals.of(epochs).best_epoch
+    for record in _shown(epochs, best_epoch):
+        table.add_row(
+            str(record.epoch),
+            _number(record.train_loss),
+            _number(record.test_loss),
+            _number(metric_of(record)),
+            f"{record.samples_per_second:,.0f}",
+            f"{record.compute_seconds:.3f}",
+            f"{record.communication_seconds:.3f}",
+            _bytes(record.bytes_sent),
+            style="bold" if record.epoch == best_epoch else None,
+        )
+    return table
+
+
+def summary_table(summary: RunSummary, totals: Totals) -> Table:
+    """Last and best metric, speed, where the time went, and the folder."""
+    best = f", best {_number(totals.best_metric)} in epoch {totals.best_epoch}" if totals.best_epoch else ""
+    share = totals.communication_share
+    return _grid(
+        (summary.metric_name, f"{_number(summary.metric)}{best}"),
+        ("steps", f"{summary.steps:,} in {summary.seconds:.1f} s, {totals.samples_per_second:,.0f} samples/s"),
+        ("time", f"{1 - share:.0%} compute, {share:.0%} communication (rank 0)"),
+        ("sent", f"{_bytes(totals.bytes_sent)} by all ranks"),
+        ("folder", summary.folder),
+    )
+
+
+def _shown(epochs: Sequence[EpochRecord], best_epoch: int | None) -> list[EpochRecord]:
+    every = -(-len(epochs) // MOST_ROWS)
+    last = epochs[-1].epoch if epochs else None
+    return [record for record in epochs if record.epoch % every == 0 or record.epoch in (1, best_epoch, last)]
+
+
+def _grid(*rows: tuple[str, str]) -> Table:
+    from rich.table import Table
+
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="bold", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for row in rows:
+        grid.add_row(*row)
+    return grid
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}" if 1e-3 <= abs(value) < 1e4 or value == 0 else f"{value:.3e}"
+
+
+def _bytes(count: int) -> str:
+    size = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"

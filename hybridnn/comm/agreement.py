@@ -1,0 +1,66 @@
+"""Errors that all ranks agree on: a user's mistake found by one rank is raised on every rank.
+
+Otherwise the rank that finds it would leave and the others would wait for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import numpy as np
+
+from hybridnn.comm.group import Group
+from hybridnn.errors import HybridnnError
+
+__all__ = ["agree"]
+
+Result = TypeVar("Result")
+
+
+def agree(group: Group, action: Callable[[], Result]) -> Result:
+    """Run `action` on every rank of `group`; if it fails on any with a user's mistake, raise that on all.
+
+    Collective over `group`; `action` itself must not communicate in a way that a failure would interrupt.
+
+    Parameters
+    ----------
+    group : Group
+        The ranks that must agree.
+    action : callable
+        What to do; ranks with nothing to do pass a function that does nothing.
+
+    Returns
+    -------
+    object
+        What `action` returned on this rank.
+
+    Raises
+    ------
+    HybridnnError
+        The failing rank's own error there; elsewhere one with its message, taken from the lowest failing rank.
+    """
+    mine: HybridnnError | None = None
+    result: list[Result] = []
+    try:
+        result.append(action())
+    except HybridnnError as error:
+        mine = error
+    # The highest number wins the maximum: the lowest failing rank, and 0 stands for none.
+    failing = np.array([0 if mine is None else group.size - group.rank], np.int64)
+    group.allreduce(failing, "max")
+    if not failing[0]:
+        return result[0]
+    message = _broadcast_text(group, "" if mine is None else str(mine), group.size - int(failing[0]))
+    if mine is not None:
+        raise mine
+    raise HybridnnError(message)
+
+
+def _broadcast_text(group: Group, text: str, root: int) -> str:
+    encoded = np.frombuffer(text.encode(), np.uint8)
+    length = np.array([encoded.size], np.int64)
+    group.broadcast(length, root)
+    data = encoded.copy() if group.rank == root else np.empty(int(length[0]), np.uint8)
+    group.broadcast(data, root)
+    return data.tobytes().decode()

@@ -1,0 +1,92 @@
+"""An exception on any rank ends the whole job at once, with that rank's traceback.
+
+Without this the failing rank would leave while the others wait for it in a collective, and the job would hang without a
+word. The hook is installed when `hybridnn` is imported and does nothing until MPI runs on more than one rank. Set
+``HYBRIDNN_NO_ABORT=1`` to keep Python's own behaviour, for example under a debugger.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+import traceback
+from types import TracebackType
+from typing import Any
+
+__all__ = ["abort_job", "install", "leave_with_error"]
+
+GRACE_SECONDS = 5.0
+"""How long a rank that ends with a user's mistake waits for the others to say the same."""
+
+
+def _world() -> Any:
+    """COMM_WORLD if MPI is running on more than one rank, without importing anything."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is None or not mpi.Is_initialized() or mpi.Is_finalized() or mpi.COMM_WORLD.Get_size() == 1:
+        return None
+    return mpi.COMM_WORLD
+
+
+def abort_job(error: BaseException, where: str = "") -> None:
+    """Print the traceback of `error` with the rank's number and end every rank of the job.
+
+    Returns only where MPI does not run on several ranks.
+    """
+    world = _world()
+    if world is None:
+        return
+    rank, size = world.Get_rank(), world.Get_size()
+    lines = traceback.format_exception(type(error), error, error.__traceback__)
+    header = f"\n=== rank {rank} of {size} failed{where}; ending the job ===\n"
+    # One write, so that the lines of ranks that fail together do not mix.
+    os.write(2, (header + "".join(lines) + f"=== end of rank {rank}'s traceback ===\n").encode(errors="replace"))
+    sys.stdout.flush()
+    world.Abort(1)
+
+
+def leave_with_error(error: Exception, code: int) -> int:
+    """Report a user's mistake in one line and get every rank out; returns the exit code to leave with.
+
+    A mistake that all ranks found is printed by rank 0 alone, and all leave in order. If the other ranks do not come
+    within `GRACE_SECONDS`, only some have failed (a full disk, say): then the failing rank prints its line and the job
+    is ended.
+    """
+    line = f"Error: {error}\n"
+    world: Any = _world()
+    if world is None:
+        os.write(2, line.encode(errors="replace"))
+        return code
+    if world.Get_rank() == 0:
+        os.write(2, line.encode(errors="replace"))
+    everyone = world.Ibarrier()
+    deadline = time.monotonic() + GRACE_SECONDS
+    while not everyone.Test():
+        if time.monotonic() > deadline:
+            if world.Get_rank() != 0:
+                os.write(2, f"Error on rank {world.Get_rank()}: {error}\n".encode(errors="replace"))
+            world.Abort(code)
+        time.sleep(0.005)
+    return code
+
+
+def install() -> None:
+    """Put the abort hook before Python's own exception hooks, once."""
+    if os.environ.get("HYBRIDNN_NO_ABORT") or getattr(sys.excepthook, "ends_the_job", False):
+        return
+    previous, previous_thread = sys.excepthook, threading.excepthook
+
+    def on_error(kind: type[BaseException], error: BaseException, tb: TracebackType | None) -> None:
+        if not issubclass(kind, KeyboardInterrupt):
+            abort_job(error.with_traceback(tb))
+        previous(kind, error, tb)
+
+    def on_thread_error(args: threading.ExceptHookArgs) -> None:
+        if args.exc_value is not None and not issubclass(args.exc_type, SystemExit):
+            abort_job(args.exc_value, f" in thread {args.thread.name if args.thread else '?'}")
+        previous_thread(args)
+
+    on_error.ends_the_job = True  # type: ignore[attr-defined]  # marks the hook as installed
+    sys.excepthook = on_error
+    threading.excepthook = on_thread_error

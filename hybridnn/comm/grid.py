@@ -1,0 +1,121 @@
+"""The process grid: every rank's place on the axes pipeline, batch and model, and its groups along them.
+
+One `Split` per axis (Laugier et al. 2018, Figure 3: communicators along which either the weights or the samples are
+split). Ranks vary fastest along model, then batch, then pipeline.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hybridnn.comm.group import MESSAGE_LIMIT, Group
+from hybridnn.comm.mpi import import_mpi
+from hybridnn.comm.placement import place_ranks, resolve_axes
+from hybridnn.comm.recorder import Recorder
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+__all__ = ["ProcessGrid"]
+
+
+class ProcessGrid:
+    """Ranks arranged as pipeline × batch × model.
+
+    Parameters
+    ----------
+    comm : MPI.Intracomm, optional
+        The ranks to arrange; all of the job's (``COMM_WORLD``) by default. Collective over it.
+    pipeline : int
+        Stages of the layer pipeline.
+    batch : int, optional
+        Parts of the minibatch; by default all ranks the other axes leave.
+    model : int
+        Parts of every layer.
+    recorder : Recorder, optional
+        Told of every message; a new one by default.
+    message_limit : int
+        Bytes above which an array travels in pieces.
+
+    Attributes
+    ----------
+    world, pipeline_group, batch_group, model_group, node_group : Group
+        All ranks, this rank's three groups, and the ranks that share this rank's node and memory.
+    pipeline_rank, batch_rank, model_rank : int
+        This rank's place on each axis.
+    nodes : int
+        Nodes the ranks run on.
+
+    Raises
+    ------
+    GridError
+        If the axes do not multiply to the number of ranks.
+
+    Examples
+    --------
+    >>> grid = ProcessGrid()          # one rank: every group has one member
+    >>> grid.shape
+    (1, 1, 1)
+    """
+
+    def __init__(
+        self,
+        comm: MPI.Intracomm | None = None,
+        *,
+        pipeline: int = 1,
+        batch: int | None = None,
+        model: int = 1,
+        recorder: Recorder | None = None,
+        message_limit: int = MESSAGE_LIMIT,
+    ) -> None:
+        mpi = import_mpi()
+        ranks: Any = comm if comm is not None else mpi.COMM_WORLD
+        self.shape = resolve_axes(ranks.Get_size(), pipeline, batch, model)
+        self.pipeline, self.batch, self.model = self.shape
+        self.recorder = recorder if recorder is not None else Recorder()
+
+        node_comm = ranks.Split_type(mpi.COMM_TYPE_SHARED)
+        nodes = _node_of_every_rank(ranks, node_comm)
+        self.nodes = len(set(nodes))
+        position = place_ranks(nodes, self.model).index(ranks.Get_rank())
+        self.model_rank = position % self.model
+        self.batch_rank = position // self.model % self.batch
+        self.pipeline_rank = position // (self.model * self.batch)
+
+        def group(axis: str, color: int, key: int) -> Group:
+            return Group(ranks.Split(color, key), axis, self.recorder, message_limit)
+
+        self.world = group("world", 0, position)
+        self.model_group = group("model", position // self.model, self.model_rank)
+        self.batch_group = group("batch", self.pipeline_rank * self.model + self.model_rank, self.batch_rank)
+        self.pipeline_group = group("pipeline", position % (self.model * self.batch), self.pipeline_rank)
+        # Split again by position, so that the first rank of the grid is also the first of its node.
+        self.node_comm = node_comm.Split(0, position)
+        self.node_group = Group(self.node_comm, "node", self.recorder, message_limit)
+
+    @property
+    def rank(self) -> int:
+        """Position in the grid; rank 0 loads, logs and writes files."""
+        return self.world.rank
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return self.world.size
+
+    def __repr__(self) -> str:
+        return (
+            f"ProcessGrid(pipeline={self.pipeline}, batch={self.batch}, model={self.model}, "
+            f"rank={self.rank} at {self.pipeline_rank, self.batch_rank, self.model_rank})"
+        )
+
+
+def _node_of_every_rank(comm: MPI.Intracomm, node_comm: MPI.Intracomm) -> list[int]:
+    """Lowest rank on the node of every rank: a number for each node."""
+    lowest = np.array([comm.Get_rank()], np.int64)
+    node_comm.Allreduce(import_mpi().IN_PLACE, lowest, import_mpi().MIN)
+    nodes = np.empty(comm.Get_size(), np.int64)
+    comm.Allgather(lowest, nodes)
+    return nodes.tolist()

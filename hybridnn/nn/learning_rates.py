@@ -1,0 +1,109 @@
+"""Learning-rate schedules: the factor on the base rate, by update number."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass
+from math import cos, pi
+from typing import Protocol
+
+from hybridnn.errors import SettingError
+
+__all__ = ["Constant", "Cosine", "LearningRateSchedule", "Step", "WarmupLinear"]
+
+
+class LearningRateSchedule(Protocol):
+    """Anything that gives the factor for an update."""
+
+    def factor(self, update: int, updates_per_epoch: int, updates: int) -> float:
+        """Factor for update number `update` (from 0) of `updates` in all."""
+        ...
+
+
+@dataclass(frozen=True)
+class Constant:
+    """The base rate throughout."""
+
+    def factor(self, update: int, updates_per_epoch: int, updates: int) -> float:
+        """1."""
+        return 1.0
+
+
+@dataclass(frozen=True)
+class Step:
+    """The rate is multiplied by `factor_per_step` at the start of the epochs after each milestone.
+
+    Attributes
+    ----------
+    milestones : tuple of int
+        Epochs done when the rate changes, ascending: (150, 225) changes it after 150 and after 225 epochs.
+    factor_per_step : float
+    """
+
+    milestones: tuple[int, ...]
+    factor_per_step: float = 0.1
+
+    def __post_init__(self) -> None:
+        if list(self.milestones) != sorted(set(self.milestones)) or any(epoch < 1 for epoch in self.milestones):
+            raise SettingError(
+                "schedule.milestones", list(self.milestones), "ascending numbers of epochs, each 1 or more"
+            )
+        _require_positive("schedule.factor", self.factor_per_step)
+
+    def factor(self, update: int, updates_per_epoch: int, updates: int) -> float:
+        """The factor to the power of the milestones passed."""
+        return self.factor_per_step ** bisect_right(self.milestones, update // updates_per_epoch)
+
+
+@dataclass(frozen=True)
+class WarmupLinear:
+    """From 0 to the base rate in `warmup_epochs`, then linearly to `final_factor` of it at the last update."""
+
+    warmup_epochs: float = 1.0
+    final_factor: float = 0.0
+
+    def __post_init__(self) -> None:
+        _require_warmup(self.warmup_epochs, self.final_factor)
+
+    def factor(self, update: int, updates_per_epoch: int, updates: int) -> float:
+        """Rises for the warm-up's updates, then falls in a straight line."""
+        rising, progress = _warm_up(self.warmup_epochs, update, updates_per_epoch, updates)
+        return rising if rising < 1.0 else 1.0 - (1.0 - self.final_factor) * progress
+
+
+@dataclass(frozen=True)
+class Cosine:
+    """Optional warm-up, then half a cosine from the base rate to `final_factor` of it (Loshchilov and Hutter 2017)."""
+
+    warmup_epochs: float = 0.0
+    final_factor: float = 0.0
+
+    def __post_init__(self) -> None:
+        _require_warmup(self.warmup_epochs, self.final_factor)
+
+    def factor(self, update: int, updates_per_epoch: int, updates: int) -> float:
+        """Rises for the warm-up's updates, then falls along half a cosine."""
+        rising, progress = _warm_up(self.warmup_epochs, update, updates_per_epoch, updates)
+        return (
+            rising if rising < 1.0 else self.final_factor + (1.0 - self.final_factor) * (1.0 + cos(pi * progress)) / 2.0
+        )
+
+
+def _warm_up(epochs: float, update: int, updates_per_epoch: int, updates: int) -> tuple[float, float]:
+    """Factor of the warm-up (1 once it is over), and how much of the rest of the run is done, from 0 to 1."""
+    warmup = round(epochs * updates_per_epoch)
+    if update < warmup:
+        return (update + 1) / (warmup + 1), 0.0
+    return 1.0, (update - warmup) / max(updates - 1 - warmup, 1)
+
+
+def _require_positive(name: str, value: float) -> None:
+    if not value > 0:
+        raise SettingError(name, value, "a number above 0")
+
+
+def _require_warmup(warmup_epochs: float, final_factor: float) -> None:
+    if not warmup_epochs >= 0:
+        raise SettingError("schedule.warmup_epochs", warmup_epochs, "0 or more epochs")
+    if not 0 <= final_factor <= 1:
+        raise SettingError("schedule.final_factor", final_factor, "between 0 and 1")

@@ -1,0 +1,63 @@
+"""Losses as sums over samples, with the gradient of their mean over the *global* minibatch.
+
+Sums travel between ranks and are divided once, by the true number of samples; so the gradient does not depend on how
+the samples were dealt out.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hybridnn.errors import SettingError
+from hybridnn.kernels import numpy_kernels as kernels
+from hybridnn.nn.mlp import MLP
+
+__all__ = ["loss_gradient", "resolve_loss"]
+
+
+def resolve_loss(model: MLP, task: str) -> str:
+    """The loss of `model` on data of `task`; ``auto`` is settled by the task.
+
+    Raises
+    ------
+    SettingError
+        If the loss does not belong to the task.
+    """
+    fitting = "cross_entropy" if task == "classification" else "mse"
+    if model.loss not in ("auto", fitting):
+        raise SettingError("model.loss", model.loss, f"{task} data takes {fitting} (or auto)")
+    return fitting
+
+
+def loss_gradient(
+    name: str,
+    outputs: NDArray[Any],
+    targets: NDArray[Any],
+    columns: NDArray[np.int64],
+    samples: int,
+    gradient: NDArray[Any],
+    loss: NDArray[Any],
+) -> None:
+    """Loss of this rank's samples and its gradient.
+
+    Parameters
+    ----------
+    name : {"mse", "cross_entropy"}
+    outputs : ndarray, shape (outputs, n)
+    targets : ndarray, shape (n, outputs), or of int and shape (n,)
+    columns : ndarray of int, shape (n,)
+        0 … n-1.
+    samples : int
+        Samples of the global minibatch.
+    gradient : ndarray, shape (outputs, n)
+        Takes the gradient of (sum of the losses) / `samples`.
+    loss : ndarray, shape (1,)
+        Takes the sum of the losses.
+    """
+    if name == "cross_entropy":
+        kernels.cross_entropy(outputs, targets, columns, 1.0 / samples, gradient, loss)
+    else:
+        kernels.mean_squared_error(outputs, targets.T, 1.0 / samples, gradient, loss)

@@ -1,0 +1,125 @@
+"""What a multi-layer perceptron is: widths and activations, without weights and without ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from hybridnn.errors import SettingError
+
+__all__ = ["ACTIVATIONS", "INITIALIZERS", "LOSSES", "MLP", "DenseLayer"]
+
+ACTIVATIONS = ("relu", "identity", "tanh", "sigmoid", "selu")
+INITIALIZERS = ("he", "glorot", "lecun")
+LOSSES = ("mse", "cross_entropy")
+
+_INITIALIZER_OF = {"relu": "he", "selu": "lecun", "identity": "glorot", "tanh": "glorot", "sigmoid": "glorot"}
+
+
+@dataclass(frozen=True)
+class DenseLayer:
+    """One fully connected layer, ``y = activation(W x + b)``, plus ``x`` where it is residual.
+
+    Attributes
+    ----------
+    index : int
+        Place in the network, from 0; names the parameters ``layers.<index>.weight`` and ``.bias``.
+    inputs, outputs : int
+        Columns and rows of ``W``.
+    activation : str
+        One of ``ACTIVATIONS``.
+    residual : bool
+        Whether the input is added to the output; the widths agree then.
+    initializer : str
+        One of ``INITIALIZERS``.
+    """
+
+    index: int
+    inputs: int
+    outputs: int
+    activation: str
+    residual: bool
+    initializer: str
+
+    @property
+    def parameters(self) -> int:
+        """Weights and biases."""
+        return self.outputs * (self.inputs + 1)
+
+
+@dataclass(frozen=True)
+class MLP:
+    """A multi-layer perceptron.
+
+    Parameters
+    ----------
+    sizes : sequence of int
+        Width of the input, of every hidden layer, and of the output.
+    activation : {"relu", "identity", "tanh", "sigmoid", "selu"}
+        Of the hidden layers; the output layer is linear.
+    residual : bool
+        Hidden layers whose widths agree compute ``h + f(h)``, so that deep networks train.
+    loss : {"auto", "mse", "cross_entropy"}
+        ``auto``: cross-entropy for integer labels, mean squared error for numbers.
+    initializer : {"auto", "he", "glorot", "lecun"}
+        ``auto``: he for relu, lecun for selu, glorot for the others.
+
+    Raises
+    ------
+    SettingError
+        If a width is not positive, or a name unknown.
+
+    Examples
+    --------
+    >>> MLP([64, 128, 10]).parameters
+    9610
+    """
+
+    sizes: tuple[int, ...]
+    activation: str = "relu"
+    residual: bool = False
+    loss: str = "auto"
+    initializer: str = "auto"
+
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        activation: str = "relu",
+        *,
+        residual: bool = False,
+        loss: str = "auto",
+        initializer: str = "auto",
+    ) -> None:
+        for name, value, allowed in (
+            ("activation", activation, ACTIVATIONS),
+            ("loss", loss, ("auto", *LOSSES)),
+            ("initializer", initializer, ("auto", *INITIALIZERS)),
+        ):
+            if value not in allowed:
+                raise SettingError(f"model.{name}", value, "allowed are " + ", ".join(allowed))
+        if len(sizes) < 2 or any(int(size) != size or size < 1 for size in sizes):
+            raise SettingError("model.sizes", list(sizes), "at least an input and an output width, each 1 or more")
+        # A frozen dataclass with an initializer of its own, because widths come as any sequence of numbers.
+        object.__setattr__(self, "sizes", tuple(int(size) for size in sizes))
+        object.__setattr__(self, "activation", activation)
+        object.__setattr__(self, "residual", bool(residual))
+        object.__setattr__(self, "loss", loss)
+        object.__setattr__(self, "initializer", initializer)
+
+    @cached_property
+    def layers(self) -> tuple[DenseLayer, ...]:
+        """The layers, from input to output."""
+        last = len(self.sizes) - 2
+        layers = []
+        for index, (inputs, outputs) in enumerate(zip(self.sizes, self.sizes[1:], strict=False)):
+            activation = self.activation if index < last else "identity"
+            initializer = _INITIALIZER_OF[activation] if self.initializer == "auto" else self.initializer
+            residual = self.residual and index < last and inputs == outputs
+            layers.append(DenseLayer(index, inputs, outputs, activation, residual, initializer))
+        return tuple(layers)
+
+    @property
+    def parameters(self) -> int:
+        """Weights and biases of all layers."""
+        return sum(layer.parameters for layer in self.layers)

@@ -1,0 +1,182 @@
+"""Optimizers over the flat buffer of a rank's parameters: settings that do not change, and a state that does.
+
+Every number of the buffer is updated on its own, so the update is the same on one rank and on parts of the buffer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
+
+from hybridnn.errors import SettingError
+from hybridnn.kernels import numpy_kernels as kernels
+from hybridnn.kernels import numpy_updates as updates
+
+__all__ = ["SGD", "Adam", "AdamW", "Optimizer", "OptimizerState", "new_state"]
+
+Array = NDArray[Any]
+
+
+@dataclass
+class OptimizerState:
+    """What an optimizer remembers between updates.
+
+    Attributes
+    ----------
+    slots : dict
+        Arrays of the shape of the parameters, by name: ``velocity``, or ``first`` and ``second``.
+    scratch : ndarray
+        Working memory of a few cache blocks.
+    updates : int
+        Updates done.
+    """
+
+    slots: dict[str, Array]
+    scratch: Array
+    updates: int = field(default=0)
+
+
+class Optimizer(Protocol):
+    """What the trainer needs of an optimizer."""
+
+    @property
+    def lr(self) -> float:
+        """Base learning rate."""
+        ...
+
+    @property
+    def slot_names(self) -> tuple[str, ...]:
+        """Names of the arrays it remembers."""
+        ...
+
+    def update(self, weights: Array, gradient: Array, state: OptimizerState, lr: float) -> None:
+        """Change `weights` in place."""
+        ...
+
+
+def new_state(optimizer: Optimizer, weights: Array) -> OptimizerState:
+    """State before the first update: all slots zero."""
+    slots = {name: kernels.zeros(weights.shape, weights.dtype) for name in optimizer.slot_names}
+    return OptimizerState(slots, kernels.empty((2 * min(updates.BLOCK, max(weights.size, 1)),), weights.dtype))
+
+
+def _require(name: str, value: float, fine: bool, allowed: str) -> None:
+    if not fine:
+        raise SettingError(f"optimizer.{name}", value, allowed)
+
+
+@dataclass(frozen=True)
+class SGD:
+    """Stochastic gradient descent with momentum; PyTorch's update, with the velocity starting at zero.
+
+    Parameters
+    ----------
+    lr : float
+        Learning rate.
+    momentum : float
+        Factor on the velocity, 0 <= momentum < 1.
+    dampening : float
+        The gradient enters the velocity times 1 - dampening.
+    nesterov : bool
+        Look ahead along the velocity; needs momentum and no dampening.
+    weight_decay : float
+        Factor of the weights added to the gradient.
+    """
+
+    lr: float = 0.01
+    momentum: float = 0.9
+    dampening: float = 0.0
+    nesterov: bool = False
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        _require("lr", self.lr, self.lr > 0, "a number above 0")
+        _require("momentum", self.momentum, 0 <= self.momentum < 1, "at least 0 and below 1")
+        _require("dampening", self.dampening, 0 <= self.dampening <= 1, "between 0 and 1")
+        _require("weight_decay", self.weight_decay, self.weight_decay >= 0, "0 or more")
+        fine = not self.nesterov or (self.momentum > 0 and self.dampening == 0)
+        _require("nesterov", self.nesterov, fine, "true only with momentum above 0 and dampening 0")
+
+    @property
+    def slot_names(self) -> tuple[str, ...]:
+        """The velocity, where there is momentum."""
+        return ("velocity",) if self.momentum else ()
+
+    def update(self, weights: Array, gradient: Array, state: OptimizerState, lr: float) -> None:
+        """``v = momentum v + (1 - dampening) g; w -= lr v``, in place."""
+        state.updates += 1
+        updates.sgd_update(
+            weights,
+            gradient,
+            state.slots.get("velocity"),
+            state.scratch,
+            lr=lr,
+            momentum=self.momentum,
+            dampening=self.dampening,
+            nesterov=self.nesterov,
+            weight_decay=self.weight_decay,
+        )
+
+
+@dataclass(frozen=True)
+class Adam:
+    """Adam (Kingma and Ba 2015, Algorithm 1); weight decay joins the gradient.
+
+    Parameters
+    ----------
+    lr : float
+        Learning rate.
+    betas : tuple of float
+        Decay of the running mean of the gradient and of its square, each at least 0 and below 1.
+    eps : float
+        Added to the root of the second moment.
+    weight_decay : float
+        Factor of the weights added to the gradient.
+    """
+
+    lr: float = 0.001
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+
+    decoupled = False
+
+    def __post_init__(self) -> None:
+        _require("lr", self.lr, self.lr > 0, "a number above 0")
+        for beta in self.betas:
+            _require("betas", beta, 0 <= beta < 1, "each at least 0 and below 1")
+        _require("eps", self.eps, self.eps > 0, "a number above 0")
+        _require("weight_decay", self.weight_decay, self.weight_decay >= 0, "0 or more")
+
+    @property
+    def slot_names(self) -> tuple[str, ...]:
+        """The running first and second moments."""
+        return ("first", "second")
+
+    def update(self, weights: Array, gradient: Array, state: OptimizerState, lr: float) -> None:
+        """Move along the bias-corrected first moment over the root of the second, in place."""
+        state.updates += 1
+        updates.adam_update(
+            weights,
+            gradient,
+            state.slots["first"],
+            state.slots["second"],
+            state.scratch,
+            step=state.updates,
+            lr=lr,
+            betas=self.betas,
+            eps=self.eps,
+            weight_decay=self.weight_decay,
+            decoupled=self.decoupled,
+        )
+
+
+@dataclass(frozen=True)
+class AdamW(Adam):
+    """Adam with decoupled weight decay (Loshchilov and Hutter 2019, Algorithm 2)."""
+
+    weight_decay: float = 0.01
+
+    decoupled = True

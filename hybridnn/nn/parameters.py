@@ -1,0 +1,151 @@
+"""The parameters of a rank as one contiguous buffer with a view per layer; gradients and optimizer state alike.
+
+One all-reduce, or a few that are slices of the buffer; one optimizer step; a checkpoint is slices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hybridnn.errors import DataError
+from hybridnn.nn.initializers import initialize_rows
+from hybridnn.nn.mlp import MLP, DenseLayer
+
+__all__ = ["LayerParameters", "LayerShard", "ParameterLayout", "check_weights", "parameter_name", "parameter_shapes"]
+
+ALIGNMENT = 16
+"""Every array of the buffer starts at a multiple of this many numbers: 64 bytes in float32."""
+
+
+@dataclass(frozen=True)
+class LayerShard:
+    """The part of a layer's parameters that one rank owns; no parameter is owned by two ranks of a model group.
+
+    Attributes
+    ----------
+    layer : DenseLayer
+    rows, columns : slice
+        Block of the weight matrix, shape (outputs, inputs).
+    bias_rows : slice
+        Block of the bias; may be empty.
+    """
+
+    layer: DenseLayer
+    rows: slice
+    columns: slice
+    bias_rows: slice
+
+    @property
+    def weight_shape(self) -> tuple[int, int]:
+        """Rows and columns of the block."""
+        return self.rows.stop - self.rows.start, self.columns.stop - self.columns.start
+
+    @property
+    def bias_size(self) -> int:
+        """Numbers in the block of the bias."""
+        return int(self.bias_rows.stop - self.bias_rows.start)
+
+
+class LayerParameters(NamedTuple):
+    """Views of one layer in a flat buffer: weights, bias, and the bias as a column."""
+
+    weight: NDArray[Any]
+    bias: NDArray[Any]
+    bias_column: NDArray[Any]
+
+
+def parameter_name(layer: DenseLayer, kind: str) -> str:
+    """The stable name of a parameter, ``layers.<index>.weight`` or ``layers.<index>.bias``."""
+    return f"layers.{layer.index}.{kind}"
+
+
+def parameter_shapes(model: MLP) -> dict[str, tuple[int, ...]]:
+    """Name and global shape of every parameter of `model`, in order."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for layer in model.layers:
+        shapes[parameter_name(layer, "weight")] = (layer.outputs, layer.inputs)
+        shapes[parameter_name(layer, "bias")] = (layer.outputs,)
+    return shapes
+
+
+def check_weights(model: MLP, weights: Mapping[str, NDArray[Any]], source: str) -> None:
+    """Refuse weights that are not those of `model`.
+
+    Raises
+    ------
+    DataError
+        Naming `source`, the first array that is missing or of another shape, and the shape the model needs.
+    """
+    for name, shape in parameter_shapes(model).items():
+        if name not in weights:
+            found = ", ".join(sorted(weights)) or "nothing"
+            raise DataError(f"{source}: {name} is missing; the file holds {found}")
+        if weights[name].shape != shape:
+            raise DataError(f"{source}: {name} has shape {weights[name].shape}, the model needs {shape}")
+        if not np.isfinite(weights[name]).all():
+            raise DataError(f"{source}: {name} holds numbers that are not finite")
+    extra = [name for name in weights if name.startswith("layers.") and name not in parameter_shapes(model)]
+    if extra:
+        raise DataError(f"{source}: {extra[0]} is not a parameter of the model, which has {len(model.layers)} layers")
+
+
+class ParameterLayout:
+    """Where every array of a rank's parameters lies in a flat buffer.
+
+    Parameters
+    ----------
+    shards : sequence of LayerShard
+        In the order of the layers.
+
+    Attributes
+    ----------
+    size : int
+        Numbers in a flat buffer, padding included.
+    ends : tuple of int
+        End of every layer in the buffer; layer i lies between ``ends[i - 1]`` (0 for the first) and ``ends[i]``.
+    """
+
+    def __init__(self, shards: Sequence[LayerShard]) -> None:
+        self.shards = tuple(shards)
+        self._offsets: list[tuple[int, int]] = []
+        ends, position = [], 0
+        for shard in self.shards:
+            weight_at = position
+            bias_at = _aligned(weight_at + shard.weight_shape[0] * shard.weight_shape[1])
+            position = _aligned(bias_at + shard.bias_size)
+            self._offsets.append((weight_at, bias_at))
+            ends.append(position)
+        self.ends = tuple(ends)
+        self.size = position
+
+    def views(self, flat: NDArray[Any]) -> list[LayerParameters]:
+        """The arrays of every layer, as views of `flat`, shape (at least size,)."""
+        views = []
+        for shard, (weight_at, bias_at) in zip(self.shards, self._offsets, strict=True):
+            rows, columns = shard.weight_shape
+            weight = flat[weight_at : weight_at + rows * columns].reshape(rows, columns)
+            bias = flat[bias_at : bias_at + shard.bias_size]
+            views.append(LayerParameters(weight, bias, bias[:, None]))
+        return views
+
+    def initialize(self, flat: NDArray[Any], seed: int) -> None:
+        """Fill `flat` with the initial weights of this rank's blocks; biases and padding become zero."""
+        flat[...] = 0
+        for shard, view in zip(self.shards, self.views(flat), strict=True):
+            initialize_rows(shard.layer, seed, shard.rows, shard.columns, view.weight)
+
+    def load(self, flat: NDArray[Any], weights: Mapping[str, NDArray[Any]]) -> None:
+        """Fill `flat` with this rank's blocks of the global arrays `weights`."""
+        flat[...] = 0
+        for shard, view in zip(self.shards, self.views(flat), strict=True):
+            view.weight[...] = weights[parameter_name(shard.layer, "weight")][shard.rows, shard.columns]
+            view.bias[...] = weights[parameter_name(shard.layer, "bias")][shard.bias_rows]
+
+
+def _aligned(position: int) -> int:
+    return -(-position // ALIGNMENT) * ALIGNMENT

@@ -1,0 +1,1 @@
+"""Trainer, history, metrics: ties everything below together."""

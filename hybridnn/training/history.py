@@ -1,0 +1,100 @@
+"""What a run reports: one record per logged step, one per epoch, a header before and a summary after."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+__all__ = ["EpochRecord", "History", "RunHeader", "RunSummary", "StepRecord"]
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """One optimizer step.
+
+    Attributes
+    ----------
+    step : int
+        Steps done so far, this one included.
+    epoch : int
+        Epoch the step belongs to, from 1.
+    train_loss : float
+        Mean loss over the global minibatch, before the update.
+    learning_rate : float
+        Rate the update used.
+    """
+
+    step: int
+    epoch: int
+    train_loss: float
+    learning_rate: float
+
+
+@dataclass(frozen=True)
+class EpochRecord:
+    """One pass over the training samples.
+
+    Attributes
+    ----------
+    train_loss : float
+        Mean of the minibatch losses over all samples of the epoch.
+    test_loss, test_accuracy, test_r2 : float or None
+        None where the epoch was not evaluated or the metric does not belong to the task.
+    samples_per_second : float
+        Training samples of all ranks per second of wall time, evaluation excluded.
+    compute_seconds, communication_seconds : float
+        Rank 0's share of the epoch's training time outside and inside communication calls.
+    bytes_sent : int
+        Bytes that all ranks sent during the epoch's training, counted by the rule in ``comm/accounting.py``.
+    """
+
+    step: int
+    epoch: int
+    train_loss: float
+    learning_rate: float
+    test_loss: float | None
+    test_accuracy: float | None
+    test_r2: float | None
+    samples_per_second: float
+    compute_seconds: float
+    communication_seconds: float
+    bytes_sent: int
+
+
+@dataclass
+class History:
+    """All records of a run, in order."""
+
+    steps: list[StepRecord] = field(default_factory=list)
+    epochs: list[EpochRecord] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class RunHeader:
+    """What a run is about to do, for its first lines of output."""
+
+    ranks: int
+    batch: int
+    model: int
+    nodes: int
+    threads_per_rank: int
+    data: str
+    train_samples: int
+    test_samples: int
+    sizes: tuple[int, ...]
+    parameters: int
+    dtype: str
+    optimizer: str
+    versions: dict[str, str]
+    folder: str
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """How a run ended."""
+
+    folder: str
+    epochs: list[EpochRecord]
+    seconds: float
+    metric_name: str
+    metric: float | None
+    steps: int

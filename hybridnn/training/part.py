@@ -1,0 +1,110 @@
+"""One part of the data, training or test: checked, and described on ranks that hold none of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from hybridnn.comm.agreement import agree
+from hybridnn.comm.grid import ProcessGrid
+from hybridnn.datasets import ArrayRows, Rows, as_rows
+from hybridnn.errors import DataError
+from hybridnn.nn.mlp import MLP
+
+__all__ = ["Part", "make_part"]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Samples of one part.
+
+    Attributes
+    ----------
+    rows : Rows or None
+        The samples; None on a rank that receives its minibatches from rank 0.
+    samples : int
+        Number of samples.
+    task : {"classification", "regression"}
+    """
+
+    rows: Rows | None
+    samples: int
+    task: str
+
+
+def make_part(
+    grid: ProcessGrid, distribution: str, model: MLP, x: Any, y: NDArray[Any] | None, what: str, dtype: DTypeLike
+) -> Part:
+    """Check data against the model on the ranks that hold them, and tell the others; collective.
+
+    Parameters
+    ----------
+    x : Rows, or array_like of shape (samples, features), or None
+        None on ranks other than 0 where the distribution sends minibatches.
+    y : ndarray, shape (samples,) or (samples, outputs), or None
+        None with rows, which bring their targets.
+    what : str
+        Named in messages.
+    dtype : dtype
+        Arrays are converted to it once.
+
+    Raises
+    ------
+    DataError
+        The same on every rank: the data do not fit the model, the ranks hold different numbers of samples, or rank 0
+        holds none.
+    """
+    sent = distribution != "local"
+    holds = not sent or grid.rank == 0
+    rows = agree(grid.world, lambda: _checked_rows(model, x, y, what, dtype) if holds else None)
+    # Sizes travel as (samples, is classification); the negative of the count tells whether all ranks agree.
+    sizes = np.zeros(3, np.int64)
+    if rows is not None:
+        sizes[:] = rows.samples, -rows.samples, not rows.targets_shape
+    if sent:
+        grid.world.broadcast(sizes)
+    else:
+        grid.world.allreduce(sizes, "max")
+    samples, classification = int(sizes[0]), bool(sizes[2])
+    if samples != -sizes[1]:
+        raise DataError(f"{what}: the ranks hold different numbers of samples, from {-sizes[1]} to {samples}")
+    return Part(rows if holds else None, samples, "classification" if classification else "regression")
+
+
+def _checked_rows(model: MLP, x: Any, y: NDArray[Any] | None, what: str, dtype: DTypeLike) -> Rows:
+    if x is None:
+        raise DataError(f"{what}: this rank was given no samples")
+    if hasattr(x, "take") and hasattr(x, "targets_shape"):
+        rows: Rows = x
+    else:
+        rows = _rows_of_arrays(model, x, y, what, dtype)
+    if rows.features != model.sizes[0]:
+        raise DataError(f"{what} has {rows.features} features, the model's input has {model.sizes[0]}")
+    if rows.targets_shape not in ((), (model.sizes[-1],)):
+        raise DataError(
+            f"{what} has {rows.targets_shape[0]} targets per sample, the model has {model.sizes[-1]} outputs"
+        )
+    return rows
+
+
+def _rows_of_arrays(model: MLP, x: Any, y: NDArray[Any] | None, what: str, dtype: DTypeLike) -> ArrayRows:
+    if y is None:
+        raise DataError(f"{what}: samples came without targets")
+    task = {"cross_entropy": "classification", "mse": "regression", "auto": None}[model.loss]
+    try:
+        checked = as_rows(x, y, task, classes=None)  # type: ignore[arg-type]  # the literals are the loss's own
+    except DataError as error:
+        raise DataError(f"{what}: {error}") from error
+    targets = checked.y
+    if checked.targets_shape:
+        targets = targets.astype(dtype, copy=False)
+    elif (largest := int(targets.max())) >= model.sizes[-1]:
+        row = int(targets.argmax())
+        raise DataError(
+            f"{what}: label {largest} in row {row}: the model has {model.sizes[-1]} outputs, labels are 0 to "
+            f"{model.sizes[-1] - 1}"
+        )
+    return ArrayRows(checked.x.astype(dtype, copy=False), targets)

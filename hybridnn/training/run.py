@@ -1,0 +1,236 @@
+"""One training run from its settings to its folder: what ``hybridnn train`` does."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Protocol
+
+import numpy as np
+import scipy
+from numpy.typing import NDArray
+
+from hybridnn._version import __version__
+from hybridnn.comm.agreement import agree
+from hybridnn.comm.grid import ProcessGrid
+from hybridnn.comm.mpi import library_version
+from hybridnn.datasets import Dataset, SyntheticSpec, load_dataset, load_file
+from hybridnn.nn.learning_rates import Constant, Cosine, LearningRateSchedule, Step, WarmupLinear
+from hybridnn.nn.mlp import MLP
+from hybridnn.nn.optimizers import SGD, Adam, AdamW, Optimizer
+from hybridnn.training.data_placement import PlacedData, place_data
+from hybridnn.training.history import EpochRecord, RunHeader, RunSummary, StepRecord
+from hybridnn.training.learning_curve import draw_learning_curve
+from hybridnn.training.run_folder import RunFolder
+from hybridnn.training.settings import OptimizerSettings, ScheduleSettings, Settings
+from hybridnn.training.trainer import Trainer
+from hybridnn.training.weights_file import read_weights
+
+__all__ = ["RunView", "make_optimizer", "make_schedule", "run_training"]
+
+
+class RunView(Protocol):
+    """Told on rank 0 how a run goes."""
+
+    def on_header(self, header: RunHeader) -> None:
+        """Before the first step."""
+
+    def on_epoch_start(self, epoch: int, epochs: int, steps: int) -> None:
+        """Epoch `epoch` of `epochs`, of `steps` steps each, begins."""
+
+    def on_step(self, record: StepRecord) -> None:
+        """After a logged step."""
+
+    def on_epoch(self, record: EpochRecord) -> None:
+        """After an epoch."""
+
+    def on_end(self, summary: RunSummary) -> None:
+        """After the last epoch, when the run folder is complete."""
+
+
+def run_training(settings: Settings, view: RunView) -> RunSummary:
+    """Train as the settings say and write the run folder; collective over all ranks of the job.
+
+    Parameters
+    ----------
+    settings : Settings
+        The same on every rank.
+    view : RunView
+        Told of the progress, on rank 0 only.
+
+    Returns
+    -------
+    RunSummary
+        The same on every rank, but for seconds.
+
+    Raises
+    ------
+    HybridnnError
+        For a user's mistake, the same on every rank and before the first step; `NonFiniteLossError` later.
+    """
+    grid = ProcessGrid(batch=settings.parallel.batch, model=settings.parallel.model)
+    data = place_data(
+        lambda: _load(settings),
+        grid,
+        generated=settings.data.name == "synthetic",
+        distribution=settings.data.distribution,
+        standardize=settings.data.standardize,
+        test_fraction=settings.data.test_fraction,
+        seed=settings.training.seed,
+        dtype=settings.training.dtype,
+    )
+    trainer = _trainer(settings, grid, data)
+    folder = agree(grid.world, lambda: _open_folder(settings) if grid.rank == 0 else None)
+    report = _Report(settings, trainer, data, view, folder)
+    report.start()
+    start = perf_counter()
+    epochs = settings.training.epochs
+    trainer.fit(data.train, epochs=epochs, validation=(data.test, None), on_step=report.step, on_epoch=report.epoch)
+    seconds = perf_counter() - start
+    weights = trainer.weights()
+    summary = _summary(trainer, "" if folder is None else str(folder.path), seconds)
+    agree(grid.world, lambda: report.finish(weights, summary))
+    data.memory.free()
+    return summary
+
+
+@dataclass(frozen=True)
+class _Report:
+    """Writes the run folder and tells the view, on rank 0; on other ranks it has no folder and does nothing."""
+
+    settings: Settings
+    trainer: Trainer
+    data: PlacedData
+    view: RunView
+    folder: RunFolder | None
+
+    def start(self) -> None:
+        if self.folder is not None:
+            self.view.on_header(_header(self.settings, self.trainer, self.data, self.folder.path))
+            self._announce(1)
+
+    def step(self, record: StepRecord) -> None:
+        if self.folder is not None:
+            self.folder.append(record)
+            self.view.on_step(record)
+
+    def epoch(self, record: EpochRecord) -> None:
+        if self.folder is not None:
+            self.folder.append(record)
+            self.view.on_epoch(record)
+            self._announce(record.epoch + 1)
+
+    def finish(self, weights: dict[str, NDArray[Any]], summary: RunSummary) -> None:
+        if self.folder is None:
+            return
+        with self.folder:
+            if self.data.standardizer is not None:
+                self.folder.write_standardization(self.data.standardizer.to_arrays())
+            draw_learning_curve(summary.epochs, self.folder.learning_curve_path)
+            self.folder.write_weights(weights)
+            self.folder.end(summary)
+        self.view.on_end(summary)
+
+    def _announce(self, epoch: int) -> None:
+        epochs, batch_size = self.settings.training.epochs, self.settings.training.batch_size
+        if epoch <= epochs:
+            self.view.on_epoch_start(epoch, epochs, -(-self.data.train_samples // batch_size))
+
+
+def _load(settings: Settings) -> Dataset:
+    data = settings.data
+    if data.file is not None:
+        return load_file(data.file, data.targets)
+    assert data.name is not None, "the settings fill in a name where there is no file"
+    spec = SyntheticSpec(**data.synthetic.model_dump()) if data.name == "synthetic" else None
+    return load_dataset(data.name, variant=data.features, rows=data.rows, synthetic=spec)
+
+
+def _trainer(settings: Settings, grid: ProcessGrid, data: PlacedData) -> Trainer:
+    model = MLP(
+        [data.features, *settings.model.hidden, data.outputs],
+        settings.model.activation,
+        residual=settings.model.residual,
+        loss=settings.model.loss,
+        initializer=settings.model.initializer,
+    )
+    start_from = settings.model.init_from
+    return Trainer(
+        model,
+        make_optimizer(settings.optimizer),
+        grid=grid,
+        batch_size=settings.training.batch_size,
+        schedule=make_schedule(settings.schedule),
+        seed=settings.training.seed,
+        dtype=settings.training.dtype,
+        shuffle=settings.training.shuffle,
+        clip_norm=settings.training.clip_norm,
+        model_split=settings.parallel.model_split,
+        overlap=settings.parallel.overlap,
+        distribution=settings.data.distribution,
+        log_every=settings.output.log_every,
+        evaluate_every=settings.training.evaluate_every,
+        initial_weights=None if start_from is None else agree(grid.world, lambda: read_weights(start_from)),
+    )
+
+
+def make_optimizer(settings: OptimizerSettings) -> Optimizer:
+    """The optimizer of ``[optimizer]``."""
+    if settings.name == "sgd":
+        return SGD(settings.lr, settings.momentum, settings.dampening, settings.nesterov, settings.weight_decay)
+    kind = Adam if settings.name == "adam" else AdamW
+    return kind(settings.lr, settings.betas, settings.eps, settings.weight_decay)
+
+
+def make_schedule(settings: ScheduleSettings) -> LearningRateSchedule:
+    """The learning-rate schedule of ``[schedule]``."""
+    match settings.name:
+        case "step":
+            return Step(settings.milestones, settings.factor)
+        case "warmup-linear":
+            return WarmupLinear(settings.warmup_epochs, settings.final_factor)
+        case "cosine":
+            return Cosine(settings.warmup_epochs, settings.final_factor)
+        case _:
+            return Constant()
+
+
+def _open_folder(settings: Settings) -> RunFolder:
+    name = settings.data.name or Path(settings.data.file or "run").stem
+    folder = RunFolder.create(settings.output.folder, name)
+    folder.write_config(settings)
+    return folder
+
+
+def _header(settings: Settings, trainer: Trainer, data: PlacedData, folder: Path) -> RunHeader:
+    grid = trainer.grid
+    return RunHeader(
+        ranks=grid.size,
+        batch=grid.batch,
+        model=grid.model,
+        nodes=grid.nodes,
+        threads_per_rank=trainer.threads,
+        data=settings.data.name or str(settings.data.file),
+        train_samples=data.train_samples,
+        test_samples=data.test_samples,
+        sizes=trainer.model.sizes,
+        parameters=trainer.model.parameters,
+        dtype=settings.training.dtype,
+        optimizer=settings.optimizer.name,
+        versions={
+            "hybridnn": __version__,
+            "Python": platform.python_version(),
+            "NumPy": np.__version__,
+            "SciPy": scipy.__version__,
+            "MPI": library_version(),
+        },
+        folder=str(folder),
+    )
+
+
+def _summary(trainer: Trainer, folder: str, seconds: float) -> RunSummary:
+    last = trainer.history.epochs[-1]
+    name, metric = ("test accuracy", last.test_accuracy) if last.test_r2 is None else ("test R²", last.test_r2)
+    return RunSummary(folder, list(trainer.history.epochs), seconds, name, metric, trainer.step)

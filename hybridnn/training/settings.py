@@ -1,0 +1,299 @@
+"""The settings of a run: what may be set, the defaults, and which values are allowed.
+
+Every section of the settings file is one frozen model. `settings_from` is the way in: it turns whatever is wrong into
+one `SettingError` that names the setting, the value and what is allowed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from hybridnn.training.settings_errors import refused, setting_error
+
+__all__ = [
+    "DataSettings",
+    "ModelSettings",
+    "OptimizerSettings",
+    "OutputSettings",
+    "ParallelSettings",
+    "ScheduleSettings",
+    "Settings",
+    "SyntheticSettings",
+    "TrainingSettings",
+    "settings_from",
+]
+
+ADAM_KEYS = frozenset({"betas", "eps"})
+SGD_KEYS = frozenset({"momentum", "dampening", "nesterov"})
+FOREIGN_OPTIMIZER_KEYS = {"sgd": ADAM_KEYS, "adam": SGD_KEYS, "adamw": SGD_KEYS}
+
+STEP_KEYS = frozenset({"milestones", "factor"})
+DECAY_KEYS = frozenset({"warmup_epochs", "final_factor"})
+FOREIGN_SCHEDULE_KEYS = {
+    "constant": STEP_KEYS | DECAY_KEYS,
+    "step": DECAY_KEYS,
+    "warmup-linear": STEP_KEYS,
+    "cosine": STEP_KEYS,
+}
+
+
+def _list_as_tuple(value: object) -> object:
+    """TOML has lists only; frozen settings hold tuples."""
+    return tuple(value) if isinstance(value, list) else value
+
+
+Text = Annotated[str, Field(min_length=1)]
+Count = Annotated[int, Field(ge=1)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+BelowOne = Annotated[float, Field(ge=0, lt=1)]
+AtLeastZero = Annotated[float, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0)]
+Counts = Annotated[tuple[Count, ...], BeforeValidator(_list_as_tuple)]
+Texts = Annotated[tuple[Text, ...], BeforeValidator(_list_as_tuple)]
+Betas = Annotated[tuple[BelowOne, BelowOne], BeforeValidator(_list_as_tuple)]
+
+
+class _Section(BaseModel):
+    """Frozen, without unknown keys, and without silent conversion: ``epochs = "10"`` is refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    def foreign_keys(self) -> frozenset[str]:
+        """Keys that mean nothing beside the section's other values; setting one of them is refused."""
+        return frozenset()
+
+    def _require_no_foreign_key(self, beside: str) -> None:
+        for key in sorted(self.foreign_keys() & self.model_fields_set):
+            raise refused(key, getattr(self, key), f"does not belong to {beside}")
+
+
+class SyntheticSettings(_Section):
+    """``[data.synthetic]``: size and task of generated data."""
+
+    task: Literal["regression", "classification"] = "regression"
+    samples: Count = 10_000
+    test_samples: Count = 2_000
+    inputs: Count = 16
+    outputs: Count = 2
+    noise: AtLeastZero = 0.1
+    seed: Seed = 0
+
+
+class DataSettings(_Section):
+    """``[data]``: a named data set or a file of the user's, and how it reaches the ranks.
+
+    Attributes
+    ----------
+    name : str or None
+        A name of the catalogue or ``"synthetic"``; ``"digits"`` unless `file` is given, then None.
+    file : str or None
+        A ``.npz`` or ``.csv`` file.
+    targets : tuple of str
+        The target columns of a ``.csv`` file.
+    features : str
+        ``"paper"`` takes the columns that the papers used instead of all.
+    rows : int or None
+        Take only the first `rows` samples where the data set allows it.
+    standardize : bool
+        Shift and scale by the statistics of the training samples.
+    test_fraction : float
+        Part of the samples kept for testing where the data has no test part of its own.
+    distribution : str
+        How a minibatch reaches the ranks.
+    """
+
+    name: Text | None = None
+    file: Text | None = None
+    targets: Texts = ()
+    features: Literal["all", "paper"] = "all"
+    rows: Count | None = None
+    standardize: bool = True
+    test_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    distribution: Literal["local", "scatter", "scatter-broadcast"] = "local"
+    synthetic: SyntheticSettings = SyntheticSettings()
+
+    def foreign_keys(self) -> frozenset[str]:
+        """``[data.synthetic]`` for data that is not generated, catalogue keys for a file and the reverse."""
+        other = {"features", "rows"} if self.file is not None else {"targets"}
+        return frozenset(other if self.name == "synthetic" else {*other, "synthetic"})
+
+    @model_validator(mode="before")
+    @classmethod
+    def _digits_unless_a_file_is_given(cls, given: Any) -> Any:
+        if isinstance(given, dict) and given.get("name") is None and given.get("file") is None:
+            return {**given, "name": "digits"}
+        return given
+
+    @model_validator(mode="after")
+    def _one_source(self) -> DataSettings:
+        if self.name is not None and self.file is not None:
+            raise refused("file", self.file, f"give either data.name (now {self.name!r}) or data.file, not both")
+        self._require_no_foreign_key(f"file = {self.file!r}" if self.file is not None else f"name = {self.name!r}")
+        return self
+
+
+class ModelSettings(_Section):
+    """``[model]``: the multi-layer perceptron; its first and last sizes come from the data."""
+
+    hidden: Counts = (256, 256)
+    activation: Literal["relu", "identity", "tanh", "sigmoid", "selu"] = "relu"
+    residual: bool = False
+    loss: Literal["auto", "mse", "cross_entropy"] = "auto"
+    initializer: Literal["auto", "he", "glorot", "lecun"] = "auto"
+    init_from: Text | None = None
+
+
+class TrainingSettings(_Section):
+    """``[training]``: how long, in what portions and in which precision; `evaluate_every` counts epochs."""
+
+    epochs: Count = 10
+    batch_size: Count = 100
+    shuffle: bool = True
+    seed: Seed = 0
+    dtype: Literal["float32", "float64"] = "float32"
+    clip_norm: Positive | None = None
+    evaluate_every: Count = 1
+
+
+class OptimizerSettings(_Section):
+    """``[optimizer]``: the update rule, with PyTorch's meaning of every number.
+
+    The default of `lr` is 0.1 for sgd (0.01 with momentum) and 0.001 for adam and adamw; that of `weight_decay` is 0.01
+    for adamw and 0 for the others.
+    """
+
+    name: Literal["sgd", "adam", "adamw"] = "sgd"
+    lr: Positive = 0.1
+    momentum: BelowOne = 0.0
+    dampening: Fraction = 0.0
+    nesterov: bool = False
+    weight_decay: AtLeastZero = 0.0
+    betas: Betas = (0.9, 0.999)
+    eps: Positive = 1e-8
+
+    def foreign_keys(self) -> frozenset[str]:
+        """Keys of the other optimizers."""
+        return FOREIGN_OPTIMIZER_KEYS[self.name]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults_of_the_optimizer(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        adaptive = given.get("name") in ("adam", "adamw")
+        defaults = {
+            "lr": 0.001 if adaptive else 0.01 if given.get("momentum") else 0.1,
+            "weight_decay": 0.01 if given.get("name") == "adamw" else 0.0,
+        }
+        return defaults | given
+
+    @model_validator(mode="after")
+    def _keys_agree(self) -> OptimizerSettings:
+        self._require_no_foreign_key(f"name = {self.name!r}")
+        if self.nesterov and not (self.momentum > 0 and self.dampening == 0):
+            raise refused("nesterov", True, "needs momentum > 0 and dampening = 0")
+        return self
+
+
+class ScheduleSettings(_Section):
+    """``[schedule]``: factors on the learning rate as training goes on.
+
+    Attributes
+    ----------
+    milestones : tuple of int
+        Epochs after which ``step`` multiplies the rate by `factor`, increasing.
+    factor : float
+        Of ``step``.
+    warmup_epochs : float
+        Epochs in which ``warmup-linear`` and ``cosine`` raise the rate from zero; ``warmup-linear`` needs some.
+    final_factor : float
+        What ``warmup-linear`` and ``cosine`` end with, as a part of the base rate.
+    """
+
+    name: Literal["constant", "step", "warmup-linear", "cosine"] = "constant"
+    milestones: Counts = ()
+    factor: Positive = 0.1
+    warmup_epochs: AtLeastZero = 0.0
+    final_factor: Fraction = 0.0
+
+    def foreign_keys(self) -> frozenset[str]:
+        """Keys of the other schedules."""
+        return FOREIGN_SCHEDULE_KEYS[self.name]
+
+    @model_validator(mode="after")
+    def _keys_agree(self) -> ScheduleSettings:
+        self._require_no_foreign_key(f"name = {self.name!r}")
+        if self.name == "step" and not self.milestones:
+            raise refused("milestones", [], "name = 'step' needs at least one epoch, for example [5, 8]")
+        if any(later <= earlier for earlier, later in zip(self.milestones, self.milestones[1:], strict=False)):
+            raise refused("milestones", list(self.milestones), "must increase")
+        if self.name == "warmup-linear" and self.warmup_epochs == 0:
+            raise refused("warmup_epochs", self.warmup_epochs, "name = 'warmup-linear' needs a number above 0")
+        return self
+
+
+class ParallelSettings(_Section):
+    """``[parallel]``: the process grid; without `batch` all remaining ranks go to the batch axis."""
+
+    batch: Count | None = None
+    model: Count = 1
+    model_split: Literal["columns", "alternating"] = "columns"
+    overlap: bool = True
+
+
+class OutputSettings(_Section):
+    """``[output]``: the run folder (None: a new one below ``runs/``) and the steps between two step records."""
+
+    folder: Text | None = None
+    log_every: Count = 10
+
+
+class Settings(_Section):
+    """All settings of a run, one attribute per section."""
+
+    data: DataSettings = DataSettings()
+    model: ModelSettings = ModelSettings()
+    training: TrainingSettings = TrainingSettings()
+    optimizer: OptimizerSettings = OptimizerSettings()
+    schedule: ScheduleSettings = ScheduleSettings()
+    parallel: ParallelSettings = ParallelSettings()
+    output: OutputSettings = OutputSettings()
+
+    @model_validator(mode="after")
+    def _warmup_ends_before_training(self) -> Settings:
+        if self.schedule.warmup_epochs >= self.training.epochs:
+            limit = f"must be less than training.epochs = {self.training.epochs}"
+            raise refused("schedule.warmup_epochs", self.schedule.warmup_epochs, limit)
+        return self
+
+
+def settings_from(values: Mapping[str, Any]) -> Settings:
+    """Check plain values, as read from a settings file, and fill in the defaults.
+
+    Parameters
+    ----------
+    values : mapping
+        ``{section: {key: value}}``; what is absent gets its default.
+
+    Raises
+    ------
+    SettingError
+        One line that names the first wrong setting, its value and what is allowed.
+    """
+    try:
+        return Settings.model_validate(dict(values))
+    except ValidationError as error:
+        raise setting_error(error, _known_names(Settings)) from None
+
+
+def _known_names(section: type[BaseModel], prefix: str = "") -> tuple[str, ...]:
+    names: list[str] = []
+    for key, info in section.model_fields.items():
+        names.append(prefix + key)
+        if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
+            names.extend(_known_names(info.annotation, f"{prefix}{key}."))
+    return tuple(names)

@@ -1,0 +1,101 @@
+"""From pydantic's report of what is wrong to the one line that a user reads."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from pydantic_core import PydanticCustomError
+
+from hybridnn.errors import HybridnnError, SettingError
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
+
+__all__ = ["UnknownSettingError", "refused", "setting_error"]
+
+REFUSED = "refused"
+ALLOWED = {
+    "bool_type": "must be true or false",
+    "float_type": "must be a number",
+    "finite_number": "must be a finite number",
+    "greater_than": "must be greater than {gt:g}",
+    "greater_than_equal": "must be at least {ge:g}",
+    "int_type": "must be a whole number",
+    "less_than": "must be less than {lt:g}",
+    "less_than_equal": "must be at most {le:g}",
+    "literal_error": "must be {expected}",
+    "missing": "has too few values",
+    "model_type": "must be a section with keys of its own",
+    "string_too_short": "must not be empty",
+    "string_type": "must be text in quotes",
+    "too_long": "must have at most {max_length} values",
+    "tuple_type": "must be a list",
+}
+
+
+class UnknownSettingError(SettingError):
+    """A section or key that does not exist; the message names the nearest one that does."""
+
+    def __init__(self, setting: str, value: object, hint: str) -> None:
+        HybridnnError.__init__(self, f"unknown setting {setting}; {hint}")
+        self.setting = setting
+        self.value = value
+        self.allowed = hint
+
+
+def refused(key: str, value: object, allowed: str) -> PydanticCustomError:
+    """Error for validators that look at several keys; `key` is relative to the section that is checked."""
+    return PydanticCustomError(REFUSED, "{allowed}", {"key": key, "value": value, "allowed": allowed})
+
+
+def setting_error(error: ValidationError, known: Sequence[str]) -> SettingError:
+    """Return the first thing that is wrong, and the number of others.
+
+    Parameters
+    ----------
+    error : ValidationError
+        Raised by the models of the settings.
+    known : sequence of str
+        Dotted names of all sections and keys, for the nearest known name.
+    """
+    first, *others = error.errors(include_url=False)
+    more = f" (and {len(others)} more)" if others else ""
+    setting, value = _dotted(first["loc"]), first["input"]
+    if first["type"] == "extra_forbidden":
+        return UnknownSettingError(setting, value, _nearest(setting, known) + more)
+    context = first.get("ctx", {})
+    if first["type"] == REFUSED:
+        setting = ".".join(part for part in (setting, context["key"]) if part)
+        return SettingError(setting, _plain(context["value"]), context["allowed"] + more)
+    if first["type"] == "missing":  # no key of a section is required: an element of a list of fixed length
+        setting = _dotted(first["loc"][:-1])
+    allowed = ALLOWED[first["type"]].format(**context) if first["type"] in ALLOWED else first["msg"]
+    return SettingError(setting, _plain(value), allowed + more)
+
+
+def _plain(value: object) -> object:
+    """Models and tuples as they stand in a settings file."""
+    dump = getattr(value, "model_dump", None)
+    return dump(exclude_unset=True) if dump else list(value) if isinstance(value, tuple) else value
+
+
+def _dotted(location: tuple[int | str, ...]) -> str:
+    """Join ``("model", "hidden", 1)`` to ``"model.hidden[1]"``."""
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).lstrip(".")
+
+
+def _nearest(setting: str, known: Sequence[str]) -> str:
+    """Suggest a similar key of the section, else the same or a similar key of another one, else list the section's."""
+    section, _, key = setting.rpartition(".")
+    siblings = {_key(name): name for name in known if name.rpartition(".")[0] == section}
+    everywhere = {_key(name): name for name in reversed(known)}
+    for names, cutoff in ((siblings, 0.6), (everywhere, 1.0), (everywhere, 0.7)):
+        if similar := difflib.get_close_matches(key, names, n=1, cutoff=cutoff):
+            return f"did you mean {names[similar[0]]}?"
+    return f"known in [{section}]: {', '.join(siblings)}" if section else f"known sections: {', '.join(siblings)}"
+
+
+def _key(name: str) -> str:
+    return name.rpartition(".")[2]

@@ -1,0 +1,92 @@
+"""Settings from a TOML file and ``section.key=value`` texts, and back to TOML."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hybridnn.errors import SettingError
+from hybridnn.training.settings import Settings, settings_from
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+__all__ = ["load_settings", "to_toml"]
+
+OVERRIDE_FORM = "must have the form section.key=value, for example training.epochs=20"
+OTHER_SOURCE = {"data.name": ("data", "file"), "data.file": ("data", "name")}
+
+
+def load_settings(path: Path | None, overrides: Sequence[str] = ()) -> Settings:
+    """Read the settings of a run.
+
+    Parameters
+    ----------
+    path : Path or None
+        A TOML file; None for the defaults.
+    overrides : sequence of str
+        ``section.key=value``, applied in order over the file. The value is read as TOML; what is not TOML is taken as
+        text, so that ``optimizer.name=adam`` needs no quotes. Naming a data set replaces a data file, and the reverse.
+
+    Raises
+    ------
+    SettingError
+        If the file cannot be read or is not TOML, or any setting is unknown or not allowed.
+    """
+    values = {} if path is None else _read(path)
+    for text in overrides:
+        _apply(values, text)
+    return settings_from(values)
+
+
+def to_toml(settings: Settings) -> str:
+    """Write all settings that mean something in this run; `load_settings` reads equal settings back."""
+    import tomli_w
+
+    return tomli_w.dumps(_dump(settings))
+
+
+def _dump(section: Any) -> dict[str, Any]:
+    dumped: dict[str, Any] = {}
+    foreign = section.foreign_keys()
+    for key in type(section).model_fields:
+        value = getattr(section, key)
+        if value is None or key in foreign:
+            continue
+        dumped[key] = _dump(value) if hasattr(value, "foreign_keys") else value
+    return dumped
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SettingError("settings file", str(path), f"cannot be read: {error.strerror}") from error
+    except ValueError as error:  # TOML syntax, with line and column, or bytes that are not UTF-8
+        raise SettingError("settings file", str(path), f"is not valid TOML: {error}") from error
+
+
+def _apply(values: dict[str, Any], text: str) -> None:
+    name, equals, value = text.partition("=")
+    *sections, key = name.strip().split(".")
+    if not equals or not sections or not all((*sections, key)):
+        raise SettingError("--set", text, OVERRIDE_FORM)
+    table = values
+    for section in sections:
+        table = table.setdefault(section, {})
+        if not isinstance(table, dict):
+            raise SettingError("--set", text, f"{section} is a value, not a section; {OVERRIDE_FORM}")
+    table[key] = _value(value.strip())
+    if other := OTHER_SOURCE.get(".".join((*sections, key))):
+        values[other[0]].pop(other[1], None)
+
+
+def _value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text

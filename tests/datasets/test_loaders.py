@@ -1,0 +1,230 @@
+"""Each loader gives the data its catalogue entry promises."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import pickle
+import struct
+import zipfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from hybridnn.datasets import Dataset, SyntheticSpec, dataset_info, load_dataset
+from hybridnn.datasets.catalogue import Member, RemoteFile
+from hybridnn.datasets.cifar10 import read_batch
+from hybridnn.datasets.ethylene import INFO as ETHYLENE
+from hybridnn.datasets.ethylene import load as load_ethylene
+from hybridnn.datasets.mnist import FASHION_INFO, read_idx
+from hybridnn.datasets.mnist import load as load_mnist
+from hybridnn.errors import DataError, SettingError
+
+AllOf = Callable[..., tuple[NDArray[Any], NDArray[Any]]]
+
+
+def assert_as_catalogued(dataset: Dataset) -> None:
+    info = dataset_info(dataset.name)
+    assert (dataset.task, dataset.features, dataset.outputs) == (info.task, info.features, info.outputs)
+    assert dataset.train.samples == info.train_samples
+    assert (dataset.test.samples if dataset.test else 0) == info.test_samples
+    for rows in filter(None, (dataset.train, dataset.test)):
+        assert rows.features == info.features
+        assert rows.targets_shape == ((info.outputs,) if info.task == "regression" else ())
+
+
+def test_digits_without_any_file_or_network(all_of: AllOf) -> None:
+    dataset = load_dataset("digits")
+    assert_as_catalogued(dataset)
+    x, y = all_of(dataset.train)
+    assert np.bincount(y).tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
+    assert (x.min(), x.max()) == (0.0, 1.0)
+    np.testing.assert_array_equal(x[0, :8] * 16, [0, 0, 5, 13, 9, 1, 0, 0])
+    assert y[:10].tolist() == list(range(10))
+
+
+@pytest.mark.usefixtures("real_files")
+def test_airfoil_with_all_features(all_of: AllOf) -> None:
+    dataset = load_dataset("airfoil")
+    assert_as_catalogued(dataset)
+    x, y = all_of(dataset.train)
+    np.testing.assert_array_equal(x[0], [800, 0, 0.3048, 71.3, 0.00266337])
+    assert y[0] == 126.201
+
+
+@pytest.mark.usefixtures("real_files")
+def test_airfoil_paper_leaves_out_the_displacement_thickness(all_of: AllOf) -> None:
+    dataset = load_dataset("airfoil", variant="paper")
+    full, targets = all_of(load_dataset("airfoil").train)
+    x, y = all_of(dataset.train)
+    assert (dataset.features, dataset.outputs) == (4, 1)
+    np.testing.assert_array_equal(x, full[:, :4])
+    np.testing.assert_array_equal(y, targets)
+
+
+@pytest.mark.usefixtures("real_files")
+def test_mnist(all_of: AllOf) -> None:
+    dataset = load_dataset("mnist")
+    assert_as_catalogued(dataset)
+    x, y = all_of(dataset.train, np.float32)
+    assert y[:5].tolist() == [5, 0, 4, 1, 9]
+    assert (x.min(), x.max()) == (0, 1)
+    assert x.mean(dtype=np.float64) == pytest.approx(0.1307, abs=1e-4)
+    assert x.std(dtype=np.float64) == pytest.approx(0.3081, abs=1e-4)
+
+
+@pytest.mark.usefixtures("real_files")
+def test_cifar10(all_of: AllOf) -> None:
+    dataset = load_dataset("cifar10")
+    assert_as_catalogued(dataset)
+    assert dataset.test is not None
+    _, y = all_of(dataset.test)
+    assert np.bincount(y).tolist() == [1000] * 10
+    x, y = np.empty((3, 3072), np.float32), np.empty(3, np.int64)
+    dataset.train.take(np.array([0, 1, 49_999]), x, y)
+    assert y.tolist() == [6, 9, 1]
+    np.testing.assert_array_equal(np.rint(x[0, :3] * 255), [59, 43, 50])
+
+
+def small_ethylene(folder: Path, rows: int) -> NDArray[np.float64]:
+    """Write a file of the form of the real one, and a zip that holds it; return its numbers."""
+    table = np.round(np.random.default_rng(0).uniform(0, 500, (rows, 19)), 2)
+    text = io.StringIO("Time (seconds), Methane conc (ppm), Ethylene conc (ppm), sensor readings (16 channels)\n")
+    text.seek(0, io.SEEK_END)
+    np.savetxt(text, table, fmt="%.2f")
+    with zipfile.ZipFile(folder / ETHYLENE.files[0].name, "w") as archive:
+        archive.writestr("ethylene_methane.txt", text.getvalue())
+    return table
+
+
+def ethylene_info(folder: Path) -> Any:
+    content = zipfile.ZipFile(folder / ETHYLENE.files[0].name).read("ethylene_methane.txt")
+    member = Member("ethylene_methane.txt", hashlib.sha256(content).hexdigest())
+    return replace(ETHYLENE, files=(replace(ETHYLENE.files[0], members=(member,)),))
+
+
+def test_ethylene_reads_sensors_and_gases_of_the_first_rows(
+    all_of: AllOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = small_ethylene(tmp_path, 20)
+    monkeypatch.setenv("HYBRIDNN_DATA", str(tmp_path))
+    dataset = load_ethylene(7, ethylene_info(tmp_path))
+    x, y = all_of(dataset.train)
+    np.testing.assert_array_equal(x, table[:7, 3:])
+    np.testing.assert_array_equal(y, table[:7, 1:3])
+
+
+def test_ethylene_archive_without_checksum_is_judged_by_its_member(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_ethylene(tmp_path, 20)
+    monkeypatch.setenv("HYBRIDNN_DATA", str(tmp_path))
+    with pytest.raises(DataError, match=r"member ethylene_methane\.txt: sha256 is .* expected a00f383f"):
+        load_ethylene()
+
+
+def idx(array: NDArray[np.uint8]) -> bytes:
+    return gzip.compress(struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape) + array.tobytes())
+
+
+def test_fashion_mnist_beside_mnist_files_of_the_same_name(
+    all_of: AllOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images = np.arange(2 * 784, dtype=np.int64).astype(np.uint8).reshape(2, 28, 28)
+    contents = [idx(images), idx(np.array([3, 9], np.uint8)), idx(images[:1]), idx(np.array([1], np.uint8))]
+    (tmp_path / "fashion-mnist").mkdir()
+    files = []
+    for file, content in zip(FASHION_INFO.files, contents, strict=True):
+        (tmp_path / file.name).write_bytes(b"a file of MNIST")
+        (tmp_path / "fashion-mnist" / file.name).write_bytes(content)
+        files.append(replace(file, sha256=hashlib.sha256(content).hexdigest()))
+    monkeypatch.setenv("HYBRIDNN_DATA", str(tmp_path))
+    dataset = load_mnist(replace(FASHION_INFO, files=tuple(files)))
+    assert dataset.test is not None
+    x, y = all_of(dataset.train)
+    np.testing.assert_array_equal(x, images.reshape(2, 784) / 255)
+    assert y.tolist() == [3, 9]
+    assert all_of(dataset.test)[1].tolist() == [1]
+
+
+@pytest.mark.parametrize("content", [b"\0\0\x0d\1\0\0\0\1\0", b"\0\0\x08\1\0\0\0\5\0"], ids=["floats", "too short"])
+def test_idx_of_another_form_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "bad.gz").write_bytes(gzip.compress(content))
+    with pytest.raises(DataError, match=r"bad\.gz"):
+        read_idx(tmp_path / "bad.gz")
+
+
+def test_pickled_batch_of_arrays_is_read() -> None:
+    pixels = np.arange(12, dtype=np.uint8).reshape(2, 6)
+    batch = {b"data": pixels, b"labels": [3, 9], b"filenames": [b"a.png", b"b.png"], b"batch_label": "one"}
+    rows = read_batch(io.BytesIO(pickle.dumps(batch, protocol=4)))
+    np.testing.assert_array_equal(rows.pixels, pixels)
+    assert rows.labels.tolist() == [3, 9]
+
+
+class Malicious:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return eval, ("__import__('pathlib').Path('ran').touch()",)
+
+
+@pytest.mark.parametrize("protocol", [0, 2, 4])
+def test_malicious_pickle_is_refused_before_it_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, protocol: int
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DataError, match=r"asks for \w+\.eval"):
+        read_batch(io.BytesIO(pickle.dumps({"data": Malicious()}, protocol)))
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("name", ["numpy.load", "numpy.core.multiarray.fromfile", "builtins.getattr", "os.system"])
+def test_pickle_may_name_nothing_but_arrays(name: str) -> None:
+    module, _, attribute = name.rpartition(".")
+    with pytest.raises(DataError, match=f"asks for {name}"):
+        read_batch(io.BytesIO(f"c{module}\n{attribute}\n.".encode()))
+
+
+def test_changed_cifar10_batch_is_not_unpickled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HYBRIDNN_DATA", str(tmp_path))
+    for member in dataset_info("cifar10").files[0].members:
+        path = tmp_path / member.path
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(pickle.dumps(Malicious()))
+    with pytest.raises(DataError, match=r"data_batch_1: sha256 is .*delete it to download again"):
+        load_dataset("cifar10")
+
+
+def test_rows_keeps_the_first_training_samples(all_of: AllOf) -> None:
+    x, y = all_of(load_dataset("digits").train)
+    dataset = load_dataset("digits", rows=5)
+    np.testing.assert_array_equal(all_of(dataset.train)[0], x[:5])
+    np.testing.assert_array_equal(all_of(dataset.train)[1], y[:5])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rows": 0}, r"data.rows = 0: must be at least 1"),
+        ({"rows": 1798}, r"data.rows = 1798: digits has 1797"),
+        ({"variant": "paper"}, r"data.features = 'paper': only airfoil and ethylene"),
+        ({"variant": "some"}, r"data.features = 'some': must be 'all' or 'paper'"),
+        ({"synthetic": SyntheticSpec()}, r"data.name = 'digits'"),
+    ],
+)
+def test_options_that_do_not_fit(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingError, match=message):
+        load_dataset("digits", **options)
+
+
+def test_archives_hold_what_is_read_from_them() -> None:
+    for name in ("airfoil", "ethylene", "cifar10"):
+        file: RemoteFile = dataset_info(name).files[0]
+        assert file.members
+        assert file.name == file.url.rpartition("/")[2]

@@ -1,0 +1,166 @@
+"""A user's own files, right and wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from hybridnn.datasets import load_file
+from hybridnn.errors import DataError, SettingError
+
+AllOf = Callable[..., tuple[NDArray[Any], NDArray[Any]]]
+X = np.arange(12.0).reshape(4, 3)
+LABELS = np.array([2, 0, 1, 2])
+
+
+def npz(folder: Path, **arrays: Any) -> Path:
+    np.savez(folder / "mine.npz", **arrays)
+    return folder / "mine.npz"
+
+
+def text(folder: Path, content: str) -> Path:
+    (folder / "mine.csv").write_text(content, encoding="utf-8")
+    return folder / "mine.csv"
+
+
+def test_npz_with_integers_is_classification(tmp_path: Path, all_of: AllOf) -> None:
+    dataset = load_file(npz(tmp_path, x_train=X, y_train=LABELS))
+    assert (dataset.name, dataset.task, dataset.features, dataset.outputs) == ("mine.npz", "classification", 3, 3)
+    assert dataset.test is None
+    np.testing.assert_array_equal(all_of(dataset.train)[0], X)
+    np.testing.assert_array_equal(all_of(dataset.train)[1], LABELS)
+
+
+def test_npz_with_floats_is_regression(tmp_path: Path, all_of: AllOf) -> None:
+    dataset = load_file(npz(tmp_path, x_train=X, y_train=X[:, 0], x_test=X[:2], y_test=X[:2, 1]))
+    assert (dataset.task, dataset.outputs) == ("regression", 1)
+    np.testing.assert_array_equal(all_of(dataset.test)[1], X[:2, 1:2])
+
+
+def test_npz_task_may_be_set(tmp_path: Path) -> None:
+    assert load_file(npz(tmp_path, x_train=X, y_train=LABELS), task="regression").task == "regression"
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"x": X, "y_train": LABELS}, "no x_train; found x, y_train"),
+        ({}, "no x_train and no y_train; found nothing"),
+        ({"x_train": X, "y_train": LABELS, "x_test": X}, "no y_test; found x_train, y_train, x_test"),
+        ({"x_train": X, "y_train": LABELS[:2]}, "x_train has 4 samples and y_train has 2"),
+        (
+            {"x_train": X, "y_train": LABELS, "x_test": X, "y_test": [0, 1, 7, 0]},
+            "y_test: label 7 in row 2: with 3 classes labels are 0 to 2",
+        ),
+        ({"x_train": X, "y_train": LABELS, "x_test": X[:, :2], "y_test": LABELS}, r"x_test, y_test have shapes \(4, 2"),
+        ({"x_train": X, "y_train": X, "x_test": X, "y_test": X[:, 0]}, r"x_test, y_test have shapes \(4, 3\), \(4, 1"),
+        ({"x_train": X * np.nan, "y_train": LABELS}, "x_train is nan in row 0, column 0"),
+    ],
+)
+def test_npz_that_does_not_fit(tmp_path: Path, arrays: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        load_file(npz(tmp_path, **arrays))
+
+
+class Malicious:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return eval, ("__import__('pathlib').Path('ran').touch()",)
+
+
+def test_npz_with_objects_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DataError, match="cannot read x_train: Object arrays"):
+        load_file(npz(tmp_path, x_train=np.array([Malicious()], dtype=object), y_train=LABELS))
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"not a zip", b"\x93NUMPY\x01\x00"])
+def test_npz_that_is_none(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "mine.npz").write_bytes(content)
+    with pytest.raises(DataError, match=r"is not an \.npz file"):
+        load_file(tmp_path / "mine.npz")
+
+
+def test_npz_damaged_inside(tmp_path: Path) -> None:
+    path = npz(tmp_path, x_train=X, y_train=LABELS)
+    content = bytearray(path.read_bytes())
+    at = content.index(X.tobytes()[8:24])
+    content[at] ^= 0xFF
+    path.write_bytes(content)
+    with pytest.raises(DataError, match="cannot read x_train"):
+        load_file(path)
+
+
+def test_csv_with_decimal_points_is_regression(tmp_path: Path, all_of: AllOf) -> None:
+    path = text(tmp_path, "a, price,b,weight\n1,2.5,3,7\n\n4,5e1,6,8\n")
+    dataset = load_file(path, ["weight", "price"])
+    assert (dataset.task, dataset.features, dataset.outputs) == ("regression", 2, 2)
+    np.testing.assert_array_equal(all_of(dataset.train)[0], [[1, 3], [4, 6]])
+    np.testing.assert_array_equal(all_of(dataset.train)[1], [[7, 2.5], [8, 50]])
+
+
+def test_csv_with_one_column_of_integers_is_classification(tmp_path: Path, all_of: AllOf) -> None:
+    dataset = load_file(text(tmp_path, "\ufeffa,kind\n1.5,0\n2.5, 1\n"), ["kind"])
+    assert (dataset.task, dataset.outputs) == ("classification", 2)
+    assert all_of(dataset.train)[1].tolist() == [0, 1]
+
+
+def test_csv_task_may_be_set(tmp_path: Path) -> None:
+    path = text(tmp_path, "a,pieces\n1,250000\n2,3\n")
+    assert load_file(path, ["pieces"], task="regression").outputs == 1
+    with pytest.raises(DataError, match=r"label 250000 among 2 samples.*write a decimal point for regression"):
+        load_file(path, ["pieces"])
+    with pytest.raises(DataError, match="classification needs one target column of integers"):
+        load_file(text(tmp_path, "a,kind\n1,0.5\n"), ["kind"], task="classification")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("a,b\n1,2\n3,x\n", r"line 3, column 'b': 'x' is not a finite number"),
+        ("a,b\n1,2\nnan,1\n", r"line 3, column 'a': 'nan' is not a finite number"),
+        ("a,b\n1,-inf\n", r"line 2, column 'b': '-inf'"),
+        ("a,b\n1,\n", r"line 2, column 'b': ''"),
+        ("a,b\n1,2,3\n", "line 2: 3 cells, the header line has 2"),
+        ("a,b\n", "no line of data"),
+        ("a,a,b\n1,2,3\n", "names 'a' more than once"),
+        ("a,b\n1,-3\n", "label -3 in row 0: labels must be >= 0"),
+    ],
+)
+def test_csv_that_cannot_be_used(tmp_path: Path, content: str, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        load_file(text(tmp_path, content), ["b"])
+
+
+def test_csv_that_is_not_text(tmp_path: Path) -> None:
+    (tmp_path / "mine.csv").write_bytes(b"a,b\n\xff\xfe\n")
+    with pytest.raises(DataError, match="is not a text file"):
+        load_file(tmp_path / "mine.csv", ["b"])
+
+
+@pytest.mark.parametrize(
+    ("targets", "message"),
+    [
+        ([], "needs the names of its target columns"),
+        (["c"], r"data.targets = 'c': .*has no such column; it has a, b"),
+        (["a", "b"], "at least one column left as input"),
+        (["a", "a"], "each name once"),
+    ],
+)
+def test_csv_targets_that_do_not_fit(tmp_path: Path, targets: list[str], message: str) -> None:
+    with pytest.raises(SettingError, match=message):
+        load_file(text(tmp_path, "a,b\n1,2\n"), targets)
+
+
+def test_file_that_is_missing_or_of_another_kind(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"gone\.npz'?: no such file"):
+        load_file(tmp_path / "gone.npz")
+    with pytest.raises(SettingError, match=r"must end in \.npz or \.csv"):
+        load_file(tmp_path / "mine.pkl")
+    with pytest.raises(SettingError, match=r"only for \.csv files"):
+        load_file(npz(tmp_path, x_train=X, y_train=LABELS), ["a"])

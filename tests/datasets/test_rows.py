@@ -1,0 +1,137 @@
+"""Rows held in arrays, and the checks of a user's arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from numpy.typing import NDArray
+
+from hybridnn.datasets import ArrayRows, as_rows
+from hybridnn.datasets.rows import PixelRows, SubsetRows
+from hybridnn.errors import DataError
+
+AllOf = Callable[..., tuple[NDArray[Any], NDArray[Any]]]
+X = np.arange(12.0).reshape(4, 3)
+LABELS = np.array([2, 0, 1, 2])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("source", [np.float32, np.float64, np.uint8])
+def test_take_fills_the_callers_arrays(dtype: type, source: type, all_of: AllOf) -> None:
+    rows = ArrayRows(X.astype(source), LABELS.astype(np.uint8))
+    x, y = all_of(rows, dtype, [3, 1, 1])
+    assert x.dtype == dtype
+    np.testing.assert_array_equal(x, X[[3, 1, 1]])
+    np.testing.assert_array_equal(y, [2, 0, 0])
+
+
+def test_take_of_no_samples(all_of: AllOf) -> None:
+    x, y = all_of(as_rows(X, LABELS), np.float32, [])
+    assert (x.shape, y.shape) == ((0, 3), (0,))
+
+
+@pytest.mark.parametrize("bad", [[-1], [4], [0, 4, 1]])
+@pytest.mark.parametrize(
+    "rows",
+    [
+        ArrayRows(X, LABELS),
+        PixelRows(X.astype(np.uint8), LABELS, 255),
+        SubsetRows(ArrayRows(np.tile(X, (2, 1)), np.tile(LABELS, 2)), np.arange(4)),
+    ],
+    ids=["array", "pixels", "subset"],
+)
+def test_index_out_of_range(rows: Any, bad: list[int], all_of: AllOf) -> None:
+    with pytest.raises(IndexError, match="0 to 3"):
+        all_of(rows, np.float64, bad)
+
+
+def test_arrays_of_any_layout_are_held_contiguous(all_of: AllOf) -> None:
+    rows = as_rows(np.asfortranarray(X), X[::-1, 1:])
+    assert rows.x.flags.c_contiguous
+    assert rows.y.flags.c_contiguous
+    np.testing.assert_array_equal(all_of(rows)[1], X[::-1, 1:])
+
+
+def test_contiguous_arrays_are_not_copied() -> None:
+    rows = as_rows(X, X)
+    assert rows.x is X
+    assert rows.y is X
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_pixels_are_scaled_to_one(dtype: type, all_of: AllOf) -> None:
+    rows = PixelRows(np.arange(256, dtype=np.uint8).reshape(1, 256), np.array([1]), 255)
+    x, _ = all_of(rows, dtype)
+    np.testing.assert_array_equal(x[0], np.arange(256, dtype=dtype) / dtype(255))
+
+
+@given(
+    x=hnp.arrays(np.float64, st.tuples(st.integers(1, 8), st.integers(1, 5)), elements=st.floats(-1e9, 1e9)),
+    seed=st.integers(0, 99),
+)
+def test_subset_of_a_subset(x: NDArray[np.float64], seed: int, all_of: AllOf) -> None:
+    random = np.random.default_rng(seed)
+    first = random.integers(0, len(x), 6)
+    second = random.integers(0, 6, 4)
+    taken, _ = all_of(SubsetRows(SubsetRows(as_rows(x, x), first), second))
+    np.testing.assert_array_equal(taken, x[first][second])
+
+
+def test_dtype_of_the_targets_decides_the_task() -> None:
+    assert as_rows(X, [0, 1, 2, 0]).targets_shape == ()
+    assert as_rows(X, [0.0, 1.0, 2.0, 0.0]).targets_shape == (1,)
+    assert as_rows(X, X[:, :2]).targets_shape == (2,)
+    assert as_rows(X, [False, True, True, False]).y.tolist() == [0, 1, 1, 0]
+
+
+def test_integers_as_regression_targets() -> None:
+    rows = as_rows(X, [-5, 1, 2, 0], "regression")
+    assert rows.y.dtype == np.float64
+    assert rows.y.tolist() == [[-5], [1], [2], [0]]
+
+
+def with_value(value: float, row: int, column: int) -> NDArray[np.float64]:
+    x = X.copy()
+    x[row, column] = value
+    return x
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "message"),
+    [
+        (X, LABELS[:3], "x has 4 samples and y has 3: they must be as many"),
+        (X, 3, "x has 4 samples and y has no"),
+        (X[0], LABELS[:3], r"x has shape \(3,\): it must be \(samples, features\)"),
+        (X[:0], LABELS[:0], r"x has shape \(0, 3\): at least one sample"),
+        (X[:, :0], LABELS, r"x has shape \(4, 0\): at least one sample and one feature"),
+        (X, X[:, :0], r"y has shape \(4, 0\): it must be"),
+        (X, X[:, :, None], r"y has shape \(4, 3, 1\): it must be"),
+        (with_value(np.nan, 2, 1), LABELS, "x is nan in row 2, column 1"),
+        (with_value(-np.inf, 0, 2), LABELS, "x is -inf in row 0, column 2"),
+        (X, with_value(np.inf, 3, 0), "y is inf in row 3, column 0"),
+        (X, [1.0, np.nan, 0.0, 0.0], "y is nan in row 1: "),
+        (X, [0, 1, -2, -3], "y: label -2 in row 2: labels must be >= 0"),
+        (X, LABELS[:, None], r"y has shape \(4, 1\): integer labels must be \(samples,\)"),
+        (X.astype(str), LABELS, "x has dtype <U32: it must hold real numbers"),
+        (X, X.astype(complex), "y has dtype complex128: it must hold real numbers"),
+    ],
+)
+def test_bad_arrays(x: Any, y: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        as_rows(x, y)
+
+
+def test_label_outside_the_classes() -> None:
+    with pytest.raises(DataError, match=r"y_test: label 2 in row 0: with 2 classes labels are 0 to 1"):
+        as_rows(X, LABELS, classes=2, part="_test")
+
+
+def test_floats_are_no_labels() -> None:
+    with pytest.raises(DataError, match="y is float64: classification needs integer labels"):
+        as_rows(X, X[:, 0], "classification")

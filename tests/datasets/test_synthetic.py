@@ -1,0 +1,139 @@
+"""Generated data: a function of seed and sample number, of the promised distribution."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from scipy.stats import kstest
+
+from hybridnn.datasets import SyntheticRows, SyntheticSpec, load_dataset
+from hybridnn.datasets.synthetic import HIDDEN, SEPARATION
+from hybridnn.errors import SettingError
+
+AllOf = Callable[..., tuple[NDArray[Any], NDArray[Any]]]
+REGRESSION = SyntheticSpec(samples=300, test_samples=40, inputs=5, outputs=3, seed=7)
+CLASSES = SyntheticSpec("classification", samples=300, test_samples=40, inputs=5, outputs=4, seed=7)
+both_tasks = pytest.mark.parametrize("spec", [REGRESSION, CLASSES], ids=["regression", "classification"])
+
+
+def test_default_size() -> None:
+    dataset = load_dataset("synthetic")
+    assert dataset.test is not None
+    assert (dataset.task, dataset.train.samples, dataset.test.samples) == ("regression", 10_000, 2_000)
+    assert (dataset.features, dataset.outputs, dataset.train.targets_shape) == (16, 2, (2,))
+
+
+@both_tasks
+@settings(max_examples=50)
+@given(indices=st.lists(st.integers(0, 299), max_size=20))
+def test_a_sample_does_not_depend_on_its_neighbours(spec: SyntheticSpec, indices: list[int], all_of: AllOf) -> None:
+    x, y = all_of(SyntheticRows(spec, 0, 300))
+    some_x, some_y = all_of(SyntheticRows(spec, 0, 300), np.float64, indices)
+    np.testing.assert_array_equal(some_x, x[indices])
+    np.testing.assert_array_equal(some_y, y[indices])
+
+
+@both_tasks
+def test_parts_of_the_whole(spec: SyntheticSpec, all_of: AllOf) -> None:
+    whole = all_of(SyntheticRows(spec, 0, 340))
+    dataset = load_dataset("synthetic", synthetic=spec)
+    assert dataset.test is not None
+    for part, where in ((dataset.train, slice(300)), (dataset.test, slice(300, 340))):
+        for got, expected in zip(all_of(part), whole, strict=True):
+            np.testing.assert_array_equal(got, expected[where])
+
+
+@both_tasks
+def test_another_seed_gives_other_samples(spec: SyntheticSpec, all_of: AllOf) -> None:
+    other = SyntheticSpec(spec.task, 300, 40, 5, spec.outputs, seed=8)
+    assert not np.isin(all_of(SyntheticRows(spec, 0, 300))[0], all_of(SyntheticRows(other, 0, 300))[0]).any()
+
+
+@both_tasks
+def test_float32_is_the_rounded_float64(spec: SyntheticSpec, all_of: AllOf) -> None:
+    wide, narrow = (all_of(SyntheticRows(spec, 0, 300), dtype) for dtype in (np.float64, np.float32))
+    np.testing.assert_array_equal(narrow[0], wide[0].astype(np.float32))
+    np.testing.assert_allclose(narrow[1], wide[1], rtol=1e-6, atol=1e-6)
+
+
+def test_samples_far_beyond_any_memory(all_of: AllOf) -> None:
+    spec = SyntheticSpec(samples=10**15, inputs=4)
+    rows = SyntheticRows(spec, 0, spec.samples)
+    x, y = all_of(rows, np.float64, [10**15 - 1, 0])
+    assert np.isfinite(x).all()
+    assert np.isfinite(y).all()
+    assert not np.isin(x[0], x[1]).any()
+
+
+def test_regression_inputs_are_standard_normal_and_uncorrelated(all_of: AllOf) -> None:
+    x, _ = all_of(SyntheticRows(SyntheticSpec(seed=3), 0, 20_000))
+    assert kstest(x.ravel(), "norm").pvalue > 0.01
+    np.testing.assert_allclose(np.cov(x.T), np.eye(16), atol=0.05)
+    neighbours = np.corrcoef(x[:-1].ravel(), x[1:].ravel())[0, 1]
+    assert abs(neighbours) < 0.01
+
+
+def test_regression_targets_are_the_teachers_plus_noise(all_of: AllOf) -> None:
+    spec = SyntheticSpec(inputs=6, outputs=2, noise=0.0, seed=11)
+    x, y = all_of(SyntheticRows(spec, 0, 4000))
+    generator = np.random.Generator(np.random.Philox(np.random.SeedSequence([11, 3])))
+    first = generator.standard_normal((6, HIDDEN)) / np.sqrt(6)
+    second = generator.standard_normal((HIDDEN, 2)) / np.sqrt(HIDDEN)
+    np.testing.assert_allclose(y, np.tanh(x @ first) @ second, rtol=1e-12, atol=1e-13)
+    noisy_x, noisy_y = all_of(SyntheticRows(SyntheticSpec(inputs=6, outputs=2, noise=0.5, seed=11), 0, 4000))
+    np.testing.assert_array_equal(noisy_x, x)
+    assert kstest(((noisy_y - y) / 0.5).ravel(), "norm").pvalue > 0.01
+    assert abs(np.corrcoef((noisy_y - y)[:, 0], x[:, 0])[0, 1]) < 0.05
+
+
+def test_clusters_have_unit_variance_and_equal_shares(all_of: AllOf) -> None:
+    spec = SyntheticSpec("classification", outputs=4, inputs=16, seed=5)
+    x, y = all_of(SyntheticRows(spec, 0, 20_000))
+    np.testing.assert_allclose(np.bincount(y) / 20_000, 0.25, atol=0.015)
+    for label in range(4):
+        cluster = x[y == label]
+        assert kstest((cluster - cluster.mean(axis=0)).ravel(), "norm").pvalue > 0.01
+        assert 0.5 * SEPARATION < np.linalg.norm(cluster.mean(axis=0)) < 1.5 * SEPARATION
+
+
+def test_clusters_are_learnable_but_not_trivial(all_of: AllOf) -> None:
+    dataset = load_dataset("synthetic", synthetic=SyntheticSpec("classification", outputs=10))
+    (x, y), (test_x, test_y) = all_of(dataset.train), all_of(dataset.test)
+    means = np.array([x[y == label].mean(axis=0) for label in range(10)])
+    nearest = np.argmin(((test_x[:, None] - means) ** 2).sum(axis=2), axis=1)
+    assert 0.8 < np.mean(nearest == test_y) < 0.995
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"task": "clustering"}, "synthetic.task = 'clustering': must be 'regression' or 'classification'"),
+        ({"samples": 0}, "synthetic.samples = 0: must be at least 1"),
+        ({"test_samples": -1}, "synthetic.test_samples = -1: must be at least 0"),
+        ({"inputs": -3}, "synthetic.inputs = -3"),
+        ({"outputs": 0}, "synthetic.outputs = 0: must be at least 1"),
+        ({"outputs": 1, "task": "classification"}, "synthetic.outputs = 1: must be at least 2"),
+        ({"noise": -0.1}, "synthetic.noise = -0.1"),
+        ({"noise": float("nan")}, "synthetic.noise = nan"),
+        ({"seed": -1}, "synthetic.seed = -1"),
+    ],
+)
+def test_values_that_are_not_allowed(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingError, match=message):
+        SyntheticSpec(**options)
+
+
+def test_no_test_part() -> None:
+    assert load_dataset("synthetic", synthetic=SyntheticSpec(test_samples=0)).test is None
+
+
+@both_tasks
+def test_index_out_of_range(spec: SyntheticSpec, all_of: AllOf) -> None:
+    with pytest.raises(IndexError):
+        all_of(SyntheticRows(spec, 0, 300), np.float64, [300])

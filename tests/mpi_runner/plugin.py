@@ -1,0 +1,92 @@
+"""The marker's process counts, the settings and the fixtures, and the choice between outer process and rank."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from .launch import JobResult, open_mpi_settings
+from .launch import run_mpi as run_mpi_job
+from .outer import MpiJobs, ranks_of
+from .rank import RECORDS_FOLDER, RankRecorder
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+USUAL_RANKS = (2, 3)
+
+
+def _under_mpi(config: pytest.Config) -> bool:
+    """Return whether this process is a rank: pytest-mpi's own options say so."""
+    return bool(config.getoption("--with-mpi") or config.getoption("--only-mpi"))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the settings of the runner."""
+    parser.addini("mpi_timeout", "seconds for one test under mpirun, unless it is marked otherwise", default="60")
+    parser.addini("mpi_grace", "seconds for a job to start, collect and finish, beside its tests", default="60")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the plugin of a rank or of the outer process."""
+    for name, value in open_mpi_settings().items():
+        os.environ.setdefault(name, value)  # serial tests import MPI too, and start programs that do
+    if not _under_mpi(config):
+        config.pluginmanager.register(MpiJobs(config))
+    elif RECORDS_FOLDER in os.environ:
+        from mpi4py import MPI
+
+        folder = Path(os.environ[RECORDS_FOLDER])
+        config.option.basetemp = str(folder / f"tmp-{MPI.COMM_WORLD.rank}")  # removed with the job
+        config.pluginmanager.register(RankRecorder(folder, MPI.COMM_WORLD))
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Collect an ``mpi`` test once for each of its process counts."""
+    mark = metafunc.definition.get_closest_marker("mpi")
+    if mark is None:
+        return
+    unknown = sorted(set(mark.kwargs) - {"ranks", "min_size"})
+    if unknown or mark.args:
+        raise pytest.UsageError(f"{metafunc.definition.nodeid}: mpi takes only ranks=[...] and min_size=, by name")
+    least = mark.kwargs.get("min_size", 1)
+    counts = [ranks for ranks in mark.kwargs.get("ranks", USUAL_RANKS) if ranks >= least] or [least]
+    if "mpi_ranks" not in metafunc.fixturenames:
+        metafunc.fixturenames.append("mpi_ranks")
+    metafunc.parametrize("mpi_ranks", counts, ids=[f"np{ranks}" for ranks in counts], indirect=True)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a test that was collected for another number of ranks, in a run the user put under mpirun."""
+    ranks = ranks_of(item)
+    if ranks is not None:
+        from mpi4py import MPI
+
+        if ranks != MPI.COMM_WORLD.size:
+            pytest.skip(f"needs {ranks} ranks")
+
+
+@pytest.fixture
+def mpi_ranks(request: pytest.FixtureRequest) -> int:
+    """Return the number of ranks of this test."""
+    ranks: int = request.param
+    return ranks
+
+
+@pytest.fixture
+def comm() -> MPI.Intracomm:
+    """Return the communicator of all ranks of the test; in a serial test it holds one rank."""
+    from mpi4py import MPI
+
+    return MPI.COMM_WORLD
+
+
+@pytest.fixture
+def run_mpi() -> Callable[..., JobResult]:
+    """Return ``launch.run_mpi``, for serial tests that start a job of their own."""
+    return run_mpi_job

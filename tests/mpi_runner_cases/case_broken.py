@@ -1,0 +1,47 @@
+"""Tests that fail in every way a rank can; run by ``tests/test_mpi_runner.py`` alone."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+from mpi4py import MPI
+
+pytestmark = [pytest.mark.mpi(ranks=[2]), pytest.mark.timeout(4)]
+
+
+def test_before(comm: MPI.Intracomm) -> None:
+    comm.Barrier()
+
+
+def test_one_rank_asserts(comm: MPI.Intracomm) -> None:
+    if comm.rank == 1:
+        print("printed by the failing rank")
+        assert comm.rank == 17
+    comm.allreduce(1)
+
+
+def test_between(comm: MPI.Intracomm) -> None:
+    assert comm.allreduce(1) == comm.size
+
+
+@pytest.mark.timeout(2)
+def test_deadlock(comm: MPI.Intracomm) -> None:
+    comm.recv(source=1 - comm.rank)
+
+
+def test_exits(comm: MPI.Intracomm) -> None:
+    if comm.rank == 1:
+        os._exit(3)
+    comm.Barrier()
+
+
+def test_segmentation_fault(comm: MPI.Intracomm) -> None:
+    if comm.rank == 0:
+        os.kill(os.getpid(), signal.SIGSEGV)
+    comm.Barrier()
+
+
+def test_after(comm: MPI.Intracomm) -> None:
+    assert comm.allreduce(1) == comm.size

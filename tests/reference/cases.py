@@ -1,0 +1,190 @@
+"""Trainings to run twice, with hybridnn on a process grid and by the reference, and how to compare the two."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
+from typing import Any
+
+import hybridnn
+import numpy as np
+from hybridnn.nn.optimizers import Optimizer
+
+from reference import network as net
+from reference import serial, updates
+from reference.network import Array, Network
+
+TOLERANCE = 1e-10
+"""Relative to the largest number of an array, float64."""
+
+OPTIMIZERS: dict[str, tuple[Optimizer, updates.Rule]] = {
+    "plain": (hybridnn.SGD(lr=0.2), updates.SGD(lr=0.2)),
+    "decay": (hybridnn.SGD(lr=0.2, weight_decay=0.05), updates.SGD(lr=0.2, weight_decay=0.05)),
+    "momentum": (hybridnn.SGD(lr=0.1, momentum=0.9), updates.SGD(lr=0.1, momentum=0.9)),
+    "dampened": (
+        hybridnn.SGD(lr=0.1, momentum=0.8, dampening=0.3, weight_decay=0.01),
+        updates.SGD(lr=0.1, momentum=0.8, dampening=0.3, weight_decay=0.01),
+    ),
+    "nesterov": (
+        hybridnn.SGD(lr=0.1, momentum=0.7, nesterov=True, weight_decay=0.02),
+        updates.SGD(lr=0.1, momentum=0.7, nesterov=True, weight_decay=0.02),
+    ),
+    "adam": (
+        hybridnn.Adam(lr=0.01, betas=(0.8, 0.95), weight_decay=0.1),
+        updates.Adam(lr=0.01, betas=(0.8, 0.95), weight_decay=0.1),
+    ),
+    "adamw": (
+        hybridnn.AdamW(lr=0.01, eps=1e-6, weight_decay=0.2),
+        updates.Adam(lr=0.01, eps=1e-6, weight_decay=0.2, decoupled=True),
+    ),
+}
+
+SCHEDULES: dict[str, tuple[Any, updates.Schedule]] = {
+    "constant": (hybridnn.Constant(), updates.Schedule()),
+    "step": (hybridnn.Step((1, 2), 0.3), updates.Schedule("step", milestones=(1, 2), factor=0.3)),
+    "warmup-linear": (hybridnn.WarmupLinear(0.5, 0.1), updates.Schedule("linear", warmup_epochs=0.5, final=0.1)),
+    "cosine": (hybridnn.Cosine(1.0, 0.2), updates.Schedule("cosine", warmup_epochs=1.0, final=0.2)),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    sizes: tuple[int, ...] = (5, 13, 7, 11, 4)
+    classification: bool = True
+    activation: str = "tanh"
+    residual: bool = False
+    optimizer: str = "momentum"
+    schedule: str = "constant"
+    clip_norm: float | None = None
+    samples: int = 37
+    batch_size: int = 10
+    epochs: int = 3
+    seed: int = 3
+    model_split: str = "columns"
+    overlap: bool = True
+    distribution: str = "local"
+
+    @property
+    def network(self) -> Network:
+        loss = "cross_entropy" if self.classification else "mse"
+        return Network(self.sizes, self.activation, self.residual, loss)
+
+    def __str__(self) -> str:
+        plain = Case()
+        changed = [f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if getattr(self, f.name) != getattr(plain, f.name)]
+        return f"Case({', '.join(changed)})"
+
+
+def data(case: Case, part: str = "train") -> tuple[Array, Array]:
+    """Samples and targets, float64 or labels; the test part has 23 samples."""
+    random = np.random.default_rng([case.samples, len(part)])
+    samples = case.samples if part == "train" else 23
+    x = random.standard_normal((samples, case.sizes[0]))
+    outputs = case.sizes[-1]
+    if case.classification:
+        return x, random.integers(0, outputs, samples)
+    return x, np.sin(x @ random.standard_normal((case.sizes[0], outputs)))
+
+
+@lru_cache(maxsize=256)
+def _reference(case: Case) -> serial.Outcome:
+    x, y = data(case)
+    plan = serial.Plan(
+        rule=OPTIMIZERS[case.optimizer][1],
+        epochs=case.epochs,
+        batch_size=case.batch_size,
+        seed=case.seed,
+        clip_norm=case.clip_norm,
+        schedule=SCHEDULES[case.schedule][1],
+    )
+    return serial.train(case.network, plan, x, y)
+
+
+def reference(case: Case) -> serial.Outcome:
+    """The run by the reference; the layout is nothing to it."""
+    return _reference(replace(case, model_split="columns", overlap=True, distribution="local"))
+
+
+def make_trainer(case: Case, grid: hybridnn.ProcessGrid, dtype: str = "float64", **settings: Any) -> hybridnn.Trainer:
+    return hybridnn.Trainer(
+        hybridnn.MLP(case.sizes, case.activation, residual=case.residual),
+        OPTIMIZERS[case.optimizer][0],
+        grid=grid,
+        batch_size=case.batch_size,
+        schedule=SCHEDULES[case.schedule][0],
+        seed=case.seed,
+        dtype=dtype,
+        clip_norm=case.clip_norm,
+        model_split=case.model_split,
+        overlap=case.overlap,
+        distribution=case.distribution,
+        log_every=1,
+        **settings,
+    )
+
+
+def given(case: Case, grid: hybridnn.ProcessGrid, part: str = "train") -> tuple[Any, Any]:
+    """The data as this rank hands them in: nothing on ranks that are sent their minibatches."""
+    return data(case, part) if case.distribution == "local" or grid.rank == 0 else (None, None)
+
+
+def run(case: Case, grid: hybridnn.ProcessGrid, dtype: str = "float64") -> hybridnn.Trainer:
+    """Train as the case says."""
+    trainer = make_trainer(case, grid, dtype)
+    trainer.fit(*given(case, grid), epochs=case.epochs, validation=given(case, grid, "test"))
+    return trainer
+
+
+def assert_close(found: Any, expected: Any, what: str, tolerance: float = TOLERANCE) -> None:
+    found, expected = np.asarray(found), np.asarray(expected)
+    assert found.shape == expected.shape, f"{what}: shape {found.shape}, expected {expected.shape}"
+    assert np.isfinite(expected).all(), f"{what}: the reference is not finite"
+    error = np.max(np.abs(found - expected), initial=0.0)
+    scale = np.max(np.abs(expected), initial=0.0)
+    assert error <= tolerance * scale, f"{what}: off by {error:.3g} where the largest number is {scale:.3g}"
+
+
+def assert_arrays_close(found: dict[str, Array], expected: dict[str, Array], what: str, tolerance: float = TOLERANCE) -> None:
+    assert sorted(found) == sorted(expected), f"{what}: {sorted(found)} instead of {sorted(expected)}"
+    for name in expected:
+        assert_close(found[name], expected[name], f"{what}, {name}", tolerance)
+
+
+def check_against_reference(case: Case, grid: hybridnn.ProcessGrid) -> None:
+    """Train on `grid` and compare everything a user can see with the reference."""
+    where = f"{case} on {grid!r}"
+    trainer, expected = run(case, grid), reference(case)
+    assert_arrays_close(trainer.weights(), expected.weights, f"{where}: weights")
+    check_state(trainer, expected, where)
+    check_quality(trainer, case, grid, where)
+
+
+def check_state(trainer: hybridnn.Trainer, expected: serial.Outcome, where: str) -> None:
+    slots = trainer.optimizer_slots()
+    assert sorted(slots) == sorted(expected.slots), where
+    for slot, arrays in expected.slots.items():
+        assert_arrays_close(slots[slot], arrays, f"{where}: {slot}")
+    assert_arrays_close(trainer.gradients(), expected.gradients, f"{where}: gradient")
+    assert_close(trainer.gradient_norm(), net.norm(expected.gradients.values()), f"{where}: gradient norm")
+    history = trainer.history
+    assert [record.step for record in history.steps] == list(range(1, len(expected.rates) + 1)), where
+    assert_close([record.train_loss for record in history.steps], expected.step_losses, f"{where}: step losses")
+    assert_close([record.learning_rate for record in history.steps], expected.rates, f"{where}: learning rates")
+    assert_close([record.train_loss for record in history.epochs], expected.epoch_losses, f"{where}: epoch losses")
+
+
+def check_quality(trainer: hybridnn.Trainer, case: Case, grid: hybridnn.ProcessGrid, where: str) -> None:
+    """Predictions and test metrics, those of the last epoch's record and those asked for."""
+    expected = reference(case).weights
+    x, y = data(case, "test")
+    outputs, _ = net.forward(case.network, expected, x)
+    assert_close(trainer.predict(x), outputs, f"{where}: predictions")
+    metrics, last = trainer.evaluate(*given(case, grid, "test")), trainer.history.epochs[-1]
+    assert metrics.samples == len(x), f"{where}: {metrics.samples} samples evaluated of {len(x)}"
+    assert_close([metrics.loss, last.test_loss], [net.loss(case.network, outputs, y)] * 2, f"{where}: test loss")
+    if case.classification:
+        assert metrics.accuracy == last.test_accuracy == net.accuracy(outputs, y), where
+        assert metrics.r2 is None and last.test_r2 is None, where
+    else:
+        assert_close([metrics.r2, last.test_r2], [net.r2(outputs, y)] * 2, f"{where}: R2")
+        assert metrics.accuracy is None and last.test_accuracy is None, where
