@@ -56,7 +56,7 @@ clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# A version of this project's own would be installed by the first stamp; each further one only adds its tools.
+# One stamp for each set of tools, so that a second call starts at once and training needs none of the test tools.
 $(VENV)/.installed-run: EXTRAS =
 $(VENV)/.installed-test: EXTRAS = test
 $(VENV)/.installed-dev: EXTRAS = dev

@@ -2,10 +2,30 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
 from hypothesis import settings
 
 pytest_plugins = ["mpi_runner.plugin"]
 
+REAL = Path(__file__).resolve().parents[2] / "shared" / "data"
+
 # Ranks that draw different examples would wait for each other for ever; a shared machine has no deadlines.
 settings.register_profile("same-on-every-rank", derandomize=True, deadline=None)
 settings.load_profile("same-on-every-rank")
+
+
+@pytest.fixture(scope="session")
+def unpacked(pytestconfig: pytest.Config) -> Path:
+    """Return a folder with the official files of airfoil, MNIST and CIFAR-10.
+
+    It is kept from run to run, as decompressing takes ten seconds; the script writes only what is missing or damaged.
+    """
+    if not (REAL / "unpack.py").is_file():
+        pytest.skip(f"the official data files are not in {REAL}")
+    folder = pytestconfig.cache.mkdir("official-data")
+    subprocess.run([sys.executable, str(REAL / "unpack.py"), str(folder)], check=True, capture_output=True)
+    return folder

@@ -10,11 +10,12 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
-import pytest
 from mpi_runner.launch import JobResult, job_environment, marked_processes, started_job
+from mpi_runner.outer import wait_for_job
 from mpi_runner.verdicts import JobEnd, judge
 
 CASES = Path(__file__).parent / "mpi_runner_cases"
@@ -94,27 +95,50 @@ def test_selection_and_stop_at_the_first_failure(tmp_path: Path) -> None:
     assert "stopping after 1 failures" in text
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_nothing_outlives_an_ended_run(tmp_path: Path, number: signal.Signals) -> None:
-    with started_suite(tmp_path, "case_stalled.py") as (process, mark):
-        deadline = time.monotonic() + 30
-        while len(list(tmp_path.glob("hybridnn-mpi-*/*.jsonl"))) < 2:  # both ranks are in the test
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        assert len(marked_processes(mark)) >= 4
-        os.kill(process.pid, number)
-        process.wait(20)
-        deadline = time.monotonic() + 10
-        while marked_processes(mark):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-    assert process.returncode == (128 + number if number == signal.SIGTERM else -number)
+def wait_until(condition: Callable[[], bool], seconds: float) -> None:
+    """Wait for a condition to hold, which it has to within some seconds."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
-def test_outer_deadline_ends_what_no_rank_can_end(tmp_path: Path) -> None:
-    outcomes, text = run_suite(tmp_path, "case_stalled_at_exit.py", "-o", "mpi_timeout=1", "-o", "mpi_grace=6")
-    assert outcomes == {"test_passes[np2]": "FAILED"}
-    assert "all tests finished, and then the job did not end well: killed after 7 s" in text
+def both_ranks_began(folder: Path) -> bool:
+    """Return whether the two ranks of a job have written their first record."""
+    return len(list(folder.glob("hybridnn-mpi-*/*.jsonl"))) == 2
+
+
+def all_gone(mark: str) -> bool:
+    """Return whether no process carries the mark."""
+    return not marked_processes(mark)
+
+
+def test_nothing_outlives_an_ended_run(tmp_path: Path) -> None:
+    numbers = (signal.SIGTERM, signal.SIGKILL)
+    folders = [tmp_path / number.name for number in numbers]
+    with ExitStack() as stack:
+        suites = []
+        for folder in folders:
+            folder.mkdir()
+            suites.append(stack.enter_context(started_suite(folder, "case_stalled.py")))
+        for (process, mark), folder, number in zip(suites, folders, numbers, strict=True):
+            wait_until(partial(both_ranks_began, folder), 30)
+            assert len(marked_processes(mark)) >= 4
+            os.kill(process.pid, number)
+        for process, mark in suites:
+            process.wait(20)
+            wait_until(partial(all_gone, mark), 10)
+    assert [process.returncode for process, _ in suites] == [128 + signal.SIGTERM, -signal.SIGKILL]
+
+
+def test_job_without_progress_is_ended_by_the_outer_process(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", "import time; time.sleep(60)"]
+    with (
+        (tmp_path / "output").open("wb") as out,
+        started_job(command, stdout=out, environment=job_environment()) as process,
+    ):
+        assert wait_for_job(process, tmp_path, patience=0.5) == "killed after 0.5 s in which no test began or finished"
+    assert process.returncode == -signal.SIGTERM
 
 
 def test_started_job_is_killed_at_its_limit(run_mpi: Callable[..., JobResult]) -> None:
@@ -163,8 +187,11 @@ class TestJudge:
     BAD = JobEnd(False, "mpirun ended with exit code 9", "the output")
 
     @staticmethod
-    def events(test: str, *, outcome: str | None = "passed", finish: bool = True) -> list[dict[str, object]]:
-        report = {"skipped_at": None, "text": "", "seconds": 0.5, "expected_failure": None, "sections": []}
+    def events(
+        test: str, *, outcome: str | None = "passed", text: str = "", finish: bool = True
+    ) -> list[dict[str, object]]:
+        report: dict[str, object] = {"skipped_at": None, "text": text, "seconds": 0.5}
+        report |= {"expected_failure": None, "sections": []}
         written: list[dict[str, object]] = [{"event": "start", "test": test}]
         if outcome is not None:
             written.append({"event": "report", "test": test, "when": "call", "outcome": outcome, **report})
@@ -187,6 +214,11 @@ class TestJudge:
         assert {name: verdict.outcome for name, verdict in verdicts.items()} == {"a": "passed", "b": "failed"}
         assert "ranks [0] of 2 did not finish" in verdicts["b"].text
         assert "the output" in verdicts["b"].text
+
+    def test_ranks_that_fail_at_the_same_place_are_shown_once(self) -> None:
+        records = [self.events("a", outcome="failed", text=f"value {rank}\nfile.py:3: Error") for rank in range(3)]
+        text = judge(["a"], records, self.BAD)["a"].text
+        assert text == "--- rank 0 of 3, call (at the same place: ranks [1, 2]) ---\nvalue 0\nfile.py:3: Error"
 
     def test_a_job_that_never_began_fails_all_its_tests(self) -> None:
         verdicts = judge(["a", "b"], [[], []], self.BAD)

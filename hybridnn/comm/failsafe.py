@@ -10,15 +10,11 @@ from __future__ import annotations
 import os
 import sys
 import threading
-import time
 import traceback
 from types import TracebackType
 from typing import Any
 
-__all__ = ["abort_job", "install", "leave_with_error"]
-
-GRACE_SECONDS = 5.0
-"""How long a rank that ends with a user's mistake waits for the others to say the same."""
+__all__ = ["abort_job", "install"]
 
 
 def _world() -> Any:
@@ -44,31 +40,6 @@ def abort_job(error: BaseException, where: str = "") -> None:
     os.write(2, (header + "".join(lines) + f"=== end of rank {rank}'s traceback ===\n").encode(errors="replace"))
     sys.stdout.flush()
     world.Abort(1)
-
-
-def leave_with_error(error: Exception, code: int) -> int:
-    """Report a user's mistake in one line and get every rank out; returns the exit code to leave with.
-
-    A mistake that all ranks found is printed by rank 0 alone, and all leave in order. If the other ranks do not come
-    within `GRACE_SECONDS`, only some have failed (a full disk, say): then the failing rank prints its line and the job
-    is ended.
-    """
-    line = f"Error: {error}\n"
-    world: Any = _world()
-    if world is None:
-        os.write(2, line.encode(errors="replace"))
-        return code
-    if world.Get_rank() == 0:
-        os.write(2, line.encode(errors="replace"))
-    everyone = world.Ibarrier()
-    deadline = time.monotonic() + GRACE_SECONDS
-    while not everyone.Test():
-        if time.monotonic() > deadline:
-            if world.Get_rank() != 0:
-                os.write(2, f"Error on rank {world.Get_rank()}: {error}\n".encode(errors="replace"))
-            world.Abort(code)
-        time.sleep(0.005)
-    return code
 
 
 def install() -> None:

@@ -85,7 +85,7 @@ class SGD:
         Factor of the weights added to the gradient.
     """
 
-    lr: float = 0.01
+    lr: float = 0.005
     momentum: float = 0.9
     dampening: float = 0.0
     nesterov: bool = False

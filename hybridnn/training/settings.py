@@ -162,13 +162,13 @@ class TrainingSettings(_Section):
 class OptimizerSettings(_Section):
     """``[optimizer]``: the update rule, with PyTorch's meaning of every number.
 
-    The default of `lr` is 0.1 for sgd (0.01 with momentum) and 0.001 for adam and adamw; that of `weight_decay` is 0.01
-    for adamw and 0 for the others.
+    The default of `lr` is 0.005 for sgd and 0.001 for adam and adamw; that of `weight_decay` is 0.01 for adamw and 0 for
+    the others.
     """
 
     name: Literal["sgd", "adam", "adamw"] = "sgd"
-    lr: Positive = 0.1
-    momentum: BelowOne = 0.0
+    lr: Positive = 0.005
+    momentum: BelowOne = 0.9
     dampening: Fraction = 0.0
     nesterov: bool = False
     weight_decay: AtLeastZero = 0.0
@@ -186,7 +186,7 @@ class OptimizerSettings(_Section):
             return given
         adaptive = given.get("name") in ("adam", "adamw")
         defaults = {
-            "lr": 0.001 if adaptive else 0.01 if given.get("momentum") else 0.1,
+            "lr": 0.001 if adaptive else 0.005,
             "weight_decay": 0.01 if given.get("name") == "adamw" else 0.0,
         }
         return defaults | given

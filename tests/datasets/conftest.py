@@ -1,9 +1,7 @@
-"""The real files, laid out as their official downloads lie, where the checkout has them beside it."""
+"""What the tests of the data sets share."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,8 +12,6 @@ from numpy.typing import NDArray
 
 from hybridnn.datasets import Rows
 
-REAL = Path(__file__).resolve().parents[3] / "shared" / "data"
-
 
 @pytest.fixture(autouse=True)
 def no_files_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -24,19 +20,6 @@ def no_files_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("HYBRIDNN_CACHE", str(cache))
     monkeypatch.delenv("HYBRIDNN_DATA", raising=False)
     return cache
-
-
-@pytest.fixture(scope="session")
-def unpacked(pytestconfig: pytest.Config) -> Path:
-    """Return a folder with the official files of airfoil, MNIST and CIFAR-10.
-
-    It is kept from run to run, as decompressing takes ten seconds; the script writes only what is missing or damaged.
-    """
-    if not (REAL / "unpack.py").is_file():
-        pytest.skip(f"the official data files are not in {REAL}")
-    folder = pytestconfig.cache.mkdir("official-data")
-    subprocess.run([sys.executable, str(REAL / "unpack.py"), str(folder)], check=True, capture_output=True)
-    return folder
 
 
 @pytest.fixture

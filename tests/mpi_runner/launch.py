@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 JOB_MARK = "HYBRIDNN_TEST_JOB"
-SECONDS_TO_END = 5.0  # what mpirun gets for its own clean-up before it is killed
+SECONDS_TO_END = 3.0  # what mpirun gets for its own clean-up before it is killed
 
 
 class MpirunNotFound(RuntimeError):  # noqa: N818 - it says what is wrong

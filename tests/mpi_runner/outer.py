@@ -17,7 +17,7 @@ from .launch import MpirunNotFound, find_mpirun, job_environment, started_job
 from .rank import RECORDS_FOLDER, read_records, records_size
 from .verdicts import JobEnd, Verdict, judge
 
-__all__ = ["MpiJobs", "ranks_of"]
+__all__ = ["MpiJobs", "ranks_of", "wait_for_job"]
 
 OUTPUT_SHOWN = 12000  # characters of a failed job: the stacks of a few ranks
 
@@ -26,7 +26,8 @@ def ranks_of(item: pytest.Item) -> int | None:
     """Return the number of ranks an item needs, None for a serial test."""
     if item.get_closest_marker("mpi") is None or not isinstance(item, pytest.Function):
         return None
-    ranks: int = item.callspec.params["mpi_ranks"]
+    ranks = item.callspec.params["mpi_ranks"]
+    assert isinstance(ranks, int)
     return ranks
 
 
@@ -38,8 +39,23 @@ def _time_limit(item: pytest.Item, usual: float) -> float:
     return float(mark.args[0] if mark.args else mark.kwargs["timeout"]) or usual  # no test is free of a limit
 
 
-def _wait(process: subprocess.Popen[bytes], folder: Path, patience: float) -> str | None:
-    """Wait for the end of a job; return why it has to be ended if no test begins or finishes for too long."""
+def wait_for_job(process: subprocess.Popen[bytes], folder: Path, patience: float) -> str | None:
+    """Wait for the end of a job, or for a time in which no test begins or finishes.
+
+    Parameters
+    ----------
+    process : subprocess.Popen
+        The running mpirun.
+    folder : Path
+        Where the ranks write their records.
+    patience : float
+        Seconds without a new record after which the job has to be ended.
+
+    Returns
+    -------
+    str or None
+        Why the job has to be ended; None if it ended.
+    """
     size, since = 0, time.monotonic()
     while True:
         try:
@@ -126,7 +142,7 @@ class MpiJobs:
                 output.open("wb") as out,
                 started_job(command, stdout=out, environment=environment, folder=self._config.rootpath) as process,
             ):
-                killed = _wait(process, folder, patience)
+                killed = wait_for_job(process, folder, patience)
             reason = killed or f"mpirun ended with exit code {process.returncode}"
             text = output.read_text(encoding="utf-8", errors="replace")[-OUTPUT_SHOWN:]
             end = JobEnd(killed is None and process.returncode == 0, reason, text)
@@ -143,7 +159,7 @@ def _report(item: pytest.Item, verdict: Verdict) -> None:
             keywords=dict.fromkeys(item.keywords, 1),
             outcome="passed",
             longrepr=None,
-            when=when,  # type: ignore[arg-type]
+            when=when,
         )
         if when == "call":
             report.outcome = verdict.outcome  # type: ignore[assignment]

@@ -73,6 +73,20 @@ def _ranks_with(records: Sequence[Sequence[Record]], test: str, event: str) -> l
     ]
 
 
+def _failures(failed: Sequence[tuple[int, Record]], ranks: int) -> list[str]:
+    """Return what the failing ranks have to say, once for all that failed at the same place."""
+    places: dict[tuple[str, str], list[tuple[int, str]]] = {}
+    for rank, record in failed:
+        last_line = record["text"].rpartition("\n")[2]  # file, line and type of the error
+        places.setdefault((record["when"], last_line), []).append((rank, record["text"]))
+    parts = []
+    for (when, _), said in places.items():
+        rank, text = said[0]
+        others = f" (at the same place: ranks {[rank for rank, _ in said[1:]]})" if said[1:] else ""
+        parts.append(f"--- rank {rank} of {ranks}, {when}{others} ---\n{text}")
+    return parts
+
+
 def _from_reports(reports: Sequence[tuple[int, Record]], ranks: int, trouble: str = "") -> Verdict:
     """Return the outcome of a test from its reports; ``trouble`` makes it a failure of its own."""
     failed = [(rank, record) for rank, record in reports if record["outcome"] == "failed"]
@@ -82,7 +96,7 @@ def _from_reports(reports: Sequence[tuple[int, Record]], ranks: int, trouble: st
         max((r["seconds"] for _, r in reports if r["when"] == when), default=0.0) for when in ("setup", "call")
     )
     if trouble or failed:
-        parts = [f"--- rank {rank} of {ranks}, {record['when']} ---\n{record['text']}" for rank, record in failed]
+        parts = _failures(failed, ranks)
         sections = [(f"rank {rank}: {title}", text) for rank, record in failed for title, text in record["sections"]]
         return Verdict("failed", "\n".join([*parts, trouble]).strip(), seconds=seconds, sections=sections)
     if skipped:

@@ -26,7 +26,7 @@ def test_between(comm: MPI.Intracomm) -> None:
     assert comm.allreduce(1) == comm.size
 
 
-@pytest.mark.timeout(2)
+@pytest.mark.timeout(1)
 def test_deadlock(comm: MPI.Intracomm) -> None:
     comm.recv(source=1 - comm.rank)
 

@@ -18,16 +18,19 @@ TOLERANCE = 1e-10
 """Relative to the largest number of an array, float64."""
 
 OPTIMIZERS: dict[str, tuple[Optimizer, updates.Rule]] = {
-    "plain": (hybridnn.SGD(lr=0.2), updates.SGD(lr=0.2)),
-    "decay": (hybridnn.SGD(lr=0.2, weight_decay=0.05), updates.SGD(lr=0.2, weight_decay=0.05)),
-    "momentum": (hybridnn.SGD(lr=0.1, momentum=0.9), updates.SGD(lr=0.1, momentum=0.9)),
+    "plain": (hybridnn.SGD(lr=0.05, momentum=0.0), updates.SGD(lr=0.05)),
+    "decay": (
+        hybridnn.SGD(lr=0.05, momentum=0.0, weight_decay=0.05),
+        updates.SGD(lr=0.05, weight_decay=0.05),
+    ),
+    "momentum": (hybridnn.SGD(lr=0.02, momentum=0.9), updates.SGD(lr=0.02, momentum=0.9)),
     "dampened": (
-        hybridnn.SGD(lr=0.1, momentum=0.8, dampening=0.3, weight_decay=0.01),
-        updates.SGD(lr=0.1, momentum=0.8, dampening=0.3, weight_decay=0.01),
+        hybridnn.SGD(lr=0.03, momentum=0.8, dampening=0.3, weight_decay=0.01),
+        updates.SGD(lr=0.03, momentum=0.8, dampening=0.3, weight_decay=0.01),
     ),
     "nesterov": (
-        hybridnn.SGD(lr=0.1, momentum=0.7, nesterov=True, weight_decay=0.02),
-        updates.SGD(lr=0.1, momentum=0.7, nesterov=True, weight_decay=0.02),
+        hybridnn.SGD(lr=0.02, momentum=0.7, nesterov=True, weight_decay=0.02),
+        updates.SGD(lr=0.02, momentum=0.7, nesterov=True, weight_decay=0.02),
     ),
     "adam": (
         hybridnn.Adam(lr=0.01, betas=(0.8, 0.95), weight_decay=0.1),
@@ -79,7 +82,7 @@ def data(case: Case, part: str = "train") -> tuple[Array, Array]:
     """Samples and targets, float64 or labels; the test part has 23 samples."""
     random = np.random.default_rng([case.samples, len(part)])
     samples = case.samples if part == "train" else 23
-    x = random.standard_normal((samples, case.sizes[0]))
+    x = 0.5 * random.standard_normal((samples, case.sizes[0]))
     outputs = case.sizes[-1]
     if case.classification:
         return x, random.integers(0, outputs, samples)
@@ -119,6 +122,7 @@ def make_trainer(case: Case, grid: hybridnn.ProcessGrid, dtype: str = "float64",
         overlap=case.overlap,
         distribution=case.distribution,
         log_every=1,
+        evaluate_every=case.epochs,
         **settings,
     )
 

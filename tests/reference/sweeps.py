@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
-from itertools import cycle, product
+from itertools import product
+from random import Random
 
 from reference.cases import OPTIMIZERS, SCHEDULES, Case
 
@@ -33,29 +33,20 @@ def sizes_for(model: int, split: str, residual: bool, classification: bool) -> t
 
 
 def layouts(shape: tuple[int, int]) -> Iterator[Case]:
-    """Every split, distribution and overlap on a grid, with tasks, amounts, schedules and optimizers taking turns."""
-    turns = cycle(
-        zip(
-            cycle(OPTIMIZERS),
-            cycle(SCHEDULES),
-            cycle((None, 0.3, 1e3)),
-            cycle(AMOUNTS),
-            cycle(("tanh", "selu", "relu", "sigmoid", "identity")),
-            strict=False,
-        )
-    )
-    combinations = product(SPLITS, DISTRIBUTIONS, (True, False), (False, True))
-    for split, distribution, overlap, residual in combinations:
-        optimizer, schedule, clip_norm, (samples, batch_size), activation = next(turns)
-        classification = (len(optimizer) + samples + residual) % 2 == 0
+    """Every split, distribution, overlap and residual setting on a grid; all else is drawn, the same on every rank."""
+    draw = Random(f"{shape}")
+    for split, distribution, overlap, residual in product(SPLITS, DISTRIBUTIONS, (True, False), (False, True)):
+        classification = draw.random() < 0.5
+        samples, batch_size = draw.choice(AMOUNTS)
         yield Case(
             sizes_for(shape[1], split, residual, classification),
             classification=classification,
-            activation=activation,
+            # Without anything to bend it, a residual layer doubles its input: that diverges.
+            activation=draw.choice(("tanh", "selu", "relu", "sigmoid", "tanh" if residual else "identity")),
             residual=residual,
-            optimizer=optimizer,
-            schedule=schedule,
-            clip_norm=clip_norm,
+            optimizer=draw.choice(list(OPTIMIZERS)),
+            schedule=draw.choice(list(SCHEDULES)),
+            clip_norm=draw.choice((None, 0.3, 1e3)),
             samples=samples,
             batch_size=batch_size,
             model_split=split,
@@ -65,9 +56,15 @@ def layouts(shape: tuple[int, int]) -> Iterator[Case]:
 
 
 def trainings(shape: tuple[int, int]) -> Iterator[Case]:
-    """Every optimizer, task and residual setting on a grid, both splits taking turns."""
-    splits = cycle(SPLITS)
-    for optimizer, classification, residual in product(OPTIMIZERS, (True, False), (True, False)):
-        split = next(splits) if residual else SPLITS[len(optimizer) % 2]
-        case = Case(classification=classification, residual=residual, optimizer=optimizer, model_split=split)
-        yield replace(case, sizes=sizes_for(shape[1], split, residual, classification))
+    """Every optimizer on a grid, with both tasks and both residual settings up to 3 ranks, with one of the four beyond.
+
+    Which one differs from optimizer to optimizer and from grid to grid.
+    """
+    kinds = list(product((True, False), (True, False)))
+    turn = shape[0]
+    for number, optimizer in enumerate(OPTIMIZERS):
+        chosen = kinds if shape[0] * shape[1] <= 3 else [kinds[(number + turn) % len(kinds)]]
+        for place, (classification, residual) in enumerate(chosen):
+            split = SPLITS[(number // 2 + turn + place) % 2]
+            sizes = sizes_for(shape[1], split, residual, classification)
+            yield Case(sizes, classification, residual=residual, optimizer=optimizer, model_split=split)

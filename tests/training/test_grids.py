@@ -48,10 +48,10 @@ def test_every_optimizer_and_task_trains_as_the_reference(comm: Any) -> None:
             check_against_reference(case, grid)
 
 
-@pytest.mark.mpi(ranks=RANKS)
+@pytest.mark.mpi(ranks=[2, 3, 4])
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_training_goes_on_where_it_stopped(comm: Any, shuffle: bool) -> None:
-    grid = ProcessGrid(comm, batch=1 if comm.size < 4 else 2, model=None or (comm.size if comm.size < 4 else comm.size // 2))
+    grid = ProcessGrid(comm, model=comm.size if comm.size < 4 else 2)
     case = Case(sizes=(5, 13, 9, 11, 8), optimizer="adam")
     once, twice = (make_trainer(case, grid, shuffle=shuffle) for _ in range(2))
     once.fit(*given(case, grid), epochs=3)
@@ -61,7 +61,7 @@ def test_training_goes_on_where_it_stopped(comm: Any, shuffle: bool) -> None:
     assert [record.epoch for record in twice.history.epochs] == [1, 2, 3]
 
 
-@pytest.mark.mpi(ranks=[2, 4, 6])
+@pytest.mark.mpi(ranks=[2, 4])
 @pytest.mark.parametrize("overlap", [True, False])
 def test_the_same_layout_twice_is_bit_identical(comm: Any, overlap: bool) -> None:
     for grid in grids(comm):
@@ -69,7 +69,7 @@ def test_the_same_layout_twice_is_bit_identical(comm: Any, overlap: bool) -> Non
             case = Case(
                 sizes_for(grid.model, split, True, True), residual=True, optimizer="adamw", model_split=split, overlap=overlap
             )
-            first, second = (run(case, grid, dtype) for dtype in ("float32", "float32"))
+            first, second = run(case, grid, "float32"), run(case, grid, "float32")
             assert_same(first.weights(), second.weights())
             for slot, arrays in first.optimizer_slots().items():
                 assert_same(arrays, second.optimizer_slots()[slot])
@@ -82,7 +82,7 @@ def assert_same(a: dict[str, Any], b: dict[str, Any]) -> None:
         assert np.array_equal(array, b[name]), name
 
 
-@pytest.mark.mpi(ranks=[1, 2, 4, 6])
+@pytest.mark.mpi(ranks=[1, 2, 4])
 def test_float32_stays_float32_in_memory_and_in_messages(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = watch_messages(monkeypatch)
     for grid in grids(comm):

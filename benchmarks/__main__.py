@@ -1,0 +1,83 @@
+"""``python -m benchmarks``: runs every comparison, prints tables, and keeps the figures as JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+RESULTS = Path(__file__).parent / "results"
+ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+SERIAL_COLUMNS = {
+    "network": lambda row: f"{row['case']}, batch {row['batch_size']}",
+    "samples/s": lambda row: f"{row['our_samples_per_second']:,.0f}",
+    "PyTorch": lambda row: f"{row['their_samples_per_second']:,.0f}",
+    "ratio": lambda row: f"{row['ratio']:.2f} ({row['ratio_min']:.2f}-{row['ratio_max']:.2f})",
+    "products": lambda row: f"{row['products_share']:.0%}",
+    "GFLOP/s": lambda row: f"{row['gflops']:.0f}",
+    "memory": lambda row: f"{row['memory_ratio']:.2f}",
+}
+BATCH_COLUMNS = {
+    "network": lambda row: f"{row['case']}, batch {row['batch_size']}",
+    "samples/s": lambda row: f"{row['our_samples_per_second']:,.0f}",
+    "DDP": lambda row: f"{row['their_samples_per_second']:,.0f}",
+    "ratio": lambda row: f"{row['ratio']:.2f} ({row['ratio_min']:.2f}-{row['ratio_max']:.2f})",
+    "over 1 rank": lambda row: f"{row['speed_up_over_one_rank']:.2f}",
+    "overlap gains": lambda row: f"{row['overlap_gain']:.2f}",
+    "comm.": lambda row: f"{row['communication_share']:.0%}",
+}
+
+
+def run_lines(command: list[str]) -> list[dict[str, Any]]:
+    """Run a benchmark in processes of its own and read the figures it prints, one JSON object a line."""
+    done = subprocess.run(command, env=os.environ | ONE_THREAD, stdout=subprocess.PIPE, text=True, check=True)
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
+def show(title: str, rows: list[dict[str, Any]], columns: dict[str, Any]) -> None:
+    """Print one table."""
+    table = Table(title=title, title_justify="left")
+    for heading in columns:
+        table.add_column(heading, justify="left" if heading == "network" else "right")
+    for row in rows:
+        table.add_row(*(cell(row) for cell in columns.values()))
+    Console(width=120).print(table)
+
+
+def main() -> None:
+    """Run what was asked for."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("only", nargs="*", choices=[[], "serial", "batch"], help="default: all")
+    only = parser.parse_args().only or ["serial", "batch"]
+    mpirun = Path(sys.executable).with_name("mpirun")
+    figures: dict[str, Any] = {
+        "date": date.today().isoformat(),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "numpy": np.__version__,
+    }
+    if "serial" in only:
+        figures["serial"] = run_lines([sys.executable, "-m", "benchmarks.serial"])
+        show("One process, one thread, beside PyTorch eager", figures["serial"], SERIAL_COLUMNS)
+    if "batch" in only:
+        launcher = str(mpirun) if mpirun.exists() else "mpirun"
+        figures["batch"] = run_lines([launcher, "-n", "2", sys.executable, "-m", "benchmarks.batch_parallel"])
+        show("Batch parallel, two ranks of one thread, beside PyTorch DDP (gloo)", figures["batch"], BATCH_COLUMNS)
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{figures['date']}-{'-'.join(only)}.json"
+    path.write_text(json.dumps(figures, indent=2) + "\n")
+    print(f"written to {path}")
+
+
+if __name__ == "__main__":
+    main()

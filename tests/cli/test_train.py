@@ -1,0 +1,179 @@
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import pty
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from hybridnn.cli.output import terminal_width
+from hybridnn.cli.train_tables import MOST_ROWS, Totals, epoch_table
+from hybridnn.cli.train_view import TrainView
+from hybridnn.training.history import EpochRecord, RunHeader, RunSummary, StepRecord
+from hybridnn.training.run_folder import read_history, run_status
+
+if TYPE_CHECKING:
+    from mpi_runner.launch import JobResult
+
+COMMAND = [sys.executable, "-c", "from hybridnn.cli.main import main; main()"]
+HEADER = RunHeader(
+    ranks=4,
+    batch=2,
+    model=2,
+    nodes=1,
+    threads_per_rank=1,
+    data="digits",
+    train_samples=1438,
+    test_samples=359,
+    sizes=(64, 256, 10),
+    parameters=19210,
+    dtype="float32",
+    optimizer="sgd",
+    versions={"NumPy": "2.4.0"},
+    folder="runs/[odd] name",
+)
+
+
+def _epoch(epoch: int, accuracy: float | None = 0.5, **changes: float | None) -> EpochRecord:
+    values = {
+        "step": 15 * epoch,
+        "epoch": epoch,
+        "train_loss": 1.0 / epoch,
+        "learning_rate": 0.1,
+        "test_loss": 1.1 / epoch,
+        "test_accuracy": accuracy,
+        "test_r2": None,
+        "samples_per_second": 1000.0,
+        "compute_seconds": 3.0,
+        "communication_seconds": 1.0,
+        "bytes_sent": 1_500_000,
+    }
+    return EpochRecord(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def _play(view: TrainView, epochs: list[EpochRecord]) -> None:
+    with view:
+        view.on_header(HEADER)
+        for record in epochs:
+            view.on_epoch_start(record.epoch, len(epochs), 15)
+            view.on_step(StepRecord(record.step, record.epoch, record.train_loss, 0.1))
+            view.on_epoch(record)
+        view.on_end(RunSummary("runs/[odd] name", epochs, 12.5, "test accuracy", epochs[-1].test_accuracy, 30))
+
+
+def test_text_shows_header_epochs_and_summary(capsys: pytest.CaptureFixture[str]) -> None:
+    _play(TrainView(), [_epoch(1, 0.75), _epoch(2, 0.625)])
+    text = capsys.readouterr().out
+    header, _, rest = text.partition("\n\n")
+    for fact in ("4 on 1 node, 1 thread per rank", "2 x 2 (batch x model)", "64-256-10, 19,210 parameters, float32"):
+        assert fact in header
+    assert "runs/[odd] name" in header
+    assert "epoch   1  train loss 1  test loss 1.1  test accuracy 0.7500  1,000 samples/s" in rest
+    assert "0.6250, best 0.7500 in epoch 1" in rest
+    assert "75% compute, 25% communication" in rest
+    assert "3.0 MB by all ranks" in rest
+    assert "\x1b" not in text
+
+
+def test_quiet_shows_only_the_tables(capsys: pytest.CaptureFixture[str]) -> None:
+    _play(TrainView(quiet=True), [_epoch(1), _epoch(2)])
+    text = capsys.readouterr().out
+    assert "grid" not in text
+    assert "train loss 1 " not in text
+    assert "best 0.5000 in epoch 1" in text
+
+
+def test_json_is_one_object_with_the_same_figures(capsys: pytest.CaptureFixture[str]) -> None:
+    epochs = [_epoch(1, 0.75), _epoch(2, 0.625, train_loss=float("nan"))]
+    _play(TrainView(as_json=True), epochs)
+    result = json.loads(capsys.readouterr().out)
+    assert result["header"]["sizes"] == [64, 256, 10]
+    assert [epoch["train_loss"] for epoch in result["epochs"]] == [1.0, None]
+    assert (result["metric"], result["best_metric"], result["best_epoch"]) == (0.625, 0.75, 1)
+    assert (result["compute_seconds"], result["communication_seconds"]) == (6.0, 2.0)
+    assert (result["samples_per_second"], result["bytes_sent"], result["folder"]) == (
+        1000.0,
+        3_000_000,
+        "runs/[odd] name",
+    )
+
+
+def test_totals_weigh_the_speed_of_an_epoch_by_its_time() -> None:
+    slow = _epoch(1, samples_per_second=100.0, compute_seconds=9.0, communication_seconds=1.0)
+    fast = _epoch(2, samples_per_second=1000.0, compute_seconds=1.0, communication_seconds=0.0)
+    assert Totals.of([slow, fast]).samples_per_second == pytest.approx(2000 / 11)
+
+
+def test_totals_of_a_run_without_test_data() -> None:
+    totals = Totals.of([_epoch(1, None)])
+    assert (totals.best_metric, totals.best_epoch) == (None, None)
+
+
+def test_table_of_a_long_run_stays_short_and_shows_best_and_last() -> None:
+    epochs = [_epoch(epoch, 0.9 if epoch == 77 else 0.5) for epoch in range(1, 502)]
+    shown = list(epoch_table(epochs).columns[0].cells)
+    assert len(shown) <= MOST_ROWS + 3
+    assert {"1", "77", "501"} <= set(shown)
+
+
+def test_stream_without_a_terminal_has_no_width() -> None:
+    assert terminal_width(io.StringIO()) is None
+
+
+def _read_all(descriptor: int) -> str:
+    """Read a pseudo-terminal until its other end is closed, which Linux reports as an error."""
+    chunks = []
+    with contextlib.suppress(OSError):
+        while chunk := os.read(descriptor, 4096):
+            chunks.append(chunk)
+    return b"".join(chunks).decode()
+
+
+def test_progress_bar_is_drawn_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    controller, terminal = pty.openpty()
+    with ThreadPoolExecutor(1) as reader:
+        shown = reader.submit(_read_all, controller)
+        with os.fdopen(terminal, "w") as stream:
+            assert terminal_width(stream) == 80
+            monkeypatch.setattr(sys, "stdout", stream)
+            _play(TrainView(), [_epoch(1), _epoch(2)])
+            monkeypatch.undo()
+        text = shown.result(timeout=30)
+    os.close(controller)
+    assert "\x1b[?25l" in text  # the cursor is hidden ...
+    assert "\x1b[?25h" in text  # ... and given back
+    assert "epoch 2/2" in text
+    assert "30/30" in text
+
+
+def test_one_rank_trains_and_leaves_a_finished_folder(tmp_path: Path) -> None:
+    options = ["--epochs", "2", "--hidden", "16", "--out", "here", "--format", "json"]
+    done = subprocess.run([*COMMAND, "train", *options], cwd=tmp_path, capture_output=True, text=True, check=True)
+    result = json.loads(done.stdout)
+    folder = tmp_path / "here"
+    assert (result["header"]["sizes"], result["folder"]) == ([64, 16, 10], "here")
+    assert run_status(folder) == "finished"
+    assert [record.test_accuracy for record in read_history(folder).epochs] == [
+        epoch["test_accuracy"] for epoch in result["epochs"]
+    ]
+    assert {"config.toml", "learning_curve.png", "weights.npz"} <= set(os.listdir(folder))
+    again = subprocess.run([*COMMAND, "train", "--out", "here"], cwd=tmp_path, capture_output=True, text=True)
+    assert again.returncode == 2
+    assert "already holds a finished run" in again.stderr
+
+
+def test_four_ranks_train_on_a_grid_and_one_of_them_speaks(run_mpi: Callable[..., JobResult], tmp_path: Path) -> None:
+    options = ["--epochs", "1", "--hidden", "16", "--batch", "2", "--model", "2", "--out", "here"]
+    result = run_mpi(4, [*COMMAND, "train", *options], cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("2 x 2 (batch x model)") == 1
+    assert "\x1b" not in result.stdout  # mpirun's output goes to a file, though every rank sees a terminal
+    assert run_status(tmp_path / "here") == "finished"

@@ -1,0 +1,126 @@
+"""Wrong input, tried as a new user would: one clear line, exit code 2, on every number of ranks, and nothing half done."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mpi_runner.launch import run_mpi
+
+RANKS = [1, 3]
+
+
+def save(folder: Path, **arrays: object) -> str:
+    path = folder / "mine.npz"
+    good: dict[str, object] = {"x_train": np.random.default_rng(0).normal(size=(30, 4)), "y_train": np.arange(30) % 3}
+    np.savez(path, **(good | arrays))  # type: ignore[arg-type]  # arrays by name
+    return str(path)
+
+
+def nan_in_data(folder: Path) -> list[str]:
+    x = np.ones((30, 4))
+    x[7, 2] = np.nan
+    return ["--file", save(folder, x_train=x)]
+
+
+def wrong_weights(folder: Path) -> list[str]:
+    path = folder / "weights.npz"
+    np.savez(path, **{"layers.0.weight": np.zeros((3, 64)), "layers.0.bias": np.zeros(3)})
+    return ["--set", f"model.init_from='{path}'"]
+
+
+def corrupt_download(folder: Path) -> list[str]:
+    (folder / "airfoil_self_noise.dat").write_text("800 0 0.3048 71.3 0.00266337 126.201\n")
+    return ["--data", "airfoil"]
+
+
+def damaged_weights(folder: Path) -> list[str]:
+    (folder / "weights.npz").write_bytes(b"PK\x03\x04 not really")
+    return ["--set", f"model.init_from='{folder / 'weights.npz'}'"]
+
+
+CASES: dict[str, tuple[Callable[[Path], list[str]], list[str]]] = {
+    "unknown key": (lambda _: ["--set", "training.epoch=3"], ["training.epoch", "training.epochs"]),
+    "unknown section": (lambda _: ["--set", "trainig.epochs=3"], ["trainig", "training"]),
+    "negative size": (lambda _: ["--hidden", "16,-4"], ["model.hidden", "-4"]),
+    "zero epochs": (lambda _: ["--epochs", "0"], ["training.epochs", "0"]),
+    "label outside the classes": (
+        lambda folder: ["--file", save(folder, y_train=np.arange(30) % 3 - 1)],
+        ["label -1", "row 0"],
+    ),
+    "test label outside the classes": (
+        lambda folder: ["--file", save(folder, x_test=np.ones((2, 4)), y_test=np.array([0, 9]))],
+        ["label 9", "row 1"],
+    ),
+    "NaN in the data": (nan_in_data, ["nan", "row 7", "column 2"]),
+    "missing file": (lambda folder: ["--file", str(folder / "absent.npz")], ["absent.npz"]),
+    "unknown data set": (lambda _: ["--data", "digit"], ["digit", "digits"]),
+    "corrupt download": (corrupt_download, ["airfoil_self_noise.dat", "sha256"]),
+    "a grid that does not fit": (lambda _: ["--batch", "5", "--model", "7"], ["batch 5 x model 7"]),
+    "lengths that differ": (lambda folder: ["--file", save(folder, y_train=np.arange(29))], ["30", "29"]),
+    "weights of other shapes": (wrong_weights, ["layers.0.weight", "(3, 64)", "(256, 64)"]),
+    "damaged weights": (damaged_weights, ["model.init_from", "weights.npz"]),
+    "an unwritable folder": (lambda _: ["--out", "/proc/no-folder-can-be-made-here"], ["/proc/no-folder"]),
+}
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("case", CASES)
+def test_one_clear_line_and_exit_code_2(case: str, ranks: int, tmp_path: Path) -> None:
+    arguments, words = CASES[case]
+    program = [sys.executable, "-m", "hybridnn", "train", *arguments(tmp_path)]
+    result = run_mpi(ranks, program, timeout=60, env={"HYBRIDNN_DATA": str(tmp_path)}, cwd=tmp_path)
+    assert not result.timed_out
+    assert result.returncode == 2, result.stderr
+    errors = [line for line in result.stderr.splitlines() if "Error" in line]
+    assert len(errors) == 1, result.stderr
+    assert all(word in errors[0] for word in words), errors[0]
+    assert "Traceback" not in result.stderr
+    assert not list(tmp_path.glob("runs/*/weights.npz"))
+    assert not any('"end"' in path.read_text() for path in tmp_path.glob("runs/*/history.jsonl"))
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_more_model_ranks_than_outputs(ranks: int, tmp_path: Path) -> None:
+    program = [sys.executable, "-m", "hybridnn", "train", "--model", str(ranks), "--hidden", "16,2"]
+    result = run_mpi(ranks, program, timeout=60, cwd=tmp_path)
+    assert result.returncode == (0 if ranks == 1 else 2), result.stderr
+    if ranks > 1:
+        assert "Error: parallel.model = 3: layer 1 has 2 outputs, fewer than the 3 model ranks" in result.stderr
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_a_loss_that_is_not_finite_stops_the_run(ranks: int, tmp_path: Path) -> None:
+    program = [sys.executable, "-m", "hybridnn", "train", "--lr", "1e6", "--quiet"]
+    result = run_mpi(ranks, program, timeout=60, cwd=tmp_path)
+    assert result.returncode == 1
+    errors = [line for line in result.stderr.splitlines() if "Error" in line]
+    assert len(errors) == 1, result.stderr
+    assert all(word in errors[0] for word in ("step", "layer 2:", "optimizer.lr", "clip_norm")), errors[0]
+    assert not list(tmp_path.glob("runs/*/weights.npz"))
+    assert "Warning" not in result.stderr
+
+
+FULL_DISK_ON_RANK_0 = """
+import resource
+import hybridnn
+from hybridnn.cli.main import main
+grid = hybridnn.ProcessGrid()
+if grid.rank == 0:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1500, 1500))
+main(["train", "--out", "run", "--quiet", "--set", "data.distribution=scatter"])
+"""
+
+
+def test_an_error_of_one_rank_alone_ends_the_job(tmp_path: Path) -> None:
+    # Only rank 0 writes files. When it cannot go on, nobody else notices, and nobody may wait for it for ever.
+    result = run_mpi(2, FULL_DISK_ON_RANK_0, timeout=40, cwd=tmp_path)
+    assert not result.timed_out
+    assert result.returncode == 2, result.stderr
+    assert result.stderr.count("Error: output.folder = 'run' cannot be written") == 1, result.stderr
+    assert "File too large" in result.stderr
+    assert not (tmp_path / "run" / "weights.npz").exists()

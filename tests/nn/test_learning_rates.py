@@ -1,0 +1,77 @@
+"""Learning-rate schedules against their closed forms, and at their ends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hybridnn import Constant, Cosine, Step, WarmupLinear
+from hybridnn.errors import SettingError
+from reference.updates import Schedule
+
+PER_EPOCH, UPDATES = 7, 35
+
+PAIRS = [
+    (Constant(), Schedule()),
+    (Step((1, 3)), Schedule("step", milestones=(1, 3), factor=0.1)),
+    (Step((2,), 0.5), Schedule("step", milestones=(2,), factor=0.5)),
+    (WarmupLinear(), Schedule("linear", warmup_epochs=1.0)),
+    (WarmupLinear(0, 0.25), Schedule("linear", final=0.25)),
+    (WarmupLinear(1.5, 0.1), Schedule("linear", warmup_epochs=1.5, final=0.1)),
+    (Cosine(), Schedule("cosine")),
+    (Cosine(2, 0.3), Schedule("cosine", warmup_epochs=2.0, final=0.3)),
+]
+
+
+@pytest.mark.parametrize(("schedule", "expected"), PAIRS)
+def test_closed_forms(schedule: Any, expected: Schedule) -> None:
+    for update in range(UPDATES):
+        factor = schedule.factor(update, PER_EPOCH, UPDATES)
+        assert factor == pytest.approx(expected.at(update, PER_EPOCH, UPDATES), rel=1e-13), update
+
+
+def test_step_changes_at_the_first_update_after_a_milestone() -> None:
+    schedule = Step((1, 3), 0.5)
+    assert [schedule.factor(u, 7, 35) for u in (0, 6, 7, 20, 21, 34)] == [1, 1, 0.5, 0.5, 0.25, 0.25]
+
+
+@pytest.mark.parametrize("schedule", [WarmupLinear(2, 0.2), Cosine(2, 0.2)])
+def test_warm_up_rises_to_one_and_the_last_update_has_the_final_factor(schedule: Any) -> None:
+    factors = [schedule.factor(u, PER_EPOCH, UPDATES) for u in range(UPDATES)]
+    assert 0 < factors[0] < 0.1
+    assert factors[:15] == sorted(factors[:15])
+    assert factors[14] == 1.0
+    assert factors[14:] == sorted(factors[14:], reverse=True)
+    assert factors[-1] == pytest.approx(0.2, rel=1e-14)
+
+
+def test_cosine_is_half_way_down_in_the_middle() -> None:
+    assert Cosine(0, 0.2).factor(17, PER_EPOCH, UPDATES) == pytest.approx(0.6, rel=1e-14)
+
+
+@pytest.mark.parametrize("schedule", [WarmupLinear(0), Cosine(0), WarmupLinear(9), Cosine(9)])
+@pytest.mark.parametrize("updates", [1, 2])
+def test_runs_of_one_or_two_updates_have_rates(schedule: Any, updates: int) -> None:
+    for update in range(updates):
+        assert 0 <= schedule.factor(update, 1, updates) <= 1
+    assert schedule.factor(0, 1, updates) > 0
+
+
+@pytest.mark.parametrize(
+    ("make", "setting"),
+    [
+        (lambda: Step((3, 2)), "schedule.milestones"),
+        (lambda: Step((2, 2)), "schedule.milestones"),
+        (lambda: Step((0,)), "schedule.milestones"),
+        (lambda: Step((1,), 0.0), "schedule.factor"),
+        (lambda: Step((1,), float("nan")), "schedule.factor"),
+        (lambda: WarmupLinear(-1), "schedule.warmup_epochs"),
+        (lambda: WarmupLinear(1, 2), "schedule.final_factor"),
+        (lambda: Cosine(float("nan")), "schedule.warmup_epochs"),
+        (lambda: Cosine(0, -0.1), "schedule.final_factor"),
+    ],
+)
+def test_what_cannot_be_a_schedule_is_refused_by_name(make: Any, setting: str) -> None:
+    with pytest.raises(SettingError, match=setting.replace(".", r"\.")) as caught:
+        make()
+    assert caught.value.setting == setting

@@ -1,0 +1,71 @@
+"""Losses against their definitions, for extreme logits, and for a rank that has no samples."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+from hybridnn import MLP
+from hybridnn.errors import SettingError
+from hybridnn.nn.losses import loss_gradient, resolve_loss
+from reference import network as net
+from reference.cases import assert_close
+from reference.network import Array, Network
+
+
+def computed(name: str, outputs: Array, targets: Array, samples: int) -> tuple[float, Array]:
+    """Sum of the losses and gradient, of outputs (samples, outputs); no warning may be given."""
+    gradient, loss = np.full(outputs.T.shape, np.nan, outputs.dtype), np.full(1, np.nan, outputs.dtype)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loss_gradient(name, np.ascontiguousarray(outputs.T), targets, np.arange(len(outputs)), samples, gradient, loss)
+    return float(loss[0]), gradient.T
+
+
+@pytest.mark.parametrize("name", ["mse", "cross_entropy"])
+@pytest.mark.parametrize("n", [1, 2, 9])
+def test_loss_and_gradient_of_some_samples_of_a_minibatch(name: str, n: int) -> None:
+    random = np.random.default_rng(n)
+    outputs = random.standard_normal((n, 4))
+    targets: Array = random.integers(0, 4, n) if name == "cross_entropy" else random.standard_normal((n, 4))
+    network = Network((1, 4), loss=name)
+    loss, gradient = computed(name, outputs, targets, samples=12)
+    assert loss == pytest.approx(n * net.loss(network, outputs, targets), rel=1e-13)
+    assert_close(gradient, net.loss_slope(network, outputs, targets) * n / 12, name, 1e-13)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_cross_entropy_of_huge_logits(dtype: str) -> None:
+    outputs = np.array([[1000, -1000, 0], [-1000, 1000, 1000], [-1000, -1000, -1000]], dtype)
+    labels = np.array([0, 0, 2])
+    loss, gradient = computed("cross_entropy", outputs, labels, 3)
+    # Losses by hand: 0, 2000 + log 2, log 3.
+    assert loss == pytest.approx(2000 + np.log(2) + np.log(3), rel=1e-6)
+    expected = np.array([[0, 0, 0], [-1, 0.5, 0.5], [1 / 3, 1 / 3, -2 / 3]]) / 3
+    np.testing.assert_allclose(gradient, expected, atol=1e-7)
+
+
+def test_cross_entropy_of_a_certain_answer_keeps_its_small_loss() -> None:
+    loss, _ = computed("cross_entropy", np.array([[30.0, 0.0]]), np.array([0]), 1)
+    assert loss == pytest.approx(np.log1p(np.exp(-30.0)), rel=1e-2)
+
+
+@pytest.mark.parametrize(("name", "targets"), [("mse", np.zeros((0, 3))), ("cross_entropy", np.zeros(0, np.int64))])
+def test_no_samples_are_no_loss(name: str, targets: Array) -> None:
+    loss, gradient = computed(name, np.zeros((0, 3)), targets, 7)
+    assert loss == 0.0
+    assert gradient.shape == (0, 3)
+
+
+@pytest.mark.parametrize(("loss", "task"), [("mse", "regression"), ("cross_entropy", "classification")])
+def test_auto_takes_the_loss_of_the_task(loss: str, task: str) -> None:
+    assert resolve_loss(MLP([2, 3]), task) == loss
+    assert resolve_loss(MLP([2, 3], loss=loss), task) == loss
+
+
+@pytest.mark.parametrize(("loss", "task"), [("mse", "classification"), ("cross_entropy", "regression")])
+def test_a_loss_of_the_other_task_is_refused(loss: str, task: Any) -> None:
+    with pytest.raises(SettingError, match="model.loss"):
+        resolve_loss(MLP([2, 3], loss=loss), task)

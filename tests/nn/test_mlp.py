@@ -1,0 +1,54 @@
+"""What a multi-layer perceptron may be, and what its layers are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hybridnn import MLP
+from hybridnn.errors import SettingError
+
+
+def test_layers_and_parameters() -> None:
+    model = MLP([5, 8, 8, 3, 3], "selu", residual=True)
+    assert [(layer.index, layer.inputs, layer.outputs) for layer in model.layers] == [(0, 5, 8), (1, 8, 8), (2, 8, 3), (3, 3, 3)]
+    assert [layer.activation for layer in model.layers] == ["selu", "selu", "selu", "identity"]
+    # The output layer is never residual, even where its widths agree.
+    assert [layer.residual for layer in model.layers] == [False, True, False, False]
+    assert [layer.initializer for layer in model.layers] == ["lecun", "lecun", "lecun", "glorot"]
+    assert model.parameters == 5 * 8 + 8 + 8 * 8 + 8 + 8 * 3 + 3 + 3 * 3 + 3
+
+
+def test_no_hidden_layer_is_a_linear_model() -> None:
+    (only,) = MLP([4, 2]).layers
+    assert only.activation == "identity"
+
+
+def test_models_with_the_same_settings_are_equal_and_cannot_change() -> None:
+    model = MLP([4, 2])
+    assert model == MLP((4, 2))
+    assert model != MLP([4, 3])
+    with pytest.raises(AttributeError):
+        model.sizes = (1, 2)  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "settings", "setting", "value"),
+    [
+        (([4, 2], "gelu"), {}, "model.activation", "gelu"),
+        (([4, 2],), {"loss": "hinge"}, "model.loss", "hinge"),
+        (([4, 2],), {"initializer": "zeros"}, "model.initializer", "zeros"),
+        (([4],), {}, "model.sizes", [4]),
+        (([],), {}, "model.sizes", []),
+        (([4, 0, 2],), {}, "model.sizes", [4, 0, 2]),
+        (([4, -3, 2],), {}, "model.sizes", [4, -3, 2]),
+        (([4, 2.5, 2],), {}, "model.sizes", [4, 2.5, 2]),
+    ],
+)
+def test_refusals_name_setting_and_value(arguments: Any, settings: Any, setting: str, value: Any) -> None:
+    with pytest.raises(SettingError) as caught:
+        MLP(*arguments, **settings)
+    assert caught.value.setting == setting
+    assert caught.value.value == value
+    assert repr(value) in str(caught.value)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,97 @@
+"""Optimizers on flat buffers against their definitions, with more numbers than fit one block."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hybridnn import SGD, Adam, AdamW
+from hybridnn.errors import SettingError
+from hybridnn.kernels.numpy_updates import BLOCK
+from hybridnn.nn.optimizers import new_state
+from reference.cases import OPTIMIZERS, assert_close
+
+SIZES = (1, 3, 16, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + 7)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_five_updates(name: str, size: int) -> None:
+    optimizer, rule = OPTIMIZERS[name]
+    random = np.random.default_rng(size)
+    found = random.standard_normal(size)
+    expected = found.copy()
+    state = new_state(optimizer, found)
+    slots = {slot: np.zeros(size) for slot in rule.slots()}
+    for step in range(1, 6):
+        gradient = random.standard_normal(size)
+        handed = gradient.copy()
+        rate = rule.lr / step
+        optimizer.update(found, handed, state, rate)
+        expected = rule.step(expected, gradient, slots, step, rate)
+        assert np.array_equal(handed, gradient), "the gradient was changed"
+    assert_close(found, expected, name, 1e-13)
+    assert sorted(state.slots) == sorted(slots)
+    for slot, array in slots.items():
+        assert_close(state.slots[slot], array, f"{name}: {slot}", 1e-13)
+    assert state.updates == 5
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_an_update_in_parts_is_the_update(name: str) -> None:
+    # Ranks own parts of the parameters: where the buffer is cut must not matter, to the last bit.
+    optimizer, _ = OPTIMIZERS[name]
+    random = np.random.default_rng(0)
+    start, gradients = random.standard_normal(BLOCK + 100), random.standard_normal((3, BLOCK + 100))
+    whole, cut = start.copy(), 77
+    parts = [start[:cut].copy(), start[cut:].copy()]
+    state, states = new_state(optimizer, whole), [new_state(optimizer, part) for part in parts]
+    for g in gradients:
+        optimizer.update(whole, g, state, 0.01)
+        for part, its_state, own in zip(parts, states, (g[:cut], g[cut:]), strict=True):
+            optimizer.update(part, own, its_state, 0.01)
+    assert np.array_equal(whole, np.concatenate(parts))
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_float32_stays_float32(name: str) -> None:
+    optimizer, rule = OPTIMIZERS[name]
+    weights = np.random.default_rng(1).standard_normal(100).astype(np.float32)
+    gradient = np.float32(0.5) * weights
+    slots = {slot: np.zeros(100) for slot in rule.slots()}
+    expected = rule.step(weights.astype(np.float64), gradient.astype(np.float64), slots, 1, 0.01)
+    state = new_state(optimizer, weights)
+    optimizer.update(weights, gradient, state, 0.01)
+    arrays = [weights, state.scratch, *state.slots.values()]
+    assert {array.dtype for array in arrays} == {np.dtype(np.float32)}
+    assert_close(weights, expected, name, 1e-6)
+
+
+def test_defaults_of_adam_and_adamw_are_the_papers() -> None:
+    assert (Adam().lr, Adam().betas, Adam().eps, Adam().weight_decay) == (1e-3, (0.9, 0.999), 1e-8, 0.0)
+    assert AdamW().weight_decay == 0.01
+
+
+@pytest.mark.parametrize(
+    ("make", "setting"),
+    [
+        (lambda: SGD(lr=0), "optimizer.lr"),
+        (lambda: SGD(lr=float("nan")), "optimizer.lr"),
+        (lambda: SGD(momentum=1.0), "optimizer.momentum"),
+        (lambda: SGD(momentum=-0.1), "optimizer.momentum"),
+        (lambda: SGD(momentum=0.5, dampening=1.5), "optimizer.dampening"),
+        (lambda: SGD(weight_decay=-1), "optimizer.weight_decay"),
+        (lambda: SGD(momentum=0.0, nesterov=True), "optimizer.nesterov"),
+        (lambda: SGD(momentum=0.9, dampening=0.1, nesterov=True), "optimizer.nesterov"),
+        (lambda: Adam(lr=-1), "optimizer.lr"),
+        (lambda: Adam(betas=(0.9, 1.0)), "optimizer.betas"),
+        (lambda: Adam(eps=0), "optimizer.eps"),
+        (lambda: AdamW(weight_decay=-0.1), "optimizer.weight_decay"),
+    ],
+)
+def test_what_cannot_be_an_optimizer_is_refused_by_name(make: Any, setting: str) -> None:
+    with pytest.raises(SettingError) as caught:
+        make()
+    assert caught.value.setting == setting
+    assert setting in str(caught.value)

@@ -1,0 +1,54 @@
+"""Which block of every layer a rank owns."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hybridnn.errors import GridError
+from hybridnn.nn.mlp import MLP
+from hybridnn.parallel.layer_split import MODEL_SPLITS, split_layers
+
+
+@given(
+    st.lists(st.integers(5, 20), min_size=2, max_size=7),
+    st.integers(1, 5),
+    st.sampled_from(MODEL_SPLITS),
+)
+def test_every_parameter_is_owned_by_exactly_one_rank(sizes: list[int], ranks: int, split: str) -> None:
+    layers = MLP(sizes).layers
+    owners = [(np.zeros((layer.outputs, layer.inputs), int), np.zeros(layer.outputs, int)) for layer in layers]
+    for rank in range(ranks):
+        for (weight, bias), item in zip(owners, split_layers(layers, split, ranks, rank), strict=True):
+            weight[item.shard.rows, item.shard.columns] += 1
+            bias[item.shard.bias_rows] += 1
+    assert all((weight == 1).all() and (bias == 1).all() for weight, bias in owners)
+
+
+def test_columns_gathers_after_every_layer() -> None:
+    splits = split_layers(MLP([4, 5, 6, 7]).layers, "columns", 2, 1)
+    assert [(item.by_inputs, item.gathers) for item in splits] == [(False, True)] * 3
+    assert [item.shard.rows for item in splits] == [slice(3, 5), slice(3, 6), slice(4, 7)]
+
+
+@pytest.mark.parametrize(
+    ("layers", "kinds"),
+    [
+        (2, ["outputs", "inputs"]),
+        (3, ["outputs", "inputs", "outputs, gathered"]),
+        (4, ["outputs", "inputs", "outputs", "inputs"]),
+    ],
+)
+def test_alternating_pairs_a_split_by_outputs_with_one_by_inputs(layers: int, kinds: list[str]) -> None:
+    splits = split_layers(MLP([6] * (layers + 1)).layers, "alternating", 3, 0)
+    named = ["inputs" if item.by_inputs else "outputs" + ", gathered" * item.gathers for item in splits]
+    assert named == kinds
+
+
+def test_too_many_model_ranks_are_refused_with_both_numbers() -> None:
+    with pytest.raises(GridError, match=r"parallel\.model = 4: layer 1 has 3 outputs, fewer than the 4 model ranks"):
+        split_layers(MLP([8, 8, 3]).layers, "columns", 4, 0)
+    # Split by its inputs, the same layer is fine.
+    assert split_layers(MLP([8, 8, 3]).layers, "alternating", 4, 3)[1].shard.weight_shape == (3, 2)

@@ -1,0 +1,44 @@
+"""Training sends buffers only: with pickling made impossible inside mpi4py, everything still works."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+import pytest
+
+from hybridnn import MLP, SGD, ProcessGrid, Trainer
+from hybridnn.comm.placement import fitting_grids
+from hybridnn.parallel.distribution import DISTRIBUTIONS
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+
+class PickledError(Exception):
+    """Somebody pickled a message."""
+
+
+def _refuse(*arguments: Any, **options: Any) -> NoReturn:
+    raise PickledError
+
+
+@pytest.mark.mpi(ranks=[2, 4])
+def test_no_message_of_training_is_pickled(comm: MPI.Intracomm) -> None:
+    from mpi4py import MPI as mpi  # noqa: N811 - a module, named as one
+
+    x, y = np.random.default_rng(0).normal(size=(30, 4)), np.arange(30) % 5
+    dumps, loads = mpi.pickle.dumps, mpi.pickle.loads
+    mpi.pickle.__init__(_refuse, _refuse)
+    try:
+        with pytest.raises(PickledError):
+            mpi.COMM_SELF.bcast("the trap works")
+        for batch, model in fitting_grids(comm.size):
+            for distribution in DISTRIBUTIONS:
+                grid = ProcessGrid(comm, batch=batch, model=model)
+                trainer = Trainer(MLP([4, 8, 5]), SGD(0.1), grid=grid, batch_size=7, distribution=distribution)
+                trainer.fit(x, y, epochs=1, validation=(x, y))
+                trainer.predict(x)
+                trainer.weights()
+    finally:
+        mpi.pickle.__init__(dumps, loads)

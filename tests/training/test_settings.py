@@ -1,0 +1,236 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hybridnn.errors import SettingError
+from hybridnn.training.settings import Settings, settings_from
+from hybridnn.training.settings_errors import UnknownSettingError
+from hybridnn.training.settings_file import load_settings, to_toml
+
+
+def test_defaults_are_the_documented_ones() -> None:
+    settings = load_settings(None)
+    assert settings == Settings()
+    assert (settings.data.name, settings.data.file, settings.data.distribution) == ("digits", None, "local")
+    assert settings.model.hidden == (256, 256)
+    assert (settings.training.epochs, settings.training.batch_size, settings.training.dtype) == (10, 100, "float32")
+    assert (settings.parallel.batch, settings.parallel.model, settings.parallel.overlap) == (None, 1, True)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "lr", "weight_decay"),
+    [
+        ([], 0.005, 0.0),
+        (["optimizer.name=adam"], 0.001, 0.0),
+        (["optimizer.name=adamw"], 0.001, 0.01),
+        (["optimizer.name=adamw", "optimizer.lr=0.5", "optimizer.weight_decay=0"], 0.5, 0.0),
+    ],
+)
+def test_defaults_depend_on_the_optimizer(overrides: list[str], lr: float, weight_decay: float) -> None:
+    optimizer = load_settings(None, overrides).optimizer
+    assert (optimizer.lr, optimizer.weight_decay) == (lr, weight_decay)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("training.epochs=0", "training.epochs = 0: must be at least 1"),
+        ("training.epochs=1.5", "training.epochs = 1.5: must be a whole number"),
+        ("training.epochs=true", "training.epochs = True: must be a whole number"),
+        ("training.epochs=many", "training.epochs = 'many': must be a whole number"),
+        ("training.batch_size=-5", "training.batch_size = -5: must be at least 1"),
+        ("training.shuffle=1", "training.shuffle = 1: must be true or false"),
+        ("training.dtype=float16", "training.dtype = 'float16': must be 'float32' or 'float64'"),
+        ("training.clip_norm=0", "training.clip_norm = 0: must be greater than 0"),
+        ("model.hidden=[3, -1]", "model.hidden[1] = -1: must be at least 1"),
+        ("model.hidden=5", "model.hidden = 5: must be a list"),
+        ("model.activation=gelu", "must be 'relu', 'identity', 'tanh', 'sigmoid' or 'selu'"),
+        ("data.test_fraction=1", "data.test_fraction = 1: must be less than 1"),
+        ("data.file=3", "data.file = 3: must be text in quotes"),
+        ("data.targets=['y']", "data.targets = ['y']: does not belong to name = 'digits'"),
+        ("data.synthetic.samples=9", "data.synthetic = {'samples': 9}: does not belong to name = 'digits'"),
+        ("optimizer.lr=nan", "optimizer.lr = nan: must be a finite number"),
+        ("optimizer.name=adm", "optimizer.name = 'adm': must be 'sgd', 'adam' or 'adamw'"),
+        ("optimizer.momentum=1", "optimizer.momentum = 1: must be less than 1"),
+        ("optimizer.betas=[0.9, 0.99]", "optimizer.betas = [0.9, 0.99]: does not belong to name = 'sgd'"),
+        ("optimizer.betas=[0.9]", "optimizer.betas = [0.9]: has too few values"),
+        ("optimizer.betas=[0.9, 1.0]", "optimizer.betas[1] = 1.0: must be less than 1"),
+        ("schedule.name=step", "schedule.milestones = []: name = 'step' needs at least one epoch"),
+        ("schedule.name=warmup-linear", "schedule.warmup_epochs = 0.0: name = 'warmup-linear' needs a number above 0"),
+        ("schedule.factor=0.5", "schedule.factor = 0.5: does not belong to name = 'constant'"),
+        ("parallel.batch=0", "parallel.batch = 0: must be at least 1"),
+        ("parallel.model_split=rows", "parallel.model_split = 'rows': must be 'columns' or 'alternating'"),
+        ("output.folder=", "output.folder = '': must not be empty"),
+    ],
+)
+def test_wrong_value_is_named_with_what_is_allowed(override: str, message: str) -> None:
+    with pytest.raises(SettingError) as caught:
+        load_settings(None, [override])
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ["optimizer.name=adam", "optimizer.momentum=0.9"],
+            "optimizer.momentum = 0.9: does not belong to name = 'adam'",
+        ),
+        (
+            ["optimizer.momentum=0.9", "optimizer.nesterov=true", "optimizer.dampening=0.1"],
+            "optimizer.nesterov = True: needs momentum > 0 and dampening = 0",
+        ),
+        (["schedule.name=step", "schedule.milestones=[3, 3]"], "schedule.milestones = [3, 3]: must increase"),
+        (
+            ["schedule.name=cosine", "schedule.warmup_epochs=10"],
+            "schedule.warmup_epochs = 10.0: must be less than training.epochs = 10",
+        ),
+        (
+            ["data.file=mine.npz", "data.features=paper"],
+            "data.features = 'paper': does not belong to file = 'mine.npz'",
+        ),
+    ],
+)
+def test_values_that_do_not_go_together_are_refused(overrides: list[str], message: str) -> None:
+    with pytest.raises(SettingError) as caught:
+        load_settings(None, overrides)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("training.epoch=3", "unknown setting training.epoch; did you mean training.epochs?"),
+        ("model.epochs=3", "unknown setting model.epochs; did you mean training.epochs?"),
+        ("trainin.epochs=3", "unknown setting trainin; did you mean training?"),
+        ("data.synthetic.sample=3", "unknown setting data.synthetic.sample; did you mean data.synthetic.samples?"),
+        ("parallel.zzz=3", "unknown setting parallel.zzz; known in [parallel]: batch, model, model_split, overlap"),
+        (
+            "zzz.zzz=3",
+            "unknown setting zzz; known sections: data, model, training, optimizer, schedule, parallel, output",
+        ),
+    ],
+)
+def test_unknown_setting_names_the_nearest_known_one(override: str, message: str) -> None:
+    with pytest.raises(UnknownSettingError) as caught:
+        load_settings(None, [override])
+    assert str(caught.value) == message
+
+
+def test_several_mistakes_are_one_line() -> None:
+    with pytest.raises(SettingError) as caught:
+        load_settings(None, ["training.epochs=0", "training.batch_size=0", "optimizer.lr=-1"])
+    assert str(caught.value) == "training.epochs = 0: must be at least 1 (and 2 more)"
+    assert (caught.value.setting, caught.value.value) == ("training.epochs", 0)
+
+
+def test_both_sources_of_data_are_refused() -> None:
+    with pytest.raises(SettingError, match=r"data\.file = 'x\.npz': give either data\.name"):
+        settings_from({"data": {"name": "digits", "file": "x.npz"}})
+
+
+def test_override_of_the_source_replaces_the_other_one(tmp_path: Path) -> None:
+    config = tmp_path / "c.toml"
+    config.write_text('[data]\nname = "airfoil"\n')
+    assert load_settings(config, ["data.file=x.npz"]).data.name is None
+    assert load_settings(config, ["data.file=x.npz", "data.name=mnist"]).data.file is None
+
+
+@pytest.mark.parametrize(
+    "text", ["training.epochs", "epochs=3", "=3", ".epochs=3", "training.=3", "training.epochs.x=3"]
+)
+def test_override_of_wrong_form_is_refused(text: str) -> None:
+    with pytest.raises(SettingError, match=r"section\.key=value"):
+        load_settings(None, ["training.epochs=3", text])
+
+
+def test_overrides_apply_over_the_file_in_order(tmp_path: Path) -> None:
+    config = tmp_path / "c.toml"
+    config.write_text("[training]\nepochs = 3\nseed = 5\n")
+    training = load_settings(config, ["training.epochs=4", "training.epochs=7"]).training
+    assert (training.epochs, training.seed) == (7, 5)
+
+
+def test_section_that_is_a_value_is_refused(tmp_path: Path) -> None:
+    config = tmp_path / "c.toml"
+    config.write_text("training = 3\n")
+    with pytest.raises(SettingError, match="training = 3: must be a section"):
+        load_settings(config)
+
+
+def test_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match=r"no\.toml': cannot be read: No such file"):
+        load_settings(tmp_path / "no.toml")
+
+
+def test_syntax_error_names_the_line(tmp_path: Path) -> None:
+    config = tmp_path / "c.toml"
+    config.write_text("[training]\nepochs = = 3\n")
+    with pytest.raises(SettingError, match=r"is not valid TOML.*line 2"):
+        load_settings(config)
+
+
+def test_settings_are_frozen() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        Settings().training.epochs = 3  # type: ignore[misc]
+
+
+OPTIMIZERS = st.sampled_from(
+    [
+        {"name": "sgd", "momentum": 0.9, "nesterov": True},
+        {"name": "sgd", "dampening": 0.5, "lr": 1e-30},
+        {"name": "adam", "betas": [0.8, 0.9], "eps": 1e-6},
+        {"name": "adamw"},
+    ]
+)
+SCHEDULES = st.sampled_from(
+    [
+        {"name": "constant"},
+        {"name": "step", "milestones": [2, 4], "factor": 0.5},
+        {"name": "warmup-linear", "warmup_epochs": 0.5},
+        {"name": "cosine", "final_factor": 0.1},
+    ]
+)
+DATA = st.sampled_from(
+    [
+        {"name": "airfoil", "features": "paper", "rows": 100},
+        {"file": 'odd "name"\\é.csv', "targets": ["a b", "c"]},
+        {"name": "synthetic", "synthetic": {"task": "classification", "outputs": 3}},
+    ]
+)
+
+
+@given(
+    data=DATA, optimizer=OPTIMIZERS, schedule=SCHEDULES, hidden=st.lists(st.integers(1, 9)), norm=st.floats(1e-9, 1e9)
+)
+def test_resolved_settings_load_as_equal_settings(
+    tmp_path_factory: pytest.TempPathFactory,
+    data: dict[str, object],
+    optimizer: dict[str, object],
+    schedule: dict[str, object],
+    hidden: list[int],
+    norm: float,
+) -> None:
+    settings = settings_from(
+        {
+            "data": data,
+            "model": {"hidden": hidden},
+            "training": {"clip_norm": norm},
+            "optimizer": optimizer,
+            "schedule": schedule,
+        }
+    )
+    path = tmp_path_factory.getbasetemp() / "resolved.toml"
+    path.write_text(to_toml(settings), encoding="utf-8")
+    assert load_settings(path) == settings
+
+
+def test_resolved_settings_leave_out_what_means_nothing() -> None:
+    text = to_toml(load_settings(None, ["optimizer.name=adam"]))
+    assert "betas" in text
+    assert not any(key in text for key in ("momentum", "nesterov", "milestones", "[data.synthetic]", "targets"))
