@@ -1,4 +1,4 @@
-"""Two ranks, one thread each, batch parallel: this package over MPI beside PyTorch DDP over gloo, in the same processes."""
+"""Two ranks of one thread, batch parallel: this package over MPI beside PyTorch DDP over gloo, in one launch."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class Case:
     batch_size : int
     task : {"regression", "classification"}
     minibatches, epochs : int
-        Minibatches in the data, and passes over them in one timed run, so that a run takes at least a tenth of a second.
+        Minibatches in the data, and passes over them in one timed run, which takes at least a tenth of a second.
     """
 
     name: str

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tracemalloc
 from collections.abc import Callable
+from itertools import pairwise
 from statistics import median
 from typing import Any
 
@@ -23,7 +24,7 @@ def products_of(case: Case) -> Callable[[], None]:
     widths, n = case.sizes, case.batch_size
     activations = [rng.standard_normal((n, widths[0]), np.float32).T]
     activations += [rng.standard_normal((width, n), np.float32) for width in widths[1:]]
-    weights = [rng.standard_normal((b, a), np.float32) for a, b in zip(widths, widths[1:], strict=False)]
+    weights = [rng.standard_normal((b, a), np.float32) for a, b in pairwise(widths)]
     weight_gradients = [np.empty_like(weight) for weight in weights]
     gradients = [np.empty_like(activation) for activation in activations]
 
@@ -42,19 +43,14 @@ def products_of(case: Case) -> Callable[[], None]:
 def memory_of(case: Case) -> dict[str, float]:
     """Most memory that a trainer held while training, beside what the arrays of the method need."""
     tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
     trainer, run = our_run(case, ProcessGrid())
-    before_run = tracemalloc.get_traced_memory()[0]
     run()
-    peak = tracemalloc.get_traced_memory()[1]
+    peak = tracemalloc.get_traced_memory()[1] - before
     tracemalloc.stop()
-    data = 4 * case.batch_size * case.minibatches * (case.sizes[0] + 2 * case.sizes[-1])
     # Parameters, gradients and velocity; the input and one output per layer.
     needed = 4 * (3 * case.parameters + case.batch_size * sum(case.sizes))
-    return {
-        "peak_bytes": peak - min(data, before_run),
-        "needed_bytes": needed,
-        "memory_ratio": trainer.memory_bytes / needed,
-    }
+    return {"traced_peak_bytes": peak, "needed_bytes": needed, "memory_ratio": trainer.memory_bytes / needed}
 
 
 def measure(case: Case, pairs: int) -> dict[str, Any]:

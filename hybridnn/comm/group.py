@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridnn.comm.accounting import bytes_sent_by_rank
+from hybridnn.comm.large_messages import gather_by_messages, offsets_of, pieces, scatter_by_messages
 from hybridnn.comm.mpi import import_mpi, require_buffer
 from hybridnn.comm.partition import block_sizes, block_slice
 from hybridnn.comm.recorder import Recorder
@@ -207,10 +208,10 @@ class Group:
             return DONE
         start = self.recorder.begin("scatter", self.axis)
         if total > self._limit:
-            requests = self._scatter_by_messages(array, out, rows, root)
+            requests = scatter_by_messages(self._comm, self._limit, array, out, rows, root)
         else:
             counts = [n * width for n in rows]
-            send = [array, counts, _offsets(counts), None] if self.rank == root else None
+            send = [array, counts, offsets_of(counts), None] if self.rank == root else None
             requests = [self._comm.Iscatterv(send, out, root)]
         owned = (out,) if array is None else (array, out)
         return self._started("scatter", start, total, requests, *owned, is_root=self.rank == root)
@@ -238,10 +239,10 @@ class Group:
         total = sum(rows) * width * array.itemsize
         start = self.recorder.begin("gather", self.axis)
         if total > self._limit:
-            self._mpi.Request.Waitall(self._gather_by_messages(array, out, rows, root))
+            self._mpi.Request.Waitall(gather_by_messages(self._comm, self._limit, array, out, rows, root))
         else:
             counts = [n * width for n in rows]
-            self._comm.Gatherv(array, [out, counts, _offsets(counts), None] if self.rank == root else None, root)
+            self._comm.Gatherv(array, [out, counts, offsets_of(counts), None] if self.rank == root else None, root)
         self._finish("gather", start, total, is_root=self.rank == root)
 
     # -- how the above is done ---------------------------------------------------------------------------------------
@@ -250,11 +251,7 @@ class Group:
         return self._mpi.SUM if name == "sum" else self._mpi.MAX
 
     def _pieces(self, array: NDArray[Any]) -> Iterator[NDArray[Any]]:
-        """`array` as flat views of at most the message limit."""
-        flat = array.reshape(-1)
-        step = max(1, self._limit // array.itemsize)
-        for start in range(0, max(flat.size, 1), step):
-            yield flat[start : start + step]
+        return pieces(array, self._limit)
 
     def _layout(self, array: NDArray[Any]) -> tuple[list[int], list[int]]:
         """Elements and first element of every rank's block of rows."""
@@ -262,7 +259,7 @@ class Group:
         key = (len(array), width)
         if key not in self._layouts:
             counts = [n * width for n in block_sizes(len(array), self.size)]
-            self._layouts[key] = (counts, _offsets(counts))
+            self._layouts[key] = (counts, offsets_of(counts))
         return self._layouts[key]
 
     def _finish(self, name: str, start: float, nbytes: int, *, is_root: bool = False) -> None:
@@ -275,34 +272,6 @@ class Group:
         self._finish(name, start, nbytes, is_root=is_root)
         return Request(requests, arrays, name, self.axis, self.recorder)
 
-    def _scatter_by_messages(
-        self, array: NDArray[Any] | None, out: NDArray[Any], rows: Sequence[int], root: int
-    ) -> list[Any]:
-        if self.rank != root or array is None:
-            return [self._comm.Irecv(piece, root) for piece in self._pieces(out)]
-        requests = []
-        for rank, first in enumerate(_offsets(rows)):
-            block = array[first : first + rows[rank]]
-            if rank == root:
-                out[...] = block
-            else:
-                requests += [self._comm.Isend(piece, rank) for piece in self._pieces(block)]
-        return requests
-
-    def _gather_by_messages(
-        self, array: NDArray[Any], out: NDArray[Any] | None, rows: Sequence[int], root: int
-    ) -> list[Any]:
-        if self.rank != root or out is None:
-            return [self._comm.Isend(piece, root) for piece in self._pieces(array)]
-        requests = []
-        for rank, first in enumerate(_offsets(rows)):
-            block = out[first : first + rows[rank]]
-            if rank == root:
-                block[...] = array
-            else:
-                requests += [self._comm.Irecv(piece, rank) for piece in self._pieces(block)]
-        return requests
-
     def _require_root_array(self, what: str, array: NDArray[Any] | None, part: NDArray[Any], rows: int) -> NDArray[Any]:
         if array is None:
             raise ValueError(f"{what}: the root needs the whole array")
@@ -314,11 +283,3 @@ class Group:
     def _require_shape(what: str, array: NDArray[Any], shape: tuple[int, ...]) -> None:
         if array.shape != shape:
             raise ValueError(f"{what}: expected an array of shape {shape}, got {array.shape}")
-
-
-def _offsets(counts: Sequence[int]) -> list[int]:
-    """First item of every part."""
-    offsets = [0]
-    for count in counts[:-1]:
-        offsets.append(offsets[-1] + count)
-    return offsets

@@ -35,6 +35,7 @@ class PlacedData:
         None on ranks that receive their minibatches from rank 0.
     train_samples, test_samples, features, outputs : int
         Sizes, known to every rank.
+    task : {"classification", "regression"}
     standardizer : Standardizer or None
         On rank 0, where data were standardized.
     memory : NodeMemory
@@ -47,6 +48,7 @@ class PlacedData:
     test_samples: int
     features: int
     outputs: int
+    task: str
     standardizer: Standardizer | None
     memory: NodeMemory
 
@@ -119,7 +121,8 @@ def place_data(
         test = _share(test, (test_samples, features), targets, dtype, memory, grid, everyone=generated)
         memory.publish()
     standardizer = prepared.standardizer if prepared is not None and grid.rank == 0 else None
-    return PlacedData(train, test, train_samples, test_samples, features, outputs, standardizer, memory)
+    task = "regression" if regression else "classification"
+    return PlacedData(train, test, train_samples, test_samples, features, outputs, task, standardizer, memory)
 
 
 def _prepare(data: Dataset, generated: bool, standardize: bool, test_fraction: float, seed: int) -> _Prepared:

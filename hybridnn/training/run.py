@@ -18,6 +18,7 @@ from hybridnn.comm.grid import ProcessGrid
 from hybridnn.comm.mpi import library_version
 from hybridnn.datasets import Dataset, SyntheticSpec, load_dataset, load_file
 from hybridnn.nn.learning_rates import Constant, Cosine, LearningRateSchedule, Step, WarmupLinear
+from hybridnn.nn.losses import resolve_loss
 from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import SGD, Adam, AdamW, Optimizer
 from hybridnn.training.data_placement import PlacedData, place_data
@@ -156,6 +157,7 @@ def _trainer(settings: Settings, grid: ProcessGrid, data: PlacedData) -> Trainer
         loss=settings.model.loss,
         initializer=settings.model.initializer,
     )
+    resolve_loss(model, data.task)
     start_from = settings.model.init_from
     return Trainer(
         model,

@@ -162,8 +162,7 @@ class TrainingSettings(_Section):
 class OptimizerSettings(_Section):
     """``[optimizer]``: the update rule, with PyTorch's meaning of every number.
 
-    The default of `lr` is 0.005 for sgd and 0.001 for adam and adamw; that of `weight_decay` is 0.01 for adamw and 0 for
-    the others.
+    The default of `lr` is 0.005 for sgd and 0.001 for adam and adamw; that of `weight_decay` is 0.01 for adamw, else 0.
     """
 
     name: Literal["sgd", "adam", "adamw"] = "sgd"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from math import ceil, isfinite, sqrt
+from math import ceil
 from time import perf_counter
 from typing import Any
 
@@ -11,21 +11,18 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from hybridnn.comm.grid import ProcessGrid
-from hybridnn.comm.partition import block_bounds, block_slice
 from hybridnn.comm.threads import limit_blas_threads
-from hybridnn.errors import DataError, NonFiniteLossError, SettingError
-from hybridnn.kernels import numpy_kernels as kernels
+from hybridnn.errors import DataError, SettingError
 from hybridnn.nn.learning_rates import Constant, LearningRateSchedule
-from hybridnn.nn.losses import loss_gradient, resolve_loss
+from hybridnn.nn.losses import resolve_loss
 from hybridnn.nn.mlp import MLP
-from hybridnn.nn.optimizers import SGD, Optimizer, new_state
+from hybridnn.nn.optimizers import SGD, Optimizer
 from hybridnn.nn.parameters import check_weights
-from hybridnn.parallel.distribution import DISTRIBUTIONS, make_distributor
+from hybridnn.parallel.distribution import DISTRIBUTIONS
 from hybridnn.parallel.layer_split import MODEL_SPLITS
-from hybridnn.parallel.stage import Stage
-from hybridnn.parallel.workspace import StageArrays, Workspace
+from hybridnn.training.engine import Engine
 from hybridnn.training.history import EpochRecord, History, StepRecord
-from hybridnn.training.metrics import Metrics, MetricSums
+from hybridnn.training.metrics import Metrics
 from hybridnn.training.part import Part, make_part
 from hybridnn.training.sampling import epoch_order, minibatches
 
@@ -113,23 +110,25 @@ class Trainer:
         self.threads = limit_blas_threads(self.grid)
         self.batch_size = int(batch_size)
         self.schedule: LearningRateSchedule = schedule if schedule is not None else Constant()
-        self.seed, self.shuffle, self.clip_norm = seed, shuffle, clip_norm
+        self.seed, self.shuffle = seed, shuffle
         self.log_every, self.evaluate_every = log_every, evaluate_every
         self.history = History()
-        self.step = 0
         self._distribution = distribution
-        self._distributor = make_distributor(self.grid, distribution)
-        self._stage = Stage(model.layers, self.grid, model_split, np.dtype(dtype), overlap)
+        self._engine = Engine(
+            model,
+            self.optimizer,
+            self.grid,
+            batch_size=self.batch_size,
+            dtype=dtype,
+            model_split=model_split,
+            overlap=overlap,
+            distribution=distribution,
+            clip_norm=clip_norm,
+        )
         if initial_weights is None:
-            self._stage.layout.initialize(self._stage.weights, seed)
+            self._engine.stage.layout.initialize(self._engine.stage.weights, seed)
         else:
             self.load_weights(initial_weights)
-        self._state = new_state(self.optimizer, self._stage.weights)
-        self._capacity = ceil(self.batch_size / self.grid.batch)
-        self._workspace: Workspace | None = None
-        self._loss_name = ""
-
-    # -- training ----------------------------------------------------------------------------------------------------
 
     def fit(
         self,
@@ -199,7 +198,7 @@ class Trainer:
         loss_sum, rate = 0.0, self.optimizer.lr
         for indices in minibatches(order, self.batch_size):
             rate = self.optimizer.lr * self.schedule.factor(self.step, per_epoch, updates)
-            loss = self._train_step(train, indices, rate)
+            loss = self._engine.train(train, indices, rate)
             loss_sum += loss * len(indices)
             if self.step % self.log_every == 0:
                 record = StepRecord(self.step, epoch, loss, rate)
@@ -210,7 +209,7 @@ class Trainer:
         spent = self.grid.recorder.totals - before
         sent = np.array([spent.bytes_sent], np.int64)
         self.grid.world.allreduce(sent)
-        metrics = None if test is None else self._evaluate(test)
+        metrics = None if test is None else self._engine.evaluate(test)
         return EpochRecord(
             step=self.step,
             epoch=epoch,
@@ -225,29 +224,6 @@ class Trainer:
             bytes_sent=int(sent[0]),
         )
 
-    def _train_step(self, train: Part, indices: NDArray[np.int64], rate: float) -> float:
-        """One update; returns the mean loss over the global minibatch, before it."""
-        stage = self._stage
-        arrays = self._fetch(train, indices)
-        stage.forward(arrays)
-        self._loss(arrays, len(indices))
-        stage.backward(arrays)
-        loss = float(stage.loss[0]) / len(indices)
-        if not isfinite(loss):
-            raise NonFiniteLossError(self._describe_divergence(loss, rate))
-        gradient = stage.gradient[:-1]
-        if self.clip_norm is not None:
-            norm = sqrt(stage.squared_norms(gradient).sum())
-            if norm > self.clip_norm:
-                kernels.scale(gradient, self.clip_norm / norm)
-        start = self.grid.recorder.begin("update")
-        self.optimizer.update(stage.weights, gradient, self._state, rate)
-        self.grid.recorder.end_compute("update", start)
-        self.step += 1
-        return loss
-
-    # -- using what was trained --------------------------------------------------------------------------------------
-
     def evaluate(self, x: Any, y: Array | None = None) -> Metrics:
         """Loss and accuracy or R² on samples; every sample counts once.
 
@@ -256,7 +232,7 @@ class Trainer:
         x, y
             As for `fit`.
         """
-        return self._evaluate(self._part(x, y, "data"))
+        return self._engine.evaluate(self._part(x, y, "data"))
 
     def predict(self, x: Array) -> Array:
         """Outputs of the network.
@@ -274,26 +250,15 @@ class Trainer:
         x = np.asarray(x)
         if x.ndim != 2 or x.shape[1] != self.model.sizes[0]:
             raise DataError(f"samples of shape {x.shape}: the model takes (samples, {self.model.sizes[0]})")
-        outputs = np.zeros((len(x), self.model.sizes[-1]), self._stage.weights.dtype)
-        workspace = self._stage.workspace(self._capacity, classification=False)
-        for start in range(0, len(x), self.batch_size):
-            block = range(start, min(start + self.batch_size, len(x)))
-            mine = block[block_slice(len(block), self.grid.batch, self.grid.batch_rank)]
-            arrays = workspace.arrays(len(mine))
-            arrays.samples[...] = x[mine.start : mine.stop]
-            self._stage.forward(arrays)
-            outputs[mine.start : mine.stop] = arrays.outputs.T
-        # Every sample was computed by one batch part; the others hold zeros.
-        self.grid.batch_group.allreduce(outputs)
-        return outputs
+        return self._engine.predict(x)
 
     def weights(self) -> dict[str, Array]:
         """The global arrays ``layers.<i>.weight``, shape (outputs, inputs), and ``layers.<i>.bias``, on every rank."""
-        return self._stage.whole_parameters(self._stage.weights)
+        return self._engine.stage.whole_parameters(self._engine.stage.weights)
 
     def optimizer_slots(self) -> dict[str, dict[str, Array]]:
         """The optimizer's arrays by slot, each as global arrays named like the parameters, on every rank."""
-        return {name: self._stage.whole_parameters(flat) for name, flat in self._state.slots.items()}
+        return {name: self._engine.stage.whole_parameters(flat) for name, flat in self._engine.state.slots.items()}
 
     def load_weights(self, weights: Mapping[str, Array]) -> None:
         """Take the weights from global arrays, the same on every rank.
@@ -304,67 +269,30 @@ class Trainer:
             If an array is missing or has another shape than the model's.
         """
         check_weights(self.model, weights, "initial weights")
-        self._stage.load(weights)
+        self._engine.stage.load(weights)
 
     def gradient_norm(self) -> float:
         """Global norm of the last gradient, every parameter counted once."""
-        return sqrt(self._stage.squared_norms(self._stage.gradient[:-1]).sum())
+        return self._engine.gradient_norm()
 
     def gradients(self) -> dict[str, Array]:
         """Gradient of the mean loss over the last global minibatch, as global arrays named like the parameters."""
-        return self._stage.whole_parameters(self._stage.gradient[:-1])
+        return self._engine.stage.whole_parameters(self._engine.stage.gradient[:-1])
+
+    @property
+    def step(self) -> int:
+        """Updates done so far."""
+        return self._engine.state.updates
 
     @property
     def memory_bytes(self) -> int:
         """Bytes of parameters, gradients, optimizer state and activations on this rank."""
-        stage = self._stage
-        slots = sum(slot.nbytes for slot in self._state.slots.values()) + self._state.scratch.nbytes
-        return stage.weights.nbytes + stage.gradient.nbytes + slots + (self._workspace.nbytes if self._workspace else 0)
-
-    # -- how the above is done ---------------------------------------------------------------------------------------
+        return self._engine.memory_bytes
 
     def _part(self, x: Any, y: Array | None, what: str) -> Part:
-        part = make_part(self.grid, self._distribution, self.model, x, y, what, self._stage.weights.dtype)
-        self._loss_name = resolve_loss(self.model, part.task)
+        part = make_part(self.grid, self._distribution, self.model, x, y, what, self._engine.stage.weights.dtype)
+        resolve_loss(self.model, part.task)  # refuses a loss that does not belong to the data before the first step
         return part
-
-    def _fetch(self, part: Part, indices: NDArray[np.int64]) -> StageArrays:
-        """This rank's block of a global minibatch, in the arrays of the workspace."""
-        if self._workspace is None:
-            self._workspace = self._stage.workspace(self._capacity, part.task == "classification")
-        first, end = block_bounds(len(indices), self.grid.batch, self.grid.batch_rank)
-        arrays = self._workspace.arrays(end - first)
-        self._distributor.fetch(part.rows, indices, arrays.samples, arrays.targets)
-        return arrays
-
-    def _loss(self, arrays: StageArrays, samples: int) -> None:
-        loss_gradient(
-            self._loss_name,
-            arrays.outputs,
-            arrays.targets,
-            arrays.columns,
-            samples,
-            arrays.output_gradient,
-            self._stage.loss,
-        )
-
-    def _evaluate(self, part: Part) -> Metrics:
-        sums = MetricSums(self.model.sizes[-1], part.task == "classification")
-        for indices in minibatches(np.arange(part.samples), self.batch_size):
-            arrays = self._fetch(part, indices)
-            self._stage.forward(arrays)
-            self._loss(arrays, len(indices))
-            sums.add(arrays.outputs, arrays.targets, float(self._stage.loss[0]))
-        return sums.total(self.grid.batch_group)
-
-    def _describe_divergence(self, loss: float, rate: float) -> str:
-        norms = np.sqrt(self._stage.squared_norms(self._stage.weights))
-        layers = ", ".join(f"layer {index}: {norm:.3g}" for index, norm in enumerate(norms))
-        return (
-            f"the loss became {loss} in step {self.step + 1} at learning rate {rate:g}; "
-            f"norms of the weights: {layers}. "
-            "Try a lower optimizer.lr, a training.clip_norm, or a warm-up; check the scale of the data"
-        )
 
 
 def _check_settings(

@@ -1,4 +1,4 @@
-"""Wrong input, tried as a new user would: one clear line, exit code 2, on every number of ranks, and nothing half done."""
+"""Wrong input, tried as a new user would: one clear line, exit code 2, on any number of ranks, nothing half done."""
 
 from __future__ import annotations
 
@@ -62,6 +62,7 @@ CASES: dict[str, tuple[Callable[[Path], list[str]], list[str]]] = {
     "corrupt download": (corrupt_download, ["airfoil_self_noise.dat", "sha256"]),
     "a grid that does not fit": (lambda _: ["--batch", "5", "--model", "7"], ["batch 5 x model 7"]),
     "lengths that differ": (lambda folder: ["--file", save(folder, y_train=np.arange(29))], ["30", "29"]),
+    "a loss of another task": (lambda _: ["--set", "model.loss=mse"], ["model.loss", "mse", "cross_entropy"]),
     "weights of other shapes": (wrong_weights, ["layers.0.weight", "(3, 64)", "(256, 64)"]),
     "damaged weights": (damaged_weights, ["model.init_from", "weights.npz"]),
     "an unwritable folder": (lambda _: ["--out", "/proc/no-folder-can-be-made-here"], ["/proc/no-folder"]),

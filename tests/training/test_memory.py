@@ -1,0 +1,121 @@
+"""How much memory the training takes, counted by Python's own tracer, and that its steps ask for no more."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hybridnn import MLP, SGD, Adam, ProcessGrid, Trainer
+from hybridnn.nn.mlp import ACTIVATIONS
+from hybridnn.training.history import StepRecord
+from reference.network import Array
+
+
+@pytest.fixture
+def tracing() -> Iterator[None]:
+    tracemalloc.start()
+    yield
+    tracemalloc.stop()
+
+
+def samples_of(model: MLP, samples: int, classification: bool) -> tuple[Array, Array]:
+    """Data as the trainer keeps them, so that it makes no copy."""
+    random = np.random.default_rng(0)
+    x = random.standard_normal((samples, model.sizes[0]), dtype=np.float32)
+    if classification:
+        return x, random.integers(0, model.sizes[-1], samples)
+    return x, random.standard_normal((samples, model.sizes[-1]), dtype=np.float32)
+
+
+def essentials(model: MLP, batch_size: int, slots: int, ranks: int = 1) -> int:
+    """Bytes in float32 of parameters, gradients, optimizer state and activations, the inputs among them."""
+    return 4 * ((2 + slots) * model.parameters + batch_size * sum(model.sizes)) // ranks
+
+
+def peaks_of_steps(trainer: Trainer, x: Any, y: Any) -> list[int]:
+    """Most bytes that were held beyond those held before, for every step but the first two."""
+    before: list[int] = []
+    peaks: list[int] = []
+
+    def between_steps(record: StepRecord) -> None:
+        current, peak = tracemalloc.get_traced_memory()
+        if before:
+            peaks.append(peak - before[-1])
+        before.append(current)
+        tracemalloc.reset_peak()
+
+    trainer.fit(x, y, epochs=2, on_step=between_steps)
+    return peaks[1:]
+
+
+@pytest.mark.usefixtures("tracing")
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("classification", [True, False])
+@pytest.mark.parametrize("optimizer", [SGD(momentum=0.9, nesterov=True, weight_decay=0.01), Adam(weight_decay=0.01)])
+@pytest.mark.parametrize("residual", [True, False])
+def test_a_step_allocates_nothing(activation: str, classification: bool, optimizer: Any, residual: bool) -> None:
+    model = MLP([128, 256, 256, 256, 10], activation, residual=residual)
+    x, y = samples_of(model, 5 * 512 + 100, classification)
+    trainer = Trainer(model, optimizer, batch_size=512, log_every=1, clip_norm=0.1)
+    peaks = peaks_of_steps(trainer, x, y)
+    # A vector over the samples is fine; an array of one layer's size is not.
+    assert max(peaks) < 0.02 * essentials(model, 512, slots=0), f"a step took {max(peaks):,} bytes"
+
+
+@pytest.mark.mpi(ranks=[4])
+def test_a_step_on_a_grid_allocates_nothing(comm: Any) -> None:
+    model = MLP([128, 256, 256, 256, 10], residual=True)
+    x, y = samples_of(model, 2 * 512 + 100, True)
+    for split in ("columns", "alternating"):
+        for distribution in ("local", "scatter", "scatter-broadcast"):
+            grid = ProcessGrid(comm, model=2)
+            trainer = Trainer(
+                model, grid=grid, batch_size=512, log_every=1, model_split=split, distribution=distribution, clip_norm=0.1
+            )
+            tracemalloc.start()
+            peaks = peaks_of_steps(trainer, x, y)
+            tracemalloc.stop()
+            assert max(peaks) < 0.02 * essentials(model, 512, slots=0), f"{split}, {distribution}: {max(peaks):,} bytes"
+
+
+def test_repeated_trainings_do_not_grow() -> None:
+    model = MLP([32, 64, 10])
+    x, y = samples_of(model, 300, True)
+    trainer = Trainer(model, batch_size=100, log_every=1000)
+    held = []
+    tracemalloc.start()
+    for _ in range(6):
+        trainer.fit(x, y, epochs=3, validation=(x[:70], y[:70]))
+        trainer.predict(x)
+        held.append(tracemalloc.get_traced_memory()[0])
+    tracemalloc.stop()
+    assert max(b - a for a, b in pairwise(held[1:])) < 20_000
+
+
+@pytest.mark.usefixtures("tracing")
+@pytest.mark.parametrize(("optimizer", "slots"), [(SGD(momentum=0.0), 0), (SGD(momentum=0.9), 1), (Adam(), 2)])
+@pytest.mark.parametrize(
+    ("sizes", "batch_size"),
+    [
+        ((784, 128, 127, 126, 125, 124, 123, 10), 128),
+        ((16, 1024, 1024, 1024, 1024, 2), 100),
+        ((512, 512, 512, 512, 10), 128),
+    ],
+)
+def test_memory_is_told_truly_and_stays_near_what_training_needs(
+    sizes: tuple[int, ...], batch_size: int, optimizer: Any, slots: int
+) -> None:
+    model = MLP(sizes)
+    x, y = samples_of(model, 2 * batch_size, True)
+    start = tracemalloc.get_traced_memory()[0]
+    trainer = Trainer(model, optimizer, batch_size=batch_size)
+    trainer.fit(x, y, epochs=1)
+    held = tracemalloc.get_traced_memory()[0] - start
+    needed = essentials(model, batch_size, slots)
+    assert trainer.memory_bytes == pytest.approx(held, rel=0.02, abs=100_000)
+    assert needed <= trainer.memory_bytes, f"{needed:,} are needed, {trainer.memory_bytes:,} are told"
+    assert trainer.memory_bytes <= 1.3 * needed, f"{trainer.memory_bytes:,} of {needed:,} needed"

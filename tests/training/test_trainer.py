@@ -1,0 +1,258 @@
+"""The trainer as a script uses it: fit, evaluate, predict, weights in and out, and what it refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import hybridnn
+import numpy as np
+import pytest
+from hybridnn import MLP, SGD, Trainer
+from hybridnn.errors import DataError, HybridnnError, NonFiniteLossError, SettingError
+from reference.network import Array
+
+
+def regression(samples: int = 60) -> tuple[Array, Array]:
+    x = np.random.default_rng(0).uniform(-1, 1, (samples, 3))
+    return x, np.stack([x[:, 0] * x[:, 1], x[:, 2] ** 2], axis=1)
+
+
+def classification(samples: int = 60) -> tuple[Array, Array]:
+    x = np.random.default_rng(1).uniform(-1, 1, (samples, 3))
+    return x, (x[:, 0] + x[:, 1] > 0).astype(np.int64)
+
+
+def trainer(**settings: Any) -> Trainer:
+    optimizer = settings.pop("optimizer", SGD(lr=0.05))
+    return Trainer(MLP([3, 16, 2], "tanh"), optimizer, **({"batch_size": 10} | settings))
+
+
+def test_a_script_fits_evaluates_and_predicts() -> None:
+    x, y = classification()
+    it = trainer()
+    steps, epochs = [], []
+    history = it.fit(x, y, epochs=20, validation=(x, y), on_step=steps.append, on_epoch=epochs.append)
+    assert history is it.history
+    assert history.epochs == epochs
+    assert history.steps == steps
+    assert [record.step for record in steps] == list(range(10, 121, 10))
+    assert [record.epoch for record in epochs] == list(range(1, 21))
+    assert history.epochs[-1].train_loss < history.epochs[0].train_loss
+    metrics = it.evaluate(x, y)
+    assert metrics.accuracy == epochs[-1].test_accuracy
+    assert metrics.loss == epochs[-1].test_loss
+    assert metrics.accuracy > 0.95
+    assert metrics.accuracy == np.mean(it.predict(x).argmax(axis=1) == y)
+    assert all(record.samples_per_second > 0 and record.compute_seconds > 0 for record in epochs)
+    assert all(record.bytes_sent == 0 and record.communication_seconds == 0 for record in epochs)
+
+
+def test_one_target_per_sample_may_be_a_vector() -> None:
+    x, y = regression()
+    flat, column = (Trainer(MLP([3, 8, 1]), batch_size=10) for _ in range(2))
+    flat.fit(x, y[:, 0], epochs=2)
+    column.fit(x, y[:, :1], epochs=2)
+    assert np.array_equal(flat.weights()["layers.0.weight"], column.weights()["layers.0.weight"])
+
+
+def test_evaluation_comes_every_so_many_epochs_and_at_the_end() -> None:
+    x, y = regression()
+    records = trainer(evaluate_every=3).fit(x, y, epochs=7, validation=(x, y)).epochs
+    assert [record.epoch for record in records if record.test_loss is not None] == [3, 6, 7]
+    assert all((record.test_r2 is None) == (record.test_loss is None) for record in records)
+
+
+def test_without_shuffling_the_samples_come_in_their_order() -> None:
+    x, y = regression(20)
+    sorted_twice = trainer(shuffle=False, log_every=1, dtype="float64").fit(x, y, epochs=1).steps
+    first_half = trainer(shuffle=False, log_every=1, dtype="float64").fit(x[:10], y[:10], epochs=1).steps
+    assert sorted_twice[0].train_loss == first_half[0].train_loss
+    shuffled = trainer(log_every=1, dtype="float64").fit(x, y, epochs=1).steps
+    assert shuffled[0].train_loss != sorted_twice[0].train_loss
+
+
+def test_evaluating_and_predicting_do_not_change_the_training() -> None:
+    x, y = regression()
+    plain, watched = trainer(optimizer=SGD(momentum=0.9)), trainer(optimizer=SGD(momentum=0.9))
+    plain.fit(x, y, epochs=2)
+    for _ in range(2):
+        watched.fit(x, y, epochs=1, validation=(x[:7], y[:7]))
+        watched.predict(x[:33])
+        watched.evaluate(x[:5], y[:5])
+        watched.weights()
+    for name, array in plain.weights().items():
+        assert np.array_equal(array, watched.weights()[name])
+
+
+def test_another_seed_is_another_training() -> None:
+    x, y = regression()
+    first, second = (trainer(seed=seed) for seed in (0, 1))
+    assert not np.array_equal(first.weights()["layers.0.weight"], second.weights()["layers.0.weight"])
+    assert np.array_equal(trainer(seed=1).weights()["layers.0.weight"], second.weights()["layers.0.weight"])
+    assert first.fit(x, y, epochs=1).steps != second.fit(x, y, epochs=1).steps
+
+
+def test_weights_that_come_out_go_in_again() -> None:
+    x, y = regression()
+    first = trainer()
+    first.fit(x, y, epochs=2)
+    second = trainer(seed=5, initial_weights=first.weights())
+    assert np.array_equal(first.predict(x), second.predict(x))
+    handed_out = first.weights()
+    handed_out["layers.0.weight"][:] = 0
+    assert not np.array_equal(first.weights()["layers.0.weight"], handed_out["layers.0.weight"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"layers.0.weight": np.zeros((3, 16))}, ("layers.0.weight", "(3, 16)", "(16, 3)")),
+        ({"layers.1.bias": np.zeros(3)}, ("layers.1.bias", "(3,)", "(2,)")),
+        ({"layers.1.bias": None}, ("layers.1.bias", "missing")),
+        ({"layers.2.bias": np.zeros(2)}, ("layers.2.bias", "2 layers")),
+        ({"layers.0.bias": np.full(16, np.nan)}, ("layers.0.bias", "not finite")),
+    ],
+)
+def test_weights_of_another_model_are_refused(changes: dict[str, Any], words: tuple[str, ...]) -> None:
+    weights = {name: array for name, array in (trainer().weights() | changes).items() if array is not None}
+    before = (it := trainer()).weights()
+    for attempt in (lambda: it.load_weights(weights), lambda: trainer(initial_weights=weights)):
+        with pytest.raises(DataError) as caught:
+            attempt()
+        assert all(word in str(caught.value) for word in words), str(caught.value)
+    assert np.array_equal(it.weights()["layers.0.weight"], before["layers.0.weight"])
+
+
+def bad(array: Array, value: float) -> Array:
+    changed = array.astype(np.float64)
+    changed[3, 1] = value
+    return changed
+
+
+X, Y = regression()
+LABELS = classification()[1]
+
+WRONG_DATA: dict[str, tuple[tuple[Any, ...], tuple[str, ...]]] = {
+    "nan-in-x": ((bad(X, np.nan), Y), ("training data", "x", "nan", "row 3", "column 1")),
+    "inf-in-x": ((bad(X, np.inf), Y), ("x", "inf", "row 3", "column 1")),
+    "nan-in-y": ((X, bad(Y, np.nan)), ("y", "nan", "row 3", "column 1")),
+    "lengths": ((X, Y[:50]), ("60", "50")),
+    "label-above": ((X, LABELS + 1), ("label 2", "2 outputs", "0 to 1")),
+    "label-below": ((X, LABELS - 1), ("label -1",)),
+    "features": ((X[:, :2], Y), ("2 features", "3")),
+    "targets": ((X, Y[:, :1]), ("1 targets", "2 outputs")),
+    "one-dimension": ((X[:, 0], Y), ("(60,)", "(samples, features)")),
+    "no-samples": ((X[:0], Y[:0]), ("(0, 3)",)),
+    "no-targets": ((X, None), ("without targets",)),
+    "nothing": ((None, None), ("no samples",)),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_DATA)
+@pytest.mark.parametrize("part", ["train", "test", "evaluate"])
+def test_wrong_data_are_refused_before_the_first_step(case: str, part: str) -> None:
+    arguments, words = WRONG_DATA[case]
+    it = trainer()
+    before = it.weights()
+    with pytest.raises(DataError) as caught:
+        if part == "train":
+            it.fit(*arguments, epochs=1)
+        elif part == "test":
+            it.fit(X, Y if case != "label-above" else LABELS, epochs=1, validation=arguments)
+        else:
+            it.evaluate(*arguments)
+    message = str(caught.value)
+    wanted = words if part == "train" else tuple(word for word in words if word != "training data")
+    assert all(word in message for word in wanted), message
+    assert "\n" not in message
+    assert it.step == 0
+    assert np.array_equal(it.weights()["layers.0.weight"], before["layers.0.weight"])
+
+
+def test_data_of_the_other_task_are_refused_once_training_has_begun() -> None:
+    for first, second in ((Y, LABELS), (LABELS, Y)):
+        it = trainer()
+        it.fit(X, first, epochs=1)
+        with pytest.raises(HybridnnError):
+            it.evaluate(X, second)
+        with pytest.raises(HybridnnError):
+            trainer().fit(X, first, epochs=1, validation=(X, second))
+
+
+@pytest.mark.parametrize("samples", [np.zeros((4, 2)), np.zeros(3), np.zeros((2, 3, 1))])
+def test_samples_of_another_shape_have_no_prediction(samples: Array) -> None:
+    with pytest.raises(DataError, match=r"\(samples, 3\)"):
+        trainer().predict(samples)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "named"),
+    [
+        ("batch_size", 0, "training.batch_size"),
+        ("batch_size", -5, "training.batch_size"),
+        ("batch_size", 2.5, "training.batch_size"),
+        ("seed", -1, "training.seed"),
+        ("seed", 2**64, "training.seed"),
+        ("dtype", "float16", "training.dtype"),
+        ("dtype", "int64", "training.dtype"),
+        ("clip_norm", 0.0, "training.clip_norm"),
+        ("clip_norm", -1.0, "training.clip_norm"),
+        ("clip_norm", float("nan"), "training.clip_norm"),
+        ("model_split", "rows", "parallel.model_split"),
+        ("distribution", "broadcast", "data.distribution"),
+        ("log_every", 0, "training.log_every"),
+        ("evaluate_every", 0, "training.evaluate_every"),
+    ],
+)
+def test_wrong_settings_are_refused_by_name(setting: str, value: Any, named: str) -> None:
+    with pytest.raises(SettingError) as caught:
+        trainer(**{setting: value})
+    assert caught.value.setting == named
+    assert str(value) in str(caught.value)
+
+
+@pytest.mark.parametrize("epochs", [0, -1])
+def test_less_than_one_epoch_is_refused(epochs: int) -> None:
+    with pytest.raises(SettingError, match=r"training\.epochs"):
+        trainer().fit(X, Y, epochs=epochs)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_diverging_training_stops_with_the_weights_of_the_last_good_step(dtype: str) -> None:
+    it = trainer(optimizer=SGD(lr=1e25 if dtype == "float32" else 1e160), dtype=dtype, log_every=1)
+    kept: list[dict[str, Array]] = []
+    with pytest.raises(NonFiniteLossError) as caught, np.errstate(all="ignore"):
+        it.fit(X, Y, epochs=5, on_step=lambda record: kept.append(it.weights()))
+    assert kept, "the first step is a good one"
+    message = str(caught.value)
+    assert f"step {len(kept) + 1} " in message
+    assert it.step == len(kept)
+    for words in ("layer 0: ", "layer 1: ", "optimizer.lr", "clip_norm", "warm-up"):
+        assert words in message
+    for name, array in it.weights().items():
+        assert np.array_equal(array, kept[-1][name])
+        assert np.isfinite(array).all()
+
+
+def test_the_norms_of_a_diverged_network_are_told_though_their_squares_overflow() -> None:
+    it = trainer(optimizer=SGD(lr=1e25, momentum=0.0))
+    with pytest.raises(NonFiniteLossError) as caught, np.errstate(all="ignore"):
+        it.fit(X, Y, epochs=5)
+    assert "layer 0: inf" not in str(caught.value), str(caught.value)
+
+
+def test_clipping_works_where_the_squares_of_the_gradient_overflow() -> None:
+    # float32: squares above 3.4e38 are infinite, and a scale of clip / infinity would stop the training without a word.
+    found, expected = (trainer(dtype=dtype, clip_norm=0.5) for dtype in ("float32", "float64"))
+    for it in (found, expected):
+        it.fit(X * 1e10, Y * 1e12, epochs=1)
+    for name, array in expected.weights().items():
+        np.testing.assert_allclose(found.weights()[name], array, rtol=1e-3, atol=1e-4)
+    assert found.gradient_norm() == pytest.approx(0.5, rel=1e-5)
+
+
+def test_the_first_screen_of_the_documentation_holds() -> None:
+    x = np.linspace(-1, 1, 200)[:, None]
+    it = hybridnn.Trainer(MLP([1, 16, 1], "tanh"), SGD(lr=0.1), batch_size=20)
+    it.fit(x, x**2, epochs=50)
+    assert it.evaluate(x, x**2).r2 > 0.9
