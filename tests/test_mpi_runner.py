@@ -54,6 +54,12 @@ def run_suite(tmp_path: Path, case: str, *options: str) -> tuple[dict[str, str],
     return dict(outcomes), text
 
 
+def test_serial_tests_go_on_in_the_file_after_an_mpi_test(tmp_path: Path) -> None:
+    outcomes, text = run_suite(tmp_path, "case_mixed.py", str(CASES / "case_serial.py"))
+    assert set(outcomes.values()) == {"PASSED"}
+    assert "3 passed" in text
+
+
 def test_green_suite_is_green(tmp_path: Path) -> None:
     outcomes, text = run_suite(tmp_path, "case_green.py")
     assert outcomes == {

@@ -100,7 +100,7 @@ class MpiJobs:
         return None if ranks_of(item) is None else True
 
     @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_protocol(self, item: pytest.Item) -> bool | None:
+    def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
         ranks = ranks_of(item)
         if ranks is None:
             return None
@@ -112,6 +112,8 @@ class MpiJobs:
                 self._verdicts.update(self._run(ranks, waiting))
                 waiting = [other for other in waiting if other.nodeid not in self._verdicts]
         _report(item, self._verdicts[item.nodeid])
+        # A serial test before this one left its module set up, because this one is in it too.
+        item.session._setupstate.teardown_exact(nextitem)
         return True
 
     def _command(self, ranks: int, listed: Path) -> list[str]:

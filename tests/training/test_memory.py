@@ -119,3 +119,14 @@ def test_memory_is_told_truly_and_stays_near_what_training_needs(
     assert trainer.memory_bytes == pytest.approx(held, rel=0.02, abs=100_000)
     assert needed <= trainer.memory_bytes, f"{needed:,} are needed, {trainer.memory_bytes:,} are told"
     assert trainer.memory_bytes <= 1.3 * needed, f"{trainer.memory_bytes:,} of {needed:,} needed"
+
+
+def test_evaluating_and_predicting_use_the_memory_of_the_training() -> None:
+    model = MLP([64, 256, 10])
+    x, y = samples_of(model, 300, True)
+    trainer = Trainer(model, batch_size=100)
+    trainer.fit(x, y, epochs=1)
+    before = trainer.memory_bytes
+    trainer.evaluate(x, y)
+    trainer.predict(x)
+    assert trainer.memory_bytes <= 1.02 * before

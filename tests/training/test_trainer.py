@@ -86,7 +86,7 @@ def test_evaluating_and_predicting_do_not_change_the_training() -> None:
 
 def test_another_seed_is_another_training() -> None:
     x, y = regression()
-    first, second = (trainer(seed=seed) for seed in (0, 1))
+    first, second = (trainer(seed=seed, log_every=1) for seed in (0, 1))
     assert not np.array_equal(first.weights()["layers.0.weight"], second.weights()["layers.0.weight"])
     assert np.array_equal(trainer(seed=1).weights()["layers.0.weight"], second.weights()["layers.0.weight"])
     assert first.fit(x, y, epochs=1).steps != second.fit(x, y, epochs=1).steps
@@ -169,14 +169,29 @@ def test_wrong_data_are_refused_before_the_first_step(case: str, part: str) -> N
     assert np.array_equal(it.weights()["layers.0.weight"], before["layers.0.weight"])
 
 
-def test_data_of_the_other_task_are_refused_once_training_has_begun() -> None:
+def test_data_of_the_other_task_are_judged_by_that_tasks_metrics() -> None:
+    # With loss = "auto" the data decide, each time; the training goes on as if nobody had asked.
     for first, second in ((Y, LABELS), (LABELS, Y)):
-        it = trainer()
+        it, plain = trainer(), trainer()
+        it.fit(X, first, epochs=1, validation=(X, second))
+        it.evaluate(X, second)
         it.fit(X, first, epochs=1)
+        plain.fit(X, first, epochs=2)
+        assert np.array_equal(it.weights()["layers.0.weight"], plain.weights()["layers.0.weight"])
+        assert (it.history.epochs[0].test_accuracy is None) == (second is Y)
+        assert (it.history.epochs[0].test_r2 is None) == (second is LABELS)
+        outputs = it.predict(X)
+        expected = np.mean((outputs - Y) ** 2) if second is Y else np.mean(outputs.argmax(axis=1) == LABELS)
+        found = it.evaluate(X, second)
+        assert (found.loss if second is Y else found.accuracy) == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_stated_loss_takes_data_of_its_task_alone() -> None:
+    for loss, y in (("mse", LABELS), ("cross_entropy", Y)):
+        it = Trainer(MLP([3, 2, 2], loss=loss))
         with pytest.raises(HybridnnError):
-            it.evaluate(X, second)
-        with pytest.raises(HybridnnError):
-            trainer().fit(X, first, epochs=1, validation=(X, second))
+            it.fit(X, y, epochs=1)
+        assert it.step == 0
 
 
 @pytest.mark.parametrize("samples", [np.zeros((4, 2)), np.zeros(3), np.zeros((2, 3, 1))])
@@ -243,12 +258,16 @@ def test_the_norms_of_a_diverged_network_are_told_though_their_squares_overflow(
 
 def test_clipping_works_where_the_squares_of_the_gradient_overflow() -> None:
     # float32: squares above 3.4e38 are infinite, and a scale of clip / infinity would stop the training without a word.
-    found, expected = (trainer(dtype=dtype, clip_norm=0.5) for dtype in ("float32", "float64"))
+    found, expected = (
+        Trainer(MLP([3, 16, 2]), SGD(lr=0.05), batch_size=60, dtype=dtype, clip_norm=0.5) for dtype in ("float32", "float64")
+    )
+    before = found.weights()
     for it in (found, expected):
-        it.fit(X * 1e10, Y * 1e12, epochs=1)
+        it.fit(X * 1e12, Y * 1e12, epochs=1)
+    assert found.gradient_norm() == pytest.approx(0.5, rel=1e-5)
     for name, array in expected.weights().items():
         np.testing.assert_allclose(found.weights()[name], array, rtol=1e-3, atol=1e-4)
-    assert found.gradient_norm() == pytest.approx(0.5, rel=1e-5)
+    assert not np.array_equal(found.weights()["layers.0.weight"], before["layers.0.weight"])
 
 
 def test_the_first_screen_of_the_documentation_holds() -> None:
