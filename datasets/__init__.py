@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from .arrays import as_rows
-from .catalogue import DatasetInfo, RemoteFile, Task, catalogue, dataset_info
+from .catalogue import catalogue, dataset_info
 from .download import fetch, locate
+from .info import DatasetInfo, RemoteFile, Task
 from .load import Variant, load_dataset, load_file
 from .preparation import Standardizer, split, standardized
 from .rows import ArrayRows, Dataset, Rows, SubsetRows

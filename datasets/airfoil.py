@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from .catalogue import DatasetInfo, Member, RemoteFile
 from .download import open_members
+from .info import DatasetInfo, Member, RemoteFile
 from .rows import ArrayRows, Dataset
 
 __all__ = ["INFO", "PAPER_FEATURES", "load"]

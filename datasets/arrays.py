@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from hybridnn.errors import DataError
 
-from .catalogue import Task
+from .info import Task
 from .rows import ArrayRows
 
 __all__ = ["as_rows", "class_count"]

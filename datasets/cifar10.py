@@ -9,8 +9,8 @@ import numpy as np
 
 from hybridnn.errors import DataError
 
-from .catalogue import DatasetInfo, Member, RemoteFile
 from .download import open_members
+from .info import DatasetInfo, Member, RemoteFile
 from .rows import Dataset, PixelRows
 
 __all__ = ["INFO", "load", "read_batch"]

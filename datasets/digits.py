@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from .catalogue import DatasetInfo, RemoteFile
 from .download import locate
+from .info import DatasetInfo, RemoteFile
 from .rows import Dataset, PixelRows
 
 __all__ = ["INFO", "load"]

@@ -15,7 +15,7 @@ from typing import IO
 
 from hybridnn.errors import DataError
 
-from .catalogue import DatasetInfo, Member, RemoteFile
+from .info import DatasetInfo, Member, RemoteFile
 
 __all__ = ["cache_folder", "fetch", "locate", "open_members"]
 

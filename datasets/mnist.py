@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from hybridnn.errors import DataError
 
-from .catalogue import DatasetInfo, RemoteFile
 from .download import locate
+from .info import DatasetInfo, RemoteFile
 from .rows import Dataset, PixelRows
 
 __all__ = ["FASHION_INFO", "INFO", "load", "read_idx"]

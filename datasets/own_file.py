@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from hybridnn.errors import DataError, SettingError
 
 from .arrays import as_rows, class_count
-from .catalogue import Task
+from .info import Task
 from .rows import ArrayRows, Dataset
 
 __all__ = ["load_file"]

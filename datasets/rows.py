@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from .catalogue import Task
+from .info import Task
 
 __all__ = ["ArrayRows", "Dataset", "PixelRows", "Rows", "SubsetRows", "check_indices"]
 

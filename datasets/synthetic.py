@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from hybridnn.errors import SettingError
 
-from .catalogue import DatasetInfo, Task
+from .info import DatasetInfo, Task
 from .rows import Dataset, check_indices
 
 __all__ = ["HIDDEN", "INFO", "SEPARATION", "SyntheticRows", "SyntheticSpec", "load"]

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridnn.comm.accounting import bytes_sent_by_rank
-from hybridnn.comm.large_messages import gather_by_messages, offsets_of, pieces, scatter_by_messages
+from hybridnn.comm.large_messages import deal_by_messages, offsets_of, pieces
 from hybridnn.comm.mpi import import_mpi, require_buffer
 from hybridnn.comm.partition import block_sizes, block_slice
 from hybridnn.comm.recorder import Recorder
@@ -208,7 +208,7 @@ class Group:
             return DONE
         start = self.recorder.begin("scatter", self.axis)
         if total > self._limit:
-            requests = scatter_by_messages(self._comm, self._limit, array, out, rows, root)
+            requests = deal_by_messages(self._comm, self._limit, array, out, rows, root, scatters=True)
         else:
             counts = [n * width for n in rows]
             send = [array, counts, offsets_of(counts), None] if self.rank == root else None
@@ -239,7 +239,7 @@ class Group:
         total = sum(rows) * width * array.itemsize
         start = self.recorder.begin("gather", self.axis)
         if total > self._limit:
-            self._mpi.Request.Waitall(gather_by_messages(self._comm, self._limit, array, out, rows, root))
+            self._mpi.Request.Waitall(deal_by_messages(self._comm, self._limit, out, array, rows, root, scatters=False))
         else:
             counts = [n * width for n in rows]
             self._comm.Gatherv(array, [out, counts, offsets_of(counts), None] if self.rank == root else None, root)

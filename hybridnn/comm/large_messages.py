@@ -7,7 +7,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-__all__ = ["gather_by_messages", "offsets_of", "pieces", "scatter_by_messages"]
+__all__ = ["deal_by_messages", "offsets_of", "pieces"]
 
 
 def pieces(array: NDArray[Any], limit: int) -> Iterator[NDArray[Any]]:
@@ -26,51 +26,42 @@ def offsets_of(counts: Sequence[int]) -> list[int]:
     return offsets
 
 
-def scatter_by_messages(
-    comm: Any, limit: int, array: NDArray[Any] | None, out: NDArray[Any], rows: Sequence[int], root: int
+def deal_by_messages(
+    comm: Any,
+    limit: int,
+    whole: NDArray[Any] | None,
+    part: NDArray[Any],
+    rows: Sequence[int],
+    root: int,
+    *,
+    scatters: bool,
 ) -> list[Any]:
-    """Start the messages of a scatter of rows; returns their requests.
+    """Start the messages of a scatter or a gather of rows; returns their requests.
 
     Parameters
     ----------
     comm : MPI.Intracomm
     limit : int
         Bytes of a message at most.
-    array, out, rows, root
-        As for `Group.scatter_rows`.
+    whole : ndarray, shape (sum of rows, ...), or None
+        On the root.
+    part : ndarray, shape (rows[rank], ...)
+        On every rank.
+    rows : sequence of int
+        Rows of every rank.
+    scatters : bool
+        True: the root's `whole` goes to the parts; False: the parts come together in it.
     """
-    if comm.Get_rank() != root or array is None:
-        return [comm.Irecv(piece, root) for piece in pieces(out, limit)]
-    requests = []
+    if comm.Get_rank() != root or whole is None:
+        start = comm.Irecv if scatters else comm.Isend
+        return [start(piece, root) for piece in pieces(part, limit)]
+    start, requests = (comm.Isend if scatters else comm.Irecv), []
     for rank, first in enumerate(offsets_of(rows)):
-        block = array[first : first + rows[rank]]
-        if rank == root:
-            out[...] = block
+        block = whole[first : first + rows[rank]]
+        if rank != root:
+            requests += [start(piece, rank) for piece in pieces(block, limit)]
+        elif scatters:
+            part[...] = block
         else:
-            requests += [comm.Isend(piece, rank) for piece in pieces(block, limit)]
-    return requests
-
-
-def gather_by_messages(
-    comm: Any, limit: int, array: NDArray[Any], out: NDArray[Any] | None, rows: Sequence[int], root: int
-) -> list[Any]:
-    """Start the messages of a gather of rows; returns their requests.
-
-    Parameters
-    ----------
-    comm : MPI.Intracomm
-    limit : int
-        Bytes of a message at most.
-    array, out, rows, root
-        As for `Group.gather_rows`.
-    """
-    if comm.Get_rank() != root or out is None:
-        return [comm.Isend(piece, root) for piece in pieces(array, limit)]
-    requests = []
-    for rank, first in enumerate(offsets_of(rows)):
-        block = out[first : first + rows[rank]]
-        if rank == root:
-            block[...] = array
-        else:
-            requests += [comm.Irecv(piece, rank) for piece in pieces(block, limit)]
+            block[...] = part
     return requests

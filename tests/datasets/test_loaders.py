@@ -18,10 +18,10 @@ import pytest
 from numpy.typing import NDArray
 
 from hybridnn.datasets import Dataset, SyntheticSpec, dataset_info, load_dataset
-from hybridnn.datasets.catalogue import Member, RemoteFile
 from hybridnn.datasets.cifar10 import read_batch
 from hybridnn.datasets.ethylene import INFO as ETHYLENE
 from hybridnn.datasets.ethylene import load as load_ethylene
+from hybridnn.datasets.info import Member, RemoteFile
 from hybridnn.datasets.mnist import FASHION_INFO, read_idx
 from hybridnn.datasets.mnist import load as load_mnist
 from hybridnn.errors import DataError, SettingError

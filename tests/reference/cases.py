@@ -154,6 +154,13 @@ def assert_arrays_close(found: dict[str, Array], expected: dict[str, Array], wha
         assert_close(found[name], expected[name], f"{what}, {name}", tolerance)
 
 
+def assert_arrays_same(found: dict[str, Array], expected: dict[str, Array]) -> None:
+    """To the last bit."""
+    assert found.keys() == expected.keys()
+    for name, array in expected.items():
+        assert np.array_equal(found[name], array), name
+
+
 def check_against_reference(case: Case, grid: hybridnn.ProcessGrid) -> None:
     """Train on `grid` and compare everything a user can see with the reference."""
     where = f"{case} on {grid!r}"

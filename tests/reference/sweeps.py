@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import product
 from random import Random
+from typing import TYPE_CHECKING
 
+from hybridnn import ProcessGrid
 from reference.cases import OPTIMIZERS, SCHEDULES, Case
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
 
 SPLITS = ("columns", "alternating")
 DISTRIBUTIONS = ("local", "scatter", "scatter-broadcast")
@@ -17,6 +22,10 @@ AMOUNTS = ((37, 10), (31, 10), (9, 20), (5, 3))
 def grid_shapes(ranks: int) -> list[tuple[int, int]]:
     """Every (batch, model) of so many ranks."""
     return [(ranks // model, model) for model in range(1, ranks + 1) if ranks % model == 0]
+
+
+def grids(comm: MPI.Intracomm) -> list[ProcessGrid]:
+    return [ProcessGrid(comm, batch=batch, model=model) for batch, model in grid_shapes(comm.size)]
 
 
 def sizes_for(model: int, split: str, residual: bool, classification: bool) -> tuple[int, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tracemalloc
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -13,6 +13,9 @@ from hybridnn import MLP, SGD, Adam, ProcessGrid, Trainer
 from hybridnn.nn.mlp import ACTIVATIONS
 from hybridnn.training.history import StepRecord
 from reference.network import Array
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
 
 
 @pytest.fixture
@@ -67,7 +70,7 @@ def test_a_step_allocates_nothing(activation: str, classification: bool, optimiz
 
 
 @pytest.mark.mpi(ranks=[4])
-def test_a_step_on_a_grid_allocates_nothing(comm: Any) -> None:
+def test_a_step_on_a_grid_allocates_nothing(comm: MPI.Intracomm) -> None:
     model = MLP([128, 256, 256, 256, 10], residual=True)
     x, y = samples_of(model, 2 * 512 + 100, True)
     for split in ("columns", "alternating"):

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from math import fsum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import hybridnn
 import numpy as np
 import pytest
 from reference import network as net
 from reference.network import Array
-from reference.sweeps import grid_shapes
+from reference.sweeps import grids
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
 
 
 def hands_on(
@@ -79,14 +82,13 @@ def test_accuracy_counts_the_largest_output() -> None:
 
 
 @pytest.mark.mpi(ranks=[1, 2, 3, 5])
-def test_every_sample_counts_once_for_every_grid_and_minibatch(comm: Any) -> None:
+def test_every_sample_counts_once_for_every_grid_and_minibatch(comm: MPI.Intracomm) -> None:
     random = np.random.default_rng(3)
     targets = random.standard_normal((23, 6))
     predictions = targets + random.standard_normal((23, 6))
     labels = random.integers(0, 6, 23)
     best = np.mean([r2(p, t) for p, t in zip(predictions.T, targets.T, strict=True)])
-    for shape in grid_shapes(comm.size):
-        grid = hybridnn.ProcessGrid(comm, batch=shape[0], model=shape[1])
+    for grid in grids(comm):
         for samples, batch_size in ((23, 1), (23, 4), (23, 10), (23, 22), (23, 23), (23, 100), (2, 4), (1, 7)):
             trainer = hands_on(6, grid, batch_size)
             found = trainer.evaluate(predictions[:samples], targets[:samples])
@@ -98,10 +100,9 @@ def test_every_sample_counts_once_for_every_grid_and_minibatch(comm: Any) -> Non
 
 
 @pytest.mark.mpi(ranks=[1, 2, 3, 5])
-def test_predictions_come_in_the_order_of_the_samples(comm: Any) -> None:
+def test_predictions_come_in_the_order_of_the_samples(comm: MPI.Intracomm) -> None:
     x = np.arange(46.0).reshape(23, 2)
-    for shape in grid_shapes(comm.size):
-        grid = hybridnn.ProcessGrid(comm, batch=shape[0], model=shape[1])
+    for grid in grids(comm):
         wide = np.hstack([x, -x, x + 0.5])
         for batch_size in (1, 4, 22, 23, 100):
             assert np.array_equal(hands_on(6, grid, batch_size).predict(wide), wide)
@@ -109,7 +110,7 @@ def test_predictions_come_in_the_order_of_the_samples(comm: Any) -> None:
 
 
 @pytest.mark.mpi(ranks=[3])
-def test_r2_far_from_zero_on_several_ranks(comm: Any) -> None:
+def test_r2_far_from_zero_on_several_ranks(comm: MPI.Intracomm) -> None:
     random = np.random.default_rng(4)
     targets = random.standard_normal((100, 1)) + 1e6
     predictions = targets + 0.3 * random.standard_normal((100, 1))

@@ -1,0 +1,59 @@
+"""What groups are asked to send: the dtype and shape of every array."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hybridnn import ProcessGrid
+from hybridnn.comm.group import Group
+from reference.cases import Case, assert_arrays_close, reference, run
+from reference.sweeps import sizes_for
+
+Message = tuple[str, Any, tuple[int, ...]]
+
+SENDING = ("allreduce", "allgather_rows", "reduce_scatter_rows", "broadcast", "scatter_rows", "gather_rows")
+
+
+def watch_messages(monkeypatch: pytest.MonkeyPatch) -> list[Message]:
+    """Note method, dtype and shape of every array that any group is handed from now on."""
+    seen: list[Message] = []
+
+    def watched(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(self: Group, *args: Any, **kwargs: Any) -> Any:
+            arrays = [array for array in (*args, *kwargs.values()) if isinstance(array, np.ndarray)]
+            seen.extend((name, array.dtype, array.shape) for array in arrays)
+            return method(self, *args, **kwargs)
+
+        return call
+
+    for name in SENDING:
+        for kind in (name, "i" + name):
+            if hasattr(Group, kind):
+                monkeypatch.setattr(Group, kind, watched(name, getattr(Group, kind)))
+    return seen
+
+
+def check_float32(grid: ProcessGrid, case: Case, seen: list[Message]) -> None:
+    """Train in float32; nothing held and nothing sent may be wider, but for labels and a few exact sums."""
+    seen.clear()
+    trainer = run(case, grid, "float32")
+    sent = list(seen)
+    arrays = [*trainer.weights().values(), *trainer.gradients().values(), trainer.predict(np.ones((3, case.sizes[0])))]
+    arrays += [array for slot in trainer.optimizer_slots().values() for array in slot.values()]
+    assert {array.dtype for array in arrays} == {np.dtype(np.float32)}, f"{case} on {grid!r}"
+    assert_arrays_close(trainer.weights(), reference(case).weights, f"{case} on {grid!r}", tolerance=1e-3)
+    # Norms by layer, sums of metrics, and counts.
+    small = max(3, 2 * case.sizes[-1], len(case.sizes) - 1)
+    for method, dtype, shape in sent:
+        labels = dtype == np.int64 and case.classification and method in ("scatter_rows", "broadcast")
+        assert dtype == np.float32 or labels or np.prod(shape) <= small, f"{method} of {dtype} {shape}: {case} on {grid!r}"
+    assert grid.size == 1 or any(dtype == np.float32 for _, dtype, _ in sent)
+
+
+def float32_case(grid: ProcessGrid, split: str, distribution: str, classification: bool) -> Case:
+    sizes = sizes_for(grid.model, split, False, classification)
+    return Case(sizes, classification, optimizer="adam", model_split=split, distribution=distribution, clip_norm=0.5)
