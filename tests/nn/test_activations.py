@@ -6,6 +6,7 @@ import warnings
 
 import numpy as np
 import pytest
+
 from hybridnn.kernels.numpy_kernels import activate, gradient_of_activation
 from hybridnn.nn.mlp import ACTIVATIONS
 from reference import network as net

@@ -6,10 +6,11 @@ from math import sqrt
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
+
 from hybridnn import MLP, Trainer
 from hybridnn.nn.initializers import initialize_rows
 from hybridnn.nn.mlp import ACTIVATIONS, INITIALIZERS, DenseLayer
-from numpy.typing import NDArray
 from reference import network as net
 from reference.network import Network
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
 from hybridnn import Constant, Cosine, Step, WarmupLinear
 from hybridnn.errors import SettingError
 from reference.updates import Schedule

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from hybridnn import MLP
 from hybridnn.errors import SettingError
 from hybridnn.nn.losses import loss_gradient, resolve_loss
@@ -67,5 +68,5 @@ def test_auto_takes_the_loss_of_the_task(loss: str, task: str) -> None:
 
 @pytest.mark.parametrize(("loss", "task"), [("mse", "classification"), ("cross_entropy", "regression")])
 def test_a_loss_of_the_other_task_is_refused(loss: str, task: Any) -> None:
-    with pytest.raises(SettingError, match="model.loss"):
+    with pytest.raises(SettingError, match=r"model\.loss"):
         resolve_loss(MLP([2, 3], loss=loss), task)

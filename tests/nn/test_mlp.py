@@ -5,13 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
 from hybridnn import MLP
 from hybridnn.errors import SettingError
 
 
 def test_layers_and_parameters() -> None:
     model = MLP([5, 8, 8, 3, 3], "selu", residual=True)
-    assert [(layer.index, layer.inputs, layer.outputs) for layer in model.layers] == [(0, 5, 8), (1, 8, 8), (2, 8, 3), (3, 3, 3)]
+    assert [(layer.index, layer.inputs, layer.outputs) for layer in model.layers] == [
+        (0, 5, 8),
+        (1, 8, 8),
+        (2, 8, 3),
+        (3, 3, 3),
+    ]
     assert [layer.activation for layer in model.layers] == ["selu", "selu", "selu", "identity"]
     # The output layer is never residual, even where its widths agree.
     assert [layer.residual for layer in model.layers] == [False, True, False, False]

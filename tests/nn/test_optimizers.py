@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from hybridnn import SGD, Adam, AdamW
 from hybridnn.errors import SettingError
 from hybridnn.kernels.numpy_updates import BLOCK

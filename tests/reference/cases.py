@@ -6,10 +6,10 @@ from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Any
 
-import hybridnn
 import numpy as np
-from hybridnn.nn.optimizers import Optimizer
 
+import hybridnn
+from hybridnn.nn.optimizers import Optimizer
 from reference import network as net
 from reference import serial, updates
 from reference.network import Array, Network
@@ -74,7 +74,11 @@ class Case:
 
     def __str__(self) -> str:
         plain = Case()
-        changed = [f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if getattr(self, f.name) != getattr(plain, f.name)]
+        changed = [
+            f"{f.name}={getattr(self, f.name)!r}"
+            for f in fields(self)
+            if getattr(self, f.name) != getattr(plain, f.name)
+        ]
         return f"Case({', '.join(changed)})"
 
 
@@ -148,7 +152,9 @@ def assert_close(found: Any, expected: Any, what: str, tolerance: float = TOLERA
     assert error <= tolerance * scale, f"{what}: off by {error:.3g} where the largest number is {scale:.3g}"
 
 
-def assert_arrays_close(found: dict[str, Array], expected: dict[str, Array], what: str, tolerance: float = TOLERANCE) -> None:
+def assert_arrays_close(
+    found: dict[str, Array], expected: dict[str, Array], what: str, tolerance: float = TOLERANCE
+) -> None:
     assert sorted(found) == sorted(expected), f"{what}: {sorted(found)} instead of {sorted(expected)}"
     for name in expected:
         assert_close(found[name], expected[name], f"{what}, {name}", tolerance)
@@ -195,7 +201,7 @@ def check_quality(trainer: hybridnn.Trainer, case: Case, grid: hybridnn.ProcessG
     assert_close([metrics.loss, last.test_loss], [net.loss(case.network, outputs, y)] * 2, f"{where}: test loss")
     if case.classification:
         assert metrics.accuracy == last.test_accuracy == net.accuracy(outputs, y), where
-        assert metrics.r2 is None and last.test_r2 is None, where
+        assert [metrics.r2, last.test_r2] == [None, None], where
     else:
         assert_close([metrics.r2, last.test_r2], [net.r2(outputs, y)] * 2, f"{where}: R2")
-        assert metrics.accuracy is None and last.test_accuracy is None, where
+        assert [metrics.accuracy, last.test_accuracy] == [None, None], where

@@ -50,7 +50,9 @@ def check_float32(grid: ProcessGrid, case: Case, seen: list[Message]) -> None:
     small = max(3, 2 * case.sizes[-1], len(case.sizes) - 1)
     for method, dtype, shape in sent:
         labels = dtype == np.int64 and case.classification and method in ("scatter_rows", "broadcast")
-        assert dtype == np.float32 or labels or np.prod(shape) <= small, f"{method} of {dtype} {shape}: {case} on {grid!r}"
+        assert dtype == np.float32 or labels or np.prod(shape) <= small, (
+            f"{method} of {dtype} {shape}: {case} on {grid!r}"
+        )
     assert grid.size == 1 or any(dtype == np.float32 for _, dtype, _ in sent)
 
 

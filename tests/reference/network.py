@@ -48,9 +48,9 @@ def value(activation: str, z: Array) -> Array:
     if activation == "relu":
         return np.where(z > 0, z, 0.0)
     if activation == "tanh":
-        return np.tanh(z)
+        return np.asarray(np.tanh(z))
     if activation == "sigmoid":
-        return 1 / (1 + np.exp(-z))
+        return np.asarray(1 / (1 + np.exp(-z)))
     if activation == "selu":
         return SELU_SCALE * np.where(z > 0, z, SELU_ALPHA * (np.exp(z) - 1))
     return z
@@ -105,7 +105,7 @@ def loss(network: Network, outputs: Array, targets: Array) -> float:
 
 def log_softmax(row: Array) -> Array:
     shifted = row - row.max()
-    return shifted - np.log(np.exp(shifted).sum())
+    return np.asarray(shifted - np.log(np.exp(shifted).sum()))
 
 
 def loss_slope(network: Network, outputs: Array, targets: Array) -> Array:

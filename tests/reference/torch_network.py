@@ -48,7 +48,9 @@ def gradients(network: Network, weights: Mapping[str, Array], x: Array, y: Array
     return {name: leaf.grad.numpy() for name, leaf in leaves.items() if leaf.grad is not None}
 
 
-def train(network: Network, weights: Weights, optimizer: Any, scheduler: Any, plan: Plan, x: Array, y: Array) -> Weights:
+def train(
+    network: Network, weights: Weights, optimizer: Any, scheduler: Any, plan: Plan, x: Array, y: Array
+) -> Weights:
     """Train with optimizers of ``torch.optim``.
 
     Parameters

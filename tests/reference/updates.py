@@ -62,8 +62,8 @@ Rule = SGD | Adam
 class Schedule:
     """Factor on the rate of update u (from 0) of `updates`, with `per_epoch` updates in an epoch.
 
-    A warm-up of W updates rises by equal steps, (u + 1) / (W + 1), so that update W is the first at the full rate. From there
-    ``linear`` falls in a straight line, ``cosine`` along half a cosine, to `final` at the last update of the run.
+    A warm-up of W updates rises by equal steps, (u + 1) / (W + 1), so that update W is the first at the full rate.
+    From there ``linear`` falls in a straight line, ``cosine`` along half a cosine, to `final` at the run's last update.
     """
 
     name: str = "constant"

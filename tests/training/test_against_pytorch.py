@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import hybridnn
 import numpy as np
 import pytest
+
+import hybridnn
 from hybridnn.kernels import numpy_kernels
 from reference import network as net
 from reference.cases import TOLERANCE, assert_arrays_close, assert_close
@@ -105,9 +106,11 @@ def test_weights_with_clipping() -> None:
 
 
 def test_selu_constants() -> None:
-    assert numpy_kernels.SELU_SCALE == pytest.approx(torch.selu(torch.tensor(1.0, dtype=torch.float64)).item(), rel=1e-15)
+    assert (
+        pytest.approx(torch.selu(torch.tensor(1.0, dtype=torch.float64)).item(), rel=1e-15) == numpy_kernels.SELU_SCALE
+    )
     below = torch.selu(torch.tensor(-1e9, dtype=torch.float64)).item()
-    assert -numpy_kernels.SELU_SCALE * numpy_kernels.SELU_ALPHA == pytest.approx(below, rel=1e-15)
+    assert pytest.approx(below, rel=1e-15) == -numpy_kernels.SELU_SCALE * numpy_kernels.SELU_ALPHA
     assert pytest.approx(net.SELU_ALPHA, rel=1e-13) == numpy_kernels.SELU_ALPHA
     assert pytest.approx(net.SELU_SCALE, rel=1e-13) == numpy_kernels.SELU_SCALE
 

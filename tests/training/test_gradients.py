@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from itertools import product
 
-import hybridnn
 import numpy as np
 import pytest
+
+import hybridnn
 from hybridnn.nn.mlp import ACTIVATIONS
 from reference import network as net
 from reference.cases import assert_arrays_close
@@ -32,7 +33,11 @@ def problem(network: Network, samples: int) -> tuple[Weights, Array, Array]:
     weights = {name: w + 0.1 * random.standard_normal(w.shape) for name, w in net.initial_weights(network, 5).items()}
     x = random.standard_normal((samples, network.sizes[0]))
     outputs = network.sizes[-1]
-    y = random.integers(0, outputs, samples) if network.loss == "cross_entropy" else random.standard_normal((samples, outputs))
+    y = (
+        random.integers(0, outputs, samples)
+        if network.loss == "cross_entropy"
+        else random.standard_normal((samples, outputs))
+    )
     return weights, x, y
 
 
@@ -107,5 +112,7 @@ def test_gradients_after_clipping_are_those_applied() -> None:
     _, whole = net.gradients(network, weights, x, y)
     length = net.norm(whole.values())
     assert length > 1e-3
-    assert_arrays_close(trainer.gradients(), {k: g * 1e-3 / length for k, g in whole.items()}, "clipped", tolerance=1e-12)
+    assert_arrays_close(
+        trainer.gradients(), {k: g * 1e-3 / length for k, g in whole.items()}, "clipped", tolerance=1e-12
+    )
     assert trainer.gradient_norm() == pytest.approx(1e-3, rel=1e-12)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,8 @@ import pytest
 
 from hybridnn import MLP, ProcessGrid, Trainer
 from hybridnn.errors import GridError
+from hybridnn.parallel import stage
+from hybridnn.parallel.gradient_reduction import GradientReducer
 from reference.cases import (
     Case,
     assert_arrays_close,
@@ -20,12 +23,13 @@ from reference.cases import (
     run,
 )
 from reference.messages import check_float32, float32_case, watch_messages
-from reference.sweeps import DISTRIBUTIONS, SPLITS, grids, layouts, sizes_for, trainings
+from reference.sweeps import DISTRIBUTIONS, SPLITS, grid_shapes, grids, layouts, sizes_for, trainings
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 RANKS = [2, 3, 4, 6, 8]
+
 
 @pytest.mark.mpi(ranks=RANKS)
 def test_every_layout_trains_as_the_reference(comm: MPI.Intracomm) -> None:
@@ -39,6 +43,28 @@ def test_every_optimizer_and_task_trains_as_the_reference(comm: MPI.Intracomm) -
     for grid in grids(comm):
         for case in trainings((grid.batch, grid.model)):
             check_against_reference(case, grid)
+
+
+@pytest.mark.mpi(ranks=[2, 4])
+@pytest.mark.parametrize("bucket_bytes", [1, 700])
+def test_gradients_sent_in_many_buckets_train_as_the_reference(
+    comm: MPI.Intracomm, bucket_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # These networks are far smaller than a bucket is otherwise.
+    monkeypatch.setattr(stage, "GradientReducer", partial(GradientReducer, bucket_bytes=bucket_bytes))
+    for grid in grids(comm):
+        for case in trainings((grid.batch, grid.model)):
+            check_against_reference(case, grid)
+
+
+@pytest.mark.mpi(ranks=[2, 4])
+def test_messages_in_pieces_train_as_the_reference(comm: MPI.Intracomm) -> None:
+    for batch, model in grid_shapes(comm.size):
+        grid = ProcessGrid(comm, batch=batch, model=model, message_limit=200)
+        for split, distribution in product(SPLITS, DISTRIBUTIONS):
+            for overlap in (True, False):
+                case = Case((5, 13, 7, 11, 6), model_split=split, distribution=distribution, overlap=overlap)
+                check_against_reference(case, grid)
 
 
 @pytest.mark.mpi(ranks=[2, 3, 4])
@@ -60,7 +86,11 @@ def test_the_same_layout_twice_is_bit_identical(comm: MPI.Intracomm, overlap: bo
     for grid in grids(comm):
         for split in SPLITS:
             case = Case(
-                sizes_for(grid.model, split, True, True), residual=True, optimizer="adamw", model_split=split, overlap=overlap
+                sizes_for(grid.model, split, True, True),
+                residual=True,
+                optimizer="adamw",
+                model_split=split,
+                overlap=overlap,
             )
             first, second = run(case, grid, "float32"), run(case, grid, "float32")
             assert_arrays_same(first.weights(), second.weights())

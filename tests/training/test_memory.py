@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+
 from hybridnn import MLP, SGD, Adam, ProcessGrid, Trainer
 from hybridnn.nn.mlp import ACTIVATIONS
 from hybridnn.training.history import StepRecord
@@ -77,7 +78,13 @@ def test_a_step_on_a_grid_allocates_nothing(comm: MPI.Intracomm) -> None:
         for distribution in ("local", "scatter", "scatter-broadcast"):
             grid = ProcessGrid(comm, model=2)
             trainer = Trainer(
-                model, grid=grid, batch_size=512, log_every=1, model_split=split, distribution=distribution, clip_norm=0.1
+                model,
+                grid=grid,
+                batch_size=512,
+                log_every=1,
+                model_split=split,
+                distribution=distribution,
+                clip_norm=0.1,
             )
             tracemalloc.start()
             peaks = peaks_of_steps(trainer, x, y)

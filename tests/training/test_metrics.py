@@ -1,13 +1,14 @@
-"""Test metrics against closed forms, through a network that hands its inputs on: what it predicts is what it is given."""
+"""Test metrics against closed forms, through a network that hands its inputs on: it predicts what it is given."""
 
 from __future__ import annotations
 
 from math import fsum
 from typing import TYPE_CHECKING, Any
 
-import hybridnn
 import numpy as np
 import pytest
+
+import hybridnn
 from reference import network as net
 from reference.network import Array
 from reference.sweeps import grids

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-import hybridnn
 import numpy as np
 import pytest
+
+import hybridnn
 from hybridnn import MLP, SGD, Trainer
 from hybridnn.errors import DataError, HybridnnError, NonFiniteLossError, SettingError
+from hybridnn.training.history import EpochRecord, StepRecord
 from reference.network import Array
 
 
@@ -30,7 +33,8 @@ def trainer(**settings: Any) -> Trainer:
 def test_a_script_fits_evaluates_and_predicts() -> None:
     x, y = classification()
     it = trainer()
-    steps, epochs = [], []
+    steps: list[StepRecord] = []
+    epochs: list[EpochRecord] = []
     history = it.fit(x, y, epochs=20, validation=(x, y), on_step=steps.append, on_epoch=epochs.append)
     assert history is it.history
     assert history.epochs == epochs
@@ -41,6 +45,7 @@ def test_a_script_fits_evaluates_and_predicts() -> None:
     metrics = it.evaluate(x, y)
     assert metrics.accuracy == epochs[-1].test_accuracy
     assert metrics.loss == epochs[-1].test_loss
+    assert metrics.accuracy is not None
     assert metrics.accuracy > 0.95
     assert metrics.accuracy == np.mean(it.predict(x).argmax(axis=1) == y)
     assert all(record.samples_per_second > 0 and record.compute_seconds > 0 for record in epochs)
@@ -154,13 +159,13 @@ def test_wrong_data_are_refused_before_the_first_step(case: str, part: str) -> N
     arguments, words = WRONG_DATA[case]
     it = trainer()
     before = it.weights()
+    attempts: dict[str, Callable[[], object]] = {
+        "train": lambda: it.fit(*arguments, epochs=1),
+        "test": lambda: it.fit(X, Y, epochs=1, validation=arguments),
+        "evaluate": lambda: it.evaluate(*arguments),
+    }
     with pytest.raises(DataError) as caught:
-        if part == "train":
-            it.fit(*arguments, epochs=1)
-        elif part == "test":
-            it.fit(X, Y if case != "label-above" else LABELS, epochs=1, validation=arguments)
-        else:
-            it.evaluate(*arguments)
+        attempts[part]()
     message = str(caught.value)
     wanted = words if part == "train" else tuple(word for word in words if word != "training data")
     assert all(word in message for word in wanted), message
@@ -259,7 +264,8 @@ def test_the_norms_of_a_diverged_network_are_told_though_their_squares_overflow(
 def test_clipping_works_where_the_squares_of_the_gradient_overflow() -> None:
     # float32: squares above 3.4e38 are infinite, and a scale of clip / infinity would stop the training without a word.
     found, expected = (
-        Trainer(MLP([3, 16, 2]), SGD(lr=0.05), batch_size=60, dtype=dtype, clip_norm=0.5) for dtype in ("float32", "float64")
+        Trainer(MLP([3, 16, 2]), SGD(lr=0.05), batch_size=60, dtype=dtype, clip_norm=0.5)
+        for dtype in ("float32", "float64")
     )
     before = found.weights()
     for it in (found, expected):
@@ -274,4 +280,6 @@ def test_the_first_screen_of_the_documentation_holds() -> None:
     x = np.linspace(-1, 1, 200)[:, None]
     it = hybridnn.Trainer(MLP([1, 16, 1], "tanh"), SGD(lr=0.1), batch_size=20)
     it.fit(x, x**2, epochs=50)
-    assert it.evaluate(x, x**2).r2 > 0.9
+    r2 = it.evaluate(x, x**2).r2
+    assert r2 is not None
+    assert r2 > 0.9
