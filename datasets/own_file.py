@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import math
 import zipfile
+import zlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,9 @@ from .info import Task
 from .rows import ArrayRows, Dataset
 
 __all__ = ["load_file"]
+
+EXACT = 2**53
+"""Integers from here on, of either sign, are not all numbers of float64."""
 
 
 def load_file(path: str | Path, targets: Sequence[str] = (), *, task: Task | None = None) -> Dataset:
@@ -84,7 +88,8 @@ def _read_npz(path: Path) -> dict[str, NDArray[Any]]:
             arrays = {}
             for key in file.files:
                 arrays[key] = file[key]
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+    except (ValueError, OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
+        # RuntimeError: zipfile refuses what is encrypted or compressed in an unknown way.
         raise DataError(f"{path}: cannot read {key or 'the file'}: {error}") from error
     return arrays
 
@@ -97,6 +102,8 @@ def _from_csv(path: Path, targets: Sequence[str], task: Task | None) -> Dataset:
             _check_names(path, names, targets)
             where = [names.index(name) for name in targets]
             table, integers = _numbers(path, names, ((reader.line_num, cells) for cells in reader if cells), where)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from error
     except (UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path} is not a text file of comma-separated values: {error}") from error
     x, y = np.delete(table, where, axis=1), table[:, where]
@@ -106,13 +113,11 @@ def _from_csv(path: Path, targets: Sequence[str], task: Task | None) -> Dataset:
         return _dataset(path, as_rows(x, y, task), None)
     if not integers or len(targets) != 1:
         raise DataError(f"{path}: classification needs one target column of integers without decimal points")
-    rows = as_rows(x, y[:, 0].astype(np.int64), task)
-    if class_count(rows) > rows.samples:
-        raise DataError(
-            f"{path}: column {targets[0]!r} has the label {class_count(rows) - 1} among {rows.samples} samples; "
-            "integers are class labels: number them from 0, or write a decimal point for regression"
-        )
-    return _dataset(path, rows, None)
+    beyond = np.flatnonzero(np.abs(y[:, 0]) >= EXACT)
+    if beyond.size:
+        value = y[beyond[0], 0]
+        raise DataError(f"{path}: column {targets[0]!r} has the label {value:.0f}, too large; {_label_hint(path)}")
+    return _dataset(path, as_rows(x, y[:, 0].astype(np.int64), task), None)
 
 
 def _check_names(path: Path, names: Sequence[str], targets: Sequence[str]) -> None:
@@ -154,4 +159,14 @@ def _number(path: Path, line: int, column: str, cell: str) -> float:
 def _dataset(path: Path, train: ArrayRows, test: ArrayRows | None) -> Dataset:
     if train.targets_shape:
         return Dataset(path.name, "regression", train.features, train.targets_shape[0], train, test)
-    return Dataset(path.name, "classification", train.features, class_count(train), train, test)
+    classes = class_count(train)
+    if classes > train.samples:
+        raise DataError(f"{path}: label {classes - 1} among {train.samples} samples; {_label_hint(path)}")
+    if train.y.min() == train.y.max():
+        raise DataError(f"{path}: all labels are {classes - 1}: classification needs at least 2 classes")
+    return Dataset(path.name, "classification", train.features, classes, train, test)
+
+
+def _label_hint(path: Path) -> str:
+    otherwise = "write a decimal point" if path.suffix == ".csv" else "store floating point"
+    return f"integers are class labels: number them from 0, or {otherwise} for regression"

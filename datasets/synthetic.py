@@ -74,13 +74,14 @@ class SyntheticSpec:
     def __post_init__(self) -> None:
         """Check the values."""
         if self.task not in ("regression", "classification"):
-            raise SettingError("synthetic.task", self.task, "must be 'regression' or 'classification'")
+            raise SettingError("data.synthetic.task", self.task, "must be 'regression' or 'classification'")
         least = {"samples": 1, "inputs": 1, "outputs": 2 if self.task == "classification" else 1}
         for name in ("samples", "test_samples", "inputs", "outputs", "seed"):
             if getattr(self, name) < least.get(name, 0):
-                raise SettingError(f"synthetic.{name}", getattr(self, name), f"must be at least {least.get(name, 0)}")
+                allowed = f"must be at least {least.get(name, 0)}"
+                raise SettingError(f"data.synthetic.{name}", getattr(self, name), allowed)
         if not 0 <= self.noise < float("inf"):
-            raise SettingError("synthetic.noise", self.noise, "must be finite and at least 0")
+            raise SettingError("data.synthetic.noise", self.noise, "must be finite and at least 0")
 
 
 class SyntheticRows:

@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except HybridnnError as error:
         leave(str(error), error.exit_code)
     except (KeyboardInterrupt, typer.Abort):
-        sys.exit(INTERRUPTED)
+        leave("interrupted", INTERRUPTED)
     sys.exit(status if isinstance(status, int) else 0)
 
 

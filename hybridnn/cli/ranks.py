@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
-import time
-from typing import Any, NoReturn
+from typing import NoReturn
 
+from hybridnn.comm.failsafe import all_ranks_arrive, running_world
+from hybridnn.comm.mpi import import_mpi
 from hybridnn.errors import EnvironmentProblem
 
 __all__ = ["launch_rank", "leave"]
@@ -33,38 +35,20 @@ def leave(message: str, exit_code: int) -> NoReturn:
     The ranks leave together, because mpirun ends a job at the first rank that fails, perhaps before rank 0 has spoken.
     An error that the other ranks do not have ends the job after a few seconds, with the line of the rank that has it.
     """
-    world = _world()
+    _start_mpi_under_a_launcher()
+    world = running_world()
     if world is None or world.Get_rank() == 0:
         print(f"Error: {message}", file=sys.stderr, flush=True)
-    if world is not None and not _all_arrive(world):
+    if not all_ranks_arrive(PATIENCE):
         if world.Get_rank() != 0:
             print(f"Error on rank {world.Get_rank()}: {message}", file=sys.stderr, flush=True)
         world.Abort(exit_code)
     sys.exit(exit_code)
 
 
-def _world() -> Any:
-    """COMM_WORLD of a job with several ranks, else None."""
-    mpi = sys.modules.get("mpi4py.MPI")
-    if mpi is None:
-        if launch_rank() is None:
-            return None
-        from hybridnn.comm.mpi import import_mpi
-
-        try:
-            mpi = import_mpi()
-        except EnvironmentProblem:  # without an MPI library every rank speaks for itself
-            return None
-    if not mpi.Is_initialized() or mpi.Is_finalized() or mpi.COMM_WORLD.Get_size() == 1:
-        return None
-    return mpi.COMM_WORLD
-
-
-def _all_arrive(world: Any) -> bool:
-    request = world.Ibarrier()
-    deadline = time.monotonic() + PATIENCE
-    while not request.Test():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.005)
-    return True
+def _start_mpi_under_a_launcher() -> None:
+    """Load MPI where several ranks may have met the same error before any of them needed it."""
+    if launch_rank() is not None:
+        # Without an MPI library every rank speaks for itself.
+        with contextlib.suppress(EnvironmentProblem):
+            import_mpi()

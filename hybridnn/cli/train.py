@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from hybridnn.cli.output import Format
+from hybridnn.errors import SettingError
 
 __all__ = ["train"]
 
@@ -65,6 +67,7 @@ def train(
     given = [f"{key}={value}" for key, value in numbers.items() if value is not None]
     # A JSON string is a TOML string, so that a name or path is never taken for a number.
     given += [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in texts.items() if value is not None]
+    _check_one_source(overrides or (), data, file)
     settings = load_settings(config, [*(overrides or ()), *given])
 
     # Only now, so that a wrong setting is reported without waiting for the rest to load.
@@ -73,3 +76,16 @@ def train(
 
     with TrainView(as_json=output_format is Format.json, quiet=quiet) as view:
         run_training(settings, view)
+
+
+def _check_one_source(overrides: Sequence[str], data: Text, file: Text) -> None:
+    """Refuse ``--data`` or ``--file`` beside the other source; what the settings file says may be replaced."""
+    if data is None and file is None:
+        return
+    changed = {
+        key.strip(): value.strip() for key, equals, value in (text.partition("=") for text in overrides) if equals
+    }
+    name = changed.get("data.name") if data is None else data
+    path = changed.get("data.file") if file is None else file
+    if name is not None and path is not None:
+        raise SettingError("data.file", path, f"give either data.name (now {name!r}) or data.file, not both")

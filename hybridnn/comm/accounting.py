@@ -16,12 +16,11 @@ def bytes_sent_by_rank(operation: str, nbytes: int, ranks: int, *, is_root: bool
 
     Parameters
     ----------
-    operation : {"allreduce", "allgather", "reduce_scatter", "broadcast", "scatter", "gather", "send", "receive",
-    "barrier"}
+    operation : {"allreduce", "allgather", "reduce_scatter", "broadcast", "scatter", "gather"}
         Name of the operation.
     nbytes : int
         Bytes of the full vector: the array every rank ends up with (``allreduce``, ``allgather``, ``broadcast``), the
-        one it starts with (``reduce_scatter``), all parts together (``scatter``, ``gather``), or the message.
+        one it starts with (``reduce_scatter``), or all parts together (``scatter``, ``gather``).
     ranks : int
         Size of the group.
     is_root : bool
@@ -47,8 +46,4 @@ def bytes_sent_by_rank(operation: str, nbytes: int, ranks: int, *, is_root: bool
             return part if is_root else 0
         case "gather":
             return 0 if is_root else nbytes // ranks
-        case "send":
-            return nbytes
-        case "receive" | "barrier":
-            return 0
     raise ValueError(f"unknown operation {operation!r}")

@@ -9,11 +9,12 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hybridnn.comm.group import Group
 from hybridnn.errors import HybridnnError
 
-__all__ = ["agree"]
+__all__ = ["agree", "same_on_all"]
 
 Result = TypeVar("Result")
 
@@ -55,6 +56,13 @@ def agree(group: Group, action: Callable[[], Result]) -> Result:
     if mine is not None:
         raise mine
     raise HybridnnError(message)
+
+
+def same_on_all(group: Group, numbers: NDArray[np.int64]) -> bool:
+    """Whether every rank of `group` has the same `numbers`; collective, and the same answer on every rank."""
+    extremes = np.concatenate([numbers, -numbers])
+    group.allreduce(extremes, "max")
+    return bool((extremes[: numbers.size] == -extremes[numbers.size :]).all())
 
 
 def _broadcast_text(group: Group, text: str, root: int) -> str:

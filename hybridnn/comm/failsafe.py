@@ -10,14 +10,15 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 import traceback
 from types import TracebackType
 from typing import Any
 
-__all__ = ["abort_job", "install"]
+__all__ = ["abort_job", "all_ranks_arrive", "install", "running_world"]
 
 
-def _world() -> Any:
+def running_world() -> Any:
     """COMM_WORLD if MPI is running on more than one rank, without importing anything."""
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is None or not mpi.Is_initialized() or mpi.Is_finalized() or mpi.COMM_WORLD.Get_size() == 1:
@@ -30,7 +31,7 @@ def abort_job(error: BaseException, where: str = "") -> None:
 
     Returns only where MPI does not run on several ranks.
     """
-    world = _world()
+    world = running_world()
     if world is None:
         return
     rank, size = world.Get_rank(), world.Get_size()
@@ -42,6 +43,20 @@ def abort_job(error: BaseException, where: str = "") -> None:
     world.Abort(1)
 
 
+def all_ranks_arrive(patience: float) -> bool:
+    """Whether every rank of the job calls this within `patience` seconds; True where there is one rank."""
+    world = running_world()
+    if world is None:
+        return True
+    everyone = world.Ibarrier()
+    deadline = time.monotonic() + patience
+    while not everyone.Test():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.005)
+    return True
+
+
 def install() -> None:
     """Put the abort hook before Python's own exception hooks, once."""
     if os.environ.get("HYBRIDNN_NO_ABORT") or getattr(sys.excepthook, "ends_the_job", False):
@@ -49,8 +64,7 @@ def install() -> None:
     previous, previous_thread = sys.excepthook, threading.excepthook
 
     def on_error(kind: type[BaseException], error: BaseException, tb: TracebackType | None) -> None:
-        if not issubclass(kind, KeyboardInterrupt):
-            abort_job(error.with_traceback(tb))
+        abort_job(error.with_traceback(tb))
         previous(kind, error, tb)
 
     def on_thread_error(args: threading.ExceptHookArgs) -> None:

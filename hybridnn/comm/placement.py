@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hybridnn.checks import require_whole
 from hybridnn.errors import GridError
 
 __all__ = ["fitting_grids", "place_ranks", "resolve_axes"]
@@ -52,12 +53,14 @@ def resolve_axes(ranks: int, pipeline: int, batch: int | None, model: int) -> tu
 
     Raises
     ------
+    SettingError
+        If an axis is not a whole number, 1 or more.
     GridError
         If the axes do not multiply to `ranks`; the message lists the grids that would fit.
     """
     for name, size in (("pipeline", pipeline), ("batch", batch), ("model", model)):
-        if size is not None and size < 1:
-            raise GridError(f"parallel.{name} = {size}: every axis of the process grid has at least 1 rank")
+        if size is not None:
+            require_whole(f"parallel.{name}", size, 1)
     asked = f"pipeline {pipeline} x batch {'?' if batch is None else batch} x model {model}"
     if batch is None and ranks % (pipeline * model) == 0:
         batch = ranks // (pipeline * model)

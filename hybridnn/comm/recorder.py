@@ -77,27 +77,18 @@ class Recorder:
         self._communication_seconds = 0.0
         self._bytes_sent = 0
         self._messages = 0
-        self.current: tuple[str, str, float] | None = None  # (name, axis, start) of what has begun and not ended
-
-    def begin(self, name: str, axis: str = "") -> float:
-        """Note that an operation starts; returns its start time, which `end_*` wants back."""
-        start = perf_counter()
-        self.current = (name, axis, start)
-        return start
 
     def end_compute(self, name: str, start: float) -> None:
-        """Note the end of a compute instruction."""
+        """Note a compute instruction that began at `start` (``time.perf_counter``) and ends now."""
         self._events.append(Event("compute", name, "", start, perf_counter(), 0))
-        self.current = None
 
     def end_communication(self, name: str, axis: str, start: float, nbytes: int, messages: int = 1) -> None:
-        """Note the end of a communication call that sent `nbytes`."""
+        """Note a communication call that began at `start`, ends now, and sent `nbytes`."""
         stop = perf_counter()
         self._events.append(Event("communication", name, axis, start, stop, nbytes))
         self._communication_seconds += stop - start
         self._bytes_sent += nbytes
         self._messages += messages
-        self.current = None
 
     @property
     def totals(self) -> Totals:

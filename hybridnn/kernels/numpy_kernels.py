@@ -7,6 +7,7 @@ promote.
 
 from __future__ import annotations
 
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,9 @@ Array = NDArray[Any]
 SELU_ALPHA = 1.6732632423543772
 SELU_SCALE = 1.0507009873554805
 """Klambauer et al. 2017, equation 2 and the fixed point for mean 0 and variance 1."""
+
+
+NORM_BLOCK = 1 << 16
 
 
 def empty(shape: tuple[int, ...], dtype: DTypeLike) -> Array:
@@ -136,10 +140,14 @@ def gradient_of_activation(name: str, y: Array, dy: Array, out: Array, scratch: 
             np.multiply(dy, scratch, out=out)
         case "selu":
             # For z <= 0 the output is y = scale * alpha * (exp(z) - 1), whose derivative is y + scale * alpha.
+            # The same formula with y = 0 is scale * alpha for z > 0, where the derivative is scale: one factor more.
             np.minimum(y, 0, out=scratch)
             np.add(scratch, SELU_SCALE * SELU_ALPHA, out=scratch)
-            np.copyto(scratch, SELU_SCALE, where=y > 0)
             np.multiply(dy, scratch, out=out)
+            np.greater(y, 0, out=scratch)
+            np.multiply(scratch, 1.0 / SELU_ALPHA - 1.0, out=scratch)
+            np.add(scratch, 1.0, out=scratch)
+            np.multiply(out, scratch, out=out)
         case _:
             raise ValueError(f"unknown activation {name!r}")
 
@@ -196,8 +204,13 @@ def cross_entropy(
 
 
 def squared_norm(flat: Array) -> float:
-    """Sum of squares of a flat array."""
-    return float(np.dot(flat, flat))
+    """Sum of squares of a flat array; where the array's own precision overflows, in float64."""
+    with np.errstate(over="ignore"):
+        total = float(np.dot(flat, flat))
+    if isfinite(total) or not np.isfinite(flat).all():
+        return total
+    blocks = (flat[start : start + NORM_BLOCK].astype(np.float64) for start in range(0, flat.size, NORM_BLOCK))
+    return float(sum(np.dot(block, block) for block in blocks))
 
 
 def scale(flat: Array, factor: float) -> None:

@@ -1,8 +1,8 @@
 """Initial weights that depend on the seed, the layer and the output row, and on nothing else.
 
-Each row of a weight matrix has its own counter-based generator (Philox), so a rank that owns some rows draws exactly
-those, and every process grid starts from the same network (Salmon et al. 2011 describe the generator). Drawn in float64
-and then rounded: float32 and float64 runs start from the same weights.
+Each row of a weight matrix has its own counter-based generator (Philox; Salmon et al. 2011), so a rank that owns rows
+draws those alone (one that owns columns draws whole rows and keeps its part), and every process grid starts from the
+same network. Drawn in float64 and then rounded: float32 and float64 runs start from the same weights.
 """
 
 from __future__ import annotations

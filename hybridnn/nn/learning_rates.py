@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import cos, pi
 from typing import Protocol
 
+from hybridnn.checks import require_number
 from hybridnn.errors import SettingError
 
 __all__ = ["Constant", "Cosine", "LearningRateSchedule", "Step", "WarmupLinear"]
@@ -16,7 +17,7 @@ class LearningRateSchedule(Protocol):
     """Anything that gives the factor for an update."""
 
     def factor(self, update: int, updates_per_epoch: int, updates: int) -> float:
-        """Factor for update number `update` (from 0) of `updates` in all."""
+        """Factor for update number `update` (from 0) of `updates` in all, those of earlier calls of `fit` included."""
         ...
 
 
@@ -48,7 +49,8 @@ class Step:
             raise SettingError(
                 "schedule.milestones", list(self.milestones), "ascending numbers of epochs, each 1 or more"
             )
-        _require_positive("schedule.factor", self.factor_per_step)
+        infinity = float("inf")
+        require_number("schedule.factor", self.factor_per_step, 0, infinity, "a finite number above 0", open_ends="(")
 
     def factor(self, update: int, updates_per_epoch: int, updates: int) -> float:
         """The factor to the power of the milestones passed."""
@@ -97,13 +99,6 @@ def _warm_up(epochs: float, update: int, updates_per_epoch: int, updates: int) -
     return 1.0, (update - warmup) / max(updates - 1 - warmup, 1)
 
 
-def _require_positive(name: str, value: float) -> None:
-    if not value > 0:
-        raise SettingError(name, value, "a number above 0")
-
-
 def _require_warmup(warmup_epochs: float, final_factor: float) -> None:
-    if not warmup_epochs >= 0:
-        raise SettingError("schedule.warmup_epochs", warmup_epochs, "0 or more epochs")
-    if not 0 <= final_factor <= 1:
-        raise SettingError("schedule.final_factor", final_factor, "between 0 and 1")
+    require_number("schedule.warmup_epochs", warmup_epochs, 0, float("inf"), "a finite number of epochs, 0 or more")
+    require_number("schedule.final_factor", final_factor, 0, 1, "between 0 and 1")

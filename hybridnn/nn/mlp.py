@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from numbers import Integral
 
+from hybridnn.checks import require_choice
 from hybridnn.errors import SettingError
 
 __all__ = ["ACTIVATIONS", "INITIALIZERS", "LOSSES", "MLP", "DenseLayer"]
@@ -96,10 +98,10 @@ class MLP:
             ("loss", loss, ("auto", *LOSSES)),
             ("initializer", initializer, ("auto", *INITIALIZERS)),
         ):
-            if value not in allowed:
-                raise SettingError(f"model.{name}", value, "allowed are " + ", ".join(allowed))
-        if len(sizes) < 2 or any(int(size) != size or size < 1 for size in sizes):
-            raise SettingError("model.sizes", list(sizes), "at least an input and an output width, each 1 or more")
+            require_choice(f"model.{name}", value, allowed)
+        if len(sizes) < 2 or not all(isinstance(size, Integral) and size >= 1 for size in sizes):
+            needed = "at least an input and an output width, each a whole number, 1 or more"
+            raise SettingError("model.sizes", list(sizes), needed)
         # A frozen dataclass with an initializer of its own, because widths come as any sequence of numbers.
         object.__setattr__(self, "sizes", tuple(int(size) for size in sizes))
         object.__setattr__(self, "activation", activation)

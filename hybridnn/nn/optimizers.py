@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
+from hybridnn.checks import require_number
 from hybridnn.errors import SettingError
 from hybridnn.kernels import numpy_kernels as kernels
 from hybridnn.kernels import numpy_updates as updates
@@ -62,9 +63,12 @@ def new_state(optimizer: Optimizer, weights: Array) -> OptimizerState:
     return OptimizerState(slots, kernels.empty((2 * min(updates.BLOCK, max(weights.size, 1)),), weights.dtype))
 
 
-def _require(name: str, value: float, fine: bool, allowed: str) -> None:
-    if not fine:
-        raise SettingError(f"optimizer.{name}", value, allowed)
+INFINITY = float("inf")
+
+
+def _require_rate_and_decay(lr: float, weight_decay: float) -> None:
+    require_number("optimizer.lr", lr, 0, INFINITY, "a finite number above 0", open_ends="(")
+    require_number("optimizer.weight_decay", weight_decay, 0, INFINITY, "a finite number, 0 or more")
 
 
 @dataclass(frozen=True)
@@ -92,12 +96,11 @@ class SGD:
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        _require("lr", self.lr, self.lr > 0, "a number above 0")
-        _require("momentum", self.momentum, 0 <= self.momentum < 1, "at least 0 and below 1")
-        _require("dampening", self.dampening, 0 <= self.dampening <= 1, "between 0 and 1")
-        _require("weight_decay", self.weight_decay, self.weight_decay >= 0, "0 or more")
-        fine = not self.nesterov or (self.momentum > 0 and self.dampening == 0)
-        _require("nesterov", self.nesterov, fine, "true only with momentum above 0 and dampening 0")
+        _require_rate_and_decay(self.lr, self.weight_decay)
+        require_number("optimizer.momentum", self.momentum, 0, 1, "at least 0 and below 1", open_ends=")")
+        require_number("optimizer.dampening", self.dampening, 0, 1, "between 0 and 1")
+        if self.nesterov and not (self.momentum > 0 and self.dampening == 0):
+            raise SettingError("optimizer.nesterov", self.nesterov, "true only with momentum above 0 and dampening 0")
 
     @property
     def slot_names(self) -> tuple[str, ...]:
@@ -144,11 +147,12 @@ class Adam:
     decoupled = False
 
     def __post_init__(self) -> None:
-        _require("lr", self.lr, self.lr > 0, "a number above 0")
+        _require_rate_and_decay(self.lr, self.weight_decay)
+        if len(self.betas) != 2:
+            raise SettingError("optimizer.betas", self.betas, "two numbers")
         for beta in self.betas:
-            _require("betas", beta, 0 <= beta < 1, "each at least 0 and below 1")
-        _require("eps", self.eps, self.eps > 0, "a number above 0")
-        _require("weight_decay", self.weight_decay, self.weight_decay >= 0, "0 or more")
+            require_number("optimizer.betas", beta, 0, 1, "each at least 0 and below 1", open_ends=")")
+        require_number("optimizer.eps", self.eps, 0, INFINITY, "a finite number above 0", open_ends="(")
 
     @property
     def slot_names(self) -> tuple[str, ...]:

@@ -79,7 +79,8 @@ def check_weights(model: MLP, weights: Mapping[str, NDArray[Any]], source: str) 
     Raises
     ------
     DataError
-        Naming `source`, the first array that is missing or of another shape, and the shape the model needs.
+        Naming `source` and the first array that is missing, of another shape than the model needs, not of real
+        numbers, or not finite.
     """
     for name, shape in parameter_shapes(model).items():
         if name not in weights:
@@ -87,6 +88,8 @@ def check_weights(model: MLP, weights: Mapping[str, NDArray[Any]], source: str) 
             raise DataError(f"{source}: {name} is missing; the file holds {found}")
         if weights[name].shape != shape:
             raise DataError(f"{source}: {name} has shape {weights[name].shape}, the model needs {shape}")
+        if weights[name].dtype.kind not in "fiu":
+            raise DataError(f"{source}: {name} has dtype {weights[name].dtype}, the model needs real numbers")
         if not np.isfinite(weights[name]).all():
             raise DataError(f"{source}: {name} holds numbers that are not finite")
     extra = [name for name in weights if name.startswith("layers.") and name not in parameter_shapes(model)]

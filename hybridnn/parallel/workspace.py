@@ -92,7 +92,7 @@ class Workspace:
             room(split.layer.inputs) if gather else None for split, gather in zip(splits, gathered, strict=True)
         ]
         self._own_gradient = room(max((_own_height(split) for split in splits if split.layer.residual), default=0))
-        widest = max(max(_output_height(split), split.shard.weight_shape[1]) for split in splits)
+        widest = max(_output_height(split) for split in splits)  # nobody wants the gradient of the first layer's input
         self._gradients = (room(widest), room(widest))
 
     @property

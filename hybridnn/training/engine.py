@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from math import ceil, isfinite, sqrt
-from typing import Any
+from time import perf_counter
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -89,11 +90,11 @@ class Engine:
         stage.backward(arrays)
         loss = float(stage.loss[0]) / len(indices)
         if not isfinite(loss):
-            raise NonFiniteLossError(self._describe_divergence(loss, rate))
+            self._stop(f"the loss became {loss} in step {self.state.updates + 1} at learning rate {rate:g}")
         gradient = stage.gradient[:-1]
         if self._clip_norm is not None and (norm := self.gradient_norm()) > self._clip_norm:
             kernels.scale(gradient, self._clip_norm / norm)
-        start = recorder.begin("update")
+        start = perf_counter()
         self._optimizer.update(stage.weights, gradient, self.state, rate)
         recorder.end_compute("update", start)
         return loss
@@ -108,10 +109,24 @@ class Engine:
             sums.add(arrays.outputs, arrays.targets, float(self.stage.loss[0]))
         return sums.total(self._grid.batch_group)
 
+    def require_finite(self, test: Metrics | None) -> None:
+        """Refuse to go on with weights, or a test loss, that are not finite.
+
+        Raises
+        ------
+        NonFiniteLossError
+            On every rank alike.
+        """
+        if not np.isfinite(self.stage.squared_norms(self.stage.weights)).all():
+            self._stop(f"the weights are no longer finite after step {self.state.updates}")
+        if test is not None and not isfinite(test.loss):
+            self._stop(f"the test loss became {test.loss} after step {self.state.updates}")
+
     def predict(self, x: Array) -> Array:
         """Outputs for `x`, shape (samples, features) and the same on every rank; shape (samples, outputs)."""
         outputs = np.zeros((len(x), self._model.sizes[-1]), self.stage.weights.dtype)
-        workspace = self._workspace(classification=False)
+        # Predicting needs no targets: the memory of the training serves, whatever its task.
+        workspace = next(iter(self._workspaces.values()), None) or self._workspace(classification=False)
         for start in range(0, len(x), self._batch_size):
             block = range(start, min(start + self._batch_size, len(x)))
             mine = block[block_slice(len(block), self._grid.batch, self._grid.batch_rank)]
@@ -158,11 +173,10 @@ class Engine:
             self.stage.loss,
         )
 
-    def _describe_divergence(self, loss: float, rate: float) -> str:
+    def _stop(self, what: str) -> NoReturn:
         norms = np.sqrt(self.stage.squared_norms(self.stage.weights))
         layers = ", ".join(f"layer {index}: {norm:.3g}" for index, norm in enumerate(norms))
-        return (
-            f"the loss became {loss} in step {self.state.updates + 1} at learning rate {rate:g}; "
-            f"norms of the weights: {layers}. "
+        raise NonFiniteLossError(
+            f"{what}; norms of the weights: {layers}. "
             "Try a lower optimizer.lr, a training.clip_norm, or a warm-up; check the scale of the data"
         )

@@ -21,12 +21,18 @@ class StepRecord:
         Mean loss over the global minibatch, before the update.
     learning_rate : float
         Rate the update used.
+    samples_per_second, compute_seconds, communication_seconds, bytes_sent
+        As in `EpochRecord`, for the steps since the record before, or since the epoch began.
     """
 
     step: int
     epoch: int
     train_loss: float
     learning_rate: float
+    samples_per_second: float
+    compute_seconds: float
+    communication_seconds: float
+    bytes_sent: int
 
 
 @dataclass(frozen=True)

@@ -53,6 +53,8 @@ class MetricSums:
         self._residual = np.zeros(outputs)
         self._mean = np.zeros(outputs)
         self._deviation = np.zeros(outputs)
+        # Largest target, and largest negative of one: whether an output is constant must not depend on rounding.
+        self._extremes = np.full((2, outputs), -np.inf)
 
     def add(self, outputs: NDArray[Any], targets: NDArray[Any], loss: float) -> None:
         """Count a block of samples.
@@ -74,6 +76,7 @@ class MetricSums:
             return
         exact = targets.astype(np.float64)
         self._residual += np.square(exact - outputs.T).sum(axis=0)
+        np.maximum(self._extremes, (exact.max(axis=0), -exact.min(axis=0)), out=self._extremes)
         mean = exact.mean(axis=0)
         shift = mean - self._mean
         # Chan, Golub and LeVeque 1983, equation 2.1: merging two sets without cancellation.
@@ -93,7 +96,8 @@ class MetricSums:
         sums = np.stack([self._residual, self._deviation + mine * (self._mean - mean) ** 2])
         group.allreduce(sums)
         residual, total = sums
+        group.allreduce(self._extremes, "max")
         # A constant output has no variance to explain: 1 if it is met exactly, else 0, as the field counts it.
-        constant = total == 0
+        constant = self._extremes[0] == -self._extremes[1]
         r2 = np.where(constant, residual == 0, 1.0 - residual / np.where(constant, 1.0, total))
         return Metrics(float(loss), None, float(r2.mean()), samples)

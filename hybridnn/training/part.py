@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from hybridnn.comm.agreement import agree
+from hybridnn.comm.agreement import agree, same_on_all
 from hybridnn.comm.grid import ProcessGrid
 from hybridnn.datasets import ArrayRows, Rows, as_rows
 from hybridnn.errors import DataError
 from hybridnn.nn.mlp import MLP
 
-__all__ = ["Part", "make_part"]
+__all__ = ["Part", "holds_validation", "make_part"]
 
 
 @dataclass(frozen=True)
@@ -60,18 +60,29 @@ def make_part(
     sent = distribution != "local"
     holds = not sent or grid.rank == 0
     rows = agree(grid.world, lambda: _checked_rows(model, x, y, what, dtype) if holds else None)
-    # Sizes travel as (samples, is classification); the negative of the count tells whether all ranks agree.
-    sizes = np.zeros(3, np.int64)
-    if rows is not None:
-        sizes[:] = rows.samples, -rows.samples, not rows.targets_shape
+    facts = np.array([0, 0] if rows is None else [rows.samples, not rows.targets_shape], np.int64)
     if sent:
-        grid.world.broadcast(sizes)
-    else:
-        grid.world.allreduce(sizes, "max")
-    samples, classification = int(sizes[0]), bool(sizes[2])
-    if samples != -sizes[1]:
-        raise DataError(f"{what}: the ranks hold different numbers of samples, from {-sizes[1]} to {samples}")
+        grid.world.broadcast(facts)
+    elif not same_on_all(grid.world, facts):
+        raise DataError(f"{what}: the ranks hold different numbers of samples or different tasks")
+    samples, classification = int(facts[0]), bool(facts[1])
     return Part(rows if holds else None, samples, "classification" if classification else "regression")
+
+
+def holds_validation(grid: ProcessGrid, distribution: str, given: bool) -> bool:
+    """Whether there is a test part: as rank 0 says where it sends minibatches, else as all ranks must say alike.
+
+    Raises
+    ------
+    DataError
+        On every rank, where only some were given validation samples.
+    """
+    answer = np.array([given], np.int64)
+    if distribution != "local":
+        grid.world.broadcast(answer)
+    elif not same_on_all(grid.world, answer):
+        raise DataError("test data: some ranks were given validation samples and others none")
+    return bool(answer[0])
 
 
 def _checked_rows(model: MLP, x: Any, y: NDArray[Any] | None, what: str, dtype: DTypeLike) -> Rows:

@@ -83,6 +83,9 @@ def run_training(settings: Settings, view: RunView) -> RunSummary:
         dtype=settings.training.dtype,
     )
     trainer = _trainer(settings, grid, data)
+    # The grid that ran, so that the settings kept beside the results repeat it on any number of ranks or refuse.
+    parallel = settings.parallel.model_copy(update={"batch": grid.batch})
+    settings = settings.model_copy(update={"parallel": parallel})
     folder = agree(grid.world, lambda: _open_folder(settings) if grid.rank == 0 else None)
     report = _Report(settings, trainer, data, view, folder)
     report.start()

@@ -11,10 +11,13 @@ __all__ = ["epoch_order", "minibatches"]
 
 
 def epoch_order(samples: int, seed: int, epoch: int, shuffle: bool) -> NDArray[np.int64]:
-    """Indices of all samples in the order of an epoch (from 1); the same on every rank."""
+    """Indices of all samples in the order of an epoch (from 1); the same on every rank, 8 bytes per sample.
+
+    The third word of the counter keeps these draws apart from the initial weights of layer number `epoch`.
+    """
     if not shuffle:
         return np.arange(samples, dtype=np.int64)
-    return np.random.Generator(np.random.Philox(key=[seed, epoch])).permutation(samples)
+    return np.random.Generator(np.random.Philox(key=[seed, epoch], counter=[0, 0, 1, 0])).permutation(samples)
 
 
 def minibatches(order: NDArray[np.int64], batch_size: int) -> Iterator[NDArray[np.int64]]:

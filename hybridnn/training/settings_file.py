@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +19,8 @@ else:
 __all__ = ["load_settings", "to_toml"]
 
 OVERRIDE_FORM = "must have the form section.key=value, for example training.epochs=20"
+SHORT_FLOAT = re.compile(r"[+-]?([0-9]+\.[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+"""Numbers such as ``.01`` and ``1.``, which TOML refuses."""
 OTHER_SOURCE = {"data.name": ("data", "file"), "data.file": ("data", "name")}
 
 
@@ -29,8 +32,9 @@ def load_settings(path: Path | None, overrides: Sequence[str] = ()) -> Settings:
     path : Path or None
         A TOML file; None for the defaults.
     overrides : sequence of str
-        ``section.key=value``, applied in order over the file. The value is read as TOML; what is not TOML is taken as
-        text, so that ``optimizer.name=adam`` needs no quotes. Naming a data set replaces a data file, and the reverse.
+        ``section.key=value``, applied in order over the file. The value is read as TOML, or as a number such as
+        ``.01``; anything else is taken as text, so that ``optimizer.name=adam`` needs no quotes. Naming a data set
+        replaces a data file, and the reverse.
 
     Raises
     ------
@@ -89,4 +93,4 @@ def _value(text: str) -> Any:
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
-        return text
+        return float(text) if SHORT_FLOAT.fullmatch(text) else text

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from math import ceil
-from time import perf_counter
 from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from hybridnn.checks import require_choice, require_number, require_whole
+from hybridnn.comm.agreement import agree, same_on_all
 from hybridnn.comm.grid import ProcessGrid
 from hybridnn.comm.threads import limit_blas_threads
 from hybridnn.errors import DataError, SettingError
@@ -22,8 +24,9 @@ from hybridnn.parallel.distribution import DISTRIBUTIONS
 from hybridnn.parallel.layer_split import MODEL_SPLITS
 from hybridnn.training.engine import Engine
 from hybridnn.training.history import EpochRecord, History, StepRecord
+from hybridnn.training.meter import Meter
 from hybridnn.training.metrics import Metrics
-from hybridnn.training.part import Part, make_part
+from hybridnn.training.part import Part, holds_validation, make_part
 from hybridnn.training.sampling import epoch_order, minibatches
 
 __all__ = ["Trainer"]
@@ -103,7 +106,18 @@ class Trainer:
         evaluate_every: int = 1,
         initial_weights: Mapping[str, Array] | None = None,
     ) -> None:
-        _check_settings(batch_size, seed, dtype, clip_norm, model_split, distribution, log_every, evaluate_every)
+        for name, count in (
+            ("training.batch_size", batch_size),
+            ("output.log_every", log_every),
+            ("training.evaluate_every", evaluate_every),
+        ):
+            require_whole(name, count, 1)
+        require_whole("training.seed", seed, 0)
+        require_choice("training.dtype", getattr(dtype, "__name__", str(dtype)), ("float32", "float64"))
+        if clip_norm is not None:
+            require_number("training.clip_norm", clip_norm, 0, float("inf"), "a finite number above 0", open_ends="(")
+        require_choice("parallel.model_split", model_split, MODEL_SPLITS)
+        require_choice("data.distribution", distribution, DISTRIBUTIONS)
         self.model = model
         self.optimizer: Optimizer = optimizer if optimizer is not None else SGD()
         self.grid = grid if grid is not None else ProcessGrid()
@@ -114,16 +128,9 @@ class Trainer:
         self.log_every, self.evaluate_every = log_every, evaluate_every
         self.history = History()
         self._distribution = distribution
-        self._engine = Engine(
-            model,
-            self.optimizer,
-            self.grid,
-            batch_size=self.batch_size,
-            dtype=dtype,
-            model_split=model_split,
-            overlap=overlap,
-            distribution=distribution,
-            clip_norm=clip_norm,
+        self._engine = agree(
+            self.grid.world,
+            lambda: self._make_engine(dtype, model_split=model_split, overlap=overlap, clip_norm=clip_norm),
         )
         if initial_weights is None:
             self._engine.stage.layout.initialize(self._engine.stage.weights, seed)
@@ -165,12 +172,14 @@ class Trainer:
         DataError
             If the data do not fit the model, or hold numbers that are not finite.
         NonFiniteLossError
-            If the loss becomes infinite or not a number; the weights are those before that step.
+            If the loss becomes infinite or not a number (the weights are those before that step), or, after an epoch,
+            the weights or the test loss.
         """
-        if epochs < 1:
-            raise SettingError("training.epochs", epochs, "1 or more")
+        require_whole("training.epochs", epochs, 1)
         train = self._part(x, y, "training data")
-        test = None if validation is None else self._part(*validation, "test data")
+        given = holds_validation(self.grid, self._distribution, validation is not None)
+        test_x, test_y = (None, None) if validation is None else validation
+        test = self._part(test_x, test_y, "test data") if given else None
         per_epoch = ceil(train.samples / self.batch_size)
         first = len(self.history.epochs) + 1
         updates = self.step + epochs * per_epoch
@@ -194,22 +203,22 @@ class Trainer:
         on_step: Callable[[StepRecord], None] | None,
     ) -> EpochRecord:
         order = epoch_order(train.samples, self.seed, epoch, self.shuffle)
-        before, start = self.grid.recorder.totals, perf_counter()
-        loss_sum, rate = 0.0, self.optimizer.lr
+        whole = since_record = Meter(self.grid)
+        loss_sum, rate, samples = 0.0, self.optimizer.lr, 0
         for indices in minibatches(order, self.batch_size):
             rate = self.optimizer.lr * self.schedule.factor(self.step, per_epoch, updates)
             loss = self._engine.train(train, indices, rate)
             loss_sum += loss * len(indices)
+            samples += len(indices)
             if self.step % self.log_every == 0:
-                record = StepRecord(self.step, epoch, loss, rate)
+                record = StepRecord(self.step, epoch, loss, rate, **asdict(since_record.read(samples)))
                 self.history.steps.append(record)
                 if on_step is not None:
                     on_step(record)
-        seconds = perf_counter() - start
-        spent = self.grid.recorder.totals - before
-        sent = np.array([spent.bytes_sent], np.int64)
-        self.grid.world.allreduce(sent)
+                since_record, samples = Meter(self.grid), 0
+        speed = whole.read(train.samples)
         metrics = None if test is None else self._engine.evaluate(test)
+        self._engine.require_finite(metrics)
         return EpochRecord(
             step=self.step,
             epoch=epoch,
@@ -218,10 +227,7 @@ class Trainer:
             test_loss=None if metrics is None else metrics.loss,
             test_accuracy=None if metrics is None else metrics.accuracy,
             test_r2=None if metrics is None else metrics.r2,
-            samples_per_second=train.samples / seconds,
-            compute_seconds=seconds - spent.communication_seconds,
-            communication_seconds=spent.communication_seconds,
-            bytes_sent=int(sent[0]),
+            **asdict(speed),
         )
 
     def evaluate(self, x: Any, y: Array | None = None) -> Metrics:
@@ -246,10 +252,17 @@ class Trainer:
         -------
         ndarray, shape (samples, outputs)
             On every rank; for classification the logits, whose largest is the predicted class.
+
+        Raises
+        ------
+        DataError
+            If `x` does not fit the model, or the ranks were given different numbers of samples.
         """
         x = np.asarray(x)
         if x.ndim != 2 or x.shape[1] != self.model.sizes[0]:
             raise DataError(f"samples of shape {x.shape}: the model takes (samples, {self.model.sizes[0]})")
+        if not same_on_all(self.grid.world, np.array([len(x)], np.int64)):
+            raise DataError(f"samples: the ranks were given different numbers of them, this one {len(x)}")
         return self._engine.predict(x)
 
     def weights(self) -> dict[str, Array]:
@@ -272,11 +285,11 @@ class Trainer:
         self._engine.stage.load(weights)
 
     def gradient_norm(self) -> float:
-        """Global norm of the last gradient, every parameter counted once."""
+        """Global norm of the last gradient, after clipping, every parameter counted once."""
         return self._engine.gradient_norm()
 
     def gradients(self) -> dict[str, Array]:
-        """Gradient of the mean loss over the last global minibatch, as global arrays named like the parameters."""
+        """Gradient of the mean loss over the last minibatch, after clipping, as global arrays by name of parameter."""
         return self._engine.stage.whole_parameters(self._engine.stage.gradient[:-1])
 
     @property
@@ -289,32 +302,24 @@ class Trainer:
         """Bytes of parameters, gradients, optimizer state and activations on this rank."""
         return self._engine.memory_bytes
 
+    def _make_engine(self, dtype: DTypeLike, *, model_split: str, overlap: bool, clip_norm: float | None) -> Engine:
+        try:
+            return Engine(
+                self.model,
+                self.optimizer,
+                self.grid,
+                batch_size=self.batch_size,
+                dtype=dtype,
+                model_split=model_split,
+                overlap=overlap,
+                distribution=self._distribution,
+                clip_norm=clip_norm,
+            )
+        except MemoryError as error:
+            numbers = f"{self.model.parameters:,} parameters, their gradients and the optimizer's state"
+            raise SettingError("model.sizes", self.model.sizes, f"{numbers} do not fit this rank's memory") from error
+
     def _part(self, x: Any, y: Array | None, what: str) -> Part:
         part = make_part(self.grid, self._distribution, self.model, x, y, what, self._engine.stage.weights.dtype)
         resolve_loss(self.model, part.task)  # refuses a loss that does not belong to the data before the first step
         return part
-
-
-def _check_settings(
-    batch_size: int,
-    seed: int,
-    dtype: DTypeLike,
-    clip_norm: float | None,
-    model_split: str,
-    distribution: str,
-    log_every: int,
-    evaluate_every: int,
-) -> None:
-    for name, value in (("batch_size", batch_size), ("log_every", log_every), ("evaluate_every", evaluate_every)):
-        if int(value) != value or value < 1:
-            raise SettingError(f"training.{name}", value, "a whole number, 1 or more")
-    if seed < 0:
-        raise SettingError("training.seed", seed, "0 or more")
-    if np.dtype(dtype) not in (np.dtype("float32"), np.dtype("float64")):
-        raise SettingError("training.dtype", str(dtype), "float32 or float64")
-    if clip_norm is not None and not clip_norm > 0:
-        raise SettingError("training.clip_norm", clip_norm, "a number above 0")
-    if model_split not in MODEL_SPLITS:
-        raise SettingError("parallel.model_split", model_split, "allowed are " + ", ".join(MODEL_SPLITS))
-    if distribution not in DISTRIBUTIONS:
-        raise SettingError("data.distribution", distribution, "allowed are " + ", ".join(DISTRIBUTIONS))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,14 @@ def read_weights(path: Path | str) -> dict[str, NDArray[Any]]:
     """
     path = Path(path)
     try:
-        with np.load(path, allow_pickle=False) as file:
-            if not isinstance(file, np.lib.npyio.NpzFile):
+        with path.open("rb") as stream:  # not by its path: is_zipfile would call a missing file no zip file
+            if not zipfile.is_zipfile(stream):  # numpy.load would take other forms for an .npy file or a pickle
                 raise DataError(f"model.init_from = {str(path)!r}: not an .npz file")
-            return {name: file[name] for name in file.files}
+            stream.seek(0)
+            with np.load(stream, allow_pickle=False) as file:
+                return {name: file[name] for name in file.files}
     except FileNotFoundError:
         raise DataError(f"model.init_from = {str(path)!r}: there is no such file") from None
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
+        # RuntimeError: zipfile refuses what is encrypted or compressed in an unknown way.
         raise DataError(f"model.init_from = {str(path)!r}: not a readable .npz file ({error})") from error

@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from hybridnn.cli.main import main
 from hybridnn.cli.output import terminal_width
 from hybridnn.cli.train_tables import MOST_ROWS, Totals, epoch_table
 from hybridnn.cli.train_view import TrainView
 from hybridnn.training.history import EpochRecord, RunHeader, RunSummary, StepRecord
 from hybridnn.training.run_folder import read_history, run_status
+from hybridnn.training.settings import Settings
 
 if TYPE_CHECKING:
     from mpi_runner.launch import JobResult
@@ -64,7 +66,7 @@ def _play(view: TrainView, epochs: list[EpochRecord]) -> None:
         view.on_header(HEADER)
         for record in epochs:
             view.on_epoch_start(record.epoch, len(epochs), 15)
-            view.on_step(StepRecord(record.step, record.epoch, record.train_loss, 0.1))
+            view.on_step(StepRecord(record.step, record.epoch, record.train_loss, 0.1, 1e4, 0.5, 0.25, 7))
             view.on_epoch(record)
         view.on_end(RunSummary("runs/[odd] name", epochs, 12.5, "test accuracy", epochs[-1].test_accuracy, 30))
 
@@ -168,6 +170,47 @@ def test_one_rank_trains_and_leaves_a_finished_folder(tmp_path: Path) -> None:
     again = subprocess.run([*COMMAND, "train", "--out", "here"], cwd=tmp_path, capture_output=True, text=True)
     assert again.returncode == 2
     assert "already holds a finished run" in again.stderr
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--file", "x.npz", "--data", "airfoil"],
+        ["--file", "x.npz", "--set", "data.name=airfoil"],
+        ["--data", "airfoil", "--set", " data.file = x.npz"],
+    ],
+)
+def test_two_sources_of_data_are_refused(options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["train", *options])
+    assert caught.value.code == 2
+    expected = "data.file = 'x.npz': give either data.name (now 'airfoil') or data.file, not both"
+    assert expected in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("config", "options", "source"),
+    [
+        ('name = "airfoil"', ["--file", "x.npz"], (None, "x.npz")),
+        ('name = "airfoil"', ["--set", "data.file=x.npz"], (None, "x.npz")),
+        ('file = "x.npz"', ["--data", "airfoil"], ("airfoil", None)),
+        ('file = "x.npz"', ["--data", "airfoil", "--set", "data.name=digits"], ("airfoil", None)),
+    ],
+)
+def test_an_option_replaces_the_source_in_the_settings_file(
+    config: str,
+    options: list[str],
+    source: tuple[str | None, str | None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    runs: list[Settings] = []
+    monkeypatch.setattr("hybridnn.training.run.run_training", lambda settings, _: runs.append(settings))
+    (tmp_path / "c.toml").write_text(f"[data]\n{config}\n")
+    with pytest.raises(SystemExit) as caught:
+        main(["train", str(tmp_path / "c.toml"), *options])
+    assert caught.value.code == 0
+    assert [(settings.data.name, settings.data.file) for settings in runs] == [source]
 
 
 def test_four_ranks_train_on_a_grid_and_one_of_them_speaks(run_mpi: Callable[..., JobResult], tmp_path: Path) -> None:

@@ -56,6 +56,15 @@ trainer.fit(x, y, epochs=5, on_step=fail)
     assert "ValueError: a bug in step 3" in result.stderr
 
 
+def test_an_interrupt_of_one_rank_ends_the_job() -> None:
+    result = run_mpi(4, WAIT_FOR_RANK_2.format(failure="raise KeyboardInterrupt"), timeout=30)
+    assert not result.timed_out
+    assert result.seconds < 10
+    assert result.returncode != 0
+    assert "=== rank 2 of 4 failed" in result.stderr
+    assert "nobody gets here" not in result.stdout
+
+
 def test_one_rank_keeps_pythons_own_behaviour() -> None:
     program = "import hybridnn; hybridnn.ProcessGrid(); raise KeyError('mine')"
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)

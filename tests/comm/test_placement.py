@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from hybridnn.comm.placement import fitting_grids, place_ranks, resolve_axes
 from hybridnn.comm.threads import threads_for
-from hybridnn.errors import GridError
+from hybridnn.errors import GridError, SettingError
 
 
 def crossing_groups(nodes: list[int], model: int) -> int:
@@ -52,13 +52,20 @@ def test_silent_batch_axis_takes_the_remaining_ranks() -> None:
     assert resolve_axes(12, 1, None, 3) == (1, 4, 3)
 
 
-@pytest.mark.parametrize(("ranks", "batch", "model"), [(4, 3, 2), (4, None, 3), (4, 0, 1), (4, 4, 0), (1, 2, 1)])
+@pytest.mark.parametrize(("ranks", "batch", "model"), [(4, 3, 2), (4, None, 3), (1, 2, 1)])
 def test_a_grid_that_does_not_fit_is_refused_with_those_that_would(ranks: int, batch: int | None, model: int) -> None:
     with pytest.raises(GridError) as refusal:
         resolve_axes(ranks, 1, batch, model)
-    if batch != 0 and model != 0:
-        for fitting_batch, fitting_model in fitting_grids(ranks):
-            assert f"{fitting_batch} x {fitting_model}" in str(refusal.value)
+    for fitting_batch, fitting_model in fitting_grids(ranks):
+        assert f"{fitting_batch} x {fitting_model}" in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("batch", "model", "named"), [(0, 1, "batch = 0"), (4, 0, "model = 0"), (1.0, 1, "batch = 1.0")]
+)
+def test_an_axis_is_a_whole_number_of_ranks(batch: int, model: int, named: str) -> None:
+    with pytest.raises(SettingError, match=rf"parallel\.{named}: a whole number, 1 or more"):
+        resolve_axes(4, 1, batch, model)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,12 @@ def test_npz_task_may_be_set(tmp_path: Path) -> None:
         ({"x_train": X, "y_train": LABELS, "x_test": X[:, :2], "y_test": LABELS}, r"x_test, y_test have shapes \(4, 2"),
         ({"x_train": X, "y_train": X, "x_test": X, "y_test": X[:, 0]}, r"x_test, y_test have shapes \(4, 3\), \(4, 1"),
         ({"x_train": X * np.nan, "y_train": LABELS}, "x_train is nan in row 0, column 0"),
+        (
+            {"x_train": X, "y_train": LABELS + 1_990_000_000},
+            "label 1990000002 among 4 samples; integers are class labels.*or store floating point for regression",
+        ),
+        ({"x_train": X, "y_train": LABELS * 0}, "all labels are 0: classification needs at least 2 classes"),
+        ({"x_train": X, "y_train": LABELS * 0 + 1}, "all labels are 1: classification needs at least 2 classes"),
     ],
 )
 def test_npz_that_does_not_fit(tmp_path: Path, arrays: dict[str, Any], message: str) -> None:
@@ -93,6 +100,28 @@ def test_npz_damaged_inside(tmp_path: Path) -> None:
     content[at] ^= 0xFF
     path.write_bytes(content)
     with pytest.raises(DataError, match="cannot read x_train"):
+        load_file(path)
+
+
+def test_npz_damaged_inside_a_compressed_array(tmp_path: Path) -> None:
+    path = tmp_path / "mine.npz"
+    np.savez_compressed(path, x_train=np.random.default_rng(0).normal(size=(200, 3)), y_train=np.arange(200) % 3)
+    content = bytearray(path.read_bytes())
+    content[500:600] = b"\xff" * 100
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"mine\.npz: cannot read x_train"):
+        load_file(path)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"), [(10, 99, "That compression method is not supported"), (8, 1, ".* is encrypted")]
+)
+def test_npz_that_zipfile_refuses(tmp_path: Path, field: int, value: int, message: str) -> None:
+    path = npz(tmp_path, x_train=X, y_train=LABELS)
+    content = bytearray(path.read_bytes())
+    content[content.index(b"PK\x01\x02") + field] = value  # compression method or flags in the central directory
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=rf"mine\.npz: cannot read x_train: {message}"):
         load_file(path)
 
 
@@ -130,6 +159,9 @@ def test_csv_task_may_be_set(tmp_path: Path) -> None:
         ("a,b\n", "no line of data"),
         ("a,a,b\n1,2,3\n", "names 'a' more than once"),
         ("a,b\n1,-3\n", "label -3 in row 0: labels must be >= 0"),
+        ("a,b\n1,0\n2,0\n", "all labels are 0: classification needs at least 2 classes"),
+        ("a,b\n1,0\n2,100000000000000000000\n", "column 'b' has the label 100000000000000000000, too large"),
+        ("a,b\n1,0\n2,-9007199254740992\n", "column 'b' has the label -9007199254740992, too large"),
     ],
 )
 def test_csv_that_cannot_be_used(tmp_path: Path, content: str, message: str) -> None:
@@ -141,6 +173,17 @@ def test_csv_that_is_not_text(tmp_path: Path) -> None:
     (tmp_path / "mine.csv").write_bytes(b"a,b\n\xff\xfe\n")
     with pytest.raises(DataError, match="is not a text file"):
         load_file(tmp_path / "mine.csv", ["b"])
+
+
+def test_csv_that_cannot_be_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = text(tmp_path, "a,b\n1,2\n")
+
+    def refuse(*_: Any, **__: Any) -> None:  # file modes would not stop root
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(DataError, match=r"mine\.csv: cannot be read: Permission denied"):
+        load_file(path, ["b"])
 
 
 @pytest.mark.parametrize(

@@ -125,7 +125,7 @@ def test_clusters_are_learnable_but_not_trivial(all_of: AllOf) -> None:
     ],
 )
 def test_values_that_are_not_allowed(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(SettingError, match=message):
+    with pytest.raises(SettingError, match=rf"^data\.{message}"):
         SyntheticSpec(**options)
 
 

@@ -35,7 +35,7 @@ class Outcome:
 
 
 def sample_order(samples: int, seed: int, epoch: int) -> Array:
-    return np.random.Generator(np.random.Philox(key=[seed, epoch])).permutation(samples)
+    return np.random.Generator(np.random.Philox(key=[seed, epoch], counter=[0, 0, 1, 0])).permutation(samples)
 
 
 def train(network: Network, plan: Plan, x: Array, y: Array, weights: Weights | None = None) -> Outcome:

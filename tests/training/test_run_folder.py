@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,8 @@ from hybridnn.training.run_folder import RunFolder, read_history, run_status
 from hybridnn.training.settings import Settings
 from hybridnn.training.settings_file import load_settings
 
-STEP = StepRecord(step=1, epoch=1, train_loss=2.5, learning_rate=0.1)
+SPEED = {"samples_per_second": 1e4, "compute_seconds": 0.5, "communication_seconds": 0.25, "bytes_sent": 7}
+STEP = StepRecord(step=1, epoch=1, train_loss=2.5, learning_rate=0.1, **SPEED)  # type: ignore[arg-type]  # by name
 EPOCH = EpochRecord(
     step=15,
     epoch=1,
@@ -64,14 +66,14 @@ def test_every_record_is_on_disk_at_once(tmp_path: Path) -> None:
         line = (tmp_path / "history.jsonl").read_text()
         folder.append(EPOCH)
         lines = (tmp_path / "history.jsonl").read_text().splitlines()
-    assert json.loads(line) == {"kind": "step", "step": 1, "epoch": 1, "train_loss": 2.5, "learning_rate": 0.1}
+    assert json.loads(line) == {"kind": "step", "step": 1, "epoch": 1, "train_loss": 2.5, "learning_rate": 0.1} | SPEED
     assert json.loads(lines[1])["kind"] == "epoch"
     assert run_status(tmp_path) == "unfinished"
 
 
 def test_values_that_are_not_finite_become_null(tmp_path: Path) -> None:
     with RunFolder.create(tmp_path, "x") as folder:
-        folder.append(StepRecord(step=1, epoch=1, train_loss=math.nan, learning_rate=math.inf))
+        folder.append(replace(STEP, train_loss=math.nan, learning_rate=math.inf))
     text = (tmp_path / "history.jsonl").read_text()
     assert json.loads(text)["train_loss"] is None
     assert "NaN" not in text

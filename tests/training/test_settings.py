@@ -1,13 +1,21 @@
 from __future__ import annotations
 
+from inspect import signature
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import BaseModel
 
+from hybridnn import SGD, Adam, AdamW, Trainer
 from hybridnn.errors import SettingError
-from hybridnn.training.settings import Settings, settings_from
+from hybridnn.nn.mlp import ACTIVATIONS, INITIALIZERS, LOSSES
+from hybridnn.parallel.distribution import DISTRIBUTIONS
+from hybridnn.parallel.layer_split import MODEL_SPLITS
+from hybridnn.training.run import make_optimizer
+from hybridnn.training.settings import DataSettings, ModelSettings, ParallelSettings, Settings, settings_from
 from hybridnn.training.settings_errors import UnknownSettingError
 from hybridnn.training.settings_file import load_settings, to_toml
 
@@ -142,6 +150,18 @@ def test_override_of_the_source_replaces_the_other_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "number"), [(".01", 0.01), ("1.", 1.0), ("+.5", 0.5), ("1.e-3", 0.001), (".5E1", 5.0), ("1e-3", 0.001)]
+)
+def test_numbers_need_no_digit_on_both_sides_of_the_point(text: str, number: float) -> None:
+    assert load_settings(None, [f"optimizer.lr={text}"]).optimizer.lr == number
+
+
+@pytest.mark.parametrize("text", ["007", "1_", "Infinity", "NaN", ".", "1.2.3", ".5x", "a.b"])
+def test_text_that_is_almost_a_number_stays_text(text: str) -> None:
+    assert load_settings(None, [f"output.folder={text}"]).output.folder == text
+
+
+@pytest.mark.parametrize(
     "text", ["training.epochs", "epochs=3", "=3", ".epochs=3", "training.=3", "training.epochs.x=3"]
 )
 def test_override_of_wrong_form_is_refused(text: str) -> None:
@@ -234,3 +254,35 @@ def test_resolved_settings_leave_out_what_means_nothing() -> None:
     text = to_toml(load_settings(None, ["optimizer.name=adam"]))
     assert "betas" in text
     assert not any(key in text for key in ("momentum", "nesterov", "milestones", "[data.synthetic]", "targets"))
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "known"),
+    [
+        (ModelSettings, "activation", ACTIVATIONS),
+        (ModelSettings, "initializer", ("auto", *INITIALIZERS)),
+        (ModelSettings, "loss", ("auto", *LOSSES)),
+        (DataSettings, "distribution", DISTRIBUTIONS),
+        (ParallelSettings, "model_split", MODEL_SPLITS),
+    ],
+)
+def test_the_choices_are_those_of_the_library(section: type[BaseModel], key: str, known: tuple[str, ...]) -> None:
+    assert set(get_args(section.model_fields[key].annotation)) == set(known)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
+def test_an_optimizer_of_the_settings_is_the_library_s_default(name: str) -> None:
+    made = make_optimizer(load_settings(None, [f"optimizer.name={name}"]).optimizer)
+    assert made == {"sgd": SGD(), "adam": Adam(), "adamw": AdamW()}[name]
+
+
+def test_the_defaults_of_the_trainer_are_those_of_the_settings() -> None:
+    settings, defaults = Settings(), {p.name: p.default for p in signature(Trainer).parameters.values()}
+    for section, keys in (
+        (settings.training, ("batch_size", "seed", "dtype", "shuffle", "clip_norm", "evaluate_every")),
+        (settings.parallel, ("model_split", "overlap")),
+        (settings.data, ("distribution",)),
+        (settings.output, ("log_every",)),
+    ):
+        for key in keys:
+            assert defaults[key] == getattr(section, key), key

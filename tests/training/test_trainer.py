@@ -220,7 +220,7 @@ def test_samples_of_another_shape_have_no_prediction(samples: Array) -> None:
         ("clip_norm", float("nan"), "training.clip_norm"),
         ("model_split", "rows", "parallel.model_split"),
         ("distribution", "broadcast", "data.distribution"),
-        ("log_every", 0, "training.log_every"),
+        ("log_every", 0, "output.log_every"),
         ("evaluate_every", 0, "training.evaluate_every"),
     ],
 )
@@ -276,7 +276,7 @@ def test_clipping_works_where_the_squares_of_the_gradient_overflow() -> None:
     assert not np.array_equal(found.weights()["layers.0.weight"], before["layers.0.weight"])
 
 
-def test_the_first_screen_of_the_documentation_holds() -> None:
+def test_the_example_of_the_trainers_documentation_holds() -> None:
     x = np.linspace(-1, 1, 200)[:, None]
     it = hybridnn.Trainer(MLP([1, 16, 1], "tanh"), SGD(lr=0.1), batch_size=20)
     it.fit(x, x**2, epochs=50)
