@@ -30,6 +30,11 @@ MESSAGE_LIMIT = 2**30
 """Bytes one MPI call may carry; far below the 2 GiB where 32-bit counts and some transports break."""
 
 
+REDUCE_PIECE = 2**21
+"""Bytes of one blocking all-reduce. Pieces stay in the processor's cache between their steps: between two ranks of a node
+140 MB took 19 ms in pieces of 1 to 4 MiB and 76 ms at once (Open MPI 5.0)."""
+
+
 class Group:
     """Ranks that communicate with one another.
 
@@ -68,12 +73,10 @@ class Group:
         """Replace `array` by its sum (``"max"``: maximum) over the ranks, in place."""
         if self.size == 1:
             return
-        if array.nbytes > self._limit:
-            self.iallreduce(array, operation).wait()
-            return
         require_buffer(array, "allreduce")
         start = perf_counter()
-        self._comm.Allreduce(self._mpi.IN_PLACE, array, self._operation(operation))
+        for piece in pieces(array, min(self._limit, REDUCE_PIECE)):
+            self._comm.Allreduce(self._mpi.IN_PLACE, piece, self._operation(operation))
         self._finish("allreduce", start, array.nbytes)
 
     def iallreduce(self, array: NDArray[Any], operation: str = "sum") -> Request:

@@ -6,18 +6,26 @@ and travels with it, so the loss over the global minibatch costs no message of i
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
 from numpy.typing import NDArray
 
 from hybridnn.comm.group import Group
+from hybridnn.comm.large_messages import pieces
 from hybridnn.comm.request import Request
 
 __all__ = ["BUCKET_BYTES", "GradientReducer", "plan_buckets"]
 
-BUCKET_BYTES = 1 << 20
-"""Gradients are sent when at least this many bytes are ready; smaller messages pay more latency than they hide."""
+BUCKET_BYTES = 1 << 19
+"""Gradients are sent when at least this many bytes are ready: smaller messages pay more latency than they hide."""
+
+PIECE_BYTES = 1 << 19
+IN_FLIGHT = 2
+"""An overlapped bucket travels in pieces of `PIECE_BYTES`, so many at a time. Of the sizes and numbers tried with Open MPI
+5.0 these were the fastest, five times faster than one non-blocking all-reduce of 140 MB. The blocking call is faster
+still; what is gained over it depends on the network, and nothing is within a node whose cores are all busy."""
 
 
 def plan_buckets(ends: Sequence[int], size: int, bucket_numbers: int) -> dict[int, tuple[int, int]]:
@@ -71,24 +79,32 @@ class GradientReducer:
         numbers = bucket_bytes // gradient.itemsize if overlap else gradient.size
         plan = plan_buckets(ends, gradient.size, max(numbers, 1))
         self._buckets = {layer: gradient[start:stop] for layer, (start, stop) in plan.items()}
-        self._pending: list[Request] = []
+        self._waiting: deque[NDArray[Any]] = deque()
+        self._in_flight: deque[Request] = deque()
 
     def ready(self, layer: int) -> None:
         """The gradient of `layer` and of all above it is complete; send what is due, and let MPI progress."""
+        bucket = self._buckets.get(layer)
         if self._group.size == 1:
             return
-        bucket = self._buckets.get(layer)
-        if bucket is not None and layer == 0:
-            # Nothing is left to overlap with; the blocking call is the faster one.
-            self._group.allreduce(bucket)
-        elif bucket is not None:
-            self._pending.append(self._group.iallreduce(bucket))
-        else:
-            for request in self._pending:
-                request.test()
+        if len(self._buckets) == 1:
+            # One message after the last layer has nothing to overlap with; the blocking call is the faster one.
+            if bucket is not None:
+                self._group.allreduce(bucket)
+            return
+        if bucket is not None:
+            self._waiting.extend(pieces(bucket, PIECE_BYTES))
+        while self._in_flight and self._in_flight[0].test():
+            self._in_flight.popleft()
+        self._start()
 
     def finish(self) -> None:
         """Return when the whole buffer is summed."""
-        for request in self._pending:
-            request.wait()
-        self._pending.clear()
+        while self._in_flight:
+            self._in_flight.popleft().wait()
+            self._start()
+
+    def _start(self) -> None:
+        # Ranks may start a piece at different moments, but all start the pieces in the same order, as MPI demands.
+        while self._waiting and len(self._in_flight) < IN_FLIGHT:
+            self._in_flight.append(self._group.iallreduce(self._waiting.popleft()))
