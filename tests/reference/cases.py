@@ -18,19 +18,19 @@ TOLERANCE = 1e-10
 """Relative to the largest number of an array, float64."""
 
 OPTIMIZERS: dict[str, tuple[Optimizer, updates.Rule]] = {
-    "plain": (hybridnn.SGD(lr=0.05, momentum=0.0), updates.SGD(lr=0.05)),
+    "plain": (hybridnn.SGD(lr=0.005, momentum=0.0), updates.SGD(lr=0.005)),
     "decay": (
-        hybridnn.SGD(lr=0.05, momentum=0.0, weight_decay=0.05),
-        updates.SGD(lr=0.05, weight_decay=0.05),
+        hybridnn.SGD(lr=0.005, momentum=0.0, weight_decay=0.05),
+        updates.SGD(lr=0.005, weight_decay=0.05),
     ),
-    "momentum": (hybridnn.SGD(lr=0.02, momentum=0.9), updates.SGD(lr=0.02, momentum=0.9)),
+    "momentum": (hybridnn.SGD(lr=0.002, momentum=0.9), updates.SGD(lr=0.002, momentum=0.9)),
     "dampened": (
-        hybridnn.SGD(lr=0.03, momentum=0.8, dampening=0.3, weight_decay=0.01),
-        updates.SGD(lr=0.03, momentum=0.8, dampening=0.3, weight_decay=0.01),
+        hybridnn.SGD(lr=0.003, momentum=0.8, dampening=0.3, weight_decay=0.01),
+        updates.SGD(lr=0.003, momentum=0.8, dampening=0.3, weight_decay=0.01),
     ),
     "nesterov": (
-        hybridnn.SGD(lr=0.02, momentum=0.7, nesterov=True, weight_decay=0.02),
-        updates.SGD(lr=0.02, momentum=0.7, nesterov=True, weight_decay=0.02),
+        hybridnn.SGD(lr=0.002, momentum=0.7, nesterov=True, weight_decay=0.02),
+        updates.SGD(lr=0.002, momentum=0.7, nesterov=True, weight_decay=0.02),
     ),
     "adam": (
         hybridnn.Adam(lr=0.01, betas=(0.8, 0.95), weight_decay=0.1),
