@@ -31,8 +31,8 @@ MESSAGE_LIMIT = 2**30
 
 
 REDUCE_PIECE = 2**21
-"""Bytes of one blocking all-reduce. Pieces stay in the processor's cache between their steps: between two ranks of one
-node 140 MB took 19 ms in pieces of 1 to 4 MiB, and 76 ms at once (Open MPI 5.0)."""
+"""Bytes of one blocking all-reduce. Pieces stay in the processor's cache between their steps: see
+``benchmarks/allreduce_pieces.py``."""
 
 
 class Group:

@@ -24,8 +24,8 @@ BUCKET_BYTES = 1 << 19
 PIECE_BYTES = 1 << 19
 IN_FLIGHT = 2
 """An overlapped bucket travels in pieces of `PIECE_BYTES`, so many at a time. Of the sizes and numbers tried with Open
-MPI 5.0 these were the fastest, five times faster than one non-blocking all-reduce of 140 MB. The blocking call is
-faster still: on a node whose cores are all busy, overlap has nothing to gain."""
+MPI 5.0 these were the fastest (``benchmarks/allreduce_pieces.py``). The blocking call is faster still: on a node whose
+cores are all busy, overlap has nothing to gain."""
 
 
 def plan_buckets(ends: Sequence[int], size: int, bucket_numbers: int) -> dict[int, tuple[int, int]]:
