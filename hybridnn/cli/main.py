@@ -64,6 +64,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         leave(str(error), error.exit_code)
     except (KeyboardInterrupt, typer.Abort):
         leave("interrupted", INTERRUPTED)
+    if status == INTERRUPTED:  # the parser turns an interrupt into a status
+        leave("interrupted", INTERRUPTED)
     sys.exit(status if isinstance(status, int) else 0)
 
 

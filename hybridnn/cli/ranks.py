@@ -8,7 +8,6 @@ import sys
 from typing import NoReturn
 
 from hybridnn.comm.failsafe import all_ranks_arrive, running_world
-from hybridnn.comm.mpi import import_mpi
 from hybridnn.errors import EnvironmentProblem
 
 __all__ = ["launch_rank", "leave"]
@@ -49,6 +48,8 @@ def leave(message: str, exit_code: int) -> NoReturn:
 def _start_mpi_under_a_launcher() -> None:
     """Load MPI where several ranks may have met the same error before any of them needed it."""
     if launch_rank() is not None:
+        from hybridnn.comm.mpi import import_mpi
+
         # Without an MPI library every rank speaks for itself.
         with contextlib.suppress(EnvironmentProblem):
             import_mpi()

@@ -125,3 +125,23 @@ def test_an_error_of_one_rank_alone_ends_the_job(tmp_path: Path) -> None:
     assert result.stderr.count("Error: output.folder = 'run' cannot be written") == 1, result.stderr
     assert "File too large" in result.stderr
     assert not (tmp_path / "run" / "weights.npz").exists()
+
+
+INTERRUPTED_RANK_1 = """
+import os, signal, threading
+import hybridnn
+from hybridnn.cli.main import main
+signal.signal(signal.SIGINT, signal.default_int_handler)
+if hybridnn.ProcessGrid().rank == 1:
+    timer = threading.Timer(2, os.kill, (os.getpid(), signal.SIGINT))
+    timer.daemon = True
+    timer.start()
+main(["train", "--epochs", "1000000", "--quiet"])
+"""
+
+
+def test_an_interrupt_of_one_rank_alone_ends_the_job(tmp_path: Path) -> None:
+    result = run_mpi(2, INTERRUPTED_RANK_1, timeout=40, cwd=tmp_path)
+    assert not result.timed_out
+    assert result.returncode == 130, result.stderr
+    assert "Error on rank 1: interrupted" in result.stderr
