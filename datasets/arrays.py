@@ -74,7 +74,9 @@ def _labels(targets: NDArray[Any], name: str, classes: int | None) -> NDArray[np
         raise DataError(
             f"{name} has shape {targets.shape}: integer labels must be (samples,); for regression give floating point"
         )
-    allowed = "labels must be >= 0" if classes is None else f"with {classes} classes labels are 0 to {classes - 1}"
+    allowed = "labels must be >= 0; for regression give floating point"
+    if classes is not None:
+        allowed = f"with {classes} classes labels are 0 to {classes - 1}"
     limit = np.iinfo(np.int64).max if classes is None else classes
     bad = np.flatnonzero((targets < 0) | (targets >= limit))
     if bad.size:
