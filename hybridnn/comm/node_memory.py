@@ -57,6 +57,8 @@ class NodeMemory:
                 f"the node's shared memory has no room for {nbytes:,} bytes of data ({error}); enlarge /dev/shm, "
                 "or set data.distribution = 'scatter'"
             ) from error
+        # MPI allows the Sync of `publish` only between these two calls; MPICH insists.
+        window.Lock_all(mpi.MODE_NOCHECK)
         self._windows.append(window)
         memory, _ = window.Shared_query(0)
         return np.ndarray(shape, dtype, buffer=memory)
@@ -72,5 +74,6 @@ class NodeMemory:
     def free(self) -> None:
         """Give the memory back; the arrays must not be touched afterwards."""
         for window in self._windows:
+            window.Unlock_all()
             window.Free()
         self._windows = []
