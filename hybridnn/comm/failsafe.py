@@ -18,6 +18,9 @@ from typing import Any
 __all__ = ["abort_job", "all_ranks_arrive", "install", "running_world"]
 
 
+FORWARDING_SECONDS = 0.5
+
+
 def running_world() -> Any:
     """COMM_WORLD if MPI is running on more than one rank, without importing anything."""
     mpi = sys.modules.get("mpi4py.MPI")
@@ -40,6 +43,8 @@ def abort_job(error: BaseException, where: str = "") -> None:
     # One write, so that the lines of ranks that fail together do not mix.
     os.write(2, (header + "".join(lines) + f"=== end of rank {rank}'s traceback ===\n").encode(errors="replace"))
     sys.stdout.flush()
+    # The launcher forwards what ranks write and adds words of its own: give it time to forward the traceback first.
+    time.sleep(FORWARDING_SECONDS)
     world.Abort(1)
 
 
