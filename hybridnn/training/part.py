@@ -14,7 +14,7 @@ from hybridnn.datasets import ArrayRows, Rows, as_rows
 from hybridnn.errors import DataError
 from hybridnn.nn.mlp import MLP
 
-__all__ = ["Part", "holds_validation", "make_part"]
+__all__ = ["Part", "as_samples", "holds_validation", "make_part"]
 
 
 @dataclass(frozen=True)
@@ -83,6 +83,23 @@ def holds_validation(grid: ProcessGrid, distribution: str, given: bool) -> bool:
     elif not same_on_all(grid.world, answer):
         raise DataError("test data: some ranks were given validation samples and others none")
     return bool(answer[0])
+
+
+def as_samples(x: Any, features: int) -> NDArray[Any]:
+    """`x` as an array of shape (samples, features) of real numbers.
+
+    Raises
+    ------
+    DataError
+        If it is none.
+    """
+    samples = np.asarray(x)
+    if samples.ndim != 2 or samples.shape[1] != features or samples.dtype.kind not in "biuf":
+        raise DataError(
+            f"samples of shape {samples.shape} and dtype {samples.dtype}: "
+            f"the model takes (samples, {features}) real numbers"
+        )
+    return samples
 
 
 def _checked_rows(model: MLP, x: Any, y: NDArray[Any] | None, what: str, dtype: DTypeLike) -> Rows:

@@ -26,7 +26,7 @@ from hybridnn.training.engine import Engine
 from hybridnn.training.history import EpochRecord, History, StepRecord
 from hybridnn.training.meter import Meter
 from hybridnn.training.metrics import Metrics
-from hybridnn.training.part import Part, holds_validation, make_part
+from hybridnn.training.part import Part, as_samples, holds_validation, make_part
 from hybridnn.training.sampling import epoch_order, minibatches
 
 __all__ = ["Trainer"]
@@ -256,14 +256,12 @@ class Trainer:
         Raises
         ------
         DataError
-            If `x` does not fit the model, or the ranks were given different numbers of samples.
+            On every rank: `x` does not fit the model, or the ranks were given different numbers of samples.
         """
-        x = np.asarray(x)
-        if x.ndim != 2 or x.shape[1] != self.model.sizes[0]:
-            raise DataError(f"samples of shape {x.shape}: the model takes (samples, {self.model.sizes[0]})")
-        if not same_on_all(self.grid.world, np.array([len(x)], np.int64)):
-            raise DataError(f"samples: the ranks were given different numbers of them, this one {len(x)}")
-        return self._engine.predict(x)
+        samples = agree(self.grid.world, lambda: as_samples(x, self.model.sizes[0]))
+        if not same_on_all(self.grid.world, np.array([len(samples)], np.int64)):
+            raise DataError(f"samples: the ranks were given different numbers of them, this one {len(samples)}")
+        return self._engine.predict(samples)
 
     def weights(self) -> dict[str, Array]:
         """The global arrays ``layers.<i>.weight``, shape (outputs, inputs), and ``layers.<i>.bias``, on every rank."""
@@ -279,9 +277,9 @@ class Trainer:
         Raises
         ------
         DataError
-            If an array is missing or has another shape than the model's.
+            On every rank: an array is missing, or is not what the model needs.
         """
-        check_weights(self.model, weights, "initial weights")
+        agree(self.grid.world, lambda: check_weights(self.model, weights, "initial weights"))
         self._engine.stage.load(weights)
 
     def gradient_norm(self) -> float:

