@@ -155,13 +155,14 @@ class StandardizedRows:
         """Shape of one target."""
         return self.rows.targets_shape
 
-    def take(self, indices: NDArray[np.int64], x: NDArray[Any], y: NDArray[Any]) -> None:
+    def take(self, indices: NDArray[np.int64], x: NDArray[Any] | None, y: NDArray[Any] | None) -> None:
         """See `Rows.take`; computed in float64, as float32 would lose small changes about a large mean."""
-        wide_x = np.empty(x.shape)
-        wide_y = np.empty(y.shape) if self.targets_shape else y
+        wide_x = None if x is None else np.empty(x.shape)
+        wide_y = np.empty(y.shape) if y is not None and self.targets_shape else y
         self.rows.take(indices, wide_x, wide_y)
-        x[...] = self.standardizer.apply_x(wide_x)
-        if self.targets_shape:
+        if x is not None and wide_x is not None:
+            x[...] = self.standardizer.apply_x(wide_x)
+        if y is not None and wide_y is not None and self.targets_shape:
             y[...] = self.standardizer.apply_y(wide_y)
 
 

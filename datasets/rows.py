@@ -36,8 +36,10 @@ class Rows(Protocol):
     def targets_shape(self) -> tuple[int, ...]:
         """Shape of one target."""
 
-    def take(self, indices: NDArray[np.int64], x: NDArray[Any], y: NDArray[Any]) -> None:
+    def take(self, indices: NDArray[np.int64], x: NDArray[Any] | None, y: NDArray[Any] | None) -> None:
         """Write the samples at `indices` to `x` (n, features) and `y` (n,) + targets_shape, in the dtypes of those.
+
+        Either may be None where it is not wanted.
 
         Raises
         ------
@@ -53,8 +55,10 @@ def check_indices(indices: NDArray[np.int64], samples: int) -> None:
         raise IndexError(f"sample indices {indices.min()} to {indices.max()} do not all lie in 0 to {samples - 1}")
 
 
-def _gather(source: NDArray[Any], indices: NDArray[np.int64], out: NDArray[Any]) -> None:
-    """Copy rows of `source` to `out`; without a temporary array when the dtypes agree."""
+def _gather(source: NDArray[Any], indices: NDArray[np.int64], out: NDArray[Any] | None) -> None:
+    """Copy rows of `source` to `out`, if wanted; without a temporary array when the dtypes agree."""
+    if out is None:
+        return
     if source.dtype == out.dtype:
         np.take(source, indices, axis=0, out=out, mode="clip")  # checked before; "raise" would buffer the output
     else:
@@ -96,7 +100,7 @@ class ArrayRows:
         """Shape of one target."""
         return self.y.shape[1:]
 
-    def take(self, indices: NDArray[np.int64], x: NDArray[Any], y: NDArray[Any]) -> None:
+    def take(self, indices: NDArray[np.int64], x: NDArray[Any] | None, y: NDArray[Any] | None) -> None:
         """See `Rows.take`."""
         check_indices(indices, self.samples)
         _gather(self.x, indices, x)
@@ -136,10 +140,11 @@ class PixelRows:
         """Shape of one target: a label."""
         return ()
 
-    def take(self, indices: NDArray[np.int64], x: NDArray[Any], y: NDArray[Any]) -> None:
+    def take(self, indices: NDArray[np.int64], x: NDArray[Any] | None, y: NDArray[Any] | None) -> None:
         """See `Rows.take`; `x` must be of a floating dtype."""
         check_indices(indices, self.samples)
-        np.divide(self.pixels[indices], x.dtype.type(self.white), out=x)
+        if x is not None:
+            np.divide(self.pixels[indices], x.dtype.type(self.white), out=x)
         _gather(self.labels, indices, y)
 
 
@@ -173,7 +178,7 @@ class SubsetRows:
         """Shape of one target."""
         return self.rows.targets_shape
 
-    def take(self, indices: NDArray[np.int64], x: NDArray[Any], y: NDArray[Any]) -> None:
+    def take(self, indices: NDArray[np.int64], x: NDArray[Any] | None, y: NDArray[Any] | None) -> None:
         """See `Rows.take`."""
         check_indices(indices, self.samples)
         self.rows.take(self.chosen[indices], x, y)

@@ -110,21 +110,23 @@ class SyntheticRows:
         else:
             self._means = _means(spec)
 
-    def take(self, indices: NDArray[np.int64], x: NDArray[Any], y: NDArray[Any]) -> None:
+    def take(self, indices: NDArray[np.int64], x: NDArray[Any] | None, y: NDArray[Any] | None) -> None:
         """See `Rows.take`; computed in float64."""
         check_indices(indices, self.samples)
         numbers = (indices + self.start).astype(np.uint64)
         inputs = _normals(self._input_key, numbers, self.spec.inputs)
+        targets: NDArray[Any]
         if self.targets_shape:
-            x[...] = inputs
-            y[...] = _teach(inputs, *self._teacher)
-            if self.spec.noise:
-                y += self.spec.noise * _normals(self._noise_key, numbers, self.spec.outputs)
+            targets = _teach(inputs, *self._teacher)
         else:
-            labels = _random_bits(self._label_key, numbers, 1)[:, 0] % np.uint64(self.spec.outputs)
-            inputs += self._means[labels]
+            targets = _random_bits(self._label_key, numbers, 1)[:, 0] % np.uint64(self.spec.outputs)
+            inputs += self._means[targets]
+        if x is not None:
             x[...] = inputs
-            y[...] = labels
+        if y is not None:
+            y[...] = targets
+            if self.targets_shape and self.spec.noise:
+                y += self.spec.noise * _normals(self._noise_key, numbers, self.spec.outputs)
 
 
 def load(spec: SyntheticSpec | None = None) -> Dataset:

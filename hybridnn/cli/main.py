@@ -11,7 +11,9 @@ from typing import Annotated, NoReturn
 import typer
 
 from hybridnn.cli.data import app as data_app
+from hybridnn.cli.partition import partition
 from hybridnn.cli.ranks import launch_rank, leave
+from hybridnn.cli.schedule import schedule
 from hybridnn.cli.train import train
 from hybridnn.errors import HybridnnError
 
@@ -23,6 +25,8 @@ USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
 
 app = typer.Typer(add_completion=False, help="Train multi-layer perceptrons over MPI: batch and model parallelism.")
 app.command()(train)
+app.command()(schedule)
+app.command()(partition)
 app.add_typer(data_app, name="data")
 
 

@@ -16,11 +16,11 @@ def bytes_sent_by_rank(operation: str, nbytes: int, ranks: int, *, is_root: bool
 
     Parameters
     ----------
-    operation : {"allreduce", "allgather", "reduce_scatter", "broadcast", "scatter", "gather"}
+    operation : {"allreduce", "allgather", "reduce_scatter", "broadcast", "scatter", "gather", "send", "receive"}
         Name of the operation.
     nbytes : int
         Bytes of the full vector: the array every rank ends up with (``allreduce``, ``allgather``, ``broadcast``), the
-        one it starts with (``reduce_scatter``), or all parts together (``scatter``, ``gather``).
+        one it starts with (``reduce_scatter``), all parts together (``scatter``, ``gather``), or the message.
     ranks : int
         Size of the group.
     is_root : bool
@@ -46,4 +46,8 @@ def bytes_sent_by_rank(operation: str, nbytes: int, ranks: int, *, is_root: bool
             return part if is_root else 0
         case "gather":
             return 0 if is_root else nbytes // ranks
+        case "send":
+            return nbytes
+        case "receive":
+            return 0
     raise ValueError(f"unknown operation {operation!r}")

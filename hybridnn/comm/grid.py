@@ -6,13 +6,16 @@ split). Ranks vary fastest along model, then batch, then pipeline.
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hybridnn.comm.group import MESSAGE_LIMIT, Group
 from hybridnn.comm.mpi import import_mpi
-from hybridnn.comm.placement import place_ranks, resolve_axes
+from hybridnn.comm.placement import place_ranks, resolve_axes, resolve_stages
 from hybridnn.comm.recorder import Recorder
 
 if TYPE_CHECKING:
@@ -34,6 +37,8 @@ class ProcessGrid:
         Parts of the minibatch; by default all ranks the other axes leave.
     model : int
         Parts of every layer.
+    stages : sequence of (int, int), optional
+        Batch and model ranks of every stage, where stages differ in width; then without the three above.
     recorder : Recorder, optional
         Told of every message; a new one by default.
     message_limit : int
@@ -45,6 +50,10 @@ class ProcessGrid:
         All ranks, this rank's three groups, and the ranks that share this rank's node and memory.
     pipeline_rank, batch_rank, model_rank : int
         This rank's place on each axis.
+    pipeline, batch, model : int
+        Ranks along each axis; batch and model are those of this rank's stage.
+    stages : tuple of (int, int)
+        Batch and model ranks of every stage.
     nodes : int
         Nodes the ranks run on.
 
@@ -67,33 +76,49 @@ class ProcessGrid:
         pipeline: int = 1,
         batch: int | None = None,
         model: int = 1,
+        stages: Sequence[tuple[int, int]] | None = None,
         recorder: Recorder | None = None,
         message_limit: int = MESSAGE_LIMIT,
     ) -> None:
         mpi = import_mpi()
         ranks: Any = comm if comm is not None else mpi.COMM_WORLD
-        self.shape = resolve_axes(ranks.Get_size(), pipeline, batch, model)
-        self.pipeline, self.batch, self.model = self.shape
+        if stages is None:
+            pipeline, batch, model = resolve_axes(ranks.Get_size(), pipeline, batch, model)
+            self.stages: tuple[tuple[int, int], ...] = ((batch, model),) * pipeline
+        else:
+            self.stages = resolve_stages(ranks.Get_size(), stages)
+        self.pipeline = len(self.stages)
         self.recorder = recorder if recorder is not None else Recorder()
 
         node_comm = ranks.Split_type(mpi.COMM_TYPE_SHARED)
         nodes = _node_of_every_rank(ranks, node_comm)
         self.nodes = len(set(nodes))
-        position = place_ranks(nodes, self.model).index(ranks.Get_rank())
-        self.model_rank = position % self.model
-        self.batch_rank = position // self.model % self.batch
-        self.pipeline_rank = position // (self.model * self.batch)
+        widest_model = max(model for _, model in self.stages)
+        position = place_ranks(nodes, widest_model).index(ranks.Get_rank())
+        self._first_of_stage = [0, *accumulate(batch * model for batch, model in self.stages)]
+        self.pipeline_rank = bisect_right(self._first_of_stage, position) - 1
+        self.batch, self.model = self.stages[self.pipeline_rank]
+        self.shape = self.pipeline, self.batch, self.model
+        place = position - self._first_of_stage[self.pipeline_rank]
+        self.batch_rank, self.model_rank = divmod(place, self.model)
 
         def group(axis: str, color: int, key: int) -> Group:
             return Group(ranks.Split(color, key), axis, self.recorder, message_limit)
 
         self.world = group("world", 0, position)
-        self.model_group = group("model", position // self.model, self.model_rank)
-        self.batch_group = group("batch", self.pipeline_rank * self.model + self.model_rank, self.batch_rank)
-        self.pipeline_group = group("pipeline", position % (self.model * self.batch), self.pipeline_rank)
+        first = self._first_of_stage[self.pipeline_rank]
+        self.model_group = group("model", first + self.batch_rank, self.model_rank)
+        self.batch_group = group("batch", first + self.model_rank, self.batch_rank)
+        self.pipeline_group = group(
+            "pipeline", self.batch_rank * ranks.Get_size() + self.model_rank, self.pipeline_rank
+        )
         # Split again by position, so that the first rank of the grid is also the first of its node.
         self.node_comm = node_comm.Split(0, position)
         self.node_group = Group(self.node_comm, "node", self.recorder, message_limit)
+
+    def rank_at(self, stage: int, batch_rank: int, model_rank: int) -> int:
+        """Position in the grid of a place in a stage."""
+        return self._first_of_stage[stage] + batch_rank * self.stages[stage][1] + model_rank
 
     @property
     def rank(self) -> int:

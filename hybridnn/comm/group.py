@@ -249,6 +249,31 @@ class Group:
             self._comm.Gatherv(array, [out, counts, offsets_of(counts), None] if self.rank == root else None, root)
         self._finish("gather", start, total, is_root=self.rank == root)
 
+    def isend(
+        self, array: NDArray[Any], peer: int, tag: int, *, synchronous: bool = False, about: object = None
+    ) -> Request:
+        """Begin to send `array` to rank `peer`; the request owns it until it is done.
+
+        Parameters
+        ----------
+        synchronous : bool
+            Done only when the receiver has begun to receive, whatever the size (``MPI_Issend``).
+        about : object
+            What the message is for; for the recorder.
+        """
+        require_buffer(array, "send")
+        start = perf_counter()
+        send = self._comm.Issend if synchronous else self._comm.Isend
+        requests = [send(piece, peer, tag) for piece in self._pieces(array)]
+        return self._started("send", start, array.nbytes, requests, array, about=about)
+
+    def ireceive(self, array: NDArray[Any], peer: int, tag: int, *, about: object = None) -> Request:
+        """Begin to receive `array` from rank `peer`; the request owns it until it is done."""
+        require_buffer(array, "receive")
+        start = perf_counter()
+        requests = [self._comm.Irecv(piece, peer, tag) for piece in self._pieces(array)]
+        return self._started("receive", start, array.nbytes, requests, array, about=about)
+
     # -- how the above is done ---------------------------------------------------------------------------------------
 
     def _operation(self, name: str) -> Any:
@@ -266,15 +291,22 @@ class Group:
             self._layouts[key] = (counts, offsets_of(counts))
         return self._layouts[key]
 
-    def _finish(self, name: str, start: float, nbytes: int, *, is_root: bool = False) -> None:
+    def _finish(self, name: str, start: float, nbytes: int, *, is_root: bool = False, about: object = None) -> None:
         sent = bytes_sent_by_rank(name, nbytes, self.size, is_root=is_root)
-        self.recorder.end_communication(name, self.axis, start, sent)
+        self.recorder.end_communication(name, self.axis, start, sent, about=about)
 
     def _started(
-        self, name: str, start: float, nbytes: int, requests: list[Any], *arrays: NDArray[Any], is_root: bool = False
+        self,
+        name: str,
+        start: float,
+        nbytes: int,
+        requests: list[Any],
+        *arrays: NDArray[Any],
+        is_root: bool = False,
+        about: object = None,
     ) -> Request:
-        self._finish(name, start, nbytes, is_root=is_root)
-        return Request(requests, arrays, name, self.axis, self.recorder)
+        self._finish(name, start, nbytes, is_root=is_root, about=about)
+        return Request(requests, arrays, name, self.axis, self.recorder, about)
 
     def _require_root_array(self, what: str, array: NDArray[Any] | None, part: NDArray[Any], rows: int) -> NDArray[Any]:
         if array is None:

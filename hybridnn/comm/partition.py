@@ -5,7 +5,7 @@ The first ``n mod p`` parts get one item more than the others. Nothing has to be
 
 from __future__ import annotations
 
-__all__ = ["block_bounds", "block_sizes", "block_slice"]
+__all__ = ["block_bounds", "block_size", "block_sizes", "block_slice"]
 
 
 def block_sizes(items: int, parts: int) -> list[int]:
@@ -24,3 +24,8 @@ def block_bounds(items: int, parts: int, part: int) -> tuple[int, int]:
 def block_slice(items: int, parts: int, part: int) -> slice:
     """The items of `part` as a slice."""
     return slice(*block_bounds(items, parts, part))
+
+
+def block_size(items: int, parts: int, part: int) -> int:
+    """Number of items of `part`."""
+    return items // parts + (part < items % parts)

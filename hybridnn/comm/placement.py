@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hybridnn.checks import require_whole
-from hybridnn.errors import GridError
+from hybridnn.errors import GridError, SettingError
 
-__all__ = ["fitting_grids", "place_ranks", "resolve_axes"]
+__all__ = ["fitting_grids", "place_ranks", "resolve_axes", "resolve_stages"]
 
 
 def place_ranks(nodes: Sequence[int], model: int) -> list[int]:
@@ -71,3 +71,33 @@ def resolve_axes(ranks: int, pipeline: int, batch: int | None, model: int) -> tu
             f"batch x model grids that would: {fits or 'none with this number of pipeline stages'}"
         )
     return pipeline, batch, model
+
+
+def resolve_stages(ranks: int, stages: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """Check the widths of the stages against the number of ranks.
+
+    Parameters
+    ----------
+    ranks : int
+    stages : sequence of (int, int)
+        Batch and model ranks of every stage.
+
+    Raises
+    ------
+    SettingError
+        If there is no stage, or a width is not a whole number, 1 or more.
+    GridError
+        If the stages do not add up to `ranks`.
+    """
+    if not stages:
+        raise SettingError("parallel.stages", [], "at least one stage, for example [{batch=2}, {}]")
+    for stage, (batch, model) in enumerate(stages):
+        require_whole(f"parallel.stages[{stage}].batch", batch, 1)
+        require_whole(f"parallel.stages[{stage}].model", model, 1)
+    widths = " + ".join(f"{batch} x {model}" for batch, model in stages)
+    total = sum(batch * model for batch, model in stages)
+    if total != ranks:
+        raise GridError(
+            f"parallel.stages: the stages' batch x model ranks {widths} are {total} in all, the job has {ranks}"
+        )
+    return tuple((int(batch), int(model)) for batch, model in stages)

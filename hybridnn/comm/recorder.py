@@ -18,15 +18,17 @@ class Event(NamedTuple):
 
     Attributes
     ----------
-    kind : {"compute", "communication"}
+    kind : {"compute", "communication", "phase"}
     name : str
-        Instruction or collective.
+        Instruction, collective or message, or phase.
     axis : str
-        Group the message travelled in; empty for compute.
+        Group the message travelled in; else empty.
     start, stop : float
         Seconds of ``time.perf_counter``.
     nbytes : int
-        Bytes sent, by the rule of ``comm/accounting.py``; 0 for compute.
+        Bytes sent, by the rule of ``comm/accounting.py``; else 0.
+    about : object
+        What it was done for, such as an instruction of a schedule; None where nobody said.
     """
 
     kind: str
@@ -35,6 +37,7 @@ class Event(NamedTuple):
     start: float
     stop: float
     nbytes: int
+    about: object = None
 
 
 @dataclass(frozen=True)
@@ -78,14 +81,20 @@ class Recorder:
         self._bytes_sent = 0
         self._messages = 0
 
-    def end_compute(self, name: str, start: float) -> None:
+    def end_compute(self, name: str, start: float, about: object = None) -> None:
         """Note a compute instruction that began at `start` (``time.perf_counter``) and ends now."""
-        self._events.append(Event("compute", name, "", start, perf_counter(), 0))
+        self._events.append(Event("compute", name, "", start, perf_counter(), 0, about))
 
-    def end_communication(self, name: str, axis: str, start: float, nbytes: int, messages: int = 1) -> None:
+    def end_phase(self, name: str, start: float, about: object = None) -> None:
+        """Note a part of the run that began at `start` and ends now; its instructions and messages lie within."""
+        self._events.append(Event("phase", name, "", start, perf_counter(), 0, about))
+
+    def end_communication(
+        self, name: str, axis: str, start: float, nbytes: int, messages: int = 1, about: object = None
+    ) -> None:
         """Note a communication call that began at `start`, ends now, and sent `nbytes`."""
         stop = perf_counter()
-        self._events.append(Event("communication", name, axis, start, stop, nbytes))
+        self._events.append(Event("communication", name, axis, start, stop, nbytes, about))
         self._communication_seconds += stop - start
         self._bytes_sent += nbytes
         self._messages += messages

@@ -1,4 +1,4 @@
-"""A collective in flight, with the arrays it reads and writes."""
+"""A collective or a message in flight, with the arrays it reads and writes."""
 
 from __future__ import annotations
 
@@ -29,9 +29,11 @@ class Request:
         For the recorder.
     recorder : Recorder or None
         None only for an operation that had nothing to do.
+    about : object
+        What it is done for; for the recorder.
     """
 
-    __slots__ = ("_arrays", "_axis", "_name", "_recorder", "_requests")
+    __slots__ = ("_about", "_arrays", "_axis", "_name", "_recorder", "_requests")
 
     def __init__(
         self,
@@ -40,12 +42,14 @@ class Request:
         name: str,
         axis: str,
         recorder: Recorder | None,
+        about: object = None,
     ) -> None:
         self._requests = requests
         self._arrays = arrays
         self._name = name
         self._axis = axis
         self._recorder = recorder
+        self._about = about
 
     def test(self) -> bool:
         """Let MPI make progress; True once the operation is done."""
@@ -53,7 +57,7 @@ class Request:
             return True
         start = perf_counter()
         done: bool = import_mpi().Request.Testall(self._requests)
-        self._recorder.end_communication(self._name + ".test", self._axis, start, 0, 0)
+        self._recorder.end_communication(self._name + ".test", self._axis, start, 0, 0, self._about)
         if done:
             self._release()
         return done
@@ -64,7 +68,7 @@ class Request:
             return
         start = perf_counter()
         import_mpi().Request.Waitall(self._requests)
-        self._recorder.end_communication(self._name + ".wait", self._axis, start, 0, 0)
+        self._recorder.end_communication(self._name + ".wait", self._axis, start, 0, 0, self._about)
         self._release()
 
     def _release(self) -> None:

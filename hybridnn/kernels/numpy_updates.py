@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["BLOCK", "adam_update", "sgd_update"]
+__all__ = ["BLOCK", "adam_prediction", "adam_update", "sgd_prediction", "sgd_update"]
 
 Array = NDArray[Any]
 
@@ -131,3 +131,53 @@ def adam_update(
         np.divide(m, t, out=t)
         np.multiply(t, step_size, out=t)
         np.subtract(w, t, out=w)
+
+
+def sgd_prediction(weights: Array, velocity: Array, out: Array, *, distance: float) -> None:
+    """Weights after steps along the velocity, ``out = w - distance * v``.
+
+    Parameters
+    ----------
+    weights, velocity, out : ndarray, shape (n,)
+    distance : float
+        Number of steps times the learning rate.
+    """
+    for start in range(0, weights.size, BLOCK):
+        t = out[start : start + BLOCK]
+        np.multiply(velocity[start : start + BLOCK], distance, out=t)
+        np.subtract(weights[start : start + BLOCK], t, out=t)
+
+
+def adam_prediction(
+    weights: Array,
+    first: Array,
+    second: Array,
+    out: Array,
+    *,
+    step: int,
+    distance: float,
+    betas: tuple[float, float],
+    eps: float,
+) -> None:
+    """Weights after steps along Adam's direction of the last update, without weight decay.
+
+    Parameters
+    ----------
+    weights, first, second, out : ndarray, shape (n,)
+        `first` and `second` are the running moments.
+    step : int
+        Updates done, from 1, for the bias correction.
+    distance : float
+        Number of steps times the learning rate.
+    """
+    beta1, beta2 = betas
+    step_size = distance / (1.0 - beta1**step)
+    root_correction = sqrt(1.0 - beta2**step)
+    for start in range(0, weights.size, BLOCK):
+        t = out[start : start + BLOCK]
+        np.sqrt(second[start : start + BLOCK], out=t)
+        np.divide(t, root_correction, out=t)
+        np.add(t, eps, out=t)
+        np.divide(first[start : start + BLOCK], t, out=t)
+        np.multiply(t, step_size, out=t)
+        np.subtract(weights[start : start + BLOCK], t, out=t)

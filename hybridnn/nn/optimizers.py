@@ -56,6 +56,10 @@ class Optimizer(Protocol):
         """Change `weights` in place."""
         ...
 
+    def predict(self, weights: Array, state: OptimizerState, lr: float, steps: int, out: Array) -> None:
+        """Fill `out` with the weights expected after `steps` more updates (Chen et al. 2018, equation 4)."""
+        ...
+
 
 def new_state(optimizer: Optimizer, weights: Array) -> OptimizerState:
     """State before the first update: all slots zero."""
@@ -122,6 +126,10 @@ class SGD:
             weight_decay=self.weight_decay,
         )
 
+    def predict(self, weights: Array, state: OptimizerState, lr: float, steps: int, out: Array) -> None:
+        """``out = w - steps lr v``; needs momentum."""
+        updates.sgd_prediction(weights, state.slots["velocity"], out, distance=steps * lr)
+
 
 @dataclass(frozen=True)
 class Adam:
@@ -174,6 +182,22 @@ class Adam:
             eps=self.eps,
             weight_decay=self.weight_decay,
             decoupled=self.decoupled,
+        )
+
+    def predict(self, weights: Array, state: OptimizerState, lr: float, steps: int, out: Array) -> None:
+        """``out = w - steps lr d`` with d the direction of the last update, decay left out; none before the first."""
+        if state.updates == 0:
+            kernels.copy(weights, out)
+            return
+        updates.adam_prediction(
+            weights,
+            state.slots["first"],
+            state.slots["second"],
+            out,
+            step=state.updates,
+            distance=steps * lr,
+            betas=self.betas,
+            eps=self.eps,
         )
 
 

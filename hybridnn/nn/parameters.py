@@ -126,6 +126,10 @@ class ParameterLayout:
         self.ends = tuple(ends)
         self.size = position
 
+    def bounds(self, place: int) -> tuple[int, int]:
+        """Start and stop of a layer in the buffer."""
+        return self.ends[place - 1] if place else 0, self.ends[place]
+
     def views(self, flat: NDArray[Any]) -> list[LayerParameters]:
         """The arrays of every layer, as views of `flat`, shape (at least size,)."""
         views = []

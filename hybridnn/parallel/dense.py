@@ -8,7 +8,7 @@ while the weight gradient is computed. In a group of one rank both kinds of spli
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
@@ -18,7 +18,7 @@ from hybridnn.kernels import numpy_kernels as kernels
 from hybridnn.nn.parameters import LayerParameters
 from hybridnn.parallel.layer_split import SplitLayer
 
-__all__ = ["ColumnDense", "LayerArrays", "ParallelDense", "RowDense", "parallel_dense"]
+__all__ = ["ColumnDense", "LayerArrays", "ParallelDense", "RowDense", "WeightGradientArrays", "parallel_dense"]
 
 Array = NDArray[Any]
 
@@ -42,7 +42,8 @@ class LayerArrays:
     dy : ndarray
         Gradient with respect to `y`.
     dz : ndarray
-        Gradient with respect to the activation's input on this rank's rows; overwrites `own_dy` unless residual.
+        Gradient with respect to the activation's input on this rank's rows; overwrites `own_dy` unless the layer is
+        residual or the weight gradient comes later.
     dx : ndarray or None
         Gradient with respect to `x`; None where nobody wants it.
     own_x, own_dx : ndarray or None
@@ -65,6 +66,14 @@ class LayerArrays:
     own_x: Array | None
     own_dx: Array | None
     scratch: Array
+    ones: Array
+
+
+class WeightGradientArrays(Protocol):
+    """What the weight gradient of a layer is computed from; `LayerArrays` has it, and so have several joined."""
+
+    x: Array
+    dz: Array
     ones: Array
 
 
@@ -110,8 +119,8 @@ class ColumnDense:
         self._group.allreduce(s.dx)
         return DONE
 
-    def backward_weight(self, s: LayerArrays, gradient: LayerParameters) -> None:
-        """Gradient of this rank's weights and biases, from ``s.dz`` and ``s.x``."""
+    def backward_weight(self, s: WeightGradientArrays, gradient: LayerParameters) -> None:
+        """Gradient of this rank's weights and biases."""
         kernels.matmul(s.dz, s.x.T, gradient.weight)
         kernels.row_sums(s.dz, s.ones, gradient.bias)
 
@@ -158,8 +167,8 @@ class RowDense:
                 kernels.add(s.dx, s.own_dy, s.dx)
         return DONE
 
-    def backward_weight(self, s: LayerArrays, gradient: LayerParameters) -> None:
-        """Gradient of this rank's weights and biases, from ``s.dz`` and ``s.x``."""
+    def backward_weight(self, s: WeightGradientArrays, gradient: LayerParameters) -> None:
+        """Gradient of this rank's weights and biases."""
         kernels.matmul(s.dz, s.x.T, gradient.weight)
         kernels.row_sums(s.dz[self._bias_rows], s.ones, gradient.bias)
 

@@ -26,16 +26,19 @@ Array = NDArray[Any]
 class RowSource(Protocol):
     """Samples that can be taken by index."""
 
-    def take(self, indices: NDArray[np.int64], x: Array, y: Array) -> None:
-        """Write the samples `indices` into `x`, shape (n, features), and their targets into `y`."""
+    def take(self, indices: NDArray[np.int64], x: Array | None, y: Array | None) -> None:
+        """Write the samples `indices` into `x`, shape (n, features), and their targets into `y`, where wanted."""
         ...
 
 
 class Distributor(Protocol):
     """Brings this rank's part of a global minibatch."""
 
-    def fetch(self, rows: RowSource | None, indices: NDArray[np.int64], x: Array, y: Array) -> None:
-        """Fill `x` and `y` with this rank's block of the samples `indices`; collective over the grid."""
+    def fetch(self, rows: RowSource | None, indices: NDArray[np.int64], x: Array | None, y: Array | None) -> None:
+        """Fill `x` and `y`, where wanted, with this rank's block of the samples `indices`.
+
+        Collective, but for ``local``, over the grid, whose ranks all want the same.
+        """
         ...
 
 
@@ -50,7 +53,7 @@ class LocalDistributor:
     def __init__(self, grid: ProcessGrid) -> None:
         self._parts, self._part = grid.batch, grid.batch_rank
 
-    def fetch(self, rows: RowSource | None, indices: NDArray[np.int64], x: Array, y: Array) -> None:
+    def fetch(self, rows: RowSource | None, indices: NDArray[np.int64], x: Array | None, y: Array | None) -> None:
         """Take the block of this rank's batch part."""
         assert rows is not None
         rows.take(indices[block_slice(len(indices), self._parts, self._part)], x, y)
@@ -71,15 +74,16 @@ class ScatterDistributor:
         self._broadcast = broadcast
         self._staging: dict[tuple[str, tuple[int, ...], np.dtype[Any]], Array] = {}
 
-    def fetch(self, rows: RowSource | None, indices: NDArray[np.int64], x: Array, y: Array) -> None:
+    def fetch(self, rows: RowSource | None, indices: NDArray[np.int64], x: Array | None, y: Array | None) -> None:
         """Receive this rank's block from rank 0."""
         whole_x = whole_y = None
         if rows is not None and self._grid.rank == 0:
-            whole_x = self._stage(x, len(indices), "x")
-            whole_y = self._stage(y, len(indices), "y")
+            whole_x = None if x is None else self._stage(x, len(indices), "x")
+            whole_y = None if y is None else self._stage(y, len(indices), "y")
             rows.take(indices, whole_x, whole_y)
-        self._send(whole_x, x, len(indices))
-        self._send(whole_y, y, len(indices))
+        for whole, part in ((whole_x, x), (whole_y, y)):
+            if part is not None:
+                self._send(whole, part, len(indices))
 
     def _send(self, whole: Array | None, part: Array, samples: int) -> None:
         grid = self._grid

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from time import perf_counter
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -13,11 +13,11 @@ from hybridnn.comm.grid import ProcessGrid
 from hybridnn.comm.group import Group
 from hybridnn.kernels import numpy_kernels as kernels
 from hybridnn.nn.mlp import DenseLayer
-from hybridnn.nn.parameters import ParameterLayout, parameter_name
-from hybridnn.parallel.dense import parallel_dense
+from hybridnn.nn.parameters import LayerParameters, ParameterLayout, parameter_name
+from hybridnn.parallel.dense import LayerArrays, WeightGradientArrays, parallel_dense
 from hybridnn.parallel.gradient_reduction import GradientReducer
 from hybridnn.parallel.layer_split import split_layers
-from hybridnn.parallel.workspace import StageArrays, Workspace
+from hybridnn.parallel.workspace import StageArrays, StageRole, Workspace
 
 __all__ = ["Stage"]
 
@@ -41,6 +41,10 @@ class Stage:
     ----------
     layout : ParameterLayout
         Where the arrays of the layers lie in the flat buffers.
+    splits : list of SplitLayer
+        The layers as this rank has them.
+    parameters : list of LayerParameters
+        Views of the weights.
     weights : ndarray, shape (layout.size,)
     gradient : ndarray, shape (layout.size + 1,)
         Gradients, and behind them the sum of the losses.
@@ -52,42 +56,117 @@ class Stage:
         group = grid.model_group
         self.splits = split_layers(layers, split, group.size, group.rank)
         self._group = group
-        self._recorder = grid.recorder
         self._dense = [parallel_dense(item, group, overlap) for item in self.splits]
         self.layout = ParameterLayout([item.shard for item in self.splits])
         self.weights = kernels.zeros((self.layout.size,), dtype)
         self.gradient = kernels.zeros((self.layout.size + 1,), dtype)
-        self._parameters = self.layout.views(self.weights)
+        self.parameters = self.layout.views(self.weights)
         self._gradients = self.layout.views(self.gradient)
         self._reducer = GradientReducer(grid.batch_group, self.gradient, self.layout.ends, overlap)
 
-    def workspace(self, capacity: int, classification: bool) -> Workspace:
-        """Arrays for minibatches of up to `capacity` samples on this rank."""
-        return Workspace(self.splits, self._group.size, self._group.rank, capacity, self.weights.dtype, classification)
+    def workspace(self, capacity: int, role: StageRole, **buffers: Any) -> Workspace:
+        """Arrays for microbatches of up to `capacity` samples on this rank; `buffers` as for `Workspace`."""
+        group, dtype = self._group, self.weights.dtype
+        return Workspace(self.splits, group.size, group.rank, capacity, dtype, role, **buffers)
 
     @property
     def loss(self) -> NDArray[Any]:
         """Sum of the losses of the last minibatch, shape (1,): over this rank's samples, and over all once reduced."""
         return self.gradient[-1:]
 
-    def forward(self, arrays: StageArrays) -> None:
-        """Compute the outputs from the samples in `arrays`."""
-        start = perf_counter()
-        for dense, parameters, layer in zip(self._dense, self._parameters, arrays.layers, strict=True):
-            dense.forward(parameters, layer)
-        self._recorder.end_compute("forward", start)
+    def forward(self, arrays: StageArrays, parameters: Sequence[LayerParameters] | None = None) -> None:
+        """Compute the outputs from the inputs in `arrays`, with the current weights or with others."""
+        for dense, layer_parameters, layer in zip(
+            self._dense, parameters or self.parameters, arrays.layers, strict=True
+        ):
+            dense.forward(layer_parameters, layer)
 
-    def backward(self, arrays: StageArrays) -> None:
-        """Compute the gradients from the output gradient in `arrays`, and sum them over the batch group."""
-        start = perf_counter()
+    def backward(
+        self,
+        arrays: StageArrays,
+        parameters: Sequence[LayerParameters] | None = None,
+        *,
+        accumulate: bool = False,
+        reduce: bool = False,
+    ) -> None:
+        """Compute the gradients from the output gradient in `arrays`.
+
+        Parameters
+        ----------
+        parameters : sequence of LayerParameters, optional
+            Weights to go back through; the current ones by default.
+        accumulate : bool
+            Add to the gradient buffer what is there of earlier microbatches.
+        reduce : bool
+            Begin to sum each layer's gradients over the batch group as soon as they are ready; `finish_reduction` ends.
+        """
+        parameters = parameters or self.parameters
         for place in reversed(range(len(self._dense))):
-            dense, layer = self._dense[place], arrays.layers[place]
-            sum_of_dx = dense.backward_input(self._parameters[place], layer)
-            dense.backward_weight(layer, self._gradients[place])
-            self._reducer.ready(place)
+            layer = arrays.layers[place]
+            sum_of_dx = self._dense[place].backward_input(parameters[place], layer)
+            self._weight_gradient(place, layer, accumulate)
+            if reduce:
+                self._reducer.ready(place)
             sum_of_dx.wait()
+
+    def input_gradient(
+        self,
+        arrays: StageArrays,
+        parameters: Sequence[LayerParameters] | None = None,
+        done: Callable[[int, LayerArrays], None] | None = None,
+    ) -> None:
+        """The part of `backward` that the stage before waits for.
+
+        Parameters
+        ----------
+        parameters : sequence of LayerParameters, optional
+            As for `backward`.
+        done : callable, optional
+            Called after each layer with its place and arrays; without a workspace that keeps ``dz``, the last moment to
+            take what the weight gradient needs.
+        """
+        parameters = parameters or self.parameters
+        for place in reversed(range(len(self._dense))):
+            layer = arrays.layers[place]
+            sum_of_dx = self._dense[place].backward_input(parameters[place], layer)
+            if done is not None:
+                done(place, layer)
+            sum_of_dx.wait()
+
+    def weight_gradient(
+        self, layers: Sequence[WeightGradientArrays], *, accumulate: bool = False, reduce: bool = False
+    ) -> None:
+        """The rest of the backward pass, of the `layers` of one microbatch or of several joined."""
+        for place in reversed(range(len(self._dense))):
+            self._weight_gradient(place, layers[place], accumulate)
+            if reduce:
+                self._reducer.ready(place)
+
+    def finish_reduction(self) -> None:
+        """Return when the gradients and the loss are summed over the batch group."""
         self._reducer.finish()
-        self._recorder.end_compute("backward", start)
+
+    def _weight_gradient(self, place: int, layer: WeightGradientArrays, accumulate: bool) -> None:
+        if not accumulate:
+            self._dense[place].backward_weight(layer, self._gradients[place])
+            return
+        total, addend = self._gradients[place], self._addends[1][place]
+        self._dense[place].backward_weight(layer, addend)
+        kernels.add(total.weight, addend.weight, total.weight)
+        kernels.add(total.bias, addend.bias, total.bias)
+
+    @cached_property
+    def _addends(self) -> tuple[NDArray[Any], list[LayerParameters]]:
+        """Room for one layer's gradient before it is added, and its views as each of the layers."""
+        sizes = [stop - start for start, stop in map(self.layout.bounds, range(len(self.splits)))]
+        room = kernels.empty((max(sizes),), self.weights.dtype)
+        return room, [ParameterLayout([item.shard]).views(room)[0] for item in self.splits]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of weights and gradients."""
+        addends = self.__dict__.get("_addends")
+        return self.weights.nbytes + self.gradient.nbytes + (0 if addends is None else addends[0].nbytes)
 
     def squared_norms(self, flat: NDArray[Any]) -> NDArray[np.float64]:
         """Squared norm of every layer of a flat buffer, each parameter of the model counted once.
@@ -100,8 +179,8 @@ class Stage:
         -------
         ndarray, shape (layers,)
         """
-        starts = (0, *self.layout.ends[:-1])
-        squares = [kernels.squared_norm(flat[a:b]) for a, b in zip(starts, self.layout.ends, strict=True)]
+        bounds = map(self.layout.bounds, range(len(self.splits)))
+        squares = [kernels.squared_norm(flat[start:stop]) for start, stop in bounds]
         return _summed(self._group, np.array(squares))
 
     def whole_parameters(self, flat: NDArray[Any]) -> dict[str, NDArray[Any]]:

@@ -1,15 +1,16 @@
-"""The arrays of a stage for a minibatch, allocated once for the largest and viewed for every size.
+"""The arrays of a stage, allocated once for the largest microbatch and viewed for every size.
 
-The forward pass keeps one output per layer. The backward pass needs only two gradients at a time, because a layer's
+Several microbatches can be in flight: there are buffers for some inputs and for some sets of activations, and whoever
+schedules says which ones a microbatch uses. The backward pass needs only two gradients at a time, because a layer's
 weight gradient is done before the layer below writes over what it read: two buffers take turns, and the free one is
-scratch memory.
+scratch memory. Where weight gradients come later, each set of activations has room for what they need.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -19,9 +20,25 @@ from hybridnn.kernels import numpy_kernels as kernels
 from hybridnn.parallel.dense import LayerArrays
 from hybridnn.parallel.layer_split import SplitLayer
 
-__all__ = ["StageArrays", "Workspace"]
+__all__ = ["StageArrays", "StageRole", "Workspace"]
 
 Array = NDArray[Any]
+
+
+class StageRole(NamedTuple):
+    """What a stage does beside its layers.
+
+    Attributes
+    ----------
+    loads_input, loads_target : bool
+        Whether its input is the data's, and its output is compared with the data's targets.
+    classification : bool
+        Whether targets are integer labels.
+    """
+
+    loads_input: bool = True
+    loads_target: bool = True
+    classification: bool = False
 
 
 @dataclass(frozen=True)
@@ -31,28 +48,47 @@ class StageArrays:
     Attributes
     ----------
     samples : ndarray, shape (n, features)
-        Where the minibatch's inputs are written; the first layer reads its transpose.
+        Where inputs are loaded, on a stage that does; the transpose of `input`.
     targets : ndarray, shape (n, outputs), or of int64 and shape (n,)
-        Where the minibatch's targets are written.
+        Where targets are loaded, on a stage that does.
     columns : ndarray of int64, shape (n,)
         0 … n-1.
     layers : list of LayerArrays
+    input : ndarray, shape (features, n)
+        Input of the first layer.
+    input_gradient : ndarray, shape (features, n), or None
+        Gradient with respect to it; None where the stage loads its input.
     outputs : ndarray, shape (outputs, n)
         Output of the last layer.
     output_gradient : ndarray, shape (outputs, n)
-        Where the loss writes its gradient.
+        Gradient with respect to it: where the loss or the stage after writes.
     """
 
     samples: Array
     targets: Array
     columns: NDArray[np.int64]
     layers: list[LayerArrays]
+    input: Array
+    input_gradient: Array | None
     outputs: Array
     output_gradient: Array
 
 
+@dataclass(frozen=True)
+class _Activations:
+    """One set of what a forward pass keeps, flat, per layer; None where a layer needs none."""
+
+    outputs: list[Array]
+    separate: list[Array | None]
+    whole_inputs: list[Array | None]
+    dz: list[Array | None]
+
+    def arrays(self) -> list[Array]:
+        return [*self.outputs, *(a for a in (*self.separate, *self.whole_inputs, *self.dz) if a is not None)]
+
+
 class Workspace:
-    """Memory for minibatches of up to `capacity` samples on this rank.
+    """Memory for microbatches of up to `capacity` samples on this rank.
 
     Parameters
     ----------
@@ -61,68 +97,111 @@ class Workspace:
     ranks, rank : int
         Size of the model group and this rank's place in it.
     capacity : int
-        Most samples of a minibatch that come to this rank.
+        Most samples of a microbatch that come to this rank.
     dtype : dtype
         Of activations and gradients.
-    classification : bool
-        Whether targets are integer labels.
+    role : StageRole
+    inputs, activations : int
+        Buffers for inputs (with their targets), and sets of activations.
+    keeps_dz : bool
+        Whether weight gradients come later than input gradients.
     """
 
     def __init__(
-        self, splits: Sequence[SplitLayer], ranks: int, rank: int, capacity: int, dtype: DTypeLike, classification: bool
+        self,
+        splits: Sequence[SplitLayer],
+        ranks: int,
+        rank: int,
+        capacity: int,
+        dtype: DTypeLike,
+        role: StageRole,
+        *,
+        inputs: int = 1,
+        activations: int = 1,
+        keeps_dz: bool = False,
     ) -> None:
-        self._splits = splits
-        self._ranks, self._rank = ranks, rank
-        self._classification = classification
-        self._cache: dict[int, StageArrays] = {}
-
-        def room(height: int) -> Array:
-            return kernels.empty((height * capacity,), dtype)
-
-        first, last = splits[0].layer, splits[-1].layer
-        self._samples = room(first.inputs)
-        self._targets = kernels.empty((capacity,), np.int64) if classification else room(last.outputs)
+        self._splits, self._role, self._keeps_dz = splits, role, keeps_dz
+        self._ranks, self._rank, self._capacity, self._dtype = ranks, rank, capacity, dtype
+        self._cache: dict[tuple[int, int, int], StageArrays] = {}
+        self._inputs = [self._room(splits[0].layer.inputs) for _ in range(inputs)]
+        self._targets = [self._target_room() for _ in range(inputs if role.loads_target else 0)]
+        self._activations = [self._activation_room() for _ in range(activations)]
         self._columns = np.arange(capacity)
         self._ones = kernels.zeros((capacity,), dtype)
         self._ones[...] = 1
-        self._outputs = [room(_output_height(split)) for split in splits]
-        self._activations = [room(_own_height(split)) if split.layer.residual else None for split in splits]
-        gathered = [split.by_inputs and split.layer.residual and ranks > 1 for split in splits]
-        self._whole_inputs = [
-            room(split.layer.inputs) if gather else None for split, gather in zip(splits, gathered, strict=True)
-        ]
-        self._own_gradient = room(max((_own_height(split) for split in splits if split.layer.residual), default=0))
-        widest = max(_output_height(split) for split in splits)  # nobody wants the gradient of the first layer's input
-        self._gradients = (room(widest), room(widest))
+        self._own_gradient = self._room(
+            max((_own_height(split) for split in splits if split.layer.residual), default=0)
+        )
+        # Nobody wants the gradient of the data.
+        entry = 0 if role.loads_input else splits[0].layer.inputs
+        widest = max(entry, *(_output_height(split) for split in splits))
+        self._gradients = (self._room(widest), self._room(widest))
 
     @property
     def nbytes(self) -> int:
         """Bytes of all arrays."""
-        arrays = [self._samples, self._targets, self._columns, self._ones, self._own_gradient]
-        arrays += [*self._gradients, *self._outputs]
-        arrays += [a for a in (*self._activations, *self._whole_inputs) if a is not None]
-        return sum(array.nbytes for array in arrays)
+        transient = [self._columns, self._ones, self._own_gradient, *self._gradients]
+        return self.activation_bytes + sum(array.nbytes for array in transient)
 
-    def arrays(self, n: int) -> StageArrays:
-        """Views for `n` samples, at most the capacity; the memory is the same for every `n`."""
-        if n not in self._cache:
-            self._cache[n] = self._view(n)
-        return self._cache[n]
+    @property
+    def activation_bytes(self) -> int:
+        """Bytes of the inputs and activations that wait for their backward pass."""
+        kept = [array for item in self._activations for array in item.arrays()]
+        return sum(array.nbytes for array in (*self._inputs, *self._targets, *kept))
 
-    def _view(self, n: int) -> StageArrays:
+    def arrays(self, n: int, input_slot: int = 0, activation_slot: int = 0) -> StageArrays:
+        """Views for `n` samples, at most the capacity, of one input buffer and one set of activations."""
+        key = (n, input_slot, activation_slot)
+        if key not in self._cache:
+            self._cache[key] = self._view(*key)
+        return self._cache[key]
+
+    def _room(self, height: int) -> Array:
+        return kernels.empty((height * self._capacity,), self._dtype)
+
+    def _target_room(self) -> Array:
+        if self._role.classification:
+            return kernels.empty((self._capacity,), np.int64)
+        return self._room(self._splits[-1].layer.outputs)
+
+    def _activation_room(self) -> _Activations:
+        splits = self._splits
+        gathered = [split.by_inputs and split.layer.residual and self._ranks > 1 for split in splits]
+        return _Activations(
+            [self._room(_output_height(split)) for split in splits],
+            [self._room(_own_height(split)) if split.layer.residual else None for split in splits],
+            [
+                self._room(split.layer.inputs) if gather else None
+                for split, gather in zip(splits, gathered, strict=True)
+            ],
+            [self._room(_own_height(split)) if self._keeps_dz else None for split in splits],
+        )
+
+    def _view(self, n: int, input_slot: int, activation_slot: int) -> StageArrays:
         first, last = self._splits[0].layer, self._splits[-1].layer
-        samples = self._samples[: n * first.inputs].reshape(n, first.inputs)
-        targets = self._targets[:n]
-        if not self._classification:
-            targets = self._targets[: n * last.outputs].reshape(n, last.outputs)
+        flat = self._inputs[input_slot][: n * first.inputs]
+        x = flat.reshape(n, first.inputs).T if self._role.loads_input else flat.reshape(first.inputs, n)
+        targets = kernels.empty((0,), self._dtype)
+        if self._role.loads_target:
+            room = self._targets[input_slot]
+            targets = room[:n] if self._role.classification else room[: n * last.outputs].reshape(n, last.outputs)
         layers: list[LayerArrays] = []
-        x = samples.T
+        source = x
         for place in range(len(self._splits)):
-            layers.append(self._view_layer(place, x, n))
-            x = layers[-1].y
-        return StageArrays(samples, targets, self._columns[:n], layers, layers[-1].y, layers[-1].dy)
+            layers.append(self._view_layer(place, source, n, self._activations[activation_slot]))
+            source = layers[-1].y
+        return StageArrays(
+            samples=x.T,
+            targets=targets,
+            columns=self._columns[:n],
+            layers=layers,
+            input=x,
+            input_gradient=layers[0].dx,
+            outputs=layers[-1].y,
+            output_gradient=layers[-1].dy,
+        )
 
-    def _view_layer(self, place: int, x: Array, n: int) -> LayerArrays:
+    def _view_layer(self, place: int, x: Array, n: int, kept: _Activations) -> LayerArrays:
         split = self._splits[place]
         layer, shard = split.layer, split.shard
 
@@ -130,15 +209,16 @@ class Workspace:
             return flat[: height * n].reshape(height, n)
 
         above = len(self._splits) - 1 - place
-        y = view(self._outputs[place], _output_height(split))
+        y = view(kept.outputs[place], _output_height(split))
         dy = view(self._gradients[above % 2], _output_height(split))
-        dx = view(self._gradients[(above + 1) % 2], len(x)) if place > 0 else None
+        has_dx = place > 0 or not self._role.loads_input
+        dx = view(self._gradients[(above + 1) % 2], len(x)) if has_dx else None
         own = _own_height(split)
         whole_x = own_x = own_dx = None
         if split.by_inputs:
             own_y, own_dy = y, dy[shard.columns] if layer.residual else dy
             if layer.residual:
-                stored = self._whole_inputs[place]
+                stored = kept.whole_inputs[place]
                 whole_x = x if stored is None else view(stored, layer.inputs)
                 own_x = None if stored is None else whole_x[shard.columns]
         else:
@@ -146,7 +226,9 @@ class Workspace:
             if layer.residual:
                 block = block_slice(layer.inputs, self._ranks, self._rank)
                 own_x, own_dx = x[block], None if dx is None else dx[block]
-        separate = self._activations[place]
+        separate, kept_dz = kept.separate[place], kept.dz[place]
+        if kept_dz is None and layer.residual:
+            kept_dz = self._own_gradient
         return LayerArrays(
             x=x,
             whole_x=whole_x,
@@ -155,7 +237,7 @@ class Workspace:
             own_y=own_y,
             dy=dy,
             own_dy=own_dy,
-            dz=(own_dy if not layer.residual else view(self._own_gradient, own)),
+            dz=own_dy if kept_dz is None else view(kept_dz, own),
             dx=dx,
             own_x=own_x,
             own_dx=own_dx,

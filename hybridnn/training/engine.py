@@ -1,35 +1,42 @@
-"""The engine: takes minibatches through this rank's stage, to train on them or to measure."""
+"""The engine: this rank's layers and optimizer state, and what is done with minibatches, through the executor."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from math import ceil, isfinite, sqrt
-from time import perf_counter
 from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from hybridnn.comm.grid import ProcessGrid
-from hybridnn.comm.partition import block_bounds, block_slice
+from hybridnn.comm.partition import block_slice
 from hybridnn.errors import NonFiniteLossError
 from hybridnn.kernels import numpy_kernels as kernels
-from hybridnn.nn.losses import loss_gradient, resolve_loss
+from hybridnn.nn.losses import resolve_loss
 from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import Optimizer, new_state
 from hybridnn.parallel.distribution import make_distributor
 from hybridnn.parallel.stage import Stage
-from hybridnn.parallel.workspace import StageArrays, Workspace
+from hybridnn.pipeline.chunk import Chunk, make_chunk
+from hybridnn.pipeline.executor import Executor
+from hybridnn.pipeline.schedule import Schedule
+from hybridnn.training.global_arrays import GlobalArrays
 from hybridnn.training.metrics import Metrics, MetricSums
 from hybridnn.training.part import Part
+from hybridnn.training.pipelining import PipelinePlan
 from hybridnn.training.sampling import minibatches
+from hybridnn.training.stage_memory import StageMemory
+from hybridnn.training.work import EvaluationWork, PredictionWork, TrainingWork
 
 __all__ = ["Engine"]
 
 Array = NDArray[Any]
+Indices = NDArray[np.int64]
 
 
 class Engine:
-    """Weights, optimizer state and working memory of this rank, and what is done with a minibatch.
+    """Weights, optimizer state and working memory of this rank, and what is done with minibatches.
 
     Every method is collective over the grid.
 
@@ -38,6 +45,8 @@ class Engine:
     model : MLP
     optimizer : Optimizer
     grid : ProcessGrid
+    plan : PipelinePlan
+        Which layers this rank has, and the schedule.
     batch_size : int
         Most samples of a minibatch, over all ranks.
     dtype : {"float32", "float64"}
@@ -49,10 +58,10 @@ class Engine:
 
     Attributes
     ----------
-    stage : Stage
-        Layers, parameters and gradients of this rank.
-    state : OptimizerState
-        What the optimizer remembers; ``state.updates`` counts the steps done.
+    stages : list of Stage
+        Layers, parameters and gradients of this rank: one stage, or one per chunk.
+    states : list of OptimizerState
+        What the optimizer remembers of each.
     """
 
     def __init__(
@@ -60,6 +69,7 @@ class Engine:
         model: MLP,
         optimizer: Optimizer,
         grid: ProcessGrid,
+        plan: PipelinePlan,
         *,
         batch_size: int,
         dtype: DTypeLike,
@@ -68,46 +78,99 @@ class Engine:
         distribution: str,
         clip_norm: float | None,
     ) -> None:
-        self._model, self._optimizer, self._grid = model, optimizer, grid
+        self._model, self._optimizer, self._grid, self._plan = model, optimizer, grid, plan
         self._batch_size, self._clip_norm = batch_size, clip_norm
         self._distributor = make_distributor(grid, distribution)
-        self.stage = Stage(model.layers, grid, model_split, np.dtype(dtype), overlap)
-        self.state = new_state(optimizer, self.stage.weights)
-        self._workspaces: dict[bool, Workspace] = {}
+        layers = plan.layers_of(model, grid.pipeline_rank)
+        self.stages = [Stage(part, grid, model_split, np.dtype(dtype), overlap) for part in layers]
+        self.states = [new_state(optimizer, stage.weights) for stage in self.stages]
+        self.arrays = GlobalArrays(model, grid, plan, self.stages)
+        self._representatives = plan.representatives()
+        self._chunks: dict[bool, list[Chunk]] = {}
+        self._executors: dict[tuple[bool, bool, int], Executor] = {}
 
-    def train(self, part: Part, indices: NDArray[np.int64], rate: float) -> float:
-        """One update on the global minibatch `indices`; returns its mean loss, before the update.
+    @property
+    def updates(self) -> int:
+        """Updates done so far."""
+        return self.states[0].updates
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of weights and activations."""
+        return self.stages[0].weights.dtype
+
+    def train(
+        self, part: Part, batches: Sequence[Indices], rates: Callable[[int], float], updated: Callable[[int], None]
+    ) -> Iterator[float]:
+        """One update on each minibatch of an epoch; yields their mean losses, each before its update.
+
+        With an exact method a loss comes out after its minibatch, else all of them when the pipeline is empty.
+
+        Parameters
+        ----------
+        rates : callable
+            Learning rate by number of the minibatch.
+        updated : callable
+            Called when this rank has updated on a minibatch, with its number.
 
         Raises
         ------
         NonFiniteLossError
-            Before anything is changed, on every rank alike.
+            On every rank alike; with an exact method before anything is changed.
         """
-        stage, recorder = self.stage, self._grid.recorder
-        arrays = self._fetch(part, indices)
-        stage.forward(arrays)
-        self._loss(part, arrays, len(indices))
-        stage.backward(arrays)
-        loss = float(stage.loss[0]) / len(indices)
-        if not isfinite(loss):
-            self._stop(f"the loss became {loss} in step {self.state.updates + 1} at learning rate {rate:g}")
-        gradient = stage.gradient[:-1]
-        if self._clip_norm is not None and (norm := self.gradient_norm()) > self._clip_norm:
-            kernels.scale(gradient, self._clip_norm / norm)
-        start = perf_counter()
-        self._optimizer.update(stage.weights, gradient, self.state, rate)
-        recorder.end_compute("update", start)
-        return loss
+        classification = part.task == "classification"
+        loss_name = resolve_loss(self._model, part.task)
+        losses = np.zeros(len(batches))
+
+        def work(first: int, count: int) -> TrainingWork:
+            def update(number: int) -> None:
+                losses[first + number] = self._update(len(batches[first + number]), rates(first + number))
+                updated(first + number)
+
+            mine = batches[first : first + count]
+            return TrainingWork(part, mine, self._distributor, loss_name, lambda number: rates(first + number), update)
+
+        if self._plan.exact:
+            executor = self._executor(classification, trains=True, count=1)
+            for number in range(len(batches)):
+                executor.run(work(number, 1))
+                yield float(losses[number])
+            return
+        self._executor(classification, trains=True, count=len(batches)).run(work(0, len(batches)))
+        self._grid.world.broadcast(losses, self._last_rank)
+        for number, loss in enumerate(losses):
+            self._require_finite_loss(float(loss), self.updates - len(batches) + number, rates(number))
+        yield from losses.tolist()
+
+    def _update(self, samples: int, rate: float) -> float:
+        """Apply the gradients; returns the mean loss, which only the last stage knows of an asynchronous method."""
+        total = np.array([float(self.stages[-1].loss[0])])
+        if self._plan.exact:
+            if self._grid.pipeline > 1:
+                self._grid.world.broadcast(total, self._last_rank)
+            self._require_finite_loss(total[0] / samples, self.updates, rate)
+            if self._clip_norm is not None and (norm := self.gradient_norm()) > self._clip_norm:
+                for stage in self.stages:
+                    kernels.scale(stage.gradient[:-1], self._clip_norm / norm)
+        for stage, state in zip(self.stages, self.states, strict=True):
+            self._optimizer.update(stage.weights, stage.gradient[:-1], state, rate)
+        return float(total[0]) / samples
 
     def evaluate(self, part: Part) -> Metrics:
         """Loss and accuracy or R² on all samples of `part`; every sample counts once."""
-        sums = MetricSums(self._model.sizes[-1], part.task == "classification")
-        for indices in minibatches(np.arange(part.samples), self._batch_size):
-            arrays = self._fetch(part, indices)
-            self.stage.forward(arrays)
-            self._loss(part, arrays, len(indices))
-            sums.add(arrays.outputs, arrays.targets, float(self.stage.loss[0]))
-        return sums.total(self._grid.batch_group)
+        classification = part.task == "classification"
+        sums = MetricSums(self._model.sizes[-1], classification)
+        batches = list(minibatches(np.arange(part.samples), self._block))
+        loss_name = resolve_loss(self._model, part.task)
+        work = EvaluationWork(part, batches, self._distributor, loss_name, sums, self.dtype)
+        self._executor(classification, trains=False, count=len(batches)).run(work)
+        grid = self._grid
+        if grid.pipeline == 1:
+            return sums.total(grid.batch_group)
+        is_last = grid.pipeline_rank == grid.pipeline - 1
+        numbers = sums.total(grid.batch_group).to_array() if is_last else np.empty(4)
+        grid.world.broadcast(numbers, self._last_rank)
+        return Metrics.from_array(numbers)
 
     def require_finite(self, test: Metrics | None) -> None:
         """Refuse to go on with weights, or a test loss, that are not finite.
@@ -117,64 +180,83 @@ class Engine:
         NonFiniteLossError
             On every rank alike.
         """
-        if not np.isfinite(self.stage.squared_norms(self.stage.weights)).all():
-            self._stop(f"the weights are no longer finite after step {self.state.updates}")
+        if not np.isfinite(self.arrays.squared_norms([stage.weights for stage in self.stages])).all():
+            self._stop(f"the weights are no longer finite after step {self.updates}")
         if test is not None and not isfinite(test.loss):
-            self._stop(f"the test loss became {test.loss} after step {self.state.updates}")
+            self._stop(f"the test loss became {test.loss} after step {self.updates}")
 
     def predict(self, x: Array) -> Array:
         """Outputs for `x`, shape (samples, features) and the same on every rank; shape (samples, outputs)."""
-        outputs = np.zeros((len(x), self._model.sizes[-1]), self.stage.weights.dtype)
-        # Predicting needs no targets: the memory of the training serves, whatever its task.
-        workspace = next(iter(self._workspaces.values()), None) or self._workspace(classification=False)
-        for start in range(0, len(x), self._batch_size):
-            block = range(start, min(start + self._batch_size, len(x)))
-            mine = block[block_slice(len(block), self._grid.batch, self._grid.batch_rank)]
-            arrays = workspace.arrays(len(mine))
-            arrays.samples[...] = x[mine.start : mine.stop]
-            self.stage.forward(arrays)
-            outputs[mine.start : mine.stop] = arrays.outputs.T
-        # Every sample was computed by one batch part; the others hold zeros.
-        self._grid.batch_group.allreduce(outputs)
+        outputs = np.zeros((len(x), self._model.sizes[-1]), self.dtype)
+        grid = self._grid
+        sizes = [min(self._block, len(x) - first) for first in range(0, len(x), self._block)]
+        if sizes:
+            # Predicting needs no targets: the memory of the training serves, whatever its task.
+            classification = next(iter(self._chunks), False)
+            work = PredictionWork(x, sizes, lambda n: block_slice(n, grid.batch, grid.batch_rank), outputs)
+            self._executor(classification, trains=False, count=len(sizes)).run(work)
+        # Every sample was computed by one batch part of the last stage; the others hold zeros.
+        grid.batch_group.allreduce(outputs)
+        if grid.pipeline > 1:
+            grid.world.broadcast(outputs, self._last_rank)
         return outputs
 
     def gradient_norm(self) -> float:
         """Global norm of the last gradient, every parameter counted once."""
-        return sqrt(self.stage.squared_norms(self.stage.gradient[:-1]).sum())
+        return sqrt(self.arrays.squared_norms([stage.gradient[:-1] for stage in self.stages]).sum())
+
+    def memory(self, task: str) -> StageMemory:
+        """Bytes on this rank, with all that training on data of `task` needs."""
+        return StageMemory.of(self.stages, self.states, self._chunks_for(task == "classification"))
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of parameters, gradients, optimizer state and activations on this rank."""
-        arrays = [self.stage.weights, self.stage.gradient, self.state.scratch, *self.state.slots.values()]
-        arrays_bytes = sum(array.nbytes for array in arrays)
-        return arrays_bytes + sum(workspace.nbytes for workspace in self._workspaces.values())
-
-    def _workspace(self, classification: bool) -> Workspace:
-        if classification not in self._workspaces:
-            capacity = ceil(self._batch_size / self._grid.batch)
-            self._workspaces[classification] = self.stage.workspace(capacity, classification)
-        return self._workspaces[classification]
-
-    def _fetch(self, part: Part, indices: NDArray[np.int64]) -> StageArrays:
-        """This rank's block of a global minibatch, in the arrays of the workspace."""
-        first, end = block_bounds(len(indices), self._grid.batch, self._grid.batch_rank)
-        arrays = self._workspace(part.task == "classification").arrays(end - first)
-        self._distributor.fetch(part.rows, indices, arrays.samples, arrays.targets)
-        return arrays
-
-    def _loss(self, part: Part, arrays: StageArrays, samples: int) -> None:
-        loss_gradient(
-            resolve_loss(self._model, part.task),
-            arrays.outputs,
-            arrays.targets,
-            arrays.columns,
-            samples,
-            arrays.output_gradient,
-            self.stage.loss,
+        """Bytes allocated on this rank so far."""
+        return sum(StageMemory.of(self.stages, self.states, chunks).total for chunks in self._chunks.values()) or (
+            StageMemory.of(self.stages, self.states, []).total
         )
 
+    @property
+    def _block(self) -> int:
+        """Samples that go through the pipeline together when nothing is trained: as many as its memory is for."""
+        return ceil(self._batch_size / self._plan.microbatches)
+
+    @property
+    def _last_rank(self) -> int:
+        """A rank that knows the losses."""
+        return self._grid.rank_at(self._grid.pipeline - 1, 0, 0)
+
+    def _chunks_for(self, classification: bool) -> list[Chunk]:
+        if classification not in self._chunks:
+            self._chunks[classification] = [
+                make_chunk(
+                    self._representatives,
+                    self._grid,
+                    index,
+                    stage,
+                    self._optimizer,
+                    state,
+                    batch_size=self._batch_size,
+                    classification=classification,
+                    synchronous=self._plan.synchronous_sends,
+                )
+                for index, (stage, state) in enumerate(zip(self.stages, self.states, strict=True))
+            ]
+        return self._chunks[classification]
+
+    def _executor(self, classification: bool, *, trains: bool, count: int) -> Executor:
+        key = classification, trains, count
+        if key not in self._executors:
+            schedule: Schedule = self._plan.training(count) if trains else self._plan.evaluation(count)
+            self._executors[key] = Executor(schedule, self._grid, self._chunks_for(classification))
+        return self._executors[key]
+
+    def _require_finite_loss(self, loss: float, updates: int, rate: float) -> None:
+        if not isfinite(loss):
+            self._stop(f"the loss became {loss} in step {updates + 1} at learning rate {rate:g}")
+
     def _stop(self, what: str) -> NoReturn:
-        norms = np.sqrt(self.stage.squared_norms(self.stage.weights))
+        norms = np.sqrt(self.arrays.squared_norms([stage.weights for stage in self.stages]))
         layers = ", ".join(f"layer {index}: {norm:.3g}" for index, norm in enumerate(norms))
         raise NonFiniteLossError(
             f"{what}; norms of the weights: {layers}. "

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 from time import perf_counter
 
 import numpy as np
 
 from hybridnn.comm.grid import ProcessGrid
+from hybridnn.comm.recorder import Totals
 
 __all__ = ["Meter", "Speed"]
 
@@ -33,7 +35,7 @@ class Speed:
 
 
 class Meter:
-    """Measures from its making to `read`, any number of times.
+    """Measures spans of training: `mark` ends one on this rank alone, `read` tells its figures.
 
     Parameters
     ----------
@@ -44,11 +46,17 @@ class Meter:
     def __init__(self, grid: ProcessGrid) -> None:
         self._grid = grid
         self._totals, self._start = grid.recorder.totals, perf_counter()
+        self._spans: deque[tuple[int, float, Totals]] = deque()
 
-    def read(self, samples: int) -> Speed:
-        """Figures since the meter was made, in which `samples` were trained; collective over the grid."""
-        seconds = perf_counter() - self._start
-        spent = self._grid.recorder.totals - self._totals
+    def mark(self, samples: int) -> None:
+        """End a span, in which `samples` were trained, and begin the next; not collective."""
+        now, totals = perf_counter(), self._grid.recorder.totals
+        self._spans.append((samples, now - self._start, totals - self._totals))
+        self._start, self._totals = now, totals
+
+    def read(self) -> Speed:
+        """Figures of the oldest span that was not read; collective over the grid."""
+        samples, seconds, spent = self._spans.popleft()
         sent = np.array([spent.bytes_sent], np.int64)
         self._grid.world.allreduce(sent)
         waited = spent.communication_seconds

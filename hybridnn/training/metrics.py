@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,16 @@ class Metrics:
     accuracy: float | None
     r2: float | None
     samples: int
+
+    def to_array(self) -> NDArray[np.float64]:
+        """As numbers that can be sent, shape (4,); not a number stands for None."""
+        return np.array([np.nan if value is None else value for value in asdict(self).values()])
+
+    @classmethod
+    def from_array(cls, numbers: NDArray[np.float64]) -> Metrics:
+        """The reverse of `to_array`; the loss itself may be not a number."""
+        loss, accuracy, r2, samples = (float(number) for number in numbers)
+        return cls(loss, None if np.isnan(accuracy) else accuracy, None if np.isnan(r2) else r2, int(samples))
 
 
 class MetricSums:

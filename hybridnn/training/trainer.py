@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from math import ceil
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,9 @@ from hybridnn.training.history import EpochRecord, History, StepRecord
 from hybridnn.training.meter import Meter
 from hybridnn.training.metrics import Metrics
 from hybridnn.training.part import Part, as_samples, holds_validation, make_part
+from hybridnn.training.pipelining import PipelinePlan, Pipelining, plan_pipeline, with_profiled_layers
 from hybridnn.training.sampling import epoch_order, minibatches
+from hybridnn.training.stage_memory import StageMemory, memory_of_stages
 
 __all__ = ["Trainer"]
 
@@ -68,6 +71,8 @@ class Trainer:
         Steps between two `StepRecord`.
     evaluate_every : int
         Epochs between two evaluations; the last epoch is always evaluated.
+    pipelining : Pipelining, optional
+        How a grid with several pipeline stages trains; ``1f1b`` with its defaults unless given.
     initial_weights : mapping, optional
         Global arrays ``layers.<i>.weight`` and ``.bias`` to start from.
 
@@ -104,6 +109,7 @@ class Trainer:
         distribution: str = "local",
         log_every: int = 10,
         evaluate_every: int = 1,
+        pipelining: Pipelining | None = None,
         initial_weights: Mapping[str, Array] | None = None,
     ) -> None:
         for name, count in (
@@ -128,12 +134,13 @@ class Trainer:
         self.log_every, self.evaluate_every = log_every, evaluate_every
         self.history = History()
         self._distribution = distribution
+        self.plan = self._make_plan(pipelining or Pipelining(), np.dtype(dtype), clip_norm)
         self._engine = agree(
             self.grid.world,
             lambda: self._make_engine(dtype, model_split=model_split, overlap=overlap, clip_norm=clip_norm),
         )
         if initial_weights is None:
-            self._engine.stage.layout.initialize(self._engine.stage.weights, seed)
+            self._engine.arrays.initialize(seed)
         else:
             self.load_weights(initial_weights)
 
@@ -203,27 +210,39 @@ class Trainer:
         on_step: Callable[[StepRecord], None] | None,
     ) -> EpochRecord:
         order = epoch_order(train.samples, self.seed, epoch, self.shuffle)
-        whole = since_record = Meter(self.grid)
-        loss_sum, rate, samples = 0.0, self.optimizer.lr, 0
-        for indices in minibatches(order, self.batch_size):
-            rate = self.optimizer.lr * self.schedule.factor(self.step, per_epoch, updates)
-            loss = self._engine.train(train, indices, rate)
-            loss_sum += loss * len(indices)
-            samples += len(indices)
-            if self.step % self.log_every == 0:
-                record = StepRecord(self.step, epoch, loss, rate, **asdict(since_record.read(samples)))
+        batches = list(minibatches(order, self.batch_size))
+        first, start = self.step, perf_counter()
+        whole, since_record = Meter(self.grid), Meter(self.grid)
+        loss_sum, unmarked = 0.0, 0
+
+        def rate(number: int) -> float:
+            return self.optimizer.lr * self.schedule.factor(first + number, per_epoch, updates)
+
+        def updated(number: int) -> None:
+            nonlocal unmarked
+            unmarked += len(batches[number])
+            if (first + number + 1) % self.log_every == 0:
+                since_record.mark(unmarked)
+                unmarked = 0
+
+        for number, loss in enumerate(self._engine.train(train, batches, rate, updated)):
+            loss_sum += loss * len(batches[number])
+            step = first + number + 1
+            if step % self.log_every == 0:
+                record = StepRecord(step, epoch, loss, rate(number), **asdict(since_record.read()))
                 self.history.steps.append(record)
                 if on_step is not None:
                     on_step(record)
-                since_record, samples = Meter(self.grid), 0
-        speed = whole.read(train.samples)
+        self.grid.recorder.end_phase("training", start, epoch)
+        whole.mark(train.samples)
+        speed = whole.read()
         metrics = None if test is None else self._engine.evaluate(test)
         self._engine.require_finite(metrics)
         return EpochRecord(
             step=self.step,
             epoch=epoch,
             train_loss=loss_sum / train.samples,
-            learning_rate=rate,
+            learning_rate=rate(len(batches) - 1),
             test_loss=None if metrics is None else metrics.loss,
             test_accuracy=None if metrics is None else metrics.accuracy,
             test_r2=None if metrics is None else metrics.r2,
@@ -265,11 +284,14 @@ class Trainer:
 
     def weights(self) -> dict[str, Array]:
         """The global arrays ``layers.<i>.weight``, shape (outputs, inputs), and ``layers.<i>.bias``, on every rank."""
-        return self._engine.stage.whole_parameters(self._engine.stage.weights)
+        return self._engine.arrays.collect([stage.weights for stage in self._engine.stages])
 
     def optimizer_slots(self) -> dict[str, dict[str, Array]]:
         """The optimizer's arrays by slot, each as global arrays named like the parameters, on every rank."""
-        return {name: self._engine.stage.whole_parameters(flat) for name, flat in self._engine.state.slots.items()}
+        return {
+            name: self._engine.arrays.collect([state.slots[name] for state in self._engine.states])
+            for name in self.optimizer.slot_names
+        }
 
     def load_weights(self, weights: Mapping[str, Array]) -> None:
         """Take the weights from global arrays, the same on every rank.
@@ -280,7 +302,7 @@ class Trainer:
             On every rank: an array is missing, or is not what the model needs.
         """
         agree(self.grid.world, lambda: check_weights(self.model, weights, "initial weights"))
-        self._engine.stage.load(weights)
+        self._engine.arrays.load(weights)
 
     def gradient_norm(self) -> float:
         """Global norm of the last gradient, after clipping, every parameter counted once."""
@@ -288,17 +310,38 @@ class Trainer:
 
     def gradients(self) -> dict[str, Array]:
         """Gradient of the mean loss over the last minibatch, after clipping, as global arrays by name of parameter."""
-        return self._engine.stage.whole_parameters(self._engine.stage.gradient[:-1])
+        return self._engine.arrays.collect([stage.gradient[:-1] for stage in self._engine.stages])
 
     @property
     def step(self) -> int:
         """Updates done so far."""
-        return self._engine.state.updates
+        return self._engine.updates
 
     @property
     def memory_bytes(self) -> int:
         """Bytes of parameters, gradients, optimizer state and activations on this rank."""
         return self._engine.memory_bytes
+
+    def stage_memory(self, task: str) -> tuple[StageMemory, ...]:
+        """What training on data of `task` takes on the fullest rank of every stage; collective."""
+        return memory_of_stages(self.grid, self._engine.memory(task))
+
+    def _make_plan(self, pipelining: Pipelining, dtype: np.dtype[Any], clip_norm: float | None) -> PipelinePlan:
+        plan = agree(
+            self.grid.world,
+            lambda: plan_pipeline(
+                pipelining,
+                self.model,
+                self.grid,
+                batch_size=self.batch_size,
+                optimizer=self.optimizer,
+                clip_norm=clip_norm,
+                distribution=self._distribution,
+            ),
+        )
+        if pipelining.partition == "profile":
+            return with_profiled_layers(plan, self.model, self.grid, self.batch_size, dtype)
+        return plan
 
     def _make_engine(self, dtype: DTypeLike, *, model_split: str, overlap: bool, clip_norm: float | None) -> Engine:
         try:
@@ -306,6 +349,7 @@ class Trainer:
                 self.model,
                 self.optimizer,
                 self.grid,
+                self.plan,
                 batch_size=self.batch_size,
                 dtype=dtype,
                 model_split=model_split,
@@ -318,6 +362,6 @@ class Trainer:
             raise SettingError("model.sizes", self.model.sizes, f"{numbers} do not fit this rank's memory") from error
 
     def _part(self, x: Any, y: Array | None, what: str) -> Part:
-        part = make_part(self.grid, self._distribution, self.model, x, y, what, self._engine.stage.weights.dtype)
+        part = make_part(self.grid, self._distribution, self.model, x, y, what, self._engine.dtype)
         resolve_loss(self.model, part.task)  # refuses a loss that does not belong to the data before the first step
         return part

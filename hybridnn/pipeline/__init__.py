@@ -1,0 +1,1 @@
+"""Layer pipelines: schedules as data, checked, drawn, simulated and executed."""

@@ -1,0 +1,191 @@
+"""What every layer costs: seconds of its passes, bytes of its output and its parameters; measured or from a file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, fields
+from math import inf
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from hybridnn.checks import require_whole
+from hybridnn.comm.group import Group
+from hybridnn.comm.recorder import Recorder
+from hybridnn.errors import DataError
+from hybridnn.nn.mlp import MLP
+from hybridnn.nn.parameters import ParameterLayout
+from hybridnn.parallel.dense import parallel_dense
+from hybridnn.parallel.layer_split import split_layers
+from hybridnn.parallel.workspace import StageRole, Workspace
+
+__all__ = ["REPEATS", "LayerProfile", "read_profile", "time_layers", "write_profile"]
+
+REPEATS = 20
+"""Passes of which the median is taken."""
+
+
+@dataclass(frozen=True)
+class LayerProfile:
+    """Costs of one layer, for one minibatch or microbatch on one rank.
+
+    Attributes
+    ----------
+    forward_seconds, backward_seconds : float
+        Time of the forward pass, and of the whole backward pass.
+    output_bytes : float
+        Activations that go to the next layer; the gradient that comes back has as many.
+    parameter_bytes : float
+        Weights and biases.
+    """
+
+    forward_seconds: float
+    backward_seconds: float
+    output_bytes: float
+    parameter_bytes: float
+
+
+def time_layers(
+    model: MLP, samples: int, dtype: DTypeLike, repeats: int = REPEATS, *, threads: int = 1
+) -> tuple[LayerProfile, ...]:
+    """Time every layer forward and backward on this machine, in this process alone.
+
+    Whole passes over the network are timed layer by layer, so that a layer finds the caches as its neighbours leave
+    them. The first layer computes no gradient of its input, as in training. The loss and the update are not timed.
+
+    Parameters
+    ----------
+    model : MLP
+    samples : int
+        Samples of a pass: of the minibatch, or of the microbatch, that comes to one rank.
+    dtype : {"float32", "float64"}
+    repeats : int
+        Passes after one that is not counted; each time is the median over them.
+    threads : int
+        BLAS threads; 1, because a rank that shares its node has about as many.
+
+    Returns
+    -------
+    tuple of LayerProfile
+        One for each layer, from input to output.
+
+    Raises
+    ------
+    SettingError
+        If `samples`, `repeats` or `threads` is not a whole number, 1 or more.
+    """
+    from threadpoolctl import threadpool_limits
+
+    for name, value in (("samples", samples), ("repeats", repeats), ("threads", threads)):
+        require_whole(name, value, 1)
+    passes = _layer_passes(model, samples, np.dtype(dtype))
+    with threadpool_limits(limits=threads, user_api="blas"):
+        rounds = [_time_passes(passes) for _ in range(1 + repeats)]
+    itemsize = np.dtype(dtype).itemsize
+    return tuple(
+        LayerProfile(
+            forward_seconds=median(seconds[index][0] for seconds in rounds[1:]),
+            backward_seconds=median(seconds[index][1] for seconds in rounds[1:]),
+            output_bytes=layer.outputs * samples * itemsize,
+            parameter_bytes=layer.parameters * itemsize,
+        )
+        for index, layer in enumerate(model.layers)
+    )
+
+
+Pass = Callable[[], None]
+
+
+def _layer_passes(model: MLP, samples: int, dtype: np.dtype[Any]) -> list[tuple[Pass, Pass]]:
+    """Forward and backward pass of every layer, unsplit, on arrays of their own."""
+    alone = Group(None, "model", Recorder())
+    splits = split_layers(model.layers, "columns", 1, 0)
+    layout = ParameterLayout([split.shard for split in splits])
+    flat, gradient = np.empty(layout.size, dtype), np.zeros(layout.size, dtype)
+    layout.initialize(flat, seed=0)
+    arrays = Workspace(splits, 1, 0, samples, dtype, StageRole()).arrays(samples)
+    generator = np.random.default_rng(0)
+    # Numbers of usual size: a processor is many times slower on denormal ones.
+    arrays.samples[...] = generator.standard_normal(arrays.samples.shape)
+    arrays.output_gradient[...] = generator.standard_normal(arrays.output_gradient.shape)
+
+    def passes(index: int) -> tuple[Pass, Pass]:
+        dense, layer = parallel_dense(splits[index], alone, overlap=False), arrays.layers[index]
+        parameters, gradients = layout.views(flat)[index], layout.views(gradient)[index]
+
+        def backward() -> None:
+            dense.backward_input(parameters, layer).wait()
+            dense.backward_weight(layer, gradients)
+
+        return lambda: dense.forward(parameters, layer), backward
+
+    return [passes(index) for index in range(len(splits))]
+
+
+def _time_passes(passes: Sequence[tuple[Pass, Pass]]) -> list[tuple[float, float]]:
+    """Seconds of every layer forward and backward, in one pass over the network and back."""
+
+    def timed(action: Pass) -> float:
+        start = perf_counter()
+        action()
+        return perf_counter() - start
+
+    forward = [timed(layer_forward) for layer_forward, _ in passes]
+    backward = [timed(layer_backward) for _, layer_backward in reversed(passes)]
+    return list(zip(forward, reversed(backward), strict=True))
+
+
+def read_profile(path: Path | str) -> tuple[LayerProfile, ...]:
+    """Read a profile: a JSON list with an object for every layer, its keys the attributes of `LayerProfile`.
+
+    Other keys, for example a layer's name, are left alone.
+
+    Raises
+    ------
+    DataError
+        If the file cannot be read or is not such a list, or a number is missing, negative or not finite; the message
+        names the file, the layer (from 0) and the key.
+    """
+    try:
+        layers = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:  # RecursionError: nested too deeply for the parser
+        raise DataError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(layers, list) or not layers:
+        raise DataError(f"{path}: must be a list with an object for every layer")
+    return tuple(_checked_layer(f"{path}, layer {index}", layer) for index, layer in enumerate(layers))
+
+
+def _checked_layer(where: str, layer: object) -> LayerProfile:
+    keys = [field.name for field in fields(LayerProfile)]
+    if not isinstance(layer, dict):
+        raise DataError(f"{where}: must be an object with {', '.join(keys)}")
+    for key in keys:
+        if key not in layer:
+            raise DataError(f"{where}: {key} is missing")
+        value = layer[key]
+        # Comparisons, because `isfinite` fails on whole numbers that are too large for a float.
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < inf:
+            raise DataError(f"{where}: {key} is {value!r}, must be a finite number, 0 or more")
+    return LayerProfile(**{key: layer[key] for key in keys})
+
+
+def write_profile(path: Path | str, profile: Sequence[LayerProfile]) -> None:
+    """Write `profile` as JSON; `read_profile` reads an equal one back.
+
+    Raises
+    ------
+    DataError
+        If the file cannot be written.
+    """
+    text = json.dumps([asdict(layer) for layer in profile], indent=2, allow_nan=False)
+    try:
+        Path(path).write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        raise DataError(f"{path}: cannot be written: {error.strerror}") from error

@@ -1,0 +1,87 @@
+"""From the blocks that ranks own to the global arrays of the network, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hybridnn.comm.grid import ProcessGrid
+from hybridnn.nn.mlp import MLP
+from hybridnn.nn.parameters import parameter_name
+from hybridnn.parallel.stage import Stage
+from hybridnn.training.pipelining import PipelinePlan
+
+__all__ = ["GlobalArrays"]
+
+Array = NDArray[Any]
+
+
+class GlobalArrays:
+    """The network's arrays over all stages of a pipeline; every method is collective over the grid.
+
+    Parameters
+    ----------
+    model : MLP
+    grid : ProcessGrid
+    plan : PipelinePlan
+        Which stage has which layers.
+    stages : sequence of Stage
+        This rank's.
+    """
+
+    def __init__(self, model: MLP, grid: ProcessGrid, plan: PipelinePlan, stages: Sequence[Stage]) -> None:
+        self._model, self._grid, self._stages = model, grid, stages
+        ends = list(accumulate(plan.layers))
+        self._stage_of = [
+            next(place for place, end in enumerate(ends) if index < end) % plan.stages
+            for index in range(len(model.layers))
+        ]
+
+    def squared_norms(self, flats: Sequence[Array]) -> NDArray[np.float64]:
+        """Squared norm of every layer of the network, each parameter counted once; shape (layers,).
+
+        Parameters
+        ----------
+        flats : sequence of ndarray
+            One flat buffer for each of this rank's stages.
+        """
+        grid = self._grid
+        norms = np.zeros(len(self._model.layers))
+        for stage, flat in zip(self._stages, flats, strict=True):
+            first = stage.layout.shards[0].layer.index
+            norms[first : first + len(stage.splits)] = stage.squared_norms(flat)
+        if grid.pipeline > 1:
+            if (grid.batch_rank, grid.model_rank) != (0, 0):
+                norms[...] = 0
+            grid.world.allreduce(norms)
+        return norms
+
+    def collect(self, flats: Sequence[Array]) -> dict[str, Array]:
+        """The global arrays ``layers.<i>.weight`` and ``.bias`` that `flats` hold the blocks of, on every rank."""
+        own: dict[str, Array] = {}
+        for stage, flat in zip(self._stages, flats, strict=True):
+            own |= stage.whole_parameters(flat)
+        if self._grid.pipeline == 1:
+            return own
+        whole: dict[str, Array] = {}
+        for layer, stage_number in zip(self._model.layers, self._stage_of, strict=True):
+            for kind, shape in (("weight", (layer.outputs, layer.inputs)), ("bias", (layer.outputs,))):
+                name = parameter_name(layer, kind)
+                array = own[name] if name in own else np.empty(shape, flats[0].dtype)
+                self._grid.world.broadcast(array, self._grid.rank_at(stage_number, 0, 0))
+                whole[name] = array
+        return whole
+
+    def initialize(self, seed: int) -> None:
+        """Draw the initial weights."""
+        for stage in self._stages:
+            stage.layout.initialize(stage.weights, seed)
+
+    def load(self, weights: Mapping[str, Array]) -> None:
+        """Take this rank's blocks of the global arrays `weights`."""
+        for stage in self._stages:
+            stage.load(weights)

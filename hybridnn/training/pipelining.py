@@ -1,0 +1,232 @@
+"""How a model is cut into pipeline stages and by which method they are trained."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from math import ceil
+from typing import Any
+
+import numpy as np
+
+from hybridnn.checks import require_choice, require_whole
+from hybridnn.comm.agreement import agree
+from hybridnn.comm.grid import ProcessGrid
+from hybridnn.errors import SettingError
+from hybridnn.nn.mlp import MLP, DenseLayer
+from hybridnn.nn.optimizers import Optimizer
+from hybridnn.pipeline.layer_profile import time_layers
+from hybridnn.pipeline.lint import lint
+from hybridnn.pipeline.methods import METHODS, Method, forward_only, make_schedule
+from hybridnn.pipeline.schedule import Schedule
+from hybridnn.pipeline.stage_partition import balanced_partition, check_partition, check_stages, uniform_partition
+
+__all__ = ["PARTITIONS", "PipelinePlan", "Pipelining", "plan_pipeline", "with_profiled_layers"]
+
+PARTITIONS = ("uniform", "profile")
+WEIGHT_GRADS = ("auto", "merged", "per-microbatch")
+
+MICROBATCHES_PER_STAGE = 4
+"""Microbatches per stage by default: from here on the bubble of a flushed pipeline is small beside its work."""
+
+
+@dataclass(frozen=True)
+class Pipelining:
+    """Settings of a pipeline; they mean nothing on a grid of one stage.
+
+    Attributes
+    ----------
+    method : str
+        One of ``hybridnn.pipeline.methods.METHODS``.
+    microbatches : int or None
+        Parts of a minibatch; None: four per stage, where the method cuts minibatches and there are enough samples.
+    chunks : int or None
+        Parts of the layers on every rank; None: 2 for ``interleaved``, else 1.
+    partition : "uniform", "profile", or sequence of int
+        How many layers each stage has (each chunk of each stage, in the order of the layers).
+    vertical_sync : bool
+        ``pipedream``: every stage reads the version that the first one read.
+    weight_grad : {"auto", "merged", "per-microbatch"}
+        Weight gradients as one product over all microbatches, or one by one; ``auto`` merges where the method does not
+        place them itself.
+    synchronous_sends : bool
+        Every send waits until its receiver has begun to receive; for tests.
+    """
+
+    method: str = "1f1b"
+    microbatches: int | None = None
+    chunks: int | None = None
+    partition: str | Sequence[int] = "uniform"
+    vertical_sync: bool = False
+    weight_grad: str = "auto"
+    synchronous_sends: bool = False
+
+
+@dataclass(frozen=True)
+class PipelinePlan:
+    """A pipeline with everything settled.
+
+    Attributes
+    ----------
+    method : Method
+    stages, chunks, microbatches : int
+    merges : bool
+        Whether weight gradients are one product over all microbatches.
+    vertical_sync, synchronous_sends : bool
+    layers : tuple of int
+        Layers of every virtual stage, in the order of the network.
+    """
+
+    method: Method
+    stages: int
+    chunks: int
+    microbatches: int
+    merges: bool
+    vertical_sync: bool
+    synchronous_sends: bool
+    layers: tuple[int, ...]
+
+    @property
+    def exact(self) -> bool:
+        """Whether every minibatch is complete before the next begins."""
+        return self.method.exact or self.stages == 1
+
+    def training(self, minibatches: int) -> Schedule:
+        """Schedule of so many minibatches."""
+        return make_schedule(
+            self.method.name,
+            stages=self.stages,
+            minibatches=minibatches,
+            microbatches=self.microbatches,
+            chunks=self.chunks,
+            weight_grad="merged" if self.merges else "per-microbatch",
+            vertical_sync=self.vertical_sync,
+        )
+
+    def evaluation(self, minibatches: int) -> Schedule:
+        """Schedule of forward passes alone."""
+        return forward_only(self.stages, minibatches, self.chunks)
+
+    def representatives(self) -> tuple[Schedule, Schedule]:
+        """Schedules long enough to need all the memory that longer ones do, linted: of training and of evaluation."""
+        full = 2 * self.stages
+        pair = self.training(1 if self.exact else full), self.evaluation(full)
+        for schedule in pair:
+            lint(schedule)
+        return pair
+
+    def layers_of(self, model: MLP, stage: int) -> list[tuple[DenseLayer, ...]]:
+        """The layers of each chunk of a stage."""
+        ends = list(accumulate(self.layers, initial=0))
+        virtual = range(stage, self.stages * self.chunks, self.stages)
+        return [model.layers[ends[place] : ends[place + 1]] for place in virtual]
+
+
+def plan_pipeline(
+    pipelining: Pipelining,
+    model: MLP,
+    grid: ProcessGrid,
+    *,
+    batch_size: int,
+    optimizer: Optimizer,
+    clip_norm: float | None,
+    distribution: str,
+) -> PipelinePlan:
+    """Settle what `pipelining` leaves open, and refuse what does not go together.
+
+    A grid of one stage has nothing to pipeline: minibatches go through whole, whatever the method.
+
+    Raises
+    ------
+    SettingError
+        Naming the setting.
+    """
+    require_choice("parallel.weight_grad", pipelining.weight_grad, WEIGHT_GRADS)
+    if isinstance(pipelining.partition, str):
+        require_choice("parallel.partition", pipelining.partition, PARTITIONS)
+    stages = grid.pipeline
+    chunks = _chunks(pipelining)
+    microbatches = _microbatches(pipelining, stages, batch_size)
+    merges = pipelining.weight_grad == "merged"
+    schedule = make_schedule(  # refuses what the method cannot do
+        pipelining.method,
+        stages=stages,
+        minibatches=1,
+        microbatches=microbatches,
+        chunks=chunks,
+        weight_grad="merged" if merges else "per-microbatch",
+        vertical_sync=pipelining.vertical_sync,
+    )
+    method = METHODS[schedule.method]
+    _require_agreement(method, stages, optimizer, clip_norm, distribution)
+    check_stages(len(model.layers), stages * schedule.chunks)
+    if stages == 1:
+        method, chunks, microbatches = METHODS["sequential"], 1, 1
+    plan = PipelinePlan(
+        method,
+        stages,
+        chunks,
+        microbatches,
+        merges=(merges or pipelining.weight_grad == "auto") and not method.placed_weight_gradients,
+        vertical_sync=pipelining.vertical_sync and stages > 1,
+        synchronous_sends=pipelining.synchronous_sends,
+        layers=uniform_partition(len(model.layers), stages * chunks),
+    )
+    if isinstance(pipelining.partition, str):
+        return plan
+    counts = tuple(pipelining.partition)
+    check_partition(counts, len(model.layers), stages * chunks)
+    return replace(plan, layers=counts)
+
+
+def _chunks(pipelining: Pipelining) -> int:
+    if pipelining.chunks is not None:
+        require_whole("parallel.chunks", pipelining.chunks, 1)
+        return pipelining.chunks
+    method = METHODS.get(pipelining.method)
+    return 2 if method is not None and method.chunked else 1
+
+
+def _microbatches(pipelining: Pipelining, stages: int, batch_size: int) -> int:
+    if pipelining.microbatches is not None:
+        require_whole("parallel.microbatches", pipelining.microbatches, 1)
+        return pipelining.microbatches
+    method = METHODS.get(pipelining.method)
+    if method is None or not method.cuts_minibatches:
+        return 1
+    # A multiple of the stages, which interleaved schedules need.
+    return stages * max(1, min(MICROBATCHES_PER_STAGE, batch_size // stages))
+
+
+def _require_agreement(
+    method: Method, stages: int, optimizer: Optimizer, clip_norm: float | None, distribution: str
+) -> None:
+    if method.predicts and not optimizer.slot_names:
+        raise SettingError("optimizer.momentum", 0.0, f"above 0 with {method.name}, which predicts weights from it")
+    if stages == 1:
+        return
+    if clip_norm is not None and not method.exact:
+        exact = ", ".join(name for name, other in METHODS.items() if other.exact)
+        why = "knows a minibatch's global norm only when its last stage has long updated; methods that clip"
+        raise SettingError("training.clip_norm", clip_norm, f"{method.name} {why}: {exact}")
+    if distribution != "local":
+        raise SettingError("data.distribution", distribution, "local with a pipeline: its first and last stage read")
+
+
+def with_profiled_layers(
+    plan: PipelinePlan, model: MLP, grid: ProcessGrid, batch_size: int, dtype: np.dtype[Any]
+) -> PipelinePlan:
+    """Cut the layers where the slowest stage is fastest, by their times on rank 0; collective.
+
+    The times are of what one rank sees of a microbatch where all stages have the width of the first.
+    """
+
+    def measure() -> tuple[int, ...]:
+        samples = ceil(ceil(batch_size / plan.microbatches) / grid.batch)
+        return balanced_partition(time_layers(model, samples, dtype), len(plan.layers))
+
+    counts = agree(grid.world, lambda: measure() if grid.rank == 0 else plan.layers)
+    numbers = np.array(counts, np.int64)
+    grid.world.broadcast(numbers)
+    return replace(plan, layers=tuple(numbers.tolist()))

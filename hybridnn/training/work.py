@@ -1,0 +1,161 @@
+"""What an executor is given to do: the minibatches of a training run, of an evaluation, of a prediction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hybridnn.nn.losses import loss_gradient
+from hybridnn.parallel.distribution import Distributor
+from hybridnn.parallel.workspace import StageArrays
+from hybridnn.training.metrics import MetricSums
+from hybridnn.training.part import Part
+
+__all__ = ["EvaluationWork", "PredictionWork", "TrainingWork"]
+
+Array = NDArray[Any]
+Indices = NDArray[np.int64]
+
+
+class _DataWork:
+    """Minibatches that are samples of a part of the data.
+
+    Parameters
+    ----------
+    part : Part
+    minibatches : sequence of ndarray of int64
+        Samples of every minibatch.
+    distributor : Distributor
+    loss_name : {"mse", "cross_entropy"}
+    """
+
+    def __init__(self, part: Part, minibatches: Sequence[Indices], distributor: Distributor, loss_name: str) -> None:
+        self._part, self._minibatches, self._distributor = part, minibatches, distributor
+        self._loss_name = loss_name
+        self.sizes = [len(indices) for indices in minibatches]
+
+    def load(self, minibatch: int, start: int, stop: int, x: Array | None, y: Array | None) -> None:
+        """See `Work.load`."""
+        self._distributor.fetch(self._part.rows, self._minibatches[minibatch][start:stop], x, y)
+
+    def loss(self, minibatch: int, arrays: StageArrays, loss: Array) -> None:
+        """See `Work.loss`; the gradient is that of the mean over the whole minibatch."""
+        loss_gradient(
+            self._loss_name,
+            arrays.outputs,
+            arrays.targets,
+            arrays.columns,
+            self.sizes[minibatch],
+            arrays.output_gradient,
+            loss,
+        )
+
+
+class TrainingWork(_DataWork):
+    """Minibatches to train on.
+
+    Parameters
+    ----------
+    part, minibatches, distributor, loss_name
+        As for all data.
+    rates : callable
+        Learning rate of each minibatch's update.
+    update : callable
+        Applies a minibatch's gradient.
+    """
+
+    def __init__(
+        self,
+        part: Part,
+        minibatches: Sequence[Indices],
+        distributor: Distributor,
+        loss_name: str,
+        rates: Callable[[int], float],
+        update: Callable[[int], None],
+    ) -> None:
+        super().__init__(part, minibatches, distributor, loss_name)
+        self.rate, self.update = rates, update
+
+    def outputs(self, minibatch: int, start: int, stop: int, arrays: StageArrays) -> None:
+        """Nothing: the backward pass uses them."""
+
+
+class _ForwardWork:
+    """Nothing is updated."""
+
+    def rate(self, minibatch: int) -> float:
+        """No update has a rate."""
+        return 0.0
+
+    def update(self, minibatch: int) -> None:
+        """Nothing is updated."""
+
+
+class EvaluationWork(_ForwardWork, _DataWork):
+    """Minibatches to measure the network on; every sample counts once.
+
+    Parameters
+    ----------
+    part, minibatches, distributor, loss_name
+        As for all data.
+    sums : MetricSums
+        Counts the samples of this rank, on the last stage.
+    dtype : dtype
+        Of the losses.
+    """
+
+    def __init__(
+        self,
+        part: Part,
+        minibatches: Sequence[Indices],
+        distributor: Distributor,
+        loss_name: str,
+        sums: MetricSums,
+        dtype: np.dtype[Any],
+    ) -> None:
+        super().__init__(part, minibatches, distributor, loss_name)
+        self._sums, self._loss = sums, np.zeros(1, dtype)
+
+    def outputs(self, minibatch: int, start: int, stop: int, arrays: StageArrays) -> None:
+        """Count the samples."""
+        self.loss(minibatch, arrays, self._loss)
+        self._sums.add(arrays.outputs, arrays.targets, float(self._loss[0]))
+
+
+class PredictionWork(_ForwardWork):
+    """Samples to compute the outputs of.
+
+    Parameters
+    ----------
+    x : ndarray, shape (samples, features)
+    sizes : sequence of int
+        Consecutive minibatches.
+    block : callable
+        From a number of samples to this rank's slice of them.
+    out : ndarray, shape (samples, outputs)
+        Takes the outputs of this rank's samples, on the last stage.
+    """
+
+    def __init__(self, x: Array, sizes: Sequence[int], block: Callable[[int], slice], out: Array) -> None:
+        self._x, self.sizes, self._block, self._out = x, sizes, block, out
+        self._firsts = np.cumsum([0, *sizes])
+
+    def load(self, minibatch: int, start: int, stop: int, x: Array | None, y: Array | None) -> None:
+        """Take the inputs; predicting needs no targets."""
+        if x is not None:
+            x[...] = self._rows(self._x, minibatch)
+
+    def loss(self, minibatch: int, arrays: StageArrays, loss: Array) -> None:
+        """Nothing is compared."""
+
+    def outputs(self, minibatch: int, start: int, stop: int, arrays: StageArrays) -> None:
+        """Keep the outputs."""
+        self._rows(self._out, minibatch)[...] = arrays.outputs.T
+
+    def _rows(self, array: Array, minibatch: int) -> Array:
+        """This rank's samples of a minibatch."""
+        first = int(self._firsts[minibatch])
+        return array[first : first + self.sizes[minibatch]][self._block(self.sizes[minibatch])]

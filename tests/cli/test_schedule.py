@@ -1,0 +1,281 @@
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree
+
+import pytest
+from rich.console import Console
+
+from hybridnn.cli.main import main
+from hybridnn.cli.pictures import print_drawing
+from hybridnn.pipeline.drawing import Box, Drawing, Row
+from hybridnn.pipeline.methods import METHODS, make_schedule
+
+if TYPE_CHECKING:
+    from mpi_runner.launch import JobResult
+
+COMMAND = [sys.executable, "-c", "from hybridnn.cli.main import main; main()"]
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
+    """Run ``hybridnn schedule`` in an empty folder; returns exit code, stdout and stderr."""
+    monkeypatch.chdir(tmp_path)
+
+    def run_arguments(*arguments: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as end:
+            main(["schedule", *arguments])
+        assert isinstance(end.value.code, int)
+        return end.value.code, *capsys.readouterr()
+
+    return run_arguments
+
+
+def facts(run: Run, *arguments: str) -> dict[str, Any]:
+    code, text, err = run(*arguments, "--format", "json")
+    assert (code, err) == (0, "")
+    found = json.loads(text)
+    assert isinstance(found, dict)
+    return found
+
+
+@pytest.mark.parametrize("method", ["gpipe", "1f1b"])
+@pytest.mark.parametrize(("stages", "microbatches"), [(1, 3), (2, 2), (3, 7), (4, 2), (5, 16)])
+def test_json_figures_are_the_closed_forms(run: Run, method: str, stages: int, microbatches: int) -> None:
+    durations = ["--forward", "1.5", "--backward", "2.5"]
+    found = facts(run, method, "--stages", str(stages), "--microbatches", str(microbatches), *durations)
+    summary = found["summary"]
+    assert summary["makespan"] == pytest.approx((microbatches + stages - 1) * 4)
+    assert summary["bubble_fraction"] == pytest.approx((stages - 1) / (microbatches + stages - 1))
+    peaks = [microbatches if method == "gpipe" else min(stages - k, microbatches) for k in range(stages)]
+    assert [stage["peak_live_activations"] for stage in summary["stages"]] == peaks
+    assert [stage["peak_weight_versions"] for stage in summary["stages"]] == [1] * stages
+    assert [stage["stage"] for stage in summary["stages"]] == list(range(stages))
+    assert found["durations"] == {"forward": 1.5, "backward": 2.5, "weight": 1.25, "message": 0.0}
+
+
+def test_json_holds_every_instruction_with_its_versions_and_times(run: Run) -> None:
+    found = facts(run, "pipedream", "--stages", "3", "--minibatches", "5", "--backward", "1")
+    assert (found["method"], found["stages"], found["minibatches"], found["microbatches"]) == ("pipedream", 3, 5, 1)
+    assert [rank["stage"] for rank in found["ranks"]] == [0, 1, 2]
+    for rank in found["ranks"]:
+        k = rank["stage"]
+        by_name: dict[str, list[dict[str, Any]]] = {}
+        for item in rank["instructions"]:
+            by_name.setdefault(item["instruction"], []).append(item)
+        expected = {"forward", "backward", "reduce gradients", "update"}
+        expected |= {"load input"} if k == 0 else {"receive activations", "send gradients"}
+        expected |= {"load target"} if k == 2 else {"send activations", "receive gradients"}
+        assert set(by_name) == expected
+        for items in by_name.values():
+            assert [item["minibatch"] for item in items] == [0, 1, 2, 3, 4]
+        for name in ("forward", "backward"):
+            assert [item["version"] for item in by_name[name]] == [max(0, t - (2 - k)) for t in range(5)]
+            assert all(item["end"] - item["start"] == 1 for item in by_name[name])
+        assert all(item["version"] is None and item["ahead"] is None for item in by_name["update"])
+        assert by_name["forward"][0]["start"] == k
+    assert [(row["stage"], row["minibatch"], row["staleness"]) for row in found["staleness"]] == [
+        (k, t, min(t, 2 - k)) for k in range(3) for t in range(5)
+    ]
+
+
+def test_json_tells_predictions(run: Run) -> None:
+    found = facts(run, "spectrain", "--stages", "3", "--minibatches", "6")
+    last = [row for row in found["staleness"] if row["minibatch"] == 5]
+    # Chen et al. 2018, equations 5 and 6: s = k // 2 + K - k - 1 and s = k // 2.
+    assert [row["forward"] for row in last] == [{"version": 3 + k, "ahead": [2, 1, 1][k]} for k in range(3)]
+    assert [row["backward"] for row in last] == [{"version": 5, "ahead": [0, 0, 1][k]} for k in range(3)]
+    assert all(row["consistent"] for row in last)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["pipedream"], (4, 8, 1, 1)),
+        (["sequential", "--stages", "3"], (3, 6, 1, 1)),
+        (["gpipe"], (4, 1, 8, 1)),
+        (["zb-h1", "--stages", "2", "--minibatches", "3"], (2, 3, 4, 1)),
+        (["interleaved", "--stages", "2"], (2, 1, 4, 2)),
+        (["interleaved", "--stages", "2", "--chunks", "3", "--microbatches", "6"], (2, 1, 6, 3)),
+    ],
+)
+def test_counts_that_are_not_given(run: Run, arguments: list[str], expected: tuple[int, ...]) -> None:
+    found = facts(run, *arguments)
+    assert tuple(found[key] for key in ("stages", "minibatches", "microbatches", "chunks")) == expected
+
+
+def test_options_reach_the_schedule(run: Run) -> None:
+    synchronized = facts(run, "pipedream", "--vertical-sync", "--stages", "3", "--minibatches", "5")
+    assert all(row["forward"]["version"] == max(0, row["minibatch"] - 2) for row in synchronized["staleness"])
+    merged = facts(run, "gpipe", "--weight-grad", "merged", "--stages", "1", "--microbatches", "3")
+    names = [item["instruction"] for item in merged["ranks"][0]["instructions"]]
+    assert names.count("weight gradient") == 1
+    assert names.count("input gradient") == 3
+    slow = facts(run, "sequential", "--stages", "2", "--minibatches", "1", "--message", "0.5")
+    assert slow["summary"]["makespan"] == 2 * (1 + 2) + 2 * 0.5
+
+
+def test_text_shows_drawing_figures_verdict_and_versions(run: Run) -> None:
+    code, text, err = run("pipedream", "--stages", "4", "--minibatches", "5", "--backward", "1")
+    assert (code, err) == (0, "")
+    assert "stage 3  .........F1 B1 F2 B2 F3 B3 F4 B4 F5 B5 ........." in text
+    assert "makespan 16, bubble fraction 37.50%" in text
+    assert "lint: ok" in text
+    peaks = re.findall(r"^ +([0-3]) +(\d+) +(\d+) +(\d+) +10 +37\.5% *$", text, re.MULTILINE)
+    # Stage 0 would hold four versions, but the five minibatches read only two of its old ones.
+    assert peaks == [("0", "4", "4", "3"), ("1", "3", "3", "3"), ("2", "2", "2", "2"), ("3", "1", "1", "1")]
+    # The fifth minibatch, as in section 2.2.2 of Kang 2019.
+    assert re.search(r"^ +5 +1/1 +2/2 +3/3 +4/4 *$", text, re.MULTILINE)
+    assert re.search(r"^ +staleness +3 +2 +1 +0 *$", text, re.MULTILINE)
+    assert "same weights: yes" in text
+
+
+def test_text_says_where_forward_and_backward_weights_differ(run: Run) -> None:
+    assert "same weights: no" in run("vanilla", "--stages", "3")[1]
+    # The warm-up reads version 0 more often than the formulas of SpecTrain assume.
+    assert "same weights: from minibatch 3 on" in run("spectrain", "--stages", "3")[1]
+
+
+def test_versions_of_exact_methods_are_shown_on_demand(run: Run) -> None:
+    assert "weights read" not in run("gpipe")[1]
+    assert re.search(r"^ +2 +1/1 +1/1 *$", run("gpipe", "--stages", "2", "--minibatches", "2", "--versions")[1], re.M)
+
+
+def test_the_table_of_versions_is_bounded(run: Run) -> None:
+    short = run("ddg", "--stages", "3", "--minibatches", "30")[1]
+    assert "shown: 3 of 3 stages and 12 of 30 minibatches" in short
+    assert re.search(r"^ +30 +26/26", run("ddg", "--minibatches", "30", "--versions")[1], re.MULTILINE)
+    wide = run("ddg", "--stages", "20")[1]
+    assert "shown: 7 of 20 stages and 22 of 40 minibatches" in wide
+    assert max(map(len, wide.splitlines())) <= 100
+    assert "…" not in wide
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_passes_the_linter_at_its_defaults(run: Run, method: str) -> None:
+    code, text, _ = run(method)
+    assert code == 0
+    assert text.startswith(f"{method}: 4 stages")
+    assert "lint: ok; no deadlock" in text
+
+
+def test_without_a_method_the_methods_are_listed(run: Run) -> None:
+    code, text, _ = run()
+    assert code == 0
+    assert [line.split()[0] for line in text.splitlines()] == list(METHODS)
+    assert all(method.summary in text for method in METHODS.values())
+
+
+def test_files_of_every_format_by_their_names(run: Run) -> None:
+    arguments = ("1f1b", "--stages", "2", "--microbatches", "3")
+    for name in ("a.svg", "a.png", "a.json", "a.txt"):
+        assert run(*arguments, "--out", name) == (0, f"{name}\n", "")
+    assert ElementTree.parse("a.svg").getroot().attrib["viewBox"]
+    assert Path("a.png").read_bytes().startswith(b"\x89PNG")
+    assert json.loads(Path("a.json").read_text()) == facts(run, *arguments)
+    assert Path("a.txt").read_text() == run(*arguments)[1]
+    assert run(*arguments, "--format", "svg")[1] == Path("a.svg").read_text()
+    # A file that was named is written anew.
+    assert run("gpipe", "--out", "a.svg")[0] == 0
+    assert "gpipe" in Path("a.svg").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["pipdream"], "parallel.method = 'pipdream': did you mean pipedream?"),
+        (["gpipe", "--stages", "0"], "--stages"),
+        (["gpipe", "--stages", "two"], "--stages"),
+        (["gpipe", "--microbatches", "0"], "--microbatches"),
+        (["pipedream", "--minibatches", "-1"], "--minibatches"),
+        (["pipedream", "--microbatches", "2"], "parallel.microbatches = 2"),
+        (["gpipe", "--chunks", "2"], "parallel.chunks = 2"),
+        (["interleaved", "--stages", "3", "--microbatches", "4"], "parallel.microbatches = 4: a multiple of"),
+        (["interleaved", "--chunks", "1"], "parallel.chunks = 1"),
+        (["zb-h1", "--weight-grad", "merged"], "parallel.weight_grad = 'merged'"),
+        (["gpipe", "--vertical-sync"], "parallel.vertical_sync = True"),
+        (["gpipe", "--weight", "3"], "weight = 3.0: at most 2.0"),
+        (["gpipe", "--message", "inf"], "message = inf"),
+        (["gpipe", "--forward", "-1"], "--forward"),
+        (["gpipe", "--format", "gif"], "gif"),
+        (["gpipe", "--format", "png"], "--format = 'png': needs a file"),
+        (["gpipe", "--out", "a.gif"], "--out = 'a.gif': the name of the file must end in .txt, .json, .svg, .png"),
+        (
+            ["gpipe", "--format", "svg", "--out", "a.png"],
+            "--out = 'a.png': with --format svg the file must end in .svg",
+        ),
+        (["gpipe", "--out", "no/a.svg"], "--out = 'no/a.svg': there is no folder no"),
+        (["gpipe", "--out", "."], "--out = '.': is a folder"),
+        (["gpipe", "--format", "svg", "--out", "/dev/full"], "--out = '/dev/full': cannot be written: No space left"),
+    ],
+)
+def test_wrong_input_is_one_line_and_exit_code_2(run: Run, arguments: list[str], message: str) -> None:
+    code, out, err = run(*arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("Error: ")
+    assert message in err
+    assert err.count("\n") == 1
+    assert list(Path.cwd().iterdir()) == []
+
+
+def test_a_schedule_that_fails_the_linter_is_refused(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    good = make_schedule("gpipe", stages=2, minibatches=1, microbatches=2)
+    broken = replace(good, orders=(good.orders[0][:-1], good.orders[1]))
+    monkeypatch.setattr("hybridnn.pipeline.methods.make_schedule", lambda *_, **__: broken)
+    code, out, err = run("gpipe", "--out", "a.svg")
+    assert (code, out) == (2, "")
+    assert err.startswith("Error: stage 0, ")
+    assert "update" in err
+    assert err.count("\n") == 1
+    assert not Path("a.svg").exists()
+
+
+def test_terminals_show_colours_and_the_same_text() -> None:
+    drawing = Drawing("title", (Row("stage 0", (Box(0, 1, "1", "forward", 0), Box(1, 3, "1", "backward", 0))),), 4)
+    texts = []
+    for terminal in (False, True):
+        stream = StringIO()
+        colours = "truecolor" if terminal else None
+        print_drawing(
+            Console(file=stream, width=60, force_terminal=terminal, color_system=colours, _environ={}), drawing
+        )
+        texts.append(stream.getvalue())
+    plain, coloured = texts
+    assert "\x1b[38;2;16;36;60;48;2;127;178;234mF1\x1b[0m" in coloured
+    assert re.sub(r"\x1b\[[0-9;]*m", "", coloured) == plain
+
+
+def test_help_loads_nothing_heavy() -> None:
+    program = (
+        "import sys\nfrom hybridnn.cli.main import main\n"
+        "try:\n    main(sys.argv[1:])\nexcept SystemExit as end:\n    assert end.code == 0, end.code\n"
+        "print('LOADED', *sorted({name.partition('.')[0] for name in sys.modules}))"
+    )
+    for arguments in (["schedule", "--help"], ["schedule", "gpipe"]):
+        done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=True)
+        text, _, loaded = done.stdout.partition("LOADED")
+        assert "stages" in text
+        assert {"numpy", "scipy", "matplotlib", "mpi4py", "pooch"} & set(loaded.split()) == set()
+
+
+def test_several_ranks_speak_and_write_once(run_mpi: Callable[..., JobResult], tmp_path: Path) -> None:
+    result = run_mpi(3, [*COMMAND, "schedule", "ddg", "--stages", "2", "--out", "a.svg"], cwd=tmp_path)
+    assert (result.returncode, result.stdout) == (0, "a.svg\n")
+    assert ElementTree.parse(tmp_path / "a.svg").getroot().attrib["viewBox"]
+
+
+def test_wrong_input_is_reported_once_on_several_ranks(run_mpi: Callable[..., JobResult], tmp_path: Path) -> None:
+    result = run_mpi(3, [*COMMAND, "schedule", "gpip"], cwd=tmp_path)
+    assert result.returncode == 2
+    assert result.stdout.count("Error:") + result.stderr.count("Error:") == 1
+    assert "did you mean gpipe?" in result.stderr

@@ -1,0 +1,210 @@
+"""In a pipeline: clipping, rates, records, weights in and out, float32, a diverging run, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from hybridnn import MLP, SGD, Adam, ProcessGrid, Trainer
+from hybridnn.errors import HybridnnError, NonFiniteLossError
+from hybridnn.training.pipelining import Pipelining
+from reference import network as net
+from reference.cases import assert_arrays_close, assert_arrays_same, check_state, data, reference
+from reference.pipeline_cases import (
+    ADAM,
+    COSINE,
+    DEEP,
+    DELAYED_CASES,
+    EXACT_NAMES,
+    MOMENTUM,
+    PipelineCase,
+    check_pipelined,
+    exact_cases,
+    expected_outcome,
+    pipelined_trainer,
+    run_pipelined,
+)
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+RANKS = [2, 3]
+
+
+def cases(stages: int) -> list[PipelineCase]:
+    """Every method."""
+    return [*DELAYED_CASES.values(), *exact_cases(stages).values()]
+
+
+@pytest.mark.mpi(ranks=RANKS)
+@pytest.mark.parametrize("name", EXACT_NAMES)
+def test_exact_methods_clip_the_gradient_of_all_stages_together(comm: MPI.Intracomm, name: str) -> None:
+    case = replace(MOMENTUM, clip_norm=0.05)
+    assert net.norm(reference(case).gradients.values()) == pytest.approx(0.05), "nothing is clipped"
+    trainer = check_pipelined(replace(exact_cases(comm.size)[name], case=case), ProcessGrid(comm, pipeline=comm.size))
+    assert trainer.gradient_norm() == pytest.approx(0.05, rel=1e-10)
+
+
+@pytest.mark.mpi(ranks=[4])
+def test_clipping_counts_split_and_replicated_parameters_once(comm: MPI.Intracomm) -> None:
+    case = replace(MOMENTUM, clip_norm=0.05)
+    for batch, model in ((2, 1), (1, 2)):
+        grid = ProcessGrid(comm, pipeline=2, batch=batch, model=model)
+        check_pipelined(PipelineCase("1f1b", case, microbatches=3), grid)
+    check_pipelined(PipelineCase("gpipe", case, microbatches=3), ProcessGrid(comm, stages=[(2, 1), (1, 2)]))
+
+
+@pytest.mark.mpi(ranks=RANKS)
+def test_every_step_is_in_the_history_and_the_optimizers_state_can_be_read(comm: MPI.Intracomm) -> None:
+    grid = ProcessGrid(comm, pipeline=comm.size)
+    for it in cases(comm.size):
+        for training in (MOMENTUM, COSINE):
+            run = replace(it, case=training)
+            expected = expected_outcome(run, comm.size)
+            check_state(run_pipelined(run, grid), expected, f"{run} on {grid!r}")
+
+
+@pytest.mark.mpi(ranks=RANKS)
+def test_training_goes_on_where_it_stopped(comm: MPI.Intracomm) -> None:
+    grid = ProcessGrid(comm, pipeline=comm.size)
+    x, y = data(ADAM)
+    for it in (replace(each, case=ADAM) for each in cases(comm.size)):
+        once, twice = (pipelined_trainer(it, grid) for _ in range(2))
+        once.fit(x, y, epochs=2)
+        for _ in range(2):
+            twice.fit(x, y, epochs=1)
+        assert_arrays_same(once.weights(), twice.weights())
+        assert [record.epoch for record in twice.history.epochs] == [1, 2]
+        assert twice.step == once.step == 8
+
+
+@pytest.mark.mpi(ranks=RANKS)
+def test_evaluating_and_predicting_do_not_change_the_training(comm: MPI.Intracomm) -> None:
+    grid = ProcessGrid(comm, pipeline=comm.size)
+    x, y = data(MOMENTUM)
+    for it in cases(comm.size):
+        plain, watched = (pipelined_trainer(it, grid) for _ in range(2))
+        plain.fit(x, y, epochs=2)
+        for _ in range(2):
+            watched.predict(x[:1])
+            watched.fit(x, y, epochs=1, validation=(x[:7], y[:7]))
+            watched.evaluate(x, y)
+        assert_arrays_same(plain.weights(), watched.weights())
+
+
+@pytest.mark.mpi(ranks=RANKS)
+def test_evaluation_counts_every_sample_once(comm: MPI.Intracomm) -> None:
+    grid = ProcessGrid(comm, pipeline=comm.size)
+    for batch_size in (1, 5, 22, 23, 40):
+        for training in (MOMENTUM, ADAM):
+            case = replace(training, batch_size=batch_size)
+            trainer = pipelined_trainer(PipelineCase("pipedream", case), grid)
+            x, y = data(case, "test")
+            outputs, _ = net.forward(case.network, net.initial_weights(case.network, case.seed), x)
+            found = trainer.evaluate(x, y)
+            assert found.samples == len(x) == 23
+            assert found.loss == pytest.approx(net.loss(case.network, outputs, y), rel=1e-12)
+            np.testing.assert_allclose(trainer.predict(x), outputs, rtol=0, atol=1e-12)
+
+
+@pytest.mark.mpi(ranks=RANKS)
+def test_weights_handed_in_come_back_whole_and_are_the_start(comm: MPI.Intracomm) -> None:
+    grid = ProcessGrid(comm, pipeline=comm.size)
+    start = reference(replace(MOMENTUM, seed=8)).weights
+    for it in (PipelineCase("pipedream"), PipelineCase("interleaved", microbatches=comm.size, chunks=2)):
+        trainer = pipelined_trainer(it, grid, initial_weights=start)
+        assert_arrays_same(trainer.weights(), start)
+        other = pipelined_trainer(it, grid)
+        initial = net.initial_weights(MOMENTUM.network, MOMENTUM.seed)
+        assert_arrays_close(other.weights(), initial, "initial weights", 1e-15)
+        other.load_weights(start)
+        for each in (trainer, other):
+            each.fit(*data(MOMENTUM), epochs=1)
+        assert_arrays_same(trainer.weights(), other.weights())
+
+
+@pytest.mark.mpi(ranks=RANKS)
+def test_float32_stays_float32_and_close_to_float64(comm: MPI.Intracomm) -> None:
+    grid = ProcessGrid(comm, pipeline=comm.size)
+    for it in (replace(each, case=ADAM) for each in cases(comm.size)):
+        trainer = run_pipelined(it, grid, "float32")
+        arrays = [*trainer.weights().values(), trainer.predict(data(ADAM)[0])]
+        arrays += [array for slot in trainer.optimizer_slots().values() for array in slot.values()]
+        assert {array.dtype for array in arrays} == {np.dtype(np.float32)}, str(it)
+        expected = expected_outcome(it, comm.size).weights
+        assert_arrays_close(trainer.weights(), expected, str(it), tolerance=1e-4)
+
+
+@pytest.mark.mpi(ranks=RANKS)
+def test_a_diverging_run_stops_on_every_rank_with_the_same_words(comm: MPI.Intracomm) -> None:
+    random = np.random.default_rng(0)
+    x, y = random.standard_normal((40, 5)), random.standard_normal((40, 3))
+    for it in (PipelineCase("1f1b", microbatches=3), *DELAYED_CASES.values()):
+        trainer = Trainer(
+            MLP(DEEP),
+            SGD(lr=1e12),
+            grid=ProcessGrid(comm, pipeline=comm.size),
+            batch_size=10,
+            pipelining=it.pipelining,
+        )
+        with pytest.raises(NonFiniteLossError) as caught:
+            trainer.fit(x, y, epochs=100)
+        assert len(set(comm.allgather(str(caught.value)))) == 1, str(it)
+
+
+def wrong_settings(stages: int) -> dict[str, tuple[Callable[[], Pipelining], dict[str, Any], str]]:
+    """What is refused, with the pipelining, the other settings, and a pattern of what the message says."""
+
+    def made(**settings: Any) -> Callable[[], Pipelining]:
+        return lambda: Pipelining(**settings)
+
+    few = MLP((*DEEP[: stages - 1], 3))
+    return {
+        "more stages than layers": (made(), {"model": few}, rf"{stages}\b.*\b{stages - 1}|{stages - 1}\b.*\b{stages}"),
+        "more chunks than layers": (made(method="interleaved", chunks=5, microbatches=stages), {}, "chunks|layers"),
+        "too few layers dealt": (made(partition=(1,) * stages), {}, r"partition.*8"),
+        "too many stages in it": (made(partition=(1,) * 8), {}, rf"partition.*{stages}"),
+        "a stage of none": (made(partition=(8,) + (0,) * (stages - 1)), {}, "partition"),
+        "a partition of no name": (made(partition="balanced"), {}, "partition.*balanced.*uniform"),
+        "clipping": (made(method="pipedream"), {"clip_norm": 0.5}, "clip_norm.*0.5"),
+        "clipping with fr": (made(method="fr"), {"clip_norm": 0.5}, "clip_norm.*0.5"),
+        "no momentum": (made(method="spectrain"), {"optimizer": SGD(momentum=0.0)}, "momentum"),
+        "sent minibatches": (made(method="gpipe"), {"distribution": "scatter"}, "distribution.*scatter"),
+        "sent on": (made(method="fr"), {"distribution": "scatter-broadcast"}, "distribution.*scatter-broadcast"),
+        "unknown method": (made(method="pipedraem"), {}, r"method.*pipedraem.*pipedream"),
+        "microbatches of pipedream": (made(method="pipedream", microbatches=2), {}, "microbatches.*2"),
+        "no microbatches": (made(method="gpipe", microbatches=0), {}, "microbatches.*0"),
+        "half microbatches": (made(method="gpipe", microbatches=2.5), {}, r"microbatches.*2\.5"),
+        "microbatches of the order": (
+            made(method="interleaved", chunks=2, microbatches=stages + 1),
+            {},
+            rf"microbatches.*{stages + 1}",
+        ),
+        "chunks of 1f1b": (made(method="1f1b", chunks=2), {}, "chunks.*2"),
+        "no chunks": (made(method="interleaved", chunks=0), {}, "chunks.*0"),
+        "vertical sync of gpipe": (made(method="gpipe", vertical_sync=True), {}, "vertical_sync"),
+        "unknown weight_grad": (made(method="gpipe", weight_grad="split"), {}, "weight_grad.*split"),
+        "merged by zb-h1": (made(method="zb-h1", weight_grad="merged"), {}, "weight_grad.*merged"),
+    }
+
+
+@pytest.mark.mpi(ranks=RANKS)
+@pytest.mark.parametrize("name", wrong_settings(2))
+def test_wrong_settings_are_refused_in_one_line_on_every_rank(comm: MPI.Intracomm, name: str) -> None:
+    pipelining, settings, pattern = wrong_settings(comm.size)[name]
+    given: dict[str, Any] = {"model": MLP(DEEP), "optimizer": Adam()} | settings
+    with pytest.raises(HybridnnError, match=pattern) as caught:
+        Trainer(grid=ProcessGrid(comm, pipeline=comm.size), pipelining=pipelining(), **given)
+    assert caught.value.exit_code == 2
+    assert "\n" not in str(caught.value)
+    assert len(set(comm.allgather(str(caught.value)))) == 1
+
+
+@pytest.mark.mpi(ranks=[3])
+def test_a_stage_wider_than_a_layer_is_refused(comm: MPI.Intracomm) -> None:
+    with pytest.raises(HybridnnError, match=r"2 model ranks.*1 output"):
+        Trainer(MLP([5, 8, 4, 1]), grid=ProcessGrid(comm, stages=[(1, 1), (1, 2)]), pipelining=Pipelining())

@@ -1,0 +1,112 @@
+"""Pipelines of one rank per stage train what the serial replays of their methods train, to 1e-10 in float64."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from hybridnn import ProcessGrid
+from reference.cases import assert_arrays_same, run
+from reference.pipeline_cases import (
+    ADAM,
+    DELAYED_CASES,
+    EXACT_NAMES,
+    FEW,
+    MOMENTUM,
+    TRAININGS,
+    UNEVEN,
+    PipelineCase,
+    check_pipelined,
+    exact_cases,
+    run_pipelined,
+)
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+RANKS = [2, 3, 4]
+
+
+def cases(stages: int) -> dict[str, PipelineCase]:
+    """Every method."""
+    return {**DELAYED_CASES, **exact_cases(stages)}
+
+
+@pytest.mark.parametrize("name", cases(1))
+@pytest.mark.parametrize("training", TRAININGS)
+def test_one_stage_is_serial_training_to_the_last_bit(name: str, training: str) -> None:
+    it = replace(cases(1)[name], case=TRAININGS[training])
+    if it.microbatches is not None:
+        it = replace(it, microbatches=1)  # sums over several are rounded otherwise
+    grid = ProcessGrid()
+    serial, pipelined = run(it.case, grid), run_pipelined(it, grid)
+    assert_arrays_same(pipelined.weights(), serial.weights())
+    for slot, arrays in serial.optimizer_slots().items():
+        assert_arrays_same(pipelined.optimizer_slots()[slot], arrays)
+    losses, expected = ([record.train_loss for record in it.history.epochs] for it in (pipelined, serial))
+    assert losses == expected
+
+
+@pytest.mark.parametrize("name", cases(1))
+def test_one_stage_trains_as_the_replay(name: str) -> None:
+    check_pipelined(cases(1)[name], ProcessGrid())
+
+
+@pytest.mark.mpi(ranks=RANKS)
+@pytest.mark.parametrize("name", DELAYED_CASES)
+def test_delayed_methods_train_as_their_replays(comm: MPI.Intracomm, name: str) -> None:
+    grid = ProcessGrid(comm, pipeline=comm.size)
+    for training in TRAININGS.values():
+        for partition in ("uniform", UNEVEN[comm.size]):
+            check_pipelined(replace(DELAYED_CASES[name], case=training, partition=partition), grid)
+
+
+@pytest.mark.mpi(ranks=RANKS)
+@pytest.mark.parametrize("name", EXACT_NAMES)
+def test_exact_methods_train_as_one_process(comm: MPI.Intracomm, name: str) -> None:
+    grid, it = ProcessGrid(comm, pipeline=comm.size), exact_cases(comm.size)[name]
+    # A chunk of no layers is refused, so two chunks on four ranks leave but one partition of eight layers.
+    uneven = (1,) * (2 * comm.size - 1) + (9 - 2 * comm.size,) if it.chunks == 2 else UNEVEN[comm.size]
+    for training in TRAININGS.values():
+        for partition in ("uniform", uneven):
+            check_pipelined(replace(it, case=training, partition=partition), grid)
+
+
+@pytest.mark.mpi(ranks=[2, 4])
+def test_a_minibatch_may_have_fewer_samples_than_microbatches(comm: MPI.Intracomm) -> None:
+    grid = ProcessGrid(comm, pipeline=comm.size)
+    for method in ("gpipe", "1f1b", "zb-h1"):
+        for microbatches, training in ((5, ADAM), (3, FEW)):
+            check_pipelined(PipelineCase(method, training, microbatches), grid)
+    check_pipelined(PipelineCase("interleaved", ADAM, 2 * comm.size, chunks=2), grid)
+
+
+@pytest.mark.mpi(ranks=RANKS)
+def test_pipedream_and_ddg_train_the_same_to_the_last_bit(comm: MPI.Intracomm) -> None:
+    grid = ProcessGrid(comm, pipeline=comm.size)
+    for training in TRAININGS.values():
+        first, second = (run_pipelined(PipelineCase(method, training), grid) for method in ("pipedream", "ddg"))
+        assert_arrays_same(first.weights(), second.weights())
+        losses, expected = ([record.train_loss for record in it.history.epochs] for it in (first, second))
+        assert losses == expected
+
+
+@pytest.mark.mpi(ranks=RANKS)
+def test_the_same_pipeline_twice_is_bit_identical(comm: MPI.Intracomm) -> None:
+    grid = ProcessGrid(comm, pipeline=comm.size)
+    for it in cases(comm.size).values():
+        first, second = run_pipelined(it, grid, "float32"), run_pipelined(it, grid, "float32")
+        assert_arrays_same(first.weights(), second.weights())
+        for slot, arrays in first.optimizer_slots().items():
+            assert_arrays_same(arrays, second.optimizer_slots()[slot])
+        assert [r.train_loss for r in first.history.epochs] == [r.train_loss for r in second.history.epochs]
+
+
+@pytest.mark.mpi(ranks=RANKS)
+def test_no_method_needs_sends_that_return_before_they_are_received(comm: MPI.Intracomm) -> None:
+    grid = ProcessGrid(comm, pipeline=comm.size)
+    for it in cases(comm.size).values():
+        for training in (MOMENTUM, FEW):
+            check_pipelined(replace(it, case=training, synchronous_sends=True), grid)
