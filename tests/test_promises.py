@@ -1,8 +1,8 @@
 """What hybridnn promises, one test for each, by name and number.
 
 They are the short form; the long form of 1, 2, 4, 5 and 7 is in ``training/test_grids.py`` and
-``training/test_gradients.py``, of 6 in ``training/test_metrics.py``, of 9 and 10 in ``training/test_trainer.py``.
-Promise 3 is about methods with stale weights, which are none of these.
+``training/test_gradients.py``, of 3 in ``training/test_pipelines.py``, of 6 in ``training/test_metrics.py``, of 9 and
+10 in ``training/test_trainer.py``.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ from reference.cases import (
 )
 from reference.messages import check_float32, float32_case, watch_messages
 from reference.network import Weights
+from reference.pipeline_cases import UNEVEN, PipelineCase, check_pipelined
+from reference.pipelines import DELAYED
 from reference.serial import sample_order
 from reference.sweeps import DISTRIBUTIONS, SPLITS, grids, sizes_for
 
@@ -83,6 +85,14 @@ def test_promise_2_the_layout_does_not_change_the_training(comm: MPI.Intracomm) 
             new = make_trainer(case, grid).weights()
             assert_arrays_close(new, net.initial_weights(case.network, case.seed), "initial weights", tolerance=1e-15)
             assert_arrays_same(run(case, grid).weights(), run(case, grid).weights())
+
+
+@pytest.mark.mpi(ranks=[2, 3])
+def test_promise_3_stale_means_exactly_as_stale_as_stated(comm: MPI.Intracomm) -> None:
+    grid = ProcessGrid(comm, pipeline=comm.size, batch=1)
+    for method in DELAYED:
+        check_pipelined(PipelineCase(method, partition=UNEVEN[comm.size]), grid)
+    check_pipelined(PipelineCase("pipedream", vertical_sync=True), grid)
 
 
 @pytest.mark.mpi(ranks=[1, 2, 4])

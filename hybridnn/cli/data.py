@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hybridnn.cli.output import Format, make_console, print_json
-from hybridnn.cli.ranks import launch_rank
+from hybridnn.cli.ranks import first_rank_alone
 
 if TYPE_CHECKING:
     from hybridnn.datasets import DatasetInfo
@@ -25,8 +25,6 @@ OutputFormat = Annotated[Format, typer.Option("--format", help="How to print the
 def _data(context: typer.Context) -> None:
     if context.invoked_subcommand is None:
         print(context.get_help())
-    if launch_rank() not in (None, 0):
-        raise typer.Exit()
 
 
 @app.command("list")
@@ -34,7 +32,8 @@ def list_data(output_format: OutputFormat = Format.text) -> None:
     """List the data sets."""
     from hybridnn.datasets import catalogue
 
-    infos = list(catalogue().values())
+    with first_rank_alone():
+        infos = list(catalogue().values())
     if output_format is Format.json:
         print_json([_facts(info) for info in infos])
         return
@@ -58,7 +57,9 @@ def describe_data(name: Name, output_format: OutputFormat = Format.text) -> None
     """Describe a data set: shape, licence, citation, source."""
     from hybridnn.datasets import dataset_info
 
-    facts = _facts(dataset_info(name))
+    with first_rank_alone():
+        info = dataset_info(name)
+    facts = _facts(info)
     if output_format is Format.json:
         print_json(facts)
         return
@@ -68,7 +69,7 @@ def describe_data(name: Name, output_format: OutputFormat = Format.text) -> None
     for key, value in facts.items():
         if key != "files" and value != "":
             grid.add_row(key.replace("_", " "), f"{value:,}" if isinstance(value, int) else str(value))
-    for file in dataset_info(name).files:
+    for file in info.files:
         grid.add_row("file", f"{file.name} ({file.url or 'comes with the package'})")
     make_console(sys.stdout).print(grid)
 
@@ -78,7 +79,8 @@ def fetch_data(name: Name, output_format: OutputFormat = Format.text) -> None:
     """Download the files of a data set unless they are there, and print their paths."""
     from hybridnn.datasets import dataset_info, fetch
 
-    paths = [str(path) for path in fetch(dataset_info(name))]
+    with first_rank_alone():
+        paths = [str(path) for path in fetch(dataset_info(name))]
     if output_format is Format.json:
         print_json({"name": name, "paths": paths})
         return

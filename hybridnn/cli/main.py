@@ -12,8 +12,9 @@ import typer
 
 from hybridnn.cli.data import app as data_app
 from hybridnn.cli.partition import partition
-from hybridnn.cli.ranks import launch_rank, leave
+from hybridnn.cli.ranks import FirstRankError, launch_rank, leave
 from hybridnn.cli.schedule import schedule
+from hybridnn.cli.trace import trace
 from hybridnn.cli.train import train
 from hybridnn.errors import HybridnnError
 
@@ -27,6 +28,7 @@ app = typer.Typer(add_completion=False, help="Train multi-layer perceptrons over
 app.command()(train)
 app.command()(schedule)
 app.command()(partition)
+app.command()(trace)
 app.add_typer(data_app, name="data")
 
 
@@ -65,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except USAGE_ERROR as error:
         leave(error.format_message(), error.exit_code)  # type: ignore[attr-defined]  # attributes of the parser's base
     except HybridnnError as error:
-        leave(str(error), error.exit_code)
+        leave(str(error), error.exit_code, together=not isinstance(error, FirstRankError))
     except (KeyboardInterrupt, typer.Abort):
         leave("interrupted", INTERRUPTED)
     if status == INTERRUPTED:  # the parser turns an interrupt into a status

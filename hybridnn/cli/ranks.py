@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from collections.abc import Iterator
 from typing import NoReturn
 
-from hybridnn.comm.failsafe import all_ranks_arrive, running_world
-from hybridnn.errors import EnvironmentProblem
+import typer
 
-__all__ = ["launch_rank", "leave"]
+from hybridnn.comm.failsafe import all_ranks_arrive, running_world
+from hybridnn.errors import EnvironmentProblem, HybridnnError
+
+__all__ = ["FirstRankError", "first_rank_alone", "launch_rank", "leave"]
 
 LAUNCHER_RANKS = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 """Set by mpirun, mpiexec and srun for every rank, before MPI is loaded."""
@@ -28,12 +31,35 @@ def launch_rank() -> int | None:
     return None
 
 
-def leave(message: str, exit_code: int) -> NoReturn:
+class FirstRankError(HybridnnError):
+    """An error of a command that rank 0 carries out alone."""
+
+    def __init__(self, error: HybridnnError) -> None:
+        super().__init__(str(error))
+        self.exit_code = error.exit_code
+
+
+@contextlib.contextmanager
+def first_rank_alone() -> Iterator[None]:
+    """Carry out what needs no other rank: those leave here, so an error of rank 0 must not wait for them."""
+    if launch_rank() not in (None, 0):
+        raise typer.Exit()
+    try:
+        yield
+    except HybridnnError as error:
+        raise FirstRankError(error) from error
+
+
+def leave(message: str, exit_code: int, *, together: bool = True) -> NoReturn:
     """Print one error line on rank 0 and exit on every rank.
 
     The ranks leave together, because mpirun ends a job at the first rank that fails, perhaps before rank 0 has spoken.
     An error that the other ranks do not have ends the job after a few seconds, with the line of the rank that has it.
+    Where rank 0 is alone, not `together` with others, it speaks and leaves.
     """
+    if not together:
+        print(f"Error: {message}", file=sys.stderr, flush=True)
+        sys.exit(exit_code)
     _start_mpi_under_a_launcher()
     world = running_world()
     if world is None or world.Get_rank() == 0:

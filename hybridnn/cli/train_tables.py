@@ -78,13 +78,42 @@ def header_table(header: RunHeader) -> Table:
     network = f"{'-'.join(map(str, header.sizes))}, {header.parameters:,} parameters, {header.dtype}"
     return _grid(
         ("ranks", f"{header.ranks} on {nodes}, {threads}"),
-        ("grid", f"{header.batch} x {header.model} (batch x model)"),
+        ("grid", _grid_of(header)),
+        *_pipeline_rows(header),
         ("data", f"{header.data}, {samples}"),
         ("network", network),
         ("optimizer", header.optimizer),
         ("versions", ", ".join(f"{name} {version}" for name, version in header.versions.items())),
         ("folder", header.folder),
     )
+
+
+def _grid_of(header: RunHeader) -> str:
+    widths = {(stage.batch, stage.model) for stage in header.stages}
+    if len(widths) > 1:
+        stages = " + ".join(f"{stage.batch} x {stage.model}" for stage in header.stages)
+        return f"{stages} (batch x model of each stage)"
+    if header.pipeline > 1:
+        return f"{header.pipeline} x {header.batch} x {header.model} (pipeline x batch x model)"
+    return f"{header.batch} x {header.model} (batch x model)"
+
+
+def _pipeline_rows(header: RunHeader) -> list[tuple[str, str]]:
+    """The method, and what every stage holds beside its weights, gradients and optimizer state."""
+    if header.method is None:
+        return []
+    cut = f", {header.microbatches} microbatches" if header.microbatches > 1 else ""
+    rows = [("pipeline", f"{header.method}{cut}")]
+    for stage in header.stages:
+        layers = ", ".join(map(str, stage.layers))
+        rows.append(
+            (
+                f"stage {stage.stage}",
+                f"layer{'s' * (len(stage.layers) > 1)} {layers}: older weights {_bytes(stage.weight_version_bytes)}, "
+                f"activations {_bytes(stage.activation_bytes)}, buffers {_bytes(stage.buffer_bytes)}",
+            )
+        )
+    return rows
 
 
 def epoch_line(record: EpochRecord) -> str:

@@ -89,6 +89,7 @@ class Executor:
 
     def __init__(self, schedule: Schedule, grid: ProcessGrid, chunks: Sequence[Chunk]) -> None:
         self._schedule, self._grid, self._chunks = schedule, grid, chunks
+        self._work: Work
         self._stage = grid.pipeline_rank
         self._order = schedule.orders[self._stage]
         self._program = Program(schedule, self._stage)
@@ -123,6 +124,7 @@ class Executor:
             self._handlers[type(instruction)](place, instruction)
         for chunk in self._chunks:
             chunk.finish()
+        del self._work  # and the data that it holds
 
     # -- sizes and arrays --------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from hybridnn.pipeline.deadlock import check_messages
 from hybridnn.pipeline.instructions import Update
-from hybridnn.pipeline.lint_lists import check_contents, check_order
+from hybridnn.pipeline.lint_lists import check_contents, check_order, check_stages, trains
 from hybridnn.pipeline.memory_plan import plan_memory
 from hybridnn.pipeline.schedule import Schedule
 from hybridnn.pipeline.schedule_error import ScheduleError
@@ -33,8 +33,10 @@ def lint(schedule: Schedule) -> None:
     ScheduleError
         With the stage, the instruction and the reason, for the first rule that is broken.
     """
-    for stage, places in enumerate(check_contents(schedule)):
-        check_order(schedule, stage, places)
+    check_stages(schedule)
+    training = trains(schedule)
+    for stage in range(schedule.stages):
+        check_order(schedule, stage, check_contents(schedule, stage, training))
     check_messages(schedule)
     for stage in range(schedule.stages):
         _check_versions(schedule, stage)

@@ -25,7 +25,7 @@ from hybridnn.pipeline.instructions import (
 from hybridnn.pipeline.schedule import Schedule
 from hybridnn.pipeline.schedule_error import ScheduleError
 
-__all__ = ["check_contents", "check_order"]
+__all__ = ["check_contents", "check_order", "check_stages", "trains"]
 
 Kind = type[Instruction]
 Key = tuple[Kind, int, int, int]
@@ -47,17 +47,8 @@ _BEFORE: dict[Kind, tuple[Kind, ...]] = {
 """What has to come before an instruction of a kind, of the same minibatch, microbatch and chunk."""
 
 
-def check_contents(schedule: Schedule) -> list[dict[Key, int]]:
-    """Refuse a schedule in which a stage does something twice, not at all, or that is not its own to do.
-
-    Parameters
-    ----------
-    schedule : Schedule
-
-    Returns
-    -------
-    list of dict
-        Per stage, the place of each instruction but the barriers.
+def check_stages(schedule: Schedule) -> None:
+    """Refuse a schedule whose lists and bounds are not as many as its stages.
 
     Raises
     ------
@@ -66,19 +57,41 @@ def check_contents(schedule: Schedule) -> list[dict[Key, int]]:
     for name, lists in (("lists", schedule.orders), ("bounds of activations", schedule.activation_bound)):
         if len(lists) != schedule.stages:
             raise ScheduleError(0, 0, None, f"there are {len(lists)} {name} for {schedule.stages} stages")
-    updating = (*_BACKWARDS, *_ONCE_PER_MINIBATCH)
-    trains = any(isinstance(instruction, updating) for order in schedule.orders for instruction in order)
-    found: list[dict[Key, int]] = []
-    for stage in range(schedule.stages):
-        places = _places(schedule, stage, trains)
-        if trains:
-            _check_backward_passes(schedule, stage, places)
-        found.append(places)
-    return found
+
+
+def trains(schedule: Schedule) -> bool:
+    """Whether a schedule has anything to do with gradients; one that has not evaluates."""
+    kinds = (*_BACKWARDS, *_ONCE_PER_MINIBATCH)
+    return any(isinstance(instruction, kinds) for order in schedule.orders for instruction in order)
+
+
+def check_contents(schedule: Schedule, stage: int, training: bool) -> dict[Key, int]:
+    """Refuse a list in which something is done twice, not at all, or is not the stage's to do.
+
+    Parameters
+    ----------
+    schedule : Schedule
+    stage : int
+    training : bool
+        Whether gradients are computed.
+
+    Returns
+    -------
+    dict
+        Place of each instruction but the barriers.
+
+    Raises
+    ------
+    ScheduleError
+    """
+    places = _places(schedule, stage, training)
+    if training:
+        _check_backward_passes(schedule, stage, places)
+    return places
 
 
 def check_order(schedule: Schedule, stage: int, places: dict[Key, int]) -> None:
-    """Refuse a list in which something is read before it is made.
+    """Refuse a list in which something is read before it is made, or overwritten before it is read.
 
     Parameters
     ----------
@@ -91,7 +104,7 @@ def check_order(schedule: Schedule, stage: int, places: dict[Key, int]) -> None:
     ------
     ScheduleError
     """
-    updates = 0
+    updated = 0
     for place, instruction in enumerate(schedule.orders[stage]):
         t, m, chunk = instruction.minibatch, instruction.microbatch, instruction.chunk
         if isinstance(instruction, ReduceGradients):
@@ -104,20 +117,21 @@ def check_order(schedule: Schedule, stage: int, places: dict[Key, int]) -> None:
         for key in before:
             if places.get(key, -1) > place:
                 raise ScheduleError(stage, place, instruction, f"comes before {_named(key)}, which it needs")
-        if isinstance(instruction, Update):
-            if t != updates:
-                raise ScheduleError(stage, place, instruction, f"comes where update {updates} has to")
-            updates += 1
+        # There is one buffer for gradients.
+        if type(instruction) in (*_BACKWARDS, *_ONCE_PER_MINIBATCH) and t != updated:
+            reason = f"comes where the gradients of minibatch {updated} have to be computed and applied"
+            raise ScheduleError(stage, place, instruction, reason)
+        updated += isinstance(instruction, Update)
 
 
 def _keys(kinds: Iterable[Kind], minibatch: int, parts: Iterable[tuple[int, int]]) -> list[Key]:
     return [(kind, minibatch, m, chunk) for m, chunk in parts for kind in kinds]
 
 
-def _places(schedule: Schedule, stage: int, trains: bool) -> dict[Key, int]:
+def _places(schedule: Schedule, stage: int, training: bool) -> dict[Key, int]:
     """Place of each instruction but the barriers, all of them known, in range, wanted, and there once."""
-    required = _required(schedule, stage, trains)
-    optional = (*_BACKWARDS, Recompute) if trains else ()
+    required = _required(schedule, stage, training)
+    optional = (*_BACKWARDS, Recompute) if training else ()
     places: dict[Key, int] = {}
     for place, instruction in enumerate(schedule.orders[stage]):
         kind = type(instruction)
@@ -136,20 +150,20 @@ def _places(schedule: Schedule, stage: int, trains: bool) -> dict[Key, int]:
     return places
 
 
-def _required(schedule: Schedule, stage: int, trains: bool) -> set[Key]:
+def _required(schedule: Schedule, stage: int, training: bool) -> set[Key]:
     """What a stage has to do, but for the backward passes, of which there are several forms."""
     required: set[Key] = set()
     for chunk in range(schedule.chunks):
         first, last = schedule.is_first(stage, chunk), schedule.is_last(stage, chunk)
         kinds: list[Kind] = [Forward, LoadInput if first else ReceiveActivations]
         kinds.append(LoadTarget if last else SendActivations)
-        if trains:
+        if training:
             kinds += [] if first else [SendGradients]
             kinds += [] if last else [ReceiveGradients]
         required |= {
             (kind, t, m, chunk) for t in range(schedule.minibatches) for m in _microbatches(schedule) for kind in kinds
         }
-    if trains:
+    if training:
         required |= {(kind, t, 0, 0) for t in range(schedule.minibatches) for kind in _ONCE_PER_MINIBATCH}
     return required
 

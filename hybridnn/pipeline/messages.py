@@ -56,11 +56,10 @@ def place_messages(schedule: Schedule) -> Schedule:
     """
     times = time_computations(schedule, _unit_duration)
     placed: list[list[tuple[int, Instruction]]] = [[] for _ in schedule.orders]
-    starts = [[start for start, _ in spans] for spans in times.spans]
     for moment, message in _in_one_order(times.made):
         send, receive = _ends(schedule, message)
         for stage, instruction in ((message[0].sender, send), (message[0].receiver, receive)):
-            placed[stage].append((bisect_left(starts[stage], moment), instruction))
+            placed[stage].append((bisect_left(times.starts[stage], moment), instruction))
     orders = tuple(_merge(schedule, stage, order, placed[stage]) for stage, order in enumerate(schedule.orders))
     return replace(schedule, orders=orders)
 

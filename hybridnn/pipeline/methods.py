@@ -13,7 +13,7 @@ from hybridnn.pipeline.orders import Extent, Order
 from hybridnn.pipeline.schedule import Schedule
 from hybridnn.pipeline.weight_policies import WeightPolicy, WeightRead
 
-__all__ = ["INITIAL", "METHODS", "WEIGHT_GRADIENTS", "Method", "forward_only", "make_schedule"]
+__all__ = ["INITIAL", "METHODS", "WEIGHT_GRADIENTS", "Method", "find_method", "forward_only", "make_schedule"]
 
 WEIGHT_GRADIENTS = ("per-microbatch", "merged")
 """How the weight gradients of a minibatch's microbatches are taken: one by one, or as one product."""
@@ -22,6 +22,20 @@ INITIAL = WeightPolicy(
     "initial", lambda *position: WeightRead(0), lambda *position: WeightRead(0), lambda stage, stages: 1
 )
 """All passes read the weights there are, which nothing updates: evaluation."""
+
+
+def find_method(name: str) -> Method:
+    """The method of a name.
+
+    Raises
+    ------
+    SettingError
+        If there is none; the message names the nearest.
+    """
+    if name in METHODS:
+        return METHODS[name]
+    nearest = get_close_matches(str(name), METHODS, n=1, cutoff=0.0)[0]
+    raise SettingError("parallel.method", name, f"did you mean {nearest}? Allowed are " + ", ".join(METHODS))
 
 
 def make_schedule(
@@ -62,7 +76,7 @@ def make_schedule(
     SettingError
         If the method does not exist or cannot do what is asked.
     """
-    chosen = _find(method)
+    chosen = find_method(method)
     _require_counts(chosen, stages, minibatches, microbatches, chunks)
     require_choice("parallel.weight_grad", weight_grad, WEIGHT_GRADIENTS)
     if weight_grad == "merged" and chosen.placed_weight_gradients:
@@ -125,13 +139,6 @@ def _schedule(
         tuple(map(tuple, lists)),
         tuple(activations(extent, stage) for stage in range(extent.stages)),
     )
-
-
-def _find(method: str) -> Method:
-    if method in METHODS:
-        return METHODS[method]
-    nearest = get_close_matches(str(method), METHODS, n=1, cutoff=0.0)[0]
-    raise SettingError("parallel.method", method, f"did you mean {nearest}? Allowed are " + ", ".join(METHODS))
 
 
 def _require_whole(stages: int, minibatches: int, microbatches: int, chunks: int) -> None:

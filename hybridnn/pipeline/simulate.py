@@ -174,7 +174,7 @@ def _timed(schedule: Schedule, stage: int, times: Times, message: float) -> tupl
     """The stage's list with its times, those of messages from the computations that make them."""
     flow = MessageFlow(schedule)
     timed: list[TimedInstruction] = []
-    for instruction, (start, end) in zip(schedule.orders[stage], times.spans[stage], strict=True):
+    for instruction, start, end in zip(schedule.orders[stage], times.starts[stage], times.ends[stage], strict=True):
         travels = flow.carried(stage, instruction)
         if travels is None:
             timed.append(TimedInstruction(instruction, start, end, schedule.weights_read(stage, instruction)))

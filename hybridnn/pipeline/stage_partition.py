@@ -9,14 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import fsum
+from typing import TYPE_CHECKING
 
 from hybridnn.checks import require_number, require_whole
 from hybridnn.comm.partition import block_sizes
 from hybridnn.errors import SettingError
-from hybridnn.pipeline.layer_profile import LayerProfile
 from hybridnn.pipeline.partition_search import PlacedStages, best_stages
 
+if TYPE_CHECKING:
+    from hybridnn.pipeline.layer_profile import LayerProfile
+
 __all__ = [
+    "PARTITIONS",
     "Link",
     "PartitionPlan",
     "balanced_partition",
@@ -26,6 +30,9 @@ __all__ = [
     "replicated_partition",
     "uniform_partition",
 ]
+
+PARTITIONS = ("uniform", "profile")
+"""Ways to deal out layers by themselves: equal counts, or by the layers' times."""
 
 MessageSeconds = Callable[[float], float]
 """From the bytes of a message to its seconds."""

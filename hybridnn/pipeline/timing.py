@@ -38,14 +38,15 @@ class Times:
 
     Attributes
     ----------
-    spans : tuple of tuple of (float, float)
+    starts, ends : list of list of float
         Start and end of every instruction of every stage. A barrier lasts while the stage waits; loads and messages
         have the moment at which the stage comes to them.
     made : dict
         End of the computation that makes each message.
     """
 
-    spans: tuple[tuple[tuple[float, float], ...], ...]
+    starts: list[list[float]]
+    ends: list[list[float]]
     made: dict[Message, float]
 
 
@@ -71,7 +72,8 @@ def time_computations(schedule: Schedule, duration: Duration, message: float = 0
         If a stage waits for something that never happens.
     """
     flow = MessageFlow(schedule)
-    spans: list[list[tuple[float, float]]] = [[] for _ in schedule.orders]
+    starts: list[list[float]] = [[] for _ in schedule.orders]
+    ends: list[list[float]] = [[] for _ in schedule.orders]
     clocks = [0.0] * schedule.stages
     made: dict[Message, float] = {}
     waiting: dict[Message, int] = {}
@@ -79,9 +81,9 @@ def time_computations(schedule: Schedule, duration: Duration, message: float = 0
     runnable = list(range(schedule.stages))
     while runnable:
         stage = runnable.pop()
-        order, done = schedule.orders[stage], spans[stage]
-        while len(done) < len(order):
-            instruction = order[len(done)]
+        order = schedule.orders[stage]
+        while len(ends[stage]) < len(order):
+            instruction = order[len(ends[stage])]
             start = end = clocks[stage]
             if type(instruction) in COMPUTATIONS:
                 need = flow.needed(stage, instruction)
@@ -99,26 +101,18 @@ def time_computations(schedule: Schedule, duration: Duration, message: float = 0
             elif isinstance(instruction, Barrier):
                 at_barrier.append(stage)
                 if len(at_barrier) == schedule.stages:
-                    _release(at_barrier, clocks, spans)
+                    for waiter in at_barrier:
+                        starts[waiter].append(clocks[waiter])
+                        ends[waiter].append(max(clocks))
+                    clocks = [max(clocks)] * schedule.stages
                     runnable += at_barrier
                     at_barrier.clear()
                 break
-            done.append((start, end))
+            starts[stage].append(start)
+            ends[stage].append(end)
             clocks[stage] = end
-    _require_finished(schedule, spans)
-    return Times(tuple(map(tuple, spans)), made)
-
-
-def _release(stages: list[int], clocks: list[float], spans: list[list[tuple[float, float]]]) -> None:
-    """Let all stages go on from a barrier when the last has come."""
-    end = max(clocks)
-    for stage in stages:
-        spans[stage].append((clocks[stage], end))
-        clocks[stage] = end
-
-
-def _require_finished(schedule: Schedule, spans: list[list[tuple[float, float]]]) -> None:
-    for stage, (order, done) in enumerate(zip(schedule.orders, spans, strict=True)):
-        if len(done) < len(order):
-            reason = "waits for something that never happens"
-            raise ScheduleError(stage, len(done), order[len(done)], reason)
+    for stage, order in enumerate(schedule.orders):
+        if len(ends[stage]) < len(order):
+            place = len(ends[stage])
+            raise ScheduleError(stage, place, order[place], "waits for something that never happens")
+    return Times(starts, ends, made)

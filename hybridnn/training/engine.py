@@ -11,7 +11,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from hybridnn.comm.grid import ProcessGrid
 from hybridnn.comm.partition import block_slice
-from hybridnn.errors import NonFiniteLossError
+from hybridnn.errors import NonFiniteLossError, SettingError
 from hybridnn.kernels import numpy_kernels as kernels
 from hybridnn.nn.losses import resolve_loss
 from hybridnn.nn.mlp import MLP
@@ -29,7 +29,7 @@ from hybridnn.training.sampling import minibatches
 from hybridnn.training.stage_memory import StageMemory
 from hybridnn.training.work import EvaluationWork, PredictionWork, TrainingWork
 
-__all__ = ["Engine"]
+__all__ = ["Engine", "make_engine"]
 
 Array = NDArray[Any]
 Indices = NDArray[np.int64]
@@ -262,3 +262,18 @@ class Engine:
             f"{what}; norms of the weights: {layers}. "
             "Try a lower optimizer.lr, a training.clip_norm, or a warm-up; check the scale of the data"
         )
+
+
+def make_engine(model: MLP, *arguments: Any, **settings: Any) -> Engine:
+    """An `Engine`, made of its parameters.
+
+    Raises
+    ------
+    SettingError
+        If its arrays do not fit the memory.
+    """
+    try:
+        return Engine(model, *arguments, **settings)
+    except MemoryError as error:
+        numbers = f"{model.parameters:,} parameters, their gradients and the optimizer's state"
+        raise SettingError("model.sizes", model.sizes, f"{numbers} do not fit this rank's memory") from error

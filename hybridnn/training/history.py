@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-__all__ = ["EpochRecord", "History", "RunHeader", "RunSummary", "StepRecord"]
+__all__ = ["EpochRecord", "History", "RunHeader", "RunSummary", "StageHeader", "StepRecord"]
 
 
 @dataclass(frozen=True)
@@ -75,12 +75,61 @@ class History:
 
 
 @dataclass(frozen=True)
-class RunHeader:
-    """What a run is about to do, for its first lines of output."""
+class StageHeader:
+    """One stage of a pipeline.
 
-    ranks: int
+    Attributes
+    ----------
+    stage : int
+        From 0.
+    batch, model : int
+        Its ranks along these axes.
+    layers : tuple of int
+        Numbers of its layers.
+    weight_bytes, optimizer_bytes : int
+        Current weights with their gradients, and the optimizer's state, on the rank that has most.
+    weight_version_bytes : int
+        Copies of older weights, and predicted ones.
+    activation_bytes : int
+        Inputs and activations that wait for their backward pass.
+    buffer_bytes : int
+        Messages, gradients on their way through the layers, microbatches joined for one product.
+    """
+
+    stage: int
     batch: int
     model: int
+    layers: tuple[int, ...]
+    weight_bytes: int
+    optimizer_bytes: int
+    weight_version_bytes: int
+    activation_bytes: int
+    buffer_bytes: int
+
+
+@dataclass(frozen=True)
+class RunHeader:
+    """What a run is about to do, for its first lines of output.
+
+    Attributes
+    ----------
+    batch, model : int
+        Ranks along these axes; those of the first stage where stages differ.
+    method : str or None
+        How the pipeline is run; None without a pipeline.
+    microbatches : int
+        Parts of a minibatch.
+    stages : tuple of StageHeader
+        One for each stage of the pipeline; a single one without.
+    """
+
+    ranks: int
+    pipeline: int
+    batch: int
+    model: int
+    method: str | None
+    microbatches: int
+    stages: tuple[StageHeader, ...]
     nodes: int
     threads_per_rank: int
     data: str

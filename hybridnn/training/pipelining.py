@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from hybridnn.checks import require_choice, require_whole
-from hybridnn.comm.agreement import agree
+from hybridnn.comm.agreement import agree, same_on_all
 from hybridnn.comm.grid import ProcessGrid
 from hybridnn.errors import SettingError
 from hybridnn.nn.mlp import MLP, DenseLayer
@@ -20,11 +21,16 @@ from hybridnn.pipeline.layer_profile import time_layers
 from hybridnn.pipeline.lint import lint
 from hybridnn.pipeline.methods import METHODS, Method, forward_only, make_schedule
 from hybridnn.pipeline.schedule import Schedule
-from hybridnn.pipeline.stage_partition import balanced_partition, check_partition, check_stages, uniform_partition
+from hybridnn.pipeline.stage_partition import (
+    PARTITIONS,
+    balanced_partition,
+    check_partition,
+    check_stages,
+    uniform_partition,
+)
 
-__all__ = ["PARTITIONS", "PipelinePlan", "Pipelining", "plan_pipeline", "with_profiled_layers"]
+__all__ = ["PipelinePlan", "Pipelining", "plan_pipeline", "settle_pipeline"]
 
-PARTITIONS = ("uniform", "profile")
 WEIGHT_GRADS = ("auto", "merged", "per-microbatch")
 
 MICROBATCHES_PER_STAGE = 4
@@ -91,6 +97,11 @@ class PipelinePlan:
     def exact(self) -> bool:
         """Whether every minibatch is complete before the next begins."""
         return self.method.exact or self.stages == 1
+
+    @property
+    def label(self) -> str:
+        """The method with its options, for people."""
+        return self.method.name + " with vertical sync" * self.vertical_sync
 
     def training(self, minibatches: int) -> Schedule:
         """Schedule of so many minibatches."""
@@ -214,7 +225,48 @@ def _require_agreement(
         raise SettingError("data.distribution", distribution, "local with a pipeline: its first and last stage read")
 
 
-def with_profiled_layers(
+def settle_pipeline(
+    pipelining: Pipelining,
+    model: MLP,
+    grid: ProcessGrid,
+    *,
+    batch_size: int,
+    dtype: np.dtype[Any],
+    optimizer: Optimizer,
+    clip_norm: float | None,
+    distribution: str,
+) -> PipelinePlan:
+    """Settle a pipeline on all ranks alike; collective. The parameters are those of `Trainer`.
+
+    Message sizes follow from what is settled here, so that no message has to announce its own.
+
+    Raises
+    ------
+    SettingError
+        On every rank: a setting is not allowed, or the ranks were given different ones.
+    """
+    plan = agree(
+        grid.world,
+        lambda: plan_pipeline(
+            pipelining,
+            model,
+            grid,
+            batch_size=batch_size,
+            optimizer=optimizer,
+            clip_norm=clip_norm,
+            distribution=distribution,
+        ),
+    )
+    facts = (plan.label, plan.layers, plan.chunks, plan.microbatches, plan.merges, model, batch_size, dtype)
+    fingerprint = int.from_bytes(hashlib.sha256(repr(facts).encode()).digest()[:7], "big")
+    if not same_on_all(grid.world, np.array([fingerprint], np.int64)):
+        raise SettingError("parallel", pipelining, "the same network, batch size and pipeline on every rank")
+    if pipelining.partition == "profile":
+        return _with_profiled_layers(plan, model, grid, batch_size, dtype)
+    return plan
+
+
+def _with_profiled_layers(
     plan: PipelinePlan, model: MLP, grid: ProcessGrid, batch_size: int, dtype: np.dtype[Any]
 ) -> PipelinePlan:
     """Cut the layers where the slowest stage is fastest, by their times on rank 0; collective.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Protocol
@@ -16,20 +16,33 @@ from hybridnn._version import __version__
 from hybridnn.comm.agreement import agree
 from hybridnn.comm.grid import ProcessGrid
 from hybridnn.comm.mpi import library_version
+from hybridnn.comm.recorder import Recorder
 from hybridnn.datasets import Dataset, SyntheticSpec, load_dataset, load_file
 from hybridnn.nn.learning_rates import Constant, Cosine, LearningRateSchedule, Step, WarmupLinear
 from hybridnn.nn.losses import resolve_loss
 from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import SGD, Adam, AdamW, Optimizer
 from hybridnn.training.data_placement import PlacedData, place_data
-from hybridnn.training.history import EpochRecord, RunHeader, RunSummary, StepRecord
+from hybridnn.training.history import EpochRecord, RunHeader, RunSummary, StageHeader, StepRecord
 from hybridnn.training.learning_curve import draw_learning_curve
+from hybridnn.training.pipelining import Pipelining
 from hybridnn.training.run_folder import RunFolder
-from hybridnn.training.settings import OptimizerSettings, ScheduleSettings, Settings
+from hybridnn.training.settings import (
+    OptimizerSettings,
+    OutputSettings,
+    ParallelSettings,
+    ScheduleSettings,
+    Settings,
+)
+from hybridnn.training.stage_memory import StageMemory
+from hybridnn.training.trace_file import write_trace
 from hybridnn.training.trainer import Trainer
 from hybridnn.training.weights_file import read_weights
 
 __all__ = ["RunView", "make_optimizer", "make_schedule", "run_training"]
+
+TRACED_EVENTS = 1 << 16
+"""Events of every rank that a trace keeps: the last ones of the run."""
 
 
 class RunView(Protocol):
@@ -71,7 +84,7 @@ def run_training(settings: Settings, view: RunView) -> RunSummary:
     HybridnnError
         For a user's mistake, the same on every rank and before the first step; `NonFiniteLossError` later.
     """
-    grid = ProcessGrid(batch=settings.parallel.batch, model=settings.parallel.model)
+    grid = _grid(settings.parallel, settings.output)
     data = place_data(
         lambda: _load(settings),
         grid,
@@ -83,16 +96,17 @@ def run_training(settings: Settings, view: RunView) -> RunSummary:
         dtype=settings.training.dtype,
     )
     trainer = _trainer(settings, grid, data)
-    # The grid that ran, so that the settings kept beside the results repeat it on any number of ranks or refuse.
-    parallel = settings.parallel.model_copy(update={"batch": grid.batch})
-    settings = settings.model_copy(update={"parallel": parallel})
+    settings = settings.model_copy(update={"parallel": _resolved(settings.parallel, trainer)})
+    memory = trainer.stage_memory(data.task)
     folder = agree(grid.world, lambda: _open_folder(settings) if grid.rank == 0 else None)
-    report = _Report(settings, trainer, data, view, folder)
+    report = _Report(settings, trainer, data, view, folder, memory)
     report.start()
     start = perf_counter()
     epochs = settings.training.epochs
     trainer.fit(data.train, epochs=epochs, validation=(data.test, None), on_step=report.step, on_epoch=report.epoch)
     seconds = perf_counter() - start
+    if settings.output.trace:
+        write_trace(None if folder is None else folder.trace_path, grid)
     weights = trainer.weights()
     summary = _summary(trainer, "" if folder is None else str(folder.path), seconds)
     agree(grid.world, lambda: report.finish(weights, summary))
@@ -109,10 +123,13 @@ class _Report:
     data: PlacedData
     view: RunView
     folder: RunFolder | None
+    memory: tuple[StageMemory, ...]
 
     def start(self) -> None:
         if self.folder is not None:
-            self.view.on_header(_header(self.settings, self.trainer, self.data, self.folder.path))
+            header = _header(self.settings, self.trainer, self.data, self.memory, self.folder.path)
+            self.folder.begin(header)
+            self.view.on_header(header)
             self._announce(1)
 
     def step(self, record: StepRecord) -> None:
@@ -141,6 +158,21 @@ class _Report:
         epochs, batch_size = self.settings.training.epochs, self.settings.training.batch_size
         if epoch <= epochs:
             self.view.on_epoch_start(epoch, epochs, -(-self.data.train_samples // batch_size))
+
+
+def _grid(parallel: ParallelSettings, output: OutputSettings) -> ProcessGrid:
+    recorder = Recorder(TRACED_EVENTS) if output.trace else None
+    if parallel.stages:
+        return ProcessGrid(stages=[(stage.batch, stage.model) for stage in parallel.stages], recorder=recorder)
+    return ProcessGrid(pipeline=parallel.pipeline, batch=parallel.batch, model=parallel.model, recorder=recorder)
+
+
+def _resolved(parallel: ParallelSettings, trainer: Trainer) -> ParallelSettings:
+    """The grid and the pipeline that run, so that the settings kept beside the results repeat them or refuse."""
+    ran: dict[str, Any] = {} if parallel.stages else {"batch": trainer.grid.batch}
+    if (plan := trainer.plan).stages > 1:
+        ran |= {"microbatches": plan.microbatches, "chunks": plan.chunks, "partition": plan.layers}
+    return parallel.model_copy(update=ran)
 
 
 def _load(settings: Settings) -> Dataset:
@@ -177,6 +209,14 @@ def _trainer(settings: Settings, grid: ProcessGrid, data: PlacedData) -> Trainer
         distribution=settings.data.distribution,
         log_every=settings.output.log_every,
         evaluate_every=settings.training.evaluate_every,
+        pipelining=Pipelining(
+            settings.parallel.method,
+            settings.parallel.microbatches,
+            settings.parallel.chunks,
+            settings.parallel.partition,
+            settings.parallel.vertical_sync,
+            settings.parallel.weight_grad,
+        ),
         initial_weights=None if start_from is None else agree(grid.world, lambda: read_weights(start_from)),
     )
 
@@ -209,12 +249,27 @@ def _open_folder(settings: Settings) -> RunFolder:
     return folder
 
 
-def _header(settings: Settings, trainer: Trainer, data: PlacedData, folder: Path) -> RunHeader:
-    grid = trainer.grid
+def _header(
+    settings: Settings, trainer: Trainer, data: PlacedData, memory: tuple[StageMemory, ...], folder: Path
+) -> RunHeader:
+    grid, plan = trainer.grid, trainer.plan
     return RunHeader(
         ranks=grid.size,
+        pipeline=grid.pipeline,
         batch=grid.batch,
         model=grid.model,
+        method=plan.label if grid.pipeline > 1 else None,
+        microbatches=plan.microbatches,
+        stages=tuple(
+            StageHeader(
+                stage,
+                batch,
+                model,
+                tuple(layer.index for chunk in plan.layers_of(trainer.model, stage) for layer in chunk),
+                *astuple(memory[stage]),
+            )
+            for stage, (batch, model) in enumerate(grid.stages)
+        ),
         nodes=grid.nodes,
         threads_per_rank=trainer.threads,
         data=settings.data.name or str(settings.data.file),

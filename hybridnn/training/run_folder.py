@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridnn.errors import DataError, EnvironmentProblem, SettingError
-from hybridnn.training.history import EpochRecord, History, RunSummary, StepRecord
+from hybridnn.training.history import EpochRecord, History, RunHeader, RunSummary, StepRecord
 from hybridnn.training.json_text import to_json
 from hybridnn.training.settings import Settings
 from hybridnn.training.settings_file import to_toml
@@ -32,6 +32,7 @@ __all__ = ["RunFolder", "read_history", "run_status"]
 CONFIG = "config.toml"
 HISTORY = "history.jsonl"
 LEARNING_CURVE = "learning_curve.png"
+TRACE = "trace.json"
 STANDARDIZATION = "standardization.npz"
 WEIGHTS = "weights.npz"
 
@@ -85,10 +86,19 @@ class RunFolder:
         """Where the plot of the learning curve belongs."""
         return self.path / LEARNING_CURVE
 
+    @property
+    def trace_path(self) -> Path:
+        """Where the trace belongs."""
+        return self.path / TRACE
+
     def write_config(self, settings: Settings) -> None:
         """Write the resolved settings as ``config.toml``."""
         with _named_if_unwritable(self.path):
             (self.path / CONFIG).write_text(to_toml(settings), encoding="utf-8")
+
+    def begin(self, header: RunHeader) -> None:
+        """Add the first line: what the run is about to do."""
+        self._append("header", asdict(header))
 
     def append(self, record: StepRecord | EpochRecord) -> None:
         """Add one line to the history."""

@@ -9,9 +9,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from hybridnn.training.settings_errors import refused, setting_error
+from hybridnn.training.settings_parallel import ParallelSettings
+from hybridnn.training.settings_types import (
+    AtLeastZero,
+    BelowOne,
+    Betas,
+    Count,
+    Counts,
+    Fraction,
+    Positive,
+    Section,
+    Seed,
+    Text,
+    Texts,
+)
 
 __all__ = [
     "DataSettings",
@@ -40,38 +54,7 @@ FOREIGN_SCHEDULE_KEYS = {
 }
 
 
-def _list_as_tuple(value: object) -> object:
-    """TOML has lists only; frozen settings hold tuples."""
-    return tuple(value) if isinstance(value, list) else value
-
-
-Text = Annotated[str, Field(min_length=1)]
-Count = Annotated[int, Field(ge=1)]
-Seed = Annotated[int, Field(ge=0, lt=2**63)]
-Fraction = Annotated[float, Field(ge=0, le=1)]
-BelowOne = Annotated[float, Field(ge=0, lt=1)]
-AtLeastZero = Annotated[float, Field(ge=0)]
-Positive = Annotated[float, Field(gt=0)]
-Counts = Annotated[tuple[Count, ...], BeforeValidator(_list_as_tuple)]
-Texts = Annotated[tuple[Text, ...], BeforeValidator(_list_as_tuple)]
-Betas = Annotated[tuple[BelowOne, BelowOne], BeforeValidator(_list_as_tuple)]
-
-
-class _Section(BaseModel):
-    """Frozen, without unknown keys, and without silent conversion: ``epochs = "10"`` is refused."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
-
-    def foreign_keys(self) -> frozenset[str]:
-        """Keys that mean nothing beside the section's other values; setting one of them is refused."""
-        return frozenset()
-
-    def _require_no_foreign_key(self, beside: str) -> None:
-        for key in sorted(self.foreign_keys() & self.model_fields_set):
-            raise refused(key, getattr(self, key), f"does not belong to {beside}")
-
-
-class SyntheticSettings(_Section):
+class SyntheticSettings(Section):
     """``[data.synthetic]``: size and task of generated data."""
 
     task: Literal["regression", "classification"] = "regression"
@@ -83,7 +66,7 @@ class SyntheticSettings(_Section):
     seed: Seed = 0
 
 
-class DataSettings(_Section):
+class DataSettings(Section):
     """``[data]``: a named data set or a file of the user's, and how it reaches the ranks.
 
     Attributes
@@ -132,11 +115,11 @@ class DataSettings(_Section):
     def _one_source(self) -> DataSettings:
         if self.name is not None and self.file is not None:
             raise refused("file", self.file, f"give either data.name (now {self.name!r}) or data.file, not both")
-        self._require_no_foreign_key(f"file = {self.file!r}" if self.file is not None else f"name = {self.name!r}")
+        self.require_no_foreign_key(f"file = {self.file!r}" if self.file is not None else f"name = {self.name!r}")
         return self
 
 
-class ModelSettings(_Section):
+class ModelSettings(Section):
     """``[model]``: the multi-layer perceptron; its first and last sizes come from the data."""
 
     hidden: Counts = (256, 256)
@@ -147,7 +130,7 @@ class ModelSettings(_Section):
     init_from: Text | None = None
 
 
-class TrainingSettings(_Section):
+class TrainingSettings(Section):
     """``[training]``: how long, in what portions and in which precision; `evaluate_every` counts epochs."""
 
     epochs: Count = 10
@@ -159,7 +142,7 @@ class TrainingSettings(_Section):
     evaluate_every: Count = 1
 
 
-class OptimizerSettings(_Section):
+class OptimizerSettings(Section):
     """``[optimizer]``: the update rule, with PyTorch's meaning of every number.
 
     The default of `lr` is 0.005 for sgd and 0.001 for adam and adamw; that of `weight_decay` is 0.01 for adamw, else 0.
@@ -192,13 +175,13 @@ class OptimizerSettings(_Section):
 
     @model_validator(mode="after")
     def _keys_agree(self) -> OptimizerSettings:
-        self._require_no_foreign_key(f"name = {self.name!r}")
+        self.require_no_foreign_key(f"name = {self.name!r}")
         if self.nesterov and not (self.momentum > 0 and self.dampening == 0):
             raise refused("nesterov", True, "needs momentum > 0 and dampening = 0")
         return self
 
 
-class ScheduleSettings(_Section):
+class ScheduleSettings(Section):
     """``[schedule]``: factors on the learning rate as training goes on.
 
     Attributes
@@ -225,7 +208,7 @@ class ScheduleSettings(_Section):
 
     @model_validator(mode="after")
     def _keys_agree(self) -> ScheduleSettings:
-        self._require_no_foreign_key(f"name = {self.name!r}")
+        self.require_no_foreign_key(f"name = {self.name!r}")
         if self.name == "step" and not self.milestones:
             raise refused("milestones", [], "name = 'step' needs at least one epoch, for example [5, 8]")
         if any(later <= earlier for earlier, later in zip(self.milestones, self.milestones[1:], strict=False)):
@@ -235,23 +218,15 @@ class ScheduleSettings(_Section):
         return self
 
 
-class ParallelSettings(_Section):
-    """``[parallel]``: the process grid; without `batch` all remaining ranks go to the batch axis."""
-
-    batch: Count | None = None
-    model: Count = 1
-    model_split: Literal["columns", "alternating"] = "columns"
-    overlap: bool = True
-
-
-class OutputSettings(_Section):
-    """``[output]``: the run folder (None: a new one below ``runs/``) and the steps between two step records."""
+class OutputSettings(Section):
+    """``[output]``: the run folder (None: a new one below ``runs/``), the steps between two step records, the trace."""
 
     folder: Text | None = None
     log_every: Count = 10
+    trace: bool = False
 
 
-class Settings(_Section):
+class Settings(Section):
     """All settings of a run, one attribute per section."""
 
     data: DataSettings = DataSettings()

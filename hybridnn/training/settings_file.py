@@ -61,8 +61,14 @@ def _dump(section: Any) -> dict[str, Any]:
         value = getattr(section, key)
         if value is None or key in foreign:
             continue
-        dumped[key] = _dump(value) if hasattr(value, "foreign_keys") else value
+        dumped[key] = _plain(value)
     return dumped
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "foreign_keys"):
+        return _dump(value)
+    return [_plain(item) for item in value] if isinstance(value, tuple) else value
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from math import ceil
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from hybridnn.checks import require_choice, require_number, require_whole
 from hybridnn.comm.agreement import agree, same_on_all
 from hybridnn.comm.grid import ProcessGrid
 from hybridnn.comm.threads import limit_blas_threads
-from hybridnn.errors import DataError, SettingError
+from hybridnn.errors import DataError
 from hybridnn.nn.learning_rates import Constant, LearningRateSchedule
 from hybridnn.nn.losses import resolve_loss
 from hybridnn.nn.mlp import MLP
@@ -23,12 +22,12 @@ from hybridnn.nn.optimizers import SGD, Optimizer
 from hybridnn.nn.parameters import check_weights
 from hybridnn.parallel.distribution import DISTRIBUTIONS
 from hybridnn.parallel.layer_split import MODEL_SPLITS
-from hybridnn.training.engine import Engine
+from hybridnn.training.engine import make_engine
+from hybridnn.training.epoch import train_epoch
 from hybridnn.training.history import EpochRecord, History, StepRecord
-from hybridnn.training.meter import Meter
 from hybridnn.training.metrics import Metrics
 from hybridnn.training.part import Part, as_samples, holds_validation, make_part
-from hybridnn.training.pipelining import PipelinePlan, Pipelining, plan_pipeline, with_profiled_layers
+from hybridnn.training.pipelining import Pipelining, settle_pipeline
 from hybridnn.training.sampling import epoch_order, minibatches
 from hybridnn.training.stage_memory import StageMemory, memory_of_stages
 
@@ -134,10 +133,30 @@ class Trainer:
         self.log_every, self.evaluate_every = log_every, evaluate_every
         self.history = History()
         self._distribution = distribution
-        self.plan = self._make_plan(pipelining or Pipelining(), np.dtype(dtype), clip_norm)
+        self.plan = settle_pipeline(
+            pipelining or Pipelining(),
+            model,
+            self.grid,
+            batch_size=self.batch_size,
+            dtype=np.dtype(dtype),
+            optimizer=self.optimizer,
+            clip_norm=clip_norm,
+            distribution=distribution,
+        )
         self._engine = agree(
             self.grid.world,
-            lambda: self._make_engine(dtype, model_split=model_split, overlap=overlap, clip_norm=clip_norm),
+            lambda: make_engine(
+                model,
+                self.optimizer,
+                self.grid,
+                self.plan,
+                batch_size=self.batch_size,
+                dtype=dtype,
+                model_split=model_split,
+                overlap=overlap,
+                distribution=distribution,
+                clip_norm=clip_norm,
+            ),
         )
         if initial_weights is None:
             self._engine.arrays.initialize(seed)
@@ -167,7 +186,8 @@ class Trainer:
         validation : tuple, optional
             Samples and targets, as `x` and `y`, to evaluate on.
         on_step, on_epoch : callable, optional
-            Called on every rank with each record.
+            Called on every rank with each record; with an asynchronous pipeline method, steps come at the end of
+            their epoch.
 
         Returns
         -------
@@ -211,38 +231,24 @@ class Trainer:
     ) -> EpochRecord:
         order = epoch_order(train.samples, self.seed, epoch, self.shuffle)
         batches = list(minibatches(order, self.batch_size))
-        first, start = self.step, perf_counter()
-        whole, since_record = Meter(self.grid), Meter(self.grid)
-        loss_sum, unmarked = 0.0, 0
+        rates = [
+            self.optimizer.lr * self.schedule.factor(self.step + number, per_epoch, updates)
+            for number in range(len(batches))
+        ]
 
-        def rate(number: int) -> float:
-            return self.optimizer.lr * self.schedule.factor(first + number, per_epoch, updates)
+        def logged(record: StepRecord) -> None:
+            self.history.steps.append(record)
+            if on_step is not None:
+                on_step(record)
 
-        def updated(number: int) -> None:
-            nonlocal unmarked
-            unmarked += len(batches[number])
-            if (first + number + 1) % self.log_every == 0:
-                since_record.mark(unmarked)
-                unmarked = 0
-
-        for number, loss in enumerate(self._engine.train(train, batches, rate, updated)):
-            loss_sum += loss * len(batches[number])
-            step = first + number + 1
-            if step % self.log_every == 0:
-                record = StepRecord(step, epoch, loss, rate(number), **asdict(since_record.read()))
-                self.history.steps.append(record)
-                if on_step is not None:
-                    on_step(record)
-        self.grid.recorder.end_phase("training", start, epoch)
-        whole.mark(train.samples)
-        speed = whole.read()
+        loss, speed = train_epoch(self._engine, self.grid, train, epoch, batches, rates, self.log_every, logged)
         metrics = None if test is None else self._engine.evaluate(test)
         self._engine.require_finite(metrics)
         return EpochRecord(
             step=self.step,
             epoch=epoch,
-            train_loss=loss_sum / train.samples,
-            learning_rate=rate(len(batches) - 1),
+            train_loss=loss,
+            learning_rate=rates[-1],
             test_loss=None if metrics is None else metrics.loss,
             test_accuracy=None if metrics is None else metrics.accuracy,
             test_r2=None if metrics is None else metrics.r2,
@@ -325,41 +331,6 @@ class Trainer:
     def stage_memory(self, task: str) -> tuple[StageMemory, ...]:
         """What training on data of `task` takes on the fullest rank of every stage; collective."""
         return memory_of_stages(self.grid, self._engine.memory(task))
-
-    def _make_plan(self, pipelining: Pipelining, dtype: np.dtype[Any], clip_norm: float | None) -> PipelinePlan:
-        plan = agree(
-            self.grid.world,
-            lambda: plan_pipeline(
-                pipelining,
-                self.model,
-                self.grid,
-                batch_size=self.batch_size,
-                optimizer=self.optimizer,
-                clip_norm=clip_norm,
-                distribution=self._distribution,
-            ),
-        )
-        if pipelining.partition == "profile":
-            return with_profiled_layers(plan, self.model, self.grid, self.batch_size, dtype)
-        return plan
-
-    def _make_engine(self, dtype: DTypeLike, *, model_split: str, overlap: bool, clip_norm: float | None) -> Engine:
-        try:
-            return Engine(
-                self.model,
-                self.optimizer,
-                self.grid,
-                self.plan,
-                batch_size=self.batch_size,
-                dtype=dtype,
-                model_split=model_split,
-                overlap=overlap,
-                distribution=self._distribution,
-                clip_norm=clip_norm,
-            )
-        except MemoryError as error:
-            numbers = f"{self.model.parameters:,} parameters, their gradients and the optimizer's state"
-            raise SettingError("model.sizes", self.model.sizes, f"{numbers} do not fit this rank's memory") from error
 
     def _part(self, x: Any, y: Array | None, what: str) -> Part:
         part = make_part(self.grid, self._distribution, self.model, x, y, what, self._engine.dtype)

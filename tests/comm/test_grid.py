@@ -11,7 +11,7 @@ from hybridnn.comm.agreement import agree
 from hybridnn.comm.grid import ProcessGrid
 from hybridnn.comm.node_memory import NodeMemory
 from hybridnn.comm.placement import fitting_grids
-from hybridnn.errors import DataError, GridError, HybridnnError
+from hybridnn.errors import DataError, GridError, HybridnnError, SettingError
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -70,3 +70,36 @@ def test_node_memory_is_one_array_for_all_ranks_of_the_node(comm: MPI.Intracomm)
     np.testing.assert_array_equal(shared, np.repeat(np.arange(comm.size), 4).reshape(-1, 4))
     memory.publish()
     memory.free()
+
+
+@pytest.mark.mpi(ranks=[4, 6])
+def test_stages_of_different_widths_have_groups_of_their_own(comm: MPI.Intracomm) -> None:
+    shapes = {4: [[(2, 1), (1, 1), (1, 1)], [(1, 2), (2, 1)]], 6: [[(2, 2), (1, 1), (1, 1)], [(1, 1), (1, 3), (2, 1)]]}
+    for stages in shapes[comm.size]:
+        grid = ProcessGrid(comm, stages=stages)
+        assert grid.stages == tuple(stages)
+        batch, model = stages[grid.pipeline_rank]
+        assert (grid.batch, grid.model) == (batch, model) == (grid.batch_group.size, grid.model_group.size)
+        assert (grid.batch_rank, grid.model_rank) == (grid.batch_group.rank, grid.model_group.rank)
+        assert grid.rank == grid.rank_at(grid.pipeline_rank, grid.batch_rank, grid.model_rank)
+        places = np.zeros((comm.size, 3), np.int64)
+        places[grid.rank] = grid.pipeline_rank, grid.batch_rank, grid.model_rank
+        grid.world.allreduce(places)
+        expected = [(k, b, m) for k, (width, parts) in enumerate(stages) for b in range(width) for m in range(parts)]
+        assert places.tolist() == [list(place) for place in expected]
+        for group, axis in ((grid.batch_group, 1), (grid.model_group, 2)):
+            members = np.zeros((group.size, 3), np.int64)
+            members[group.rank] = places[grid.rank]
+            group.allgather_rows(members)
+            assert (members[:, axis] == np.arange(group.size)).all()
+            assert (np.delete(members, axis, 1) == np.delete(places[grid.rank], axis)).all()
+
+
+@pytest.mark.mpi(ranks=[2])
+def test_stages_that_do_not_add_up_to_the_ranks_are_refused(comm: MPI.Intracomm) -> None:
+    with pytest.raises(GridError, match=r"parallel\.stages: .* 2 x 1 \+ 1 x 1 are 3 in all, the job has 2"):
+        ProcessGrid(comm, stages=[(2, 1), (1, 1)])
+    with pytest.raises(SettingError, match=r"parallel\.stages\[1\]\.model = 0"):
+        ProcessGrid(comm, stages=[(1, 1), (1, 0)])
+    with pytest.raises(SettingError, match=r"parallel\.stages = \[\]"):
+        ProcessGrid(comm, stages=[])

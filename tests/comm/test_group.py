@@ -188,3 +188,30 @@ def test_every_call_is_recorded_with_its_bytes(comm: MPI.Intracomm) -> None:
     part = 10 * 8 * (comm.size - 1)
     assert [event.nbytes for event in grid.recorder.events] == [2 * part, part, 0]
     assert grid.recorder.totals.bytes_sent == 3 * part
+
+
+@pytest.mark.mpi(ranks=[2, 3])
+def test_messages_go_around_the_ring(comm: MPI.Intracomm) -> None:
+    after, before = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    for group, dtype, shape in groups(comm):
+        for synchronous in (False, True):
+            array = np.full(shape, 99, dtype)
+            receive = group.ireceive(array, before, tag=3)
+            send = group.isend(data_of(comm.rank, shape, dtype), after, tag=3, synchronous=synchronous)
+            receive.wait()
+            send.wait()
+            np.testing.assert_array_equal(array, data_of(before, shape, dtype))
+
+
+@pytest.mark.mpi(ranks=[2])
+def test_a_synchronous_send_is_not_done_before_its_receive(comm: MPI.Intracomm) -> None:
+    group = ProcessGrid(comm).world
+    array = np.arange(2.0)
+    if comm.rank == 0:
+        request = group.isend(array, 1, tag=0, synchronous=True)
+        assert not request.test()
+        group.barrier()
+        request.wait()
+    else:
+        group.barrier()
+        group.ireceive(array, 0, tag=0).wait()

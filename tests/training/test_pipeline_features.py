@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from hybridnn import MLP, SGD, Adam, ProcessGrid, Trainer
-from hybridnn.errors import HybridnnError, NonFiniteLossError
+from hybridnn.errors import HybridnnError, NonFiniteLossError, SettingError
 from hybridnn.training.pipelining import Pipelining
 from reference import network as net
 from reference.cases import assert_arrays_close, assert_arrays_same, check_state, data, reference
@@ -28,6 +28,7 @@ from reference.pipeline_cases import (
     pipelined_trainer,
     run_pipelined,
 )
+from reference.pipelines import uniform
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -128,6 +129,23 @@ def test_weights_handed_in_come_back_whole_and_are_the_start(comm: MPI.Intracomm
 
 
 @pytest.mark.mpi(ranks=RANKS)
+def test_nothing_large_is_sent_but_activations_and_their_gradients_between_stages(comm: MPI.Intracomm) -> None:
+    # One number for each sample and output at a boundary, forward and backward: else stages would not be apart.
+    minibatches = 4
+    for it in cases(comm.size):
+        ends = np.cumsum(uniform(8, comm.size * it.chunks))[:-1]
+        expected = 2 * 8 * MOMENTUM.samples * sum(DEEP[end] for end in ends)
+        for record in run_pipelined(it, ProcessGrid(comm, pipeline=comm.size)).history.epochs:
+            beside = record.bytes_sent - expected
+            assert 0 <= beside <= 64 * minibatches, f"{it}: {record.bytes_sent} bytes, {expected} expected"
+
+
+@pytest.mark.mpi(ranks=RANKS)
+def test_a_partition_by_measured_times_trains_the_same(comm: MPI.Intracomm) -> None:
+    check_pipelined(PipelineCase("1f1b", microbatches=3, partition="profile"), ProcessGrid(comm, pipeline=comm.size))
+
+
+@pytest.mark.mpi(ranks=RANKS)
 def test_float32_stays_float32_and_close_to_float64(comm: MPI.Intracomm) -> None:
     grid = ProcessGrid(comm, pipeline=comm.size)
     for it in (replace(each, case=ADAM) for each in cases(comm.size)):
@@ -206,5 +224,20 @@ def test_wrong_settings_are_refused_in_one_line_on_every_rank(comm: MPI.Intracom
 
 @pytest.mark.mpi(ranks=[3])
 def test_a_stage_wider_than_a_layer_is_refused(comm: MPI.Intracomm) -> None:
-    with pytest.raises(HybridnnError, match=r"2 model ranks.*1 output"):
+    with pytest.raises(HybridnnError, match=r"1 output.*2 model ranks"):
         Trainer(MLP([5, 8, 4, 1]), grid=ProcessGrid(comm, stages=[(1, 1), (1, 2)]), pipelining=Pipelining())
+
+
+@pytest.mark.mpi(ranks=[2, 3])
+def test_ranks_that_were_given_different_pipelines_are_refused(comm: MPI.Intracomm) -> None:
+    grid = ProcessGrid(comm, pipeline=comm.size, batch=1)
+    last = comm.rank == comm.size - 1
+    for mine, other in (
+        (Pipelining("gpipe"), Pipelining("pipedream")),
+        (Pipelining("gpipe", microbatches=2), Pipelining("gpipe", microbatches=3)),
+        (Pipelining("1f1b", weight_grad="merged"), Pipelining("1f1b", weight_grad="per-microbatch")),
+    ):
+        with pytest.raises(SettingError, match=r"parallel = .*the same .* on every rank"):
+            Trainer(MLP([4, 5, 6, 7, 3]), grid=grid, pipelining=other if last else mine)
+    with pytest.raises(SettingError, match="on every rank"):
+        Trainer(MLP([4, 5, 6, 7, 3]), grid=grid, batch_size=11 if last else 12)

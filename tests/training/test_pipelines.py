@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hybridnn import ProcessGrid
-from reference.cases import assert_arrays_same, run
+from reference.cases import OPTIMIZERS, assert_arrays_same, run
 from reference.pipeline_cases import (
     ADAM,
     DELAYED_CASES,
@@ -74,11 +74,27 @@ def test_exact_methods_train_as_one_process(comm: MPI.Intracomm, name: str) -> N
             check_pipelined(replace(it, case=training, partition=partition), grid)
 
 
+@pytest.mark.mpi(ranks=[3])
+def test_every_optimizer_trains_as_its_replay(comm: MPI.Intracomm) -> None:
+    grid = ProcessGrid(comm, pipeline=comm.size)
+    for optimizer in OPTIMIZERS:
+        for it in DELAYED_CASES.values():
+            if it.method != "spectrain" or optimizer not in ("plain", "decay"):  # these have no velocity
+                check_pipelined(replace(it, case=replace(MOMENTUM, optimizer=optimizer)), grid)
+
+
+@pytest.mark.mpi(ranks=[2, 3])
+def test_minibatches_of_one_sample_train_as_any_other(comm: MPI.Intracomm) -> None:
+    grid, case = ProcessGrid(comm, pipeline=comm.size), replace(MOMENTUM, batch_size=1, samples=6)
+    for it in (*DELAYED_CASES.values(), PipelineCase("1f1b"), PipelineCase("gpipe", microbatches=2)):
+        check_pipelined(replace(it, case=case), grid)
+
+
 @pytest.mark.mpi(ranks=[2, 4])
 def test_a_minibatch_may_have_fewer_samples_than_microbatches(comm: MPI.Intracomm) -> None:
     grid = ProcessGrid(comm, pipeline=comm.size)
     for method in ("gpipe", "1f1b", "zb-h1"):
-        for microbatches, training in ((5, ADAM), (3, FEW)):
+        for microbatches, training in ((5, ADAM), (3, FEW), (20, MOMENTUM)):
             check_pipelined(PipelineCase(method, training, microbatches), grid)
     check_pipelined(PipelineCase("interleaved", ADAM, 2 * comm.size, chunks=2), grid)
 

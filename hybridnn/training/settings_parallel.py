@@ -1,0 +1,77 @@
+"""The ``[parallel]`` section: the process grid, and the pipeline."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, PlainValidator, model_validator
+
+from hybridnn.errors import SettingError
+from hybridnn.pipeline.methods import find_method
+from hybridnn.pipeline.stage_partition import PARTITIONS
+from hybridnn.training.settings_errors import refused
+from hybridnn.training.settings_types import Count, Section, list_as_tuple
+
+__all__ = ["ParallelSettings", "StageSettings"]
+
+PIPELINE_KEYS = frozenset({"method", "microbatches", "chunks", "partition", "vertical_sync", "weight_grad"})
+
+
+class StageSettings(Section):
+    """One stage of ``parallel.stages``: its batch and model ranks."""
+
+    batch: Count = 1
+    model: Count = 1
+
+
+def _method(value: str) -> str:
+    try:
+        return find_method(value).name
+    except SettingError as error:
+        raise refused("", value, error.allowed) from None
+
+
+def _partition(value: object) -> object:
+    counts = list(value) if isinstance(value, list | tuple) else []
+    if value in PARTITIONS or (counts and all(type(count) is int and count > 0 for count in counts)):
+        return tuple(counts) or value
+    raise refused("", value, f"must be {', '.join(PARTITIONS)} or a list of layer counts, for example [4, 4, 3]")
+
+
+class ParallelSettings(Section):
+    """``[parallel]``: the process grid and the pipeline; without `batch` all remaining ranks go to the batch axis.
+
+    Attributes
+    ----------
+    stages : tuple of StageSettings
+        Batch and model ranks of every stage, where stages differ in width; then without `pipeline`, `batch` and
+        `model`.
+    method, microbatches, chunks, partition, vertical_sync, weight_grad
+        As for `Pipelining`; they mean nothing in a pipeline of one stage.
+    """
+
+    pipeline: Count = 1
+    batch: Count | None = None
+    model: Count = 1
+    stages: Annotated[tuple[StageSettings, ...], BeforeValidator(list_as_tuple)] = ()
+    model_split: Literal["columns", "alternating"] = "columns"
+    overlap: bool = True
+    method: Annotated[str, PlainValidator(_method)] = "1f1b"
+    microbatches: Count | None = None
+    chunks: Count | None = None
+    partition: Annotated[str | tuple[int, ...], PlainValidator(_partition)] = "uniform"
+    vertical_sync: bool = False
+    weight_grad: Literal["auto", "merged", "per-microbatch"] = "auto"
+
+    def foreign_keys(self) -> frozenset[str]:
+        """Keys that say in another way what `stages` says, or nothing about a grid of one stage."""
+        if self.stages:
+            return frozenset({"pipeline", "batch", "model"})
+        return frozenset({"stages"}) | (PIPELINE_KEYS if self.pipeline == 1 else frozenset())
+
+    @model_validator(mode="after")
+    def _keys_agree(self) -> ParallelSettings:
+        if self.stages and (given := sorted({"pipeline", "batch", "model"} & self.model_fields_set)):
+            value: Any = getattr(self, given[0])
+            raise refused(given[0], value, "does not belong to stages, which says how many ranks each stage has")
+        return self

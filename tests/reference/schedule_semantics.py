@@ -1,0 +1,299 @@
+"""What a schedule's lists compute when they are carried out literally, against what its method is defined to compute.
+
+Values are symbols: a number that stands for the operation and its operands. Sends block until the peer stands at a
+receive of the same channel, and that receive gets whatever comes, as MPI would have it. Nothing here knows the linter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hybridnn.pipeline.instructions import ALL_MICROBATCHES, Instruction
+
+Part = tuple[int, int, int]  # minibatch, microbatch, virtual stage
+
+
+class WrongSchedule(Exception):  # noqa: N818 - it is a verdict
+    """The lists stop, read something that is not there, keep too much, or compute something else."""
+
+
+@dataclass(frozen=True)
+class Definition:
+    """A method by its definition; K stages, T minibatches, M microbatches, v chunks."""
+
+    method: str
+    stages: int
+    minibatches: int
+    microbatches: int = 1
+    chunks: int = 1
+    merged: bool = False
+    vertical_sync: bool = False
+
+    def forward_version(self, stage: int, t: int) -> int:
+        if self.vertical_sync:
+            return max(0, t - (self.stages - 1))
+        if self.method in ("ddg", "fr", "pipedream", "vanilla", "spectrain"):
+            return max(0, t - (self.stages - 1 - stage))
+        return t
+
+    def backward_version(self, stage: int, t: int) -> int:
+        return self.forward_version(stage, t) if self.stashes else t
+
+    @property
+    def stashes(self) -> bool:
+        return self.method in ("ddg", "pipedream")
+
+    def ahead(self, stage: int) -> tuple[int, int]:
+        """Updates predicted in the forward and in the backward pass."""
+        if self.method != "spectrain":
+            return 0, 0
+        return stage // 2 + self.stages - stage - 1, stage // 2
+
+    def most_versions(self, stage: int) -> int:
+        if self.vertical_sync:
+            return self.stages
+        return self.stages - stage if self.stashes else 1
+
+    def most_activations(self, stage: int) -> int:
+        K, T, M, v = self.stages, self.minibatches, self.microbatches, self.chunks
+        if self.merged or self.method == "gpipe":
+            return M * v
+        return {
+            "sequential": 1,
+            "1f1b": min(K - stage, M),
+            "interleaved": min(2 * (K - 1 - stage) + (v - 1) * K + 1, M * v),
+            "zb-h1": min(K, M),
+            "fr": 1,
+        }.get(self.method, min(K - stage, T))
+
+
+@dataclass
+class Symbols:
+    """Equal operations on equal operands are the same number."""
+
+    numbers: dict[tuple[Any, ...], int] = field(default_factory=dict)
+
+    def __call__(self, *operation: Any) -> int:
+        return self.numbers.setdefault(operation, len(self.numbers))
+
+
+Outcome = tuple[list[list[int]], dict[tuple[int, int], int]]
+"""All weight versions of every stage, and the losses."""
+
+
+def defined(definition: Definition, symbol: Symbols) -> Outcome:
+    """Carry out the definition, minibatch by minibatch, without any schedule."""
+    K, last = definition.stages, definition.stages * definition.chunks - 1
+    weights = [[symbol("initial weights", k)] for k in range(K)]
+    losses: dict[tuple[int, int], int] = {}
+    for t in range(definition.minibatches):
+        gradients: list[list[int]] = [[] for _ in range(K)]
+        for m in range(definition.microbatches):
+            value = symbol("input", t, m)
+            saved = []
+            for s in range(last + 1):
+                k = s % K
+                read = _read(symbol, weights[k][definition.forward_version(k, t)], definition.ahead(k)[0])
+                current = _read(symbol, weights[k][definition.backward_version(k, t)], definition.ahead(k)[1])
+                of_backward = symbol("activations", s, value, current)
+                value = symbol("activations", s, value, read)
+                saved.append(of_backward if definition.method == "fr" else value)
+            losses[t, m] = value = symbol("loss", value, symbol("target", t, m))
+            for s in reversed(range(last + 1)):
+                k = s % K
+                current = _read(symbol, weights[k][definition.backward_version(k, t)], definition.ahead(k)[1])
+                inner = symbol("inner gradients", s, saved[s], value, current)
+                gradients[k].append(symbol("weight gradient", inner))
+                value = symbol("input gradient", inner)
+        for k in range(K):
+            weights[k].append(symbol("update", weights[k][t], *sorted(gradients[k])))
+    return weights, losses
+
+
+def _read(symbol: Symbols, weights: int, ahead: int) -> int:
+    return symbol("predicted", weights, ahead) if ahead else weights
+
+
+class _Rank:
+    """One stage at work."""
+
+    def __init__(self, definition: Definition, stage: int, symbol: Symbols) -> None:
+        self.definition, self.stage, self.symbol = definition, stage, symbol
+        self.versions = [symbol("initial weights", stage)]
+        self.values: dict[tuple[str, Part], int] = {}
+        self.losses: dict[tuple[int, int], int] = {}
+        self.inner: dict[Part, int] = {}
+        self.gradients: tuple[int, list[int]] = (-1, [])
+        self.reduced = False
+
+    def weights(self, t: int, backward: bool) -> int:
+        of = self.definition
+        version = of.backward_version(self.stage, t) if backward else of.forward_version(self.stage, t)
+        if of.stashes and version >= len(self.versions):
+            raise WrongSchedule("a weight version that is not there")
+        there = self.versions[version] if of.stashes else self.versions[-1]
+        return _read(self.symbol, there, of.ahead(self.stage)[backward])
+
+    def get(self, name: str, part: Part) -> int:
+        if (name, part) not in self.values:
+            raise WrongSchedule(f"{name} of {part} is not there")
+        return self.values[name, part]
+
+    def part(self, instruction: Instruction) -> Part:
+        chunk = instruction.chunk
+        if not 0 <= chunk < self.definition.chunks:
+            raise WrongSchedule("no such chunk")
+        return instruction.minibatch, instruction.microbatch, chunk * self.definition.stages + self.stage
+
+    def run(self, instruction: Instruction) -> None:
+        """Carry out anything but a message or a barrier."""
+        getattr(self, instruction.name.replace(" ", "_"))(instruction, self.part(instruction))
+
+    def load_input(self, instruction: Instruction, part: Part) -> None:
+        self.values["input", part] = self.symbol("input", *part[:2])
+
+    def load_target(self, instruction: Instruction, part: Part) -> None:
+        self.values["target", part] = self.symbol("target", *part[:2])
+
+    def forward(self, instruction: Instruction, part: Part, backward: bool = False) -> None:
+        value = self.symbol("activations", part[2], self.get("input", part), self.weights(part[0], backward))
+        self.values["saved", part] = value
+        if not backward:
+            self.values["output", part] = value
+            if part[2] == self.definition.stages * self.definition.chunks - 1:
+                self.losses[part[:2]] = self.symbol("loss", value, self.get("target", part))
+                self.values["output gradient", part] = self.losses[part[:2]]
+
+    def recompute(self, instruction: Instruction, part: Part) -> None:
+        self.get("saved", part)
+        self.forward(instruction, part, backward=True)
+
+    def input_gradient(self, instruction: Instruction, part: Part) -> None:
+        saved, gradient = self.get("saved", part), self.get("output gradient", part)
+        self.inner[part] = self.symbol("inner gradients", part[2], saved, gradient, self.weights(part[0], True))
+        self.values["input gradient", part] = self.symbol("input gradient", self.inner[part])
+
+    def weight_gradient(self, instruction: Instruction, part: Part) -> None:
+        t, m, s = part
+        parts = [(t, i, s) for i in range(self.definition.microbatches)] if m == ALL_MICROBATCHES else [part]
+        for one in parts:
+            if one not in self.inner:
+                raise WrongSchedule("a weight gradient before its input gradient")
+            if self.gradients[0] != t:  # the one buffer for gradients is started anew
+                self.gradients, self.reduced = (t, []), False
+            self.gradients[1].append(self.symbol("weight gradient", self.inner[one]))
+            if self.reduced:
+                raise WrongSchedule("a gradient that misses the reduction")
+
+    def backward(self, instruction: Instruction, part: Part) -> None:
+        self.input_gradient(instruction, part)
+        self.weight_gradient(instruction, part)
+
+    def reduce_gradients(self, instruction: Instruction, part: Part) -> None:
+        if self.gradients[0] != part[0] or self.reduced:
+            raise WrongSchedule("nothing to reduce")
+        self.reduced = True
+
+    def update(self, instruction: Instruction, part: Part) -> None:
+        if self.gradients[0] != part[0] or not self.reduced:
+            raise WrongSchedule("nothing to apply")
+        self.versions.append(self.symbol("update", self.versions[-1], *sorted(self.gradients[1])))
+
+
+def carried_out(definition: Definition, orders: Sequence[Sequence[Instruction]], symbol: Symbols) -> Outcome:
+    """Carry out the lists, all ranks in turn, until they have ended; or refuse them."""
+    ranks = [_Rank(definition, stage, symbol) for stage in range(definition.stages)]
+    places = [0] * definition.stages
+    moved = True
+    while moved:
+        moved = False
+        heads = [order[place] if place < len(order) else None for order, place in zip(orders, places, strict=True)]
+        if all(head is not None and head.name == "barrier" for head in heads):
+            places = [place + 1 for place in places]
+            moved = True
+            continue
+        for stage, head in enumerate(heads):
+            if head is None or head.name == "barrier" or head.name.startswith("receive"):
+                continue
+            if not head.name.startswith("send"):
+                ranks[stage].run(head)
+                places[stage] += 1
+                moved = True
+                continue
+            moved = _deliver(ranks, stage, head, heads, places) or moved
+            if moved:
+                break  # the receiver has moved on
+    if any(place < len(order) for order, place in zip(orders, places, strict=True)):
+        raise WrongSchedule("the stages wait for ever")
+    return [rank.versions for rank in ranks], ranks[-1].losses
+
+
+def _deliver(
+    ranks: list[_Rank], stage: int, send: Instruction, heads: list[Instruction | None], places: list[int]
+) -> bool:
+    """Hand a message over if its receiver stands at a receive of the channel."""
+    what = send.name.removeprefix("send ")
+    K = ranks[0].definition.stages
+    part = ranks[stage].part(send)
+    peer = part[2] + (1 if what == "activations" else -1)
+    if not 0 <= peer < K * ranks[0].definition.chunks:
+        raise WrongSchedule("a message to nobody")
+    receive = heads[peer % K]
+    if peer % K == stage or receive is None or receive.name != f"receive {what}" or receive.chunk != peer // K:
+        return False
+    sent, kept = ("output", "input") if what == "activations" else ("input gradient", "output gradient")
+    ranks[peer % K].values[kept, ranks[peer % K].part(receive)] = ranks[stage].get(sent, part)
+    places[stage] += 1
+    places[peer % K] += 1
+    return True
+
+
+def check(definition: Definition, orders: Sequence[Sequence[Instruction]]) -> None:
+    """Refuse lists that do not compute what the definition says, or keep more than it allows."""
+    symbol = Symbols()
+    if carried_out(definition, orders, symbol) != defined(definition, symbol):
+        raise WrongSchedule("something else is computed")
+    for stage, order in enumerate(orders):
+        if _most_activations(order) > definition.most_activations(stage):
+            raise WrongSchedule("too many activations")
+        if definition.stashes and _most_versions(definition, stage, order) > definition.most_versions(stage):
+            raise WrongSchedule("too many weight versions")
+
+
+def _most_activations(order: Sequence[Instruction]) -> int:
+    """Parts that are computed, and not by a pass that is repeated later, and still needed, at the worst place."""
+    made: dict[Part, list[int]] = {}
+    used: dict[Part, int] = {}
+    for place, i in enumerate(order):
+        part = (i.minibatch, i.microbatch, i.chunk)
+        if i.name in ("forward", "recompute"):
+            made.setdefault(part, []).append(place)
+        elif i.microbatch == ALL_MICROBATCHES:
+            used |= {other: place for other in made if (other[0], other[2]) == (i.minibatch, i.chunk)}
+        elif i.name in ("backward", "input gradient", "weight gradient"):
+            used[part] = place
+    return max(
+        sum(places[-1] <= place <= used[part] or place in places for part, places in made.items())
+        for place in range(len(order))
+    )
+
+
+def _most_versions(definition: Definition, stage: int, order: Sequence[Instruction]) -> int:
+    """The current version, and the older ones that are still read later, at the worst place."""
+    reads = [
+        (place, read(stage, i.minibatch))
+        for names, read in (
+            (("forward",), definition.forward_version),
+            (("backward", "input gradient", "recompute"), definition.backward_version),
+        )
+        for place, i in enumerate(order)
+        if i.name in names
+    ]
+    most = current = 0
+    for place, i in enumerate(order):
+        current += i.name == "update"
+        older = {version for later, version in reads if later >= place and version < current}
+        most = max(most, 1 + len(older))
+    return most

@@ -1,0 +1,83 @@
+"""What pipelines hold: stashes within the papers' bound, and the figures that are reported against Python's tracer."""
+
+from __future__ import annotations
+
+import tracemalloc
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from hybridnn import MLP, SGD, ProcessGrid, Trainer
+from hybridnn.training.pipelining import Pipelining
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+SIZES = (400,) * 9
+BATCH = 24
+
+
+def data() -> tuple[np.ndarray, np.ndarray]:
+    random = np.random.default_rng(0)
+    shape = (BATCH * 10, SIZES[0])
+    return random.standard_normal(shape, np.float32), random.standard_normal(shape, np.float32)
+
+
+def trainer_of(comm: MPI.Intracomm, **pipelining: object) -> Trainer:
+    grid = ProcessGrid(comm, pipeline=comm.size, batch=1)
+    return Trainer(MLP(SIZES), SGD(1e-3), grid=grid, batch_size=BATCH, pipelining=Pipelining(**pipelining))
+
+
+@pytest.mark.mpi(ranks=[4])
+def test_stashed_weights_take_k_minus_k_versions_with_the_current_one(comm: MPI.Intracomm) -> None:
+    stages, stage = comm.size, comm.rank
+    one_version = 4 * sum(layer.parameters for layer in MLP(SIZES).layers[:2])  # two equal layers on every stage
+    for method, vertical_sync, versions in (
+        ("pipedream", False, stages - stage),
+        ("ddg", False, stages - stage),
+        ("pipedream", True, stages),
+        ("vanilla", False, 1),
+        ("fr", False, 1),
+        ("1f1b", False, 1),
+    ):
+        memory = trainer_of(comm, method=method, vertical_sync=vertical_sync).stage_memory("regression")[stage]
+        assert memory.weights == pytest.approx(2 * one_version, rel=0.05)  # and the gradients
+        assert memory.weight_versions == pytest.approx((versions - 1) * one_version, rel=0.05)
+
+
+@pytest.mark.mpi(ranks=[4])
+def test_features_replay_keeps_inputs_where_delayed_gradients_keeps_activations(comm: MPI.Intracomm) -> None:
+    stages, stage = comm.size, comm.rank
+    layers, one = 2, 4 * BATCH * SIZES[0]
+    targets = one if stage == stages - 1 else 0
+    for method, inputs, activations in (
+        ("ddg", stages - stage, stages - stage),
+        ("fr", stages - stage, 1),
+        ("sequential", 1, 1),
+    ):
+        memory = trainer_of(comm, method=method).stage_memory("regression")[stage]
+        assert memory.activations == inputs * (one + targets) + activations * layers * one
+
+
+@pytest.mark.mpi(ranks=[2])
+def test_the_reported_bytes_are_those_that_were_allocated(comm: MPI.Intracomm) -> None:
+    x, y = data()
+    trainer_of(comm).fit(x, y, epochs=1)  # imports modules and fills caches, which is not counted
+    for pipelining in (
+        {"method": "pipedream"},
+        {"method": "spectrain"},
+        {"method": "gpipe", "microbatches": 4},
+        {"method": "1f1b", "microbatches": 4, "weight_grad": "per-microbatch"},
+        {"method": "zb-h1", "microbatches": 4},
+        {"method": "interleaved", "microbatches": 4},
+        {"method": "fr"},
+    ):
+        tracemalloc.start()
+        before, _ = tracemalloc.get_traced_memory()
+        trainer = trainer_of(comm, **pipelining)
+        trainer.fit(x, y, epochs=1)
+        after, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert trainer.memory_bytes == pytest.approx(after - before, rel=0.05), pipelining
+        del trainer
