@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 RESULTS = Path(__file__).parent / "results"
+ALL = ["serial", "batch", "pipeline"]
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 SERIAL_COLUMNS = {
@@ -36,6 +37,23 @@ BATCH_COLUMNS = {
     "over 1 rank": lambda row: f"{row['speed_up_over_one_rank']:.2f}",
     "overlap gains": lambda row: f"{row['overlap_gain']:.2f}",
     "comm.": lambda row: f"{row['communication_share']:.0%}",
+}
+TORCH_PIPELINE_COLUMNS = {
+    "network": lambda row: f"{row['case']}, batch {row['batch_size']}",
+    "schedule": lambda row: row["method"],
+    "samples/s": lambda row: f"{row['our_samples_per_second']:,.0f}",
+    "PyTorch": lambda row: f"{row['their_samples_per_second']:,.0f}",
+    "ratio": lambda row: f"{row['ratio']:.2f} ({row['ratio_min']:.2f}-{row['ratio_max']:.2f})",
+    "merging gains": lambda row: f"{row['merging_gain']:.2f}",
+}
+METHOD_COLUMNS = {
+    "method": lambda row: row["method"],
+    "ms per step": lambda row: f"{1000 * row['step_seconds']:.1f}",
+    "over sequential": lambda row: f"{row['over_sequential']:.2f}",
+    "formula": lambda row: f"{row['formula_over_sequential']:.2f}" if row["formula_over_sequential"] else "",
+    "computing": lambda row: f"{row['computing']:.1%}",
+    "waiting": lambda row: f"{row['transfer_idle'] + row['imbalance_idle']:.1%}",
+    "overhead": lambda row: f"{row['transfer'] + row['other']:.1%}",
 }
 
 
@@ -58,8 +76,8 @@ def show(title: str, rows: list[dict[str, Any]], columns: dict[str, Any]) -> Non
 def main() -> None:
     """Run what was asked for."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("only", nargs="*", choices=[[], "serial", "batch"], help="default: all")
-    only = parser.parse_args().only or ["serial", "batch"]
+    parser.add_argument("only", nargs="*", choices=[[], *ALL], help="default: all")
+    only = parser.parse_args().only or ALL
     mpirun = Path(sys.executable).with_name("mpirun")
     figures: dict[str, Any] = {
         "date": date.today().isoformat(),
@@ -69,10 +87,16 @@ def main() -> None:
     if "serial" in only:
         figures["serial"] = run_lines([sys.executable, "-m", "benchmarks.serial"])
         show("One process, one thread, beside PyTorch eager", figures["serial"], SERIAL_COLUMNS)
+    two_ranks = [str(mpirun) if mpirun.exists() else "mpirun", "-n", "2", sys.executable, "-m"]
     if "batch" in only:
-        launcher = str(mpirun) if mpirun.exists() else "mpirun"
-        figures["batch"] = run_lines([launcher, "-n", "2", sys.executable, "-m", "benchmarks.batch_parallel"])
+        figures["batch"] = run_lines([*two_ranks, "benchmarks.batch_parallel"])
         show("Batch parallel, two ranks of one thread, beside PyTorch DDP (gloo)", figures["batch"], BATCH_COLUMNS)
+    if "pipeline" in only:
+        rows = figures["pipeline"] = run_lines([*two_ranks, "benchmarks.pipeline"])
+        title = "Two stages of one thread, 8 microbatches, beside torch.distributed.pipelining (gloo)"
+        show(title, [row for row in rows if "ratio" in row], TORCH_PIPELINE_COLUMNS)
+        title = "Two equal stages of 8x1024, batch 128: the methods beside one another"
+        show(title, [row for row in rows if "ratio" not in row], METHOD_COLUMNS)
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{figures['date']}-{'-'.join(only)}.json"
     path.write_text(json.dumps(figures, indent=2) + "\n")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from mpi4py import MPI
@@ -14,9 +16,10 @@ from benchmarks.cases import LEARNING_RATE, MOMENTUM, Case, make_data, torch_mod
 from benchmarks.timing import alternate, seconds_of
 from hybridnn import MLP, SGD, ProcessGrid, Trainer
 from hybridnn.comm.recorder import Recorder
-from hybridnn.pipeline.breakdown import Breakdown, breakdown
+from hybridnn.pipeline.breakdown import break_down, mean_of
 from hybridnn.pipeline.layer_profile import time_layers
 from hybridnn.training.pipelining import Pipelining
+from hybridnn.training.trace_file import read_trace, write_trace
 
 PAIRS = 9
 MICROBATCHES = 8
@@ -138,8 +141,15 @@ def _pipelining(method: str) -> Pipelining:
 
 
 def _shares(trainer: Trainer) -> dict[str, float]:
-    """Where the time of the last epoch went, the mean over the stages."""
-    raise NotImplementedError
+    """Where the time of the last epoch went, the mean over the stages; collective."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        write_trace(path if trainer.grid.rank == 0 else None, trainer.grid)
+        if trainer.grid.rank:
+            return {}
+        trace = read_trace(path)
+    parts = mean_of(break_down(trace.epoch(trace.epochs[-1])))
+    return {name: seconds / parts.span for name, seconds in parts.parts.items()}
 
 
 def main() -> None:

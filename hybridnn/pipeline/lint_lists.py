@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from hybridnn.pipeline.instructions import (
     ALL_MICROBATCHES,
     Backward,
@@ -33,6 +31,7 @@ Key = tuple[Kind, int, int, int]
 
 _ONCE_PER_MINIBATCH: tuple[Kind, ...] = (ReduceGradients, Update)
 _BACKWARDS: tuple[Kind, ...] = (Backward, InputGradient, WeightGradient)
+_WITH_GRADIENTS = (*_BACKWARDS, *_ONCE_PER_MINIBATCH)
 
 _BEFORE: dict[Kind, tuple[Kind, ...]] = {
     Forward: (LoadInput, LoadTarget, ReceiveActivations),
@@ -61,8 +60,7 @@ def check_stages(schedule: Schedule) -> None:
 
 def trains(schedule: Schedule) -> bool:
     """Whether a schedule has anything to do with gradients; one that has not evaluates."""
-    kinds = (*_BACKWARDS, *_ONCE_PER_MINIBATCH)
-    return any(isinstance(instruction, kinds) for order in schedule.orders for instruction in order)
+    return any(isinstance(instruction, _WITH_GRADIENTS) for order in schedule.orders for instruction in order)
 
 
 def check_contents(schedule: Schedule, stage: int, training: bool) -> dict[Key, int]:
@@ -109,23 +107,19 @@ def check_order(schedule: Schedule, stage: int, places: dict[Key, int]) -> None:
         t, m, chunk = instruction.minibatch, instruction.microbatch, instruction.chunk
         if isinstance(instruction, ReduceGradients):
             parts = [(part, c) for c in range(schedule.chunks) for part in (*_microbatches(schedule), ALL_MICROBATCHES)]
-            before = _keys((Backward, WeightGradient), t, parts)
+            before: list[Key] = [(kind, t, part, c) for part, c in parts for kind in (Backward, WeightGradient)]
         elif isinstance(instruction, WeightGradient) and m == ALL_MICROBATCHES:
-            before = _keys((InputGradient,), t, [(part, chunk) for part in _microbatches(schedule)])
+            before = [(InputGradient, t, part, chunk) for part in _microbatches(schedule)]
         else:
-            before = _keys(_BEFORE.get(type(instruction), ()), t, [(m, chunk)])
+            before = [(kind, t, m, chunk) for kind in _BEFORE.get(type(instruction), ())]
         for key in before:
             if places.get(key, -1) > place:
                 raise ScheduleError(stage, place, instruction, f"comes before {_named(key)}, which it needs")
         # There is one buffer for gradients.
-        if type(instruction) in (*_BACKWARDS, *_ONCE_PER_MINIBATCH) and t != updated:
+        if type(instruction) in _WITH_GRADIENTS and t != updated:
             reason = f"comes where the gradients of minibatch {updated} have to be computed and applied"
             raise ScheduleError(stage, place, instruction, reason)
         updated += isinstance(instruction, Update)
-
-
-def _keys(kinds: Iterable[Kind], minibatch: int, parts: Iterable[tuple[int, int]]) -> list[Key]:
-    return [(kind, minibatch, m, chunk) for m, chunk in parts for kind in kinds]
 
 
 def _places(schedule: Schedule, stage: int, training: bool) -> dict[Key, int]:

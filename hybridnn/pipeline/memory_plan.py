@@ -19,6 +19,7 @@ from hybridnn.pipeline.instructions import (
     InputGradient,
     Instruction,
     LoadInput,
+    LoadTarget,
     Recompute,
     Update,
     WeightGradient,
@@ -36,7 +37,7 @@ Lifetime = tuple[int, int]
 Key = TypeVar("Key")
 
 # Tuples, because a union would be made anew for each of the many instructions of a large schedule.
-_WRITES_INPUT = (LoadInput, Forward)
+_WRITES_INPUT = (LoadInput, LoadTarget, Forward)  # targets lie beside inputs
 _USES_INPUT = (Forward, Backward, InputGradient, WeightGradient)
 
 

@@ -18,6 +18,9 @@ from hybridnn.pipeline.weight_policies import WeightPolicy, WeightRead
 
 __all__ = ["Schedule"]
 
+BACK = (Backward, InputGradient, Recompute)
+"""Instructions that read the weights of the backward pass."""
+
 
 @dataclass(frozen=True)
 class Schedule:
@@ -72,6 +75,6 @@ class Schedule:
         """Weights that an instruction reads; None for one that reads none."""
         if isinstance(instruction, Forward):
             return self.policy.forward(stage, self.stages, instruction.minibatch)
-        if isinstance(instruction, Backward | InputGradient | Recompute):
+        if isinstance(instruction, BACK):
             return self.policy.backward(stage, self.stages, instruction.minibatch)
         return None

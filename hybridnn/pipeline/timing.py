@@ -101,10 +101,7 @@ def time_computations(schedule: Schedule, duration: Duration, message: float = 0
             elif isinstance(instruction, Barrier):
                 at_barrier.append(stage)
                 if len(at_barrier) == schedule.stages:
-                    for waiter in at_barrier:
-                        starts[waiter].append(clocks[waiter])
-                        ends[waiter].append(max(clocks))
-                    clocks = [max(clocks)] * schedule.stages
+                    clocks = _leave_barrier(clocks, starts, ends)
                     runnable += at_barrier
                     at_barrier.clear()
                 break
@@ -116,3 +113,12 @@ def time_computations(schedule: Schedule, duration: Duration, message: float = 0
             place = len(ends[stage])
             raise ScheduleError(stage, place, order[place], "waits for something that never happens")
     return Times(starts, ends, made)
+
+
+def _leave_barrier(clocks: list[float], starts: list[list[float]], ends: list[list[float]]) -> list[float]:
+    """Note that all stages wait for the last one, and return the clocks with which they go on."""
+    end = max(clocks)
+    for stage, clock in enumerate(clocks):
+        starts[stage].append(clock)
+        ends[stage].append(end)
+    return [end] * len(clocks)

@@ -106,7 +106,7 @@ def run_training(settings: Settings, view: RunView) -> RunSummary:
     trainer.fit(data.train, epochs=epochs, validation=(data.test, None), on_step=report.step, on_epoch=report.epoch)
     seconds = perf_counter() - start
     if settings.output.trace:
-        write_trace(None if folder is None else folder.trace_path, grid)
+        write_trace(None if folder is None else folder.trace_path, grid, trainer.plan.label)
     weights = trainer.weights()
     summary = _summary(trainer, "" if folder is None else str(folder.path), seconds)
     agree(grid.world, lambda: report.finish(weights, summary))

@@ -112,6 +112,13 @@ def test_a_message_in_pieces_is_sent_when_its_last_sender_sends() -> None:
     ]
 
 
+def test_what_is_sent_after_a_wait_is_not_what_it_was_for() -> None:
+    # The wait for the first rank's piece is over before the second sends its own.
+    waits = [communication("receive.wait", *span, ReceiveActivations(0)) for span in ((0, 5), (5, 10))]
+    sends = [[communication("send", moment, moment + 1, SendActivations(0))] for moment in (2, 8)]
+    assert broken_down([(2, 1), (1, 1)], [*sends, waits], 10)[2] == (0, 0, 3 + 2, 2 + 3, 0)
+
+
 @pytest.mark.parametrize(
     "other",
     [SendActivations(2, 1), SendActivations(3, 0), SendActivations(3, 1, 1), SendGradients(3, 1)],
@@ -135,6 +142,19 @@ def test_messages_between_chunks() -> None:
         communication("receive.wait", 5, 10, ReceiveGradients(0, 0, 0)),
     ]
     assert broken_down(TWO, [first, last], 10) == [(0, 1, 2, 4, 3), (0, 1, 3, 2, 4)]
+
+
+def test_activations_and_gradients_for_one_chunk_from_one_stage() -> None:
+    # Of two stages with two chunks each, the first feeds chunk 0 of the second from both sides.
+    sends = [
+        communication("send", 1, 2, SendActivations(0, 0, 0)),
+        communication("send", 7, 8, SendGradients(0, 0, 1)),
+    ]
+    waits = [
+        communication("receive.wait", 0, 9, ReceiveActivations(0, 0, 0)),
+        communication("receive.wait", 9, 10, ReceiveGradients(0, 0, 0)),
+    ]
+    assert broken_down(TWO, [sends, waits], 10)[1] == (0, 0, 8 + 1, 1, 0)
 
 
 def test_a_rank_that_is_not_in_the_epoch_yet_or_any_more_waits_for_the_others() -> None:

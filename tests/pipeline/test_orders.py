@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hybridnn.errors import SettingError
-from hybridnn.pipeline.instructions import ALL_MICROBATCHES
+from hybridnn.pipeline.instructions import ALL_MICROBATCHES, Forward
 from hybridnn.pipeline.methods import METHODS, forward_only, make_schedule
 from hybridnn.pipeline.schedule import Schedule
 
@@ -170,6 +170,25 @@ class TestTables:
         ]  # fmt: skip
         last = steady(schedule, 2, "load target 5", "backward 5")
         assert last == ["load target 5", "forward 5", "backward 5"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_stands_around_a_pass(method: str) -> None:
+    """What is sent leaves at once, before any other pass or update; what is loaded is loaded for the next pass."""
+    kind = METHODS[method]
+    size = {"microbatches": 6} if kind.cuts_minibatches else {}
+    schedule = make_schedule(method, stages=3, minibatches=4, chunks=2 if kind.chunked else 1, **size)
+    makes = {"send activations": ("forward",), "send gradients": ("backward", "input gradient")}
+    for order in schedule.orders:
+        for place, i in enumerate(order):
+            part = (i.minibatch, i.microbatch, i.chunk)
+            if i.name in makes:
+                before = next(o for o in reversed(order[:place]) if not o.name.startswith("receive"))
+                assert before.name in makes[i.name]
+                assert (before.minibatch, before.microbatch, before.chunk) == part
+            if i.name.startswith("load"):
+                after = next(o for o in order[place:] if not o.name.startswith("load"))
+                assert after == Forward(*part)
 
 
 @pytest.mark.parametrize("stages", range(1, 6))

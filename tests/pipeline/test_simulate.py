@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from hybridnn.errors import SettingError
 from hybridnn.pipeline.instructions import ALL_MICROBATCHES, Instruction
+from hybridnn.pipeline.lint import ScheduleError
 from hybridnn.pipeline.methods import METHODS, forward_only, make_schedule
 from hybridnn.pipeline.schedule import Schedule
 from hybridnn.pipeline.simulate import Durations, simulate
@@ -231,6 +233,14 @@ def test_wrong_durations(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(SettingError) as caught:
         Durations(**wrong)
     assert str(caught.value) == message
+
+
+def test_waiting_for_ever() -> None:
+    """A schedule that the linter refuses does not run for ever here either."""
+    schedule = make_schedule("1f1b", stages=2, minibatches=1)
+    without = tuple(i for i in schedule.orders[0] if i.name != "forward")
+    with pytest.raises(ScheduleError, match=r"stage 0, instruction 3 \(backward 0\): waits for something that never"):
+        simulate(replace(schedule, orders=(without, schedule.orders[1])))
 
 
 def test_nothing_takes_time() -> None:

@@ -6,11 +6,20 @@ from collections.abc import Sequence
 from typing import Any
 
 from hybridnn.comm.recorder import Event
-from hybridnn.pipeline.instructions import Instruction
+from hybridnn.pipeline.instructions import (
+    Backward,
+    Forward,
+    Instruction,
+    ReceiveActivations,
+    ReceiveGradients,
+    SendActivations,
+    SendGradients,
+    Update,
+)
 from hybridnn.pipeline.recorded import Epoch, Lane
 from hybridnn.pipeline.routes import Place
 
-__all__ = ["communication", "compute", "epoch_of", "file_of"]
+__all__ = ["communication", "compute", "epoch_of", "file_of", "phase", "two_stages"]
 
 Widths = Sequence[tuple[int, int]]
 
@@ -23,6 +32,10 @@ def communication(
     name: str, start: float, stop: float, about: Instruction | None = None, axis: str = "world", nbytes: int = 0
 ) -> Event:
     return Event("communication", name, axis, start, stop, nbytes, about)
+
+
+def phase(number: int, start: float, stop: float) -> Event:
+    return Event("phase", "training", "", start, stop, 0, number)
 
 
 def places(widths: Widths) -> list[Place]:
@@ -62,3 +75,29 @@ def _entry(event: Event, rank: int) -> dict[str, Any]:
         args |= {"minibatch": about.minibatch, "microbatch": about.microbatch, "chunk": about.chunk}
     times = {"ts": event.start * 1000, "dur": (event.stop - event.start) * 1000}
     return {"ph": "X", "name": event.name, "cat": event.kind, "pid": 0, "tid": rank, **times, "args": args}
+
+
+def two_stages() -> list[list[Event]]:
+    """Times in milliseconds: an epoch of ten minibatches, and one that `later` repeats 1000 later, twelve each.
+
+    Stage 0: forward 2, send 1, wait 6 (of which 2 after the send), backward 2, update 1.
+    Stage 1: wait 4 (of which 2 after the send), forward 2, backward 2, send 1, 3 of nothing.
+    """
+    first: list[Event] = [phase(1, 0, 120), phase(2, 1000, 1120)]
+    second = list(first)
+    for start, number in ((begin + 12 * number, number) for begin in (0, 1000) for number in range(10)):
+        first += [
+            compute("forward", start, start + 2, Forward(number)),
+            communication("send", start + 2, start + 3, SendActivations(number), nbytes=100),
+            communication("receive.wait", start + 3, start + 9, ReceiveGradients(number)),
+            compute("backward", start + 9, start + 11, Backward(number)),
+            compute("update", start + 11, start + 12, Update(number)),
+        ]
+        second += [
+            communication("receive.wait", start, start + 4, ReceiveActivations(number)),
+            compute("forward", start + 4, start + 6, Forward(number)),
+            compute("loss", start + 6, start + 6.5, Backward(number)),
+            compute("backward", start + 6.5, start + 7, Backward(number)),
+            communication("send", start + 7, start + 8, SendGradients(number)),
+        ]
+    return [first, second]

@@ -1,0 +1,296 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree
+
+import pytest
+
+from hybridnn.cli.main import main
+from hybridnn.comm.recorder import Event
+from hybridnn.pipeline.instructions import (
+    Backward,
+    Forward,
+    ReceiveActivations,
+    Update,
+)
+from reference.traces import communication, compute, file_of, phase, two_stages
+
+if TYPE_CHECKING:
+    from mpi_runner.launch import JobResult
+
+COMMAND = [sys.executable, "-c", "from hybridnn.cli.main import main; main()"]
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
+    """Run ``hybridnn trace`` beside the run folder `done`; returns exit code, stdout and stderr."""
+    monkeypatch.chdir(tmp_path)
+    write(two_stages())
+
+    def run_arguments(*arguments: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as end:
+            main(["trace", *arguments])
+        assert isinstance(end.value.code, int)
+        return end.value.code, *capsys.readouterr()
+
+    return run_arguments
+
+
+def write(lanes: list[list[Event]], widths: list[tuple[int, int]] | None = None, **about: Any) -> None:
+    content = file_of(widths or [(1, 1), (1, 1)], lanes, "pipedream")
+    content["otherData"] |= about
+    Path("done").mkdir(exist_ok=True)
+    (Path("done") / "trace.json").write_text(json.dumps(content))
+
+
+def facts(run: Run, *arguments: str) -> dict[str, Any]:
+    code, text, err = run("done", *arguments, "--format", "json")
+    assert (code, err) == (0, "")
+    found = json.loads(text)
+    assert isinstance(found, dict)
+    return found
+
+
+NAMES = ("computing", "transfer", "transfer_idle", "imbalance_idle", "other")
+
+
+def seconds(parts: dict[str, Any]) -> list[float]:
+    assert tuple(parts["seconds"]) == tuple(parts["shares"]) == NAMES
+    return list(parts["seconds"].values())
+
+
+def test_json_breakdown_of_the_last_epoch(run: Run) -> None:
+    found = facts(run)
+    assert (found["method"], found["epoch"], found["whole"], found["minibatches"]) == (
+        "pipedream",
+        2,
+        True,
+        [*range(10)],
+    )
+    breakdown = found["breakdown"]
+    assert (found["seconds"], breakdown["seconds"]) == (pytest.approx(0.12), pytest.approx(0.12))
+    # Ten minibatches of 12 ms.
+    expected = [[0.05, 0.01, 0.02, 0.04, 0.0], [0.03, 0.01, 0.02, 0.02, 0.04]]
+    for rank, item in enumerate(breakdown["ranks"]):
+        assert (item["rank"], item["stage"], item["batch_rank"], item["model_rank"]) == (rank, rank, 0, 0)
+        assert seconds(item) == pytest.approx(expected[rank])
+        assert list(item["shares"].values()) == pytest.approx([part / 0.12 for part in expected[rank]])
+    assert [seconds(item) for item in breakdown["stages"]] == [pytest.approx(row) for row in expected]
+    total = [sum(column) for column in zip(*expected, strict=True)]
+    assert seconds(breakdown["total"]) == pytest.approx(total)
+    assert list(breakdown["total"]["shares"].values()) == pytest.approx([part / 0.24 for part in total])
+
+
+def test_json_holds_the_boxes(run: Run) -> None:
+    drawing = facts(run, "--minibatches", "2")["drawing"]
+    assert (drawing["from"], drawing["to"], drawing["unit"]) == (pytest.approx(0.012), pytest.approx(0.024), "ms")
+    boxes = [
+        [
+            (box["kind"], box["label"], box["minibatch"], round(box["start"], 6), round(box["end"], 6))
+            for box in row["boxes"]
+        ]
+        for row in drawing["rows"]
+    ]
+    assert boxes == [
+        [
+            ("forward", "2", 1, 0, 2),
+            ("send", "", 1, 2, 3),
+            ("wait", "", 1, 3, 9),
+            ("backward", "2", 1, 9, 11),
+            ("update", "2", 1, 11, 12),
+        ],
+        [
+            ("wait", "", 1, 0, 4),
+            ("forward", "2", 1, 4, 6),
+            ("other", "", 1, 6, 6.5),
+            ("backward", "2", 1, 6.5, 7),
+            ("send", "", 1, 7, 8),
+        ],
+    ]
+    assert [row["label"] for row in drawing["rows"]] == ["stage 0", "stage 1"]
+
+
+def test_text_draws_and_breaks_down(run: Run) -> None:
+    code, text, err = run("done")
+    assert (code, err) == (0, "")
+    lines = [line.strip() for line in text.splitlines()]
+    assert lines[0] == "pipedream, 2 stages, measured in epoch 2, minibatches 1 to 8 of 10"
+    assert lines[2].startswith("time in ms")
+    assert lines[3].startswith("stage 0     F1== > ~============= B1= U1 F2== ")
+    assert "seconds of epoch 2, which took 0.1200, and their shares" in lines
+    table = [line.split() for line in lines if line.endswith("%")]
+    assert table == [
+        ["0", "0.0500", "41.7%", "0.0100", "8.3%", "0.0200", "16.7%", "0.0400", "33.3%", "0.0000", "0.0%"],
+        ["1", "0.0300", "25.0%", "0.0100", "8.3%", "0.0200", "16.7%", "0.0200", "16.7%", "0.0400", "33.3%"],
+        ["total", "0.0800", "33.3%", "0.0200", "8.3%", "0.0400", "16.7%", "0.0600", "25.0%", "0.0400", "16.7%"],
+    ]
+    assert max(map(len, text.splitlines())) <= 100
+    assert "not in the trace" not in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "begin", "end"),
+    [
+        ([], 0, 0.096),  # four minibatches for each of two stages
+        (["--epoch", "1"], 0, 0.096),
+        (["--minibatches", "3-4"], 0.024, 0.048),
+        (["--minibatches", "1-10"], 0, 0.12),
+        (["--from", "0.03"], 0.03, 0.12),
+        (["--to", "0.03"], 0, 0.03),
+        (["--from", "0.013", "--to", "5"], 0.013, 0.12),
+    ],
+)
+def test_spans(run: Run, arguments: list[str], begin: float, end: float) -> None:
+    found = facts(run, *arguments)
+    assert found["epoch"] == (1 if "--epoch" in arguments else 2)
+    assert (found["drawing"]["from"], found["drawing"]["to"]) == (pytest.approx(begin), pytest.approx(end))
+    # A span that was asked for is also what the breakdown is of.
+    whole = not set(arguments) - {"--epoch", "1"}
+    assert found["breakdown"]["seconds"] == pytest.approx(0.12 if whole else end - begin)
+    for row in found["drawing"]["rows"]:
+        assert all(0 <= box["start"] < box["end"] <= (end - begin) * 1e3 + 1e-6 for box in row["boxes"])
+        ends = [0, *(box["end"] for box in row["boxes"])]
+        assert all(box["start"] >= before - 1e-6 for box, before in zip(row["boxes"], ends, strict=False))
+    assert f"measured in epoch {found['epoch']}, " in run("done", *arguments)[1]
+
+
+def test_cut_minibatches_and_chunks_are_numbered(run: Run) -> None:
+    lane = [phase(1, 0, 50)]
+    for chunk in range(2):
+        lane += [compute("forward", 10 * chunk + 4 * m, 10 * chunk + 4 * m + 4, Forward(2, m, chunk)) for m in range(2)]
+    lane += [compute("weight gradient", 30, 40, Backward(2, -1, 1)), compute("update", 40, 44, Update(2))]
+    write([lane], [(1, 1)])
+    (row,) = facts(run)["drawing"]["rows"]
+    assert [box["label"] for box in row["boxes"]] == ["3.1a", "3.2a", "3.1b", "3.2b", "3b", "3"]
+    text = run("done")[1]
+    assert "number: minibatch.microbatch, from 1; letter after it: chunk" in text
+    assert "minibatch 3 of 3" in text
+
+
+def test_messages_within_a_pass_belong_to_it(run: Run) -> None:
+    lane = [
+        phase(1, 0, 50),
+        compute("forward", 0, 10, Forward(0)),
+        communication("allgather", 2, 4, axis="model"),
+        communication("receive", 10, 11, ReceiveActivations(1)),
+        communication("allreduce", 11, 14, axis="batch"),
+        communication("allreduce.test", 14, 15, axis="batch"),
+        compute("update", 20, 30, Update(0)),
+        communication("broadcast", 22, 28),
+    ]
+    write([lane, [phase(1, 0, 50)]], [(1, 2)])
+    rows = facts(run, "--from", "0")["drawing"]["rows"]
+    assert [row["label"] for row in rows] == ["stage 0 model 0", "stage 0 model 1"]
+    assert [(box["kind"], round(box["start"])) for box in rows[0]["boxes"]] == [
+        ("forward", 0),
+        ("reduce", 11),
+        ("update", 20),
+        ("other", 22),
+    ]
+
+
+def test_stages_of_several_ranks_are_means(run: Run) -> None:
+    lanes = [[phase(1, 0, 10), compute("forward", 0, length, Forward(0))] for length in (2, 4, 10)]
+    write(lanes, [(2, 1), (1, 1)])
+    breakdown = facts(run)["breakdown"]
+    assert [item["seconds"]["computing"] for item in breakdown["ranks"]] == pytest.approx([0.002, 0.004, 0.010])
+    assert [item["seconds"]["computing"] for item in breakdown["stages"]] == pytest.approx([0.003, 0.010])
+    assert breakdown["total"]["seconds"]["computing"] == pytest.approx(0.016)
+    assert breakdown["total"]["shares"]["computing"] == pytest.approx(16 / 30)
+    text = run("done")[1]
+    assert "(mean)" in text
+    assert "stage 0 batch 1" in text
+
+
+def test_an_epoch_that_is_not_whole_says_so(run: Run) -> None:
+    write(two_stages(), complete_since_us=1_030_000)
+    found = facts(run)
+    assert (found["whole"], found["minibatches"]) == (False, [*range(2, 10)])
+    assert found["seconds"] == pytest.approx(0.09)
+    assert "the beginning of epoch 2 is not in the trace" in run("done")[1]
+    assert run("done", "--epoch", "1")[2] == "Error: --epoch = 1: the trace holds 2\n"
+
+
+def test_files_of_every_format_by_their_names(run: Run) -> None:
+    for name in ("a.svg", "a.png", "a.json", "a.txt"):
+        assert run("done/trace.json", "--out", name) == (0, f"{name}\n", "")
+    root = ElementTree.parse("a.svg").getroot()
+    titles = [title.text or "" for title in root.iter("{http://www.w3.org/2000/svg}title")]
+    assert "receive.wait (receive gradients 1), from 3 ms for 6 ms" in titles
+    assert Path("a.png").read_bytes().startswith(b"\x89PNG")
+    assert json.loads(Path("a.json").read_text()) == facts(run)
+    assert Path("a.txt").read_text() == run("done")[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere"], "nowhere: there is no such run folder or trace"),
+        (["empty"], "empty: holds no trace.json; train with --set output.trace=true"),
+        (["damaged.json"], "damaged.json: not a whole JSON file"),
+        (["other.json"], "other.json: not a trace of hybridnn"),
+        (["idle.json"], "idle.json: the trace holds nothing of an epoch"),
+        (["bare.json"], "bare.json: the trace holds no minibatch of epoch 4"),
+        (["done", "--epoch", "3"], "--epoch = 3: the trace holds 1, 2"),
+        (["done", "--epoch", "last"], "--epoch"),
+        (["done", "--minibatches", "0-3"], "--minibatches = '0-3': a range within 1-10"),
+        (["done", "--minibatches", "4-3"], "--minibatches = '4-3'"),
+        (["done", "--minibatches", "9-11"], "--minibatches = '9-11'"),
+        (["done", "--minibatches", "some"], "--minibatches = 'some'"),
+        (["done", "--minibatches", "1-2", "--from", "0"], "--minibatches = '1-2': not together with"),
+        (["done", "--from", "-1"], "--from = -1.0: from 0 to 0.12"),
+        (["done", "--from", "0.1201"], "--from = 0.1201: from 0 to 0.12"),
+        (["done", "--from", "nan"], "--from = nan"),
+        (["done", "--from", "0.05", "--to", "0.05"], "--to = 0.05: above 0.05"),
+        (["done", "--to", "nan"], "--to = nan"),
+        (["done", "--format", "png"], "--format = 'png': needs a file"),
+        (["done", "--out", "no/a.svg"], "--out = 'no/a.svg': there is no folder no"),
+        ([], "RUN"),
+    ],
+)
+def test_wrong_input_is_one_line_and_exit_code_2(run: Run, arguments: list[str], message: str) -> None:
+    Path("empty").mkdir()
+    Path("damaged.json").write_text(Path("done/trace.json").read_text()[:-30])
+    Path("other.json").write_text('{"traceEvents": []}')
+    Path("idle.json").write_text(json.dumps(file_of([(1, 1)], [[compute("forward", 0, 1, Forward(0))]])))
+    Path("bare.json").write_text(json.dumps(file_of([(1, 1)], [[phase(4, 0, 1)]])))
+    before = sorted(Path.cwd().iterdir())
+    code, out, err = run(*arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("Error: ")
+    assert message in err
+    assert err.count("\n") == 1
+    assert sorted(Path.cwd().iterdir()) == before
+
+
+def test_help_loads_nothing_heavy() -> None:
+    program = (
+        "import sys\nfrom hybridnn.cli.main import main\n"
+        "try:\n    main(['trace', '--help'])\nexcept SystemExit as end:\n    assert end.code == 0, end.code\n"
+        "print('LOADED', *sorted({name.partition('.')[0] for name in sys.modules}))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    text, _, loaded = done.stdout.partition("LOADED")
+    assert "--minibatches" in text
+    assert {"numpy", "scipy", "matplotlib", "mpi4py"} & set(loaded.split()) == set()
+
+
+def test_reading_a_trace_needs_no_mpi(run: Run) -> None:
+    program = "import sys\nfrom hybridnn.cli.main import main\ntry:\n    main(['trace', 'done'])\n"
+    program += "except SystemExit as end:\n    assert end.code == 0, end.code\nassert 'mpi4py' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+
+
+def test_several_ranks_speak_and_write_once(run: Run, run_mpi: Callable[..., JobResult], tmp_path: Path) -> None:
+    result = run_mpi(2, [*COMMAND, "trace", "done", "--out", "a.svg"], cwd=tmp_path)
+    assert (result.returncode, result.stdout) == (0, "a.svg\n")
+    result = run_mpi(2, [*COMMAND, "trace", "nowhere"], cwd=tmp_path)
+    assert result.returncode == 2
+    assert (result.stdout + result.stderr).count("Error:") == 1
