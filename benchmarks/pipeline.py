@@ -16,8 +16,8 @@ from benchmarks.cases import LEARNING_RATE, MOMENTUM, Case, make_data, torch_mod
 from benchmarks.timing import alternate, seconds_of
 from hybridnn import MLP, SGD, ProcessGrid, Trainer
 from hybridnn.comm.recorder import Recorder
-from hybridnn.pipeline.breakdown import break_down, mean_of
-from hybridnn.pipeline.layer_profile import time_layers
+from hybridnn.pipeline.partition.layer_profile import time_layers
+from hybridnn.pipeline.tracing.breakdown import break_down, mean_of
 from hybridnn.training.pipelining import Pipelining
 from hybridnn.training.trace_file import read_trace, write_trace
 
@@ -25,8 +25,8 @@ PAIRS = 9
 MICROBATCHES = 8
 
 BESIDE_TORCH = (
-    (Case("16-4x1024-2", (16, 1024, 1024, 1024, 1024, 2), 128, "regression", 8, 1), (3, 2)),
-    (Case("3072-8x1024-10", (3072, *[1024] * 8, 10), 256, "classification", 4, 1), (3, 6)),
+    (Case("16-4x1024-2", (16, 1024, 1024, 1024, 1024, 2), 128, "regression", 20, 1), (3, 2)),
+    (Case("3072-8x1024-10", (3072, *[1024] * 8, 10), 256, "classification", 6, 1), (4, 5)),
 )
 """Networks with the layers of each stage, which are the same for both programs."""
 

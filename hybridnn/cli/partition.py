@@ -69,8 +69,8 @@ def partition(
 
     # Only now, so that a wrong setting is reported without waiting for the rest to load.
     from hybridnn.cli.partition_view import make_plans, print_plans
-    from hybridnn.pipeline.layer_profile import write_profile
-    from hybridnn.pipeline.stage_partition import Link, check_stages
+    from hybridnn.pipeline.partition.layer_profile import write_profile
+    from hybridnn.pipeline.partition.stage_partition import Link, check_stages
 
     def begin(layers: int) -> None:
         check_stages(layers, stages or 1, ranks)
@@ -93,7 +93,7 @@ def _timed_costs(
     settings: Settings, samples: int | None, threads: int | None, begin: Callable[[int], None]
 ) -> LayerCosts:
     from hybridnn.cli.partition_view import LayerCosts
-    from hybridnn.pipeline.layer_profile import REPEATS, time_layers
+    from hybridnn.pipeline.partition.layer_profile import REPEATS, time_layers
 
     model = _network(settings)
     begin(len(model.layers))
@@ -104,7 +104,7 @@ def _timed_costs(
 
 def _read_costs(path: Path, settings: Settings | None, begin: Callable[[int], None]) -> LayerCosts:
     from hybridnn.cli.partition_view import LayerCosts
-    from hybridnn.pipeline.layer_profile import read_profile
+    from hybridnn.pipeline.partition.layer_profile import read_profile
 
     layers = read_profile(path)
     model = None if settings is None else _network(settings)

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from hybridnn.cli.output import make_console, print_json
-from hybridnn.pipeline.layer_profile import LayerProfile
-from hybridnn.pipeline.stage_partition import (
+from hybridnn.pipeline.partition.layer_profile import LayerProfile
+from hybridnn.pipeline.partition.stage_partition import (
     Link,
     PartitionPlan,
     balanced_partition,

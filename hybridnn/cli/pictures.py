@@ -16,7 +16,7 @@ from hybridnn.errors import SettingError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from hybridnn.pipeline.drawing import Drawing
+    from hybridnn.pipeline.drawing.drawing import Drawing
 
 __all__ = ["PictureFormat", "choose_format", "print_drawing", "write_file", "write_picture", "write_text"]
 
@@ -67,8 +67,8 @@ def print_drawing(console: Console, drawing: Drawing) -> None:
     """Print a drawing as text that fills the console's width, with colours if it is a terminal."""
     from rich.text import Text
 
-    from hybridnn.pipeline.drawing import KINDS
-    from hybridnn.pipeline.drawing_text import text_lines
+    from hybridnn.pipeline.drawing.drawing import KINDS
+    from hybridnn.pipeline.drawing.text import text_lines
 
     styles = {kind.name: f"{kind.ink} on {kind.fill}" for kind in KINDS.values()} | {"": ""}
     for line in text_lines(drawing, console.width):
@@ -79,11 +79,11 @@ def print_drawing(console: Console, drawing: Drawing) -> None:
 def write_picture(drawing: Drawing, picture: PictureFormat, out: Path | None) -> None:
     """Write a drawing as SVG or PNG; an SVG without a file goes to standard output."""
     if picture is PictureFormat.svg:
-        from hybridnn.pipeline.drawing_svg import svg_text
+        from hybridnn.pipeline.drawing.svg import svg_text
 
         write_file(svg_text(drawing), out)
     else:
-        from hybridnn.pipeline.drawing_png import png_bytes
+        from hybridnn.pipeline.drawing.png import png_bytes
 
         write_file(png_bytes(drawing), out)
 

@@ -73,10 +73,10 @@ def schedule(
 ) -> None:
     """Draw what every stage of a pipeline does, with which weights, and prove that it cannot deadlock."""
     from hybridnn.cli.schedule_view import print_methods, print_report, schedule_facts
-    from hybridnn.pipeline.drawing import draw_timeline
-    from hybridnn.pipeline.lint import lint
-    from hybridnn.pipeline.methods import METHODS, make_schedule
-    from hybridnn.pipeline.simulate import Durations, simulate
+    from hybridnn.pipeline.checks.lint import lint
+    from hybridnn.pipeline.checks.simulate import Durations, simulate
+    from hybridnn.pipeline.drawing.drawing import draw_timeline
+    from hybridnn.pipeline.schedules.methods import METHODS, make_schedule
     from hybridnn.training.json_text import to_json
 
     if method is None:

@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 from hybridnn.cli.output import make_console
 from hybridnn.cli.pictures import print_drawing
-from hybridnn.pipeline.drawing import draw_timeline
-from hybridnn.pipeline.methods import METHODS
-from hybridnn.pipeline.simulate import Durations, TimedInstruction, Timeline
-from hybridnn.pipeline.staleness import StalenessRow, audit
+from hybridnn.pipeline.checks.simulate import Durations, TimedInstruction, Timeline
+from hybridnn.pipeline.checks.staleness import StalenessRow, audit
+from hybridnn.pipeline.drawing.drawing import draw_timeline
+from hybridnn.pipeline.schedules.methods import METHODS
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from hybridnn.pipeline.schedule import Schedule
-    from hybridnn.pipeline.weight_policies import WeightRead
+    from hybridnn.pipeline.schedules.schedule import Schedule
+    from hybridnn.pipeline.schedules.weight_policies import WeightRead
 
 __all__ = ["print_methods", "print_report", "schedule_facts"]
 

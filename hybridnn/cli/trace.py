@@ -13,7 +13,7 @@ from hybridnn.errors import DataError, SettingError
 
 if TYPE_CHECKING:
     from hybridnn.cli.trace_view import Window
-    from hybridnn.pipeline.recorded import Epoch, Trace
+    from hybridnn.pipeline.tracing.recorded import Epoch, Trace
 
 __all__ = ["trace"]
 
@@ -47,7 +47,7 @@ def trace(
 ) -> None:
     """Break down where the time of a traced epoch went, and draw what every rank did."""
     from hybridnn.cli.trace_view import print_trace, trace_facts
-    from hybridnn.pipeline.measured import draw_epoch
+    from hybridnn.pipeline.tracing.measured import draw_epoch
     from hybridnn.training.json_text import to_json
     from hybridnn.training.trace_file import read_trace
 
@@ -79,7 +79,7 @@ def _choose_epoch(run: Path, trace: Trace, number: int | None) -> Epoch:
 def _choose_window(epoch: Epoch, begin: float | None, end: float | None, minibatches: str | None) -> Window:
     """Return the span of time that the user named, or that of the first few minibatches."""
     from hybridnn.cli.trace_view import Window
-    from hybridnn.pipeline.measured import readable_minibatches, span_of_minibatches
+    from hybridnn.pipeline.tracing.measured import readable_minibatches, span_of_minibatches
 
     if minibatches is not None:
         if begin is not None or end is not None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hybridnn.cli.pictures import print_drawing
-from hybridnn.pipeline.breakdown import Breakdown, break_down, mean_of, sum_of
+from hybridnn.pipeline.tracing.breakdown import Breakdown, break_down, mean_of, sum_of
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from hybridnn.pipeline.drawing import Drawing
-    from hybridnn.pipeline.recorded import Epoch
+    from hybridnn.pipeline.drawing.drawing import Drawing
+    from hybridnn.pipeline.tracing.recorded import Epoch
 
 __all__ = ["Window", "print_trace", "trace_facts"]
 

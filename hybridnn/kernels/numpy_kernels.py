@@ -25,6 +25,7 @@ __all__ = [
     "empty",
     "gradient_of_activation",
     "matmul",
+    "matmul_transposed",
     "mean_squared_error",
     "row_sums",
     "scale",
@@ -55,6 +56,25 @@ def zeros(shape: tuple[int, ...], dtype: DTypeLike) -> Array:
 def matmul(a: Array, b: Array, out: Array) -> None:
     """``out = a @ b``."""
     np.matmul(a, b, out=out)
+
+
+def matmul_transposed(a: Array, b: Array, out: Array, room: Array | None) -> None:
+    """``out = a.T @ b``.
+
+    Parameters
+    ----------
+    a : ndarray, shape (k, m)
+    b : ndarray, shape (k, n)
+    out : ndarray, shape (m, n)
+    room : ndarray, shape (n, m), or None
+        Overwritten. With it the product is taken as ``(b.T @ a).T``, which is faster for small n: a whole training step
+        on 16-4x1024-2 and 3072-8x1024-10 in microbatches of 16 and 32 samples by 4 to 5 % with OpenBLAS.
+    """
+    if room is None:
+        np.matmul(a.T, b, out=out)
+        return
+    np.matmul(b.T, a, out=room)
+    np.copyto(out, room.T)
 
 
 def add_bias(z: Array, bias: Array) -> None:

@@ -51,6 +51,8 @@ class LayerArrays:
         where `x` lies in a gathered `whole_x`.
     scratch : ndarray
         Shape of `activation`; overwritten by every call. May share memory with `dx`, which is written last.
+    room : ndarray, shape (n, features of dx), or None
+        For the product that gives ``dx``, where it pays; overwritten.
     ones : ndarray, shape (n,)
     """
 
@@ -66,6 +68,7 @@ class LayerArrays:
     own_x: Array | None
     own_dx: Array | None
     scratch: Array
+    room: Array | None
     ones: Array
 
 
@@ -110,7 +113,7 @@ class ColumnDense:
         kernels.gradient_of_activation(self._activation, s.activation, s.own_dy, s.dz, s.scratch)
         if s.dx is None:
             return DONE
-        kernels.matmul(p.weight.T, s.dz, s.dx)
+        kernels.matmul_transposed(p.weight, s.dz, s.dx, s.room)
         if s.own_dx is not None:
             # Each rank adds its own rows of dy, so that the sum over the ranks adds every row once.
             kernels.add(s.own_dx, s.own_dy, s.own_dx)
@@ -162,7 +165,7 @@ class RowDense:
         """Fill ``s.dz`` from ``s.dy``, and ``s.dx``; every rank has what it needs."""
         kernels.gradient_of_activation(self._activation, s.activation, s.dy, s.dz, s.scratch)
         if s.dx is not None:
-            kernels.matmul(p.weight.T, s.dz, s.dx)
+            kernels.matmul_transposed(p.weight, s.dz, s.dx, s.room)
             if self._residual:
                 kernels.add(s.dx, s.own_dy, s.dx)
         return DONE

@@ -24,6 +24,9 @@ __all__ = ["StageArrays", "StageRole", "Workspace"]
 
 Array = NDArray[Any]
 
+NARROW = 48
+"""Samples up to which input gradients are taken as a transposed product: see `matmul_transposed`."""
+
 
 class StageRole(NamedTuple):
     """What a stage does beside its layers.
@@ -136,11 +139,14 @@ class Workspace:
         entry = 0 if role.loads_input else splits[0].layer.inputs
         widest = max(entry, *(_output_height(split) for split in splits))
         self._gradients = (self._room(widest), self._room(widest))
+        self._product = self._room(widest) if capacity <= NARROW else None
 
     @property
     def nbytes(self) -> int:
         """Bytes of all arrays."""
         transient = [self._columns, self._ones, self._own_gradient, *self._gradients]
+        if self._product is not None:
+            transient.append(self._product)
         return self.activation_bytes + sum(array.nbytes for array in transient)
 
     @property
@@ -242,6 +248,7 @@ class Workspace:
             own_x=own_x,
             own_dx=own_dx,
             scratch=view(self._gradients[(above + 1) % 2], own),
+            room=None if dx is None or self._product is None else self._product[: dx.size].reshape(n, len(dx)),
             ones=self._ones[:n],
         )
 

@@ -18,9 +18,9 @@ from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import Optimizer, new_state
 from hybridnn.parallel.distribution import make_distributor
 from hybridnn.parallel.stage import Stage
-from hybridnn.pipeline.chunk import Chunk, make_chunk
-from hybridnn.pipeline.executor import Executor
-from hybridnn.pipeline.schedule import Schedule
+from hybridnn.pipeline.execution.chunk import Chunk, make_chunk
+from hybridnn.pipeline.execution.executor import Executor
+from hybridnn.pipeline.schedules.schedule import Schedule
 from hybridnn.training.global_arrays import GlobalArrays
 from hybridnn.training.metrics import Metrics, MetricSums
 from hybridnn.training.part import Part

@@ -17,17 +17,17 @@ from hybridnn.comm.grid import ProcessGrid
 from hybridnn.errors import SettingError
 from hybridnn.nn.mlp import MLP, DenseLayer
 from hybridnn.nn.optimizers import Optimizer
-from hybridnn.pipeline.layer_profile import time_layers
-from hybridnn.pipeline.lint import lint
-from hybridnn.pipeline.methods import METHODS, Method, forward_only, make_schedule
-from hybridnn.pipeline.schedule import Schedule
-from hybridnn.pipeline.stage_partition import (
+from hybridnn.pipeline.checks.lint import lint
+from hybridnn.pipeline.partition.layer_profile import time_layers
+from hybridnn.pipeline.partition.stage_partition import (
     PARTITIONS,
     balanced_partition,
     check_partition,
     check_stages,
     uniform_partition,
 )
+from hybridnn.pipeline.schedules.methods import METHODS, Method, forward_only, make_schedule
+from hybridnn.pipeline.schedules.schedule import Schedule
 
 __all__ = ["PipelinePlan", "Pipelining", "plan_pipeline", "settle_pipeline"]
 

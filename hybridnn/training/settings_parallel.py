@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, PlainValidator, model_validator
 
 from hybridnn.errors import SettingError
-from hybridnn.pipeline.methods import find_method
-from hybridnn.pipeline.stage_partition import PARTITIONS
+from hybridnn.pipeline.partition.stage_partition import PARTITIONS
+from hybridnn.pipeline.schedules.methods import find_method
 from hybridnn.training.settings_errors import refused
 from hybridnn.training.settings_types import Count, Section, list_as_tuple
 

@@ -10,7 +10,7 @@ import numpy as np
 from hybridnn.comm.grid import ProcessGrid
 from hybridnn.nn.optimizers import OptimizerState
 from hybridnn.parallel.stage import Stage
-from hybridnn.pipeline.chunk import Chunk
+from hybridnn.pipeline.execution.chunk import Chunk
 
 __all__ = ["StageMemory", "memory_of_stages"]
 

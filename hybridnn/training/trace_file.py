@@ -21,8 +21,8 @@ from hybridnn._version import __version__
 from hybridnn.comm.agreement import agree
 from hybridnn.comm.recorder import Event
 from hybridnn.errors import DataError, EnvironmentProblem
-from hybridnn.pipeline.instructions import Instruction
-from hybridnn.pipeline.recorded import Lane, Trace, count_updates, number_minibatches, places_of
+from hybridnn.pipeline.schedules.instructions import Instruction
+from hybridnn.pipeline.tracing.recorded import Lane, Trace, count_updates, number_minibatches, places_of
 from hybridnn.training.run_folder import TRACE
 
 if TYPE_CHECKING:

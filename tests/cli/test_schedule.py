@@ -16,8 +16,8 @@ from rich.console import Console
 
 from hybridnn.cli.main import main
 from hybridnn.cli.pictures import print_drawing
-from hybridnn.pipeline.drawing import Box, Drawing, Row
-from hybridnn.pipeline.methods import METHODS, make_schedule
+from hybridnn.pipeline.drawing.drawing import Box, Drawing, Row
+from hybridnn.pipeline.schedules.methods import METHODS, make_schedule
 
 if TYPE_CHECKING:
     from mpi_runner.launch import JobResult
@@ -231,7 +231,7 @@ def test_wrong_input_is_one_line_and_exit_code_2(run: Run, arguments: list[str],
 def test_a_schedule_that_fails_the_linter_is_refused(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     good = make_schedule("gpipe", stages=2, minibatches=1, microbatches=2)
     broken = replace(good, orders=(good.orders[0][:-1], good.orders[1]))
-    monkeypatch.setattr("hybridnn.pipeline.methods.make_schedule", lambda *_, **__: broken)
+    monkeypatch.setattr("hybridnn.pipeline.schedules.methods.make_schedule", lambda *_, **__: broken)
     code, out, err = run("gpipe", "--out", "a.svg")
     assert (code, out) == (2, "")
     assert err.startswith("Error: stage 0, ")

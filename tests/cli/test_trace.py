@@ -12,7 +12,7 @@ import pytest
 
 from hybridnn.cli.main import main
 from hybridnn.comm.recorder import Event
-from hybridnn.pipeline.instructions import (
+from hybridnn.pipeline.schedules.instructions import (
     Backward,
     Forward,
     ReceiveActivations,

@@ -18,7 +18,7 @@ from hybridnn.cli.main import main
 from hybridnn.cli.output import terminal_width
 from hybridnn.cli.train_tables import MOST_ROWS, Totals, epoch_table
 from hybridnn.cli.train_view import TrainView
-from hybridnn.training.history import EpochRecord, RunHeader, RunSummary, StepRecord
+from hybridnn.training.history import EpochRecord, RunHeader, RunSummary, StageHeader, StepRecord
 from hybridnn.training.run_folder import read_history, run_status
 from hybridnn.training.settings import Settings
 
@@ -28,8 +28,12 @@ if TYPE_CHECKING:
 COMMAND = [sys.executable, "-c", "from hybridnn.cli.main import main; main()"]
 HEADER = RunHeader(
     ranks=4,
+    pipeline=1,
     batch=2,
     model=2,
+    method=None,
+    microbatches=1,
+    stages=(StageHeader(0, 2, 2, (0, 1), 1000, 500, 0, 2000, 3000),),
     nodes=1,
     threads_per_rank=1,
     data="digits",

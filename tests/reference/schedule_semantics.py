@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hybridnn.pipeline.instructions import ALL_MICROBATCHES, Instruction
+from hybridnn.pipeline.schedules.instructions import ALL_MICROBATCHES, Instruction
 
 Part = tuple[int, int, int]  # minibatch, microbatch, virtual stage
 

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from hybridnn.comm.recorder import Event
-from hybridnn.pipeline.instructions import (
+from hybridnn.pipeline.execution.routes import Place
+from hybridnn.pipeline.schedules.instructions import (
     Backward,
     Forward,
     Instruction,
@@ -16,8 +17,7 @@ from hybridnn.pipeline.instructions import (
     SendGradients,
     Update,
 )
-from hybridnn.pipeline.recorded import Epoch, Lane
-from hybridnn.pipeline.routes import Place
+from hybridnn.pipeline.tracing.recorded import Epoch, Lane
 
 __all__ = ["communication", "compute", "epoch_of", "file_of", "phase", "two_stages"]
 

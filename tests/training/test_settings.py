@@ -117,7 +117,11 @@ def test_values_that_do_not_go_together_are_refused(overrides: list[str], messag
         ("model.epochs=3", "unknown setting model.epochs; did you mean training.epochs?"),
         ("trainin.epochs=3", "unknown setting trainin; did you mean training?"),
         ("data.synthetic.sample=3", "unknown setting data.synthetic.sample; did you mean data.synthetic.samples?"),
-        ("parallel.zzz=3", "unknown setting parallel.zzz; known in [parallel]: batch, model, model_split, overlap"),
+        (
+            "parallel.zzz=3",
+            "unknown setting parallel.zzz; known in [parallel]: pipeline, batch, model, stages, "
+            "model_split, overlap, method, microbatches, chunks, partition, vertical_sync, weight_grad",
+        ),
         (
             "zzz.zzz=3",
             "unknown setting zzz; known sections: data, model, training, optimizer, schedule, parallel, output",

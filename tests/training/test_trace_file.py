@@ -10,7 +10,8 @@ import pytest
 from hybridnn import ProcessGrid
 from hybridnn.comm.recorder import Event, Recorder
 from hybridnn.errors import DataError, EnvironmentProblem, HybridnnError
-from hybridnn.pipeline.instructions import (
+from hybridnn.pipeline.execution.routes import Place
+from hybridnn.pipeline.schedules.instructions import (
     Forward,
     Instruction,
     ReceiveActivations,
@@ -18,8 +19,7 @@ from hybridnn.pipeline.instructions import (
     Update,
     WeightGradient,
 )
-from hybridnn.pipeline.recorded import Lane, Trace
-from hybridnn.pipeline.routes import Place
+from hybridnn.pipeline.tracing.recorded import Lane, Trace
 from hybridnn.training.trace_file import read_trace, write_trace
 from reference.traces import communication, compute, file_of
 

@@ -11,8 +11,7 @@ import pytest
 
 from hybridnn import ProcessGrid
 from hybridnn.comm.recorder import Recorder
-from hybridnn.pipeline.breakdown import break_down
-from hybridnn.pipeline.instructions import (
+from hybridnn.pipeline.schedules.instructions import (
     Backward,
     Forward,
     InputGradient,
@@ -25,8 +24,9 @@ from hybridnn.pipeline.instructions import (
     Update,
     WeightGradient,
 )
-from hybridnn.pipeline.methods import make_schedule
-from hybridnn.pipeline.recorded import Epoch, Trace
+from hybridnn.pipeline.schedules.methods import make_schedule
+from hybridnn.pipeline.tracing.breakdown import break_down
+from hybridnn.pipeline.tracing.recorded import Epoch, Trace
 from hybridnn.training.trace_file import read_trace, write_trace
 from reference.cases import data
 from reference.pipeline_cases import PipelineCase, pipelined_trainer
@@ -34,7 +34,7 @@ from reference.pipeline_cases import PipelineCase, pipelined_trainer
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from hybridnn.pipeline.schedule import Schedule
+    from hybridnn.pipeline.schedules.schedule import Schedule
 
 MINIBATCHES = 4
 """Of an epoch of `MOMENTUM`."""

@@ -1,0 +1,1 @@
+"""Pictures of schedules, planned and measured: text, SVG, PNG."""

@@ -1,0 +1,117 @@
+"""A drawing as PNG, with matplotlib."""
+
+from __future__ import annotations
+
+import math
+from io import BytesIO
+from typing import TYPE_CHECKING
+
+from hybridnn.pipeline.drawing.drawing import (
+    KINDS,
+    Drawing,
+    Row,
+    axis_ticks,
+    kinds_drawn,
+    longest_label,
+    readable_duration,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["png_bytes"]
+
+DPI = 150
+FONT = 8.0
+CHARACTER = 0.62 * FONT / 72
+"""Width of a character in inches."""
+
+ROW_INCHES, LEGEND_INCHES = 0.27, 1.15
+"""Height of a row, and width of an entry of the legend."""
+
+MOST_INCHES = 60.0
+"""Widest time axis: 9,000 pixels; where it is not enough, boxes are drawn without their number."""
+
+MUTED, IDLE, RULE = "#5f6b7a", "#ffffff", "#d7dce2"
+
+
+def png_bytes(drawing: Drawing) -> bytes:
+    """Draw as a PNG of 150 dots per inch, wide enough for the labels of the shortest kind of computation."""
+    # A figure without pyplot: no display, no global state.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    scale = _inches_per_time(drawing)
+    span = scale * (drawing.makespan or 1.0)
+    left = 0.3 + CHARACTER * max((len(row.label) for row in drawing.rows), default=0)
+    width, rows = max(left + span + 0.2, 5.0), ROW_INCHES * len(drawing.rows)
+    columns = int(width / LEGEND_INCHES)
+    bottom = 0.7 + 0.2 * math.ceil((len(kinds_drawn(drawing)) + 1) / columns)
+    height = bottom + rows + 0.4
+    figure = Figure(figsize=(width, height), dpi=DPI, facecolor="white")
+    FigureCanvasAgg(figure)
+    axes = figure.add_axes((left / width, bottom / height, span / width, rows / height))
+    for number, row in enumerate(drawing.rows):
+        _draw_row(axes, number, row, drawing.makespan, scale)
+    _label_axes(axes, drawing, span)
+    figure.text(0.1 / width, 1 - 0.25 / height, drawing.title, fontsize=FONT + 1, fontweight="bold")
+    figure.text(0.1 / width, 0.1 / height, drawing.numbering, fontsize=FONT)
+    _add_legend(figure, drawing, columns)
+    picture = BytesIO()
+    figure.savefig(picture, format="png")
+    return picture.getvalue()
+
+
+def _inches_per_time(drawing: Drawing) -> float:
+    wanted = (CHARACTER * longest_label(drawing) + 0.1) / readable_duration(drawing)
+    return min(wanted, MOST_INCHES / (drawing.makespan or 1.0))
+
+
+def _draw_row(axes: Axes, number: int, row: Row, makespan: float, scale: float) -> None:
+    axes.broken_barh([(0, makespan)], (number - 0.42, 0.84), facecolors=IDLE, edgecolors=RULE, linewidth=0.8)
+    for kind in KINDS.values():
+        boxes = [box for box in row.boxes if box.kind == kind.name]
+        spans = [(box.start, box.end - box.start) for box in boxes]
+        # A white edge parts boxes of one colour; it would hide the short ones of a measured run.
+        edge = "white" if kind.computes else "none"
+        axes.broken_barh(spans, (number - 0.42, 0.84), facecolors=kind.fill, edgecolors=edge, linewidth=0.6)
+        for box in boxes:
+            if box.label and CHARACTER * len(box.label) <= scale * (box.end - box.start):
+                axes.text(
+                    (box.start + box.end) / 2,
+                    number,
+                    box.label,
+                    color=kind.ink,
+                    fontsize=FONT,
+                    ha="center",
+                    va="center",
+                )
+
+
+def _label_axes(axes: Axes, drawing: Drawing, span: float) -> None:
+    axes.set_xlim(0, drawing.makespan or 1.0)
+    axes.set_ylim(len(drawing.rows) - 0.5, -0.5)
+    axes.set_yticks(range(len(drawing.rows)), [row.label for row in drawing.rows], fontsize=FONT)
+    ticks = axis_ticks(drawing.makespan, max(2, int(span / 0.5)))
+    axes.set_xticks([time for time, _ in ticks], [label for _, label in ticks], fontsize=FONT, color=MUTED)
+    axes.set_xlabel(drawing.axis_label, fontsize=FONT, color=MUTED)
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+
+
+def _add_legend(figure: Figure, drawing: Drawing, columns: int) -> None:
+    from matplotlib.patches import Patch
+
+    handles = [Patch(facecolor=kind.fill, label=kind.name) for kind in kinds_drawn(drawing)]
+    handles.append(Patch(facecolor=IDLE, edgecolor=RULE, label="idle"))
+    figure.legend(
+        handles=handles,
+        loc="lower left",
+        bbox_to_anchor=(0, 0.22 / figure.get_figheight()),
+        ncols=columns,
+        frameon=False,
+        fontsize=FONT,
+        handlelength=1.2,
+        columnspacing=1.2,
+    )

@@ -1,0 +1,130 @@
+"""A drawing as SVG: text that can be selected, and for every box a sentence that a browser shows under the pointer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from xml.sax.saxutils import escape
+
+from hybridnn.pipeline.drawing.drawing import (
+    KINDS,
+    Box,
+    Drawing,
+    axis_ticks,
+    kinds_drawn,
+    longest_label,
+    readable_duration,
+)
+
+__all__ = ["svg_text"]
+
+FONT = 12
+CHARACTER = 0.62 * FONT
+"""Width of a character, on the safe side for the digits of sans-serif fonts."""
+
+ROW, GAP, EDGE = 26.0, 6.0, 14.0
+TICK_PIXELS = 60.0
+MOST_PIXELS = 20_000.0
+"""Widest time axis; where it is not enough, boxes are drawn without their number."""
+
+INK, MUTED, IDLE, RULE = "#1a1f26", "#5f6b7a", "#ffffff", "#d7dce2"
+
+
+def svg_text(drawing: Drawing) -> str:
+    """Draw as an SVG document on white ground, wide enough for the labels of the shortest kind of computation."""
+    left = EDGE + CHARACTER * max([len(drawing.axis_label), *(len(row.label) for row in drawing.rows)]) + 10
+    scale = _pixels_per_time(drawing)
+    span = scale * drawing.makespan
+    top = EDGE + 2 * FONT + GAP
+    bottom = top + len(drawing.rows) * (ROW + GAP)
+    width = max(left + span + EDGE, 480.0, 2 * EDGE + 1.2 * CHARACTER * len(drawing.title))
+    legend, legend_height = _legend(drawing, bottom + 34, width)
+    height = bottom + 34 + legend_height + EDGE
+    body = [
+        _heading(drawing.title),
+        *_axis(drawing, left, scale, top, bottom),
+        *_rows(drawing, left, scale, top),
+        *legend,
+    ]
+    size = f'width="{_n(width)}" height="{_n(height)}" viewBox="0 0 {_n(width)} {_n(height)}"'
+    font = f'font-family="Helvetica, Arial, sans-serif" font-size="{FONT}"'
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" {size} {font} role="img">',
+            f"<title>{escape(drawing.title)}</title>",
+            f'<rect width="{_n(width)}" height="{_n(height)}" fill="#ffffff"/>',
+            *body,
+            "</svg>",
+            "",
+        ]
+    )
+
+
+def _pixels_per_time(drawing: Drawing) -> float:
+    wanted = (CHARACTER * longest_label(drawing) + 14) / readable_duration(drawing)
+    return min(wanted, MOST_PIXELS / (drawing.makespan or 1.0))
+
+
+def _heading(title: str) -> str:
+    return f'<text x="{_n(EDGE)}" y="{_n(EDGE + FONT)}" font-weight="bold" fill="{INK}">{escape(title)}</text>'
+
+
+def _axis(drawing: Drawing, left: float, scale: float, top: float, bottom: float) -> Iterator[str]:
+    """Time axis below the rows, with a fine line through them at every number."""
+    yield f'<text x="{_n(EDGE)}" y="{_n(bottom + FONT)}" fill="{MUTED}">{escape(drawing.axis_label)}</text>'
+    for time, label in axis_ticks(drawing.makespan, max(2, int(scale * drawing.makespan / TICK_PIXELS))):
+        x = _n(left + scale * time)
+        yield f'<line x1="{x}" y1="{_n(top - 3)}" x2="{x}" y2="{_n(bottom)}" stroke="{RULE}"/>'
+        yield f'<text x="{x}" y="{_n(bottom + FONT)}" text-anchor="middle" fill="{MUTED}">{escape(label)}</text>'
+
+
+def _rows(drawing: Drawing, left: float, scale: float, top: float) -> Iterator[str]:
+    for number, row in enumerate(drawing.rows):
+        y = top + number * (ROW + GAP)
+        yield f'<text x="{_n(EDGE)}" y="{_n(_baseline(y))}" fill="{INK}">{escape(row.label)}</text>'
+        ground = f'x="{_n(left)}" y="{_n(y)}" width="{_n(scale * drawing.makespan)}" height="{_n(ROW)}"'
+        yield f'<rect {ground} fill="{IDLE}" stroke="{RULE}"/>'
+        yield '<g text-anchor="middle">'
+        for box in row.boxes:
+            yield _box(box, left, scale, y)
+        yield "</g>"
+
+
+def _box(box: Box, left: float, scale: float, y: float) -> str:
+    kind = KINDS[box.kind]
+    x, width = left + scale * box.start, scale * (box.end - box.start)
+    # A white edge parts boxes of one colour; it would hide the short ones of a measured run.
+    edge = ' stroke="#ffffff"' if kind.computes else ""
+    rect = f'<rect x="{_n(x)}" y="{_n(y)}" width="{_n(width)}" height="{_n(ROW)}" fill="{kind.fill}"{edge}/>'
+    title = f"<title>{escape(box.detail or kind.name)}</title>"
+    label = ""
+    if box.label and CHARACTER * len(box.label) <= width:
+        middle = f'x="{_n(x + width / 2)}" y="{_n(_baseline(y))}"'
+        label = f'<text {middle} fill="{kind.ink}">{escape(box.label)}</text>'
+    return f"<g>{title}{rect}{label}</g>"
+
+
+def _legend(drawing: Drawing, top: float, width: float) -> tuple[list[str], float]:
+    """Elements of the legend, in as many lines as it needs, and its height."""
+    entries = [(kind.fill, kind.name) for kind in kinds_drawn(drawing)] + [(IDLE, "idle"), ("", drawing.numbering)]
+    elements: list[str] = []
+    x, y = EDGE, top
+    for fill, text in entries:
+        swatch = 20.0 if fill else 0.0
+        needed = swatch + CHARACTER * len(text) + 16
+        if x > EDGE and x + needed > width:
+            x, y = EDGE, y + 20
+        if fill:
+            elements.append(f'<rect x="{_n(x)}" y="{_n(y)}" width="14" height="14" fill="{fill}" stroke="{RULE}"/>')
+        elements.append(f'<text x="{_n(x + swatch)}" y="{_n(y + 11)}" fill="{INK}">{escape(text)}</text>')
+        x += needed
+    return elements, y - top + 14
+
+
+def _baseline(y: float) -> float:
+    """Baseline of text in the middle of a row."""
+    return y + ROW / 2 + 0.36 * FONT
+
+
+def _n(value: float) -> str:
+    """Write a length in pixels, to a thousandth."""
+    return f"{value:.3f}".rstrip("0").rstrip(".")

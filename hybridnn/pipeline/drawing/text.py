@@ -1,0 +1,157 @@
+"""A drawing as lines of text: a letter for the kind of every box and its number, dots where a stage is idle.
+
+The lines are made of pieces that know their kind of box, so that a terminal can colour them; without colours they read
+the same. A drawing that is too wide goes on below, and after a few such bands it is cut.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import NamedTuple
+
+from hybridnn.pipeline.drawing.drawing import (
+    KINDS,
+    Box,
+    Drawing,
+    axis_ticks,
+    kinds_drawn,
+    longest_label,
+    readable_duration,
+)
+
+__all__ = ["Line", "Piece", "plain_text", "text_lines"]
+
+IDLE = "."
+MOST_BANDS = 4
+"""Bands of a drawing that is wider than the page; what does not fit into them is left out."""
+
+TICK_COLUMNS = 8
+"""Fewest columns between two numbers of the time axis."""
+
+
+class Piece(NamedTuple):
+    """Text that belongs to one kind of box, by its name in `KINDS`; to none where that is empty."""
+
+    text: str
+    kind: str = ""
+
+
+Line = tuple[Piece, ...]
+
+
+@dataclass(frozen=True)
+class _Scale:
+    """Columns of text per time, and of a band."""
+
+    columns_per_time: float
+    band: int
+    total: int
+
+    def column(self, time: float) -> int:
+        # Half up, and not to even, so that equal boxes are equally wide.
+        return math.floor(time * self.columns_per_time + 0.5)
+
+
+def text_lines(drawing: Drawing, width: int = 100, most_bands: int = MOST_BANDS) -> tuple[Line, ...]:
+    """Draw as text.
+
+    The scale makes the label of the shortest kind of computation readable.
+
+    Parameters
+    ----------
+    drawing : Drawing
+    width : int
+        Columns of the page; lines are no longer unless a single box is.
+    most_bands : int
+        Most pieces of the time axis that are drawn below each other; the rest is left out, and a line says so.
+
+    Returns
+    -------
+    tuple of Line
+        Title, time axis and rows of every band, legend.
+    """
+    margin = max([len(drawing.axis_label), *(len(row.label) for row in drawing.rows)]) + 2
+    scale = _scale(drawing, width - margin, most_bands)
+    columns = min(scale.total, scale.band * most_bands)
+    rows = [(row.label, _cells(row.boxes, scale, columns)) for row in drawing.rows]
+    lines: list[Line] = [(Piece(drawing.title),), ()]
+    for start in range(0, columns, scale.band):
+        end = min(start + scale.band, columns)
+        lines.append((Piece(drawing.axis_label.ljust(margin) + _axis(scale, columns, start, end)),))
+        lines += [(Piece(label.ljust(margin)), *_pieces(cells[start:end])) for label, cells in rows]
+        lines.append(())
+    if columns < scale.total:
+        shown = columns / scale.columns_per_time
+        lines += [(Piece(f"shown up to time {shown:.6g} of {drawing.makespan:.6g}"),), ()]
+    return (*lines, *_legend(drawing, width))
+
+
+def plain_text(lines: Sequence[Line]) -> str:
+    """Join lines without colours and without blanks at their ends."""
+    return "".join("".join(piece.text for piece in line).rstrip() + "\n" for line in lines)
+
+
+def _scale(drawing: Drawing, available: int, most_bands: int) -> _Scale:
+    cell = 1 + longest_label(drawing) + 1  # a letter, the label, and a gap to the next box
+    columns_per_time = cell / readable_duration(drawing)
+    total = math.ceil(round(drawing.makespan * columns_per_time, 6))
+    # Bands end where a box ends, if all take a multiple of the shortest.
+    cells, most_cells = math.ceil(total / cell), max(1, available // cell)
+    bands = max(1, math.ceil(cells / most_cells))
+    per_band = math.ceil(cells / bands) if bands <= most_bands else most_cells
+    return _Scale(columns_per_time, max(1, per_band) * cell, total)
+
+
+def _cells(boxes: Sequence[Box], scale: _Scale, columns: int) -> list[Piece]:
+    """One piece per column."""
+    cells = [Piece(IDLE)] * columns
+    for box in boxes:
+        start, end = scale.column(box.start), scale.column(box.end)
+        shown = _box_cells(box, end - start, columns - start)
+        cells[start : start + len(shown)] = shown
+    return cells
+
+
+def _box_cells(box: Box, width: int, most: int) -> list[Piece]:
+    """Letter, label where there is room for it, a bar for the rest, and a gap to the next box: the first `most`."""
+    letter = KINDS[box.kind].letter
+    text = letter + box.label
+    shown = text if len(text) < width else letter
+    bar = shown.ljust(min(width - 1, most), "=")[: max(0, min(width, most))]
+    cells = [Piece(character, box.kind) for character in bar]
+    return [*cells, Piece(" ")] if 1 < width <= most else cells
+
+
+def _pieces(cells: Sequence[Piece]) -> list[Piece]:
+    """Join neighbours of one kind."""
+    return [Piece("".join(cell.text for cell in cells), kind) for kind, cells in groupby(cells, lambda cell: cell.kind)]
+
+
+def _axis(scale: _Scale, columns: int, start: int, end: int) -> str:
+    """Round times of the part from column `start` to `end`, each above the column where it begins."""
+    text = ""
+    for time, label in axis_ticks(columns / scale.columns_per_time, max(2, columns // TICK_COLUMNS)):
+        place = scale.column(time) - start
+        if (place == 0 or place > len(text)) and place + len(label) <= end - start:
+            text = text.ljust(place) + label
+    return text
+
+
+def _legend(drawing: Drawing, width: int) -> list[Line]:
+    entries: list[Line] = [(Piece(kind.letter, kind.name), Piece(f" {kind.name}   ")) for kind in kinds_drawn(drawing)]
+    entries += [(Piece(f"{IDLE} idle   "),), (Piece(drawing.numbering),)]
+    lines: list[Line] = []
+    current: Line = ()
+    for entry in entries:
+        if current and _length(current) + _length(entry) > width:
+            lines.append(current)
+            current = ()
+        current += entry
+    return [*lines, current]
+
+
+def _length(line: Line) -> int:
+    return sum(len(piece.text) for piece in line)

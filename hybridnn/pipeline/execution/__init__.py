@@ -1,0 +1,1 @@
+"""Schedules carried out over MPI."""

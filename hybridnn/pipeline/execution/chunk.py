@@ -1,0 +1,193 @@
+"""A chunk: consecutive layers of a rank with everything the executor needs to run them in a pipeline.
+
+A rank has one, or several in an interleaved schedule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from math import ceil
+from typing import Any
+
+from numpy.typing import NDArray
+
+from hybridnn.comm.grid import ProcessGrid
+from hybridnn.kernels import numpy_kernels as kernels
+from hybridnn.nn.optimizers import Optimizer, OptimizerState
+from hybridnn.parallel.joined import JoinedMicrobatches
+from hybridnn.parallel.stage import Stage
+from hybridnn.parallel.workspace import StageRole, Workspace
+from hybridnn.pipeline.execution.mailbox import Inbox, Message, Outbox
+from hybridnn.pipeline.execution.program import MessageDepths, Program, message_depths
+from hybridnn.pipeline.execution.routes import Place, pieces_received, pieces_sent
+from hybridnn.pipeline.execution.weight_store import WeightStore
+from hybridnn.pipeline.schedules.instructions import (
+    ALL_MICROBATCHES,
+    Instruction,
+    ReceiveActivations,
+    ReceiveGradients,
+    WeightGradient,
+)
+from hybridnn.pipeline.schedules.memory_plan import plan_memory
+from hybridnn.pipeline.schedules.schedule import Schedule
+
+__all__ = ["Chunk", "ChunkBytes", "make_chunk"]
+
+AHEAD = 1
+"""Receives begun ahead of the schedule, and sends that may be under way while the next is packed, per channel."""
+
+
+@dataclass(frozen=True)
+class ChunkBytes:
+    """Memory of a chunk, in bytes.
+
+    Attributes
+    ----------
+    weight_versions : int
+        Copies of older weights, and predicted ones; without the current.
+    activations : int
+        Inputs and activations that wait for their backward pass.
+    buffers : int
+        Messages, gradients on their way through the layers, and joined microbatches.
+    """
+
+    weight_versions: int
+    activations: int
+    buffers: int
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Layers, memory and channels.
+
+    Attributes
+    ----------
+    index : int
+        Number of the chunk on its rank.
+    stage : Stage
+    workspace : Workspace
+    weights : WeightStore
+    joined : JoinedMicrobatches or None
+        Where one product takes the weight gradients of all microbatches.
+    loss : ndarray, shape (1,)
+        Loss of a microbatch that is added to earlier ones.
+    input_messages, gradient_messages : Inbox or None
+        None where the data or the loss are the source.
+    outputs_to_send, gradients_to_send : Outbox or None
+        None where nobody wants them.
+    """
+
+    index: int
+    stage: Stage
+    workspace: Workspace
+    weights: WeightStore
+    joined: JoinedMicrobatches | None
+    loss: NDArray[Any]
+    input_messages: Inbox | None
+    gradient_messages: Inbox | None
+    outputs_to_send: Outbox | None
+    gradients_to_send: Outbox | None
+
+    def begin(self, messages: Callable[[type[Instruction], int], list[Message]], last_readers: dict[int, int]) -> None:
+        """Prepare for a run of a schedule, whose messages of a kind to a chunk are what `messages` says."""
+        self.weights.begin(last_readers)
+        if self.input_messages is not None:
+            self.input_messages.begin(messages(ReceiveActivations, self.index))
+        if self.gradient_messages is not None:
+            self.gradient_messages.begin(messages(ReceiveGradients, self.index))
+
+    def finish(self) -> None:
+        """Return when everything has been sent."""
+        for outbox in (self.outputs_to_send, self.gradients_to_send):
+            if outbox is not None:
+                outbox.finish()
+
+    @property
+    def bytes(self) -> ChunkBytes:
+        """Memory beside weights, gradients and optimizer state."""
+        mail = (self.input_messages, self.gradient_messages, self.outputs_to_send, self.gradients_to_send)
+        transient = self.workspace.nbytes - self.workspace.activation_bytes
+        joined = 0 if self.joined is None else self.joined.nbytes
+        buffers = transient + joined + sum(box.nbytes for box in mail if box is not None)
+        return ChunkBytes(self.weights.nbytes, self.workspace.activation_bytes, buffers)
+
+
+def make_chunk(
+    schedules: tuple[Schedule, Schedule],
+    grid: ProcessGrid,
+    index: int,
+    stage: Stage,
+    optimizer: Optimizer,
+    state: OptimizerState,
+    *,
+    batch_size: int,
+    classification: bool,
+    synchronous: bool,
+) -> Chunk:
+    """Allocate what a chunk needs to run `schedules` and all that need no more than they do.
+
+    Parameters
+    ----------
+    schedules : tuple of Schedule
+        Of training and of evaluation.
+    batch_size : int
+        Most samples of a minibatch, over all ranks.
+    classification : bool
+        Whether targets are integer labels.
+    synchronous : bool
+        As for `Outbox`.
+    """
+    schedule, place = schedules[0], grid.pipeline_rank
+    role = StageRole(schedule.is_first(place, index), schedule.is_last(place, index), classification)
+    plan, program = plan_memory(schedule, place), Program(schedule, place)
+    # A microbatch of the block partition, dealt out by the block partition once more.
+    capacity = ceil(ceil(batch_size / schedule.microbatches) / grid.batch)
+    dtype = stage.weights.dtype
+    reads = [schedule.weights_read(place, item) for item in schedule.orders[place]]
+    predicts = any(read is not None and read.ahead > 0 for read in reads)
+    joins = any(isinstance(i, WeightGradient) and i.microbatch == ALL_MICROBATCHES for i in schedule.orders[place])
+    everything = capacity * schedule.microbatches
+    here = Place(place, grid.batch_rank, grid.model_rank)
+    depths = MessageDepths(*map(max, *(message_depths(item, place, index) for item in schedules)))
+    first, last = stage.splits[0].layer, stage.splits[-1].layer
+
+    inbox = partial(Inbox, grid, capacity=capacity, dtype=dtype)
+    outbox = partial(Outbox, grid, capacity=capacity, dtype=dtype, synchronous=synchronous)
+    input_messages = gradient_messages = outputs_to_send = gradients_to_send = None
+    if not role.loads_input:
+        before, chunk_before = schedule.before(place, index)
+        received = partial(pieces_received, grid.stages, here, before)
+        sent = partial(pieces_sent, grid.stages, here, before)
+        input_messages = inbox(_tag(index, 0), received, first.inputs, depth=depths.inputs + AHEAD)
+        gradients_to_send = outbox(_tag(chunk_before, 1), sent, first.inputs, depth=depths.gradients_to_send + AHEAD)
+    if not role.loads_target:
+        after, chunk_after = schedule.after(place, index)
+        received = partial(pieces_received, grid.stages, here, after)
+        sent = partial(pieces_sent, grid.stages, here, after)
+        gradient_messages = inbox(_tag(index, 1), received, last.outputs, depth=depths.gradients + AHEAD)
+        outputs_to_send = outbox(_tag(chunk_after, 0), sent, last.outputs, depth=depths.outputs_to_send + AHEAD)
+    return Chunk(
+        index,
+        stage,
+        stage.workspace(
+            capacity,
+            role,
+            inputs=plan.inputs[index],
+            activations=plan.activations[index],
+            keeps_dz=program.splits_backward,
+        ),
+        WeightStore(stage, optimizer, state, plan.peak_weight_versions, predicts=predicts),
+        JoinedMicrobatches(stage.splits, everything, dtype, role.loads_input) if joins else None,
+        kernels.zeros((1,), dtype),
+        input_messages,
+        gradient_messages,
+        outputs_to_send,
+        gradients_to_send,
+    )
+
+
+def _tag(chunk: int, gradients: int) -> int:
+    """Tag of the channel to `chunk` that carries activations (0) or gradients (1)."""
+    return 2 * chunk + gradients

@@ -1,0 +1,166 @@
+"""Messages between stages: buffers with one owner at a time, receives begun before they are needed.
+
+A channel is one kind of message (activations or gradients) from one chunk to the next; its messages arrive in the order
+of the schedule. What is sent is copied to a buffer of the outbox, and what is received is copied out of a buffer of the
+inbox, so neither is touched by a layer while MPI owns it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from numpy.typing import DTypeLike, NDArray
+
+from hybridnn.comm.grid import ProcessGrid
+from hybridnn.comm.request import Request
+from hybridnn.kernels import numpy_kernels as kernels
+from hybridnn.pipeline.execution.routes import Piece
+from hybridnn.pipeline.schedules.instructions import Instruction
+
+__all__ = ["Inbox", "Message", "Outbox"]
+
+Array = NDArray[Any]
+Message = tuple[Instruction, int]
+"""What a message is about, and the samples of its microbatch over all ranks."""
+
+Routes = Callable[[int], list[Piece]]
+"""From the samples of a microbatch to this rank's pieces."""
+
+
+class _Buffers:
+    """A ring of flat buffers for blocks of up to `capacity` columns of `features` numbers."""
+
+    def __init__(
+        self, grid: ProcessGrid, tag: int, routes: Routes, features: int, capacity: int, dtype: DTypeLike, depth: int
+    ) -> None:
+        self._group, self._rank_at = grid.world, grid.rank_at
+        self._tag, self._routes, self._features = tag, routes, features
+        self._ring = deque(kernels.empty((features * capacity,), dtype) for _ in range(depth))
+        self.nbytes = sum(buffer.nbytes for buffer in self._ring)
+
+    def _block(self, buffer: Array, piece: Piece) -> Array:
+        """Contiguous room for a piece, shape (features, columns)."""
+        features = self._features
+        return buffer[features * piece.start : features * piece.stop].reshape(features, piece.stop - piece.start)
+
+
+class Inbox(_Buffers):
+    """Receives the messages of one channel.
+
+    Parameters
+    ----------
+    grid : ProcessGrid
+    tag : int
+        Of the channel.
+    routes : callable
+        From the samples of a microbatch to the pieces this rank gets.
+    features : int
+        Numbers per sample.
+    capacity : int
+        Most samples of a microbatch on this rank.
+    dtype : dtype
+    depth : int
+        Buffers, and so receives begun ahead.
+    """
+
+    _expected: deque[Message]
+    _begun: deque[tuple[Array, list[tuple[Piece, Request]]]]
+
+    def begin(self, messages: Iterable[Message]) -> None:
+        """Expect `messages`, in this order, and begin to receive the first."""
+        self._expected = deque(messages)
+        self._begun = deque()
+        for _ in range(min(len(self._ring), len(self._expected))):
+            self._begin_next()
+
+    def take(self, out: Array) -> None:
+        """Wait for the next message and copy it to `out`, shape (features, columns of this rank)."""
+        buffer, pieces = self._begun.popleft()
+        for piece, request in pieces:
+            request.wait()
+            kernels.copy(self._block(buffer, piece), out[:, piece.start : piece.stop])
+        self._ring.append(buffer)
+        if self._expected:
+            self._begin_next()
+
+    def _begin_next(self) -> None:
+        instruction, samples = self._expected.popleft()
+        buffer = self._ring.popleft()
+        pieces = [
+            (
+                piece,
+                self._group.ireceive(
+                    self._block(buffer, piece), self._rank_at(*piece.peer), self._tag, about=instruction
+                ),
+            )
+            for piece in self._routes(samples)
+        ]
+        self._begun.append((buffer, pieces))
+
+
+class Outbox(_Buffers):
+    """Sends the messages of one channel; parameters as for `Inbox`, with the pieces this rank sends.
+
+    Parameters
+    ----------
+    synchronous : bool
+        Wait in every send until its receiver has begun to receive (``MPI_Ssend``), so that nothing rests on messages
+        which MPI happens to buffer.
+    """
+
+    def __init__(
+        self,
+        grid: ProcessGrid,
+        tag: int,
+        routes: Routes,
+        features: int,
+        capacity: int,
+        dtype: DTypeLike,
+        depth: int,
+        *,
+        synchronous: bool,
+    ) -> None:
+        super().__init__(grid, tag, routes, features, capacity, dtype, depth)
+        self._synchronous = synchronous
+        self._packed: deque[tuple[Array, list[Piece]]] = deque()
+        self._sent: deque[tuple[Array, list[Request]]] = deque()
+
+    def pack(self, array: Array, samples: int) -> None:
+        """Copy `array`, shape (features, columns of this rank), to a free buffer; `send` sends it later."""
+        if not self._ring:
+            self._finish_oldest()
+        buffer = self._ring.popleft()
+        pieces = self._routes(samples)
+        for start, stop in {(piece.start, piece.stop) for piece in pieces}:
+            kernels.copy(array[:, start:stop], self._block(buffer, Piece(pieces[0].peer, start, stop)))
+        self._packed.append((buffer, pieces))
+
+    def send(self, instruction: Instruction) -> None:
+        """Begin to send what was packed first."""
+        buffer, pieces = self._packed.popleft()
+        requests = [
+            self._group.isend(
+                self._block(buffer, piece),
+                self._rank_at(*piece.peer),
+                self._tag,
+                synchronous=self._synchronous,
+                about=instruction,
+            )
+            for piece in pieces
+        ]
+        self._sent.append((buffer, requests))
+        if self._synchronous:
+            self._finish_oldest()
+
+    def finish(self) -> None:
+        """Return when every message has been sent."""
+        while self._sent:
+            self._finish_oldest()
+
+    def _finish_oldest(self) -> None:
+        buffer, requests = self._sent.popleft()
+        for request in requests:
+            request.wait()
+        self._ring.append(buffer)

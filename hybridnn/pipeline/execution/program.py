@@ -1,0 +1,116 @@
+"""What the executor wants to know about a stage's list before it runs it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from hybridnn.pipeline.schedules.instructions import (
+    Backward,
+    Forward,
+    InputGradient,
+    Instruction,
+    ReceiveActivations,
+    ReceiveGradients,
+    Recompute,
+    ReduceGradients,
+    SendActivations,
+    SendGradients,
+    WeightGradient,
+)
+from hybridnn.pipeline.schedules.schedule import Schedule
+
+__all__ = ["MessageDepths", "Program", "message_depths"]
+
+Kind = type[Instruction]
+Kinds = Kind | tuple[Kind, ...]
+
+
+class MessageDepths(NamedTuple):
+    """Most messages of each channel of a chunk that were asked for and not used, or computed and not sent."""
+
+    inputs: int
+    gradients: int
+    outputs_to_send: int
+    gradients_to_send: int
+
+
+class Program:
+    """Facts about one stage's list.
+
+    Parameters
+    ----------
+    schedule : Schedule
+    stage : int
+
+    Attributes
+    ----------
+    trains : bool
+        Whether there are backward passes.
+    splits_backward : bool
+        Whether weight gradients come later than input gradients, microbatch by microbatch.
+    reducing : frozenset of int
+        Places of the instructions that complete a chunk's gradients of a minibatch.
+    """
+
+    def __init__(self, schedule: Schedule, stage: int) -> None:
+        order = schedule.orders[stage]
+        self._of_kind: dict[tuple[Kind, int], list[Instruction]] = {}
+        self._recomputed: set[Instruction] = set()
+        self._first_weight: dict[tuple[int, int], Instruction] = {}
+        self._first_loss: dict[tuple[int, int], Instruction] = {}
+        completing: dict[tuple[int, int], int] = {}
+        reduced: list[int] = []
+        for place, item in enumerate(order):
+            self._of_kind.setdefault((type(item), item.chunk), []).append(item)
+            whole = item.minibatch, item.chunk
+            if isinstance(item, Recompute):
+                self._recomputed.add(Recompute(item.minibatch, item.microbatch, item.chunk))
+            if isinstance(item, Backward | InputGradient):
+                self._first_loss.setdefault(whole, item)
+            if isinstance(item, Backward | WeightGradient):
+                self._first_weight.setdefault(whole, item)
+                completing[whole] = place
+            elif isinstance(item, ReduceGradients):
+                reduced += [completing[item.minibatch, chunk] for chunk in range(schedule.chunks)]
+        self.reducing = frozenset(reduced)
+        self.trains = bool(self._first_loss)
+        self.splits_backward = any(
+            isinstance(item, WeightGradient) and item.microbatch >= 0 for item in self._first_weight.values()
+        )
+
+    def of_kind(self, kind: Kind, chunk: int) -> list[Instruction]:
+        """The instructions of one kind, in order."""
+        return self._of_kind.get((kind, chunk), [])
+
+    def last_pass(self, item: Instruction) -> Instruction:
+        """The pass whose activations a microbatch's backward pass uses: its recomputation, or its forward pass."""
+        again = Recompute(item.minibatch, item.microbatch, item.chunk)
+        return again if again in self._recomputed else Forward(item.minibatch, item.microbatch, item.chunk)
+
+    def accumulates(self, item: Instruction) -> bool:
+        """Whether an instruction adds to the weight gradients of earlier microbatches."""
+        return self._first_weight[item.minibatch, item.chunk] != item
+
+    def is_first_backward(self, item: Instruction) -> bool:
+        """Whether no backward pass of the minibatch came before on this chunk."""
+        return self._first_loss[item.minibatch, item.chunk] == item
+
+
+def message_depths(schedule: Schedule, stage: int, chunk: int) -> MessageDepths:
+    """How many messages of each channel of a chunk are under way at most."""
+
+    def most(begins: Kinds, ends: Kinds) -> int:
+        alive = peak = 0
+        for item in schedule.orders[stage]:
+            if item.chunk == chunk:
+                alive += isinstance(item, begins) - isinstance(item, ends)
+                peak = max(peak, alive)
+        return peak
+
+    backward = (Backward, InputGradient)
+    return MessageDepths(
+        inputs=most(ReceiveActivations, Forward),
+        gradients=most(ReceiveGradients, backward),
+        outputs_to_send=most(Forward, SendActivations),
+        gradients_to_send=most(backward, SendGradients),
+    )

@@ -1,0 +1,90 @@
+"""The weight versions of a stage: the current one, copies of older ones, and one predicted ahead.
+
+A version is copied when it is about to be replaced and something later still reads it; the copy's buffer is free again
+after its last reader. Together with the current weights a stage holds as many versions as its policy allows: K-k at
+stage k for stashed weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from numpy.typing import NDArray
+
+from hybridnn.kernels import numpy_kernels as kernels
+from hybridnn.nn.optimizers import Optimizer, OptimizerState
+from hybridnn.nn.parameters import LayerParameters
+from hybridnn.parallel.stage import Stage
+from hybridnn.pipeline.schedules.weight_policies import WeightRead
+
+__all__ = ["WeightStore"]
+
+Array = NDArray[Any]
+Views = Sequence[LayerParameters]
+
+
+class WeightStore:
+    """Hands out the weights that instructions read.
+
+    Parameters
+    ----------
+    stage : Stage
+        Has the current weights.
+    optimizer : Optimizer
+    state : OptimizerState
+        For predictions.
+    versions : int
+        Most versions held at a time, the current one included.
+    predicts : bool
+        Whether weights are predicted.
+    """
+
+    def __init__(
+        self, stage: Stage, optimizer: Optimizer, state: OptimizerState, versions: int, *, predicts: bool
+    ) -> None:
+        self._stage, self._optimizer, self._state = stage, optimizer, state
+        buffers = [kernels.empty(stage.weights.shape, stage.weights.dtype) for _ in range(versions - 1 + predicts)]
+        self._predicted = self._with_views(buffers.pop()) if predicts else None
+        self._free = [self._with_views(buffer) for buffer in buffers]
+        self._copies: dict[int, tuple[Array, Views]] = {}
+        self._last_readers: dict[int, int] = {}
+        self.nbytes = (versions - 1 + predicts) * stage.weights.nbytes
+        self.version = 0
+
+    def begin(self, last_readers: dict[int, int]) -> None:
+        """Start an epoch at version 0; `last_readers` tells which versions are read after their update, and where."""
+        self._free += self._copies.values()
+        self._copies = {}
+        self._last_readers = last_readers
+        self.version = 0
+
+    def read(self, read: WeightRead, rate: Callable[[int], float]) -> Views:
+        """Parameters for a pass.
+
+        Parameters
+        ----------
+        read : WeightRead
+        rate : callable
+            Learning rate of the update that makes a version into the next; for predictions.
+        """
+        if self._predicted is not None and read.ahead:
+            out, views = self._predicted
+            self._optimizer.predict(self._stage.weights, self._state, rate(self.version), read.ahead, out)
+            return views
+        if read.version == self.version:
+            return self._stage.parameters
+        return self._copies[read.version][1]
+
+    def replace(self, place: int) -> None:
+        """The current version becomes the next at `place`: copy it if it is still wanted, free what is not."""
+        for version in [version for version in self._copies if self._last_readers[version] < place]:
+            self._free.append(self._copies.pop(version))
+        if self.version in self._last_readers:
+            buffer = self._free.pop()
+            kernels.copy(self._stage.weights, buffer[0])
+            self._copies[self.version] = buffer
+        self.version += 1
+
+    def _with_views(self, flat: Array) -> tuple[Array, Views]:
+        return flat, self._stage.layout.views(flat)

@@ -1,0 +1,1 @@
+"""Schedules as data: instructions, orders, weight policies, methods."""

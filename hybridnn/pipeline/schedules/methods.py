@@ -1,0 +1,162 @@
+"""Schedules by the name of their method."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+
+from hybridnn.checks import require_choice, require_whole
+from hybridnn.errors import SettingError
+from hybridnn.pipeline.schedules import orders
+from hybridnn.pipeline.schedules.messages import place_messages
+from hybridnn.pipeline.schedules.method_table import METHODS, Activations, Method, one_part, whole_minibatch
+from hybridnn.pipeline.schedules.orders import Extent, Order
+from hybridnn.pipeline.schedules.schedule import Schedule
+from hybridnn.pipeline.schedules.weight_policies import WeightPolicy, WeightRead
+
+__all__ = ["INITIAL", "METHODS", "WEIGHT_GRADIENTS", "Method", "find_method", "forward_only", "make_schedule"]
+
+WEIGHT_GRADIENTS = ("per-microbatch", "merged")
+"""How the weight gradients of a minibatch's microbatches are taken: one by one, or as one product."""
+
+INITIAL = WeightPolicy(
+    "initial", lambda *position: WeightRead(0), lambda *position: WeightRead(0), lambda stage, stages: 1
+)
+"""All passes read the weights there are, which nothing updates: evaluation."""
+
+
+def find_method(name: str) -> Method:
+    """The method of a name.
+
+    Raises
+    ------
+    SettingError
+        If there is none; the message names the nearest.
+    """
+    if name in METHODS:
+        return METHODS[name]
+    nearest = get_close_matches(str(name), METHODS, n=1, cutoff=0.0)[0]
+    raise SettingError("parallel.method", name, f"did you mean {nearest}? Allowed are " + ", ".join(METHODS))
+
+
+def make_schedule(
+    method: str,
+    *,
+    stages: int,
+    minibatches: int,
+    microbatches: int = 1,
+    chunks: int = 1,
+    weight_grad: str = "per-microbatch",
+    vertical_sync: bool = False,
+) -> Schedule:
+    """Build the schedule of a method.
+
+    Parameters
+    ----------
+    method : str
+        Name of one of `METHODS`.
+    stages : int
+        Ranks along the pipeline, K.
+    minibatches : int
+        Minibatches until the pipeline is empty, T.
+    microbatches : int
+        Parts that each minibatch is cut into, M.
+    chunks : int
+        Parts of the layers per rank, v. A pipeline of one stage has one chunk in any case.
+    weight_grad : str
+        ``"per-microbatch"``, or ``"merged"``: one product over all microbatches of a minibatch.
+    vertical_sync : bool
+        Every stage reads the weight version that the first stage's forward pass read.
+
+    Returns
+    -------
+    Schedule
+
+    Raises
+    ------
+    SettingError
+        If the method does not exist or cannot do what is asked.
+    """
+    chosen = find_method(method)
+    _require_counts(chosen, stages, minibatches, microbatches, chunks)
+    require_choice("parallel.weight_grad", weight_grad, WEIGHT_GRADIENTS)
+    if weight_grad == "merged" and chosen.placed_weight_gradients:
+        raise SettingError("parallel.weight_grad", weight_grad, f"{method} places the weight gradients itself")
+    policy = chosen.policy
+    if vertical_sync:
+        if chosen.synchronized is None:
+            having = ", ".join(name for name, other in METHODS.items() if other.synchronized is not None)
+            raise SettingError("parallel.vertical_sync", vertical_sync, f"only with {having}, not with {method}")
+        policy = chosen.synchronized
+
+    extent = Extent(stages, minibatches, microbatches, 1 if stages == 1 else chunks)
+    merged = weight_grad == "merged" and microbatches > 1
+    activations = whole_minibatch if merged else chosen.activations
+    schedule = _schedule(method, extent, policy, chosen.order, activations, merged=merged)
+    return schedule if chosen.placed_messages else place_messages(schedule)
+
+
+def forward_only(stages: int, minibatches: int, chunks: int = 1) -> Schedule:
+    """Build the schedule of an evaluation: forward passes alone, pipelined, with the weights there are.
+
+    Parameters
+    ----------
+    stages, minibatches, chunks : int
+        As in `make_schedule`.
+
+    Returns
+    -------
+    Schedule
+
+    Raises
+    ------
+    SettingError
+        If a count is not a whole number, 1 or more.
+    """
+    _require_whole(stages, minibatches, 1, chunks)
+    extent = Extent(stages, minibatches, 1, 1 if stages == 1 else chunks)
+    return place_messages(_schedule("evaluation", extent, INITIAL, orders.evaluation, one_part, merged=False))
+
+
+def _schedule(
+    method: str,
+    extent: Extent,
+    policy: WeightPolicy,
+    order: Order,
+    activations: Activations,
+    *,
+    merged: bool,
+) -> Schedule:
+    lists = [order(extent, stage) for stage in range(extent.stages)]
+    if merged:
+        lists = [orders.merge_weight_gradients(one, extent.chunks) for one in lists]
+    return Schedule(
+        method,
+        extent.stages,
+        extent.chunks,
+        extent.minibatches,
+        extent.microbatches,
+        policy,
+        tuple(map(tuple, lists)),
+        tuple(activations(extent, stage) for stage in range(extent.stages)),
+    )
+
+
+def _require_whole(stages: int, minibatches: int, microbatches: int, chunks: int) -> None:
+    require_whole("parallel.pipeline", stages, 1)
+    require_whole("minibatches", minibatches, 1)
+    require_whole("parallel.microbatches", microbatches, 1)
+    require_whole("parallel.chunks", chunks, 1)
+
+
+def _require_counts(method: Method, stages: int, minibatches: int, microbatches: int, chunks: int) -> None:
+    _require_whole(stages, minibatches, microbatches, chunks)
+    if microbatches > 1 and not method.cuts_minibatches:
+        raise SettingError("parallel.microbatches", microbatches, f"1 with {method.name}, which cuts no minibatches")
+    if chunks > 1 and not method.chunked:
+        having = ", ".join(name for name, other in METHODS.items() if other.chunked)
+        raise SettingError("parallel.chunks", chunks, f"1 with {method.name}; more only with {having}")
+    if method.chunked and chunks < 2:
+        raise SettingError("parallel.chunks", chunks, f"2 or more with {method.name}")
+    if method.chunked and microbatches % stages:
+        allowed = f"a multiple of the {stages} stages with {method.name}"
+        raise SettingError("parallel.microbatches", microbatches, allowed)

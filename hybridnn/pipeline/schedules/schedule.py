@@ -1,0 +1,80 @@
+"""The schedule: who does what in which order, and which weights it reads. Built without MPI and never changed.
+
+The same object is linted, drawn, simulated, executed and traced.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hybridnn.pipeline.schedules.instructions import (
+    Backward,
+    Forward,
+    InputGradient,
+    Instruction,
+    Recompute,
+)
+from hybridnn.pipeline.schedules.weight_policies import WeightPolicy, WeightRead
+
+__all__ = ["Schedule"]
+
+BACK = (Backward, InputGradient, Recompute)
+"""Instructions that read the weights of the backward pass."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Instructions of every stage.
+
+    Attributes
+    ----------
+    method : str
+        Name of the method, for people.
+    stages : int
+        Ranks along the pipeline, K.
+    chunks : int
+        Parts of the layers each stage owns, v.
+    minibatches : int
+        Minibatches until the pipeline is empty, T.
+    microbatches : int
+        Parts a minibatch is cut into, M.
+    policy : WeightPolicy
+        Which weights each pass reads.
+    orders : tuple of tuple of Instruction
+        One list per stage.
+    activation_bound : tuple of int
+        Per stage, the most microbatches whose activations it may hold at a time.
+    """
+
+    method: str
+    stages: int
+    chunks: int
+    minibatches: int
+    microbatches: int
+    policy: WeightPolicy
+    orders: tuple[tuple[Instruction, ...], ...]
+    activation_bound: tuple[int, ...]
+
+    def is_first(self, stage: int, chunk: int) -> bool:
+        """Whether a chunk begins with the network's first layer."""
+        return stage == 0 and chunk == 0
+
+    def is_last(self, stage: int, chunk: int) -> bool:
+        """Whether a chunk ends with the network's last layer."""
+        return stage == self.stages - 1 and chunk == self.chunks - 1
+
+    def before(self, stage: int, chunk: int) -> tuple[int, int]:
+        """Stage and chunk that feed this one; not for the first."""
+        return (stage - 1, chunk) if stage else (self.stages - 1, chunk - 1)
+
+    def after(self, stage: int, chunk: int) -> tuple[int, int]:
+        """Stage and chunk that this one feeds; not for the last."""
+        return (stage + 1, chunk) if stage < self.stages - 1 else (0, chunk + 1)
+
+    def weights_read(self, stage: int, instruction: Instruction) -> WeightRead | None:
+        """Weights that an instruction reads; None for one that reads none."""
+        if isinstance(instruction, Forward):
+            return self.policy.forward(stage, self.stages, instruction.minibatch)
+        if isinstance(instruction, BACK):
+            return self.policy.backward(stage, self.stages, instruction.minibatch)
+        return None

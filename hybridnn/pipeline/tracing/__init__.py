@@ -1,0 +1,1 @@
+"""What a run recorded: its breakdown and its picture."""

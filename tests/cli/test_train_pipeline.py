@@ -1,0 +1,131 @@
+"""`hybridnn train` with a pipeline: every method on four ranks, what is printed and kept, and wrong input."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hybridnn.pipeline.schedules.methods import METHODS
+from mpi_runner.launch import run_mpi
+
+TRAIN = [sys.executable, "-m", "hybridnn", "train"]
+HIDDEN = ["--hidden", "32,32,32,32,32,32,32"]
+DIGITS = [*HIDDEN, "--epochs", "12", "--lr", "0.02", "--set", "model.activation=tanh", "--pipeline", "4"]
+
+
+def history(folder: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_digits_trains_with_every_method(method: str, tmp_path: Path) -> None:
+    result = run_mpi(4, [*TRAIN, *DIGITS, "--method", method, "--out", "run"], timeout=120, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    header, *_, last, end = history(tmp_path / "run")
+    assert end["kind"] == "end"
+    assert last["test_accuracy"] > 0.9
+    assert (header["kind"], header["method"], header["pipeline"]) == ("header", method, 4)
+    assert "4 x 1 x 1 (pipeline x batch x model)" in result.stdout
+    assert "stage 3" in result.stdout
+    weights = np.load(tmp_path / "run" / "weights.npz")
+    assert weights["layers.7.weight"].shape == (10, 32)
+
+
+def test_header_and_history_say_what_every_stage_holds(tmp_path: Path) -> None:
+    run = [*TRAIN, *DIGITS, "--method", "pipedream", "--epochs", "1", "--out", "run", "--format", "json"]
+    result = run_mpi(4, run, timeout=60, cwd=tmp_path)
+    printed, kept = json.loads(result.stdout)["header"], history(tmp_path / "run")[0]
+    assert kept == {"kind": "header", **printed}
+    for stage in kept["stages"]:
+        one = 4 * sum(rows * (columns + 1) for rows, columns in LAYERS_OF[stage["stage"]])
+        older = 3 - stage["stage"]
+        assert stage["layers"] == [2 * stage["stage"], 2 * stage["stage"] + 1]
+        assert stage["weight_version_bytes"] == pytest.approx(older * one, rel=0.05)
+        assert min(stage["activation_bytes"], stage["buffer_bytes"]) > 0
+
+
+LAYERS_OF = [[(32, 64), (32, 32)], [(32, 32)] * 2, [(32, 32)] * 2, [(32, 32), (10, 32)]]
+
+
+def test_the_settings_that_ran_repeat_the_run(tmp_path: Path) -> None:
+    first = [*TRAIN, *DIGITS, "--epochs", "1", "--method", "gpipe", "--out", "first"]
+    assert run_mpi(4, first, timeout=60, cwd=tmp_path).returncode == 0
+    again = [*TRAIN, "first/config.toml", "--out", "again"]
+    assert run_mpi(4, again, timeout=60, cwd=tmp_path).returncode == 0
+    one, other = (np.load(tmp_path / name / "weights.npz") for name in ("first", "again"))
+    assert all(np.array_equal(one[name], other[name]) for name in one.files)
+
+
+def test_stages_of_different_widths_train_from_the_command_line(tmp_path: Path) -> None:
+    stages = ["--set", "parallel.stages=[{batch=2}, {model=2}]"]
+    run = [*TRAIN, *HIDDEN, "--epochs", "2", *stages, "--method", "pipedream", "--out", "run"]
+    result = run_mpi(4, run, timeout=60, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "2 x 1 + 1 x 2 (batch x model of each stage)" in result.stdout
+    again = run_mpi(4, [*TRAIN, "run/config.toml", "--out", "again"], timeout=60, cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+
+
+WRONG = {
+    "an unknown method": (2, ["--pipeline", "2", "--method", "pipedreem"], ["'pipedreem'", "did you mean pipedream?"]),
+    "more stages than layers": (3, ["--pipeline", "3", "--hidden", "8"], ["parallel.pipeline = 3", "at most 2"]),
+    "microbatches the order cannot take": (
+        2,
+        ["--pipeline", "2", *HIDDEN, "--method", "interleaved", "--set", "parallel.microbatches=3"],
+        ["parallel.microbatches = 3", "multiple of the 2 stages"],
+    ),
+    "a partition that does not add up": (
+        2,
+        ["--pipeline", "2", "--set", "parallel.partition=[2, 2]"],
+        ["parallel.partition = [2, 2]", "add up to 4, the network has 3 layers"],
+    ),
+    "a partition of nothing known": (
+        2,
+        ["--pipeline", "2", "--set", "parallel.partition=even"],
+        ["parallel.partition = 'even'", "uniform, profile or a list"],
+    ),
+    "spectrain without momentum": (
+        2,
+        ["--pipeline", "2", "--method", "spectrain", "--set", "optimizer.momentum=0"],
+        ["optimizer.momentum = 0", "above 0 with spectrain"],
+    ),
+    "widths that do not add up to the ranks": (
+        2,
+        ["--set", "parallel.stages=[{batch=2}, {}]"],
+        ["2 x 1 + 1 x 1 are 3 in all, the job has 2"],
+    ),
+    "widths beside an axis": (
+        3,
+        ["--set", "parallel.stages=[{batch=2}, {}]", "--batch", "2"],
+        ["parallel.batch = 2", "does not belong to stages"],
+    ),
+    "an unknown key of a stage": (
+        2,
+        ["--set", "parallel.stages=[{batch=1}, {modle=1}]"],
+        ["parallel.stages[1].modle", "did you mean model"],
+    ),
+    "ranks that are no multiple of the stages": (3, ["--pipeline", "2"], ["pipeline 2", "3 ranks"]),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_one_clear_line_and_exit_code_2(case: str, tmp_path: Path) -> None:
+    ranks, arguments, words = WRONG[case]
+    result = run_mpi(ranks, [*TRAIN, *arguments], timeout=60, cwd=tmp_path)
+    assert result.returncode == 2
+    lines = [line for line in result.stderr.splitlines() if line.startswith("Error")]
+    assert len(lines) == 1
+    for word in words:
+        assert word in lines[0]
+    assert not (tmp_path / "runs").exists()
+
+
+def test_fewer_minibatches_than_stages_work(tmp_path: Path) -> None:
+    run = [*TRAIN, *DIGITS, "--epochs", "1", "--method", "pipedream", "--batch-size", "1000", "--out", "run"]
+    result = run_mpi(4, run, timeout=60, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert history(tmp_path / "run")[-1]["steps"] == 2

@@ -1,0 +1,283 @@
+"""The linter: every method passes, and every rule refuses what breaks it, with the stage, the instruction and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from hybridnn.errors import HybridnnError
+from hybridnn.pipeline.checks.lint import ScheduleError, lint
+from hybridnn.pipeline.schedules.instructions import (
+    ALL_MICROBATCHES,
+    Backward,
+    Barrier,
+    Forward,
+    InputGradient,
+    Instruction,
+    LoadInput,
+    LoadTarget,
+    ReceiveActivations,
+    ReceiveGradients,
+    Recompute,
+    ReduceGradients,
+    SendActivations,
+    SendGradients,
+    Update,
+    WeightGradient,
+)
+from hybridnn.pipeline.schedules.methods import METHODS, forward_only, make_schedule
+from hybridnn.pipeline.schedules.schedule import Schedule
+from hybridnn.pipeline.schedules.weight_policies import CURRENT, EXACT
+
+
+@pytest.mark.parametrize("stages", range(1, 7))
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_passes(method: str, stages: int) -> None:
+    """Fewer minibatches, or microbatches, than stages included."""
+    kind = METHODS[method]
+    for minibatches in (1, 2, 3, 7):
+        for microbatches in (1, 2, 5, 6, 12) if kind.cuts_minibatches else (1,):
+            if kind.chunked and microbatches % stages:
+                continue
+            for weight_grad in ("per-microbatch",) if kind.placed_weight_gradients else ("per-microbatch", "merged"):
+                for vertical_sync in (False, True) if kind.synchronized else (False,):
+                    for chunks in (2, 3) if kind.chunked else (1,):
+                        schedule = make_schedule(
+                            method,
+                            stages=stages,
+                            minibatches=minibatches,
+                            microbatches=microbatches,
+                            chunks=chunks,
+                            weight_grad=weight_grad,
+                            vertical_sync=vertical_sync,
+                        )
+                        lint(schedule)
+
+
+@pytest.mark.parametrize("stages", range(1, 7))
+def test_evaluation_passes(stages: int) -> None:
+    for minibatches in range(1, 9):
+        for chunks in (1, 2, 3):
+            lint(forward_only(stages, minibatches, chunks))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_bounds_are_tight(method: str) -> None:
+    """One microbatch less than stated is too few at some stage, so the bound says something."""
+    size = {"microbatches": 6} if METHODS[method].cuts_minibatches else {}
+    size |= {"chunks": 2} if METHODS[method].chunked else {}
+    schedule = make_schedule(method, stages=3, minibatches=6, **size)
+    for stage in range(3):
+        bound = list(schedule.activation_bound)
+        bound[stage] -= 1
+        with pytest.raises(ScheduleError, match=f"but the bound is {bound[stage]}$") as caught:
+            lint(replace(schedule, activation_bound=tuple(bound)))
+        assert caught.value.stage == stage
+
+
+def test_too_few_weight_versions() -> None:
+    schedule = make_schedule("pipedream", stages=3, minibatches=6)
+    less = replace(schedule.policy, versions=lambda stage, stages: 2)
+    with pytest.raises(ScheduleError) as caught:
+        lint(replace(schedule, policy=less))
+    assert str(caught.value) == (
+        f"stage 0, instruction {caught.value.place} (update 1): keeps 3 weight versions, but the bound is 2"
+    )
+
+
+Edit = Callable[[list[list[Instruction]]], None]
+
+
+class Unknown(Instruction):
+    name = "dance"
+
+
+def drop(stage: int, instruction: Instruction) -> Edit:
+    return lambda orders: orders[stage].remove(instruction)
+
+
+def put(stage: int, place: int, instruction: Instruction) -> Edit:
+    return lambda orders: orders[stage].insert(place, instruction)
+
+
+def before(stage: int, instruction: Instruction, other: Instruction) -> Edit:
+    """Move an instruction to directly before another."""
+
+    def edit(orders: list[list[Instruction]]) -> None:
+        orders[stage].remove(instruction)
+        orders[stage].insert(orders[stage].index(other), instruction)
+
+    return edit
+
+
+def swap(stage: int, instruction: Instruction, other: Instruction) -> Edit:
+    def edit(orders: list[list[Instruction]]) -> None:
+        order = orders[stage]
+        one, two = order.index(instruction), order.index(other)
+        order[one], order[two] = order[two], order[one]
+
+    return edit
+
+
+def schedule_of(method: str) -> Schedule:
+    return make_schedule(method, stages=3, minibatches=4, microbatches=4 if METHODS[method].cuts_minibatches else 1)
+
+
+BROKEN = [
+    # What stands in the list
+    ("1f1b", drop(1, Forward(0, 2)), "stage 1, end of the list: forward 0.2 is missing"),
+    ("1f1b", drop(0, LoadInput(1, 1)), "stage 0, end of the list: load input 1.1 is missing"),
+    ("1f1b", drop(2, LoadTarget(3, 0)), "stage 2, end of the list: load target 3 is missing"),
+    ("1f1b", drop(1, SendGradients(1, 3)), "stage 1, end of the list: send gradients 1.3 is missing"),
+    ("pipedream", drop(2, Update(3)), "stage 2, end of the list: update 3 is missing"),
+    ("pipedream", drop(0, ReduceGradients(1)), "stage 0, end of the list: reduce gradients 1 is missing"),
+    ("ddg", drop(0, Backward(2)), "stage 0, end of the list: backward 2 is missing"),
+    ("zb-h1", drop(1, InputGradient(0, 1)), "stage 1, end of the list: input gradient 0.1 is missing"),
+    ("zb-h1", drop(1, WeightGradient(0, 1)), "stage 1, end of the list: weight gradient 0.1 is missing"),
+    (
+        "1f1b",
+        put(1, 30, Forward(0, 2)),
+        "stage 1, instruction 30 (forward 0.2): is there twice, first as instruction 10",
+    ),
+    ("1f1b", put(1, 2, LoadInput(0, 1)), "stage 1, instruction 2 (load input 0.1): has no place on this stage"),
+    ("1f1b", put(2, 0, SendActivations(0)), "stage 2, instruction 0 (send activations 0): has no place on this stage"),
+    ("1f1b", put(0, 5, SendGradients(0)), "stage 0, instruction 5 (send gradients 0): has no place on this stage"),
+    ("1f1b", put(0, 5, Update(0, 1)), "stage 0, instruction 5 (update 0.1): has no place on this stage"),
+    ("1f1b", put(0, 0, Backward(0, 4)), "stage 0, instruction 0 (backward 0.4): is out of range: there are 4 mini"),
+    ("1f1b", put(0, 0, Forward(-1)), "stage 0, instruction 0 (forward -1): is out of range"),
+    ("1f1b", put(0, 0, Forward(0, 0, 1)), "stage 0, instruction 0 (forward 0 of chunk 1): is out of range"),
+    ("1f1b", put(0, 0, Unknown(0)), "stage 0, instruction 0 (dance 0): is not a known instruction"),
+    (
+        "zb-h1",
+        put(1, 40, Backward(0, 1)),
+        "stage 1, instruction 40 (backward 0.1): computes a gradient of microbatch 1",
+    ),
+    (
+        "zb-h1",
+        put(1, 40, WeightGradient(0, ALL_MICROBATCHES)),
+        "stage 1, instruction 40 (weight gradient 0): computes a gradient of microbatch 0",
+    ),
+    ("1f1b", put(1, 40, WeightGradient(0, 1)), "stage 1, instruction 40 (weight gradient 0.1): computes a gradient"),
+    # Order on the stage
+    ("1f1b", before(0, Forward(0, 1), LoadInput(0, 1)), "(forward 0.1): comes before load input 0.1, which it needs"),
+    ("1f1b", before(1, Forward(0), ReceiveActivations(0)), "(forward 0): comes before receive activations 0, which"),
+    ("1f1b", before(2, Forward(0), LoadTarget(0)), "(forward 0): comes before load target 0, which it needs"),
+    ("1f1b", before(1, SendActivations(0), Forward(0)), "(send activations 0): comes before forward 0, which"),
+    ("1f1b", before(1, Backward(0), ReceiveGradients(0)), "(backward 0): comes before receive gradients 0, which"),
+    ("1f1b", before(1, SendGradients(0), Backward(0)), "(send gradients 0): comes before backward 0, which it"),
+    ("zb-h1", before(1, WeightGradient(0), InputGradient(0)), "(weight gradient 0): comes before input gradient 0"),
+    ("fr", before(0, Backward(1), Recompute(1)), "(backward 1): comes before recompute 1, which it needs"),
+    ("fr", before(0, Recompute(1), Forward(1)), "(recompute 1): comes before forward 1, which it needs"),
+    ("1f1b", before(2, ReduceGradients(0), Backward(0, 3)), "(reduce gradients 0): comes before backward 0.3, which"),
+    ("1f1b", before(2, Update(0), ReduceGradients(0)), "(update 0): comes before reduce gradients 0, which it needs"),
+    ("pipedream", swap(2, Update(1), Update(2)), "(update 2): comes before reduce gradients 2"),
+    (
+        "pipedream",
+        before(0, Update(1), ReduceGradients(2)),
+        "(backward 2): comes where the gradients of minibatch 1 have",
+    ),
+    # Messages
+    (
+        "1f1b",
+        swap(1, ReceiveActivations(0, 0), ReceiveActivations(0, 1)),
+        "stage 1, instruction 1 (forward 0): comes before receive activations 0, which it needs",
+    ),
+    (
+        "ddg",
+        drop(1, Barrier(2)),
+        "deadlock where every send blocks until it is received: stage 0 waits",
+    ),
+    # Weights
+    ("vanilla", before(0, Update(0), SendActivations(3)), "(forward 3): reads weight version 1, but the newest is 0"),
+    ("fr", before(1, Recompute(1), Update(0)), "(recompute 1): reads weight version 1, but the newest is 0"),
+]
+
+
+@pytest.mark.parametrize(("method", "edit", "message"), BROKEN, ids=[case[2][:60] for case in BROKEN])
+def test_rules(method: str, edit: Edit, message: str) -> None:
+    schedule = schedule_of(method)
+    orders = [list(order) for order in schedule.orders]
+    edit(orders)
+    with pytest.raises(ScheduleError) as caught:
+        lint(replace(schedule, orders=tuple(map(tuple, orders))))
+    assert message in str(caught.value)
+    assert isinstance(caught.value, HybridnnError)
+    assert caught.value.exit_code == 2
+    place, order = caught.value.place, orders[caught.value.stage]
+    assert caught.value.instruction == (order[place] if place < len(order) else None)
+
+
+def hand_made(*orders: list[Instruction], minibatches: int = 2) -> Schedule:
+    """An evaluation of two stages, so that only what matters has to be written down."""
+    return replace(forward_only(2, minibatches), orders=tuple(map(tuple, orders)))
+
+
+def first(*minibatches: int) -> list[Instruction]:
+    return [LoadInput(t) for t in range(2)] + [Forward(t) for t in range(2)] + [SendActivations(t) for t in minibatches]
+
+
+def last(*minibatches: int) -> list[Instruction]:
+    return [ReceiveActivations(t) for t in minibatches] + [one for t in range(2) for one in (LoadTarget(t), Forward(t))]
+
+
+def test_order_of_a_channel() -> None:
+    lint(hand_made(first(0, 1), last(0, 1)))
+    lint(hand_made(first(1, 0), last(1, 0)))
+    with pytest.raises(ScheduleError) as caught:
+        lint(hand_made(first(1, 0), last(0, 1)))
+    assert str(caught.value) == (
+        "stage 1, instruction 0 (receive activations 0): the next message is the activations of microbatch 0 of "
+        "minibatch 1 for chunk 0, by the order in which stage 0 sends"
+    )
+
+
+def test_deadlock_names_the_circle() -> None:
+    """Both stages send first, and each waits for the other to receive: fine only while messages are buffered."""
+    schedule = make_schedule("pipedream", stages=2, minibatches=3)
+    orders = [list(order) for order in schedule.orders]
+    before(1, ReceiveActivations(1), ReduceGradients(0))(orders)
+    assert orders[0].index(SendActivations(1)) < orders[0].index(ReceiveGradients(0))
+    assert orders[1].index(SendGradients(0)) < orders[1].index(ReceiveActivations(1))
+    with pytest.raises(ScheduleError) as caught:
+        lint(replace(schedule, orders=tuple(map(tuple, orders))))
+    places = [orders[0].index(SendActivations(1)), orders[1].index(SendGradients(0))]
+    assert caught.value.reason == (
+        "deadlock where every send blocks until it is received: "
+        f"stage 0 waits at instruction {places[0]} (send activations 1) for stage 1, "
+        f"stage 1 waits at instruction {places[1]} (send gradients 0) for stage 0"
+    )
+
+
+def test_barrier_that_a_stage_never_reaches() -> None:
+    schedule = make_schedule("ddg", stages=2, minibatches=1)
+    orders = (schedule.orders[0], tuple(i for i in schedule.orders[1] if i != Barrier(1)))
+    with pytest.raises(ScheduleError, match=r"stage 0 waits at instruction \d+ \(barrier 1\) for stage 1, which has"):
+        lint(replace(schedule, orders=orders))
+
+
+def test_message_of_a_rank_to_itself() -> None:
+    """Two chunks of one rank: the send never ends, because the same rank would have to receive."""
+    chunks = [Forward(0, 0, 0), SendActivations(0, 0, 0), ReceiveActivations(0, 0, 1), Forward(0, 0, 1)]
+    order = (LoadInput(0), *chunks[:3], LoadTarget(0, 0, 1), chunks[3])
+    with pytest.raises(ScheduleError, match=r"stage 0 waits at instruction 2 \(send activations 0\) for stage 0$"):
+        lint(replace(forward_only(1, 1), chunks=2, orders=(order,)))
+
+
+def test_one_version_means_the_current_one() -> None:
+    """1F1B without flush reads old versions; a policy that keeps only one cannot give them."""
+    schedule = make_schedule("sequential", stages=2, minibatches=3)
+    with pytest.raises(ScheduleError, match="reads weight version 0, but only the current one is kept, version 1"):
+        lint(replace(schedule, policy=CURRENT))
+    schedule = make_schedule("pipedream", stages=2, minibatches=3)
+    with pytest.raises(ScheduleError, match="reads weight version 1, but the newest is 0"):
+        lint(replace(schedule, policy=EXACT))
+
+
+def test_lists_and_stages_do_not_match() -> None:
+    schedule = make_schedule("gpipe", stages=3, minibatches=1)
+    with pytest.raises(ScheduleError, match="there are 2 lists for 3 stages"):
+        lint(replace(schedule, orders=schedule.orders[:2]))
+    with pytest.raises(ScheduleError, match="there are 2 bounds of activations for 3 stages"):
+        lint(replace(schedule, activation_bound=(1, 1)))

@@ -1,0 +1,128 @@
+"""Schedules broken at random: the linter refuses whatever cannot be carried out or computes something else."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from random import Random
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from hybridnn.pipeline.checks.lint import ScheduleError, lint
+from hybridnn.pipeline.schedules.instructions import Instruction
+from hybridnn.pipeline.schedules.methods import METHODS, make_schedule
+from hybridnn.pipeline.schedules.schedule import Schedule
+from reference.schedule_semantics import Definition, WrongSchedule, check
+
+Orders = tuple[tuple[Instruction, ...], ...]
+
+
+def build(definition: Definition) -> Schedule:
+    return make_schedule(
+        definition.method,
+        stages=definition.stages,
+        minibatches=definition.minibatches,
+        microbatches=definition.microbatches,
+        chunks=definition.chunks,
+        weight_grad="merged" if definition.merged else "per-microbatch",
+        vertical_sync=definition.vertical_sync,
+    )
+
+
+@st.composite
+def definitions(draw: st.DrawFn) -> Definition:
+    method = draw(st.sampled_from(sorted(METHODS)))
+    stages, minibatches = draw(st.integers(1, 4)), draw(st.integers(1, 5))
+    if method not in ("gpipe", "1f1b", "interleaved", "zb-h1"):
+        return Definition(method, stages, minibatches, vertical_sync=method == "pipedream" and draw(st.booleans()))
+    minibatches = min(minibatches, 2)
+    merged = method != "zb-h1" and draw(st.booleans())
+    if method == "interleaved":
+        stages = max(2, min(stages, 3))
+        return Definition(method, stages, minibatches, stages * draw(st.integers(1, 2)), 2, merged=merged)
+    microbatches = draw(st.integers(1, 5))
+    return Definition(method, stages, minibatches, microbatches, merged=merged and microbatches > 1)
+
+
+def broken(orders: Orders, how: str, random: Random) -> Orders:
+    """One stage's list with one instruction dropped, two swapped, one doubled, or one moved."""
+    stage = random.randrange(len(orders))
+    order = list(orders[stage])
+    place = random.randrange(len(order))
+    if how == "swap":
+        other = random.randrange(len(order))
+        order[place], order[other] = order[other], order[place]
+    elif how == "swap neighbours":
+        other = max(0, place - 1)
+        order[place], order[other] = order[other], order[place]
+    elif how == "double":
+        order.insert(random.randrange(len(order) + 1), order[place])
+    else:
+        instruction = order.pop(place)
+        if how == "move":
+            order.insert(random.randrange(len(order) + 1), instruction)
+    return (*orders[:stage], tuple(order), *orders[stage + 1 :])
+
+
+HOWS = ("drop", "swap", "swap neighbours", "double", "move")
+
+
+def refused(definition: Definition, orders: Orders) -> bool:
+    try:
+        check(definition, orders)
+    except WrongSchedule:
+        return True
+    return False
+
+
+def linted(schedule: Schedule) -> bool:
+    """Whether the linter refuses; any other error than its own fails the test."""
+    try:
+        lint(schedule)
+    except ScheduleError:
+        return True
+    return False
+
+
+@given(definitions())
+@settings(max_examples=150)
+def test_schedules_compute_what_their_method_defines(definition: Definition) -> None:
+    schedule = build(definition)
+    check(definition, schedule.orders)
+    lint(schedule)
+
+
+@given(definitions(), st.lists(st.sampled_from(HOWS), min_size=1, max_size=3), st.integers(0, 2**32))
+@settings(max_examples=1500)
+def test_linter_refuses_what_is_wrong(definition: Definition, hows: list[str], seed: int) -> None:
+    schedule, random = build(definition), Random(seed)
+    orders = schedule.orders
+    for how in hows:
+        orders = broken(orders, how, random)
+    # What is left without any of these is a schedule that evaluates, and may be right.
+    assume(any(i.name in ("backward", "input gradient", "update") for order in orders for i in order))
+    if refused(definition, orders):
+        assert linted(replace(schedule, orders=orders))
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_breaking_does_break(method: str) -> None:
+    """Every way of breaking makes lists that the definitions refuse, so that the property above is not empty.
+
+    And the linter is not simply against everything that is changed.
+    """
+    cut = method in ("gpipe", "1f1b", "interleaved", "zb-h1")
+    definition = Definition(method, 3, 2 if cut else 5, 6 if cut else 1, 2 if method == "interleaved" else 1)
+    schedule, random = build(definition), Random(7)
+    wrong: Counter[str] = Counter()
+    accepted = 0
+    for how in HOWS:
+        for _ in range(40):
+            orders = broken(schedule.orders, how, random)
+            wrong[how] += refused(definition, orders)
+            accepted += orders != schedule.orders and not linted(replace(schedule, orders=orders))
+    assert wrong["drop"] >= 30
+    assert all(wrong[how] > 0 for how in HOWS)
+    assert accepted > 0

@@ -1,0 +1,248 @@
+"""Times of schedules against closed forms, and against a longest path worked out separately."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hybridnn.errors import SettingError
+from hybridnn.pipeline.checks.lint import ScheduleError
+from hybridnn.pipeline.checks.simulate import Durations, simulate
+from hybridnn.pipeline.schedules.instructions import ALL_MICROBATCHES, Instruction
+from hybridnn.pipeline.schedules.methods import METHODS, forward_only, make_schedule
+from hybridnn.pipeline.schedules.schedule import Schedule
+
+TIMES = [Durations(1, 1, 0.5), Durations(), Durations(3, 5, 2), Durations(0.5, 0.75, 0.25)]
+STAGES = range(1, 7)
+COUNTS = (1, 2, 3, 5, 8, 13)
+
+
+@pytest.mark.parametrize("times", TIMES)
+@pytest.mark.parametrize("stages", STAGES)
+@pytest.mark.parametrize("method", ["gpipe", "1f1b"])
+def test_gpipe_and_1f1b(method: str, stages: int, times: Durations) -> None:
+    """Huang et al. 2019: (m + K - 1)(t_F + t_B) per flush; bubble fraction (K - 1)/(m + K - 1)."""
+    for m in COUNTS:
+        for minibatches in (1, 3):
+            timeline = simulate(make_schedule(method, stages=stages, minibatches=minibatches, microbatches=m), times)
+            step = (m + stages - 1) * (times.forward + times.backward)
+            assert timeline.makespan == pytest.approx(minibatches * step)
+            assert timeline.bubble_fraction == pytest.approx((stages - 1) / (m + stages - 1))
+            assert timeline.busy == pytest.approx([minibatches * m * (times.forward + times.backward)] * stages)
+
+
+@pytest.mark.parametrize("times", TIMES)
+@pytest.mark.parametrize("stages", range(2, 7))
+@pytest.mark.parametrize("chunks", [2, 3, 4])
+def test_interleaved(stages: int, chunks: int, times: Durations) -> None:
+    """Narayanan et al. 2021: m (t_F + t_B) + (K - 1)(t_F + t_B)/v; bubble fraction (K - 1)/(v m + K - 1)."""
+    for m in (stages, 2 * stages, 5 * stages):
+        schedule = make_schedule("interleaved", stages=stages, minibatches=1, microbatches=m, chunks=chunks)
+        timeline = simulate(schedule, times)
+        both = times.forward + times.backward
+        assert timeline.makespan == pytest.approx(m * both + (stages - 1) * both / chunks)
+        assert timeline.bubble_fraction == pytest.approx((stages - 1) / (chunks * m + stages - 1))
+
+
+@pytest.mark.parametrize("stages", range(1, 9))
+def test_zero_bubble(stages: int) -> None:
+    """Qi et al. 2024, ZB-H1: with F = B = W = 1, 3m + K - 1, a third of the bubble of 1F1B, in the same memory."""
+    for m in range(stages, 20):
+        timeline = simulate(make_schedule("zb-h1", stages=stages, minibatches=1, microbatches=m), Durations(1, 2, 1))
+        other = simulate(make_schedule("1f1b", stages=stages, minibatches=1, microbatches=m), Durations(1, 2, 1))
+        assert timeline.makespan == 3 * m + stages - 1
+        assert other.makespan - 3 * m == 3 * (stages - 1)
+        assert max(timeline.peak_live_activations) == stages == max(other.peak_live_activations)
+
+
+@pytest.mark.parametrize("times", TIMES)
+@pytest.mark.parametrize("stages", STAGES)
+def test_one_minibatch_at_a_time(stages: int, times: Durations) -> None:
+    """Kang 2019, Table 1: T_F + T_B per minibatch, with T_F = K f and T_B = K b."""
+    for minibatches in COUNTS:
+        timeline = simulate(make_schedule("sequential", stages=stages, minibatches=minibatches), times)
+        assert timeline.makespan == pytest.approx(minibatches * stages * (times.forward + times.backward))
+
+
+@pytest.mark.parametrize("times", TIMES)
+@pytest.mark.parametrize("stages", STAGES)
+def test_delayed_gradients(stages: int, times: Durations) -> None:
+    """Kang 2019, Table 1: T_F + T_B/K per minibatch, and K - 1 backward phases to drain."""
+    f, b = times.forward, times.backward
+    for minibatches in COUNTS:
+        timeline = simulate(make_schedule("ddg", stages=stages, minibatches=minibatches), times)
+        assert timeline.makespan == pytest.approx(minibatches * (stages * f + b) + (stages - 1) * b)
+
+
+@pytest.mark.parametrize("times", TIMES)
+@pytest.mark.parametrize("stages", range(2, 7))
+def test_features_replay(stages: int, times: Durations) -> None:
+    """T_F + (T_F + T_B)/K per minibatch; in the first step only the last stage works, which recomputes nothing."""
+    f, b = times.forward, times.backward
+    for minibatches in COUNTS:
+        timeline = simulate(make_schedule("fr", stages=stages, minibatches=minibatches), times)
+        expected = minibatches * (stages * f + f + b) + (stages - 1) * (f + b) - f
+        assert timeline.makespan == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("times", TIMES)
+@pytest.mark.parametrize("stages", STAGES)
+@pytest.mark.parametrize("method", ["pipedream", "vanilla", "spectrain"])
+def test_asynchronous_pipelines(method: str, stages: int, times: Durations) -> None:
+    """Kang 2019, Table 1: (T_F + T_B)/K per minibatch, after the pipeline has filled."""
+    for minibatches in COUNTS:
+        timeline = simulate(make_schedule(method, stages=stages, minibatches=minibatches), times)
+        assert timeline.makespan == pytest.approx((minibatches + stages - 1) * (times.forward + times.backward))
+
+
+@pytest.mark.parametrize("method", ["gpipe", "1f1b", "interleaved"])
+def test_merged_products_take_the_same_time_in_all(method: str) -> None:
+    """The product of all microbatches takes as long as they do; only the input gradients are waited for."""
+    chunks = 2 if method == "interleaved" else 1
+    size: dict[str, Any] = {"stages": 2, "minibatches": 1, "microbatches": 4, "chunks": chunks}
+    plain, merged = (
+        simulate(make_schedule(method, **size, weight_grad=w), Durations(1, 3, 2)) for w in ("per-microbatch", "merged")
+    )
+    assert merged.busy == plain.busy == (16, 16)
+    # 4 + 1 microbatches' F and I, stage 0 last, then the product of 4.
+    if method != "interleaved":
+        assert merged.makespan == 5 * 2 + 4 * 2
+
+
+def test_messages_by_hand() -> None:
+    """K = 2, M = 2, message 10: the microbatches come to the second stage at 11 and 12, back at 25 and 27."""
+    timeline = simulate(make_schedule("gpipe", stages=2, minibatches=1, microbatches=2), Durations(1, 2, 1, message=10))
+    found = [
+        {str(timed.instruction): (timed.start, timed.end) for timed in stage if timed.end > timed.start}
+        for stage in timeline.stages
+    ]
+    assert found == [
+        {
+            "forward 0": (0, 1), "send activations 0": (1, 11),
+            "forward 0.1": (1, 2), "send activations 0.1": (2, 12),
+            "receive gradients 0": (15, 25), "backward 0": (25, 27),
+            "receive gradients 0.1": (17, 27), "backward 0.1": (27, 29),
+        },
+        {
+            "receive activations 0": (1, 11), "forward 0": (11, 12),
+            "receive activations 0.1": (2, 12), "forward 0.1": (12, 13),
+            "backward 0": (13, 15), "send gradients 0": (15, 25),
+            "backward 0.1": (15, 17), "send gradients 0.1": (17, 27),
+        },
+    ]  # fmt: skip
+    assert timeline.makespan == 29
+    assert timeline.busy == (6, 6)
+    assert timeline.bubble_fraction == pytest.approx(1 - 12 / 58)
+
+
+def test_pipelined_input() -> None:
+    """Three items through three stages take 5 slots instead of 9 (book, figures 6.7 and 6.9)."""
+    one_by_one = simulate(make_schedule("sequential", stages=3, minibatches=3), Durations(1, 0, 0))
+    pipelined = simulate(make_schedule("gpipe", stages=3, minibatches=1, microbatches=3), Durations(1, 0, 0))
+    assert (one_by_one.makespan, pipelined.makespan) == (9, 5)
+    assert simulate(forward_only(3, 3), Durations(1)).makespan == 5
+
+
+@given(st.lists(st.floats(0.1, 9), min_size=1, max_size=6), st.integers(1, 8))
+def test_stages_of_their_own_speed(speeds: list[float], minibatches: int) -> None:
+    """Equal jobs through machines in a row: the sum of all times, and the slowest once more for every further job."""
+    timeline = simulate(forward_only(len(speeds), minibatches), duration=lambda stage, _: speeds[stage])
+    assert timeline.makespan == pytest.approx(sum(speeds) + (minibatches - 1) * max(speeds))
+
+
+def longest_path(schedule: Schedule, times: Durations) -> float:
+    """End of the last computation, by recursion over what each one waits for."""
+    K, v = schedule.stages, schedule.chunks
+    whole = {"forward": times.forward, "recompute": times.forward, "backward": times.backward}
+    whole |= {"input gradient": times.backward - times.weight, "weight gradient": times.weight}
+    lists = [[i for i in order if i.name in whole or i.name == "barrier"] for order in schedule.orders]
+    place: dict[tuple[str, int, int, int], tuple[int, int]] = {}
+    for k, order in enumerate(lists):
+        for n, i in enumerate(order):
+            way = "gradient" if i.name in ("backward", "input gradient") else i.name
+            place[way, i.minibatch, i.microbatch, i.chunk * K + k] = (k, n)
+
+    def waited_for(k: int, i: Instruction) -> tuple[int, int] | None:
+        s = i.chunk * K + k
+        if i.name == "forward" and s > 0:
+            return place["forward", i.minibatch, i.microbatch, s - 1]
+        if i.name in ("backward", "input gradient") and s < K * v - 1:
+            return place["gradient", i.minibatch, i.microbatch, s + 1]
+        return None
+
+    @cache
+    def end(k: int, n: int) -> float:
+        if n < 0:
+            return 0.0
+        i = lists[k][n]
+        if i.name == "barrier":
+            number = sum(other.name == "barrier" for other in lists[k][:n])
+            places = [[m for m, other in enumerate(order) if other.name == "barrier"][number] for order in lists]
+            return max(end(stage, m - 1) for stage, m in enumerate(places))
+        needed = waited_for(k, i)
+        start = max(end(k, n - 1), end(*needed) + times.message if needed else 0.0)
+        count = schedule.microbatches if i.microbatch == ALL_MICROBATCHES else 1
+        return start + whole[i.name] * count / v
+
+    return max(end(k, len(order) - 1) for k, order in enumerate(lists))
+
+
+@given(st.data())
+def test_longest_path(data: st.DataObject) -> None:
+    method = data.draw(st.sampled_from(sorted(METHODS)))
+    stages, count = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 4))
+    size: dict[str, Any] = {"stages": stages, "minibatches": count}
+    if METHODS[method].cuts_minibatches:
+        size = {"stages": stages, "minibatches": 2, "microbatches": count * stages}
+        if METHODS[method].chunked:
+            size["chunks"] = 2
+        if not METHODS[method].placed_weight_gradients:
+            size["weight_grad"] = data.draw(st.sampled_from(["per-microbatch", "merged"]))
+    number = st.floats(0, 5)
+    backward = data.draw(number)
+    times = Durations(data.draw(number), backward, data.draw(st.floats(0, backward)), data.draw(number))
+    schedule = make_schedule(method, **size)
+    timeline = simulate(schedule, times)
+    # A message may arrive after the last computation only if nobody waits for it, which never happens.
+    assert timeline.makespan == pytest.approx(longest_path(schedule, times))
+    assert 0 <= timeline.bubble_fraction <= 1
+    for stage in timeline.stages:
+        clock = 0.0
+        for timed in stage:
+            if timed.read is not None or timed.instruction.name == "weight gradient":
+                assert timed.start >= clock
+                clock = timed.end
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"forward": -1}, "forward = -1: a finite number, 0 or more"),
+        ({"backward": float("inf")}, "backward = inf: a finite number, 0 or more"),
+        ({"message": float("nan")}, "message = nan: a finite number, 0 or more"),
+        ({"weight": "1"}, "weight = '1': a finite number, 0 or more"),
+        ({"weight": 2.5}, "weight = 2.5: at most 2.0, the whole backward pass"),
+    ],
+)
+def test_wrong_durations(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingError) as caught:
+        Durations(**wrong)
+    assert str(caught.value) == message
+
+
+def test_waiting_for_ever() -> None:
+    """A schedule that the linter refuses does not run for ever here either."""
+    schedule = make_schedule("1f1b", stages=2, minibatches=1)
+    without = tuple(i for i in schedule.orders[0] if i.name != "forward")
+    with pytest.raises(ScheduleError, match=r"stage 0, instruction 3 \(backward 0\): waits for something that never"):
+        simulate(replace(schedule, orders=(without, schedule.orders[1])))
+
+
+def test_nothing_takes_time() -> None:
+    timeline = simulate(make_schedule("gpipe", stages=2, minibatches=1), Durations(0, 0, 0))
+    assert (timeline.makespan, timeline.bubble_fraction) == (0, 0)

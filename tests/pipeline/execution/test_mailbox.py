@@ -1,0 +1,70 @@
+"""Messages between stages: every one arrives whole and in order, whatever the depth, sizes and widths."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from hybridnn.comm.grid import ProcessGrid
+from hybridnn.comm.partition import block_slice
+from hybridnn.pipeline.execution.mailbox import Inbox, Outbox
+from hybridnn.pipeline.execution.routes import Place, pieces_received, pieces_sent
+from hybridnn.pipeline.schedules.instructions import SendActivations
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+FEATURES, CAPACITY = 5, 12
+SIZES = [12, 7, 1, 0, 12, 3, 11]
+
+
+def content(number: int, samples: int) -> np.ndarray:
+    """A message's numbers: feature, sample and message can be read off each."""
+    feature, sample = np.meshgrid(np.arange(FEATURES), np.arange(samples), indexing="ij")
+    return 10000.0 * number + 100.0 * feature + sample
+
+
+def exchange(grid: ProcessGrid, in_depth: int, out_depth: int, synchronous: bool, limit_sizes: list[int]) -> None:
+    """Stage 0 sends messages of all sizes to stage 1, which checks its columns of each."""
+    here = Place(grid.pipeline_rank, grid.batch_rank, grid.model_rank)
+    messages = [(SendActivations(number), samples) for number, samples in enumerate(limit_sizes)]
+    if grid.pipeline_rank == 0:
+        routes = partial(pieces_sent, grid.stages, here, 1)
+        outbox = Outbox(grid, 4, routes, FEATURES, CAPACITY, "float64", out_depth, synchronous=synchronous)
+        for number, (instruction, samples) in enumerate(messages):
+            mine = np.ascontiguousarray(content(number, samples)[:, block_slice(samples, grid.batch, grid.batch_rank)])
+            outbox.pack(mine, samples)
+            mine[...] = -1  # the outbox owns a copy
+            outbox.send(instruction)
+        outbox.finish()
+        return
+    inbox = Inbox(grid, 4, partial(pieces_received, grid.stages, here, 0), FEATURES, CAPACITY, "float64", in_depth)
+    inbox.begin(messages)
+    taken = []
+    for _, samples in messages:
+        part = block_slice(samples, grid.batch, grid.batch_rank)
+        taken.append(np.full((FEATURES, part.stop - part.start), np.nan))
+        inbox.take(taken[-1])
+    for number, (_, samples) in enumerate(messages):  # after the last: nothing was written over later
+        expected = content(number, samples)[:, block_slice(samples, grid.batch, grid.batch_rank)]
+        np.testing.assert_array_equal(taken[number], expected)
+
+
+@pytest.mark.mpi(ranks=[2, 3, 4])
+def test_messages_arrive_whole_and_in_order(comm: MPI.Intracomm) -> None:
+    splits = [[(1, 1), (comm.size - 1, 1)], [(comm.size - 1, 1), (1, 1)], [(1, 1), (1, comm.size - 1)]]
+    for stages in [*splits, *([[(2, 1), (1, 2)], [(1, 2), (2, 1)]] if comm.size == 4 else [])]:
+        for message_limit in (2**30, 64):
+            grid = ProcessGrid(comm, stages=stages, message_limit=message_limit)
+            for in_depth, out_depth, synchronous in ((1, 1, False), (2, 2, False), (3, 1, False), (2, 2, True)):
+                exchange(grid, in_depth, out_depth, synchronous, SIZES)
+
+
+@pytest.mark.mpi(ranks=[2])
+def test_a_run_can_be_repeated_with_other_sizes(comm: MPI.Intracomm) -> None:
+    grid = ProcessGrid(comm, pipeline=2, batch=1)
+    for sizes in ([3, 3], [12], [1, 2, 3, 4, 5, 6]):
+        exchange(grid, 2, 2, False, sizes)

@@ -1,0 +1,154 @@
+"""Buffers of a stage: as many as the published formulas say, and never two things in one at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hybridnn.pipeline.schedules.instructions import ALL_MICROBATCHES
+from hybridnn.pipeline.schedules.memory_plan import MemoryPlan, plan_memory
+from hybridnn.pipeline.schedules.methods import METHODS, forward_only, make_schedule
+from hybridnn.pipeline.schedules.schedule import Schedule
+
+STAGES = range(1, 7)
+
+
+def plans(schedule: Schedule) -> list[MemoryPlan]:
+    return [plan_memory(schedule, stage) for stage in range(schedule.stages)]
+
+
+@pytest.mark.parametrize("stages", STAGES)
+@pytest.mark.parametrize("m", [1, 2, 3, 7, 12])
+def test_live_activations_of_exact_methods(stages: int, m: int) -> None:
+    """All m at every stage with gpipe, min(K - k, m) with 1f1b, at most K everywhere with zb-h1."""
+    found = {
+        method: [
+            plan.peak_live_activations
+            for plan in plans(make_schedule(method, stages=stages, minibatches=2, microbatches=m))
+        ]
+        for method in ("gpipe", "1f1b", "zb-h1")
+    }
+    assert found["gpipe"] == [m] * stages
+    assert found["1f1b"] == [min(stages - k, m) for k in range(stages)]
+    assert max(found["zb-h1"]) <= stages
+
+
+@pytest.mark.parametrize("stages", range(2, 6))
+@pytest.mark.parametrize("chunks", [2, 3])
+def test_live_activations_of_interleaved(stages: int, chunks: int) -> None:
+    """One more than the warm-up; the buffers of all chunks together are as many or a few more."""
+    m = 2 * stages
+    schedule = make_schedule("interleaved", stages=stages, minibatches=1, microbatches=m, chunks=chunks)
+    for k, plan in enumerate(plans(schedule)):
+        assert plan.peak_live_activations == min(2 * (stages - 1 - k) + (chunks - 1) * stages + 1, m * chunks)
+        assert plan.peak_live_activations <= sum(plan.activations) <= m * chunks
+
+
+@pytest.mark.parametrize("stages", STAGES)
+@pytest.mark.parametrize("minibatches", [1, 2, 3, 11])
+def test_memory_of_kang_table_1(stages: int, minibatches: int) -> None:
+    """1 minibatch; K - k + 1 at device k, from 1, with ddg and pipedream; only the inputs with fr."""
+    size = {"stages": stages, "minibatches": minibatches}
+    stored = [min(stages - k, minibatches) for k in range(stages)]
+    for method in ("sequential", "ddg", "pipedream", "fr"):
+        found = plans(make_schedule(method, **size))
+        activations = [plan.peak_live_activations for plan in found]
+        inputs = [plan.peak_live_inputs for plan in found]
+        versions = [plan.peak_weight_versions for plan in found]
+        assert activations == ([1] * stages if method in ("sequential", "fr") else stored)
+        assert inputs == ([1] * stages if method == "sequential" else stored)
+        if method in ("sequential", "fr"):
+            assert versions == [1] * stages
+        elif minibatches >= 2 * stages - 1:  # long enough for the versions to differ: K - k
+            assert versions == [stages - k for k in range(stages)]
+        else:
+            assert all(count <= stages - k for k, count in enumerate(versions))
+
+
+def test_vertical_sync_keeps_versions_at_every_stage() -> None:
+    found = plans(make_schedule("pipedream", stages=4, minibatches=9, vertical_sync=True))
+    assert [plan.peak_weight_versions for plan in found] == [4, 4, 4, 4]
+
+
+@pytest.mark.parametrize("method", ["vanilla", "spectrain"])
+def test_no_stash(method: str) -> None:
+    found = plans(make_schedule(method, stages=4, minibatches=9))
+    assert [plan.peak_weight_versions for plan in found] == [1, 1, 1, 1]
+    assert [plan.peak_live_activations for plan in found] == [4, 3, 2, 1]
+
+
+def test_merged_weight_gradients_keep_everything() -> None:
+    """Activations wait for the product over all microbatches, but their buffers are free after the input gradient."""
+    found = plans(make_schedule("1f1b", stages=3, minibatches=2, microbatches=5, weight_grad="merged"))
+    assert [plan.peak_live_activations for plan in found] == [5, 5, 5]
+    assert [plan.activations for plan in found] == [(3,), (2,), (1,)]
+
+
+def test_where_the_peak_is() -> None:
+    """1f1b, K = 3, stage 1, M = 4: the second forward pass; pipedream, stage 0: the update that makes version 2."""
+    schedule = make_schedule("1f1b", stages=3, minibatches=1, microbatches=4)
+    assert str(schedule.orders[1][plan_memory(schedule, 1).most_activations_at]) == "forward 0.1"
+    schedule = make_schedule("pipedream", stages=3, minibatches=9)
+    assert str(schedule.orders[0][plan_memory(schedule, 0).most_versions_at]) == "update 1"
+
+
+def all_schedules() -> list[Any]:
+    found = []
+    for name, method in METHODS.items():
+        for stages in (1, 2, 4):
+            for minibatches in (1, 3, 6):
+                size: dict[str, Any] = {"stages": stages, "minibatches": minibatches}
+                if method.cuts_minibatches:
+                    size["microbatches"] = 2 * stages
+                if method.chunked:
+                    size["chunks"] = 3
+                for weight_grad in ("per-microbatch", "merged"):
+                    if weight_grad == "per-microbatch" or not method.placed_weight_gradients:
+                        schedule = make_schedule(name, **size, weight_grad=weight_grad)
+                        found.append(pytest.param(schedule, id=f"{name}-{stages}-{minibatches}-{weight_grad}"))
+    return [*found, *(pytest.param(forward_only(3, n, c), id=f"evaluation-{n}-{c}") for n in (1, 5) for c in (1, 2))]
+
+
+@pytest.mark.parametrize("schedule", all_schedules())
+def test_buffers_hold_what_is_read(schedule: Schedule) -> None:
+    """Write and read the buffers as the list says: what is read is what was written last for that part."""
+    for stage, plan in enumerate(plans(schedule)):
+        inputs: dict[tuple[int, int], Any] = {}
+        activations: dict[tuple[int, int], Any] = {}
+        last_pass: dict[Any, int] = {}
+        splits = {i.minibatch for i in schedule.orders[stage] if i.microbatch == ALL_MICROBATCHES}
+        for i in schedule.orders[stage]:
+            part, c = (i.minibatch, i.microbatch, i.chunk), i.chunk
+            if i.name in ("load input", "forward", "recompute"):
+                slot = plan.input_slots[part]
+                assert slot < plan.inputs[c]
+                loaded = i.name == "load input" or (i.name == "forward" and not schedule.is_first(stage, c))
+                if loaded:
+                    inputs[c, slot] = part
+                assert inputs[c, slot] == part
+            if i.name in ("forward", "recompute"):
+                last_pass[part] = plan.activation_slots[i]
+                assert last_pass[part] < plan.activations[c]
+                activations[c, last_pass[part]] = part
+            own_weights = i.name == "weight gradient" and i.minibatch not in splits
+            if i.name in ("backward", "input gradient") or own_weights:
+                assert inputs[c, plan.input_slots[part]] == part
+                assert activations[c, last_pass[part]] == part
+
+
+@pytest.mark.parametrize("schedule", all_schedules())
+def test_last_readers(schedule: Schedule) -> None:
+    """A version that is read after its update is kept exactly until its last reader, counted by brute force."""
+    for stage, plan in enumerate(plans(schedule)):
+        order = schedule.orders[stage]
+        reads = [
+            (place, read.version)
+            for place, i in enumerate(order)
+            if (read := schedule.weights_read(stage, i)) is not None
+        ]
+        updates = [place for place, i in enumerate(order) if i.name == "update"]
+        late = {v: place for place, v in reads if v < len(updates) and place > updates[v]}
+        assert plan.last_readers == late
+        most = max(1 + sum(updates[v] <= place <= last for v, last in late.items()) for place in range(len(order)))
+        assert plan.peak_weight_versions == most

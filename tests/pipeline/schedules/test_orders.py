@@ -1,0 +1,252 @@
+"""What every method lists, against its definition and the published tables, and what it refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hybridnn.errors import SettingError
+from hybridnn.pipeline.schedules.instructions import ALL_MICROBATCHES, Forward
+from hybridnn.pipeline.schedules.methods import METHODS, forward_only, make_schedule
+from hybridnn.pipeline.schedules.schedule import Schedule
+
+STAGES = range(1, 9)
+
+
+def compute(schedule: Schedule, stage: int) -> list[str]:
+    """Passes of a stage: F, B, I, W, R and their microbatch, or minibatch where none is cut."""
+    letters = {"forward": "F", "backward": "B", "input gradient": "I", "weight gradient": "W", "recompute": "R"}
+    return [
+        f"{letters[i.name]}{i.microbatch if schedule.microbatches > 1 else i.minibatch}"
+        for i in schedule.orders[stage]
+        if i.name in letters
+    ]
+
+
+def steady(schedule: Schedule, stage: int, start: str, end: str) -> list[str]:
+    """The instructions of a stage from one to another, both included."""
+    order = [str(i) for i in schedule.orders[stage]]
+    return order[order.index(start) : order.index(end) + 1]
+
+
+@pytest.mark.parametrize("stages", STAGES)
+@pytest.mark.parametrize("method", ["1f1b", "pipedream", "vanilla", "spectrain"])
+def test_warm_up(method: str, stages: int) -> None:
+    """Stage k begins with K-1-k forward passes, then one forward and one backward pass in turn."""
+    for count in (1, 2, 5, 12):
+        size = {"microbatches": count, "minibatches": 1} if method == "1f1b" else {"minibatches": count}
+        schedule = make_schedule(method, stages=stages, **size)
+        for stage in range(stages):
+            letters = "".join(one[0] for one in compute(schedule, stage))
+            warm_up = min(stages - 1 - stage, count)
+            assert letters == "F" * warm_up + "FB" * (count - warm_up) + "B" * warm_up
+
+
+@pytest.mark.parametrize("stages", STAGES)
+def test_gpipe_and_sequential(stages: int) -> None:
+    schedule = make_schedule("gpipe", stages=stages, minibatches=1, microbatches=3)
+    assert all(compute(schedule, k) == ["F0", "F1", "F2", "B0", "B1", "B2"] for k in range(stages))
+    schedule = make_schedule("sequential", stages=stages, minibatches=2)
+    assert all(compute(schedule, k) == ["F0", "B0", "F1", "B1"] for k in range(stages))
+
+
+def test_zero_bubble_by_hand() -> None:
+    """Stage k computes weight gradients k microbatches late."""
+    schedule = make_schedule("zb-h1", stages=3, minibatches=1, microbatches=4)
+    assert " ".join(compute(schedule, 0)) == "F0 F1 F2 I0 W0 F3 I1 W1 I2 W2 I3 W3"
+    assert " ".join(compute(schedule, 1)) == "F0 F1 I0 F2 I1 W0 F3 I2 W1 I3 W2 W3"
+    assert " ".join(compute(schedule, 2)) == "F0 I0 F1 I1 F2 I2 W0 F3 I3 W1 W2 W3"
+
+
+def test_interleaved_by_hand() -> None:
+    """K = 2, v = 2, M = 4: the chunk changes after every K microbatches; backward passes begin with the last chunk."""
+    schedule = make_schedule("interleaved", stages=2, minibatches=1, microbatches=4, chunks=2)
+    named = [
+        " ".join(f"{i.name[0]}{i.microbatch}{'ab'[i.chunk]}" for i in order if i.name in ("forward", "backward"))
+        for order in schedule.orders
+    ]
+    assert named == [
+        "f0a f1a f0b f1b f2a b0b f3a b1b f2b b0a f3b b1a b2b b3b b2a b3a",
+        "f0a f1a f0b b0b f1b b1b f2a b0a f3a b1a f2b b2b f3b b3b b2a b3a",
+    ]
+
+
+@pytest.mark.parametrize("method", ["gpipe", "1f1b", "interleaved"])
+def test_merged_weight_gradients(method: str) -> None:
+    """Every backward pass is split, and each chunk has one product after its last input gradient."""
+    chunks = 2 if method == "interleaved" else 1
+    size: dict[str, Any] = {"stages": 2, "minibatches": 2, "microbatches": 4, "chunks": chunks}
+    merged, plain = make_schedule(method, **size, weight_grad="merged"), make_schedule(method, **size)
+    for stage in range(2):
+        for t in range(2):
+            of_t = [i for i in merged.orders[stage] if i.minibatch == t]
+            names = [i.name for i in of_t]
+            products = [i for i in of_t if i.name == "weight gradient"]
+            assert sorted((i.microbatch, i.chunk) for i in products) == [(ALL_MICROBATCHES, c) for c in range(chunks)]
+            last_input = len(names) - 1 - names[::-1].index("input gradient")
+            assert last_input < names.index("weight gradient") < names.index("reduce gradients")
+        split = [one.replace("B", "I") for one in compute(plain, stage)]
+        assert [one for one in compute(merged, stage) if one[0] != "W"] == split
+    assert merged.activation_bound == (4 * chunks, 4 * chunks)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_merged_is_plain_with_one_microbatch(method: str) -> None:
+    if METHODS[method].placed_weight_gradients or METHODS[method].chunked:
+        return
+    assert make_schedule(method, stages=2, minibatches=3, weight_grad="merged") == make_schedule(
+        method, stages=2, minibatches=3
+    )
+
+
+class TestTables:
+    """Kang 2019, Tables 2 to 5, for a middle device, and for the first and the last one.
+
+    Two things differ on purpose. "Do the backward pass to update the weight; get the gradient; send it" is one line of
+    the tables: here the gradient leaves before the update, because the stage before waits for it and for nothing else.
+    And where Table 5 sends a gradient with the next step's messages, the same order appears here, seen from the end of
+    the backward pass.
+    """
+
+    def test_sequential(self) -> None:
+        """Table 2."""
+        schedule = make_schedule("sequential", stages=3, minibatches=6)
+        assert steady(schedule, 0, "load input 4", "update 4") == [
+            "load input 4", "forward 4", "send activations 4",
+            "receive gradients 4", "backward 4", "reduce gradients 4", "update 4",
+        ]  # fmt: skip
+        assert steady(schedule, 1, "receive activations 4", "update 4") == [
+            "receive activations 4", "forward 4", "send activations 4",
+            "receive gradients 4", "backward 4", "send gradients 4", "reduce gradients 4", "update 4",
+        ]  # fmt: skip
+        assert steady(schedule, 2, "receive activations 4", "update 4") == [
+            "receive activations 4", "load target 4", "forward 4",
+            "backward 4", "send gradients 4", "reduce gradients 4", "update 4",
+        ]  # fmt: skip
+
+    def test_delayed_gradients(self) -> None:
+        """Table 3, K = 3, step t = 5: device k computes with the gradient of t - K + k (k from 1) received before."""
+        schedule = make_schedule("ddg", stages=3, minibatches=9)
+        assert steady(schedule, 0, "load input 5", "receive gradients 4") == [
+            "load input 5", "forward 5", "send activations 5", "barrier 5",
+            "backward 3", "reduce gradients 3", "update 3", "receive gradients 4",
+        ]  # fmt: skip
+        assert steady(schedule, 1, "receive activations 5", "receive gradients 5") == [
+            "receive activations 5", "forward 5", "send activations 5", "barrier 5",
+            "backward 4", "send gradients 4", "reduce gradients 4", "update 4", "receive gradients 5",
+        ]  # fmt: skip
+        assert steady(schedule, 2, "receive activations 5", "update 5") == [
+            "receive activations 5", "load target 5", "forward 5", "barrier 5",
+            "backward 5", "send gradients 5", "reduce gradients 5", "update 5",
+        ]  # fmt: skip
+
+    def test_features_replay(self) -> None:
+        """Table 4: as Table 3, and the activations are recomputed before the backward pass."""
+        schedule = make_schedule("fr", stages=3, minibatches=9)
+        assert steady(schedule, 0, "load input 5", "receive gradients 4") == [
+            "load input 5", "forward 5", "send activations 5", "barrier 5",
+            "recompute 3", "backward 3", "reduce gradients 3", "update 3", "receive gradients 4",
+        ]  # fmt: skip
+        assert steady(schedule, 1, "receive activations 5", "receive gradients 5") == [
+            "receive activations 5", "forward 5", "send activations 5", "barrier 5",
+            "recompute 4", "backward 4", "send gradients 4", "reduce gradients 4", "update 4", "receive gradients 5",
+        ]  # fmt: skip
+        assert steady(schedule, 2, "receive activations 5", "update 5") == [
+            "receive activations 5", "load target 5", "forward 5", "barrier 5",
+            "backward 5", "send gradients 5", "reduce gradients 5", "update 5",
+        ]  # fmt: skip
+
+    def test_pipedream(self) -> None:
+        """Table 5: receive, send the gradient of the step before, forward, send, receive the gradient, backward."""
+        schedule = make_schedule("pipedream", stages=3, minibatches=9)
+        assert steady(schedule, 0, "load input 5", "update 3") == [
+            "load input 5", "forward 5", "send activations 5",
+            "receive gradients 3", "backward 3", "reduce gradients 3", "update 3",
+        ]  # fmt: skip
+        assert steady(schedule, 1, "receive activations 5", "backward 4") == [
+            "receive activations 5", "send gradients 3", "reduce gradients 3", "update 3",
+            "forward 5", "send activations 5", "receive gradients 4", "backward 4",
+        ]  # fmt: skip
+        last = steady(schedule, 2, "load target 5", "backward 5")
+        assert last == ["load target 5", "forward 5", "backward 5"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_stands_around_a_pass(method: str) -> None:
+    """What is sent leaves at once, before any other pass or update; what is loaded is loaded for the next pass."""
+    kind = METHODS[method]
+    size = {"microbatches": 6} if kind.cuts_minibatches else {}
+    schedule = make_schedule(method, stages=3, minibatches=4, chunks=2 if kind.chunked else 1, **size)
+    makes = {"send activations": ("forward",), "send gradients": ("backward", "input gradient")}
+    for order in schedule.orders:
+        for place, i in enumerate(order):
+            part = (i.minibatch, i.microbatch, i.chunk)
+            if i.name in makes:
+                before = next(o for o in reversed(order[:place]) if not o.name.startswith("receive"))
+                assert before.name in makes[i.name]
+                assert (before.minibatch, before.microbatch, before.chunk) == part
+            if i.name.startswith("load"):
+                after = next(o for o in order[place:] if not o.name.startswith("load"))
+                assert after == Forward(*part)
+
+
+@pytest.mark.parametrize("stages", range(1, 6))
+@pytest.mark.parametrize("minibatches", [1, 2, 3, 7])
+@pytest.mark.parametrize("chunks", [1, 2, 3])
+def test_forward_only(stages: int, minibatches: int, chunks: int) -> None:
+    """Each part once; inputs at the first virtual stage, targets at the last; version 0 everywhere."""
+    schedule = forward_only(stages, minibatches, chunks)
+    everything = [(i, k) for k, order in enumerate(schedule.orders) for i in order]
+    forwards = {(k, i.minibatch, i.chunk) for i, k in everything if i.name == "forward"}
+    assert len(forwards) == stages * minibatches * schedule.chunks
+    for name, home in (("load input", (0, 0)), ("load target", (stages - 1, schedule.chunks - 1))):
+        loads = [(i.minibatch, k, i.chunk) for i, k in everything if i.name == name]
+        assert sorted(loads) == [(t, *home) for t in range(minibatches)]
+    assert {i.name for i, _ in everything} <= {
+        "load input", "load target", "forward", "send activations", "receive activations",
+    }  # fmt: skip
+    assert {schedule.weights_read(k, i) for i, k in everything if i.name == "forward"} == {(0, 0)}
+
+
+def test_one_stage_has_one_chunk() -> None:
+    """A rank would have to send to itself: with one stage, interleaved is 1F1B over the whole network."""
+    interleaved = make_schedule("interleaved", stages=1, minibatches=2, microbatches=3, chunks=4)
+    assert interleaved.chunks == 1
+    assert interleaved.orders == make_schedule("1f1b", stages=1, minibatches=2, microbatches=3).orders
+    assert forward_only(1, 3, 4).chunks == 1
+
+
+def test_vertical_sync_changes_only_the_weights() -> None:
+    plain, synchronized = (make_schedule("pipedream", stages=3, minibatches=5, vertical_sync=v) for v in (False, True))
+    assert plain.orders == synchronized.orders
+    assert plain.policy.name != synchronized.policy.name
+
+
+WRONG = [
+    ({"method": "pipdream"}, "parallel.method = 'pipdream': did you mean pipedream?"),
+    ({"method": "1F1B"}, "parallel.method = '1F1B': did you mean 1f1b?"),
+    ({"method": None}, "parallel.method = None: did you mean"),
+    ({"method": "ddg", "microbatches": 2}, "parallel.microbatches = 2: 1 with ddg, which cuts no minibatches"),
+    ({"method": "interleaved", "microbatches": 4}, "parallel.chunks = 1: 2 or more with interleaved"),
+    (
+        {"method": "interleaved", "chunks": 2, "microbatches": 5},
+        "parallel.microbatches = 5: a multiple of the 2 stages with interleaved",
+    ),
+    ({"method": "1f1b", "chunks": 2}, "parallel.chunks = 2: 1 with 1f1b; more only with interleaved"),
+    ({"method": "ddg", "vertical_sync": True}, "parallel.vertical_sync = True: only with pipedream, not with ddg"),
+    ({"method": "zb-h1", "weight_grad": "merged"}, "parallel.weight_grad = 'merged': zb-h1 places"),
+    ({"method": "1f1b", "weight_grad": "both"}, "parallel.weight_grad = 'both': allowed are per-microbatch, merged"),
+    ({"method": "1f1b", "stages": 0}, "parallel.pipeline = 0: a whole number, 1 or more"),
+    ({"method": "1f1b", "minibatches": 0}, "minibatches = 0: a whole number, 1 or more"),
+    ({"method": "1f1b", "microbatches": 1.5}, "parallel.microbatches = 1.5: a whole number, 1 or more"),
+    ({"method": "interleaved", "chunks": -1}, "parallel.chunks = -1: a whole number, 1 or more"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), WRONG)
+def test_wrong_input(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingError) as caught:
+        make_schedule(**{"stages": 2, "minibatches": 3, **arguments})
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
