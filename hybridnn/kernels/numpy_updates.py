@@ -31,15 +31,18 @@ def sgd_update(
     dampening: float,
     nesterov: bool,
     weight_decay: float,
+    out: Array,
 ) -> None:
-    """One step of SGD in place, PyTorch's update with the velocity starting at zero.
+    """One step of SGD, PyTorch's update with the velocity starting at zero.
 
     ``g += weight_decay * w; v = momentum * v + (1 - dampening) * g; w -= lr * (g + momentum * v if nesterov else v)``
 
     Parameters
     ----------
     weights, gradient : ndarray, shape (n,)
-        `gradient` is not changed.
+        Not changed, unless `out` is `weights`.
+    out : ndarray, shape (n,)
+        Takes the new weights; may be `weights`.
     velocity : ndarray, shape (n,), or None
         None where momentum is 0.
     scratch : ndarray, shape (2 * min(BLOCK, n),)
@@ -71,7 +74,7 @@ def sgd_update(
                 np.multiply(t, lr, out=t)
             else:
                 np.multiply(v, lr, out=t)
-        np.subtract(w, t, out=w)
+        np.subtract(w, t, out=out[start : start + BLOCK])
 
 
 def adam_update(
@@ -87,13 +90,16 @@ def adam_update(
     eps: float,
     weight_decay: float,
     decoupled: bool,
+    out: Array,
 ) -> None:
-    """One step of Adam (Kingma and Ba 2015, Algorithm 1), or of AdamW where the decay is decoupled, in place.
+    """One step of Adam (Kingma and Ba 2015, Algorithm 1), or of AdamW where the decay is decoupled.
 
     Parameters
     ----------
     weights, gradient, first, second : ndarray, shape (n,)
-        `gradient` is not changed; `first` and `second` are the running moments.
+        The first two are not changed, unless `out` is `weights`; `first` and `second` are the running moments.
+    out : ndarray, shape (n,)
+        Takes the new weights; may be `weights`.
     scratch : ndarray, shape (2 * min(BLOCK, n),)
         Overwritten.
     step : int
@@ -112,7 +118,7 @@ def adam_update(
         v = second[start : start + BLOCK]
         t = scratch[: w.size]
         if weight_decay and decoupled:
-            np.multiply(w, 1.0 - lr * weight_decay, out=w)
+            w = np.multiply(w, 1.0 - lr * weight_decay, out=out[start : start + BLOCK])
         elif weight_decay:
             decayed = scratch[half : half + w.size]
             np.multiply(w, weight_decay, out=decayed)
@@ -130,7 +136,7 @@ def adam_update(
         np.add(t, eps, out=t)
         np.divide(m, t, out=t)
         np.multiply(t, step_size, out=t)
-        np.subtract(w, t, out=w)
+        np.subtract(w, t, out=out[start : start + BLOCK])
 
 
 def sgd_prediction(weights: Array, velocity: Array, out: Array, *, distance: float) -> None:

@@ -52,8 +52,10 @@ class Optimizer(Protocol):
         """Names of the arrays it remembers."""
         ...
 
-    def update(self, weights: Array, gradient: Array, state: OptimizerState, lr: float) -> None:
-        """Change `weights` in place."""
+    def update(
+        self, weights: Array, gradient: Array, state: OptimizerState, lr: float, out: Array | None = None
+    ) -> None:
+        """Change `weights` in place, or leave them and fill `out` with the new ones."""
         ...
 
     def predict(self, weights: Array, state: OptimizerState, lr: float, steps: int, out: Array) -> None:
@@ -111,8 +113,10 @@ class SGD:
         """The velocity, where there is momentum."""
         return ("velocity",) if self.momentum else ()
 
-    def update(self, weights: Array, gradient: Array, state: OptimizerState, lr: float) -> None:
-        """``v = momentum v + (1 - dampening) g; w -= lr v``, in place."""
+    def update(
+        self, weights: Array, gradient: Array, state: OptimizerState, lr: float, out: Array | None = None
+    ) -> None:
+        """``v = momentum v + (1 - dampening) g; w -= lr v``, in place or into `out`."""
         state.updates += 1
         updates.sgd_update(
             weights,
@@ -124,6 +128,7 @@ class SGD:
             dampening=self.dampening,
             nesterov=self.nesterov,
             weight_decay=self.weight_decay,
+            out=weights if out is None else out,
         )
 
     def predict(self, weights: Array, state: OptimizerState, lr: float, steps: int, out: Array) -> None:
@@ -167,8 +172,10 @@ class Adam:
         """The running first and second moments."""
         return ("first", "second")
 
-    def update(self, weights: Array, gradient: Array, state: OptimizerState, lr: float) -> None:
-        """Move along the bias-corrected first moment over the root of the second, in place."""
+    def update(
+        self, weights: Array, gradient: Array, state: OptimizerState, lr: float, out: Array | None = None
+    ) -> None:
+        """Move along the bias-corrected first moment over the root of the second, in place or into `out`."""
         state.updates += 1
         updates.adam_update(
             weights,
@@ -182,6 +189,7 @@ class Adam:
             eps=self.eps,
             weight_decay=self.weight_decay,
             decoupled=self.decoupled,
+            out=weights if out is None else out,
         )
 
     def predict(self, weights: Array, state: OptimizerState, lr: float, steps: int, out: Array) -> None:

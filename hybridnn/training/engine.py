@@ -123,12 +123,18 @@ class Engine:
         losses = np.zeros(len(batches))
 
         def work(first: int, count: int) -> TrainingWork:
-            def update(number: int) -> None:
-                losses[first + number] = self._update(len(batches[first + number]), rates(first + number))
-                updated(first + number)
+            def reduced(number: int) -> None:
+                losses[first + number] = self._check(len(batches[first + number]), rates(first + number))
 
-            mine = batches[first : first + count]
-            return TrainingWork(part, mine, self._distributor, loss_name, lambda number: rates(first + number), update)
+            return TrainingWork(
+                part,
+                batches[first : first + count],
+                self._distributor,
+                loss_name,
+                lambda number: rates(first + number),
+                reduced,
+                lambda number: updated(first + number),
+            )
 
         if self._plan.exact:
             executor = self._executor(classification, trains=True, count=1)
@@ -142,8 +148,11 @@ class Engine:
             self._require_finite_loss(float(loss), self.updates - len(batches) + number, rates(number))
         yield from losses.tolist()
 
-    def _update(self, samples: int, rate: float) -> float:
-        """Apply the gradients; returns the mean loss, which only the last stage knows of an asynchronous method."""
+    def _check(self, samples: int, rate: float) -> float:
+        """Look at the gradients before they are applied, and clip them; returns the mean loss.
+
+        With an asynchronous method only the last stage knows the loss, and only at the end of the epoch all do.
+        """
         total = np.array([float(self.stages[-1].loss[0])])
         if self._plan.exact:
             if self._grid.pipeline > 1:
@@ -152,8 +161,6 @@ class Engine:
             if self._clip_norm is not None and (norm := self.gradient_norm()) > self._clip_norm:
                 for stage in self.stages:
                     kernels.scale(stage.gradient[:-1], self._clip_norm / norm)
-        for stage, state in zip(self.stages, self.states, strict=True):
-            self._optimizer.update(stage.weights, stage.gradient[:-1], state, rate)
         return float(total[0]) / samples
 
     def evaluate(self, part: Part) -> Metrics:

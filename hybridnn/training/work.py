@@ -63,8 +63,8 @@ class TrainingWork(_DataWork):
         As for all data.
     rates : callable
         Learning rate of each minibatch's update.
-    update : callable
-        Applies a minibatch's gradient.
+    reduced, updated : callable
+        Called before and after a minibatch's gradients are applied.
     """
 
     def __init__(
@@ -74,10 +74,11 @@ class TrainingWork(_DataWork):
         distributor: Distributor,
         loss_name: str,
         rates: Callable[[int], float],
-        update: Callable[[int], None],
+        reduced: Callable[[int], None],
+        updated: Callable[[int], None],
     ) -> None:
         super().__init__(part, minibatches, distributor, loss_name)
-        self.rate, self.update = rates, update
+        self.rate, self.reduced, self.updated = rates, reduced, updated
 
     def outputs(self, minibatch: int, start: int, stop: int, arrays: StageArrays) -> None:
         """Nothing: the backward pass uses them."""
@@ -90,7 +91,10 @@ class _ForwardWork:
         """No update has a rate."""
         return 0.0
 
-    def update(self, minibatch: int) -> None:
+    def reduced(self, minibatch: int) -> None:
+        """There are no gradients."""
+
+    def updated(self, minibatch: int) -> None:
         """Nothing is updated."""
 
 

@@ -96,3 +96,54 @@ def test_what_cannot_be_an_optimizer_is_refused_by_name(make: Any, setting: str)
         make()
     assert caught.value.setting == setting
     assert setting in str(caught.value)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_an_update_into_another_buffer_leaves_the_weights_alone(name: str, size: int) -> None:
+    optimizer, _ = OPTIMIZERS[name]
+    random = np.random.default_rng(size)
+    before, gradients = random.standard_normal(size), random.standard_normal((3, size))
+    in_place, state = before.copy(), new_state(optimizer, before)
+    weights, other_state = before.copy(), new_state(optimizer, before)
+    for gradient in gradients:
+        optimizer.update(in_place, gradient, state, 0.1)
+        kept, out = weights.copy(), np.full(size, np.nan)
+        optimizer.update(weights, gradient, other_state, 0.1, out=out)
+        assert np.array_equal(weights, kept)
+        assert np.array_equal(out, in_place)
+        weights = out
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_prediction_goes_along_the_velocity(size: int) -> None:
+    optimizer = SGD(0.1, momentum=0.5)
+    random = np.random.default_rng(size)
+    weights, out = random.standard_normal(size), np.empty(size)
+    state = new_state(optimizer, weights)
+    optimizer.predict(weights, state, 0.1, 3, out)
+    assert np.array_equal(out, weights), "no velocity yet"
+    constant = random.standard_normal(size)
+    for _ in range(60):  # the velocity of a constant gradient converges to g / (1 - momentum)
+        optimizer.update(weights, constant, state, 0.1)
+    optimizer.predict(weights, state, 0.1, 3, out)
+    for _ in range(3):
+        optimizer.update(weights, constant, state, 0.1)
+    assert_close(out, weights, "three updates ahead", 1e-12)
+
+
+@pytest.mark.parametrize("kind", [Adam, AdamW])
+@pytest.mark.parametrize("size", SIZES)
+def test_a_prediction_of_adam_repeats_its_last_direction(kind: type[Adam], size: int) -> None:
+    optimizer = kind(0.01, weight_decay=0.0)
+    random = np.random.default_rng(size)
+    weights, out = random.standard_normal(size), np.empty(size)
+    state = new_state(optimizer, weights)
+    optimizer.predict(weights, state, 0.01, 2, out)
+    assert np.array_equal(out, weights), "no direction yet"
+    for _ in range(4):
+        before = weights.copy()
+        optimizer.update(weights, random.standard_normal(size), state, 0.01)
+    optimizer.predict(weights, state, 0.02, 3, out)
+    # The last update moved by 0.01 times the direction.
+    assert_close(out, weights + 3 * 2 * (weights - before), "three updates of twice the rate", 1e-9)

@@ -69,8 +69,12 @@ class Work(Protocol):
         """Learning rate of the minibatch's update."""
         ...
 
-    def update(self, minibatch: int) -> None:
-        """Apply the reduced gradients to the weights."""
+    def reduced(self, minibatch: int) -> None:
+        """Look at the gradients of a minibatch, and change them, before they are applied."""
+        ...
+
+    def updated(self, minibatch: int) -> None:
+        """Take notice that a minibatch's gradients were applied."""
         ...
 
 
@@ -238,11 +242,13 @@ class Executor:
             chunk.stage.finish_reduction()
 
     def _update(self, place: int, instruction: Instruction) -> None:
-        for chunk in self._chunks:
-            chunk.weights.replace(place)
+        number = instruction.minibatch
+        self._work.reduced(number)
         start = perf_counter()
-        self._work.update(instruction.minibatch)
+        for chunk in self._chunks:
+            chunk.weights.update(place, chunk.stage.gradient[:-1], self._work.rate(number))
         self._computed(instruction, start)
+        self._work.updated(number)
 
     def _barrier(self, place: int, instruction: Instruction) -> None:
         self._grid.world.barrier()

@@ -1,13 +1,13 @@
-"""The weight versions of a stage: the current one, copies of older ones, and one predicted ahead.
+"""The weight versions of a stage: the current one, older ones, and one predicted ahead.
 
-A version is copied when it is about to be replaced and something later still reads it; the copy's buffer is free again
-after its last reader. Together with the current weights a stage holds as many versions as its policy allows: K-k at
-stage k for stashed weights.
+When a version is about to be replaced and something later still reads it, the update writes the next version to
+another buffer, so that a stash costs no copy; the buffer is free again after its last reader. Together with the current
+weights a stage holds as many versions as its policy allows: K-k at stage k for stashed weights.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from numpy.typing import NDArray
@@ -21,7 +21,7 @@ from hybridnn.pipeline.schedules.weight_policies import WeightRead
 __all__ = ["WeightStore"]
 
 Array = NDArray[Any]
-Views = Sequence[LayerParameters]
+Views = list[LayerParameters]
 
 
 class WeightStore:
@@ -47,15 +47,15 @@ class WeightStore:
         buffers = [kernels.empty(stage.weights.shape, stage.weights.dtype) for _ in range(versions - 1 + predicts)]
         self._predicted = self._with_views(buffers.pop()) if predicts else None
         self._free = [self._with_views(buffer) for buffer in buffers]
-        self._copies: dict[int, tuple[Array, Views]] = {}
+        self._older: dict[int, tuple[Array, Views]] = {}
         self._last_readers: dict[int, int] = {}
         self.nbytes = (versions - 1 + predicts) * stage.weights.nbytes
         self.version = 0
 
     def begin(self, last_readers: dict[int, int]) -> None:
         """Start an epoch at version 0; `last_readers` tells which versions are read after their update, and where."""
-        self._free += self._copies.values()
-        self._copies = {}
+        self._free += self._older.values()
+        self._older = {}
         self._last_readers = last_readers
         self.version = 0
 
@@ -74,16 +74,20 @@ class WeightStore:
             return views
         if read.version == self.version:
             return self._stage.parameters
-        return self._copies[read.version][1]
+        return self._older[read.version][1]
 
-    def replace(self, place: int) -> None:
-        """The current version becomes the next at `place`: copy it if it is still wanted, free what is not."""
-        for version in [version for version in self._copies if self._last_readers[version] < place]:
-            self._free.append(self._copies.pop(version))
-        if self.version in self._last_readers:
-            buffer = self._free.pop()
-            kernels.copy(self._stage.weights, buffer[0])
-            self._copies[self.version] = buffer
+    def update(self, place: int, gradient: Array, rate: float) -> None:
+        """Make the next version of the current one, at `place` in the list; free those that nobody reads any more."""
+        stage = self._stage
+        for version in [version for version in self._older if self._last_readers[version] < place]:
+            self._free.append(self._older.pop(version))
+        if self.version not in self._last_readers:
+            self._optimizer.update(stage.weights, gradient, self._state, rate)
+        else:
+            self._older[self.version] = stage.weights, stage.parameters
+            flat, views = self._free.pop()
+            self._optimizer.update(stage.weights, gradient, self._state, rate, out=flat)
+            stage.weights, stage.parameters = flat, views
         self.version += 1
 
     def _with_views(self, flat: Array) -> tuple[Array, Views]:
