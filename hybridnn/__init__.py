@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from hybridnn.nn.learning_rates import Constant, Cosine, Step, WarmupLinear
     from hybridnn.nn.mlp import MLP
     from hybridnn.nn.optimizers import SGD, Adam, AdamW
+    from hybridnn.training.pipelining import Pipelining
     from hybridnn.training.trainer import Trainer
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "Constant",
     "Cosine",
     "HybridnnError",
+    "Pipelining",
     "ProcessGrid",
     "Step",
     "Trainer",
@@ -44,6 +46,7 @@ _HOME = {
     "Step": "nn.learning_rates",
     "WarmupLinear": "nn.learning_rates",
     "HybridnnError": "errors",
+    "Pipelining": "training.pipelining",
     "ProcessGrid": "comm.grid",
     "Trainer": "training.trainer",
 }

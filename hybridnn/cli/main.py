@@ -24,7 +24,9 @@ INTERRUPTED = 130
 USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
 """The base of all errors of the parser, which typer does not export under a name of its own."""
 
-app = typer.Typer(add_completion=False, help="Train multi-layer perceptrons over MPI: batch and model parallelism.")
+SUMMARY = "Train multi-layer perceptrons over MPI: batch and model parallelism, layer pipelines."
+
+app = typer.Typer(add_completion=False, help=SUMMARY)
 app.command()(train)
 app.command()(schedule)
 app.command()(partition)

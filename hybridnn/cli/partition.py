@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hybridnn.cli.output import Format
-from hybridnn.cli.ranks import launch_rank
+from hybridnn.cli.ranks import first_rank_alone
 from hybridnn.errors import DataError, SettingError
 
 if TYPE_CHECKING:
@@ -72,37 +72,36 @@ def partition(
     from hybridnn.pipeline.partition.layer_profile import write_profile
     from hybridnn.pipeline.partition.stage_partition import Link, check_stages
 
-    def begin(layers: int) -> None:
-        check_stages(layers, stages or 1, ranks)
-        # One rank of a job is enough for the rest, and every rank has met the user's mistakes alike.
-        if launch_rank() not in (None, 0):
-            raise typer.Exit()
-
     link = Link(alpha, beta)
-    if profile is not None:
-        costs = _read_costs(profile, settings, begin)
-    else:
-        assert settings is not None, "there are settings wherever there is no profile"
-        costs = _timed_costs(settings, samples, threads, begin)
-    if save_profile is not None:
-        write_profile(save_profile, costs.profile)
-    print_plans(costs, link, make_plans(costs.profile, link, stages, ranks), as_json=output_format is Format.json)
+
+    def check(layers: int) -> None:
+        check_stages(layers, stages or 1, ranks)
+
+    with first_rank_alone():
+        if profile is not None:
+            costs = _read_costs(profile, settings, check)
+        else:
+            assert settings is not None, "there are settings wherever there is no profile"
+            costs = _timed_costs(settings, samples, threads, check)
+        if save_profile is not None:
+            write_profile(save_profile, costs.profile)
+        print_plans(costs, link, make_plans(costs.profile, link, stages, ranks), as_json=output_format is Format.json)
 
 
 def _timed_costs(
-    settings: Settings, samples: int | None, threads: int | None, begin: Callable[[int], None]
+    settings: Settings, samples: int | None, threads: int | None, check: Callable[[int], None]
 ) -> LayerCosts:
     from hybridnn.cli.partition_view import LayerCosts
     from hybridnn.pipeline.partition.layer_profile import REPEATS, time_layers
 
     model = _network(settings)
-    begin(len(model.layers))
+    check(len(model.layers))
     samples, threads, dtype = samples or settings.training.batch_size, threads or 1, settings.training.dtype
     source = {"samples": samples, "dtype": dtype, "threads": threads, "repeats": REPEATS}
     return LayerCosts(time_layers(model, samples, dtype, threads=threads), model.sizes, source)
 
 
-def _read_costs(path: Path, settings: Settings | None, begin: Callable[[int], None]) -> LayerCosts:
+def _read_costs(path: Path, settings: Settings | None, check: Callable[[int], None]) -> LayerCosts:
     from hybridnn.cli.partition_view import LayerCosts
     from hybridnn.pipeline.partition.layer_profile import read_profile
 
@@ -110,7 +109,7 @@ def _read_costs(path: Path, settings: Settings | None, begin: Callable[[int], No
     model = None if settings is None else _network(settings)
     if model is not None and len(layers) != len(model.layers):
         raise DataError(f"{path}: {len(layers)} layers, the network of the settings has {len(model.layers)}")
-    begin(len(layers))
+    check(len(layers))
     return LayerCosts(layers, None if model is None else model.sizes, {"file": str(path)})
 
 

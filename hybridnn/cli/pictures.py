@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hybridnn.cli.output import make_console
-from hybridnn.cli.ranks import launch_rank
+from hybridnn.cli.ranks import first_rank_alone
 from hybridnn.errors import SettingError
 
 if TYPE_CHECKING:
@@ -109,10 +109,9 @@ def write_file(content: str | bytes, out: Path | None) -> None:
     if out is None:
         print(content, end="", flush=True)
         return
-    if launch_rank() not in (None, 0):
-        return
-    try:
-        out.write_bytes(content.encode() if isinstance(content, str) else content)
-    except OSError as error:
-        raise SettingError("--out", str(out), f"cannot be written: {error.strerror}") from error
+    with first_rank_alone():
+        try:
+            out.write_bytes(content.encode() if isinstance(content, str) else content)
+        except OSError as error:
+            raise SettingError("--out", str(out), f"cannot be written: {error.strerror}") from error
     make_console(sys.stdout).print(str(out), soft_wrap=True)

@@ -14,6 +14,7 @@ import pytest
 from hybridnn._version import __version__
 from hybridnn.cli.main import main
 from hybridnn.datasets import catalogue
+from mpi_runner.launch import run_mpi
 
 if TYPE_CHECKING:
     from mpi_runner.launch import JobResult
@@ -172,3 +173,19 @@ def test_error_that_only_one_rank_has_ends_the_job(run_mpi: Callable[..., JobRes
     assert result.returncode == 2
     assert "Error on rank 1: only here" in result.stderr
     assert result.seconds < 15
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["data", "info", "digit"],
+        ["partition", "--profile", "absent.json", "--stages", "2"],
+        ["schedule", "gpipe", "--out", "/proc/nothing-can-be-written.svg"],
+        ["trace", "absent"],
+    ],
+)
+def test_an_error_of_a_command_that_needs_one_rank_does_not_wait_for_others(arguments: list[str]) -> None:
+    result = run_mpi(3, [sys.executable, "-m", "hybridnn", *arguments], timeout=30)
+    assert not result.timed_out
+    assert result.returncode == 2
+    assert sum(line.startswith("Error") for line in result.stderr.splitlines()) == 1
