@@ -11,6 +11,7 @@ import typer
 from hybridnn.cli.output import Format
 from hybridnn.cli.ranks import first_rank_alone
 from hybridnn.errors import DataError, SettingError
+from hybridnn.pipeline.partition.stage_partition import USUAL
 
 if TYPE_CHECKING:
     from hybridnn.cli.partition_view import LayerCosts
@@ -18,9 +19,6 @@ if TYPE_CHECKING:
     from hybridnn.training.settings import Settings
 
 __all__ = ["partition"]
-
-ALPHA, BETA = 5e-6, 2e-10
-"""Seconds per message and per byte (5 GB/s): the order of what two ranks of one node reach."""
 
 
 def _count(text: str) -> Any:
@@ -40,23 +38,23 @@ def partition(
         list[str] | None,
         typer.Option("--set", help="Change any setting; may be given many times.", metavar="SECTION.KEY=VALUE"),
     ] = None,
-    stages: Annotated[int | None, _count("Stages of the pipeline. [default: the fastest number for --ranks]")] = None,
+    stages: Annotated[int | None, _count("Stages of the pipeline; without, the fastest number for --ranks.")] = None,
     ranks: Annotated[int | None, _count("Choose also how many of N ranks share each stage.")] = None,
     profile: Annotated[Path | None, _file("Read the costs of the layers (JSON) instead of timing them.")] = None,
     save_profile: Annotated[Path | None, _file("Write the costs of the layers (JSON).")] = None,
-    samples: Annotated[int | None, _count("Samples of a timed pass. [default: training.batch_size]")] = None,
-    threads: Annotated[int | None, _count("BLAS threads of a timed pass. [default: 1]")] = None,
+    samples: Annotated[int | None, _count("Samples of a timed pass; without, training.batch_size.")] = None,
+    threads: Annotated[int | None, _count("BLAS threads of a timed pass; without, 1.")] = None,
     alpha: Annotated[
         float, typer.Option(min=0.0, help="Seconds per message; the default is usual inside a node.", metavar="S")
-    ] = ALPHA,
+    ] = USUAL.alpha,
     beta: Annotated[
         float, typer.Option(min=0.0, help="Seconds per byte; the default is usual inside a node.", metavar="S")
-    ] = BETA,
+    ] = USUAL.beta,
     output_format: Annotated[Format, typer.Option("--format", help="How to print the result.")] = Format.text,
 ) -> None:
     """Time the layers on this machine and divide them into stages: by their number, and by their time."""
     if stages is None and ranks is None:
-        raise SettingError("--stages", stages, "give the number of stages, or --ranks to have it chosen")
+        raise SettingError("--stages", "", "give the number of stages, or --ranks to have it chosen")
     for name, value in (("--samples", samples), ("--threads", threads)):
         if profile is not None and value is not None:
             raise SettingError(name, value, "nothing is timed where --profile is given")

@@ -68,7 +68,6 @@ def schedule_facts(timeline: Timeline, durations: Durations) -> dict[str, Any]:
     stages = range(schedule.stages)
     return {
         "method": schedule.method,
-        "stages": schedule.stages,
         "minibatches": schedule.minibatches,
         "microbatches": schedule.microbatches,
         "chunks": schedule.chunks,
@@ -79,7 +78,7 @@ def schedule_facts(timeline: Timeline, durations: Durations) -> dict[str, Any]:
             "weight": durations.weight,
             "message": durations.message,
         },
-        "ranks": [
+        "stages": [
             {"stage": stage, "instructions": [_instruction_facts(item) for item in timeline.stages[stage]]}
             for stage in stages
         ],

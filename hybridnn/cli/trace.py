@@ -22,7 +22,7 @@ def trace(
     run: Annotated[Path, typer.Argument(help="A run folder, or its trace.json.", metavar="RUN", show_default=False)],
     epoch: Annotated[
         int | None,
-        typer.Option(help="Number of the epoch, from 1. [default: the last]", metavar="N", show_default=False),
+        typer.Option(help="Number of the epoch, from 1; without, the last.", metavar="N", show_default=False),
     ] = None,
     begin: Annotated[
         float | None,
@@ -34,7 +34,7 @@ def trace(
     minibatches: Annotated[
         str | None,
         typer.Option(
-            help="Show the time of these minibatches, from 1. [default: the first few are drawn, all are counted]",
+            help="Show the time of these minibatches, from 1; without, the first few are drawn and all are counted.",
             metavar="A-B",
             show_default=False,
         ),

@@ -109,7 +109,8 @@ def _pipeline_rows(header: RunHeader) -> list[tuple[str, str]]:
         rows.append(
             (
                 f"stage {stage.stage}",
-                f"layer{'s' * (len(stage.layers) > 1)} {layers}: older weights {_bytes(stage.weight_version_bytes)}, "
+                f"layer{'s' * (len(stage.layers) > 1)} {layers}: "
+                f"other weight versions {_bytes(stage.weight_version_bytes)}, "
                 f"activations {_bytes(stage.activation_bytes)}, buffers {_bytes(stage.buffer_bytes)}",
             )
         )

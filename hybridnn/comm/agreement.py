@@ -5,6 +5,7 @@ Otherwise the rank that finds it would leave and the others would wait for it.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from hybridnn.comm.group import Group
 from hybridnn.errors import HybridnnError
 
-__all__ = ["agree", "same_on_all"]
+__all__ = ["agree", "same_on_all", "same_text_on_all"]
 
 Result = TypeVar("Result")
 
@@ -63,6 +64,12 @@ def same_on_all(group: Group, numbers: NDArray[np.int64]) -> bool:
     extremes = np.concatenate([numbers, -numbers])
     group.allreduce(extremes, "max")
     return bool((extremes[: numbers.size] == -extremes[numbers.size :]).all())
+
+
+def same_text_on_all(group: Group, text: str) -> bool:
+    """Whether every rank of `group` has the same `text`; collective, and the same answer on every rank."""
+    fingerprint = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
+    return same_on_all(group, np.array([fingerprint], np.int64))
 
 
 def _broadcast_text(group: Group, text: str, root: int) -> str:

@@ -35,13 +35,10 @@ class StageRole(NamedTuple):
     ----------
     loads_input, loads_target : bool
         Whether its input is the data's, and its output is compared with the data's targets.
-    classification : bool
-        Whether targets are integer labels.
     """
 
     loads_input: bool = True
     loads_target: bool = True
-    classification: bool = False
 
 
 @dataclass(frozen=True)
@@ -124,10 +121,11 @@ class Workspace:
         keeps_dz: bool = False,
     ) -> None:
         self._splits, self._role, self._keeps_dz = splits, role, keeps_dz
-        self._ranks, self._rank, self._capacity, self._dtype = ranks, rank, capacity, dtype
+        self._ranks, self._rank, self._capacity, self._dtype = ranks, rank, capacity, np.dtype(dtype)
         self._cache: dict[tuple[int, int, int], StageArrays] = {}
         self._inputs = [self._room(splits[0].layer.inputs) for _ in range(inputs)]
-        self._targets = [self._target_room() for _ in range(inputs if role.loads_target else 0)]
+        self._targets: list[Array] = []
+        self.expect_targets(classification=False)
         self._activations = [self._activation_room() for _ in range(activations)]
         self._columns = np.arange(capacity)
         self._ones = kernels.zeros((capacity,), dtype)
@@ -140,6 +138,15 @@ class Workspace:
         widest = max(entry, *(_output_height(split) for split in splits))
         self._gradients = (self._room(widest), self._room(widest))
         self._product = self._room(widest) if capacity <= NARROW else None
+
+    def expect_targets(self, *, classification: bool) -> None:
+        """Make room for targets, on a stage that loads them: integer labels, or numbers."""
+        dtype = np.dtype(np.int64) if classification else self._dtype
+        if not self._role.loads_target or (self._targets and self._targets[0].dtype == dtype):
+            return
+        numbers = self._capacity * (1 if classification else self._splits[-1].layer.outputs)
+        self._targets = [kernels.empty((numbers,), dtype) for _ in self._inputs]
+        self._cache = {}
 
     @property
     def nbytes(self) -> int:
@@ -165,11 +172,6 @@ class Workspace:
     def _room(self, height: int) -> Array:
         return kernels.empty((height * self._capacity,), self._dtype)
 
-    def _target_room(self) -> Array:
-        if self._role.classification:
-            return kernels.empty((self._capacity,), np.int64)
-        return self._room(self._splits[-1].layer.outputs)
-
     def _activation_room(self) -> _Activations:
         splits = self._splits
         gathered = [split.by_inputs and split.layer.residual and self._ranks > 1 for split in splits]
@@ -190,7 +192,8 @@ class Workspace:
         targets = kernels.empty((0,), self._dtype)
         if self._role.loads_target:
             room = self._targets[input_slot]
-            targets = room[:n] if self._role.classification else room[: n * last.outputs].reshape(n, last.outputs)
+            labels = room.dtype == np.int64
+            targets = room[:n] if labels else room[: n * last.outputs].reshape(n, last.outputs)
         layers: list[LayerArrays] = []
         source = x
         for place in range(len(self._splits)):

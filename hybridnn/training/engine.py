@@ -34,6 +34,9 @@ __all__ = ["Engine", "make_engine"]
 Array = NDArray[Any]
 Indices = NDArray[np.int64]
 
+KEPT_EXECUTORS = 4
+"""Schedules that are kept for the next run of as many minibatches: of training, of tests, and of other data."""
+
 
 class Engine:
     """Weights, optimizer state and working memory of this rank, and what is done with minibatches.
@@ -86,8 +89,8 @@ class Engine:
         self.states = [new_state(optimizer, stage.weights) for stage in self.stages]
         self.arrays = GlobalArrays(model, grid, plan, self.stages)
         self._representatives = plan.representatives()
-        self._chunks: dict[bool, list[Chunk]] = {}
-        self._executors: dict[tuple[bool, bool, int], Executor] = {}
+        self._chunks: list[Chunk] = []
+        self._executors: dict[tuple[bool, int], Executor] = {}
 
     @property
     def updates(self) -> int:
@@ -144,9 +147,10 @@ class Engine:
             return
         self._executor(classification, trains=True, count=len(batches)).run(work(0, len(batches)))
         self._grid.world.broadcast(losses, self._last_rank)
-        for number, loss in enumerate(losses):
-            self._require_finite_loss(float(loss), self.updates - len(batches) + number, rates(number))
-        yield from losses.tolist()
+        first = self.updates - len(batches)
+        for number, loss in enumerate(losses.tolist()):
+            self._require_finite_loss(loss, first + number, rates(number))
+            yield loss
 
     def _check(self, samples: int, rate: float) -> float:
         """Look at the gradients before they are applied, and clip them; returns the mean loss.
@@ -198,10 +202,8 @@ class Engine:
         grid = self._grid
         sizes = [min(self._block, len(x) - first) for first in range(0, len(x), self._block)]
         if sizes:
-            # Predicting needs no targets: the memory of the training serves, whatever its task.
-            classification = next(iter(self._chunks), False)
             work = PredictionWork(x, sizes, lambda n: block_slice(n, grid.batch, grid.batch_rank), outputs)
-            self._executor(classification, trains=False, count=len(sizes)).run(work)
+            self._executor(None, trains=False, count=len(sizes)).run(work)
         # Every sample was computed by one batch part of the last stage; the others hold zeros.
         grid.batch_group.allreduce(outputs)
         if grid.pipeline > 1:
@@ -219,9 +221,7 @@ class Engine:
     @property
     def memory_bytes(self) -> int:
         """Bytes allocated on this rank so far."""
-        return sum(StageMemory.of(self.stages, self.states, chunks).total for chunks in self._chunks.values()) or (
-            StageMemory.of(self.stages, self.states, []).total
-        )
+        return StageMemory.of(self.stages, self.states, self._chunks).total
 
     @property
     def _block(self) -> int:
@@ -233,9 +233,10 @@ class Engine:
         """A rank that knows the losses."""
         return self._grid.rank_at(self._grid.pipeline - 1, 0, 0)
 
-    def _chunks_for(self, classification: bool) -> list[Chunk]:
-        if classification not in self._chunks:
-            self._chunks[classification] = [
+    def _chunks_for(self, classification: bool | None) -> list[Chunk]:
+        """This rank's chunks, with room for the targets of a task; predicting needs none."""
+        if not self._chunks:
+            self._chunks = [
                 make_chunk(
                     self._representatives,
                     self._grid,
@@ -244,19 +245,26 @@ class Engine:
                     self._optimizer,
                     state,
                     batch_size=self._batch_size,
-                    classification=classification,
                     synchronous=self._plan.synchronous_sends,
                 )
                 for index, (stage, state) in enumerate(zip(self.stages, self.states, strict=True))
             ]
-        return self._chunks[classification]
+        if classification is not None:
+            for chunk in self._chunks:
+                chunk.workspace.expect_targets(classification=classification)
+        return self._chunks
 
-    def _executor(self, classification: bool, *, trains: bool, count: int) -> Executor:
-        key = classification, trains, count
-        if key not in self._executors:
+    def _executor(self, classification: bool | None, *, trains: bool, count: int) -> Executor:
+        chunks = self._chunks_for(classification)
+        key = trains, count
+        executor = self._executors.pop(key, None)
+        if executor is None:
             schedule: Schedule = self._plan.training(count) if trains else self._plan.evaluation(count)
-            self._executors[key] = Executor(schedule, self._grid, self._chunks_for(classification))
-        return self._executors[key]
+            executor = Executor(schedule, self._grid, chunks)
+        self._executors[key] = executor  # behind all others: the one in front was not used for longest
+        if len(self._executors) > KEPT_EXECUTORS:
+            del self._executors[next(iter(self._executors))]
+        return executor
 
     def _require_finite_loss(self, loss: float, updates: int, rate: float) -> None:
         if not isfinite(loss):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -12,16 +11,17 @@ from typing import Any
 import numpy as np
 
 from hybridnn.checks import require_choice, require_whole
-from hybridnn.comm.agreement import agree, same_on_all
+from hybridnn.comm.agreement import agree
 from hybridnn.comm.grid import ProcessGrid
 from hybridnn.errors import SettingError
 from hybridnn.nn.mlp import MLP, DenseLayer
 from hybridnn.nn.optimizers import Optimizer
 from hybridnn.pipeline.checks.lint import lint
 from hybridnn.pipeline.partition.layer_profile import time_layers
+from hybridnn.pipeline.partition.partition_search import best_cuts
 from hybridnn.pipeline.partition.stage_partition import (
     PARTITIONS,
-    balanced_partition,
+    USUAL,
     check_partition,
     check_stages,
     uniform_partition,
@@ -44,7 +44,7 @@ class Pipelining:
     Attributes
     ----------
     method : str
-        One of ``hybridnn.pipeline.methods.METHODS``.
+        One of ``hybridnn.pipeline.schedules.methods.METHODS``.
     microbatches : int or None
         Parts of a minibatch; None: four per stage, where the method cuts minibatches and there are enough samples.
     chunks : int or None
@@ -171,7 +171,7 @@ def plan_pipeline(
     )
     method = METHODS[schedule.method]
     _require_agreement(method, stages, optimizer, clip_norm, distribution)
-    check_stages(len(model.layers), stages * schedule.chunks)
+    _require_layers(len(model.layers), stages, schedule.chunks)
     if stages == 1:
         method, chunks, microbatches = METHODS["sequential"], 1, 1
     plan = PipelinePlan(
@@ -189,6 +189,14 @@ def plan_pipeline(
     counts = tuple(pipelining.partition)
     check_partition(counts, len(model.layers), stages * chunks)
     return replace(plan, layers=counts)
+
+
+def _require_layers(layers: int, stages: int, chunks: int) -> None:
+    check_stages(layers, stages)
+    if stages * chunks > layers:
+        raise SettingError(
+            "parallel.chunks", chunks, f"{stages} stages of so many need {stages * chunks} layers or more"
+        )
 
 
 def _chunks(pipelining: Pipelining) -> int:
@@ -236,14 +244,14 @@ def settle_pipeline(
     clip_norm: float | None,
     distribution: str,
 ) -> PipelinePlan:
-    """Settle a pipeline on all ranks alike; collective. The parameters are those of `Trainer`.
+    """Settle a pipeline on all ranks alike; collective. The parameters are those of `Trainer`, the same on all ranks.
 
     Message sizes follow from what is settled here, so that no message has to announce its own.
 
     Raises
     ------
     SettingError
-        On every rank: a setting is not allowed, or the ranks were given different ones.
+        On every rank: a setting is not allowed.
     """
     plan = agree(
         grid.world,
@@ -257,26 +265,29 @@ def settle_pipeline(
             distribution=distribution,
         ),
     )
-    facts = (plan.label, plan.layers, plan.chunks, plan.microbatches, plan.merges, model, batch_size, dtype)
-    fingerprint = int.from_bytes(hashlib.sha256(repr(facts).encode()).digest()[:7], "big")
-    if not same_on_all(grid.world, np.array([fingerprint], np.int64)):
-        raise SettingError("parallel", pipelining, "the same network, batch size and pipeline on every rank")
-    if pipelining.partition == "profile":
-        return _with_profiled_layers(plan, model, grid, batch_size, dtype)
-    return plan
+    return plan if pipelining.partition != "profile" else _with_profiled_layers(plan, model, grid, batch_size, dtype)
 
 
 def _with_profiled_layers(
     plan: PipelinePlan, model: MLP, grid: ProcessGrid, batch_size: int, dtype: np.dtype[Any]
 ) -> PipelinePlan:
-    """Cut the layers where the slowest stage is fastest, by their times on rank 0; collective.
+    """Cut the layers so that the slowest stage or message is as fast as possible, by times on rank 0; collective.
 
-    The times are of what one rank sees of a microbatch where all stages have the width of the first.
+    A stage's layers are timed with the samples of a microbatch that one of its ranks gets, and take one part of that
+    time for each of its model ranks. Messages take what is usual inside a node.
     """
+    samples = ceil(batch_size / plan.microbatches)
 
     def measure() -> tuple[int, ...]:
-        samples = ceil(ceil(batch_size / plan.microbatches) / grid.batch)
-        return balanced_partition(time_layers(model, samples, dtype), len(plan.layers))
+        profiles = {parts: time_layers(model, ceil(samples / parts), dtype) for parts in {b for b, _ in grid.stages}}
+
+        def seconds(place: int, first: int, end: int) -> float:
+            batch, parts = grid.stages[place % plan.stages]
+            layers = profiles[batch][first:end]
+            return sum(layer.forward_seconds + layer.backward_seconds for layer in layers) / parts
+
+        sizes = [layer.outputs * samples * dtype.itemsize for layer in model.layers[:-1]]
+        return best_cuts(seconds, [2 * USUAL.message_seconds(size) for size in sizes], len(plan.layers))
 
     counts = agree(grid.world, lambda: measure() if grid.rank == 0 else plan.layers)
     numbers = np.array(counts, np.int64)

@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from hybridnn.checks import require_choice, require_number, require_whole
-from hybridnn.comm.agreement import agree, same_on_all
+from hybridnn.comm.agreement import agree, same_on_all, same_text_on_all
 from hybridnn.comm.grid import ProcessGrid
 from hybridnn.comm.threads import limit_blas_threads
-from hybridnn.errors import DataError
+from hybridnn.errors import DataError, SettingError
 from hybridnn.nn.learning_rates import Constant, LearningRateSchedule
 from hybridnn.nn.losses import resolve_loss
 from hybridnn.nn.mlp import MLP
@@ -133,8 +133,13 @@ class Trainer:
         self.log_every, self.evaluate_every = log_every, evaluate_every
         self.history = History()
         self._distribution = distribution
+        pipelining = pipelining or Pipelining()
+        counts = self.batch_size, seed, log_every, evaluate_every
+        alike = (model, counts, np.dtype(dtype), shuffle, clip_norm, model_split, overlap, distribution, pipelining)
+        if not same_text_on_all(self.grid.world, repr(alike)):
+            raise SettingError("settings of this rank", alike, "the same on every rank")
         self.plan = settle_pipeline(
-            pipelining or Pipelining(),
+            pipelining,
             model,
             self.grid,
             batch_size=self.batch_size,
@@ -199,8 +204,8 @@ class Trainer:
         DataError
             If the data do not fit the model, or hold numbers that are not finite.
         NonFiniteLossError
-            If the loss becomes infinite or not a number (the weights are those before that step), or, after an epoch,
-            the weights or the test loss.
+            If the loss becomes infinite or not a number, or, after an epoch, the weights or the test loss. The weights
+            are then those before that step, or, with an asynchronous pipeline method, those at the end of its epoch.
         """
         require_whole("training.epochs", epochs, 1)
         train = self._part(x, y, "training data")

@@ -159,7 +159,7 @@ def test_the_data_give_the_widths_of_the_ends(run: Run, settings: list[str], end
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "--stages = None: give the number of stages, or --ranks"),
+        ([], "--stages = '': give the number of stages, or --ranks"),
         (["--stages", "0"], "--stages"),
         (["--stages", "4"], "parallel.pipeline = 4: at most 3, the number of layers"),
         (["--stages", "2", "--ranks", "1"], "ranks = 1: at least 2, one for each stage"),

@@ -66,9 +66,14 @@ def test_json_figures_are_the_closed_forms(run: Run, method: str, stages: int, m
 
 def test_json_holds_every_instruction_with_its_versions_and_times(run: Run) -> None:
     found = facts(run, "pipedream", "--stages", "3", "--minibatches", "5", "--backward", "1")
-    assert (found["method"], found["stages"], found["minibatches"], found["microbatches"]) == ("pipedream", 3, 5, 1)
-    assert [rank["stage"] for rank in found["ranks"]] == [0, 1, 2]
-    for rank in found["ranks"]:
+    assert (found["method"], len(found["stages"]), found["minibatches"], found["microbatches"]) == (
+        "pipedream",
+        3,
+        5,
+        1,
+    )
+    assert [rank["stage"] for rank in found["stages"]] == [0, 1, 2]
+    for rank in found["stages"]:
         k = rank["stage"]
         by_name: dict[str, list[dict[str, Any]]] = {}
         for item in rank["instructions"]:
@@ -111,14 +116,15 @@ def test_json_tells_predictions(run: Run) -> None:
 )
 def test_counts_that_are_not_given(run: Run, arguments: list[str], expected: tuple[int, ...]) -> None:
     found = facts(run, *arguments)
-    assert tuple(found[key] for key in ("stages", "minibatches", "microbatches", "chunks")) == expected
+    counts = (found[key] for key in ("minibatches", "microbatches", "chunks"))
+    assert (len(found["stages"]), *counts) == expected
 
 
 def test_options_reach_the_schedule(run: Run) -> None:
     synchronized = facts(run, "pipedream", "--vertical-sync", "--stages", "3", "--minibatches", "5")
     assert all(row["forward"]["version"] == max(0, row["minibatch"] - 2) for row in synchronized["staleness"])
     merged = facts(run, "gpipe", "--weight-grad", "merged", "--stages", "1", "--microbatches", "3")
-    names = [item["instruction"] for item in merged["ranks"][0]["instructions"]]
+    names = [item["instruction"] for item in merged["stages"][0]["instructions"]]
     assert names.count("weight gradient") == 1
     assert names.count("input gradient") == 3
     slow = facts(run, "sequential", "--stages", "2", "--minibatches", "1", "--message", "0.5")

@@ -11,6 +11,7 @@ import pytest
 
 from hybridnn import MLP, SGD, Adam, ProcessGrid, Trainer
 from hybridnn.errors import HybridnnError, NonFiniteLossError, SettingError
+from hybridnn.pipeline.partition.layer_profile import LayerProfile
 from hybridnn.training.pipelining import Pipelining
 from reference import network as net
 from reference.cases import assert_arrays_close, assert_arrays_same, check_state, data, reference
@@ -236,8 +237,56 @@ def test_ranks_that_were_given_different_pipelines_are_refused(comm: MPI.Intraco
         (Pipelining("gpipe"), Pipelining("pipedream")),
         (Pipelining("gpipe", microbatches=2), Pipelining("gpipe", microbatches=3)),
         (Pipelining("1f1b", weight_grad="merged"), Pipelining("1f1b", weight_grad="per-microbatch")),
+        (Pipelining(partition="profile"), Pipelining(partition="uniform")),
     ):
-        with pytest.raises(SettingError, match=r"parallel = .*the same .* on every rank"):
+        with pytest.raises(SettingError, match="the same on every rank"):
             Trainer(MLP([4, 5, 6, 7, 3]), grid=grid, pipelining=other if last else mine)
-    with pytest.raises(SettingError, match="on every rank"):
-        Trainer(MLP([4, 5, 6, 7, 3]), grid=grid, batch_size=11 if last else 12)
+    for mine_too, other_too in (({"batch_size": 11}, {"batch_size": 12}), ({"clip_norm": 1.0}, {}), ({}, {"seed": 1})):
+        with pytest.raises(SettingError, match="the same on every rank"):
+            Trainer(MLP([4, 5, 6, 7, 3]), grid=grid, **(other_too if last else mine_too))
+
+
+@pytest.mark.mpi(ranks=[4])
+def test_a_partition_by_times_gives_a_wide_stage_more_layers(
+    comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def by_samples(model: MLP, samples: int, dtype: Any) -> tuple[LayerProfile, ...]:
+        """Equal layers whose time goes with the samples."""
+        return tuple(LayerProfile(samples, 2 * samples, 1, 1) for _ in model.layers)
+
+    monkeypatch.setattr("hybridnn.training.pipelining.time_layers", by_samples)
+    model = MLP([6] * 9)
+    for stages, layers in (
+        ([(3, 1), (1, 1)], (6, 2)),
+        ([(1, 1), (3, 1)], (2, 6)),
+        ([(1, 3), (1, 1)], (6, 2)),
+        ([(2, 1), (2, 1)], (4, 4)),
+    ):
+        grid = ProcessGrid(comm, stages=stages)
+        pipelining = Pipelining("pipedream", partition="profile")
+        assert Trainer(model, grid=grid, batch_size=600, pipelining=pipelining).plan.layers == layers
+
+
+@pytest.mark.mpi(ranks=[2])
+def test_data_of_both_tasks_in_turn_train_as_if_each_came_first(comm: MPI.Intracomm) -> None:
+    grid = ProcessGrid(comm, pipeline=2, batch=1)
+    random = np.random.default_rng(0)
+    x, numbers, labels = random.standard_normal((33, 4)), random.standard_normal((33, 3)), random.integers(0, 3, 33)
+
+    def trainer() -> Trainer:
+        pipelining = Pipelining("pipedream")
+        return Trainer(MLP([4, 6, 5, 7, 3]), SGD(0.05), grid=grid, batch_size=5, dtype="float64", pipelining=pipelining)
+
+    mixed = trainer()
+    mixed.predict(x)
+    bytes_before = mixed.memory_bytes
+    mixed.fit(x, labels, epochs=1)
+    assert mixed.memory_bytes < 1.1 * bytes_before
+    after_labels = mixed.weights()
+    plain = trainer()
+    plain.fit(x, labels, epochs=1)
+    assert_arrays_same(after_labels, plain.weights())
+    other = trainer()
+    other.load_weights(after_labels)
+    mixed.load_weights(after_labels)
+    assert mixed.evaluate(x, numbers).loss == other.evaluate(x, numbers).loss

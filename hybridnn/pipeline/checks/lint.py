@@ -8,7 +8,16 @@ from __future__ import annotations
 
 from hybridnn.pipeline.checks.deadlock import check_messages
 from hybridnn.pipeline.checks.lint_lists import check_contents, check_order, check_stages, trains
-from hybridnn.pipeline.schedules.instructions import Update
+from hybridnn.pipeline.schedules.instructions import (
+    Backward,
+    Forward,
+    InputGradient,
+    ReceiveActivations,
+    ReceiveGradients,
+    SendActivations,
+    SendGradients,
+    Update,
+)
 from hybridnn.pipeline.schedules.memory_plan import plan_memory
 from hybridnn.pipeline.schedules.schedule import Schedule
 from hybridnn.pipeline.schedules.schedule_error import ScheduleError
@@ -20,9 +29,9 @@ def lint(schedule: Schedule) -> None:
     """Refuse a schedule that breaks a rule.
 
     Each stage does everything it has to do exactly once, in an order in which everything is there when it is read;
-    both ends of a channel agree on the order of its messages; the lists cannot deadlock even where every send blocks
-    until its receive is reached; every weight version that is read exists and is kept; and no stage holds more weight
-    versions or activations than the schedule states.
+    both ends of a channel agree on the order of its messages, and compute in it; the lists cannot deadlock even where
+    every send blocks until its receive is reached; every weight version that is read exists and is kept; and no stage
+    holds more weight versions or activations than the schedule states.
 
     Parameters
     ----------
@@ -39,8 +48,31 @@ def lint(schedule: Schedule) -> None:
         check_order(schedule, stage, check_contents(schedule, stage, training))
     check_messages(schedule)
     for stage in range(schedule.stages):
+        _check_turns(schedule, stage)
         _check_versions(schedule, stage)
         _check_bounds(schedule, stage)
+
+
+_TURNS = (
+    ((ReceiveActivations,), (Forward,)),
+    ((Forward,), (SendActivations,)),
+    ((ReceiveGradients,), (Backward, InputGradient)),
+    ((Backward, InputGradient), (SendGradients,)),
+)
+"""Instructions, and those that take up what they leave: first come, first served."""
+
+
+def _check_turns(schedule: Schedule, stage: int) -> None:
+    """What a channel brings is used in the order in which it comes, and what it takes is sent as it was computed."""
+    order = schedule.orders[stage]
+    for chunk in range(schedule.chunks):
+        mine = [(place, item) for place, item in enumerate(order) if item.chunk == chunk]
+        for leaves, takes in _TURNS:
+            left = [item for _, item in mine if isinstance(item, leaves)]
+            taken = [(place, item) for place, item in mine if isinstance(item, takes)]
+            for other, (place, item) in zip(left, taken, strict=False):
+                if (other.minibatch, other.microbatch) != (item.minibatch, item.microbatch):
+                    raise ScheduleError(stage, place, item, f"is not its turn: {other} came before")
 
 
 def _check_versions(schedule: Schedule, stage: int) -> None:

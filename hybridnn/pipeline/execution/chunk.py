@@ -123,7 +123,6 @@ def make_chunk(
     state: OptimizerState,
     *,
     batch_size: int,
-    classification: bool,
     synchronous: bool,
 ) -> Chunk:
     """Allocate what a chunk needs to run `schedules` and all that need no more than they do.
@@ -134,13 +133,11 @@ def make_chunk(
         Of training and of evaluation.
     batch_size : int
         Most samples of a minibatch, over all ranks.
-    classification : bool
-        Whether targets are integer labels.
     synchronous : bool
         As for `Outbox`.
     """
     schedule, place = schedules[0], grid.pipeline_rank
-    role = StageRole(schedule.is_first(place, index), schedule.is_last(place, index), classification)
+    role = StageRole(schedule.is_first(place, index), schedule.is_last(place, index))
     plan, program = plan_memory(schedule, place), Program(schedule, place)
     # A microbatch of the block partition, dealt out by the block partition once more.
     capacity = ceil(ceil(batch_size / schedule.microbatches) / grid.batch)

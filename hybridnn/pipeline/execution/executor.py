@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
+from itertools import accumulate
 from time import perf_counter
 from typing import Any, Protocol
 
@@ -97,6 +98,7 @@ class Executor:
         self._stage = grid.pipeline_rank
         self._order = schedule.orders[self._stage]
         self._program = Program(schedule, self._stage)
+        self._firsts: dict[int, list[int]] = {}
         self._handlers: dict[type[Instruction], Callable[[int, Instruction], None]] = {
             LoadInput: self._load_input,
             LoadTarget: self._load_target,
@@ -282,9 +284,13 @@ class Executor:
 
     def _columns(self, instruction: Instruction) -> tuple[int, int]:
         """Where this rank's block of a microbatch lies among its blocks of the minibatch, and the columns of all."""
-        size, count = self._work.sizes[instruction.minibatch], self._schedule.microbatches
-        own = [self._own_samples(block_size(size, count, number)) for number in range(count)]
-        return sum(own[: max(instruction.microbatch, 0)]), sum(own)
+        size = self._work.sizes[instruction.minibatch]
+        if size not in self._firsts:
+            count = self._schedule.microbatches
+            own = [self._own_samples(block_size(size, count, number)) for number in range(count)]
+            self._firsts[size] = list(accumulate(own, initial=0))
+        firsts = self._firsts[size]
+        return firsts[max(instruction.microbatch, 0)], firsts[-1]
 
     def _computed(self, instruction: Instruction, start: float) -> None:
         self._grid.recorder.end_compute(instruction.name, start, instruction)

@@ -74,9 +74,7 @@ class Program:
                 reduced += [completing[item.minibatch, chunk] for chunk in range(schedule.chunks)]
         self.reducing = frozenset(reduced)
         self.trains = bool(self._first_loss)
-        self.splits_backward = any(
-            isinstance(item, WeightGradient) and item.microbatch >= 0 for item in self._first_weight.values()
-        )
+        self.splits_backward = any(isinstance(item, WeightGradient) and item.microbatch >= 0 for item in order)
 
     def of_kind(self, kind: Kind, chunk: int) -> list[Instruction]:
         """The instructions of one kind, in order."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-__all__ = ["PlacedStages", "best_stages"]
+__all__ = ["PlacedStages", "best_cuts", "best_stages"]
 
 
 @dataclass(frozen=True)
@@ -86,3 +86,38 @@ def _extended(
             found = PlacedStages(costs, (*prefix.stages, end - first), (*prefix.replicas, total - before))
     assert found is not None, "there is a layer and a rank for every stage"
     return found
+
+
+def best_cuts(seconds: Callable[[int, int, int], float], boundaries: Sequence[float], stages: int) -> tuple[int, ...]:
+    """Counts of layers for stages that differ, so that the slowest stage or boundary is as fast as possible.
+
+    The same recurrence with the ranks of every stage given.
+
+    Parameters
+    ----------
+    seconds : callable
+        From a stage, its first layer and the one after its last to its seconds.
+    boundaries : sequence of float
+        Seconds of the boundary behind each layer but the last.
+    stages : int
+        At most the layers.
+
+    Returns
+    -------
+    tuple of int
+        Of equal ones, that with more layers in front.
+    """
+    layers = len(boundaries) + 1
+    best: dict[int, tuple[float, tuple[int, ...]]] = {0: (0.0, ())}
+    for stage in range(stages):
+        after = stages - stage - 1
+        found = {}
+        for end in range(stage + 1 if after else layers, layers - after + 1):
+            # Negative counts, so that the least is that with more layers in front.
+            found[end] = min(
+                (max(cost, seconds(stage, first, end), *boundaries[first - 1 : first]), (*counts, first - end))
+                for first, (cost, counts) in best.items()
+                if first < end
+            )
+        best = found
+    return tuple(-count for count in best[layers][1])

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "PARTITIONS",
+    "USUAL",
     "Link",
     "PartitionPlan",
     "balanced_partition",
@@ -76,6 +77,8 @@ class Link:
 
 
 FREE = Link()
+USUAL = Link(alpha=5e-6, beta=2e-10)
+"""Usual inside a node, to the order of magnitude; not measured."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +159,7 @@ def check_partition(counts: Sequence[int], layers: int, parts: int) -> None:
         return SettingError("parallel.partition", list(counts), allowed)
 
     if len(counts) != parts:
-        raise refuse(f"needs {parts} counts of layers, one for each stage")
+        raise refuse(f"needs one count of layers for each of {parts} stage{'s' * (parts > 1)}")
     if any(isinstance(count, bool) or not isinstance(count, int) or count < 1 for count in counts):
         raise refuse("each stage needs a whole number of layers, 1 or more")
     if sum(counts) != layers:

@@ -46,13 +46,18 @@ def test_each_time_is_the_median_of_its_layer_after_a_warm_up(monkeypatch: pytes
 def test_passes_are_a_training_step(monkeypatch: pytest.MonkeyPatch) -> None:
     # Sizes of all products of one pass: the first layer has no gradient of its input.
     shapes: list[tuple[int, int, int]] = []
-    original = numpy_kernels.matmul
+    original, transposed = numpy_kernels.matmul, numpy_kernels.matmul_transposed
 
     def counting(a: NDArray[Any], b: NDArray[Any], out: NDArray[Any]) -> None:
         shapes.append((a.shape[0], a.shape[1], b.shape[1]))
         original(a, b, out)
 
+    def counting_transposed(a: NDArray[Any], b: NDArray[Any], out: NDArray[Any], room: NDArray[Any] | None) -> None:
+        shapes.append((a.shape[1], a.shape[0], b.shape[1]))
+        transposed(a, b, out, room)
+
     monkeypatch.setattr(numpy_kernels, "matmul", counting)
+    monkeypatch.setattr(numpy_kernels, "matmul_transposed", counting_transposed)
     time_layers(MLP([3, 4, 2]), 5, "float64", repeats=1)
     forward = [(4, 3, 5), (2, 4, 5)]
     backward = [(4, 2, 5), (2, 5, 4), (4, 5, 3)]

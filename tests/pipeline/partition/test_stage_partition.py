@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import combinations
+from itertools import combinations, product
 
 import pytest
 from hypothesis import given
@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from hybridnn.errors import SettingError
 from hybridnn.pipeline.partition.layer_profile import LayerProfile
+from hybridnn.pipeline.partition.partition_search import best_cuts
 from hybridnn.pipeline.partition.stage_partition import (
     Link,
     balanced_partition,
@@ -199,7 +200,7 @@ def test_a_plan_sums_layers_and_compares_stages() -> None:
 @pytest.mark.parametrize(
     ("counts", "message"),
     [
-        ((2, 2), "parallel.partition = [2, 2]: needs 3 counts of layers, one for each stage"),
+        ((2, 2), "parallel.partition = [2, 2]: needs one count of layers for each of 3 stages"),
         ((2, 2, 1), "parallel.partition = [2, 2, 1]: the counts add up to 5, the network has 6 layers"),
         ((3, 0, 3), "parallel.partition = [3, 0, 3]: each stage needs a whole number of layers, 1 or more"),
         ((3, 4, -1), "each stage needs a whole number"),
@@ -232,3 +233,22 @@ def test_wrong_numbers_are_refused(action: Callable[[], object], message: str) -
     with pytest.raises(SettingError) as error:
         action()
     assert str(error.value) == message
+
+
+@given(st.data())
+def test_cuts_for_stages_that_differ_equal_the_best_of_all(data: st.DataObject) -> None:
+    layers = data.draw(st.integers(1, 7), "layers")
+    stages = data.draw(st.integers(1, min(layers, 4)), "stages")
+    whole = st.integers(0, 9).map(float)
+    costs = data.draw(st.lists(st.lists(whole, min_size=layers, max_size=layers), min_size=stages, max_size=stages))
+    boundaries = data.draw(st.lists(whole, min_size=layers - 1, max_size=layers - 1))
+
+    def slowest(counts: tuple[int, ...]) -> float:
+        ends = [sum(counts[: place + 1]) for place in range(stages)]
+        parts = [sum(costs[place][end - counts[place] : end]) for place, end in enumerate(ends)]
+        return max([*parts, *(boundaries[end - 1] for end in ends[:-1])])
+
+    possible = [c for c in product(range(1, layers + 1), repeat=stages) if sum(c) == layers]
+    found = best_cuts(lambda place, first, end: sum(costs[place][first:end]), boundaries, stages)
+    assert found in possible
+    assert slowest(found) == min(map(slowest, possible))
