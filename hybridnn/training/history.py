@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hybridnn.training.meter import Speed
+    from hybridnn.training.metrics import Metrics
 
 __all__ = ["EpochRecord", "History", "RunHeader", "RunSummary", "StageHeader", "StepRecord"]
 
@@ -64,6 +69,14 @@ class EpochRecord:
     compute_seconds: float
     communication_seconds: float
     bytes_sent: int
+
+    @classmethod
+    def of(
+        cls, step: int, epoch: int, train_loss: float, learning_rate: float, test: Metrics | None, speed: Speed
+    ) -> EpochRecord:
+        """Put together what was measured in an epoch."""
+        measured = (None, None, None) if test is None else (test.loss, test.accuracy, test.r2)
+        return cls(step, epoch, train_loss, learning_rate, *measured, **asdict(speed))
 
 
 @dataclass

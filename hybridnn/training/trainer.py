@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from math import ceil
 from typing import Any
 
@@ -111,12 +110,9 @@ class Trainer:
         pipelining: Pipelining | None = None,
         initial_weights: Mapping[str, Array] | None = None,
     ) -> None:
-        for name, count in (
-            ("training.batch_size", batch_size),
-            ("output.log_every", log_every),
-            ("training.evaluate_every", evaluate_every),
-        ):
-            require_whole(name, count, 1)
+        require_whole("training.batch_size", batch_size, 1)
+        require_whole("output.log_every", log_every, 1)
+        require_whole("training.evaluate_every", evaluate_every, 1)
         require_whole("training.seed", seed, 0)
         require_choice("training.dtype", getattr(dtype, "__name__", str(dtype)), ("float32", "float64"))
         if clip_norm is not None:
@@ -249,16 +245,7 @@ class Trainer:
         loss, speed = train_epoch(self._engine, self.grid, train, epoch, batches, rates, self.log_every, logged)
         metrics = None if test is None else self._engine.evaluate(test)
         self._engine.require_finite(metrics)
-        return EpochRecord(
-            step=self.step,
-            epoch=epoch,
-            train_loss=loss,
-            learning_rate=rates[-1],
-            test_loss=None if metrics is None else metrics.loss,
-            test_accuracy=None if metrics is None else metrics.accuracy,
-            test_r2=None if metrics is None else metrics.r2,
-            **asdict(speed),
-        )
+        return EpochRecord.of(self.step, epoch, loss, rates[-1], metrics, speed)
 
     def evaluate(self, x: Any, y: Array | None = None) -> Metrics:
         """Loss and accuracy or R² on samples; every sample counts once.

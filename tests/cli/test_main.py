@@ -25,17 +25,9 @@ Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
-    """Run the command line in this process and an empty folder; returns exit code, stdout and stderr."""
-    monkeypatch.chdir(tmp_path)
-
-    def run_arguments(*arguments: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as end:
-            main(arguments)
-        assert isinstance(end.value.code, int)
-        return end.value.code, *capsys.readouterr()
-
-    return run_arguments
+def run(run_hybridnn: Run) -> Run:
+    """The command line as it is."""
+    return run_hybridnn
 
 
 HEAVY = {"numpy", "scipy", "matplotlib", "mpi4py", "pooch"}

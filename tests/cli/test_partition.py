@@ -3,13 +3,12 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-
-from hybridnn.cli.main import main
 
 if TYPE_CHECKING:
     from mpi_runner.launch import JobResult
@@ -21,17 +20,9 @@ MILLISECONDS = [(1.0, 2.0), (2.0, 4.0), (1.0, 2.0), (0.5, 0.5)]
 
 
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
-    """Run `hybridnn partition` in this process and an empty folder; returns exit code, stdout and stderr."""
-    monkeypatch.chdir(tmp_path)
-
-    def run_arguments(*arguments: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as end:
-            main(["partition", *arguments])
-        assert isinstance(end.value.code, int)
-        return end.value.code, *capsys.readouterr()
-
-    return run_arguments
+def run(run_hybridnn: Run) -> Run:
+    """Run ``hybridnn partition`` in an empty folder."""
+    return partial(run_hybridnn, "partition")
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,6 @@ from xml.etree import ElementTree
 import pytest
 from rich.console import Console
 
-from hybridnn.cli.main import main
 from hybridnn.cli.pictures import print_drawing
 from hybridnn.pipeline.drawing.drawing import Box, Drawing, Row
 from hybridnn.pipeline.schedules.methods import METHODS, make_schedule
@@ -28,17 +28,9 @@ Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
-    """Run ``hybridnn schedule`` in an empty folder; returns exit code, stdout and stderr."""
-    monkeypatch.chdir(tmp_path)
-
-    def run_arguments(*arguments: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as end:
-            main(["schedule", *arguments])
-        assert isinstance(end.value.code, int)
-        return end.value.code, *capsys.readouterr()
-
-    return run_arguments
+def run(run_hybridnn: Run) -> Run:
+    """Run ``hybridnn schedule`` in an empty folder."""
+    return partial(run_hybridnn, "schedule")
 
 
 def facts(run: Run, *arguments: str) -> dict[str, Any]:

@@ -4,13 +4,13 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
 import pytest
 
-from hybridnn.cli.main import main
 from hybridnn.comm.recorder import Event
 from hybridnn.pipeline.schedules.instructions import (
     Backward,
@@ -29,18 +29,10 @@ Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
-    """Run ``hybridnn trace`` beside the run folder `done`; returns exit code, stdout and stderr."""
-    monkeypatch.chdir(tmp_path)
+def run(run_hybridnn: Run) -> Run:
+    """Run ``hybridnn trace`` beside the run folder `done`."""
     write(two_stages())
-
-    def run_arguments(*arguments: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as end:
-            main(["trace", *arguments])
-        assert isinstance(end.value.code, int)
-        return end.value.code, *capsys.readouterr()
-
-    return run_arguments
+    return partial(run_hybridnn, "trace")
 
 
 def write(lanes: list[list[Event]], widths: list[tuple[int, int]] | None = None, **about: Any) -> None:
