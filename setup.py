@@ -62,7 +62,7 @@ setup(
     package_data={
         "hybridnn": ["py.typed"],
         "hybridnn.datasets": ["*.npz"],
-        "hybridnn.hpc_jobs": ["*.sbatch", "studies/*.toml"],
+        "hybridnn.hpc_jobs": ["*.sbatch", "machines/*.toml", "studies/*.toml"],
     },
     install_requires=[
         "numpy>=2",

@@ -6,8 +6,8 @@ from .arrays import as_rows
 from .catalogue import catalogue, dataset_info
 from .download import fetch, locate
 from .info import DatasetInfo, RemoteFile, Task
-from .load import Variant, load_dataset, load_file
-from .preparation import Standardizer, split, standardized
+from .load import Variant, describe_dataset, load_dataset, load_file
+from .preparation import Standardizer, count_tests, split, standardized
 from .rows import ArrayRows, Dataset, Rows, SubsetRows
 from .synthetic import SyntheticRows, SyntheticSpec
 
@@ -25,7 +25,9 @@ __all__ = [
     "Variant",
     "as_rows",
     "catalogue",
+    "count_tests",
     "dataset_info",
+    "describe_dataset",
     "fetch",
     "load_dataset",
     "load_file",

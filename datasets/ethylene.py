@@ -8,7 +8,10 @@ from .download import open_members
 from .info import DatasetInfo, Member, RemoteFile
 from .rows import ArrayRows, Dataset
 
-__all__ = ["INFO", "load"]
+__all__ = ["INFO", "ROWS", "load"]
+
+ROWS = 4_178_504
+"""Samples there are, of which the first are used unless set otherwise."""
 
 _GASES, _SENSORS = 2, 16
 
@@ -22,7 +25,7 @@ INFO = DatasetInfo(
     test_samples=0,
     description=(
         "Concentrations (ppm) of methane and ethylene in air from 16 chemical sensors, sampled at 100 Hz; the first "
-        "700,000 of 4,178,504 rows, as in Laugier et al. (2018), unless set otherwise."
+        f"700,000 of {ROWS:,} rows, as in Laugier et al. (2018), unless set otherwise."
     ),
     licence="CC BY 4.0",
     citation=(

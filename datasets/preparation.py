@@ -13,7 +13,7 @@ from hybridnn.errors import DataError, SettingError
 
 from .rows import Rows, SubsetRows
 
-__all__ = ["StandardizedRows", "Standardizer", "split", "standardized"]
+__all__ = ["StandardizedRows", "Standardizer", "count_tests", "split", "standardized"]
 
 _SPLIT_STREAM = 0x73706C74  # keeps the split apart from other uses of the same seed
 
@@ -42,14 +42,19 @@ def split(rows: Rows, test_fraction: float, seed: int) -> tuple[SubsetRows, Subs
     DataError
         If there are fewer than two samples.
     """
-    if not 0 < test_fraction < 1:
-        raise SettingError("data.test_fraction", test_fraction, "must lie above 0 and below 1")
-    if rows.samples < 2:
-        raise DataError(f"{rows.samples} sample cannot be split into a training and a test part")
-    tests = min(max(round(rows.samples * test_fraction), 1), rows.samples - 1)
+    tests = count_tests(rows.samples, test_fraction)
     generator = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, _SPLIT_STREAM])))
     order = generator.permutation(rows.samples)
     return SubsetRows(rows, np.sort(order[tests:])), SubsetRows(rows, np.sort(order[:tests]))
+
+
+def count_tests(samples: int, test_fraction: float) -> int:
+    """Count the samples that `split` puts into the test part; parameters and errors are those of `split`."""
+    if not 0 < test_fraction < 1:
+        raise SettingError("data.test_fraction", test_fraction, "must lie above 0 and below 1")
+    if samples < 2:
+        raise DataError(f"{samples} sample cannot be split into a training and a test part")
+    return min(max(round(samples * test_fraction), 1), samples - 1)
 
 
 @dataclass(frozen=True, eq=False)

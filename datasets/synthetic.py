@@ -7,7 +7,7 @@ doi:10.1145/2660193.2660195). Any rank generates any rows, alike everywhere, and
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Any
 
@@ -19,7 +19,7 @@ from hybridnn.errors import SettingError
 from .info import DatasetInfo, Task
 from .rows import Dataset, check_indices
 
-__all__ = ["HIDDEN", "INFO", "SEPARATION", "SyntheticRows", "SyntheticSpec", "load"]
+__all__ = ["HIDDEN", "INFO", "SEPARATION", "SyntheticRows", "SyntheticSpec", "describe", "load"]
 
 HIDDEN = 32
 """Hidden units of the teacher network."""
@@ -135,6 +135,18 @@ def load(spec: SyntheticSpec | None = None) -> Dataset:
     train = SyntheticRows(spec, 0, spec.samples)
     test = SyntheticRows(spec, spec.samples, spec.samples + spec.test_samples) if spec.test_samples else None
     return Dataset(INFO.name, spec.task, spec.inputs, spec.outputs, train, test)
+
+
+def describe(spec: SyntheticSpec) -> DatasetInfo:
+    """Make the catalogue entry of a specification."""
+    return replace(
+        INFO,
+        task=spec.task,
+        features=spec.inputs,
+        outputs=spec.outputs,
+        train_samples=spec.samples,
+        test_samples=spec.test_samples,
+    )
 
 
 INFO = DatasetInfo(

@@ -10,10 +10,15 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from hybridnn.cli.calibrate import calibrate
 from hybridnn.cli.data import app as data_app
 from hybridnn.cli.partition import partition
+from hybridnn.cli.plan import plan
 from hybridnn.cli.ranks import FirstRankError, launch_rank, leave
+from hybridnn.cli.report import report
 from hybridnn.cli.schedule import schedule
+from hybridnn.cli.simulate import simulate
+from hybridnn.cli.study import app as study_app
 from hybridnn.cli.trace import trace
 from hybridnn.cli.train import train
 from hybridnn.errors import HybridnnError
@@ -30,8 +35,13 @@ app = typer.Typer(add_completion=False, help=SUMMARY)
 app.command()(train)
 app.command()(schedule)
 app.command()(partition)
+app.command()(plan)
+app.command()(simulate)
 app.command()(trace)
+app.command()(report)
+app.command()(calibrate)
 app.add_typer(data_app, name="data")
+app.add_typer(study_app, name="study")
 
 
 def _print_version(wanted: bool) -> None:

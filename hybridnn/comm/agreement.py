@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from hybridnn.comm.group import Group
 from hybridnn.errors import HybridnnError
 
-__all__ = ["agree", "same_on_all", "same_text_on_all"]
+__all__ = ["agree", "broadcast_text", "same_on_all", "same_text_on_all"]
 
 Result = TypeVar("Result")
 
@@ -53,7 +53,7 @@ def agree(group: Group, action: Callable[[], Result]) -> Result:
     group.allreduce(failing, "max")
     if not failing[0]:
         return result[0]
-    message = _broadcast_text(group, "" if mine is None else str(mine), group.size - int(failing[0]))
+    message = broadcast_text(group, "" if mine is None else str(mine), group.size - int(failing[0]))
     if mine is not None:
         raise mine
     raise HybridnnError(message)
@@ -72,7 +72,8 @@ def same_text_on_all(group: Group, text: str) -> bool:
     return same_on_all(group, np.array([fingerprint], np.int64))
 
 
-def _broadcast_text(group: Group, text: str, root: int) -> str:
+def broadcast_text(group: Group, text: str, root: int) -> str:
+    """The `text` of the rank `root`, on every rank of `group`; collective. Texts of other ranks are not looked at."""
     encoded = np.frombuffer(text.encode(), np.uint8)
     length = np.array([encoded.size], np.int64)
     group.broadcast(length, root)

@@ -62,6 +62,11 @@ class Group:
         self._mpi: Any = import_mpi() if self.size > 1 else None
         self._layouts: dict[tuple[int, int], tuple[list[int], list[int]]] = {}
 
+    def split(self, color: int, axis: str) -> Group:
+        """Divide the group: the ranks that name the same `color` are a new one, in the same order; collective."""
+        comm = None if self.size == 1 else self._comm.Split(color, self.rank)
+        return Group(comm, axis, self.recorder, self._limit)
+
     def barrier(self) -> None:
         """Return when every rank has arrived."""
         if self.size > 1:

@@ -12,7 +12,7 @@ import numpy as np
 
 from hybridnn.comm.grid import ProcessGrid
 
-__all__ = ["limit_blas_threads", "threads_for"]
+__all__ = ["cores_of_node", "limit_blas_threads", "threads_for"]
 
 USER_VARIABLES = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS", "OMP_NUM_THREADS")
 
@@ -20,6 +20,15 @@ USER_VARIABLES = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS",
 def threads_for(ranks_on_node: int, cores_of_node: int, cores_of_rank: int) -> int:
     """Threads each rank may use so that all ranks together fit the node, at least one."""
     return max(1, min(cores_of_rank, cores_of_node // ranks_on_node))
+
+
+def cores_of_node(grid: ProcessGrid) -> int:
+    """Cores that the ranks of this rank's node may use, all together; collective over the node."""
+    mine = _my_cores()
+    cores = np.zeros(max(os.cpu_count() or 1, max(mine) + 1), np.uint8)
+    cores[list(mine)] = 1
+    grid.node_group.allreduce(cores, "max")
+    return int(cores.sum())
 
 
 def limit_blas_threads(grid: ProcessGrid) -> int:
@@ -36,10 +45,10 @@ def limit_blas_threads(grid: ProcessGrid) -> int:
     from threadpoolctl import threadpool_info, threadpool_limits
 
     if grid.node_group.size > 1 and not any(os.environ.get(name) for name in USER_VARIABLES):
-        mine = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
-        cores = np.zeros(max(os.cpu_count() or 1, max(mine) + 1), np.uint8)
-        cores[list(mine)] = 1
-        grid.node_group.allreduce(cores, "max")
-        threads = threads_for(grid.node_group.size, int(cores.sum()), len(mine))
+        threads = threads_for(grid.node_group.size, cores_of_node(grid), len(_my_cores()))
         threadpool_limits(limits=threads, user_api="blas")
     return max((pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"), default=1)
+
+
+def _my_cores() -> set[int]:
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))

@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 
 from hybridnn.comm.grid import ProcessGrid
 from hybridnn.training.engine import Engine
-from hybridnn.training.history import StepRecord
+from hybridnn.training.history import MeasuredStep, StepRecord
 from hybridnn.training.meter import Meter, Speed
 from hybridnn.training.part import Part
+from hybridnn.training.step_clock import StepClock
 
 __all__ = ["train_epoch"]
 
@@ -27,7 +28,7 @@ def train_epoch(
     rates: Sequence[float],
     log_every: int,
     logged: Callable[[StepRecord], None],
-) -> tuple[float, Speed]:
+) -> tuple[float, Speed, MeasuredStep]:
     """Train on every minibatch once; collective.
 
     Parameters
@@ -52,8 +53,11 @@ def train_epoch(
         Mean loss over all samples, each minibatch's before its update.
     Speed
         Of the whole epoch.
+    MeasuredStep
+        Where the time of its steps went.
     """
     first, start = engine.updates, perf_counter()
+    clock = StepClock(grid)
     whole, since_record = Meter(grid), Meter(grid)
     loss_sum, unmarked = 0.0, 0
 
@@ -72,4 +76,5 @@ def train_epoch(
     grid.recorder.end_phase("training", start, epoch)
     samples = sum(map(len, batches))
     whole.mark(samples)
-    return loss_sum / samples, whole.read()
+    clock.stop()
+    return loss_sum / samples, whole.read(), clock.read(epoch, len(batches))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,16 @@ if TYPE_CHECKING:
     from hybridnn.training.meter import Speed
     from hybridnn.training.metrics import Metrics
 
-__all__ = ["EpochRecord", "History", "RunHeader", "RunSummary", "StageHeader", "StepRecord"]
+__all__ = [
+    "EpochRecord",
+    "History",
+    "MeasuredStep",
+    "PredictedStep",
+    "RunHeader",
+    "RunSummary",
+    "StageHeader",
+    "StepRecord",
+]
 
 
 @dataclass(frozen=True)
@@ -79,12 +89,64 @@ class EpochRecord:
         return cls(step, epoch, train_loss, learning_rate, *measured, **asdict(speed))
 
 
+@dataclass(frozen=True)
+class PredictedStep:
+    """What a machine model expected of the run, as means over the ranks.
+
+    Attributes
+    ----------
+    machine : str
+        Name of the machine file.
+    seconds_per_step, seconds_per_epoch : float
+    bytes_per_step : int
+        Sent by all ranks.
+    parts : mapping of str to float
+        Seconds per step of ``computing``, ``communication`` (exposed), ``communication_hidden``, ``bubble`` and
+        ``overhead``.
+    instructions : mapping of str to float
+        Seconds per step of every kind of instruction: ``forward``, ``backward``, ``update`` and so on.
+    """
+
+    machine: str
+    seconds_per_step: float
+    seconds_per_epoch: float
+    bytes_per_step: int
+    parts: Mapping[str, float]
+    instructions: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class MeasuredStep:
+    """What the steps of one epoch took, as means over the ranks in seconds per step.
+
+    Attributes
+    ----------
+    epoch : int
+        From 1.
+    seconds_per_step : float
+        Wall time.
+    instructions : mapping of str to float
+        Of every kind of instruction.
+    communication : float
+        Inside communication calls, but for `waiting`.
+    waiting : float
+        For messages of other stages, and at barriers.
+    """
+
+    epoch: int
+    seconds_per_step: float
+    instructions: Mapping[str, float]
+    communication: float
+    waiting: float
+
+
 @dataclass
 class History:
     """All records of a run, in order."""
 
     steps: list[StepRecord] = field(default_factory=list)
     epochs: list[EpochRecord] = field(default_factory=list)
+    measured: list[MeasuredStep] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

@@ -137,7 +137,7 @@ class PipelinePlan:
 def plan_pipeline(
     pipelining: Pipelining,
     model: MLP,
-    grid: ProcessGrid,
+    stages: int,
     *,
     batch_size: int,
     optimizer: Optimizer,
@@ -146,7 +146,8 @@ def plan_pipeline(
 ) -> PipelinePlan:
     """Settle what `pipelining` leaves open, and refuse what does not go together.
 
-    A grid of one stage has nothing to pipeline: minibatches go through whole, whatever the method.
+    One stage has nothing to pipeline: minibatches go through whole, whatever the method. ``profile`` partitions are
+    uniform here, as layers have to be timed for them.
 
     Raises
     ------
@@ -156,7 +157,6 @@ def plan_pipeline(
     require_choice("parallel.weight_grad", pipelining.weight_grad, WEIGHT_GRADS)
     if isinstance(pipelining.partition, str):
         require_choice("parallel.partition", pipelining.partition, PARTITIONS)
-    stages = grid.pipeline
     chunks = _chunks(pipelining)
     microbatches = _microbatches(pipelining, stages, batch_size)
     merges = pipelining.weight_grad == "merged"
@@ -168,6 +168,7 @@ def plan_pipeline(
         chunks=chunks,
         weight_grad="merged" if merges else "per-microbatch",
         vertical_sync=pipelining.vertical_sync,
+        messages=False,
     )
     method = METHODS[schedule.method]
     _require_agreement(method, stages, optimizer, clip_norm, distribution)
@@ -258,7 +259,7 @@ def settle_pipeline(
         lambda: plan_pipeline(
             pipelining,
             model,
-            grid,
+            grid.pipeline,
             batch_size=batch_size,
             optimizer=optimizer,
             clip_norm=clip_norm,

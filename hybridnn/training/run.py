@@ -17,29 +17,20 @@ from hybridnn.comm.agreement import agree
 from hybridnn.comm.grid import ProcessGrid
 from hybridnn.comm.mpi import library_version
 from hybridnn.comm.recorder import Recorder
-from hybridnn.datasets import Dataset, SyntheticSpec, load_dataset, load_file
-from hybridnn.nn.learning_rates import Constant, Cosine, LearningRateSchedule, Step, WarmupLinear
-from hybridnn.nn.losses import resolve_loss
-from hybridnn.nn.mlp import MLP
-from hybridnn.nn.optimizers import SGD, Adam, AdamW, Optimizer
+from hybridnn.training.auto_layout import settle_layout
 from hybridnn.training.data_placement import PlacedData, place_data
-from hybridnn.training.history import EpochRecord, RunHeader, RunSummary, StageHeader, StepRecord
+from hybridnn.training.expected_step import expected_step
+from hybridnn.training.history import EpochRecord, PredictedStep, RunHeader, RunSummary, StageHeader, StepRecord
 from hybridnn.training.learning_curve import draw_learning_curve
-from hybridnn.training.pipelining import Pipelining
+from hybridnn.training.made_of_settings import load_data, make_model, make_optimizer, make_pipelining, make_schedule
 from hybridnn.training.run_folder import RunFolder
-from hybridnn.training.settings import (
-    OptimizerSettings,
-    OutputSettings,
-    ParallelSettings,
-    ScheduleSettings,
-    Settings,
-)
+from hybridnn.training.settings import OutputSettings, ParallelSettings, Settings
 from hybridnn.training.stage_memory import StageMemory
 from hybridnn.training.trace_file import write_trace
 from hybridnn.training.trainer import Trainer
 from hybridnn.training.weights_file import read_weights
 
-__all__ = ["RunView", "make_optimizer", "make_schedule", "run_training"]
+__all__ = ["RunView", "run_training"]
 
 TRACED_EVENTS = 1 << 16
 """Events of every rank that a trace keeps: the last ones of the run."""
@@ -84,9 +75,10 @@ def run_training(settings: Settings, view: RunView) -> RunSummary:
     HybridnnError
         For a user's mistake, the same on every rank and before the first step; `NonFiniteLossError` later.
     """
+    settings = settle_layout(settings)
     grid = _grid(settings.parallel, settings.output)
     data = place_data(
-        lambda: _load(settings),
+        lambda: load_data(settings.data),
         grid,
         generated=settings.data.name == "synthetic",
         distribution=settings.data.distribution,
@@ -97,9 +89,10 @@ def run_training(settings: Settings, view: RunView) -> RunSummary:
     )
     trainer = _trainer(settings, grid, data)
     settings = settings.model_copy(update={"parallel": _resolved(settings.parallel, trainer)})
+    expected = expected_step(settings, trainer, data.train_samples, data.task)
     memory = trainer.stage_memory(data.task)
     folder = agree(grid.world, lambda: _open_folder(settings) if grid.rank == 0 else None)
-    report = _Report(settings, trainer, data, view, folder, memory)
+    report = _Report(settings, trainer, data, view, folder, memory, expected)
     report.start()
     start = perf_counter()
     epochs = settings.training.epochs
@@ -124,11 +117,14 @@ class _Report:
     view: RunView
     folder: RunFolder | None
     memory: tuple[StageMemory, ...]
+    expected: PredictedStep | None
 
     def start(self) -> None:
         if self.folder is not None:
             header = _header(self.settings, self.trainer, self.data, self.memory, self.folder.path)
             self.folder.begin(header)
+            if self.expected is not None:
+                self.folder.append(self.expected)
             self.view.on_header(header)
             self._announce(1)
 
@@ -139,6 +135,7 @@ class _Report:
 
     def epoch(self, record: EpochRecord) -> None:
         if self.folder is not None:
+            self.folder.append(self.trainer.history.measured[-1])
             self.folder.append(record)
             self.view.on_epoch(record)
             self._announce(record.epoch + 1)
@@ -175,24 +172,8 @@ def _resolved(parallel: ParallelSettings, trainer: Trainer) -> ParallelSettings:
     return parallel.model_copy(update=ran)
 
 
-def _load(settings: Settings) -> Dataset:
-    data = settings.data
-    if data.file is not None:
-        return load_file(data.file, data.targets)
-    assert data.name is not None, "the settings fill in a name where there is no file"
-    spec = SyntheticSpec(**data.synthetic.model_dump()) if data.name == "synthetic" else None
-    return load_dataset(data.name, variant=data.features, rows=data.rows, synthetic=spec)
-
-
 def _trainer(settings: Settings, grid: ProcessGrid, data: PlacedData) -> Trainer:
-    model = MLP(
-        [data.features, *settings.model.hidden, data.outputs],
-        settings.model.activation,
-        residual=settings.model.residual,
-        loss=settings.model.loss,
-        initializer=settings.model.initializer,
-    )
-    resolve_loss(model, data.task)
+    model = make_model(settings.model, data.features, data.outputs, data.task)
     start_from = settings.model.init_from
     return Trainer(
         model,
@@ -209,37 +190,9 @@ def _trainer(settings: Settings, grid: ProcessGrid, data: PlacedData) -> Trainer
         distribution=settings.data.distribution,
         log_every=settings.output.log_every,
         evaluate_every=settings.training.evaluate_every,
-        pipelining=Pipelining(
-            settings.parallel.method,
-            settings.parallel.microbatches,
-            settings.parallel.chunks,
-            settings.parallel.partition,
-            settings.parallel.vertical_sync,
-            settings.parallel.weight_grad,
-        ),
+        pipelining=make_pipelining(settings.parallel),
         initial_weights=None if start_from is None else agree(grid.world, lambda: read_weights(start_from)),
     )
-
-
-def make_optimizer(settings: OptimizerSettings) -> Optimizer:
-    """The optimizer of ``[optimizer]``."""
-    if settings.name == "sgd":
-        return SGD(settings.lr, settings.momentum, settings.dampening, settings.nesterov, settings.weight_decay)
-    kind = Adam if settings.name == "adam" else AdamW
-    return kind(settings.lr, settings.betas, settings.eps, settings.weight_decay)
-
-
-def make_schedule(settings: ScheduleSettings) -> LearningRateSchedule:
-    """The learning-rate schedule of ``[schedule]``."""
-    match settings.name:
-        case "step":
-            return Step(settings.milestones, settings.factor)
-        case "warmup-linear":
-            return WarmupLinear(settings.warmup_epochs, settings.final_factor)
-        case "cosine":
-            return Cosine(settings.warmup_epochs, settings.final_factor)
-        case _:
-            return Constant()
 
 
 def _open_folder(settings: Settings) -> RunFolder:

@@ -22,7 +22,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridnn.errors import DataError, EnvironmentProblem, SettingError
-from hybridnn.training.history import EpochRecord, History, RunHeader, RunSummary, StepRecord
+from hybridnn.training.history import (
+    EpochRecord,
+    History,
+    MeasuredStep,
+    PredictedStep,
+    RunHeader,
+    RunSummary,
+    StepRecord,
+)
 from hybridnn.training.json_text import to_json
 from hybridnn.training.settings import Settings
 from hybridnn.training.settings_file import to_toml
@@ -35,6 +43,8 @@ LEARNING_CURVE = "learning_curve.png"
 TRACE = "trace.json"
 STANDARDIZATION = "standardization.npz"
 WEIGHTS = "weights.npz"
+
+KINDS = {StepRecord: "step", EpochRecord: "epoch", PredictedStep: "prediction", MeasuredStep: "measured"}
 
 Record = TypeVar("Record", StepRecord, EpochRecord)
 
@@ -100,9 +110,9 @@ class RunFolder:
         """Add the first line: what the run is about to do."""
         self._append("header", asdict(header))
 
-    def append(self, record: StepRecord | EpochRecord) -> None:
+    def append(self, record: StepRecord | EpochRecord | PredictedStep | MeasuredStep) -> None:
         """Add one line to the history."""
-        self._append("step" if isinstance(record, StepRecord) else "epoch", asdict(record))
+        self._append(KINDS[type(record)], asdict(record))
 
     def end(self, summary: RunSummary) -> None:
         """Add the last line, which says that the run ended well; call it after everything else is written."""

@@ -11,9 +11,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
-from hybridnn.training.settings_errors import refused, setting_error
-from hybridnn.training.settings_parallel import ParallelSettings
-from hybridnn.training.settings_types import (
+from hybridnn.settings_errors import refused, setting_error
+from hybridnn.settings_types import (
     AtLeastZero,
     BelowOne,
     Betas,
@@ -26,6 +25,7 @@ from hybridnn.training.settings_types import (
     Text,
     Texts,
 )
+from hybridnn.training.settings_parallel import ParallelSettings
 
 __all__ = [
     "DataSettings",

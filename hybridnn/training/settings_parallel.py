@@ -9,8 +9,8 @@ from pydantic import BeforeValidator, PlainValidator, model_validator
 from hybridnn.errors import SettingError
 from hybridnn.pipeline.partition.stage_partition import PARTITIONS
 from hybridnn.pipeline.schedules.methods import find_method
-from hybridnn.training.settings_errors import refused
-from hybridnn.training.settings_types import Count, Section, list_as_tuple
+from hybridnn.settings_errors import refused
+from hybridnn.settings_types import Count, Section, list_as_tuple
 
 __all__ = ["ParallelSettings", "StageSettings"]
 
@@ -48,6 +48,8 @@ class ParallelSettings(Section):
         `model`.
     method, microbatches, chunks, partition, vertical_sync, weight_grad
         As for `Pipelining`; they mean nothing in a pipeline of one stage.
+    auto : bool
+        Take the fastest exact layout that the machine file predicts; keys that are set are kept.
     """
 
     pipeline: Count = 1
@@ -62,6 +64,7 @@ class ParallelSettings(Section):
     partition: Annotated[str | tuple[int, ...], PlainValidator(_partition)] = "uniform"
     vertical_sync: bool = False
     weight_grad: Literal["auto", "merged", "per-microbatch"] = "auto"
+    auto: bool = False
 
     def foreign_keys(self) -> frozenset[str]:
         """Keys that say in another way what `stages` says, or nothing about a grid of one stage."""

@@ -232,17 +232,17 @@ class Trainer:
     ) -> EpochRecord:
         order = epoch_order(train.samples, self.seed, epoch, self.shuffle)
         batches = list(minibatches(order, self.batch_size))
-        rates = [
-            self.optimizer.lr * self.schedule.factor(self.step + number, per_epoch, updates)
-            for number in range(len(batches))
-        ]
+        steps = range(self.step, self.step + len(batches))
+        rates = [self.optimizer.lr * self.schedule.factor(step, per_epoch, updates) for step in steps]
 
         def logged(record: StepRecord) -> None:
             self.history.steps.append(record)
             if on_step is not None:
                 on_step(record)
 
-        loss, speed = train_epoch(self._engine, self.grid, train, epoch, batches, rates, self.log_every, logged)
+        done = train_epoch(self._engine, self.grid, train, epoch, batches, rates, self.log_every, logged)
+        loss, speed, measured = done
+        self.history.measured.append(measured)
         metrics = None if test is None else self._engine.evaluate(test)
         self._engine.require_finite(metrics)
         return EpochRecord.of(self.step, epoch, loss, rates[-1], metrics, speed)

@@ -14,9 +14,9 @@ from hybridnn.errors import SettingError
 from hybridnn.nn.mlp import ACTIVATIONS, INITIALIZERS, LOSSES
 from hybridnn.parallel.distribution import DISTRIBUTIONS
 from hybridnn.parallel.layer_split import MODEL_SPLITS
-from hybridnn.training.run import make_optimizer
+from hybridnn.settings_errors import UnknownSettingError
+from hybridnn.training.made_of_settings import make_optimizer
 from hybridnn.training.settings import DataSettings, ModelSettings, ParallelSettings, Settings, settings_from
-from hybridnn.training.settings_errors import UnknownSettingError
 from hybridnn.training.settings_file import load_settings, to_toml
 
 
@@ -120,7 +120,7 @@ def test_values_that_do_not_go_together_are_refused(overrides: list[str], messag
         (
             "parallel.zzz=3",
             "unknown setting parallel.zzz; known in [parallel]: pipeline, batch, model, stages, "
-            "model_split, overlap, method, microbatches, chunks, partition, vertical_sync, weight_grad",
+            "model_split, overlap, method, microbatches, chunks, partition, vertical_sync, weight_grad, auto",
         ),
         (
             "zzz.zzz=3",

@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from math import inf
 from pathlib import Path
 from statistics import median
-from time import perf_counter
-from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike
 
 from hybridnn.checks import require_whole
-from hybridnn.comm.group import Group
-from hybridnn.comm.recorder import Recorder
 from hybridnn.errors import DataError
 from hybridnn.nn.mlp import MLP
-from hybridnn.nn.parameters import ParameterLayout
-from hybridnn.parallel.dense import parallel_dense
-from hybridnn.parallel.layer_split import split_layers
-from hybridnn.parallel.workspace import StageRole, Workspace
+from hybridnn.pipeline.partition.layer_passes import layer_passes, time_passes
 
 __all__ = ["REPEATS", "LayerProfile", "read_profile", "time_layers", "write_profile"]
 
@@ -83,61 +76,21 @@ def time_layers(
 
     for name, value in (("samples", samples), ("repeats", repeats), ("threads", threads)):
         require_whole(name, value, 1)
-    passes = _layer_passes(model, samples, np.dtype(dtype))
+    passes = layer_passes(model, samples, dtype)
     with threadpool_limits(limits=threads, user_api="blas"):
-        rounds = [_time_passes(passes) for _ in range(1 + repeats)]
+        rounds = [time_passes(passes) for _ in range(1 + repeats)]
     itemsize = np.dtype(dtype).itemsize
     return tuple(
         LayerProfile(
-            forward_seconds=median(seconds[index][0] for seconds in rounds[1:]),
-            backward_seconds=median(seconds[index][1] for seconds in rounds[1:]),
+            forward_seconds=median(seconds[index].forward for seconds in rounds[1:]),
+            backward_seconds=median(
+                seconds[index].input_gradient + seconds[index].weight_gradient for seconds in rounds[1:]
+            ),
             output_bytes=layer.outputs * samples * itemsize,
             parameter_bytes=layer.parameters * itemsize,
         )
         for index, layer in enumerate(model.layers)
     )
-
-
-Pass = Callable[[], None]
-
-
-def _layer_passes(model: MLP, samples: int, dtype: np.dtype[Any]) -> list[tuple[Pass, Pass]]:
-    """Forward and backward pass of every layer, unsplit, on arrays of their own."""
-    alone = Group(None, "model", Recorder())
-    splits = split_layers(model.layers, "columns", 1, 0)
-    layout = ParameterLayout([split.shard for split in splits])
-    flat, gradient = np.empty(layout.size, dtype), np.zeros(layout.size, dtype)
-    layout.initialize(flat, seed=0)
-    arrays = Workspace(splits, 1, 0, samples, dtype, StageRole()).arrays(samples)
-    generator = np.random.default_rng(0)
-    # Numbers of usual size: a processor is many times slower on denormal ones.
-    arrays.samples[...] = generator.standard_normal(arrays.samples.shape)
-    arrays.output_gradient[...] = generator.standard_normal(arrays.output_gradient.shape)
-
-    def passes(index: int) -> tuple[Pass, Pass]:
-        dense, layer = parallel_dense(splits[index], alone, overlap=False), arrays.layers[index]
-        parameters, gradients = layout.views(flat)[index], layout.views(gradient)[index]
-
-        def backward() -> None:
-            dense.backward_input(parameters, layer).wait()
-            dense.backward_weight(layer, gradients)
-
-        return lambda: dense.forward(parameters, layer), backward
-
-    return [passes(index) for index in range(len(splits))]
-
-
-def _time_passes(passes: Sequence[tuple[Pass, Pass]]) -> list[tuple[float, float]]:
-    """Seconds of every layer forward and backward, in one pass over the network and back."""
-
-    def timed(action: Pass) -> float:
-        start = perf_counter()
-        action()
-        return perf_counter() - start
-
-    forward = [timed(layer_forward) for layer_forward, _ in passes]
-    backward = [timed(layer_backward) for _, layer_backward in reversed(passes)]
-    return list(zip(forward, reversed(backward), strict=True))
 
 
 def read_profile(path: Path | str) -> tuple[LayerProfile, ...]:

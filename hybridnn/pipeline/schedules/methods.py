@@ -47,6 +47,7 @@ def make_schedule(
     chunks: int = 1,
     weight_grad: str = "per-microbatch",
     vertical_sync: bool = False,
+    messages: bool = True,
 ) -> Schedule:
     """Build the schedule of a method.
 
@@ -66,6 +67,9 @@ def make_schedule(
         ``"per-microbatch"``, or ``"merged"``: one product over all microbatches of a minibatch.
     vertical_sync : bool
         Every stage reads the weight version that the first stage's forward pass read.
+    messages : bool
+        Place loads and messages, which takes most of the time; to time the computations alone, they are not needed.
+        Methods whose order itself says where they stand have them in any case.
 
     Returns
     -------
@@ -92,7 +96,7 @@ def make_schedule(
     merged = weight_grad == "merged" and microbatches > 1
     activations = whole_minibatch if merged else chosen.activations
     schedule = _schedule(method, extent, policy, chosen.order, activations, merged=merged)
-    return schedule if chosen.placed_messages else place_messages(schedule)
+    return place_messages(schedule) if messages and not chosen.placed_messages else schedule
 
 
 def forward_only(stages: int, minibatches: int, chunks: int = 1) -> Schedule:

@@ -12,7 +12,7 @@ from threadpoolctl import threadpool_info
 from hybridnn import MLP
 from hybridnn.errors import DataError, SettingError
 from hybridnn.kernels import numpy_kernels
-from hybridnn.pipeline.partition import layer_profile
+from hybridnn.pipeline.partition import layer_passes, layer_profile
 from hybridnn.pipeline.partition.layer_profile import LayerProfile, read_profile, time_layers, write_profile
 
 GOOD = {"forward_seconds": 0.5, "backward_seconds": 1, "output_bytes": 400, "parameter_bytes": 1e6}
@@ -29,18 +29,19 @@ def test_bytes_are_those_of_the_arrays(dtype: str) -> None:
 
 def test_each_time_is_the_median_of_its_layer_after_a_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
     # A clock on which every reading is the square of its number: passes take 1, 5, 9, … and a round of two layers
-    # reads it eight times, forward 0 and 1, then backward 1 and 0.
+    # reads it twelve times, forward 0 and 1, then backward 1 and 0 with two passes each.
     readings = iter(range(10_000))
-    monkeypatch.setattr(layer_profile, "perf_counter", lambda: float(next(readings)) ** 2)
+    monkeypatch.setattr(layer_passes, "perf_counter", lambda: float(next(readings)) ** 2)
     profile = time_layers(MLP([3, 4, 2]), 2, "float64", repeats=3)
 
     def seconds(round_number: int, place: int) -> float:
-        start = 8 * round_number + 2 * place
+        start = 12 * round_number + 2 * place
         return (start + 1) ** 2 - start**2
 
     # Rounds 1, 2 and 3 count, of which the second is the median.
     assert [layer.forward_seconds for layer in profile] == [seconds(2, 0), seconds(2, 1)]
-    assert [layer.backward_seconds for layer in profile] == [seconds(2, 3), seconds(2, 2)]
+    backward = [seconds(2, 4) + seconds(2, 5), seconds(2, 2) + seconds(2, 3)]
+    assert [layer.backward_seconds for layer in profile] == backward
 
 
 def test_passes_are_a_training_step(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,8 +70,8 @@ def test_threads_are_limited_while_timing_and_not_after(monkeypatch: pytest.Monk
         return [pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"]
 
     seen: list[list[int]] = []
-    original = layer_profile._time_passes
-    monkeypatch.setattr(layer_profile, "_time_passes", lambda passes: (seen.append(threads()), original(passes))[1])
+    original = layer_profile.time_passes
+    monkeypatch.setattr(layer_profile, "time_passes", lambda passes: (seen.append(threads()), original(passes))[1])
     before = threads()
     time_layers(MLP([3, 4, 2]), 2, "float64", repeats=1)
     assert seen == [[1] * len(before)] * 2

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from hybridnn.training.settings_errors import refused
+from hybridnn.settings_errors import refused
 
 __all__ = [
     "AtLeastZero",

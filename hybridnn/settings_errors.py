@@ -13,7 +13,7 @@ from hybridnn.errors import HybridnnError, SettingError
 if TYPE_CHECKING:
     from pydantic import ValidationError
 
-__all__ = ["UnknownSettingError", "refused", "setting_error"]
+__all__ = ["MissingSettingError", "UnknownSettingError", "refused", "setting_error"]
 
 REFUSED = "refused"
 ALLOWED = {
@@ -45,6 +45,16 @@ class UnknownSettingError(SettingError):
         self.allowed = hint
 
 
+class MissingSettingError(SettingError):
+    """A key without a default is not there."""
+
+    def __init__(self, setting: str, hint: str = "") -> None:
+        HybridnnError.__init__(self, f"{setting} is missing{hint}")
+        self.setting = setting
+        self.value = None
+        self.allowed = "is needed"
+
+
 def refused(key: str, value: object, allowed: str) -> PydanticCustomError:
     """Error for validators that look at several keys; `key` is relative to the section that is checked."""
     return PydanticCustomError(REFUSED, "{allowed}", {"key": key, "value": value, "allowed": allowed})
@@ -69,8 +79,10 @@ def setting_error(error: ValidationError, known: Sequence[str]) -> SettingError:
     if first["type"] == REFUSED:
         setting = ".".join(part for part in (setting, context["key"]) if part)
         return SettingError(setting, _plain(context["value"]), context["allowed"] + more)
-    if first["type"] == "missing":  # no key of a section is required: an element of a list of fixed length
-        setting = _dotted(first["loc"][:-1])
+    if first["type"] == "missing":
+        if isinstance(first["loc"][-1], str):
+            return MissingSettingError(setting, more)
+        setting = _dotted(first["loc"][:-1])  # an element of a list of fixed length
     allowed = ALLOWED[first["type"]].format(**context) if first["type"] in ALLOWED else first["msg"]
     return SettingError(setting, _plain(value), allowed + more)
 

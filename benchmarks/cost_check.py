@@ -1,0 +1,216 @@
+"""How far predicted seconds are from measured ones, on layouts that no fit has seen.
+
+``mpirun -n 2 python -m benchmarks.cost_check``. Without ``--machine`` the machine is calibrated first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from datetime import date
+from itertools import combinations
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from hybridnn import MLP, SGD, ProcessGrid, Trainer
+from hybridnn.comm.mpi import import_mpi
+from hybridnn.comm.threads import limit_blas_threads
+from hybridnn.cost.calibration.calibrate import Calibration, calibrate
+from hybridnn.cost.calibration.fitted import LARGE_BYTES
+from hybridnn.cost.machine.machine import Machine
+from hybridnn.cost.machine.machine_file import read_machine, write_machine
+from hybridnn.cost.prediction.predict import predict
+from hybridnn.cost.prediction.workload import Workload
+from hybridnn.pipeline.schedules.methods import METHODS
+from hybridnn.training.pipelining import Pipelining
+from hybridnn.training.timed_run import TrainingTimer
+from hybridnn.training.workload_of import layout_of_plan
+
+RESULTS = Path(__file__).parent / "results"
+
+NETWORKS = (
+    ((16, 64, 64, 64, 2), 32),
+    ((64, *[128] * 6, 10), 256),
+    ((100, *[300] * 4, 5), 96),
+    ((256, *[512] * 6, 10), 512),
+    ((16, *[1024] * 4, 2), 100),
+    ((512, *[2048] * 3, 10), 64),
+)
+"""Sizes of the layers, and samples of a minibatch."""
+
+ROUNDS = 5
+ROUND_SECONDS = 0.3
+LEAST_STEPS = 8
+APART = 1.15
+"""Two layouts whose measured times differ by this factor should be put in the right order."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A layout: its name, the axes of its grid, and the trainer's settings for it."""
+
+    name: str
+    axes: dict[str, int]
+    settings: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Result:
+    """Seconds per step of a layout, predicted and measured."""
+
+    network: str
+    batch_size: int
+    layout: str
+    predicted_seconds_per_step: float
+    measured_seconds_per_step: float
+
+    @property
+    def error(self) -> float:
+        """Relative to what was measured."""
+        return self.predicted_seconds_per_step / self.measured_seconds_per_step - 1
+
+
+def cases() -> Iterator[Case]:
+    """Everything two ranks can do."""
+    yield Case("serial", {}, {})
+    for overlap in (False, True):
+        words = ", overlap" if overlap else ""
+        yield Case(f"batch{words}", {"batch": 2}, {"overlap": overlap})
+        for split in ("columns", "alternating"):
+            yield Case(f"model, {split}{words}", {"batch": 1, "model": 2}, {"overlap": overlap, "model_split": split})
+    for name, method in METHODS.items():
+        pipelining = Pipelining(name, microbatches=4 if method.cuts_minibatches else None)
+        yield Case(name, {"pipeline": 2, "batch": 1}, {"pipelining": pipelining})
+
+
+@dataclass(frozen=True)
+class Run:
+    """A layout that is ready to be measured, and what its steps should take."""
+
+    name: str
+    trainer: Trainer
+    steps: int
+    predicted_seconds_per_step: float
+    measured: list[float]
+
+
+def prepare(machine: Machine, model: MLP, batch_size: int, case: Case) -> Run:
+    """Predict a layout, and decide how many steps make a round."""
+    mpi = import_mpi()
+    grid = ProcessGrid(mpi.COMM_WORLD if case.axes else mpi.COMM_SELF, **case.axes)
+    quiet = {"log_every": 10**6, "evaluate_every": 10**6}
+    trainer = Trainer(model, SGD(lr=1e-6), grid=grid, batch_size=batch_size, **quiet, **case.settings)
+    overlap, split = case.settings.get("overlap", True), case.settings.get("model_split", "columns")
+    layout = layout_of_plan(trainer.plan, grid.stages, trainer.plan.layers, split=split, overlap=overlap)
+    one = Workload(model, batch_size, batch_size, classification=False)
+    steps = max(LEAST_STEPS, round(ROUND_SECONDS / predict(one, layout, machine).seconds_per_step))
+    epoch = predict(Workload(model, steps * batch_size, batch_size, classification=False), layout, machine)
+    return Run(case.name, trainer, steps, epoch.seconds_per_epoch / steps, [])
+
+
+def check_network(machine: Machine, sizes: tuple[int, ...], batch_size: int) -> Iterator[Result]:
+    """Predict and measure all layouts of a network; in turn, so that what disturbs one disturbs all."""
+    world = import_mpi().COMM_WORLD
+    model = MLP(list(sizes), "relu")
+    # A single process is measured on rank 0, while the other rank waits for it in the next layout.
+    runs = [prepare(machine, model, batch_size, case) for case in cases() if case.axes or world.Get_rank() == 0]
+    generator = np.random.default_rng(0)
+    x = generator.standard_normal((max(run.steps for run in runs) * batch_size, sizes[0]), np.float32)
+    y = generator.standard_normal((len(x), sizes[-1]), np.float32)
+    for number in range(ROUNDS + 1):
+        for run in runs:
+            samples = run.steps * batch_size
+            record = run.trainer.fit(x[:samples], y[:samples], epochs=1).epochs[-1]
+            if number:  # the first warms up
+                run.measured.append(batch_size / record.samples_per_second)
+    for run in runs:
+        name = "-".join(map(str, sizes))
+        yield Result(name, batch_size, run.name, run.predicted_seconds_per_step, median(run.measured))
+
+
+def order_rate(results: list[Result]) -> tuple[int, int]:
+    """Pairs of layouts of one network that are apart, and how many of them the predictions put in order."""
+    apart = right = 0
+    for one, other in combinations(results, 2):
+        if (one.network, one.batch_size) != (other.network, other.batch_size):
+            continue
+        fast, slow = sorted((one, other), key=lambda result: result.measured_seconds_per_step)
+        if slow.measured_seconds_per_step > APART * fast.measured_seconds_per_step:
+            apart += 1
+            right += slow.predicted_seconds_per_step > fast.predicted_seconds_per_step
+    return apart, right
+
+
+def print_results(results: list[Result]) -> dict[str, float]:
+    """Print a table of all layouts, and the summary, which is returned."""
+    table = Table("network", "batch", "layout", "predicted ms", "measured ms", "error", title="Seconds per step")
+    for result in results:
+        times = (result.predicted_seconds_per_step * 1e3, result.measured_seconds_per_step * 1e3)
+        table.add_row(
+            result.network, str(result.batch_size), result.layout, *(f"{t:.3f}" for t in times), f"{result.error:+.0%}"
+        )
+    console().print(table)
+    apart, right = order_rate(results)
+    error = mean(abs(result.error) for result in results)
+    console().print(f"mean error {error:.1%} over {len(results)} layouts")
+    console().print(f"in the right order: {right} of {apart} pairs that differ by more than 15 % ({right / apart:.0%})")
+    return {"mean_error": error, "layouts": len(results), "pairs": apart, "pairs_in_order": right}
+
+
+def print_collectives(found: Calibration) -> list[dict[str, Any]]:
+    """Print how far the fits are from sizes that were held out of them; returns the figures."""
+    table = Table("operation", "ranks", "sizes", "mean error", "largest", title="Messages of 64 KiB and more, held out")
+    rows = []
+    for fit in found.fits:
+        error = fit.held_out_error(LARGE_BYTES)
+        if error is not None:
+            table.add_row(fit.operation, str(fit.cost.ranks), str(error.sizes), f"{error.mean:.1%}", f"{error.max:.1%}")
+            rows.append({"operation": fit.operation, "ranks": fit.cost.ranks, **asdict(error)})
+    console().print(table)
+    return rows
+
+
+def console() -> Console:
+    """Where tables go."""
+    return Console(width=110, highlight=False)
+
+
+def main() -> None:
+    """Calibrate if need be, check, print, and write the figures as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--machine", help="a machine file; without one this machine is calibrated")
+    parser.add_argument("--seconds", type=float, default=240.0, help="for calibrating")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--keep", type=Path, help="where to write the calibrated machine")
+    arguments = parser.parse_args()
+    grid = ProcessGrid()
+    limit_blas_threads(grid)
+    collectives: list[dict[str, Any]] = []
+    if arguments.machine:
+        machine = read_machine(arguments.machine)
+    else:
+        found = calibrate(grid, arguments.seconds, arguments.seed, TrainingTimer())
+        machine = found.machine
+        if grid.rank == 0:
+            collectives = print_collectives(found)
+            if arguments.keep:
+                write_machine(machine, arguments.keep)
+    results = [result for network in NETWORKS for result in check_network(machine, *network)]
+    if grid.rank == 0:
+        summary = print_results(results)
+        out = RESULTS / f"{date.today()}-cost-check.json"
+        layouts = [{**asdict(result), "error": result.error} for result in results]
+        figures = {"machine": machine.about, "summary": summary, "collectives": collectives, "layouts": layouts}
+        out.write_text(json.dumps(figures, indent=1) + "\n")
+        console().print(f"written to {out}", soft_wrap=True)
+
+
+if __name__ == "__main__":
+    main()

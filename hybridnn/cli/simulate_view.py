@@ -1,0 +1,157 @@
+"""What a user sees of a simulation: the timeline, where the time goes, a scaling curve; or the facts for JSON."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from hybridnn.cli.pictures import print_drawing
+from hybridnn.cost.simulation.timeline import draw_simulation, stages_shown
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from hybridnn.cost.machine.machine import Machine
+    from hybridnn.cost.prediction.workload import Layout
+    from hybridnn.cost.simulation.disturbance import Disturbance
+    from hybridnn.cost.simulation.scaling import ScalingCurve
+    from hybridnn.cost.simulation.simulate_layout import SimulatedStep, StageSeconds
+
+__all__ = ["curve_facts", "print_curve", "print_step", "simulated_layout", "step_facts"]
+
+MILLISECONDS = 1e3
+
+EXPLANATION = """\
+computing      passes, loss and update, with loading, copying and Python
+communication  collectives that are waited for, and what of messages cannot be hidden
+bubble         waiting for other stages, their messages, and slower ranks"""
+
+
+def simulated_layout(layout: Layout, machine: Machine) -> str:
+    """A layout and its machine in a line."""
+    widths = sorted(set(layout.stages))
+    grid = " + ".join(f"{batch} x {model}" for batch, model in (widths if len(widths) == 1 else layout.stages))
+    stages = len(layout.stages)
+    pipeline = f"{layout.method} over {stages} stages of " if stages > 1 else ""
+    cut = f", {layout.microbatches} microbatches" if layout.microbatches > 1 else ""
+    return f"{layout.ranks} rank{'s' * (layout.ranks > 1)} of {machine.name}: {pipeline}{grid} (batch x model){cut}"
+
+
+def print_step(console: Console, step: SimulatedStep, calm: SimulatedStep, machine: Machine) -> None:
+    """Print the drawing, the time of a step, and where it goes on every stage.
+
+    Parameters
+    ----------
+    step : SimulatedStep
+    calm : SimulatedStep
+        The same without disturbance; `step` itself where there is none.
+    machine : Machine
+    """
+    print_drawing(console, draw_simulation(step))
+    console.print()
+    console.print(simulated_layout(step.layout, machine))
+    per_step = step.seconds_per_step
+    rate = f"{step.workload.batch_size / per_step:,.0f} samples/s" if per_step else ""
+    console.print(f"{per_step * MILLISECONDS:.4g} ms per step, {step.seconds_per_epoch:.4g} s per epoch, {rate}")
+    if step is not calm:
+        slower = per_step / calm.seconds_per_step - 1
+        console.print(f"without jitter and slow ranks {calm.seconds_per_step * MILLISECONDS:.4g} ms ({slower:+.1%})")
+    console.print(_stage_table(step))
+    console.print(EXPLANATION)
+
+
+def step_facts(step: SimulatedStep, calm: SimulatedStep, machine: Machine, disturbance: Disturbance) -> dict[str, Any]:
+    """The figures of a simulation and its drawing, with stages, minibatches and microbatches from 0."""
+    layout, drawing = step.layout, draw_simulation(step)
+    return {
+        "machine": machine.name,
+        "ranks": layout.ranks,
+        "method": layout.method,
+        "batch_size": step.workload.batch_size,
+        "minibatches": step.minibatches,
+        "microbatches": layout.microbatches,
+        "chunks": layout.chunks,
+        "jitter": disturbance.jitter,
+        "slow": [{"rank": rank, "factor": factor} for rank, factor in disturbance.slow.items()],
+        "seed": disturbance.seed,
+        "seconds": step.seconds,
+        "seconds_per_step": step.seconds_per_step,
+        "undisturbed_seconds_per_step": calm.seconds_per_step,
+        "seconds_per_epoch": step.seconds_per_epoch,
+        "mean_of_ranks": _parts(step.mean()),
+        "stages": [
+            {"stage": stage, "batch": batch, "model": model, **_parts(parts)}
+            for stage, ((batch, model), parts) in enumerate(zip(layout.stages, step.stages, strict=True))
+        ],
+        "instruction_seconds_per_step": step.instructions,
+        "drawing": {
+            "title": drawing.title,
+            "unit": drawing.unit,
+            "rows": [{"label": row.label, "boxes": [vars(box) for box in row.boxes]} for row in drawing.rows],
+        },
+    }
+
+
+def print_curve(console: Console, curve: ScalingCurve, title: str) -> None:
+    """Print a scaling curve as a table."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    minibatch = "the same minibatch" if curve.kind == "strong" else "a minibatch that grows with the replicas"
+    console.print(f"{curve.kind} scaling, {minibatch}, up to {title}")
+    table = Table(box=SIMPLE_HEAD)
+    for name in ("ranks", "minibatch", "ms per\nstep", "samples\nper s", "speed-up", "efficiency", "comm.", "bubble"):
+        table.add_column(name, justify="right", vertical="bottom", no_wrap=True)
+    for point in curve.points:
+        table.add_row(
+            str(point.ranks),
+            str(point.batch_size),
+            f"{point.seconds_per_step * MILLISECONDS:.4g}",
+            f"{point.batch_size / point.seconds_per_step:,.0f}",
+            f"{point.speed_up:.4g}",
+            f"{point.efficiency:.1%}",
+            f"{point.communication_share:.1%}",
+            f"{point.bubble_share:.1%}",
+        )
+    console.print(table)
+    if curve.left_out:
+        numbers = ", ".join(map(str, curve.left_out))
+        console.print(f"left out, because the minibatch has too few samples: {numbers} ranks")
+
+
+def curve_facts(curve: ScalingCurve) -> dict[str, Any]:
+    """The figures of a scaling curve."""
+    return {
+        "kind": curve.kind,
+        "points": [asdict(point) for point in curve.points],
+        "left_out_ranks": list(curve.left_out),
+    }
+
+
+def _parts(parts: StageSeconds) -> dict[str, float]:
+    return {f"{name}_seconds_per_step": seconds for name, seconds in asdict(parts).items()}
+
+
+def _stage_table(step: SimulatedStep) -> Table:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD, show_footer=True)
+    shown = stages_shown(len(step.stages))
+    names = ("computing", "communication", "bubble")
+    cells = [_cells(parts, step.seconds_per_step) for parts in (*(step.stages[stage] for stage in shown), step.mean())]
+    table.add_column("ms per step\nstage", "mean", justify="right", vertical="bottom", no_wrap=True)
+    for name, footer in zip(names, cells.pop(), strict=True):
+        table.add_column(name, footer, justify="right", vertical="bottom", no_wrap=True)
+    for stage, row in zip(shown, cells, strict=True):
+        if stage and stage - 1 not in shown:
+            table.add_row("...", "", "", "")
+        table.add_row(str(stage), *row)
+    return table
+
+
+def _cells(parts: StageSeconds, whole: float) -> list[str]:
+    return [
+        f"{seconds * MILLISECONDS:.4g} {seconds / whole if whole else 0.0:6.1%}" for seconds in asdict(parts).values()
+    ]

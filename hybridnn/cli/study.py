@@ -1,0 +1,104 @@
+"""`hybridnn study`: many runs along a few axes, and their report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hybridnn.cli.output import Format, print_json
+from hybridnn.cli.ranks import first_rank_alone, launch_rank
+from hybridnn.errors import EnvironmentProblem
+
+__all__ = ["app"]
+
+app = typer.Typer(help="Run and report a study: many runs along a few axes.")
+
+OutputFormat = Annotated[Format, typer.Option("--format", help="How to print the result.")]
+
+
+@app.callback(invoke_without_command=True)
+def _study(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+@app.command("list")
+def list_studies(output_format: OutputFormat = Format.text) -> None:
+    """List the ready studies, which `run` takes by name."""
+    from hybridnn.cli.study_view import print_studies
+    from hybridnn.study.study_file import load_study, ready_studies
+
+    with first_rank_alone():
+        studies = {path: load_study(path) for path in ready_studies().values()}
+    if output_format is Format.json:
+        print_json([{"name": s.name, "description": s.description, "file": str(path)} for path, s in studies.items()])
+    else:
+        print_studies(studies)
+
+
+@app.command("run")
+def run(
+    file: Annotated[str, typer.Argument(help="A study file, or the name of a ready study.", metavar="FILE")],
+    launcher: Annotated[
+        str, typer.Option("--launcher", help="Starts a program on {ranks} ranks.", metavar="COMMAND")
+    ] = "mpirun -n {ranks}",
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", help="Folder of the study; runs/studies/NAME by default.", metavar="FOLDER", show_default=False
+        ),
+    ] = None,
+    reduced: Annotated[bool, typer.Option("--reduced", help="Run the short form that the file describes.")] = False,
+    only: Annotated[
+        str | None,
+        typer.Option("--only", help="Only cells with this in their id; * and ? stand for anything.", metavar="PATTERN"),
+    ] = None,
+    limit: Annotated[
+        float | None,
+        typer.Option("--limit", min=0.1, help="End a cell after so many seconds.", metavar="SECONDS"),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the cells and commands, and run nothing.")] = False,
+) -> None:
+    """Run the cells of a study that are not finished; call it again to go on."""
+    if launch_rank() is not None:
+        raise EnvironmentProblem("study run starts the launcher itself: call it without mpirun or srun")
+    from hybridnn.study.study_file import load_study
+
+    study = load_study(file, reduced=reduced)
+
+    from hybridnn.cli.study_view import StudyProgress, print_plan
+    from hybridnn.study.runner import default_folder, plan_study, run_study
+
+    planned = plan_study(study, out or default_folder(study), launcher, only)
+    if dry_run:
+        print_plan(planned)
+        return
+    with StudyProgress(planned) as view:
+        outcomes = run_study(planned, view, limit=limit)
+        view.summarize(outcomes)
+    if any(outcome.fate == "failed" for outcome in outcomes):
+        raise typer.Exit(1)
+
+
+@app.command("report")
+def report(
+    folder: Annotated[Path, typer.Argument(help="The folder of a study.", metavar="FOLDER")],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", help="Folder of the report; FOLDER/report by default.", metavar="FOLDER", show_default=False
+        ),
+    ] = None,
+    output_format: OutputFormat = Format.text,
+) -> None:
+    """Write the tables, plots and page of a study's finished cells."""
+    from hybridnn.cli.study_view import print_report
+    from hybridnn.study.report.results import read_results
+    from hybridnn.study.report.write import write_report
+
+    with first_rank_alone():
+        results = read_results(folder)
+        files = write_report(results, out or folder / "report")
+        print_report(results, files, as_json=output_format is Format.json)

@@ -1,0 +1,147 @@
+"""What a user sees of a study: its cells before, progress while they run, and what became of them."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from time import monotonic
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from hybridnn.cli.output import make_console, print_json
+from hybridnn.study.cells import Cell
+from hybridnn.study.report.results import Results
+from hybridnn.study.report.tables import point_facts, point_rows
+from hybridnn.study.runner import CellOutcome, StudyRun
+from hybridnn.study.study_file import Study
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+__all__ = ["StudyProgress", "print_plan", "print_report", "print_studies"]
+
+
+def print_studies(studies: Mapping[Path, Study]) -> None:
+    """Print the name, description and file of each study."""
+    console = make_console(sys.stdout)
+    for path, study in studies.items():
+        console.print(f"{study.name}\n  {study.description}\n  {path}", soft_wrap=True)
+
+
+def print_plan(run: StudyRun) -> None:
+    """Print every chosen cell with its status and command, and what is skipped and why."""
+    console = make_console(sys.stdout)
+    for cell in run.chosen:
+        console.print(f"{run.folder.status(cell.id):<8}  {cell.id}", soft_wrap=True)
+        console.print(f"          {shlex.join(run.command(cell))}", soft_wrap=True)
+    for skipped in run.plan.skipped:
+        console.print(f"skipped   {skipped.id}\n          {skipped.reason}", soft_wrap=True)
+    console.print(f"{len(run.chosen)} cells, {len(run.plan.skipped)} skipped, in {run.folder.path}", soft_wrap=True)
+
+
+def print_report(results: Results, files: Sequence[Path], *, as_json: bool) -> None:
+    """Print the table of points, the cells that are not finished and the files of the report."""
+    manifest = results.manifest
+    if as_json:
+        about = {"study": manifest.name, "reduced": manifest.reduced, "finished_cells": len(results.cells)}
+        facts = {"unfinished": list(results.unfinished), "points": point_facts(results)}
+        print_json({**about, **facts, "files": [str(path) for path in files]})
+        return
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    console = make_console(sys.stdout)
+    table = Table(box=SIMPLE_HEAD, show_edge=False)
+    titles, rows = point_rows(results)
+    for title in titles:
+        table.add_column(title.replace(" ", "\n"), justify="right", vertical="bottom", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+    if results.unfinished:
+        console.print(f"{len(results.unfinished)} of {len(manifest.cells)} cells are not finished:")
+        for name in results.unfinished:
+            console.print(f"  {name}", soft_wrap=True)
+    for path in files:
+        console.print(str(path), soft_wrap=True)
+
+
+class StudyProgress:
+    """Callbacks of a study: a progress bar on a terminal, else a line for each cell.
+
+    Parameters
+    ----------
+    run : StudyRun
+        What is about to run.
+    """
+
+    def __init__(self, run: StudyRun) -> None:
+        self._run = run
+        self._console = make_console(sys.stdout)
+        self._progress: Progress | None = None
+        self._task: TaskID | None = None
+        self._cells = self._done = 0
+        self._start = monotonic()
+
+    def __enter__(self) -> StudyProgress:
+        """Return the view itself."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        """Give the terminal back, whatever happened."""
+        self._stop()
+
+    def on_start(self, cells: int) -> None:
+        """Say how much there is to do, and start the bar."""
+        self._cells = cells
+        chosen, skipped = len(self._run.chosen), len(self._run.plan.skipped)
+        self._print(f"{cells} of {chosen} cells to run, {skipped} skipped as impossible, in {self._run.folder.path}")
+        if cells and self._console.is_terminal:
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+            # The rate of all cells so far: they differ too much for a window of the last seconds.
+            remaining = TimeRemainingColumn(elapsed_when_finished=True)
+            columns = TextColumn("{task.description}"), BarColumn(bar_width=None), MofNCompleteColumn(), remaining
+            self._progress = Progress(*columns, console=self._console, refresh_per_second=2, speed_estimate_period=1e9)
+            self._task = self._progress.add_task("", total=cells)
+            self._progress.start()
+
+    def on_cell_start(self, cell: Cell) -> None:
+        """Name the cell in the bar."""
+        if self._progress is not None and self._task is not None:
+            self._progress.update(self._task, description=cell.id)
+
+    def on_cell_end(self, outcome: CellOutcome) -> None:
+        """Advance, and say what became of the cell."""
+        self._done += 1
+        reason = f": {outcome.reason}" if outcome.reason else ""
+        left = (monotonic() - self._start) / self._done * (self._cells - self._done)
+        if self._progress is not None and self._task is not None:
+            self._progress.advance(self._task)
+            if outcome.fate != "finished":
+                self._print(f"{outcome.fate}  {outcome.cell.id}{reason}")
+        else:
+            place = f"[{self._done}/{self._cells}]"
+            self._print(f"{place} {outcome.fate} {outcome.cell.id} {outcome.seconds:.1f} s, {left:.0f} s left{reason}")
+
+    def summarize(self, outcomes: Sequence[CellOutcome]) -> None:
+        """Print how many cells are finished, failed (with the folders of their output) or held by others."""
+        self._stop()
+        folder = self._run.folder
+        finished = sum(folder.status(cell.id) == "finished" for cell in self._run.chosen)
+        self._print(f"{finished} of {len(self._run.chosen)} cells are finished")
+        for outcome in outcomes:
+            if outcome.fate == "failed":
+                self._print(f"failed: {folder.cell(outcome.cell.id)}\n  {outcome.reason}")
+        if held := sum(outcome.fate == "held" for outcome in outcomes):
+            self._print(f"{held} cells are being run by another process")
+
+    def _print(self, text: str) -> None:
+        self._console.print(text, soft_wrap=True)
+
+    def _stop(self) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None

@@ -1,0 +1,1 @@
+"""Cost models: what collectives, training steps and layouts cost, and on which machine."""

@@ -1,0 +1,1 @@
+"""What a machine can do, as measured or as written by hand."""

@@ -1,0 +1,250 @@
+"""The machine: what messages, collectives, layers and updates cost there, in seconds.
+
+Every number is in the machine file, measured by ``hybridnn calibrate`` or written by hand; the names carry the units.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from math import ceil, inf
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from hybridnn.cost.collectives import ALGORITHMS, Counts, counts
+from hybridnn.cost.machine.compute import Compute
+from hybridnn.settings_errors import refused
+from hybridnn.settings_types import AtLeastZero, Count, Fraction, Positive, Section, Text, list_as_tuple
+
+__all__ = ["CollectiveCost", "Link", "Machine", "Overlap", "Segment"]
+
+
+class Segment(Section):
+    """Cost of messages, or of collectives, up to a size.
+
+    Attributes
+    ----------
+    up_to_bytes : float or None
+        Largest size it holds for; None for the last segment.
+    alpha_seconds : float
+        Per message.
+    beta_seconds_per_byte : float
+        Inverse bandwidth.
+    """
+
+    up_to_bytes: Positive | None = None
+    alpha_seconds: AtLeastZero
+    beta_seconds_per_byte: AtLeastZero
+
+
+def _increasing(segments: tuple[Segment, ...]) -> bool:
+    ends = [inf if segment.up_to_bytes is None else segment.up_to_bytes for segment in segments]
+    return ends[-1] == inf and all(low < high for low, high in pairwise(ends))
+
+
+class _Piecewise(Section):
+    """Segments by size: eager, rendezvous, large, or as many as the fit needs."""
+
+    segments: Annotated[tuple[Segment, ...], BeforeValidator(list_as_tuple), Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _ends_increase(self) -> _Piecewise:
+        if not _increasing(self.segments):
+            ends = [segment.up_to_bytes for segment in self.segments]
+            raise refused("segments", ends, "up_to_bytes must increase, and only the last segment has none")
+        return self
+
+    def segment(self, nbytes: float) -> Segment:
+        """The segment for a size."""
+        for segment in self.segments:
+            if segment.up_to_bytes is None or nbytes <= segment.up_to_bytes:
+                return segment
+        raise AssertionError("the last segment has no end")
+
+
+class Link(_Piecewise):
+    """Messages from one rank to another (Hockney's model, piecewise)."""
+
+    def seconds(self, nbytes: float) -> float:
+        """Time of a message of `nbytes`, from the call that sends it to its arrival."""
+        segment = self.segment(nbytes)
+        return segment.alpha_seconds + nbytes * segment.beta_seconds_per_byte
+
+
+class CollectiveCost(_Piecewise):
+    """What a collective costs in a group of a measured size, as alpha and beta of the algorithm that fits best.
+
+    Attributes
+    ----------
+    operation : str
+        As in ``hybridnn.cost.collectives.ALGORITHMS``.
+    ranks : int
+        Size of the group that was measured.
+    spans_nodes : bool
+        Whether the group had ranks on several nodes.
+    algorithm : str
+        Its counts of messages and bytes carry the cost to other sizes of group.
+    held_out_error : float or None
+        Mean relative error on sizes of at least 64 KiB that were held out of the fit.
+    """
+
+    operation: Text
+    ranks: Annotated[int, Field(ge=2)]
+    spans_nodes: bool = False
+    algorithm: Text
+    held_out_error: AtLeastZero | None = None
+
+    @model_validator(mode="after")
+    def _known(self) -> CollectiveCost:
+        if self.operation not in ALGORITHMS:
+            raise refused("operation", self.operation, "known are " + ", ".join(ALGORITHMS))
+        if self.algorithm not in ALGORITHMS[self.operation]:
+            raise refused("algorithm", self.algorithm, "known are " + ", ".join(ALGORITHMS[self.operation]))
+        return self
+
+    def seconds(self, nbytes: int, ranks: int, flows: int = 1) -> float:
+        """Time in a group of `ranks`; `flows` groups share each byte of bandwidth."""
+        segment = self.segment(nbytes)
+        return counts(self.operation, self.algorithm, nbytes, ranks).seconds(
+            segment.alpha_seconds, segment.beta_seconds_per_byte * flows
+        )
+
+
+class Overlap(Section):
+    """How much communication hides behind computation; measured, because it is not free.
+
+    Attributes
+    ----------
+    hidden_fraction : float
+        Part of a message's or a non-blocking collective's time that passes while its ranks compute.
+    compute_slowdown : float
+        Factor on the computing that goes on meanwhile.
+    nonblocking_factor : float
+        Time of a non-blocking all-reduce over that of a blocking one.
+    """
+
+    hidden_fraction: Fraction = 0.0
+    compute_slowdown: Annotated[float, Field(ge=1)] = 1.0
+    nonblocking_factor: Positive = 1.0
+
+
+class Machine(Section):
+    """A machine.
+
+    Attributes
+    ----------
+    name : str
+    nodes : int
+        Nodes there are.
+    ranks_per_node : int
+        Ranks that a node is given; usually its cores.
+    memory_bytes_per_rank : float
+    inside_node, between_nodes : Link
+        Messages between two ranks of a node, and of two nodes; None with one node. The bandwidth between nodes is that
+        of a node, which the groups that cross its border share.
+    gamma_seconds_per_byte : float
+        Adding up what a collective reduces; for collectives that were not measured.
+    overlap : Overlap
+    collectives : tuple of CollectiveCost
+        Measured collectives; others cost what the best algorithm costs over the links.
+    compute : tuple of Compute
+        One for each precision, and for each number of ranks that compute at once on a node.
+    about : dict
+        Where the numbers come from, for people.
+    """
+
+    name: Text
+    nodes: Count = 1
+    ranks_per_node: Count
+    memory_bytes_per_rank: Positive
+    inside_node: Link
+    between_nodes: Link | None = None
+    gamma_seconds_per_byte: AtLeastZero = 0.0
+    overlap: Overlap = Overlap()
+    collectives: Annotated[tuple[CollectiveCost, ...], BeforeValidator(list_as_tuple)] = ()
+    compute: Annotated[tuple[Compute, ...], BeforeValidator(list_as_tuple), Field(min_length=1)]
+    about: dict[str, str] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _nodes_are_linked(self) -> Machine:
+        if self.nodes > 1 and self.between_nodes is None:
+            raise refused("between_nodes", None, f"is needed with nodes = {self.nodes}")
+        return self
+
+    @property
+    def ranks(self) -> int:
+        """Ranks of the whole machine."""
+        return self.nodes * self.ranks_per_node
+
+    def link(self, *, spans_nodes: bool) -> Link:
+        """The link inside a node or between nodes."""
+        return self.between_nodes if spans_nodes and self.between_nodes is not None else self.inside_node
+
+    def message_seconds(self, nbytes: float, *, spans_nodes: bool = False, flows: int = 1) -> float:
+        """Time of a message, where `flows` ranks of the node send at once if it leaves the node."""
+        segment = self.link(spans_nodes=spans_nodes).segment(nbytes)
+        shared = flows if spans_nodes else 1
+        return segment.alpha_seconds + nbytes * segment.beta_seconds_per_byte * shared
+
+    def collective_seconds(
+        self, operation: str, nbytes: int, ranks: int, *, spans_nodes: bool = False, flows: int = 1
+    ) -> float:
+        """Time of a blocking collective.
+
+        A measured one counts by its algorithm from the nearest size of group that was measured; of one that was not,
+        the best algorithm is taken, because MPI libraries choose by size.
+
+        Parameters
+        ----------
+        operation : str
+            As in ``hybridnn.cost.collectives.ALGORITHMS``.
+        nbytes : int
+            Of the full vector, as in ``hybridnn.comm.accounting``.
+        ranks : int
+            Size of the group.
+        spans_nodes : bool
+            Whether the group has ranks on several nodes.
+        flows : int
+            Groups that cross the border of a node at once and share its bandwidth.
+        """
+        if ranks == 1:
+            return 0.0
+        shared = flows if spans_nodes else 1
+        measured = [
+            cost for cost in self.collectives if cost.operation == operation and cost.spans_nodes == spans_nodes
+        ]
+        if measured:
+            nearest = min(measured, key=lambda cost: (abs(cost.ranks - ranks), cost.ranks))
+            return nearest.seconds(nbytes, ranks, shared)
+        link = self.link(spans_nodes=spans_nodes)
+        return min(
+            _over_link(counts(operation, algorithm, nbytes, ranks), link, self.gamma_seconds_per_byte, shared)
+            for algorithm in ALGORITHMS[operation]
+        )
+
+    def compute_for(self, dtype: str, busy_ranks: int) -> Compute:
+        """Costs of computing in a precision while so many ranks of a node compute.
+
+        The entry of the next larger number of busy ranks counts, or of the largest; more ranks than the node is made
+        for take turns.
+        """
+        of_dtype = [entry for entry in self.compute if entry.dtype == dtype]
+        if not of_dtype:
+            of_dtype = [entry.in_other_precision() for entry in self.compute]
+        busy = min(busy_ranks, self.ranks_per_node)
+        as_busy = [entry for entry in of_dtype if entry.busy_ranks >= busy]
+        entry = (
+            min(as_busy, key=lambda entry: entry.busy_ranks)
+            if as_busy
+            else max(of_dtype, key=lambda entry: entry.busy_ranks)
+        )
+        turns = ceil(busy_ranks / self.ranks_per_node)
+        return entry if turns == 1 else entry.scaled(turns)
+
+
+def _over_link(needed: Counts, link: Link, gamma: float, flows: int) -> float:
+    """Time of an algorithm whose messages are of one size, as they nearly are."""
+    if needed.messages == 0:
+        return 0.0
+    segment = link.segment(needed.nbytes / needed.messages)
+    return needed.seconds(segment.alpha_seconds, segment.beta_seconds_per_byte * flows, gamma)

@@ -1,0 +1,143 @@
+"""Machine files: a machine as TOML or JSON, written by ``hybridnn calibrate`` or by hand.
+
+``hpc_jobs/machines/cluster-1024.toml`` explains every key.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+
+from hybridnn.cost.machine.machine import Machine
+from hybridnn.errors import DataError, EnvironmentProblem
+from hybridnn.settings_errors import setting_error
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+__all__ = ["read_machine", "shipped_machines", "write_machine"]
+
+HEADER = """\
+# A machine for `hybridnn plan`, `simulate` and `train`. Every key is explained in cluster-1024.toml, which ships with
+# hybridnn. To plan for more nodes of the same kind, raise `nodes`.
+
+"""
+
+
+def read_machine(source: Path | str) -> Machine:
+    """Read a machine file.
+
+    Parameters
+    ----------
+    source : Path or str
+        A ``.toml`` or ``.json`` file, or the bare name of a machine that ships with the package.
+
+    Raises
+    ------
+    DataError
+        If there is no such file or name, it is not TOML or JSON, or a key is missing, unknown or has a value that is
+        not allowed; one line that names file, key, value and what is allowed.
+    """
+    path = Path(source)
+    if not path.suffix and path.name == str(source):
+        return _machine_from(str(source), _shipped_text(str(source)), ".toml")
+    if path.suffix.lower() not in (".toml", ".json"):
+        raise DataError(f"{path}: a machine file must end in .toml or .json")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not text in UTF-8: {error}") from error
+    return _machine_from(str(path), text, path.suffix.lower())
+
+
+def shipped_machines() -> tuple[str, ...]:
+    """Names of the machines that ship with the package."""
+    folder = files("hybridnn.hpc_jobs") / "machines"
+    return tuple(sorted(Path(entry.name).stem for entry in folder.iterdir() if entry.name.endswith(".toml")))
+
+
+def write_machine(machine: Machine, path: Path | str) -> None:
+    """Write a machine as TOML, whole or not at all; `read_machine` reads an equal one back.
+
+    Raises
+    ------
+    EnvironmentProblem
+        If the file cannot be written.
+    """
+    import tomli_w
+
+    final = Path(path)
+    partial = final.with_name(f".{final.name}.partial")
+    text = HEADER + tomli_w.dumps(machine.model_dump(exclude_none=True))
+    try:
+        try:
+            with open(partial, "w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(partial, final)
+        finally:
+            partial.unlink(missing_ok=True)
+    except OSError as error:
+        raise EnvironmentProblem(f"{final} cannot be written: {error.strerror}") from error
+
+
+def _shipped_text(name: str) -> str:
+    if name not in shipped_machines():
+        known = ", ".join(shipped_machines())
+        raise DataError(f"machine {name!r}: give a .toml or .json file, or one of the machines that ship: {known}")
+    return (files("hybridnn.hpc_jobs") / "machines" / f"{name}.toml").read_text(encoding="utf-8")
+
+
+def _machine_from(where: str, text: str, suffix: str) -> Machine:
+    values = _parsed(where, text, suffix)
+    try:
+        return Machine.model_validate(values)
+    except ValidationError as error:
+        raise DataError(f"{where}: {setting_error(error, tuple(_names(Machine, values)))}") from None
+
+
+def _parsed(where: str, text: str, suffix: str) -> dict[str, Any]:
+    try:
+        values = tomllib.loads(text) if suffix == ".toml" else json.loads(text)
+    except (ValueError, RecursionError) as error:  # RecursionError: nested too deeply for the parser
+        raise DataError(f"{where} is not valid {suffix[1:].upper()}: {error}") from error
+    if not isinstance(values, dict):
+        raise DataError(f"{where}: must be an object with the keys {', '.join(Machine.model_fields)}")
+    return values
+
+
+def _names(section: type[BaseModel], given: object, prefix: str = "") -> Iterator[str]:
+    """Dotted names of all keys that the sections of a file may have, as far as the file has these sections."""
+    for key, info in section.model_fields.items():
+        yield prefix + key
+        inner = _section_in(info.annotation)
+        value = given.get(key) if isinstance(given, dict) else None
+        if inner is None:
+            continue
+        if isinstance(value, list):
+            for index, item in enumerate(value):
+                yield from _names(inner, item, f"{prefix}{key}[{index}].")
+        elif get_origin(info.annotation) is dict:
+            for name, item in value.items() if isinstance(value, dict) else ():
+                yield from _names(inner, item, f"{prefix}{key}.{name}.")
+        else:
+            yield from _names(inner, value, f"{prefix}{key}.")
+
+
+def _section_in(annotation: Any) -> type[BaseModel] | None:
+    """The kind of section that a key holds, alone or in a list or table."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((found for part in get_args(annotation) if (found := _section_in(part))), None)

@@ -1,0 +1,1 @@
+"""Which layout is the best."""

@@ -1,0 +1,1 @@
+"""What a step of a layout costs on a machine."""

@@ -1,0 +1,220 @@
+"""What the arrays of a layout take, counted without allocating any."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from math import ceil
+
+from hybridnn.cost.prediction.workload import Layout, Workload
+from hybridnn.kernels.numpy_updates import BLOCK
+from hybridnn.nn.parameters import ParameterLayout
+from hybridnn.parallel.layer_split import SplitLayer, split_layers
+from hybridnn.parallel.workspace import NARROW
+from hybridnn.pipeline.execution.chunk import AHEAD
+from hybridnn.pipeline.execution.program import MessageDepths, Program, message_depths
+from hybridnn.pipeline.schedules.instructions import ALL_MICROBATCHES, Backward, WeightGradient
+from hybridnn.pipeline.schedules.memory_plan import plan_memory
+from hybridnn.pipeline.schedules.methods import forward_only
+from hybridnn.pipeline.schedules.schedule import Schedule
+
+__all__ = ["MemoryParts", "data_bytes", "fullest_rank", "memory_bytes"]
+
+INTEGER = 8
+"""Bytes of a label, and of a column's number."""
+
+
+@dataclass(frozen=True)
+class MemoryParts:
+    """Bytes of the fullest rank of a stage, the samples of the data set left out.
+
+    Attributes
+    ----------
+    weights : int
+        Current weights and their gradients.
+    optimizer : int
+        Optimizer state.
+    weight_versions : int
+        Copies of older weights and predicted ones.
+    activations : int
+        Inputs and activations that wait for their backward pass.
+    buffers : int
+        Messages, gradients on their way through the layers, microbatches joined for one product.
+    """
+
+    weights: int = 0
+    optimizer: int = 0
+    weight_versions: int = 0
+    activations: int = 0
+    buffers: int = 0
+
+    def __add__(self, other: MemoryParts) -> MemoryParts:
+        return MemoryParts(*(getattr(self, item.name) + getattr(other, item.name) for item in fields(self)))
+
+    @property
+    def total(self) -> int:
+        """Bytes in all."""
+        return sum(getattr(self, item.name) for item in fields(self))
+
+
+def memory_bytes(workload: Workload, layout: Layout, stage: int) -> MemoryParts:
+    """Bytes of the fullest rank of a stage: the first one, as the first parts of every block partition are largest.
+
+    Counted as the trainer allocates, with all that is there after the first step. Asynchronous schedules are taken to
+    be long enough to need all the memory that longer ones do.
+
+    Parameters
+    ----------
+    workload : Workload
+    layout : Layout
+    stage : int
+
+    Raises
+    ------
+    GridError
+        If a layer has fewer outputs than there are ranks to split them.
+    """
+    parts = [_chunk_bytes(workload, layout, stage, chunk) for chunk in range(layout.chunks)]
+    return sum(parts, MemoryParts())
+
+
+def fullest_rank(workload: Workload, layout: Layout) -> MemoryParts:
+    """Bytes of the rank that needs most of all."""
+    return max((memory_bytes(workload, layout, stage) for stage in range(len(layout.stages))), key=lambda m: m.total)
+
+
+def data_bytes(workload: Workload) -> int:
+    """Bytes of the training samples, of which every node holds one copy with ``data.distribution = "local"``."""
+    return workload.samples * (workload.model.sizes[0] * workload.itemsize + _target_bytes(workload))
+
+
+def _target_bytes(workload: Workload) -> int:
+    return INTEGER if workload.classification else workload.model.sizes[-1] * workload.itemsize
+
+
+@dataclass(frozen=True)
+class _Slots:
+    """What a chunk of a stage keeps at a time, by its schedule."""
+
+    inputs: int
+    activations: int
+    weight_versions: int
+    predicts: bool
+    keeps_dz: bool
+    joins: bool
+    accumulates: bool
+    depths: MessageDepths
+    loads_input: bool
+    loads_target: bool
+
+
+def _slots(layout: Layout, stage: int, chunk: int) -> _Slots:
+    # Widths and layers do not matter to a schedule, so that layouts which differ in nothing else share the count.
+    pipeline = Layout(
+        ((1, 1),) * len(layout.stages),
+        (),
+        method=layout.method,
+        microbatches=layout.microbatches,
+        chunks=layout.chunks,
+        vertical_sync=layout.vertical_sync,
+        merges=layout.merges,
+    )
+    return _count_slots(pipeline, stage)[chunk]
+
+
+@lru_cache(maxsize=4096)
+def _count_slots(pipeline: Layout, stage: int) -> tuple[_Slots, ...]:
+    training, evaluation = _schedules(pipeline)
+    plan, program, order = plan_memory(training, stage), Program(training, stage), training.orders[stage]
+    reads = [training.weights_read(stage, item) for item in order]
+    gradients = [item for item in order if isinstance(item, Backward | WeightGradient)]
+    return tuple(
+        _Slots(
+            inputs=plan.inputs[chunk],
+            activations=plan.activations[chunk],
+            weight_versions=plan.peak_weight_versions,
+            predicts=any(read is not None and read.ahead > 0 for read in reads),
+            keeps_dz=program.splits_backward,
+            joins=any(isinstance(item, WeightGradient) and item.microbatch == ALL_MICROBATCHES for item in gradients),
+            accumulates=any(program.accumulates(item) for item in gradients),
+            depths=MessageDepths(
+                *map(max, message_depths(training, stage, chunk), message_depths(evaluation, stage, chunk))
+            ),
+            loads_input=training.is_first(stage, chunk),
+            loads_target=training.is_last(stage, chunk),
+        )
+        for chunk in range(pipeline.chunks)
+    )
+
+
+@lru_cache(maxsize=16)
+def _schedules(pipeline: Layout) -> tuple[Schedule, Schedule]:
+    """Of training and of evaluation, long enough to need all that longer ones do."""
+    stages = len(pipeline.stages)
+    training = pipeline.schedule(1 if pipeline.exact else 2 * stages)
+    return training, forward_only(stages, 2 * stages, pipeline.chunks)
+
+
+def _chunk_bytes(workload: Workload, layout: Layout, stage: int, chunk: int) -> MemoryParts:
+    batch_ranks, model_ranks = layout.stages[stage]
+    splits = split_layers(layout.layers_of(workload.model, stage, chunk), layout.split, model_ranks, 0)
+    slots = _slots(layout, stage, chunk)
+    parameters = ParameterLayout([split.shard for split in splits])
+    largest = max(stop - start for start, stop in map(parameters.bounds, range(len(splits))))
+    samples = ceil(ceil(workload.batch_size / layout.microbatches) / batch_ranks)
+    item = workload.itemsize
+    kept = item * _kept_numbers(splits, slots, model_ranks > 1)
+    loaded = item * splits[0].layer.inputs + slots.loads_target * _target_bytes(workload)
+    return MemoryParts(
+        # Room for one more layer's gradient where those of microbatches are added up.
+        weights=item * (2 * parameters.size + 1 + largest * slots.accumulates),
+        optimizer=item * (workload.slots * parameters.size + 2 * min(BLOCK, max(parameters.size, 1))),
+        weight_versions=item * parameters.size * (slots.weight_versions - 1 + slots.predicts),
+        activations=samples * (slots.inputs * loaded + slots.activations * kept),
+        buffers=samples
+        * (
+            INTEGER
+            + item * (1 + _passing_numbers(splits, slots, samples) + _message_numbers(splits, slots))
+            + item * slots.joins * layout.microbatches * _joined_numbers(splits)
+        ),
+    )
+
+
+def _kept_numbers(splits: Sequence[SplitLayer], slots: _Slots, shared: bool) -> int:
+    """Per sample, what one forward pass keeps until its backward pass."""
+    numbers = 0
+    for split in splits:
+        own = split.shard.weight_shape[0]
+        numbers += _output_height(split) + own * (split.layer.residual + slots.keeps_dz)
+        if split.by_inputs and split.layer.residual and shared:
+            numbers += split.layer.inputs  # gathered for the sum with the output
+    return numbers
+
+
+def _passing_numbers(splits: Sequence[SplitLayer], slots: _Slots, samples: int) -> int:
+    """Per sample, gradients that pass through the layers: two take turns, a third where products are transposed."""
+    entry = 0 if slots.loads_input else splits[0].layer.inputs
+    widest = max(entry, *map(_output_height, splits))
+    residual = max((split.shard.weight_shape[0] for split in splits if split.layer.residual), default=0)
+    return residual + widest * (3 if samples <= NARROW else 2)
+
+
+def _message_numbers(splits: Sequence[SplitLayer], slots: _Slots) -> int:
+    """Per sample, messages that are under way."""
+    depths, numbers = slots.depths, 0
+    if not slots.loads_input:
+        numbers += splits[0].layer.inputs * (depths.inputs + depths.gradients_to_send + 2 * AHEAD)
+    if not slots.loads_target:
+        numbers += splits[-1].layer.outputs * (depths.gradients + depths.outputs_to_send + 2 * AHEAD)
+    return numbers
+
+
+def _joined_numbers(splits: Sequence[SplitLayer]) -> int:
+    """Per sample, what one product over all microbatches takes the weight gradients from."""
+    return 1 + sum(sum(split.shard.weight_shape) for split in splits)
+
+
+def _output_height(split: SplitLayer) -> int:
+    """Outputs that the next layer gets of a rank."""
+    return split.layer.outputs if split.gathers else split.shard.weight_shape[0]

@@ -1,0 +1,149 @@
+"""What is trained, and in which layout: all that a prediction needs to know beside the machine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from math import ceil, prod
+
+from hybridnn.comm.partition import block_size
+from hybridnn.nn.mlp import MLP, DenseLayer
+from hybridnn.pipeline.schedules.methods import METHODS, make_schedule
+from hybridnn.pipeline.schedules.orders import features_replay
+from hybridnn.pipeline.schedules.schedule import Schedule
+
+__all__ = ["Layout", "Workload", "uniform_layout"]
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A training run, whatever the layout.
+
+    Attributes
+    ----------
+    model : MLP
+    samples : int
+        Training samples of an epoch.
+    batch_size : int
+        Samples of a minibatch, over all ranks.
+    dtype : {"float32", "float64"}
+    optimizer : {"sgd", "momentum", "adam"}
+        ``sgd`` without momentum; ``adam`` stands for ``adamw`` too.
+    classification : bool
+        Whether targets are labels.
+    clips : bool
+        Whether gradients are clipped to a norm.
+    distribution : {"local", "scatter", "scatter-broadcast"}
+        How minibatches reach the ranks; the last two only without a pipeline.
+    """
+
+    model: MLP
+    samples: int
+    batch_size: int
+    dtype: str = "float32"
+    optimizer: str = "momentum"
+    classification: bool = True
+    clips: bool = False
+    distribution: str = "local"
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of a number."""
+        return 4 if self.dtype == "float32" else 8
+
+    @property
+    def slots(self) -> int:
+        """Arrays of the parameters' size that the optimizer keeps."""
+        return {"sgd": 0, "momentum": 1, "adam": 2}[self.optimizer]
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Minibatches of an epoch."""
+        return ceil(self.samples / self.batch_size)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the ranks share the work.
+
+    Attributes
+    ----------
+    stages : tuple of (int, int)
+        Batch and model ranks of every stage of the pipeline; one stage without a pipeline.
+    split : {"columns", "alternating"}
+    overlap : bool
+    method : str
+        One of ``METHODS``; ``sequential`` with one stage.
+    microbatches, chunks : int
+    layers : tuple of int
+        Layers of every virtual stage, in the order of the network.
+    vertical_sync : bool
+    merges : bool
+        Whether weight gradients are one product over all microbatches.
+    """
+
+    stages: tuple[tuple[int, int], ...]
+    layers: tuple[int, ...]
+    split: str = "columns"
+    overlap: bool = True
+    method: str = "sequential"
+    microbatches: int = 1
+    chunks: int = 1
+    vertical_sync: bool = False
+    merges: bool = False
+
+    @property
+    def ranks(self) -> int:
+        """Ranks of all stages."""
+        return sum(map(prod, self.stages))
+
+    @property
+    def exact(self) -> bool:
+        """Whether every minibatch is complete before the next begins."""
+        return METHODS[self.method].exact or len(self.stages) == 1
+
+    def recomputes(self, stage: int) -> bool:
+        """Whether a stage computes forward passes twice; the last one has no delay to do it for."""
+        return METHODS[self.method].order is features_replay and stage < len(self.stages) - 1
+
+    def first_rank(self, stage: int) -> int:
+        """Position in the grid of a stage's first rank."""
+        return self._first_ranks[stage]
+
+    @cached_property
+    def _first_ranks(self) -> tuple[int, ...]:
+        return tuple(accumulate(map(prod, self.stages), initial=0))
+
+    def layers_of(self, model: MLP, stage: int, chunk: int) -> tuple[DenseLayer, ...]:
+        """The layers of a chunk of a stage."""
+        ends = list(accumulate(self.layers, initial=0))
+        place = chunk * len(self.stages) + stage
+        return model.layers[ends[place] : ends[place + 1]]
+
+    def schedule(self, minibatches: int, *, messages: bool = True) -> Schedule:
+        """Schedule of so many minibatches, with or without its loads and messages."""
+        return make_schedule(
+            self.method,
+            stages=len(self.stages),
+            minibatches=minibatches,
+            microbatches=self.microbatches,
+            chunks=self.chunks,
+            weight_grad="merged" if self.merges else "per-microbatch",
+            vertical_sync=self.vertical_sync,
+            messages=messages,
+        )
+
+    def samples_of(self, stage: int, microbatch: int, batch_size: int) -> int:
+        """Samples of a microbatch on the rank of a stage that has most."""
+        return block_size(block_size(batch_size, self.microbatches, microbatch), self.stages[stage][0], 0)
+
+    def samples_of_all(self, stage: int, batch_size: int) -> int:
+        """Samples of a whole minibatch on the rank of a stage that has most."""
+        return sum(self.samples_of(stage, number, batch_size) for number in range(self.microbatches))
+
+
+def uniform_layout(stages: Sequence[tuple[int, int]], layers: int) -> Layout:
+    """One chunk for each stage, with as equal numbers of layers as can be, and all else as by default."""
+    return Layout(tuple(stages), tuple(block_size(layers, len(stages), stage) for stage in range(len(stages))))

@@ -1,0 +1,1 @@
+"""Schedules on a model of a machine, for any number of ranks."""

@@ -1,0 +1,115 @@
+"""A simulated run as a drawing: the boxes of a planned schedule, with messages, collectives and updates besides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from math import inf
+
+import numpy as np
+
+from hybridnn.cost.simulation.simulate_layout import SimulatedStep
+from hybridnn.pipeline.checks.simulate import TimedInstruction, Timeline
+from hybridnn.pipeline.drawing.drawing import Box, Drawing, Row, draw_timeline
+from hybridnn.pipeline.schedules.instructions import ReduceGradients, Update
+
+__all__ = ["draw_simulation", "stages_shown"]
+
+MILLISECONDS = 1e3
+
+MOST_ROWS = 24
+"""Stages that are drawn: of more, the first and the last."""
+
+MOST_BOXES = 2000
+"""Computations that are drawn: of more, those that start first."""
+
+KINDS = {ReduceGradients: "reduce", Update: "update"}
+"""Kinds of box of computations that a planned schedule takes to take no time."""
+
+
+def draw_simulation(step: SimulatedStep, most_rows: int = MOST_ROWS, most_boxes: int = MOST_BOXES) -> Drawing:
+    """Draw what the stages do, on a time axis in milliseconds.
+
+    Parameters
+    ----------
+    step : SimulatedStep
+        Where ranks differ, the replica of the pipeline that waits least is drawn: the others wait for it.
+    most_rows, most_boxes : int
+        Most stages and computations that are drawn; the title says what is left out.
+
+    Returns
+    -------
+    Drawing
+        A row per stage.
+    """
+    schedule, lane = step.run.program.schedule, _busiest_lane(step)
+    stages = stages_shown(schedule.stages, most_rows)
+    timed = {stage: _timed(step, stage, lane) for stage in stages}
+    end = _end_drawn([item.start for items in timed.values() for item in items], most_boxes)
+    kept = [tuple(item for item in timed.get(stage, ()) if item.start < end) for stage in range(schedule.stages)]
+    makespan = min(end, step.seconds * MILLISECONDS)
+    # Nobody asks this timeline for more than its boxes.
+    drawing = draw_timeline(Timeline(schedule, tuple(kept), makespan, 0.0, (), (), (), ()))
+    rows = []
+    for stage in stages:
+        boxes = [*drawing.rows[stage].boxes, *_boxes_besides(step, stage, lane, kept[stage])]
+        cut = (replace(box, end=min(box.end, makespan)) for box in boxes)
+        rows.append(Row(drawing.rows[stage].label, tuple(sorted(cut, key=lambda box: box.start))))
+    title = ", ".join([drawing.title, "simulated", *_left_out(step, stages, lane, makespan)])
+    return replace(drawing, title=title, rows=tuple(rows), unit="ms")
+
+
+def stages_shown(stages: int, most: int = MOST_ROWS) -> tuple[int, ...]:
+    """All stages, or of more than `most` the first and the last half of so many."""
+    if stages <= most:
+        return tuple(range(stages))
+    return (*range(most - most // 2), *range(stages - most // 2, stages))
+
+
+def _busiest_lane(step: SimulatedStep) -> int | None:
+    return None if step.lanes is None else int(np.argmax(step.run.busy.sum(axis=0)))
+
+
+def _timed(step: SimulatedStep, stage: int, lane: int | None) -> list[TimedInstruction]:
+    own = step.run.program.of(stage)
+    starts, ends = (times[own] if lane is None else times[own, lane] for times in (step.run.starts, step.run.ends))
+    return [
+        TimedInstruction(instruction, start, end, None)
+        for instruction, start, end in zip(
+            step.run.program.computations[own],
+            (starts * MILLISECONDS).tolist(),
+            (ends * MILLISECONDS).tolist(),
+            strict=True,
+        )
+    ]
+
+
+def _end_drawn(starts: Sequence[float], most_boxes: int) -> float:
+    return sorted(starts)[most_boxes] if len(starts) > most_boxes else inf
+
+
+def _boxes_besides(
+    step: SimulatedStep, stage: int, lane: int | None, items: Sequence[TimedInstruction]
+) -> Iterator[Box]:
+    """What a planned schedule has no boxes for: messages that occupy the stage, reductions, updates."""
+    own = step.run.program.of(stage)
+    receiving = step.run.receiving[own] if lane is None else step.run.receiving[own, lane]
+    for item, seconds in zip(items, receiving.tolist(), strict=False):
+        minibatch = item.instruction.minibatch
+        if seconds:
+            start = item.start - seconds * MILLISECONDS
+            yield Box(start, item.start, "", "wait", minibatch, f"receives the message for {item.instruction}")
+        kind = KINDS.get(type(item.instruction))
+        if kind is not None and item.end > item.start:
+            detail = f"{item.instruction}, stage {stage}, time {item.start:.6g} to {item.end:.6g}"
+            yield Box(item.start, item.end, "", kind, minibatch, detail)
+
+
+def _left_out(step: SimulatedStep, stages: Sequence[int], lane: int | None, makespan: float) -> Iterator[str]:
+    if lane is not None and len(step.run.ends[0]) > 1:
+        yield f"replica {lane}, the busiest"
+    if len(stages) < len(step.layout.stages):
+        first, last = stages[len(stages) - len(stages) // 2 - 1], stages[len(stages) - len(stages) // 2]
+        yield f"stages {first + 1} to {last - 1} left out"
+    if makespan < step.seconds * MILLISECONDS:
+        yield f"up to {makespan:.4g} of {step.seconds * MILLISECONDS:.4g} ms"

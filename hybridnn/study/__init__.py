@@ -1,0 +1,1 @@
+"""Studies: many runs of one kind, what they cost, and what limits them."""

@@ -1,0 +1,165 @@
+"""Which points of a study belong together: lines of strong and weak scaling, and maps of grids."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass
+
+from hybridnn.study.report.results import Point, Results, Spread
+
+__all__ = ["GridMap", "Line", "grid_maps", "point_name", "speed_ups", "strong_lines", "weak_lines"]
+
+LAYOUT = frozenset({"ranks", "grid"})
+WORK = frozenset(
+    {"batch", "batch-per-rank", "samples-per-rank", "training.batch_size", "data.synthetic.samples", "data.rows"}
+)
+"""Axes that change how much there is to do."""
+
+Key = tuple[Hashable, ...]
+
+
+@dataclass(frozen=True)
+class Line:
+    """Points of increasing ranks that differ in nothing else but their grid: for each number of ranks the fastest.
+
+    Attributes
+    ----------
+    name : str
+        What tells it from the other lines.
+    points : tuple of Point
+        At least two.
+    seconds : tuple of Spread
+        Of each point: per epoch, or per step where `per_step`.
+    predicted : tuple of float or None
+        Seconds per epoch, or per step.
+    per_step : bool
+    """
+
+    name: str
+    points: tuple[Point, ...]
+    seconds: tuple[Spread, ...]
+    predicted: tuple[float | None, ...]
+    per_step: bool = False
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Of each point."""
+        return tuple(point.first.ranks for point in self.points)
+
+
+@dataclass(frozen=True)
+class GridMap:
+    """Seconds per epoch of the grids of one network: ``seconds[batch, model]``."""
+
+    name: str
+    seconds: dict[tuple[int, int], float]
+
+
+def strong_lines(results: Results) -> list[Line]:
+    """Lines along which only the ranks grow."""
+    groups = _grouped(results.points, _alike_but_layout)
+    return _lines(groups.values(), lambda point: point_name(results, point, without=LAYOUT), per_step=False)
+
+
+def weak_lines(results: Results) -> list[Line]:
+    """Lines along which the work grows with the ranks: the samples of the epoch, or those of the minibatch."""
+
+    def alike_but_work(point: Point) -> Key:
+        return tuple((label, str(value)) for label, value in point.values if label not in LAYOUT | WORK)
+
+    def name(point: Point) -> str:
+        return point_name(results, point, without=LAYOUT | WORK)
+
+    def batch_each(point: Point) -> int:
+        return round(point.first.batch_size / point.first.ranks)
+
+    def samples_each(point: Point) -> int:
+        return round(point.first.train_samples / point.first.ranks)
+
+    keys: list[tuple[Callable[[Point], Key], Callable[[Point], str], bool]] = [
+        (
+            lambda p: (*alike_but_work(p), samples_each(p), p.first.batch_size),
+            lambda p: f"{name(p)}, {samples_each(p)} samples per rank, batch {p.first.batch_size}",
+            False,
+        ),
+        (
+            lambda p: (*alike_but_work(p), samples_each(p), batch_each(p)),
+            lambda p: f"{name(p)}, {samples_each(p)} samples per rank, batch {batch_each(p)} per rank",
+            False,
+        ),
+        (
+            lambda p: (*alike_but_work(p), p.first.train_samples, batch_each(p)),
+            lambda p: f"{name(p)}, batch {batch_each(p)} per rank",
+            True,
+        ),
+    ]
+    return [
+        line
+        for key, title, per_step in keys
+        for line in _lines(_grouped(results.points, key).values(), title, per_step=per_step)
+    ]
+
+
+def grid_maps(results: Results) -> list[GridMap]:
+    """Maps of batch x model for every network that ran with several numbers of both, without regard to the ranks."""
+    maps = []
+    for points in _grouped(results.points, lambda point: (*_alike_but_layout(point), point.grid[0])).values():
+        seconds: dict[tuple[int, int], float] = {}
+        for point in points:
+            place, found = point.grid[1:], point.seconds_per_epoch.median
+            seconds[place] = min(found, seconds.get(place, found))
+        if len({batch for batch, _ in seconds}) > 1 and len({model for _, model in seconds}) > 1:
+            name = point_name(results, points[0], without=LAYOUT)
+            pipeline = points[0].grid[0]
+            maps.append(GridMap(name + f", {pipeline} stages" * (pipeline > 1), seconds))
+    return maps
+
+
+def speed_ups(results: Results) -> dict[str, tuple[float, int]]:
+    """Speed-up of each point, by the id of its first cell, and the ranks it is against: the fewest for this work."""
+    found = {}
+    for points in _grouped(results.points, _alike_but_layout).values():
+        base = min(points, key=lambda point: (point.first.ranks, point.seconds_per_epoch.median))
+        for point in points:
+            ratio = base.seconds_per_epoch.median / point.seconds_per_epoch.median
+            found[point.cells[0].id] = ratio, base.first.ranks
+    return found
+
+
+def point_name(results: Results, point: Point, *, without: Iterable[str] = ()) -> str:
+    """What tells a point from others: the axes that vary, but for those in `without`."""
+    left_out = set(without)
+    parts = [f"{label} {value}" for label, value in point.values if label in results.varying and label not in left_out]
+    parts = [part.removeprefix("variant ") for part in parts]
+    return ", ".join(parts) or results.manifest.name
+
+
+def _alike_but_layout(point: Point) -> Key:
+    values = tuple((label, str(value)) for label, value in point.values if label not in LAYOUT)
+    return *values, point.first.train_samples, point.first.batch_size
+
+
+def _grouped(points: Iterable[Point], key: Callable[[Point], Key]) -> dict[Key, list[Point]]:
+    groups: dict[Key, list[Point]] = {}
+    for point in points:
+        groups.setdefault(key(point), []).append(point)
+    return groups
+
+
+def _lines(groups: Iterable[list[Point]], name: Callable[[Point], str], *, per_step: bool) -> list[Line]:
+    lines = []
+    for points in groups:
+        fastest: dict[int, Point] = {}
+        for point in sorted(points, key=lambda point: (point.first.ranks, point.seconds_per_epoch.median)):
+            fastest.setdefault(point.first.ranks, point)
+        if len(fastest) > 1:
+            chosen = tuple(fastest.values())
+            seconds = tuple(point.seconds_per_step if per_step else point.seconds_per_epoch for point in chosen)
+            predicted = tuple(_predicted(point, per_step=per_step) for point in chosen)
+            lines.append(Line(name(chosen[0]), chosen, seconds, predicted, per_step))
+    return lines
+
+
+def _predicted(point: Point, *, per_step: bool) -> float | None:
+    seconds = point.predicted_seconds_per_epoch
+    return seconds / point.first.steps_per_epoch if seconds is not None and per_step else seconds

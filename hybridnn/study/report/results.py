@@ -1,0 +1,174 @@
+"""The finished cells of a study, with those that only repeat each other taken together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from hybridnn.errors import DataError
+from hybridnn.study.runs.figures import RunFigures, figures_of
+from hybridnn.study.study_folder import Manifest, StudyFolder, read_manifest
+from hybridnn.training.run_folder import HISTORY
+from hybridnn.training.run_record import RunRecord, read_run
+
+__all__ = ["CellResult", "Point", "Results", "Spread", "read_results"]
+
+REPEATED = frozenset({"repeat", "seed"})
+"""Axes along which cells do the same again; a point is the median over them."""
+
+Values = tuple[tuple[str, Any], ...]
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Median, least and greatest of what repeated cells measured."""
+
+    median: float
+    least: float
+    most: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        """Take the spread of at least one value."""
+        return cls(median(values), min(values), max(values))
+
+
+@dataclass(frozen=True)
+class CellResult:
+    """A finished cell: its id, the values of its axes by label, its run and the figures of that."""
+
+    id: str
+    values: dict[str, Any]
+    run: RunRecord
+    figures: RunFigures
+
+
+@dataclass(frozen=True)
+class Point:
+    """Cells that differ in repeat and seed alone.
+
+    Attributes
+    ----------
+    values : tuple of (str, value)
+        Of the other axes.
+    cells : tuple of CellResult
+        At least one.
+    """
+
+    values: Values
+    cells: tuple[CellResult, ...]
+
+    @property
+    def first(self) -> RunFigures:
+        """Figures of one of the cells, for what all have in common."""
+        return self.cells[0].figures
+
+    @property
+    def grid(self) -> tuple[int, int, int]:
+        """Ranks along pipeline, batch and model (of the first stage)."""
+        header = self.cells[0].run.header
+        return header.pipeline, header.batch, header.model
+
+    @property
+    def seconds_per_epoch(self) -> Spread:
+        """Of training, evaluation excluded."""
+        return self._spread(lambda figures: figures.seconds_per_epoch)
+
+    @property
+    def seconds_per_step(self) -> Spread:
+        """Of training."""
+        return self._spread(lambda figures: figures.seconds_per_step)
+
+    @property
+    def predicted_seconds_per_epoch(self) -> float | None:
+        """Median of the predictions; None without any."""
+        found = [value for cell in self.cells if (value := cell.figures.predicted_seconds_per_epoch) is not None]
+        return median(found) if found else None
+
+    @property
+    def metric(self) -> Spread | None:
+        """Test accuracy or R² after the last epoch; None where there is none."""
+        found = [cell.figures.metric for cell in self.cells if cell.figures.metric is not None]
+        return Spread.of(found) if found else None
+
+    def _spread(self, figure: Callable[[RunFigures], float]) -> Spread:
+        return Spread.of([figure(cell.figures) for cell in self.cells])
+
+
+@dataclass(frozen=True)
+class Results:
+    """All that is finished of a study.
+
+    Attributes
+    ----------
+    manifest : Manifest
+    cells : tuple of CellResult
+        In the order of the study.
+    points : tuple of Point
+    unfinished : tuple of str
+        Ids of the other cells.
+    first_day, last_day : str
+        When the first and the last of the cells ended, ``YYYY-MM-DD``.
+    """
+
+    manifest: Manifest
+    cells: tuple[CellResult, ...]
+    points: tuple[Point, ...]
+    unfinished: tuple[str, ...]
+    first_day: str
+    last_day: str
+
+    @property
+    def varying(self) -> tuple[str, ...]:
+        """Labels of the axes that have several values among the points."""
+        seen: dict[str, set[str]] = {}
+        for point in self.points:
+            for label, value in point.values:
+                seen.setdefault(label, set()).add(str(value))
+        return tuple(label for label, values in seen.items() if len(values) > 1)
+
+    @property
+    def metric_name(self) -> str:
+        """What the cells' metric is: that of the first that has one."""
+        names = [cell.figures.metric_name for cell in self.cells if cell.figures.metric is not None]
+        return names[0] if names else "test metric"
+
+
+def read_results(folder: Path) -> Results:
+    """Read the finished cells of a study's folder.
+
+    Raises
+    ------
+    DataError
+        If it is not the folder of a study, no cell of it is finished, or a cell is damaged.
+    """
+    manifest = read_manifest(folder)
+    place = StudyFolder(folder)
+    finished = [cell for cell in manifest.cells if place.status(cell.id) == "finished"]
+    if not finished:
+        raise DataError(f"{folder}: none of the {len(manifest.cells)} cells of the study is finished")
+    cells = []
+    for cell in finished:
+        run = read_run(place.cell(cell.id))
+        cells.append(CellResult(cell.id, cell.values, run, figures_of(run)))
+    ended = [(place.cell(cell.id) / HISTORY).stat().st_mtime for cell in finished]
+    days = [f"{datetime.fromtimestamp(moment):%Y-%m-%d}" for moment in (min(ended), max(ended))]
+    done = {cell.id for cell in finished}
+    unfinished = tuple(cell.id for cell in manifest.cells if cell.id not in done)
+    return Results(manifest, tuple(cells), _points(cells), unfinished, *days)
+
+
+def _points(cells: Sequence[CellResult]) -> tuple[Point, ...]:
+    together: dict[Values, list[CellResult]] = {}
+    for cell in cells:
+        values = tuple((label, value) for label, value in cell.values.items() if label not in REPEATED)
+        key = tuple((label, str(value)) for label, value in values)
+        together.setdefault(key, []).append(cell)
+    return tuple(
+        Point(tuple((k, v) for k, v in group[0].values.items() if k not in REPEATED), tuple(group))
+        for group in together.values()
+    )

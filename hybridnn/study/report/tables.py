@@ -1,0 +1,138 @@
+"""The tables of a study: every cell as CSV, every point as Markdown or as plain facts."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from hybridnn.study.report.groups import speed_ups
+from hybridnn.study.report.results import Point, Results, Spread
+
+__all__ = ["csv_text", "markdown_text", "point_facts", "point_rows"]
+
+MISSING = "-"
+FIGURES = (
+    "ranks",
+    "grid",
+    "network",
+    "parameters",
+    "batch_size",
+    "train_samples",
+    "steps_per_epoch",
+    "seconds_per_epoch",
+    "seconds_per_step",
+    "samples_per_second",
+    "bytes_per_step",
+    "metric_name",
+    "metric",
+    "predicted_seconds_per_epoch",
+    "predicted_seconds_per_step",
+)
+"""Columns of the CSV that are attributes of `RunFigures`."""
+
+
+def csv_text(results: Results) -> str:
+    """Every finished cell as a line: its id, axes (``axis.width``) and figures; what is not known is empty."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    labels = list(dict.fromkeys(label for cell in results.cells for label in cell.values))
+    shares = ("communication_share", "waiting_share")
+    writer.writerow(["id", *(f"axis.{label}" for label in labels), *FIGURES, *shares, "verdict"])
+    for cell in results.cells:
+        figures = cell.figures
+        writer.writerow(
+            [
+                cell.id,
+                *(cell.values.get(label) for label in labels),
+                *(getattr(figures, name) for name in FIGURES),
+                figures.shares.communication,
+                figures.shares.waiting,
+                figures.verdict.text,
+            ]
+        )
+    return text.getvalue()
+
+
+def markdown_text(results: Results) -> str:
+    """The study's name, description, the table of its points and the cells that are not finished."""
+    titles, rows = point_rows(results)
+    manifest = results.manifest
+    lines = [f"# {manifest.name}{', reduced' * manifest.reduced}", "", manifest.description, ""]
+    lines += [_line(titles), _line(["---"] * len(titles)), *(_line(row) for row in rows), "", _note(results), ""]
+    if results.unfinished:
+        lines += [f"Not finished: {len(results.unfinished)} cells", ""]
+        lines += [f"* {name}" for name in results.unfinished] + [""]
+    return "\n".join(lines)
+
+
+def point_rows(results: Results) -> tuple[list[str], list[list[str]]]:
+    """Titles and texts of the table of points: axes, times with least and greatest, speed-up, metric, limit."""
+    labels = [label for label in results.varying if label not in ("ranks", "grid")]
+    against = speed_ups(results)
+    titles = ["ranks", "grid", *labels, "seconds per epoch", "speed-up", "predicted s per epoch"]
+    titles += [results.metric_name, "limited by"]
+    rows = []
+    for point in results.points:
+        values, (speed_up, base) = dict(point.values), against[point.cells[0].id]
+        rows.append(
+            [
+                str(point.first.ranks),
+                point.first.grid,
+                *(str(values.get(label, MISSING)) for label in labels),
+                _spread(point.seconds_per_epoch),
+                f"{speed_up:.2f}" + f" (against {base})" * (base > 1),
+                _number(point.predicted_seconds_per_epoch),
+                _spread(point.metric),
+                point.first.verdict.limit,
+            ]
+        )
+    return titles, rows
+
+
+def point_facts(results: Results) -> list[dict[str, Any]]:
+    """Return the points as plain values, with units in their names."""
+    against = speed_ups(results)
+    return [_facts(point, *against[point.cells[0].id]) for point in results.points]
+
+
+def _facts(point: Point, speed_up: float, base: int) -> dict[str, Any]:
+    metric = point.metric
+    return {
+        "values": dict(point.values),
+        "cells": [cell.id for cell in point.cells],
+        "ranks": point.first.ranks,
+        "grid": point.first.grid,
+        "network": point.first.network,
+        "seconds_per_epoch": asdict(point.seconds_per_epoch),
+        "seconds_per_step": asdict(point.seconds_per_step),
+        "predicted_seconds_per_epoch": point.predicted_seconds_per_epoch,
+        "speed_up": speed_up,
+        "speed_up_against_ranks": base,
+        "metric_name": point.first.metric_name,
+        "metric": None if metric is None else asdict(metric),
+        "verdict": point.first.verdict.text,
+    }
+
+
+def _note(results: Results) -> str:
+    repeated = max(len(point.cells) for point in results.points)
+    spread = f"Medians of up to {repeated} runs, with the least and the greatest. " if repeated > 1 else ""
+    return f"{spread}Times are of training alone: the median of a run's epochs, without the first if there are more."
+
+
+def _line(texts: Sequence[str]) -> str:
+    return "| " + " | ".join(text.replace("|", "\\|") for text in texts) + " |"
+
+
+def _spread(spread: Spread | None) -> str:
+    if spread is None:
+        return MISSING
+    around = "" if spread.least == spread.most else f" ({spread.least:.4g} to {spread.most:.4g})"
+    return f"{spread.median:.4g}{around}"
+
+
+def _number(value: float | None) -> str:
+    return MISSING if value is None else f"{value:.4g}"

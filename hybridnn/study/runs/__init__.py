@@ -1,0 +1,1 @@
+"""What finished runs tell: their figures, what limits each of them, and how they scale."""

@@ -1,0 +1,173 @@
+"""The file of a study: a base configuration, and the axes along which it varies."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, ValidationError
+
+from hybridnn.errors import SettingError
+from hybridnn.settings_errors import setting_error
+from hybridnn.settings_types import Section
+from hybridnn.study.axes import AXES, Axis, axis_of
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+__all__ = ["VARIANT", "Study", "load_study", "ready_studies"]
+
+VARIANT = "variant"
+"""Label of the axis that ``[variants]`` makes."""
+
+Table = dict[str, Any]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+
+
+class _Reduced(Section):
+    """``[reduced]``: what is different where a study must be short."""
+
+    base: Table = Field(default_factory=dict)
+    axes: Table = Field(default_factory=dict)
+
+
+class _StudyFile(Section):
+    """The whole file."""
+
+    name: Name
+    description: str = ""
+    base: Table = Field(default_factory=dict)
+    axes: Table
+    variants: dict[Name, Table] = Field(default_factory=dict)
+    reduced: _Reduced | None = None
+
+
+@dataclass(frozen=True)
+class Study:
+    """A study as it is to run.
+
+    Attributes
+    ----------
+    name, description : str
+    reduced : bool
+        Whether ``[reduced]`` has been applied.
+    base : mapping
+        Nested settings that all cells share.
+    axes : tuple of (Axis, list)
+        With their checked values, in the order in which cells are named.
+    """
+
+    name: str
+    description: str
+    reduced: bool
+    base: Mapping[str, Any]
+    axes: tuple[tuple[Axis, list[Any]], ...]
+
+
+def ready_studies() -> dict[str, Path]:
+    """Return the study files that come with the package, by name."""
+    folder = Path(str(files("hybridnn.hpc_jobs"))) / "studies"
+    return {path.stem: path for path in sorted(folder.glob("*.toml"))}
+
+
+def load_study(name: Path | str, *, reduced: bool = False) -> Study:
+    """Read a study.
+
+    Parameters
+    ----------
+    name : Path or str
+        A file, or the name of a ready study.
+    reduced : bool
+        Apply the file's ``[reduced]``.
+
+    Raises
+    ------
+    SettingError
+        If there is no such study, the file is not TOML, or anything in it is unknown or not allowed.
+    """
+    path = ready_studies().get(str(name), Path(name))
+    try:
+        file = _StudyFile.model_validate(_read(path))
+    except ValidationError as error:
+        raise setting_error(error, tuple(_StudyFile.model_fields)) from None
+    base, axes = deepcopy(file.base), file.axes
+    if reduced:
+        if file.reduced is None:
+            raise SettingError("--reduced", str(name), "this study has no [reduced] settings")
+        _merge(base, file.reduced.base)
+        axes = {**axes, **file.reduced.axes}
+    return Study(file.name, file.description, reduced, base, _ordered(axes, file.variants))
+
+
+def _read(path: Path) -> Table:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        ready = ", ".join(ready_studies())
+        raise SettingError("study", str(path), f"cannot be read: {error.strerror}; ready studies: {ready}") from error
+    except ValueError as error:
+        raise SettingError("study", str(path), f"is not valid TOML: {error}") from error
+
+
+def _ordered(axes: Table, variants: Mapping[str, Table]) -> tuple[tuple[Axis, list[Any]], ...]:
+    """Check the axes; variants come first, then the known axes, settings and at last the repeats."""
+    given = _flat(axes)
+    found: list[tuple[Axis, list[Any]]] = []
+    chosen = given.pop("variants", list(variants))
+    if chosen or variants:
+        found.append((_variant_axis(variants), _values("variants", chosen)))
+    for name, values in given.items():
+        axis = axis_of(name)
+        is_count = name == "repeats"
+        found.append((axis, list(range(1, axis.check(values) + 1)) if is_count else _values(name, values)))
+    checked = [(axis, [axis.check(value) for value in values]) for axis, values in found]
+    return tuple(sorted(checked, key=lambda pair: _position(pair[0])))
+
+
+def _values(name: str, values: Any) -> list[Any]:
+    if not isinstance(values, list) or not values:
+        raise SettingError(f"axes.{name}", values, "must be a list with at least one value")
+    return values
+
+
+def _flat(axes: Table, prefix: str = "") -> Table:
+    """Join nested keys, so that ``optimizer.lr`` may be written with or without quotes."""
+    flat: Table = {}
+    for key, value in axes.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return flat
+
+
+def _variant_axis(variants: Mapping[str, Table]) -> Axis:
+    def check(value: Any) -> Any:
+        if value not in variants:
+            raise SettingError("axes.variants", value, f"known in [variants]: {', '.join(variants) or 'none'}")
+        return value
+
+    return Axis("variants", VARIANT, check, lambda settings, value, ranks: _merge(settings, variants[value]))
+
+
+def _merge(into: Table, changes: Mapping[str, Any]) -> None:
+    """Replace values of nested tables, without sharing any of them."""
+    for key, value in changes.items():
+        if isinstance(value, Mapping) and isinstance(into.get(key), dict):
+            _merge(into[key], value)
+        else:
+            into[key] = deepcopy(value)
+
+
+def _position(axis: Axis) -> tuple[int, str]:
+    """Sort key: variants, the known axes, settings by name, repeats."""
+    known = list(AXES)
+    if axis.name == "repeats":
+        return len(known) + 1, ""
+    if axis.name == "variants":
+        return -1, ""
+    return (known.index(axis.name), "") if axis.name in AXES else (len(known), axis.name)

@@ -1,0 +1,85 @@
+"""``parallel.auto``: the fastest exact layout for the ranks of the job, as the machine file predicts it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from hybridnn.comm.agreement import agree, broadcast_text
+from hybridnn.comm.grid import ProcessGrid
+from hybridnn.cost.machine.find import require_machine
+from hybridnn.cost.planning.layouts import Constraints
+from hybridnn.cost.planning.plan import best_exact
+from hybridnn.cost.planning.words import layout_settings
+from hybridnn.errors import SettingError
+from hybridnn.pipeline.schedules.methods import METHODS
+from hybridnn.training.settings import ParallelSettings, Settings
+from hybridnn.training.workload_of import workload_from_settings
+
+__all__ = ["constraints_of_data", "settle_layout"]
+
+KEPT = {
+    "pipeline": "pipeline",
+    "batch": "batch",
+    "model": "model",
+    "model_split": "split",
+    "overlap": "overlap",
+    "method": "method",
+    "microbatches": "microbatches",
+    "chunks": "chunks",
+}
+"""Keys that constrain the choice where they are set, and what a constraint calls them."""
+
+REFUSED = ("stages", "partition", "vertical_sync", "weight_grad")
+"""Keys that nothing is chosen for."""
+
+
+def settle_layout(settings: Settings) -> Settings:
+    """Fill in the layout where ``parallel.auto`` asks for it; collective over all ranks of the job.
+
+    Rank 0 chooses and tells the others. Of the other keys of ``[parallel]``, those that are set to a size of the grid,
+    a split, an overlap, a method, or numbers of microbatches and chunks are kept; others are refused.
+
+    Returns
+    -------
+    Settings
+        With ``auto = false``; the same on every rank.
+
+    Raises
+    ------
+    HybridnnError
+        On every rank: there is no machine file, no layout meets the keys that are set, or none fits the memory.
+    """
+    if not settings.parallel.auto:
+        return settings
+    world = ProcessGrid().world
+    chosen = agree(world, lambda: json.dumps(_choose(settings, world.size)) if world.rank == 0 else "")
+    parallel = ParallelSettings.model_validate(json.loads(broadcast_text(world, chosen, 0)))
+    return settings.model_copy(update={"parallel": parallel})
+
+
+def constraints_of_data(settings: Settings) -> Constraints:
+    """What the distribution of the data asks of a layout: both ends of a pipeline read data."""
+    return Constraints(pipeline=1 if settings.data.distribution != "local" else None)
+
+
+def _choose(settings: Settings, ranks: int) -> dict[str, Any]:
+    """The keys of ``[parallel]`` for the fastest exact layout."""
+    wanted = vars(constraints_of_data(settings)) | _wanted(settings.parallel)
+    best = best_exact(workload_from_settings(settings), require_machine(), ranks, Constraints(**wanted))
+    return layout_settings(best.layout)
+
+
+def _wanted(parallel: ParallelSettings) -> dict[str, Any]:
+    """Constraints by the keys that are set."""
+    for key in REFUSED:
+        default = ParallelSettings.model_fields[key].default
+        if (value := getattr(parallel, key)) != default:
+            shown = list(value) if isinstance(value, tuple) else value
+            raise SettingError(f"parallel.{key}", shown, "does not go with parallel.auto, which chooses without it")
+    method = METHODS[parallel.method]
+    if "method" in parallel.model_fields_set and not method.exact:
+        exact = ", ".join(name for name, other in METHODS.items() if other.exact)
+        raise SettingError("parallel.method", method.name, f"parallel.auto chooses among the exact methods: {exact}")
+    given = {KEPT[key]: getattr(parallel, key) for key in KEPT if key in parallel.model_fields_set}
+    return {key: value for key, value in given.items() if value is not None}

@@ -1,0 +1,136 @@
+"""Everything that a finished run folder tells: settings, header, records, and predictions where there are any."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any, TypeVar
+
+from hybridnn.errors import DataError, SettingError
+from hybridnn.training.history import EpochRecord, MeasuredStep, PredictedStep, RunHeader, StageHeader, StepRecord
+from hybridnn.training.run_folder import CONFIG, HISTORY, read_history, run_status
+from hybridnn.training.settings import Settings
+from hybridnn.training.settings_file import load_settings
+
+__all__ = ["RunRecord", "read_run", "require_finished"]
+
+Made = TypeVar("Made")
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """A finished run.
+
+    Attributes
+    ----------
+    folder : Path
+        Where it was read.
+    settings : Settings
+        With the grid that ran.
+    header : RunHeader
+    steps : tuple of StepRecord
+    epochs : tuple of EpochRecord
+        At least one.
+    seconds : float
+        Wall time of the training, evaluation included.
+    prediction : PredictedStep or None
+        None where the run had no machine file.
+    measured : tuple of MeasuredStep
+        One per epoch, or none.
+    """
+
+    folder: Path
+    settings: Settings
+    header: RunHeader
+    steps: tuple[StepRecord, ...]
+    epochs: tuple[EpochRecord, ...]
+    seconds: float
+    prediction: PredictedStep | None
+    measured: tuple[MeasuredStep, ...]
+
+    @property
+    def settled_epochs(self) -> tuple[EpochRecord, ...]:
+        """Epochs to take times from: without the first, which warms up caches and connections, if there are more."""
+        return self.epochs[1:] or self.epochs
+
+    @property
+    def settled_steps(self) -> tuple[MeasuredStep, ...]:
+        """The measured steps of those epochs."""
+        return self.measured[1:] or self.measured
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Optimizer steps in every epoch."""
+        return self.epochs[-1].step // self.epochs[-1].epoch
+
+    @property
+    def seconds_per_epoch(self) -> float:
+        """Training time of an epoch on rank 0, evaluation excluded: the median of the settled epochs."""
+        return median(epoch.compute_seconds + epoch.communication_seconds for epoch in self.settled_epochs)
+
+
+def read_run(folder: Path) -> RunRecord:
+    """Read a run folder.
+
+    Raises
+    ------
+    DataError
+        If `folder` holds no run, one that did not end well, or damaged or incomplete files.
+    """
+    require_finished(folder)
+    try:
+        settings = load_settings(folder / CONFIG)
+    except SettingError as error:
+        raise DataError(f"{folder / CONFIG}: {error}") from error
+    history = read_history(folder)
+    lines: dict[str, list[dict[str, Any]]] = {}
+    for line in (folder / HISTORY).read_text(encoding="utf-8").splitlines():
+        values = json.loads(line)
+        lines.setdefault(values.pop("kind"), []).append(values)
+    if "header" not in lines or not history.epochs:
+        raise DataError(f"{folder / HISTORY}: has no {'epoch' if 'header' in lines else 'header'}")
+    made = [_from(folder, _header, values) for values in lines["header"]]
+    predictions = [_from(folder, lambda v: PredictedStep(**v), values) for values in lines.get("prediction", [])]
+    return RunRecord(
+        folder,
+        settings,
+        made[0],
+        tuple(history.steps),
+        tuple(history.epochs),
+        _from(folder, lambda v: float(v["seconds"]), lines["end"][0]),
+        predictions[0] if predictions else None,
+        tuple(_from(folder, lambda v: MeasuredStep(**v), values) for values in lines.get("measured", [])),
+    )
+
+
+def require_finished(folder: Path) -> None:
+    """Refuse a folder without a run, or whose run did not end well.
+
+    Raises
+    ------
+    DataError
+        Saying which of the two it is.
+    """
+    try:
+        status = run_status(folder)
+    except (OSError, UnicodeDecodeError):  # a file of another program, or in place of the folder
+        status = "absent"
+    if status == "absent":
+        raise DataError(f"{folder} is not a run folder: it has no readable {HISTORY}")
+    if status == "unfinished":
+        raise DataError(f"{folder}: the run did not end well, or is still running")
+
+
+def _from(folder: Path, make: Callable[[dict[str, Any]], Made], values: dict[str, Any]) -> Made:
+    try:
+        return make(values)
+    except (TypeError, ValueError, LookupError) as error:
+        raise DataError(f"{folder / HISTORY}: not written by this version of hybridnn: {error}") from error
+
+
+def _header(values: dict[str, Any]) -> RunHeader:
+    stages = tuple(StageHeader(**{**stage, "layers": tuple(stage["layers"])}) for stage in values["stages"])
+    return RunHeader(**{**values, "stages": stages, "sizes": tuple(values["sizes"])})

@@ -1,0 +1,133 @@
+"""What the settings of a run mean for the cost models: the workload, and the layout that the trainer would settle."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hybridnn.comm.placement import resolve_axes, resolve_stages
+from hybridnn.cost.machine.machine import Machine
+from hybridnn.cost.planning.balance import balanced_layers
+from hybridnn.cost.prediction.workload import Layout, Workload
+from hybridnn.datasets import Dataset, count_tests
+from hybridnn.errors import SettingError
+from hybridnn.nn.mlp import MLP
+from hybridnn.parallel.layer_split import split_layers
+from hybridnn.training.made_of_settings import describe_data, make_model, make_optimizer, make_pipelining
+from hybridnn.training.pipelining import PipelinePlan, plan_pipeline
+from hybridnn.training.settings import DataSettings, OptimizerSettings, Settings
+
+__all__ = ["layout_from_settings", "layout_of_plan", "workload_from_settings", "workload_of_run"]
+
+
+@dataclass(frozen=True)
+class _Shape:
+    features: int
+    outputs: int
+    samples: int
+    task: str
+
+
+def workload_from_settings(settings: Settings) -> Workload:
+    """The training run of `settings`, with the shape of its data; only a file of the user's is read for that.
+
+    Raises
+    ------
+    HybridnnError
+        As the trainer would: the data do not exist, or an option does not fit them.
+    """
+    shape = _training_shape(settings.data)
+    model = make_model(settings.model, shape.features, shape.outputs, shape.task)
+    return workload_of_run(settings, model, shape.samples, shape.task)
+
+
+def workload_of_run(settings: Settings, model: MLP, train_samples: int, task: str) -> Workload:
+    """The training run of `settings` where the data are known already."""
+    return Workload(
+        model,
+        train_samples,
+        settings.training.batch_size,
+        settings.training.dtype,
+        _optimizer_name(settings.optimizer),
+        classification=task == "classification",
+        clips=settings.training.clip_norm is not None,
+        distribution=settings.data.distribution,
+    )
+
+
+def layout_from_settings(settings: Settings, ranks: int, model: MLP, machine: Machine | None = None) -> Layout:
+    """The layout in which so many ranks would train.
+
+    Parameters
+    ----------
+    settings : Settings
+    ranks : int
+    model : MLP
+    machine : Machine, optional
+        Needed with ``parallel.partition = "profile"``: layers are dealt out by its times, not by measured ones.
+
+    Raises
+    ------
+    SettingError, GridError
+        As the trainer would.
+    """
+    parallel = settings.parallel
+    if parallel.stages:
+        stages = resolve_stages(ranks, [(stage.batch, stage.model) for stage in parallel.stages])
+    else:
+        pipeline, batch, model_ranks = resolve_axes(ranks, parallel.pipeline, parallel.batch, parallel.model)
+        stages = ((batch, model_ranks),) * pipeline
+    plan = plan_pipeline(
+        make_pipelining(parallel),
+        model,
+        len(stages),
+        batch_size=settings.training.batch_size,
+        optimizer=make_optimizer(settings.optimizer),
+        clip_norm=settings.training.clip_norm,
+        distribution=settings.data.distribution,
+    )
+    layers = plan.layers
+    if parallel.partition == "profile" and len(stages) > 1:
+        if machine is None:
+            raise SettingError("parallel.partition", "profile", "needs a machine file where no layers are timed")
+        # Of the data nothing but the minibatch counts here.
+        workload = workload_of_run(settings, model, settings.training.batch_size, "")
+        layers = balanced_layers(workload, machine, stages, chunks=plan.chunks, microbatches=plan.microbatches)
+    layout = layout_of_plan(plan, stages, layers, split=parallel.model_split, overlap=parallel.overlap)
+    for stage, (_, model_ranks) in enumerate(stages):
+        for chunk in range(plan.chunks):
+            split_layers(layout.layers_of(model, stage, chunk), layout.split, model_ranks, 0)  # refuses empty shards
+    return layout
+
+
+def layout_of_plan(
+    plan: PipelinePlan, stages: tuple[tuple[int, int], ...], layers: tuple[int, ...], *, split: str, overlap: bool
+) -> Layout:
+    """The layout of a settled pipeline on stages of so many batch and model ranks."""
+    return Layout(
+        stages,
+        layers,
+        split,
+        overlap,
+        plan.method.name,
+        plan.microbatches,
+        plan.chunks,
+        plan.vertical_sync,
+        plan.merges,
+    )
+
+
+def _training_shape(settings: DataSettings) -> _Shape:
+    found = describe_data(settings)
+    if isinstance(found, Dataset):
+        samples, tests = found.train.samples, 0 if found.test is None else found.test.samples
+    else:
+        samples, tests = found.train_samples, found.test_samples
+    if not tests:
+        samples -= count_tests(samples, settings.test_fraction)
+    return _Shape(found.features, found.outputs, samples, found.task)
+
+
+def _optimizer_name(settings: OptimizerSettings) -> str:
+    if settings.name != "sgd":
+        return "adam"
+    return "momentum" if settings.momentum else "sgd"

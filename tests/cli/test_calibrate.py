@@ -1,0 +1,103 @@
+"""`hybridnn calibrate`: the file, the tables, the plot, and wrong input; not what was measured."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hybridnn.cost.machine.machine_file import read_machine
+from mpi_runner.launch import JobResult
+
+Run = Callable[..., tuple[int, str, str]]
+CALIBRATE = [sys.executable, "-m", "hybridnn", "calibrate"]
+WITHOUT_COMPUTING = """
+from hybridnn.cli.main import main
+from hybridnn.cost.calibration import calibrate
+from hybridnn.cost.machine.machine_file import read_machine
+
+calibrate.calibrate_compute = lambda *arguments: (read_machine("cluster-1024").compute, [])
+main()
+"""
+
+
+@pytest.mark.timeout(240)
+def test_two_ranks_write_one_file_and_print_once(run_mpi: Callable[..., JobResult], tmp_path: Path) -> None:
+    command = [*CALIBRATE, "--out", "two.toml", "--seconds", "1", "--plot", "fit.png", "--name", "here"]
+    result = run_mpi(2, command, timeout=180, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    machine = read_machine(tmp_path / "two.toml")
+    assert machine.name == "here"
+    assert {cost.operation for cost in machine.collectives} == {"allreduce", "allgather", "broadcast", "barrier"}
+    assert {entry.dtype for entry in machine.compute} == {"float32", "float64"}
+    assert (tmp_path / "fit.png").read_bytes().startswith(b"\x89PNG")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["fit.png", "two.toml"]
+    assert result.stdout.count("two.toml: use it with `hybridnn plan SETTINGS.toml --ranks N --machine two.toml`") == 1
+    first_words = [line.split()[0] for line in result.stdout.splitlines() if line.strip()]
+    for operation in ("send", "allreduce", "allgather", "broadcast", "iallreduce", "overlap:"):
+        assert first_words.count(operation) == 1
+    assert max(map(len, result.stdout.splitlines())) <= 100
+
+    before = (tmp_path / "two.toml").read_bytes()
+    again = run_mpi(2, [*CALIBRATE, "--out", "two.toml", "--seconds", "1"], timeout=25, cwd=tmp_path)
+    assert again.returncode == 2
+    assert again.stderr.count("Error: --out = 'two.toml': is there already; name another file, or replace it") == 1
+    assert (tmp_path / "two.toml").read_bytes() == before
+
+
+def test_json_has_the_machine_that_is_in_the_file(run_mpi: Callable[..., JobResult], tmp_path: Path) -> None:
+    options = ["--seconds", "0.5", "--memory", "1e9", "--format", "json"]
+    result = run_mpi(3, [sys.executable, "-c", WITHOUT_COMPUTING, "calibrate", *options], timeout=60, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    found = json.loads(result.stdout)
+    machine = read_machine(tmp_path / "machine.toml")
+    assert found["machine"] == json.loads(machine.model_dump_json())
+    assert machine.memory_bytes_per_rank == 1e9
+    for fit in found["communication"]:
+        assert fit["ranks"] in (2, 3)
+        assert all(segment["alpha_seconds"] >= 0 for segment in fit["segments"])
+        fitted = [one["nbytes"] for one in fit["samples"] if not one["held_out"]]
+        held_out = [one["nbytes"] for one in fit["samples"] if one["held_out"]]
+        assert fitted
+        if fit["operation"] != "barrier":
+            assert fit["held_out_error"]["sizes"] == len(held_out) > 0
+
+
+def test_one_rank_says_what_cannot_be_measured(run_hybridnn: Run) -> None:
+    Path("machine.toml").write_text("")
+    code, out, err = run_hybridnn("calibrate", "--seconds", "0.5", "--force")
+    assert (code, err) == (0, "")
+    for what in ("messages need 2 ranks", "collectives need 2 ranks", "overlap needs 2 ranks"):
+        assert f"not measured: {what}" in out
+    machine = read_machine("machine.toml")
+    assert machine.collectives == ()
+    assert "messages need 2 ranks" in machine.about["not_measured"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--seconds", "0"], "--seconds = 0.0: above 0"),
+        (["--seconds", "nan"], "--seconds = nan: above 0"),
+        (["--memory", "-5"], "--memory = -5.0: bytes, 1 or more"),
+        (["--out", "machine.yaml"], "--out = 'machine.yaml': the name of the file must end in .toml"),
+        (["--out", "no/machine.toml"], "--out = 'no/machine.toml': there is no folder no"),
+        (["--out", "folder.toml"], "--out = 'folder.toml': is a folder, not a file"),
+        (["--out", "old.toml"], "--out = 'old.toml': is there already"),
+        (["--plot", "fit.svg"], "--plot = 'fit.svg': the name of the file must end in .png"),
+        (["--plot", "fit.png"], "--plot = 'fit.png': there are no messages to plot with one rank"),
+        (["--name", ""], "--name = '': must not be empty"),
+        (["--seed", "-1"], "--seed"),
+    ],
+)
+def test_wrong_input_is_one_line_and_exit_code_2(run_hybridnn: Run, arguments: list[str], message: str) -> None:
+    Path("folder.toml").mkdir()
+    Path("old.toml").write_text("")
+    code, out, err = run_hybridnn("calibrate", *arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("Error: ")
+    assert message in err
+    assert err.count("\n") == 1

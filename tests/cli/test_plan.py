@@ -1,0 +1,137 @@
+"""`hybridnn plan`: the table, the JSON with the same figures, settings that can be used, and wrong input."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hybridnn.cost.machine.machine_file import write_machine
+from hybridnn.cost.prediction.predict import predict
+from hybridnn.training.settings_file import load_settings
+from hybridnn.training.workload_of import layout_from_settings, workload_from_settings
+from reference.machines import make_machine
+
+Run = Callable[..., tuple[int, str, str]]
+
+NETWORK = ["--set", "model.hidden=[64,64,64]"]
+MACHINE = make_machine(alpha=1e-6, beta=1e-9, multiply_add=1e-10, call=1e-6, ranks_per_node=8)
+
+
+@pytest.fixture
+def run(run_hybridnn: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run ``hybridnn plan`` in a folder with a machine file."""
+    monkeypatch.delenv("HYBRIDNN_MACHINE", raising=False)
+    write_machine(MACHINE, tmp_path / "machine.toml")
+    return partial(run_hybridnn, "plan", *NETWORK)
+
+
+def facts(run: Run, *arguments: str) -> dict[str, Any]:
+    code, text, err = run(*arguments, "--format", "json")
+    assert (code, err) == (0, "")
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
+def test_figures_are_those_of_the_prediction(run: Run) -> None:
+    found = facts(run, "--ranks", "4", "--top", "20")
+    assert (found["machine"], found["ranks"], len(found["options"])) == ("made up", 4, 20)
+    settings = load_settings(None, NETWORK[1:])
+    workload = workload_from_settings(settings)
+    for option in found["options"]:
+        changes = [f"parallel.{key}={json.dumps(value)}" for key, value in option["parallel"].items()]
+        chosen = load_settings(None, [*NETWORK[1:], *changes])
+        expected = predict(workload, layout_from_settings(chosen, 4, workload.model), MACHINE)
+        assert option["seconds_per_step"] == pytest.approx(expected.seconds_per_step)
+        assert option["seconds_per_epoch"] == pytest.approx(expected.seconds_per_epoch)
+        assert option["bytes_per_step"] == expected.bytes_per_step
+        assert option["memory_bytes"] == expected.memory_bytes
+        assert (option["staleness"] == "exact") == expected.layout.exact
+    assert sum(option["best"] for option in found["options"]) == 1
+    assert sum(option["best_exact"] for option in found["options"]) == 1
+    assert found["options"][0]["best"]
+
+
+def test_the_table_fits_and_its_settings_choose_the_best(run: Run) -> None:
+    code, text, err = run("--ranks", "4", "--top", "5")
+    assert (code, err) == (0, "")
+    table, _, conclusions = text.partition("times and bytes of a step")
+    assert max(map(len, table.splitlines())) <= 100
+    assert "…" not in table
+    best = next(option for option in facts(run, "--ranks", "4")["options"] if option["best_exact"])
+    line = next(line for line in conclusions.splitlines() if line.startswith("to use the best exact"))
+    words = shlex.split(line.partition(": ")[2])
+    assert words[::2] == ["--set"] * (len(words) // 2)
+    chosen = load_settings(None, [*NETWORK[1:], *words[1::2]])
+    layout = layout_from_settings(chosen, 4, workload_from_settings(chosen).model)
+    assert (len(layout.stages), *layout.stages[0]) == tuple(
+        best["parallel"][key] for key in ("pipeline", "batch", "model")
+    )
+    assert re.search(r"wins over .* by .* a step", conclusions)
+    assert re.search(r"-bound (above|up to|from)", conclusions)
+
+
+def test_settings_in_the_file_that_are_right_already_are_not_repeated(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text("[parallel]\nstages = [{ batch = 3 }, {}]\n")
+    _, text, _ = run("run.toml", "--ranks", "1")
+    line = next(line for line in text.splitlines() if line.startswith("to use the best exact"))
+    # All ranks go to the batch axis without a setting, but it is said.
+    assert line.endswith(": --set parallel.stages=[] --set parallel.batch=1")
+
+
+def test_without_ranks_all_of_the_machine_are_used(run: Run) -> None:
+    assert facts(run)["ranks"] == 8
+    code, text, _ = run("--ranks", "16")
+    assert code == 0
+    assert "The machine is made for 8 ranks: more of them take turns." in text
+
+
+def test_where_the_machine_comes_from(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    named = make_machine(call=1e-6).model_copy(update={"name": "named"})
+    write_machine(named, tmp_path / "other.toml")
+    monkeypatch.setenv("HYBRIDNN_MACHINE", "other.toml")
+    assert facts(run, "--ranks", "2")["machine"] == "named"
+    assert facts(run, "--ranks", "2", "--machine", "machine.toml")["machine"] == "made up"
+    monkeypatch.delenv("HYBRIDNN_MACHINE")
+    assert facts(run, "--ranks", "2")["machine"] == "made up"
+    (tmp_path / "machine.toml").unlink()
+    code, out, err = run("--ranks", "2")
+    assert (code, out) == (2, "")
+    assert err.startswith("Error: machine file = 'machine.toml': there is none in this folder")
+    assert "hybridnn calibrate" in err
+    assert err.count("\n") == 1
+
+
+def test_data_that_rank_0_hands_out_leave_no_pipeline(run: Run) -> None:
+    found = facts(run, "--ranks", "4", "--set", "data.distribution=scatter", "--top", "100")
+    assert {option["parallel"]["pipeline"] for option in found["options"]} == {1}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--ranks", "1000000007"], "is the largest number up to 1000000007 that this model can use"),
+        (["--machine", "nowhere.toml"], "nowhere.toml: cannot be read"),
+        (["--set", "training.batch=3"], "unknown setting training.batch"),
+        (["missing.toml"], "settings file = 'missing.toml'"),
+    ],
+)
+def test_wrong_input_is_one_line(run: Run, arguments: list[str], message: str) -> None:
+    code, out, err = run(*arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("Error: ")
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_too_little_memory_says_how_much_is_missing(run: Run, tmp_path: Path) -> None:
+    write_machine(make_machine(memory=5000.0), tmp_path / "machine.toml")
+    code, _, err = run("--ranks", "2")
+    assert code == 2
+    assert re.search(r"no layout of 2 ranks fits; the smallest, .*, needs [\d,]+ bytes per rank, [\d,]+ more", err)

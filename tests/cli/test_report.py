@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from reference.finished_runs import prediction_line, write_run
+
+Run = Callable[..., tuple[int, str, str]]
+
+MEASURED = {
+    "kind": "measured",
+    "epoch": 1,
+    "seconds_per_step": 0.2,
+    "instructions": {"forward": 0.04},
+    "communication": 0.09,
+    "waiting": 0.03,
+}
+
+
+def _rows(text: str) -> list[list[str]]:
+    return [re.split(r" {2,}", line.strip()) for line in text.splitlines()]
+
+
+def test_one_run_shows_measured_beside_predicted(run_hybridnn: Run, tmp_path: Path) -> None:
+    write_run(tmp_path / "run", ranks=2, seconds=[2.0], lines=[prediction_line(0.25), MEASURED])
+    code, out, _ = run_hybridnn("report", "run")
+    assert code == 0
+    rows = _rows(out)
+    assert ["whole step", "200", "250", "+25%"] in rows
+    assert ["forward", "40", "50", "+25%"] in rows
+    assert ["update", "-", "25", "-"] in rows
+    assert ["bytes per step", "500", "4,000"] in rows
+    assert "communication 45%, waiting 15%" in out
+    assert "limited by: communication: 45% of the step" in out
+    assert "predicted for laptop, ms per step: computing 150, communication 50" in out
+    assert "2 x 1 (batch x model)" in out
+
+
+def test_run_without_prediction_shows_dashes(run_hybridnn: Run, tmp_path: Path) -> None:
+    write_run(tmp_path / "run", seconds=[2.0])
+    code, out, _ = run_hybridnn("report", "run")
+    assert code == 0
+    assert ["whole step", "200", "-", "-"] in _rows(out)
+    assert "predicted for" not in out
+
+
+def test_several_runs_make_a_scaling_table(run_hybridnn: Run, tmp_path: Path) -> None:
+    write_run(tmp_path / "four", ranks=4, grid=(1, 2, 2), seconds=[1.0], lines=[prediction_line(0.05)])
+    write_run(tmp_path / "one", seconds=[3.0], lines=[prediction_line(0.2)], communication_share=0.0)
+    write_run(tmp_path / "two", ranks=2, seconds=[2.0])
+    code, out, _ = run_hybridnn("report", "four", "one", "two")
+    assert code == 0
+    assert "64-64-64-10 on digits (1,000 training samples); speed-up against 1 rank, one\n" in out
+    rows = _rows(out)
+    assert ["1", "1x1", "-", "100", "3", "1.00", "100%", "1.00", "-33%", "0%", "-"] in rows
+    assert ["2", "2x1", "-", "100", "2", "1.50", "75%", "-", "-", "25%", "-"] in rows
+    assert ["4", "2x2", "-", "100", "1", "3.00", "75%", "4.00", "-50%", "25%", "-"] in rows
+    assert "2 ranks, 2x1: communication and waiting: 25% of the step" in out
+
+
+def test_json_has_the_same_figures_with_units(run_hybridnn: Run, tmp_path: Path) -> None:
+    write_run(tmp_path / "one", seconds=[3.0], lines=[prediction_line(0.2), MEASURED])
+    write_run(tmp_path / "two", ranks=2, seconds=[2.0])
+    code, out, _ = run_hybridnn("report", "one", "--format", "json")
+    facts = json.loads(out)
+    assert (facts["seconds_per_step"], facts["predicted_seconds_per_step"]) == (0.3, 0.2)
+    assert facts["bytes_per_step"] == 500
+    forward = facts["instructions"][0]
+    assert (forward["kind"], forward["seconds_per_step"]) == ("forward", 0.04)
+    assert forward["predicted_seconds_per_step"] == pytest.approx(0.04)
+    assert forward["error"] == pytest.approx(0.0)
+    assert facts["prediction"]["machine"] == "laptop"
+    code, out, _ = run_hybridnn("report", "one", "two", "--format", "json", "--out", "bars.png")
+    assert code == 0
+    (group,) = json.loads(out)["groups"]
+    assert (group["base"], group["base_ranks"]) == ("one", 1)
+    assert [run["speed_up"] for run in group["runs"]] == [1, 1.5]
+    assert [run["efficiency"] for run in group["runs"]] == [1, 0.75]
+    assert group["runs"][1]["predicted_speed_up"] is None
+    assert (tmp_path / "bars.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["foreign"], "foreign is not a run folder"),
+        (["absent"], "absent is not a run folder"),
+        (["done", "unfinished"], "unfinished: the run did not end well, or is still running"),
+        (["done", "--out", "bars.svg"], "with --format png the file must end in .png"),
+        (["done", "--out", "no/bars.png"], "there is no folder no"),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_code_two(
+    run_hybridnn: Run, tmp_path: Path, arguments: list[str], message: str
+) -> None:
+    (tmp_path / "foreign").mkdir()
+    write_run(tmp_path / "done")
+    write_run(tmp_path / "unfinished", ended=False)
+    code, out, err = run_hybridnn("report", *arguments)
+    assert (code, out) == (2, "")
+    assert message in err
+    assert err.count("\n") == 1

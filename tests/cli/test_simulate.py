@@ -1,0 +1,123 @@
+"""`hybridnn simulate`: drawing, figures, curves, and mistakes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Run = Callable[..., tuple[int, str, str]]
+
+SETTINGS = """\
+[data]
+name = "synthetic"
+[model]
+hidden = [32, 32, 32]
+[training]
+batch_size = 256
+[parallel]
+pipeline = 2
+method = "1f1b"
+microbatches = 4
+"""
+
+MACHINE = ("--machine", "cluster-1024")
+
+
+@pytest.fixture
+def simulate(run_hybridnn: Run, tmp_path: Path) -> Run:
+    """Run ``hybridnn simulate`` on the settings above."""
+    (tmp_path / "settings.toml").write_text(SETTINGS)
+    return lambda *arguments: run_hybridnn("simulate", "settings.toml", *arguments)
+
+
+def facts(simulate: Run, *arguments: str) -> dict[str, Any]:
+    code, out, error = simulate("--format", "json", *MACHINE, *arguments)
+    assert (code, error) == (0, "")
+    value = json.loads(out)
+    assert isinstance(value, dict)
+    return value
+
+
+def test_text(simulate: Run) -> None:
+    code, out, error = simulate("--ranks", "8", *MACHINE)
+    assert (code, error) == (0, "")
+    assert "1f1b: 2 stages, 1 minibatch, 4 microbatches each, simulated" in out
+    assert "8 ranks of cluster-1024: 1f1b over 2 stages of 4 x 1 (batch x model), 4 microbatches" in out
+    assert "ms per step" in out
+    assert "without jitter" not in out
+
+
+def test_json(simulate: Run) -> None:
+    value = facts(simulate, "--ranks", "8", "--minibatches", "3")
+    assert (value["ranks"], value["minibatches"], value["microbatches"]) == (8, 3, 4)
+    assert value["seconds"] == pytest.approx(3 * value["seconds_per_step"])
+    for parts in (value["mean_of_ranks"], *value["stages"]):
+        names = ("computing", "communication", "bubble")
+        total = sum(parts[f"{name}_seconds_per_step"] for name in names)
+        assert total == pytest.approx(value["seconds_per_step"])
+    assert value["undisturbed_seconds_per_step"] == value["seconds_per_step"]
+    assert len(value["drawing"]["rows"]) == 2
+
+
+def test_a_slow_rank_and_jitter(simulate: Run) -> None:
+    slow = facts(simulate, "--ranks", "8", "--slow", "7:4")
+    assert slow["seconds_per_step"] > 1.5 * slow["undisturbed_seconds_per_step"]
+    some = [facts(simulate, "--ranks", "8", "--jitter", "0.3", "--seed", seed) for seed in ("1", "1", "2")]
+    assert some[0] == some[1]
+    assert some[0]["seconds_per_step"] != some[2]["seconds_per_step"]
+    code, out, _ = simulate("--ranks", "8", *MACHINE, "--slow", "7:4")
+    assert code == 0
+    assert "without jitter and slow ranks" in out
+
+
+def test_pictures(simulate: Run, tmp_path: Path) -> None:
+    assert simulate("--ranks", "4", *MACHINE, "--out", "run.svg")[0] == 0
+    assert (tmp_path / "run.svg").read_text().startswith("<svg")
+    assert simulate("--ranks", "4", *MACHINE, "--out", "run.png")[0] == 0
+    assert simulate("--ranks", "4", *MACHINE, "--curve", "weak", "--out", "curve.png")[0] == 0
+    for name in ("run.png", "curve.png"):
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+
+
+def test_curves(simulate: Run) -> None:
+    curve = facts(simulate, "--ranks", "512", "--curve", "strong")
+    assert [point["ranks"] for point in curve["points"]] == [1, 2, 4, 8, 16, 32, 64, 128]
+    assert {point["batch_size"] for point in curve["points"]} == {256}
+    assert curve["left_out_ranks"] == [256, 512]
+    code, out, _ = simulate("--ranks", "16", *MACHINE, "--curve", "weak")
+    assert code == 0
+    assert "weak scaling" in out
+    assert "2048" in out  # the minibatch of eight replicas
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--ranks", "7"], "does not fit 7 ranks"),
+        (["--ranks", "262144"], "ranks = 262144: at most 131072"),
+        (["--ranks", "256", "--set", "parallel.model=128"], "32"),
+        (["--ranks", "1024"], "at least 2048 samples for 4 microbatches on 512 batch ranks"),
+        (["--ranks", "8", "--jitter", "-0.1"], "jitter"),
+        (["--ranks", "8", "--jitter", "nan"], "jitter"),
+        (["--ranks", "8", "--slow", "8:2"], "slow = 8: a rank from 0 to 7"),
+        (["--ranks", "8", "--slow", "2"], "--slow = '2': a rank and a factor, for example 3:1.5"),
+        (["--ranks", "8", "--slow", "2:2", "--slow", "2:3"], "--slow = '2:3': every rank once"),
+        (["--ranks", "8", "--slow", "2:0"], "slow = 0.0: a finite factor above 0"),
+        (["--ranks", "8", "--minibatches", "0"], "minibatches"),
+        (["--ranks", "8", "--curve", "weak", "--format", "svg"], "a curve is text, json or png"),
+        (["--ranks", "8", "--curve", "wide"], "curve"),
+        (["--ranks", "8", "--machine", "nowhere.toml"], "nowhere.toml"),
+        (["--ranks", "8", "--set", "parallel.metod=gpipe"], "parallel.metod"),
+    ],
+)
+def test_mistakes(simulate: Run, arguments: list[str], message: str) -> None:
+    """One line, exit code 2."""
+    machine = () if "--machine" in arguments else MACHINE
+    code, out, error = simulate(*machine, *arguments)
+    assert (code, out) == (2, "")
+    assert message in error
+    assert len(error.strip().splitlines()) == 1

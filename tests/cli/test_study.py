@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hybridnn.training.run_folder import run_status
+from hybridnn.training.run_record import read_run
+from mpi_runner.launch import JobResult, find_mpirun, job_environment
+from reference.finished_runs import write_run
+
+Run = Callable[..., tuple[int, str, str]]
+
+STUDY = """
+name = "tiny"
+description = "two cells"
+[base.training]
+epochs = 2
+[base.model]
+hidden = [8]
+[base.data]
+name = "synthetic"
+synthetic = {samples = 200, test_samples = 50}
+[axes]
+ranks = [1, 2]
+"""
+
+
+def _hybridnn(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the command in a process of its own, as MPI may already be loaded in this one."""
+    command = [sys.executable, "-m", "hybridnn", *arguments]
+    return subprocess.run(
+        command, cwd=folder, env=job_environment(), capture_output=True, text=True, timeout=100, check=False
+    )
+
+
+def test_real_study_runs_goes_on_and_is_reported(tmp_path: Path) -> None:
+    (tmp_path / "tiny.toml").write_text(STUDY)
+    run = ["study", "run", "tiny.toml", "--limit", "60", "--launcher", f"{find_mpirun()} -n {{ranks}}"]
+    first = _hybridnn(tmp_path, *run)
+    assert first.returncode == 0, first.stdout + first.stderr
+    assert "2 of 2 cells to run" in first.stdout
+    assert "[2/2] finished ranks-2" in first.stdout
+    folder = tmp_path / "runs" / "studies" / "tiny"
+    assert [read_run(folder / "cells" / f"ranks-{ranks}").header.ranks for ranks in (1, 2)] == [1, 2]
+    histories = [(folder / "cells" / f"ranks-{ranks}" / "history.jsonl").read_bytes() for ranks in (1, 2)]
+
+    again = _hybridnn(tmp_path, *run)
+    assert again.returncode == 0
+    assert "0 of 2 cells to run" in again.stdout
+    assert [(folder / "cells" / f"ranks-{ranks}" / "history.jsonl").read_bytes() for ranks in (1, 2)] == histories
+
+    report = _hybridnn(tmp_path, "study", "report", "runs/studies/tiny", "--format", "json")
+    assert report.returncode == 0, report.stderr
+    facts = json.loads(report.stdout)
+    assert (facts["study"], facts["finished_cells"], facts["unfinished"]) == ("tiny", 2, [])
+    assert [point["ranks"] for point in facts["points"]] == [1, 2]
+    assert facts["points"][0]["speed_up"] == 1
+    assert (folder / "report" / "index.html").is_file()
+    assert set(facts["files"]) == {f"runs/studies/tiny/report/{path.name}" for path in (folder / "report").iterdir()}
+
+
+def test_failed_cell_gives_exit_code_one_and_its_error(tmp_path: Path) -> None:
+    text = STUDY.replace("ranks = [1, 2]", '"optimizer.lr" = [0.01, 1e30]')
+    (tmp_path / "tiny.toml").write_text(text)
+    result = _hybridnn(tmp_path, "study", "run", "tiny.toml", "--launcher", "env", "--out", "here")
+    assert result.returncode == 1
+    assert "1 of 2 cells are finished" in result.stdout
+    assert "failed: here/cells/optimizer.lr-1e+30\n  exit code 1: Error: the loss became" in result.stdout
+    assert run_status(tmp_path / "here" / "cells" / "optimizer.lr-0.01") == "finished"
+
+
+def test_dry_run_lists_cells_commands_and_what_is_skipped(run_hybridnn: Run, tmp_path: Path) -> None:
+    (tmp_path / "tiny.toml").write_text(STUDY + 'grids = ["1x1", "2x1"]\n')
+    write_run(tmp_path / "out" / "cells" / "ranks-1_grid-1x1", ended=False)
+    code, out, _ = run_hybridnn(
+        "study", "run", "tiny.toml", "--launcher", "env -u {ranks}", "--out", "out", "--dry-run"
+    )
+    assert code == 0
+    assert "waiting   ranks-1_grid-1x1\n" in out
+    settings = "out/cells/ranks-2_grid-2x1/settings.toml"
+    assert f"env -u 2 {sys.executable} -m hybridnn train {settings} --set" in out
+    assert "skipped   ranks-2_grid-1x1\n" in out
+    assert out.endswith("2 cells, 2 skipped, in out\n")
+    assert not (tmp_path / "out" / "study.json").exists()
+
+
+def test_ready_studies_are_listed_and_run_by_name(run_hybridnn: Run) -> None:
+    code, out, _ = run_hybridnn("study", "list")
+    assert code == 0
+    assert "laugier-figure-6\n" in out
+    code, out, _ = run_hybridnn("study", "list", "--format", "json")
+    assert "laugier-figure-7" in [study["name"] for study in json.loads(out)]
+    options = ("--reduced", "--dry-run", "--launcher", "env N={ranks}")
+    code, out, _ = run_hybridnn("study", "run", "laugier-figure-5", *options)
+    assert code == 0
+    assert out.endswith("in runs/studies/laugier-figure-5-reduced\n")
+
+
+def test_study_does_not_run_inside_a_job(run_mpi: Callable[..., JobResult], tmp_path: Path) -> None:
+    result = run_mpi(2, [sys.executable, "-m", "hybridnn", "study", "run", "laugier-figure-5"], cwd=tmp_path)
+    assert result.returncode == 2
+    assert result.stderr.count("Error: study run starts the launcher itself") == 1
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["study", "run", "none.toml"], "study = 'none.toml': cannot be read"),
+        (["study", "run", "bad.toml"], "axes = 'colour': not an axis; known are ranks, grids"),
+        (["study", "run", "tiny.toml", "--only", "zz", "--launcher", "env {ranks}"], "--only = 'zz': matches no cell"),
+        (["study", "run", "tiny.toml", "--launcher", "nothing {ranks}"], "there is no program 'nothing'"),
+        (["study", "run", "tiny.toml", "--launcher", "env"], "must hold {ranks}"),
+        (["study", "run", "tiny.toml", "--reduced"], "--reduced = 'tiny.toml': this study has no [reduced]"),
+        (["study", "report", "."], "is not the folder of a study"),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_code_two(
+    run_hybridnn: Run, tmp_path: Path, arguments: list[str], message: str
+) -> None:
+    (tmp_path / "tiny.toml").write_text(STUDY)
+    (tmp_path / "bad.toml").write_text('name = "bad"\naxes = {colour = ["red"]}')
+    code, out, err = run_hybridnn(*arguments)
+    assert code == 2
+    assert message in err
+    assert err.startswith("Error: ")
+    assert err.count("\n") == 1
+    assert out == ""
+
+
+def test_text_report_names_what_is_missing(run_hybridnn: Run, tmp_path: Path) -> None:
+    write_run(tmp_path / "s" / "cells" / "a", seconds=[2.0])
+    cells = [{"id": name, "ranks": 1, "values": {"seed": seed}} for seed, name in enumerate("ab")]
+    about = {"name": "s", "description": "", "reduced": False, "cells": cells}
+    (tmp_path / "s" / "study.json").write_text(json.dumps(about))
+    code, out, _ = run_hybridnn("study", "report", "s", "--out", "elsewhere")
+    assert code == 0
+    assert "1 of 2 cells are not finished:\n  b\n" in out
+    assert "elsewhere/index.html\n" in out
+    assert (tmp_path / "elsewhere" / "tables.md").is_file()

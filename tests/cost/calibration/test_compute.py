@@ -1,0 +1,179 @@
+"""Calibration of computing, on measurements that are made up, so that the costs behind them are known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from hybridnn import MLP, ProcessGrid
+from hybridnn.comm.group import Group
+from hybridnn.comm.recorder import Recorder
+from hybridnn.cost.calibration import compute, compute_samples
+from hybridnn.cost.calibration.compute import calibrate_compute
+from hybridnn.cost.calibration.compute_samples import (
+    Crowd,
+    ElementSample,
+    PassSample,
+    draw_shape,
+    measure_elements,
+    measure_passes,
+)
+from hybridnn.cost.calibration.compute_steps import StepCase, measure_steps
+from hybridnn.pipeline.partition.layer_passes import LayerSeconds
+from hybridnn.training.timed_run import TrainingTimer
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+CACHE_NUMBERS = 2**20 // 4
+"""The made-up cache holds 1 MiB."""
+
+
+@dataclass(frozen=True)
+class MadeUpStep:
+    """A step beside whose computations 50 µs pass, 4 µs for an instruction, and 1 ns for a number that is loaded."""
+
+    case: StepCase
+
+    @property
+    def instructions(self) -> int:
+        return 6 * self.case.microbatches
+
+    @property
+    def computing(self) -> dict[str, float]:
+        case = self.case
+        outputs = case.batch_size * case.model.sizes[-1]
+        per_output = 3e-9 if case.classification else 1e-9
+        parameters, arrays = case.model.parameters, {"sgd": 2, "momentum": 3, "adam": 4}[case.optimizer]
+        per_parameter = arrays * 1e-10 * (1.5 if parameters * arrays >= CACHE_NUMBERS else 1)
+        return {
+            "forward": 1e-3,
+            "loss": 20e-6 * case.microbatches + outputs * per_output,
+            "update": 10e-6 + parameters * per_parameter,
+        }
+
+    @property
+    def seconds(self) -> float:
+        beside = 50e-6 + 4e-6 * self.instructions + 1e-9 * self.case.loaded_numbers
+        return sum(self.computing.values()) + beside
+
+
+def made_up_passes(dtype: str, budget: float, generator: np.random.Generator, crowd: Crowd) -> list[list[PassSample]]:
+    def sample() -> PassSample:
+        outputs, inputs, samples = (int(2 ** generator.uniform(2, 11)) for _ in range(3))
+        weights = outputs * inputs
+        uncached = 3e-10 * weights * (weights >= CACHE_NUMBERS)
+        # Prices of call, outputs, inputs, weights and multiply-adds; the passes differ in the first.
+        rest = samples * (5e-10 * outputs + 2e-10 * inputs) + 4e-10 * weights + uncached + 2e-11 * weights * samples
+        noise = generator.lognormal(0, 0.02, 3)
+        return PassSample(outputs, inputs, samples, False, LayerSeconds(*((np.array([3, 4, 5]) * 1e-6 + rest) * noise)))
+
+    return [[sample() for _ in range(3)] for _ in range(150)]
+
+
+def made_up_elements(dtype: str, budget: float, generator: np.random.Generator, crowd: Crowd) -> list[ElementSample]:
+    kinds = compute_samples.ELEMENT_KINDS
+    sizes = [int(2 ** generator.uniform(6, 22)) for _ in range(20)]
+    return [ElementSample(kind, n, 1e-6 * (place + 1) + n * 1e-9) for place, kind in enumerate(kinds) for n in sizes]
+
+
+def test_prices_are_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compute, "measure_passes", made_up_passes)
+    monkeypatch.setattr(compute, "measure_elements", made_up_elements)
+    (found,), errors = calibrate_compute(ProcessGrid(), ["float32"], 0.3, 0, MadeUpStep)
+    assert found.cache_bytes == 2**20
+    for kind, call in (("forward", 3e-6), ("input_gradient", 4e-6), ("weight_gradient", 5e-6)):
+        cost = getattr(found, kind)
+        assert cost.call_seconds == pytest.approx(call, rel=0.25)
+        assert cost.output_seconds == pytest.approx(5e-10, rel=0.1)
+        assert cost.input_seconds == pytest.approx(2e-10, rel=0.2)
+        assert cost.weight_seconds == pytest.approx(4e-10, rel=0.1)
+        assert cost.uncached_weight_seconds == pytest.approx(3e-10, rel=0.2)
+        assert cost.multiply_add_seconds == pytest.approx(2e-11, rel=0.02)
+    assert all(error.mean < 0.03 for error in errors)
+    assert found.step_seconds == pytest.approx(50e-6, rel=0.01)
+    assert found.instruction_seconds == pytest.approx(4e-6, rel=0.01)
+    assert found.load.number_seconds == pytest.approx(1e-9, rel=0.01)
+    assert found.packing.number_seconds == pytest.approx(1e-9, rel=0.01)
+    place = compute_samples.ELEMENT_KINDS.index("gradient tanh")
+    assert found.activations["tanh"].gradient.call_seconds == pytest.approx(1e-6 * (place + 1), rel=0.01)
+    for name, arrays in (("sgd", 2), ("momentum", 3), ("adam", 4)):
+        update = found.updates[name]
+        assert update.call_seconds == pytest.approx(10e-6, rel=0.01)
+        assert update.number_seconds == pytest.approx(arrays * 1e-10, rel=0.01)
+        assert update.uncached_number_seconds == pytest.approx(arrays * 0.5e-10, rel=0.01)
+    for name, seconds in (("mse", 1e-9), ("cross_entropy", 3e-9)):
+        assert found.losses[name].call_seconds == pytest.approx(20e-6, rel=0.01)
+        assert found.losses[name].number_seconds == pytest.approx(seconds, rel=0.01)
+
+
+def test_held_out_networks_are_not_fitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    fitted: list[int] = []
+    original = compute._fit_pass
+
+    def counting(samples: Any, kind: str, cache: float) -> Any:
+        fitted.append(len(samples))
+        return original(samples, kind, cache)
+
+    monkeypatch.setattr(compute, "measure_passes", made_up_passes)
+    monkeypatch.setattr(compute, "measure_elements", made_up_elements)
+    monkeypatch.setattr(compute, "_fit_pass", counting)
+    _, errors = calibrate_compute(ProcessGrid(), ["float32"], 0.3, 0, MadeUpStep)
+    assert {error.samples for error in errors} == {3 * 37}
+    assert set(fitted) == {3 * (150 - 37)}
+
+
+def test_shapes_are_of_all_sizes_and_quick_to_time() -> None:
+    generator = np.random.default_rng(0)
+    drawn = [draw_shape(generator) for _ in range(400)]
+    assert {len(sizes) for sizes, _ in drawn} == {2, 3, 4, 5, 6}
+    widths = [width for sizes, _ in drawn for width in sizes]
+    assert min(widths) < 8
+    assert max(widths) > 2048
+    assert max(3 * samples * sum(np.multiply(sizes[1:], sizes[:-1])) for sizes, samples in drawn) <= 2e9
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_everything_is_measured(dtype: str) -> None:
+    generator = np.random.default_rng(0)
+    alone = Crowd(Group(None, "alone", Recorder()))
+    networks = measure_passes(dtype, 0.05, generator, alone)
+    assert all(layer.seconds.forward > 0 and layer.seconds.weight_gradient > 0 for one in networks for layer in one)
+    assert [layer.first for layer in networks[0]] == [True] + [False] * (len(networks[0]) - 1)
+    elements = measure_elements(dtype, 0.05, generator, alone)
+    assert {sample.kind for sample in elements} == set(compute_samples.ELEMENT_KINDS)
+    assert all(sample.seconds > 0 for sample in elements)
+
+
+@pytest.mark.parametrize("classification", [True, False])
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
+def test_steps_are_timed_with_the_trainer(optimizer: str, classification: bool) -> None:
+    case = StepCase(MLP([5, 4, 2], "relu"), 12, 3, "float64", optimizer, classification)
+    timed = TrainingTimer()(case)
+    # Two loads, a forward and a backward pass per microbatch; one reduction and one update.
+    assert timed.instructions == 3 * 4 + 2
+    assert set(timed.computing) == {"forward", "backward", "loss", "update"}
+    assert all(seconds > 0 for seconds in timed.computing.values())
+    assert 0 < timed.beside < timed.seconds
+
+
+def test_cases_of_steps_are_of_all_kinds() -> None:
+    seen: list[StepCase] = []
+
+    def timing(case: StepCase) -> MadeUpStep:
+        seen.append(case)
+        return MadeUpStep(case)
+
+    measure_steps("float32", 0.05, np.random.default_rng(0), Crowd(Group(None, "alone", Recorder())), timing)
+    assert {case.optimizer for case in seen} == {"sgd", "momentum", "adam"}
+    assert {case.classification for case in seen} == {True, False}
+    assert {1, 2, 4, 8} <= {case.microbatches for case in seen}
+
+
+@pytest.mark.mpi(ranks=[2])
+def test_one_rank_alone_and_both_together(comm: MPI.Intracomm) -> None:
+    found, _ = calibrate_compute(ProcessGrid(comm), ["float32"], 0.4, 0, TrainingTimer())
+    assert [one.busy_ranks for one in found] == ([1, 2] if comm.rank == 0 else [2])

@@ -1,0 +1,175 @@
+"""Fits recover what synthetic samples were made from: coefficients, borders of segments, algorithms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from math import ceil, log2
+
+import numpy as np
+import pytest
+
+from hybridnn.cost.calibration.fit import fit_collective, fit_linear, fit_segments
+from hybridnn.cost.machine.machine import Segment
+
+EAGER, RENDEZVOUS, LARGE = (4096.0, 2e-6, 1e-9), (1e6, 8e-6, 2e-10), (None, 2e-5, 4e-10)
+
+
+def noisy(seconds: float, generator: np.random.Generator, sigma: float = 0.05) -> float:
+    return seconds * float(np.exp(sigma * generator.standard_normal()))
+
+
+def sizes(count: int, most: float, generator: np.random.Generator) -> list[int]:
+    """Spread evenly on a logarithmic scale from 8 bytes up."""
+    places = (np.arange(count) + generator.uniform(size=count)) / count
+    return [round(8 * (most / 8) ** place) for place in places]
+
+
+def piecewise(nbytes: int) -> float:
+    """Seconds of a message with three regimes, written out."""
+    if nbytes <= 4096:
+        return 2e-6 + 1e-9 * nbytes
+    if nbytes <= 1_000_000:
+        return 8e-6 + 2e-10 * nbytes
+    return 2e-5 + 4e-10 * nbytes
+
+
+def at(segments: tuple[Segment, ...], nbytes: int) -> float:
+    segment = next(one for one in segments if one.up_to_bytes is None or nbytes <= one.up_to_bytes)
+    return segment.alpha_seconds + nbytes * segment.beta_seconds_per_byte
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_linear_coefficients_of_very_different_size_are_recovered(seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    features = np.exp(generator.uniform(0, 12, (200, 3))) * [1, 1e3, 1e6]
+    true = [3e-6, 2e-9, 5e-12]
+    exact = fit_linear(features, features @ true)
+    assert exact.coefficients == pytest.approx(true, rel=1e-9)
+    assert exact.mean_relative_error < 1e-9
+    fit = fit_linear(features, [noisy(seconds, generator) for seconds in features @ true])
+    assert fit.coefficients == pytest.approx(true, rel=0.1)
+    # The mean of |x| of a normal variable is sigma sqrt(2 / pi).
+    assert fit.mean_relative_error == pytest.approx(0.05 * np.sqrt(2 / np.pi), rel=0.25)
+    assert fit.seconds([1.0, 2.0, 4.0]) == pytest.approx(float(np.dot(true, [1, 2, 4])), rel=0.1)
+
+
+def test_no_coefficient_is_negative_and_a_feature_that_never_occurs_costs_nothing() -> None:
+    # 10 - x: the best line falls, the best allowed one is level. Relative error weighs 1 / t^2: sum(1/t) / sum(1/t^2).
+    x, seconds = np.arange(1.0, 9.0), 10 - np.arange(1.0, 9.0)
+    fit = fit_linear(np.column_stack([np.ones(8), x, np.zeros(8)]), seconds)
+    level = (1 / seconds).sum() / (1 / seconds**2).sum()
+    assert fit.coefficients == pytest.approx((level, 0.0, 0.0), rel=1e-9)
+    assert fit.mean_relative_error == pytest.approx(float(np.abs(level / seconds - 1).mean()))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_three_regimes_are_recovered_with_their_borders(seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    measured = [(n, noisy(piecewise(n), generator)) for n in sizes(90, 2**26, generator)]
+    segments = fit_segments(measured)
+    assert len(segments) == 3
+    for segment, (end, alpha, beta) in zip(segments, (EAGER, RENDEZVOUS, LARGE), strict=True):
+        if end is None:
+            assert segment.up_to_bytes is None
+        else:
+            assert segment.up_to_bytes == pytest.approx(end, rel=0.6)
+        assert segment.beta_seconds_per_byte == pytest.approx(beta, rel=0.2)
+        if alpha != LARGE[1]:  # 20 us in 400 us and more cannot be told from noise
+            assert segment.alpha_seconds == pytest.approx(alpha, rel=0.15)
+    for nbytes in (8, 100, 1000, 20_000, 300_000, 5_000_000, 50_000_000):
+        assert at(segments, nbytes) == pytest.approx(piecewise(nbytes), rel=0.08)
+
+
+def test_a_straight_line_stays_one_segment() -> None:
+    whole = 0
+    for seed in range(20):
+        generator = np.random.default_rng(seed)
+        measured = [(n, noisy(5e-6 + 3e-10 * n, generator)) for n in sizes(30, 2**26, generator)]
+        segments = fit_segments(measured)
+        whole += len(segments) == 1
+        for n in (8, 1000, 100_000, 50_000_000):
+            assert at(segments, n) == pytest.approx(5e-6 + 3e-10 * n, rel=0.1)
+    assert whole >= 16  # noise may look like a border now and then
+
+
+def test_repeats_of_a_size_count_by_their_median() -> None:
+    generator = np.random.default_rng(0)
+    repeats = [(n, factor * (5e-6 + 3e-10 * n)) for n in sizes(24, 2**24, generator) for factor in (1, 1, 1, 90, 0.01)]
+    (segment,) = fit_segments(repeats)
+    assert segment.alpha_seconds == pytest.approx(5e-6, rel=1e-6)
+    assert segment.beta_seconds_per_byte == pytest.approx(3e-10, rel=1e-6)
+
+
+def test_slow_outliers_hardly_move_the_fit() -> None:
+    generator = np.random.default_rng(0)
+    measured = [(n, noisy(5e-6 + 3e-10 * n, generator)) for n in sizes(30, 2**26, generator)]
+    spoilt = [(n, seconds * (8 if index in (7, 19) else 1)) for index, (n, seconds) in enumerate(measured)]
+    segments = fit_segments(spoilt)
+    for n, _ in measured:
+        assert at(segments, n) == pytest.approx(5e-6 + 3e-10 * n, rel=0.15)
+
+
+@pytest.mark.parametrize("measured", [[(4096, 2e-5)], [(4096, 1e-5), (4096, 2e-5), (4096, 9e-5)]])
+def test_a_single_size_is_met(measured: list[tuple[int, float]]) -> None:
+    segments = fit_segments(measured)
+    assert len(segments) == 1
+    assert at(segments, 4096) == pytest.approx(2e-5)
+
+
+def test_messages_without_bytes_cost_alpha_alone() -> None:
+    (segment,) = fit_segments([(0, 3e-6), (0, 4e-6), (0, 3e-6)])
+    assert (segment.alpha_seconds, segment.beta_seconds_per_byte) == (pytest.approx(3e-6), 0.0)
+
+
+def test_larger_messages_never_become_much_cheaper() -> None:
+    # Everything above 100 kB takes a quarter of what the line below would say.
+    measured = [(n, (1e-5 + 1e-9 * n) * (1 if n < 100_000 else 0.25)) for n in (2**k for k in range(3, 27))]
+    segments = fit_segments(measured)
+    at_sizes = [at(segments, n) for n in range(8, 2**20, 997)]
+    assert min(later / earlier for earlier, later in pairwise(at_sizes)) > 0.75
+
+
+Closed = Callable[[int, int, float, float], float]
+CLOSED_FORMS: dict[str, tuple[str, Closed]] = {
+    "ring": ("allreduce", lambda n, p, a, b: 2 * (p - 1) * a + 2 * n * (p - 1) / p * b),
+    "recursive_doubling": ("allreduce", lambda n, p, a, b: log2(p) * (a + n * b)),
+    "rabenseifner": ("allreduce", lambda n, p, a, b: 2 * log2(p) * a + 2 * n * (p - 1) / p * b),
+    "binomial": ("broadcast", lambda n, p, a, b: ceil(log2(p)) * (a + n * b)),
+    "scatter_ring": ("broadcast", lambda n, p, a, b: (log2(p) + p - 1) * a + 2 * n * (p - 1) / p * b),
+    "bruck": ("allgather", lambda n, p, a, b: log2(p) * a + n * (p - 1) / p * b),
+}
+
+
+@pytest.mark.parametrize("algorithm", CLOSED_FORMS)
+def test_the_algorithm_is_recognized_and_carries_to_larger_groups(algorithm: str) -> None:
+    operation, closed = CLOSED_FORMS[algorithm]
+    generator = np.random.default_rng(1)
+    alpha, beta = 2e-6, 5e-10
+    timings = {
+        ranks: [(n, noisy(closed(n, ranks, alpha, beta), generator)) for n in sizes(30, 2**26, generator)]
+        for ranks in (2, 4, 8, 16)
+    }
+    costs = fit_collective(operation, timings)
+    assert [cost.ranks for cost in costs] == [2, 4, 8, 16]
+    # For powers of two Bruck's counts are those of recursive doubling: either is right.
+    same = {"bruck": {"bruck", "recursive_doubling"}}.get(algorithm, {algorithm})
+    assert {cost.algorithm for cost in costs} <= same
+    for cost in costs:
+        assert (cost.operation, cost.spans_nodes) == (operation, False)
+    for n in (100, 10_000, 1_000_000, 50_000_000):
+        assert costs[-1].seconds(n, 64) == pytest.approx(closed(n, 64, alpha, beta), rel=0.15)
+
+
+def test_with_one_size_of_group_the_usual_algorithm_is_taken() -> None:
+    timings = {2: [(n, 1e-5 + 1e-9 * n) for n in (8, 64, 512, 4096, 32768, 262144)]}
+    found = {op: fit_collective(op, timings)[0].algorithm for op in ("allreduce", "allgather", "broadcast", "barrier")}
+    assert found == {
+        "allreduce": "rabenseifner",
+        "allgather": "bruck",
+        "broadcast": "binomial",
+        "barrier": "dissemination",
+    }
+    (cost,) = fit_collective("allreduce", timings, spans_nodes=True)
+    assert cost.spans_nodes
+    assert cost.seconds(100_000, 2) == pytest.approx(1e-5 + 1e-9 * 100_000, rel=1e-3)

@@ -1,0 +1,162 @@
+"""All layouts there are: against a count by hand, and none that the trainer would refuse."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+
+from hybridnn import MLP
+from hybridnn.cost.planning.balance import balanced_layers
+from hybridnn.cost.planning.layouts import Constraints, feasible_layouts, most_ranks
+from hybridnn.cost.prediction.workload import Layout, Workload
+from hybridnn.errors import SettingError
+from hybridnn.pipeline.checks.lint import lint
+from hybridnn.pipeline.schedules.methods import METHODS
+from reference.machines import make_machine
+
+MACHINE = make_machine()
+DEEP = Workload(MLP([8, 16, 16, 16, 16, 4]), 1000, 32)
+
+
+def layouts(workload: Workload, ranks: int, **wanted: object) -> list[Layout]:
+    return list(feasible_layouts(workload, MACHINE, ranks, Constraints(**wanted)))  # type: ignore[arg-type]  # by name
+
+
+def test_one_layer_has_batch_and_model_ranks_alone() -> None:
+    found = layouts(Workload(MLP([5, 4]), 100, 8), 8)
+    # 8 x 1, 4 x 2 and 2 x 4; 1 x 8 would leave ranks without outputs. One layer has nothing to alternate with.
+    assert [(one.stages, one.split, one.overlap) for one in found] == [
+        (((batch, model),), "columns", overlap)
+        for batch, model in ((8, 1), (4, 2), (2, 4))
+        for overlap in (True, False)
+    ]
+    assert all((one.method, one.microbatches, one.layers) == ("sequential", 1, (1,)) for one in found)
+
+
+def test_grids_are_all_ways_to_write_the_ranks_as_a_product() -> None:
+    for ranks in (1, 2, 6, 12, 16, 60):
+        expected = {
+            ((batch, model),) * pipeline
+            for pipeline, batch, model in product(range(1, 6), range(1, 33), range(1, 5))
+            if pipeline * batch * model == ranks
+        }
+        # The last layer, of 4 outputs, is the fifth: split by its outputs even where splits alternate.
+        assert {one.stages for one in layouts(DEEP, ranks)} == expected
+
+
+def test_an_alternating_split_goes_around_a_narrow_layer() -> None:
+    narrow_output = Workload(MLP([8, 16, 3]), 1000, 32)
+    found = [one for one in layouts(narrow_output, 8) if one.stages == ((1, 8),)]
+    assert {one.split for one in found} == {"alternating"}
+
+
+def test_no_layout_is_there_twice_and_each_can_run() -> None:
+    found = layouts(DEEP, 16)
+    assert len(set(found)) == len(found)
+    for layout in found:
+        assert layout.ranks == 16
+        assert sum(layout.layers) == 5
+        batch, _ = layout.stages[0]
+        # Every rank of every stage has a sample of every microbatch.
+        assert DEEP.batch_size // layout.microbatches >= batch
+        if layout.stages[0] == (16 // len(layout.stages), 1):  # the widths do not matter to the schedule
+            lint(layout.schedule(1 if layout.exact else 8))
+
+
+def test_methods_microbatches_and_chunks() -> None:
+    found = [one for one in layouts(DEEP, 2) if len(one.stages) == 2]
+    by_method = {name: sorted(one.microbatches for one in found if one.method == name) for name in METHODS}
+    cut = [2, 4, 8, 16]  # up to 8 for each of 2 stages
+    for name, method in METHODS.items():
+        assert by_method[name] == (cut if method.cuts_minibatches else [1]), name
+    assert {one.chunks for one in found if one.method == "interleaved"} == {2}
+    # Three stages: powers of two, and those times three; interleaved schedules take only multiples of the stages.
+    three = [one for one in layouts(replace(DEEP, model=MLP([8] + [16] * 8)), 3) if len(one.stages) == 3]
+    assert sorted(one.microbatches for one in three if one.method == "gpipe") == [2, 3, 4, 6, 8, 12, 16, 24]
+    assert sorted(one.microbatches for one in three if one.method == "interleaved") == [3, 6, 12, 24]
+    # Two chunks for each of 3 stages need 6 layers.
+    assert not [one for one in layouts(DEEP, 3) if one.method == "interleaved"]
+
+
+def test_clipping_and_missing_momentum_leave_methods_out() -> None:
+    clipped = {one.method for one in layouts(replace(DEEP, clips=True), 4)}
+    assert clipped == {name for name, method in METHODS.items() if method.exact}
+    assert "spectrain" in {one.method for one in layouts(DEEP, 4)}
+    assert "spectrain" not in {one.method for one in layouts(replace(DEEP, optimizer="sgd"), 4)}
+
+
+def test_overlap_matters_only_where_something_can_travel_beside_computing() -> None:
+    for layout in layouts(DEEP, 4):
+        assert layout.overlap or layout.stages[0] != (1, 1)
+    assert {one.overlap for one in layouts(DEEP, 4) if one.stages == ((4, 1),)} == {True, False}
+
+
+def test_constraints_are_met_and_nothing_else_is_lost() -> None:
+    everything = layouts(DEEP, 8)
+    for wanted in (
+        {"pipeline": 2, "model": 2},
+        {"batch": 4},
+        {"split": "alternating"},
+        {"overlap": False},
+        {"pipeline": 4, "method": "1f1b", "microbatches": 8},
+    ):
+        expected = [
+            one
+            for one in everything
+            if wanted.get("pipeline", len(one.stages)) == len(one.stages)
+            and wanted.get("batch", one.stages[0][0]) == one.stages[0][0]
+            and wanted.get("model", one.stages[0][1]) == one.stages[0][1]
+            and wanted.get("split", one.split) == one.split
+            and wanted.get("overlap", one.overlap) == one.overlap
+            and wanted.get("method", one.method) == one.method
+            and wanted.get("microbatches", one.microbatches) == one.microbatches
+        ]
+        assert expected
+        assert layouts(DEEP, 8, **wanted) == expected
+    # A number of microbatches that would not be tried by itself.
+    assert {one.microbatches for one in layouts(DEEP, 2, pipeline=2, method="gpipe", microbatches=5)} == {5}
+    with pytest.raises(SettingError, match="pipeline = 2, method = pipedream, microbatches = 2"):
+        layouts(DEEP, 2, pipeline=2, method="pipedream", microbatches=2)
+
+
+def test_more_ranks_than_can_be_used() -> None:
+    small = Workload(MLP([5, 4, 3]), 100, 7)
+    # 2 stages of 7 batch and 3 model ranks
+    assert most_ranks(small, 10**9) == 42
+    with pytest.raises(SettingError, match=r"ranks = 64: 42 is the largest number up to 64 .* 2 layers, 7 samples"):
+        layouts(small, 64)
+    # A prime above all of 7 samples, 4 outputs and 2 layers is no product of what there is; 28 is 7 x 4.
+    assert most_ranks(small, 29) == 28
+    with pytest.raises(SettingError, match="28 is the largest number up to 29"):
+        layouts(small, 29)
+    with pytest.raises(SettingError, match="ranks = 0"):
+        layouts(small, 0)
+
+
+def test_layers_are_dealt_out_by_their_times() -> None:
+    # Multiply-adds of the passes per sample: 2 x 800, as the first has no input gradient, then 3 x 10000, 10000, 100.
+    workload = Workload(MLP([8, 100, 100, 100, 1]), 1000, 32)
+    assert balanced_layers(workload, MACHINE, [(1, 1)] * 2) == (2, 2)
+    assert balanced_layers(workload, MACHINE, [(1, 1)] * 3) == (1, 1, 2)
+    # Where a call is all that counts: 2, 3, 3 and 3 of them.
+    calls = make_machine(multiply_add=0.0, call=1e-6)
+    assert balanced_layers(workload, calls, [(1, 1)] * 2) == (2, 2)
+    narrow = Workload(MLP([8, 1000, 2, 2, 2, 2]), 1000, 32)
+    # 16000, then 6000 and 3 x 4 three times: the machine's arithmetic puts all the rest into the second stage.
+    assert balanced_layers(narrow, MACHINE, [(1, 1)] * 2) == (1, 4)
+    assert balanced_layers(narrow, calls, [(1, 1)] * 2) == (3, 2)
+    # A boundary of 1000 numbers costs more than all computing.
+    slow = make_machine(multiply_add=1e-12, beta=1.0)
+    assert balanced_layers(narrow, slow, [(1, 1)] * 2)[0] != 1
+
+
+def test_wider_stages_get_more_layers() -> None:
+    workload = Workload(MLP([64] * 7), 1000, 32)
+    # The first layer lacks an input gradient: 2 + 3 + 3 + 3 over three ranks against 3 + 3.
+    assert balanced_layers(workload, MACHINE, [(3, 1), (1, 1)]) == (5, 1)
+    assert balanced_layers(workload, MACHINE, [(1, 1), (1, 3)]) == (2, 4)
+    # Four chunks of layers of 2 and five times 3: none takes longer than two layers.
+    chunks = balanced_layers(workload, MACHINE, [(1, 1)] * 2, chunks=2)
+    assert (len(chunks), sum(chunks), max(chunks)) == (4, 6, 2)

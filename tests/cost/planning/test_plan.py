@@ -1,0 +1,140 @@
+"""Plans: the same as predicting everything, and right where the answer is known."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hybridnn import MLP
+from hybridnn.cost.planning import plan as planning
+from hybridnn.cost.planning.layouts import Constraints, feasible_layouts
+from hybridnn.cost.planning.plan import best_exact, plan
+from hybridnn.cost.prediction.memory import fullest_rank
+from hybridnn.cost.prediction.predict import predict
+from hybridnn.cost.prediction.prediction import Prediction
+from hybridnn.cost.prediction.workload import Workload
+from hybridnn.errors import SettingError
+from reference.machines import make_machine
+
+WORKLOAD = Workload(MLP([32, 64, 64, 64, 64, 16]), 4000, 64)
+EVEN = Workload(MLP([64] * 9), 4096, 64, classification=False)
+MIXED = make_machine(alpha=1e-6, beta=1e-9, multiply_add=1e-10, call=1e-6)
+
+
+@pytest.fixture
+def predictions(monkeypatch: pytest.MonkeyPatch) -> list[Prediction]:
+    """Every prediction that is made."""
+    made: list[Prediction] = []
+
+    def counted(*arguments: Any) -> Prediction:
+        made.append(predict(*arguments))
+        return made[-1]
+
+    monkeypatch.setattr(planning, "predict", counted)
+    return made
+
+
+@pytest.mark.parametrize("ranks", [1, 6, 16])
+def test_the_fastest_of_all_layouts_are_found(ranks: int, predictions: list[Prediction]) -> None:
+    found = plan(WORKLOAD, MIXED, ranks, top=7)
+    everything = sorted(
+        (predict(WORKLOAD, layout, MIXED) for layout in feasible_layouts(WORKLOAD, MIXED, ranks)),
+        key=lambda option: option.seconds_per_step,
+    )
+    assert found.layouts == len(everything)
+    fastest = [option.seconds_per_step for option in found.options[:7]]
+    assert fastest == pytest.approx([option.seconds_per_step for option in everything[:7]])
+    exact = [option for option in everything if option.layout.exact]
+    assert found.best_exact is not None
+    assert found.best_exact.layout.exact
+    assert found.best_exact.seconds_per_step == pytest.approx(exact[0].seconds_per_step)
+    assert found.best_exact in found.options
+    others = [option for option in exact if option.layout.stages != found.best_exact.layout.stages]
+    if ranks == 1:
+        assert found.runner_up is None
+    else:
+        assert found.runner_up is not None
+        assert found.runner_up.seconds_per_step == pytest.approx(others[0].seconds_per_step)
+        assert len(predictions) < len(everything) / 4, "the bounds save no work"
+    assert best_exact(WORKLOAD, MIXED, ranks).seconds_per_step == pytest.approx(exact[0].seconds_per_step)
+
+
+def test_free_messages_leave_nothing_but_computing() -> None:
+    machine = make_machine()
+    found = plan(EVEN, machine, 8, top=50)
+    one = predict(EVEN, best_exact(EVEN, machine, 1).layout, machine).seconds_per_step
+    # Batch 8, 4 x 2, 2 x 4, model 8: the work divides evenly, and nothing is faster than an eighth of it.
+    grids = {option.layout.stages: option for option in found.options}
+    for batch, model in ((8, 1), (4, 2), (2, 4), (1, 8)):
+        assert grids[((batch, model),)].seconds_per_step == pytest.approx(one / 8)
+    assert found.best.seconds_per_step == pytest.approx(one / 8)
+
+
+def test_uneven_samples_make_free_messages_prefer_the_split_that_divides() -> None:
+    # 9 samples over 8 batch ranks leave one with 2 of them; 64 outputs divide by 8.
+    found = plan(Workload(MLP([64] * 3), 900, 9, classification=False), make_machine(), 8)
+    assert found.best.layout.stages == ((1, 8),)
+    # And 9 outputs over 8 model ranks are as bad, where 64 samples divide.
+    found = plan(Workload(MLP([9] * 3), 900, 64, classification=False), make_machine(), 8)
+    assert found.best.layout.stages == ((8, 1),)
+
+
+def test_dear_messages_prefer_the_one_all_reduce_of_batch_parallelism() -> None:
+    latency = make_machine(alpha=1.0)
+    found = plan(EVEN, latency, 8)
+    # All-reduces are 2 lg 8 = 6 messages where fewer cost more time; columns would need one for every layer.
+    assert found.best_exact is not None
+    assert found.best_exact.layout.stages == ((8, 1),)
+    # One rank sends nothing at all: more ranks are only slower.
+    assert best_exact(EVEN, latency, 1).seconds_per_step < 1e-2 < found.best_exact.seconds_per_step
+
+
+def test_dear_bytes_prefer_what_sends_less() -> None:
+    # Batch parallelism sends weights, model parallelism activations: few samples and wide layers, and the reverse.
+    slow = make_machine(beta=1e-6)
+    wide = Workload(MLP([512, 512, 512]), 100, 4, classification=False)
+    long = Workload(MLP([8, 8, 8]), 10_000, 4096, classification=False)
+    assert plan(wide, slow, 4, constraints=Constraints(pipeline=1)).best.layout.stages == ((1, 4),)
+    assert plan(long, slow, 4, constraints=Constraints(pipeline=1)).best.layout.stages == ((4, 1),)
+
+
+def test_little_memory_leaves_what_splits_the_weights() -> None:
+    whole = min(fullest_rank(WORKLOAD, one).total for one in feasible_layouts(WORKLOAD, MIXED, 1))
+    tiny = make_machine(alpha=1.0, memory=whole / 2)
+    found = plan(WORKLOAD, tiny, 4, top=100)
+    for option in found.options:
+        assert option.memory_bytes <= whole / 2
+        assert len(option.layout.stages) > 1 or option.layout.stages[0][1] > 1  # not by samples alone
+    assert 0 < len(found.options) < found.layouts
+
+
+def test_nothing_fits() -> None:
+    machine = make_machine(memory=1000.0)
+    least = min(fullest_rank(WORKLOAD, one).total for one in feasible_layouts(WORKLOAD, machine, 4))
+    message = (
+        f"memory_bytes_per_rank = 1000.0: no layout of 4 ranks fits; .* needs {least:,} bytes .*, {least - 1000:,} more"
+    )
+    for attempt in (plan, best_exact):
+        with pytest.raises(SettingError, match=message if attempt is plan else "fits"):
+            attempt(WORKLOAD, machine, 4)
+
+
+def test_equally_fast_layouts_are_ordered_by_their_memory() -> None:
+    found = plan(EVEN, make_machine(), 4, top=200)
+    steps = [float(f"{option.seconds_per_step:.9g}") for option in found.options]
+    keys = [(step, option.memory_bytes) for step, option in zip(steps, found.options, strict=True)]
+    assert keys == sorted(keys)
+    assert len(set(steps)) < len(steps)
+
+
+def test_constraints_may_leave_no_exact_layout() -> None:
+    found = plan(WORKLOAD, MIXED, 4, constraints=Constraints(pipeline=4, method="vanilla"))
+    assert found.best_exact is None
+    assert found.runner_up is None
+    assert {option.layout.method for option in found.options} == {"vanilla"}
+
+
+def test_a_list_of_no_layouts_is_refused() -> None:
+    with pytest.raises(SettingError, match="--top"):
+        plan(WORKLOAD, MIXED, 4, top=0)

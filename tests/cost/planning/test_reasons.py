@@ -1,0 +1,90 @@
+"""Sentences about predictions that are made up, with figures that can be read off."""
+
+from __future__ import annotations
+
+from hybridnn import MLP
+from hybridnn.cost.planning.plan import best_exact
+from hybridnn.cost.planning.reasons import best_by_ranks, bottleneck_sentence, limit_of, reason_sentence
+from hybridnn.cost.prediction.prediction import Parts, Prediction
+from hybridnn.cost.prediction.workload import Layout, Workload
+from reference.machines import make_machine
+
+
+def prediction(
+    batch: int, computing: float, communication: float = 0.0, bubble: float = 0.0, overhead: float = 0.0, model: int = 1
+) -> Prediction:
+    """A step of so many milliseconds of each part."""
+    parts = Parts(computing / 1e3, communication / 1e3, bubble / 1e3, overhead / 1e3)
+    return Prediction(
+        layout=Layout(((batch, model),), (3,)),
+        seconds_per_step=(computing + communication + bubble + overhead) / 1e3,
+        seconds_per_epoch=1.0,
+        parts=parts,
+        communication_hidden=0.0,
+        bytes_per_step=1,
+        memory_bytes=1,
+        instructions={},
+        largest_collective=("allreduce (batch)", 12_600_000, communication / 1e3),
+    )
+
+
+def test_a_step_is_bound_by_its_largest_part() -> None:
+    assert limit_of(prediction(1, 5.0, 4.9)) is None
+    assert limit_of(prediction(1, 3.0, 4.0)) == "communication"
+    assert limit_of(prediction(1, 3.0, 4.0, bubble=4.5)) == "bubble"
+    assert limit_of(prediction(1, 3.0, 1.0, overhead=3.1)) == "overhead"
+
+
+def test_the_bottleneck_begins_behind_the_last_number_of_ranks_without_it() -> None:
+    best = {8: prediction(8, 4.0, 1.0), 16: prediction(16, 2.0, 1.5), 32: prediction(32, 0.9, 3.1)}
+    text = "all-reduce (batch) of 12.6 MB takes 3.1 ms of 4 ms"
+    assert bottleneck_sentence(best) == f"Communication-bound above 16 ranks: {text} at 32."
+    assert bottleneck_sentence({32: best[32]}) == f"Communication-bound from 32 ranks on: {text}."
+    del best[32]
+    assert bottleneck_sentence(best) == "Compute-bound up to 16 ranks: computing takes 2 ms of 3.5 ms."
+
+
+def test_other_bottlenecks() -> None:
+    waits = {4: prediction(4, 1.0, bubble=2.0)}
+    assert bottleneck_sentence(waits) == "Bubble-bound from 4 ranks on: waiting for other stages takes 2 ms of 3 ms."
+    python = {4: prediction(4, 0.01, overhead=0.02)}
+    assert bottleneck_sentence(python).startswith(
+        "Overhead-bound from 4 ranks on: loading, copying and Python take 20 µs"
+    )
+
+
+def test_why_one_grid_wins() -> None:
+    best, other = prediction(4, 2.0, 1.0), prediction(2, 1.8, 2.0, model=2)
+    wins = "batch 4 wins over batch 2 x model 2 (columns) by 800 µs a step"
+    assert reason_sentence(best, other) == f"{wins}: 1 ms less communication, 200 µs more computing."
+    cheap = prediction(2, 1.99, 2.0, model=2)
+    assert reason_sentence(best, cheap).endswith("by 990 µs a step: 1 ms less communication.")
+    assert reason_sentence(best, None) == "batch 4 is the only process grid that can be used and fits the memory."
+    assert "equally fast" in reason_sentence(best, prediction(2, 2.0, 1.0, model=2))
+
+
+WORKLOAD = Workload(MLP([64] * 3), 1000, 256, classification=False)
+
+
+def test_more_ranks_are_looked_at_until_messages_take_over() -> None:
+    # A rank computes 2 + 3 parts of 64 x 64 x 256 / p multiply-adds, 5.2 / p ms; messages take 1 ms each.
+    machine = make_machine(alpha=2.5e-4)
+    one = best_exact(WORKLOAD, machine, 1)
+    assert limit_of(one) is None
+    found = best_by_ranks(WORKLOAD, machine, one)
+    counts = sorted(found)
+    assert counts == [1 << place for place in range(len(counts))]
+    assert [limit_of(found[count]) for count in counts] == [None] * (len(counts) - 1) + ["communication"]
+    # From above, the same place is found.
+    most = best_exact(WORKLOAD, machine, 2 * counts[-1])
+    down = best_by_ranks(WORKLOAD, machine, most)
+    assert sorted(down) == [counts[-2], counts[-1], 2 * counts[-1]]
+    assert bottleneck_sentence(down) == bottleneck_sentence(found)
+
+
+def test_numbers_of_ranks_that_cannot_be_used_end_the_search() -> None:
+    small = Workload(MLP([4, 2]), 100, 2, classification=False)  # at most 2 x 2 ranks
+    machine = make_machine()
+    found = best_by_ranks(small, machine, best_exact(small, machine, 1))
+    assert sorted(found) == [1, 2, 4]
+    assert bottleneck_sentence(found).startswith("Compute-bound up to 4 ranks")

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import pytest
+
+from hybridnn.cost.planning.words import layout_settings, layout_words, staleness
+from hybridnn.cost.prediction.workload import Layout
+from hybridnn.pipeline.checks.staleness import audit
+from hybridnn.pipeline.schedules.methods import METHODS
+from hybridnn.training.settings import ParallelSettings
+
+WORDS = [
+    (Layout(((1, 1),), (3,)), "one rank"),
+    (Layout(((64, 1),), (3,)), "batch 64"),
+    (Layout(((4, 2),), (3,), "alternating", overlap=False), "batch 4 x model 2 (alternating), without overlap"),
+    (
+        Layout(((4, 2),) * 2, (3, 1), method="1f1b", microbatches=8),
+        "pipeline 2 x batch 4 x model 2 (columns), 1f1b with 8 microbatches",
+    ),
+    (Layout(((3, 1), (1, 1)), (3, 1), method="pipedream"), "stages 3 x 1 + 1 x 1, pipedream"),
+]
+
+
+@pytest.mark.parametrize(("layout", "words"), WORDS, ids=[words for _, words in WORDS])
+def test_words(layout: Layout, words: str) -> None:
+    assert layout_words(layout) == words
+
+
+def pipeline(method: str, stages: int, *, vertical_sync: bool = False) -> Layout:
+    chosen = METHODS[method]
+    return Layout(
+        ((1, 1),) * stages,
+        (1,) * stages * (2 if chosen.chunked else 1),
+        method=method,
+        microbatches=stages if chosen.cuts_minibatches else 1,
+        chunks=2 if chosen.chunked else 1,
+        vertical_sync=vertical_sync,
+    )
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_staleness_is_what_an_audit_of_the_schedule_finds(name: str) -> None:
+    layout = pipeline(name, 4)
+    rows = [row for row in audit(layout.schedule(1 if layout.exact else 16)) if row.minibatch >= 8 or layout.exact]
+    most = max(row.staleness for row in rows)
+    predicts = any(row.forward.ahead for row in rows)
+    consistent = all(row.consistent for row in rows)
+    words = staleness(layout)
+    if most == 0:
+        assert words == "exact"
+    elif predicts:
+        assert words == "weights predicted"
+    elif consistent:
+        assert words == f"stale by up to {most} updates"
+    else:
+        assert words == "inconsistent"
+
+
+def test_numbers_of_updates() -> None:
+    assert staleness(pipeline("pipedream", 2)) == "stale by up to 1 update"
+    assert staleness(pipeline("pipedream", 4, vertical_sync=True)) == "stale by 3 updates"
+    assert staleness(pipeline("pipedream", 1)) == "exact"
+
+
+def test_settings_are_those_of_the_parallel_section() -> None:
+    layout = Layout(((4, 2),) * 2, (3, 1), "alternating", False, "gpipe", 8, merges=True)
+    chosen = ParallelSettings.model_validate(layout_settings(layout))
+    assert (chosen.pipeline, chosen.batch, chosen.model, chosen.model_split) == (2, 4, 2, "alternating")
+    assert (chosen.overlap, chosen.method, chosen.microbatches, chosen.partition) == (False, "gpipe", 8, (3, 1))
+    assert chosen.weight_grad == "auto"
+    assert "method" not in layout_settings(Layout(((4, 2),), (4,)))

@@ -1,0 +1,123 @@
+"""The bytes counted without allocating are those that the trainer reports after it has trained."""
+
+from __future__ import annotations
+
+from dataclasses import astuple
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from hybridnn import MLP, SGD, Adam, ProcessGrid, Trainer
+from hybridnn.cost.prediction.memory import data_bytes, fullest_rank, memory_bytes
+from hybridnn.cost.prediction.workload import Workload, uniform_layout
+from hybridnn.errors import GridError
+from hybridnn.training.pipelining import Pipelining
+from hybridnn.training.workload_of import layout_of_plan
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+MODEL = MLP([5, 14, 14, 14, 9, 14, 14, 14, 6], residual=True)
+WIDE = MLP([40, 700, 700, 30], "tanh")
+OPTIMIZERS = {"sgd": SGD(1e-3, momentum=0.0), "momentum": SGD(1e-3), "adam": Adam(1e-3)}
+
+
+def check(grid: ProcessGrid, workload: Workload, *, split: str = "columns", **pipelining: Any) -> None:
+    """Train an epoch and compare every figure of every stage."""
+    trainer = Trainer(
+        workload.model,
+        OPTIMIZERS[workload.optimizer],
+        grid=grid,
+        batch_size=workload.batch_size,
+        dtype=workload.dtype,
+        model_split=split,
+        pipelining=Pipelining(**pipelining),
+    )
+    random = np.random.default_rng(0)
+    x = random.standard_normal((workload.samples, workload.model.sizes[0]), workload.dtype)
+    targets = random.standard_normal((workload.samples, workload.model.sizes[-1]), workload.dtype)
+    labels = np.arange(workload.samples) % workload.model.sizes[-1]
+    trainer.fit(x, labels if workload.classification else targets, epochs=1)
+    plan = trainer.plan
+    layout = layout_of_plan(plan, grid.stages, plan.layers, split=split, overlap=True)
+    task = "classification" if workload.classification else "regression"
+    for stage, reported in enumerate(trainer.stage_memory(task)):
+        assert astuple(memory_bytes(workload, layout, stage)) == astuple(reported), (layout, stage)
+
+
+@pytest.mark.mpi(ranks=[1])
+def test_one_rank(comm: MPI.Intracomm) -> None:
+    grid = ProcessGrid(comm)
+    for optimizer in OPTIMIZERS:
+        for dtype in ("float32", "float64"):
+            check(grid, Workload(MODEL, 40, 13, dtype, optimizer))
+    check(grid, Workload(WIDE, 120, 60, classification=False))  # more samples than products are transposed for
+
+
+@pytest.mark.mpi(ranks=[2, 4])
+def test_batch_and_model_ranks(comm: MPI.Intracomm) -> None:
+    for batch in (1, 2, 4):
+        if comm.size % batch:
+            continue
+        grid = ProcessGrid(comm, batch=batch, model=comm.size // batch)
+        for split in ("columns", "alternating"):
+            check(grid, Workload(MODEL, 40, 13, optimizer="adam"), split=split)
+            check(grid, Workload(WIDE, 240, 101, classification=False), split=split)
+
+
+METHODS: list[dict[str, Any]] = [
+    {"method": "sequential"},
+    {"method": "gpipe", "microbatches": 3},
+    {"method": "gpipe", "microbatches": 3, "weight_grad": "per-microbatch"},
+    {"method": "1f1b", "microbatches": 5},
+    {"method": "1f1b", "microbatches": 5, "weight_grad": "per-microbatch"},
+    {"method": "zb-h1", "microbatches": 4},
+    {"method": "ddg"},
+    {"method": "fr"},
+    {"method": "pipedream"},
+    {"method": "pipedream", "vertical_sync": True},
+    {"method": "vanilla"},
+    {"method": "spectrain"},
+]
+
+
+@pytest.mark.mpi(ranks=[2, 4])
+@pytest.mark.parametrize("pipelining", METHODS, ids=lambda item: "-".join(map(str, item.values())))
+def test_pipelines_of_every_method(comm: MPI.Intracomm, pipelining: dict[str, Any]) -> None:
+    check(ProcessGrid(comm, pipeline=comm.size), Workload(MODEL, 60, 13), **pipelining)
+
+
+@pytest.mark.mpi(ranks=[2, 4])
+def test_chunks_and_layers_dealt_out_unevenly(comm: MPI.Intracomm) -> None:
+    grid, workload = ProcessGrid(comm, pipeline=comm.size), Workload(MODEL, 60, 13, "float64", classification=False)
+    check(grid, workload, method="interleaved", microbatches=4)
+    check(grid, workload, method="pipedream", partition=(8 - comm.size + 1, *[1] * (comm.size - 1)))
+
+
+@pytest.mark.mpi(ranks=[4])
+def test_stages_of_several_ranks_and_of_uneven_widths(comm: MPI.Intracomm) -> None:
+    workload = Workload(MODEL, 60, 13, optimizer="adam")
+    for batch, model in ((2, 1), (1, 2)):
+        check(ProcessGrid(comm, pipeline=2, batch=batch, model=model), workload, method="1f1b", microbatches=3)
+    for stages in ([(2, 1), (1, 2)], [(1, 2), (2, 1)], [(3, 1), (1, 1)], [(1, 1), (1, 3)], [(1, 1), (2, 1), (1, 1)]):
+        check(ProcessGrid(comm, stages=stages), workload, split="alternating", method="gpipe", microbatches=2)
+        check(ProcessGrid(comm, stages=stages), workload, method="spectrain")
+
+
+def test_the_fullest_rank_is_that_of_the_widest_layers() -> None:
+    workload = Workload(MLP([4, 4, 400, 400, 4]), 100, 10)
+    layout = uniform_layout([(1, 1)] * 2, 4)
+    assert fullest_rank(workload, layout) == memory_bytes(workload, layout, 1)
+    assert memory_bytes(workload, layout, 1).total > 3 * 4 * 400 * 400  # weights, gradients, velocity
+
+
+def test_one_copy_of_the_data_counts_inputs_and_targets() -> None:
+    model = MLP([6, 10, 3])
+    assert data_bytes(Workload(model, 100, 10)) == 100 * (6 * 4 + 8)
+    assert data_bytes(Workload(model, 100, 10, "float64", classification=False)) == 100 * (6 + 3) * 8
+
+
+def test_more_model_ranks_than_outputs_are_refused() -> None:
+    with pytest.raises(GridError, match="has 3 outputs"):
+        memory_bytes(Workload(MLP([6, 10, 3]), 100, 10), uniform_layout([(1, 4)], 2), 0)

@@ -1,0 +1,61 @@
+"""Bytes that a prediction counts are those that a run counts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from hybridnn import MLP, SGD, ProcessGrid, Trainer
+from hybridnn.cost.prediction.predict import predict
+from hybridnn.cost.prediction.workload import Workload
+from hybridnn.pipeline.schedules.methods import METHODS
+from hybridnn.training.pipelining import Pipelining
+from hybridnn.training.workload_of import layout_of_plan
+from reference.machines import make_machine
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+SIZES = [6, 12, 12, 12, 12, 12, 12, 12, 4]
+BATCH_SIZE, STEPS = 24, 6
+
+
+def check(comm: MPI.Intracomm, axes: dict[str, Any], **settings: Any) -> None:
+    model = MLP(SIZES, "relu")
+    grid = ProcessGrid(comm, **axes)
+    trainer = Trainer(model, SGD(lr=1e-3), grid=grid, batch_size=BATCH_SIZE, log_every=10**6, **settings)
+    generator = np.random.default_rng(0)
+    x, y = generator.standard_normal((STEPS * BATCH_SIZE, 6)), generator.standard_normal((STEPS * BATCH_SIZE, 4))
+    sent = trainer.fit(x, y, epochs=1).epochs[-1].bytes_sent
+    split, overlap = settings.get("model_split", "columns"), settings.get("overlap", True)
+    layout = layout_of_plan(trainer.plan, grid.stages, trainer.plan.layers, split=split, overlap=overlap)
+    way = settings.get("distribution", "local")
+    work = Workload(model, STEPS * BATCH_SIZE, BATCH_SIZE, classification=False, distribution=way)
+    expected = predict(work, layout, make_machine()).bytes_per_step * STEPS
+    # Each collective rounds down, and an asynchronous epoch ends with one broadcast of all its losses.
+    assert sent == pytest.approx(expected, rel=0.01), (axes, settings)
+
+
+@pytest.mark.mpi(ranks=[2])
+def test_two_ranks_send_what_is_predicted(comm: MPI.Intracomm) -> None:
+    check(comm, {"batch": 2})
+    check(comm, {"batch": 2}, overlap=False)
+    for split in ("columns", "alternating"):
+        check(comm, {"batch": 1, "model": 2}, model_split=split)
+    for method in METHODS:
+        check(comm, {"pipeline": 2, "batch": 1}, pipelining=Pipelining(method))
+
+
+@pytest.mark.mpi(ranks=[4])
+def test_four_ranks_send_what_is_predicted(comm: MPI.Intracomm) -> None:
+    check(comm, {"batch": 2, "model": 2})
+    check(comm, {"batch": 2, "model": 2}, model_split="alternating", overlap=False)
+    for way in ("scatter", "scatter-broadcast"):
+        check(comm, {"batch": 2, "model": 2}, distribution=way)
+    for method in ("gpipe", "interleaved", "fr", "spectrain"):
+        check(comm, {"pipeline": 2, "batch": 2}, pipelining=Pipelining(method))
+        check(comm, {"pipeline": 2, "batch": 1, "model": 2}, pipelining=Pipelining(method))
+    check(comm, {"stages": [(3, 1), (1, 1)]})
+    check(comm, {"stages": [(1, 1), (1, 3)]})

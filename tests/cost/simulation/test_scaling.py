@@ -1,0 +1,79 @@
+"""Scaling curves on machines where they are known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from hybridnn.cost.machine.machine import Machine
+from hybridnn.cost.prediction.workload import Layout, Workload
+from hybridnn.cost.simulation.disturbance import Disturbance
+from hybridnn.cost.simulation.scaling import ScalingCurve, ScalingPoint, scaling_curve
+from hybridnn.cost.simulation.scaling_plot import scaling_png
+from hybridnn.errors import SettingError
+
+MakeMachine = Callable[..., Machine]
+
+
+@pytest.mark.parametrize("kind", ["strong", "weak"])
+def test_without_communication_it_is_ideal(make_machine: MakeMachine, workload: Workload, kind: str) -> None:
+    curve = scaling_curve(workload, Layout(((16, 1),), (8,)), make_machine(), kind, 1)
+    assert [point.ranks for point in curve.points] == [1, 2, 4, 8, 16]
+    assert [point.batch_size for point in curve.points] == [
+        64 * (point.ranks if kind == "weak" else 1) for point in curve.points
+    ]
+    for point in curve.points:
+        assert point.speed_up == pytest.approx(point.ranks)
+        assert point.efficiency == pytest.approx(1)
+        assert point.communication_share == point.bubble_share == 0
+
+
+def test_with_latency(make_machine: MakeMachine, workload: Workload) -> None:
+    """Strong: the reduction takes ever more of a shrinking step; lg P messages of alpha at the least."""
+    curve = scaling_curve(workload, Layout(((16, 1),), (8,)), make_machine(alpha_seconds=1e-3), "strong", 1)
+    alone = 64 * 16 * 16 * 1e-6 * 23
+    for lg, point in enumerate(curve.points):
+        step = alone / 2**lg + lg * 1e-3
+        assert point.seconds_per_step == pytest.approx(step)
+        assert point.speed_up == pytest.approx(alone / step)
+        assert point.communication_share == pytest.approx(lg * 1e-3 / step)
+
+
+def test_pipeline_with_its_bubble(make_machine: MakeMachine, workload: Workload) -> None:
+    """The smallest layout is one replica of the pipeline; four replicas in sixes are 6, 12, 24 and 24 ranks."""
+    layout = Layout(((6, 1),) * 4, (2, 2, 2, 2), method="gpipe", microbatches=8)
+    curve = scaling_curve(workload, layout, make_machine(), "weak", 1)
+    assert [point.ranks for point in curve.points] == [1, 4, 8, 16, 24]
+    assert [point.batch_size for point in curve.points] == [64, 64, 128, 256, 384]
+    for point in curve.points[1:]:
+        # (m + K - 1) microbatches, but the first stage has one product less, once at the end.
+        step = 11 * 8 * 2 * 3 - 8
+        assert point.efficiency == pytest.approx(64 * 23 / step / 4)
+
+
+def test_stages_of_different_widths_grow_together(make_machine: MakeMachine, workload: Workload) -> None:
+    layout = Layout(((2, 2), (4, 1)), (4, 4), method="gpipe", microbatches=2)
+    curve = scaling_curve(workload, layout, make_machine(), "strong", 1)
+    assert [point.ranks for point in curve.points] == [1, 4, 8]
+
+
+def test_too_few_samples_are_left_out(make_machine: MakeMachine, workload: Workload) -> None:
+    layout = Layout(((128, 1),), (8,))
+    assert scaling_curve(workload, layout, make_machine(), "strong", 1).left_out == (128,)
+    assert scaling_curve(workload, layout, make_machine(), "weak", 1).left_out == ()
+
+
+def test_slow_ranks_disturb_the_layouts_that_have_them(make_machine: MakeMachine, workload: Workload) -> None:
+    curve = scaling_curve(workload, Layout(((16, 1),), (8,)), make_machine(), "strong", 1, Disturbance(slow={4: 2.0}))
+    assert [point.efficiency for point in curve.points] == pytest.approx([1, 1, 1, 0.5, 0.5])
+
+
+def test_unknown_curve(make_machine: MakeMachine, workload: Workload) -> None:
+    with pytest.raises(SettingError, match="curve = 'wide': allowed are strong, weak"):
+        scaling_curve(workload, Layout(((2, 1),), (8,)), make_machine(), "wide", 1)
+
+
+def test_plot_is_a_png() -> None:
+    points = tuple(ScalingPoint(ranks, 64, 1 / ranks, ranks, 1.0, 0.25, 0.25) for ranks in (1, 2, 4))
+    assert scaling_png(ScalingCurve("strong", points, ()), "title").startswith(b"\x89PNG\r\n")

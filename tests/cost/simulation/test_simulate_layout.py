@@ -1,0 +1,170 @@
+"""Simulated steps on machines so plain that their times can be worked out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from hybridnn.cost.machine.machine import Machine
+from hybridnn.cost.prediction.predict import predict
+from hybridnn.cost.prediction.workload import Layout, Workload
+from hybridnn.cost.simulation.disturbance import Disturbance
+from hybridnn.cost.simulation.simulate_layout import (
+    CALM,
+    SimulatedStep,
+    compile_layout,
+    simulate_layout,
+    usual_minibatches,
+)
+from hybridnn.errors import SettingError
+from hybridnn.pipeline.schedules.methods import METHODS
+
+MakeMachine = Callable[..., Machine]
+
+PASS = 16 * 16 * 1e-6
+"""Seconds of a product of one layer per sample."""
+
+
+def simulated(
+    workload: Workload, layout: Layout, machine: Machine, disturbance: Disturbance = CALM, minibatches: int = 0
+) -> SimulatedStep:
+    program = compile_layout(layout, minibatches or usual_minibatches(layout))
+    return simulate_layout(workload, layout, machine, program, disturbance)
+
+
+def test_one_rank(make_machine: MakeMachine, workload: Workload) -> None:
+    """Three products per layer and sample, and two in the first, which needs no gradient of its input."""
+    step = simulated(workload, Layout(((1, 1),), (8,)), make_machine())
+    assert step.seconds_per_step == pytest.approx(64 * PASS * (3 * 8 - 1))
+    assert step.seconds_per_epoch == pytest.approx(10 * step.seconds_per_step)
+    assert step.stages[0].computing == pytest.approx(step.seconds_per_step)
+    assert step.instructions["forward"] == pytest.approx(64 * PASS * 8)
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.5, 4.0])
+@pytest.mark.parametrize("slow", [0, 1, 3])
+def test_a_slow_stage_is_the_bottleneck(
+    make_machine: MakeMachine, workload: Workload, slow: int, factor: float
+) -> None:
+    """GPipe: a microbatch through all stages and back, and between these m - 1 more through the slowest, twice."""
+    layout = Layout(((1, 1),) * 4, (2, 2, 2, 2), method="gpipe", microbatches=8)
+    step = simulated(workload, layout, make_machine(), Disturbance(slow={slow: factor}))
+    forward = [2 * 8 * PASS * (factor if stage == slow else 1) for stage in range(4)]
+    backward = [seconds * 2 for seconds in forward]
+    backward[0] *= 3 / 4
+    assert step.seconds_per_step == pytest.approx(sum(forward) + sum(backward) + 7 * (max(forward) + max(backward)))
+
+
+def test_a_slow_replica_holds_up_the_others(make_machine: MakeMachine, workload: Workload) -> None:
+    """They wait for it where the gradients are summed, and compute no longer than before."""
+    layout = Layout(((4, 1),), (8,))
+    step = simulated(workload, layout, make_machine(), Disturbance(slow={2: 3.0}))
+    alone = 16 * PASS * 23
+    assert step.seconds_per_step == pytest.approx(3 * alone)
+    assert step.run.busy[0].tolist() == pytest.approx([alone, alone, 3 * alone, alone])
+    assert step.stages[0].bubble == pytest.approx(3 / 4 * 2 * alone)
+
+
+def test_a_slow_rank_of_a_model_group_holds_up_its_replica(make_machine: MakeMachine, workload: Workload) -> None:
+    layout = Layout(((1, 4),), (8,))
+    calm = simulated(workload, layout, make_machine())
+    slow = simulated(workload, layout, make_machine(), Disturbance(slow={3: 3.0}))
+    assert slow.seconds_per_step == pytest.approx(3 * calm.seconds_per_step)
+
+
+def test_stages_of_different_widths(make_machine: MakeMachine, workload: Workload) -> None:
+    """One rank feeds two, of which the second is slow: the first stage waits for both gradients."""
+    layout = Layout(((1, 1), (2, 1)), (4, 4), method="gpipe", microbatches=1)
+    step = simulated(workload, layout, make_machine(), Disturbance(slow={2: 5.0}))
+    first, second = 64 * PASS * 4, 32 * PASS * 4
+    assert step.seconds_per_step == pytest.approx(first + 5 * 3 * second + first * 7 / 4)
+
+
+def test_jitter_costs_what_the_slowest_takes(make_machine: MakeMachine, workload: Workload) -> None:
+    """Batch parallelism: the step ends with the slowest rank, forward and backward together."""
+    layout = Layout(((16, 1),), (8,))
+    disturbance = Disturbance(0.2, seed=3)
+    step = simulated(workload, layout, make_machine(), disturbance)
+    forward, backward = 4 * PASS * 8, 4 * PASS * 15
+    program = step.run.program
+    of_ranks = [
+        sum(
+            seconds * disturbance.factors(rank, instruction, 1)[0]
+            for seconds, instruction in zip((forward, backward), program.computations, strict=False)
+        )
+        for rank in range(16)
+    ]
+    assert step.seconds_per_step == pytest.approx(max(of_ranks))
+    assert step.stages[0].computing == pytest.approx(np.mean(of_ranks))
+
+
+def test_reduction_over_links(make_machine: MakeMachine, workload: Workload) -> None:
+    """Two ranks exchange their gradients: a message with all of them each way, or two with half of them."""
+    layout = Layout(((2, 1),), (8,))
+    machine = make_machine(alpha_seconds=1e-3, beta_seconds_per_byte=1e-6)
+    nbytes = 4 * (8 * (16 * 16 + 16) + 1)
+    step = simulated(workload, layout, machine)
+    reduction = min(1e-3 + 1e-6 * nbytes, 2e-3 + 1e-6 * nbytes)
+    assert step.stages[0].communication == pytest.approx(reduction)
+    assert step.seconds_per_step == pytest.approx(32 * PASS * 23 + reduction)
+
+
+@pytest.mark.parametrize("method", ["pipedream", "vanilla"])
+def test_where_minibatches_overlap_a_step_is_what_one_more_adds(
+    make_machine: MakeMachine, workload: Workload, method: str
+) -> None:
+    layout = Layout(((1, 1),) * 4, (2, 2, 2, 2), method=method)
+    step = simulated(workload, layout, make_machine())
+    assert step.minibatches == 16
+    both = 64 * PASS * 2 * 3
+    assert step.seconds_per_step == pytest.approx(both)
+    assert sum(vars(step.mean()).values()) == pytest.approx(step.seconds_per_step)
+    assert step.seconds_per_epoch == pytest.approx(step.seconds - 6 * both)
+
+
+def test_parts_add_up_to_the_step(make_machine: MakeMachine, workload: Workload) -> None:
+    layout = Layout(((2, 2), (2, 1)), (4, 4), method="1f1b", microbatches=4)
+    machine = make_machine(alpha_seconds=1e-4, beta_seconds_per_byte=1e-8)
+    for disturbance in (CALM, Disturbance(0.1, {1: 2.0})):
+        step = simulated(workload, layout, machine, disturbance)
+        for parts in (*step.stages, step.mean()):
+            assert sum(vars(parts).values()) == pytest.approx(step.seconds_per_step)
+            assert min(vars(parts).values()) >= 0
+        mean = step.mean()
+        assert mean.computing == pytest.approx((4 * step.stages[0].computing + 2 * step.stages[1].computing) / 6)
+        busy = sum(step.instructions.values())
+        assert mean.computing < busy < mean.computing + mean.communication
+
+
+def test_what_cannot_be_simulated(make_machine: MakeMachine, workload: Workload) -> None:
+    layout = Layout(((4, 1),) * 2, (4, 4), method="1f1b", microbatches=8)
+    with pytest.raises(SettingError, match="ranks = 8: at most 4, which plain has"):
+        simulated(workload, layout, make_machine(ranks_per_node=4))
+    few = replace(workload, batch_size=31)
+    with pytest.raises(SettingError, match="at least 32 samples for 8 microbatches on 4 batch ranks"):
+        simulated(few, layout, make_machine())
+    with pytest.raises(SettingError, match="slow = 8: a rank from 0 to 7"):
+        simulated(workload, layout, make_machine(), Disturbance(slow={8: 2.0}))
+    with pytest.raises(SettingError, match="minibatches = 0"):
+        compile_layout(layout, 0)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_plan_and_a_simulation_say_the_same(make_machine: MakeMachine, workload: Workload, method: str) -> None:
+    kind = METHODS[method]
+    chunks = 1 + kind.chunked
+    layout = Layout(
+        ((2, 1), (2, 1)),
+        (8 // (2 * chunks),) * (2 * chunks),
+        method=method,
+        microbatches=4 if kind.cuts_minibatches else 1,
+        chunks=chunks,
+    )
+    machine = make_machine(alpha_seconds=1e-4, beta_seconds_per_byte=1e-9)
+    predicted = predict(workload, layout, machine)
+    step = simulated(workload, layout, machine)
+    assert step.seconds_per_step == pytest.approx(predicted.seconds_per_step)
+    assert step.seconds_per_epoch == pytest.approx(predicted.seconds_per_epoch)

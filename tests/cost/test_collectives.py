@@ -1,0 +1,154 @@
+"""Counts of the collectives against their messages one by one, the published closed forms and the lower bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from math import ceil, floor, log2
+
+import pytest
+
+from hybridnn.cost.collectives import ALGORITHMS, Counts, counts
+from hybridnn.errors import SettingError
+from reference.message_counts import algorithms, carry_out
+
+RANKS = range(1, 18)
+ALL = [(operation, name) for operation, names in ALGORITHMS.items() for name in names]
+
+Closed = Callable[[int, int], tuple[int, int, int]]
+
+
+def as_tuple(cost: Counts) -> tuple[float, float, float]:
+    return cost.messages, cost.nbytes, cost.reduced
+
+
+def sizes(ranks: int) -> list[int]:
+    return [0, 1, ranks - 1, ranks, ranks + 1, 1000, 4097]
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_the_algorithms_that_are_counted_do_what_they_promise(ranks: int) -> None:
+    for ways in algorithms(ranks).values():
+        for way in ways:
+            carry_out(way)
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_counts_are_those_of_the_messages_one_by_one(ranks: int) -> None:
+    reference = algorithms(ranks)
+    assert set(reference) == set(ALL)
+    for (operation, name), ways in reference.items():
+        for nbytes in sizes(ranks):
+            cost = as_tuple(counts(operation, name, nbytes, ranks))
+            for way in ways:
+                assert cost == way.count(nbytes), f"{operation} by {name}, {nbytes} bytes, {ranks} ranks"
+
+
+# In the others the all-gather also sends the root what it has had from the start.
+WITHOUT_A_MESSAGE_TOO_MANY = [one for one in ALL if one[0] != "broadcast" or one[1] == "binomial"]
+
+
+@pytest.mark.parametrize(("operation", "name"), WITHOUT_A_MESSAGE_TOO_MANY)
+@pytest.mark.parametrize("ranks", [2, 3, 6])
+def test_no_message_can_be_left_out(operation: str, name: str, ranks: int) -> None:
+    """Of the algorithms, or the check of what they promise would be worth nothing."""
+    way = algorithms(ranks)[operation, name][0]
+    for number, messages in enumerate(way.rounds):
+        for place in range(len(messages)):
+            fewer = messages[:place] + messages[place + 1 :]
+            rounds = [*way.rounds[:number], *([fewer] if fewer else []), *way.rounds[number + 1 :]]
+            with pytest.raises((AssertionError, KeyError)):
+                carry_out(replace(way, rounds=rounds))
+
+
+def lg(ranks: int) -> int:
+    return round(log2(ranks))
+
+
+EVERY_COUNT: dict[tuple[str, str], Closed] = {
+    ("send", "direct"): lambda n, p: (1, n, 0),
+    ("broadcast", "binomial"): lambda n, p: (ceil(log2(p)), ceil(log2(p)) * n, 0),
+    ("broadcast", "scatter_ring"): lambda n, p: (ceil(log2(p)) + p - 1, 2 * n * (p - 1) // p, 0),
+    ("scatter", "binomial"): lambda n, p: (ceil(log2(p)), n * (p - 1) // p, 0),
+    ("scatter", "linear"): lambda n, p: (p - 1, n * (p - 1) // p, 0),
+    ("gather", "binomial"): lambda n, p: (ceil(log2(p)), n * (p - 1) // p, 0),
+    ("gather", "linear"): lambda n, p: (p - 1, n * (p - 1) // p, 0),
+    ("allgather", "ring"): lambda n, p: (p - 1, n * (p - 1) // p, 0),
+    ("allgather", "bruck"): lambda n, p: (ceil(log2(p)), n * (p - 1) // p, 0),
+    ("reduce_scatter", "ring"): lambda n, p: (p - 1, n * (p - 1) // p, n * (p - 1) // p),
+    ("reduce", "binomial"): lambda n, p: (ceil(log2(p)), ceil(log2(p)) * n, ceil(log2(p)) * n),
+    ("allreduce", "ring"): lambda n, p: (2 * (p - 1), 2 * n * (p - 1) // p, n * (p - 1) // p),
+    ("allreduce", "binomial"): lambda n, p: (2 * ceil(log2(p)), 2 * ceil(log2(p)) * n, ceil(log2(p)) * n),
+    ("barrier", "dissemination"): lambda n, p: (ceil(log2(p)), 0, 0),
+}
+POWERS_OF_TWO: dict[tuple[str, str], Closed] = {
+    ("broadcast", "scatter_recursive_doubling"): lambda n, p: (2 * lg(p), 2 * n * (p - 1) // p, 0),
+    ("allgather", "recursive_doubling"): lambda n, p: (lg(p), n * (p - 1) // p, 0),
+    ("reduce_scatter", "recursive_halving"): lambda n, p: (lg(p), n * (p - 1) // p, n * (p - 1) // p),
+    ("allreduce", "recursive_doubling"): lambda n, p: (lg(p), lg(p) * n, lg(p) * n),
+    ("allreduce", "rabenseifner"): lambda n, p: (2 * lg(p), 2 * n * (p - 1) // p, n * (p - 1) // p),
+}
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 7, 8, 16, 100, 1024, 100_000])
+def test_published_closed_forms(ranks: int) -> None:
+    """Thakur, Rabenseifner and Gropp 2005, for blocks of one size; 10^5 ranks and gigabytes too."""
+    forms = EVERY_COUNT | (POWERS_OF_TWO if log2(ranks).is_integer() else {})
+    for nbytes in (0, 24 * ranks, 8 * ranks * 10**6):
+        for (operation, name), closed in forms.items():
+            assert as_tuple(counts(operation, name, nbytes, ranks)) == closed(nbytes, ranks), (operation, name)
+
+
+@pytest.mark.parametrize("ranks", [3, 5, 6, 7, 12, 17, 1000])
+def test_published_closed_forms_where_ranks_are_folded(ranks: int) -> None:
+    """The same paper; what it calls p in the shares of Rabenseifner's algorithm is the power of two that is left."""
+    rounds, left = floor(log2(ranks)), 2 ** floor(log2(ranks))
+    n = 24 * left
+    share = n * (left - 1) // left
+    cost = counts("allreduce", "rabenseifner", n, ranks)
+    assert as_tuple(cost) == (2 * rounds + 2, 2 * n + 2 * share, n + share)
+    cost = counts("allreduce", "recursive_doubling", n, ranks)
+    assert as_tuple(cost) == (rounds + 2, (rounds + 2) * n, (rounds + 1) * n)
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_nothing_is_below_the_lower_bounds(ranks: int) -> None:
+    """Chan, Heimlich, Purkayastha and van de Geijn 2007, for blocks of one size."""
+    n = 24 * ranks
+    share = n * (ranks - 1) // ranks
+    bounds = {
+        "broadcast": (n, 0),
+        "scatter": (share, 0),
+        "gather": (share, 0),
+        "allgather": (share, 0),
+        "reduce_scatter": (share, share),
+        "reduce": (n, share),
+        "allreduce": (2 * share, share),
+    }
+    for operation, (sent, reduced) in bounds.items():
+        for name in ALGORITHMS[operation]:
+            cost = counts(operation, name, n, ranks)
+            assert cost.messages >= ceil(log2(ranks)), name
+            assert cost.nbytes >= (sent if ranks > 1 else 0), name
+            assert cost.reduced >= reduced, name
+
+
+def test_seconds_and_sums() -> None:
+    cost = Counts(3, 100, 50) + Counts(1, 20) * 2
+    assert cost == Counts(5, 140, 50)
+    assert cost.seconds(alpha=2.0, beta=0.5) == 10 + 70
+    assert cost.seconds(alpha=2.0, beta=0.5, gamma=0.1) == pytest.approx(85)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (("gossip", "ring", 1, 1), "operation = 'gossip': allowed are send, broadcast, .*barrier"),
+        (("allgather", "binomial", 1, 1), "'binomial': allowed are ring, recursive_doubling, bruck"),
+        (("allgather", "ring", -1, 1), "nbytes = -1: a whole number, 0 or more"),
+        (("allgather", "ring", 1, 0), "ranks = 0: a whole number, 1 or more"),
+    ],
+)
+def test_what_is_not_there_is_refused(wrong: tuple[str, str, int, int], message: str) -> None:
+    with pytest.raises(SettingError, match=message):
+        counts(*wrong)

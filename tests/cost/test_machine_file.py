@@ -1,0 +1,201 @@
+"""Machine files: round trips, the ones that ship, and one clear line for whatever is wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hybridnn.cost.machine.machine import CollectiveCost, Machine, Segment
+from hybridnn.cost.machine.machine_file import read_machine, shipped_machines, write_machine
+from hybridnn.errors import DataError, EnvironmentProblem
+
+PASS = {"call_seconds": 1e-6, "multiply_add_seconds": 1e-10}
+COST = {"number_seconds": 1e-9}
+
+
+def values() -> dict[str, Any]:
+    """The least that a machine file must say."""
+    compute = {
+        "dtype": "float32",
+        **dict.fromkeys(("forward", "input_gradient", "weight_gradient"), PASS),
+        "activations": {"relu": {"forward": COST, "gradient": COST}},
+        "losses": {"mse": COST},
+        "updates": {"sgd": COST},
+        "load": COST,
+        "packing": COST,
+    }
+    segment = {"alpha_seconds": 1e-6, "beta_seconds_per_byte": 1e-10}
+    return {
+        "name": "small",
+        "ranks_per_node": 4,
+        "memory_bytes_per_rank": 1e9,
+        "inside_node": {"segments": [segment]},
+        "compute": [compute],
+    }
+
+
+def written(tmp_path: Path, changed: dict[str, Any]) -> Path:
+    path = tmp_path / "machine.json"
+    path.write_text(json.dumps(changed))
+    return path
+
+
+def test_the_cluster_that_ships_is_one_of_1024_nodes() -> None:
+    assert "cluster-1024" in shipped_machines()
+    machine = read_machine("cluster-1024")
+    assert (machine.name, machine.nodes, machine.ranks) == ("cluster-1024", 1024, 131072)
+    # 1 GiB from node to node over 200 Gbit/s: no less than the data sheet's 43 ms, and not twice as long.
+    assert 2**30 / 25e9 < machine.message_seconds(2**30, spans_nodes=True) < 2 * 2**30 / 25e9
+    # A product of 1024 x 1024 x 1024 on a core whose peak are 78.4 GFLOP/s.
+    compute = machine.compute_for("float32", 128)
+    assert 2 * 1024**3 / 78.4e9 < compute.forward.seconds(1024, 1024, 1024, cached=True) < 3 * 1024**3 / 78.4e9
+
+
+@pytest.mark.parametrize("name", shipped_machines())
+def test_machines_that_ship_survive_a_round_trip(name: str, tmp_path: Path) -> None:
+    machine = read_machine(name)
+    write_machine(machine, tmp_path / "copy.toml")
+    assert read_machine(tmp_path / "copy.toml") == machine
+    assert [path.name for path in tmp_path.iterdir()] == ["copy.toml"]
+
+
+def test_every_number_survives_a_round_trip(tmp_path: Path) -> None:
+    third = 1 / 3
+    segments = (
+        Segment(up_to_bytes=4096.5, alpha_seconds=third * 1e-6, beta_seconds_per_byte=0.0),
+        Segment(alpha_seconds=2e-6, beta_seconds_per_byte=third * 1e-9),
+    )
+    cost = CollectiveCost(operation="allreduce", ranks=3, algorithm="ring", segments=segments, held_out_error=third)
+    machine = Machine.model_validate(values() | {"about": {"host": 'a "quoted" näme'}})
+    machine = machine.model_copy(update={"collectives": (cost,)})
+    write_machine(machine, tmp_path / "machine.toml")
+    again = read_machine(tmp_path / "machine.toml")
+    assert again == machine
+    assert again.collectives[0].segments == segments
+
+
+def test_json_is_read_by_its_suffix_and_has_the_same_meaning(tmp_path: Path) -> None:
+    machine = read_machine(written(tmp_path, values()))
+    assert (machine.nodes, machine.ranks, machine.collectives) == (1, 4, ())
+    assert machine == Machine.model_validate(values())
+
+
+def without(key: str) -> dict[str, Any]:
+    return {name: value for name, value in values().items() if name != key}
+
+
+def with_compute(**changes: object) -> dict[str, Any]:
+    return values() | {"compute": [values()["compute"][0] | changes]}
+
+
+def with_segments(*segments: dict[str, object]) -> dict[str, Any]:
+    return values() | {"inside_node": {"segments": list(segments)}}
+
+
+GOOD = {"alpha_seconds": 1e-6, "beta_seconds_per_byte": 1e-10}
+WRONG = {
+    "a missing key": (without("ranks_per_node"), "ranks_per_node is missing"),
+    "a missing section": (without("inside_node"), "inside_node is missing"),
+    "a missing key in a list": (
+        with_segments({"alpha_seconds": 1.0}),
+        "inside_node.segments[0].beta_seconds_per_byte is missing",
+    ),
+    "a missing pass": (with_compute(forward={}), "compute[0].forward.multiply_add_seconds is missing"),
+    "a negative number": (
+        with_segments(GOOD | {"alpha_seconds": -1e-6}),
+        "inside_node.segments[0].alpha_seconds = -1e-06: must be at least 0",
+    ),
+    "a negative update": (
+        with_compute(updates={"sgd": {"number_seconds": -1.0}}),
+        "compute[0].updates.sgd.number_seconds = -1.0: must be at least 0",
+    ),
+    "no memory": (
+        values() | {"memory_bytes_per_rank": 0},
+        "memory_bytes_per_rank = 0: must be greater than 0",
+    ),
+    "an infinity": (
+        values() | {"gamma_seconds_per_byte": float("inf")},
+        "gamma_seconds_per_byte = inf: must be a finite",
+    ),
+    "text for a number": (values() | {"ranks_per_node": "4"}, "ranks_per_node = '4': must be a whole number"),
+    "an unknown key": (values() | {"rank_per_node": 4}, "unknown setting rank_per_node; did you mean ranks_per_node?"),
+    "an unknown key in a list": (
+        with_segments(GOOD | {"beta": 1e-9}),
+        "unknown setting inside_node.segments[0].beta; known in [inside_node.segments[0]]: up_to_bytes, alpha_seconds",
+    ),
+    "an unknown key of an update": (
+        with_compute(updates={"sgd": {"number_seconds": 1.0, "cal_seconds": 1.0}}),
+        "unknown setting compute[0].updates.sgd.cal_seconds; did you mean compute[0].updates.sgd.call_seconds?",
+    ),
+    "an unknown precision": (
+        with_compute(dtype="float16"),
+        "compute[0].dtype = 'float16': must be 'float32' or 'float64'",
+    ),
+    "ends that fall": (
+        with_segments(GOOD | {"up_to_bytes": 9}, GOOD | {"up_to_bytes": 8}, GOOD),
+        "inside_node.segments = [9.0, 8.0, None]: up_to_bytes must increase",
+    ),
+    "nodes without a link": (values() | {"nodes": 2}, "between_nodes = None: is needed with nodes = 2"),
+    "nothing to compute with": (values() | {"compute": []}, "compute = []"),
+    "an unknown collective": (
+        values() | {"collectives": [{"operation": "all", "ranks": 2, "algorithm": "ring", "segments": [GOOD]}]},
+        "collectives[0].operation = 'all': known are ",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_is_wrong_is_named_with_file_key_and_value_in_one_line(case: str, tmp_path: Path) -> None:
+    changed, message = WRONG[case]
+    path = written(tmp_path, changed)
+    with pytest.raises(DataError) as caught:
+        read_machine(path)
+    assert str(caught.value).startswith(f"{path}: {message}")
+    assert "\n" not in str(caught.value)
+
+
+def test_several_mistakes_are_counted(tmp_path: Path) -> None:
+    path = written(tmp_path, without("name") | {"ranks_per_node": 0})
+    with pytest.raises(DataError, match=r"name is missing \(and 1 more\)"):
+        read_machine(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("m.toml", b"name = [", "is not valid TOML"),
+        ("m.json", b"{", "is not valid JSON"),
+        ("m.json", b"[" * 100_000, "is not valid JSON"),
+        ("m.json", b"[1]", "must be an object with the keys name, nodes"),
+        ("m.toml", b"\xff\xfe", "is not text in UTF-8"),
+        ("m.yaml", b"", "a machine file must end in .toml or .json"),
+        ("m.toml", b"", "name is missing"),
+    ],
+)
+def test_files_that_are_no_machine_files(name: str, content: bytes, message: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError) as caught:
+        read_machine(tmp_path / name)
+    assert str(tmp_path / name) in str(caught.value)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_files_and_names_that_are_not_there(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"none\.toml: cannot be read: No such file"):
+        read_machine(tmp_path / "none.toml")
+    with pytest.raises(DataError, match=r"machine 'cluster': give a \.toml or \.json file, or one of .*cluster-1024"):
+        read_machine("cluster")
+
+
+def test_a_file_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
+    machine = Machine.model_validate(values())
+    with pytest.raises(EnvironmentProblem, match="cannot be written: No such file"):
+        write_machine(machine, tmp_path / "no" / "machine.toml")
+    (tmp_path / "machine.toml").mkdir()
+    with pytest.raises(EnvironmentProblem, match="cannot be written: Is a directory"):
+        write_machine(machine, tmp_path / "machine.toml")
+    assert [path.name for path in tmp_path.iterdir()] == ["machine.toml"]

@@ -1,0 +1,187 @@
+"""The papers' step costs against messages one by one, against each other, and their optimum against its closed form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fractions import Fraction
+from itertools import pairwise
+from math import inf
+
+import pytest
+
+from hybridnn.cost.collectives import Counts
+from hybridnn.cost.step_costs import (
+    batch_step,
+    best_grid,
+    integrated_step,
+    model_step,
+    scatter_broadcast,
+    scatter_direct,
+    scatter_threshold,
+)
+from hybridnn.errors import GridError, SettingError
+from reference.message_counts import algorithms
+
+WIDTHS = (16, 64, 32, 8)
+
+
+def messages_and_bytes(operation: str, name: str, nbytes: int, ranks: int) -> tuple[int, int]:
+    return algorithms(ranks)[operation, name][0].count(nbytes)[:2]
+
+
+def added(parts: list[tuple[int, int]]) -> Counts:
+    return Counts(sum(messages for messages, _ in parts), sum(nbytes for _, nbytes in parts))
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4, 8])
+def test_batch_step_counts_the_messages_of_an_allreduce_per_layer(ranks: int) -> None:
+    sizes = [4 * 16 * 64, 4 * 64 * 32, 4 * 32 * 8]
+    expected = added([messages_and_bytes("allreduce", "rabenseifner", size, ranks) for size in sizes])
+    assert batch_step(WIDTHS, ranks) == expected
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4, 8])
+def test_model_step_counts_the_messages_of_an_allgather_and_an_allreduce_per_layer(ranks: int) -> None:
+    sizes = [8 * 10 * width for width in (64, 32, 8)]
+    gathers = [messages_and_bytes("allgather", "recursive_doubling", size, ranks) for size in sizes]
+    reductions = [messages_and_bytes("allreduce", "rabenseifner", size, ranks) for size in sizes]
+    assert model_step(WIDTHS, 10, ranks, itemsize=8) == added(gathers + reductions)
+
+
+@pytest.mark.parametrize(("batch_ranks", "model_ranks"), [(1, 1), (2, 2), (4, 2), (2, 8)])
+def test_integrated_step_counts_the_messages_of_one_rank_of_the_grid(batch_ranks: int, model_ranks: int) -> None:
+    batch = 24
+    samples = batch // batch_ranks
+    parts = [
+        messages_and_bytes("allgather", "recursive_doubling", 4 * samples * width, model_ranks) for width in (64, 32, 8)
+    ]
+    # No gradient at the inputs of the first layer is needed.
+    parts += [messages_and_bytes("allreduce", "rabenseifner", 4 * samples * width, model_ranks) for width in (64, 32)]
+    parts += [
+        messages_and_bytes("allreduce", "rabenseifner", 4 * numbers // model_ranks, batch_ranks)
+        for numbers in (16 * 64, 64 * 32, 32 * 8)
+    ]
+    assert integrated_step(WIDTHS, batch, batch_ranks, model_ranks) == added(parts)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 8, 31])
+def test_the_pure_methods_are_the_ends_of_the_integrated_one(ranks: int) -> None:
+    assert integrated_step(WIDTHS, 24, ranks, 1) == batch_step(WIDTHS, ranks)
+    # Laugier's sum has an all-reduce at the outputs of the last layer as well.
+    whole, ours = model_step(WIDTHS, 24, ranks), integrated_step(WIDTHS, 24, 1, ranks)
+    assert whole.messages - ours.messages == 2 * len(bin(ranks - 1)[2:])
+    assert whole.nbytes - ours.nbytes == pytest.approx(2 * 4 * 24 * 8 * (ranks - 1) / ranks)
+
+
+@pytest.mark.parametrize(("ranks", "factor"), [(2, 4), (3, Fraction(9, 4)), (4, Fraction(16, 9)), (64, (64 / 63) ** 2)])
+def test_the_printed_formula_sends_too_much(ranks: int, factor: float) -> None:
+    for exact, paper in [
+        (batch_step(WIDTHS, ranks), batch_step(WIDTHS, ranks, formula="paper")),
+        (model_step(WIDTHS, 5, ranks), model_step(WIDTHS, 5, ranks, formula="paper")),
+        (integrated_step(WIDTHS, 5, ranks, ranks), integrated_step(WIDTHS, 5, ranks, ranks, formula="paper")),
+    ]:
+        assert paper.messages == exact.messages
+        assert paper.nbytes == pytest.approx(float(factor) * exact.nbytes)
+
+
+def test_the_printed_formula_as_printed() -> None:
+    # One layer of 1024 x 1024, 32 ranks, 1 byte per number: 2 (5 alpha + beta 32/31 1024^2) and 3 (5 alpha + ...).
+    step = batch_step((1024, 1024), 32, itemsize=1, formula="paper")
+    assert step.seconds(alpha=7.0, beta=31.0) == pytest.approx(2 * (5 * 7 + 32 * 1024**2))
+    step = model_step((1024, 1024), 100, 32, itemsize=1, formula="paper")
+    assert step.seconds(alpha=7.0, beta=31.0) == pytest.approx(3 * (5 * 7 + 32 * 100 * 1024))
+
+
+def test_one_rank_sends_nothing_and_the_printed_formula_has_no_answer() -> None:
+    assert batch_step(WIDTHS, 1) == model_step(WIDTHS, 10, 1) == integrated_step(WIDTHS, 10, 1, 1) == Counts()
+    with pytest.raises(SettingError, match="divides by zero"):
+        batch_step(WIDTHS, 1, formula="paper")
+    with pytest.raises(SettingError, match="divides by zero"):
+        model_step(WIDTHS, 10, 1, formula="paper")
+    for grid in ((1, 4), (4, 1)):
+        with pytest.raises(SettingError, match="divides by zero"):
+            integrated_step(WIDTHS, 10, *grid, formula="paper")
+
+
+def crossing(layers: int, width: int, ranks: int, shorter: int, longer: int) -> Fraction:
+    """Samples at which two batch axes send the same: 2 L d^2 (P_b - 1)/P + (3 L - 2) B d (P_m - 1)/P numbers."""
+    weights = Fraction(2 * layers * width**2 * (longer - shorter))
+    activations = (3 * layers - 2) * width * (Fraction(ranks, shorter) - Fraction(ranks, longer))
+    return weights / activations
+
+
+@pytest.mark.parametrize(("layers", "width"), [(2, 1024), (5, 512), (12, 4096)])
+@pytest.mark.parametrize("ranks", [16, 64])
+def test_the_batch_axis_grows_with_the_minibatch_where_it_should(layers: int, width: int, ranks: int) -> None:
+    axes = [length for length in range(1, ranks + 1) if ranks % length == 0]
+    for shorter, longer in pairwise(axes):
+        turn = crossing(layers, width, ranks, shorter, longer)
+        assert turn == Fraction(2 * layers * width * shorter * longer, (3 * layers - 2) * ranks)
+        below, above = int(turn) - 1, int(turn) + 1
+        grids = [best_grid([width] * (layers + 1), batch, ranks, alpha=0.0, beta=1.0) for batch in (below, above)]
+        assert [batch_ranks for batch_ranks, _ in grids] == [shorter, longer]
+        assert all(batch_ranks * model_ranks == ranks for batch_ranks, model_ranks in grids)
+
+
+def test_pure_batch_overtakes_pure_model_parallelism_at_one_minibatch_for_all_ranks() -> None:
+    widths, turn = [300] * 4, Fraction(2 * 3 * 300, 7)  # 2 L d / (3 L - 2) = 257.1
+    for ranks in (2, 8, 100):
+        for batch, batch_wins in ((int(turn), False), (int(turn) + 1, True)):
+            pure_batch, pure_model = integrated_step(widths, batch, ranks, 1), integrated_step(widths, batch, 1, ranks)
+            assert (pure_batch.nbytes < pure_model.nbytes) is batch_wins
+
+
+def test_latency_alone_chooses_batch_parallelism() -> None:
+    # 2 L messages of lg P along the batch axis, 3 L - 2 along the model axis.
+    assert best_grid([512] * 6, 64, 64, alpha=1.0, beta=0.0) == (64, 1)
+    # With two layers both are four, and the longer batch axis is preferred.
+    assert best_grid([512] * 3, 64, 64, alpha=1.0, beta=0.0) == (64, 1)
+
+
+def test_no_rank_of_the_best_grid_is_without_work() -> None:
+    assert best_grid([512] * 6, 4, 64, alpha=1.0, beta=0.0) == (4, 16)
+    assert best_grid([512, 512, 2], 16, 32, alpha=0.0, beta=1.0) == (16, 2)
+    with pytest.raises(GridError, match=r"64 ranks: no grid has at most 4 batch ranks .* at most 2 model ranks"):
+        best_grid([512, 512, 2], 4, 64, alpha=0.0, beta=1.0)
+
+
+@pytest.mark.parametrize(("batch_ranks", "model_ranks"), [(2, 2), (4, 8), (16, 3)])
+def test_direct_scatter_is_faster_below_the_threshold(batch_ranks: int, model_ranks: int) -> None:
+    alpha, beta = 1e-6, 1e-9
+
+    threshold = scatter_threshold(batch_ranks, model_ranks, alpha, beta)
+    for nbytes, direct_wins in ((int(threshold * 0.99), True), (int(threshold * 1.01) + 1, False)):
+        direct = scatter_direct(nbytes, batch_ranks, model_ranks).seconds(alpha, beta)
+        twice = scatter_broadcast(nbytes, batch_ranks, model_ranks).seconds(alpha, beta)
+        assert (direct < twice) is direct_wins
+
+
+def test_scatter_formulas_as_printed() -> None:
+    assert scatter_direct(100, 4, 8) == Counts(1, 3200)
+    assert scatter_broadcast(100, 4, 8) == Counts(2, 800)
+
+
+def test_printed_threshold() -> None:
+    """5.6 MB / (n_b n_m - max(n_b, n_m)) from 1 microsecond and 5.6 TB/s, as the paper says."""
+    assert scatter_threshold(4, 8, alpha=1e-6, beta=1 / 5.6e12) == pytest.approx(5.6e6 / (32 - 8))
+    assert scatter_threshold(1, 8, alpha=1e-6, beta=1e-9) == inf
+    assert scatter_threshold(4, 8, alpha=1e-6, beta=0.0) == inf
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: batch_step((4,), 2), "widths = .4.: the input width and the outputs"),
+        (lambda: batch_step((4, 0), 2), "widths = 0: a whole number, 1 or more"),
+        (lambda: batch_step((4, 4), 0), "ranks = 0"),
+        (lambda: model_step((4, 4), 0, 2), "batch = 0"),
+        (lambda: integrated_step((4, 4), 4, 0, 2), "batch_ranks = 0"),
+        (lambda: integrated_step((4, 4), 4, 2, 0), "model_ranks = 0"),
+        (lambda: batch_step((4, 4), 2, formula="printed"), "formula = 'printed': allowed are exact, paper"),
+        (lambda: best_grid((4, 4), 4, 0, 1.0, 1.0), "ranks = 0"),
+        (lambda: best_grid((4, 4), 0, 4, 1.0, 1.0), "batch = 0"),
+    ],
+)
+def test_what_cannot_be_is_refused(call: Callable[[], object], message: str) -> None:
+    with pytest.raises(SettingError, match=message):
+        call()

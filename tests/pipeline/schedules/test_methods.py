@@ -1,0 +1,28 @@
+"""Schedules of computations alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from hybridnn.pipeline.schedules.instructions import ReceiveActivations, SendActivations
+from hybridnn.pipeline.schedules.methods import METHODS, make_schedule
+from hybridnn.pipeline.schedules.timing import COMPUTATIONS
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("stages", [1, 2, 4])
+def test_without_messages_the_computations_are_the_same(method: str, stages: int) -> None:
+    kind = METHODS[method]
+    size = {
+        "stages": stages,
+        "minibatches": 3,
+        "microbatches": 2 * stages if kind.cuts_minibatches else 1,
+        "chunks": 1 + kind.chunked,
+    }
+    whole, bare = make_schedule(method, **size), make_schedule(method, **size, messages=False)
+    for stage in range(stages):
+        wanted = [item for item in whole.orders[stage] if isinstance(item, COMPUTATIONS)]
+        assert [item for item in bare.orders[stage] if isinstance(item, COMPUTATIONS)] == wanted
+        assert kind.placed_messages or len(bare.orders[stage]) == len(wanted)
+    has_messages = any(isinstance(item, SendActivations | ReceiveActivations) for item in whole.orders[0])
+    assert has_messages == (stages > 1)

@@ -1,0 +1,110 @@
+"""Run folders with figures that a test chooses, written line by line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from hybridnn.training.settings import settings_from
+from hybridnn.training.settings_file import to_toml
+
+__all__ = ["prediction_line", "write_run"]
+
+
+def prediction_line(seconds_per_step: float, **changes: Any) -> dict[str, Any]:
+    """Return a line of kind "prediction" for epochs of ten steps."""
+    parts = {"computing": 0.6, "communication": 0.2, "communication_hidden": 0.1, "bubble": 0.0, "overhead": 0.2}
+    return {
+        "kind": "prediction",
+        "machine": "laptop",
+        "seconds_per_step": seconds_per_step,
+        "seconds_per_epoch": 10 * seconds_per_step,
+        "bytes_per_step": 4000,
+        "parts": {name: share * seconds_per_step for name, share in parts.items()},
+        "instructions": {"forward": 0.2 * seconds_per_step, "update": 0.1 * seconds_per_step},
+        **changes,
+    }
+
+
+def write_run(
+    folder: Path,
+    *,
+    ranks: int = 1,
+    grid: tuple[int, int, int] | None = None,
+    seconds: Sequence[float] = (9.0, 2.0, 1.0, 3.0),
+    communication_share: float = 0.25,
+    hidden: Sequence[int] = (64, 64),
+    samples: int = 1000,
+    batch_size: int = 100,
+    accuracy: float | None = 0.5,
+    lines: Sequence[Mapping[str, Any]] = (),
+    ended: bool = True,
+) -> Path:
+    """Write a run of ten steps per epoch on digits.
+
+    Parameters
+    ----------
+    grid : tuple of int
+        Ranks along pipeline, batch and model; all along batch unless given.
+    seconds : sequence of float
+        Training time of each epoch.
+    accuracy : float or None
+        Of the last epoch; half of it in the others. None writes an R² of 0.75.
+    lines : sequence of mapping
+        More lines, after the header.
+    """
+    pipeline, batch, model = grid or (1, ranks, 1)
+    folder.mkdir(parents=True, exist_ok=True)
+    parallel = {"pipeline": pipeline, "batch": batch, "model": model}
+    settings = {"parallel": parallel, "training": {"batch_size": batch_size}, "model": {"hidden": list(hidden)}}
+    (folder / "config.toml").write_text(to_toml(settings_from(settings)))
+    memory = dict.fromkeys(
+        ("weight_bytes", "optimizer_bytes", "weight_version_bytes", "activation_bytes", "buffer_bytes"), 0
+    )
+    stages = [
+        {"stage": stage, "batch": batch, "model": model, "layers": [stage], **memory} for stage in range(pipeline)
+    ]
+    sizes = [64, *hidden, 10]
+    header = {
+        "kind": "header",
+        "ranks": ranks,
+        **parallel,
+        "method": "1f1b" if pipeline > 1 else None,
+        "microbatches": 1,
+        "stages": stages,
+        "nodes": 1,
+        "threads_per_rank": 1,
+        "data": "digits",
+        "train_samples": samples,
+        "test_samples": 10,
+        "sizes": sizes,
+        "parameters": sum(n * (m + 1) for m, n in pairwise(sizes)),
+        "dtype": "float32",
+        "optimizer": "sgd",
+        "versions": {"hybridnn": "0.0", "MPI": "Some MPI & <more>"},
+        "folder": str(folder),
+    }
+    epochs = [
+        {
+            "kind": "epoch",
+            "step": 10 * number,
+            "epoch": number,
+            "train_loss": 1 / number,
+            "learning_rate": 0.1,
+            "test_loss": None,
+            "test_accuracy": accuracy if accuracy is None or number == len(seconds) else accuracy / 2,
+            "test_r2": 0.75 if accuracy is None else None,
+            "samples_per_second": samples / taken,
+            "compute_seconds": (1 - communication_share) * taken,
+            "communication_seconds": communication_share * taken,
+            "bytes_sent": 5000 * number,
+        }
+        for number, taken in enumerate(seconds, 1)
+    ]
+    end = {"kind": "end", "steps": 10 * len(seconds), "seconds": sum(seconds), "metric_name": "x", "metric": accuracy}
+    written = [header, *lines, *epochs, *([end] if ended else [])]
+    (folder / "history.jsonl").write_text("".join(json.dumps(line) + "\n" for line in written))
+    return folder

@@ -1,0 +1,266 @@
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Mapping
+from html.parser import HTMLParser
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from matplotlib.image import imread
+
+from hybridnn.errors import DataError
+from hybridnn.study.report.curves import curves_of
+from hybridnn.study.report.groups import grid_maps, speed_ups, strong_lines, weak_lines
+from hybridnn.study.report.plots import draw_plots
+from hybridnn.study.report.results import Results, Spread, read_results
+from hybridnn.study.report.tables import csv_text, markdown_text, point_facts
+from hybridnn.study.report.write import write_report
+from reference.finished_runs import prediction_line, write_run
+
+Runs = Mapping[str, tuple[dict[str, Any], dict[str, Any]]]
+
+
+def _study(folder: Path, runs: Runs, missing: Mapping[str, dict[str, Any]] | None = None) -> Results:
+    """Write a study of runs by id: the values of their axes, and options of `write_run`."""
+    cells = []
+    for name, (values, options) in runs.items():
+        write_run(folder / "cells" / name, **options)
+        cells.append({"id": name, "ranks": options.get("ranks", 1), "values": values})
+    cells += [{"id": name, "ranks": 1, "values": values} for name, values in (missing or {}).items()]
+    about = {"format": 1, "name": "my-study", "description": "a <b>bold</b> study", "reduced": False}
+    (folder / "study.json").write_text(json.dumps({**about, "cells": cells}))
+    return read_results(folder)
+
+
+def _strong(folder: Path) -> Results:
+    """Two widths on 1, 2 and 4 ranks, each thrice."""
+    seconds = {
+        (8, 1): (4, 5, 9),
+        (8, 2): (2, 3, 2.5),
+        (8, 4): (2, 2, 2),
+        (16, 1): (8, 8, 8),
+        (16, 2): (4, 4, 4),
+        (16, 4): (1, 2, 4),
+    }
+    runs = {
+        f"{width}-{ranks}-{repeat}": (
+            {"ranks": ranks, "width": width, "repeat": repeat},
+            {"ranks": ranks, "hidden": [width], "seconds": [taken], "lines": [prediction_line(taken / 20)]},
+        )
+        for (width, ranks), times in seconds.items()
+        for repeat, taken in enumerate(times)
+    }
+    return _study(folder, runs)
+
+
+def test_repeats_become_medians_with_the_least_and_the_most(tmp_path: Path) -> None:
+    results = _strong(tmp_path)
+    assert (len(results.cells), len(results.points)) == (18, 6)
+    found = {(point.first.network, point.first.ranks): point.seconds_per_epoch for point in results.points}
+    assert found["64-8-10", 1] == Spread(5, 4, 9)
+    assert found["64-8-10", 2] == Spread(2.5, 2, 3)
+    assert found["64-16-10", 4] == Spread(2, 1, 4)
+    assert results.varying == ("ranks", "width")
+
+
+def test_strong_lines_have_speed_ups_against_one_rank(tmp_path: Path) -> None:
+    results = _strong(tmp_path)
+    first, second = strong_lines(results)
+    assert (first.name, second.name) == ("width 8", "width 16")
+    assert first.ranks == (1, 2, 4)
+    assert [spread.median for spread in first.seconds] == [5, 2.5, 2]
+    assert first.predicted == (2.5, 1.25, 1.0)
+    ratios = {point.cells[0].id[:-2]: speed_ups(results)[point.cells[0].id] for point in results.points}
+    assert ratios == {
+        "8-1": (1, 1),
+        "8-2": (2, 1),
+        "8-4": (2.5, 1),
+        "16-1": (1, 1),
+        "16-2": (2, 1),
+        "16-4": (4, 1),
+    }
+
+
+def _grids(folder: Path) -> Results:
+    seconds = {(4, 1): 2.0, (2, 2): 1.0, (1, 4): 3.0, (8, 1): 1.5, (4, 2): 0.5}
+    runs = {
+        f"{b}x{m}": (
+            {"ranks": b * m, "grid": f"{b}x{m}"},
+            {"ranks": b * m, "grid": (1, b, m), "seconds": [taken]},
+        )
+        for (b, m), taken in seconds.items()
+    }
+    return _study(folder, runs)
+
+
+def test_grids_make_a_map_and_the_fastest_of_each_ranks_a_line(tmp_path: Path) -> None:
+    results = _grids(tmp_path)
+    (grids,) = grid_maps(results)
+    assert grids.seconds == {(4, 1): 2.0, (2, 2): 1.0, (1, 4): 3.0, (8, 1): 1.5, (4, 2): 0.5}
+    (line,) = strong_lines(results)
+    assert (line.ranks, [spread.median for spread in line.seconds]) == ((4, 8), [1.0, 0.5])
+    assert speed_ups(results)["4x1"] == (0.5, 4)
+    assert set(draw_plots(results)) == {"strong_scaling.png", "grids.png"}
+
+
+def test_one_row_of_grids_is_no_map(tmp_path: Path) -> None:
+    assert grid_maps(_strong(tmp_path)) == []
+
+
+def test_work_that_grows_with_the_ranks_makes_weak_lines(tmp_path: Path) -> None:
+    by_batch = {
+        f"b{ranks}": (
+            {"ranks": ranks, "batch-per-rank": 50},
+            {"ranks": ranks, "batch_size": 50 * ranks, "seconds": [taken]},
+        )
+        for ranks, taken in ((1, 4.0), (2, 5.0))
+    }
+    results = _study(tmp_path / "batch", by_batch)
+    (line,) = weak_lines(results)
+    assert line.per_step
+    assert [spread.median for spread in line.seconds] == [0.4, 0.5]
+    assert strong_lines(results) == []
+    by_samples = {
+        f"s{ranks}": (
+            {"ranks": ranks, "samples-per-rank": 500},
+            {"ranks": ranks, "samples": 500 * ranks, "seconds": [taken]},
+        )
+        for ranks, taken in ((1, 4.0), (2, 5.0), (4, 6.0))
+    }
+    results = _study(tmp_path / "samples", by_samples)
+    (line,) = weak_lines(results)
+    assert not line.per_step
+    assert (line.ranks, [spread.median for spread in line.seconds]) == ((1, 2, 4), [4, 5, 6])
+    assert set(draw_plots(results)) == {"weak_scaling.png"}
+    assert weak_lines(_strong(tmp_path / "strong")) == []
+
+
+def test_curves_are_medians_against_epochs_and_summed_time(tmp_path: Path) -> None:
+    runs = {
+        f"seed-{seed}": ({"seed": seed}, {"seconds": times, "accuracy": accuracy})
+        for seed, (times, accuracy) in enumerate([((2, 1), 0.5), ((4, 3), 0.7), ((3, 2), 0.9)])
+    }
+    results = _study(tmp_path, runs)
+    (curve,) = curves_of(results, "test accuracy")
+    assert (curve.epochs, curve.values) == ((1, 2), (0.35, 0.7))
+    assert curve.seconds == (3, 5)  # of 2, 4, 3 and of 3, 7, 5
+    assert set(draw_plots(results)) == {"accuracy.png"}
+    assert curves_of(results, "test R²") == []
+
+
+def test_curves_take_the_fastest_layout_of_a_network(tmp_path: Path) -> None:
+    runs = {
+        f"{ranks}": ({"ranks": ranks}, {"ranks": ranks, "seconds": [taken, taken]}) for ranks, taken in ((1, 4), (2, 3))
+    }
+    (curve,) = curves_of(_study(tmp_path, runs), "training loss")
+    assert (curve.name, curve.seconds, curve.values) == ("ranks 2", (3, 6), (1, 0.5))
+
+
+def test_csv_has_a_line_for_every_cell(tmp_path: Path) -> None:
+    rows = list(csv.DictReader(io.StringIO(csv_text(_strong(tmp_path)))))
+    assert len(rows) == 18
+    first = rows[0]
+    assert (first["id"], first["axis.width"], first["axis.repeat"], first["ranks"]) == ("8-1-0", "8", "0", "1")
+    assert float(first["seconds_per_epoch"]) == 4
+    assert float(first["predicted_seconds_per_epoch"]) == 2
+    assert float(first["communication_share"]) == 0.25
+    assert first["waiting_share"] == ""
+
+
+def test_markdown_has_a_row_for_every_point_and_names_what_is_missing(tmp_path: Path) -> None:
+    runs = {"a": ({"width": 8}, {"seconds": [2.0]})}
+    text = markdown_text(_study(tmp_path, runs, missing={"b": {"width": 9}}))
+    table = [line for line in text.splitlines() if line.startswith("|")]
+    assert len(table) == 3
+    assert table[2].startswith("| 1 | 1x1 | 2 | 1.00 | - | 0.5 |")
+    assert "Not finished: 1 cells\n\n* b\n" in text
+    strong = markdown_text(_strong(tmp_path / "strong"))
+    assert "| 1 | 1x1 | 8 | 5 (4 to 9) | 1.00 | 2.5 |" in strong
+
+
+def test_facts_have_units_in_their_names(tmp_path: Path) -> None:
+    facts = point_facts(_strong(tmp_path))
+    assert facts[1]["seconds_per_epoch"] == {"median": 2.5, "least": 2, "most": 3}
+    assert facts[1]["seconds_per_step"]["median"] == 0.25
+    assert (facts[1]["speed_up"], facts[1]["speed_up_against_ranks"]) == (2, 1)
+    assert facts[1]["values"] == {"ranks": 2, "width": 8}
+    json.dumps(facts)
+
+
+class _Links(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+        self.text = ""
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found += [value or "" for key, value in attrs if key in ("src", "href", "srcset", "action", "data")]
+        if tag not in ("img", "meta"):
+            self.open.append(tag)
+        assert tag not in ("script", "link", "iframe", "b", "more")
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_report_is_complete_and_its_page_needs_nothing_else(tmp_path: Path) -> None:
+    results = _grids(tmp_path / "study")
+    files = write_report(results, tmp_path / "report")
+    assert {path.name for path in files} == {
+        "results.csv",
+        "tables.md",
+        "strong_scaling.png",
+        "grids.png",
+        "index.html",
+    }
+    assert sorted(path.name for path in (tmp_path / "report").iterdir()) == sorted(path.name for path in files)
+    page = (tmp_path / "report" / "index.html").read_text()
+    links = _Links()
+    links.feed(page)
+    assert links.open == []
+    assert len(links.found) == 2
+    assert all(link.startswith("data:image/png;base64,") for link in links.found)
+    assert not re.search(r"https?:|url\(|@import", page)
+    for fact in ("a <b>bold</b> study", "Some MPI & <more>", "5 of 5 finished", "digits, 1,000 training samples"):
+        assert fact in links.text
+    assert re.search(r"date\d{4}-\d\d-\d\d", links.text)
+
+
+def test_plots_are_pictures(tmp_path: Path) -> None:
+    for results in (_strong(tmp_path / "a"), _grids(tmp_path / "b")):
+        for caption, png in draw_plots(results).values():
+            assert caption.endswith(".")
+            assert imread(BytesIO(png)).std() > 0
+
+
+def test_single_cell_has_tables_and_no_plots(tmp_path: Path) -> None:
+    results = _study(tmp_path, {"only": ({}, {"seconds": [1.0]})})
+    assert draw_plots(results) == {}
+    assert [path.name for path in write_report(results, tmp_path / "r")] == ["results.csv", "tables.md", "index.html"]
+
+
+def test_foreign_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="is not the folder of a study"):
+        read_results(tmp_path)
+    (tmp_path / "study.json").write_text('{"name": "x"}')
+    with pytest.raises(DataError, match="not written by `hybridnn study run`"):
+        read_results(tmp_path)
+
+
+def test_study_without_a_finished_cell_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="none of the 2 cells of the study is finished"):
+        _study(tmp_path, {"a": ({}, {"ended": False})}, missing={"b": {}})
+
+
+def test_unfinished_cells_are_named(tmp_path: Path) -> None:
+    runs = {"a": ({"seed": 1}, {}), "b": ({"seed": 2}, {"ended": False})}
+    assert _study(tmp_path, runs, missing={"c": {"seed": 3}}).unfinished == ("b", "c")

@@ -1,0 +1,285 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hybridnn.errors import SettingError
+from hybridnn.study.cells import CellPlan, make_cells
+from hybridnn.study.study_file import load_study, ready_studies
+
+PlanOf = Callable[..., CellPlan]
+
+
+@pytest.fixture
+def plan_of(tmp_path: Path) -> PlanOf:
+    """Return a function that plans the cells of a study file's text."""
+
+    def plan(text: str, *, reduced: bool = False) -> CellPlan:
+        path = tmp_path / "study.toml"
+        path.write_text(f'name = "s"\n{text}')
+        return make_cells(load_study(path, reduced=reduced))
+
+    return plan
+
+
+def _ids(plan: CellPlan) -> list[str]:
+    return [cell.id for cell in plan.cells]
+
+
+def test_cells_are_the_product_of_the_axes(plan_of: PlanOf) -> None:
+    plan = plan_of("axes = {ranks = [1, 2], widths = [8, 16, 32], seeds = [0, 1], repeats = 2}")
+    assert len(plan.cells) == 2 * 3 * 2 * 2
+    assert len(set(_ids(plan))) == 24
+    assert plan.cells[0].id == "ranks-1_width-8_seed-0_repeat-1"
+    assert plan.cells[-1].id == "ranks-2_width-32_seed-1_repeat-2"
+
+
+def test_cell_has_the_settings_of_its_axes(plan_of: PlanOf) -> None:
+    plan = plan_of(
+        """
+        base = {training = {epochs = 3}, model = {activation = "tanh"}}
+        [axes]
+        ranks = [8]
+        grids = ["2x4"]
+        widths = [512]
+        depths = [3]
+        batch_sizes = [64]
+        splits = ["alternating"]
+        dtypes = ["float64"]
+        seeds = [7]
+        optimizer.lr = [0.25]
+        """
+    )
+    (cell,) = plan.cells
+    assert cell.id == (
+        "ranks-8_grid-2x4_depth-3_width-512_batch-64_split-alternating_dtype-float64_seed-7_optimizer.lr-0.25"
+    )
+    settings = cell.settings
+    assert settings.model.hidden == (512, 512, 512)
+    assert (settings.model.activation, settings.training.epochs) == ("tanh", 3)
+    assert (settings.parallel.pipeline, settings.parallel.batch, settings.parallel.model) == (1, 2, 4)
+    assert settings.parallel.model_split == "alternating"
+    assert (settings.training.batch_size, settings.training.dtype, settings.training.seed) == (64, "float64", 7)
+    assert settings.optimizer.lr == 0.25
+
+
+@pytest.mark.parametrize(
+    ("grid", "expected", "text"),
+    [
+        ('"2x4"', (1, 2, 4), "2x4"),
+        ("[4, 2]", (1, 4, 2), "4x2"),
+        ('"2x2x1"', (2, 2, 1), "2x2x1"),
+        ("[2, 1, 3]", (2, 1, 3), "2x1x3"),
+        ("{pipeline = 3}", (3, 1, 1), "3x1x1"),
+        ("{model = 5}", (1, 1, 5), "1x5"),
+    ],
+)
+def test_grid_in_any_form_gives_ranks_and_axes(
+    plan_of: PlanOf, grid: str, expected: tuple[int, ...], text: str
+) -> None:
+    (cell,) = plan_of(f"axes = {{grids = [{grid}]}}").cells
+    parallel = cell.settings.parallel
+    assert (parallel.pipeline, parallel.batch, parallel.model) == expected
+    assert cell.ranks == expected[0] * expected[1] * expected[2]
+    assert cell.id == f"grid-{text}"
+
+
+@pytest.mark.parametrize("grid", ['"2y4"', '"2"', "[2]", "[0, 1]", "[1, 2, 3, 4]", "true", "{depth = 2}", "[1.5, 2]"])
+def test_grid_in_no_form_is_refused(plan_of: PlanOf, grid: str) -> None:
+    with pytest.raises(SettingError, match=r"axes\.grids = .*must be '2x4'"):
+        plan_of(f"axes = {{grids = [{grid}]}}")
+
+
+def test_words_stand_for_grids_of_every_number_of_ranks(plan_of: PlanOf) -> None:
+    assert _ids(plan_of('axes = {ranks = [1, 4], grids = ["batch"]}')) == ["ranks-1_grid-1x1", "ranks-4_grid-4x1"]
+    assert _ids(plan_of('axes = {ranks = [4], grids = ["model"]}')) == ["ranks-4_grid-1x4"]
+    found = _ids(plan_of('axes = {ranks = [6], grids = ["all", "2x3"]}'))
+    assert sorted(found) == ["ranks-6_grid-1x6", "ranks-6_grid-2x3", "ranks-6_grid-3x2", "ranks-6_grid-6x1"]
+    with pytest.raises(SettingError, match="needs the axis ranks"):
+        plan_of('axes = {grids = ["all"]}')
+
+
+def test_ranks_come_from_the_base_where_no_axis_says_them(plan_of: PlanOf) -> None:
+    assert plan_of("base.parallel = {batch = 3, model = 2}\naxes = {seeds = [0]}").cells[0].ranks == 6
+    stages = "base.parallel = {stages = [{batch = 2}, {model = 3}]}\naxes = {seeds = [0]}"
+    assert plan_of(stages).cells[0].ranks == 5
+
+
+def test_work_can_grow_with_the_ranks(plan_of: PlanOf) -> None:
+    plan = plan_of(
+        'base.data.name = "synthetic"\naxes = {ranks = [1, 3], batch_per_rank = [10], samples_per_rank = [50]}'
+    )
+    assert [cell.settings.training.batch_size for cell in plan.cells] == [10, 30]
+    assert [cell.settings.data.synthetic.samples for cell in plan.cells] == [50, 150]
+
+
+def test_settings_can_be_axes_with_or_without_quotes(plan_of: PlanOf) -> None:
+    quoted = plan_of('axes = {"optimizer.lr" = [0.1, 0.2], "optimizer.nesterov" = [true]}')
+    nested = plan_of("[axes.optimizer]\nlr = [0.1, 0.2]\nnesterov = [true]")
+    assert quoted == nested
+    assert _ids(quoted) == [
+        "optimizer.lr-0.1_optimizer.nesterov-true",
+        "optimizer.lr-0.2_optimizer.nesterov-true",
+    ]
+
+
+def test_ids_do_not_change_when_an_axis_grows(plan_of: PlanOf) -> None:
+    small = _ids(plan_of("axes = {ranks = [2], widths = [8]}"))
+    assert set(small) < set(_ids(plan_of("axes = {ranks = [2, 4], widths = [8, 16]}")))
+
+
+def test_ids_are_safe_as_folders(plan_of: PlanOf) -> None:
+    plan = plan_of('base.data.name = "synthetic"\naxes = {"output.folder" = ["a/../b c"]}')
+    assert _ids(plan) == ["output.folder-a-..-b-c"]
+    long = ", ".join(f'"optimizer.{key}" = [1e-7]' for key in ("lr", "weight_decay"))
+    long += ", " + ", ".join(
+        f'"data.synthetic.{key}" = [1000]' for key in ("samples", "test_samples", "inputs", "outputs")
+    )
+    (cell,) = plan_of(f'base.data.name = "synthetic"\naxes = {{widths = [1000], batch_sizes = [1000], {long}}}').cells
+    assert len(cell.id) < 170
+
+
+def test_values_with_one_name_are_refused(plan_of: PlanOf) -> None:
+    with pytest.raises(SettingError, match="two cells have this name"):
+        plan_of('axes = {"output.folder" = ["a b", "a-b"]}')
+
+
+def test_variants_are_an_axis_of_several_settings(plan_of: PlanOf) -> None:
+    text = """
+        [axes]
+        seeds = [0]
+        [variants.a]
+        data = {name = "synthetic", synthetic = {inputs = 4}}
+        [variants.b]
+        optimizer = {name = "adam"}
+        [reduced.axes]
+        variants = ["b"]
+        """
+    first, second = plan_of(text).cells
+    assert (first.id, second.id) == ("variant-a_seed-0", "variant-b_seed-0")
+    assert first.settings.data.synthetic.inputs == 4
+    assert (second.settings.data.name, second.settings.optimizer.name) == ("digits", "adam")
+    assert _ids(plan_of(text, reduced=True)) == ["variant-b_seed-0"]
+    with pytest.raises(SettingError, match=r"axes\.variants = 'c': known in \[variants\]: a, b"):
+        plan_of(text.replace("seeds = [0]", 'variants = ["c"]'))
+
+
+def test_reduced_study_overrides_base_and_axes(plan_of: PlanOf) -> None:
+    text = """
+        base.training = {epochs = 10, batch_size = 7}
+        axes = {widths = [8, 16], ranks = [1]}
+        reduced.base.training.epochs = 1
+        reduced.axes.widths = [4]
+        """
+    (cell,) = plan_of(text, reduced=True).cells
+    assert cell.id == "ranks-1_width-4"
+    assert (cell.settings.training.epochs, cell.settings.training.batch_size) == (1, 7)
+    assert len(plan_of(text).cells) == 2
+    with pytest.raises(SettingError, match=r"has no \[reduced\]"):
+        plan_of("axes = {ranks = [1]}", reduced=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "ran", "skipped", "reason"),
+    [
+        (
+            'axes = {ranks = [2, 4], grids = ["2x2"]}',
+            "ranks-4_grid-2x2",
+            "ranks-2_grid-2x2",
+            "batch 2 x model 2 does not fit 2 ranks",
+        ),
+        (
+            'axes = {grids = ["1x2", "1x8"], widths = [4]}',
+            "grid-1x2_width-4",
+            "grid-1x8_width-4",
+            "layer 0 has 4 outputs, fewer than the 8 model ranks",
+        ),
+        (
+            'axes = {grids = ["3x1x1", "4x1x1"], depths = [2]}',
+            "grid-3x1x1_depth-2",
+            "grid-4x1x1_depth-2",
+            "at most 3, the number of layers",
+        ),
+    ],
+)
+def test_cells_that_cannot_be_are_skipped_with_the_reason(
+    plan_of: PlanOf, text: str, ran: str, skipped: str, reason: str
+) -> None:
+    plan = plan_of(text)
+    assert _ids(plan) == [ran]
+    (left_out,) = plan.skipped
+    assert left_out.id == skipped
+    assert reason in left_out.reason
+
+
+def test_value_that_goes_with_no_other_is_a_mistake(plan_of: PlanOf) -> None:
+    with pytest.raises(SettingError, match="does not belong to name = 'adam'"):
+        plan_of('axes = {"optimizer.name" = ["sgd", "adam"], "optimizer.momentum" = [0.5, 0.9]}')
+
+
+def test_settings_that_exclude_each_other_are_skipped(plan_of: PlanOf) -> None:
+    plan = plan_of(
+        'axes = {"schedule.warmup_epochs" = [1, 4], "training.epochs" = [2, 5], "schedule.name" = ["cosine"]}'
+    )
+    assert len(plan.cells) == 3
+    (skipped,) = plan.skipped
+    assert skipped.id == "schedule.name-cosine_schedule.warmup_epochs-4_training.epochs-2"
+    assert "must be less than training.epochs = 2" in skipped.reason
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("axes = {width = [1]}", r"not an axis; known are ranks, grids, depths, widths"),
+        ('axes = {"optimizer.lrr" = [1.0]}', r"unknown setting optimizer\.lrr; did you mean optimizer\.lr\?"),
+        ('axes = {widths = [8, "a"]}', r"axes\.widths = 'a': a whole number, 1 or more"),
+        ("axes = {widths = 8}", r"axes\.widths = 8: must be a list"),
+        ("axes = {widths = []}", r"must be a list with at least one value"),
+        ("axes = {repeats = [1, 2]}", r"axes\.repeats = \[1, 2\]: a whole number"),
+        ('axes = {dtypes = ["float32", "float16"]}', r"training\.dtype = 'float16'"),
+        ('axes = {methods = ["gpip"]}', r"parallel\.method = 'gpip': did you mean"),
+        ("base.training.epoch = 1\naxes = {ranks = [1]}", r"unknown setting training\.epoch"),
+        ("base = 3\naxes = {ranks = [1]}", r"base = 3"),
+        ("axis = {ranks = [1]}", r"axis; did you mean axes\?|axes is missing|axes"),
+        ("base.model.hidden = [4, 8]\naxes = {depths = [2]}", r"must be layers of one width"),
+        ('axes = {ranks = [3], grids = ["2x2"]}', r"no cell of this study can run"),
+        ("axes = {ranks", r"is not valid TOML"),
+    ],
+)
+def test_mistakes_are_named(plan_of: PlanOf, text: str, message: str) -> None:
+    with pytest.raises(SettingError, match=message) as error:
+        plan_of(text)
+    assert "\n" not in str(error.value)
+
+
+def test_unsafe_names_and_missing_files_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "s.toml").write_text('name = "../x"\naxes = {ranks = [1]}')
+    with pytest.raises(SettingError, match="name"):
+        load_study(tmp_path / "s.toml")
+    with pytest.raises(SettingError, match=r"cannot be read: .*ready studies: laugier-figure-5"):
+        load_study(tmp_path / "none.toml")
+
+
+def test_ready_studies_are_those_of_the_paper() -> None:
+    assert set(ready_studies()) >= {"laugier-figure-5", "laugier-figure-6", "laugier-figure-7"}
+    for name in ("laugier-figure-5", "laugier-figure-6"):
+        plan = make_cells(load_study(name))
+        assert {cell.values["width"] for cell in plan.cells} == {32, 64, 128, 256, 512, 1024}
+        assert {cell.ranks for cell in plan.cells} == {1, 2, 4, 8, 16, 32}
+        assert not plan.skipped
+        assert all(cell.settings.training.epochs == 10 for cell in plan.cells)
+        assert all(cell.settings.training.batch_size == 100 for cell in plan.cells)
+    # The grids of p = 2^k ranks are k + 1: 3 + 4 + 5 + 6 for 4 to 32, for each of two data sets.
+    plan = make_cells(load_study("laugier-figure-7"))
+    assert len(plan.cells) == 2 * 18
+    assert {cell.settings.model.hidden[0] for cell in plan.cells} == {512}
+
+
+def test_reduced_ready_studies_need_no_network_and_two_cores() -> None:
+    for name in ready_studies():
+        cells = make_cells(load_study(name, reduced=True)).cells
+        assert {cell.settings.data.name for cell in cells} <= {"synthetic", "digits"}
+        assert max(cell.ranks for cell in cells) <= 4
+        assert len(cells) <= 20
