@@ -94,6 +94,8 @@ def cases() -> Iterator[Case]:
 class Run:
     """A layout that is ready to be measured, and what its steps should take."""
 
+    network: tuple[int, ...]
+    batch_size: int
     name: str
     trainer: Trainer
     steps: int
@@ -112,27 +114,40 @@ def prepare(machine: Machine, model: MLP, batch_size: int, case: Case) -> Run:
     one = Workload(model, batch_size, batch_size, classification=False)
     steps = max(LEAST_STEPS, round(ROUND_SECONDS / predict(one, layout, machine).seconds_per_step))
     epoch = predict(Workload(model, steps * batch_size, batch_size, classification=False), layout, machine)
-    return Run(case.name, trainer, steps, epoch.seconds_per_epoch / steps, [])
+    return Run(model.sizes, batch_size, case.name, trainer, steps, epoch.seconds_per_epoch / steps, [])
 
 
-def check_network(machine: Machine, sizes: tuple[int, ...], batch_size: int) -> Iterator[Result]:
-    """Predict and measure all layouts of a network; in turn, so that what disturbs one disturbs all."""
-    world = import_mpi().COMM_WORLD
-    model = MLP(list(sizes), "relu")
+def check(machine: Machine) -> list[Result]:
+    """Predict and measure all layouts of all networks; in turn, so that what disturbs one disturbs all."""
+    first = import_mpi().COMM_WORLD.Get_rank() == 0
     # A single process is measured on rank 0, while the other rank waits for it in the next layout.
-    runs = [prepare(machine, model, batch_size, case) for case in cases() if case.axes or world.Get_rank() == 0]
-    generator = np.random.default_rng(0)
-    x = generator.standard_normal((max(run.steps for run in runs) * batch_size, sizes[0]), np.float32)
-    y = generator.standard_normal((len(x), sizes[-1]), np.float32)
+    runs = [
+        prepare(machine, MLP(list(sizes), "relu"), batch_size, case)
+        for sizes, batch_size in NETWORKS
+        for case in cases()
+        if case.axes or first
+    ]
     for number in range(ROUNDS + 1):
         for run in runs:
-            samples = run.steps * batch_size
-            record = run.trainer.fit(x[:samples], y[:samples], epochs=1).epochs[-1]
+            seconds = measure(run)
             if number:  # the first warms up
-                run.measured.append(batch_size / record.samples_per_second)
-    for run in runs:
-        name = "-".join(map(str, sizes))
-        yield Result(name, batch_size, run.name, run.predicted_seconds_per_step, median(run.measured))
+                run.measured.append(seconds)
+    return [result_of(run) for run in runs]
+
+
+def result_of(run: Run) -> Result:
+    """The median over the rounds."""
+    network = "-".join(map(str, run.network))
+    return Result(network, run.batch_size, run.name, run.predicted_seconds_per_step, median(run.measured))
+
+
+def measure(run: Run) -> float:
+    """Mean seconds of a step over a round of them."""
+    generator = np.random.default_rng(0)
+    samples = run.steps * run.batch_size
+    x = generator.standard_normal((samples, run.network[0]), np.float32)
+    y = generator.standard_normal((samples, run.network[-1]), np.float32)
+    return run.batch_size / run.trainer.fit(x, y, epochs=1).epochs[-1].samples_per_second
 
 
 def order_rate(results: list[Result]) -> tuple[int, int]:
@@ -202,7 +217,7 @@ def main() -> None:
             collectives = print_collectives(found)
             if arguments.keep:
                 write_machine(machine, arguments.keep)
-    results = [result for network in NETWORKS for result in check_network(machine, *network)]
+    results = check(machine)
     if grid.rank == 0:
         summary = print_results(results)
         out = RESULTS / f"{date.today()}-cost-check.json"

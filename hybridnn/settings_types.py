@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
@@ -15,18 +16,37 @@ __all__ = [
     "Count",
     "Counts",
     "Fraction",
+    "Interval",
     "Positive",
     "Section",
     "Seed",
     "Text",
     "Texts",
     "list_as_tuple",
+    "seconds_of",
 ]
 
 
 def list_as_tuple(value: object) -> object:
     """TOML has lists only; frozen settings hold tuples."""
     return tuple(value) if isinstance(value, list) else value
+
+
+SECONDS = re.compile(r"(\d+(?:\.\d*)?) *s")
+"""Seconds as people write them."""
+
+
+def seconds_of(interval: int | str) -> float | None:
+    """The seconds of an `Interval`; None where it is a number of steps."""
+    found = SECONDS.fullmatch(interval) if isinstance(interval, str) else None
+    return float(found[1]) if found else None
+
+
+def _steps_or_seconds(value: object) -> object:
+    is_steps = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    if is_steps or (isinstance(value, str) and seconds_of(value)):
+        return value
+    raise refused("", value, "must be a whole number of steps, at least 1, or seconds in quotes, as '90 s'")
 
 
 Text = Annotated[str, Field(min_length=1)]
@@ -36,6 +56,7 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 BelowOne = Annotated[float, Field(ge=0, lt=1)]
 AtLeastZero = Annotated[float, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
+Interval = Annotated[int | str, BeforeValidator(_steps_or_seconds)]
 Counts = Annotated[tuple[Count, ...], BeforeValidator(list_as_tuple)]
 Texts = Annotated[tuple[Text, ...], BeforeValidator(list_as_tuple)]
 Betas = Annotated[tuple[BelowOne, BelowOne], BeforeValidator(list_as_tuple)]

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from hybridnn.cost.machine.machine import Machine
+
 __all__ = ["calibration_facts", "print_calibration"]
 
 
@@ -31,11 +33,22 @@ def print_calibration(console: Console, found: Calibration, out: Path) -> None:
     if found.compute_errors:
         console.print("\npasses of layers: errors on held-out networks, the mean weighted by time")
         console.print(_compute_table(found))
+        _print_pace(console, found.machine)
     for text in found.missing:
         console.print(f"not measured: {text}", soft_wrap=True)
     if found.crowded:
         console.print(f"mind: {found.crowded}", soft_wrap=True)
     console.print(f"\n{out}: use it with `hybridnn plan SETTINGS.toml --ranks N --machine {out}`", soft_wrap=True)
+
+
+def _print_pace(console: Console, machine: Machine) -> None:
+    """How much longer than the median computing takes, because ranks that meet wait for the last."""
+    compute = max(machine.compute, key=lambda entry: (entry.dtype == "float32", entry.busy_ranks))
+    later = " and ".join(f"{compute.pace(ranks) - 1:.0%} until the last of {ranks}" for ranks in (2, 64))
+    alone = f"{compute.pace(1) - 1:.0%}"
+    console.print(
+        f"\nnoise: computing takes {alone} longer than its median, and {later} ranks is through", soft_wrap=True
+    )
 
 
 def calibration_facts(found: Calibration, out: Path) -> dict[str, object]:

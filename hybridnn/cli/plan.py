@@ -17,7 +17,7 @@ def plan(
     config: Annotated[
         Path | None,
         typer.Argument(
-            help="A settings file; its [parallel] is not looked at.", metavar="CONFIG.toml", show_default=False
+            help="A settings file; its section parallel is not looked at.", metavar="CONFIG.toml", show_default=False
         ),
     ] = None,
     overrides: Annotated[

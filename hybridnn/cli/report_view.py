@@ -54,7 +54,8 @@ def print_runs(figures: Sequence[RunFigures], *, as_json: bool) -> None:
         console.print(f"{base.network} on {data}; speed-up against {_ranks(base.ranks)}, {base.folder}", soft_wrap=True)
         console.print(_scaling_table(group))
         for row in group.rows:
-            console.print(f"  {_ranks(row.figures.ranks)}, {row.figures.grid}: {row.figures.verdict.text}")
+            method = f", {row.figures.method}" if row.figures.method else ""
+            console.print(f"  {_ranks(row.figures.ranks)}, {row.figures.grid}{method}: {row.figures.verdict.text}")
         console.print()
 
 
@@ -102,7 +103,7 @@ COLUMNS: dict[str, Callable[[ScalingRow], str]] = {
     "effi-\nciency": lambda row: _percent(row.efficiency),
     "predicted\nspeed-up": lambda row: MISSING if row.predicted_speed_up is None else f"{row.predicted_speed_up:.2f}",
     "step\nerror": lambda row: _signed(row.figures.prediction_error),
-    "commu-\nnication": lambda row: _percent(row.figures.shares.communication),
+    "comm.": lambda row: _percent(row.figures.shares.communication),
     "idle": lambda row: _percent(row.figures.shares.waiting),
 }
 

@@ -9,7 +9,8 @@ from typing import Annotated
 
 import typer
 
-from hybridnn.cli.pictures import PictureFormat, choose_format, write_file, write_picture, write_text
+from hybridnn.cli.pictures import PictureFormat, choose_format
+from hybridnn.cli.ranks import first_rank_alone
 from hybridnn.errors import SettingError
 
 __all__ = ["simulate"]
@@ -32,9 +33,14 @@ def simulate(
         typer.Option(min=1, help="Ranks of the job; without parallel.batch they fill it.", show_default=False),
     ],
     machine: Annotated[
-        str,
-        typer.Option(help="A machine file, or the name of a machine that ships.", metavar="FILE", show_default=False),
-    ],
+        str | None,
+        typer.Option(
+            help="A machine file, or the name of a machine that ships with hybridnn; without, $HYBRIDNN_MACHINE or "
+            "machine.toml in the working folder.",
+            metavar="FILE",
+            show_default=False,
+        ),
+    ] = None,
     overrides: Annotated[
         list[str] | None,
         typer.Option("--set", help="Change any setting; may be given many times.", metavar="SECTION.KEY=VALUE"),
@@ -73,44 +79,31 @@ def simulate(
     if curve is not None and picture is PictureFormat.svg:
         raise SettingError("--format", picture.value, "a curve is text, json or png")
 
-    from hybridnn.cost.machine.machine_file import read_machine
-    from hybridnn.cost.simulation.disturbance import Disturbance
-    from hybridnn.training.settings_file import load_settings
+    with first_rank_alone():
+        from hybridnn.cost.machine.find import require_machine
+        from hybridnn.cost.simulation.disturbance import Disturbance
+        from hybridnn.training.settings_file import load_settings
 
-    disturbance = Disturbance(jitter, _slow_ranks(slow or ()), seed)
-    settings, cluster = load_settings(config, overrides or ()), read_machine(machine)
+        disturbance = Disturbance(jitter, _slow_ranks(slow or ()), seed)
+        settings, cluster = load_settings(config, overrides or ()), require_machine(machine)
 
-    # Only now, so that a wrong setting is reported without waiting for the rest to load.
-    from hybridnn.cli.simulate_view import curve_facts, print_curve, print_step, simulated_layout, step_facts
-    from hybridnn.cost.simulation.scaling import scaling_curve
-    from hybridnn.cost.simulation.scaling_plot import scaling_png
-    from hybridnn.cost.simulation.simulate_layout import compile_layout, simulate_layout, usual_minibatches
-    from hybridnn.cost.simulation.timeline import draw_simulation
-    from hybridnn.training.json_text import to_json
-    from hybridnn.training.workload_of import layout_from_settings, workload_from_settings
+        # Only now, so that a wrong setting is reported without waiting for the rest to load.
+        from hybridnn.cli.simulate_view import write_curve, write_step
+        from hybridnn.cost.simulation.scaling import scaling_curve
+        from hybridnn.cost.simulation.simulate_layout import compile_layout, simulate_layout, usual_minibatches
+        from hybridnn.training.workload_of import layout_from_settings, workload_from_settings
 
-    workload = workload_from_settings(settings)
-    layout = layout_from_settings(settings, ranks, workload.model, cluster)
-    count = minibatches or usual_minibatches(layout)
-    if curve is not None:
-        scaling = scaling_curve(workload, layout, cluster, curve.value, count, disturbance)
-        title = simulated_layout(layout, cluster)
-        if picture is PictureFormat.text:
-            write_text(lambda console: print_curve(console, scaling, title), out)
-        elif picture is PictureFormat.json:
-            write_file(to_json(curve_facts(scaling), indent=2) + "\n", out)
-        else:
-            write_file(scaling_png(scaling, title), out)
-        return
-    program = compile_layout(layout, count)
-    calm = simulate_layout(workload, layout, cluster, program)
-    step = simulate_layout(workload, layout, cluster, program, disturbance) if disturbance else calm
-    if picture is PictureFormat.text:
-        write_text(lambda console: print_step(console, step, calm, cluster), out)
-    elif picture is PictureFormat.json:
-        write_file(to_json(step_facts(step, calm, cluster, disturbance), indent=2) + "\n", out)
-    else:
-        write_picture(draw_simulation(step), picture, out)
+        workload = workload_from_settings(settings)
+        layout = layout_from_settings(settings, ranks, workload.model, cluster)
+        count = minibatches or usual_minibatches(layout)
+        if curve is not None:
+            scaling = scaling_curve(workload, layout, cluster, curve.value, count, disturbance)
+            write_curve(scaling, layout, cluster, picture, out)
+            return
+        program = compile_layout(layout, count)
+        calm = simulate_layout(workload, layout, cluster, program)
+        step = simulate_layout(workload, layout, cluster, program, disturbance) if disturbance else calm
+        write_step(step, calm, cluster, disturbance, picture, out)
 
 
 def _slow_ranks(texts: Sequence[str]) -> dict[int, float]:

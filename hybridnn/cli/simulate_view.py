@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from hybridnn.cli.pictures import print_drawing
+from hybridnn.cli.pictures import PictureFormat, print_drawing, write_file, write_picture, write_text
 from hybridnn.cost.simulation.timeline import draw_simulation, stages_shown
+from hybridnn.training.json_text import to_json
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from rich.console import Console
     from rich.table import Table
 
@@ -18,7 +21,7 @@ if TYPE_CHECKING:
     from hybridnn.cost.simulation.scaling import ScalingCurve
     from hybridnn.cost.simulation.simulate_layout import SimulatedStep, StageSeconds
 
-__all__ = ["curve_facts", "print_curve", "print_step", "simulated_layout", "step_facts"]
+__all__ = ["simulated_layout", "write_curve", "write_step"]
 
 MILLISECONDS = 1e3
 
@@ -38,7 +41,39 @@ def simulated_layout(layout: Layout, machine: Machine) -> str:
     return f"{layout.ranks} rank{'s' * (layout.ranks > 1)} of {machine.name}: {pipeline}{grid} (batch x model){cut}"
 
 
-def print_step(console: Console, step: SimulatedStep, calm: SimulatedStep, machine: Machine) -> None:
+def write_step(
+    step: SimulatedStep,
+    calm: SimulatedStep,
+    machine: Machine,
+    disturbance: Disturbance,
+    picture: PictureFormat,
+    out: Path | None,
+) -> None:
+    """Write a simulated step to a file, or print it; `calm` is the same without disturbance, or `step` itself."""
+    if picture is PictureFormat.text:
+        write_text(lambda console: _print_step(console, step, calm, machine), out)
+    elif picture is PictureFormat.json:
+        write_file(to_json(_step_facts(step, calm, machine, disturbance), indent=2) + "\n", out)
+    else:
+        write_picture(draw_simulation(step), picture, out)
+
+
+def write_curve(
+    curve: ScalingCurve, layout: Layout, machine: Machine, picture: PictureFormat, out: Path | None
+) -> None:
+    """Write a scaling curve to a file, or print it."""
+    title = simulated_layout(layout, machine)
+    if picture is PictureFormat.text:
+        write_text(lambda console: _print_curve(console, curve, title), out)
+    elif picture is PictureFormat.json:
+        write_file(to_json(_curve_facts(curve), indent=2) + "\n", out)
+    else:
+        from hybridnn.cost.simulation.scaling_plot import scaling_png
+
+        write_file(scaling_png(curve, title), out)
+
+
+def _print_step(console: Console, step: SimulatedStep, calm: SimulatedStep, machine: Machine) -> None:
     """Print the drawing, the time of a step, and where it goes on every stage.
 
     Parameters
@@ -61,7 +96,7 @@ def print_step(console: Console, step: SimulatedStep, calm: SimulatedStep, machi
     console.print(EXPLANATION)
 
 
-def step_facts(step: SimulatedStep, calm: SimulatedStep, machine: Machine, disturbance: Disturbance) -> dict[str, Any]:
+def _step_facts(step: SimulatedStep, calm: SimulatedStep, machine: Machine, disturbance: Disturbance) -> dict[str, Any]:
     """The figures of a simulation and its drawing, with stages, minibatches and microbatches from 0."""
     layout, drawing = step.layout, draw_simulation(step)
     return {
@@ -93,7 +128,7 @@ def step_facts(step: SimulatedStep, calm: SimulatedStep, machine: Machine, distu
     }
 
 
-def print_curve(console: Console, curve: ScalingCurve, title: str) -> None:
+def _print_curve(console: Console, curve: ScalingCurve, title: str) -> None:
     """Print a scaling curve as a table."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
@@ -120,7 +155,7 @@ def print_curve(console: Console, curve: ScalingCurve, title: str) -> None:
         console.print(f"left out, because the minibatch has too few samples: {numbers} ranks")
 
 
-def curve_facts(curve: ScalingCurve) -> dict[str, Any]:
+def _curve_facts(curve: ScalingCurve) -> dict[str, Any]:
     """The figures of a scaling curve."""
     return {
         "kind": curve.kind,

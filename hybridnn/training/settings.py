@@ -19,6 +19,7 @@ from hybridnn.settings_types import (
     Count,
     Counts,
     Fraction,
+    Interval,
     Positive,
     Section,
     Seed,
@@ -131,7 +132,22 @@ class ModelSettings(Section):
 
 
 class TrainingSettings(Section):
-    """``[training]``: how long, in what portions and in which precision; `evaluate_every` counts epochs."""
+    """``[training]``: how long, in what portions, in which precision, and how often it is saved.
+
+    Attributes
+    ----------
+    evaluate_every : int
+        Epochs between two evaluations.
+    check_collectives : bool
+        Before every collective, compare what the ranks are about to do.
+    checkpoint_every : int, str or None
+        Steps between two checkpoints, or seconds, as ``"90 s"``; an asynchronous pipeline method writes them at the
+        next end of an epoch.
+    keep : int
+        Checkpoints that are kept, the newest ones.
+    checkpoint_async : bool
+        Copy the arrays and write them beside the training.
+    """
 
     epochs: Count = 10
     batch_size: Count = 100
@@ -140,6 +156,10 @@ class TrainingSettings(Section):
     dtype: Literal["float32", "float64"] = "float32"
     clip_norm: Positive | None = None
     evaluate_every: Count = 1
+    check_collectives: bool = False
+    checkpoint_every: Interval | None = None
+    keep: Count = 3
+    checkpoint_async: bool = True
 
 
 class OptimizerSettings(Section):
@@ -219,11 +239,24 @@ class ScheduleSettings(Section):
 
 
 class OutputSettings(Section):
-    """``[output]``: the run folder (None: a new one below ``runs/``), the steps between two step records, the trace."""
+    """``[output]``: what a run leaves behind.
+
+    Attributes
+    ----------
+    folder : str or None
+        The run folder; None makes a new one below ``runs/``.
+    log_every : int
+        Steps between two step records.
+    trace : bool
+        Write what every rank did when.
+    stall_seconds : float
+        End the job where a rank finishes nothing for so long, and say who did not arrive; 0 waits for ever.
+    """
 
     folder: Text | None = None
     log_every: Count = 10
     trace: bool = False
+    stall_seconds: AtLeastZero = 60.0
 
 
 class Settings(Section):

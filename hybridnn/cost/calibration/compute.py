@@ -21,6 +21,7 @@ from hybridnn.cost.calibration.compute_samples import (
 )
 from hybridnn.cost.calibration.compute_steps import StepTimer, fit_element, fit_steps, measure_steps
 from hybridnn.cost.calibration.fit import LinearFit, fit_linear
+from hybridnn.cost.calibration.noise import fit_noise
 from hybridnn.cost.machine.compute import ActivationCost, Compute, ElementCost, PassCost
 from hybridnn.nn.mlp import ACTIVATIONS
 from hybridnn.pipeline.partition.layer_passes import LayerSeconds
@@ -110,8 +111,8 @@ def _calibrate(
     elements = measure_elements(dtype, budget * SHARES["elements"], generator, crowd)
     steps = measure_steps(dtype, budget * SHARES["steps"], generator, crowd, time_step)
     itemsize = np.dtype(dtype).itemsize
-    fitted = [layer for number, layers in enumerate(networks) if number % HELD_OUT or number == 0 for layer in layers]
-    held_out = [layer for layers in networks[HELD_OUT::HELD_OUT] for layer in layers]
+    fitted = [layer for number, one in enumerate(networks) if number % HELD_OUT or number == 0 for layer in one.layers]
+    held_out = [layer for one in networks[HELD_OUT::HELD_OUT] for layer in one.layers]
     cache = min(CACHES, key=lambda size: _misfit(fitted, size / itemsize))
     fits = {kind: _fit_pass(fitted, kind, cache / itemsize) for kind in PASSES}
     costs = {kind: _pass_cost(fit) for kind, fit in fits.items()}
@@ -135,6 +136,7 @@ def _calibrate(
         updates=of_steps.updates,
         instruction_seconds=of_steps.instruction_seconds,
         step_seconds=of_steps.step_seconds,
+        noise=fit_noise([one.rounds for one in networks]),
     )
     errors = [_error(dtype, ranks.size, kind, fits[kind], held_out, cache / itemsize) for kind in PASSES if held_out]
     return compute, errors

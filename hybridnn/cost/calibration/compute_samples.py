@@ -5,7 +5,7 @@ All ranks that are to be busy call these at the same time, so that they share ca
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
@@ -21,7 +21,16 @@ from hybridnn.kernels import numpy_kernels as kernels
 from hybridnn.nn.mlp import ACTIVATIONS, MLP
 from hybridnn.pipeline.partition.layer_passes import LayerSeconds, layer_passes, time_passes
 
-__all__ = ["ELEMENT_KINDS", "Crowd", "ElementSample", "PassSample", "draw_shape", "measure_elements", "measure_passes"]
+__all__ = [
+    "ELEMENT_KINDS",
+    "Crowd",
+    "ElementSample",
+    "PassSample",
+    "TimedNetwork",
+    "draw_shape",
+    "measure_elements",
+    "measure_passes",
+]
 
 WIDTHS = 4, 2600
 """Widths of layers, drawn evenly on a logarithmic scale; the network's last layer may be narrower."""
@@ -59,6 +68,14 @@ class PassSample:
     samples: int
     first: bool
     seconds: LayerSeconds
+
+
+@dataclass(frozen=True)
+class TimedNetwork:
+    """The layers of a network, and the seconds that all passes took in each round."""
+
+    layers: tuple[PassSample, ...]
+    rounds: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -110,29 +127,23 @@ class Crowd:
 
 def measure_passes(
     dtype: str, budget_seconds: float, generator: np.random.Generator, crowd: Crowd
-) -> list[list[PassSample]]:
+) -> list[TimedNetwork]:
     """Time the passes of random networks without activations until the budget is spent.
 
     Every rank of the crowd times the same networks at the same time.
-
-    Returns
-    -------
-    list of list of PassSample
-        One list for each network, with a sample for each layer.
     """
-    networks: list[list[PassSample]] = []
+    networks: list[TimedNetwork] = []
     end = perf_counter() + budget_seconds
     while not networks or crowd.before(end):
         sizes, samples = draw_shape(generator)
         passes = layer_passes(MLP(sizes, "identity"), samples, dtype)
         crowd.before(end)
-        seconds = _medians(lambda: time_passes(passes))  # noqa: B023 - called at once
-        networks.append(
-            [
-                PassSample(outputs, inputs, samples, place == 0, layer)
-                for place, (inputs, outputs, layer) in enumerate(zip(sizes[:-1], sizes[1:], seconds, strict=True))
-            ]
+        rounds = list(_rounds(lambda: time_passes(passes), PASS_SECONDS))  # noqa: B023 - called at once
+        layers = tuple(
+            PassSample(outputs, inputs, samples, place == 0, layer)
+            for place, (inputs, outputs, layer) in enumerate(zip(sizes[:-1], sizes[1:], _medians(rounds), strict=True))
         )
+        networks.append(TimedNetwork(layers, tuple(sum(map(sum, one)) for one in rounds)))
     return networks
 
 
@@ -182,9 +193,8 @@ def _gradient(name: str) -> Work:
     return make
 
 
-def _medians(measure: Callable[[], list[LayerSeconds]]) -> list[LayerSeconds]:
+def _medians(rounds: Sequence[list[LayerSeconds]]) -> list[LayerSeconds]:
     """Median of every pass of every layer over the rounds."""
-    rounds = list(_rounds(measure, PASS_SECONDS))
     layers = zip(*rounds, strict=True)
     return [LayerSeconds(*(median(times) for times in zip(*layer, strict=True))) for layer in layers]
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import log
 from typing import Literal, TypeVar
 
+import numpy as np
 from pydantic import Field
+from scipy.special import digamma
 
 from hybridnn.settings_types import AtLeastZero, Count, Section
 
@@ -117,6 +120,9 @@ class Compute(Section):
         Python around an instruction of a schedule.
     step_seconds : float
         Python around a step.
+    noise : float
+        Mean delay of a computation by whatever else the node does, relative to the computation; the other entries are
+        medians. See `pace`.
     """
 
     dtype: Literal["float32", "float64"]
@@ -132,6 +138,7 @@ class Compute(Section):
     updates: dict[str, ElementCost] = Field(min_length=1)
     instruction_seconds: AtLeastZero = 0.0
     step_seconds: AtLeastZero = 0.0
+    noise: AtLeastZero = 0.0
 
     def activation(self, name: str) -> ActivationCost:
         """Cost of an activation function."""
@@ -165,8 +172,17 @@ class Compute(Section):
                 return {key: scale(item) for key, item in value.items()}
             return value * factor if isinstance(value, float) else value
 
-        fixed = {"cache_bytes"} if calls else {"cache_bytes", "instruction_seconds", "step_seconds"}
+        fixed = {"cache_bytes", "noise"} | (set() if calls else {"instruction_seconds", "step_seconds"})
         return self.model_copy(update={name: scale(value) for name, value in self if name not in fixed})
+
+    def pace(self, ranks: int) -> float:
+        """How many times the median a computation takes, on average, until the last of so many ranks is through.
+
+        Ranks that meet go at the pace of the last (Petrini, Kerbyson, Pakin 2003). Delays are taken as exponential: the
+        largest of P is H_P = 1 + 1/2 + … + 1/P mean delays, their median ln 2 of one.
+        """
+        harmonic = float(digamma(ranks + 1)) + np.euler_gamma
+        return 1.0 + self.noise * (harmonic - log(2.0))
 
     def in_other_precision(self) -> Compute:
         """The other precision where only one is known: numbers twice as long take twice as long, calls do not."""

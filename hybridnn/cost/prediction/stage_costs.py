@@ -50,7 +50,8 @@ class StageCosts:
         self.groups = Groups(layout, machine)
         self._overlap = machine.overlap if layout.overlap else None
         self.hidden = machine.overlap.hidden_fraction
-        self.compute = machine.compute_for(workload.dtype, self.groups.busy_ranks)
+        compute = machine.compute_for(workload.dtype, self.groups.busy_ranks)
+        self.compute = compute.scaled(compute.pace(layout.ranks))  # the ranks meet in every step
         self.chunks = [
             [self._chunk(stage, chunk) for chunk in range(layout.chunks)] for stage in range(len(layout.stages))
         ]

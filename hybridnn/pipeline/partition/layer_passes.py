@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from time import perf_counter
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ from hybridnn.parallel.dense import parallel_dense
 from hybridnn.parallel.layer_split import split_layers
 from hybridnn.parallel.workspace import StageRole, Workspace
 
-__all__ = ["LayerPasses", "LayerSeconds", "layer_passes", "time_passes"]
+__all__ = ["LayerPasses", "LayerSeconds", "NetworkPasses", "layer_passes", "time_passes"]
 
 Pass = Callable[[], object]
 
@@ -38,7 +38,14 @@ class LayerSeconds(NamedTuple):
     weight_gradient: float
 
 
-def layer_passes(model: MLP, samples: int, dtype: DTypeLike) -> list[LayerPasses]:
+class NetworkPasses(NamedTuple):
+    """The passes of all layers, and what puts the gradient of the outputs in place before the way back."""
+
+    layers: list[LayerPasses]
+    set_output_gradient: Pass
+
+
+def layer_passes(model: MLP, samples: int, dtype: DTypeLike) -> NetworkPasses:
     """Passes of every layer, unsplit; the first layer computes no gradient of its input, as in training.
 
     Parameters
@@ -58,7 +65,7 @@ def layer_passes(model: MLP, samples: int, dtype: DTypeLike) -> list[LayerPasses
     gradient = np.zeros(layout.size, dtype)
     arrays = Workspace(splits, 1, 0, samples, dtype, StageRole()).arrays(samples)
     arrays.samples[...] = generator.standard_normal(arrays.samples.shape)
-    arrays.output_gradient[...] = generator.standard_normal(arrays.output_gradient.shape)
+    output_gradient = generator.standard_normal(arrays.output_gradient.shape).astype(dtype)
     parameters, gradients = layout.views(flat), layout.views(gradient)
 
     def passes(index: int) -> LayerPasses:
@@ -69,10 +76,14 @@ def layer_passes(model: MLP, samples: int, dtype: DTypeLike) -> list[LayerPasses
             lambda: dense.backward_weight(layer, gradients[index]),
         )
 
-    return [passes(index) for index in range(len(splits))]
+    def set_output_gradient() -> None:
+        # Earlier layers' gradients go through the same room: left there, they would grow from one turn to the next.
+        arrays.output_gradient[...] = output_gradient
+
+    return NetworkPasses([passes(index) for index in range(len(splits))], set_output_gradient)
 
 
-def time_passes(passes: Sequence[LayerPasses]) -> list[LayerSeconds]:
+def time_passes(passes: NetworkPasses) -> list[LayerSeconds]:
     """Seconds of every layer's passes, in one pass over the network and back.
 
     So each layer finds the caches as its neighbours leave them.
@@ -83,6 +94,7 @@ def time_passes(passes: Sequence[LayerPasses]) -> list[LayerSeconds]:
         action()
         return perf_counter() - start
 
-    forward = [timed(layer.forward) for layer in passes]
-    backward = [(timed(layer.input_gradient), timed(layer.weight_gradient)) for layer in reversed(passes)]
+    forward = [timed(layer.forward) for layer in passes.layers]
+    passes.set_output_gradient()
+    backward = [(timed(layer.input_gradient), timed(layer.weight_gradient)) for layer in reversed(passes.layers)]
     return [LayerSeconds(ahead, *back) for ahead, back in zip(forward, reversed(backward), strict=True)]

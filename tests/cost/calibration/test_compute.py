@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from hybridnn.cost.calibration.compute_samples import (
     Crowd,
     ElementSample,
     PassSample,
+    TimedNetwork,
     draw_shape,
     measure_elements,
     measure_passes,
@@ -61,7 +63,7 @@ class MadeUpStep:
         return sum(self.computing.values()) + beside
 
 
-def made_up_passes(dtype: str, budget: float, generator: np.random.Generator, crowd: Crowd) -> list[list[PassSample]]:
+def made_up_passes(dtype: str, budget: float, generator: np.random.Generator, crowd: Crowd) -> list[TimedNetwork]:
     def sample() -> PassSample:
         outputs, inputs, samples = (int(2 ** generator.uniform(2, 11)) for _ in range(3))
         weights = outputs * inputs
@@ -71,7 +73,8 @@ def made_up_passes(dtype: str, budget: float, generator: np.random.Generator, cr
         noise = generator.lognormal(0, 0.02, 3)
         return PassSample(outputs, inputs, samples, False, LayerSeconds(*((np.array([3, 4, 5]) * 1e-6 + rest) * noise)))
 
-    return [[sample() for _ in range(3)] for _ in range(150)]
+    # Rounds of 1 second, and of 2: of all pairs of two and one of them, the slower is 2 in two of three.
+    return [TimedNetwork(tuple(sample() for _ in range(3)), (1.0, 2.0, 1.0)) for _ in range(150)]
 
 
 def made_up_elements(dtype: str, budget: float, generator: np.random.Generator, crowd: Crowd) -> list[ElementSample]:
@@ -94,6 +97,7 @@ def test_prices_are_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
         assert cost.uncached_weight_seconds == pytest.approx(3e-10, rel=0.2)
         assert cost.multiply_add_seconds == pytest.approx(2e-11, rel=0.02)
     assert all(error.mean < 0.03 for error in errors)
+    assert found.noise == pytest.approx((5 / 3 - 1) / (1.5 - math.log(2)))
     assert found.step_seconds == pytest.approx(50e-6, rel=0.01)
     assert found.instruction_seconds == pytest.approx(4e-6, rel=0.01)
     assert found.load.number_seconds == pytest.approx(1e-9, rel=0.01)
@@ -141,8 +145,10 @@ def test_everything_is_measured(dtype: str) -> None:
     generator = np.random.default_rng(0)
     alone = Crowd(Group(None, "alone", Recorder()))
     networks = measure_passes(dtype, 0.05, generator, alone)
-    assert all(layer.seconds.forward > 0 and layer.seconds.weight_gradient > 0 for one in networks for layer in one)
-    assert [layer.first for layer in networks[0]] == [True] + [False] * (len(networks[0]) - 1)
+    layers = [layer for one in networks for layer in one.layers]
+    assert all(layer.seconds.forward > 0 and layer.seconds.weight_gradient > 0 for layer in layers)
+    assert [layer.first for layer in networks[0].layers] == [True] + [False] * (len(networks[0].layers) - 1)
+    assert all(len(one.rounds) >= 5 and min(one.rounds) > 0 for one in networks)
     elements = measure_elements(dtype, 0.05, generator, alone)
     assert {sample.kind for sample in elements} == set(compute_samples.ELEMENT_KINDS)
     assert all(sample.seconds > 0 for sample in elements)
