@@ -2,6 +2,7 @@
 #
 #   make train                 train digits with 4 ranks as a 2 x 2 grid (more options: make train ARGS="--set training.epochs=3")
 #   make test                  every test, serial and MPI                (one test: make test ARGS="-k name")
+#   make test-slurm            the batch scripts on a real Slurm, brought up on this machine and ended afterwards; as root
 #   make lint types bench      ruff, mypy, the comparison with PyTorch
 #   make cost-check            calibrate the cost models with two ranks and compare predictions with the clock, 10 minutes
 #   make clean                 remove .venv and everything built
@@ -30,7 +31,7 @@ export OMPI_MCA_btl ?= ^ofi
 export OMPI_MCA_osc ?= ^ucx
 export OMPI_MCA_mpi_yield_when_idle ?= 1
 
-.PHONY: train test lint types bench cost-check clean
+.PHONY: train test test-slurm lint types bench cost-check clean
 .DELETE_ON_ERROR:
 
 train: $(VENV)/.installed-run
@@ -38,6 +39,9 @@ train: $(VENV)/.installed-run
 
 test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest $(ARGS)
+
+test-slurm: $(VENV)/.installed-test
+	$(BIN)/python -m pytest -m slurm tests/slurm $(ARGS)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

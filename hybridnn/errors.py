@@ -5,7 +5,15 @@ Anything that is not one of these is a defect of the program (or of the machine)
 
 from __future__ import annotations
 
-__all__ = ["DataError", "EnvironmentProblem", "GridError", "HybridnnError", "NonFiniteLossError", "SettingError"]
+__all__ = [
+    "DataError",
+    "EnvironmentProblem",
+    "GridError",
+    "HybridnnError",
+    "NonFiniteLossError",
+    "SettingError",
+    "StoppedBySignal",
+]
 
 
 class HybridnnError(Exception):
@@ -50,3 +58,9 @@ class NonFiniteLossError(HybridnnError):
     """The loss became infinite or not a number, and the run was stopped before the step was applied."""
 
     exit_code = 1
+
+
+class StoppedBySignal(HybridnnError):  # noqa: N818 - no mistake of anybody's
+    """A signal asked the run to stop; it wrote a checkpoint, from which it can go on."""
+
+    exit_code = 75  # EX_TEMPFAIL: the same command will do better later

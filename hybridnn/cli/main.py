@@ -12,12 +12,17 @@ import typer
 
 from hybridnn.cli.calibrate import calibrate
 from hybridnn.cli.data import app as data_app
+from hybridnn.cli.doctor import doctor
+from hybridnn.cli.evaluate import evaluate
+from hybridnn.cli.export import export
 from hybridnn.cli.partition import partition
 from hybridnn.cli.plan import plan
+from hybridnn.cli.predict import predict
 from hybridnn.cli.ranks import FirstRankError, launch_rank, leave
 from hybridnn.cli.report import report
 from hybridnn.cli.schedule import schedule
 from hybridnn.cli.simulate import simulate
+from hybridnn.cli.stall import stall
 from hybridnn.cli.study import app as study_app
 from hybridnn.cli.trace import trace
 from hybridnn.cli.train import train
@@ -39,7 +44,12 @@ app.command()(plan)
 app.command()(simulate)
 app.command()(trace)
 app.command()(report)
+app.command()(stall)
+app.command()(evaluate)
+app.command()(export)
+app.command()(predict)
 app.command()(calibrate)
+app.command()(doctor)
 app.add_typer(data_app, name="data")
 app.add_typer(study_app, name="study")
 

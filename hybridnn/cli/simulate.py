@@ -15,6 +15,9 @@ from hybridnn.errors import SettingError
 
 __all__ = ["simulate"]
 
+MOST_MINIBATCHES = 10_000
+"""More take minutes, and a steady state is reached long before."""
+
 
 class Curve(str, Enum):
     """Which scaling curve."""
@@ -49,6 +52,7 @@ def simulate(
         int | None,
         typer.Option(
             min=1,
+            max=MOST_MINIBATCHES,
             help="Minibatches to simulate; by default 1, and 4 for each stage where they overlap.",
             show_default=False,
         ),

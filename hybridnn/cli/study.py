@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -16,6 +16,18 @@ __all__ = ["app"]
 app = typer.Typer(help="Run and report a study: many runs along a few axes.")
 
 OutputFormat = Annotated[Format, typer.Option("--format", help="How to print the result.")]
+StudyName = Annotated[str, typer.Argument(help="A study file, or the name of a ready study.", metavar="FILE")]
+OutFolder = Annotated[
+    Path | None,
+    typer.Option(
+        "--out", help="Folder of the study; runs/studies/NAME by default.", metavar="FOLDER", show_default=False
+    ),
+]
+Reduced = Annotated[bool, typer.Option("--reduced", help="Run the short form that the file describes.")]
+
+
+def _slurm_option(name: str, meaning: str, metavar: str) -> Any:
+    return typer.Option(name, help=meaning, metavar=metavar, show_default=False)
 
 
 @app.callback(invoke_without_command=True)
@@ -40,20 +52,24 @@ def list_studies(output_format: OutputFormat = Format.text) -> None:
 
 @app.command("run")
 def run(
-    file: Annotated[str, typer.Argument(help="A study file, or the name of a ready study.", metavar="FILE")],
+    file: StudyName,
     launcher: Annotated[
-        str, typer.Option("--launcher", help="Starts a program on {ranks} ranks.", metavar="COMMAND")
-    ] = "mpirun -n {ranks}",
-    out: Annotated[
-        Path | None,
+        str,
         typer.Option(
-            "--out", help="Folder of the study; runs/studies/NAME by default.", metavar="FOLDER", show_default=False
+            "--launcher",
+            help="Starts a program on {ranks} ranks; in Slurm jobs also {nodes}.",
+            metavar="COMMAND",
         ),
-    ] = None,
-    reduced: Annotated[bool, typer.Option("--reduced", help="Run the short form that the file describes.")] = False,
+    ] = "mpirun -n {ranks}",
+    out: OutFolder = None,
+    reduced: Reduced = False,
     only: Annotated[
         str | None,
         typer.Option("--only", help="Only cells with this in their id; * and ? stand for anything.", metavar="PATTERN"),
+    ] = None,
+    cell: Annotated[
+        int | None,
+        typer.Option("--cell", help="Only the cell of this number, from 0 (see --dry-run).", metavar="N"),
     ] = None,
     limit: Annotated[
         float | None,
@@ -71,7 +87,7 @@ def run(
     from hybridnn.cli.study_view import StudyProgress, print_plan
     from hybridnn.study.runner import default_folder, plan_study, run_study
 
-    planned = plan_study(study, out or default_folder(study), launcher, only)
+    planned = plan_study(study, out or default_folder(study), launcher, only, cell)
     if dry_run:
         print_plan(planned)
         return
@@ -80,6 +96,37 @@ def run(
         view.summarize(outcomes)
     if any(outcome.fate == "failed" for outcome in outcomes):
         raise typer.Exit(1)
+
+
+@app.command("submit")
+def submit(
+    file: StudyName,
+    out: OutFolder = None,
+    reduced: Reduced = False,
+    partition: Annotated[str | None, _slurm_option("--partition", "Partition of the jobs.", "NAME")] = None,
+    time: Annotated[str | None, _slurm_option("--time", "Limit of each cell, as sbatch reads it.", "TIME")] = None,
+    account: Annotated[str | None, _slurm_option("--account", "Account of the jobs.", "NAME")] = None,
+    more: Annotated[
+        list[str] | None,
+        typer.Option("--sbatch", help="Another option of sbatch; may be given many times.", metavar="OPTION"),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the script and commands, submit nothing.")] = False,
+) -> None:
+    """Submit the missing cells of a study as Slurm job arrays, and its report for when they have ended."""
+    from hybridnn.cli.study_view import print_submission, print_submitted
+    from hybridnn.study.runner import default_folder
+    from hybridnn.study.study_file import load_study
+    from hybridnn.study.submit import SlurmOptions, plan_submission
+    from hybridnn.study.submit import submit as submit_all
+
+    with first_rank_alone():
+        study = load_study(file, reduced=reduced)
+        options = SlurmOptions(partition, time, account, tuple(more or ()))
+        submission = plan_submission(study, file, out or default_folder(study), options)
+        if dry_run or not submission.arrays:
+            print_submission(submission)
+        else:
+            print_submitted(submission, *submit_all(submission))
 
 
 @app.command("report")

@@ -16,11 +16,12 @@ from hybridnn.study.report.results import Results
 from hybridnn.study.report.tables import point_facts, point_rows
 from hybridnn.study.runner import CellOutcome, StudyRun
 from hybridnn.study.study_file import Study
+from hybridnn.study.submit import Submission
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-__all__ = ["StudyProgress", "print_plan", "print_report", "print_studies"]
+__all__ = ["StudyProgress", "print_plan", "print_report", "print_studies", "print_submission", "print_submitted"]
 
 
 def print_studies(studies: Mapping[Path, Study]) -> None:
@@ -31,14 +32,37 @@ def print_studies(studies: Mapping[Path, Study]) -> None:
 
 
 def print_plan(run: StudyRun) -> None:
-    """Print every chosen cell with its status and command, and what is skipped and why."""
+    """Print every chosen cell with its number, status and command, and what is skipped and why."""
     console = make_console(sys.stdout)
+    numbers = {cell.id: number for number, cell in enumerate(run.plan.cells)}
     for cell in run.chosen:
-        console.print(f"{run.folder.status(cell.id):<8}  {cell.id}", soft_wrap=True)
-        console.print(f"          {shlex.join(run.command(cell))}", soft_wrap=True)
+        console.print(f"{numbers[cell.id]:>4}  {run.folder.status(cell.id):<8}  {cell.id}", soft_wrap=True)
+        console.print(f"                {shlex.join(run.command(cell))}", soft_wrap=True)
     for skipped in run.plan.skipped:
-        console.print(f"skipped   {skipped.id}\n          {skipped.reason}", soft_wrap=True)
+        console.print(f"      skipped   {skipped.id}\n                {skipped.reason}", soft_wrap=True)
     console.print(f"{len(run.chosen)} cells, {len(run.plan.skipped)} skipped, in {run.folder.path}", soft_wrap=True)
+
+
+def print_submission(submission: Submission) -> None:
+    """Print the batch script and the commands that would submit it."""
+    console = make_console(sys.stdout)
+    if not submission.arrays:
+        console.print(f"all {len(submission.plan.cells)} cells are finished: nothing to submit")
+        return
+    console.print(submission.script, soft_wrap=True)
+    commands = [submission.array_command(array) for array in submission.arrays]
+    for command in [*commands, submission.report_command(["JOB"] * len(commands))]:
+        console.print(f"$ {shlex.join(command)}", soft_wrap=True)
+
+
+def print_submitted(submission: Submission, jobs: Sequence[str], report: str) -> None:
+    """Print the number of each job and what it does."""
+    console = make_console(sys.stdout)
+    for job, array in zip(jobs, submission.arrays, strict=True):
+        cells = f"{len(array.cells)} cell{'s' * (len(array.cells) != 1)}"
+        console.print(f"job {job}: {cells} on {array.ranks} rank{'s' * (array.ranks != 1)}", soft_wrap=True)
+    console.print(f"job {report}: the report, when they have ended", soft_wrap=True)
+    console.print(f"script and output in {submission.place}", soft_wrap=True)
 
 
 def print_report(results: Results, files: Sequence[Path], *, as_json: bool) -> None:

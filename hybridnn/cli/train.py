@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from hybridnn.cli.output import Format
+from hybridnn.cli.ranks import launch_rank
 from hybridnn.errors import SettingError
 
 __all__ = ["train"]
@@ -44,6 +45,18 @@ def train(
     model: Annotated[Text, _option("--model", "parallel.model (ranks)")] = None,
     split: Annotated[Text, _option("--split", "parallel.model_split", "NAME")] = None,
     out: Annotated[Text, _option("--out", "output.folder", "FOLDER")] = None,
+    resume: Annotated[
+        Text,
+        typer.Option(
+            help="Go on with the run in this folder from its newest sound checkpoint, on this layout or another; auto: "
+            "with the one in output.folder, if it has checkpoints.",
+            metavar="FOLDER",
+            show_default=False,
+        ),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Resume though settings differ that change the training.")] = (
+        False
+    ),
     output_format: Annotated[Format, typer.Option("--format", help="How to print the result.")] = Format.text,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the final table.")] = False,
 ) -> None:
@@ -72,14 +85,21 @@ def train(
     # A JSON string is a TOML string, so that a name or path is never taken for a number.
     given += [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in texts.items() if value is not None]
     _check_one_source(overrides or (), data, file)
-    settings = load_settings(config, [*(overrides or ()), *given])
+    asked = [*(overrides or ()), *given]
+    settings = None if resume not in (None, "auto") and config is None else load_settings(config, asked)
 
     # Only now, so that a wrong setting is reported without waiting for the rest to load.
     from hybridnn.cli.train_view import TrainView
+    from hybridnn.training.resume import what_to_train
     from hybridnn.training.run import run_training
 
+    what = what_to_train(settings, resume, asked)
+    if what is None:
+        if launch_rank() in (None, 0):
+            print(f"{settings.output.folder if settings else resume}: the run has ended, nothing is left to do")
+        return
     with TrainView(as_json=output_format is Format.json, quiet=quiet) as view:
-        run_training(settings, view)
+        run_training(what.settings, view, resumes=what.resumes, forced=force)
 
 
 def _check_one_source(overrides: Sequence[str], data: Text, file: Text) -> None:

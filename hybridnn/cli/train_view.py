@@ -14,6 +14,8 @@ from hybridnn.training.history import EpochRecord, RunHeader, RunSummary, StepRe
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
+    from hybridnn.training.resume import Resumed
+
 __all__ = ["TrainView"]
 
 
@@ -49,6 +51,16 @@ class TrainView:
         self._header = header
         if not self._silent:
             self._console.print(header_table(header))
+            self._console.print()
+
+    def on_resume(self, resumed: Resumed) -> None:
+        """Say where the run goes on, and which checkpoints were passed over."""
+        for problem in resumed.problems:
+            print(f"damaged, passed over: {problem}", file=sys.stderr, flush=True)
+        if not self._silent:
+            progress = resumed.checkpoint.manifest.progress
+            after = f"step {progress.step}, in epoch {progress.epoch} after {progress.minibatches} minibatches"
+            self._console.print(f"goes on from {resumed.checkpoint.path.name}: {after}", soft_wrap=True)
             self._console.print()
 
     def on_epoch_start(self, epoch: int, epochs: int, steps: int) -> None:

@@ -1,4 +1,4 @@
-"""An exception on any rank ends the whole job at once, with that rank's traceback.
+"""An exception on any rank ends the whole job at once, with that rank's traceback; and so does whoever finds a stall.
 
 Without this the failing rank would leave while the others wait for it in a collective, and the job would hang without a
 word. The hook is installed when `hybridnn` is imported and does nothing until MPI runs on more than one rank. Set
@@ -13,12 +13,18 @@ import threading
 import time
 import traceback
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
-__all__ = ["abort_job", "all_ranks_arrive", "install", "running_world"]
-
+__all__ = ["abort_job", "all_ranks_arrive", "end_job", "install", "running_world"]
 
 FORWARDING_SECONDS = 0.5
+"""The launcher forwards what ranks write and adds words of its own: time to forward a rank's last words."""
+
+TURN_SECONDS = 0.1
+"""By which a rank lets the one below it go first."""
+
+LAST_RESORT_SECONDS = 5.0
+"""After which a job that was to be ended and still lives is left without asking MPI or anybody."""
 
 
 def running_world() -> Any:
@@ -43,9 +49,24 @@ def abort_job(error: BaseException, where: str = "") -> None:
     # One write, so that the lines of ranks that fail together do not mix.
     os.write(2, (header + "".join(lines) + f"=== end of rank {rank}'s traceback ===\n").encode(errors="replace"))
     sys.stdout.flush()
-    # The launcher forwards what ranks write and adds words of its own: give it time to forward the traceback first.
-    time.sleep(FORWARDING_SECONDS)
+    # Open MPI may crash, with pages of addresses, where ranks that fail together also end the job at the same moment.
+    time.sleep(FORWARDING_SECONDS + min(rank * TURN_SECONDS, FORWARDING_SECONDS))
     world.Abort(1)
+
+
+def end_job(last_words: str) -> NoReturn:
+    """Print `last_words` and end every rank of the job with exit code 1, from any thread and whatever hangs."""
+    # Nothing below can be trusted to return: the pipe may be full, standard output locked, MPI stuck.
+    last_resort = threading.Timer(LAST_RESORT_SECONDS, os._exit, (1,))
+    last_resort.daemon = True
+    last_resort.start()
+    os.write(2, last_words.encode(errors="replace"))
+    sys.stdout.flush()
+    time.sleep(FORWARDING_SECONDS)
+    world = running_world()
+    if world is not None:
+        world.Abort(1)
+    os._exit(1)
 
 
 def all_ranks_arrive(patience: float) -> bool:

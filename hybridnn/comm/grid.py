@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hybridnn.comm.checked_collectives import CheckedGroup
 from hybridnn.comm.group import MESSAGE_LIMIT, Group
-from hybridnn.comm.mpi import import_mpi
+from hybridnn.comm.mpi import import_mpi, ranks_within
 from hybridnn.comm.placement import place_ranks, resolve_axes, resolve_stages
 from hybridnn.comm.recorder import Recorder
 
@@ -43,6 +44,8 @@ class ProcessGrid:
         Told of every message; a new one by default.
     message_limit : int
         Bytes above which an array travels in pieces.
+    check_collectives : bool
+        Compare every collective across its group before it begins: see `CheckedGroup`.
 
     Attributes
     ----------
@@ -79,6 +82,7 @@ class ProcessGrid:
         stages: Sequence[tuple[int, int]] | None = None,
         recorder: Recorder | None = None,
         message_limit: int = MESSAGE_LIMIT,
+        check_collectives: bool = False,
     ) -> None:
         mpi = import_mpi()
         ranks: Any = comm if comm is not None else mpi.COMM_WORLD
@@ -102,10 +106,14 @@ class ProcessGrid:
         place = position - self._first_of_stage[self.pipeline_rank]
         self.batch_rank, self.model_rank = divmod(place, self.model)
 
-        def group(axis: str, color: int, key: int) -> Group:
-            return Group(ranks.Split(color, key), axis, self.recorder, message_limit)
+        kind = CheckedGroup if check_collectives else Group
+        world = ranks.Split(0, position)
 
-        self.world = group("world", 0, position)
+        def group(axis: str, color: int, key: int) -> Group:
+            comm = ranks.Split(color, key)
+            return kind(comm, axis, self.recorder, message_limit, ranks_within(comm, world))
+
+        self.world = kind(world, "world", self.recorder, message_limit)
         first = self._first_of_stage[self.pipeline_rank]
         self.model_group = group("model", first + self.batch_rank, self.model_rank)
         self.batch_group = group("batch", first + self.model_rank, self.batch_rank)
@@ -114,7 +122,8 @@ class ProcessGrid:
         )
         # Split again by position, so that the first rank of the grid is also the first of its node.
         self.node_comm = node_comm.Split(0, position)
-        self.node_group = Group(self.node_comm, "node", self.recorder, message_limit)
+        members = ranks_within(self.node_comm, world)
+        self.node_group = kind(self.node_comm, "node", self.recorder, message_limit, members)
 
     def rank_at(self, stage: int, batch_rank: int, model_rank: int) -> int:
         """Position in the grid of a place in a stage."""

@@ -8,16 +8,16 @@ travel in pieces, because MPI counts are 32-bit integers in most libraries.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridnn.comm.accounting import bytes_sent_by_rank
+from hybridnn.comm.array_checks import require_root_array, require_shape
 from hybridnn.comm.large_messages import deal_by_messages, offsets_of, pieces
-from hybridnn.comm.mpi import import_mpi, require_buffer
+from hybridnn.comm.mpi import import_mpi, ranks_within, require_buffer
 from hybridnn.comm.partition import block_sizes, block_slice
+from hybridnn.comm.recorded_calls import RecordedCalls
 from hybridnn.comm.recorder import Recorder
 from hybridnn.comm.request import DONE, Request
 
@@ -35,7 +35,7 @@ REDUCE_PIECE = 2**21
 ``benchmarks/allreduce_pieces.py``."""
 
 
-class Group:
+class Group(RecordedCalls):
     """Ranks that communicate with one another.
 
     Parameters
@@ -48,53 +48,61 @@ class Group:
         Told of every call.
     message_limit : int
         Bytes above which an array travels in pieces.
+    members : sequence of int, optional
+        Ranks of the grid in the order of the group, to name them by; by default the numbers in the group.
     """
 
     def __init__(
-        self, comm: MPI.Intracomm | None, axis: str, recorder: Recorder, message_limit: int = MESSAGE_LIMIT
+        self,
+        comm: MPI.Intracomm | None,
+        axis: str,
+        recorder: Recorder,
+        message_limit: int = MESSAGE_LIMIT,
+        members: Sequence[int] | None = None,
     ) -> None:
+        size, rank = (1, 0) if comm is None else (comm.Get_size(), comm.Get_rank())
+        super().__init__(axis, recorder, range(size) if members is None else members, rank)
         self._comm: Any = comm
-        self.axis = axis
-        self.recorder = recorder
-        self.size: int = 1 if comm is None else comm.Get_size()
-        self.rank: int = 0 if comm is None else comm.Get_rank()
         self._limit = message_limit
         self._mpi: Any = import_mpi() if self.size > 1 else None
         self._layouts: dict[tuple[int, int], tuple[list[int], list[int]]] = {}
 
     def split(self, color: int, axis: str) -> Group:
         """Divide the group: the ranks that name the same `color` are a new one, in the same order; collective."""
-        comm = None if self.size == 1 else self._comm.Split(color, self.rank)
-        return Group(comm, axis, self.recorder, self._limit)
+        if self.size == 1:
+            return type(self)(None, axis, self.recorder, self._limit, self.members)
+        comm = self._comm.Split(color, self.rank)
+        members = [self.members[number] for number in ranks_within(comm, self._comm)]
+        return type(self)(comm, axis, self.recorder, self._limit, members)
 
     def barrier(self) -> None:
         """Return when every rank has arrived."""
         if self.size > 1:
-            start = perf_counter()
+            call = self._begin("barrier", 0)
             self._comm.Barrier()
-            self.recorder.end_communication("barrier", self.axis, start, 0)
+            self._finish(call)
 
     def allreduce(self, array: NDArray[Any], operation: str = "sum") -> None:
         """Replace `array` by its sum (``"max"``: maximum) over the ranks, in place."""
         if self.size == 1:
             return
         require_buffer(array, "allreduce")
-        start = perf_counter()
+        call = self._begin("allreduce", array.nbytes, array.dtype, reduction=operation)
         for piece in pieces(array, min(self._limit, REDUCE_PIECE)):
             self._comm.Allreduce(self._mpi.IN_PLACE, piece, self._operation(operation))
-        self._finish("allreduce", start, array.nbytes)
+        self._finish(call)
 
     def iallreduce(self, array: NDArray[Any], operation: str = "sum") -> Request:
         """As `allreduce`, but returns at once; the request owns `array` until it is done."""
         if self.size == 1:
             return DONE
         require_buffer(array, "allreduce")
-        start = perf_counter()
-        requests = [
-            self._comm.Iallreduce(self._mpi.IN_PLACE, piece, self._operation(operation))
-            for piece in self._pieces(array)
-        ]
-        return self._started("allreduce", start, array.nbytes, requests, array)
+
+        def start() -> list[Any]:
+            how = self._operation(operation)
+            return [self._comm.Iallreduce(self._mpi.IN_PLACE, piece, how) for piece in self._pieces(array)]
+
+        return self._start("allreduce", array.nbytes, start, (array,), reduction=operation)
 
     def allgather_rows(self, array: NDArray[Any]) -> None:
         """Fill `array` from everybody's block of its rows, in place.
@@ -111,12 +119,12 @@ class Group:
             return
         require_buffer(array, "allgather")
         counts, offsets = self._layout(array)
-        start = perf_counter()
+        call = self._begin("allgather", array.nbytes, array.dtype)
         if counts[0] == counts[-1]:
             self._comm.Allgather(self._mpi.IN_PLACE, array)
         else:
             self._comm.Allgatherv(self._mpi.IN_PLACE, [array, counts, offsets, None])
-        self._finish("allgather", start, array.nbytes)
+        self._finish(call)
 
     def iallgather_rows(self, array: NDArray[Any]) -> Request:
         """As `allgather_rows`, but returns at once; the request owns `array` until it is done."""
@@ -124,16 +132,17 @@ class Group:
             return DONE
         require_buffer(array, "allgather")
         counts, offsets = self._layout(array)
-        start = perf_counter()
-        if array.nbytes > self._limit:
-            requests = [
+
+        def start() -> list[Any]:
+            if array.nbytes <= self._limit:
+                return [self._comm.Iallgatherv(self._mpi.IN_PLACE, [array, counts, offsets, None])]
+            return [
                 self._comm.Ibcast(piece, root)
                 for root in range(self.size)
                 for piece in self._pieces(array[block_slice(len(array), self.size, root)])
             ]
-        else:
-            requests = [self._comm.Iallgatherv(self._mpi.IN_PLACE, [array, counts, offsets, None])]
-        return self._started("allgather", start, array.nbytes, requests, array)
+
+        return self._start("allgather", array.nbytes, start, (array,))
 
     def reduce_scatter_rows(self, array: NDArray[Any], out: NDArray[Any]) -> None:
         """Sum `array` over the ranks and leave each rank its block of the rows of the sum.
@@ -151,13 +160,15 @@ class Group:
         """As `reduce_scatter_rows`, but returns at once; the request owns both arrays until it is done."""
         require_buffer(array, "reduce-scatter")
         require_buffer(out, "reduce-scatter", array.dtype)
-        self._require_shape("reduce-scatter", out, array[block_slice(len(array), self.size, self.rank)].shape)
+        require_shape("reduce-scatter", out, array[block_slice(len(array), self.size, self.rank)].shape)
         if self.size == 1:
             out[...] = array
             return DONE
         counts, _ = self._layout(array)
-        start = perf_counter()
-        if array.nbytes > self._limit:
+
+        def start() -> list[Any]:
+            if array.nbytes <= self._limit:
+                return [self._comm.Ireduce_scatter(array, out, counts, self._mpi.SUM)]
             requests = []
             for root in range(self.size):
                 block = array[block_slice(len(array), self.size, root)]
@@ -165,28 +176,30 @@ class Group:
                 requests += [
                     self._comm.Ireduce(piece, next(targets, None), self._mpi.SUM, root) for piece in self._pieces(block)
                 ]
-        else:
-            requests = [self._comm.Ireduce_scatter(array, out, counts, self._mpi.SUM)]
-        return self._started("reduce_scatter", start, array.nbytes, requests, array, out)
+            return requests
+
+        return self._start("reduce_scatter", array.nbytes, start, (array, out))
 
     def broadcast(self, array: NDArray[Any], root: int = 0) -> None:
         """Give every rank the root's `array`, in place."""
         if self.size == 1:
             return
         require_buffer(array, "broadcast")
-        start = perf_counter()
+        call = self._begin("broadcast", array.nbytes, array.dtype, root)
         for piece in self._pieces(array):
             self._comm.Bcast(piece, root)
-        self._finish("broadcast", start, array.nbytes, is_root=self.rank == root)
+        self._finish(call)
 
     def ibroadcast(self, array: NDArray[Any], root: int = 0) -> Request:
         """As `broadcast`, but returns at once; the request owns `array` until it is done."""
         if self.size == 1:
             return DONE
         require_buffer(array, "broadcast")
-        start = perf_counter()
-        requests = [self._comm.Ibcast(piece, root) for piece in self._pieces(array)]
-        return self._started("broadcast", start, array.nbytes, requests, array, is_root=self.rank == root)
+
+        def start() -> list[Any]:
+            return [self._comm.Ibcast(piece, root) for piece in self._pieces(array)]
+
+        return self._start("broadcast", array.nbytes, start, (array,), root)
 
     def scatter_rows(self, array: NDArray[Any] | None, out: NDArray[Any], rows: Sequence[int], root: int = 0) -> None:
         """Send rank i the next ``rows[i]`` rows of the root's `array`.
@@ -207,23 +220,23 @@ class Group:
     ) -> Request:
         """As `scatter_rows`, but returns at once; the request owns both arrays until it is done."""
         require_buffer(out, "scatter")
-        self._require_shape("scatter", out, (rows[self.rank], *out.shape[1:]))
+        require_shape("scatter", out, (rows[self.rank], *out.shape[1:]))
         width = int(np.prod(out.shape[1:], dtype=np.int64))
         total = sum(rows) * width * out.itemsize
         if self.rank == root:
-            array = self._require_root_array("scatter", array, out, sum(rows))
+            array = require_root_array("scatter", array, out, sum(rows))
         if self.size == 1:
             out[...] = array
             return DONE
-        start = perf_counter()
-        if total > self._limit:
-            requests = deal_by_messages(self._comm, self._limit, array, out, rows, root, scatters=True)
-        else:
+
+        def start() -> list[Any]:
+            if total > self._limit:
+                return deal_by_messages(self._comm, self._limit, array, out, rows, root, scatters=True)
             counts = [n * width for n in rows]
             send = [array, counts, offsets_of(counts), None] if self.rank == root else None
-            requests = [self._comm.Iscatterv(send, out, root)]
-        owned = (out,) if array is None else (array, out)
-        return self._started("scatter", start, total, requests, *owned, is_root=self.rank == root)
+            return [self._comm.Iscatterv(send, out, root)]
+
+        return self._start("scatter", total, start, (out,) if array is None else (array, out), root)
 
     def gather_rows(self, array: NDArray[Any], out: NDArray[Any] | None, rows: Sequence[int], root: int = 0) -> None:
         """Collect every rank's `array` in the root's `out`, one below the other.
@@ -237,22 +250,22 @@ class Group:
             Rows of every rank; zeros are allowed.
         """
         require_buffer(array, "gather")
-        self._require_shape("gather", array, (rows[self.rank], *array.shape[1:]))
+        require_shape("gather", array, (rows[self.rank], *array.shape[1:]))
         if self.rank == root:
-            out = self._require_root_array("gather", out, array, sum(rows))
+            out = require_root_array("gather", out, array, sum(rows))
         if self.size == 1:
             assert out is not None
             out[...] = array
             return
         width = int(np.prod(array.shape[1:], dtype=np.int64))
         total = sum(rows) * width * array.itemsize
-        start = perf_counter()
+        call = self._begin("gather", total, array.dtype, root)
         if total > self._limit:
             self._mpi.Request.Waitall(deal_by_messages(self._comm, self._limit, out, array, rows, root, scatters=False))
         else:
             counts = [n * width for n in rows]
             self._comm.Gatherv(array, [out, counts, offsets_of(counts), None] if self.rank == root else None, root)
-        self._finish("gather", start, total, is_root=self.rank == root)
+        self._finish(call)
 
     def isend(
         self, array: NDArray[Any], peer: int, tag: int, *, synchronous: bool = False, about: object = None
@@ -267,17 +280,15 @@ class Group:
             What the message is for; for the recorder.
         """
         require_buffer(array, "send")
-        start = perf_counter()
+        call = self._begin_message("send", array, peer, tag, about)
         send = self._comm.Issend if synchronous else self._comm.Isend
-        requests = [send(piece, peer, tag) for piece in self._pieces(array)]
-        return self._started("send", start, array.nbytes, requests, array, about=about)
+        return self._started(call, [send(piece, peer, tag) for piece in self._pieces(array)], (array,))
 
     def ireceive(self, array: NDArray[Any], peer: int, tag: int, *, about: object = None) -> Request:
         """Begin to receive `array` from rank `peer`; the request owns it until it is done."""
         require_buffer(array, "receive")
-        start = perf_counter()
-        requests = [self._comm.Irecv(piece, peer, tag) for piece in self._pieces(array)]
-        return self._started("receive", start, array.nbytes, requests, array, about=about)
+        call = self._begin_message("receive", array, peer, tag, about)
+        return self._started(call, [self._comm.Irecv(piece, peer, tag) for piece in self._pieces(array)], (array,))
 
     # -- how the above is done ---------------------------------------------------------------------------------------
 
@@ -295,32 +306,3 @@ class Group:
             counts = [n * width for n in block_sizes(len(array), self.size)]
             self._layouts[key] = (counts, offsets_of(counts))
         return self._layouts[key]
-
-    def _finish(self, name: str, start: float, nbytes: int, *, is_root: bool = False, about: object = None) -> None:
-        sent = bytes_sent_by_rank(name, nbytes, self.size, is_root=is_root)
-        self.recorder.end_communication(name, self.axis, start, sent, about=about)
-
-    def _started(
-        self,
-        name: str,
-        start: float,
-        nbytes: int,
-        requests: list[Any],
-        *arrays: NDArray[Any],
-        is_root: bool = False,
-        about: object = None,
-    ) -> Request:
-        self._finish(name, start, nbytes, is_root=is_root, about=about)
-        return Request(requests, arrays, name, self.axis, self.recorder, about)
-
-    def _require_root_array(self, what: str, array: NDArray[Any] | None, part: NDArray[Any], rows: int) -> NDArray[Any]:
-        if array is None:
-            raise ValueError(f"{what}: the root needs the whole array")
-        require_buffer(array, what, part.dtype)
-        self._require_shape(what, array, (rows, *part.shape[1:]))
-        return array
-
-    @staticmethod
-    def _require_shape(what: str, array: NDArray[Any], shape: tuple[int, ...]) -> None:
-        if array.shape != shape:
-            raise ValueError(f"{what}: expected an array of shape {shape}, got {array.shape}")

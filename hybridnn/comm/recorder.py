@@ -1,6 +1,7 @@
 """The recorder: every compute instruction and every message of a rank passes here, in bounded memory.
 
-Totals feed the time breakdown of the history; the last events tell what a rank was doing.
+Totals feed the time breakdown of the history; the last events tell what a rank was doing, and the call it is in what it
+waits for.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from time import perf_counter
 from typing import NamedTuple
+
+from hybridnn.comm.calls import CallRecord, Channel
 
 __all__ = ["Event", "Recorder", "Totals"]
 
@@ -74,50 +77,87 @@ class Totals:
 WAITS = frozenset({"receive.wait", "barrier"})
 """Calls in which a rank does nothing but wait for another."""
 
-NESTED = 256
-"""Communication calls remembered until the compute instruction around them ends."""
+EventRecord = tuple[str, str, str, float, float, int, object]
+"""The fields of an `Event`; a plain tuple takes a fifth of the time to make."""
 
 
 class Recorder:
-    """Keeps the last `capacity` events and the totals of all.
+    """Keeps the last `capacity` events and the totals of all, and knows what its rank does now.
 
     Parameters
     ----------
     capacity : int
         Events kept; older ones are dropped, so memory does not grow with the run.
+
+    Attributes
+    ----------
+    now : CallRecord or None
+        The communication call this rank is in; None outside of one. Whoever enters a call sets it.
+    polled : (CallRecord, float) or None
+        The last operation that was asked whether it is done, and was not, with the ``time.perf_counter`` of then.
+    finished : int
+        Instructions and calls ended so far. Asking an operation that is not done does not count.
+    channels : list of Channel
+        The groups that record here.
     """
 
     def __init__(self, capacity: int = 4096) -> None:
-        self._events: deque[Event] = deque(maxlen=capacity)
+        self.now: CallRecord | None = None
+        self.polled: tuple[CallRecord, float] | None = None
+        self.finished = 0
+        self.channels: list[Channel] = []
+        self._events: deque[EventRecord] = deque(maxlen=capacity)
         self._communication_seconds = self._waiting_seconds = 0.0
         self._bytes_sent = 0
         self._messages = 0
         self._computing: defaultdict[str, float] = defaultdict(float)
-        self._since_compute: deque[tuple[float, float]] = deque(maxlen=NESTED)
+
+    def open_channel(self, axis: str, members: tuple[int, ...]) -> Channel:
+        """A place for a new group's progress; groups of one rank have none to show."""
+        alike = sum(channel.axis == axis and channel.members == members for channel in self.channels)
+        channel = Channel(axis, members, alike)
+        if len(members) > 1:
+            self.channels.append(channel)
+        return channel
 
     def end_compute(self, name: str, start: float, about: object = None) -> None:
         """Note a compute instruction that began at `start` (``time.perf_counter``) and ends now."""
         stop = perf_counter()
-        self._events.append(Event("compute", name, "", start, stop, 0, about))
-        self._computing[name] += stop - start - sum(end - begin for begin, end in self._since_compute if begin >= start)
-        self._since_compute.clear()
+        seconds = stop - start
+        for kind, _, _, begin, end, _, _ in reversed(self._events):
+            if begin < start:
+                break
+            if kind == "communication":
+                seconds -= end - begin
+        self._events.append(("compute", name, "", start, stop, 0, about))
+        self._computing[name] += seconds
+        self.finished += 1
 
     def end_phase(self, name: str, start: float, about: object = None) -> None:
         """Note a part of the run that began at `start` and ends now; its instructions and messages lie within."""
-        self._events.append(Event("phase", name, "", start, perf_counter(), 0, about))
+        self._events.append(("phase", name, "", start, perf_counter(), 0, about))
+        self.finished += 1
 
     def end_communication(
         self, name: str, axis: str, start: float, nbytes: int, messages: int = 1, about: object = None
     ) -> None:
         """Note a communication call that began at `start`, ends now, and sent `nbytes`."""
         stop = perf_counter()
-        self._events.append(Event("communication", name, axis, start, stop, nbytes, about))
-        self._since_compute.append((start, stop))
+        self._events.append(("communication", name, axis, start, stop, nbytes, about))
         self._communication_seconds += stop - start
         if name in WAITS:
             self._waiting_seconds += stop - start
         self._bytes_sent += nbytes
         self._messages += messages
+        self.now = None
+        self.finished += 1
+
+    def end_poll(self, call: CallRecord, start: float) -> None:
+        """Note that `call` was asked at `start` whether it is done, and is not."""
+        stop = perf_counter()
+        self._events.append(("communication", call[0] + ".test", call[1].axis, start, stop, 0, call[-1]))
+        self._communication_seconds += stop - start
+        self.polled = call, stop
 
     @property
     def totals(self) -> Totals:
@@ -132,4 +172,5 @@ class Recorder:
     @property
     def events(self) -> tuple[Event, ...]:
         """The last events, oldest first."""
-        return tuple(self._events)
+        # The copy is made in one go, so that another thread may ask while this rank goes on.
+        return tuple(map(Event._make, self._events.copy()))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
-from hybridnn.comm.mpi import import_mpi
+from hybridnn.comm.calls import CallRecord, Channel
 from hybridnn.comm.recorder import Recorder
 
 if TYPE_CHECKING:
@@ -25,56 +25,49 @@ class Request:
         What MPI has to finish; empty for an operation that had nothing to do.
     arrays : tuple of ndarray
         Kept alive, and owned, until the operation is done.
-    name, axis : str
-        For the recorder.
-    recorder : Recorder or None
-        None only for an operation that had nothing to do.
-    about : object
-        What it is done for; for the recorder.
+    call : CallRecord
+        The call that began it.
+    recorder : Recorder
     """
 
-    __slots__ = ("_about", "_arrays", "_axis", "_name", "_recorder", "_requests")
+    __slots__ = ("_arrays", "_call", "_recorder", "_requests")
 
     def __init__(
-        self,
-        requests: list[MPI.Request],
-        arrays: tuple[NDArray[Any], ...],
-        name: str,
-        axis: str,
-        recorder: Recorder | None,
-        about: object = None,
+        self, requests: list[MPI.Request], arrays: tuple[NDArray[Any], ...], call: CallRecord, recorder: Recorder
     ) -> None:
         self._requests = requests
         self._arrays = arrays
-        self._name = name
-        self._axis = axis
+        self._call = call
         self._recorder = recorder
-        self._about = about
 
     def test(self) -> bool:
         """Let MPI make progress; True once the operation is done."""
-        if not self._requests or self._recorder is None:
+        if not self._requests:
             return True
         start = perf_counter()
-        done: bool = import_mpi().Request.Testall(self._requests)
-        self._recorder.end_communication(self._name + ".test", self._axis, start, 0, 0, self._about)
+        # Asked of one of them, as importing MPI takes longer than what it is asked.
+        done: bool = self._requests[0].Testall(self._requests)
         if done:
-            self._release()
+            self._ended(".test", start)
+        else:
+            self._recorder.end_poll(self._call, start)
         return done
 
     def wait(self) -> None:
         """Return when the operation is done."""
-        if not self._requests or self._recorder is None:
+        if not self._requests:
             return
+        self._recorder.now = self._call
         start = perf_counter()
-        import_mpi().Request.Waitall(self._requests)
-        self._recorder.end_communication(self._name + ".wait", self._axis, start, 0, 0, self._about)
-        self._release()
+        self._requests[0].Waitall(self._requests)
+        self._ended(".wait", start)
 
-    def _release(self) -> None:
+    def _ended(self, how: str, start: float) -> None:
+        name, channel, *_, about = self._call
+        self._recorder.end_communication(name + how, channel.axis, start, 0, 0, about)
         self._requests = []
         self._arrays = ()
 
 
-DONE = Request([], (), "", "", None)
+DONE = Request([], (), ("", Channel("", ()), 0, 0, None, -1, None, 0.0, None), Recorder(0))
 """The request of an operation that had nothing to do."""

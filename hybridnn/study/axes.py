@@ -121,14 +121,25 @@ def _apply_nothing(settings: Values, value: Any, ranks: int) -> None:
 
 
 def _apply_grid(settings: Values, value: Any, ranks: int) -> None:
-    parallel = settings.setdefault("parallel", {})
+    parallel = _section(settings, "parallel")
     parallel.pop("stages", None)
     parallel.update(zip(("pipeline", "batch", "model"), value, strict=True))
 
 
 def _hidden(settings: Values) -> Sequence[Any]:
-    hidden: Sequence[Any] = settings.get("model", {}).get("hidden", DEFAULT_HIDDEN)
+    model = _section(settings, "model")
+    hidden: Any = model.get("hidden", DEFAULT_HIDDEN)
+    if not isinstance(hidden, list | tuple) or any(isinstance(width, list | dict) for width in hidden):
+        raise SettingError("model.hidden", hidden, "must be a list of widths")
     return hidden
+
+
+def _section(settings: Values, name: str) -> Values:
+    """A section of nested plain settings, made where there is none."""
+    section = settings.setdefault(name, {})
+    if not isinstance(section, dict):
+        raise SettingError(name, section, "must be a section")
+    return section
 
 
 def _apply_depth(settings: Values, value: Any, ranks: int) -> None:

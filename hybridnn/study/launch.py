@@ -10,7 +10,8 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +19,8 @@ from hybridnn.errors import EnvironmentProblem, SettingError
 
 __all__ = ["Ended", "Launcher", "last_words", "run_process", "train_command"]
 
-RANKS = "{ranks}"
+RANKS, NODES = "{ranks}", "{nodes}"
+RANKS_PER_NODE = "SLURM_NTASKS_PER_NODE"
 GRACE = 10.0
 """Seconds that a launcher gets to end its ranks before it is killed."""
 
@@ -34,10 +36,13 @@ class Launcher:
     Attributes
     ----------
     words : tuple of str
-        With ``{ranks}`` where the number of ranks belongs.
+        With ``{ranks}`` where the number of ranks belongs, and ``{nodes}`` for that of the nodes that they fill.
+    ranks_per_node : int
+        Counts only where the words hold ``{nodes}``.
     """
 
     words: tuple[str, ...]
+    ranks_per_node: int = 1
 
     @classmethod
     def of(cls, text: str, most_ranks: int) -> Launcher:
@@ -46,7 +51,8 @@ class Launcher:
         Raises
         ------
         SettingError
-            If it is not a command, or does not say the number of ranks where a run has several.
+            If it is not a command, does not say the number of ranks where a run has several, or asks for nodes outside
+            a Slurm job that says how many ranks belong on one.
         EnvironmentProblem
             If its program is not there.
         """
@@ -58,11 +64,17 @@ class Launcher:
             raise SettingError("--launcher", text, f"must hold {RANKS}, for example 'mpirun -n {RANKS}'")
         if words and shutil.which(words[0]) is None:
             raise EnvironmentProblem(f"--launcher: there is no program {words[0]!r}")
-        return cls(words)
+        if NODES not in text:
+            return cls(words)
+        per_node = os.environ.get(RANKS_PER_NODE, "")
+        if not per_node.isdigit() or int(per_node) == 0:
+            raise SettingError("--launcher", text, f"{NODES} needs a Slurm job that was given --ntasks-per-node")
+        return cls(words, int(per_node))
 
     def command(self, ranks: int, program: Sequence[str]) -> list[str]:
         """Return the whole command of a run."""
-        return [*(word.replace(RANKS, str(ranks)) for word in self.words), *program]
+        nodes = -(-ranks // self.ranks_per_node)
+        return [*(word.replace(RANKS, str(ranks)).replace(NODES, str(nodes)) for word in self.words), *program]
 
 
 @dataclass(frozen=True)
@@ -92,9 +104,9 @@ def run_process(command: Sequence[str], folder: Path, limit: float | None, keep_
     EnvironmentProblem
         If it cannot be started.
     KeyboardInterrupt
-        After the command has been ended.
+        After the command has been ended; by SIGTERM too, with which a batch system ends its jobs.
     """
-    with open(folder / STDOUT, "wb") as out, open(folder / STDERR, "wb") as err:
+    with _interrupted_by_sigterm(), open(folder / STDOUT, "wb") as out, open(folder / STDERR, "wb") as err:
         try:
             # A session of its own: an interrupt on the terminal reaches this process alone, which then ends the ranks.
             process = subprocess.Popen(
@@ -123,6 +135,19 @@ def train_command(settings: Path, folder: Path) -> list[str]:
     """Return the command that trains with a settings file into a folder, with this Python and this package."""
     quoted = str(folder).replace("\\", "\\\\").replace('"', '\\"')
     return [sys.executable, "-m", "hybridnn", "train", str(settings), "--set", f'output.folder="{quoted}"']
+
+
+@contextlib.contextmanager
+def _interrupted_by_sigterm() -> Iterator[None]:
+    """Make SIGTERM an interrupt, so that nobody is left running; only the main thread can."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _end(process: subprocess.Popen[bytes]) -> int:

@@ -81,7 +81,7 @@ class StudyRun:
         return self.launcher.command(cell.ranks, train(folder / SETTINGS, folder))
 
 
-def plan_study(study: Study, folder: Path, launcher: str, only: str | None = None) -> StudyRun:
+def plan_study(study: Study, folder: Path, launcher: str, only: str | None = None, cell: int | None = None) -> StudyRun:
     """Settle what is to run, and check everything that can be checked without running.
 
     Parameters
@@ -93,6 +93,8 @@ def plan_study(study: Study, folder: Path, launcher: str, only: str | None = Non
         A command, with ``{ranks}`` for the number of ranks.
     only : str, optional
         Keep the cells whose id matches this pattern, or contains it if it has no wildcard.
+    cell : int, optional
+        Keep only the cell of this number, from 0.
 
     Raises
     ------
@@ -102,7 +104,8 @@ def plan_study(study: Study, folder: Path, launcher: str, only: str | None = Non
         If the launcher is not there.
     """
     plan = make_cells(study)
-    chosen = plan.cells if only is None else _matching(plan.cells, only)
+    chosen = plan.cells if cell is None else (_numbered(plan.cells, cell),)
+    chosen = chosen if only is None else _matching(chosen, only)
     cells = StudyFolder(folder)
     cells.check(study, plan)
     return StudyRun(study, plan, chosen, cells, Launcher.of(launcher, max(cell.ranks for cell in chosen)))
@@ -160,6 +163,12 @@ def _run_cell(run: StudyRun, cell: Cell, limit: float | None, train: Command) ->
         how = f"ended after the limit of {limit:g} s" if ended.timed_out and limit else f"exit code {ended.code}"
         run.folder.fail(cell.id, f"{how}: {words}")
         return CellOutcome(cell, "failed", seconds, f"{how}: {words}")
+
+
+def _numbered(cells: Sequence[Cell], number: int) -> Cell:
+    if not 0 <= number < len(cells):
+        raise SettingError("--cell", number, f"must be 0 to {len(cells) - 1}")
+    return cells[number]
 
 
 def _matching(cells: Sequence[Cell], pattern: str) -> tuple[Cell, ...]:

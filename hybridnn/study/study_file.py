@@ -147,7 +147,7 @@ def _flat(axes: Table, prefix: str = "") -> Table:
 
 def _variant_axis(variants: Mapping[str, Table]) -> Axis:
     def check(value: Any) -> Any:
-        if value not in variants:
+        if not isinstance(value, str) or value not in variants:
             raise SettingError("axes.variants", value, f"known in [variants]: {', '.join(variants) or 'none'}")
         return value
 

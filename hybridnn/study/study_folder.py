@@ -15,8 +15,9 @@ from typing import IO, Any, Literal
 from hybridnn.errors import DataError, EnvironmentProblem, SettingError
 from hybridnn.study.cells import Cell, CellPlan
 from hybridnn.study.study_file import Study
+from hybridnn.training.history_file import HISTORY, run_status
 from hybridnn.training.json_text import to_json
-from hybridnn.training.run_folder import HISTORY, WEIGHTS, run_status
+from hybridnn.training.run_folder import WEIGHTS
 from hybridnn.training.settings import Settings
 from hybridnn.training.settings_file import load_settings, to_toml
 
@@ -114,7 +115,8 @@ class StudyFolder:
         about = {"format": FORMAT, "name": study.name, "description": study.description, "reduced": study.reduced}
         with self._named_if_unwritable():
             self.path.mkdir(parents=True, exist_ok=True)
-            partial = self.path / f".{MANIFEST}.{os.getpid()}"
+            # Jobs on several nodes may do this at once.
+            partial = self.path / f".{MANIFEST}.{socket.gethostname()}.{os.getpid()}"
             partial.write_text(to_json({**about, "cells": cells}, indent=2) + "\n", encoding="utf-8")
             partial.replace(self.path / MANIFEST)
 

@@ -1,65 +1,83 @@
-"""One pass over the training samples, with its records."""
+"""One pass over the training samples, or the rest of one, with its records."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from time import perf_counter
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hybridnn.comm.grid import ProcessGrid
+from hybridnn.training.checkpoints.manifest import Progress
 from hybridnn.training.engine import Engine
 from hybridnn.training.history import MeasuredStep, StepRecord
 from hybridnn.training.meter import Meter, Speed
 from hybridnn.training.part import Part
 from hybridnn.training.step_clock import StepClock
 
-__all__ = ["train_epoch"]
+__all__ = ["Pass", "train_epoch"]
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What became of an epoch.
+
+    Attributes
+    ----------
+    progress : Progress
+        How far it came, this epoch's losses included.
+    stopped : bool
+        Whether it was left before its end.
+    speed : Speed
+        Of the steps done here.
+    measured : MeasuredStep
+        Where the time of these steps went.
+    """
+
+    progress: Progress
+    stopped: bool
+    speed: Speed
+    measured: MeasuredStep
 
 
 def train_epoch(
     engine: Engine,
     grid: ProcessGrid,
     part: Part,
-    epoch: int,
+    before: Progress,
     batches: Sequence[NDArray[np.int64]],
     rates: Sequence[float],
     log_every: int,
     logged: Callable[[StepRecord], None],
-) -> tuple[float, Speed, MeasuredStep]:
-    """Train on every minibatch once; collective.
+    stops: Callable[[Progress], bool] | None = None,
+) -> Pass:
+    """Train on the minibatches of an epoch that are left, once each; collective.
 
     Parameters
     ----------
     engine : Engine
     grid : ProcessGrid
     part : Part
-    epoch : int
-        Its number, for the records.
+    before : Progress
+        How much of the epoch was done earlier.
     batches : sequence of ndarray of int64
-        Samples of every minibatch.
+        Samples of every minibatch that is left; one at least.
     rates : sequence of float
         Learning rates of their updates.
     log_every : int
         Steps between two records.
     logged : callable
         Takes each record; where an asynchronous method knows its losses late, all at the end.
-
-    Returns
-    -------
-    float
-        Mean loss over all samples, each minibatch's before its update.
-    Speed
-        Of the whole epoch.
-    MeasuredStep
-        Where the time of its steps went.
+    stops : callable, optional
+        Asked on every rank after each step but the last whether to leave the epoch there; only with a method whose
+        pipeline is then empty.
     """
     first, start = engine.updates, perf_counter()
     clock = StepClock(grid)
     whole, since_record = Meter(grid), Meter(grid)
-    loss_sum, unmarked = 0.0, 0
+    progress, unmarked, stopped = before, 0, False
 
     def updated(number: int) -> None:
         nonlocal unmarked
@@ -69,12 +87,14 @@ def train_epoch(
             unmarked = 0
 
     for number, loss in enumerate(engine.train(part, batches, rates.__getitem__, updated)):
-        loss_sum += loss * len(batches[number])
         step = first + number + 1
+        progress = progress.after(step, loss, len(batches[number]))
         if step % log_every == 0:
-            logged(StepRecord(step, epoch, loss, rates[number], **asdict(since_record.read())))
-    grid.recorder.end_phase("training", start, epoch)
-    samples = sum(map(len, batches))
-    whole.mark(samples)
+            logged(StepRecord(step, before.epoch, loss, rates[number], **asdict(since_record.read())))
+        if stops is not None and number + 1 < len(batches) and stops(progress):
+            stopped = True
+            break
+    grid.recorder.end_phase("training", start, before.epoch)
+    whole.mark(progress.samples - before.samples)
     clock.stop()
-    return loss_sum / samples, whole.read(), clock.read(epoch, len(batches))
+    return Pass(progress, stopped, whole.read(), clock.read(before.epoch, progress.minibatches - before.minibatches))

@@ -8,45 +8,37 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
-import math
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridnn.errors import DataError, EnvironmentProblem, SettingError
-from hybridnn.training.history import (
-    EpochRecord,
-    History,
-    MeasuredStep,
-    PredictedStep,
-    RunHeader,
-    RunSummary,
-    StepRecord,
-)
+from hybridnn.errors import EnvironmentProblem, SettingError
+from hybridnn.training.checkpoints.folder import checkpoint_folders
+from hybridnn.training.checkpoints.manifest import Progress
+from hybridnn.training.folder_lock import FolderLock
+from hybridnn.training.history import EpochRecord, MeasuredStep, PredictedStep, RunHeader, RunSummary, StepRecord
+from hybridnn.training.history_file import HISTORY, lines_until, run_status
 from hybridnn.training.json_text import to_json
 from hybridnn.training.settings import Settings
 from hybridnn.training.settings_file import to_toml
 
-__all__ = ["RunFolder", "read_history", "run_status"]
+__all__ = ["RunFolder"]
 
 CONFIG = "config.toml"
-HISTORY = "history.jsonl"
 LEARNING_CURVE = "learning_curve.png"
 TRACE = "trace.json"
 STANDARDIZATION = "standardization.npz"
 WEIGHTS = "weights.npz"
+CHECKPOINTS = "checkpoints"
 
 KINDS = {StepRecord: "step", EpochRecord: "epoch", PredictedStep: "prediction", MeasuredStep: "measured"}
-
-Record = TypeVar("Record", StepRecord, EpochRecord)
 
 
 class RunFolder:
@@ -58,13 +50,14 @@ class RunFolder:
         The folder.
     """
 
-    def __init__(self, path: Path, history: io.TextIOBase) -> None:
+    def __init__(self, path: Path, lock: FolderLock) -> None:
         self.path = path
-        self._history = history
+        self._lock = lock
+        self._history: io.TextIOBase | None = None
 
     @classmethod
-    def create(cls, path: Path | str | None, name: str) -> RunFolder:
-        """Make the folder, or take over one whose run did not end, and start its history.
+    def create(cls, path: Path | str | None, name: str, *, goes_on: bool = False) -> RunFolder:
+        """Make the folder, or take over one whose run did not end.
 
         Parameters
         ----------
@@ -72,24 +65,36 @@ class RunFolder:
             None makes a new folder ``runs/NAME-YYYYmmdd-HHMMSS``.
         name : str
             What the run is called where `path` is None.
+        goes_on : bool
+            Whether the run in it is to be continued.
 
         Raises
         ------
         SettingError
-            If the folder already holds a finished run or weights.
+            If a live job uses the folder, or it already holds a finished run, weights or checkpoints that this run
+            does not continue.
         EnvironmentProblem
             If the folder cannot be made or written.
         """
         folder = _new_folder(name) if path is None else Path(path)
         with _named_if_unwritable(folder):
             folder.mkdir(parents=True, exist_ok=True)
-            if run_status(folder) == "finished":
-                raise SettingError("output.folder", str(folder), "already holds a finished run; name another folder")
-            if (folder / WEIGHTS).exists():
-                raise SettingError("output.folder", str(folder), f"already holds a {WEIGHTS}; name another folder")
-            (folder / LEARNING_CURVE).unlink(missing_ok=True)
-            # Line buffering: every record is in the file as soon as it is written, whatever happens to the run.
-            return cls(folder, open(folder / HISTORY, "w", encoding="utf-8", buffering=1))
+            lock = FolderLock.take(folder)
+            if not goes_on:
+                try:
+                    _require_free(folder)
+                except SettingError:
+                    lock.release()
+                    raise
+            run = cls(folder, lock)
+            if not goes_on:
+                run._open("w")
+            return run
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where the checkpoints belong."""
+        return self.path / CHECKPOINTS
 
     @property
     def learning_curve_path(self) -> Path:
@@ -108,6 +113,26 @@ class RunFolder:
 
     def begin(self, header: RunHeader) -> None:
         """Add the first line: what the run is about to do."""
+        self._append("header", asdict(header))
+
+    def go_on(self, header: RunHeader, progress: Progress, checkpoint: str) -> None:
+        """Take the history up where a checkpoint was written: what came after it will come again.
+
+        Parameters
+        ----------
+        header : RunHeader
+            Of what is about to be done.
+        progress : Progress
+            How far the checkpoint is.
+        checkpoint : str
+            Its name.
+        """
+        with _named_if_unwritable(self.path):
+            partial = self.path / f".{HISTORY}.partial"
+            partial.write_text("".join(lines_until(self.path / HISTORY, progress)), encoding="utf-8")
+            os.replace(partial, self.path / HISTORY)
+        self._open("a")
+        self._append("resumed", {"step": progress.step, "epoch": progress.epoch, "checkpoint": checkpoint})
         self._append("header", asdict(header))
 
     def append(self, record: StepRecord | EpochRecord | PredictedStep | MeasuredStep) -> None:
@@ -134,8 +159,10 @@ class RunFolder:
         return self._write_arrays(STANDARDIZATION, arrays)
 
     def close(self) -> None:
-        """Close the history."""
-        self._history.close()
+        """Close the history, and leave the folder to others."""
+        if self._history is not None:
+            self._history.close()
+        self._lock.release()
 
     def __enter__(self) -> RunFolder:
         """Return the folder itself."""
@@ -145,7 +172,14 @@ class RunFolder:
         """Close the history."""
         self.close()
 
+    def _open(self, mode: Literal["w", "a"]) -> None:
+        with _named_if_unwritable(self.path):
+            (self.path / LEARNING_CURVE).unlink(missing_ok=True)
+            # Line buffering: every record is in the file as soon as it is written, whatever happens to the run.
+            self._history = open(self.path / HISTORY, mode, encoding="utf-8", buffering=1)  # noqa: SIM115 - `close` does
+
     def _append(self, kind: str, values: Mapping[str, Any]) -> None:
+        assert self._history is not None
         with _named_if_unwritable(self.path):
             self._history.write(to_json({"kind": kind, **values}) + "\n")
 
@@ -163,50 +197,15 @@ class RunFolder:
         return final
 
 
-def run_status(folder: Path) -> Literal["absent", "unfinished", "finished"]:
-    """Whether `folder` holds no run, one that did not end well (or still runs), or one that did."""
-    try:
-        lines = (folder / HISTORY).read_text(encoding="utf-8").splitlines()
-    except FileNotFoundError:
-        return "absent"
-    return "finished" if lines and lines[-1].startswith('{"kind": "end"') else "unfinished"
-
-
-def read_history(folder: Path) -> History:
-    """Read the records of a run; what was null comes back as NaN where a number is required.
-
-    Raises
-    ------
-    DataError
-        If there is no history, or a line of it is not a record. A last line that was cut off is left out.
-    """
-    path = folder / HISTORY
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}") from error
-    history = History()
-    for number, line in enumerate(text.splitlines(keepends=True), 1):
-        if not line.endswith("\n"):
-            break
-        try:
-            values = json.loads(line)
-            kind = values.pop("kind")
-            if kind == "step":
-                history.steps.append(_record(StepRecord, values))
-            elif kind == "epoch":
-                history.epochs.append(_record(EpochRecord, values))
-        except (ValueError, TypeError, LookupError, AttributeError) as error:
-            raise DataError(f"{path}, line {number}: not a record of a run: {error}") from error
-    return history
-
-
-def _record(kind: type[Record], values: dict[str, Any]) -> Record:
-    required = {field.name for field in fields(kind) if field.type == "float"}
-    complete: dict[str, Any] = {
-        key: math.nan if value is None and key in required else value for key, value in values.items()
-    }
-    return kind(**complete)
+def _require_free(folder: Path) -> None:
+    """Refuse a folder with results that a new run would overwrite."""
+    if run_status(folder) == "finished":
+        raise SettingError("output.folder", str(folder), "already holds a finished run; name another folder")
+    if (folder / WEIGHTS).exists():
+        raise SettingError("output.folder", str(folder), f"already holds a {WEIGHTS}; name another folder")
+    if checkpoint_folders(folder / CHECKPOINTS):
+        advice = f"holds checkpoints of a run that did not end; go on with --resume {folder}, or name another folder"
+        raise SettingError("output.folder", str(folder), advice)
 
 
 def _new_folder(name: str) -> Path:

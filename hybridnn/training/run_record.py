@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
 
+from pydantic import TypeAdapter, ValidationError
+
 from hybridnn.errors import DataError, SettingError
 from hybridnn.training.history import EpochRecord, MeasuredStep, PredictedStep, RunHeader, StageHeader, StepRecord
-from hybridnn.training.run_folder import CONFIG, HISTORY, read_history, run_status
+from hybridnn.training.history_file import HISTORY, read_history, run_status
+from hybridnn.training.run_folder import CONFIG
 from hybridnn.training.settings import Settings
 from hybridnn.training.settings_file import load_settings
 
@@ -94,16 +97,18 @@ def read_run(folder: Path) -> RunRecord:
         raise DataError(f"{folder / HISTORY}: has no {'epoch' if 'header' in lines else 'header'}")
     made = [_from(folder, _header, values) for values in lines["header"]]
     predictions = [_from(folder, lambda v: PredictedStep(**v), values) for values in lines.get("prediction", [])]
-    return RunRecord(
+    run = RunRecord(
         folder,
         settings,
-        made[0],
+        made[-1],  # a run that was resumed may have changed its grid
         tuple(history.steps),
         tuple(history.epochs),
-        _from(folder, lambda v: float(v["seconds"]), lines["end"][0]),
-        predictions[0] if predictions else None,
+        _from(folder, lambda v: float(v["seconds"]), lines["end"][-1]),
+        predictions[-1] if predictions else None,
         tuple(_from(folder, lambda v: MeasuredStep(**v), values) for values in lines.get("measured", [])),
     )
+    _require_possible(run)
+    return run
 
 
 def require_finished(folder: Path) -> None:
@@ -126,9 +131,36 @@ def require_finished(folder: Path) -> None:
 
 def _from(folder: Path, make: Callable[[dict[str, Any]], Made], values: dict[str, Any]) -> Made:
     try:
-        return make(values)
+        made = make(values)
+        if is_dataclass(made) and not isinstance(made, type):
+            TypeAdapter(type(made)).validate_python(asdict(made))
+        return made
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(map(str, first["loc"]))
+        reason = f"{name} = {first['input']!r}: {first['msg']}"
+        raise DataError(f"{folder / HISTORY}: not written by this version of hybridnn: {reason}") from error
     except (TypeError, ValueError, LookupError) as error:
         raise DataError(f"{folder / HISTORY}: not written by this version of hybridnn: {error}") from error
+
+
+def _require_possible(run: RunRecord) -> None:
+    """Refuse figures that no run has, which others are divided by."""
+    for epoch in run.epochs:
+        figures = (epoch.step, epoch.epoch, epoch.compute_seconds, epoch.communication_seconds, epoch.bytes_sent)
+        numbers = all(isinstance(figure, int | float) and figure >= 0 for figure in figures)
+        if (
+            not numbers
+            or not 1 <= epoch.epoch <= epoch.step
+            or epoch.compute_seconds + epoch.communication_seconds <= 0
+        ):
+            raise DataError(
+                f"{run.folder / HISTORY}: not the record of a run: epoch = {epoch.epoch!r} without steps or time"
+            )
+    if run.header.ranks < 1:
+        raise DataError(f"{run.folder / HISTORY}: not the record of a run: ranks = {run.header.ranks}")
+    if any(step.seconds_per_step <= 0 for step in run.measured):
+        raise DataError(f"{run.folder / HISTORY}: not the record of a run: measured steps without time")
 
 
 def _header(values: dict[str, Any]) -> RunHeader:

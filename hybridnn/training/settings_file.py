@@ -24,7 +24,7 @@ SHORT_FLOAT = re.compile(r"[+-]?([0-9]+\.[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 OTHER_SOURCE = {"data.name": ("data", "file"), "data.file": ("data", "name")}
 
 
-def load_settings(path: Path | None, overrides: Sequence[str] = ()) -> Settings:
+def load_settings(path: Path | None, overrides: Sequence[str] = (), *, forgotten: Sequence[str] = ()) -> Settings:
     """Read the settings of a run.
 
     Parameters
@@ -35,6 +35,8 @@ def load_settings(path: Path | None, overrides: Sequence[str] = ()) -> Settings:
         ``section.key=value``, applied in order over the file. The value is read as TOML, or as a number such as
         ``.01``; anything else is taken as text, so that ``optimizer.name=adam`` needs no quotes. Naming a data set
         replaces a data file, and the reverse.
+    forgotten : sequence of str
+        ``section.key`` of what the file says and does not count.
 
     Raises
     ------
@@ -42,6 +44,8 @@ def load_settings(path: Path | None, overrides: Sequence[str] = ()) -> Settings:
         If the file cannot be read or is not TOML, or any setting is unknown or not allowed.
     """
     values = {} if path is None else _read(path)
+    for section, key in (name.split(".") for name in forgotten):
+        values.get(section, {}).pop(key, None)
     for text in overrides:
         _apply(values, text)
     return settings_from(values)

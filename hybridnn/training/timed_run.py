@@ -13,6 +13,7 @@ from hybridnn.comm.mpi import import_mpi
 from hybridnn.cost.calibration.compute_steps import StepCase
 from hybridnn.nn.optimizers import SGD, Adam, Optimizer
 from hybridnn.pipeline.schedules.methods import METHODS
+from hybridnn.training.checkpoints.manifest import Progress
 from hybridnn.training.engine import Engine, make_engine
 from hybridnn.training.epoch import train_epoch
 from hybridnn.training.part import make_part
@@ -74,7 +75,8 @@ class TrainingTimer:
 
         def train() -> None:
             batches = [generator.integers(samples, size=case.batch_size) for _ in range(STEPS)]
-            train_epoch(engine, self._grid, part, 1, batches, [RATE] * STEPS, STEPS + 1, lambda record: None)
+            rates = [RATE] * STEPS
+            train_epoch(engine, self._grid, part, Progress(), batches, rates, STEPS + 1, lambda record: None)
 
         train()  # warms up
         instructions = len(plan.training(1).orders[0])

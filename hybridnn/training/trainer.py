@@ -4,39 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from math import ceil
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import DTypeLike
 
-from hybridnn.checks import require_choice, require_number, require_whole
-from hybridnn.comm.agreement import agree, same_on_all, same_text_on_all
+from hybridnn.checks import require_whole
+from hybridnn.comm.agreement import agree, same_text_on_all
 from hybridnn.comm.grid import ProcessGrid
 from hybridnn.comm.threads import limit_blas_threads
-from hybridnn.errors import DataError, SettingError
+from hybridnn.errors import SettingError
 from hybridnn.nn.learning_rates import Constant, LearningRateSchedule
-from hybridnn.nn.losses import resolve_loss
 from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import SGD, Optimizer
-from hybridnn.nn.parameters import check_weights
-from hybridnn.parallel.distribution import DISTRIBUTIONS
-from hybridnn.parallel.layer_split import MODEL_SPLITS
+from hybridnn.training.checkpoints.manifest import Progress
+from hybridnn.training.checkpoints.origin import origin_of
+from hybridnn.training.checkpoints.reading import Checkpoint
+from hybridnn.training.checkpoints.writing import CheckpointWriter
 from hybridnn.training.engine import make_engine
 from hybridnn.training.epoch import train_epoch
 from hybridnn.training.history import EpochRecord, History, StepRecord
-from hybridnn.training.metrics import Metrics
-from hybridnn.training.part import Part, as_samples, holds_validation, make_part
+from hybridnn.training.part import Part, holds_validation
 from hybridnn.training.pipelining import Pipelining, settle_pipeline
 from hybridnn.training.sampling import epoch_order, minibatches
-from hybridnn.training.stage_memory import StageMemory, memory_of_stages
+from hybridnn.training.trained_network import Array, TrainedNetwork
+from hybridnn.training.trainer_settings import check_trainer_settings
 
 __all__ = ["Trainer"]
 
-Array = NDArray[Any]
-"""Arrays of the public interface are (samples, features)."""
 
-
-class Trainer:
+class Trainer(TrainedNetwork):
     """Trains an `MLP` on a process grid.
 
     Collective: every rank of the grid makes the same trainer and calls the same methods.
@@ -110,46 +108,47 @@ class Trainer:
         pipelining: Pipelining | None = None,
         initial_weights: Mapping[str, Array] | None = None,
     ) -> None:
-        require_whole("training.batch_size", batch_size, 1)
-        require_whole("output.log_every", log_every, 1)
-        require_whole("training.evaluate_every", evaluate_every, 1)
-        require_whole("training.seed", seed, 0)
-        require_choice("training.dtype", getattr(dtype, "__name__", str(dtype)), ("float32", "float64"))
-        if clip_norm is not None:
-            require_number("training.clip_norm", clip_norm, 0, float("inf"), "a finite number above 0", open_ends="(")
-        require_choice("parallel.model_split", model_split, MODEL_SPLITS)
-        require_choice("data.distribution", distribution, DISTRIBUTIONS)
-        self.model = model
-        self.optimizer: Optimizer = optimizer if optimizer is not None else SGD()
-        self.grid = grid if grid is not None else ProcessGrid()
-        self.threads = limit_blas_threads(self.grid)
+        check_trainer_settings(
+            batch_size=batch_size,
+            log_every=log_every,
+            evaluate_every=evaluate_every,
+            seed=seed,
+            dtype=dtype,
+            clip_norm=clip_norm,
+            model_split=model_split,
+            distribution=distribution,
+        )
+        optimizer = optimizer if optimizer is not None else SGD()
+        grid = grid if grid is not None else ProcessGrid()
+        self.threads = limit_blas_threads(grid)
         self.batch_size = int(batch_size)
         self.schedule: LearningRateSchedule = schedule if schedule is not None else Constant()
         self.seed, self.shuffle = seed, shuffle
         self.log_every, self.evaluate_every = log_every, evaluate_every
         self.history = History()
-        self._distribution = distribution
+        self.progress = Progress()
+        self.model_split = model_split
         pipelining = pipelining or Pipelining()
         counts = self.batch_size, seed, log_every, evaluate_every
         alike = (model, counts, np.dtype(dtype), shuffle, clip_norm, model_split, overlap, distribution, pipelining)
-        if not same_text_on_all(self.grid.world, repr(alike)):
+        if not same_text_on_all(grid.world, repr(alike)):
             raise SettingError("settings of this rank", alike, "the same on every rank")
         self.plan = settle_pipeline(
             pipelining,
             model,
-            self.grid,
+            grid,
             batch_size=self.batch_size,
             dtype=np.dtype(dtype),
-            optimizer=self.optimizer,
+            optimizer=optimizer,
             clip_norm=clip_norm,
             distribution=distribution,
         )
-        self._engine = agree(
-            self.grid.world,
+        engine = agree(
+            grid.world,
             lambda: make_engine(
                 model,
-                self.optimizer,
-                self.grid,
+                optimizer,
+                grid,
                 self.plan,
                 batch_size=self.batch_size,
                 dtype=dtype,
@@ -159,6 +158,7 @@ class Trainer:
                 clip_norm=clip_norm,
             ),
         )
+        super().__init__(model, optimizer, grid, distribution, engine)
         if initial_weights is None:
             self._engine.arrays.initialize(seed)
         else:
@@ -173,8 +173,9 @@ class Trainer:
         validation: tuple[Any, Array | None] | None = None,
         on_step: Callable[[StepRecord], None] | None = None,
         on_epoch: Callable[[EpochRecord], None] | None = None,
+        stops: Callable[[Progress], bool] | None = None,
     ) -> History:
-        """Train for a number of epochs.
+        """Train for a number of epochs; one that was left before its end is the first of them.
 
         Parameters
         ----------
@@ -189,6 +190,10 @@ class Trainer:
         on_step, on_epoch : callable, optional
             Called on every rank with each record; with an asynchronous pipeline method, steps come at the end of
             their epoch.
+        stops : callable, optional
+            Asked on every rank, with how far the training has come, whether to leave it there: after every step, or
+            with an asynchronous method after every epoch, and after an epoch when its record is written. It may write
+            a checkpoint meanwhile. The answer must be the same on every rank.
 
         Returns
         -------
@@ -209,122 +214,78 @@ class Trainer:
         test_x, test_y = (None, None) if validation is None else validation
         test = self._part(test_x, test_y, "test data") if given else None
         per_epoch = ceil(train.samples / self.batch_size)
-        first = len(self.history.epochs) + 1
-        updates = self.step + epochs * per_epoch
-        for epoch in range(first, first + epochs):
-            evaluated = test if epoch % self.evaluate_every == 0 or epoch == first + epochs - 1 else None
+        last = self.progress.epoch + epochs - 1
+        updates = self.step - self.progress.minibatches + epochs * per_epoch
+        while self.progress.epoch <= last:
+            epoch = self.progress.epoch
+            evaluated = test if epoch % self.evaluate_every == 0 or epoch == last else None
             # A diverging loss is found and explained by the step itself.
             with np.errstate(over="ignore", invalid="ignore"):
-                record = self._train_epoch(train, evaluated, epoch, per_epoch, updates, on_step)
+                record = self._train_epoch(train, evaluated, per_epoch, updates, on_step, stops)
+            if record is None:
+                break
             self.history.epochs.append(record)
             if on_epoch is not None:
                 on_epoch(record)
+            if stops is not None and stops(self.progress):
+                break
         return self.history
 
     def _train_epoch(
         self,
         train: Part,
         test: Part | None,
-        epoch: int,
         per_epoch: int,
         updates: int,
         on_step: Callable[[StepRecord], None] | None,
-    ) -> EpochRecord:
-        order = epoch_order(train.samples, self.seed, epoch, self.shuffle)
-        batches = list(minibatches(order, self.batch_size))
+        stops: Callable[[Progress], bool] | None,
+    ) -> EpochRecord | None:
+        """Train on what is left of the epoch; None if it was left before its end."""
+        before = self.progress
+        order = epoch_order(train.samples, self.seed, before.epoch, self.shuffle)
+        batches = list(minibatches(order, self.batch_size))[before.minibatches :]
         steps = range(self.step, self.step + len(batches))
         rates = [self.optimizer.lr * self.schedule.factor(step, per_epoch, updates) for step in steps]
+        asked = stops if self.plan.exact else None  # with other methods the pipeline is not empty between steps
 
         def logged(record: StepRecord) -> None:
             self.history.steps.append(record)
             if on_step is not None:
                 on_step(record)
 
-        done = train_epoch(self._engine, self.grid, train, epoch, batches, rates, self.log_every, logged)
-        loss, speed, measured = done
-        self.history.measured.append(measured)
+        done = train_epoch(self._engine, self.grid, train, before, batches, rates, self.log_every, logged, asked)
+        if done.stopped:
+            self.progress = done.progress
+            return None
+        self.history.measured.append(done.measured)
         metrics = None if test is None else self._engine.evaluate(test)
         self._engine.require_finite(metrics)
-        return EpochRecord.of(self.step, epoch, loss, rates[-1], metrics, speed)
+        self.progress = done.progress.next_epoch()
+        loss = done.progress.loss_sum / done.progress.samples
+        return EpochRecord.of(self.step, before.epoch, loss, rates[-1], metrics, done.speed)
 
-    def evaluate(self, x: Any, y: Array | None = None) -> Metrics:
-        """Loss and accuracy or R² on samples; every sample counts once.
+    def checkpoint_writer(self, folder: Path, data: str, keep: int = 3) -> CheckpointWriter:
+        """Make a writer of this training's checkpoints; collective.
 
         Parameters
         ----------
-        x, y
-            As for `fit`.
+        folder : Path
+            Where they go, each in a folder of its own.
+        data : str
+            Identity of the data, for their manifests.
+        keep : int
+            The newest ones, which stay.
         """
-        return self._engine.evaluate(self._part(x, y, "data"))
+        engine, origin = self._engine, origin_of(self, data)
+        return CheckpointWriter(folder, self.grid, self.model, engine.stages, engine.states, origin, keep=keep)
 
-    def predict(self, x: Array) -> Array:
-        """Outputs of the network.
-
-        Parameters
-        ----------
-        x : array_like, shape (samples, features)
-            The same on every rank.
-
-        Returns
-        -------
-        ndarray, shape (samples, outputs)
-            On every rank; for classification the logits, whose largest is the predicted class.
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Go on where a checkpoint was written, on whatever grid; collective.
 
         Raises
         ------
         DataError
-            On every rank: `x` does not fit the model, or the ranks were given different numbers of samples.
+            On every rank: it is of another network or optimizer, or cannot be read.
         """
-        samples = agree(self.grid.world, lambda: as_samples(x, self.model.sizes[0]))
-        if not same_on_all(self.grid.world, np.array([len(samples)], np.int64)):
-            raise DataError(f"samples: the ranks were given different numbers of them, this one {len(samples)}")
-        return self._engine.predict(samples)
-
-    def weights(self) -> dict[str, Array]:
-        """The global arrays ``layers.<i>.weight``, shape (outputs, inputs), and ``layers.<i>.bias``, on every rank."""
-        return self._engine.arrays.collect([stage.weights for stage in self._engine.stages])
-
-    def optimizer_slots(self) -> dict[str, dict[str, Array]]:
-        """The optimizer's arrays by slot, each as global arrays named like the parameters, on every rank."""
-        return {
-            name: self._engine.arrays.collect([state.slots[name] for state in self._engine.states])
-            for name in self.optimizer.slot_names
-        }
-
-    def load_weights(self, weights: Mapping[str, Array]) -> None:
-        """Take the weights from global arrays, the same on every rank.
-
-        Raises
-        ------
-        DataError
-            On every rank: an array is missing, or is not what the model needs.
-        """
-        agree(self.grid.world, lambda: check_weights(self.model, weights, "initial weights"))
-        self._engine.arrays.load(weights)
-
-    def gradient_norm(self) -> float:
-        """Global norm of the last gradient, after clipping, every parameter counted once."""
-        return self._engine.gradient_norm()
-
-    def gradients(self) -> dict[str, Array]:
-        """Gradient of the mean loss over the last minibatch, after clipping, as global arrays by name of parameter."""
-        return self._engine.arrays.collect([stage.gradient[:-1] for stage in self._engine.stages])
-
-    @property
-    def step(self) -> int:
-        """Updates done so far."""
-        return self._engine.updates
-
-    @property
-    def memory_bytes(self) -> int:
-        """Bytes of parameters, gradients, optimizer state and activations on this rank."""
-        return self._engine.memory_bytes
-
-    def stage_memory(self, task: str) -> tuple[StageMemory, ...]:
-        """What training on data of `task` takes on the fullest rank of every stage; collective."""
-        return memory_of_stages(self.grid, self._engine.memory(task))
-
-    def _part(self, x: Any, y: Array | None, what: str) -> Part:
-        part = make_part(self.grid, self._distribution, self.model, x, y, what, self._engine.dtype)
-        resolve_loss(self.model, part.task)  # refuses a loss that does not belong to the data before the first step
-        return part
+        checkpoint.read_into(self._engine.stages, self._engine.states, self.grid.world)
+        self.progress = checkpoint.manifest.progress

@@ -108,6 +108,7 @@ def test_curves(simulate: Run) -> None:
         (["--ranks", "8", "--slow", "2:2", "--slow", "2:3"], "--slow = '2:3': every rank once"),
         (["--ranks", "8", "--slow", "2:0"], "slow = 0.0: a finite factor above 0"),
         (["--ranks", "8", "--minibatches", "0"], "minibatches"),
+        (["--ranks", "8", "--minibatches", "1000000000"], "minibatches"),
         (["--ranks", "8", "--curve", "weak", "--format", "svg"], "a curve is text, json or png"),
         (["--ranks", "8", "--curve", "wide"], "curve"),
         (["--ranks", "8", "--machine", "nowhere.toml"], "nowhere.toml"),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hybridnn.training.run_folder import run_status
+from hybridnn.training.history_file import run_status
 from hybridnn.training.run_record import read_run
 from mpi_runner.launch import JobResult, find_mpirun, job_environment
 from reference.finished_runs import write_run
@@ -81,12 +81,62 @@ def test_dry_run_lists_cells_commands_and_what_is_skipped(run_hybridnn: Run, tmp
         "study", "run", "tiny.toml", "--launcher", "env -u {ranks}", "--out", "out", "--dry-run"
     )
     assert code == 0
-    assert "waiting   ranks-1_grid-1x1\n" in out
+    assert "   0  waiting   ranks-1_grid-1x1\n" in out
+    assert "   1  waiting   ranks-2_grid-2x1\n" in out
     settings = "out/cells/ranks-2_grid-2x1/settings.toml"
     assert f"env -u 2 {sys.executable} -m hybridnn train {settings} --set" in out
-    assert "skipped   ranks-2_grid-1x1\n" in out
+    assert "      skipped   ranks-2_grid-1x1\n" in out
     assert out.endswith("2 cells, 2 skipped, in out\n")
     assert not (tmp_path / "out" / "study.json").exists()
+
+
+def test_cells_can_be_run_by_number(run_hybridnn: Run, tmp_path: Path) -> None:
+    (tmp_path / "tiny.toml").write_text(STUDY)
+    code, out, _ = run_hybridnn("study", "run", "tiny.toml", "--cell", "1", "--launcher", "env {ranks}", "--dry-run")
+    assert code == 0
+    assert out.startswith("   1  waiting   ranks-2\n")
+    assert out.endswith("1 cells, 0 skipped, in runs/studies/tiny\n")
+
+
+def test_submit_prints_the_jobs_or_submits_them(
+    run_hybridnn: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tiny.toml").write_text(STUDY)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    submit = [
+        "study",
+        "submit",
+        "tiny.toml",
+        "--partition",
+        "p",
+        "--time",
+        "5",
+        "--account",
+        "a",
+        "--sbatch",
+        "--exclusive",
+    ]
+    code, out, _ = run_hybridnn(*submit, "--dry-run")
+    assert code == 0
+    assert out.startswith("#!/usr/bin/env bash\n")
+    assert "--array=0 --ntasks=1 --partition=p --time=5 --account=a --exclusive runs/studies/tiny/slurm/1/study" in out
+    assert "--array=1 --ntasks=2 --partition=p" in out
+    assert "--dependency=afterany:JOB:JOB " in out
+    assert not (tmp_path / "runs").exists()
+
+    code, out, err = run_hybridnn(*submit)
+    assert (code, out) == (2, "")
+    assert err == "Error: study submit needs Slurm: there is no program 'sbatch' (--dry-run shows the script)\n"
+    assert not (tmp_path / "runs").exists()
+
+    (tmp_path / "sbatch").write_text("#!/bin/sh\necho 7\n")
+    (tmp_path / "sbatch").chmod(0o755)
+    code, out, _ = run_hybridnn(*submit)
+    assert code == 0
+    assert out == (
+        "job 7: 1 cell on 1 rank\njob 7: 1 cell on 2 ranks\njob 7: the report, when they have ended\n"
+        "script and output in runs/studies/tiny/slurm/1\n"
+    )
 
 
 def test_ready_studies_are_listed_and_run_by_name(run_hybridnn: Run) -> None:
@@ -114,6 +164,8 @@ def test_study_does_not_run_inside_a_job(run_mpi: Callable[..., JobResult], tmp_
         (["study", "run", "none.toml"], "study = 'none.toml': cannot be read"),
         (["study", "run", "bad.toml"], "axes = 'colour': not an axis; known are ranks, grids"),
         (["study", "run", "tiny.toml", "--only", "zz", "--launcher", "env {ranks}"], "--only = 'zz': matches no cell"),
+        (["study", "run", "tiny.toml", "--cell", "2", "--launcher", "env {ranks}"], "--cell = 2: must be 0 to 1"),
+        (["study", "submit", "none.toml"], "study = 'none.toml': cannot be read"),
         (["study", "run", "tiny.toml", "--launcher", "nothing {ranks}"], "there is no program 'nothing'"),
         (["study", "run", "tiny.toml", "--launcher", "env"], "must hold {ranks}"),
         (["study", "run", "tiny.toml", "--reduced"], "--reduced = 'tiny.toml': this study has no [reduced]"),

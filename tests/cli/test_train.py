@@ -19,7 +19,7 @@ from hybridnn.cli.output import terminal_width
 from hybridnn.cli.train_tables import MOST_ROWS, Totals, epoch_table
 from hybridnn.cli.train_view import TrainView
 from hybridnn.training.history import EpochRecord, RunHeader, RunSummary, StageHeader, StepRecord
-from hybridnn.training.run_folder import read_history, run_status
+from hybridnn.training.history_file import read_history, run_status
 from hybridnn.training.settings import Settings
 
 if TYPE_CHECKING:
@@ -209,7 +209,7 @@ def test_an_option_replaces_the_source_in_the_settings_file(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     runs: list[Settings] = []
-    monkeypatch.setattr("hybridnn.training.run.run_training", lambda settings, _: runs.append(settings))
+    monkeypatch.setattr("hybridnn.training.run.run_training", lambda settings, _, **how: runs.append(settings))
     (tmp_path / "c.toml").write_text(f"[data]\n{config}\n")
     with pytest.raises(SystemExit) as caught:
         main(["train", str(tmp_path / "c.toml"), *options])

@@ -10,6 +10,7 @@ import pytest
 
 from hybridnn import ProcessGrid
 from hybridnn.comm.group import Group
+from hybridnn.training.step_clock import KINDS
 from reference.cases import Case, assert_arrays_close, reference, run
 from reference.sweeps import sizes_for
 
@@ -46,8 +47,8 @@ def check_float32(grid: ProcessGrid, case: Case, seen: list[Message]) -> None:
     arrays += [array for slot in trainer.optimizer_slots().values() for array in slot.values()]
     assert {array.dtype for array in arrays} == {np.dtype(np.float32)}, f"{case} on {grid!r}"
     assert_arrays_close(trainer.weights(), reference(case).weights, f"{case} on {grid!r}", tolerance=1e-3)
-    # Norms by layer, sums of metrics, and counts.
-    small = max(3, 2 * case.sizes[-1], len(case.sizes) - 1)
+    # Norms by layer, sums of metrics, counts, and, once an epoch, the seconds of every kind of instruction.
+    small = max(3 + len(KINDS), 2 * case.sizes[-1], len(case.sizes) - 1)
     for method, dtype, shape in sent:
         labels = dtype == np.int64 and case.classification and method in ("scatter_rows", "broadcast")
         assert dtype == np.float32 or labels or np.prod(shape) <= small, (

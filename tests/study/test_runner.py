@@ -223,7 +223,8 @@ def _wait_for(condition: Callable[[], bool]) -> None:
     raise AssertionError("it did not happen within 30 s")
 
 
-def test_interrupt_ends_the_cell_and_leaves_what_is_finished(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])  # from the terminal; from a batch system
+def test_interrupt_ends_the_cell_and_leaves_what_is_finished(tmp_path: Path, number: int) -> None:
     body = (
         'if "seed-1" in folder.name:\n    (folder / "pid").write_text(str(os.getpid()))\n    time.sleep(60)\n' + FINISH
     )
@@ -231,7 +232,7 @@ def test_interrupt_ends_the_cell_and_leaves_what_is_finished(tmp_path: Path) -> 
 
     def interrupt() -> None:
         _wait_for(lambda: place.exists() and bool(place.read_text()))
-        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), number)
 
     plan, train = _plan(tmp_path), _fake(tmp_path, body)
     thread = threading.Thread(target=interrupt)
@@ -295,6 +296,20 @@ def test_launcher_is_split_as_by_a_shell() -> None:
     launcher = Launcher.of("env -u 'A B' N={ranks} x{ranks}y", 8)
     assert launcher.command(8, ["program"]) == ["env", "-u", "A B", "N=8", "x8y", "program"]
     assert Launcher.of("", 1).command(1, ["program"]) == ["program"]
+
+
+def test_launcher_fills_one_node_before_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_NTASKS_PER_NODE", "3")
+    launcher = Launcher.of("env -N{nodes} {ranks}", 8)
+    commands = [launcher.command(ranks, [])[1:] for ranks in (1, 3, 4, 6, 7)]
+    assert commands == [["-N1", "1"], ["-N1", "3"], ["-N2", "4"], ["-N2", "6"], ["-N3", "7"]]
+
+
+@pytest.mark.parametrize("per_node", ["", "0", "many"])
+def test_nodes_need_a_job_that_says_what_fits_on_one(monkeypatch: pytest.MonkeyPatch, per_node: str) -> None:
+    monkeypatch.setenv("SLURM_NTASKS_PER_NODE", per_node)
+    with pytest.raises(SettingError, match=r"--launcher = .*\{nodes\} needs a Slurm job"):
+        Launcher.of("env -N{nodes} {ranks}", 8)
 
 
 @pytest.mark.parametrize(

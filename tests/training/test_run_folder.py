@@ -10,8 +10,9 @@ import pytest
 
 from hybridnn.errors import DataError, EnvironmentProblem, SettingError
 from hybridnn.training.history import EpochRecord, RunSummary, StepRecord
+from hybridnn.training.history_file import read_history, run_status
 from hybridnn.training.learning_curve import draw_learning_curve
-from hybridnn.training.run_folder import RunFolder, read_history, run_status
+from hybridnn.training.run_folder import RunFolder
 from hybridnn.training.settings import Settings
 from hybridnn.training.settings_file import load_settings
 

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -70,3 +72,38 @@ def test_damaged_run_is_refused(tmp_path: Path) -> None:
     (write_run(tmp_path / "c") / "config.toml").unlink()
     with pytest.raises(DataError, match=r"config\.toml: .*cannot be read"):
         read_run(tmp_path / "c")
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ([prediction_line(0.25, seconds_per_epoch="abc")], "seconds_per_epoch = 'abc': "),
+        ([prediction_line(0.25, parts=None)], "parts = None: "),
+        ([{**MEASURED, "instructions": {"forward": "x"}}], r"instructions\.forward = 'x': "),
+        ([{**MEASURED, "seconds_per_step": 0}], "measured steps without time"),
+    ],
+)
+def test_values_that_no_run_has_are_refused(tmp_path: Path, lines: list[dict[str, Any]], message: str) -> None:
+    with pytest.raises(DataError, match=rf"history\.jsonl: not .*{message}") as error:
+        read_run(write_run(tmp_path, lines=lines))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("kind", "key"), [("epoch", "epoch"), ("epoch", "step"), ("header", "ranks")])
+@pytest.mark.parametrize("value", [0, None, "abc"])
+def test_counts_that_no_run_has_are_refused(tmp_path: Path, kind: str, key: str, value: object) -> None:
+    history = write_run(tmp_path) / "history.jsonl"
+    records = [json.loads(line) for line in history.read_text().splitlines()]
+    changed = [{**record, key: value} if record["kind"] == kind else record for record in records]
+    history.write_text("".join(json.dumps(record) + "\n" for record in changed))
+    with pytest.raises(DataError, match=r"history\.jsonl") as error:
+        read_run(tmp_path)
+    assert "\n" not in str(error.value)
+
+
+def test_run_without_finite_losses_is_read(tmp_path: Path) -> None:
+    history = write_run(tmp_path) / "history.jsonl"
+    records = [json.loads(line) for line in history.read_text().splitlines()]
+    changed = [{**record, "train_loss": None} if record["kind"] == "epoch" else record for record in records]
+    history.write_text("".join(json.dumps(record) + "\n" for record in changed))
+    assert read_run(tmp_path).seconds_per_epoch == 2

@@ -77,10 +77,13 @@ def best_by_ranks(
     """The best exact layouts around the number of ranks of `best`: where its limit begins, or will begin.
 
     Half as many ranks, and half of these, while they are not bound by computing; else twice as many, and twice these,
-    until something else takes most of the step or the model cannot use them, three times at most.
+    until something else takes most of the step, the model cannot use them or the machine does not have them, three
+    times at most.
     """
     found = {best.layout.ranks: best}
     for ranks in _looked_at(best):
+        if ranks > max(machine.ranks, best.layout.ranks):  # they would take turns, which is no limit of the layout
+            break
         try:
             found[ranks] = best_exact(workload, machine, ranks, constraints)
         except SettingError:  # more ranks than can be used, or too few for the memory

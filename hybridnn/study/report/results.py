@@ -12,7 +12,7 @@ from typing import Any
 from hybridnn.errors import DataError
 from hybridnn.study.runs.figures import RunFigures, figures_of
 from hybridnn.study.study_folder import Manifest, StudyFolder, read_manifest
-from hybridnn.training.run_folder import HISTORY
+from hybridnn.training.history_file import HISTORY
 from hybridnn.training.run_record import RunRecord, read_run
 
 __all__ = ["CellResult", "Point", "Results", "Spread", "read_results"]

@@ -88,3 +88,11 @@ def test_numbers_of_ranks_that_cannot_be_used_end_the_search() -> None:
     found = best_by_ranks(small, machine, best_exact(small, machine, 1))
     assert sorted(found) == [1, 2, 4]
     assert bottleneck_sentence(found).startswith("Compute-bound up to 4 ranks")
+
+
+def test_the_search_ends_with_the_ranks_of_the_machine() -> None:
+    machine = make_machine(ranks_per_node=2)
+    found = best_by_ranks(WORKLOAD, machine, best_exact(WORKLOAD, machine, 1))
+    assert sorted(found) == [1, 2]
+    assert bottleneck_sentence(found).startswith("Compute-bound up to 2 ranks")
+    assert sorted(best_by_ranks(WORKLOAD, machine, best_exact(WORKLOAD, machine, 8))) == [8]

@@ -1,0 +1,153 @@
+"""How fast checkpoints are written beside a plain parallel write, and what writing in the background costs an epoch.
+
+``mpirun -n 2 python -m benchmarks.checkpoint [FOLDER]`` writes to FOLDER, by default the working folder, and prints
+megabytes per second, medians of runs in turn, and the seconds of epochs with and without a checkpoint at every epoch.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from benchmarks.timing import seconds_of
+from hybridnn import MLP, Adam, ProcessGrid, Trainer
+from hybridnn.training.checkpoints.manifest import Origin, Progress
+from hybridnn.training.checkpoints.writing import CheckpointWriter
+
+WIDTHS = (2048,) * 6
+EPOCH_WIDTHS = (1024,) * 6
+EPOCH_SAMPLES = 8192
+RUNS = 7
+COMM = MPI.COMM_WORLD
+
+LAYOUTS: dict[str, tuple[dict[str, int], str]] = {
+    "batch": ({}, "columns"),
+    "pipeline": ({"pipeline": COMM.size}, "columns"),
+    "model, columns": ({"model": COMM.size}, "columns"),
+    "model, alternating": ({"model": COMM.size}, "alternating"),
+}
+
+
+def own_file(folder: Path, data: np.ndarray[Any, Any]) -> None:
+    """Write this rank's share of the bytes to a file of its own."""
+    with open(folder / f"{COMM.rank}", "wb", buffering=0) as file:
+        file.write(data)
+        os.fsync(file.fileno())
+
+
+def shared_file(folder: Path, data: np.ndarray[Any, Any]) -> None:
+    """Write this rank's share of the bytes to one file, through collective MPI-IO."""
+    file = MPI.File.Open(COMM, str(folder / "shared"), MPI.MODE_CREATE | MPI.MODE_WRONLY)
+    file.Write_at_all(COMM.rank * data.nbytes, data)
+    file.Sync()
+    file.Close()
+
+
+def make_writer(
+    folder: Path, axes: dict[str, int], split: str, widths: tuple[int, ...] = WIDTHS
+) -> tuple[Trainer, CheckpointWriter]:
+    """Return a trainer with Adam's two slots, and a writer of its checkpoints."""
+    grid = ProcessGrid(COMM, **axes)
+    trainer = Trainer(MLP(widths), Adam(), grid=grid, model_split=split, batch_size=256)
+    engine, plan = trainer._engine, trainer.plan
+    origin = Origin(
+        model="",
+        optimizer="",
+        data="",
+        seed=0,
+        shuffle=True,
+        stages=grid.stages,
+        model_split=split,
+        partition=plan.layers,
+        chunks=plan.chunks,
+        method=plan.method.name,
+    )
+    return trainer, CheckpointWriter(folder, grid, trainer.model, engine.stages, engine.states, origin, keep=1)
+
+
+def at_step(step: int) -> Progress:
+    """Return a place in the training; only the step matters here."""
+    return Progress(step=step, epoch=1, minibatches=0, loss_sum=0.0, samples=0)
+
+
+def print_speeds(folder: Path) -> None:
+    """Time all ways of writing the same bytes, in turn."""
+    total = 3 * 4 * MLP(WIDTHS).parameters
+    data = np.random.default_rng(COMM.rank).random(total // COMM.size // 4, np.float32)
+    ways: dict[str, Callable[[], Any]] = {
+        "plain, a file for each rank": lambda: own_file(folder, data),
+        "plain, MPI-IO collective": lambda: shared_file(folder, data),
+    }
+    steps = count(1)
+    for name, (axes, split) in LAYOUTS.items():
+        writer = make_writer(folder / name, axes, split)[1]
+        ways[name] = lambda writer=writer: writer.write(at_step(next(steps)))
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(RUNS):
+        for name, way in ways.items():
+            COMM.Barrier()
+            seconds[name].append(seconds_of(lambda way=way: (way(), COMM.Barrier())))
+            if COMM.rank == 0:  # no way pays for removing what another wrote
+                for path in [*folder.glob("[0-9]*"), *folder.glob("shared")]:
+                    path.unlink()
+    if COMM.rank == 0:
+        plain = seconds["plain, a file for each rank"]
+        print(f"{total / 1e6:.0f} MB on {COMM.size} ranks, in {folder}")
+        for name, times in seconds.items():
+            ratio = median(theirs / ours for theirs, ours in zip(plain, times, strict=True))
+            print(f"{name:30} {total / 1e6 / median(times):6.0f} MB/s, {ratio:4.0%} of plain")
+
+
+def print_epochs(folder: Path) -> None:
+    """Time epochs with and without a checkpoint in the background, in turn."""
+    trainer, writer = make_writer(folder / "epochs", {}, "columns", EPOCH_WIDTHS)
+    x = np.random.default_rng(0).standard_normal((EPOCH_SAMPLES, EPOCH_WIDTHS[0]), np.float32)
+    y = np.random.default_rng(1).standard_normal((EPOCH_SAMPLES, EPOCH_WIDTHS[-1]), np.float32)
+    seconds: dict[bool, list[float]] = {False: [], True: []}
+    begins: list[float] = []
+
+    def epoch(writes: bool) -> None:
+        if writes:
+            begins.append(seconds_of(lambda: writer.begin(at_step(trainer.step))))
+        trainer.fit(x, y, epochs=1, on_step=lambda _: writer.written() and None)
+
+    trainer.log_every = 1
+    epoch(False)
+    for _ in range(RUNS):
+        for writes in seconds:
+            COMM.Barrier()
+            seconds[writes].append(seconds_of(lambda writes=writes: epoch(writes)))
+            if writer.busy:
+                writer.finish()
+    if COMM.rank == 0:
+        without, beside = median(seconds[False]), median(seconds[True])
+        ratio = median(b / a for a, b in zip(seconds[False], seconds[True], strict=True))
+        print(f"epoch {without:.2f} s, {beside:.2f} s with a checkpoint beside it ({ratio - 1:+.1%}); ", end="")
+        print(f"begin() {1e3 * median(begins):.0f} ms")
+
+
+def main() -> None:
+    """Print both comparisons."""
+    where = sys.argv[1] if len(sys.argv) > 1 else "."
+    name = COMM.bcast(tempfile.mkdtemp(prefix=".checkpoint-benchmark-", dir=where) if COMM.rank == 0 else None)
+    try:
+        print_speeds(Path(name))
+        print_epochs(Path(name))
+    finally:
+        COMM.Barrier()
+        if COMM.rank == 0:
+            shutil.rmtree(name)
+
+
+if __name__ == "__main__":
+    main()

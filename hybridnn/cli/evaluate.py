@@ -1,0 +1,63 @@
+"""`hybridnn evaluate`: how good the weights of a run are."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Annotated
+
+import typer
+
+from hybridnn.cli.output import Format
+from hybridnn.cli.trained_options import BatchRanks, Checkpoint, ModelRanks, Run, Stages
+
+__all__ = ["evaluate"]
+
+
+class PartName(str, Enum):
+    """Parts of a data set."""
+
+    test = "test"
+    train = "train"
+
+
+def evaluate(
+    run: Run,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            help="A .csv or .npz file or the name of a data set; without, the data of the run.",
+            metavar="FILE|NAME",
+            show_default=False,
+        ),
+    ] = None,
+    targets: Annotated[
+        str | None,
+        typer.Option(
+            help="Target columns of a .csv file; without, those of the run.", metavar="NAME,...", show_default=False
+        ),
+    ] = None,
+    part: Annotated[
+        PartName | None,
+        typer.Option(
+            help="The part to evaluate on; without, the test part, or all samples of --data that has none.",
+            show_default=False,
+        ),
+    ] = None,
+    checkpoint: Checkpoint = None,
+    pipeline: Stages = None,
+    batch: BatchRanks = None,
+    model: ModelRanks = None,
+    output_format: Annotated[Format, typer.Option("--format", help="How to print the result.")] = Format.text,
+) -> None:
+    """Evaluate the weights of a run, on its own data or others; start it under mpirun to use several ranks."""
+    from hybridnn.cli.evaluate_view import print_evaluation
+    from hybridnn.cli.trained_options import make_grid
+    from hybridnn.training.trained.evaluation import Samples, evaluate_run
+    from hybridnn.training.trained.trained_run import open_run
+
+    grid = make_grid(pipeline, batch, model)
+    trained = open_run(run, checkpoint, grid.world)
+    columns = tuple(name.strip() for name in targets.split(",")) if targets else ()
+    result = evaluate_run(trained, grid, Samples(data, columns, None if part is None else part.value))
+    if grid.rank == 0:
+        print_evaluation(trained, result, as_json=output_format is Format.json)

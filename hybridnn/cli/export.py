@@ -1,0 +1,42 @@
+"""`hybridnn export`: the weights of a run in one file for other programs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hybridnn.cli.ranks import first_rank_alone
+from hybridnn.cli.trained_options import Checkpoint, Force, Run
+
+__all__ = ["export"]
+
+
+def export(
+    run: Run,
+    out: Annotated[Path, typer.Argument(help="The file to write.", metavar="WEIGHTS.npz", show_default=False)],
+    fold_standardization: Annotated[
+        bool,
+        typer.Option(
+            "--fold-standardization",
+            help="Put the standardization into the first and the last layer, so that the network takes and gives "
+            "numbers in their original units.",
+        ),
+    ] = False,
+    checkpoint: Checkpoint = None,
+    force: Force = False,
+) -> None:
+    """Write the weights of a run, and what its inputs were standardized with, as plain arrays."""
+    from hybridnn.cli.trained_options import require_new_file, warn_of_damage, weights_words
+    from hybridnn.study.files import write_whole
+    from hybridnn.training.trained.arrays_file import npz_bytes
+    from hybridnn.training.trained.export import export_arrays
+    from hybridnn.training.trained.trained_run import open_run
+
+    with first_rank_alone():
+        require_new_file("WEIGHTS.npz", out, [".npz"], replace=force)
+        trained = open_run(run, checkpoint)
+        write_whole(out, npz_bytes(export_arrays(trained, fold_standardization=fold_standardization)))
+        warn_of_damage(trained.source)
+        print(f"{out}: the weights of {weights_words(trained.source)}")

@@ -1,0 +1,55 @@
+"""`hybridnn predict`: what the network of a run says of the samples of a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hybridnn.cli.trained_options import BatchRanks, Checkpoint, Force, ModelRanks, Run, Stages
+
+__all__ = ["predict"]
+
+
+def predict(
+    run: Run,
+    file: Annotated[
+        Path,
+        typer.Argument(
+            help="Samples: a .csv file with the columns of the run's inputs in their order, or a .npz file with an "
+            "array x.",
+            metavar="FILE",
+            show_default=False,
+        ),
+    ],
+    out: Annotated[Path, typer.Option("--out", help="A .csv or .npz file to write.", metavar="FILE")] = Path(
+        "predictions.csv"
+    ),
+    checkpoint: Checkpoint = None,
+    pipeline: Stages = None,
+    batch: BatchRanks = None,
+    model: ModelRanks = None,
+    force: Force = False,
+) -> None:
+    """Write classes and their probabilities, or numbers in the units of the targets, for samples without targets."""
+    from hybridnn.cli.trained_options import make_grid, require_new_file, warn_of_damage, weights_words
+    from hybridnn.comm.agreement import agree
+    from hybridnn.study.files import write_whole
+    from hybridnn.training.trained.prediction import predict_file
+    from hybridnn.training.trained.trained_run import open_run
+
+    grid = make_grid(pipeline, batch, model)
+    suffixes = [".csv", ".npz"]
+    agree(grid.world, lambda: require_new_file("--out", out, suffixes, replace=force) if grid.rank == 0 else None)
+    trained = open_run(run, checkpoint, grid.world)
+    found = predict_file(trained, grid, file)
+
+    def write() -> None:
+        if found is not None:
+            write_whole(out, found.to_csv() if out.suffix == ".csv" else found.to_npz())
+
+    agree(grid.world, write)
+    if found is not None:
+        warn_of_damage(trained.source)
+        print(f"{out}: {len(found.values):,} predictions with the weights of {weights_words(trained.source)}")

@@ -1,0 +1,138 @@
+"""Whether MPI sees as many ranks as the launcher started.
+
+A launcher and an MPI library that do not know each other give no error: each process believes that it is alone, and
+``srun`` with a wrong ``--mpi`` trains the same network N times, into one folder, and ends with exit code 0.
+
+``python -m hybridnn.comm.launch_check RANKS NODES`` tries a launcher: its exit code is 0 if MPI sees that many ranks on
+that many nodes.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from hybridnn.comm.mpi import import_mpi, library_version
+from hybridnn.errors import EnvironmentProblem
+
+__all__ = ["Launch", "launch_of", "launch_problem", "require_whole_launch", "srun_option"]
+
+MPIRUN_SIZES = {
+    "OMPI_COMM_WORLD_SIZE": "the mpirun of Open MPI",
+    "PMI_SIZE": "the mpiexec of MPICH or one of its kind",
+}
+"""Set for every rank; a launcher within a launcher sets them anew, so that they tell of the innermost one."""
+
+STEP_SIZE, STEP_RANK = "SLURM_STEP_NUM_TASKS", "SLURM_PROCID"
+"""Set by srun for every process; a batch script has a number of its own but is no step of srun."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What a launcher says that it started.
+
+    Attributes
+    ----------
+    launcher : str
+        Which one, in words.
+    by_srun : bool
+    ranks : int
+        Processes that belong together.
+    """
+
+    launcher: str
+    by_srun: bool
+    ranks: int
+
+
+def launch_of(environment: Mapping[str, str]) -> Launch | None:
+    """What the launcher of a process says about it; None where no launcher did, or none that this function knows.
+
+    The variables of ``mpirun`` go before Slurm's: in a job, mpirun starts a helper on each node as a step of srun, and
+    the ranks below it inherit how many helpers there are. Of a batch script's own variables, which count what was
+    allocated, nothing is believed: a single process there may well be meant.
+
+    Parameters
+    ----------
+    environment : mapping
+        Of the process, as it was before MPI was loaded.
+    """
+    step = _number(environment, STEP_SIZE) if STEP_RANK in environment else None
+    for name, launcher in MPIRUN_SIZES.items():
+        ranks = _number(environment, name)
+        if ranks is not None and (name != "PMI_SIZE" or ranks != step):
+            return Launch(launcher, False, ranks)
+    # Steps of several components number their tasks in a way that differs between versions of Slurm.
+    if step is None or "SLURM_HET_SIZE" in environment:
+        return None
+    return Launch("srun", True, step)
+
+
+def srun_option(library: str) -> str:
+    """Value of ``srun --mpi=`` that an MPI library understands.
+
+    Parameters
+    ----------
+    library : str
+        Its name and version, as it says itself: ``Open MPI v5.0.11``, ``MPICH Version: 5.0.2``.
+    """
+    return "pmix" if "open mpi" in library.lower() else "pmi2"
+
+
+def launch_problem(environment: Mapping[str, str], size: int, library: str) -> str | None:
+    """Say in one line what is wrong with a launch; None if nothing is.
+
+    Parameters
+    ----------
+    environment : mapping
+        Of the process.
+    size : int
+        Ranks that MPI sees, ``COMM_WORLD.size``.
+    library : str
+        Name and version of the MPI library.
+    """
+    launch = launch_of(environment)
+    if launch is None or launch.ranks == size:
+        return None
+    seen = f"{launch.launcher} started {launch.ranks} processes, but MPI sees {size} rank{'s' * (size != 1)}"
+    if launch.by_srun:
+        right = f"srun --mpi={srun_option(library)}"
+        return f"{seen}: start {library} with {right} (srun --mpi=list shows what is there), or with its mpirun"
+    return f"{seen}: mpi4py uses {library}; start it with the mpirun of that library"
+
+
+def require_whole_launch() -> None:
+    """Refuse to go on where MPI does not see all the processes that this one was started with.
+
+    Raises
+    ------
+    EnvironmentProblem
+        On every process: they are alone, and cannot agree.
+    """
+    size = import_mpi().COMM_WORLD.Get_size()
+    problem = launch_problem(os.environ, size, library_version())
+    if problem is not None:
+        raise EnvironmentProblem(problem)
+
+
+def _number(environment: Mapping[str, str], name: str) -> int | None:
+    text = environment.get(name, "")
+    return int(text) if text.isdigit() else None
+
+
+def _main(arguments: Sequence[str]) -> int:
+    ranks, nodes = map(int, arguments)
+    world = import_mpi().COMM_WORLD
+    hosts = set(world.allgather(socket.gethostname()))
+    if (world.Get_size(), len(hosts)) == (ranks, nodes):
+        return 0
+    if world.Get_rank() == 0:
+        print(f"MPI sees {world.Get_size()} ranks on {len(hosts)} nodes, not {ranks} on {nodes}", file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(_main(sys.argv[1:]))

@@ -1,0 +1,163 @@
+"""The files by which ranks tell each other that nothing goes on: ``stall/rank-N.json``, each written whole.
+
+Ranks that stand still cannot be reached by messages; files they can still write, from a thread beside what hangs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from json import dumps
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from hybridnn.comm.stalls.ranks_text import ranks_in
+from hybridnn.comm.stalls.state import JobState, RankState
+from hybridnn.comm.stalls.verdict import Finding, judge
+from hybridnn.errors import DataError
+
+__all__ = ["FOLDER", "StallFiles", "StallRecord", "read_stall"]
+
+FOLDER = "stall"
+JOB = "job.json"
+ALARM = "alarm"
+PARTIAL = ".partial"
+
+State = TypeVar("State", RankState, JobState)
+
+
+class StallFiles:
+    """The files of a running job.
+
+    Parameters
+    ----------
+    folder : Path
+        The run folder, the same for all ranks. ``stall`` in it is made when something is written.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / FOLDER
+
+    @property
+    def alarm(self) -> bool:
+        """Whether a rank has raised the alarm: all that live answer by writing what they do."""
+        return (self.path / ALARM).exists()
+
+    def raise_alarm(self) -> None:
+        """Ask all ranks to write what they do.
+
+        Raises
+        ------
+        OSError
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        (self.path / ALARM).touch()
+
+    def end_alarm(self) -> None:
+        """Ask no more."""
+        with contextlib.suppress(OSError):
+            (self.path / ALARM).unlink(missing_ok=True)
+
+    def write(self, state: RankState | JobState) -> None:
+        """Write a rank's state, or the job's, over what was there.
+
+        Raises
+        ------
+        OSError
+        """
+        name = JOB if isinstance(state, JobState) else _name(state.rank)
+        self.path.mkdir(parents=True, exist_ok=True)
+        # Making a file here also makes a network file system look again for those of other nodes.
+        partial = self.path / f".{name}{PARTIAL}"
+        partial.write_text(dumps(asdict(state), indent=1, ensure_ascii=False), encoding="utf-8")
+        os.replace(partial, self.path / name)
+
+    def read(self, rank: int) -> RankState | None:
+        """What a rank wrote last; None where there is nothing that can be read."""
+        try:
+            return _parse(self.path / _name(rank), RankState)
+        except (OSError, DataError):
+            return None
+
+    def remove(self, rank: int) -> None:
+        """Take back what a rank wrote, and with the last rank's file everything else."""
+        with contextlib.suppress(OSError):
+            (self.path / _name(rank)).unlink(missing_ok=True)
+            if not any(_rank_files(self.path)):
+                self.clear()
+
+    def clear(self) -> None:
+        """Remove everything; what cannot be removed stays."""
+        with contextlib.suppress(OSError):
+            for file in [*_rank_files(self.path), *self.path.glob(f".*{PARTIAL}"), self.path / JOB, self.path / ALARM]:
+                file.unlink(missing_ok=True)
+            self.path.rmdir()
+
+
+@dataclass(frozen=True)
+class StallRecord:
+    """What is left of a job that stood still.
+
+    Attributes
+    ----------
+    states : mapping
+        Of the ranks that gave a sign to the end, by rank.
+    job : JobState or None
+        None where no rank ended the job for it: something else did, or it may still go on.
+    """
+
+    states: Mapping[int, RankState]
+    job: JobState | None
+
+    @property
+    def size(self) -> int:
+        """Ranks of the job."""
+        return self.job.size if self.job is not None else max(state.size for state in self.states.values())
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """Who did not arrive."""
+        return judge(self.states, self.size, () if self.job is None else self.job.processes)
+
+
+def read_stall(folder: Path) -> StallRecord | None:
+    """Read the files of a run folder; None where there are none.
+
+    Raises
+    ------
+    DataError
+        If a file cannot be read, or is not what a rank writes.
+    """
+    path = folder / FOLDER
+    try:
+        job = _parse(path / JOB, JobState) if (path / JOB).exists() else None
+        files = list(_rank_files(path))
+        states = [_parse(file, RankState) for file in files]
+    except OSError as error:
+        raise DataError(f"{error.filename}: cannot be read: {error.strerror}") from error
+    silent = ranks_in(job.silent) if job is not None else ()
+    told = {state.rank: state for state in sorted(states, key=lambda state: state.rank) if state.rank not in silent}
+    return StallRecord(told, job) if told else None
+
+
+def _name(rank: int) -> str:
+    return f"rank-{rank}.json"
+
+
+def _rank_files(path: Path) -> Iterator[Path]:
+    return path.glob("rank-*.json")
+
+
+def _parse(file: Path, kind: type[State]) -> State:
+    adapter: TypeAdapter[Any] = TypeAdapter(kind)
+    try:
+        state: State = adapter.validate_json(file.read_bytes())
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise DataError(f"{file}: not the state of a rank: {f'{where}: ' * bool(where)}{first['msg']}") from error
+    return state

@@ -1,0 +1,46 @@
+"""Sets of ranks as people write them: ``0-3, 8``, or ``0-28 by 4``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+__all__ = ["name_ranks", "ranks_in", "ranks_text"]
+
+STEP = " by "
+
+
+def ranks_text(ranks: Iterable[int]) -> str:
+    """Numbers in rising order, with a dash where at least three follow one another, or four at the same distance."""
+    numbers = sorted(set(ranks))
+    step = numbers[1] - numbers[0] if len(numbers) > 3 else 1
+    if step > 1 and numbers == list(range(numbers[0], numbers[-1] + 1, step)):
+        return f"{numbers[0]}-{numbers[-1]}{STEP}{step}"
+    spans: list[list[int]] = []
+    for number in numbers:
+        if spans and number == spans[-1][-1] + 1:
+            spans[-1].append(number)
+        else:
+            spans.append([number])
+    return ", ".join(f"{span[0]}-{span[-1]}" if len(span) > 2 else ", ".join(map(str, span)) for span in spans)
+
+
+def ranks_in(text: str) -> tuple[int, ...]:
+    """The ranks of a `ranks_text`.
+
+    Raises
+    ------
+    ValueError
+        If `text` is none.
+    """
+    found: list[int] = []
+    for part in filter(None, text.split(", ")):
+        span, _, step = part.partition(STEP)
+        first, _, last = span.partition("-")
+        found += range(int(first), int(last or first) + 1, int(step or 1))
+    return tuple(found)
+
+
+def name_ranks(ranks: Iterable[int]) -> str:
+    """``rank 2`` or ``ranks 0-3``."""
+    ranks = list(ranks)
+    return f"rank{'s' * (len(ranks) != 1)} {ranks_text(ranks)}"

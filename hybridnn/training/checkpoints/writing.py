@@ -1,0 +1,245 @@
+"""Writing checkpoints, beside the training or while it waits.
+
+A checkpoint is made in phases, each of which begins when all ranks have done the one before: every rank writes its part
+of the arrays to a folder with a temporary name and digests the arrays it has whole; the files that nobody has whole are
+read again and digested; rank 0 checks the sizes, writes the manifest, gives the folder its name and removes checkpoints
+that are no longer kept. Everything is on disk (``fsync``) before the folder gets its name.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from time import sleep
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hybridnn.checks import require_whole
+from hybridnn.comm.agreement import agree
+from hybridnn.comm.grid import ProcessGrid
+from hybridnn.errors import EnvironmentProblem, HybridnnError
+from hybridnn.nn.mlp import MLP
+from hybridnn.nn.optimizers import OptimizerState
+from hybridnn.parallel.stage import Stage
+from hybridnn.training.checkpoints.blocks import array_shapes, held_blocks
+from hybridnn.training.checkpoints.draft import ArrayFiles, Draft, Findings
+from hybridnn.training.checkpoints.folder import clean, prune
+from hybridnn.training.checkpoints.manifest import Origin, Progress
+from hybridnn.training.checkpoints.phases import Job, Phases
+from hybridnn.training.checkpoints.shares import files_to_read_again, shares_of_rank
+
+__all__ = ["CheckpointWriter"]
+
+POLL_SECONDS = 0.001
+"""Between two looks while a rank waits for the background work."""
+
+
+class CheckpointWriter:
+    """Writes checkpoints of one training into one folder; made by all ranks of a grid alike.
+
+    A write in the background goes on only while ranks ask for it: call `written` between steps, and `finish` once it
+    was true on every rank.
+
+    Parameters
+    ----------
+    folder : Path
+        Made where it does not exist. What an earlier run left there unfinished is removed: no other job may write here.
+    grid : ProcessGrid
+    model : MLP
+    stages : sequence of Stage
+        This rank's.
+    states : sequence of OptimizerState
+        Of each of them.
+    origin : Origin
+        The same on every rank.
+    keep : int
+        Newest checkpoints that stay.
+
+    Raises
+    ------
+    EnvironmentProblem
+        On every rank: the folder cannot be made or written.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        grid: ProcessGrid,
+        model: MLP,
+        stages: Sequence[Stage],
+        states: Sequence[OptimizerState],
+        origin: Origin,
+        *,
+        keep: int = 3,
+    ) -> None:
+        require_whole("training.keep", keep, 1)
+        self._folder, self._origin, self._keep = folder, origin, keep
+        self._stages, self._states = stages, states
+        self._group = grid.world.split(0, "checkpoint")
+        self._layers, self._slots = len(model.layers), tuple(states[0].slots)
+        self._files = ArrayFiles(array_shapes(model, self._slots), stages[0].weights.dtype)
+        blocks = held_blocks(stages, states)
+        self._shares = shares_of_rank(blocks, grid)
+        self._read_again = files_to_read_again(blocks, grid, self._files.nbytes)
+        # What one node wrote, all of it can read at once; other nodes perhaps only when it is on disk.
+        self._syncs_late = grid.model > 1 and grid.nodes == 1
+        self._copies: dict[int, NDArray[Any]] = {}
+        self._draft: Draft | None = None
+        self._work: Phases | None = None
+        self._on_all_ranks(f"checkpoint folder {folder} cannot be written", self._prepare)
+
+    def write(self, progress: Progress) -> Path:
+        """Write a checkpoint and return its folder when it is on disk; collective.
+
+        Raises
+        ------
+        EnvironmentProblem
+            As for `finish`.
+        """
+        self._begin(progress, copies=False)
+        return self.finish()
+
+    def begin(self, progress: Progress) -> None:
+        """Copy what this rank writes and begin to write it in the background; every rank calls it at the same step.
+
+        Raises
+        ------
+        RuntimeError
+            If the one before was not finished.
+        """
+        self._begin(progress, copies=True)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a write was begun and not finished."""
+        return self._work is not None
+
+    def written(self) -> bool:
+        """Whether the write that was begun has ended, well or not; asks without waiting. True where there is none."""
+        return self._work is None or self._work.advance()
+
+    def finish(self) -> Path:
+        """Wait for the write that was begun and return its folder; collective.
+
+        Raises
+        ------
+        EnvironmentProblem
+            The same on every rank: it could not be written on one of them. What there was of it is removed, and older
+            checkpoints stay.
+        RuntimeError
+            If none was begun.
+        """
+        if self._work is None or self._draft is None:
+            raise RuntimeError("no checkpoint was begun")
+        while not self._work.advance():
+            sleep(POLL_SECONDS)
+        work, draft, self._work, self._draft = self._work, self._draft, None, None
+        if work.failed:
+            self._give_up(draft, work.error)
+        return draft.finished
+
+    # -- how the above is done ---------------------------------------------------------------------------------------
+
+    def _begin(self, progress: Progress, *, copies: bool) -> None:
+        if self._work is not None:
+            raise RuntimeError("a checkpoint was begun and not finished")
+        self._draft = draft = self._new_draft(progress, copies)
+        is_first = self._group.rank == 0
+
+        def write() -> None:
+            if is_first:
+                draft.require_space()
+            draft.write()
+            if not self._syncs_late:
+                draft.sync()
+
+        def publish() -> None:
+            draft.publish()
+            try:
+                prune(self._folder, self._keep, newest=progress.step)
+            except OSError as error:
+                reason = f"is written, but an older one cannot be removed: {error.strerror}"
+                raise EnvironmentProblem(f"checkpoint {draft.finished} {reason}") from error
+
+        nothing: list[Job] = []
+        phases = [
+            [write, draft.digest],
+            [draft.sync, draft.digest_files] if self._syncs_late else [draft.digest_files],
+            [publish] if is_first else nothing,
+        ]
+        self._work = Phases(self._group, draft.findings.numbers, phases)
+
+    def _new_draft(self, progress: Progress, copies: bool) -> Draft:
+        """Everything that is to be written, as it is now."""
+        draft = Draft(
+            self._folder,
+            self._files,
+            progress,
+            self._origin,
+            self._slots,
+            Findings(self._layers, list(self._files.shapes)),
+            [],
+            [],
+            self._read_again,
+        )
+        blocks = held_blocks(self._stages, self._states)
+        for share in self._shares:
+            block = blocks[share.block]
+            memory = block.memory[share.held]
+            if copies:
+                memory = self._copy(share.block, memory)
+            draft.written.append(
+                (block.name, block.where.lower(share.rows), memory[share.rows] if share.digests else memory)
+            )
+            if share.digests:
+                draft.digested.append((block.name, memory))
+        for stage, state in zip(self._stages, self._states, strict=True):
+            for split in stage.splits:
+                draft.findings.versions[split.layer.index] = state.updates
+        return draft
+
+    def _copy(self, block: int, memory: NDArray[Any]) -> NDArray[Any]:
+        """A copy in memory that the next checkpoint uses again: touching new memory takes longer than copying."""
+        if block not in self._copies:
+            self._copies[block] = np.empty_like(memory)
+        self._copies[block][...] = memory
+        return self._copies[block]
+
+    def _give_up(self, draft: Draft, error: BaseException | None) -> None:
+        """Remove what was written, and raise on every rank what went wrong on one."""
+        if error is not None and not isinstance(error, OSError | EnvironmentProblem):
+            raise error  # a defect of the program: the rank that raises it ends the job
+        if self._group.rank == 0:
+            shutil.rmtree(draft.partial, ignore_errors=True)
+        self._on_all_ranks(f"checkpoint {draft.finished} cannot be written", partial(_raise, error))
+
+    def _prepare(self) -> None:
+        if self._group.rank == 0:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            clean(self._folder)
+            if not os.access(self._folder, os.W_OK | os.X_OK):
+                raise PermissionError(None, "Permission denied")
+
+    def _on_all_ranks(self, what: str, action: Callable[[], None]) -> None:
+        """Run `action` on every rank; an ``OSError`` on one is an `EnvironmentProblem` on all."""
+
+        def explained() -> None:
+            try:
+                action()
+            except OSError as error:
+                raise EnvironmentProblem(f"{what}: {error.strerror or error}") from error
+
+        try:
+            agree(self._group, explained)
+        except HybridnnError as error:
+            raise EnvironmentProblem(str(error)) from error.__cause__
+
+
+def _raise(error: BaseException | None) -> None:
+    if error is not None:
+        raise error

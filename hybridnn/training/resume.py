@@ -1,0 +1,222 @@
+"""Going on with a run from its newest sound checkpoint, on the same layout or another one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hybridnn.comm.agreement import agree
+from hybridnn.comm.mpi import running_ranks
+from hybridnn.errors import DataError, SettingError
+from hybridnn.pipeline.schedules.methods import METHODS
+from hybridnn.settings_types import Section
+from hybridnn.training.checkpoints.folder import checkpoint_folders
+from hybridnn.training.checkpoints.manifest import Origin
+from hybridnn.training.checkpoints.origin import origin_of
+from hybridnn.training.checkpoints.reading import Checkpoint, newest_sound
+from hybridnn.training.data_placement import PlacedData
+from hybridnn.training.history import EpochRecord
+from hybridnn.training.history_file import read_history, run_status
+from hybridnn.training.run_folder import CHECKPOINTS, CONFIG
+from hybridnn.training.settings import Settings
+from hybridnn.training.settings_file import load_settings
+from hybridnn.training.trainer import Trainer
+
+__all__ = ["Resumed", "Task", "data_identity", "resume", "what_to_train"]
+
+FREE = frozenset({"evaluate_every", "check_collectives", "checkpoint_every", "keep", "checkpoint_async"})
+"""Keys of ``[training]`` that do not change what is trained."""
+
+FIXED = frozenset({"optimizer.name", "training.dtype", "training.batch_size"})
+"""Settings without which a checkpoint makes no sense."""
+
+RATES_BY_LENGTH = frozenset({"warmup-linear", "cosine"})
+"""Learning-rate schedules that depend on the number of epochs."""
+
+RESOLVED = ("batch", "microbatches", "chunks", "partition")
+"""Keys of ``[parallel]`` that a run fills in for the ranks it has."""
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """Where a run goes on.
+
+    Attributes
+    ----------
+    checkpoint : Checkpoint
+    problems : list of str
+        What is damaged in newer ones, which were passed over.
+    epochs : list of EpochRecord
+        Of the epochs that had ended.
+    """
+
+    checkpoint: Checkpoint
+    problems: list[str]
+    epochs: list[EpochRecord]
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is to be trained, and whether it goes on with the run in its folder."""
+
+    settings: Settings
+    resumes: bool
+
+
+def what_to_train(settings: Settings | None, resume: str | None, overrides: Sequence[str]) -> Task | None:
+    """What a command line asks for.
+
+    Parameters
+    ----------
+    settings : Settings or None
+        As the command line gives them; None takes those of the run to resume.
+    resume : str or None
+        The folder of a run, or ``"auto"``: that of `output.folder`, if it has checkpoints.
+    overrides : sequence of str
+        ``section.key=value``, for the settings of the run to resume.
+
+    Returns
+    -------
+    Task or None
+        None where the run has ended with all its epochs.
+
+    Raises
+    ------
+    SettingError
+        If there is no such run, or ``auto`` has no folder to look at.
+    """
+    if resume is None:
+        assert settings is not None
+        return Task(settings, resumes=False)
+    if resume == "auto":
+        assert settings is not None
+        if settings.output.folder is None:
+            raise SettingError("--resume", resume, "needs output.folder (--out), where the run may have begun")
+        folder = Path(settings.output.folder)
+    else:
+        folder = Path(resume)
+        if settings is None:
+            settings = _settings_of_run(folder, overrides, running_ranks())
+        if settings.output.folder not in (None, str(folder)):
+            raise SettingError("output.folder", settings.output.folder, f"a run goes on in its own folder, {folder}")
+        settings = settings.model_copy(update={"output": settings.output.model_copy(update={"folder": str(folder)})})
+    if run_status(folder) == "finished" and settings.training.epochs <= len(read_history(folder).epochs):
+        return None
+    return Task(settings, resumes=resume != "auto" or bool(checkpoint_folders(folder / CHECKPOINTS)))
+
+
+def _settings_of_run(folder: Path, overrides: Sequence[str], ranks: int) -> Settings:
+    """The settings of the run in `folder`, to go on with on so many ranks.
+
+    Where the layout changes, what the run had filled in for its own ranks is forgotten.
+
+    Raises
+    ------
+    SettingError
+        If there is no run, or an override is not allowed.
+    """
+    if run_status(folder) == "absent" or not (folder / CONFIG).exists():
+        raise SettingError("--resume", str(folder), "is not a run folder")
+    place = ["output.folder"]  # the folder may have been moved
+    settings = load_settings(folder / CONFIG, overrides, forgotten=place)
+    parallel = settings.parallel
+    changed = any(text.strip().startswith("parallel.") for text in overrides)
+    if not changed and not parallel.stages and parallel.pipeline * (parallel.batch or 1) * parallel.model == ranks:
+        return settings
+    given = {text.partition("=")[0].strip() for text in overrides}
+    forgotten = [f"parallel.{key}" for key in RESOLVED if f"parallel.{key}" not in given]
+    return load_settings(folder / CONFIG, overrides, forgotten=place + forgotten)
+
+
+def _require_same_training(old: Settings, new: Settings, *, forced: bool) -> None:
+    """Refuse to go on with a run as another training.
+
+    Parameters
+    ----------
+    old, new : Settings
+        Those of the run, and those to go on with.
+    forced : bool
+        Whether what the checkpoint allows may differ; the network, the optimizer's kind, the precision and the size of
+        the minibatches may not.
+
+    Raises
+    ------
+    SettingError
+        For the first setting that differs, with both values.
+    """
+    for name, before, now in _differences(old, new):
+        fixed = name in FIXED or name.startswith("model.")
+        if fixed:
+            raise SettingError(name, now, f"the run to resume has {before!r}; start a new run for another")
+        if not forced:
+            raise SettingError(name, now, f"the run to resume has {before!r}; --force trains on with the new value")
+
+
+def _differences(old: Settings, new: Settings) -> list[tuple[str, Any, Any]]:
+    free = {f"training.{key}" for key in FREE} | {"data.distribution", "model.init_from"}
+    if new.schedule.name not in RATES_BY_LENGTH:
+        free.add("training.epochs")
+    before, now = _flat(old), _flat(new)
+    sections = ("model", "data", "training", "optimizer", "schedule")
+    names = [name for name in before if name.startswith(sections) and name not in free]
+    return [(name, before[name], now[name]) for name in names if before[name] != now[name]]
+
+
+def _flat(section: Section, prefix: str = "") -> dict[str, Any]:
+    """All settings by dotted name."""
+    found: dict[str, Any] = {}
+    for key in type(section).model_fields:
+        value = getattr(section, key)
+        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, Section) else {f"{prefix}{key}": value}
+    return found
+
+
+def data_identity(settings: Settings, data: PlacedData) -> str:
+    """What tells one data set from another, as text that is the same on every rank."""
+    source = settings.data.name or str(settings.data.file)
+    sizes = f"{data.train_samples} + {data.test_samples} samples, {data.features} features, {data.outputs} outputs"
+    return f"{source}: {sizes}, {data.task}"
+
+
+def resume(folder: Path, settings: Settings, trainer: Trainer, data: str, *, forced: bool) -> Resumed:
+    """Restore the newest sound checkpoint of the run in `folder`; collective.
+
+    Raises
+    ------
+    SettingError, DataError
+        On every rank: there is none, or it is of another training.
+    """
+    world = trainer.grid.world
+    old = agree(world, lambda: load_settings(folder / CONFIG))
+    _require_same_training(old, settings, forced=forced)
+    found, problems = newest_sound(folder / CHECKPOINTS, world)
+    if found is None:
+        damaged = "; ".join(problems)
+        raise DataError(f"{folder}: no checkpoint to go on from" + (f": {damaged}" if damaged else ""))
+    _require_same_origin(found.manifest.origin, origin_of(trainer, data), forced=forced)
+    trainer.restore(found)
+    history = agree(world, lambda: read_history(folder))
+    progress = found.manifest.progress
+    return Resumed(found, problems, [record for record in history.epochs if record.epoch < progress.epoch])
+
+
+def _require_same_origin(old: Origin, new: Origin, *, forced: bool) -> None:
+    if old.model != new.model:
+        raise SettingError("model", new.model, f"the checkpoint is of {old.model}")
+    if old.data != new.data and not forced:
+        raise SettingError("data", new.data, f"the checkpoint is of {old.data}; --force trains on with the new data")
+    layouts = [(origin.method, origin.stages, origin.partition) for origin in (old, new)]
+    stale = not all(_is_exact(origin) for origin in (old, new))
+    if stale and layouts[0] != layouts[1] and not forced:
+        raise SettingError(
+            "parallel",
+            f"{new.method} over {new.stages}",
+            f"the checkpoint is of {old.method} over {old.stages}, and stale methods train something else on another "
+            "layout; --force goes on all the same",
+        )
+
+
+def _is_exact(origin: Origin) -> bool:
+    return len(origin.stages) == 1 or METHODS[origin.method.split()[0]].exact

@@ -1,0 +1,47 @@
+"""Signals that ask a run to stop: it finishes its step, writes a checkpoint and leaves.
+
+SIGUSR1 is what a batch script has Slurm send before the time limit (``--signal``), SIGTERM what ``scancel`` and
+preemption send. A second signal ends the process at once.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from types import FrameType, TracebackType
+from typing import Any
+
+__all__ = ["SIGNALS", "StopSignals"]
+
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+
+
+class StopSignals:
+    """Notes the signals of `SIGNALS` while the context is open; in other threads than the main one it does nothing."""
+
+    def __init__(self) -> None:
+        self._received = 0
+        self._before: dict[int, Any] = {}
+
+    @property
+    def received(self) -> int:
+        """Number of the signal that came, or 0."""
+        return self._received
+
+    def __enter__(self) -> StopSignals:
+        """Take over the signals."""
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._note) for number in SIGNALS}
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        """Give them back."""
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self._received:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        self._received = number

@@ -1,0 +1,126 @@
+"""What can be asked of a network that is being trained: its outputs, its figures and its arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hybridnn.comm.agreement import agree, same_on_all
+from hybridnn.comm.grid import ProcessGrid
+from hybridnn.errors import DataError
+from hybridnn.nn.losses import resolve_loss
+from hybridnn.nn.mlp import MLP
+from hybridnn.nn.optimizers import Optimizer
+from hybridnn.nn.parameters import check_weights
+from hybridnn.training.engine import Engine
+from hybridnn.training.metrics import Metrics
+from hybridnn.training.part import Part, as_samples, make_part
+from hybridnn.training.stage_memory import StageMemory, memory_of_stages
+
+__all__ = ["TrainedNetwork"]
+
+Array = NDArray[Any]
+"""Arrays of the public interface are (samples, features)."""
+
+
+class TrainedNetwork:
+    """A network on a process grid; every method is collective.
+
+    Parameters
+    ----------
+    model : MLP
+    optimizer : Optimizer
+    grid : ProcessGrid
+    distribution : {"local", "scatter", "scatter-broadcast"}
+        How samples reach the ranks.
+    engine : Engine
+    """
+
+    def __init__(self, model: MLP, optimizer: Optimizer, grid: ProcessGrid, distribution: str, engine: Engine) -> None:
+        self.model, self.optimizer, self.grid = model, optimizer, grid
+        self._distribution, self._engine = distribution, engine
+
+    def evaluate(self, x: Any, y: Array | None = None) -> Metrics:
+        """Loss and accuracy or R² on samples; every sample counts once.
+
+        Parameters
+        ----------
+        x, y
+            As for `fit`.
+        """
+        return self._engine.evaluate(self._part(x, y, "data"))
+
+    def predict(self, x: Array) -> Array:
+        """Outputs of the network.
+
+        Parameters
+        ----------
+        x : array_like, shape (samples, features)
+            The same on every rank.
+
+        Returns
+        -------
+        ndarray, shape (samples, outputs)
+            On every rank; for classification the logits, whose largest is the predicted class.
+
+        Raises
+        ------
+        DataError
+            On every rank: `x` does not fit the model, or the ranks were given different numbers of samples.
+        """
+        samples = agree(self.grid.world, lambda: as_samples(x, self.model.sizes[0]))
+        if not same_on_all(self.grid.world, np.array([len(samples)], np.int64)):
+            raise DataError(f"samples: the ranks were given different numbers of them, this one {len(samples)}")
+        return self._engine.predict(samples)
+
+    def weights(self) -> dict[str, Array]:
+        """The global arrays ``layers.<i>.weight``, shape (outputs, inputs), and ``layers.<i>.bias``, on every rank."""
+        return self._engine.arrays.collect([stage.weights for stage in self._engine.stages])
+
+    def optimizer_slots(self) -> dict[str, dict[str, Array]]:
+        """The optimizer's arrays by slot, each as global arrays named like the parameters, on every rank."""
+        return {
+            name: self._engine.arrays.collect([state.slots[name] for state in self._engine.states])
+            for name in self.optimizer.slot_names
+        }
+
+    def load_weights(self, weights: Mapping[str, Array]) -> None:
+        """Take the weights from global arrays, the same on every rank.
+
+        Raises
+        ------
+        DataError
+            On every rank: an array is missing, or is not what the model needs.
+        """
+        agree(self.grid.world, lambda: check_weights(self.model, weights, "initial weights"))
+        self._engine.arrays.load(weights)
+
+    def gradient_norm(self) -> float:
+        """Global norm of the last gradient, after clipping, every parameter counted once."""
+        return self._engine.gradient_norm()
+
+    def gradients(self) -> dict[str, Array]:
+        """Gradient of the mean loss over the last minibatch, after clipping, as global arrays by name of parameter."""
+        return self._engine.arrays.collect([stage.gradient[:-1] for stage in self._engine.stages])
+
+    @property
+    def step(self) -> int:
+        """Updates done so far."""
+        return self._engine.updates
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of parameters, gradients, optimizer state and activations on this rank."""
+        return self._engine.memory_bytes
+
+    def stage_memory(self, task: str) -> tuple[StageMemory, ...]:
+        """What training on data of `task` takes on the fullest rank of every stage; collective."""
+        return memory_of_stages(self.grid, self._engine.memory(task))
+
+    def _part(self, x: Any, y: Array | None, what: str) -> Part:
+        part = make_part(self.grid, self._distribution, self.model, x, y, what, self._engine.dtype)
+        resolve_loss(self.model, part.task)  # refuses a loss that does not belong to the data before the first step
+        return part

@@ -1,0 +1,40 @@
+"""What a trainer refuses before it begins."""
+
+from __future__ import annotations
+
+from numpy.typing import DTypeLike
+
+from hybridnn.checks import require_choice, require_number, require_whole
+from hybridnn.parallel.distribution import DISTRIBUTIONS
+from hybridnn.parallel.layer_split import MODEL_SPLITS
+
+__all__ = ["check_trainer_settings"]
+
+
+def check_trainer_settings(
+    *,
+    batch_size: int,
+    log_every: int,
+    evaluate_every: int,
+    seed: int,
+    dtype: DTypeLike,
+    clip_norm: float | None,
+    model_split: str,
+    distribution: str,
+) -> None:
+    """Look at settings of a `Trainer` that can be judged alone; they mean what they do there.
+
+    Raises
+    ------
+    SettingError
+        For the first that is not allowed.
+    """
+    require_whole("training.batch_size", batch_size, 1)
+    require_whole("output.log_every", log_every, 1)
+    require_whole("training.evaluate_every", evaluate_every, 1)
+    require_whole("training.seed", seed, 0)
+    require_choice("training.dtype", getattr(dtype, "__name__", str(dtype)), ("float32", "float64"))
+    if clip_norm is not None:
+        require_number("training.clip_norm", clip_norm, 0, float("inf"), "a finite number above 0", open_ends="(")
+    require_choice("parallel.model_split", model_split, MODEL_SPLITS)
+    require_choice("data.distribution", distribution, DISTRIBUTIONS)

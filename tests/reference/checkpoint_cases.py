@@ -1,0 +1,150 @@
+"""Checkpoints of arrays that a closed formula gives, on every layout: neither trained nor read back to be known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+from numpy.typing import NDArray
+
+from hybridnn import MLP, SGD, Adam, ProcessGrid
+from hybridnn.nn.optimizers import Optimizer, OptimizerState, new_state
+from hybridnn.parallel.stage import Stage
+from hybridnn.training.checkpoints.manifest import Origin, Progress
+from hybridnn.training.checkpoints.writing import CheckpointWriter
+
+OPTIMIZERS: dict[str, tuple[Optimizer, tuple[str, ...]]] = {
+    "sgd": (SGD(momentum=0.0), ()),
+    "momentum": (SGD(momentum=0.9), ("velocity",)),
+    "adam": (Adam(), ("first", "second")),
+}
+"""Each with the slots it has."""
+
+SIZES = (5, 13, 9, 11, 8, 7)
+LAYERS = len(SIZES) - 1
+PLACE = Progress(step=20, epoch=3, minibatches=7, loss_sum=0.1 + 0.2, samples=123)
+
+
+def number(layer: int, kind: str, slot: int, row: Any, column: Any) -> Any:
+    """The number at one place of one array: another one everywhere, and exact in float32."""
+    return (((slot * 8 + layer) * 2 + (kind == "bias")) * 32 + row) * 32 + column + 0.5
+
+
+def expected_arrays(optimizer: str, dtype: str, shift: float = 0) -> dict[str, NDArray[Any]]:
+    """Every global array of a checkpoint by the name of its file."""
+    arrays = {}
+    for layer, (inputs, outputs) in enumerate(pairwise(SIZES)):
+        for slot, name in enumerate(("", *(f".{name}" for name in OPTIMIZERS[optimizer][1]))):
+            rows, columns = np.indices((outputs, inputs))
+            weight, bias = number(layer, "weight", slot, rows, columns), number(layer, "bias", slot, rows[:, 0], 0)
+            arrays[f"layers.{layer}.weight{name}.npy"] = (weight + shift).astype(dtype)
+            arrays[f"layers.{layer}.bias{name}.npy"] = (bias + shift).astype(dtype)
+    return arrays
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the layers are laid out on the ranks."""
+
+    stages: tuple[tuple[int, int], ...]
+    split: str = "columns"
+    partition: tuple[int, ...] = (LAYERS,)
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a rank of a layout holds."""
+
+    layout: Layout
+    grid: ProcessGrid
+    stages: list[Stage]
+    states: list[OptimizerState]
+
+    @classmethod
+    def of(cls, comm: MPI.Intracomm, layout: Layout, optimizer: str, dtype: str) -> Held:
+        """Everything zero."""
+        grid = ProcessGrid(comm, stages=layout.stages)
+        ends = list(accumulate(layout.partition, initial=0))
+        mine = range(grid.pipeline_rank, len(layout.partition), grid.pipeline)
+        parts = [MLP(SIZES).layers[ends[place] : ends[place + 1]] for place in mine]
+        stages = [Stage(part, grid, layout.split, dtype, overlap=False) for part in parts]
+        return cls(layout, grid, stages, [new_state(OPTIMIZERS[optimizer][0], stage.weights) for stage in stages])
+
+    def blocks(self) -> Iterator[tuple[int, str, int, slice, slice, NDArray[Any]]]:
+        """Layer, kind, number of the slot, rows and columns, and the memory of every block."""
+        for stage, state in zip(self.stages, self.states, strict=True):
+            for slot, flat in enumerate((stage.weights, *state.slots.values())):
+                for shard, view in zip(stage.layout.shards, stage.layout.views(flat), strict=True):
+                    yield shard.layer.index, "weight", slot, shard.rows, shard.columns, view.weight
+                    yield shard.layer.index, "bias", slot, shard.bias_rows, slice(0, 1), view.bias_column
+
+    def fill(self, shift: float = 0, updates: int = 20) -> None:
+        """Set every number by the formula."""
+        for layer, kind, slot, rows, columns, memory in self.blocks():
+            i, j = np.ogrid[rows, columns]
+            memory[...] = number(layer, kind, slot, i, j) + shift
+        for state in self.states:
+            state.updates = updates
+
+    def require(self, shift: float = 0, updates: int = 20) -> None:
+        """Compare every number with the formula."""
+        for layer, kind, slot, rows, columns, memory in self.blocks():
+            i, j = np.ogrid[rows, columns]
+            np.testing.assert_array_equal(memory, number(layer, kind, slot, i, j) + shift, f"{layer} {kind} {slot}")
+        assert [state.updates for state in self.states] == [updates] * len(self.states)
+
+    def writer(self, folder: Path, keep: int = 3) -> CheckpointWriter:
+        """A writer of these arrays."""
+        origin = Origin(
+            model=f"widths {SIZES}",
+            optimizer="an optimizer",
+            data="no data",
+            seed=5,
+            shuffle=True,
+            stages=self.layout.stages,
+            model_split=self.layout.split,
+            partition=self.layout.partition,
+            chunks=len(self.layout.partition) // len(self.layout.stages),
+            method="1f1b",
+        )
+        return CheckpointWriter(folder, self.grid, MLP(SIZES), self.stages, self.states, origin, keep=keep)
+
+
+def at_step(step: int) -> Progress:
+    """A place in the training, told apart by its step alone."""
+    return PLACE.model_copy(update={"step": step})
+
+
+def layouts(ranks: int) -> list[Layout]:
+    """Every grid of so many ranks, with both splits, several partitions, and stages of different width."""
+    axes = [
+        ((batch, ranks // pipeline // batch),) * pipeline
+        for pipeline in range(1, ranks + 1)
+        for batch in range(1, ranks + 1)
+        if ranks % pipeline == 0 and ranks // pipeline % batch == 0
+    ]
+    uneven: dict[int, Sequence[tuple[tuple[int, int], ...]]] = {
+        3: [((1, 1), (1, 2)), ((2, 1), (1, 1))],
+        4: [((1, 1), (1, 3)), ((2, 1), (1, 2)), ((1, 2), (1, 1), (1, 1))],
+    }
+    return [
+        Layout(stages, split, partition)
+        for stages in [*axes, *uneven.get(ranks, [])]
+        for split in (["columns", "alternating"] if any(model > 1 for _, model in stages) else ["columns"])
+        for partition in partitions(len(stages))
+    ]
+
+
+def partitions(stages: int) -> list[tuple[int, ...]]:
+    """Layers of every part: a part of each stage, and two where there are layers enough."""
+    return {
+        1: [(LAYERS,)],
+        2: [(2, 3), (1, 2, 1, 1)],
+        3: [(1, 3, 1)],
+        4: [(1, 2, 1, 1)],
+    }[stages]

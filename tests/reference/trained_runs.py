@@ -1,0 +1,101 @@
+"""Runs that were really trained, small and in this process, and their checkpoints written by plain NumPy."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hybridnn.training.history import EpochRecord, RunHeader, RunSummary, StepRecord
+from hybridnn.training.resume import Resumed
+from hybridnn.training.run import run_training
+from hybridnn.training.settings import settings_from
+from reference.network import Network
+
+__all__ = ["FEATURES", "NETWORK", "REGRESSION", "put_checkpoint", "regression_file", "train", "weights_of"]
+
+Arrays = dict[str, NDArray[Any]]
+
+FEATURES = 5
+NETWORK = Network((FEATURES, 7, 6, 3), "tanh")
+"""What `train` trains on `regression_file`."""
+
+
+class _Silent:
+    """Says nothing."""
+
+    def on_header(self, header: RunHeader) -> None: ...
+
+    def on_resume(self, resumed: Resumed) -> None: ...
+
+    def on_epoch_start(self, epoch: int, epochs: int, steps: int) -> None: ...
+
+    def on_step(self, record: StepRecord) -> None: ...
+
+    def on_epoch(self, record: EpochRecord) -> None: ...
+
+    def on_end(self, summary: RunSummary) -> None: ...
+
+
+def regression_file(path: Path, *, samples: int = 57, targets: int = 3) -> Path:
+    """Write data far from zero and of unequal scales, so that a forgotten standardization shows."""
+    generator = np.random.default_rng(5)
+    x = generator.normal(size=(samples, FEATURES)) * [1, 10, 100, 1e-3, 1] + [50, -300, 0, 7, 1e4]
+    y = np.sin(x[:, :targets]) * 40 + [1000, -20, 3][:targets]
+    np.savez(path, x_train=x, y_train=y)
+    return path
+
+
+REGRESSION: Mapping[str, Mapping[str, Any]] = {
+    "model": {"hidden": [7, 6], "activation": "tanh"},
+    "training": {"epochs": 2, "batch_size": 10, "dtype": "float64"},
+}
+
+
+def train(folder: Path, **sections: Mapping[str, Any]) -> EpochRecord:
+    """Train as the sections of the settings say, in this process; returns the record of the last epoch."""
+    settings = settings_from({**sections, "output": {"folder": str(folder)}})
+    return run_training(settings, _Silent()).epochs[-1]
+
+
+def weights_of(folder: Path) -> Arrays:
+    """The arrays that a run left at its end."""
+    with np.load(folder / "weights.npz") as file:
+        return {name: file[name] for name in file.files}
+
+
+def put_checkpoint(folder: Path, step: int, arrays: Arrays) -> Path:
+    """Write `arrays` as the checkpoint of a run after so many updates."""
+    path = folder / "checkpoints" / f"step-{step:08d}"
+    path.mkdir(parents=True)
+    for name, array in arrays.items():
+        np.save(path / f"{name}.npy", array)
+    entries = {
+        file.name: {
+            "shape": np.load(file).shape,
+            "dtype": np.load(file).dtype.name,
+            "bytes": file.stat().st_size,
+            "sha256": hashlib.sha256(file.read_bytes()).hexdigest(),
+        }
+        for file in sorted(path.iterdir())
+    }
+    origin = {"model": "", "optimizer": "", "data": "", "seed": 0, "shuffle": True, "model_split": "columns"}
+    layout = {"stages": [(1, 1)], "partition": [3], "chunks": 1, "method": "1f1b"}
+    manifest = {
+        "format_version": 1,
+        "hybridnn": "0",
+        "progress": {"step": step, "epoch": 1, "minibatches": step, "loss_sum": 0.0, "samples": 0},
+        "origin": {**origin, **layout},
+        "slots": [],
+        "weight_versions": [step] * 3,
+        "arrays": entries,
+    }
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    sums = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in path.iterdir()}
+    (path / "SHA256SUMS").write_text("".join(f"{sha}  {name}\n" for name, sha in sums.items()))
+    return path

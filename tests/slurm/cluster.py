@@ -1,0 +1,136 @@
+"""Jobs on the Slurm of these tests: submitted, watched with a limit, and gone afterwards."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+
+from hybridnn.study.submit import filled_in
+from mpi_runner.launch import JOB_MARK, job_environment, marked_processes
+
+__all__ = ["Cluster", "Job", "edited_script", "wait_until"]
+
+OVER = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
+
+
+def wait_until(
+    condition: Callable[[], object], seconds: float, what: str, why_not: Callable[[], str] = lambda: ""
+) -> None:
+    """Return when `condition` holds; fail the test, saying what it waited for and why not, when the time is over."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            pytest.fail(f"after {seconds:g} s still waiting until {what}\n{why_not()}")
+        time.sleep(0.05)
+
+
+def edited_script(name: str, place: Path, **values: str) -> Path:
+    """Copy a batch script and edit its block, as a user does; python is the one of these tests."""
+    text = (Path(str(files("hybridnn.hpc_jobs"))) / name).read_text(encoding="utf-8")
+    script = place / name
+    script.write_text(filled_in(text, {"python": sys.executable, **values}), encoding="utf-8")
+    return script
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job that was submitted.
+
+    Attributes
+    ----------
+    cluster : Cluster
+    number : str
+    output : Path
+        File of what it prints.
+    """
+
+    cluster: Cluster
+    number: str
+    output: Path
+
+    def facts(self) -> Mapping[str, str]:
+        """What Slurm says about it, by the names that scontrol uses."""
+        text = self.cluster.run("scontrol", "--oneliner", "show", "job", self.number).stdout
+        return dict(re.findall(r"(\w+)=(\S*)", text.splitlines()[0]))
+
+    @property
+    def state(self) -> str:
+        """PENDING, RUNNING, COMPLETED and so on."""
+        return self.facts()["JobState"]
+
+    @property
+    def exit_code(self) -> int:
+        """Exit code of the batch script."""
+        return int(self.facts()["ExitCode"].split(":")[0])
+
+    def text(self) -> str:
+        """What it has printed so far."""
+        return self.output.read_text(encoding="utf-8") if self.output.exists() else ""
+
+    def wait(self, seconds: float, state: str = "COMPLETED") -> str:
+        """Wait for its end, which must be in `state`, and return what it printed."""
+        wait_until(lambda: self.state in OVER, seconds, f"job {self.number} is over", self.text)
+        assert self.state == state, self.text()
+        return self.text()
+
+
+class Cluster:
+    """The Slurm of these tests.
+
+    Parameters
+    ----------
+    configuration : str
+        Its ``slurm.conf``.
+    """
+
+    def __init__(self, configuration: str) -> None:
+        self.mark = f"{JOB_MARK}={uuid.uuid4().hex}"
+        name, _, value = self.mark.partition("=")
+        # A policy that lets nodes be overbooked makes Open MPI put all ranks on the first one.
+        changes = {"PRTE_MCA_rmaps_default_mapping_policy": None, "SLURM_CONF": configuration, name: value}
+        self.environment = job_environment(changes)
+        self._jobs: list[str] = []
+
+    def run(self, *command: str, folder: Path | None = None, seconds: float = 60) -> subprocess.CompletedProcess[str]:
+        """Run a command, Slurm's or ours, in the environment from which jobs are submitted."""
+        return subprocess.run(
+            command, cwd=folder, env=self.environment, capture_output=True, text=True, timeout=seconds, check=False
+        )
+
+    def submit(self, script: Path, *arguments: str, options: Sequence[str] = ()) -> Job:
+        """Submit a script from its folder, on two nodes with two tasks each unless `options` say otherwise."""
+        shape = ["--nodes=2", "--ntasks-per-node=2", "--time=10", "--output=%x-%j.out"]
+        command = ["sbatch", "--parsable", *shape, *options, str(script), *arguments]
+        submitted = self.run(*command, folder=script.parent)
+        assert submitted.returncode == 0, submitted.stderr
+        number = submitted.stdout.strip()
+        self._jobs.append(number)
+        named = [option.partition("=")[2] for option in options if option.startswith("--job-name=")]
+        name = named[0] if named else re.findall(r"^#SBATCH --job-name=(\S+)", script.read_text(), re.MULTILINE)[0]
+        return Job(self, number, script.parent / f"{name}-{number}.out")
+
+    def queued(self) -> list[str]:
+        """Numbers of the jobs that are not over."""
+        return self.run("squeue", "--noheader", "--format=%A").stdout.split()
+
+    def processes(self) -> list[int]:
+        """Ids of the living processes of all jobs of these tests."""
+        return marked_processes(self.mark)
+
+    def clear(self) -> None:
+        """End the jobs that are left, and wake nodes that a test took down."""
+        if self.queued():
+            self.run("scancel", "--user=root")
+            wait_until(lambda: not self.queued(), 30, "cancelled jobs are gone")
+        down = self.run("sinfo", "--noheader", "--states=down,drain", "--Node", "--format=%N").stdout.split()
+        for node in set(down):
+            self.run("scontrol", "update", f"nodename={node}", "state=resume")

@@ -1,0 +1,71 @@
+"""Tests on a real Slurm, brought up on this machine for them: ``make test-slurm``, or ``pytest -m slurm``."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from slurm.cluster import Cluster
+
+HERE = Path(__file__).parent
+SCRIPT = HERE / "slurm.sh"
+CANNOT = 77
+SECONDS_TO_INSTALL = 300
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "slurm: needs the real Slurm that `make test-slurm` brings up")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    wanted = "slurm" in config.option.markexpr
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.slurm)
+            if not wanted:
+                item.add_marker(pytest.mark.skip(reason="brings up a real Slurm: make test-slurm"))
+
+
+@pytest.fixture(scope="session")
+def configuration() -> Iterator[str]:
+    """Return the configuration file of a Slurm that runs; one that ran before goes on afterwards."""
+    ran = _slurm("status").returncode == 0
+    started = _slurm("start")
+    if started.returncode == CANNOT:
+        pytest.skip(started.stderr.strip())
+    assert started.returncode == 0, started.stderr
+    yield started.stdout.strip().partition("SLURM_CONF=")[2]
+    if not ran:
+        _slurm("stop")
+
+
+@pytest.fixture(scope="session")
+def _cluster(configuration: str) -> Cluster:
+    return Cluster(configuration)
+
+
+@pytest.fixture
+def cluster(_cluster: Cluster) -> Iterator[Cluster]:
+    """Return the Slurm, with nothing in its queue before and after."""
+    _cluster.clear()
+    yield _cluster
+    _cluster.clear()
+
+
+@pytest.fixture(scope="session")
+def launcher(_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return the launcher that works here, found once for all tests."""
+    script = tmp_path_factory.mktemp("launcher") / "launcher.sbatch"
+    script.write_text(f"#!/bin/bash\n#SBATCH --job-name=launcher\n{sys.executable} -m hybridnn.hpc_jobs.launcher\n")
+    return _cluster.submit(script).wait(60).splitlines()[-1]
+
+
+def _slurm(what: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [SCRIPT, what], capture_output=True, text=True, timeout=SECONDS_TO_INSTALL, check=False, env=os.environ
+    )

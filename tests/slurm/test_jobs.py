@@ -1,0 +1,223 @@
+"""The batch scripts on a real Slurm of several node daemons."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hybridnn.training.run_folder import run_status
+from slurm.cluster import Cluster, Job, edited_script, wait_until
+
+pytestmark = pytest.mark.timeout(400)
+
+EPOCHS = 20
+RUN = f"""
+training = {{epochs = {EPOCHS}, batch_size = 16, dtype = "float64", checkpoint_every = 100}}
+parallel = {{batch = 2, model = 2}}
+model.hidden = [48, 32]
+"""
+STUDY = """
+name = "tiny"
+base.training = {epochs = 2, batch_size = 16}
+base.model.hidden = [8]
+base.data = {name = "synthetic", synthetic = {samples = 200, test_samples = 50}}
+axes = {ranks = [1, 2], seeds = [0, 1]}
+"""
+LONG = 120
+
+
+def _records(folder: Path) -> list[dict[str, Any]]:
+    path = folder / "history.jsonl"
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("}")]
+
+
+def _epochs(folder: Path) -> list[int]:
+    return [record["epoch"] for record in _records(folder) if record["kind"] == "epoch"]
+
+
+def _weights(folder: Path) -> dict[str, np.ndarray[Any, Any]]:
+    with np.load(folder / "weights.npz") as file:
+        return dict(file)
+
+
+def _checkpoints(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / "checkpoints").glob("step-*"))
+
+
+def _submit_run(cluster: Cluster, folder: Path, launcher: str, *options: str, **values: str) -> tuple[Job, Path]:
+    """Submit ``train.sbatch`` and return the job and its run folder."""
+    (folder / "config.toml").write_text(RUN)
+    script = edited_script("train.sbatch", folder, launcher=launcher, **values)
+    job = cluster.submit(script, "config.toml", options=options)
+    return job, folder / "runs" / f"train-{job.number}"
+
+
+def _wait_until_it_trains(job: Job, run: Path) -> None:
+    wait_until(lambda: _epochs(run), LONG, f"{run.name} has an epoch", job.text)
+    assert run_status(run) != "finished"
+
+
+@pytest.fixture(scope="module")
+def undisturbed(_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a run that nothing happened to; it looks for its launcher itself."""
+    job, run = _submit_run(_cluster, tmp_path_factory.mktemp("undisturbed"), "")
+    text = job.wait(LONG)
+    assert "launcher: " in text
+    return run
+
+
+def _assert_same(run: Path, undisturbed: Path) -> None:
+    """Same weights to the last bit, and a history without gap or duplicate."""
+    assert run_status(run) == "finished"
+    expected, found = _weights(undisturbed), _weights(run)
+    assert found.keys() == expected.keys()
+    for name, array in expected.items():
+        np.testing.assert_array_equal(found[name], array, err_msg=name)
+    assert _epochs(run) == list(range(1, EPOCHS + 1))
+
+
+def test_four_ranks_train_on_two_nodes(undisturbed: Path) -> None:
+    header = _records(undisturbed)[0]
+    assert (header["ranks"], header["batch"], header["model"], header["nodes"]) == (4, 2, 2, 2)
+    assert header["threads_per_rank"] == 1
+    assert run_status(undisturbed) == "finished"
+    assert _epochs(undisturbed) == list(range(1, EPOCHS + 1))
+
+
+def test_warning_before_the_time_limit_requeues_the_run_which_goes_on(
+    cluster: Cluster, tmp_path: Path, launcher: str, undisturbed: Path
+) -> None:
+    job, run = _submit_run(cluster, tmp_path, launcher)
+    _wait_until_it_trains(job, run)
+    # What "--signal=B:USR1@120" does two minutes before the end, done now.
+    cluster.run("scancel", "--batch", "--signal=USR1", job.number)
+    wait_until(lambda: "requeue: " in job.text(), 30, "the run is requeued")
+    assert _checkpoints(run)
+    assert run_status(run) != "finished"
+    assert not (run / "weights.npz").exists()
+    job.wait(LONG)
+    assert job.facts()["Restarts"] == "1"
+    _assert_same(run, undisturbed)
+
+
+def test_time_limit_itself_warns_the_run(cluster: Cluster, tmp_path: Path, launcher: str, undisturbed: Path) -> None:
+    # Slurm looks at its jobs' time about once a minute: with a limit of one it warns at once.
+    job, run = _submit_run(cluster, tmp_path, launcher, "--time=1", "--signal=B:USR1@58", most_restarts="0")
+    text = job.wait(75, state="FAILED")
+    assert job.exit_code == 75
+    assert f"not requeued after 0 restarts; to go on: hybridnn train --resume runs/{run.name}" in text
+    assert _checkpoints(run)
+    assert run_status(run) != "finished"
+
+
+def test_cancelled_run_ends_and_stays_ended(cluster: Cluster, tmp_path: Path, launcher: str) -> None:
+    job, run = _submit_run(cluster, tmp_path, launcher)
+    _wait_until_it_trains(job, run)
+    cluster.run("scancel", job.number)
+    job.wait(20, state="CANCELLED")
+    wait_until(lambda: not cluster.queued(), 20, "the queue is empty")
+    wait_until(lambda: not cluster.processes(), 10, "no process of the job lives on")
+    assert job.facts()["Restarts"] == "0"
+    assert _checkpoints(run)
+    assert run_status(run) != "finished"
+
+
+def test_node_that_goes_down_requeues_the_run_which_goes_on(
+    cluster: Cluster, tmp_path: Path, launcher: str, undisturbed: Path
+) -> None:
+    job, run = _submit_run(cluster, tmp_path, launcher)
+    _wait_until_it_trains(job, run)
+    wait_until(lambda: _checkpoints(run), 30, "there is a checkpoint")
+    cluster.run("scontrol", "update", "nodename=n2", "state=down", "reason=test")
+    wait_until(lambda: job.facts()["Restarts"] == "1", 30, "the job has been requeued")
+    job.wait(LONG)
+    _assert_same(run, undisturbed)
+
+
+def test_rank_that_is_killed_ends_the_job(cluster: Cluster, tmp_path: Path, launcher: str) -> None:
+    job, run = _submit_run(cluster, tmp_path, launcher)
+    _wait_until_it_trains(job, run)
+    ranks = [process for process in cluster.processes() if _is_rank(process)]
+    assert len(ranks) == 4
+    os.kill(ranks[-1], signal.SIGKILL)
+    job.wait(30, state="FAILED")
+    assert job.exit_code not in (0, 75)
+    wait_until(lambda: not cluster.processes(), 20, "no process of the job lives on")
+    assert run_status(run) != "finished"
+
+
+def _is_rank(process: int) -> bool:
+    words = Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
+    return words[:4] == [sys.executable.encode(), b"-m", b"hybridnn", b"train"]
+
+
+def test_srun_that_leaves_the_ranks_alone_is_refused(cluster: Cluster, tmp_path: Path) -> None:
+    job, run = _submit_run(cluster, tmp_path, "srun --mpi=none -n")
+    text = job.wait(30, state="FAILED")
+    assert job.exit_code == 2
+    assert "Error: srun started 4 processes, but MPI sees 1 rank: start " in text
+    assert "Traceback" not in text
+    assert not run.exists()
+
+
+def test_each_rank_of_a_node_has_a_gpu_of_its_own(cluster: Cluster, tmp_path: Path, launcher: str) -> None:
+    # There are no GPUs: only what the ranks are told to see is looked at.
+    script = edited_script("gpu_train.sbatch", tmp_path, launcher=launcher)
+    show = 'import os, socket; print("sees", socket.gethostname(), os.environ["CUDA_VISIBLE_DEVICES"], flush=True)'
+    (tmp_path / "show.py").write_text(show)
+    text = script.read_text().replace("#SBATCH --gpus-per-node=4\n", "export CUDA_VISIBLE_DEVICES=6,7\n")
+    script.write_text(text.replace("-m hybridnn train", "show.py"))
+    printed = cluster.submit(script, options=["--cpus-per-task=1"]).wait(30).splitlines()
+    seen = sorted(line.partition("sees ")[2] for line in printed if "sees " in line)
+    assert [line.split()[1] for line in seen] == ["6", "7", "6", "7"]
+    assert len({line.split()[0] for line in seen}) == 2
+
+
+def test_study_is_submitted_as_arrays_with_a_report(cluster: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "tiny.toml").write_text(STUDY)
+    submit = [sys.executable, "-m", "hybridnn", "study", "submit", "tiny.toml", "--time", "5", "--partition", "main"]
+    result = cluster.run(*submit, folder=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count(": 2 cells on ") == 2
+    study = tmp_path / "runs" / "studies" / "tiny"
+    wait_until(lambda: not cluster.queued(), 150, "the arrays and the report are over", lambda: _printed(study))
+    for cell in ("ranks-1_seed-0", "ranks-1_seed-1", "ranks-2_seed-0", "ranks-2_seed-1"):
+        assert run_status(study / "cells" / cell) == "finished", _printed(study)
+    header = _records(study / "cells" / "ranks-2_seed-0")[0]
+    assert header["ranks"] == 2
+    assert (study / "report" / "index.html").is_file(), _printed(study)
+    again = cluster.run(*submit, folder=tmp_path)
+    assert again.stdout == "all 4 cells are finished: nothing to submit\n"
+
+
+def _printed(study: Path) -> str:
+    return "\n".join(f"{path.name}:\n{path.read_text()}" for path in sorted((study / "slurm" / "1").glob("*.out")))
+
+
+def test_cells_of_a_study_run_in_turn_in_one_job(cluster: Cluster, tmp_path: Path, launcher: str) -> None:
+    (tmp_path / "tiny.toml").write_text(STUDY.replace("[1, 2], seeds = [0, 1]", "[1, 2, 4], seeds = [0]"))
+    script = edited_script("strong_scaling.sbatch", tmp_path, launcher=launcher, study="tiny.toml", folder="here")
+    text = cluster.submit(script).wait(LONG)
+    assert "3 of 3 cells are finished" in text
+    nodes = {ranks: _records(tmp_path / "here" / "cells" / f"ranks-{ranks}_seed-0")[0]["nodes"] for ranks in (1, 2, 4)}
+    assert nodes == {1: 1, 2: 1, 4: 2}  # a node is filled before the next one is taken
+    assert (tmp_path / "here" / "report" / "index.html").is_file()
+    again = cluster.submit(script).wait(LONG)
+    assert "0 of 3 cells to run" in again
+
+
+def test_bad_partition_is_one_line(cluster: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "tiny.toml").write_text(STUDY)
+    command = [sys.executable, "-m", "hybridnn", "study", "submit", "tiny.toml", "--partition", "none"]
+    result = cluster.run(*command, folder=tmp_path)
+    assert result.returncode == 2
+    assert result.stderr.startswith("Error: sbatch refused the job: ")
+    assert result.stderr.count("\n") == 1
