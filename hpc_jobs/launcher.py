@@ -55,7 +55,7 @@ def find_launcher(launchers: Iterator[tuple[str, ...]], attempt: Try) -> tuple[t
     attempt : callable
         ``attempt(launcher)`` returns None if it works, else why not.
     """
-    failures = []
+    failures: list[str] = []
     for launcher in launchers:
         reason = attempt(launcher)
         if reason is None:
@@ -76,8 +76,10 @@ def _attempt(launcher: Sequence[str], ranks: str, nodes: str) -> str | None:
     if ended.returncode == 0:
         return None
     lines = [line.strip() for line in ended.stderr.splitlines() if line.strip()]
-    telling = [line for line in lines if line.startswith("MPI sees")] or lines or [f"exit code {ended.returncode}"]
-    return telling[0]
+    for telling in ("MPI sees", "Error", "error", ""):  # launchers write much around the reason
+        if found := [line for line in lines if telling in line]:
+            return found[0]
+    return f"exit code {ended.returncode}"
 
 
 def _main(environment: Mapping[str, str]) -> int:

@@ -89,17 +89,25 @@ def train(
     settings = None if resume not in (None, "auto") and config is None else load_settings(config, asked)
 
     # Only now, so that a wrong setting is reported without waiting for the rest to load.
+    from hybridnn.cli.losses import announce_loss, leave_after_loss
     from hybridnn.cli.train_view import TrainView
     from hybridnn.training.resume import what_to_train
-    from hybridnn.training.run import run_training
+    from hybridnn.training.survivors import Loss, train_on_survivors
 
     what = what_to_train(settings, resume, asked)
     if what is None:
         if launch_rank() in (None, 0):
             print(f"{settings.output.folder if settings else resume}: the run has ended, nothing is left to do")
         return
-    with TrainView(as_json=output_format is Format.json, quiet=quiet) as view:
-        run_training(what.settings, view, resumes=what.resumes, forced=force)
+
+    def view_of(loss: Loss | None) -> TrainView:
+        if loss is not None:
+            announce_loss(loss)
+        return TrainView(as_json=output_format is Format.json, quiet=quiet)
+
+    ended = train_on_survivors(what.settings, view_of, resumes=what.resumes, forced=force)
+    if ended.loss is not None:
+        leave_after_loss(ended)
 
 
 def _check_one_source(overrides: Sequence[str], data: Text, file: Text) -> None:

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridnn.comm.array_checks import require_root_array, require_shape
-from hybridnn.comm.large_messages import deal_by_messages, offsets_of, pieces
+from hybridnn.comm.large_messages import deal_by_messages, offsets_of, pieces, row_layout
 from hybridnn.comm.mpi import import_mpi, ranks_within, require_buffer
-from hybridnn.comm.partition import block_sizes, block_slice
+from hybridnn.comm.partition import block_slice
 from hybridnn.comm.recorded_calls import RecordedCalls
 from hybridnn.comm.recorder import Recorder
 from hybridnn.comm.request import DONE, Request
@@ -65,7 +65,6 @@ class Group(RecordedCalls):
         self._comm: Any = comm
         self._limit = message_limit
         self._mpi: Any = import_mpi() if self.size > 1 else None
-        self._layouts: dict[tuple[int, int], tuple[list[int], list[int]]] = {}
 
     def split(self, color: int, axis: str) -> Group:
         """Divide the group: the ranks that name the same `color` are a new one, in the same order; collective."""
@@ -118,7 +117,7 @@ class Group(RecordedCalls):
             self.iallgather_rows(array).wait()
             return
         require_buffer(array, "allgather")
-        counts, offsets = self._layout(array)
+        counts, offsets = row_layout(array, self.size)
         call = self._begin("allgather", array.nbytes, array.dtype)
         if counts[0] == counts[-1]:
             self._comm.Allgather(self._mpi.IN_PLACE, array)
@@ -131,7 +130,7 @@ class Group(RecordedCalls):
         if self.size == 1:
             return DONE
         require_buffer(array, "allgather")
-        counts, offsets = self._layout(array)
+        counts, offsets = row_layout(array, self.size)
 
         def start() -> list[Any]:
             if array.nbytes <= self._limit:
@@ -164,7 +163,7 @@ class Group(RecordedCalls):
         if self.size == 1:
             out[...] = array
             return DONE
-        counts, _ = self._layout(array)
+        counts, _ = row_layout(array, self.size)
 
         def start() -> list[Any]:
             if array.nbytes <= self._limit:
@@ -297,12 +296,3 @@ class Group(RecordedCalls):
 
     def _pieces(self, array: NDArray[Any]) -> Iterator[NDArray[Any]]:
         return pieces(array, self._limit)
-
-    def _layout(self, array: NDArray[Any]) -> tuple[list[int], list[int]]:
-        """Elements and first element of every rank's block of rows."""
-        width = array.size // max(len(array), 1)
-        key = (len(array), width)
-        if key not in self._layouts:
-            counts = [n * width for n in block_sizes(len(array), self.size)]
-            self._layouts[key] = (counts, offsets_of(counts))
-        return self._layouts[key]

@@ -1,13 +1,16 @@
-"""Arrays over the message limit: cut into pieces, and scattered or gathered piece by piece."""
+"""Where blocks lie in arrays, and arrays over the message limit: cut into pieces, scattered or gathered by piece."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 
 from numpy.typing import NDArray
 
-__all__ = ["deal_by_messages", "offsets_of", "pieces"]
+from hybridnn.comm.partition import block_sizes
+
+__all__ = ["deal_by_messages", "offsets_of", "pieces", "row_layout"]
 
 
 def pieces(array: NDArray[Any], limit: int) -> Iterator[NDArray[Any]]:
@@ -24,6 +27,17 @@ def offsets_of(counts: Sequence[int]) -> list[int]:
     for count in counts[:-1]:
         offsets.append(offsets[-1] + count)
     return offsets
+
+
+def row_layout(array: NDArray[Any], ranks: int) -> tuple[list[int], list[int]]:
+    """Items and first item of every rank's block of the rows of `array`; shared, so not to be changed."""
+    return _row_layout(len(array), array.size // max(len(array), 1), ranks)
+
+
+@lru_cache(maxsize=1024)
+def _row_layout(rows: int, width: int, ranks: int) -> tuple[list[int], list[int]]:
+    counts = [n * width for n in block_sizes(rows, ranks)]
+    return counts, offsets_of(counts)
 
 
 def deal_by_messages(

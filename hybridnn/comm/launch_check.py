@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -28,6 +29,12 @@ MPIRUN_SIZES = {
 
 STEP_SIZE, STEP_RANK = "SLURM_STEP_NUM_TASKS", "SLURM_PROCID"
 """Set by srun for every process; a batch script has a number of its own but is no step of srun."""
+
+
+FIRST_MESSAGE_SECONDS = 0.25
+"""Pause of Open MPI's ranks under srun before they send. One may leave the initialization of Open MPI 5 while another
+is still in it, and a message that comes so early ends that other one with a segmentation fault: once in some forty
+starts on busy nodes (reported as open-mpi/ompi#12495). Under mpirun it was not seen."""
 
 
 @dataclass(frozen=True)
@@ -107,15 +114,20 @@ def launch_problem(environment: Mapping[str, str], size: int, library: str) -> s
 def require_whole_launch() -> None:
     """Refuse to go on where MPI does not see all the processes that this one was started with.
 
+    Called before the first message: it returns when all ranks may be taken to have left MPI's initialization.
+
     Raises
     ------
     EnvironmentProblem
         On every process: they are alone, and cannot agree.
     """
-    size = import_mpi().COMM_WORLD.Get_size()
-    problem = launch_problem(os.environ, size, library_version())
+    size, library = import_mpi().COMM_WORLD.Get_size(), library_version()
+    problem = launch_problem(os.environ, size, library)
     if problem is not None:
         raise EnvironmentProblem(problem)
+    launch = launch_of(os.environ)
+    if size > 1 and launch is not None and launch.by_srun and srun_option(library) == "pmix":
+        time.sleep(FIRST_MESSAGE_SECONDS)
 
 
 def _number(environment: Mapping[str, str], name: str) -> int | None:
@@ -126,6 +138,8 @@ def _number(environment: Mapping[str, str], name: str) -> int | None:
 def _main(arguments: Sequence[str]) -> int:
     ranks, nodes = map(int, arguments)
     world = import_mpi().COMM_WORLD
+    if world.Get_size() == ranks:
+        require_whole_launch()
     hosts = set(world.allgather(socket.gethostname()))
     if (world.Get_size(), len(hosts)) == (ranks, nodes):
         return 0

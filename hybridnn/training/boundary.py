@@ -57,6 +57,8 @@ class StepBoundary:
         Number of the signal that stopped the training, or 0.
     checkpoint : Path or None
         What was written last because of it.
+    reached : Progress or None
+        How far the training was when it was last asked.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class StepBoundary:
         self._stride = self._until_agreement = 1
         self.stopped_by = 0
         self.checkpoint: Path | None = None
+        self.reached: Progress | None = None
 
     @classmethod
     def of(
@@ -101,6 +104,7 @@ class StepBoundary:
 
     def __call__(self, progress: Progress) -> bool:
         """Write a checkpoint where it is time; whether to stop. Collective."""
+        self.reached = progress
         due = self._is_due(progress.step)
         self._until_agreement -= 1
         if self._until_agreement <= 0 or progress.minibatches == 0:

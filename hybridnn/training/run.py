@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hybridnn.comm.agreement import agree, broadcast_text
 from hybridnn.comm.grid import ProcessGrid
@@ -26,7 +27,11 @@ from hybridnn.training.settings import ParallelSettings, Settings
 from hybridnn.training.stop_signals import StopSignals
 from hybridnn.training.trace_file import write_trace
 from hybridnn.training.trainer import Trainer
+from hybridnn.training.underway import Underway
 from hybridnn.training.weights_file import read_weights
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
 
 __all__ = ["run_training"]
 
@@ -34,7 +39,14 @@ TRACED_EVENTS = 1 << 16
 """Events of every rank that a trace keeps: the last ones of the run."""
 
 
-def run_training(settings: Settings, view: RunView, *, resumes: bool = False, forced: bool = False) -> RunSummary:
+def run_training(
+    settings: Settings,
+    view: RunView,
+    *,
+    resumes: bool = False,
+    forced: bool = False,
+    underway: Underway | None = None,
+) -> RunSummary:
     """Train as the settings say and write the run folder; collective over all ranks of the job.
 
     Parameters
@@ -47,6 +59,8 @@ def run_training(settings: Settings, view: RunView, *, resumes: bool = False, fo
         Go on with the run in `output.folder`, from its newest sound checkpoint.
     forced : bool
         Resume even where settings differ that change the training.
+    underway : Underway, optional
+        The ranks to train on where they are not all of the job; told what is to be known if one of them is lost.
 
     Returns
     -------
@@ -60,7 +74,8 @@ def run_training(settings: Settings, view: RunView, *, resumes: bool = False, fo
         `StoppedBySignal` when a signal came and the checkpoint is written.
     """
     settings = settle_layout(settings)
-    grid = _grid(settings)
+    underway = underway if underway is not None else Underway()
+    grid = _grid(settings, underway.comm)
     data = place_data(
         lambda: load_data(settings.data),
         grid,
@@ -79,14 +94,17 @@ def run_training(settings: Settings, view: RunView, *, resumes: bool = False, fo
     path = Path(broadcast_text(grid.world, "" if folder is None else str(folder.path), 0))
     identity = data_identity(settings, data)
     with StopSignals() as signals, contextlib.ExitStack() as held:
+        held.enter_context(underway.kept_in(path, grid))
         if folder is not None:
             held.enter_context(folder)
         resumed = resume(path, settings, trainer, identity, forced=forced) if resumes else None
         report = RunReport(settings, trainer, data, view, folder, memory, expected)
-        writer = trainer.checkpoint_writer(path / CHECKPOINTS, identity, settings.training.keep)
+        new_writer = partial(trainer.checkpoint_writer, path / CHECKPOINTS, identity, settings.training.keep)
+        writer = new_writer()
         agree(grid.world, lambda: report.start(resumed))
         watch = held.enter_context(_stall_watch(grid, path, settings.output.stall_seconds))
         boundary = StepBoundary.of(settings.training, trainer, writer, signals, watch.busy)
+        underway.begin(trainer, boundary, writer, new_writer)
         seconds = _fit(settings, trainer, data, report, boundary, path)
         if settings.output.trace:
             write_trace(None if folder is None else folder.trace_path, grid, trainer.plan.label)
@@ -120,14 +138,15 @@ def _fit(
     return perf_counter() - start
 
 
-def _grid(settings: Settings) -> ProcessGrid:
+def _grid(settings: Settings, comm: MPI.Intracomm | None) -> ProcessGrid:
     parallel = settings.parallel
     recorder = Recorder(TRACED_EVENTS) if settings.output.trace else None
     checked = settings.training.check_collectives
     if parallel.stages:
         stages = [(stage.batch, stage.model) for stage in parallel.stages]
-        return ProcessGrid(stages=stages, recorder=recorder, check_collectives=checked)
+        return ProcessGrid(comm, stages=stages, recorder=recorder, check_collectives=checked)
     return ProcessGrid(
+        comm,
         pipeline=parallel.pipeline,
         batch=parallel.batch,
         model=parallel.model,

@@ -9,12 +9,12 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -107,9 +107,8 @@ class RunFolder:
         return self.path / TRACE
 
     def write_config(self, settings: Settings) -> None:
-        """Write the resolved settings as ``config.toml``."""
-        with _named_if_unwritable(self.path):
-            (self.path / CONFIG).write_text(to_toml(settings), encoding="utf-8")
+        """Write the resolved settings as ``config.toml``, whole or not at all: without it no run can be resumed."""
+        self._write(CONFIG, lambda file: file.write(to_toml(settings).encode()))
 
     def begin(self, header: RunHeader) -> None:
         """Add the first line: what the run is about to do."""
@@ -128,9 +127,8 @@ class RunFolder:
             Its name.
         """
         with _named_if_unwritable(self.path):
-            partial = self.path / f".{HISTORY}.partial"
-            partial.write_text("".join(lines_until(self.path / HISTORY, progress)), encoding="utf-8")
-            os.replace(partial, self.path / HISTORY)
+            kept = "".join(lines_until(self.path / HISTORY, progress))
+        self._write(HISTORY, lambda file: file.write(kept.encode()))
         self._open("a")
         self._append("resumed", {"step": progress.step, "epoch": progress.epoch, "checkpoint": checkpoint})
         self._append("header", asdict(header))
@@ -184,11 +182,15 @@ class RunFolder:
             self._history.write(to_json({"kind": kind, **values}) + "\n")
 
     def _write_arrays(self, name: str, arrays: Mapping[str, NDArray[Any]]) -> Path:
+        return self._write(name, lambda file: np.savez(file, allow_pickle=False, **arrays))
+
+    def _write(self, name: str, fill: Callable[[BinaryIO], object]) -> Path:
+        """Put a file in place of what there was; a crash or a full disk leaves that as it was."""
         final, partial = self.path / name, self.path / f".{name}.partial"
         with _named_if_unwritable(self.path):
             try:
                 with open(partial, "wb") as file:
-                    np.savez(file, allow_pickle=False, **arrays)
+                    fill(file)
                     file.flush()
                     os.fsync(file.fileno())
                 os.replace(partial, final)

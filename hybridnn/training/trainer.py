@@ -264,7 +264,9 @@ class Trainer(TrainedNetwork):
         loss = done.progress.loss_sum / done.progress.samples
         return EpochRecord.of(self.step, before.epoch, loss, rates[-1], metrics, done.speed)
 
-    def checkpoint_writer(self, folder: Path, data: str, keep: int = 3) -> CheckpointWriter:
+    def checkpoint_writer(
+        self, folder: Path, data: str, keep: int = 3, *, grid: ProcessGrid | None = None
+    ) -> CheckpointWriter:
         """Make a writer of this training's checkpoints; collective.
 
         Parameters
@@ -275,9 +277,11 @@ class Trainer(TrainedNetwork):
             Identity of the data, for their manifests.
         keep : int
             The newest ones, which stay.
+        grid : ProcessGrid, optional
+            Of the ranks that write, by default all; with the batch axis alone any of them hold everything.
         """
         engine, origin = self._engine, origin_of(self, data)
-        return CheckpointWriter(folder, self.grid, self.model, engine.stages, engine.states, origin, keep=keep)
+        return CheckpointWriter(folder, grid or self.grid, self.model, engine.stages, engine.states, origin, keep=keep)
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Go on where a checkpoint was written, on whatever grid; collective.

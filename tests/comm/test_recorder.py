@@ -1,10 +1,20 @@
-"""The recorder: bounded memory, right totals."""
+"""The recorder: bounded memory, right totals, and what the rank does now."""
 
 from __future__ import annotations
 
+import threading
 from time import perf_counter
+from typing import TYPE_CHECKING
 
+import numpy as np
+import pytest
+
+from hybridnn.comm.calls import Call
+from hybridnn.comm.grid import ProcessGrid
 from hybridnn.comm.recorder import Recorder
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
 
 
 def test_memory_is_bounded_and_totals_are_not() -> None:
@@ -35,3 +45,81 @@ def test_totals_of_a_span_are_a_difference() -> None:
     span = recorder.totals - before
     assert (span.bytes_sent, span.messages) == (11, 1)
     assert 0 <= span.communication_seconds <= recorder.totals.communication_seconds
+
+
+def test_communication_inside_an_instruction_is_no_computing() -> None:
+    recorder = Recorder()
+    recorder.end_communication("allreduce", "batch", perf_counter() - 5.0, 0)  # before the instruction
+    start = perf_counter()
+    recorder.end_communication("allgather", "model", start, 0)
+    recorder.end_communication("allgather.wait", "model", perf_counter() - 1e-3, 0, 0)
+    recorder.end_compute("forward", start - 2.0)
+    inside = [event for event in recorder.events if event.name.startswith("allgather")]
+    whole = recorder.events[-1].stop - recorder.events[-1].start
+    expected = whole - sum(event.stop - event.start for event in inside)
+    assert recorder.computing_seconds["forward"] == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.mpi(ranks=[2])
+def test_a_recorder_knows_what_its_rank_is_in(comm: MPI.Intracomm) -> None:
+    """Seen by a thread, as the rank itself is in the call."""
+    grid = ProcessGrid(comm, batch=1, model=2)
+    recorder, seen = grid.recorder, []
+    numbers = np.zeros(10, "float32")
+
+    def look() -> None:
+        while recorder.now is None:
+            pass
+        seen.append((Call._make(recorder.now), recorder.finished))
+        word = np.zeros(1)
+        comm.Send(word, 1, tag=9)  # only now does rank 1 arrive
+
+    if comm.rank == 0:
+        thread = threading.Thread(target=look)
+        thread.start()
+        grid.model_group.allreduce(numbers, "max")
+        thread.join()
+        ((call, finished),) = seen
+        channel = call.channel
+        assert (call.name, call.number, call.nbytes, call.dtype, call.detail) == ("allreduce", 1, 40, "float32", "max")
+        assert (channel.axis, channel.members, channel.entered) == ("model", (0, 1), 1)
+        assert finished == 0
+    else:
+        comm.Recv(np.zeros(1), 0, tag=9)
+        grid.model_group.allreduce(numbers, "max")
+    assert recorder.now is None
+    assert recorder.finished == 1
+
+
+@pytest.mark.mpi(ranks=[2])
+def test_asking_in_vain_is_no_progress(comm: MPI.Intracomm) -> None:
+    grid = ProcessGrid(comm)
+    recorder = grid.recorder
+    request = grid.world.ireceive(np.zeros(3), 1 - comm.rank, tag=5)
+    begun = recorder.finished
+    for _ in range(3):
+        assert not request.test()
+    assert recorder.finished == begun
+    assert recorder.now is None
+    assert recorder.polled is not None
+    assert Call._make(recorder.polled[0]).name == "receive"
+    comm.Barrier()
+    grid.world.isend(np.ones(3), 1 - comm.rank, tag=5).wait()
+    while not request.test():
+        pass
+    assert recorder.finished == begun + 3  # a send, its wait, and the receive
+
+
+@pytest.mark.mpi(ranks=[4])
+def test_groups_name_their_members_by_their_rank_in_the_grid(comm: MPI.Intracomm) -> None:
+    backwards = comm.Split(0, -comm.rank)
+    grid = ProcessGrid(backwards, batch=2, model=2)
+    assert grid.world.members == (0, 1, 2, 3)
+    assert grid.model_group.members == ((0, 1) if grid.batch_rank == 0 else (2, 3))
+    assert grid.batch_group.members == ((0, 2) if grid.model_rank == 0 else (1, 3))
+    assert grid.node_group.members == (0, 1, 2, 3)
+    halves = grid.world.split(grid.rank // 2, "half")
+    assert halves.members == ((0, 1) if grid.rank < 2 else (2, 3))
+    again = grid.world.split(grid.rank // 2, "half")
+    channels = [(channel.axis, channel.members, channel.ordinal) for channel in grid.recorder.channels]
+    assert channels[-2:] == [("half", halves.members, 0), ("half", again.members, 1)]

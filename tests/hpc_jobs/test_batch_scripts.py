@@ -104,6 +104,12 @@ def test_end_of_the_run_is_the_end_of_the_job(tmp_path: Path, script: str, code:
         assert threads.startswith("threads 3 3 3 ")
 
 
+def test_run_of_another_job_can_be_gone_on_with(tmp_path: Path, script: str) -> None:
+    with _job(tmp_path, script, "exit 0", RUN="runs/name-3") as job:
+        assert job.wait()[0] == 0
+        assert job.lines("program-calls")[0].endswith(" --out runs/name-3 --resume auto")
+
+
 def test_threads_are_one_where_the_job_says_nothing(tmp_path: Path, script: str) -> None:
     with _job(tmp_path, script, "exit 0", SLURM_CPUS_PER_TASK="") as job:
         assert job.wait()[0] == 0
@@ -163,7 +169,7 @@ def test_restarts_end_at_their_limit(tmp_path: Path, script: str) -> None:
     with _job(tmp_path, script, "exit 75", most_restarts="2", SLURM_RESTART_COUNT="2") as job:
         code, out = job.wait()
         assert code == 75
-        assert out == "not requeued after 2 restarts; to go on: hybridnn train --resume runs/name-17\n"
+        assert out == "not requeued after 2 restarts; to go on, submit the same with RUN=runs/name-17\n"
         assert len(job.lines("scontrol-calls")) == 1
 
 
@@ -171,7 +177,7 @@ def test_refused_requeue_says_how_to_go_on(tmp_path: Path, script: str) -> None:
     with _job(tmp_path, script, "exit 75", scontrol_code="1") as job:
         code, out = job.wait()
         assert code == 75
-        assert out.endswith("to go on: hybridnn train --resume runs/name-17\n")
+        assert out.endswith("to go on, submit the same with RUN=runs/name-17\n")
 
 
 @pytest.mark.parametrize(

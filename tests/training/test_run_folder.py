@@ -1,14 +1,18 @@
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from hybridnn.errors import DataError, EnvironmentProblem, SettingError
+from hybridnn.training.checkpoints.manifest import Progress
 from hybridnn.training.history import EpochRecord, RunSummary, StepRecord
 from hybridnn.training.history_file import read_history, run_status
 from hybridnn.training.learning_curve import draw_learning_curve
@@ -31,6 +35,7 @@ EPOCH = EpochRecord(
     communication_seconds=0.1,
     bytes_sent=1234,
 )
+NO_HEADER: Any = None
 SUMMARY = RunSummary("folder", [EPOCH], 1.5, "test accuracy", 0.75, 15)
 
 
@@ -70,6 +75,24 @@ def test_every_record_is_on_disk_at_once(tmp_path: Path) -> None:
     assert json.loads(line) == {"kind": "step", "step": 1, "epoch": 1, "train_loss": 2.5, "learning_rate": 0.1} | SPEED
     assert json.loads(lines[1])["kind"] == "epoch"
     assert run_status(tmp_path) == "unfinished"
+
+
+def test_full_disk_leaves_settings_and_history_as_they_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with RunFolder.create(tmp_path, "x") as folder:
+        folder.write_config(Settings())
+        folder.append(STEP)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with RunFolder.create(tmp_path, "x", goes_on=True) as folder:
+        monkeypatch.setattr(os, "fsync", full)
+        with pytest.raises(EnvironmentProblem, match="cannot be written: No space left on device"):
+            folder.write_config(Settings())
+        with pytest.raises(EnvironmentProblem, match="cannot be written: No space left on device"):
+            folder.go_on(NO_HEADER, Progress(step=0), "step-00000000")
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 def test_values_that_are_not_finite_become_null(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import contextlib
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from functools import cache
 from json import dumps
 from pathlib import Path
 from typing import Any, TypeVar
@@ -152,10 +153,14 @@ def _rank_files(path: Path) -> Iterator[Path]:
     return path.glob("rank-*.json")
 
 
+@cache
+def _reader_of(kind: type[Any]) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
 def _parse(file: Path, kind: type[State]) -> State:
-    adapter: TypeAdapter[Any] = TypeAdapter(kind)
     try:
-        state: State = adapter.validate_json(file.read_bytes())
+        state: State = _reader_of(kind).validate_json(file.read_bytes())
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))

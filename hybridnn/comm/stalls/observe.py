@@ -64,7 +64,7 @@ def observe(
         caller=_innermost(stack, PACKAGE),
         stack=tuple(stack[-LAST_FRAMES:]),
         groups=tuple(_group_state(channel) for channel in recorder.channels),
-        finished=tuple(_finished(event, now) for event in recorder.events if _is_told(event))[-LAST_EVENTS:],
+        finished=tuple(_finished(event, now) for event in recorder.last_events(LAST_EVENTS)),
     )
 
 
@@ -96,10 +96,6 @@ def _call_state(record: CallRecord, now: float) -> CallState:
 def _group_state(channel: Channel) -> GroupState:
     recent = tuple((call.number, call.what) for call in map(Call._make, channel.recent.copy()))
     return GroupState(channel.axis, ranks_text(channel.members), channel.ordinal, channel.entered, recent)
-
-
-def _is_told(event: Event) -> bool:
-    return not event.name.endswith(".test")
 
 
 def _finished(event: Event, now: float) -> Finished:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hybridnn.comm.stalls.ranks_text import name_ranks, ranks_in
-
 __all__ = ["CallState", "Finished", "Frame", "GroupKey", "GroupState", "JobState", "RankState", "place_in_code"]
 
 GroupKey = tuple[str, str, int]
@@ -75,7 +73,7 @@ class CallState:
         if self.is_message:
             way = "to" if self.operation == "send" else "from"
             return f"{self.operation} {way} rank {self.peer}"
-        return f"{self.operation} {self.number} of group {self.axis} ({name_ranks(ranks_in(self.members))})"
+        return f"{self.operation} {self.number} of group {self.axis} (ranks {self.members})"
 
     def __str__(self) -> str:
         array = f", {self.nbytes:,} bytes {self.dtype}" if self.dtype else ""

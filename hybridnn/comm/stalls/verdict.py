@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
 from hybridnn.comm.stalls.ranks_text import name_ranks, ranks_in
-from hybridnn.comm.stalls.state import GroupKey, RankState
+from hybridnn.comm.stalls.state import CallState, GroupKey, RankState
 
 __all__ = ["Finding", "disagreement", "judge"]
 
@@ -62,7 +63,7 @@ def judge(states: States, size: int, processes: Sequence[str] = ()) -> tuple[Fin
     tuple of Finding
         At least one; what explains most comes first.
     """
-    waits = {rank: _waited_for(state, states) for rank, state in states.items()}
+    waits = _waits(states)
     silent = [rank for rank in range(size) if rank not in states]
     findings = [*_disagreements(states), *_silent(silent, waits, states, processes), *_outside(waits, states)]
     if not any(finding.kind == "disagreement" for finding in findings):
@@ -73,19 +74,26 @@ def judge(states: States, size: int, processes: Sequence[str] = ()) -> tuple[Fin
 # -- who waits for whom ----------------------------------------------------------------------------------------------
 
 
-def _waited_for(state: RankState, states: States) -> frozenset[int]:
-    """The ranks without which a rank cannot go on."""
-    call = state.waits_for
-    if call is None:
-        return frozenset()
-    if call.is_message:
-        return frozenset() if call.peer is None else frozenset({call.peer})
-    others = (rank for rank in ranks_in(call.members) if rank != state.rank)
-    return frozenset(rank for rank in others if rank not in states or _entered(states[rank], call.group) < call.number)
+def _waits(states: States) -> dict[int, frozenset[int]]:
+    """By rank, the ranks without which it cannot go on."""
+    entered: defaultdict[GroupKey, dict[int, int]] = defaultdict(dict)
+    for rank, state in states.items():
+        for group in state.groups:
+            entered[group.key][rank] = group.entered
 
+    @cache
+    def not_arrived(key: GroupKey, number: int) -> frozenset[int]:
+        _, members, _ = key
+        return frozenset(rank for rank in ranks_in(members) if entered[key].get(rank, 0) < number)
 
-def _entered(state: RankState, key: GroupKey) -> int:
-    return next((group.entered for group in state.groups if group.key == key), 0)
+    def waited_for(call: CallState | None) -> frozenset[int]:
+        if call is None:
+            return frozenset()
+        if call.is_message:
+            return frozenset(() if call.peer is None else (call.peer,))
+        return not_arrived(call.group, call.number)
+
+    return {rank: waited_for(state.waits_for) for rank, state in states.items()}
 
 
 def _waiters(ranks: Iterable[int], waits: Waits, states: States) -> str:
@@ -188,8 +196,7 @@ def _circle(circle: Sequence[int], waits: Waits, states: States) -> Finding:
     awaited = {rank: sum(rank in others for others in waits.values()) for rank in circle}
     most = [rank for rank in circle if awaited[rank] == max(awaited.values())]
     named = f"; most wait for rank {most[0]}" if len(most) == 1 else ""
-    ranks = most if named else circle
-    return Finding("circle", tuple(sorted(ranks)), f"{name_ranks(circle)} wait for one another: {parts}{named}")
+    return Finding("circle", tuple(sorted(circle)), f"{name_ranks(circle)} wait for one another: {parts}{named}")
 
 
 def _complete(waits: Waits, states: States) -> Iterator[Finding]:

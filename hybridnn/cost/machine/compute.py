@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import log
+from functools import lru_cache
+from math import fsum, log
 from typing import Literal, TypeVar
 
-import numpy as np
 from pydantic import Field
-from scipy.special import digamma
 
 from hybridnn.settings_types import AtLeastZero, Count, Section
 
@@ -181,14 +180,18 @@ class Compute(Section):
         Ranks that meet go at the pace of the last (Petrini, Kerbyson, Pakin 2003). Delays are taken as exponential: the
         largest of P is H_P = 1 + 1/2 + … + 1/P mean delays, their median ln 2 of one.
         """
-        harmonic = float(digamma(ranks + 1)) + np.euler_gamma
-        return 1.0 + self.noise * (harmonic - log(2.0))
+        return 1.0 + self.noise * (_harmonic(ranks) - log(2.0))
 
     def in_other_precision(self) -> Compute:
         """The other precision where only one is known: numbers twice as long take twice as long, calls do not."""
         if self.dtype == "float32":
             return self.scaled(2.0, calls=False).model_copy(update={"dtype": "float64"})
         return self.scaled(0.5, calls=False).model_copy(update={"dtype": "float32"})
+
+
+@lru_cache
+def _harmonic(count: int) -> float:
+    return fsum(1.0 / number for number in range(1, count + 1))
 
 
 def _named(costs: Mapping[str, ElementCost], name: str) -> ElementCost:

@@ -70,6 +70,11 @@ class Phases:
                 self._start()
         return True
 
+    def settle(self) -> None:
+        """Return when no job of this rank runs any more; none begins without `advance`."""
+        for thread in self._threads:
+            thread.join()
+
     def _start(self) -> None:
         # Daemons: a rank that ends with an error does not wait for a disk.
         self._threads = [Thread(target=self._run, args=(job,), daemon=True) for job in self._phases.pop(0)]

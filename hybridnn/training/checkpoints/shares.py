@@ -1,100 +1,90 @@
-"""Which of its blocks a rank writes and digests.
+"""Which rows of the arrays a rank writes, and which files it digests.
 
-Ranks that hold the same blocks (batch replicas) share them: the rows of all blocks, one after the other, are cut into
-as many stretches as there are replicas, so that every rank writes about the same bytes and nearly all files have one
-writer. Where replicas hold whole arrays, the one that writes most of a file also digests it, from memory; where the
-layers are split over model ranks nobody holds a whole array, and the files are dealt to the ranks of the stage to be
-read again.
+Model ranks each write a block of rows, whatever block they hold. Ranks that hold the same (batch replicas) share it:
+the rows of all arrays, one after the other, are cut into as many stretches as there are replicas, so that every rank
+writes about the same bytes and nearly all files have one writer. Where replicas hold whole arrays, the one that writes
+most of a file also digests it, from memory; where the layers are split over model ranks nobody holds a whole array, and
+the files are dealt to the ranks of the stage to be read again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hybridnn.comm.grid import ProcessGrid
+from hybridnn.comm.partition import block_bounds
 from hybridnn.training.checkpoints.blocks import HeldBlock
 
 __all__ = ["Share", "deal_files", "files_to_read_again", "share_rows", "shares_of_rank"]
 
 UNCUT_BYTES = 1 << 20
-"""A block up to this size is written by one rank: opening a file costs more than writing so little."""
+"""A block of rows up to this size is written by one rank: opening a file costs more than writing so little."""
 
 
 @dataclass(frozen=True)
 class Share:
-    """What a rank does with one of its blocks.
+    """What the ranks do with one array.
 
     Attributes
     ----------
-    block : int
-        Its place in the list of this rank's blocks.
-    rows : slice
-        Rows of the block that this rank writes.
+    rows : tuple of slice
+        Rows that each model rank of this rank's replica writes.
     digests : bool
-        Whether it digests the block, which is then a whole array.
+        Whether this rank digests the array, of which it holds the whole.
     """
 
-    block: int
-    rows: slice
+    rows: tuple[slice, ...]
     digests: bool
-
-    @property
-    def held(self) -> slice:
-        """Rows that are needed for both."""
-        return slice(0, None) if self.digests else self.rows
 
 
 def shares_of_rank(blocks: Sequence[HeldBlock], grid: ProcessGrid) -> list[Share]:
-    """What this rank writes and digests of its blocks, in the order in which it does.
+    """What this rank and its model group do with the array of each of their blocks."""
 
-    Model ranks, which write to the same files, begin at different ones: a file system lets only one write to a file at
-    a time.
-    """
-    bytes_of_blocks = [block.memory.nbytes for block in blocks]
-    heights = [block.where.height for block in blocks]
-    every = np.array(
-        [share_rows(bytes_of_blocks, heights, grid.batch, sharer, UNCUT_BYTES) for sharer in range(grid.batch)]
-    )
-    most = (every[..., 1] - every[..., 0]).argmax(axis=0)
-    digests = most == grid.batch_rank if grid.model == 1 else np.zeros(len(blocks), bool)
-    shares = [
-        Share(place, slice(*rows), bool(digests[place]))
-        for place, rows in enumerate(every[grid.batch_rank].tolist())
-        if rows[0] < rows[1] and blocks[place].where.size
-    ]
-    first = len(shares) * grid.model_rank // grid.model
-    return shares[first:] + shares[:first]
+    def rows_of(batch_rank: int, model_rank: int) -> NDArray[np.int64]:
+        bounds = np.array([block_bounds(block.where.shape[0], grid.model, model_rank) for block in blocks])
+        row_bytes = np.array([block.where.shape[1] * block.memory.itemsize for block in blocks])
+        return bounds[:, :1] + share_rows(bounds[:, 1] - bounds[:, 0], row_bytes, grid.batch, batch_rank, UNCUT_BYTES)
+
+    mine = [rows_of(grid.batch_rank, model_rank) for model_rank in range(grid.model)]
+    digests = [False] * len(blocks)
+    if grid.model == 1:
+        written = np.stack([np.diff(rows_of(batch_rank, 0))[:, 0] for batch_rank in range(grid.batch)])
+        digests = (written.argmax(axis=0) == grid.batch_rank).tolist()
+    return [Share(tuple(slice(*rows[place].tolist()) for rows in mine), digests[place]) for place in range(len(blocks))]
 
 
 def share_rows(
-    nbytes: Sequence[int], heights: Sequence[int], sharers: int, sharer: int, uncut: int
-) -> list[tuple[int, int]]:
-    """First and last row of each block, as a slice has them, that one of several ranks with the same blocks writes.
+    heights: NDArray[np.int64], row_bytes: NDArray[np.int64], sharers: int, sharer: int, uncut: int
+) -> NDArray[np.int64]:
+    """First and last row of each array, as a slice has them, that one of several ranks with the same arrays writes.
 
     Parameters
     ----------
-    nbytes, heights : sequence of int
-        Bytes and rows of every block.
+    heights, row_bytes : ndarray of int, shape (arrays,)
+        Rows of every array, and bytes of such a row.
     sharers, sharer : int
-        Ranks with these blocks, and which of them.
+        Ranks with these arrays, and which of them.
     uncut : int
-        Bytes up to which a block is not cut.
+        Bytes up to which an array is not cut.
+
+    Returns
+    -------
+    ndarray of int, shape (arrays, 2)
     """
-    ends = list(accumulate(nbytes))
-    total = ends[-1] if ends else 0
+    sizes = heights * row_bytes
+    starts = np.cumsum(sizes) - sizes
 
-    def row_at(part: int, size: int, height: int, end: int) -> int:
-        """Rows of a block before the stretch of rank `part`."""
-        inside = total * part // sharers - (end - size)
-        if size <= uncut:
-            return height if inside > 0 else 0
-        return min(max(inside * height // size, 0), height)
+    def rows_before(part: int) -> NDArray[np.int64]:
+        """Rows of each array before the stretch of rank `part`."""
+        inside = sizes.sum() * part // sharers - starts
+        cut: NDArray[np.int64] = np.clip(inside // row_bytes, 0, heights)
+        return np.where(sizes <= uncut, heights * (inside > 0), cut).astype(np.int64)
 
-    return [(row_at(sharer, *block), row_at(sharer + 1, *block)) for block in zip(nbytes, heights, ends, strict=True)]
+    return np.stack([rows_before(sharer), rows_before(sharer + 1)], axis=1)
 
 
 def files_to_read_again(blocks: Sequence[HeldBlock], grid: ProcessGrid, size_of: Callable[[str], int]) -> list[str]:

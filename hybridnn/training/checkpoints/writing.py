@@ -21,17 +21,19 @@ from numpy.typing import NDArray
 
 from hybridnn.checks import require_whole
 from hybridnn.comm.agreement import agree
+from hybridnn.comm.file_io import Rectangle
 from hybridnn.comm.grid import ProcessGrid
 from hybridnn.errors import EnvironmentProblem, HybridnnError
 from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import OptimizerState
 from hybridnn.parallel.stage import Stage
-from hybridnn.training.checkpoints.blocks import array_shapes, held_blocks
+from hybridnn.training.checkpoints.blocks import HeldBlock, array_shapes, held_blocks
 from hybridnn.training.checkpoints.draft import ArrayFiles, Draft, Findings
 from hybridnn.training.checkpoints.folder import clean, prune
 from hybridnn.training.checkpoints.manifest import Origin, Progress
 from hybridnn.training.checkpoints.phases import Job, Phases
-from hybridnn.training.checkpoints.shares import files_to_read_again, shares_of_rank
+from hybridnn.training.checkpoints.shares import Share, files_to_read_again, shares_of_rank
+from hybridnn.training.checkpoints.whole_rows import gather_whole_rows
 
 __all__ = ["CheckpointWriter"]
 
@@ -85,6 +87,7 @@ class CheckpointWriter:
         self._files = ArrayFiles(array_shapes(model, self._slots), stages[0].weights.dtype)
         blocks = held_blocks(stages, states)
         self._shares = shares_of_rank(blocks, grid)
+        self._model_group = grid.model_group.split(0, "checkpoint")
         self._read_again = files_to_read_again(blocks, grid, self._files.nbytes)
         # What one node wrote, all of it can read at once; other nodes perhaps only when it is on disk.
         self._syncs_late = grid.model > 1 and grid.nodes == 1
@@ -143,6 +146,11 @@ class CheckpointWriter:
             self._give_up(draft, work.error)
         return draft.finished
 
+    def settle(self) -> None:
+        """Return when this rank writes nothing any more: where a rank is lost, what was begun comes to no end."""
+        if self._work is not None:
+            self._work.settle()
+
     # -- how the above is done ---------------------------------------------------------------------------------------
 
     def _begin(self, progress: Progress, *, copies: bool) -> None:
@@ -187,28 +195,45 @@ class CheckpointWriter:
             [],
             self._read_again,
         )
-        blocks = held_blocks(self._stages, self._states)
-        for share in self._shares:
-            block = blocks[share.block]
-            memory = block.memory[share.held]
-            if copies:
-                memory = self._copy(share.block, memory)
-            draft.written.append(
-                (block.name, block.where.lower(share.rows), memory[share.rows] if share.digests else memory)
-            )
+        for place, (block, share) in enumerate(zip(held_blocks(self._stages, self._states), self._shares, strict=True)):
+            rows = share.rows[self._model_group.rank]
+            memory = self._whole_rows(place, block, share, copies)
             if share.digests:
                 draft.digested.append((block.name, memory))
+                memory = memory[rows]
+            if memory.size:
+                where = Rectangle(block.where.shape, rows, slice(0, block.where.shape[1]))
+                draft.written.append((block.name, where, memory))
+        # A file system lets only one rank at a time write to a file: model ranks, which share files, begin at others.
+        first = len(draft.written) * self._model_group.rank // self._model_group.size
+        draft.written[:] = draft.written[first:] + draft.written[:first]
         for stage, state in zip(self._stages, self._states, strict=True):
             for split in stage.splits:
                 draft.findings.versions[split.layer.index] = state.updates
         return draft
 
-    def _copy(self, block: int, memory: NDArray[Any]) -> NDArray[Any]:
-        """A copy in memory that the next checkpoint uses again: touching new memory takes longer than copying."""
-        if block not in self._copies:
-            self._copies[block] = np.empty_like(memory)
-        self._copies[block][...] = memory
-        return self._copies[block]
+    def _whole_rows(self, place: int, block: HeldBlock, share: Share, copies: bool) -> NDArray[Any]:
+        """The rows of an array that this rank writes, or all where it digests them.
+
+        Copies are in memory that the next checkpoint uses again: touching new memory takes longer than copying.
+        """
+        rows, (_, width) = share.rows[self._model_group.rank], block.where.shape
+        if block.where.columns != slice(0, width):
+            copy = self._kept_memory(place, (rows.stop - rows.start, width), block.memory.dtype)
+            gather_whole_rows(self._model_group, block.memory, share.rows, copy)
+            return copy
+        top = block.where.rows.start
+        memory = block.memory if share.digests else block.memory[rows.start - top : rows.stop - top]
+        if not copies:
+            return memory
+        copy = self._kept_memory(place, memory.shape, memory.dtype)
+        copy[...] = memory
+        return copy
+
+    def _kept_memory(self, place: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+        if place not in self._copies:
+            self._copies[place] = np.empty(shape, dtype)
+        return self._copies[place]
 
     def _give_up(self, draft: Draft, error: BaseException | None) -> None:
         """Remove what was written, and raise on every rank what went wrong on one."""

@@ -1,0 +1,194 @@
+"""Jobs that lose a rank: with ULFM they go on without it, and otherwise end with the reason and the way to go on."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mpi_runner.launch import JobResult, find_mpirun, job_environment, run_mpi
+
+Run = Callable[..., tuple[int, str, str]]
+
+FAULTS = """
+import os, signal, sys
+from pathlib import Path
+from hybridnn.cli.main import main
+from hybridnn.training.boundary import StepBoundary
+
+deaths, signals = {deaths}, {signals}
+rank = next(int(os.environ[name]) for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK") if name in os.environ)
+ask = StepBoundary.__call__
+
+def disturbed(self, progress):
+    if deaths.get(rank) == progress.step:
+        Path("died").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    if signals.get(rank) == progress.step:
+        os.kill(os.getpid(), signal.SIGUSR1)
+    return ask(self, progress)
+
+StepBoundary.__call__ = disturbed
+main(sys.argv[1:])
+"""
+"""A rank kills itself, or sends itself a signal, when it has done so many steps."""
+
+TRAIN = ("train", "--data", "synthetic", "--hidden", "9,8", "--epochs", "3", "--batch-size", "25", "-q", "--out", "run")
+SMALL = ("data.synthetic.samples=200", "data.synthetic.test_samples=20", "output.log_every=5", "training.dtype=float64")
+OPTIONS = (*TRAIN, *(part for setting in SMALL for part in ("--set", setting)))
+TO_GO_ON = "The newest checkpoint is step-00000008; go on with: hybridnn train --resume run\n"
+EPOCHS, LAST_OF_EPOCH, LOGGED = 3, 8, [5, 10, 15, 20]
+
+
+@pytest.fixture(scope="module")
+def ulfm() -> tuple[str, ...]:
+    """Return the options that let a job outlive the loss of a rank."""
+    options = ("--with-ft", "ulfm")
+    tried = subprocess.run([find_mpirun(), *options, "-n", "1", "true"], env=job_environment(), capture_output=True)
+    if tried.returncode:
+        pytest.skip("this mpirun has no --with-ft ulfm")
+    return options
+
+
+@pytest.fixture
+def undisturbed(run_hybridnn: Run, tmp_path: Path) -> dict[str, np.ndarray[Any, Any]]:
+    """Train on one process, and return its weights."""
+    assert run_hybridnn(*OPTIONS, "--out", "whole")[0] == 0
+    return weights_of(tmp_path / "whole")
+
+
+def disturbed(
+    folder: Path,
+    ranks: int,
+    *options: str,
+    launcher: tuple[str, ...] = (),
+    deaths: dict[int, int],
+    signals: dict[int, int] | None = None,
+) -> JobResult:
+    program = FAULTS.format(deaths=deaths, signals=signals or {})
+    return run_mpi(ranks, [*launcher, sys.executable, "-c", program, *OPTIONS, *options], timeout=120, cwd=folder)
+
+
+def weights_of(folder: Path) -> dict[str, np.ndarray[Any, Any]]:
+    with np.load(folder / "weights.npz") as file:
+        return dict(file)
+
+
+def assert_same_training(folder: Path, expected: dict[str, np.ndarray[Any, Any]]) -> None:
+    """Check the weights, and that the history has what is logged of steps and every epoch once and in order."""
+    found = weights_of(folder)
+    assert found.keys() == expected.keys()
+    for name, array in expected.items():
+        np.testing.assert_allclose(found[name], array, rtol=1e-10, atol=1e-12, err_msg=name)
+    lines = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if line["kind"] == "step"] == LOGGED
+    for kind in ("measured", "epoch"):
+        assert [line["epoch"] for line in lines if line["kind"] == kind] == list(range(1, EPOCHS + 1))
+    assert lines[-1]["kind"] == "end"
+
+
+def resumed_from(folder: Path) -> list[int]:
+    lines = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+    return [line["step"] for line in lines if line["kind"] == "resumed"]
+
+
+@pytest.mark.parametrize(
+    ("deaths", "checkpoints", "said"),
+    [
+        ({1: 13}, (), "rank 1 was lost; 2 go on"),
+        ({0: 13}, ("training.checkpoint_every=5",), "rank 0 was lost; 2 go on"),
+        ({0: LAST_OF_EPOCH}, (), "rank 0 was lost; 2 go on"),
+        ({0: 3, 2: 18}, ("training.checkpoint_every=2", "training.checkpoint_async=false"), "ranks 0, 2 were lost; "),
+    ],
+    ids=["another-rank", "first-rank", "first-rank-between-epochs", "one-after-the-other"],
+)
+def test_the_others_go_on(
+    ulfm: tuple[str, ...],
+    undisturbed: dict[str, np.ndarray[Any, Any]],
+    tmp_path: Path,
+    deaths: dict[int, int],
+    checkpoints: tuple[str, ...],
+    said: str,
+) -> None:
+    settings = [part for setting in checkpoints for part in ("--set", setting)]
+    result = disturbed(tmp_path, 3, *settings, launcher=ulfm, deaths=deaths)
+    assert (result.timed_out, result.returncode) == (False, 0), result.stderr
+    assert said in result.stderr
+    assert result.stdout.count("folder") == 1  # the last lines of the run, from whoever is first now
+    assert_same_training(tmp_path / "run", undisturbed)
+    if LAST_OF_EPOCH not in deaths.values():
+        # Not a step is done twice: the others have done the one that the lost rank ended with, or all but that.
+        for step, death in zip(resumed_from(tmp_path / "run"), deaths.values(), strict=True):
+            assert step in (death - 1, death)
+
+
+def test_the_same_as_resumed_by_hand(
+    ulfm: tuple[str, ...], undisturbed: dict[str, np.ndarray[Any, Any]], tmp_path: Path
+) -> None:
+    by_itself, by_hand = tmp_path / "itself", tmp_path / "hand"
+    by_itself.mkdir()
+    by_hand.mkdir()
+    assert disturbed(by_itself, 3, launcher=ulfm, deaths={2: 11}).returncode == 0
+    every = ("--set", "training.checkpoint_every=1", "--set", "training.checkpoint_async=false")
+    result = disturbed(by_hand, 3, *every, deaths={2: 11})
+    assert (result.timed_out, result.returncode != 0) == (False, True)
+    again = run_mpi(2, [sys.executable, "-m", "hybridnn", "train", "--resume", "run", "-q"], cwd=by_hand)
+    assert again.returncode == 0, again.stderr
+    assert resumed_from(by_hand / "run") == [10]
+    assert_same_training(by_hand / "run", undisturbed)
+    assert_same_training(by_itself / "run", weights_of(by_hand / "run"))
+
+
+def test_what_cannot_go_on_ends_with_the_reason_and_the_command(
+    undisturbed: dict[str, np.ndarray[Any, Any]], tmp_path: Path
+) -> None:
+    every = ("--set", "training.checkpoint_every=4", "--set", "training.checkpoint_async=false")
+    result = disturbed(tmp_path, 3, *every, deaths={0: 11})
+    assert_ended(tmp_path, result)
+    assert "=== rank 0 (process " in result.stderr
+    assert "is gone: killed, or ended without a word; the job ends ===" in result.stderr
+    assert result.stderr.count(TO_GO_ON) == 1
+    assert (
+        run_mpi(2, [sys.executable, "-m", "hybridnn", "train", "--resume", "run", "-q"], cwd=tmp_path).returncode == 0
+    )
+    assert_same_training(tmp_path / "run", undisturbed)
+
+
+@pytest.mark.parametrize(("axis", "ranks"), [("--model", 2), ("--pipeline", 3)])
+def test_only_the_batch_axis_goes_on(ulfm: tuple[str, ...], tmp_path: Path, axis: str, ranks: int) -> None:
+    every = ("--set", "training.checkpoint_every=4", "--set", "training.checkpoint_async=false")
+    result = disturbed(tmp_path, ranks, *every, axis, str(ranks), launcher=ulfm, deaths={1: 11})
+    assert_ended(tmp_path, result)
+    reason = "Error: rank 1 was lost, and to go on without takes a grid of the batch axis alone, on one node. "
+    assert result.stderr.count(reason + TO_GO_ON) == 1
+
+
+def assert_ended(folder: Path, result: JobResult) -> None:
+    assert (result.timed_out, result.returncode != 0) == (False, True)
+    assert time.time() - (folder / "died").stat().st_mtime < 10
+
+
+def test_no_checkpoint_yet(tmp_path: Path) -> None:
+    result = disturbed(tmp_path, 2, deaths={1: 3})
+    assert not result.timed_out
+    assert "No checkpoint was written yet; start again" in result.stderr
+
+
+def test_a_signal_after_a_loss_still_stops_the_run(ulfm: tuple[str, ...], tmp_path: Path) -> None:
+    result = disturbed(tmp_path, 3, launcher=ulfm, deaths={0: 6}, signals={2: 10})
+    assert (result.timed_out, result.returncode) == (False, 75), result.stderr
+    assert result.stderr.count("Error: stopped by SIGUSR1 after step ") == 1
+    assert result.stderr.count("go on with: hybridnn train --resume run") == 1
+
+
+def test_mistakes_are_told_as_without_ulfm(ulfm: tuple[str, ...], tmp_path: Path) -> None:
+    result = run_mpi(2, [*ulfm, sys.executable, "-m", "hybridnn", *OPTIONS, "--batch", "5"], timeout=60, cwd=tmp_path)
+    assert (result.timed_out, result.returncode) == (False, 2)
+    assert result.stderr.count("Error: ") == 1

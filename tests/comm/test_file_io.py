@@ -1,0 +1,67 @@
+"""Blocks of arrays in files, also where the system writes and reads less than it was asked to."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hybridnn.comm.file_io import Rectangle, file_sha256, npy_header, read_npy_header, read_rectangle, write_rectangle
+
+WHOLE = np.arange(77, dtype=np.float32).reshape(7, 11)
+BLOCKS = [
+    (slice(0, 7), slice(0, 11)),
+    (slice(2, 5), slice(0, 11)),
+    (slice(0, 7), slice(3, 8)),
+    (slice(6, 7), slice(10, 11)),
+]
+
+
+@pytest.fixture(params=[None, 7], ids=["whole calls", "7 bytes a call"])
+def _short_calls(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param is not None:
+        pwrite, preadv = os.pwrite, os.preadv
+        monkeypatch.setattr("os.pwrite", lambda file, data, offset: pwrite(file, data[: request.param], offset))
+        monkeypatch.setattr("os.preadv", lambda file, into, at: preadv(file, [into[0][: request.param]], at))
+
+
+@pytest.mark.usefixtures("_short_calls")
+@pytest.mark.parametrize(("rows", "columns"), BLOCKS)
+def test_a_block_is_read_from_its_place(tmp_path: Path, rows: slice, columns: slice) -> None:
+    np.save(tmp_path / "array.npy", WHOLE)
+    with open(tmp_path / "array.npy", "rb") as file:
+        shape, dtype, offset = read_npy_header(file)
+    assert (shape, dtype) == ((7, 11), np.dtype("float32"))
+    block = np.empty_like(WHOLE[rows, columns], order="C")
+    read_rectangle(tmp_path / "array.npy", block, Rectangle((7, 11), rows, columns), offset)
+    np.testing.assert_array_equal(block, WHOLE[rows, columns])
+
+
+@pytest.mark.usefixtures("_short_calls")
+def test_blocks_in_any_order_make_the_file_that_numpy_reads(tmp_path: Path) -> None:
+    path, header = tmp_path / "array.npy", npy_header((7, 11), WHOLE.dtype)
+    for rows, columns in ((slice(5, 7), slice(0, 11)), (slice(0, 5), slice(4, 11)), (slice(0, 5), slice(0, 4))):
+        write_rectangle(path, WHOLE[rows, columns].copy(), Rectangle((7, 11), rows, columns), header)
+    np.testing.assert_array_equal(np.load(path, allow_pickle=False), WHOLE)
+    assert file_sha256(path) == hashlib.sha256(path.read_bytes()).digest()
+
+
+def test_a_file_that_ends_too_early_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "array.npy"
+    np.save(path, WHOLE)
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(OSError, match="ends after"):
+        read_rectangle(path, np.empty_like(WHOLE), Rectangle((7, 11), slice(0, 7), slice(0, 11)), 128)
+
+
+def test_other_orders_and_formats_are_refused(tmp_path: Path) -> None:
+    np.save(tmp_path / "fortran.npy", np.asfortranarray(WHOLE))
+    with open(tmp_path / "fortran.npy", "rb") as file, pytest.raises(ValueError, match="Fortran"):
+        read_npy_header(file)
+    with open(tmp_path / "other.npy", "wb") as file:
+        np.lib.format.write_array(file, WHOLE, version=(3, 0))
+    with open(tmp_path / "other.npy", "rb") as file, pytest.raises(ValueError, match=r"version 1\.0"):
+        read_npy_header(file)

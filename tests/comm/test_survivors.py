@@ -1,0 +1,73 @@
+"""Noticing that a rank is lost."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import numpy as np
+import pytest
+
+from hybridnn.comm.grid import ProcessGrid
+from hybridnn.comm.mpi import import_mpi
+from hybridnn.comm.peer_watch import PeerWatch
+from hybridnn.comm.survivors import SWITCH, Survivors, tolerates_losses
+from hybridnn.errors import EnvironmentProblem
+from mpi_runner.launch import run_mpi
+
+
+@pytest.mark.parametrize(("value", "expected"), [(None, False), ("0", False), ("1", True), ("true", True)])
+def test_only_a_job_started_for_it_tolerates_losses(
+    monkeypatch: pytest.MonkeyPatch, value: str | None, expected: bool
+) -> None:
+    monkeypatch.delenv(SWITCH, raising=False)
+    if value is not None:
+        monkeypatch.setenv(SWITCH, value)
+    library, version = import_mpi().get_vendor()
+    assert tolerates_losses() == (expected and library == "Open MPI" and version[0] >= 5)
+
+
+def test_losses_are_told_from_other_errors() -> None:
+    mpi = import_mpi()
+    if mpi.get_vendor()[0] != "Open MPI":
+        pytest.skip("MPICH numbers its errors in another way")
+    ranks = Survivors.of_job()
+    lost = mpi.Exception(mpi.ERR_REVOKED)
+    assert ranks.is_loss(lost)
+    assert ranks.is_loss(mpi.Exception(mpi.ERR_PROC_FAILED))
+    assert not ranks.is_loss(mpi.Exception(mpi.ERR_TRUNCATE))
+    assert not ranks.is_loss(RuntimeError("of our own"))
+    explained = EnvironmentProblem("no room in /dev/shm")
+    explained.__cause__ = lost
+    assert ranks.is_loss(explained)
+
+
+@pytest.mark.mpi(ranks=[1, 3])
+def test_a_watch_that_is_left_sees_nothing(mpi_ranks: int) -> None:
+    before, descriptors = threading.active_count(), len(os.listdir("/proc/self/fd"))
+    grid = ProcessGrid()
+    for _ in range(3):
+        with PeerWatch(grid.node_group, lambda: "never asked"):
+            grid.world.allreduce(np.zeros(1))
+            assert threading.active_count() == before + (mpi_ranks > 1)
+    assert threading.active_count() == before
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+@pytest.mark.parametrize("how", ["os.kill(os.getpid(), 9)", "os._exit(0)"])
+def test_a_rank_that_is_gone_is_named(how: str) -> None:
+    program = f"""
+import os, time
+from hybridnn.comm.grid import ProcessGrid
+from hybridnn.comm.peer_watch import PeerWatch
+grid = ProcessGrid()
+with PeerWatch(grid.node_group, lambda: "go on like this"):
+    grid.world.barrier()
+    if grid.rank == 2:
+        {how}
+    grid.world.barrier()
+"""
+    result = run_mpi(3, program, timeout=60)
+    assert (result.timed_out, result.returncode != 0) == (False, True)
+    assert result.stderr.count("=== rank 2 (process ") == 1
+    assert result.stderr.count("the job ends ===\ngo on like this\n") == 1

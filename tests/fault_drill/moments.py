@@ -1,0 +1,102 @@
+"""Moments of a run at which a fault may strike: calls of functions of the program, which the ranks of a drill watch."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any
+
+__all__ = ["MOMENTS", "PHASES", "START", "Moment", "watch"]
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A place in the program.
+
+    Attributes
+    ----------
+    phase : str
+        What goes on then.
+    targets : tuple of str
+        ``module:name.name`` of the functions; a call of any of them counts.
+    calls : int
+        A run of any recipe comes here at least so many times.
+    first_rank : bool
+        Only rank 0 comes here.
+    """
+
+    phase: str
+    targets: tuple[str, ...]
+    calls: int = 1
+    first_rank: bool = False
+
+
+START = "nothing has begun"
+
+_RUN = "hybridnn.training.run"
+_FOLDER = "hybridnn.training.run_folder"
+_WRITING = "hybridnn.training.checkpoints.writing"
+_DRAFT = "hybridnn.training.checkpoints.draft"
+_FILES = "hybridnn.training.checkpoints.folder"
+
+MOMENTS = {
+    START: Moment("start", ()),
+    "the process grid is made": Moment("start", (f"{_RUN}:_grid",)),
+    "the run folder is made": Moment("start", (f"{_FOLDER}:RunFolder.create",), first_rank=True),
+    "the history begins": Moment("start", (f"{_FOLDER}:RunFolder.begin",), first_rank=True),
+    "the settings are written": Moment("start", (f"{_FOLDER}:RunFolder.write_config",), first_rank=True),
+    "an update": Moment("training", ("hybridnn.nn.optimizers:Adam.update", "hybridnn.nn.optimizers:SGD.update"), 40),
+    "a line of the history": Moment("training", (f"{_FOLDER}:RunFolder.append",), 40, first_rank=True),
+    "an evaluation": Moment("evaluation", ("hybridnn.training.engine:Engine.evaluate",), 4),
+    "a checkpoint begins": Moment("checkpoint", (f"{_WRITING}:CheckpointWriter._begin",), 3),
+    "an array is written": Moment("checkpoint", (f"{_DRAFT}:write_rectangle",), 9),
+    "the arrays are digested": Moment("checkpoint", (f"{_DRAFT}:Draft.digest",), 3),
+    "the arrays go to disk": Moment("checkpoint", (f"{_DRAFT}:Draft.sync",), 3),
+    "a manifest or its sums": Moment("checkpoint", (f"{_DRAFT}:write_whole",), 6, first_rank=True),
+    "before or after a checkpoint gets its name": Moment("checkpoint", (f"{_FILES}:sync",), 6, first_rank=True),
+    "old checkpoints are looked for": Moment("checkpoint", (f"{_WRITING}:prune",), 3, first_rank=True),
+    "an old checkpoint is removed": Moment("checkpoint", (f"{_FILES}:shutil.rmtree",), first_rank=True),
+    "checkpoints are looked at": Moment("resume", ("hybridnn.training.resume:newest_sound",)),
+    "a checkpoint is read": Moment("resume", ("hybridnn.training.checkpoints.reading:Checkpoint.read_into",)),
+    "the history is taken up": Moment("resume", (f"{_FOLDER}:RunFolder.go_on",), first_rank=True),
+    "the taken history gets its name": Moment("resume", (f"{_FOLDER}:os.replace",), first_rank=True),
+    "the settings are written again": Moment("resume", (f"{_FOLDER}:RunFolder.write_config",), first_rank=True),
+    "the weights are written": Moment("end", (f"{_FOLDER}:RunFolder.write_weights",), first_rank=True),
+    "the history ends": Moment("end", (f"{_FOLDER}:RunFolder.end",), first_rank=True),
+    "the folder is left": Moment("end", (f"{_FOLDER}:RunFolder.close",), first_rank=True),
+}
+"""By their names in reports."""
+
+PHASES = {
+    phase: tuple(name for name, moment in MOMENTS.items() if moment.phase == phase)
+    for phase in dict.fromkeys(moment.phase for moment in MOMENTS.values())
+}
+
+
+def watch(moment: str, call: int, strike: Callable[[], None]) -> None:
+    """Have `strike` called in place of the program, just before it comes to a moment for the `call`-th time."""
+    if moment == START:
+        strike()
+        return
+    calls = 0
+
+    def watched(original: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(original)
+        def counted(*arguments: Any, **settings: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == call:
+                strike()
+            return original(*arguments, **settings)
+
+        return counted
+
+    for target in MOMENTS[moment].targets:
+        module, _, names = target.partition(":")
+        owner: Any = importlib.import_module(module)
+        *holders, last = names.split(".")
+        for name in holders:
+            owner = getattr(owner, name)
+        setattr(owner, last, watched(getattr(owner, last)))

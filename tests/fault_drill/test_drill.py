@@ -1,0 +1,253 @@
+"""The drill itself: a short one, and that it sees what goes wrong."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import shutil
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fault_drill import launches
+from fault_drill.__main__ import main
+from fault_drill.damage import DAMAGES, damage
+from fault_drill.finished import Finished, differences, read_finished
+from fault_drill.launches import launch
+from fault_drill.moments import MOMENTS
+from fault_drill.recipes import RECIPES, Recipe
+from fault_drill.strikes import FAULTS, Strike
+from fault_drill.trials import draw_trial
+
+SHORT = 12
+
+
+@pytest.mark.timeout(1500)
+def test_short_drill_loses_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    arguments = ["--trials", str(SHORT), "--seed", "3", "--most-ranks", "2", "--folder", str(tmp_path / "drill")]
+    code = main([*arguments, "--json"])
+    said, told = capsys.readouterr()
+    assert code == 0, told
+    counts = json.loads(said)["all"]
+    assert (counts["trials"], counts["named"], counts["ended"], counts["lost"]) == (SHORT, SHORT, SHORT, 0)
+    assert counts["struck"] >= SHORT - 2, told  # a run may end before its fault
+    assert not (tmp_path / "drill").exists()
+
+
+# -- what is drawn ---------------------------------------------------------------------------------------------------
+
+
+def test_seed_and_number_say_everything_and_all_faults_have_their_turn() -> None:
+    drawn = [draw_trial(5, number) for number in range(2 * len(FAULTS))]
+    assert drawn == [draw_trial(5, number) for number in range(2 * len(FAULTS))]
+    assert drawn != [draw_trial(6, number) for number in range(2 * len(FAULTS))]
+    for turn in (drawn[: len(FAULTS)], drawn[len(FAULTS) :]):
+        assert {trial.fault for trial in turn} == set(FAULTS)
+
+
+def test_trials_are_possible() -> None:
+    for number in range(400):
+        trial = draw_trial(1, number, most_ranks=2)
+        assert len(trial.recipes) == len(trial.strikes) + 1 == len(trial.by_folder) + 1
+        assert trial.fault in [strike.fault for strike in trial.strikes]
+        for strike, recipe in zip(trial.strikes, trial.recipes, strict=False):
+            assert recipe.ranks <= 2
+            assert strike.rank < recipe.ranks
+            assert not (MOMENTS[strike.moment].first_rank and strike.rank)
+            assert recipe.launched or strike.whom != "launcher"
+        if not all(recipe.exact for recipe in trial.recipes):
+            assert trial.on_one_layout
+
+
+@pytest.mark.parametrize("target", sorted({target for moment in MOMENTS.values() for target in moment.targets}))
+def test_moments_are_functions_of_the_program(target: str) -> None:
+    module, _, names = target.partition(":")
+    found: Any = importlib.import_module(module)
+    for name in names.split("."):
+        found = getattr(found, name)
+    assert callable(found)
+
+
+# -- how a run is judged ---------------------------------------------------------------------------------------------
+
+RECORDS = [
+    {"kind": "step", "step": 1, "epoch": 1, "train_loss": 0.5},
+    {"kind": "step", "step": 2, "epoch": 1, "train_loss": 0.25},
+    {"kind": "epoch", "step": 2, "epoch": 1, "train_loss": 0.375, "test_r2": None},
+]
+WHOLE = Finished({"layers.0.weight": np.array([[1.0, -2.0]]), "layers.0.bias": np.zeros(1)}, RECORDS)
+
+
+def changed_weight(change: float) -> Finished:
+    return replace(WHOLE, weights=WHOLE.weights | {"layers.0.weight": np.array([[1.0, -2.0 + change]])})
+
+
+def test_weights_must_be_the_same_bits_or_nearly_the_same_numbers() -> None:
+    assert differences(WHOLE, WHOLE, same_bits=True) == []
+    assert differences(changed_weight(1e-15), WHOLE, same_bits=True) == ["layers.0.weight: differs by up to 1.11e-15"]
+    assert differences(changed_weight(1e-11), WHOLE, same_bits=False) == []
+    assert differences(changed_weight(3e-10), WHOLE, same_bits=False) == ["layers.0.weight: differs by up to 3e-10"]
+    single = {name: array.astype(np.float32) for name, array in WHOLE.weights.items()}
+    assert len(differences(replace(WHOLE, weights=single), WHOLE, same_bits=False)) == 2
+    assert "weights of []" in differences(replace(WHOLE, weights={}), WHOLE, same_bits=False)[0]
+
+
+@pytest.mark.parametrize(
+    ("records", "complaint"),
+    [
+        (RECORDS[1:], "missing ['step 1'], twice []"),
+        ([RECORDS[0], *RECORDS], "missing [], twice ['step 1']"),
+        ([*RECORDS, RECORDS[2]], "missing [], twice ['epoch 1']"),
+        ([RECORDS[1], RECORDS[0], RECORDS[2]], "missing [], twice []"),
+        ([RECORDS[0] | {"train_loss": 0.5000001}, *RECORDS[1:]], "train_loss of step 1 is 0.5000001, not 0.5"),
+        ([RECORDS[0] | {"epoch": 2}, *RECORDS[1:]], "epoch of step 1 is 2, not 1"),
+    ],
+)
+def test_history_must_be_without_gap_or_duplicate(records: list[dict[str, Any]], complaint: str) -> None:
+    for same_bits in (True, False):
+        (said,) = differences(replace(WHOLE, records=records), WHOLE, same_bits=same_bits)
+        assert complaint in said
+
+
+@pytest.fixture
+def ended(tmp_path: Path) -> Path:
+    """A run folder as `WHOLE`."""
+    lines = [*RECORDS, {"kind": "end", "steps": 2}]
+    (tmp_path / "history.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    np.savez(tmp_path / "weights.npz", allow_pickle=False, **WHOLE.weights)
+    (tmp_path / "checkpoints" / "step-00000002").mkdir(parents=True)
+    return tmp_path
+
+
+def test_run_folder_is_read(ended: Path) -> None:
+    assert differences(read_finished(ended), WHOLE, same_bits=True) == []
+
+
+def test_what_has_not_ended_well_is_refused(ended: Path) -> None:
+    (ended / ".lock").touch()
+    (ended / "checkpoints" / ".step-00000003.partial").mkdir()
+    with pytest.raises(ValueError, match=r"left over: .step-00000003.partial"):
+        read_finished(ended)
+    shutil.rmtree(ended / "checkpoints")
+    (ended / "history.jsonl").write_text(json.dumps(RECORDS[0]) + "\n")
+    with pytest.raises(ValueError, match="of kind 'step'"):
+        read_finished(ended)
+
+
+def strike(fault: str, **changes: Any) -> Strike:
+    drawn = Strike(fault, "an update", 1, 1, None, FAULTS[fault].signals, FAULTS[fault].whom, 0.0, 0, DAMAGES[0])
+    return replace(drawn, **changes)
+
+
+PAIR = next(recipe for recipe in RECIPES if recipe.ranks == 2)
+ALONE = next(recipe for recipe in RECIPES if not recipe.launched)
+
+
+@pytest.mark.parametrize(
+    ("fault", "recipe", "code", "said", "right"),
+    [
+        ("rank killed", PAIR, 137, "a process exited on signal 9 (Killed).", True),
+        ("rank killed", PAIR, 0, "a process exited on signal 9 (Killed).", False),
+        ("rank killed", PAIR, 1, "something failed", False),
+        ("rank killed", ALONE, -9, "", True),
+        ("rank killed", ALONE, 1, "Traceback", False),
+        ("rank stopped", PAIR, 1, "* rank 1 (host a, process 7) gave no sign: stopped, dead or swapping", True),
+        ("rank stopped", PAIR, 1, "* rank 0 (host a, process 6) gave no sign: stopped, dead or swapping", False),
+        ("exception", PAIR, 1, "=== rank 1 of 2 failed; ending ===\nRuntimeError: the drill broke this rank", True),
+        ("exception", PAIR, 1, "=== rank 0 of 2 failed; ending ===\nRuntimeError: the drill broke this rank", False),
+        ("exception", PAIR, 1, "=== rank 1 of 2 failed; ending ===\nKeyError: 3", False),
+        ("signal", PAIR, 75, "Error: stopped by SIGTERM after step 5; wrote a; go on", True),
+        ("signal", PAIR, 143, "Error: stopped by SIGTERM after step 5; wrote a; go on", False),
+        ("signal", ALONE, -15, "", False),
+        ("second signal", ALONE, -15, "", True),
+        ("disk full", PAIR, 2, "Error: cannot be written: No space left on device", True),
+        ("disk full", PAIR, 1, "Traceback: No space left on device", False),
+        ("rank delayed", PAIR, 0, "", True),
+        ("rank delayed", PAIR, 1, "the job stood still", False),
+    ],
+)
+def test_every_fault_must_be_named(fault: str, recipe: Recipe, code: int, said: str, right: bool) -> None:
+    assert (strike(fault).complaint(code, said, recipe) is None) == right
+
+
+@pytest.mark.parametrize("how", DAMAGES)
+def test_damage_is_done_to_the_newest_checkpoint(tmp_path: Path, how: str) -> None:
+    def contents() -> dict[str, bytes]:
+        return {str(path.relative_to(tmp_path)): path.read_bytes() for path in tmp_path.rglob("*.*") if path.is_file()}
+
+    for step in (3, 10):
+        folder = tmp_path / "checkpoints" / f"step-{step:08d}"
+        assert damage(tmp_path, how, Random(0)) is None  # the only one is left alone
+        folder.mkdir(parents=True)
+        for name in ("layers.0.weight.npy", "layers.0.bias.npy", "manifest.json"):
+            (folder / name).write_bytes(b"as it was written")
+    before = contents()
+    said = damage(tmp_path, how, Random(0))
+    after = contents()
+    assert [name for name in before if after.get(name) != before[name]] == [f"checkpoints/{said}"]
+    assert str(said).startswith("step-00000010/")
+
+
+# -- how a run is watched --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Program(Recipe):
+    """A program of one process in place of a training."""
+
+    def command(self, orders: str, arguments: Sequence[str]) -> list[str]:
+        return [sys.executable, "-c", *arguments]
+
+
+PROGRAM = Program("a program", (1, 1, 1), launched=False)
+
+
+def test_program_that_does_not_end_is_ended_and_named(tmp_path: Path) -> None:
+    done = launch(PROGRAM, ["import time; print('begun', flush=True); time.sleep(60)"], None, tmp_path, "run", 2.0)
+    assert done.hung == "the job did not end within 2 s"
+    assert "begun" in done.said
+    assert done.seconds < 30
+
+
+def test_process_that_outlives_its_launcher_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launches, "SECONDS_TO_GO", 0.5)
+    program = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])"
+    done = launch(PROGRAM, [program], None, tmp_path, "run", 30.0)
+    assert "lived on for 0.5 s after their launcher" in str(done.hung)
+
+
+STRIKABLE = """
+import signal, sys, time
+from fault_drill.rank import _strike, _tell
+from pathlib import Path
+signs = Path("run-signs")
+_tell(signs, "process-0")
+{before}
+_strike(signs, 0, None, waits=True)()
+print("went on", flush=True)
+{after}
+"""
+
+
+@pytest.mark.parametrize(
+    ("fault", "before", "after", "code", "said"),
+    [
+        ("rank killed", "", "time.sleep(60)", -signal.SIGKILL, ""),
+        ("rank delayed", "", "", 0, "went on\n"),
+        ("signal", "signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))", "", 75, ""),
+    ],
+)
+def test_strike_comes_exactly_at_its_moment(
+    tmp_path: Path, fault: str, before: str, after: str, code: int, said: str
+) -> None:
+    program = STRIKABLE.format(before=before, after=after)
+    done = launch(PROGRAM, [program], strike(fault, rank=0, pause=0.1), tmp_path, "run", 30.0)
+    assert (done.code, done.said, done.hung) == (code, said, None)
+    assert done.struck_seconds is not None

@@ -1,0 +1,118 @@
+"""Jobs that stand still: states of ranks that a test chooses, and those a small model of blocking calls leads to."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hybridnn.comm.stalls.ranks_text import ranks_text
+from hybridnn.comm.stalls.state import CallState, Finished, Frame, GroupState, RankState
+
+__all__ = ["Job", "collective", "message", "progress", "rank_state"]
+
+SLOW_LINE = Frame("/home/somebody/slow.py", 12, "on_step", "time.sleep(1000)")
+CALL_LINE = Frame("/lib/hybridnn/training/engine.py", 204, "_check", "group.allreduce(total)")
+
+
+def collective(
+    operation: str, axis: str, members: Sequence[int], number: int, nbytes: int = 800, dtype: str = "float64"
+) -> CallState:
+    """Return a collective without a root."""
+    return CallState(operation, axis, ranks_text(members), 0, number, nbytes, dtype, None, "", "", 60.0)
+
+
+def message(operation: str, peer: int, about: str = "") -> CallState:
+    """Return a message to or from `peer`."""
+    return CallState(operation, "world", "0-3", 0, 0, 4096, "float32", peer, "3", about, 60.0)
+
+
+def progress(axis: str, members: Sequence[int], *calls: str, entered: int | None = None) -> GroupState:
+    """Return a group in which this rank made `calls`, the last of `entered` in all."""
+    last = len(calls) if entered is None else entered
+    recent = tuple(enumerate(calls, last - len(calls) + 1))
+    return GroupState(axis, ranks_text(members), 0, last, recent)
+
+
+def rank_state(rank: int, size: int, waits_for: CallState | None, *groups: GroupState, **changes: Any) -> RankState:
+    """Return what a rank says; outside of communication it is at line 12 of slow.py."""
+    site = SLOW_LINE if waits_for is None else CALL_LINE
+    values: dict[str, Any] = {
+        "rank": rank,
+        "size": size,
+        "host": "n1",
+        "process": 4000 + rank,
+        "time": "2026-01-02T03:04:05+00:00",
+        "beat": 1,
+        "idle_seconds": 60.0,
+        "stalled": True,
+        "busy": "",
+        "waits_for": waits_for,
+        "site": site,
+        "caller": SLOW_LINE,
+        "stack": (SLOW_LINE, site),
+        "groups": groups,
+        "finished": (Finished("compute", "forward", "", 0, "forward 3", 60.0),),
+    }
+    return RankState(**values | changes)
+
+
+Step = tuple[str, str]
+"""The axis of a collective, and its operation."""
+
+
+@dataclass
+class Job:
+    """Ranks that carry out lists of blocking collectives; one is done when every member of its group has entered it.
+
+    Ranks stop for good where their list names no axis, and where members of a group enter different operations.
+    """
+
+    groups: Mapping[str, Sequence[Sequence[int]]]
+    programs: Sequence[Sequence[Step]]
+    places: list[int] = field(default_factory=list)
+
+    def run(self) -> dict[int, RankState]:
+        """Return the states when nobody can go on; none of ranks that reached the end of their list."""
+        self.places = [0] * len(self.programs)
+        entered: list[defaultdict[tuple[str, tuple[int, ...]], list[str]]] = [defaultdict(list) for _ in self.programs]
+        waiting: dict[int, tuple[str, tuple[int, ...]]] = {}
+        moved = True
+        while moved:
+            moved = False
+            for rank, program in enumerate(self.programs):
+                if rank in waiting or self.places[rank] == len(program) or not program[self.places[rank]][0]:
+                    continue
+                axis, operation = program[self.places[rank]]
+                group = axis, self.members(axis, rank)
+                entered[rank][group].append(operation)
+                waiting[rank] = group
+                moved = True
+            for group in set(waiting.values()):
+                members = group[1]
+                calls = [entered[rank][group] for rank in members]
+                if all(waiting.get(rank) == group for rank in members) and len({tuple(made) for made in calls}) == 1:
+                    for rank in members:
+                        del waiting[rank]
+                        self.places[rank] += 1
+                    moved = True
+        return {
+            rank: self._state(rank, waiting.get(rank), entered[rank])
+            for rank, program in enumerate(self.programs)
+            if self.places[rank] < len(program)
+        }
+
+    def members(self, axis: str, rank: int) -> tuple[int, ...]:
+        """Return the ranks of the group of an axis that `rank` is in."""
+        return next(tuple(members) for members in self.groups[axis] if rank in members)
+
+    def _state(
+        self,
+        rank: int,
+        group: tuple[str, tuple[int, ...]] | None,
+        entered: Mapping[tuple[str, tuple[int, ...]], Sequence[str]],
+    ) -> RankState:
+        groups = [progress(axis, members, *calls) for (axis, members), calls in entered.items()]
+        call = None if group is None else collective(entered[group][-1], *group, len(entered[group]))
+        return rank_state(rank, len(self.programs), call, *groups)

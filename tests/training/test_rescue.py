@@ -1,0 +1,66 @@
+"""What the ranks that are left add to the history of a run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hybridnn.training.checkpoints.manifest import Progress
+from hybridnn.training.history import EpochRecord, History, MeasuredStep, StepRecord
+from hybridnn.training.rescue import complete_history
+
+LOSSES = {2: 0.5, 4: 0.4, 6: 0.3, 8: 0.2}
+
+
+def held() -> History:
+    """Return what every rank has after two epochs of four steps, each second one logged."""
+    return History(
+        [StepRecord(step, (step + 3) // 4, loss, 0.1, 9.0, 1.0, 1.0, 7) for step, loss in LOSSES.items()],
+        [EpochRecord(4 * epoch, epoch, 0.3, 0.1, 0.6, None, 0.7, 9.0, 1.0, 1.0, 7) for epoch in (1, 2)],
+        [MeasuredStep(epoch, 0.1, {}, 0.0, 0.0) for epoch in (1, 2)],
+    )
+
+
+WRITTEN = [
+    '{"kind": "header", "ranks": 3}',
+    '{"kind": "step", "step": 2, "epoch": 1, "train_loss": 0.123}',
+    '{"kind": "step", "step": 4, "epoch": 1}',
+    '{"kind": "measured", "epoch": 1}',
+    '{"kind": "epoch", "step": 4, "epoch": 1}',
+    '{"kind": "step", "step": 6, "epoch": 2}',
+    '{"kind": "step", "step": 8, "epoch": 2}',
+    '{"kind": "measured", "epoch": 2}',
+    '{"kind": "epoch", "step": 8, "epoch": 2}',
+]
+
+
+@pytest.mark.parametrize("torn", ["", '{"kind": "st'])
+@pytest.mark.parametrize("lines", range(1, len(WRITTEN) + 1))
+@pytest.mark.parametrize(
+    ("progress", "complete"),
+    [
+        (Progress(step=1, epoch=1, minibatches=1), 1),
+        (Progress(step=3, epoch=1, minibatches=3), 2),
+        (Progress(step=4, epoch=2), 5),
+        (Progress(step=6, epoch=2, minibatches=2), 6),
+        (Progress(step=7, epoch=2, minibatches=3), 6),
+        (Progress(step=8, epoch=3), 9),
+    ],
+)
+def test_what_is_missing_is_added_in_order(
+    tmp_path: Path, progress: Progress, complete: int, lines: int, torn: str
+) -> None:
+    path = tmp_path / "history.jsonl"
+    path.write_text("".join(line + "\n" for line in WRITTEN[:lines]) + torn)
+    complete_history(path, held(), progress)
+    found = [json.loads(line) for line in path.read_text().splitlines()]
+    kinds = [(line["kind"], line.get("step"), line.get("epoch")) for line in found]
+    expected = [json.loads(line) for line in WRITTEN[: max(complete, lines)]]
+    assert kinds == [(line["kind"], line.get("step"), line.get("epoch")) for line in expected]
+    assert found[:lines] == expected[:lines]  # what was written stays as it was
+    for line in found[lines:]:
+        if line["kind"] == "step":
+            assert line["train_loss"] == LOSSES[line["step"]]
+    assert [entry.name for entry in tmp_path.iterdir()] == ["history.jsonl"]
