@@ -69,7 +69,8 @@ class Survivors:
     @property
     def rank(self) -> int:
         """This rank's number among them."""
-        return self._own.Get_rank()
+        rank: int = self._own.Get_rank()
+        return rank
 
     @property
     def names(self) -> frozenset[int]:
@@ -110,9 +111,10 @@ class Survivors:
         """
         self._own.Ack_failed()
         try:
-            return ~self._own.Agree(~word)
+            told: int = ~self._own.Agree(~word)
         except import_mpi().Exception:
             return None
+        return told
 
     def shrink(self) -> Survivors:
         """The ranks that are left, in the same order; collective over them."""

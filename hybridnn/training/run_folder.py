@@ -157,18 +157,28 @@ class RunFolder:
         return self._write_arrays(STANDARDIZATION, arrays)
 
     def close(self) -> None:
-        """Close the history, and leave the folder to others."""
-        if self._history is not None:
-            self._history.close()
-        self._lock.release()
+        """Close the history, and leave the folder to others.
+
+        Raises
+        ------
+        EnvironmentProblem
+            If the last lines of the history cannot be written.
+        """
+        try:
+            if self._history is not None:
+                with _named_if_unwritable(self.path):
+                    self._history.close()
+        finally:
+            self._lock.release()
 
     def __enter__(self) -> RunFolder:
         """Return the folder itself."""
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        """Close the history."""
-        self.close()
+        """Close the folder; where an error is on its way already, that of a line not written is the same again."""
+        with contextlib.nullcontext() if error is None else contextlib.suppress(EnvironmentProblem):
+            self.close()
 
     def _open(self, mode: Literal["w", "a"]) -> None:
         with _named_if_unwritable(self.path):

@@ -13,6 +13,7 @@ import pytest
 
 from hybridnn.errors import DataError, EnvironmentProblem, SettingError
 from hybridnn.training.checkpoints.manifest import Progress
+from hybridnn.training.folder_lock import FolderLock
 from hybridnn.training.history import EpochRecord, RunSummary, StepRecord
 from hybridnn.training.history_file import read_history, run_status
 from hybridnn.training.learning_curve import draw_learning_curve
@@ -93,6 +94,18 @@ def test_full_disk_leaves_settings_and_history_as_they_were(tmp_path: Path, monk
         with pytest.raises(EnvironmentProblem, match="cannot be written: No space left on device"):
             folder.go_on(NO_HEADER, Progress(step=0), "step-00000000")
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_full_disk_is_said_once_and_the_folder_is_free_again(tmp_path: Path) -> None:
+    (tmp_path / "history.jsonl").symlink_to("/dev/full")
+    with (
+        pytest.raises(EnvironmentProblem, match="cannot be written: No space left on device") as said,
+        RunFolder.create(tmp_path, "x") as folder,
+    ):
+        folder.append(STEP)
+    assert isinstance(said.value.__cause__, OSError)
+    FolderLock.take(tmp_path).release()
 
 
 def test_values_that_are_not_finite_become_null(tmp_path: Path) -> None:

@@ -160,7 +160,7 @@ def _reader_of(kind: type[Any]) -> TypeAdapter[Any]:
 
 def _parse(file: Path, kind: type[State]) -> State:
     try:
-        state: State = _reader_of(kind).validate_json(file.read_bytes())
+        state: State = _reader_of(kind).validate_json(file.read_bytes())  # type: ignore[arg-type]  # a class is hashable
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
