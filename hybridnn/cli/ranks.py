@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import time
 from collections.abc import Iterator
 from typing import NoReturn
 
@@ -18,13 +19,18 @@ __all__ = ["FirstRankError", "first_rank_alone", "launch_rank", "leave"]
 LAUNCHER_RANKS = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 """Set by mpirun, mpiexec and srun for every rank, before MPI is loaded."""
 
+ALONE_SECONDS = 0.5
+"""Lead of the first of several processes that do not see each other: a launcher may end the job with the first."""
+
 PATIENCE = 5.0
 """Seconds that a rank waits for the others to meet the same error."""
 
 
 def launch_rank() -> int | None:
     """Rank of this process as its launcher numbered it; None without a launcher. Loads nothing."""
-    for name in LAUNCHER_RANKS:
+    # Slurm numbers the batch script itself too; only a step has tasks.
+    names = (*LAUNCHER_RANKS, "SLURM_PROCID") if "SLURM_STEP_NUM_TASKS" in os.environ else LAUNCHER_RANKS
+    for name in names:
         text = os.environ.get(name, "")
         if text.isdigit():
             return int(text)
@@ -62,6 +68,9 @@ def leave(message: str, exit_code: int, *, together: bool = True) -> NoReturn:
         sys.exit(exit_code)
     _start_mpi_under_a_launcher()
     world = running_world()
+    if world is None and launch_rank() not in (None, 0):
+        time.sleep(ALONE_SECONDS)  # every rank is alone: the first speaks for all
+        sys.exit(exit_code)
     if world is None or world.Get_rank() == 0:
         print(f"Error: {message}", file=sys.stderr, flush=True)
     if not all_ranks_arrive(PATIENCE):

@@ -15,6 +15,7 @@ import numpy as np
 
 from hybridnn.comm.checked_collectives import CheckedGroup
 from hybridnn.comm.group import MESSAGE_LIMIT, Group
+from hybridnn.comm.launch_check import require_whole_launch
 from hybridnn.comm.mpi import import_mpi, ranks_within
 from hybridnn.comm.placement import place_ranks, resolve_axes, resolve_stages
 from hybridnn.comm.recorder import Recorder
@@ -85,6 +86,8 @@ class ProcessGrid:
         check_collectives: bool = False,
     ) -> None:
         mpi = import_mpi()
+        if comm is None:
+            require_whole_launch()
         ranks: Any = comm if comm is not None else mpi.COMM_WORLD
         if stages is None:
             pipeline, batch, model = resolve_axes(ranks.Get_size(), pipeline, batch, model)

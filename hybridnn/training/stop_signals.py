@@ -1,7 +1,8 @@
 """Signals that ask a run to stop: it finishes its step, writes a checkpoint and leaves.
 
 SIGUSR1 is what a batch script has Slurm send before the time limit (``--signal``), SIGTERM what ``scancel`` and
-preemption send. A second signal ends the process at once.
+preemption send. A second signal ends the process at once, but for one so soon after the first that a launcher must have
+sent it twice.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from time import monotonic
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -16,12 +18,16 @@ __all__ = ["SIGNALS", "StopSignals"]
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
+TWICE_SECONDS = 1.0
+"""Within which a signal that comes again is the same."""
+
 
 class StopSignals:
     """Notes the signals of `SIGNALS` while the context is open; in other threads than the main one it does nothing."""
 
     def __init__(self) -> None:
         self._received = 0
+        self._when = 0.0
         self._before: dict[int, Any] = {}
 
     @property
@@ -41,7 +47,8 @@ class StopSignals:
             signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self._received:
+        if self._received and monotonic() - self._when > TWICE_SECONDS:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
-        self._received = number
+        if not self._received:
+            self._received, self._when = number, monotonic()

@@ -213,7 +213,9 @@ class _Tries:
     @contextlib.contextmanager
     def _at_most(self, seconds: float, what: str) -> Iterator[Callable[[], None]]:
         """End the job if the body, or what comes before the given function is called, takes longer; 0: for ever."""
-        clock = threading.Timer(seconds, self._end, (f"was lost, and the others {what} in {seconds:g} s",))
+        clock = threading.Timer(
+            seconds, self._end, (f"was lost or stands still, and the others {what} in {seconds:g} s",)
+        )
         clock.daemon = True
         if seconds:
             clock.start()

@@ -61,7 +61,7 @@ def test_clocks_of_nodes_are_put_together(
     comm: MPI.Intracomm, mpi_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The second rank's clock is 1000 s fast.
-    for module in ("comm.group", "comm.recorder", "training.trace_file"):
+    for module in ("comm.recorded_calls", "comm.recorder", "training.trace_file"):
         monkeypatch.setattr(f"hybridnn.{module}.perf_counter", lambda: perf_counter() + 1000 * comm.rank)
     grid, path = ProcessGrid(comm), mpi_tmp_path / "trace.json"
     for nodes in (1, 2):

@@ -154,7 +154,7 @@ def _rank_files(path: Path) -> Iterator[Path]:
 
 
 @cache
-def _reader_of(kind: type[Any]) -> TypeAdapter[Any]:
+def _reader_of(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
 
 
