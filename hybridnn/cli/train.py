@@ -91,9 +91,11 @@ def train(
     # Only now, so that a wrong setting is reported without waiting for the rest to load.
     from hybridnn.cli.losses import announce_loss, leave_after_loss
     from hybridnn.cli.train_view import TrainView
+    from hybridnn.comm.survivors import start_in_time
     from hybridnn.training.resume import what_to_train
     from hybridnn.training.survivors import Loss, train_on_survivors
 
+    start_in_time()
     what = what_to_train(settings, resume, asked)
     if what is None:
         if launch_rank() in (None, 0):

@@ -10,6 +10,7 @@ while a process that ends without it ends well; `leave_job` does that.
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import sys
 from collections.abc import Iterable
@@ -21,10 +22,28 @@ from hybridnn.comm.mpi import import_mpi, ranks_within
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["Survivors", "leave_job", "tolerates_losses"]
+__all__ = ["Survivors", "leave_job", "start_in_time", "tolerates_losses"]
 
 SWITCH = "OMPI_MCA_mpi_ft_enable"
 """Set for every rank by ``mpirun --with-ft ulfm``. Without it the launcher ends a job that lost a rank."""
+
+
+START_SECONDS = 60
+"""In which MPI starts on all ranks, however late some of them come."""
+
+
+def start_in_time() -> None:
+    """Start MPI; where a rank that was lost before keeps it from starting, end this process with a traceback.
+
+    A launcher that leaves losses to its ranks lets the others wait in ``MPI_Init`` for ever. Does nothing otherwise.
+    """
+    if _is_started_for_losses() and "mpi4py.MPI" not in sys.modules:
+        # A thread of the interpreter's own could not run, as MPI starts with the interpreter's lock held.
+        faulthandler.dump_traceback_later(START_SECONDS, exit=True)
+        try:
+            import_mpi()
+        finally:
+            faulthandler.cancel_dump_traceback_later()
 
 
 def tolerates_losses() -> bool:
@@ -32,7 +51,11 @@ def tolerates_losses() -> bool:
     mpi = import_mpi()
     vendor, version = mpi.get_vendor()
     offered = vendor == "Open MPI" and version >= (5,) and hasattr(mpi.Comm, "Revoke")
-    return offered and os.environ.get(SWITCH, "").lower() in ("1", "true", "yes", "enabled")
+    return offered and _is_started_for_losses()
+
+
+def _is_started_for_losses() -> bool:
+    return os.environ.get(SWITCH, "").lower() in ("1", "true", "yes", "enabled")
 
 
 def leave_job(exit_code: int) -> NoReturn:

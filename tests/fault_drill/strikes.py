@@ -54,7 +54,8 @@ FAULTS = {
     "rank killed": Fault(WORK, (), KILLED, (SIGKILL,)),
     "all killed": Fault(WORK, (-SIGKILL,), "", (SIGKILL,), "everything"),
     "launcher killed": Fault(WORK, (-SIGKILL,), "", (SIGKILL,), "launcher", least_ranks=2),
-    "launcher told to stop": Fault(WORK, (), f"{STOPPED}|{TOLD}", (SIGTERM,), "launcher", least_ranks=2),
+    "launcher terminated": Fault(WORK, (), "", (SIGTERM,), "launcher", least_ranks=2),  # Open MPI says nothing
+    "launcher warned": Fault(WORK, (75,), STOPPED, (SIGUSR1,), "launcher", least_ranks=2),
     "killed at start": Fault(("start",), (), KILLED, (SIGKILL,)),
     "killed in evaluation": Fault(("evaluation",), (), KILLED, (SIGKILL,)),
     "killed in checkpoint": Fault(("checkpoint",), (), KILLED, (SIGKILL,)),

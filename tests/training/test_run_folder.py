@@ -4,6 +4,8 @@ import errno
 import json
 import math
 import os
+import resource
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,6 @@ import pytest
 
 from hybridnn.errors import DataError, EnvironmentProblem, SettingError
 from hybridnn.training.checkpoints.manifest import Progress
-from hybridnn.training.folder_lock import FolderLock
 from hybridnn.training.history import EpochRecord, RunSummary, StepRecord
 from hybridnn.training.history_file import read_history, run_status
 from hybridnn.training.learning_curve import draw_learning_curve
@@ -96,16 +97,25 @@ def test_full_disk_leaves_settings_and_history_as_they_were(tmp_path: Path, monk
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
-def test_full_disk_is_said_once_and_the_folder_is_free_again(tmp_path: Path) -> None:
-    (tmp_path / "history.jsonl").symlink_to("/dev/full")
-    with (
-        pytest.raises(EnvironmentProblem, match="cannot be written: No space left on device") as said,
-        RunFolder.create(tmp_path, "x") as folder,
-    ):
-        folder.append(STEP)
-    assert isinstance(said.value.__cause__, OSError)
-    FolderLock.take(tmp_path).release()
+@pytest.fixture
+def nothing_can_grow() -> Iterator[Callable[[], None]]:
+    """Return what makes every file refuse another byte, as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_line_that_cannot_be_written_is_told_once_and_the_folder_is_free_again(
+    tmp_path: Path, nothing_can_grow: Callable[[], None]
+) -> None:
+    def run() -> None:
+        with RunFolder.create(tmp_path, "x") as folder:
+            nothing_can_grow()
+            folder.append(STEP)
+
+    with pytest.raises(EnvironmentProblem, match="cannot be written: File too large"):
+        run()
+    assert not (tmp_path / ".lock").exists()
 
 
 def test_values_that_are_not_finite_become_null(tmp_path: Path) -> None:

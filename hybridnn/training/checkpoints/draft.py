@@ -46,13 +46,14 @@ class ArrayFiles:
     shapes: dict[str, tuple[int, ...]]
     dtype: np.dtype[Any]
 
-    def header(self, name: str) -> bytes:
-        """What stands before an array's numbers."""
-        return npy_header(self.shapes[name], self.dtype)
+    @cached_property
+    def headers(self) -> dict[str, bytes]:
+        """What stands before each array's numbers."""
+        return {name: npy_header(shape, self.dtype) for name, shape in self.shapes.items()}
 
     def nbytes(self, name: str) -> int:
         """Bytes of a file."""
-        return len(self.header(name)) + prod(self.shapes[name]) * self.dtype.itemsize
+        return len(self.headers[name]) + prod(self.shapes[name]) * self.dtype.itemsize
 
     @cached_property
     def total_bytes(self) -> int:
@@ -140,7 +141,7 @@ class Draft:
         """Write this rank's part."""
         self.partial.mkdir(exist_ok=True)
         for name, where, numbers in self.written:
-            write_rectangle(self._path(name), numbers, where, self.files.header(name))
+            write_rectangle(self._path(name), numbers, where, self.files.headers[name])
 
     def sync(self) -> None:
         """Return when it is on disk."""
@@ -150,7 +151,7 @@ class Draft:
     def digest(self) -> None:
         """Digest the arrays that this rank has whole."""
         for name, numbers in self.digested:
-            digest = hashlib.sha256(self.files.header(name))
+            digest = hashlib.sha256(self.files.headers[name])
             digest.update(np.ascontiguousarray(numbers).data)
             self.findings.set_sha256(name, digest.digest())
 
