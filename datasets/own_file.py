@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import csv
 import math
-import zipfile
-import zlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hybridnn.errors import DataError, SettingError
+from hybridnn.npz_files import read_npz
 
 from .arrays import as_rows, class_count
 from .info import Task
@@ -60,7 +58,7 @@ def load_file(path: str | Path, targets: Sequence[str] = (), *, task: Task | Non
 
 
 def _from_npz(path: Path, task: Task | None) -> Dataset:
-    arrays = _read_npz(path)
+    arrays = read_npz(path)
     needed = ["x_train", "y_train"] + (["x_test", "y_test"] if {"x_test", "y_test"} & set(arrays) else [])
     missing = [key for key in needed if key not in arrays]
     if missing:
@@ -77,21 +75,6 @@ def _from_npz(path: Path, task: Task | None) -> Dataset:
                 f"they do not go with {train.x.shape}, {train.y.shape} of the training part"
             )
     return _dataset(path, train, test)
-
-
-def _read_npz(path: Path) -> dict[str, NDArray[Any]]:
-    if not zipfile.is_zipfile(path):  # numpy.load would take other forms for an .npy file or a pickle
-        raise DataError(f"{path} is not an .npz file (numpy.savez writes them)")
-    key = ""
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {}
-            for key in file.files:
-                arrays[key] = file[key]
-    except (ValueError, OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
-        # RuntimeError: zipfile refuses what is encrypted or compressed in an unknown way.
-        raise DataError(f"{path}: cannot read {key or 'the file'}: {error}") from error
-    return arrays
 
 
 def _from_csv(path: Path, targets: Sequence[str], task: Task | None) -> Dataset:

@@ -11,9 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridnn.errors import DataError, SettingError
+from hybridnn.npz_files import read_npz
 
 from .arrays import as_rows
-from .own_file import _numbers, _read_npz
+from .own_file import _numbers
 
 __all__ = ["load_samples"]
 
@@ -58,7 +59,7 @@ def load_samples(path: str | Path, features: int, targets: Sequence[str] = ()) -
 
 
 def _from_npz(path: Path) -> NDArray[Any]:
-    arrays = _read_npz(path)
+    arrays = read_npz(path)
     if "x" not in arrays and len(arrays) != 1:
         raise DataError(f"{path}: which array holds the samples? Name it x; found {', '.join(arrays) or 'nothing'}")
     return arrays["x"] if "x" in arrays else next(iter(arrays.values()))

@@ -29,10 +29,10 @@ def export(
 ) -> None:
     """Write the weights of a run, and what its inputs were standardized with, as plain arrays."""
     from hybridnn.cli.trained_options import require_new_file, warn_of_damage, weights_words
-    from hybridnn.study.files import write_whole
-    from hybridnn.training.trained.arrays_file import npz_bytes
+    from hybridnn.npz_files import npz_bytes
     from hybridnn.training.trained.export import export_arrays
     from hybridnn.training.trained.trained_run import open_run
+    from hybridnn.whole_files import write_whole
 
     with first_rank_alone():
         require_new_file("WEIGHTS.npz", out, [".npz"], replace=force)

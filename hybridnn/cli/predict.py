@@ -35,9 +35,9 @@ def predict(
     """Write classes and their probabilities, or numbers in the units of the targets, for samples without targets."""
     from hybridnn.cli.trained_options import make_grid, require_new_file, warn_of_damage, weights_words
     from hybridnn.comm.agreement import agree
-    from hybridnn.study.files import write_whole
     from hybridnn.training.trained.prediction import predict_file
     from hybridnn.training.trained.trained_run import open_run
+    from hybridnn.whole_files import write_whole
 
     grid = make_grid(pipeline, batch, model)
     suffixes = [".csv", ".npz"]

@@ -24,10 +24,10 @@ def report(
     """Tell where the time of a run went; of several runs, how they scale."""
     from hybridnn.cli.pictures import PictureFormat, choose_format
     from hybridnn.cli.report_view import print_run, print_runs
-    from hybridnn.study.files import write_whole
     from hybridnn.study.runs.check_plot import draw_run_check, draw_runs_check
     from hybridnn.study.runs.figures import figures_of
     from hybridnn.training.run_record import read_run
+    from hybridnn.whole_files import write_whole
 
     with first_rank_alone():
         if out is not None:

@@ -107,7 +107,7 @@ def train(
             announce_loss(loss)
         return TrainView(as_json=output_format is Format.json, quiet=quiet)
 
-    ended = train_on_survivors(what.settings, view_of, resumes=what.resumes, forced=force)
+    ended = train_on_survivors(what.settings, view_of, what.start, forced=force)
     if ended.loss is not None:
         leave_after_loss(ended)
 

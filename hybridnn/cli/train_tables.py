@@ -168,9 +168,12 @@ def summary_table(summary: RunSummary, totals: Totals) -> Table:
     """Last and best metric, speed, where the time went, and the folder."""
     best = f", best {_number(totals.best_metric)} in epoch {totals.best_epoch}" if totals.best_epoch else ""
     share = totals.communication_share
+    steps, here = f"{summary.steps:,}", summary.steps - summary.resumed_at
+    if summary.resumed_at:
+        steps += f", the last {here:,}"
     return _grid(
         (summary.metric_name, f"{_number(summary.metric)}{best}"),
-        ("steps", f"{summary.steps:,} in {summary.seconds:.1f} s, {totals.samples_per_second:,.0f} samples/s"),
+        ("steps", f"{steps} in {summary.seconds:.1f} s, {totals.samples_per_second:,.0f} samples/s"),
         ("time", f"{1 - share:.0%} compute, {share:.0%} communication (rank 0)"),
         ("sent", f"{_bytes(totals.bytes_sent)} by all ranks"),
         ("folder", summary.folder),

@@ -7,6 +7,7 @@ word. The hook is installed when `hybridnn` is imported and does nothing until M
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
@@ -51,7 +52,7 @@ def abort_job(error: BaseException, where: str = "") -> None:
     sys.stdout.flush()
     # Open MPI may crash, with pages of addresses, where ranks that fail together also end the job at the same moment.
     time.sleep(FORWARDING_SECONDS + min(rank * TURN_SECONDS, FORWARDING_SECONDS))
-    world.Abort(1)
+    _abort(world)
 
 
 def end_job(last_words: str) -> NoReturn:
@@ -65,8 +66,17 @@ def end_job(last_words: str) -> NoReturn:
     time.sleep(FORWARDING_SECONDS)
     world = running_world()
     if world is not None:
-        world.Abort(1)
+        _abort(world)
     os._exit(1)
+
+
+def _abort(world: Any) -> None:
+    """End every rank that lives."""
+    with contextlib.suppress(Exception):  # not every library knows what was lost
+        if world.Get_failed().Get_size() == world.Get_size() - 1:
+            # To the launcher of Open MPI 5 the abort of the last rank that lives is a success.
+            os._exit(1)
+    world.Abort(1)
 
 
 def all_ranks_arrive(patience: float) -> bool:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hybridnn.comm.file_io import Rectangle, sync, write_rectangle
 from hybridnn.comm.mpi import import_mpi
 from hybridnn.comm.patience import Patience, finish
 from hybridnn.comm.roll_call import blocking_call
@@ -141,28 +142,24 @@ def try_file(comm: MPI.Intracomm, path: Path, seconds: float) -> None:
     OutOfTimeError
         If it takes longer than so many seconds.
     RuntimeError
-        If a rank does not find in the file what all wrote.
-    Exception
-        The MPI library's own.
+        If this rank cannot write, or does not find in the file what all wrote.
     """
-    mpi = import_mpi()
     patience = Patience(seconds)
     rank, size = comm.Get_rank(), comm.Get_size()
-
-    def write() -> None:
-        file = mpi.File.Open(comm, str(path), mpi.MODE_CREATE | mpi.MODE_WRONLY)
-        file.Write_at_all(8 * rank, np.array([rank + 1], np.int64))
-        file.Sync()
-        file.Close()
-
+    number = np.array([[rank + 1]], np.int64)
+    failed: OSError | None = None
     try:
-        blocking_call(patience, write)
-        finish([comm.Ibarrier()], patience)
-        found = np.fromfile(path, np.int64).tolist() if path.exists() else None
-        finish([comm.Ibarrier()], patience)  # nobody removes what another still reads
-    finally:
-        if rank == 0:
-            path.unlink(missing_ok=True)
+        write_rectangle(path, number, Rectangle((size, 1), slice(rank, rank + 1), slice(0, 1)), b"")
+        sync(path)
+    except OSError as error:
+        failed = error
+    finish([comm.Ibarrier()], patience)
+    found = np.fromfile(path, np.int64).tolist() if path.exists() else None
+    finish([comm.Ibarrier()], patience)  # nobody removes what another still reads
+    if rank == 0:
+        path.unlink(missing_ok=True)
+    if failed is not None:
+        raise RuntimeError(f"it cannot be written: {failed.strerror}")
     if found is None:
         raise RuntimeError("a file that all ranks wrote together is not there for this rank: the folder is not shared")
     if found != list(range(1, size + 1)):

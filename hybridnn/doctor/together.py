@@ -112,7 +112,7 @@ def _tries(
 
     tries: dict[str, Check] = {
         "shared memory": lambda: _try_window(node, limit),
-        "MPI-IO": lambda: _try_file(comm, limit),
+        "common folder": lambda: _try_file(comm, limit),
     }
     neighbours = [rank for rank, lowest in enumerate(nodes) if rank and lowest == nodes[0]]
     strangers = [rank for rank, lowest in enumerate(nodes) if lowest != nodes[0]]
@@ -141,5 +141,5 @@ def _try_file(comm: MPI.Intracomm, limit: float) -> Finding:
         probes.try_file(comm, path, limit)
     except RuntimeError as error:
         advice = "start in a folder that every node sees and every rank can write to, such as your home"
-        return Finding("MPI-IO", "failure", f"no file written together in {path.parent}: {error}", advice)
-    return Finding("MPI-IO", "ok", f"a file that all ranks wrote together in {path.parent} holds what they wrote")
+        return Finding("common folder", "failure", f"{path.parent}: {error}", advice)
+    return Finding("common folder", "ok", f"what all ranks wrote to a file in {path.parent} is in it")

@@ -20,6 +20,7 @@ from hybridnn.training.json_text import to_json
 from hybridnn.training.run_folder import WEIGHTS
 from hybridnn.training.settings import Settings
 from hybridnn.training.settings_file import load_settings, to_toml
+from hybridnn.whole_files import replace_whole
 
 __all__ = ["Manifest", "ManifestCell", "StudyFolder", "read_manifest"]
 
@@ -115,10 +116,8 @@ class StudyFolder:
         about = {"format": FORMAT, "name": study.name, "description": study.description, "reduced": study.reduced}
         with self._named_if_unwritable():
             self.path.mkdir(parents=True, exist_ok=True)
-            # Jobs on several nodes may do this at once.
-            partial = self.path / f".{MANIFEST}.{socket.gethostname()}.{os.getpid()}"
-            partial.write_text(to_json({**about, "cells": cells}, indent=2) + "\n", encoding="utf-8")
-            partial.replace(self.path / MANIFEST)
+            text = to_json({**about, "cells": cells}, indent=2) + "\n"
+            replace_whole(self.path / MANIFEST, lambda file: file.write(text.encode()))
 
     @contextlib.contextmanager
     def holding(self, name: str) -> Iterator[IO[str] | None]:

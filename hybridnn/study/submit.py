@@ -14,9 +14,9 @@ from pathlib import Path
 
 from hybridnn.errors import EnvironmentProblem, SettingError
 from hybridnn.study.cells import CellPlan, make_cells
-from hybridnn.study.files import write_whole
 from hybridnn.study.study_file import Study, ready_studies
 from hybridnn.study.study_folder import StudyFolder
+from hybridnn.whole_files import write_whole
 
 __all__ = ["CellArray", "SlurmOptions", "Submission", "array_indices", "filled_in", "plan_submission", "submit"]
 

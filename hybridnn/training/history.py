@@ -220,7 +220,22 @@ class RunHeader:
 
 @dataclass(frozen=True)
 class RunSummary:
-    """How a run ended."""
+    """How a run ended.
+
+    Attributes
+    ----------
+    folder : str
+    epochs : list of EpochRecord
+    seconds : float
+        Of training, since the run began or was taken up for the last time.
+    metric_name : str
+    metric : float or None
+        After the last epoch.
+    steps : int
+        Of the whole run.
+    resumed_at : int
+        Of them, those done before it was taken up for the last time.
+    """
 
     folder: str
     epochs: list[EpochRecord]
@@ -228,3 +243,4 @@ class RunSummary:
     metric_name: str
     metric: float | None
     steps: int
+    resumed_at: int = 0

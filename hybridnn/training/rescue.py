@@ -7,7 +7,6 @@ checkpoint, and adds to the history what the lost rank was to write.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict
 from operator import itemgetter
@@ -26,6 +25,7 @@ from hybridnn.training.history_file import HISTORY
 from hybridnn.training.json_text import to_json
 from hybridnn.training.run_folder import CHECKPOINTS, KINDS
 from hybridnn.training.underway import Underway
+from hybridnn.whole_files import write_whole
 
 __all__ = ["complete_history", "rescue"]
 
@@ -89,9 +89,7 @@ def complete_history(path: Path, held: History, progress: Progress) -> None:
     ]
     values = [{"kind": KINDS[type(record)], **asdict(record)} for _, record in sorted(records, key=itemgetter(0))]
     added = [to_json(one) + "\n" for one in values if _identity(one) not in written]
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(complete + "".join(added), encoding="utf-8")
-    os.replace(partial, path)
+    write_whole(path, complete + "".join(added))
 
 
 def _identity(values: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -19,7 +19,7 @@ from hybridnn.training.checkpoints.reading import Checkpoint, newest_sound
 from hybridnn.training.data_placement import PlacedData
 from hybridnn.training.history import EpochRecord
 from hybridnn.training.history_file import read_history, run_status
-from hybridnn.training.run_folder import CHECKPOINTS, CONFIG
+from hybridnn.training.run_folder import CHECKPOINTS, CONFIG, Start
 from hybridnn.training.settings import Settings
 from hybridnn.training.settings_file import load_settings
 from hybridnn.training.trainer import Trainer
@@ -59,10 +59,10 @@ class Resumed:
 
 @dataclass(frozen=True)
 class Task:
-    """What is to be trained, and whether it goes on with the run in its folder."""
+    """What is to be trained, and how that takes its folder."""
 
     settings: Settings
-    resumes: bool
+    start: Start
 
 
 def what_to_train(settings: Settings | None, resume: str | None, overrides: Sequence[str]) -> Task | None:
@@ -89,7 +89,7 @@ def what_to_train(settings: Settings | None, resume: str | None, overrides: Sequ
     """
     if resume is None:
         assert settings is not None
-        return Task(settings, resumes=False)
+        return Task(settings, "new")
     if resume == "auto":
         assert settings is not None
         if settings.output.folder is None:
@@ -104,7 +104,9 @@ def what_to_train(settings: Settings | None, resume: str | None, overrides: Sequ
         settings = settings.model_copy(update={"output": settings.output.model_copy(update={"folder": str(folder)})})
     if run_status(folder) == "finished" and settings.training.epochs <= len(read_history(folder).epochs):
         return None
-    return Task(settings, resumes=resume != "auto" or bool(checkpoint_folders(folder / CHECKPOINTS)))
+    if resume == "auto" and not checkpoint_folders(folder / CHECKPOINTS):
+        return Task(settings, "again")
+    return Task(settings, "resume")
 
 
 def _settings_of_run(folder: Path, overrides: Sequence[str], ranks: int) -> Settings:

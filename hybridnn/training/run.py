@@ -14,6 +14,7 @@ from hybridnn.comm.recorder import Recorder
 from hybridnn.comm.stalls.processes import processes_of
 from hybridnn.comm.stalls.watch import StallWatch
 from hybridnn.errors import SettingError
+from hybridnn.npz_files import read_npz
 from hybridnn.training.auto_layout import settle_layout
 from hybridnn.training.boundary import StepBoundary, stopped_by_signal
 from hybridnn.training.data_placement import PlacedData, place_data
@@ -21,14 +22,13 @@ from hybridnn.training.expected_step import expected_step
 from hybridnn.training.history import RunSummary
 from hybridnn.training.made_of_settings import load_data, make_model, make_optimizer, make_pipelining, make_schedule
 from hybridnn.training.resume import data_identity, resume
-from hybridnn.training.run_folder import CHECKPOINTS, RunFolder
+from hybridnn.training.run_folder import CHECKPOINTS, RunFolder, Start
 from hybridnn.training.run_report import RunReport, RunView, summarize
 from hybridnn.training.settings import ParallelSettings, Settings
 from hybridnn.training.stop_signals import StopSignals
 from hybridnn.training.trace_file import write_trace
 from hybridnn.training.trainer import Trainer
 from hybridnn.training.underway import Underway
-from hybridnn.training.weights_file import read_weights
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -43,7 +43,7 @@ def run_training(
     settings: Settings,
     view: RunView,
     *,
-    resumes: bool = False,
+    start: Start = "new",
     forced: bool = False,
     underway: Underway | None = None,
 ) -> RunSummary:
@@ -55,8 +55,9 @@ def run_training(
         The same on every rank.
     view : RunView
         Told of the progress, on rank 0 only.
-    resumes : bool
-        Go on with the run in `output.folder`, from its newest sound checkpoint.
+    start : str
+        ``"resume"`` goes on with the run in `output.folder` from its newest sound checkpoint, ``"again"`` begins anew
+        there.
     forced : bool
         Resume even where settings differ that change the training.
     underway : Underway, optional
@@ -90,14 +91,14 @@ def run_training(
     settings = settings.model_copy(update={"parallel": _resolved(settings.parallel, trainer)})
     expected = expected_step(settings, trainer, data.train_samples, data.task)
     memory = trainer.stage_memory(data.task)
-    folder = agree(grid.world, lambda: _open_folder(settings, resumes) if grid.rank == 0 else None)
+    folder = agree(grid.world, lambda: _open_folder(settings, start) if grid.rank == 0 else None)
     path = Path(broadcast_text(grid.world, "" if folder is None else str(folder.path), 0))
     identity = data_identity(settings, data)
     with StopSignals() as signals, contextlib.ExitStack() as held:
         held.enter_context(underway.kept_in(path, grid))
         if folder is not None:
             held.enter_context(folder)
-        resumed = resume(path, settings, trainer, identity, forced=forced) if resumes else None
+        resumed = resume(path, settings, trainer, identity, forced=forced) if start == "resume" else None
         report = RunReport(settings, trainer, data, view, folder, memory, expected)
         new_writer = partial(trainer.checkpoint_writer, path / CHECKPOINTS, identity, settings.training.keep)
         writer = new_writer()
@@ -105,12 +106,14 @@ def run_training(
         watch = held.enter_context(_stall_watch(grid, path, settings.output.stall_seconds))
         boundary = StepBoundary.of(settings.training, trainer, writer, signals, watch.busy)
         underway.begin(trainer, boundary, writer, new_writer)
+        start_step = trainer.step
         seconds = _fit(settings, trainer, data, report, boundary, path)
-        if settings.output.trace:
-            write_trace(None if folder is None else folder.trace_path, grid, trainer.plan.label)
-        weights = trainer.weights()
-        summary = summarize(trainer, str(path), seconds)
-        agree(grid.world, lambda: report.finish(weights, summary))
+        with watch.busy("writing the results"):
+            if settings.output.trace:
+                write_trace(None if folder is None else folder.trace_path, grid, trainer.plan.label)
+            weights = trainer.weights()
+            summary = summarize(trainer, str(path), seconds, start_step)
+            agree(grid.world, partial(report.finish, weights, summary))
     data.memory.free()
     return summary
 
@@ -170,6 +173,7 @@ def _resolved(parallel: ParallelSettings, trainer: Trainer) -> ParallelSettings:
 def _trainer(settings: Settings, grid: ProcessGrid, data: PlacedData) -> Trainer:
     model = make_model(settings.model, data.features, data.outputs, data.task)
     start_from = settings.model.init_from
+    named = f"model.init_from = {str(start_from)!r}"
     return Trainer(
         model,
         make_optimizer(settings.optimizer),
@@ -186,10 +190,10 @@ def _trainer(settings: Settings, grid: ProcessGrid, data: PlacedData) -> Trainer
         log_every=settings.output.log_every,
         evaluate_every=settings.training.evaluate_every,
         pipelining=make_pipelining(settings.parallel),
-        initial_weights=None if start_from is None else agree(grid.world, lambda: read_weights(start_from)),
+        initial_weights=None if start_from is None else agree(grid.world, lambda: read_npz(start_from, named)),
     )
 
 
-def _open_folder(settings: Settings, resumes: bool) -> RunFolder:
+def _open_folder(settings: Settings, start: Start) -> RunFolder:
     name = settings.data.name or Path(settings.data.file or "run").stem
-    return RunFolder.create(settings.output.folder, name, goes_on=resumes)
+    return RunFolder.create(settings.output.folder, name, start)

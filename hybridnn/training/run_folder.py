@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from datetime import datetime
@@ -28,8 +27,12 @@ from hybridnn.training.history_file import HISTORY, lines_until, run_status
 from hybridnn.training.json_text import to_json
 from hybridnn.training.settings import Settings
 from hybridnn.training.settings_file import to_toml
+from hybridnn.whole_files import replace_whole
 
-__all__ = ["RunFolder"]
+__all__ = ["RunFolder", "Start"]
+
+Start = Literal["new", "again", "resume"]
+"""Whether a run takes a folder without results, begins anew in that of an unfinished run, or goes on with that run."""
 
 CONFIG = "config.toml"
 LEARNING_CURVE = "learning_curve.png"
@@ -56,7 +59,7 @@ class RunFolder:
         self._history: io.TextIOBase | None = None
 
     @classmethod
-    def create(cls, path: Path | str | None, name: str, *, goes_on: bool = False) -> RunFolder:
+    def create(cls, path: Path | str | None, name: str, start: Start = "new") -> RunFolder:
         """Make the folder, or take over one whose run did not end.
 
         Parameters
@@ -65,8 +68,9 @@ class RunFolder:
             None makes a new folder ``runs/NAME-YYYYmmdd-HHMMSS``.
         name : str
             What the run is called where `path` is None.
-        goes_on : bool
-            Whether the run in it is to be continued.
+        start : str
+            ``"again"`` replaces the weights of a run that did not end and has no checkpoints; ``"resume"`` leaves
+            everything to be taken up.
 
         Raises
         ------
@@ -80,14 +84,14 @@ class RunFolder:
         with _named_if_unwritable(folder):
             folder.mkdir(parents=True, exist_ok=True)
             lock = FolderLock.take(folder)
-            if not goes_on:
+            run = cls(folder, lock)
+            if start != "resume":
                 try:
-                    _require_free(folder)
+                    _require_free(folder, again=start == "again")
                 except SettingError:
                     lock.release()
                     raise
-            run = cls(folder, lock)
-            if not goes_on:
+                (folder / WEIGHTS).unlink(missing_ok=True)
                 run._open("w")
             return run
 
@@ -139,7 +143,7 @@ class RunFolder:
 
     def end(self, summary: RunSummary) -> None:
         """Add the last line, which says that the run ended well; call it after everything else is written."""
-        values = {"steps": summary.steps, "seconds": summary.seconds}
+        values = {"steps": summary.steps, "resumed_at": summary.resumed_at, "seconds": summary.seconds}
         self._append("end", {**values, "metric_name": summary.metric_name, "metric": summary.metric})
 
     def write_weights(self, arrays: Mapping[str, NDArray[Any]]) -> Path:
@@ -195,25 +199,17 @@ class RunFolder:
         return self._write(name, lambda file: np.savez(file, allow_pickle=False, **arrays))
 
     def _write(self, name: str, fill: Callable[[BinaryIO], object]) -> Path:
-        """Put a file in place of what there was; a crash or a full disk leaves that as it was."""
-        final, partial = self.path / name, self.path / f".{name}.partial"
         with _named_if_unwritable(self.path):
-            try:
-                with open(partial, "wb") as file:
-                    fill(file)
-                    file.flush()
-                    os.fsync(file.fileno())
-                os.replace(partial, final)
-            finally:
-                partial.unlink(missing_ok=True)
-        return final
+            replace_whole(self.path / name, fill)
+        return self.path / name
 
 
-def _require_free(folder: Path) -> None:
-    """Refuse a folder with results that a new run would overwrite."""
-    if run_status(folder) == "finished":
+def _require_free(folder: Path, *, again: bool) -> None:
+    """Refuse a folder with results that a new run would overwrite; weights of an unfinished run may be, by `again`."""
+    status = run_status(folder)
+    if status == "finished":
         raise SettingError("output.folder", str(folder), "already holds a finished run; name another folder")
-    if (folder / WEIGHTS).exists():
+    if (folder / WEIGHTS).exists() and not (again and status == "unfinished"):
         raise SettingError("output.folder", str(folder), f"already holds a {WEIGHTS}; name another folder")
     if checkpoint_folders(folder / CHECKPOINTS):
         advice = f"holds checkpoints of a run that did not end; go on with --resume {folder}, or name another folder"

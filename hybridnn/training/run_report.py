@@ -151,8 +151,8 @@ def _header(
     )
 
 
-def summarize(trainer: Trainer, folder: str, seconds: float) -> RunSummary:
-    """How a run ended."""
+def summarize(trainer: Trainer, folder: str, seconds: float, resumed_at: int) -> RunSummary:
+    """How a run ended; `seconds` since step `resumed_at`."""
     last = trainer.history.epochs[-1]
     name, metric = ("test accuracy", last.test_accuracy) if last.test_r2 is None else ("test R²", last.test_r2)
-    return RunSummary(folder, list(trainer.history.epochs), seconds, name, metric, trainer.step)
+    return RunSummary(folder, list(trainer.history.epochs), seconds, name, metric, trainer.step, resumed_at)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -22,14 +21,14 @@ from hybridnn.comm.failsafe import end_job
 from hybridnn.comm.grid import ProcessGrid
 from hybridnn.comm.mpi import running_ranks
 from hybridnn.comm.stalls.ranks_text import name_ranks
-from hybridnn.comm.survivors import Survivors, leave_job, tolerates_losses
+from hybridnn.comm.survivors import Survivors, tolerates_losses
 from hybridnn.errors import EnvironmentProblem, HybridnnError
 from hybridnn.training import run
 from hybridnn.training.auto_layout import settle_layout
 from hybridnn.training.checkpoints.folder import checkpoint_folders
 from hybridnn.training.history_file import run_status
 from hybridnn.training.rescue import rescue
-from hybridnn.training.run_folder import CHECKPOINTS
+from hybridnn.training.run_folder import CHECKPOINTS, Start
 from hybridnn.training.settings import Settings
 from hybridnn.training.underway import Underway, how_to_go_on
 
@@ -92,7 +91,7 @@ class Ended:
     error: HybridnnError | None = None
 
 
-def train_on_survivors(settings: Settings, view_of: ViewOf, *, resumes: bool = False, forced: bool = False) -> Ended:
+def train_on_survivors(settings: Settings, view_of: ViewOf, start: Start = "new", *, forced: bool = False) -> Ended:
     """Train as `run_training` does, and go on with the ranks that are left when some are lost.
 
     So it is where the MPI library offers it and the job was started for it, on one node and with the batch axis alone.
@@ -100,7 +99,7 @@ def train_on_survivors(settings: Settings, view_of: ViewOf, *, resumes: bool = F
 
     Parameters
     ----------
-    settings, resumes, forced
+    settings, start, forced
         As for `run_training`.
     view_of : callable
         Makes the view of a try, from the loss before it.
@@ -112,11 +111,11 @@ def train_on_survivors(settings: Settings, view_of: ViewOf, *, resumes: bool = F
     """
     if not tolerates_losses() or running_ranks() == 1:
         with view_of(None) as view:
-            run.run_training(settings, view, resumes=resumes, forced=forced)
+            run.run_training(settings, view, start=start, forced=forced)
         return Ended()
     ranks = Survivors.of_job()
     settings = settle_layout(settings)
-    tries = _Tries(settings, view_of, ranks, resumes=resumes, forced=forced)
+    tries = _Tries(settings, view_of, ranks, start, forced=forced)
     while (ended := tries.train()) is None:
         pass
     return ended
@@ -125,9 +124,9 @@ def train_on_survivors(settings: Settings, view_of: ViewOf, *, resumes: bool = F
 class _Tries:
     """A run that is tried again after each loss."""
 
-    def __init__(self, settings: Settings, view_of: ViewOf, ranks: Survivors, *, resumes: bool, forced: bool) -> None:
+    def __init__(self, settings: Settings, view_of: ViewOf, ranks: Survivors, start: Start, *, forced: bool) -> None:
         self._settings, self._view_of, self._ranks = settings, view_of, ranks
-        self._resumes, self._forced = resumes, forced
+        self._start, self._forced = start, forced
         parallel = settings.parallel
         self._is_replicated = parallel.pipeline == 1 and parallel.model == 1 and not parallel.stages
         self._is_on_one_node = ranks.on_one_node
@@ -172,10 +171,6 @@ class _Tries:
                 return None, LOST
             if isinstance(error, HybridnnError):
                 return error, error.exit_code << EXIT_CODE
-            if self._loss is not None and self._loss.left == 1:
-                # To the launcher of Open MPI 5 the abort of the last rank that lives is a success.
-                traceback.print_exception(error)
-                leave_job(FAILED)
             raise
         return None, 0
 
@@ -183,7 +178,7 @@ class _Tries:
         limit = self._settings.output.stall_seconds * RESTART_FACTOR if self._loss else 0
         with self._at_most(limit, "did not start again") as stop_clock, self._view_of(self._loss) as view:
             self._underway = Underway(self._ranks.comm, outlives_losses=True, on_begin=stop_clock)
-            run.run_training(self._settings, view, resumes=self._resumes, forced=self._forced, underway=self._underway)
+            run.run_training(self._settings, view, start=self._start, forced=self._forced, underway=self._underway)
 
     def _shrink(self) -> None:
         """Leave the lost ranks behind."""
@@ -204,7 +199,7 @@ class _Tries:
             folder = Path(broadcast_text(grid.world, str(before.folder), grid.size - int(known[1])))
             rescue(grid, before, folder)
             output = self._settings.output.model_copy(update={"folder": str(folder)})
-            self._resumes = bool(checkpoint_folders(folder / CHECKPOINTS))
+            self._start = "resume" if checkpoint_folders(folder / CHECKPOINTS) else "again"
             self._settings = self._settings.model_copy(update={"output": output})
         parallel = self._settings.parallel.model_copy(update={"batch": None})
         self._settings = self._settings.model_copy(update={"parallel": parallel})

@@ -7,8 +7,7 @@ are whole nanoseconds, written as microseconds from the first event.
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import inf, isfinite
 from pathlib import Path
 from time import perf_counter
@@ -20,10 +19,11 @@ import numpy as np
 from hybridnn._version import __version__
 from hybridnn.comm.agreement import agree
 from hybridnn.comm.recorder import Event
-from hybridnn.errors import DataError, EnvironmentProblem
+from hybridnn.errors import DataError
 from hybridnn.pipeline.schedules.instructions import Instruction
 from hybridnn.pipeline.tracing.recorded import Lane, Trace, count_updates, number_minibatches, places_of
 from hybridnn.training.run_folder import TRACE
+from hybridnn.whole_files import write_whole
 
 if TYPE_CHECKING:
     from hybridnn.comm.grid import ProcessGrid
@@ -83,7 +83,7 @@ def write_trace(path: Path | None, grid: ProcessGrid, method: str = "") -> None:
 
     def write() -> None:
         if everything is not None and path is not None:
-            _write_whole(path, [head.encode(), *everything, b"\n]}\n"])
+            write_whole(path, [head.encode(), *everything, b"\n]}\n"])
 
     agree(grid.world, write)
 
@@ -205,21 +205,6 @@ def _gather(grid: ProcessGrid, text: bytes) -> list[bytes] | None:
         return None
     parts = [part.tobytes() for part in np.split(gathered, np.cumsum(sizes)[:-1])]
     return [piece for part in parts for piece in (b",\n", part)][1:]
-
-
-def _write_whole(path: Path, pieces: Iterable[bytes]) -> None:
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        try:
-            with open(partial, "wb") as file:
-                file.writelines(pieces)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(partial, path)
-        finally:
-            partial.unlink(missing_ok=True)
-    except OSError as error:
-        raise EnvironmentProblem(f"{path}: cannot be written: {error.strerror}") from error
 
 
 # -- reading ---------------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 from hybridnn.cli.train_view import TrainView
 from hybridnn.training.folder_lock import FolderLock
 from hybridnn.training.history import StepRecord
+from hybridnn.training.run_folder import RunFolder
 
 Run = Callable[..., tuple[int, str, str]]
 TRAIN = ("train", "--data", "synthetic", "--hidden", "9", "--epochs", "3", "--batch-size", "25", "-q")
@@ -84,7 +86,9 @@ def test_signal_leaves_a_checkpoint_to_go_on_from(
     assert not Path("run/weights.npz").exists()
     assert signal.getsignal(number) == before
     Path("run").rename("moved")
-    assert run_hybridnn("train", "--resume", "moved", "-q")[0] == 0
+    code, said, _ = run_hybridnn("train", "--resume", "moved", "-q")
+    assert code == 0
+    assert re.search(rf"^steps +{STEPS}, the last {STEPS - step} in ", said, re.MULTILINE)
     assert_same_run("moved", "whole")
 
 
@@ -116,6 +120,24 @@ def test_crash_goes_on_from_the_newest_checkpoint(run_hybridnn: Run, monkeypatch
     assert code == 0
     assert "damaged, passed over: " in said
     assert "layers.0.weight.npy" in said
+    assert_same_run("run", "whole")
+
+
+def test_auto_begins_again_where_a_run_without_checkpoints_was_killed_after_its_weights(
+    run_hybridnn: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    auto = (*TRAIN, *SMALL, "--out", "run", "--resume", "auto")
+    with monkeypatch.context() as broken:
+
+        def end(folder: RunFolder, summary: Any) -> None:
+            raise RuntimeError("the plug was pulled")
+
+        broken.setattr(RunFolder, "end", end)
+        with pytest.raises(RuntimeError, match="plug"):
+            run_hybridnn(*auto)
+    assert Path("run/weights.npz").exists()
+    assert run_hybridnn(*TRAIN, *SMALL, "--out", "whole")[0] == 0
+    assert run_hybridnn(*auto)[0] == 0
     assert_same_run("run", "whole")
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from hybridnn.cli.main import main
 from hybridnn.training.boundary import StepBoundary
 
-deaths, signals = {deaths}, {signals}
+deaths, signals, errors = {deaths}, {signals}, {errors}
 rank = next(int(os.environ[name]) for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK") if name in os.environ)
 ask = StepBoundary.__call__
 
@@ -33,12 +33,14 @@ def disturbed(self, progress):
         os.kill(os.getpid(), signal.SIGKILL)
     if signals.get(rank) == progress.step:
         os.kill(os.getpid(), signal.SIGUSR1)
+    if errors.get(rank) == progress.step:
+        raise RuntimeError("a mistake of our own")
     return ask(self, progress)
 
 StepBoundary.__call__ = disturbed
 main(sys.argv[1:])
 """
-"""A rank kills itself, or sends itself a signal, when it has done so many steps."""
+"""A rank kills itself, sends itself a signal or fails when it has done so many steps."""
 
 TRAIN = ("train", "--data", "synthetic", "--hidden", "9,8", "--epochs", "3", "--batch-size", "25", "-q", "--out", "run")
 SMALL = ("data.synthetic.samples=200", "data.synthetic.test_samples=20", "output.log_every=5", "training.dtype=float64")
@@ -71,8 +73,9 @@ def disturbed(
     launcher: tuple[str, ...] = (),
     deaths: dict[int, int],
     signals: dict[int, int] | None = None,
+    errors: dict[int, int] | None = None,
 ) -> JobResult:
-    program = FAULTS.format(deaths=deaths, signals=signals or {})
+    program = FAULTS.format(deaths=deaths, signals=signals or {}, errors=errors or {})
     return run_mpi(ranks, [*launcher, sys.executable, "-c", program, *OPTIONS, *options], timeout=120, cwd=folder)
 
 
@@ -186,6 +189,13 @@ def test_a_signal_after_a_loss_still_stops_the_run(ulfm: tuple[str, ...], tmp_pa
     assert (result.timed_out, result.returncode) == (False, 75), result.stderr
     assert result.stderr.count("Error: stopped by SIGUSR1 after step ") == 1
     assert result.stderr.count("go on with: hybridnn train --resume run") == 1
+
+
+def test_an_error_of_the_last_rank_is_no_success(ulfm: tuple[str, ...], tmp_path: Path) -> None:
+    result = disturbed(tmp_path, 2, launcher=ulfm, deaths={0: 6}, errors={1: 10})
+    assert (result.timed_out, result.returncode != 0) == (False, True)
+    assert result.stderr.count("RuntimeError: a mistake of our own") == 1
+    assert not (tmp_path / "run" / "weights.npz").exists()
 
 
 def test_mistakes_are_told_as_without_ulfm(ulfm: tuple[str, ...], tmp_path: Path) -> None:

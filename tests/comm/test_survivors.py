@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 
 import numpy as np
@@ -52,6 +53,24 @@ def test_a_watch_that_is_left_sees_nothing(mpi_ranks: int) -> None:
             assert threading.active_count() == before + (mpi_ranks > 1)
     assert threading.active_count() == before
     assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+def test_a_start_that_another_rank_never_joins_ends() -> None:
+    program = """
+import os
+from hybridnn.comm import survivors
+survivors.START_SECONDS = 2
+if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
+    os.kill(os.getpid(), 9)
+survivors.start_in_time()
+"""
+    if import_mpi().get_vendor()[0] != "Open MPI":
+        pytest.skip("only Open MPI leaves losses to the ranks")
+    options = ("--with-ft", "ulfm")
+    result = run_mpi(2, [*options, sys.executable, "-c", program], timeout=60)
+    assert (result.timed_out, result.returncode != 0) == (False, True)
+    assert "Timeout (0:00:02)!" in result.stderr
+    assert "in start_in_time" in result.stderr
 
 
 @pytest.mark.parametrize("how", ["os.kill(os.getpid(), 9)", "os._exit(0)"])

@@ -88,7 +88,7 @@ def test_full_disk_leaves_settings_and_history_as_they_were(tmp_path: Path, monk
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    with RunFolder.create(tmp_path, "x", goes_on=True) as folder:
+    with RunFolder.create(tmp_path, "x", "resume") as folder:
         monkeypatch.setattr(os, "fsync", full)
         with pytest.raises(EnvironmentProblem, match="cannot be written: No space left on device"):
             folder.write_config(Settings())
@@ -141,7 +141,20 @@ def test_weights_are_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "weights.npz").write_bytes(b"precious")
     with pytest.raises(SettingError, match=r"already holds a weights\.npz"):
         RunFolder.create(tmp_path, "x")
+    with pytest.raises(SettingError, match=r"already holds a weights\.npz"):
+        RunFolder.create(tmp_path, "x", "again")
     assert (tmp_path / "weights.npz").read_bytes() == b"precious"
+
+
+def test_weights_of_an_unfinished_run_are_replaced_where_it_begins_again(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path, "x") as folder:
+        folder.write_weights({"layers.0.bias": np.zeros(2)})
+    with pytest.raises(SettingError, match=r"already holds a weights\.npz"):
+        RunFolder.create(tmp_path, "x")
+    assert (tmp_path / "weights.npz").exists()
+    with RunFolder.create(tmp_path, "x", "again"):
+        assert not (tmp_path / "weights.npz").exists()
+        assert run_status(tmp_path) == "unfinished"
 
 
 def test_unfinished_run_is_started_anew(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Iterator
 from importlib.resources import files
@@ -16,8 +15,9 @@ from typing import Any, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from hybridnn.cost.machine.machine import Machine
-from hybridnn.errors import DataError, EnvironmentProblem
+from hybridnn.errors import DataError
 from hybridnn.settings_errors import setting_error
+from hybridnn.whole_files import write_whole
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -77,20 +77,8 @@ def write_machine(machine: Machine, path: Path | str) -> None:
     """
     import tomli_w
 
-    final = Path(path)
-    partial = final.with_name(f".{final.name}.partial")
     text = HEADER + tomli_w.dumps(machine.model_dump(exclude_none=True))
-    try:
-        try:
-            with open(partial, "w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(partial, final)
-        finally:
-            partial.unlink(missing_ok=True)
-    except OSError as error:
-        raise EnvironmentProblem(f"{final} cannot be written: {error.strerror}") from error
+    write_whole(Path(path), text)
 
 
 def _shipped_text(name: str) -> str:

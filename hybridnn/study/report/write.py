@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hybridnn.study.files import write_whole
 from hybridnn.study.report.page import page_html
 from hybridnn.study.report.plots import draw_plots
 from hybridnn.study.report.results import Results
 from hybridnn.study.report.tables import csv_text, markdown_text
+from hybridnn.whole_files import write_whole
 
 __all__ = ["write_report"]
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from hybridnn.comm.agreement import agree
 from hybridnn.comm.grid import ProcessGrid
 from hybridnn.datasets.samples_file import load_samples
-from hybridnn.training.trained.arrays_file import npz_bytes
+from hybridnn.npz_files import npz_bytes
 from hybridnn.training.trained.trained_run import TrainedRun, trainer_of
 
 __all__ = ["Predictions", "predict_file"]

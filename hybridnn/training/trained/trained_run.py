@@ -17,12 +17,12 @@ from hybridnn.errors import DataError, SettingError
 from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import SGD
 from hybridnn.nn.parameters import check_weights
+from hybridnn.npz_files import read_npz
 from hybridnn.training.made_of_settings import describe_data, make_model
 from hybridnn.training.pipelining import Pipelining
 from hybridnn.training.run_folder import CONFIG, STANDARDIZATION
 from hybridnn.training.settings import Settings
 from hybridnn.training.settings_file import load_settings
-from hybridnn.training.trained.arrays_file import read_arrays
 from hybridnn.training.trained.weights_source import WeightsSource, find_weights
 from hybridnn.training.trainer import Trainer
 
@@ -155,7 +155,7 @@ def _widths(weights: Mapping[str, Array], last: int, path: Path) -> tuple[int, i
 
 def _read_standardizer(folder: Path) -> Standardizer:
     path = folder / STANDARDIZATION
-    arrays = read_arrays(path)
+    arrays = read_npz(path)
     try:
         return Standardizer.from_arrays(arrays)
     except DataError as error:

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from hybridnn.comm.agreement import agree
 from hybridnn.comm.group import Group
 from hybridnn.errors import DataError, SettingError
+from hybridnn.npz_files import read_npz
 from hybridnn.training.checkpoints.folder import checkpoint_folders
 from hybridnn.training.checkpoints.reading import Checkpoint, newest_sound, open_checkpoint
 from hybridnn.training.history_file import read_history
 from hybridnn.training.run_folder import CHECKPOINTS, WEIGHTS
-from hybridnn.training.trained.arrays_file import read_arrays
 
 __all__ = ["WeightsSource", "find_weights"]
 
@@ -50,7 +50,7 @@ class WeightsSource:
         DataError
             If a file cannot be read.
         """
-        return read_arrays(self.path) if self.checkpoint is None else self.checkpoint.weights()
+        return read_npz(self.path) if self.checkpoint is None else self.checkpoint.weights()
 
 
 def find_weights(folder: Path, checkpoint: str | None = None, group: Group | None = None) -> WeightsSource:

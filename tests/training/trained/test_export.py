@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from hybridnn.errors import SettingError
-from hybridnn.training.trained.arrays_file import npz_bytes
+from hybridnn.npz_files import npz_bytes
 from hybridnn.training.trained.export import export_arrays
 from hybridnn.training.trained.trained_run import open_run
 from reference import network as net

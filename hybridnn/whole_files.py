@@ -1,0 +1,55 @@
+"""Files that appear whole or not at all, whatever ends the process that writes them."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import BinaryIO
+
+from hybridnn.errors import EnvironmentProblem
+
+__all__ = ["replace_whole", "write_whole"]
+
+
+def replace_whole(path: Path, fill: Callable[[BinaryIO], object]) -> None:
+    """Put a file in place of what there was; a crash or a full disk leaves that as it was.
+
+    Parameters
+    ----------
+    path : Path
+    fill : callable
+        Writes into the open file it is given.
+
+    Raises
+    ------
+    OSError
+    """
+    # Jobs on several nodes may write the same file at once.
+    partial = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}.partial")
+    try:
+        with open(partial, "wb") as file:
+            fill(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def write_whole(path: Path, content: str | bytes | Iterable[bytes]) -> None:
+    """Write a file as `replace_whole` does, and make its folder.
+
+    Raises
+    ------
+    EnvironmentProblem
+        If that cannot be done.
+    """
+    whole = content.encode() if isinstance(content, str) else content
+    pieces = [whole] if isinstance(whole, bytes) else whole
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_whole(path, lambda file: file.writelines(pieces))
+    except OSError as error:
+        raise EnvironmentProblem(f"{path} cannot be written: {error.strerror}") from error
