@@ -64,9 +64,10 @@ def states_in(folder: Path) -> dict[int, dict[str, Any]]:
     }
 
 
-def account_of(result: JobResult) -> str:
+def account_of(result: JobResult, *, wakes: bool = False) -> str:
+    """What is told of a stall; the launcher, as it ends a job, may wake a stopped rank, and the others be done yet."""
     assert result.returncode == 1
-    assert "is done" not in result.stdout
+    assert wakes or "is done" not in result.stdout
     assert result.stderr.count("=== the job stood still") == 1
     return result.stderr
 
@@ -100,7 +101,7 @@ def test_a_rank_that_sleeps_is_named_and_every_rank_tells_what_it_does(tmp_path:
 
 
 def test_without_a_sign_of_rank_0_the_lowest_other_rank_speaks(tmp_path: Path) -> None:
-    account = account_of(job(tmp_path, STOPPED, rank=0))
+    account = account_of(job(tmp_path, STOPPED, rank=0), wakes=True)
     assert "* rank 0 (host " in account
     assert "gave no sign: stopped, dead, swapped out, or not in training any more; ranks 1, 2 wait in" in account
     assert sorted(states_in(tmp_path)) == [1, 2]
