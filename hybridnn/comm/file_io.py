@@ -27,7 +27,7 @@ __all__ = [
     "read_rectangle",
     "sync",
     "write_rectangle",
-    "write_whole",
+    "write_file",
 ]
 
 CHUNK = 1 << 20
@@ -131,7 +131,7 @@ def read_rectangle(path: Path, block: NDArray[Any], where: Rectangle, offset: in
         os.close(descriptor)
 
 
-def write_whole(path: Path, data: bytes) -> None:
+def write_file(path: Path, data: bytes) -> None:
     """Write a small file; on disk on return."""
     with open(path, "wb") as file:
         file.write(data)

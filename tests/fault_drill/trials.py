@@ -220,7 +220,8 @@ class Drill:
         if place == 0:
             return [*new_run(recipe, name), *trial.options]
         if trial.by_folder[place - 1] and checkpoints(run):
-            layout = [] if recipe == trial.recipes[place - 1] else recipe.layout
+            # A run on another layout that was struck may not have come to write its settings.
+            layout = [] if len(set(trial.recipes[: place + 1])) == 1 else recipe.layout
             return ["train", "--resume", name, "-q", *layout]
         return [*new_run(recipe, name), *trial.options, "--resume", "auto"]
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridnn._version import __version__
-from hybridnn.comm.file_io import Rectangle, file_sha256, npy_header, sync, write_rectangle, write_whole
+from hybridnn.comm.file_io import Rectangle, file_sha256, npy_header, sync, write_rectangle, write_file
 from hybridnn.training.checkpoints.folder import partial_folder, publish, step_folder
 from hybridnn.training.checkpoints.manifest import (
     FORMAT_VERSION,
@@ -182,8 +182,8 @@ class Draft:
         text = (manifest.model_dump_json(indent=2) + "\n").encode()
         digests = {name: entry.sha256 for name, entry in arrays.items()}
         digests[MANIFEST] = hashlib.sha256(text).hexdigest()
-        write_whole(self.partial / MANIFEST, text)
-        write_whole(self.partial / SUMS, "".join(f"{sha}  {name}\n" for name, sha in digests.items()).encode())
+        write_file(self.partial / MANIFEST, text)
+        write_file(self.partial / SUMS, "".join(f"{sha}  {name}\n" for name, sha in digests.items()).encode())
         publish(self.partial, self.finished)
 
     def _path(self, name: str) -> Path:
