@@ -26,8 +26,8 @@ __all__ = [
     "read_npy_header",
     "read_rectangle",
     "sync",
-    "write_rectangle",
     "write_file",
+    "write_rectangle",
 ]
 
 CHUNK = 1 << 20

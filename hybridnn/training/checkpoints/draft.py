@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridnn._version import __version__
-from hybridnn.comm.file_io import Rectangle, file_sha256, npy_header, sync, write_rectangle, write_file
+from hybridnn.comm.file_io import Rectangle, file_sha256, npy_header, sync, write_file, write_rectangle
 from hybridnn.training.checkpoints.folder import partial_folder, publish, step_folder
 from hybridnn.training.checkpoints.manifest import (
     FORMAT_VERSION,
