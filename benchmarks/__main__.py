@@ -16,8 +16,10 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.chart import draw_ratios
+
 RESULTS = Path(__file__).parent / "results"
-ALL = ["serial", "batch", "pipeline"]
+ALL = ["serial", "batch", "model", "pipeline"]
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 SERIAL_COLUMNS = {
@@ -25,9 +27,13 @@ SERIAL_COLUMNS = {
     "samples/s": lambda row: f"{row['our_samples_per_second']:,.0f}",
     "PyTorch": lambda row: f"{row['their_samples_per_second']:,.0f}",
     "ratio": lambda row: f"{row['ratio']:.2f} ({row['ratio_min']:.2f}-{row['ratio_max']:.2f})",
+    "compiled": lambda row: f"{row['ratio_compiled']:.2f}",
+    "scikit-learn": lambda row: f"{row['ratio_sklearn']:.2f}" if "ratio_sklearn" in row else "",
     "products": lambda row: f"{row['products_share']:.0%}",
+    "update": lambda row: f"{row['update_share']:.0%}",
     "GFLOP/s": lambda row: f"{row['gflops']:.0f}",
-    "memory": lambda row: f"{row['memory_ratio']:.2f}",
+    "MB": lambda row: f"{row['our_grown_bytes'] / 1e6:.0f}",
+    "PyTorch's": lambda row: f"{row['their_grown_bytes'] / 1e6:.0f}",
 }
 BATCH_COLUMNS = {
     "network": lambda row: f"{row['case']}, batch {row['batch_size']}",
@@ -36,6 +42,15 @@ BATCH_COLUMNS = {
     "ratio": lambda row: f"{row['ratio']:.2f} ({row['ratio_min']:.2f}-{row['ratio_max']:.2f})",
     "over 1 rank": lambda row: f"{row['speed_up_over_one_rank']:.2f}",
     "overlap gains": lambda row: f"{row['overlap_gain']:.2f}",
+    "comm.": lambda row: f"{row['communication_share']:.0%}",
+}
+MODEL_COLUMNS = {
+    "network": lambda row: f"{row['case']}, batch {row['batch_size']}",
+    "split": lambda row: row["split"],
+    "samples/s": lambda row: f"{row['our_samples_per_second']:,.0f}",
+    "PyTorch": lambda row: f"{row['their_samples_per_second']:,.0f}",
+    "ratio": lambda row: f"{row['ratio']:.2f} ({row['ratio_min']:.2f}-{row['ratio_max']:.2f})",
+    "over 1 rank": lambda row: f"{row['speed_up_over_one_rank']:.2f}",
     "comm.": lambda row: f"{row['communication_share']:.0%}",
 }
 TORCH_PIPELINE_COLUMNS = {
@@ -91,6 +106,9 @@ def main() -> None:
     if "batch" in only:
         figures["batch"] = run_lines([*two_ranks, "benchmarks.batch_parallel"])
         show("Batch parallel, two ranks of one thread, beside PyTorch DDP (gloo)", figures["batch"], BATCH_COLUMNS)
+    if "model" in only:
+        figures["model"] = run_lines([*two_ranks, "benchmarks.model_parallel"])
+        show("Model parallel, two ranks of one thread, beside PyTorch (gloo)", figures["model"], MODEL_COLUMNS)
     if "pipeline" in only:
         rows = figures["pipeline"] = run_lines([*two_ranks, "benchmarks.pipeline"])
         title = "Two stages of one thread, 8 microbatches, beside torch.distributed.pipelining (gloo)"
@@ -100,7 +118,8 @@ def main() -> None:
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{figures['date']}-{'-'.join(only)}.json"
     path.write_text(json.dumps(figures, indent=2) + "\n")
-    print(f"written to {path}")
+    draw_ratios(figures, path.with_suffix(".png"))
+    print(f"written to {path} and .png")
 
 
 if __name__ == "__main__":

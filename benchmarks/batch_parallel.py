@@ -29,7 +29,7 @@ def measure(case: Case, pairs: int) -> dict[str, Any]:
     theirs = torch_run(case, DistributedDataParallel(torch_model(case)), part)
     comparison = alternate(ours, theirs, pairs, world.Barrier)
     overlap = alternate(ours, at_once, pairs, world.Barrier)
-    alone = _beside_one_rank(case, ours, pairs)
+    alone = beside_one_rank(case, ours, pairs)
     record = trainer.history.epochs[-1]
     return {
         "case": case.name,
@@ -43,7 +43,7 @@ def measure(case: Case, pairs: int) -> dict[str, Any]:
     }
 
 
-def _beside_one_rank(case: Case, ours: Any, pairs: int) -> Comparison:
+def beside_one_rank(case: Case, ours: Any, pairs: int) -> Comparison:
     """The same training by rank 0 alone, while the other ranks sleep at a barrier between its runs."""
     world = MPI.COMM_WORLD
     _, one = our_run(case, ProcessGrid(MPI.COMM_SELF))

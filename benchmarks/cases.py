@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from hybridnn import ProcessGrid, Trainer
 
-__all__ = ["CASES", "Case", "make_data", "our_run", "torch_model", "torch_run"]
+__all__ = ["CASES", "Case", "make_data", "our_run", "sklearn_run", "torch_model", "torch_run"]
 
 LEARNING_RATE = 1e-4
 MOMENTUM = 0.9
@@ -30,6 +30,8 @@ class Case:
     task : {"regression", "classification"}
     minibatches, epochs : int
         Minibatches in the data, and passes over them in one timed run, which takes at least a tenth of a second.
+    activation : str
+        Of the hidden layers.
     """
 
     name: str
@@ -38,6 +40,7 @@ class Case:
     task: str
     minibatches: int
     epochs: int
+    activation: str = "relu"
 
     @property
     def steps(self) -> int:
@@ -60,8 +63,9 @@ CASES = (
     Case("4-64-64-64-1", (4, 64, 64, 64, 1), 100, "regression", 40, 10),
     Case("784-128-127-126-125-124-123-10", (784, 128, 127, 126, 125, 124, 123, 10), 128, "classification", 40, 2),
     Case("16-4x1024-2", (16, 1024, 1024, 1024, 1024, 2), 100, "regression", 10, 1),
-    Case("3072-8x2048-10", (3072, *[2048] * 8, 10), 128, "classification", 2, 1),
+    Case("3072-8x2048-10", (3072, *[2048] * 8, 10), 128, "classification", 2, 1, "selu"),
 )
+"""Two small networks, one of equal layers, and the network of Chen 2018, section 4, with 8 of its 32 hidden layers."""
 
 
 def make_data(case: Case) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -74,12 +78,13 @@ def make_data(case: Case) -> tuple[NDArray[Any], NDArray[Any]]:
     return x, rng.standard_normal((samples, case.sizes[-1]), np.float32)
 
 
-def our_run(case: Case, grid: ProcessGrid, *, overlap: bool = True) -> tuple[Trainer, Callable[[], Any]]:
-    """A trainer, and a function that makes one timed run: `case.epochs` passes over the data."""
+def our_run(case: Case, grid: ProcessGrid, **settings: Any) -> tuple[Trainer, Callable[[], Any]]:
+    """A trainer, with more `settings` of it, and a function that makes one timed run."""
     from hybridnn import MLP, SGD, Trainer
 
     optimizer = SGD(LEARNING_RATE, MOMENTUM)
-    trainer = Trainer(MLP(case.sizes), optimizer, grid=grid, batch_size=case.batch_size, overlap=overlap)
+    model = MLP(case.sizes, activation=case.activation)
+    trainer = Trainer(model, optimizer, grid=grid, batch_size=case.batch_size, **settings)
     x, y = make_data(case)
     return trainer, lambda: trainer.fit(x, y, epochs=case.epochs)
 
@@ -88,10 +93,43 @@ def torch_model(case: Case) -> Any:
     """The same network in PyTorch."""
     import torch
 
+    activation = {"relu": torch.nn.ReLU, "selu": torch.nn.SELU}[case.activation]
     layers: list[Any] = []
     for inputs, outputs in zip(case.sizes, case.sizes[1:], strict=False):
-        layers += [torch.nn.Linear(inputs, outputs), torch.nn.ReLU()]
+        layers += [torch.nn.Linear(inputs, outputs), activation()]
     return torch.nn.Sequential(*layers[:-1])
+
+
+def sklearn_run(case: Case) -> Callable[[], Any]:
+    """A function that makes one timed run in scikit-learn; each begins with fresh weights, which costs it little."""
+    import warnings
+
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.neural_network import MLPClassifier, MLPRegressor
+
+    kind = MLPClassifier if case.task == "classification" else MLPRegressor
+    estimator = kind(
+        hidden_layer_sizes=case.sizes[1:-1],
+        activation="relu",
+        solver="sgd",
+        batch_size=case.batch_size,
+        learning_rate_init=LEARNING_RATE,
+        momentum=MOMENTUM,
+        nesterovs_momentum=False,
+        alpha=0.0,
+        max_iter=case.epochs,
+        tol=0.0,
+        n_iter_no_change=case.epochs + 1,
+    )
+    x, y = make_data(case)
+    y = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
+
+    def run() -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)  # it is told how many epochs to do
+            estimator.fit(x, y)
+
+    return run
 
 
 def torch_run(case: Case, model: Any, part: slice = slice(None)) -> Callable[[], None]:

@@ -1,0 +1,52 @@
+"""What the machine can do at most: the rate of matrix products, and memory bandwidth."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import numpy as np
+
+from benchmarks.cases import Case
+from benchmarks.timing import seconds_of
+
+__all__ = ["copy_bandwidth", "products_of", "update_bytes"]
+
+COPIED = 1 << 26
+"""Bytes of the array that is copied: far more than any cache."""
+
+ROUNDS = 7
+
+
+def products_of(case: Case) -> Callable[[], None]:
+    """The matrix products of a timed run and nothing else, on arrays of the same shapes and layouts."""
+    rng = np.random.default_rng(0)
+    widths, n = case.sizes, case.batch_size
+    activations = [rng.standard_normal((n, widths[0]), np.float32).T]
+    activations += [rng.standard_normal((width, n), np.float32) for width in widths[1:]]
+    weights = [rng.standard_normal((b, a), np.float32) for a, b in pairwise(widths)]
+    weight_gradients = [np.empty_like(weight) for weight in weights]
+    gradients = [np.empty_like(activation) for activation in activations]
+
+    def run() -> None:
+        for _ in range(case.steps):
+            for layer, weight in enumerate(weights):
+                np.matmul(weight, activations[layer], out=gradients[layer + 1])
+            for layer in reversed(range(len(weights))):
+                if layer:
+                    np.matmul(weights[layer].T, activations[layer + 1], out=gradients[layer])
+                np.matmul(activations[layer + 1], activations[layer].T, out=weight_gradients[layer])
+
+    return run
+
+
+def copy_bandwidth() -> float:
+    """Bytes read and written per second by a copy from memory to memory: the best of some rounds."""
+    source = np.ones(COPIED, np.uint8)
+    target = np.zeros_like(source)
+    return 2 * COPIED / min(seconds_of(lambda: np.copyto(target, source)) for _ in range(ROUNDS))
+
+
+def update_bytes(case: Case) -> int:
+    """Bytes that SGD with momentum must move in a step: gradient, velocity and weights in, the last two out."""
+    return 5 * 4 * case.parameters
