@@ -13,7 +13,7 @@ from hybridnn.errors import EnvironmentProblem
 __all__ = ["replace_whole", "write_whole"]
 
 
-def replace_whole(path: Path, fill: Callable[[BinaryIO], object]) -> None:
+def replace_whole(path: Path, fill: Callable[[BinaryIO], object], *, alone: bool = True) -> None:
     """Put a file in place of what there was; a crash or a full disk leaves that as it was.
 
     Parameters
@@ -21,13 +21,15 @@ def replace_whole(path: Path, fill: Callable[[BinaryIO], object]) -> None:
     path : Path
     fill : callable
         Writes into the open file it is given.
+    alone : bool
+        Whether nobody else writes the same file meanwhile. Then what a killed process left of it is written over.
 
     Raises
     ------
     OSError
     """
-    # Jobs on several nodes may write the same file at once.
-    partial = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}.partial")
+    writer = "" if alone else f".{socket.gethostname()}.{os.getpid()}"
+    partial = path.with_name(f".{path.name}{writer}.partial")
     try:
         with open(partial, "wb") as file:
             fill(file)

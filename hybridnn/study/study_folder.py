@@ -117,7 +117,8 @@ class StudyFolder:
         with self._named_if_unwritable():
             self.path.mkdir(parents=True, exist_ok=True)
             text = to_json({**about, "cells": cells}, indent=2) + "\n"
-            replace_whole(self.path / MANIFEST, lambda file: file.write(text.encode()))
+            # Jobs on several nodes may do this at once.
+            replace_whole(self.path / MANIFEST, lambda file: file.write(text.encode()), alone=False)
 
     @contextlib.contextmanager
     def holding(self, name: str) -> Iterator[IO[str] | None]:
