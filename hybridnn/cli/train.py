@@ -96,7 +96,7 @@ def train(
     from hybridnn.training.survivors import Loss, train_on_survivors
 
     start_in_time()
-    what = what_to_train(settings, resume, asked)
+    what = what_to_train(settings, resume, asked, forced=force)
     if what is None:
         if launch_rank() in (None, 0):
             print(f"{settings.output.folder if settings else resume}: the run has ended, nothing is left to do")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -24,6 +25,9 @@ STATISTICS_NUMBERS = 2**22
 
 COPY_ROWS = 4096
 
+DIGEST_BYTES = 7
+"""Of a data set's digest: what an int64 can take."""
+
 
 @dataclass(frozen=True)
 class PlacedData:
@@ -40,6 +44,8 @@ class PlacedData:
         On rank 0, where data were standardized.
     memory : NodeMemory
         Holds shared samples; to be freed after the last use.
+    digest : str
+        Beginning of the SHA-256 of all samples as they were loaded, in hexadecimal; empty for generated data.
     """
 
     train: Rows | None
@@ -51,6 +57,7 @@ class PlacedData:
     task: str
     standardizer: Standardizer | None
     memory: NodeMemory
+    digest: str
 
 
 @dataclass(frozen=True)
@@ -61,10 +68,12 @@ class _Prepared:
     test: Rows
     outputs: int
     standardizer: Standardizer | None
+    digest: bytes
 
     def facts(self) -> list[int]:
         regression = bool(self.train.targets_shape)
-        return [self.train.samples, self.test.samples, self.train.features, self.outputs, regression]
+        digest = int.from_bytes(self.digest, "big")
+        return [self.train.samples, self.test.samples, self.train.features, self.outputs, regression, digest]
 
 
 def place_data(
@@ -109,9 +118,9 @@ def place_data(
         return _prepare(load(), generated, standardize, test_fraction, seed) if loads else None
 
     prepared = agree(grid.world, prepare)
-    facts = np.array(prepared.facts() if prepared is not None else [0] * 5, np.int64)
+    facts = np.array(prepared.facts() if prepared is not None else [0] * 6, np.int64)
     grid.world.broadcast(facts)
-    train_samples, test_samples, features, outputs, regression = (int(fact) for fact in facts)
+    train_samples, test_samples, features, outputs, regression, digest = (int(fact) for fact in facts)
     train = None if prepared is None else prepared.train
     test = None if prepared is None else prepared.test
     numbers = (train_samples + test_samples) * (features + outputs * regression)
@@ -122,10 +131,12 @@ def place_data(
         memory.publish()
     standardizer = prepared.standardizer if prepared is not None and grid.rank == 0 else None
     task = "regression" if regression else "classification"
-    return PlacedData(train, test, train_samples, test_samples, features, outputs, task, standardizer, memory)
+    named = "" if generated else f"{digest:0{2 * DIGEST_BYTES}x}"
+    return PlacedData(train, test, train_samples, test_samples, features, outputs, task, standardizer, memory, named)
 
 
 def _prepare(data: Dataset, generated: bool, standardize: bool, test_fraction: float, seed: int) -> _Prepared:
+    digest = b"" if generated else _digest(data)
     train, test = (data.train, data.test) if data.test is not None else split(data.train, test_fraction, seed)
     standardizer = None
     if standardize:
@@ -135,7 +146,21 @@ def _prepare(data: Dataset, generated: bool, standardize: bool, test_fraction: f
             looked_at = SubsetRows(train, np.arange(enough))
         standardizer = Standardizer.fit(looked_at)
         train, test = standardized(train, standardizer), standardized(test, standardizer)
-    return _Prepared(train, test, data.outputs, standardizer)
+    return _Prepared(train, test, data.outputs, standardizer, digest)
+
+
+def _digest(data: Dataset) -> bytes:
+    """Beginning of the SHA-256 of all samples, as numbers of float64 and labels of int64."""
+    sums = hashlib.sha256()
+    for rows in (data.train, *(() if data.test is None else (data.test,))):
+        x = np.empty((COPY_ROWS, rows.features))
+        y = np.empty((COPY_ROWS, *rows.targets_shape), np.float64 if rows.targets_shape else np.int64)
+        for start in range(0, rows.samples, COPY_ROWS):
+            n = min(COPY_ROWS, rows.samples - start)
+            rows.take(np.arange(start, start + n), x[:n], y[:n])
+            sums.update(x[:n].tobytes())
+            sums.update(y[:n].tobytes())
+    return sums.digest()[:DIGEST_BYTES]
 
 
 def _share(

@@ -18,7 +18,7 @@ from hybridnn.training.checkpoints.origin import origin_of
 from hybridnn.training.checkpoints.reading import Checkpoint, newest_sound
 from hybridnn.training.data_placement import PlacedData
 from hybridnn.training.history import EpochRecord
-from hybridnn.training.history_file import read_history, run_status
+from hybridnn.training.history_file import read_history, read_sound_history, run_status
 from hybridnn.training.run_folder import CHECKPOINTS, CONFIG, Start
 from hybridnn.training.settings import Settings
 from hybridnn.training.settings_file import load_settings
@@ -47,7 +47,7 @@ class Resumed:
     ----------
     checkpoint : Checkpoint
     problems : list of str
-        What is damaged in newer ones, which were passed over.
+        What is damaged: newer checkpoints, which were passed over, and the end of the history.
     epochs : list of EpochRecord
         Of the epochs that had ended.
     """
@@ -65,7 +65,9 @@ class Task:
     start: Start
 
 
-def what_to_train(settings: Settings | None, resume: str | None, overrides: Sequence[str]) -> Task | None:
+def what_to_train(
+    settings: Settings | None, resume: str | None, overrides: Sequence[str], *, forced: bool = False
+) -> Task | None:
     """What a command line asks for.
 
     Parameters
@@ -76,6 +78,8 @@ def what_to_train(settings: Settings | None, resume: str | None, overrides: Sequ
         The folder of a run, or ``"auto"``: that of `output.folder`, if it has checkpoints.
     overrides : sequence of str
         ``section.key=value``, for the settings of the run to resume.
+    forced : bool
+        As for `run_training`.
 
     Returns
     -------
@@ -85,7 +89,7 @@ def what_to_train(settings: Settings | None, resume: str | None, overrides: Sequ
     Raises
     ------
     SettingError
-        If there is no such run, or ``auto`` has no folder to look at.
+        If there is no such run, ``auto`` has no folder to look at, or a run that has ended is another training.
     """
     if resume is None:
         assert settings is not None
@@ -103,6 +107,7 @@ def what_to_train(settings: Settings | None, resume: str | None, overrides: Sequ
             raise SettingError("output.folder", settings.output.folder, f"a run goes on in its own folder, {folder}")
         settings = settings.model_copy(update={"output": settings.output.model_copy(update={"folder": str(folder)})})
     if run_status(folder) == "finished" and settings.training.epochs <= len(read_history(folder).epochs):
+        _require_same_training(load_settings(folder / CONFIG), settings, forced=forced)
         return None
     if resume == "auto" and not checkpoint_folders(folder / CHECKPOINTS):
         return Task(settings, "again")
@@ -157,7 +162,7 @@ def _require_same_training(old: Settings, new: Settings, *, forced: bool) -> Non
 
 
 def _differences(old: Settings, new: Settings) -> list[tuple[str, Any, Any]]:
-    free = {f"training.{key}" for key in FREE} | {"data.distribution", "model.init_from"}
+    free = {f"training.{key}" for key in FREE} | {"data.distribution", "data.file", "model.init_from"}
     if new.schedule.name not in RATES_BY_LENGTH:
         free.add("training.epochs")
     before, now = _flat(old), _flat(new)
@@ -177,9 +182,9 @@ def _flat(section: Section, prefix: str = "") -> dict[str, Any]:
 
 def data_identity(settings: Settings, data: PlacedData) -> str:
     """What tells one data set from another, as text that is the same on every rank."""
-    source = settings.data.name or str(settings.data.file)
+    source = settings.data.name or "a file"  # which may have been moved
     sizes = f"{data.train_samples} + {data.test_samples} samples, {data.features} features, {data.outputs} outputs"
-    return f"{source}: {sizes}, {data.task}"
+    return f"{source}: {sizes}, {data.task}" + (f", SHA-256 {data.digest}…" if data.digest else "")
 
 
 def resume(folder: Path, settings: Settings, trainer: Trainer, data: str, *, forced: bool) -> Resumed:
@@ -198,9 +203,14 @@ def resume(folder: Path, settings: Settings, trainer: Trainer, data: str, *, for
         damaged = "; ".join(problems)
         raise DataError(f"{folder}: no checkpoint to go on from" + (f": {damaged}" if damaged else ""))
     _require_same_origin(found.manifest.origin, origin_of(trainer, data), forced=forced)
-    trainer.restore(found)
-    history = agree(world, lambda: read_history(folder))
     progress = found.manifest.progress
+    done = progress.epoch - 1
+    if settings.training.epochs < done:
+        raise SettingError("training.epochs", settings.training.epochs, f"the run has already done {done}")
+    trainer.restore(found)
+    history, damage = agree(world, lambda: read_sound_history(folder))
+    if damage:
+        problems.append(damage)
     return Resumed(found, problems, [record for record in history.epochs if record.epoch < progress.epoch])
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import sys
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -13,7 +15,7 @@ from hybridnn.comm.grid import ProcessGrid
 from hybridnn.comm.recorder import Recorder
 from hybridnn.comm.stalls.processes import processes_of
 from hybridnn.comm.stalls.watch import StallWatch
-from hybridnn.errors import SettingError
+from hybridnn.errors import EnvironmentProblem, HybridnnError
 from hybridnn.npz_files import read_npz
 from hybridnn.training.auto_layout import settle_layout
 from hybridnn.training.boundary import StepBoundary, stopped_by_signal
@@ -28,7 +30,7 @@ from hybridnn.training.settings import ParallelSettings, Settings
 from hybridnn.training.stop_signals import StopSignals
 from hybridnn.training.trace_file import write_trace
 from hybridnn.training.trainer import Trainer
-from hybridnn.training.underway import Underway
+from hybridnn.training.underway import Underway, how_to_go_on
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -107,7 +109,8 @@ def run_training(
         boundary = StepBoundary.of(settings.training, trainer, writer, signals, watch.busy)
         underway.begin(trainer, boundary, writer, new_writer)
         start_step = trainer.step
-        seconds = _fit(settings, trainer, data, report, boundary, path)
+        with contextlib.nullcontext() if underway.outlives_losses else _telling_how_to_go_on(path):
+            seconds = _fit(settings, trainer, data, report, boundary, path)
         with watch.busy("writing the results"):
             if settings.output.trace:
                 write_trace(None if folder is None else folder.trace_path, grid, trainer.plan.label)
@@ -124,8 +127,6 @@ def _fit(
     """Train what is left to train; returns the seconds it took."""
     start = perf_counter()
     done = trainer.progress.epoch - 1
-    if settings.training.epochs < done:
-        raise SettingError("training.epochs", settings.training.epochs, f"the run has already done {done}")
     if settings.training.epochs > done:
         trainer.fit(
             data.train,
@@ -139,6 +140,20 @@ def _fit(
         raise stopped_by_signal(boundary, trainer.step, path)
     boundary.finish()
     return perf_counter() - start
+
+
+@contextlib.contextmanager
+def _telling_how_to_go_on(folder: Path) -> Iterator[None]:
+    """Add to what ends the training, and is no fault of its settings, the way to go on."""
+    try:
+        yield
+    except EnvironmentProblem as error:
+        raise EnvironmentProblem(f"{error}. {how_to_go_on(folder)}") from error
+    except HybridnnError:
+        raise
+    except Exception:
+        print(how_to_go_on(folder), file=sys.stderr)  # above the traceback
+        raise
 
 
 def _grid(settings: Settings, comm: MPI.Intracomm | None) -> ProcessGrid:
@@ -159,7 +174,10 @@ def _grid(settings: Settings, comm: MPI.Intracomm | None) -> ProcessGrid:
 
 
 def _stall_watch(grid: ProcessGrid, folder: Path, seconds: float) -> StallWatch:
-    return StallWatch(grid.recorder, folder, grid.rank, grid.size, seconds, processes_of(grid.world))
+    processes = processes_of(grid.world)
+    return StallWatch(
+        grid.recorder, folder, grid.rank, grid.size, seconds, processes, advice=lambda: how_to_go_on(folder)
+    )
 
 
 def _resolved(parallel: ParallelSettings, trainer: Trainer) -> ParallelSettings:

@@ -219,3 +219,73 @@ def test_folders_that_cannot_be_used(stopped: str, run_hybridnn: Run) -> None:
     assert code == 2
     assert said.startswith("Error: run: no checkpoint to go on from: run/checkpoints/step-")
     assert run_hybridnn("train", "--resume", stopped, "-q")[0] == 2  # the folder is free again
+
+
+def test_fewer_epochs_than_are_done_change_nothing(run_hybridnn: Run, signal_at: Callable[[int, int], None]) -> None:
+    signal_at(20, signal.SIGUSR1)
+    assert run_hybridnn(*TRAIN, *SMALL, "--out", "run")[0] == 75
+    before = {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()}
+    code, _, said = run_hybridnn("train", "--resume", "run", "-q", "--epochs", "1")
+    assert (code, said) == (2, "Error: training.epochs = 1: the run has already done 2\n")
+    assert {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()} == before
+
+
+def test_a_run_that_has_ended_is_no_other_training(run_hybridnn: Run) -> None:
+    assert run_hybridnn(*TRAIN, *SMALL, "--out", "run")[0] == 0
+    code, _, said = run_hybridnn("train", "--resume", "run", "-q", "--lr", "0.1")
+    assert code == 2
+    assert said.startswith("Error: optimizer.lr = 0.1: the run to resume has 0.005; --force")
+    assert run_hybridnn("train", "--resume", "run", "-q", "--lr", "0.1", "--force")[0] == 0
+
+
+def test_the_rest_of_a_damaged_history_is_told_and_left_out(stopped: str, run_hybridnn: Run) -> None:
+    history = Path(stopped, "history.jsonl")
+    with history.open("ab") as file:
+        file.write(b"\xff\xfe\x00\n" + history.read_bytes().splitlines(keepends=True)[-1])
+    lines = len(history.read_bytes().splitlines())
+    code, _, said = run_hybridnn("train", "--resume", stopped, "-q")
+    assert code == 0
+    assert f"damaged, passed over: run/history.jsonl, line {lines - 1}: not a record of a run: " in said
+    assert [one["epoch"] for one in records(stopped) if one["kind"] == "epoch"] == [1, 2, 3]
+
+
+@pytest.fixture
+def own_file() -> Callable[[str, int], str]:
+    """Write samples of the same shape that `seed` tells apart, and return the name of the file."""
+
+    def write(name: str, seed: int) -> str:
+        rng = np.random.default_rng(seed)
+        x = rng.normal(size=(200, 4))
+        np.savez(name, x_train=x, y_train=rng.normal(size=(200, 1)), x_test=x[:20], y_test=np.zeros((20, 1)))
+        return name
+
+    return write
+
+
+def test_the_same_data_may_move_and_others_are_refused(
+    run_hybridnn: Run, signal_at: Callable[[int, int], None], own_file: Callable[[str, int], str]
+) -> None:
+    plain = ("train", "--hidden", "9", "--epochs", "3", "--batch-size", "25", "-q")
+    own = (*plain, "--file", own_file("data.npz", 0), "--set", "output.log_every=1")
+    assert run_hybridnn(*own, "--out", "whole")[0] == 0
+    signal_at(5, signal.SIGUSR1)
+    assert run_hybridnn(*own, "--out", "run")[0] == 75
+    own_file("data.npz", 1)
+    code, _, said = run_hybridnn("train", "--resume", "run", "-q")
+    assert code == 2
+    assert said.count("a file: 200 + 20 samples, 4 features, 1 outputs, regression, SHA-256 ") == 2
+    assert said.endswith("; --force trains on with the new data\n")
+    own_file("moved.npz", 0)
+    assert run_hybridnn("train", "--resume", "run", "-q", "--file", "moved.npz")[0] == 0
+    assert_same_run("run", "whole")
+
+
+def test_what_is_left_of_an_interrupted_extension_is_used_with_its_step(
+    run_hybridnn: Run, signal_at: Callable[[int, int], None]
+) -> None:
+    every = ("--set", "training.checkpoint_every=10")
+    assert run_hybridnn(*TRAIN, *SMALL, *every, "--out", "run")[0] == 0
+    assert "run/weights.npz, step 24" in run_hybridnn("evaluate", "run")[1]
+    signal_at(30, signal.SIGUSR1)
+    assert run_hybridnn("train", "--resume", "run", "--epochs", "5", "-q")[0] == 75
+    assert "run/checkpoints/step-00000030" in run_hybridnn("evaluate", "run")[1]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
@@ -48,6 +48,8 @@ class StallWatch:
         How long a job may finish nothing, 0 for ever. Time in which the process itself was suspended does not count.
     processes : sequence of str
         Host and process of every rank, from `processes_of`; to name those that are dead.
+    advice : callable, optional
+        Returns what to do next, which ends the account of a stall.
     """
 
     def __init__(
@@ -58,9 +60,11 @@ class StallWatch:
         size: int,
         seconds: float,
         processes: Sequence[str] = (),
+        advice: Callable[[], str] = lambda: "",
     ) -> None:
         self._recorder, self._files = recorder, StallFiles(folder)
         self._rank, self._size, self._seconds, self._processes = rank, size, seconds, tuple(processes)
+        self._advice = advice
         self._tick = min(seconds / 10, 1.0)
         self._patience = max(LEAST_PATIENCE, seconds / 2)
         self._idle = 0.0
@@ -186,7 +190,8 @@ class StallWatch:
         job = JobState(self._size, self._seconds, self._processes, silent)
         with contextlib.suppress(OSError):
             self._files.write(job)
-        end_job(f"\n{stall_report(StallRecord(states, job), self._files.path, self._unwritten)}\n")
+        account = stall_report(StallRecord(states, job), self._files.path, self._unwritten)
+        end_job(f"\n{account}\n{self._advice()}\n")
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from hybridnn.errors import DataError, SettingError
 from hybridnn.npz_files import read_npz
 from hybridnn.training.checkpoints.folder import checkpoint_folders
 from hybridnn.training.checkpoints.reading import Checkpoint, newest_sound, open_checkpoint
-from hybridnn.training.history_file import read_history
+from hybridnn.training.history_file import read_history, run_status
 from hybridnn.training.run_folder import CHECKPOINTS, WEIGHTS
 
 __all__ = ["WeightsSource", "find_weights"]
@@ -76,12 +76,16 @@ def find_weights(folder: Path, checkpoint: str | None = None, group: Group | Non
     checkpoints = folder / CHECKPOINTS
     if checkpoint is not None:
         return _named_checkpoint(checkpoints, checkpoint, group, is_first=is_first)
-    ended = np.array([is_first and (folder / WEIGHTS).exists()], np.int64)
+    written = is_first and (folder / WEIGHTS).exists()
+    facts = np.array([written, written and run_status(folder) == "finished"], np.int64)
     if group is not None:
-        group.broadcast(ended)
-    if ended[0]:
+        group.broadcast(facts)
+    has_file, ended = facts
+    if ended:
         return WeightsSource(folder / WEIGHTS, _last_step(folder))
     newest, damaged = newest_sound(checkpoints, group)
+    if newest is None and has_file:  # of a run that goes on, from before
+        return WeightsSource(folder / WEIGHTS, None, tuple(damaged))
     if newest is None:
         no_weights = f"{folder}: no {WEIGHTS}, which a run writes at its end"
         raise DataError(f"{no_weights}, and no sound checkpoint{': ' if damaged else ''}{'; '.join(damaged)}")
@@ -108,6 +112,6 @@ def _of_checkpoint(found: Checkpoint, damaged: list[str]) -> WeightsSource:
 def _last_step(folder: Path) -> int | None:
     try:
         epochs = read_history(folder).epochs
-    except (DataError, UnicodeDecodeError):
+    except DataError:
         return None
     return epochs[-1].step if epochs else None

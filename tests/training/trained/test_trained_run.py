@@ -96,9 +96,9 @@ def test_run_without_weights_is_refused(run: Path) -> None:
     [
         ("config.toml", None, "is not a run folder: it has no config.toml"),
         ("config.toml", b"[training]\nepochs = 0\n", r"config\.toml: training\.epochs = 0"),
-        ("weights.npz", b"PK\x03\x04 not really", r"weights\.npz is not an \.npz file"),
-        ("standardization.npz", None, r"standardization\.npz: no such file"),
-        ("standardization.npz", b"", r"standardization\.npz is not an \.npz file"),
+        ("weights.npz", b"PK\x03\x04 not really", r"weights\.npz: not an \.npz file"),
+        ("standardization.npz", None, r"standardization\.npz: there is no such file"),
+        ("standardization.npz", b"", r"standardization\.npz: not an \.npz file"),
     ],
 )
 def test_damaged_folder_is_refused(run: Path, file: str, content: bytes | None, message: str) -> None:
