@@ -26,7 +26,8 @@ from fault_drill.recipes import RECIPES, Recipe
 from fault_drill.strikes import FAULTS, Strike
 from fault_drill.trials import draw_trial
 
-SHORT = 12
+SHORT = len(FAULTS)
+"""Trials: every fault once."""
 
 
 @pytest.mark.timeout(1500)

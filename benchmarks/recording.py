@@ -1,0 +1,69 @@
+"""What recording and the stall watch add to a step: ``mpirun -n 2 python -m benchmarks.recording``.
+
+A difference of one per cent is lost in the noise of whole steps. So the events of a step are counted, and the time that
+one takes is measured alone, with the stall watch beside it: of an instruction, and of a collective.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from time import perf_counter
+
+import numpy as np
+from mpi4py import MPI
+
+from benchmarks.cases import CASES, our_run
+from benchmarks.timing import seconds_of
+from hybridnn import ProcessGrid
+from hybridnn.comm.recorded_calls import RecordedCalls
+from hybridnn.comm.recorder import Recorder
+from hybridnn.comm.stalls.watch import StallWatch
+
+CALLS = 20_000
+ROUNDS = 9
+COMM = MPI.COMM_WORLD
+
+
+def seconds_per_event(recorder: Recorder) -> float:
+    """Of noting that an instruction has ended, with the two looks at the clock."""
+
+    def run() -> None:
+        for _ in range(CALLS):
+            recorder.end_compute("forward", perf_counter())
+
+    return median(seconds_of(run) for _ in range(ROUNDS)) / CALLS
+
+
+def seconds_per_call(recorder: Recorder) -> float:
+    """Of noting that a collective begins, and that it has ended."""
+    calls, dtype = RecordedCalls("batch", recorder, range(2), 0), np.dtype(np.float32)
+
+    def run() -> None:
+        for _ in range(CALLS):
+            calls._finish(calls._begin("allreduce", 400, dtype, reduction="sum"))
+
+    return median(seconds_of(run) for _ in range(ROUNDS)) / CALLS
+
+
+def main() -> None:
+    """Print the share of a step for the smallest network, on all ranks as a batch group."""
+    case = CASES[0]
+    grid = ProcessGrid(COMM)
+    _, run = our_run(case, grid)
+    run()
+    with TemporaryDirectory() as folder, StallWatch(grid.recorder, Path(folder), grid.rank, grid.size, 60.0):
+        seconds = median(seconds_of(run) for _ in range(ROUNDS)) / case.steps
+        before = grid.recorder.finished
+        run()
+        events = (grid.recorder.finished - before) / case.steps
+        each, calls = seconds_per_event(grid.recorder), seconds_per_call(grid.recorder)
+    if grid.rank == 0:
+        print(f"{case.name}, {grid.size} ranks: {1e6 * seconds:.0f} us per step, {events:.1f} events per step")
+        print(f"{1e9 * each:.0f} ns per instruction, {1e9 * calls:.0f} ns per collective")
+        print(f"at most {events * max(each, calls) / seconds:.2%} of a step")
+
+
+if __name__ == "__main__":
+    main()
