@@ -27,6 +27,10 @@ TICK = 0.0005
 SECONDS_TO_GO = 20.0
 """What ranks may take to notice that their launcher is gone."""
 
+NOT_STARTED = "PMIx server's listener thread failed to start"
+STARTS = 3
+"""On a busy machine mpirun now and then ends before it has started anything; then it is started again."""
+
 
 @dataclass(frozen=True)
 class Launched:
@@ -73,6 +77,16 @@ def launch(
     limit : float
         Seconds it may take.
     """
+    for number in range(1, STARTS):
+        done = _launch(recipe, arguments, strike, folder, name if number == 1 else f"{name}-start-{number}", limit)
+        if NOT_STARTED not in done.said:
+            return done
+    return _launch(recipe, arguments, strike, folder, f"{name}-start-{STARTS}", limit)
+
+
+def _launch(
+    recipe: Recipe, arguments: list[str], strike: Strike | None, folder: Path, name: str, limit: float
+) -> Launched:
     signs = folder / f"{name}-signs"
     signs.mkdir(parents=True)
     orders: dict[str, object] = {"signs": str(signs), "rank": -1}
