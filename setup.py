@@ -61,6 +61,7 @@ setup(
     package_dir=MAPPED,
     package_data={
         "hybridnn": ["py.typed"],
+        "hybridnn.kernels": ["cuda/*.cu"],
         "hybridnn.datasets": ["*.npz"],
         "hybridnn.hpc_jobs": ["*.sbatch", "machines/*.toml", "studies/*.toml"],
     },

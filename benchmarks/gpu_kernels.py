@@ -1,0 +1,238 @@
+"""Our kernels on a GPU as a share of its copy bandwidth, and the rate of matrix products.
+
+Run as ``python3 -m benchmarks.gpu_kernels``; prints two tables and writes JSON. Times are those of CUDA events around
+one launch, medians over launches that take turns; bytes are what an operation must read and write at least once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from hybridnn.errors import EnvironmentProblem
+from hybridnn.kernels.backend import Kernels
+from hybridnn.kernels.cupy_kernels import cupy_kernels
+from hybridnn.kernels.cupy_loading import load_cupy
+
+RESULTS = Path(__file__).parent / "results"
+NUMBERS = 1 << 26
+COLUMNS = 1 << 13
+RUNS = 21
+PRODUCTS = ((4096, 4096, 1024), (4096, 1024, 4096), (8192, 8192, 8192))
+"""Rows, summed, columns: a layer's output and its weight gradient, and a product large enough for the device's best."""
+ACTIVATIONS = ("relu", "tanh", "sigmoid", "selu")
+
+
+@dataclass(frozen=True)
+class Work:
+    """One operation.
+
+    Attributes
+    ----------
+    name : str
+    amount : float
+        Bytes that it moves, or floating-point operations.
+    run : callable
+    """
+
+    name: str
+    amount: float
+    run: Callable[[], None]
+
+
+Maker = Callable[[str, float, Callable[[], None]], Work]
+"""Of work by its name, how many times it goes through an array, and what it does."""
+
+
+def one_pass(kernels: Kernels, dtype: str, numbers: int) -> list[Work]:
+    """Copy first, then every kernel that goes once through arrays of `numbers` numbers."""
+    host = np.random.default_rng(0).uniform(0.1, 0.9, numbers).astype(dtype)
+    a, b, c, d, out = (kernels.to_device(host) for _ in range(5))
+    size = a.nbytes
+
+    def work(name: str, arrays: float, run: Callable[[], None]) -> Work:
+        return Work(name, arrays * size, run)
+
+    return [
+        work("copy", 2, lambda: kernels.copy(a, out)),
+        work("add", 3, lambda: kernels.add(a, b, out)),
+        work("scale", 2, lambda: kernels.scale(out, 1.0)),
+        *(item for name in ACTIVATIONS for item in _of_activation(kernels, work, name, a, b, out)),
+        *_of_matrices(kernels, work, [array.reshape(-1, COLUMNS) for array in (a, b, out)]),
+        *_of_losses(kernels, work, a, b, out),
+        *_of_updates(kernels, work, a, b, c, d, out),
+    ]
+
+
+def _of_activation(kernels: Kernels, work: Maker, name: str, a: Any, b: Any, out: Any) -> list[Work]:
+    return [
+        work(name, 2, lambda: kernels.activate(name, out, None)),
+        work(f"gradient of {name}", 3, lambda: kernels.gradient_of_activation(name, a, b, out, None)),
+    ]
+
+
+def _of_matrices(kernels: Kernels, work: Maker, matrices: Sequence[Any]) -> list[Work]:
+    a, b, out = matrices
+    rows, columns = a.shape
+    bias, sums = kernels.zeros((rows, 1), a.dtype), kernels.zeros((rows,), a.dtype)
+    order = kernels.to_device(np.random.default_rng(1).permutation(rows))
+
+    def both(name: str) -> list[Work]:
+        return [
+            work(f"bias + {name}", 2, lambda: kernels.bias_activate(name, out, bias, None)),
+            work(
+                f"gradient of {name} + row sums",
+                3,
+                lambda: kernels.gradient_and_row_sums(name, a, b, out, sums, None, None),
+            ),
+        ]
+
+    return [
+        work("bias", 2, lambda: kernels.add_bias(out, bias)),
+        *(item for name in ACTIVATIONS for item in both(name)),
+        work("row sums", 1, lambda: kernels.row_sums(a, None, sums)),
+        work(f"gather of rows of {columns}", 2, lambda: kernels.gather_rows(a, order, out)),
+    ]
+
+
+def _of_losses(kernels: Kernels, work: Maker, a: Any, b: Any, out: Any) -> list[Work]:
+    loss = kernels.zeros((1,), a.dtype)
+
+    def cross_entropy(classes: int) -> Work:
+        samples = a.size // classes
+        labels = kernels.to_device(np.arange(samples) % classes)
+        logits, gradient = (array[: classes * samples].reshape(classes, samples) for array in (a, out))
+        run = lambda: kernels.cross_entropy(logits, labels, None, 1.0, gradient, loss)  # noqa: E731
+        return work(f"cross-entropy, {classes} classes", 2 + 8 / (classes * a.itemsize), run)
+
+    row, targets, gradient = (array.reshape(1, -1) for array in (a, b, out))
+    return [
+        cross_entropy(10),
+        cross_entropy(1000),
+        work("mean squared error", 3, lambda: kernels.mean_squared_error(row, targets, 1.0, gradient, loss)),
+    ]
+
+
+def _of_updates(kernels: Kernels, work: Maker, a: Any, b: Any, c: Any, d: Any, out: Any) -> list[Work]:
+    norm = kernels.zeros((1,), np.float64)
+    large = kernels.to_device(np.array([4.0]))
+    sgd: dict[str, Any] = {"lr": 0.0, "dampening": 0.0, "nesterov": False, "weight_decay": 0.0, "out": out}
+    adam: dict[str, Any] = {"step": 1, "lr": 0.0, "eps": 1e-8, "weight_decay": 0.01, "decoupled": True, "out": out}
+    along: dict[str, Any] = {"step": 1, "distance": 0.0, "betas": (0.9, 0.999), "eps": 1e-8}
+    return [
+        work("SGD", 3, lambda: kernels.sgd_update(a, b, None, None, momentum=0.0, **sgd)),
+        work("SGD with momentum", 5, lambda: kernels.sgd_update(a, b, c, None, momentum=0.9, **sgd)),
+        work("AdamW", 7, lambda: kernels.adam_update(a, b, c, d, None, betas=(0.9, 0.999), **adam)),
+        work("prediction, SGD", 3, lambda: kernels.sgd_prediction(a, c, out, distance=0.0)),
+        work("prediction, Adam", 4, lambda: kernels.adam_prediction(a, c, d, out, **along)),
+        work("squared norm", 1, lambda: kernels.squared_norm_into(a, norm)),
+        work("clipping", 2, lambda: kernels.clip_to_norm(out, large, 1.999999)),
+    ]
+
+
+def products(kernels: Kernels, dtype: str, name: str) -> list[Work]:
+    """Matrix products, with operations as work."""
+
+    def product(m: int, k: int, n: int) -> Work:
+        random = np.random.default_rng(0)
+        a, b = (
+            kernels.to_device(random.standard_normal(shape, np.float32).astype(dtype)) for shape in ((m, k), (k, n))
+        )
+        out = kernels.empty((m, n), dtype)
+        return Work(f"{name}, {m} x {k} x {n}", 2.0 * m * k * n, lambda: kernels.matmul(a, b, out))
+
+    return [product(*sizes) for sizes in PRODUCTS]
+
+
+def seconds_of(cupy: Any, works: Sequence[Work], runs: int) -> list[float]:
+    """Median seconds of every work, after one run that is not counted."""
+    times: list[list[float]] = [[] for _ in works]
+    for run in range(runs + 1):
+        for work, its_times in zip(works, times, strict=True):
+            start, stop = cupy.cuda.Event(), cupy.cuda.Event()
+            work.run()  # the next launch is in line before the device comes to it, so its start is no pause
+            start.record()
+            work.run()
+            stop.record()
+            stop.synchronize()
+            if run:
+                its_times.append(cupy.cuda.get_elapsed_time(start, stop) / 1000)
+    return [median(its_times) for its_times in times]
+
+
+def device_facts(cupy: Any) -> dict[str, Any]:
+    """Which device and which software."""
+    runtime = cupy.cuda.runtime
+    properties = runtime.getDeviceProperties(cupy.cuda.Device().id)
+    return {
+        "device": properties["name"].decode(),
+        "multiprocessors": properties["multiProcessorCount"],
+        "driver": runtime.driverGetVersion(),
+        "runtime": runtime.runtimeGetVersion(),
+        "cupy": cupy.__version__,
+    }
+
+
+def measure(cupy: Any, numbers: int, runs: int) -> dict[str, Any]:
+    """All figures."""
+    bandwidth, rates = [], []
+    for dtype in ("float32", "float64"):
+        works = one_pass(cupy_kernels(), dtype, numbers)
+        speeds = [work.amount / s for work, s in zip(works, seconds_of(cupy, works, runs), strict=True)]
+        bandwidth += [
+            {"dtype": dtype, "kernel": work.name, "gb_per_s": speed / 1e9, "share_of_copy": speed / speeds[0]}
+            for work, speed in zip(works, speeds, strict=True)
+        ]
+        del works
+        cupy.get_default_memory_pool().free_all_blocks()
+    for dtype, tf32, name in (("float32", False, "fp32"), ("float32", True, "TF32"), ("float64", False, "fp64")):
+        works = products(cupy_kernels(tf32=tf32), dtype, name)
+        pairs = zip(works, seconds_of(cupy, works, runs), strict=True)
+        rates += [{"product": work.name, "tflop_per_s": work.amount / seconds / 1e12} for work, seconds in pairs]
+    facts = {"date": date.today().isoformat(), "numbers": numbers, "runs": runs, **device_facts(cupy)}
+    return {**facts, "one_pass": bandwidth, "products": rates}
+
+
+def show(found: dict[str, Any]) -> None:
+    """Print the tables."""
+    table = Table("dtype", "kernel", "GB/s", "of copy", title=f"{found['device']}, {found['numbers']:,} numbers")
+    for row in found["one_pass"]:
+        table.add_row(row["dtype"], row["kernel"], f"{row['gb_per_s']:,.0f}", f"{row['share_of_copy']:.0%}")
+    rates = Table("product", "TFLOP/s")
+    for row in found["products"]:
+        rates.add_row(row["product"], f"{row['tflop_per_s']:.1f}")
+    for one in (table, rates):
+        Console(width=100).print(one)
+
+
+def main() -> None:
+    """Measure, print and keep."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--numbers", type=int, default=NUMBERS, help=f"a multiple of {COLUMNS} (default: %(default)s)")
+    parser.add_argument("--runs", type=int, default=RUNS)
+    parser.add_argument("--json", type=Path, default=RESULTS / f"{date.today().isoformat()}-gpu-kernels.json")
+    arguments = parser.parse_args()
+    try:
+        cupy = load_cupy()
+    except EnvironmentProblem as problem:
+        print(problem, file=sys.stderr)
+        sys.exit(problem.exit_code)
+    found = measure(cupy, arguments.numbers, arguments.runs)
+    show(found)
+    arguments.json.parent.mkdir(parents=True, exist_ok=True)
+    arguments.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

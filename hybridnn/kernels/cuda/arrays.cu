@@ -1,0 +1,71 @@
+// Sums, factors, norms and copies of arrays.
+
+KERNEL add(const REAL* a, const REAL* b, REAL* out, Index n) {
+    for_each(n, aligned(a, b, out), [=](auto chunk, Index i) {
+        auto sum = load<decltype(chunk)>(a, i);
+        const auto addend = load<decltype(chunk)>(b, i);
+        for (int k = 0; k < chunk.count; ++k) sum.at[k] += addend.at[k];
+        store(out, i, sum);
+    });
+}
+
+__device__ inline void multiply(REAL* flat, Index n, REAL factor) {
+    for_each(n, aligned(flat), [=](auto chunk, Index i) {
+        chunk = load<decltype(chunk)>(flat, i);
+        for (int k = 0; k < chunk.count; ++k) chunk.at[k] *= factor;
+        store(flat, i, chunk);
+    });
+}
+
+KERNEL scale(REAL* flat, Index n, double factor) { multiply(flat, n, static_cast<REAL>(factor)); }
+
+// In float64, in which the squares of float32 numbers cannot overflow.
+KERNEL squared_norm(const REAL* flat, Index n, double* norm, double* parts, unsigned* arrived) {
+    double mine = 0, total;
+    for_each(n, aligned(flat), [&](auto chunk, Index i) {
+        chunk = load<decltype(chunk)>(flat, i);
+        for (int k = 0; k < chunk.count; ++k) mine += static_cast<double>(chunk.at[k]) * chunk.at[k];
+    });
+    if (sum_of_grid(mine, parts, arrived, &total)) *norm = total;
+}
+
+// Multiplies by limit / norm where the norm is above the limit, and touches nothing where it is not.
+KERNEL clip_to_norm(REAL* flat, Index n, const double* squared_norm, double limit) {
+    const double norm = sqrt(*squared_norm);
+    if (norm > limit) multiply(flat, n, static_cast<REAL>(limit / norm));
+}
+
+template <class Word>
+__device__ void copy_row(const void* from, void* to, Index bytes) {
+    const Word* source = static_cast<const Word*>(from);
+    Word* target = static_cast<Word*>(to);
+    for (Index i = threadIdx.x; i < bytes / static_cast<Index>(sizeof(Word)); i += blockDim.x) target[i] = source[i];
+}
+
+struct alignas(16) SixteenBytes {
+    unsigned words[4];
+};
+
+// Rows of any numbers of four bytes or more, by their index. A row that is not there comes out as all ones in binary:
+// not a number, or the label -1, so that the loss tells.
+KERNEL gather_rows(const char* source, const Index* index, char* out, Index rows, Index source_rows, Index bytes) {
+    const bool wide = bytes % 16 == 0 && aligned(source, out);
+    const Index stride = static_cast<Index>(gridDim.x) * blockDim.y;
+    for (Index row = static_cast<Index>(blockIdx.x) * blockDim.y + threadIdx.y; row < rows; row += stride) {
+        const Index wanted = index[row];
+        char* to = out + row * bytes;
+        if (wanted < 0 || wanted >= source_rows) {
+            for (Index i = threadIdx.x; i < bytes / 4; i += blockDim.x) reinterpret_cast<unsigned*>(to)[i] = ~0u;
+        } else if (wide) {
+            copy_row<SixteenBytes>(source + wanted * bytes, to, bytes);
+        } else {
+            copy_row<unsigned>(source + wanted * bytes, to, bytes);
+        }
+    }
+}
+
+// A few numbers that come as arguments, into memory that launches recorded before will read.
+KERNEL write_numbers(double* numbers, Index count, double first, double second, double third) {
+    const double values[] = {first, second, third};
+    if (threadIdx.x < count) numbers[threadIdx.x] = values[threadIdx.x];
+}

@@ -1,0 +1,130 @@
+// What all kernels share. REAL, float or double, is defined by whoever compiles; this file stands in front of the
+// others.
+//
+// Every sum is taken in an order that depends on the sizes alone, so the same input gives the same bits.
+// Arrays are C-contiguous. Outputs may be inputs: a thread has read its numbers before it writes them.
+
+#define KERNEL extern "C" __global__ void __launch_bounds__(256)
+
+using Index = long long;
+
+constexpr int WARP = 32;
+constexpr unsigned ALL_LANES = 0xffffffffu;
+constexpr int MOST_WARPS = 8;  // of a block: 256 threads
+
+// N numbers that are loaded and stored at once.
+template <int N>
+struct alignas(N * sizeof(REAL)) Numbers {
+    static constexpr int count = N;
+    REAL at[N];
+};
+
+using Single = Numbers<1>;
+using Pack = Numbers<16 / sizeof(REAL)>;  // the widest load there is
+
+template <class Chunk>
+__device__ Chunk load(const REAL* from, Index i) {
+    return *reinterpret_cast<const Chunk*>(from + i);
+}
+
+template <class Chunk>
+__device__ void store(REAL* to, Index i, const Chunk& numbers) {
+    *reinterpret_cast<Chunk*>(to + i) = numbers;
+}
+
+// Whether packs can be loaded from all these addresses; a null pointer is no obstacle.
+template <class... Pointers>
+__device__ bool aligned(Pointers... pointers) {
+    return ((reinterpret_cast<unsigned long long>(pointers) % sizeof(Pack) == 0) && ...);
+}
+
+// Calls body(chunk, i) for all numbers i of n, each once: in packs where they can be used, and one by one for the rest.
+template <class Body>
+__device__ void for_each(Index n, bool in_packs, Body body) {
+    const Index threads = static_cast<Index>(gridDim.x) * blockDim.x;
+    const Index first = static_cast<Index>(blockIdx.x) * blockDim.x + threadIdx.x;
+    const Index packed = in_packs ? n / Pack::count * Pack::count : 0;
+    for (Index i = first * Pack::count; i < packed; i += threads * Pack::count) body(Pack(), i);
+    for (Index i = packed + first; i < n; i += threads) body(Single(), i);
+}
+
+// The same for a row of n numbers and the threads along x: `first` of `threads`.
+template <class Body>
+__device__ void for_each_of_row(Index n, bool in_packs, Index first, Index threads, Body body) {
+    if (in_packs) {
+        for (Index i = first * Pack::count; i < n; i += threads * Pack::count) body(Pack(), i);
+    } else {
+        for (Index i = first; i < n; i += threads) body(Single(), i);
+    }
+}
+
+// Rows start at addresses for packs if the array does and its rows are whole packs.
+template <class... Pointers>
+__device__ bool rows_aligned(Index columns, Pointers... pointers) {
+    return columns % Pack::count == 0 && aligned(pointers...);
+}
+
+// Sum over groups of `lanes` neighbours, a power of two up to 32; every lane gets it. All lanes of a warp must call.
+template <class T>
+__device__ T sum_of_lanes(T value, int lanes) {
+    for (int distance = lanes / 2; distance > 0; distance /= 2) {
+        value += __shfl_xor_sync(ALL_LANES, value, distance);
+    }
+    return value;
+}
+
+// Sum over the threads of a block that share threadIdx.y; every one of them gets it. All threads of a block must call.
+// blockDim.x is a power of two, the block has whole warps.
+template <class T>
+__device__ T sum_along_x(T value) {
+    const int across = blockDim.x;
+    value = sum_of_lanes(value, across < WARP ? across : WARP);
+    if (across <= WARP) return value;
+    __shared__ T parts[MOST_WARPS];
+    const int warps = across / WARP;
+    if (threadIdx.x % WARP == 0) parts[threadIdx.y * warps + threadIdx.x / WARP] = value;
+    __syncthreads();
+    T sum = 0;
+    for (int warp = 0; warp < warps; ++warp) sum += parts[threadIdx.y * warps + warp];
+    __syncthreads();  // the next call writes `parts` again
+    return sum;
+}
+
+// Sum over all threads of a block of any shape.
+__device__ inline double sum_of_block(double value) {
+    value = sum_of_lanes(value, WARP);
+    __shared__ double parts[MOST_WARPS];
+    const int thread = threadIdx.y * blockDim.x + threadIdx.x;
+    const int warps = blockDim.x * blockDim.y / WARP;
+    if (thread % WARP == 0) parts[thread / WARP] = value;
+    __syncthreads();
+    double sum = 0;
+    for (int warp = 0; warp < warps; ++warp) sum += parts[warp];
+    __syncthreads();
+    return sum;
+}
+
+// Sum over all threads of a grid along x. True for one thread of all, which alone finds the sum in *total: the blocks
+// leave their parts in `parts`, and the last one to come adds these up. *arrived is 0 before and after.
+__device__ inline bool sum_of_grid(double value, double* parts, unsigned* arrived, double* total) {
+    __shared__ bool is_last;
+    const int thread = threadIdx.y * blockDim.x + threadIdx.x;
+    const int threads = blockDim.x * blockDim.y;
+    const double part = sum_of_block(value);
+    if (thread == 0) {
+        parts[blockIdx.x] = part;
+        __threadfence();  // the part is there before its block counts as arrived
+        is_last = atomicAdd(arrived, 1u) == gridDim.x - 1;
+    }
+    __syncthreads();
+    if (!is_last) return false;
+    __threadfence();
+    const volatile double* others = parts;
+    double sum = 0;
+    for (unsigned block = thread; block < gridDim.x; block += threads) sum += others[block];
+    sum = sum_of_block(sum);
+    if (thread != 0) return false;
+    *arrived = 0;
+    *total = sum;
+    return true;
+}

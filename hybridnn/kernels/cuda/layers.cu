@@ -1,0 +1,132 @@
+// Bias, activations and their gradients, of arrays of shape (rows, columns): a row per feature, a column per sample.
+
+// A slope is a function of the activation's output y.
+struct Identity {
+    static __device__ REAL value(REAL z) { return z; }
+    static __device__ REAL slope(REAL) { return 1; }
+};
+
+struct Relu {
+    static __device__ REAL value(REAL z) { return z < 0 ? 0 : z; }  // what is not a number stays so
+    static __device__ REAL slope(REAL y) { return y > 0 ? 1 : 0; }
+};
+
+struct Tanh {
+    static __device__ REAL value(REAL z) { return tanh(z); }
+    static __device__ REAL slope(REAL y) { return 1 - y * y; }
+};
+
+struct Sigmoid {
+    static __device__ REAL value(REAL z) { return 1 / (1 + exp(-z)); }
+    static __device__ REAL slope(REAL y) { return y * (1 - y); }
+};
+
+// Klambauer et al. 2017, equation 2 and the fixed point for mean 0 and variance 1.
+struct Selu {
+    static constexpr double alpha = 1.6732632423543772;
+    static constexpr double scale = 1.0507009873554805;
+    static __device__ REAL value(REAL z) {
+        return z > 0 ? REAL(scale) * z : REAL(scale * alpha) * expm1(z);
+    }
+    static __device__ REAL slope(REAL y) { return y > 0 ? REAL(scale) : y + REAL(scale * alpha); }
+};
+
+// z = activation(z), in place.
+template <class Activation>
+__device__ void activate(REAL* z, Index n) {
+    for_each(n, aligned(z), [=](auto chunk, Index i) {
+        chunk = load<decltype(chunk)>(z, i);
+        for (int k = 0; k < chunk.count; ++k) chunk.at[k] = Activation::value(chunk.at[k]);
+        store(z, i, chunk);
+    });
+}
+
+// z = activation(z + bias), in place; threads along x take a row, along y several rows.
+template <class Activation>
+__device__ void bias_activate(REAL* z, const REAL* bias, Index rows, Index columns) {
+    const bool in_packs = rows_aligned(columns, z);
+    const Index first = static_cast<Index>(blockIdx.x) * blockDim.x + threadIdx.x;
+    const Index threads = static_cast<Index>(gridDim.x) * blockDim.x;
+    const Index stride = static_cast<Index>(gridDim.y) * blockDim.y;
+    for (Index row = static_cast<Index>(blockIdx.y) * blockDim.y + threadIdx.y; row < rows; row += stride) {
+        REAL* own = z + row * columns;
+        const REAL addend = bias[row];
+        for_each_of_row(columns, in_packs, first, threads, [=](auto chunk, Index i) {
+            chunk = load<decltype(chunk)>(own, i);
+            for (int k = 0; k < chunk.count; ++k) chunk.at[k] = Activation::value(chunk.at[k] + addend);
+            store(own, i, chunk);
+        });
+    }
+}
+
+// out = dy * slope(y).
+template <class Activation>
+__device__ void gradient(const REAL* y, const REAL* dy, REAL* out, Index n) {
+    for_each(n, aligned(y, dy, out), [=](auto chunk, Index i) {
+        chunk = load<decltype(chunk)>(dy, i);
+        const auto outputs = load<decltype(chunk)>(y, i);
+        for (int k = 0; k < chunk.count; ++k) chunk.at[k] *= Activation::slope(outputs.at[k]);
+        store(out, i, chunk);
+    });
+}
+
+// Calls body(row, i, chunk) for all numbers of all rows, adds up what it returns and stores the sum of every row.
+// The threads along x of one block take a whole row.
+template <class Body>
+__device__ void sum_rows(Index rows, Index columns, bool in_packs, REAL* sums, Body body) {
+    const Index stride = static_cast<Index>(gridDim.x) * blockDim.y;
+    // All threads of a block go round equally often, as they meet in the sum.
+    for (Index first = static_cast<Index>(blockIdx.x) * blockDim.y; first < rows; first += stride) {
+        const Index row = first + threadIdx.y;
+        REAL sum = 0;
+        if (row < rows) {
+            for_each_of_row(columns, in_packs, threadIdx.x, blockDim.x, [&](auto chunk, Index i) {
+                sum += body(row * columns + i, chunk);
+            });
+        }
+        sum = sum_along_x(sum);
+        if (row < rows && threadIdx.x == 0) sums[row] = sum;
+    }
+}
+
+KERNEL row_sums(const REAL* dz, REAL* sums, Index rows, Index columns) {
+    sum_rows(rows, columns, rows_aligned(columns, dz), sums, [=](Index i, auto chunk) {
+        chunk = load<decltype(chunk)>(dz, i);
+        REAL sum = 0;
+        for (int k = 0; k < chunk.count; ++k) sum += chunk.at[k];
+        return sum;
+    });
+}
+
+// out = dy * slope(y), and the sum of every row of that.
+template <class Activation>
+__device__ void gradient_and_row_sums(
+    const REAL* y, const REAL* dy, REAL* out, REAL* sums, Index rows, Index columns) {
+    sum_rows(rows, columns, rows_aligned(columns, y, dy, out), sums, [=](Index i, auto chunk) {
+        chunk = load<decltype(chunk)>(dy, i);
+        const auto outputs = load<decltype(chunk)>(y, i);
+        REAL sum = 0;
+        for (int k = 0; k < chunk.count; ++k) sum += chunk.at[k] *= Activation::slope(outputs.at[k]);
+        store(out, i, chunk);
+        return sum;
+    });
+}
+
+#define KERNELS_OF(name, Activation)                                                                            \
+    KERNEL activate_##name(REAL* z, Index n) { activate<Activation>(z, n); }                                    \
+    KERNEL bias_##name(REAL* z, const REAL* bias, Index rows, Index columns) {                                  \
+        bias_activate<Activation>(z, bias, rows, columns);                                                      \
+    }                                                                                                           \
+    KERNEL gradient_##name(const REAL* y, const REAL* dy, REAL* out, Index n) {                                 \
+        gradient<Activation>(y, dy, out, n);                                                                    \
+    }                                                                                                           \
+    KERNEL gradient_sums_##name(                                                                                \
+        const REAL* y, const REAL* dy, REAL* out, REAL* sums, Index rows, Index columns) {                      \
+        gradient_and_row_sums<Activation>(y, dy, out, sums, rows, columns);                                     \
+    }
+
+KERNELS_OF(identity, Identity)
+KERNELS_OF(relu, Relu)
+KERNELS_OF(tanh, Tanh)
+KERNELS_OF(sigmoid, Sigmoid)
+KERNELS_OF(selu, Selu)

@@ -1,0 +1,86 @@
+// Updates of the weights, and the weights that are predicted, in one pass over flat arrays.
+//
+// What changes from step to step comes as arguments, or from `numbers` where that is not null: a launch that is
+// recorded once and replayed keeps its arguments for ever, but reads memory as it then is.
+
+// v = momentum v + gain g; out = w - rate (g + momentum v, if nesterov, else v), with the decayed gradient as g.
+// Without velocity out = w - rate g. numbers: rate.
+KERNEL sgd_update(
+    const REAL* weights, const REAL* gradient, REAL* velocity, REAL* out, Index n, double momentum, double gain,
+    Index nesterov, double weight_decay, const double* numbers, double rate) {
+    const REAL mu = static_cast<REAL>(momentum), share = static_cast<REAL>(gain);
+    const REAL decay = static_cast<REAL>(weight_decay), step = static_cast<REAL>(numbers ? numbers[0] : rate);
+    for_each(n, aligned(weights, gradient, velocity, out), [=](auto chunk, Index i) {
+        auto w = load<decltype(chunk)>(weights, i);
+        auto g = load<decltype(chunk)>(gradient, i);
+        for (int k = 0; k < chunk.count; ++k) g.at[k] += decay * w.at[k];
+        if (velocity) {
+            auto v = load<decltype(chunk)>(velocity, i);
+            for (int k = 0; k < chunk.count; ++k) {
+                v.at[k] = mu * v.at[k] + share * g.at[k];
+                g.at[k] = nesterov ? g.at[k] + mu * v.at[k] : v.at[k];
+            }
+            store(velocity, i, v);
+        }
+        for (int k = 0; k < chunk.count; ++k) w.at[k] -= step * g.at[k];
+        store(out, i, w);
+    });
+}
+
+// Kingma and Ba 2015, Algorithm 1; weight_decay joins the gradient. With decoupled decay, keep = 1 - rate * decay, the
+// weights shrink first (Loshchilov and Hutter 2019). numbers: step_size, root_correction, keep.
+KERNEL adam_update(
+    const REAL* weights, const REAL* gradient, REAL* first, REAL* second, REAL* out, Index n, double beta1,
+    double beta2, double eps, double weight_decay, const double* numbers, double step_size, double root_correction,
+    double keep) {
+    const REAL b1 = static_cast<REAL>(beta1), rest1 = static_cast<REAL>(1 - beta1);
+    const REAL b2 = static_cast<REAL>(beta2), rest2 = static_cast<REAL>(1 - beta2);
+    const REAL small = static_cast<REAL>(eps), decay = static_cast<REAL>(weight_decay);
+    const REAL step = static_cast<REAL>(numbers ? numbers[0] : step_size);
+    const REAL correction = static_cast<REAL>(numbers ? numbers[1] : root_correction);
+    const REAL kept = static_cast<REAL>(numbers ? numbers[2] : keep);
+    for_each(n, aligned(weights, gradient, first, second, out), [=](auto chunk, Index i) {
+        auto w = load<decltype(chunk)>(weights, i);
+        const auto g = load<decltype(chunk)>(gradient, i);
+        auto m = load<decltype(chunk)>(first, i);
+        auto v = load<decltype(chunk)>(second, i);
+        for (int k = 0; k < chunk.count; ++k) {
+            const REAL slope = g.at[k] + decay * w.at[k];
+            m.at[k] = b1 * m.at[k] + rest1 * slope;
+            v.at[k] = b2 * v.at[k] + rest2 * (slope * slope);
+            w.at[k] = kept * w.at[k] - step * (m.at[k] / (sqrt(v.at[k]) / correction + small));
+        }
+        store(first, i, m);
+        store(second, i, v);
+        store(out, i, w);
+    });
+}
+
+// out = w - distance v. numbers: distance.
+KERNEL sgd_prediction(
+    const REAL* weights, const REAL* velocity, REAL* out, Index n, const double* numbers, double distance) {
+    const REAL step = static_cast<REAL>(numbers ? numbers[0] : distance);
+    for_each(n, aligned(weights, velocity, out), [=](auto chunk, Index i) {
+        chunk = load<decltype(chunk)>(weights, i);
+        const auto v = load<decltype(chunk)>(velocity, i);
+        for (int k = 0; k < chunk.count; ++k) chunk.at[k] -= step * v.at[k];
+        store(out, i, chunk);
+    });
+}
+
+// Along Adam's last direction. numbers: step_size, root_correction.
+KERNEL adam_prediction(
+    const REAL* weights, const REAL* first, const REAL* second, REAL* out, Index n, double eps, const double* numbers,
+    double step_size, double root_correction) {
+    const REAL small = static_cast<REAL>(eps), step = static_cast<REAL>(numbers ? numbers[0] : step_size);
+    const REAL correction = static_cast<REAL>(numbers ? numbers[1] : root_correction);
+    for_each(n, aligned(weights, first, second, out), [=](auto chunk, Index i) {
+        chunk = load<decltype(chunk)>(weights, i);
+        const auto m = load<decltype(chunk)>(first, i);
+        const auto v = load<decltype(chunk)>(second, i);
+        for (int k = 0; k < chunk.count; ++k) {
+            chunk.at[k] -= step * (m.at[k] / (sqrt(v.at[k]) / correction + small));
+        }
+        store(out, i, chunk);
+    });
+}

@@ -1,0 +1,221 @@
+"""The arithmetic on CuPy arrays: matrix products by cuBLAS, everything else by kernels of our own.
+
+Nothing here waits for the device, allocates, or copies to or from the host, but for what says so. That also makes every
+call one that a CUDA graph can record, once the kernels of the dtype are compiled.
+
+This module can be imported without CuPy; `cupy_kernels` says what is missing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from hybridnn.kernels.backend import Array, Kernels
+from hybridnn.kernels.cublas import Products, load_cublas
+from hybridnn.kernels.cupy_launch import (
+    FLAT_BLOCK,
+    FLOAT64,
+    MOST_PARTS,
+    Launcher,
+    blocks_of_columns,
+    blocks_of_rows,
+    column_block,
+    flat_grid,
+    require,
+    row_block,
+    same_dtype,
+    same_size,
+    tiled_rows,
+)
+from hybridnn.kernels.cupy_loading import load_cupy
+from hybridnn.kernels.cupy_updates import CupyUpdates
+
+__all__ = ["CupyKernels", "cupy_kernels"]
+
+
+def cupy_kernels(*, tf32: bool = False) -> Kernels:
+    """The arithmetic of the current device.
+
+    Parameters
+    ----------
+    tf32 : bool
+        As for `Products`.
+
+    Raises
+    ------
+    EnvironmentProblem
+        If CuPy, a driver, a device or cuBLAS is missing; the message says what was found.
+    """
+    cupy = load_cupy()
+    return CupyKernels(cupy, Products(cupy, load_cublas(cupy), tf32))
+
+
+class CupyKernels(CupyUpdates):
+    """Arithmetic on arrays of one GPU, in the current stream; see `hybridnn.kernels.backend.Kernels`.
+
+    Sums over many blocks share working memory, so an object serves one stream at a time.
+
+    Parameters
+    ----------
+    cupy : module
+    products : Products
+    """
+
+    def __init__(self, cupy: Any, products: Products) -> None:
+        super().__init__(Launcher(cupy))
+        self._cupy, self._products = cupy, products
+        self._parts = cupy.empty((MOST_PARTS,), np.float64)
+        self._arrived = cupy.zeros((1,), np.uint32)
+        self._norm = cupy.zeros((1,), np.float64)
+
+    def compile(self, dtype: DTypeLike) -> None:
+        """Compile the kernels for a dtype now; CuPy keeps them on disk for the next time."""
+        self._launch.compile(dtype)
+
+    def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
+        """An uninitialized array of the device."""
+        return self._cupy.empty(shape, dtype)
+
+    def zeros(self, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
+        """An array of zeros of the device."""
+        return self._cupy.zeros(shape, dtype)
+
+    def to_device(self, array: NDArray[Any]) -> Array:
+        """The numbers of a host's array in a new array of the device."""
+        return self._cupy.asarray(array)
+
+    def to_host(self, array: Array) -> NDArray[Any]:
+        """The numbers in a new array of the host, once the device has computed them."""
+        host: NDArray[Any] = self._cupy.asnumpy(array)
+        return host
+
+    def copy(self, source: Array, out: Array) -> None:
+        """``out = source``, of any strides."""
+        self._cupy.copyto(out, source)
+
+    def add(self, a: Array, b: Array, out: Array) -> None:
+        """``out = a + b``, of any strides."""
+        if a.flags.c_contiguous and b.flags.c_contiguous and out.flags.c_contiguous:
+            self._launch.elementwise("add", a, b, out)
+        else:
+            self._cupy.add(a, b, out=out)
+
+    def scale(self, flat: Array, factor: float) -> None:
+        """``flat *= factor``."""
+        self._launch.elementwise("scale", flat, more=(float(factor),))
+
+    def gather_rows(self, source: Array, index: Array, out: Array) -> None:
+        """Copy rows by their index."""
+        same_dtype(source, out)
+        require(index.dtype == np.int64 and index.flags.c_contiguous, "the index is a vector of int64")
+        require(out.shape == (*index.shape, *source.shape[1:]), "a row of the output for every index")
+        if out.size == 0:
+            return
+        row_bytes = out.nbytes // len(index)
+        block = row_block(row_bytes // 4, itemsize=4)
+        grid = blocks_of_rows(len(index), block)
+        self._launch("gather_rows", None, grid, block, source, index, out, len(index), len(source), row_bytes)
+
+    def matmul(self, a: Array, b: Array, out: Array) -> None:
+        """``out = a @ b``."""
+        self._products.multiply(a, b, out)
+
+    def matmul_transposed(self, a: Array, b: Array, out: Array, room: Array | None = None) -> None:
+        """``out = a.T @ b``."""
+        self._products.multiply(a.T, b, out)
+
+    def add_bias(self, z: Array, bias: Array) -> None:
+        """Add `bias`, shape (rows, 1), to every column of `z`, shape (rows, n)."""
+        self.bias_activate("identity", z, bias)
+
+    def activate(self, name: str, z: Array, scratch: Array | None = None) -> None:
+        """Replace `z` by its activation."""
+        if name != "identity":
+            self._launch.elementwise(f"activate_{name}", z)
+
+    def bias_activate(self, name: str, z: Array, bias: Array, scratch: Array | None = None) -> None:
+        """Replace `z` by the activation of `z` plus the bias."""
+        dtype, (rows, columns) = same_dtype(z, bias), z.shape
+        require(bias.size == rows, "a bias for every row")
+        if z.size:
+            block = row_block(columns, dtype.itemsize)
+            grid = tiled_rows(rows, columns, dtype.itemsize, block)
+            self._launch(f"bias_{name}", dtype, grid, block, z, bias, rows, columns)
+
+    def gradient_of_activation(self, name: str, y: Array, dy: Array, out: Array, scratch: Array | None = None) -> None:
+        """Gradient with respect to the activation's input; `out` may be `dy`."""
+        if name != "identity" or out is not dy:
+            self._launch.elementwise(f"gradient_{name}", y, dy, out)
+
+    def row_sums(self, dz: Array, ones: Array | None, out: Array) -> None:
+        """Sum of every row of `dz`, shape (rows, n), into `out`, shape (rows,)."""
+        self._rows("row_sums", dz, sums=out)
+
+    def gradient_and_row_sums(
+        self,
+        name: str,
+        y: Array,
+        dy: Array,
+        out: Array,
+        sums: Array,
+        scratch: Array | None = None,
+        ones: Array | None = None,
+    ) -> None:
+        """Gradient with respect to the activation's input, and the sums of its rows."""
+        if name == "identity" and out is dy:
+            self._rows("row_sums", dy, sums=sums)
+        else:
+            self._rows(f"gradient_sums_{name}", y, dy, out, sums=sums)
+
+    def mean_squared_error(self, outputs: Array, targets: Array, scale: float, gradient: Array, loss: Array) -> None:
+        """Squared error and its gradient, shape (outputs, n)."""
+        dtype, (rows, columns) = same_size(outputs, gradient), outputs.shape
+        require(targets.shape == outputs.shape and targets.dtype == dtype, "targets like the outputs")
+        same_dtype(outputs, loss)
+        steps = (stride // dtype.itemsize for stride in targets.strides)
+        numbers = (outputs, targets, gradient, loss, rows, columns, *steps, float(scale))
+        self._sum("mean_squared_error", dtype, outputs.size, *numbers)
+
+    def cross_entropy(
+        self, logits: Array, labels: Array, columns: Array | None, scale: float, gradient: Array, loss: Array
+    ) -> None:
+        """Cross-entropy of the softmax and its gradient, shape (classes, n)."""
+        dtype, (classes, samples) = same_size(logits, gradient), logits.shape
+        require(labels.shape == (samples,) and labels.dtype == np.int64, "an int64 label for every sample")
+        require(labels.flags.c_contiguous, "labels side by side")
+        same_dtype(logits, loss)
+        block = column_block(classes, samples)
+        grid = blocks_of_columns(samples, block, MOST_PARTS)
+        numbers = (logits, labels, gradient, loss, classes, samples, float(scale))
+        self._launch("cross_entropy", dtype, grid, block, *numbers, self._parts, self._arrived)
+
+    def squared_norm(self, flat: Array) -> float:
+        """Sum of squares, in float64, once the device has computed it."""
+        self.squared_norm_into(flat, self._norm)
+        return float(self.to_host(self._norm)[0])
+
+    def squared_norm_into(self, flat: Array, norm: Array) -> None:
+        """Sum of squares, in float64, into `norm`, shape (1,)."""
+        self._sum("squared_norm", same_dtype(flat), flat.size, flat, flat.size, norm)
+
+    def clip_to_norm(self, flat: Array, squared_norm: Array, limit: float) -> None:
+        """Scale `flat` where the norm is above the limit."""
+        require(squared_norm.dtype == FLOAT64, "a squared norm of float64")
+        self._launch.elementwise("clip_to_norm", flat, more=(squared_norm, float(limit)))
+
+    def _rows(self, name: str, *arrays: Array, sums: Array) -> None:
+        """A kernel over arrays of shape (rows, n) that sums up rows."""
+        dtype, (rows, columns) = same_size(*arrays), arrays[0].shape
+        require(sums.size == rows, "a sum for every row")
+        same_dtype(arrays[0], sums)
+        if rows:
+            block = row_block(columns, dtype.itemsize)
+            self._launch(name, dtype, blocks_of_rows(rows, block), block, *arrays, sums, rows, columns)
+
+    def _sum(self, name: str, dtype: np.dtype[Any], n: int, *arguments: Any) -> None:
+        """A kernel that sums up `n` numbers; of no numbers too."""
+        grid = flat_grid(n, dtype.itemsize, MOST_PARTS)
+        self._launch(name, dtype, grid, FLAT_BLOCK, *arguments, self._parts, self._arrived)

@@ -1,0 +1,79 @@
+"""CuPy where it can compute, or one line that says what is missing and how to get it."""
+
+from __future__ import annotations
+
+import ctypes
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+from hybridnn.errors import EnvironmentProblem
+
+__all__ = ["OLDEST_CUPY", "load_cupy"]
+
+OLDEST_CUPY = 14
+
+
+def load_cupy() -> Any:
+    """The module ``cupy``, with a driver and at least one device.
+
+    Raises
+    ------
+    EnvironmentProblem
+        If something is missing.
+    """
+    driver = driver_version()
+    if find_spec("cupy") is None:
+        raise _problem("CuPy is not installed", driver)
+    try:
+        cupy = import_module("cupy")
+    except Exception as error:  # a broken installation fails in many ways
+        raise _problem(f"CuPy is installed but cannot be imported ({_first_line(error)})", driver) from error
+    if int(cupy.__version__.split(".")[0]) < OLDEST_CUPY:
+        raise _problem(f"CuPy {cupy.__version__} is installed, {OLDEST_CUPY} or newer is needed", driver)
+    if driver is None:
+        raise EnvironmentProblem(
+            f"{_ASKED}: CuPy {cupy.__version__} is installed, but there is no NVIDIA driver: "
+            "install it, or run where there is a GPU (Slurm: --gres=gpu:1)"
+        )
+    try:
+        devices = cupy.cuda.runtime.getDeviceCount()
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        raise _problem(f"CuPy {cupy.__version__} cannot use the driver ({_first_line(error)})", driver) from error
+    if devices == 0:
+        raise EnvironmentProblem(
+            f"{_ASKED}: CuPy {cupy.__version__} and a driver for CUDA {_words(driver)} are there, but no device: "
+            "ask Slurm for one (--gres=gpu:1), and see that CUDA_VISIBLE_DEVICES is not empty"
+        )
+    return cupy
+
+
+def driver_version() -> int | None:
+    """The newest CUDA that the NVIDIA driver supports, as CUDA counts (13020 is 13.2); None without a driver."""
+    try:
+        library = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    version = ctypes.c_int()
+    return version.value if library.cuDriverGetVersion(ctypes.byref(version)) == 0 and version.value else None
+
+
+_ASKED = "a GPU was asked for"
+
+
+def _problem(found: str, driver: int | None) -> EnvironmentProblem:
+    """What was found, and the extra that fits the driver."""
+    if driver is None:
+        advice = "there is no NVIDIA driver either; with one: pip install 'hybridnn[cuda12]' or 'hybridnn[cuda13]'"
+    else:
+        extra = "cuda13" if driver >= 13000 else "cuda12"
+        advice = f"the driver is for CUDA {_words(driver)}: pip install 'hybridnn[{extra}]'"
+    return EnvironmentProblem(f"{_ASKED}: {found}; {advice}")
+
+
+def _words(version: int) -> str:
+    return f"{version // 1000}.{version % 1000 // 10}"
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,224 @@
+"""Calls of every kernel with small and awkward arrays, to be made on two devices and compared.
+
+A case is a function of random numbers, a dtype and a size. It returns the call, as a function of kernels and arrays,
+and the arrays of the host by name. What is named scratch may hold anything afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hybridnn.kernels.backend import Kernels
+from hybridnn.kernels.numpy_backend import NUMPY
+
+Array = NDArray[Any]
+Arrays = dict[str, Any]
+Call = Callable[..., None]
+Case = Callable[[np.random.Generator, Any, Any], tuple[Call, Arrays]]
+Upload = Callable[[Array], Any]
+
+ACTIVATIONS = ("identity", "relu", "tanh", "sigmoid", "selu")
+TOLERANCES = {"float32": 1e-5, "float64": 1e-12}
+"""Relative to the largest number of an array."""
+FLAT_SIZES = (0, 1, 31, 33, 1000, 5003)
+SHAPES = ((1, 1), (3, 0), (1, 1000), (7, 33), (33, 31), (10, 128), (5, 100), (260, 4), (2, 3001))
+
+
+def compare(case: Case, kernels: Kernels, upload: Upload, dtype: str, size: Any) -> None:
+    """Make the call with NumPy and with `kernels`, and compare all arrays."""
+    call, arrays = case(np.random.default_rng([7, len(str(size))]), np.dtype(dtype), size)
+    expected = {name: array.copy(order="K") for name, array in arrays.items()}
+    found = {name: upload(array) for name, array in arrays.items()}
+    call(NUMPY, **expected)
+    call(kernels, **found)
+    for name, array in expected.items():
+        if name != "scratch":
+            largest = np.max(np.abs(array), initial=0)
+            error = {"rtol": 0, "atol": TOLERANCES[dtype] * largest, "err_msg": f"{name} of {size}"}
+            np.testing.assert_allclose(kernels.to_host(found[name]), array, **error)
+
+
+def normal(random: np.random.Generator, dtype: Any, *shape: int) -> Array:
+    return random.standard_normal(shape).astype(dtype)
+
+
+def sums_up(random: np.random.Generator, dtype: Any, *shape: int) -> Array:
+    """Numbers whose sum is not small beside them, so that its relative error says something."""
+    return random.uniform(-0.5, 1.5, shape).astype(dtype)
+
+
+def activate(name: str, random: np.random.Generator, dtype: Any, n: int) -> tuple[Call, Arrays]:
+    z = 3 * normal(random, dtype, n)
+    return lambda k, z, scratch: k.activate(name, z, scratch), {"z": z, "scratch": z.copy()}
+
+
+def bias_activate(name: str, random: np.random.Generator, dtype: Any, shape: tuple[int, int]) -> tuple[Call, Arrays]:
+    z, bias = normal(random, dtype, *shape), normal(random, dtype, shape[0], 1)
+    call = lambda k, z, bias, scratch: k.bias_activate(name, z, bias, scratch)  # noqa: E731
+    return call, {"z": z, "bias": bias, "scratch": z.copy()}
+
+
+def add_bias(random: np.random.Generator, dtype: Any, shape: tuple[int, int]) -> tuple[Call, Arrays]:
+    arrays = {"z": normal(random, dtype, *shape), "bias": normal(random, dtype, shape[0], 1)}
+    return lambda k, z, bias: k.add_bias(z, bias), arrays
+
+
+def gradient(name: str, random: np.random.Generator, dtype: Any, n: int) -> tuple[Call, Arrays]:
+    y, dy = normal(random, dtype, n), normal(random, dtype, n)
+
+    def call(k: Kernels, y: Any, dy: Any, out: Any, scratch: Any) -> None:
+        k.gradient_of_activation(name, y, dy, out, scratch)
+        k.gradient_of_activation(name, y, dy, dy, scratch)
+
+    return call, {"y": y, "dy": dy, "out": np.zeros_like(dy), "scratch": y.copy()}
+
+
+def gradient_sums(name: str, random: np.random.Generator, dtype: Any, shape: tuple[int, int]) -> tuple[Call, Arrays]:
+    y, dy = sums_up(random, dtype, *shape), sums_up(random, dtype, *shape)
+
+    def call(k: Kernels, y: Any, dy: Any, out: Any, sums: Any, in_place: Any, scratch: Any, ones: Any) -> None:
+        k.gradient_and_row_sums(name, y, dy, out, sums, scratch, ones)
+        k.gradient_and_row_sums(name, y, dy, dy, in_place, scratch, ones)
+
+    sums, ones = np.zeros(shape[0], dtype), np.ones(shape[1], dtype)
+    more = {"out": np.zeros_like(dy), "sums": sums, "in_place": sums.copy(), "scratch": y.copy(), "ones": ones}
+    return call, {"y": y, "dy": dy, **more}
+
+
+def row_sums(random: np.random.Generator, dtype: Any, shape: tuple[int, int]) -> tuple[Call, Arrays]:
+    arrays = {"dz": sums_up(random, dtype, *shape), "ones": np.ones(shape[1], dtype), "out": np.zeros(shape[0], dtype)}
+    return lambda k, dz, ones, out: k.row_sums(dz, ones, out), arrays
+
+
+def mean_squared_error(random: np.random.Generator, dtype: Any, shape: tuple[int, int]) -> tuple[Call, Arrays]:
+    outputs, by_sample = normal(random, dtype, *shape), normal(random, dtype, *shape[::-1])
+
+    def call(k: Kernels, outputs: Any, targets: Any, by_sample: Any, first: Any, second: Any, losses: Any) -> None:
+        k.mean_squared_error(outputs, targets, 0.02, first, losses[:1])
+        k.mean_squared_error(outputs, by_sample.T, 0.02, second, losses[1:])
+
+    room = {"first": np.zeros_like(outputs), "second": np.zeros_like(outputs), "losses": np.ones(2, dtype)}
+    return call, {"outputs": outputs, "targets": normal(random, dtype, *shape), "by_sample": by_sample, **room}
+
+
+def cross_entropy(random: np.random.Generator, dtype: Any, shape: tuple[int, int]) -> tuple[Call, Arrays]:
+    logits = 4 * normal(random, dtype, *shape)
+    labels, columns = random.integers(0, shape[0], shape[1]), np.arange(shape[1])
+
+    def call(k: Kernels, logits: Any, labels: Any, columns: Any, gradient: Any, loss: Any) -> None:
+        k.cross_entropy(logits, labels, columns, 0.02, gradient, loss)
+
+    room = {"gradient": np.zeros_like(logits), "loss": np.ones(1, dtype)}
+    return call, {"logits": logits, "labels": labels, "columns": columns, **room}
+
+
+def add(random: np.random.Generator, dtype: Any, n: int) -> tuple[Call, Arrays]:
+    def call(k: Kernels, a: Any, b: Any, out: Any) -> None:
+        k.add(a, b, out)
+        k.add(a, out, a)
+
+    return call, {"a": normal(random, dtype, n), "b": normal(random, dtype, n), "out": np.zeros(n, dtype)}
+
+
+def scale(random: np.random.Generator, dtype: Any, n: int) -> tuple[Call, Arrays]:
+    return lambda k, flat: k.scale(flat, 1 / 3), {"flat": normal(random, dtype, n)}
+
+
+def norm_and_clip(random: np.random.Generator, dtype: Any, n: int) -> tuple[Call, Arrays]:
+    def call(k: Kernels, flat: Any, other: Any, norm: Any, same: Any) -> None:
+        k.squared_norm_into(flat, norm)
+        k.clip_to_norm(flat, norm, 0.1)
+        k.clip_to_norm(other, norm, 1e6)
+        k.squared_norm_into(flat, same)
+        assert abs(k.squared_norm(flat) - min(0.01, float(k.to_host(norm)[0]))) <= 1e-7
+
+    flat = normal(random, dtype, n)
+    return call, {"flat": flat, "other": flat.copy(), "norm": np.ones(1), "same": np.ones(1)}
+
+
+def gather_rows(random: np.random.Generator, dtype: Any, shape: tuple[int, int]) -> tuple[Call, Arrays]:
+    samples, n = 40, shape[1]
+
+    def call(k: Kernels, source: Any, labels: Any, index: Any, rows: Any, wanted: Any) -> None:
+        k.gather_rows(source, index, rows)
+        k.gather_rows(labels, index, wanted)
+
+    sources = {"source": normal(random, dtype, samples, shape[0]), "labels": random.integers(0, 9, samples)}
+    room = {"rows": np.zeros((n, shape[0]), dtype), "wanted": np.zeros(n, np.int64)}
+    return call, {**sources, "index": random.integers(0, samples, n), **room}
+
+
+SGD_SETTINGS: dict[str, dict[str, Any]] = {
+    "plain": {"momentum": 0, "dampening": 0, "nesterov": False, "weight_decay": 0},
+    "decay": {"momentum": 0.0, "dampening": 0.0, "nesterov": False, "weight_decay": 0.05},
+    "momentum": {"momentum": 0.9, "dampening": 0.0, "nesterov": False, "weight_decay": 0.0},
+    "dampened": {"momentum": 0.8, "dampening": 0.3, "nesterov": False, "weight_decay": 0.01},
+    "nesterov": {"momentum": 0.7, "dampening": 0.0, "nesterov": True, "weight_decay": 0.02},
+}
+ADAM_SETTINGS: dict[str, dict[str, Any]] = {
+    "adam": {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0, "decoupled": False},
+    "coupled": {"betas": (0.8, 0.95), "eps": 1e-6, "weight_decay": 0.1, "decoupled": False},
+    "adamw": {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.2, "decoupled": True},
+}
+
+
+def sgd(name: str, random: np.random.Generator, dtype: Any, n: int) -> tuple[Call, Arrays]:
+    settings = SGD_SETTINGS[name]
+
+    def call(k: Kernels, weights: Any, gradient: Any, out: Any, scratch: Any, velocity: Any = None) -> None:
+        for lr in (0.1, 0.05):
+            k.sgd_update(weights, gradient, velocity, scratch, lr=lr, out=weights, **settings)
+        k.sgd_update(weights, gradient, velocity, scratch, lr=0.2, out=out, **settings)
+
+    arrays = {"weights": normal(random, dtype, n), "gradient": normal(random, dtype, n), "out": np.zeros(n, dtype)}
+    velocity = {"velocity": normal(random, dtype, n)} if settings["momentum"] else {}
+    return call, {**arrays, "scratch": np.zeros(2 * max(n, 1), dtype), **velocity}
+
+
+def adam(name: str, random: np.random.Generator, dtype: Any, n: int) -> tuple[Call, Arrays]:
+    settings = ADAM_SETTINGS[name]
+
+    def call(k: Kernels, weights: Any, gradient: Any, out: Any, scratch: Any, first: Any, second: Any) -> None:
+        for step, lr in ((1, 0.1), (2, 0.05)):
+            k.adam_update(weights, gradient, first, second, scratch, step=step, lr=lr, out=weights, **settings)
+        k.adam_update(weights, gradient, first, second, scratch, step=3, lr=0.2, out=out, **settings)
+
+    arrays = {"weights": normal(random, dtype, n), "gradient": normal(random, dtype, n), "out": np.zeros(n, dtype)}
+    moments = {"first": np.zeros(n, dtype), "second": np.zeros(n, dtype)}
+    return call, {**arrays, "scratch": np.zeros(2 * max(n, 1), dtype), **moments}
+
+
+def predictions(random: np.random.Generator, dtype: Any, n: int) -> tuple[Call, Arrays]:
+    def call(k: Kernels, weights: Any, first: Any, second: Any, straight: Any, along: Any) -> None:
+        k.sgd_prediction(weights, first, straight, distance=0.3)
+        k.adam_prediction(weights, first, second, along, step=4, distance=0.3, betas=(0.9, 0.99), eps=1e-8)
+
+    arrays = {"weights": normal(random, dtype, n), "first": normal(random, dtype, n)}
+    room = {"straight": np.zeros(n, dtype), "along": np.zeros(n, dtype)}
+    return call, {**arrays, "second": 0.1 + normal(random, dtype, n) ** 2, **room}
+
+
+FLAT_CASES: dict[str, Case] = {
+    **{f"activate {name}": partial(activate, name) for name in ACTIVATIONS},
+    **{f"gradient {name}": partial(gradient, name) for name in ACTIVATIONS},
+    **{f"sgd {name}": partial(sgd, name) for name in SGD_SETTINGS},
+    **{f"adam {name}": partial(adam, name) for name in ADAM_SETTINGS},
+    "add": add,
+    "scale": scale,
+    "norm and clip": norm_and_clip,
+    "predictions": predictions,
+}
+MATRIX_CASES: dict[str, Case] = {
+    **{f"bias {name}": partial(bias_activate, name) for name in ACTIVATIONS},
+    **{f"gradient and sums {name}": partial(gradient_sums, name) for name in ACTIVATIONS},
+    "add bias": add_bias,
+    "row sums": row_sums,
+    "mean squared error": mean_squared_error,
+    "cross-entropy": cross_entropy,
+    "gather": gather_rows,
+}

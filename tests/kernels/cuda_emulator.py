@@ -1,0 +1,142 @@
+"""A stand-in for the module ``cupy`` that runs CUDA kernels on the processor, compiled by g++ as ordinary functions.
+
+Kernels are called with the grid, the block and the arguments with which a device would be: each argument's type is
+compared with the kernel's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+HERE = Path(__file__).parent
+OUTCOMES = {1: "threads wait for each other for ever", 2: "a block or a grid is too large"}
+
+
+class DeviceArray(np.ndarray):
+    """An array that, as CuPy's do, says where it lies as ``data.ptr``."""
+
+    @property
+    def data(self) -> Any:  # type: ignore[override]
+        return SimpleNamespace(ptr=self.ctypes.data)
+
+
+def device_array(array: Any) -> Any:
+    return np.array(array, order="C").view(DeviceArray)
+
+
+class Kernel:
+    def __init__(self, library: ctypes.CDLL, name: str, launches: list[tuple[Any, ...]]) -> None:
+        kinds = getattr(library, f"kinds_{name}")
+        kinds.restype = ctypes.c_char_p
+        self._name, self._kinds = name, kinds().decode()
+        self._function, self._launches = getattr(library, f"launch_{name}"), launches
+
+    def __call__(self, grid: tuple[int, ...], block: tuple[int, ...], arguments: tuple[Any, ...]) -> None:
+        self._launches.append((self._name, grid, block))
+        assert "".join(map(kind_of, arguments)).replace("0", "p") == self._kinds, self._name
+        words = [word_of(argument) for argument in arguments]
+        addresses = (ctypes.c_void_p * len(words))(*map(ctypes.addressof, words))
+        outcome = self._function(dimensions(grid), dimensions(block), addresses)
+        assert outcome == 0, f"{self._name}: {OUTCOMES[outcome]}"
+
+
+def kind_of(argument: Any) -> str:
+    if isinstance(argument, DeviceArray):
+        return "p"
+    return {np.int64: "l", np.float64: "d", np.uint64: "0"}[type(argument)]
+
+
+def word_of(argument: Any) -> Any:
+    """The eight bytes that a driver would copy."""
+    value = np.uint64(argument.data.ptr) if isinstance(argument, DeviceArray) else argument
+    return ctypes.c_uint64.from_buffer_copy(value.tobytes())
+
+
+def dimensions(size: tuple[int, ...]) -> Any:
+    assert all(isinstance(count, int) and count > 0 for count in size), size
+    return (ctypes.c_uint * 3)(*(*size, 1, 1)[:3])
+
+
+class Emulator:
+    """What our code uses of ``cupy``.
+
+    Attributes
+    ----------
+    launches : list of tuple
+        Name, grid and block of every launch.
+    """
+
+    add, copyto = staticmethod(np.add), staticmethod(np.copyto)
+    cuda = SimpleNamespace(get_current_stream=lambda: SimpleNamespace(ptr=7))
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._libraries: dict[str, ctypes.CDLL] = {}
+        self.launches: list[tuple[Any, ...]] = []
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        # Whoever reads what he did not write gets 0xff in every byte: not a number.
+        return device_array(
+            np.full(int(np.prod(shape)) * np.dtype(dtype).itemsize, 0xFF, np.uint8).view(dtype)
+        ).reshape(shape)
+
+    def zeros(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        return device_array(np.zeros(shape, dtype))
+
+    def asarray(self, array: Any) -> Any:
+        return device_array(array)
+
+    def asnumpy(self, array: Any) -> Any:
+        return np.array(array)
+
+    def RawModule(self, code: str, options: tuple[str, ...]) -> Any:  # noqa: N802 - CuPy's name
+        real = next(option.removeprefix("-DREAL=") for option in options if option.startswith("-DREAL="))
+        library = self._library(code, real)
+        return SimpleNamespace(get_function=lambda name: Kernel(library, name, self.launches))
+
+    def reverse(self, *, reverse: bool) -> None:
+        """Run blocks and threads in the opposite order from now on."""
+        for library in self._libraries.values():
+            library.set_reversed(reverse)
+
+    def _library(self, code: str, real: str) -> ctypes.CDLL:
+        if real not in self._libraries:
+            program = f'#define REAL {real}\n#include "cuda_emulation.h"\n{code}\n#line 1 "launches"\n'
+            path = self._folder / f"kernels_{real}.cpp"
+            path.write_text(program, "utf-8")
+            expanded = compile_cpp(path, "-E")
+            names = re.findall(r'extern "C"\s+void\s+(\w+)\s*\(', expanded[expanded.index('"common.cu"') :])
+            assert len(set(names)) == len(names) > 20
+            path.write_text(program + "".join(map(entry_points, names)), "utf-8")
+            library = path.with_suffix(".so")
+            compile_cpp(path, "-O1", "-fPIC", "-shared", "-o", str(library))
+            self._libraries[real] = ctypes.CDLL(str(library))
+        return self._libraries[real]
+
+
+def entry_points(name: str) -> str:
+    return (
+        f'extern "C" int launch_{name}(const unsigned* grid, const unsigned* block, void** arguments) '
+        f"{{ return emulation::launch({name}, grid, block, arguments); }}\n"
+        f'extern "C" const char* kinds_{name}() {{ return emulation::kinds({name}); }}\n'
+    )
+
+
+def compile_cpp(path: Path, *options: str) -> str:
+    """Run g++, and return what it prints; where there is none, the test is skipped."""
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("no g++ to compile the kernels for the processor")
+    command = [compiler, "-std=c++20", f"-I{HERE}", *options, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    return done.stdout

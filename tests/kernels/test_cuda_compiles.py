@@ -1,0 +1,106 @@
+"""The CUDA source compiles for the devices it is meant for, with every compiler that is here; none runs it."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hybridnn.kernels.cupy_launch import FOLDER, OPTIONS, source
+
+WANTED = ("70", "80", "90")
+"""Volta, Ampere, Hopper."""
+SECONDS = 100
+
+
+def nvrtc_libraries() -> list[str]:
+    """Names by which NVRTC, the compiler that CuPy calls, can be loaded: from wheels, or where the system looks."""
+    folders = [Path(entry) / "nvidia" for entry in sys.path]
+    wheels = {str(path) for folder in folders for path in folder.glob("*/lib/libnvrtc.so.1?")}
+    system = ["libnvrtc.so.12", "libnvrtc.so.13"]
+    return [*sorted(wheels), *(name for name in system if not any(wheel.endswith(name) for wheel in wheels))]
+
+
+class Nvrtc:
+    def __init__(self, name: str) -> None:
+        self._library = ctypes.CDLL(name)
+        count = ctypes.c_int()
+        self._library.nvrtcGetNumSupportedArchs(ctypes.byref(count))
+        architectures = (ctypes.c_int * count.value)()
+        self._library.nvrtcGetSupportedArchs(architectures)
+        self.architectures = {str(number) for number in architectures}
+
+    def compile(self, code: str, options: tuple[str, ...]) -> tuple[int, str]:
+        """Return the status, 0 if it went well, and the compiler's messages."""
+        program, size = ctypes.c_void_p(), ctypes.c_size_t()
+        self._library.nvrtcCreateProgram(ctypes.byref(program), code.encode(), b"kernels.cu", 0, None, None)
+        words = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
+        status = self._library.nvrtcCompileProgram(program, len(options), words)
+        self._library.nvrtcGetProgramLogSize(program, ctypes.byref(size))
+        messages = ctypes.create_string_buffer(size.value)
+        self._library.nvrtcGetProgramLog(program, messages)
+        self._library.nvrtcDestroyProgram(ctypes.byref(program))
+        return status, messages.value.decode()
+
+
+def loadable() -> Iterator[Nvrtc]:
+    for name in nvrtc_libraries():
+        try:
+            yield Nvrtc(name)
+        except OSError:
+            continue
+
+
+@pytest.fixture(scope="module")
+def compilers() -> list[Nvrtc]:
+    found = list(loadable())
+    if not found:
+        pytest.skip("no NVRTC: pip install nvidia-cuda-nvrtc-cu12 (the last with sm_70) or nvidia-cuda-nvrtc")
+    return found
+
+
+@pytest.mark.parametrize("real", ["float", "double"])
+@pytest.mark.parametrize("architecture", WANTED)
+def test_nvrtc_compiles_what_cupy_will_hand_it(compilers: list[Nvrtc], architecture: str, real: str) -> None:
+    able = [compiler for compiler in compilers if architecture in compiler.architectures]
+    if not able:
+        pytest.skip(f"no NVRTC here compiles for sm_{architecture}, which CUDA 13 has dropped if it is sm_70")
+    for compiler in able:
+        status, messages = compiler.compile(source(), (*OPTIONS, f"-DREAL={real}", f"-arch=sm_{architecture}"))
+        assert status == 0, messages
+        assert "error" not in messages
+
+
+def test_messages_name_the_file(compilers: list[Nvrtc]) -> None:
+    broken = source().replace("KERNEL row_sums(", "KERNEL row_sums(Nothing nothing, ")
+    status, messages = compilers[0].compile(broken, (*OPTIONS, "-DREAL=float"))
+    assert status != 0
+    assert "layers.cu(" in messages
+
+
+@pytest.mark.parametrize("architecture", WANTED)
+def test_nvcc_compiles(tmp_path: Path, architecture: str) -> None:
+    nvcc = shutil.which("nvcc")
+    if nvcc is None:
+        pytest.skip("no nvcc")
+    offered = subprocess.run([nvcc, "--list-gpu-arch"], capture_output=True, text=True, timeout=SECONDS).stdout
+    if f"compute_{architecture}" not in offered.split():
+        pytest.skip(f"this nvcc does not compile for sm_{architecture}, which CUDA 13 has dropped if it is sm_70")
+    path = tmp_path / "kernels.cu"
+    path.write_text(source(), "utf-8")
+    for real in ("float", "double"):
+        options = [OPTIONS[0], f"-DREAL={real}", f"-arch=sm_{architecture}", "-Werror", "all-warnings"]
+        command = [nvcc, *options, "--cubin", "-o", str(tmp_path / real), str(path)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
+        assert done.returncode == 0, done.stderr
+
+
+def test_all_source_files_are_compiled() -> None:
+    assert {path.name for path in FOLDER.iterdir()} == {
+        line.split('"')[1] for line in source().splitlines() if line.startswith("#line 1 ")
+    }

@@ -1,0 +1,260 @@
+"""The CUDA kernels, run on the processor exactly as they would be launched, against the NumPy kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hybridnn.kernels import step_numbers
+from hybridnn.kernels.cupy_kernels import CupyKernels
+from hybridnn.kernels.cupy_launch import (
+    MOST_PARTS,
+    THREADS,
+    blocks_of_rows,
+    column_block,
+    flat_grid,
+    row_block,
+    tiled_rows,
+)
+from kernels.cuda_cases import ADAM_SETTINGS, FLAT_CASES, FLAT_SIZES, MATRIX_CASES, SHAPES, compare
+from kernels.cuda_emulator import DeviceArray, Emulator, device_array
+
+DTYPES = ("float32", "float64")
+GUARD = 64
+"""Bytes around an array that nobody may touch."""
+
+
+@pytest.fixture(scope="module")
+def emulator(tmp_path_factory: pytest.TempPathFactory) -> Emulator:
+    return Emulator(tmp_path_factory.mktemp("cuda"))
+
+
+@pytest.fixture
+def kernels(emulator: Emulator) -> CupyKernels:
+    return CupyKernels(emulator, products=None)  # type: ignore[arg-type]  # nothing here is a matrix product
+
+
+class Uploads:
+    """Copies of arrays, `offset` numbers behind an address from which 16 bytes can be loaded, between guards."""
+
+    def __init__(self, offset: int) -> None:
+        self.offset, self._rooms = offset, list[tuple[Any, slice]]()
+
+    def __call__(self, array: Any) -> Any:
+        room = np.full(array.nbytes + 2 * GUARD + 32, 0x5A, np.uint8).view(DeviceArray)
+        start = -room.ctypes.data % 16 + GUARD + self.offset * array.itemsize
+        used = slice(start, start + array.nbytes)
+        copy = room[used].view(array.dtype).reshape(array.shape)
+        copy[...] = array
+        self._rooms.append((room, used))
+        return copy
+
+    def check_guards(self) -> None:
+        for room, used in self._rooms:
+            assert (room[: used.start] == 0x5A).all(), "written in front of an array"
+            assert (room[used.stop :] == 0x5A).all(), "written behind an array"
+
+
+@pytest.mark.parametrize("offset", [0, 1])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", FLAT_CASES)
+def test_flat_arrays(kernels: CupyKernels, name: str, dtype: str, offset: int) -> None:
+    for size in FLAT_SIZES:
+        uploads = Uploads(offset)
+        compare(FLAT_CASES[name], kernels, uploads, dtype, size)
+        uploads.check_guards()
+
+
+@pytest.mark.parametrize("offset", [0, 1])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", MATRIX_CASES)
+def test_matrices(kernels: CupyKernels, name: str, dtype: str, offset: int) -> None:
+    for shape in SHAPES:
+        uploads = Uploads(offset)
+        compare(MATRIX_CASES[name], kernels, uploads, dtype, shape)
+        uploads.check_guards()
+
+
+@pytest.mark.parametrize("name", ["cross-entropy", "mean squared error", "row sums", "gradient and sums selu"])
+def test_the_order_of_blocks_and_threads_does_not_matter(
+    kernels: CupyKernels, emulator: Emulator, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr("hybridnn.kernels.cupy_launch.MOST_BLOCKS", 2)  # blocks that go round several times
+    outcomes = []
+    for reverse in (False, True):
+        call, arrays = MATRIX_CASES[name](np.random.default_rng(0), np.dtype(np.float32), (9, 3001))
+        found = {key: device_array(array) for key, array in arrays.items()}
+        kernels.compile(np.float32)
+        emulator.reverse(reverse=reverse)
+        call(kernels, **found)
+        outcomes.append({key: array.tobytes() for key, array in found.items()})
+    emulator.reverse(reverse=False)
+    assert outcomes[0] == outcomes[1]
+
+
+def test_more_rows_and_numbers_than_a_grid_takes_at_once(kernels: CupyKernels, monkeypatch: Any) -> None:
+    for limit in ("MOST_BLOCKS", "MOST_BLOCKS_ALONG_Y"):
+        monkeypatch.setattr(f"hybridnn.kernels.cupy_launch.{limit}", 2)
+    for name in ("adam adamw", "norm and clip"):
+        compare(FLAT_CASES[name], kernels, device_array, "float64", 5003)
+    for name in ("bias tanh", "gradient and sums tanh", "gather", "row sums"):
+        compare(MATRIX_CASES[name], kernels, device_array, "float64", (40, 2050))
+
+
+def test_sums_over_more_blocks_than_leave_parts(kernels: CupyKernels, monkeypatch: Any) -> None:
+    monkeypatch.setattr("hybridnn.kernels.cupy_kernels.MOST_PARTS", 3)
+    compare(FLAT_CASES["norm and clip"], kernels, device_array, "float64", 5003)
+    compare(MATRIX_CASES["cross-entropy"], kernels, device_array, "float64", (7, 500))
+    compare(MATRIX_CASES["mean squared error"], kernels, device_array, "float64", (3, 1500))
+
+
+@pytest.mark.parametrize("name", ADAM_SETTINGS)
+def test_a_recorded_update_reads_the_numbers_of_its_step(kernels: CupyKernels, name: str) -> None:
+    settings, random = ADAM_SETTINGS[name], np.random.default_rng(1)
+    gradients = random.standard_normal((4, 50))
+    given, recorded = (dict.fromkeys(("weights", "first", "second")) for _ in range(2))
+    for arrays in (given, recorded):
+        arrays.update(
+            weights=device_array(np.ones(50)), first=kernels.zeros((50,), "d"), second=kernels.zeros((50,), "d")
+        )
+    numbers = kernels.empty((3,), np.float64)
+    kept = {key: settings[key] for key in ("betas", "weight_decay", "decoupled")}
+    for step, gradient in enumerate(map(device_array, gradients), start=1):
+        lr = 0.1 / step
+        kernels.adam_update(gradient=gradient, **given, out=given["weights"], step=step, lr=lr, **settings)
+        kernels.write_numbers(numbers, step_numbers.adam_update(step=step, lr=lr, **kept))
+        # As a replay would: with the arguments of the first step.
+        first = {"step": 1, "lr": 0.1, "numbers": numbers, **settings}
+        kernels.adam_update(gradient=gradient, **recorded, out=recorded["weights"], **first)
+    assert np.array_equal(given["weights"], recorded["weights"])
+
+
+def test_recorded_steps_and_predictions_of_sgd(kernels: CupyKernels) -> None:
+    weights, velocity = device_array(np.ones(5)), device_array(np.full(5, 2.0))
+    out, numbers = kernels.empty((5,), np.float64), kernels.zeros((3,), np.float64)
+    kernels.write_numbers(numbers, step_numbers.sgd_prediction(distance=0.25))
+    kernels.sgd_prediction(weights, velocity, out, distance=9.0, numbers=numbers)
+    assert out.tolist() == [0.5] * 5
+    settings: dict[str, Any] = {"momentum": 0.0, "dampening": 0.0, "nesterov": False, "weight_decay": 0.0}
+    kernels.write_numbers(numbers, step_numbers.sgd_update(lr=0.5))
+    kernels.sgd_update(weights, velocity, None, lr=9.0, out=out, numbers=numbers, **settings)
+    assert out.tolist() == [0.0] * 5
+    kernels.write_numbers(numbers, step_numbers.adam_prediction(step=1, distance=0.5, betas=(0.5, 0.75)))
+    given = {"step": 9, "distance": 9.0, "betas": (0.5, 0.75), "eps": 1.0, "numbers": numbers}
+    kernels.adam_prediction(weights, velocity, device_array(np.full(5, 4.0)), out, **given)
+    # Step size 0.5 / (1 - 0.5) = 1, correction sqrt(1 - 0.75) = 0.5: 1 - 1 * 2 / (2 / 0.5 + 1).
+    np.testing.assert_allclose(out, 1 - 2 / 5, rtol=1e-15)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ["identity", "relu", "tanh", "sigmoid", "selu"])
+def test_extreme_arguments_and_what_is_not_a_number(kernels: CupyKernels, name: str, dtype: str) -> None:
+    z = device_array(np.array([-1e4, 1e4, np.nan], dtype))
+    kernels.activate(name, z)
+    limits = {
+        "identity": (-1e4, 1e4),
+        "relu": (0, 1e4),
+        "tanh": (-1, 1),
+        "sigmoid": (0, 1),
+        "selu": (-1.7580993, 10507.01),
+    }
+    np.testing.assert_allclose(z[:2], limits[name], rtol=1e-6)
+    assert np.isnan(z[2])
+    if name in ("tanh", "selu"):  # exp(z) - 1 would have lost all digits
+        small = device_array(np.array([-1e-9], dtype))
+        kernels.activate(name, small)
+        assert float(small[0]) == pytest.approx({"tanh": -1e-9, "selu": -1.7580993e-9}[name], rel=1e-6)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_cross_entropy_of_huge_logits(kernels: CupyKernels, dtype: str) -> None:
+    logits = device_array(np.array([[1000, -1000, -1000], [-1000, 1000, -1000], [0, 1000, -1000]], dtype))
+    gradient, loss = kernels.empty((3, 3), dtype), kernels.empty((1,), dtype)
+    kernels.cross_entropy(logits, device_array(np.array([0, 0, 2])), None, 1.0, gradient, loss)
+    # Losses by hand: 0, 2000 + log 2, log 3.
+    assert float(loss[0]) == pytest.approx(2000 + np.log(2) + np.log(3), rel=1e-6)
+    expected = np.array([[0, 0, 0], [-1, 0.5, 0.5], [1 / 3, 1 / 3, -2 / 3]]).T
+    np.testing.assert_allclose(gradient, expected, atol=1e-6)
+    in_place = logits.copy()
+    kernels.cross_entropy(in_place, device_array(np.array([0, 0, 2])), None, 1.0, in_place, loss)
+    assert np.array_equal(in_place, gradient)
+
+
+def test_what_is_out_of_range_shows_in_the_loss(kernels: CupyKernels) -> None:
+    source, labels = device_array(np.ones((3, 5), np.float32)), device_array(np.arange(3))
+    index = device_array(np.array([1, 3, -1]))
+    rows, wanted = kernels.zeros((3, 5), np.float32), kernels.zeros((3,), np.int64)
+    kernels.gather_rows(source, index, rows)
+    kernels.gather_rows(labels, index, wanted)
+    assert rows[0].tolist() == [1] * 5
+    assert np.isnan(rows[1:]).all()
+    assert wanted.tolist() == [1, -1, -1]
+    loss, gradient = kernels.zeros((1,), np.float32), kernels.empty((4, 3), np.float32)
+    kernels.cross_entropy(kernels.zeros((4, 3), np.float32), wanted, None, 1.0, gradient, loss)
+    assert np.isnan(loss[0])
+
+
+def test_squares_that_overflow_float32(kernels: CupyKernels) -> None:
+    assert kernels.squared_norm(device_array(np.full(3, 1e30, np.float32))) == pytest.approx(3e60, rel=1e-6)
+
+
+@pytest.mark.parametrize(("squared", "expected"), [(np.nan, 2.0), (np.inf, 0.0), (16.0, 1.0), (4.0, 2.0)])
+def test_clipping_by_a_norm_of_more_than_this_array(kernels: CupyKernels, squared: float, expected: float) -> None:
+    flat = device_array(np.full(5, 2.0))
+    kernels.clip_to_norm(flat, device_array(np.array([squared])), 2.0)
+    assert flat.tolist() == [expected] * 5
+
+
+def test_sums_of_arrays_that_are_not_contiguous(kernels: CupyKernels) -> None:
+    a, b = device_array(np.arange(6.0).reshape(2, 3)), device_array(np.ones((3, 2)))
+    out = kernels.empty((3, 2), np.float64)
+    kernels.add(a.T, b, out)
+    assert out.tolist() == [[1, 4], [2, 5], [3, 6]]
+
+
+def test_arrays_that_a_kernel_would_misread_are_refused(kernels: CupyKernels) -> None:
+    double, single = kernels.zeros((4, 6), np.float64), kernels.zeros((4, 6), np.float32)
+    with pytest.raises(ValueError, match="one size"):
+        kernels.add(double, double, double[:2])
+    with pytest.raises(ValueError, match="one dtype"):
+        kernels.add(double, single, double)
+    with pytest.raises(ValueError, match="contiguous"):
+        kernels.activate("relu", double[:, :3])
+    with pytest.raises(ValueError, match="int64 label"):
+        kernels.cross_entropy(single, single[0], None, 1.0, single, single[0, :1])
+    with pytest.raises(ValueError, match="float32 and float64"):
+        kernels.scale(kernels.zeros((3,), np.float16), 2.0)
+
+
+@pytest.mark.parametrize(("enough", "block"), [(1, (256, 1)), (200, (128, 2)), (500, (64, 4)), (1 << 18, (32, 8))])
+def test_threads_that_share_the_classes_of_a_sample(
+    kernels: CupyKernels, emulator: Emulator, monkeypatch: pytest.MonkeyPatch, enough: int, block: tuple[int, int]
+) -> None:
+    monkeypatch.setattr("hybridnn.kernels.cupy_launch.ENOUGH_THREADS", enough)
+    compare(MATRIX_CASES["cross-entropy"], kernels, device_array, "float64", (11, 150))
+    assert emulator.launches[-1][2] == block
+    assert column_block(1, 150) == (256, 1)
+
+
+def test_a_step_needs_few_launches(kernels: CupyKernels, emulator: Emulator) -> None:
+    emulator.launches.clear()
+    for case in (MATRIX_CASES["cross-entropy"], MATRIX_CASES["bias selu"]):
+        compare(case, kernels, device_array, "float32", (10, 128))
+    assert [launch[0] for launch in emulator.launches] == ["cross_entropy", "bias_selu"]
+
+
+@pytest.mark.parametrize("itemsize", [4, 8])
+@pytest.mark.parametrize("n", [0, 1, 100, 1024, 4097, 1 << 26])
+def test_grids_take_every_number_once_or_go_round(n: int, itemsize: int) -> None:
+    per_block = THREADS * 16 // itemsize
+    assert 1 <= flat_grid(n, itemsize)[0] <= max(1, -(-n // per_block))
+    assert flat_grid(n, itemsize, MOST_PARTS)[0] <= MOST_PARTS
+    block = row_block(n, itemsize)
+    assert block[0] * block[1] == THREADS
+    assert block[0] & (block[0] - 1) == 0
+    assert 1 <= blocks_of_rows(n, block)[0] <= 1 << 16
+    across, down = tiled_rows(n, n, itemsize, block)
+    assert across >= 1
+    assert 1 <= down < 1 << 16

@@ -1,0 +1,126 @@
+"""Matrix products: the call of cuBLAS, with a library that reads its arguments as cuBLAS's manual says."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hybridnn.kernels.cublas import Products
+from hybridnn.kernels.cupy_kernels import CupyKernels
+from kernels.cuda_emulator import HERE, Emulator, compile_cpp, device_array
+
+DTYPES = ("float32", "float64")
+SHAPES = ((1, 1, 1), (2, 3, 4), (7, 1, 5), (1, 6, 3), (4, 5, 1), (1, 1, 9), (33, 17, 12))
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    target = tmp_path_factory.mktemp("blas") / "libblas.so"
+    compile_cpp(HERE / "cuda_blas_emulation.cpp", "-O1", "-fPIC", "-shared", "-o", str(target))
+    return ctypes.CDLL(str(target))
+
+
+@pytest.fixture
+def emulator(tmp_path: Any) -> Emulator:
+    return Emulator(tmp_path)
+
+
+@pytest.fixture
+def products(library: ctypes.CDLL, emulator: Emulator) -> Products:
+    return Products(emulator, library, tf32=False)
+
+
+def matrices(random: np.random.Generator, rows: int, columns: int, dtype: str) -> list[Any]:
+    """Equal matrices that lie in every order: by rows, by columns, and as a part of a larger one of either kind."""
+    values = random.standard_normal((rows, columns)).astype(dtype)
+    plain, turned = device_array(values), device_array(values.T).T
+    wide = device_array(np.full((rows + 2, columns + 3), np.nan, dtype))[1:-1, 2:-1]
+    tall = device_array(np.full((columns + 2, rows + 3), np.nan, dtype))[1:-1, 2:-1].T
+    wide[...] = tall[...] = values
+    return [plain, turned, wide, tall]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("m", "k", "n"), SHAPES)
+def test_products_of_matrices_in_every_order(products: Products, m: int, k: int, n: int, dtype: str) -> None:
+    random = np.random.default_rng(m + k + n)
+    factors = matrices(random, m, k, dtype), matrices(random, k, n, dtype)
+    expected = np.einsum("ik,kj->ij", *(np.asarray(matrix[0], "d") for matrix in factors))
+    for a in factors[0]:
+        for b in factors[1]:
+            for out in matrices(random, m, n, dtype):
+                around = out.base
+                kept = np.isnan(around).sum()
+                out[...] = 9
+                products.multiply(a, b, out)
+                scale = np.abs(expected).max() + 1
+                np.testing.assert_allclose(out, expected, rtol=0, atol=scale * (1e-5 if dtype == "float32" else 1e-13))
+                assert np.isnan(around).sum() == kept, "written beside the result"
+
+
+def test_the_products_of_a_layer(products: Products, emulator: Emulator) -> None:
+    kernels, random = CupyKernels(emulator, products), np.random.default_rng(0)
+    samples = device_array(random.standard_normal((6, 5)))
+    weight, dz = device_array(random.standard_normal((4, 5))), device_array(random.standard_normal((4, 6)))
+    y, dw, dx = kernels.empty((4, 6), "d"), kernels.empty((4, 5), "d"), kernels.empty((5, 6), "d")
+    kernels.matmul(weight, samples.T, y)
+    kernels.matmul(dz, samples, dw)
+    kernels.matmul_transposed(weight, dz, dx, None)
+    for found, expected in ((y, "oi,ni->on"), (dw, "on,ni->oi"), (dx, "oi,on->in")):
+        operands = {"oi,ni->on": (weight, samples), "on,ni->oi": (dz, samples), "oi,on->in": (weight, dz)}[expected]
+        np.testing.assert_allclose(found, np.einsum(expected, *operands), rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("shape", [(0, 3, 4), (3, 4, 0)])
+def test_nothing_to_compute(products: Products, library: ctypes.CDLL, shape: tuple[int, int, int]) -> None:
+    m, k, n = shape
+    counter = ctypes.c_int.in_dll(library, "products")
+    before = counter.value
+    products.multiply(device_array(np.ones((m, k))), device_array(np.ones((k, n))), device_array(np.ones((m, n))))
+    assert counter.value == before
+
+
+def test_a_sum_of_nothing_is_zero(products: Products) -> None:
+    out = device_array(np.ones((2, 3)))
+    products.multiply(device_array(np.ones((2, 0))), device_array(np.ones((0, 3))), out)
+    assert not out.any()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tf32", "compute"),
+    [("float32", False, 68), ("float32", True, 77), ("float64", False, 70), ("float64", True, 70)],
+)
+def test_tf32_is_a_setting(library: ctypes.CDLL, emulator: Emulator, dtype: str, tf32: bool, compute: int) -> None:
+    # CUBLAS_COMPUTE_32F, CUBLAS_COMPUTE_32F_FAST_TF32 and CUBLAS_COMPUTE_64F of cublas_api.h.
+    square = device_array(np.ones((2, 2), dtype))
+    Products(emulator, library, tf32).multiply(square, square, square.copy())
+    assert ctypes.c_int.in_dll(library, "last_compute_type").value == compute
+
+
+def test_the_workspace_is_set_again_for_another_stream(
+    products: Products, library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    square, counter = device_array(np.ones((2, 2))), ctypes.c_int.in_dll(library, "workspaces_set")
+    before = counter.value
+    for stream, times in ((7, 1), (7, 1), (8, 2)):
+        monkeypatch.setattr(Emulator.cuda, "get_current_stream", lambda pointer=stream: _Stream(pointer))
+        products.multiply(square, square, square.copy())
+        assert counter.value == before + times
+
+
+class _Stream:
+    def __init__(self, pointer: int) -> None:
+        self.ptr = pointer
+
+
+def test_what_is_no_product_is_refused(products: Products) -> None:
+    square, single = device_array(np.ones((4, 4))), device_array(np.ones((4, 4), np.float32))
+    with pytest.raises(ValueError, match="is not"):
+        products.multiply(square, square[:3], square)
+    with pytest.raises(ValueError, match="is not"):
+        products.multiply(square, single, square)
+    with pytest.raises(ValueError, match="neither axis"):
+        products.multiply(square[::2, ::2], square[:2], square[:2].copy())

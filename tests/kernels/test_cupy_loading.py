@@ -1,0 +1,86 @@
+"""What a user is told who asks for a GPU where there is none."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hybridnn.errors import EnvironmentProblem
+from hybridnn.kernels import cupy_loading
+from hybridnn.kernels.cublas import load_cublas
+from hybridnn.kernels.cupy_kernels import cupy_kernels
+
+
+class NoDriverError(RuntimeError):
+    pass
+
+
+def fake_cupy(version: str = "14.2.0", devices: int | Exception = 1) -> Any:
+    def count() -> int:
+        if isinstance(devices, Exception):
+            raise devices
+        return devices
+
+    runtime = SimpleNamespace(getDeviceCount=count, CUDARuntimeError=NoDriverError, runtimeGetVersion=lambda: 13000)
+    return SimpleNamespace(__version__=version, cuda=SimpleNamespace(runtime=runtime))
+
+
+def message(monkeypatch: pytest.MonkeyPatch, cupy: Any, driver: int | None) -> str:
+    """What `cupy_kernels` says with this module, an error while it is imported, or None where there is none."""
+
+    def load(name: str) -> Any:
+        if isinstance(cupy, Exception):
+            raise cupy
+        return cupy
+
+    monkeypatch.setattr(cupy_loading, "find_spec", lambda name: cupy)
+    monkeypatch.setattr(cupy_loading, "import_module", load)
+    monkeypatch.setattr(cupy_loading, "driver_version", lambda: driver)
+    with pytest.raises(EnvironmentProblem) as caught:
+        cupy_kernels()
+    assert caught.value.exit_code == 2
+    text = str(caught.value)
+    assert "\n" not in text
+    assert text.startswith("a GPU was asked for")
+    return text
+
+
+@pytest.mark.parametrize(
+    ("cupy", "driver", "found", "advice"),
+    [
+        (None, 13020, "CuPy is not installed", "the driver is for CUDA 13.2: pip install 'hybridnn[cuda13]'"),
+        (None, 12080, "CuPy is not installed", "the driver is for CUDA 12.8: pip install 'hybridnn[cuda12]'"),
+        (None, None, "no NVIDIA driver", "hybridnn[cuda12]' or 'hybridnn[cuda13]'"),
+        (ImportError("no libfoo\nmore"), 13000, "cannot be imported (no libfoo)", "hybridnn[cuda13]"),
+        (fake_cupy("13.6.0"), 12080, "CuPy 13.6.0 is installed, 14 or newer is needed", "hybridnn[cuda12]"),
+        (fake_cupy(), None, "CuPy 14.2.0 is installed, but there is no NVIDIA driver", "--gres=gpu:1"),
+        (fake_cupy(devices=0), 13000, "a driver for CUDA 13.0", "no device"),
+        (fake_cupy(devices=NoDriverError("too old")), 12080, "cannot use the driver (too old)", "hybridnn[cuda12]"),
+    ],
+)
+def test_one_line_says_what_was_found_and_what_helps(
+    monkeypatch: pytest.MonkeyPatch, cupy: Any, driver: int | None, found: str, advice: str
+) -> None:
+    text = message(monkeypatch, cupy, driver)
+    assert found in text
+    assert advice in text
+
+
+def test_a_library_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(name: str) -> Any:
+        raise ImportError("no libcublas.so.13\nlong story")
+
+    monkeypatch.setattr("hybridnn.kernels.cublas.import_module", fail)
+    with pytest.raises(
+        EnvironmentProblem, match=r"^CuPy finds no cuBLAS \(no libcublas.so.13\): pip install 'cupy-cuda13x"
+    ):
+        load_cublas(fake_cupy())
+
+
+def test_nothing_imports_cupy_before_a_gpu_is_asked_for() -> None:
+    program = "import sys; sys.modules['cupy'] = None; import hybridnn, hybridnn.kernels.cupy_kernels"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
