@@ -1,6 +1,7 @@
 """Optimizers over the flat buffer of a rank's parameters: settings that do not change, and a state that does.
 
-Every number of the buffer is updated on its own, so the update is the same on one rank and on parts of the buffer.
+Every number of the buffer is updated on its own, so the update is the same on one rank and, up to the last bit, on
+parts of the buffer.
 """
 
 from __future__ import annotations
