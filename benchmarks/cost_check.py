@@ -80,9 +80,10 @@ class Result:
 def cases() -> Iterator[Case]:
     """Everything two ranks can do."""
     yield Case("serial", {}, {})
+    yield Case("batch, shared replicas", {"batch": 2}, {})
     for overlap in (False, True):
         words = ", overlap" if overlap else ""
-        yield Case(f"batch{words}", {"batch": 2}, {"overlap": overlap})
+        yield Case(f"batch{words}", {"batch": 2}, {"overlap": overlap, "shared_replicas": False})
         for split in ("columns", "alternating"):
             yield Case(f"model, {split}{words}", {"batch": 1, "model": 2}, {"overlap": overlap, "model_split": split})
     for name, method in METHODS.items():
@@ -110,7 +111,14 @@ def prepare(machine: Machine, model: MLP, batch_size: int, case: Case) -> Run:
     quiet = {"log_every": 10**6, "evaluate_every": 10**6}
     trainer = Trainer(model, SGD(lr=1e-6), grid=grid, batch_size=batch_size, **quiet, **case.settings)
     overlap, split = case.settings.get("overlap", True), case.settings.get("model_split", "columns")
-    layout = layout_of_plan(trainer.plan, grid.stages, trainer.plan.layers, split=split, overlap=overlap)
+    layout = layout_of_plan(
+        trainer.plan,
+        grid.stages,
+        trainer.plan.layers,
+        split=split,
+        overlap=overlap,
+        sharing_ranks=trainer.sharing_ranks(),
+    )
     one = Workload(model, batch_size, batch_size, classification=False)
     steps = max(LEAST_STEPS, round(ROUND_SECONDS / predict(one, layout, machine).seconds_per_step))
     epoch = predict(Workload(model, steps * batch_size, batch_size, classification=False), layout, machine)

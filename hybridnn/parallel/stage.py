@@ -15,8 +15,10 @@ from hybridnn.kernels import numpy_kernels as kernels
 from hybridnn.nn.mlp import DenseLayer
 from hybridnn.nn.parameters import LayerParameters, ParameterLayout, parameter_name
 from hybridnn.parallel.dense import LayerArrays, WeightGradientArrays, parallel_dense
-from hybridnn.parallel.gradient_reduction import GradientReducer
 from hybridnn.parallel.layer_split import split_layers
+from hybridnn.parallel.replica import OwnReplica, Replica
+from hybridnn.parallel.shared_replica import SharedReplica
+from hybridnn.parallel.sharing import Sharing
 from hybridnn.parallel.workspace import StageArrays, StageRole, Workspace
 
 __all__ = ["Stage"]
@@ -36,6 +38,10 @@ class Stage:
         float32 or float64.
     overlap : bool
         Let messages travel while the backward pass computes.
+    sharing : Sharing, optional
+        The ranks that share the replica; without it, this rank keeps its own.
+    arrays : int
+        As for `SharedReplica`.
 
     Attributes
     ----------
@@ -45,34 +51,41 @@ class Stage:
         The layers as this rank has them.
     parameters : list of LayerParameters
         Views of the weights.
+    replica : Replica
+        Keeps what follows, and brings the batch ranks together.
     weights : ndarray, shape (layout.size,)
-    gradient : ndarray, shape (layout.size + 1,)
-        Gradients, and behind them the sum of the losses.
+    loss : ndarray, shape (1,)
+        This rank's sum of the losses of the last minibatch.
     """
 
     def __init__(
-        self, layers: Sequence[DenseLayer], grid: ProcessGrid, split: str, dtype: DTypeLike, overlap: bool
+        self,
+        layers: Sequence[DenseLayer],
+        grid: ProcessGrid,
+        split: str,
+        dtype: DTypeLike,
+        overlap: bool,
+        sharing: Sharing | None = None,
+        arrays: int = 1,
     ) -> None:
         group = grid.model_group
         self.splits = split_layers(layers, split, group.size, group.rank)
         self._group = group
         self._dense = [parallel_dense(item, group, overlap) for item in self.splits]
         self.layout = ParameterLayout([item.shard for item in self.splits])
-        self.weights = kernels.zeros((self.layout.size,), dtype)
-        self.gradient = kernels.zeros((self.layout.size + 1,), dtype)
+        self.replica: Replica = (
+            OwnReplica(grid.batch_group, self.layout.ends, dtype, overlap)
+            if sharing is None
+            else SharedReplica(sharing, self.layout.size, dtype, arrays)
+        )
+        self.weights, self.loss = self.replica.new_array(), self.replica.loss
         self.parameters = self.layout.views(self.weights)
-        self._gradients = self.layout.views(self.gradient)
-        self._reducer = GradientReducer(grid.batch_group, self.gradient, self.layout.ends, overlap)
+        self._gradients = self.layout.views(self.replica.gradient)
 
     def workspace(self, capacity: int, role: StageRole, **buffers: Any) -> Workspace:
         """Arrays for microbatches of up to `capacity` samples on this rank; `buffers` as for `Workspace`."""
         group, dtype = self._group, self.weights.dtype
         return Workspace(self.splits, group.size, group.rank, capacity, dtype, role, **buffers)
-
-    @property
-    def loss(self) -> NDArray[Any]:
-        """Sum of the losses of the last minibatch, shape (1,): over this rank's samples, and over all once reduced."""
-        return self.gradient[-1:]
 
     def forward(self, arrays: StageArrays, parameters: Sequence[LayerParameters] | None = None) -> None:
         """Compute the outputs from the inputs in `arrays`, with the current weights or with others."""
@@ -106,7 +119,7 @@ class Stage:
             sum_of_dx = self._dense[place].backward_input(parameters[place], layer)
             self._weight_gradient(place, layer, accumulate)
             if reduce:
-                self._reducer.ready(place)
+                self.replica.ready(place)
             sum_of_dx.wait()
 
     def input_gradient(
@@ -140,11 +153,11 @@ class Stage:
         for place in reversed(range(len(self._dense))):
             self._weight_gradient(place, layers[place], accumulate)
             if reduce:
-                self._reducer.ready(place)
+                self.replica.ready(place)
 
     def finish_reduction(self) -> None:
         """Return when the gradients and the loss are summed over the batch group."""
-        self._reducer.finish()
+        self.replica.finish()
 
     def _weight_gradient(self, place: int, layer: WeightGradientArrays, accumulate: bool) -> None:
         if not accumulate:
@@ -164,9 +177,10 @@ class Stage:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of weights and gradients."""
+        """Bytes of weights and gradients, of shared ones this rank's part."""
         addends = self.__dict__.get("_addends")
-        return self.weights.nbytes + self.gradient.nbytes + (0 if addends is None else addends[0].nbytes)
+        held = self.replica.share(self.weights.nbytes) + self.replica.nbytes
+        return held + (0 if addends is None else addends[0].nbytes)
 
     def squared_norms(self, flat: NDArray[Any]) -> NDArray[np.float64]:
         """Squared norm of every layer of a flat buffer, each parameter of the model counted once.
@@ -182,6 +196,10 @@ class Stage:
         bounds = map(self.layout.bounds, range(len(self.splits)))
         squares = [kernels.squared_norm(flat[start:stop]) for start, stop in bounds]
         return _summed(self._group, np.array(squares))
+
+    def squared_gradient_norm(self) -> float:
+        """Squared norm of the last gradient, summed over the batch group, each parameter of the model counted once."""
+        return float(_summed(self._group, np.array([self.replica.squared_norm()]))[0])
 
     def whole_parameters(self, flat: NDArray[Any]) -> dict[str, NDArray[Any]]:
         """Collect the global arrays that `flat` holds the blocks of; collective over the model group.

@@ -38,7 +38,7 @@ def settle_layout(settings: Settings) -> Settings:
     """Fill in the layout where ``parallel.auto`` asks for it; collective over all ranks of the job.
 
     Rank 0 chooses and tells the others. Of the other keys of ``[parallel]``, those that are set to a size of the grid,
-    a split, an overlap, a method, or numbers of microbatches and chunks are kept; others are refused.
+    a split, an overlap, shared replicas, a method, or numbers of microbatches and chunks are kept; others are refused.
 
     Returns
     -------
@@ -67,7 +67,8 @@ def _choose(settings: Settings, ranks: int) -> dict[str, Any]:
     """The keys of ``[parallel]`` for the fastest exact layout."""
     wanted = vars(constraints_of_data(settings)) | _wanted(settings.parallel)
     best = best_exact(workload_from_settings(settings), require_machine(), ranks, Constraints(**wanted))
-    return layout_settings(best.layout)
+    kept = {"shared_replicas"} & settings.parallel.model_fields_set
+    return layout_settings(best.layout) | settings.parallel.model_dump(include=kept)
 
 
 def _wanted(parallel: ParallelSettings) -> dict[str, Any]:
@@ -81,5 +82,6 @@ def _wanted(parallel: ParallelSettings) -> dict[str, Any]:
     if "method" in parallel.model_fields_set and not method.exact:
         exact = ", ".join(name for name, other in METHODS.items() if other.exact)
         raise SettingError("parallel.method", method.name, f"parallel.auto chooses among the exact methods: {exact}")
+    shared = {} if parallel.shared_replicas is not False else {"shared": False}
     given = {KEPT[key]: getattr(parallel, key) for key in KEPT if key in parallel.model_fields_set}
-    return {key: value for key, value in given.items() if value is not None}
+    return shared | {key: value for key, value in given.items() if value is not None}

@@ -9,14 +9,15 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from hybridnn.comm.agreement import agree
 from hybridnn.comm.grid import ProcessGrid
 from hybridnn.comm.partition import block_slice
-from hybridnn.errors import NonFiniteLossError, SettingError
-from hybridnn.kernels import numpy_kernels as kernels
+from hybridnn.errors import NonFiniteLossError
 from hybridnn.nn.losses import resolve_loss
 from hybridnn.nn.mlp import MLP
-from hybridnn.nn.optimizers import Optimizer, new_state
+from hybridnn.nn.optimizers import Optimizer
 from hybridnn.parallel.distribution import make_distributor
+from hybridnn.parallel.sharing import Sharing
 from hybridnn.parallel.stage import Stage
 from hybridnn.pipeline.execution.chunk import Chunk, make_chunk
 from hybridnn.pipeline.execution.executor import Executor
@@ -25,11 +26,12 @@ from hybridnn.training.global_arrays import GlobalArrays
 from hybridnn.training.metrics import Metrics, MetricSums
 from hybridnn.training.part import Part
 from hybridnn.training.pipelining import PipelinePlan
+from hybridnn.training.replicas import shared_arrays
 from hybridnn.training.sampling import minibatches
 from hybridnn.training.stage_memory import StageMemory
 from hybridnn.training.work import EvaluationWork, PredictionWork, TrainingWork
 
-__all__ = ["Engine", "make_engine"]
+__all__ = ["Engine"]
 
 Array = NDArray[Any]
 Indices = NDArray[np.int64]
@@ -58,6 +60,8 @@ class Engine:
     distribution : {"local", "scatter", "scatter-broadcast"}
     clip_norm : float or None
         As for `Trainer`.
+    sharing : Sharing, optional
+        Ranks that share one replica.
 
     Attributes
     ----------
@@ -80,15 +84,17 @@ class Engine:
         overlap: bool,
         distribution: str,
         clip_norm: float | None,
+        sharing: Sharing | None = None,
     ) -> None:
         self._model, self._optimizer, self._grid, self._plan = model, optimizer, grid, plan
-        self._batch_size, self._clip_norm = batch_size, clip_norm
+        self._batch_size, self._clip_norm, self._sharing = batch_size, clip_norm, sharing
         self._distributor = make_distributor(grid, distribution)
         layers = plan.layers_of(model, grid.pipeline_rank)
-        self.stages = [Stage(part, grid, model_split, np.dtype(dtype), overlap) for part in layers]
-        self.states = [new_state(optimizer, stage.weights) for stage in self.stages]
-        self.arrays = GlobalArrays(model, grid, plan, self.stages)
         self._representatives = plan.representatives()
+        arrays = shared_arrays(optimizer, self._representatives[0], grid.pipeline_rank)
+        self.stages = [Stage(part, grid, model_split, np.dtype(dtype), overlap, sharing, arrays) for part in layers]
+        self.states = [stage.replica.new_state(optimizer, stage.weights) for stage in self.stages]
+        self.arrays = GlobalArrays(model, grid, plan, self.stages)
         self._chunks: list[Chunk] = []
         self._executors: dict[tuple[bool, int], Executor] = {}
 
@@ -157,14 +163,14 @@ class Engine:
 
         With an asynchronous method only the last stage knows the loss, and only at the end of the epoch all do.
         """
-        total = np.array([float(self.stages[-1].loss[0])])
+        total = np.array([self.stages[-1].replica.total_loss])
         if self._plan.exact:
             if self._grid.pipeline > 1:
                 self._grid.world.broadcast(total, self._last_rank)
             self._require_finite_loss(total[0] / samples, self.updates, rate)
             if self._clip_norm is not None and (norm := self.gradient_norm()) > self._clip_norm:
                 for stage in self.stages:
-                    kernels.scale(stage.gradient[:-1], self._clip_norm / norm)
+                    stage.replica.scale_gradient(self._clip_norm / norm)
         return float(total[0]) / samples
 
     def evaluate(self, part: Part) -> Metrics:
@@ -212,7 +218,21 @@ class Engine:
 
     def gradient_norm(self) -> float:
         """Global norm of the last gradient, every parameter counted once."""
-        return sqrt(self.arrays.squared_norms([stage.gradient[:-1] for stage in self.stages]).sum())
+        return sqrt(self.arrays.squared_gradient_norm())
+
+    def restore(self, read: Callable[[], None]) -> None:
+        """Let `read` fill weights and states on the ranks that have to; a user's mistake on one is raised on all."""
+        leads = all(stage.replica.leads for stage in self.stages)
+        for stage in self.stages:
+            stage.replica.publish()
+        agree(self._grid.world, read if leads else lambda: None)
+        for stage, state in zip(self.stages, self.states, strict=True):
+            stage.replica.settle(state)
+
+    def free(self) -> None:
+        """Give back the memory that ranks share; nothing of the engine may be used afterwards."""
+        if self._sharing is not None:
+            self._sharing.memory.free()
 
     def memory(self, task: str) -> StageMemory:
         """Bytes on this rank, with all that training on data of `task` needs."""
@@ -277,18 +297,3 @@ class Engine:
             f"{what}; norms of the weights: {layers}. "
             "Try a lower optimizer.lr, a training.clip_norm, or a warm-up; check the scale of the data"
         )
-
-
-def make_engine(model: MLP, *arguments: Any, **settings: Any) -> Engine:
-    """An `Engine`, made of its parameters.
-
-    Raises
-    ------
-    SettingError
-        If its arrays do not fit the memory.
-    """
-    try:
-        return Engine(model, *arguments, **settings)
-    except MemoryError as error:
-        numbers = f"{model.parameters:,} parameters, their gradients and the optimizer's state"
-        raise SettingError("model.sizes", model.sizes, f"{numbers} do not fit this rank's memory") from error

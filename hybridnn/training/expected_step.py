@@ -31,6 +31,7 @@ def expected_step(settings: Settings, trainer: Trainer, train_samples: int, task
     HybridnnError
         On every rank: the machine file cannot be used.
     """
+    sharing_ranks = trainer.sharing_ranks()
 
     def on_first_rank() -> PredictedStep | None:
         found = find_machine() if trainer.grid.rank == 0 else None
@@ -44,6 +45,7 @@ def expected_step(settings: Settings, trainer: Trainer, train_samples: int, task
             trainer.plan.layers,
             split=parallel.model_split,
             overlap=parallel.overlap,
+            sharing_ranks=sharing_ranks,
         )
         expected = predict(workload_of_run(settings, trainer.model, train_samples, task), layout, machine)
         return PredictedStep(

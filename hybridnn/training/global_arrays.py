@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -60,6 +61,16 @@ class GlobalArrays:
             grid.world.allreduce(norms)
         return norms
 
+    def squared_gradient_norm(self) -> float:
+        """Squared norm of the last gradient of the whole network, each parameter counted once."""
+        grid = self._grid
+        norm = np.array([sum(stage.squared_gradient_norm() for stage in self._stages)])
+        if grid.pipeline > 1:
+            if (grid.batch_rank, grid.model_rank) != (0, 0):
+                norm[...] = 0
+            grid.world.allreduce(norm)
+        return float(norm[0])
+
     def collect(self, flats: Sequence[Array]) -> dict[str, Array]:
         """The global arrays ``layers.<i>.weight`` and ``.bias`` that `flats` hold the blocks of, on every rank."""
         own: dict[str, Array] = {}
@@ -79,9 +90,9 @@ class GlobalArrays:
     def initialize(self, seed: int) -> None:
         """Draw the initial weights."""
         for stage in self._stages:
-            stage.layout.initialize(stage.weights, seed)
+            stage.replica.fill(partial(stage.layout.initialize, stage.weights, seed))
 
     def load(self, weights: Mapping[str, Array]) -> None:
         """Take this rank's blocks of the global arrays `weights`."""
         for stage in self._stages:
-            stage.load(weights)
+            stage.replica.fill(partial(stage.load, weights))

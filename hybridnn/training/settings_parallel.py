@@ -31,6 +31,12 @@ def _method(value: str) -> str:
         raise refused("", value, error.allowed) from None
 
 
+def _shared(value: object) -> object:
+    if isinstance(value, bool) or value == "auto":
+        return value
+    raise refused("", value, "must be 'auto', true or false")
+
+
 def _partition(value: object) -> object:
     counts = list(value) if isinstance(value, list | tuple) else []
     if value in PARTITIONS or (counts and all(type(count) is int and count > 0 for count in counts)):
@@ -48,6 +54,9 @@ class ParallelSettings(Section):
         `model`.
     method, microbatches, chunks, partition, vertical_sync, weight_grad
         As for `Pipelining`; they mean nothing in a pipeline of one stage.
+    shared_replicas : bool or "auto"
+        Whether the batch ranks of a node keep one copy of the weights and of the optimizer's state. ``"auto"``: where a
+        node holds several of them, unless the job is to outlive lost ranks.
     auto : bool
         Take the fastest exact layout that the machine file predicts; keys that are set are kept.
     """
@@ -58,6 +67,7 @@ class ParallelSettings(Section):
     stages: Annotated[tuple[StageSettings, ...], BeforeValidator(list_as_tuple)] = ()
     model_split: Literal["columns", "alternating"] = "columns"
     overlap: bool = True
+    shared_replicas: Annotated[bool | Literal["auto"], PlainValidator(_shared)] = "auto"
     method: Annotated[str, PlainValidator(_method)] = "1f1b"
     microbatches: Count | None = None
     chunks: Count | None = None

@@ -22,7 +22,7 @@ class StageMemory:
     Attributes
     ----------
     weights : int
-        Current weights and their gradients.
+        Current weights and their gradients; of arrays that ranks share, here and below, this rank's part.
     optimizer : int
         Optimizer state.
     weight_versions : int
@@ -45,7 +45,7 @@ class StageMemory:
         parts = [chunk.bytes for chunk in chunks]
         return cls(
             weights=sum(stage.nbytes for stage in stages),
-            optimizer=sum(sum(a.nbytes for a in (state.scratch, *state.slots.values())) for state in states),
+            optimizer=sum(map(_state_bytes, stages, states)),
             weight_versions=sum(part.weight_versions for part in parts),
             activations=sum(part.activations for part in parts),
             buffers=sum(part.buffers for part in parts),
@@ -55,6 +55,10 @@ class StageMemory:
     def total(self) -> int:
         """Bytes in all."""
         return sum(getattr(self, item.name) for item in fields(self))
+
+
+def _state_bytes(stage: Stage, state: OptimizerState) -> int:
+    return state.scratch.nbytes + sum(stage.replica.share(slot.nbytes) for slot in state.slots.values())
 
 
 def memory_of_stages(grid: ProcessGrid, mine: StageMemory) -> tuple[StageMemory, ...]:

@@ -14,8 +14,9 @@ from hybridnn.cost.calibration.compute_steps import StepCase
 from hybridnn.nn.optimizers import SGD, Adam, Optimizer
 from hybridnn.pipeline.schedules.methods import METHODS
 from hybridnn.training.checkpoints.manifest import Progress
-from hybridnn.training.engine import Engine, make_engine
+from hybridnn.training.engine import Engine
 from hybridnn.training.epoch import train_epoch
+from hybridnn.training.make_engine import make_engine
 from hybridnn.training.part import make_part
 from hybridnn.training.pipelining import PipelinePlan
 
@@ -96,6 +97,7 @@ class TrainingTimer:
             overlap=False,
             distribution="local",
             clip_norm=None,
+            shared_replicas=False,
         )
         engine.arrays.initialize(0)
         return engine

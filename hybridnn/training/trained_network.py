@@ -15,6 +15,7 @@ from hybridnn.nn.losses import resolve_loss
 from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import Optimizer
 from hybridnn.nn.parameters import check_weights
+from hybridnn.parallel.replica import OwnReplica
 from hybridnn.training.engine import Engine
 from hybridnn.training.metrics import Metrics
 from hybridnn.training.part import Part, as_samples, make_part
@@ -104,12 +105,16 @@ class TrainedNetwork:
 
     def gradients(self) -> dict[str, Array]:
         """Gradient of the mean loss over the last minibatch, after clipping, as global arrays by name of parameter."""
-        return self._engine.arrays.collect([stage.gradient[:-1] for stage in self._engine.stages])
+        return self._engine.arrays.collect([stage.replica.whole_gradient() for stage in self._engine.stages])
 
     @property
     def step(self) -> int:
         """Updates done so far."""
         return self._engine.updates
+
+    def free(self) -> None:
+        """Give back memory that ranks share, which is kept until then; nothing here may be used afterwards."""
+        self._engine.free()
 
     @property
     def memory_bytes(self) -> int:
@@ -119,6 +124,13 @@ class TrainedNetwork:
     def stage_memory(self, task: str) -> tuple[StageMemory, ...]:
         """What training on data of `task` takes on the fullest rank of every stage; collective."""
         return memory_of_stages(self.grid, self._engine.memory(task))
+
+    def sharing_ranks(self) -> int | None:
+        """Ranks of the fullest node, where the batch ranks of a node share a replica, else None; collective."""
+        own = isinstance(self._engine.stages[0].replica, OwnReplica)
+        found = np.array([0 if own else 1, self.grid.node_group.size], np.int64)
+        self.grid.world.allreduce(found, "max")
+        return int(found[1]) if found[0] else None
 
     def _part(self, x: Any, y: Array | None, what: str) -> Part:
         part = make_part(self.grid, self._distribution, self.model, x, y, what, self._engine.dtype)

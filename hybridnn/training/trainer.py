@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from hybridnn.checks import require_whole
-from hybridnn.comm.agreement import agree, same_text_on_all
+from hybridnn.comm.agreement import same_text_on_all
 from hybridnn.comm.grid import ProcessGrid
 from hybridnn.comm.threads import limit_blas_threads
 from hybridnn.errors import SettingError
@@ -22,9 +22,9 @@ from hybridnn.training.checkpoints.manifest import Progress
 from hybridnn.training.checkpoints.origin import origin_of
 from hybridnn.training.checkpoints.reading import Checkpoint
 from hybridnn.training.checkpoints.writing import CheckpointWriter
-from hybridnn.training.engine import make_engine
 from hybridnn.training.epoch import train_epoch
 from hybridnn.training.history import EpochRecord, History, StepRecord
+from hybridnn.training.make_engine import make_engine
 from hybridnn.training.part import Part, holds_validation
 from hybridnn.training.pipelining import Pipelining, settle_pipeline
 from hybridnn.training.sampling import epoch_order, minibatches
@@ -61,6 +61,9 @@ class Trainer(TrainedNetwork):
         How layers are split over the model axis.
     overlap : bool
         Let messages travel while the backward pass computes.
+    shared_replicas : bool or "auto"
+        Whether the batch ranks of a node keep one copy of the weights and of the optimizer's state, of which each
+        updates a part: see `settle_sharing`. The training is the same.
     distribution : {"local", "scatter", "scatter-broadcast"}
         How minibatches reach the ranks. With the last two only rank 0 needs data; the others may pass None.
     log_every : int
@@ -102,6 +105,7 @@ class Trainer(TrainedNetwork):
         clip_norm: float | None = None,
         model_split: str = "columns",
         overlap: bool = True,
+        shared_replicas: bool | str = "auto",
         distribution: str = "local",
         log_every: int = 10,
         evaluate_every: int = 1,
@@ -116,6 +120,7 @@ class Trainer(TrainedNetwork):
             dtype=dtype,
             clip_norm=clip_norm,
             model_split=model_split,
+            shared_replicas=shared_replicas,
             distribution=distribution,
         )
         optimizer = optimizer if optimizer is not None else SGD()
@@ -130,7 +135,8 @@ class Trainer(TrainedNetwork):
         self.model_split = model_split
         pipelining = pipelining or Pipelining()
         counts = self.batch_size, seed, log_every, evaluate_every
-        alike = (model, counts, np.dtype(dtype), shuffle, clip_norm, model_split, overlap, distribution, pipelining)
+        ways = model_split, overlap, shared_replicas, distribution, pipelining
+        alike = (model, counts, np.dtype(dtype), shuffle, clip_norm, *ways)
         if not same_text_on_all(grid.world, repr(alike)):
             raise SettingError("settings of this rank", alike, "the same on every rank")
         self.plan = settle_pipeline(
@@ -143,20 +149,18 @@ class Trainer(TrainedNetwork):
             clip_norm=clip_norm,
             distribution=distribution,
         )
-        engine = agree(
-            grid.world,
-            lambda: make_engine(
-                model,
-                optimizer,
-                grid,
-                self.plan,
-                batch_size=self.batch_size,
-                dtype=dtype,
-                model_split=model_split,
-                overlap=overlap,
-                distribution=distribution,
-                clip_norm=clip_norm,
-            ),
+        engine = make_engine(
+            model,
+            optimizer,
+            grid,
+            self.plan,
+            batch_size=self.batch_size,
+            dtype=dtype,
+            model_split=model_split,
+            overlap=overlap,
+            distribution=distribution,
+            clip_norm=clip_norm,
+            shared_replicas=shared_replicas,
         )
         super().__init__(model, optimizer, grid, distribution, engine)
         if initial_weights is None:
@@ -291,5 +295,5 @@ class Trainer(TrainedNetwork):
         DataError
             On every rank: it is of another network or optimizer, or cannot be read.
         """
-        checkpoint.read_into(self._engine.stages, self._engine.states, self.grid.world)
+        self._engine.restore(lambda: checkpoint.read_into(self._engine.stages, self._engine.states))
         self.progress = checkpoint.manifest.progress

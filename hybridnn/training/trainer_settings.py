@@ -5,6 +5,7 @@ from __future__ import annotations
 from numpy.typing import DTypeLike
 
 from hybridnn.checks import require_choice, require_number, require_whole
+from hybridnn.errors import SettingError
 from hybridnn.parallel.distribution import DISTRIBUTIONS
 from hybridnn.parallel.layer_split import MODEL_SPLITS
 
@@ -20,6 +21,7 @@ def check_trainer_settings(
     dtype: DTypeLike,
     clip_norm: float | None,
     model_split: str,
+    shared_replicas: bool | str,
     distribution: str,
 ) -> None:
     """Look at settings of a `Trainer` that can be judged alone; they mean what they do there.
@@ -37,4 +39,6 @@ def check_trainer_settings(
     if clip_norm is not None:
         require_number("training.clip_norm", clip_norm, 0, float("inf"), "a finite number above 0", open_ends="(")
     require_choice("parallel.model_split", model_split, MODEL_SPLITS)
+    if not isinstance(shared_replicas, bool) and shared_replicas != "auto":
+        raise SettingError("parallel.shared_replicas", shared_replicas, "allowed are 'auto', true and false")
     require_choice("data.distribution", distribution, DISTRIBUTIONS)

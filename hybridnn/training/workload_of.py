@@ -64,6 +64,7 @@ def layout_from_settings(settings: Settings, ranks: int, model: MLP, machine: Ma
     model : MLP
     machine : Machine, optional
         Needed with ``parallel.partition = "profile"``: layers are dealt out by its times, not by measured ones.
+        Without it all ranks are taken to be on one node.
 
     Raises
     ------
@@ -92,7 +93,15 @@ def layout_from_settings(settings: Settings, ranks: int, model: MLP, machine: Ma
         # Of the data nothing but the minibatch counts here.
         workload = workload_of_run(settings, model, settings.training.batch_size, "")
         layers = balanced_layers(workload, machine, stages, chunks=plan.chunks, microbatches=plan.microbatches)
-    layout = layout_of_plan(plan, stages, layers, split=parallel.model_split, overlap=parallel.overlap)
+    node_ranks = ranks if machine is None else machine.node_ranks(ranks)
+    layout = layout_of_plan(
+        plan,
+        stages,
+        layers,
+        split=parallel.model_split,
+        overlap=parallel.overlap,
+        sharing_ranks=None if parallel.shared_replicas is False else node_ranks,
+    )
     for stage, (_, model_ranks) in enumerate(stages):
         for chunk in range(plan.chunks):
             split_layers(layout.layers_of(model, stage, chunk), layout.split, model_ranks, 0)  # refuses empty shards
@@ -100,9 +109,18 @@ def layout_from_settings(settings: Settings, ranks: int, model: MLP, machine: Ma
 
 
 def layout_of_plan(
-    plan: PipelinePlan, stages: tuple[tuple[int, int], ...], layers: tuple[int, ...], *, split: str, overlap: bool
+    plan: PipelinePlan,
+    stages: tuple[tuple[int, int], ...],
+    layers: tuple[int, ...],
+    *,
+    split: str,
+    overlap: bool,
+    sharing_ranks: int | None = None,
 ) -> Layout:
-    """The layout of a settled pipeline on stages of so many batch and model ranks."""
+    """The layout of a settled pipeline on stages of so many batch and model ranks.
+
+    `sharing_ranks` are the ranks of a node where those of a batch group share a replica there: see `Layout`.
+    """
     return Layout(
         stages,
         layers,
@@ -113,6 +131,7 @@ def layout_of_plan(
         plan.chunks,
         plan.vertical_sync,
         plan.merges,
+        sharing_ranks,
     )
 
 

@@ -66,6 +66,7 @@ class Case:
     model_split: str = "columns"
     overlap: bool = True
     distribution: str = "local"
+    shared_replicas: bool | str = "auto"
 
     @property
     def network(self) -> Network:
@@ -109,7 +110,8 @@ def _reference(case: Case) -> serial.Outcome:
 
 def reference(case: Case) -> serial.Outcome:
     """The run by the reference; the layout is nothing to it."""
-    return _reference(replace(case, model_split="columns", overlap=True, distribution="local"))
+    layout = {"model_split": "columns", "overlap": True, "distribution": "local", "shared_replicas": "auto"}
+    return _reference(replace(case, **layout))
 
 
 def make_trainer(case: Case, grid: hybridnn.ProcessGrid, dtype: str = "float64", **settings: Any) -> hybridnn.Trainer:
@@ -124,6 +126,7 @@ def make_trainer(case: Case, grid: hybridnn.ProcessGrid, dtype: str = "float64",
         clip_norm=case.clip_norm,
         model_split=case.model_split,
         overlap=case.overlap,
+        shared_replicas=case.shared_replicas,
         distribution=case.distribution,
         log_every=1,
         evaluate_every=case.epochs,

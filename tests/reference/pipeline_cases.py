@@ -107,7 +107,7 @@ def expected_outcome(it: PipelineCase, stages: int) -> Outcome:
     """The run by the replay, or by the serial reference; the grid, the order and the messages are nothing to it."""
     if it.method not in DELAYED:
         return exact_reference(it.case)
-    case = replace(it.case, model_split="columns", overlap=True)
+    case = replace(it.case, model_split="columns", overlap=True, shared_replicas="auto")
     uniform = pipelines.uniform(case.network.layers, stages)
     layers = uniform if isinstance(it.partition, str) else it.partition
     return _replay(case, Pipeline(it.method, layers, it.vertical_sync))

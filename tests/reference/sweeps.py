@@ -42,7 +42,10 @@ def sizes_for(model: int, split: str, residual: bool, classification: bool) -> t
 
 
 def layouts(shape: tuple[int, int]) -> Iterator[Case]:
-    """Every split, distribution, overlap and residual setting on a grid; all else is drawn, the same on every rank."""
+    """Every split, distribution, overlap and residual setting on a grid; all else is drawn, the same on every rank.
+
+    Half of them keep a replica on every rank, half share one.
+    """
     draw = Random(f"{shape}")
     for split, distribution, overlap, residual in product(SPLITS, DISTRIBUTIONS, (True, False), (False, True)):
         classification = draw.random() < 0.5
@@ -61,6 +64,7 @@ def layouts(shape: tuple[int, int]) -> Iterator[Case]:
             model_split=split,
             overlap=overlap,
             distribution=distribution,
+            shared_replicas=draw.choice(("auto", False)),
         )
 
 
@@ -76,4 +80,11 @@ def trainings(shape: tuple[int, int]) -> Iterator[Case]:
         for place, (classification, residual) in enumerate(chosen):
             split = SPLITS[(number // 2 + turn + place) % 2]
             sizes = sizes_for(shape[1], split, residual, classification)
-            yield Case(sizes, classification, residual=residual, optimizer=optimizer, model_split=split)
+            yield Case(
+                sizes,
+                classification,
+                residual=residual,
+                optimizer=optimizer,
+                model_split=split,
+                shared_replicas="auto" if (number + place) % 2 else False,
+            )

@@ -67,6 +67,8 @@ def test_the_best_exact_layout_is_chosen_on_every_rank(comm: MPI.Intracomm) -> N
 def test_keys_that_are_set_are_kept(comm: MPI.Intracomm) -> None:
     grid = settle_layout(settings_with("parallel.model=2", "parallel.overlap=false")).parallel
     assert (grid.model, grid.overlap) == (2, False)
+    own = settle_layout(settings_with("parallel.batch=4", "parallel.shared_replicas=false")).parallel
+    assert (own.batch, own.shared_replicas) == (4, False)
     pipeline = settle_layout(settings_with("parallel.pipeline=2", "parallel.method=gpipe")).parallel
     assert (pipeline.pipeline, pipeline.method) == (2, "gpipe")
     assert sum(pipeline.partition) == 4  # type: ignore[arg-type]  # counts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING
@@ -10,7 +11,7 @@ import pytest
 
 from hybridnn import MLP, ProcessGrid, Trainer
 from hybridnn.errors import GridError
-from hybridnn.parallel import stage
+from hybridnn.parallel import replica
 from hybridnn.parallel.gradient_reduction import GradientReducer
 from reference.cases import (
     Case,
@@ -51,10 +52,10 @@ def test_gradients_sent_in_many_buckets_train_as_the_reference(
     comm: MPI.Intracomm, bucket_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # These networks are far smaller than a bucket is otherwise.
-    monkeypatch.setattr(stage, "GradientReducer", partial(GradientReducer, bucket_bytes=bucket_bytes))
+    monkeypatch.setattr(replica, "GradientReducer", partial(GradientReducer, bucket_bytes=bucket_bytes))
     for grid in grids(comm):
         for case in trainings((grid.batch, grid.model)):
-            check_against_reference(case, grid)
+            check_against_reference(replace(case, shared_replicas=False), grid)
 
 
 @pytest.mark.mpi(ranks=[2, 4])
@@ -63,7 +64,13 @@ def test_messages_in_pieces_train_as_the_reference(comm: MPI.Intracomm) -> None:
         grid = ProcessGrid(comm, batch=batch, model=model, message_limit=200)
         for split, distribution in product(SPLITS, DISTRIBUTIONS):
             for overlap in (True, False):
-                case = Case((5, 13, 7, 11, 6), model_split=split, distribution=distribution, overlap=overlap)
+                case = Case(
+                    (5, 13, 7, 11, 6),
+                    model_split=split,
+                    distribution=distribution,
+                    overlap=overlap,
+                    shared_replicas=False,
+                )
                 check_against_reference(case, grid)
 
 
@@ -91,6 +98,7 @@ def test_the_same_layout_twice_is_bit_identical(comm: MPI.Intracomm, overlap: bo
                 optimizer="adamw",
                 model_split=split,
                 overlap=overlap,
+                shared_replicas=False if overlap else "auto",
             )
             first, second = run(case, grid, "float32"), run(case, grid, "float32")
             assert_arrays_same(first.weights(), second.weights())

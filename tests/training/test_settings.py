@@ -72,6 +72,7 @@ def test_defaults_depend_on_the_optimizer(overrides: list[str], lr: float, weigh
         ("schedule.factor=0.5", "schedule.factor = 0.5: does not belong to name = 'constant'"),
         ("parallel.batch=0", "parallel.batch = 0: must be at least 1"),
         ("parallel.model_split=rows", "parallel.model_split = 'rows': must be 'columns' or 'alternating'"),
+        ("parallel.shared_replicas=1", "parallel.shared_replicas = 1: must be 'auto', true or false"),
         ("output.folder=", "output.folder = '': must not be empty"),
     ],
 )
@@ -120,7 +121,8 @@ def test_values_that_do_not_go_together_are_refused(overrides: list[str], messag
         (
             "parallel.zzz=3",
             "unknown setting parallel.zzz; known in [parallel]: pipeline, batch, model, stages, "
-            "model_split, overlap, method, microbatches, chunks, partition, vertical_sync, weight_grad, auto",
+            "model_split, overlap, shared_replicas, method, microbatches, chunks, partition, vertical_sync, "
+            "weight_grad, auto",
         ),
         (
             "zzz.zzz=3",
@@ -284,7 +286,7 @@ def test_the_defaults_of_the_trainer_are_those_of_the_settings() -> None:
     settings, defaults = Settings(), {p.name: p.default for p in signature(Trainer).parameters.values()}
     for section, keys in (
         (settings.training, ("batch_size", "seed", "dtype", "shuffle", "clip_norm", "evaluate_every")),
-        (settings.parallel, ("model_split", "overlap")),
+        (settings.parallel, ("model_split", "overlap", "shared_replicas")),
         (settings.data, ("distribution",)),
         (settings.output, ("log_every",)),
     ):

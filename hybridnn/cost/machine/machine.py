@@ -176,6 +176,10 @@ class Machine(Section):
         """Ranks of the whole machine."""
         return self.nodes * self.ranks_per_node
 
+    def node_ranks(self, ranks: int) -> int:
+        """Ranks on a full node of a job of so many; more than the machine is made for share its nodes evenly."""
+        return max(self.ranks_per_node, ceil(ranks / self.nodes))
+
     def link(self, *, spans_nodes: bool) -> Link:
         """The link inside a node or between nodes."""
         return self.between_nodes if spans_nodes and self.between_nodes is not None else self.inside_node

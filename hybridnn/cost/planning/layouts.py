@@ -35,6 +35,8 @@ class Constraints:
         Of a pipeline; one stage has none.
     microbatches, chunks : int
         Of a pipeline.
+    shared : bool
+        False: no replicas that the batch ranks of a node share.
     exact : bool
         True: only layouts that train as one rank does.
     """
@@ -47,6 +49,7 @@ class Constraints:
     method: str | None = None
     microbatches: int | None = None
     chunks: int | None = None
+    shared: bool | None = None
     exact: bool | None = None
 
 
@@ -137,6 +140,10 @@ def _of_grid(
     if not (_is(pipeline, wanted.pipeline) and _is(batch, wanted.batch) and _is(model, wanted.model)):
         return
     stages = ((batch, model),) * pipeline
+    node_ranks = machine.node_ranks(pipeline * batch * model)
+    sharing_ranks = node_ranks if batch > 1 and node_ranks > model and wanted.shared is not False else None
+    # A gradient that is never sent has nothing to overlap with.
+    overlaps = (True, False) if model > 1 or (batch > 1 and sharing_ranks is None) else (wanted.overlap is not False,)
     partitions: dict[tuple[int, int], tuple[int, ...]] = {}
     for way in _pipelined(workload, pipeline, batch, wanted):
         key = way.chunks, way.microbatches
@@ -147,9 +154,17 @@ def _of_grid(
                 else (len(workload.model.layers),)
             )
         for split in MODEL_SPLITS if model > 1 else MODEL_SPLITS[:1]:
-            for overlap in (True, False) if batch > 1 or model > 1 else (True,):
+            for overlap in overlaps:
                 layout = Layout(
-                    stages, partitions[key], split, overlap, way.method, way.microbatches, way.chunks, merges=way.merges
+                    stages,
+                    partitions[key],
+                    split,
+                    overlap,
+                    way.method,
+                    way.microbatches,
+                    way.chunks,
+                    merges=way.merges,
+                    sharing_ranks=sharing_ranks,
                 )
                 if _is(split, wanted.split) and _is(overlap, wanted.overlap) and _can_split(workload, layout):
                     yield layout

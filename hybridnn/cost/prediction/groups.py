@@ -6,7 +6,6 @@ Ranks fill nodes one after another, fastest along model, then batch, then pipeli
 from __future__ import annotations
 
 from functools import cached_property
-from math import ceil
 
 from hybridnn.cost.machine.machine import Machine
 from hybridnn.cost.prediction.workload import Layout
@@ -25,8 +24,7 @@ class Groups:
 
     def __init__(self, layout: Layout, machine: Machine) -> None:
         self._layout, self._machine = layout, machine
-        # More ranks than the machine is made for share its nodes evenly.
-        self.ranks_per_node = max(machine.ranks_per_node, ceil(layout.ranks / machine.nodes))
+        self.ranks_per_node = machine.node_ranks(layout.ranks)
         self._known: dict[tuple[str, int, int, bool, int], float] = {}  # equal layers ask for equal collectives
 
     @cached_property
@@ -47,6 +45,16 @@ class Groups:
         spans = self._node(first) != self._node(first + (batch - 1) * model)
         flows = min(model, self.ranks_per_node)
         return self._collective(operation, nbytes, batch, spans, flows)
+
+    def sharers(self, operation: str, nbytes: int, stage: int) -> float:
+        """Time of a collective among the batch ranks of a node that share a replica."""
+        return self._collective(operation, nbytes, max(self._layout.sharers(stage)), False, 1)
+
+    def owners(self, operation: str, nbytes: int, stage: int) -> float:
+        """Time of a collective among the owners of a slice, one per node; those of all slices communicate at once."""
+        sharers, (_, model) = self._layout.sharers(stage), self._layout.stages[stage]
+        flows = min(max(sharers) * model, self.ranks_per_node)
+        return self._collective(operation, nbytes, len(sharers), True, flows)
 
     def world(self, operation: str, nbytes: int) -> float:
         """Time of a collective among all ranks."""

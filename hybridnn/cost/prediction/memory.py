@@ -11,6 +11,8 @@ from hybridnn.cost.prediction.workload import Layout, Workload
 from hybridnn.kernels.numpy_updates import BLOCK
 from hybridnn.nn.parameters import ParameterLayout
 from hybridnn.parallel.layer_split import SplitLayer, split_layers
+from hybridnn.parallel.shared_replica import SUM_BLOCK
+from hybridnn.parallel.sharing import slice_bounds
 from hybridnn.parallel.workspace import NARROW
 from hybridnn.pipeline.execution.chunk import AHEAD
 from hybridnn.pipeline.execution.program import MessageDepths, Program, message_depths
@@ -32,7 +34,7 @@ class MemoryParts:
     Attributes
     ----------
     weights : int
-        Current weights and their gradients.
+        Current weights and their gradients; of arrays that ranks share, here and below, one rank's part.
     optimizer : int
         Optimizer state.
     weight_versions : int
@@ -163,14 +165,21 @@ def _chunk_bytes(workload: Workload, layout: Layout, stage: int, chunk: int) -> 
     parameters = ParameterLayout([split.shard for split in splits])
     largest = max(stop - start for start, stop in map(parameters.bounds, range(len(splits))))
     samples = ceil(ceil(workload.batch_size / layout.microbatches) / batch_ranks)
-    item = workload.itemsize
+    item, sharers = workload.itemsize, min(layout.sharers(stage))
+    once = -(-item * parameters.size // sharers)  # this rank's part of an array that ranks share
+    # What is updated at a time, and where shared gradients are added up, with the loss of all ranks.
+    block, added = min(BLOCK, max(parameters.size, 1)), 0
+    if layout.shares(stage):
+        _, slice_end = slice_bounds(parameters.size, max(layout.sharers(stage)), 0)
+        block = min(SUM_BLOCK, slice_end)
+        added = block + 1
     kept = item * _kept_numbers(splits, slots, model_ranks > 1)
     loaded = item * splits[0].layer.inputs + slots.loads_target * _target_bytes(workload)
     return MemoryParts(
         # Room for one more layer's gradient where those of microbatches are added up.
-        weights=item * (2 * parameters.size + 1 + largest * slots.accumulates),
-        optimizer=item * (workload.slots * parameters.size + 2 * min(BLOCK, max(parameters.size, 1))),
-        weight_versions=item * parameters.size * (slots.weight_versions - 1 + slots.predicts),
+        weights=once + item * (parameters.size + 1 + added + largest * slots.accumulates),
+        optimizer=workload.slots * once + item * 2 * block,
+        weight_versions=once * (slots.weight_versions - 1) + item * parameters.size * slots.predicts,
         activations=samples * (slots.inputs * loaded + slots.activations * kept),
         buffers=samples
         * (

@@ -11,6 +11,7 @@ from hybridnn.cost.prediction.groups import Groups
 from hybridnn.cost.prediction.layer_costs import ChunkCosts, travel
 from hybridnn.cost.prediction.shares import Shares
 from hybridnn.cost.prediction.workload import Layout, Workload
+from hybridnn.parallel.sharing import slice_bounds
 from hybridnn.pipeline.schedules.instructions import (
     ALL_MICROBATCHES,
     Backward,
@@ -221,6 +222,9 @@ class StageCosts:
         total = self._instructions(1)
         if self._layout.stages[stage][0] == 1:
             return total
+        if self._layout.shares(stage):  # the loss alone; the gradients are summed as they are applied
+            loss = self.groups.batch("allreduce", self._workload.itemsize, stage)
+            return total + Shares(communication=loss * len(self.chunks[stage]))
         samples = self._samples(stage, self._layout.microbatches - 1)
         for number, costs in enumerate(self.chunks[stage]):
             blocking = self.groups.batch("allreduce", self.gradient_bytes(stage, number), stage)
@@ -229,14 +233,38 @@ class StageCosts:
         return total
 
     def _update(self, stage: int, chunk: int, microbatch: int) -> Shares:
-        parameters = sum(costs.parameters for costs in self.chunks[stage])
-        numbers = parameters * (2 + self._workload.slots)
-        update = self.compute.update(self._workload.optimizer)
-        total = Shares(update.seconds(parameters, cached=self._fits_cache(numbers)))
+        if self._layout.shares(stage):
+            total = sum((self._shared_update(stage, costs.parameters) for costs in self.chunks[stage]), Shares())
+        else:
+            parameters = sum(costs.parameters for costs in self.chunks[stage])
+            total = Shares(self._update_seconds(parameters, arrays=2 + self._workload.slots))
         total += self._instructions(1) + Shares(overhead=self.compute.step_seconds)
         if self._layout.exact and len(self._layout.stages) > 1:
             total += Shares(communication=self.groups.world("broadcast", 8))  # the loss, from the last stage
         return total
+
+    def _update_seconds(self, parameters: int, arrays: int) -> float:
+        update = self.compute.update(self._workload.optimizer)
+        return update.seconds(parameters, cached=self._fits_cache(parameters * arrays))
+
+    def _shared_update(self, stage: int, parameters: int) -> Shares:
+        """Adding up a rank's slices of a chunk's gradients, over the nodes too, updating them, and the barrier behind.
+
+        Of the ranks that do most: on nodes with fewer ranks each has more slices, and adds up fewer gradients.
+        """
+        sharers = self._layout.sharers(stage)
+        slices = max(sharers)
+        largest = slice_bounds(parameters, slices, 0)[1]
+        most = {on_node: -(-slices // on_node) * largest for on_node in sharers}
+        added = max(numbers * (on_node - 1) for on_node, numbers in most.items())
+        updated, arrays = max(most.values()), slices + 1 + self._workload.slots
+        seconds = self.compute.packing.seconds(added, cached=self._fits_cache(updated * arrays))
+        seconds += self._update_seconds(updated, arrays)
+        travels = self.groups.sharers("barrier", 0, stage)
+        if len(sharers) > 1:
+            slice_bytes = largest * self._workload.itemsize
+            travels += self.groups.owners("allreduce", slice_bytes, stage) * (updated // largest)
+        return Shares(seconds, travels)
 
 
 _SHARES: Mapping[type[Instruction], Callable[[StageCosts, int, int, int], Shares]] = MappingProxyType(

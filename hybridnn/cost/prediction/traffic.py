@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from hybridnn.comm.accounting import bytes_sent_by_rank
 from hybridnn.cost.prediction.stage_costs import StageCosts
 from hybridnn.cost.prediction.workload import Layout, Workload
+from hybridnn.parallel.sharing import slice_bounds
 from hybridnn.pipeline.schedules.message_flow import Channel
 
 __all__ = ["Traffic", "traffic_of"]
@@ -20,7 +21,7 @@ class Traffic:
     Attributes
     ----------
     operation : str
-        As in ``hybridnn.comm.accounting``; ``"send"`` for messages between stages.
+        As in ``hybridnn.comm.accounting``; ``"send"`` for messages between stages, and ``"barrier"``.
     axis : {"batch", "model", "pipeline", "world"}
     nbytes : int
         Of one operation.
@@ -71,7 +72,9 @@ def _of_distribution(workload: Workload, layout: Layout, costs: StageCosts) -> I
 def _of_stage(workload: Workload, layout: Layout, costs: StageCosts, stage: int) -> Iterator[Traffic]:
     batch, model = layout.stages[stage]
     for chunk, _ in enumerate(costs.chunks[stage]):
-        if batch > 1:
+        if layout.shares(stage):
+            yield from _of_sharers(workload, layout, costs, stage, chunk)
+        elif batch > 1:
             nbytes = costs.gradient_bytes(stage, chunk)
             seconds = costs.groups.batch("allreduce", nbytes, stage)
             sent = bytes_sent_by_rank("allreduce", nbytes, batch) * batch * model
@@ -79,6 +82,24 @@ def _of_stage(workload: Workload, layout: Layout, costs: StageCosts, stage: int)
         if model > 1:
             yield from _of_model_group(workload, layout, costs, stage, chunk)
         yield from _between_stages(workload, layout, costs, stage, chunk)
+
+
+def _of_sharers(workload: Workload, layout: Layout, costs: StageCosts, stage: int, chunk: int) -> Iterator[Traffic]:
+    """The loss, the barrier behind the update, and where there are several nodes the slices of the gradient."""
+    (batch, model), item, groups = layout.stages[stage], workload.itemsize, costs.groups
+    sent = bytes_sent_by_rank("allreduce", item, batch) * batch * model
+    yield Traffic("allreduce", "batch", item, 1, groups.batch("allreduce", item, stage), sent)
+    yield Traffic("barrier", "batch", 0, 1, groups.sharers("barrier", 0, stage), 0)
+    sharers = layout.sharers(stage)
+    nodes, slices = len(sharers), max(sharers)
+    if nodes == 1:
+        return
+    bounds = [slice_bounds(costs.chunks[stage][chunk].parameters, slices, number) for number in range(slices)]
+    sizes = [item * (stop - start) for start, stop in bounds]
+    sent = sum(bytes_sent_by_rank("allreduce", size, nodes) for size in sizes) * nodes * model
+    times = -(-slices // min(sharers))
+    seconds = groups.owners("allreduce", sizes[0], stage) * times
+    yield Traffic("allreduce", "batch", sizes[0], times, seconds, sent)
 
 
 def _of_model_group(workload: Workload, layout: Layout, costs: StageCosts, stage: int, chunk: int) -> Iterator[Traffic]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -82,6 +83,8 @@ class Layout:
     vertical_sync : bool
     merges : bool
         Whether weight gradients are one product over all microbatches.
+    sharing_ranks : int or None
+        Ranks of a node, where the batch ranks of a node share a replica; None where every rank keeps its own.
     """
 
     stages: tuple[tuple[int, int], ...]
@@ -93,6 +96,7 @@ class Layout:
     chunks: int = 1
     vertical_sync: bool = False
     merges: bool = False
+    sharing_ranks: int | None = None
 
     @property
     def ranks(self) -> int:
@@ -115,6 +119,18 @@ class Layout:
     @cached_property
     def _first_ranks(self) -> tuple[int, ...]:
         return tuple(accumulate(map(prod, self.stages), initial=0))
+
+    def sharers(self, stage: int) -> tuple[int, ...]:
+        """How many ranks of a batch group of the stage share a replica, on each of its nodes; (1, …) where none do."""
+        batch, model = self.stages[stage]
+        if self.sharing_ranks is None:
+            return (1,) * batch
+        first = self.first_rank(stage)
+        return tuple(Counter((first + place * model) // self.sharing_ranks for place in range(batch)).values())
+
+    def shares(self, stage: int) -> bool:
+        """Whether some rank of the stage shares its replica."""
+        return max(self.sharers(stage)) > 1
 
     def layers_of(self, model: MLP, stage: int, chunk: int) -> tuple[DenseLayer, ...]:
         """The layers of a chunk of a stage."""

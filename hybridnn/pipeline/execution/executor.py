@@ -248,7 +248,7 @@ class Executor:
         self._work.reduced(number)
         start = perf_counter()
         for chunk in self._chunks:
-            chunk.weights.update(place, chunk.stage.gradient[:-1], self._work.rate(number))
+            chunk.weights.update(place, self._work.rate(number))
         self._computed(instruction, start)
         self._work.updated(number)
 

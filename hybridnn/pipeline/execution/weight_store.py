@@ -3,6 +3,9 @@
 When a version is about to be replaced and something later still reads it, the update writes the next version to
 another buffer, so that a stash costs no copy; the buffer is free again after its last reader. Together with the current
 weights a stage holds as many versions as its policy allows: K-k at stage k for stashed weights.
+
+Batch ranks that share a replica share its versions, and take the buffers in the same order. The update begins when all
+of them have come to it: no one reads any more what it writes to. Predicted weights every rank computes for itself.
 """
 
 from __future__ import annotations
@@ -44,12 +47,12 @@ class WeightStore:
         self, stage: Stage, optimizer: Optimizer, state: OptimizerState, versions: int, *, predicts: bool
     ) -> None:
         self._stage, self._optimizer, self._state = stage, optimizer, state
-        buffers = [kernels.empty(stage.weights.shape, stage.weights.dtype) for _ in range(versions - 1 + predicts)]
-        self._predicted = self._with_views(buffers.pop()) if predicts else None
-        self._free = [self._with_views(buffer) for buffer in buffers]
+        self._free = [self._with_views(stage.replica.new_array()) for _ in range(versions - 1)]
+        current = stage.weights
+        self._predicted = self._with_views(kernels.empty(current.shape, current.dtype)) if predicts else None
         self._older: dict[int, tuple[Array, Views]] = {}
         self._last_readers: dict[int, int] = {}
-        self.nbytes = (versions - 1 + predicts) * stage.weights.nbytes
+        self.nbytes = (versions - 1) * stage.replica.share(current.nbytes) + predicts * current.nbytes
         self.version = 0
 
     def begin(self, last_readers: dict[int, int]) -> None:
@@ -76,17 +79,17 @@ class WeightStore:
             return self._stage.parameters
         return self._older[read.version][1]
 
-    def update(self, place: int, gradient: Array, rate: float) -> None:
+    def update(self, place: int, rate: float) -> None:
         """Make the next version of the current one, at `place` in the list; free those that nobody reads any more."""
         stage = self._stage
         for version in [version for version in self._older if self._last_readers[version] < place]:
             self._free.append(self._older.pop(version))
         if self.version not in self._last_readers:
-            self._optimizer.update(stage.weights, gradient, self._state, rate)
+            stage.replica.update(self._optimizer, stage.weights, self._state, rate)
         else:
             self._older[self.version] = stage.weights, stage.parameters
             flat, views = self._free.pop()
-            self._optimizer.update(stage.weights, gradient, self._state, rate, out=flat)
+            stage.replica.update(self._optimizer, stage.weights, self._state, rate, out=flat)
             stage.weights, stage.parameters = flat, views
         self.version += 1
 

@@ -25,7 +25,7 @@ def layouts(workload: Workload, ranks: int, **wanted: object) -> list[Layout]:
 
 
 def test_one_layer_has_batch_and_model_ranks_alone() -> None:
-    found = layouts(Workload(MLP([5, 4]), 100, 8), 8)
+    found = layouts(Workload(MLP([5, 4]), 100, 8), 8, shared=False)
     # 8 x 1, 4 x 2 and 2 x 4; 1 x 8 would leave ranks without outputs. One layer has nothing to alternate with.
     assert [(one.stages, one.split, one.overlap) for one in found] == [
         (((batch, model),), "columns", overlap)
@@ -88,13 +88,33 @@ def test_clipping_and_missing_momentum_leave_methods_out() -> None:
 
 
 def test_overlap_matters_only_where_something_can_travel_beside_computing() -> None:
-    for layout in layouts(DEEP, 4):
+    for layout in layouts(DEEP, 4, shared=False):
         assert layout.overlap or layout.stages[0] != (1, 1)
-    assert {one.overlap for one in layouts(DEEP, 4) if one.stages == ((4, 1),)} == {True, False}
+    assert {one.overlap for one in layouts(DEEP, 4, shared=False) if one.stages == ((4, 1),)} == {True, False}
+    # Gradients that are shared do not travel beside computing; with model ranks something else does.
+    for layout in layouts(DEEP, 4):
+        assert layout.overlap or layout.stages[0][1] > 1
+    assert {one.overlap for one in layouts(DEEP, 4) if one.stages == ((2, 2),)} == {True, False}
+    assert {one.overlap for one in layouts(DEEP, 4, batch=4, overlap=False)} == {False}, "a wish that costs nothing"
+
+
+def test_the_batch_ranks_of_a_node_share_unless_told_otherwise() -> None:
+    cluster = make_machine(nodes=2, ranks_per_node=4)
+    for layout in feasible_layouts(DEEP, cluster, 8):
+        batch, model = layout.stages[0]
+        for stage in range(len(layout.stages)):
+            sharers = layout.sharers(stage)
+            assert sum(sharers) == batch
+            # Model groups lie inside a node, so that half of the ranks of a stage, or all, are on one.
+            assert max(sharers) <= max(1, 4 // model)
+            assert layout.shares(stage) == (max(sharers) > 1)
+    whole = {layout.sharers(0) for layout in feasible_layouts(DEEP, cluster, 8) if layout.stages == ((8, 1),)}
+    assert whole == {(4, 4)}
+    assert not any(layout.shares(0) for layout in feasible_layouts(DEEP, cluster, 8, Constraints(shared=False)))
 
 
 def test_constraints_are_met_and_nothing_else_is_lost() -> None:
-    everything = layouts(DEEP, 8)
+    everything = layouts(DEEP, 8, shared=False)
     for wanted in (
         {"pipeline": 2, "model": 2},
         {"batch": 4},
@@ -114,7 +134,7 @@ def test_constraints_are_met_and_nothing_else_is_lost() -> None:
             and wanted.get("microbatches", one.microbatches) == one.microbatches
         ]
         assert expected
-        assert layouts(DEEP, 8, **wanted) == expected
+        assert layouts(DEEP, 8, shared=False, **wanted) == expected
     # A number of microbatches that would not be tried by itself.
     assert {one.microbatches for one in layouts(DEEP, 2, pipeline=2, method="gpipe", microbatches=5)} == {5}
     with pytest.raises(SettingError, match="pipeline = 2, method = pipedream, microbatches = 2"):

@@ -95,14 +95,17 @@ def test_dear_bytes_prefer_what_sends_less() -> None:
     slow = make_machine(beta=1e-6)
     wide = Workload(MLP([512, 512, 512]), 100, 4, classification=False)
     long = Workload(MLP([8, 8, 8]), 10_000, 4096, classification=False)
-    assert plan(wide, slow, 4, constraints=Constraints(pipeline=1)).best.layout.stages == ((1, 4),)
-    assert plan(long, slow, 4, constraints=Constraints(pipeline=1)).best.layout.stages == ((4, 1),)
+    for workload, stages in ((wide, (1, 4)), (long, (4, 1))):
+        sent = Constraints(pipeline=1, shared=False)
+        assert plan(workload, slow, 4, constraints=sent).best.layout.stages == (stages,)
+        # Ranks of one node that share a replica send neither.
+        assert plan(workload, slow, 4, constraints=Constraints(pipeline=1)).best.layout.stages == ((4, 1),)
 
 
 def test_little_memory_leaves_what_splits_the_weights() -> None:
     whole = min(fullest_rank(WORKLOAD, one).total for one in feasible_layouts(WORKLOAD, MIXED, 1))
     tiny = make_machine(alpha=1.0, memory=whole / 2)
-    found = plan(WORKLOAD, tiny, 4, top=100)
+    found = plan(WORKLOAD, tiny, 4, top=100, constraints=Constraints(shared=False))
     for option in found.options:
         assert option.memory_bytes <= whole / 2
         assert len(option.layout.stages) > 1 or option.layout.stages[0][1] > 1  # not by samples alone

@@ -14,6 +14,7 @@ from hybridnn.cost.prediction.workload import Workload, uniform_layout
 from hybridnn.errors import GridError
 from hybridnn.training.pipelining import Pipelining
 from hybridnn.training.workload_of import layout_of_plan
+from reference.nodes import on_nodes
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -23,7 +24,9 @@ WIDE = MLP([40, 700, 700, 30], "tanh")
 OPTIMIZERS = {"sgd": SGD(1e-3, momentum=0.0), "momentum": SGD(1e-3), "adam": Adam(1e-3)}
 
 
-def check(grid: ProcessGrid, workload: Workload, *, split: str = "columns", **pipelining: Any) -> None:
+def check(
+    grid: ProcessGrid, workload: Workload, *, split: str = "columns", shared: bool | str = "auto", **pipelining: Any
+) -> None:
     """Train an epoch and compare every figure of every stage."""
     trainer = Trainer(
         workload.model,
@@ -32,6 +35,7 @@ def check(grid: ProcessGrid, workload: Workload, *, split: str = "columns", **pi
         batch_size=workload.batch_size,
         dtype=workload.dtype,
         model_split=split,
+        shared_replicas=shared,
         pipelining=Pipelining(**pipelining),
     )
     random = np.random.default_rng(0)
@@ -40,7 +44,9 @@ def check(grid: ProcessGrid, workload: Workload, *, split: str = "columns", **pi
     labels = np.arange(workload.samples) % workload.model.sizes[-1]
     trainer.fit(x, labels if workload.classification else targets, epochs=1)
     plan = trainer.plan
-    layout = layout_of_plan(plan, grid.stages, plan.layers, split=split, overlap=True)
+    layout = layout_of_plan(
+        plan, grid.stages, plan.layers, split=split, overlap=True, sharing_ranks=trainer.sharing_ranks()
+    )
     task = "classification" if workload.classification else "regression"
     for stage, reported in enumerate(trainer.stage_memory(task)):
         assert astuple(memory_bytes(workload, layout, stage)) == astuple(reported), (layout, stage)
@@ -63,7 +69,8 @@ def test_batch_and_model_ranks(comm: MPI.Intracomm) -> None:
         grid = ProcessGrid(comm, batch=batch, model=comm.size // batch)
         for split in ("columns", "alternating"):
             check(grid, Workload(MODEL, 40, 13, optimizer="adam"), split=split)
-            check(grid, Workload(WIDE, 240, 101, classification=False), split=split)
+            for shared in ("auto", False):
+                check(grid, Workload(WIDE, 240, 101, classification=False), split=split, shared=shared)
 
 
 METHODS: list[dict[str, Any]] = [
@@ -103,6 +110,13 @@ def test_stages_of_several_ranks_and_of_uneven_widths(comm: MPI.Intracomm) -> No
     for stages in ([(2, 1), (1, 2)], [(1, 2), (2, 1)], [(3, 1), (1, 1)], [(1, 1), (1, 3)], [(1, 1), (2, 1), (1, 1)]):
         check(ProcessGrid(comm, stages=stages), workload, split="alternating", method="gpipe", microbatches=2)
         check(ProcessGrid(comm, stages=stages), workload, method="spectrain")
+        check(ProcessGrid(comm, stages=stages), workload, method="pipedream", shared=False)
+
+
+@pytest.mark.mpi(ranks=[4])
+def test_replicas_on_several_nodes(comm: MPI.Intracomm) -> None:
+    for nodes in ((0, 0, 1, 1), (0, 0, 0, 1)):
+        check(ProcessGrid(on_nodes(comm, nodes)), Workload(WIDE, 240, 101, optimizer="adam"))
 
 
 def test_the_fullest_rank_is_that_of_the_widest_layers() -> None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from itertools import pairwise
 from math import ceil, log2
+from typing import Any
 
 import pytest
 
 from hybridnn import MLP
+from hybridnn.cost.machine.compute import ElementCost
+from hybridnn.cost.machine.machine import Machine
 from hybridnn.cost.prediction.predict import predict
 from hybridnn.cost.prediction.workload import Layout, Workload
 from hybridnn.pipeline.schedules.methods import METHODS
@@ -57,6 +60,36 @@ def gradient_bytes(rows: list[int]) -> int:
     """Weights and biases of so many rows of each layer, every array from a multiple of 64 bytes on, and the loss."""
     arrays = [numbers for inputs, own in zip(SIZES, rows, strict=False) for numbers in (inputs * own, own)]
     return 4 * (sum(-(-numbers // 16) * 16 for numbers in arrays) + 1)
+
+
+def elements_only(**others: Any) -> Machine:
+    """A second for every number added, a hundred for one updated, 1e6 for a message; nothing else takes time."""
+    machine = make_machine(alpha=1e6, multiply_add=0.0, **others)
+    costs = {"packing": ElementCost(number_seconds=1.0), "updates": {"sgd": ElementCost(number_seconds=100.0)}}
+    return machine.model_copy(update={"compute": tuple(entry.model_copy(update=costs) for entry in machine.compute)})
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_ranks_that_share_add_up_and_update_a_slice_and_meet_twice(ranks: int) -> None:
+    done = predict(workload(), layout((ranks, 1), layers=(5,), sharing_ranks=ranks), elements_only())
+    lines = (gradient_bytes(SIZES[1:]) - 4) // 64
+    own = 16 * ceil(lines / ranks)
+    assert done.parts.computing == pytest.approx(own * (ranks - 1) + own * 100)
+    # The loss and the barrier: lg P messages each.
+    assert done.parts.communication == pytest.approx(2 * log2(ranks) * 1e6)
+    assert done.bytes_per_step == ranks * 2 * (4 * (ranks - 1) // ranks), "the loss"
+    alone = predict(workload(), layout((ranks, 1), layers=(5,)), elements_only())
+    assert alone.parts.computing == pytest.approx(16 * lines * 100)
+    assert done.memory_bytes < alone.memory_bytes
+
+
+def test_the_rank_that_is_alone_on_its_node_updates_all_slices() -> None:
+    cluster = elements_only(nodes=2, ranks_per_node=3)
+    done = predict(workload(), layout((4, 1), layers=(5,), sharing_ranks=3), cluster)
+    own = 16 * ceil((gradient_bytes(SIZES[1:]) - 4) // 64 / 3)
+    assert done.parts.computing == pytest.approx(2 * own + 3 * own * 100)
+    # Two messages for the loss of four ranks, two for a barrier of three, one for each slice between two nodes.
+    assert done.parts.communication == pytest.approx((2 + 2 + 3) * 1e6)
 
 
 @pytest.mark.parametrize(("split", "collectives"), [("columns", 5 + 4), ("alternating", 5)])

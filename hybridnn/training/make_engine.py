@@ -1,0 +1,68 @@
+"""Making an engine, with its mistakes told alike on every rank."""
+
+from __future__ import annotations
+
+from numpy.typing import DTypeLike
+
+from hybridnn.comm.agreement import agree
+from hybridnn.comm.grid import ProcessGrid
+from hybridnn.errors import SettingError
+from hybridnn.nn.mlp import MLP
+from hybridnn.nn.optimizers import Optimizer
+from hybridnn.training.engine import Engine
+from hybridnn.training.pipelining import PipelinePlan
+from hybridnn.training.replicas import settle_sharing
+
+__all__ = ["make_engine"]
+
+
+def make_engine(
+    model: MLP,
+    optimizer: Optimizer,
+    grid: ProcessGrid,
+    plan: PipelinePlan,
+    *,
+    batch_size: int,
+    dtype: DTypeLike,
+    model_split: str,
+    overlap: bool,
+    distribution: str,
+    clip_norm: float | None,
+    shared_replicas: bool | str,
+) -> Engine:
+    """An `Engine`, made of its parameters; collective over the grid.
+
+    Parameters
+    ----------
+    shared_replicas : bool or "auto"
+        As for `settle_sharing`.
+
+    Raises
+    ------
+    SettingError
+        On every rank: its arrays do not fit the memory, or `shared_replicas` is true and cannot be.
+    GridError
+        As for `settle_sharing`.
+    """
+    sharing = settle_sharing(shared_replicas, model, optimizer, grid, plan, model_split=model_split, dtype=dtype)
+
+    def make() -> Engine:
+        try:
+            return Engine(
+                model,
+                optimizer,
+                grid,
+                plan,
+                batch_size=batch_size,
+                dtype=dtype,
+                model_split=model_split,
+                overlap=overlap,
+                distribution=distribution,
+                clip_norm=clip_norm,
+                sharing=sharing,
+            )
+        except MemoryError as error:
+            numbers = f"{model.parameters:,} parameters, their gradients and the optimizer's state"
+            raise SettingError("model.sizes", model.sizes, f"{numbers} do not fit this rank's memory") from error
+
+    return agree(grid.world, make)

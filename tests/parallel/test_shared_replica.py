@@ -1,0 +1,158 @@
+"""A replica that the batch ranks of a node share is summed and updated once, on one node and on several."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import sqrt
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hybridnn.comm.grid import ProcessGrid
+from hybridnn.nn.optimizers import SGD, Adam, Optimizer, OptimizerState
+from hybridnn.parallel import shared_replica
+from hybridnn.parallel.shared_replica import SharedReplica
+from hybridnn.parallel.sharing import Sharing, share_replicas, slice_bounds
+from reference.nodes import on_nodes
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+NODES: dict[int, list[Sequence[int]]] = {
+    2: [(0, 0)],
+    3: [(0, 0, 0), (0, 0, 1), (0, 1, 0)],
+    4: [(0, 0, 0, 0), (0, 0, 1, 1), (0, 0, 0, 1), (0, 1, 2, 2)],
+}
+"""Node of every rank: one node, equal nodes, and nodes of unequal size."""
+
+RANKS = list(NODES)
+
+
+def shared(comm: MPI.Intracomm, nodes: Sequence[int], **axes: int) -> tuple[ProcessGrid, Sharing]:
+    grid = ProcessGrid(on_nodes(comm, nodes), **axes)
+    sharing = share_replicas(grid)
+    assert sharing is not None
+    return grid, sharing
+
+
+@given(st.integers(1, 500).map(lambda units: 16 * units), st.integers(1, 40))
+def test_slices_cover_the_buffer_in_whole_cache_lines(size: int, slices: int) -> None:
+    bounds = [slice_bounds(size, slices, number) for number in range(slices)]
+    assert [place for pair in bounds for place in range(*pair)] == list(range(size))
+    assert all(start % 16 == 0 and stop % 16 == 0 for start, stop in bounds)
+    lengths = [stop - start for start, stop in bounds]
+    assert max(lengths) - min(lengths) <= 16
+
+
+@pytest.mark.mpi(ranks=RANKS)
+def test_every_slice_has_one_owner_on_every_node_and_all_ranks_of_the_widest_node_work(comm: MPI.Intracomm) -> None:
+    for nodes in NODES[comm.size]:
+        grid, sharing = shared(comm, nodes)
+        widths = [list(nodes).count(node) for node in set(nodes)]
+        assert sharing.slices == max(widths)
+        owned = np.zeros((comm.size, sharing.slices), np.int64)
+        owned[grid.rank, [item.number for item in sharing.owned]] = 1
+        grid.world.allreduce(owned)
+        assert (owned.sum(axis=0) == len(widths)).all(), "a slice has an owner on every node"
+        of_node = owned[list(grid.node_group.members)].sum(axis=1)
+        assert max(of_node) - min(of_node) <= 1
+        for item in sharing.owned:
+            owners = {grid.rank} if item.owners is None else set(item.owners.members)
+            assert owners == set(np.flatnonzero(owned[:, item.number]).tolist())
+
+
+@pytest.mark.mpi(ranks=[2, 3, 4])
+def test_model_groups_share_only_with_their_batch_group(comm: MPI.Intracomm) -> None:
+    assert share_replicas(ProcessGrid(comm, batch=1, model=comm.size)) is None
+    assert share_replicas(ProcessGrid(on_nodes(comm, range(comm.size)))) is None, "every rank has a node of its own"
+    if comm.size == 4:
+        grid, sharing = shared(comm, (0, 0, 0, 0), model=2)
+        assert sharing.memory.group.members == grid.batch_group.members
+
+
+def steps_of(
+    comm: MPI.Intracomm, nodes: Sequence[int], optimizer: Optimizer, size: int, *, into: bool, looks: bool
+) -> None:
+    """Three updates with random gradients, beside the same with their sum on every rank alone."""
+    _, sharing = shared(comm, nodes)
+    replica = SharedReplica(sharing, size, "float64", arrays=2 + len(optimizer.slot_names))
+    weights, other = replica.new_array(), replica.new_array()
+    state = replica.new_state(optimizer, weights)
+    random = np.random.default_rng(0)
+    start = random.standard_normal(size)
+    replica.fill(lambda: np.copyto(weights, start))
+    alone, slots = start.copy(), {name: np.zeros(size) for name in optimizer.slot_names}
+    expected = OptimizerState(slots, np.empty(2 * size))
+    for step in range(3):
+        gradients = random.standard_normal((comm.size, size))
+        losses = random.standard_normal(comm.size)
+        rank = sharing.batch.rank
+        replica.gradient[...], replica.loss[...] = gradients[rank], losses[rank]
+        replica.finish()
+        total = gradients.sum(axis=0)
+        assert replica.total_loss == pytest.approx(losses.sum(), rel=1e-13)
+        if looks:
+            assert sqrt(replica.squared_norm()) == pytest.approx(np.linalg.norm(total), rel=1e-13)
+            replica.scale_gradient(0.5)
+            total *= 0.5
+        replica.update(optimizer, weights, state, 0.1 * (step + 1), other if into else None)
+        if into:
+            weights, other = other, weights
+        optimizer.update(alone, total, expected, 0.1 * (step + 1))
+        np.testing.assert_allclose(weights, alone, rtol=1e-12, atol=1e-12)
+        np.testing.assert_allclose(replica.whole_gradient(), total, rtol=1e-12, atol=1e-13)
+        for name, slot in expected.slots.items():
+            np.testing.assert_allclose(state.slots[name], slot, rtol=1e-12, atol=1e-13)
+        assert state.updates == step + 1
+
+
+@pytest.mark.mpi(ranks=RANKS)
+def test_updates_are_those_of_one_rank_with_the_sum_of_all_gradients(
+    comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for block in (shared_replica.SUM_BLOCK, 48):  # in one piece, and in several of which the last is short
+        monkeypatch.setattr(shared_replica, "SUM_BLOCK", block)
+        for number, nodes in enumerate(NODES[comm.size]):
+            for size in (16, 720):  # fewer lines than ranks, and more
+                optimizer = (SGD(momentum=0.0), Adam(0.01, weight_decay=0.1), SGD(nesterov=True))[number % 3]
+                steps_of(comm, nodes, optimizer, size, into=number % 2 == 1, looks=block == 48)
+
+
+@pytest.mark.mpi(ranks=RANKS)
+def test_all_ranks_of_all_nodes_hold_the_same_bits(comm: MPI.Intracomm) -> None:
+    size = 1600
+    for nodes in NODES[comm.size]:
+        grid, sharing = shared(comm, nodes)
+        replica = SharedReplica(sharing, size, "float32", arrays=2)
+        weights = replica.new_array()
+        state = replica.new_state(SGD(), weights)
+        random = np.random.default_rng(grid.rank)
+        for _ in range(3):
+            replica.gradient[...] = random.standard_normal(size)
+            replica.finish()
+            if (norm := sqrt(replica.squared_norm())) > 1:
+                replica.scale_gradient(1 / norm)
+            replica.update(SGD(), weights, state, 0.1)
+        extremes = np.stack([weights, -weights])
+        grid.world.allreduce(extremes, "max")
+        assert (extremes[0] == -extremes[1]).all()
+        assert weights.any()
+
+
+@pytest.mark.mpi(ranks=[2, 3])
+def test_a_node_holds_one_copy_and_a_rank_counts_its_part(comm: MPI.Intracomm) -> None:
+    _, sharing = shared(comm, [0] * comm.size)
+    replica = SharedReplica(sharing, 160, "float32", arrays=1)
+    weights = replica.new_array()
+    if comm.rank == comm.size - 1:
+        weights[...] = 7
+    replica.publish()
+    assert (weights == 7).all(), "what one rank writes, all see"
+    assert replica.share(weights.nbytes) == -(-640 // comm.size)
+    assert weights.ctypes.data % 64 == 0, "slices begin with lines of the cache"
+    with pytest.raises(StopIteration):
+        replica.new_array()
+    replica.publish()

@@ -1,0 +1,289 @@
+"""Ranks that share a replica train what one process trains, on one node and on several."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from time import sleep
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from hybridnn import MLP, SGD, Adam, ProcessGrid, Trainer
+from hybridnn.errors import HybridnnError, SettingError
+from hybridnn.parallel.replica import OwnReplica
+from hybridnn.parallel.shared_replica import SUM_BLOCK, SharedReplica
+from hybridnn.parallel.stage import Stage
+from hybridnn.training import replicas
+from hybridnn.training.checkpoints.reading import Checkpoint, newest_sound
+from hybridnn.training.pipelining import Pipelining
+from reference.cases import (
+    Case,
+    assert_arrays_close,
+    assert_arrays_same,
+    check_against_reference,
+    data,
+    given,
+    make_trainer,
+    reference,
+    run,
+)
+from reference.nodes import on_nodes
+from reference.pipeline_cases import (
+    ADAM,
+    COSINE,
+    DELAYED_CASES,
+    FEW,
+    MOMENTUM,
+    PipelineCase,
+    check_pipelined,
+    exact_cases,
+    run_pipelined,
+)
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+CASES = (
+    Case(optimizer="adam", clip_norm=0.3),
+    Case(classification=False, optimizer="nesterov", samples=31),
+    Case(optimizer="plain", samples=5, batch_size=3),
+)
+"""With clipping, a last minibatch of one sample, and minibatches of fewer samples than there may be ranks."""
+
+
+def replica_of(trainer: Trainer) -> object:
+    return trainer._engine.stages[0].replica
+
+
+@pytest.mark.mpi(ranks=[2, 3, 4])
+def test_own_and_shared_replicas_train_the_same(comm: MPI.Intracomm) -> None:
+    grid = ProcessGrid(comm)
+    for case in CASES:
+        shared, own = (run(replace(case, shared_replicas=wanted), grid) for wanted in (True, False))
+        assert isinstance(replica_of(shared), SharedReplica)
+        assert isinstance(replica_of(own), OwnReplica)
+        assert_arrays_close(shared.weights(), own.weights(), str(case), 1e-12)
+        assert_arrays_close(shared.gradients(), own.gradients(), str(case), 1e-12)
+
+
+NODES: dict[int, list[tuple[Sequence[int], int]]] = {
+    3: [((0, 0, 1), 1)],
+    4: [((0, 0, 1, 1), 1), ((0, 0, 0, 1), 1), ((0, 0, 0, 0), 2)],
+    6: [((0, 0, 0, 0, 1, 1), 2)],
+}
+"""Node of every rank, and model ranks."""
+
+
+@pytest.mark.mpi(ranks=list(NODES))
+def test_several_nodes_train_as_the_reference(comm: MPI.Intracomm) -> None:
+    for nodes, model in NODES[comm.size]:
+        grid = ProcessGrid(on_nodes(comm, nodes), model=model)
+        for case in CASES:
+            check_against_reference(replace(case, shared_replicas=True), grid)
+
+
+@pytest.mark.mpi(ranks=[4])
+def test_pipelines_share_within_their_stages(comm: MPI.Intracomm) -> None:
+    """Every method; the weights of asynchronous ones are read in several versions and written while they are."""
+    two_by_two = ProcessGrid(comm, pipeline=2, batch=2)
+    # The three ranks of the first stage stand on two nodes, and the fourth one keeps a replica of its own.
+    uneven = ProcessGrid(on_nodes(comm, (0, 0, 1, 1)), stages=[(3, 1), (1, 1)])
+    trainings = (MOMENTUM, ADAM, FEW, COSINE)
+    for number, it in enumerate([*DELAYED_CASES.values(), *exact_cases(2).values()]):
+        case = trainings[number % len(trainings)] if it.chunks == 1 else MOMENTUM
+        for grid in (two_by_two, uneven):
+            trainer = check_pipelined(replace(it, case=replace(case, shared_replicas=True)), grid)
+            assert isinstance(replica_of(trainer), SharedReplica) == (grid.batch > 1)
+
+
+@pytest.mark.mpi(ranks=[4])
+def test_versions_of_weights_that_are_shared_repeat_to_the_last_bit(comm: MPI.Intracomm) -> None:
+    grid = ProcessGrid(comm, pipeline=2, batch=2)
+    for method in ("pipedream", "ddg", "spectrain"):
+        first, *others = (run_pipelined(PipelineCase(method, ADAM), grid, "float32").weights() for _ in range(4))
+        for other in others:
+            assert_arrays_same(first, other)
+
+
+@pytest.mark.mpi(ranks=[2, 4])
+def test_ranks_that_come_late_read_and_write_the_same(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody reads weights that are being written, or adds up gradients that are not there yet."""
+    draw = Random(comm.rank)
+
+    def late(method: Callable[..., None]) -> Callable[..., None]:
+        def call(*args: Any, **kwargs: Any) -> None:
+            sleep(draw.choice((0, 0, 0.002)))
+            method(*args, **kwargs)
+
+        return call
+
+    for kind, names in ((Stage, ("forward", "weight_gradient", "backward")), (SGD, ("update",)), (Adam, ("update",))):
+        for name in names:
+            monkeypatch.setattr(kind, name, late(getattr(kind, name)))
+    if comm.size == 2:
+        for case in CASES:
+            trainer = make_trainer(replace(case, shared_replicas=True), ProcessGrid(comm))
+            trainer.log_every = 10**6  # what a record tells of all ranks would bring them together
+            trainer.fit(*data(case), epochs=case.epochs)
+            assert_arrays_close(trainer.weights(), reference(case).weights, str(case))
+        return
+    grid = ProcessGrid(comm, pipeline=2, batch=2)
+    for name in ("pipedream", "vertical-sync", "spectrain", "fr"):
+        check_pipelined(replace(DELAYED_CASES[name], case=replace(ADAM, shared_replicas=True)), grid)
+
+
+@pytest.mark.mpi(ranks=[2, 4])
+def test_a_step_meets_twice_and_sends_nothing_but_the_loss(comm: MPI.Intracomm) -> None:
+    grid = ProcessGrid(comm)
+    trainer = make_trainer(Case(shared_replicas=True), grid)
+    steps: list[Counter[tuple[str, int]]] = []
+    seen = len(grid.recorder.events)
+
+    def note(_: Any) -> None:
+        nonlocal seen
+        events = grid.recorder.events
+        steps.append(Counter((event.name, event.nbytes) for event in events[seen:] if event.axis == "batch"))
+        seen = len(events)
+
+    trainer.fit(*data(Case()), epochs=1, on_step=note)
+    item = 8
+    expected = Counter({("allreduce", 2 * (item * (comm.size - 1) // comm.size)): 1, ("barrier", 0): 1})
+    assert steps == [expected] * 4
+
+
+@pytest.mark.mpi(ranks=[4])
+def test_between_nodes_only_slices_travel(comm: MPI.Intracomm) -> None:
+    grid = ProcessGrid(on_nodes(comm, (0, 0, 1, 1)))
+    trainer = make_trainer(Case(shared_replicas=True), grid)
+    sent = trainer.fit(*data(Case()), epochs=1).epochs[-1].bytes_sent / 4  # steps
+    # Every one of four ranks sends its half of the gradients to one other, as all-reduces are counted.
+    gradients = 8 * trainer._engine.stages[0].layout.size
+    assert sent == pytest.approx(4 * gradients / 2, rel=0.02)
+
+
+@pytest.mark.mpi(ranks=[2, 3])
+def test_gradients_can_be_asked_for_between_steps(comm: MPI.Intracomm) -> None:
+    case = Case(shared_replicas=True, clip_norm=0.3)
+    asked = make_trainer(case, ProcessGrid(comm))
+    alone = make_trainer(replace(case, shared_replicas=False), ProcessGrid(comm))
+    found: dict[int, list[Any]] = {}
+
+    def ask(trainer: Trainer) -> Callable[[Any], None]:
+        return lambda record: found.setdefault(record.step, []).append((trainer.gradients(), trainer.gradient_norm()))
+
+    asked.fit(*data(case), epochs=2, on_step=ask(asked))
+    alone.fit(*data(case), epochs=2, on_step=ask(alone))
+    assert len(found) == 8
+    for (gradients, norm), (expected, expected_norm) in found.values():
+        assert_arrays_close(gradients, expected, "gradients", 1e-12)
+        assert norm == pytest.approx(expected_norm, rel=1e-12)
+    assert_arrays_close(asked.weights(), reference(case).weights if case.epochs == 2 else alone.weights(), "weights")
+
+
+@pytest.mark.mpi(ranks=[2, 4])
+def test_a_checkpoint_is_read_once_per_node_and_goes_on_to_the_last_bit(
+    comm: MPI.Intracomm, mpi_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grid = ProcessGrid(comm) if comm.size == 2 else ProcessGrid(on_nodes(comm, (0, 0, 0, 1)))
+    case = Case(optimizer="adam", shared_replicas=True)
+    first, second = (make_trainer(case, grid) for _ in range(2))
+    first.fit(*given(case, grid), epochs=1)
+    first.checkpoint_writer(mpi_tmp_path, "numbers").write(first.progress)
+    found, problems = newest_sound(mpi_tmp_path, grid.world)
+    assert not problems
+    assert found is not None
+    readers = []
+    read = Checkpoint.read_into
+    monkeypatch.setattr(Checkpoint, "read_into", lambda *these: (readers.append(1), read(*these)))
+    second.restore(found)
+    assert len(readers) == (grid.node_group.rank == 0)
+    assert second.step == first.step == 4
+    assert_arrays_same(second.weights(), first.weights())
+    for trainer in (first, second):
+        trainer.fit(*given(case, grid), epochs=2)
+    assert_arrays_same(second.weights(), first.weights())
+    for slot, arrays in first.optimizer_slots().items():
+        assert_arrays_same(second.optimizer_slots()[slot], arrays)
+    with pytest.raises(HybridnnError, match="holds first, second of the optimizer"):
+        make_trainer(replace(case, optimizer="plain"), grid).restore(found)
+
+
+@pytest.mark.mpi(ranks=[2])
+def test_memory_is_given_back_and_taken_again(comm: MPI.Intracomm) -> None:
+    grid, model = ProcessGrid(comm), MLP([64, 256, 64])
+    before = shared_mappings()
+    for _ in range(3):
+        trainer = Trainer(model, grid=grid, shared_replicas=True)
+        taken = shared_mappings() - before
+        # Weights, velocity and two gradients.
+        assert taken == pytest.approx(4 * 4 * model.parameters, rel=0.1)
+        trainer.free()
+        assert shared_mappings() == before
+
+
+def shared_mappings() -> int:
+    """Bytes of memory of this process that others may see."""
+    lines = (line.split() for line in Path("/proc/self/maps").read_text().splitlines())
+    spans = (words[0].split("-") for words in lines if words[1].endswith("s"))
+    return sum(int(stop, 16) - int(start, 16) for start, stop in spans)
+
+
+@pytest.mark.mpi(ranks=[2])
+def test_weights_and_slots_are_held_once(comm: MPI.Intracomm) -> None:
+    model = MLP([100, 600, 600, 10])
+    shared, own = (
+        Trainer(model, Adam(), grid=ProcessGrid(comm), shared_replicas=is_shared) for is_shared in (True, False)
+    )
+    (of_shared,), (of_own,) = shared.stage_memory("regression"), own.stage_memory("regression")
+    numbers = 4 * own._engine.stages[0].layout.size
+    assert of_own.weights == 2 * numbers + 4
+    assert 1.5 * numbers < of_shared.weights < 1.5 * numbers + 4 * SUM_BLOCK + 64, "half the weights, its own gradients"
+    assert of_own.optimizer - of_shared.optimizer >= numbers, "half of two slots"
+
+
+@pytest.mark.mpi(ranks=[1, 2])
+def test_what_cannot_be_is_refused_and_left_alone_by_default(
+    comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def made(wanted: object, **axes: int) -> object:
+        return replica_of(Trainer(MLP([8, 8, 4]), grid=ProcessGrid(comm, **axes), shared_replicas=wanted))
+
+    apart = {"batch": 1, "model": comm.size}
+    with pytest.raises(SettingError, match=r"^parallel.shared_replicas = True: no node holds several ranks"):
+        made(True, **apart)
+    assert isinstance(made("auto", **apart), OwnReplica)
+    with pytest.raises(SettingError, match=r"^parallel.shared_replicas = 1: allowed are 'auto', true and false$"):
+        made(1)
+    if comm.size == 1:
+        return
+    assert isinstance(made("auto"), SharedReplica)
+    with monkeypatch.context() as patch:
+        patch.setattr(replicas, "tolerates_losses", lambda: True)
+        assert isinstance(made("auto"), OwnReplica)
+        with pytest.raises(SettingError, match="started to outlive lost ranks"):
+            made(True)
+    # Only one rank has too little room: all of them hear of it.
+    monkeypatch.setattr(replicas, "shared_memory_room", lambda: 1000.0 if comm.rank else np.inf)
+    assert isinstance(made("auto"), OwnReplica)
+    with pytest.raises(SettingError, match=r"\(/dev/shm\) has no room for 2,\d{3} bytes"):
+        made(True)
+
+
+@pytest.mark.mpi(ranks=[4])
+def test_predictions_and_versions_count_as_memory(comm: MPI.Intracomm) -> None:
+    def memory(method: str, is_shared: bool) -> Any:
+        grid = ProcessGrid(comm, pipeline=2, batch=2)
+        trainer = Trainer(
+            MLP([64] * 5), SGD(), grid=grid, batch_size=8, pipelining=Pipelining(method), shared_replicas=is_shared
+        )
+        return trainer.stage_memory("regression")[0]
+
+    stashed, alone = memory("pipedream", True), memory("pipedream", False)
+    assert stashed.weight_versions == alone.weight_versions / 2 > 0
+    predicted, alone = memory("spectrain", True), memory("spectrain", False)
+    assert predicted.weight_versions == alone.weight_versions > 0, "every rank predicts for itself"
