@@ -56,7 +56,7 @@ class Stage:
         group = grid.model_group
         self.splits = split_layers(layers, split, group.size, group.rank)
         self._group = group
-        self._dense = [parallel_dense(item, group, overlap) for item in self.splits]
+        self._dense = [parallel_dense(item, group, overlap, kernels) for item in self.splits]
         self.layout = ParameterLayout([item.shard for item in self.splits])
         self.weights = kernels.zeros((self.layout.size,), dtype)
         self.gradient = kernels.zeros((self.layout.size + 1,), dtype)
