@@ -3,6 +3,7 @@
 #   make train                 train digits with 4 ranks as a 2 x 2 grid (more options: make train ARGS="--set training.epochs=3")
 #   make test                  every test, serial and MPI                (one test: make test ARGS="-k name")
 #   make test-slurm            the batch scripts on a real Slurm, brought up on this machine and ended afterwards; as root
+#   make test-gpu bench-gpu    the tests and measurements of the GPU kernels, on a machine that has a GPU and CuPy
 #   make lint types bench      ruff, mypy, the comparison with PyTorch
 #   make cost-check            calibrate the cost models with two ranks and compare predictions with the clock, 10 minutes
 #   make fault-drill           disturb trainings at random and resume them    (more: make fault-drill ARGS="--trials 200")
@@ -32,7 +33,7 @@ export OMPI_MCA_btl ?= ^ofi
 export OMPI_MCA_osc ?= ^ucx
 export OMPI_MCA_mpi_yield_when_idle ?= 1
 
-.PHONY: train test test-slurm lint types bench cost-check fault-drill clean
+.PHONY: train test test-slurm test-gpu bench-gpu lint types bench cost-check fault-drill clean
 .DELETE_ON_ERROR:
 
 train: $(VENV)/.installed-run
@@ -43,6 +44,13 @@ test: $(VENV)/.installed-test
 
 test-slurm: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -m slurm tests/slurm $(ARGS)
+
+# On a machine with a GPU and CuPy, with whatever Python that has: PYTHON=python3.
+test-gpu:
+	PYTHONPATH=tests:. $(PYTHON) -m pytest -c /dev/null --rootdir . --noconftest tests/gpu $(ARGS)
+
+bench-gpu:
+	$(PYTHON) -m benchmarks.gpu_kernels $(ARGS)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

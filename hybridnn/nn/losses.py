@@ -6,13 +6,8 @@ the samples were dealt out.
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
-
 from hybridnn.errors import SettingError
-from hybridnn.kernels import numpy_kernels as kernels
+from hybridnn.kernels.backend import Array, Kernels
 from hybridnn.nn.mlp import MLP
 
 __all__ = ["loss_gradient", "resolve_loss"]
@@ -33,18 +28,21 @@ def resolve_loss(model: MLP, task: str) -> str:
 
 
 def loss_gradient(
+    kernels: Kernels,
     name: str,
-    outputs: NDArray[Any],
-    targets: NDArray[Any],
-    columns: NDArray[np.int64],
+    outputs: Array,
+    targets: Array,
+    columns: Array,
     samples: int,
-    gradient: NDArray[Any],
-    loss: NDArray[Any],
+    gradient: Array,
+    loss: Array,
 ) -> None:
     """Loss of this rank's samples and its gradient.
 
     Parameters
     ----------
+    kernels : Kernels
+        Of the device that holds the arrays.
     name : {"mse", "cross_entropy"}
     outputs : ndarray, shape (outputs, n)
     targets : ndarray, shape (n, outputs), or of int and shape (n,)

@@ -6,19 +6,16 @@ parts of the buffer.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, Protocol
-
-from numpy.typing import NDArray
+from dataclasses import dataclass
+from typing import Protocol
 
 from hybridnn.checks import require_number
 from hybridnn.errors import SettingError
-from hybridnn.kernels import numpy_kernels as kernels
-from hybridnn.kernels import numpy_updates as updates
+from hybridnn.kernels.backend import Array, Kernels
+from hybridnn.kernels.numpy_backend import NUMPY
+from hybridnn.kernels.numpy_updates import BLOCK
 
 __all__ = ["SGD", "Adam", "AdamW", "Optimizer", "OptimizerState", "new_state"]
-
-Array = NDArray[Any]
 
 
 @dataclass
@@ -33,11 +30,14 @@ class OptimizerState:
         Working memory of a few cache blocks.
     updates : int
         Updates done.
+    kernels : Kernels
+        Of the device that holds the arrays.
     """
 
     slots: dict[str, Array]
     scratch: Array
-    updates: int = field(default=0)
+    updates: int = 0
+    kernels: Kernels = NUMPY
 
 
 class Optimizer(Protocol):
@@ -64,10 +64,11 @@ class Optimizer(Protocol):
         ...
 
 
-def new_state(optimizer: Optimizer, weights: Array) -> OptimizerState:
+def new_state(optimizer: Optimizer, weights: Array, kernels: Kernels = NUMPY) -> OptimizerState:
     """State before the first update: all slots zero."""
     slots = {name: kernels.zeros(weights.shape, weights.dtype) for name in optimizer.slot_names}
-    return OptimizerState(slots, kernels.empty((2 * min(updates.BLOCK, max(weights.size, 1)),), weights.dtype))
+    scratch = kernels.empty((2 * min(BLOCK, max(weights.size, 1)),), weights.dtype)
+    return OptimizerState(slots, scratch, kernels=kernels)
 
 
 INFINITY = float("inf")
@@ -119,7 +120,7 @@ class SGD:
     ) -> None:
         """``v = momentum v + (1 - dampening) g; w -= lr v``, in place or into `out`."""
         state.updates += 1
-        updates.sgd_update(
+        state.kernels.sgd_update(
             weights,
             gradient,
             state.slots.get("velocity"),
@@ -134,7 +135,7 @@ class SGD:
 
     def predict(self, weights: Array, state: OptimizerState, lr: float, steps: int, out: Array) -> None:
         """``out = w - steps lr v``; needs momentum."""
-        updates.sgd_prediction(weights, state.slots["velocity"], out, distance=steps * lr)
+        state.kernels.sgd_prediction(weights, state.slots["velocity"], out, distance=steps * lr)
 
 
 @dataclass(frozen=True)
@@ -178,7 +179,7 @@ class Adam:
     ) -> None:
         """Move along the bias-corrected first moment over the root of the second, in place or into `out`."""
         state.updates += 1
-        updates.adam_update(
+        state.kernels.adam_update(
             weights,
             gradient,
             state.slots["first"],
@@ -196,9 +197,9 @@ class Adam:
     def predict(self, weights: Array, state: OptimizerState, lr: float, steps: int, out: Array) -> None:
         """``out = w - steps lr d`` with d the direction of the last update, decay left out; none before the first."""
         if state.updates == 0:
-            kernels.copy(weights, out)
+            state.kernels.copy(weights, out)
             return
-        updates.adam_prediction(
+        state.kernels.adam_prediction(
             weights,
             state.slots["first"],
             state.slots["second"],

@@ -8,19 +8,15 @@ while the weight gradient is computed. In a group of one rank both kinds of spli
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
-
-from numpy.typing import NDArray
+from typing import Protocol
 
 from hybridnn.comm.group import Group
 from hybridnn.comm.request import DONE, Request
-from hybridnn.kernels import numpy_kernels as kernels
+from hybridnn.kernels.backend import Array, Kernels
 from hybridnn.nn.parameters import LayerParameters
 from hybridnn.parallel.layer_split import SplitLayer
 
 __all__ = ["ColumnDense", "LayerArrays", "ParallelDense", "RowDense", "WeightGradientArrays", "parallel_dense"]
-
-Array = NDArray[Any]
 
 
 @dataclass
@@ -90,33 +86,34 @@ class ColumnDense:
         The model group.
     overlap : bool
         Let the all-reduce of the input gradient run beside the weight gradient.
+    kernels : Kernels
+        Of the device that holds the arrays.
     """
 
-    def __init__(self, split: SplitLayer, group: Group, overlap: bool) -> None:
+    def __init__(self, split: SplitLayer, group: Group, overlap: bool, kernels: Kernels) -> None:
         self.split = split
-        self._group = group
+        self._group, self._kernels = group, kernels
         self._overlap = overlap
         self._activation = split.layer.activation
 
     def forward(self, p: LayerParameters, s: LayerArrays) -> None:
         """Fill ``s.y`` from ``s.x``."""
-        kernels.matmul(p.weight, s.x, s.activation)
-        kernels.add_bias(s.activation, p.bias_column)
-        kernels.activate(self._activation, s.activation, s.scratch)
+        self._kernels.matmul(p.weight, s.x, s.activation)
+        self._kernels.bias_activate(self._activation, s.activation, p.bias_column, s.scratch)
         if s.own_x is not None:
-            kernels.add(s.own_x, s.activation, s.own_y)
+            self._kernels.add(s.own_x, s.activation, s.own_y)
         if self.split.gathers:
             self._group.allgather_rows(s.y)
 
     def backward_input(self, p: LayerParameters, s: LayerArrays) -> Request:
         """Fill ``s.dz`` from ``s.dy`` and start the sum of ``s.dx``, which is whole once the request is done."""
-        kernels.gradient_of_activation(self._activation, s.activation, s.own_dy, s.dz, s.scratch)
+        self._kernels.gradient_of_activation(self._activation, s.activation, s.own_dy, s.dz, s.scratch)
         if s.dx is None:
             return DONE
-        kernels.matmul_transposed(p.weight, s.dz, s.dx, s.room)
+        self._kernels.matmul_transposed(p.weight, s.dz, s.dx, s.room)
         if s.own_dx is not None:
             # Each rank adds its own rows of dy, so that the sum over the ranks adds every row once.
-            kernels.add(s.own_dx, s.own_dy, s.own_dx)
+            self._kernels.add(s.own_dx, s.own_dy, s.own_dx)
         if self._overlap:
             return self._group.iallreduce(s.dx)
         self._group.allreduce(s.dx)
@@ -124,8 +121,8 @@ class ColumnDense:
 
     def backward_weight(self, s: WeightGradientArrays, gradient: LayerParameters) -> None:
         """Gradient of this rank's weights and biases."""
-        kernels.matmul(s.dz, s.x.T, gradient.weight)
-        kernels.row_sums(s.dz, s.ones, gradient.bias)
+        self._kernels.matmul(s.dz, s.x.T, gradient.weight)
+        self._kernels.row_sums(s.dz, s.ones, gradient.bias)
 
 
 class RowDense:
@@ -138,47 +135,49 @@ class RowDense:
     split : SplitLayer
     group : Group
         The model group.
+    kernels : Kernels
+        Of the device that holds the arrays.
     """
 
-    def __init__(self, split: SplitLayer, group: Group) -> None:
+    def __init__(self, split: SplitLayer, group: Group, kernels: Kernels) -> None:
         self.split = split
-        self._group = group
+        self._group, self._kernels = group, kernels
         self._activation = split.layer.activation
         self._residual = split.layer.residual
         self._bias_rows = split.shard.bias_rows
 
     def forward(self, p: LayerParameters, s: LayerArrays) -> None:
         """Fill ``s.y`` from ``s.x``."""
-        kernels.matmul(p.weight, s.x, s.activation)
+        self._kernels.matmul(p.weight, s.x, s.activation)
         own = s.activation[self._bias_rows]
-        kernels.add_bias(own, p.bias_column)
+        self._kernels.add_bias(own, p.bias_column)
         self._group.allreduce(s.activation)
-        kernels.activate(self._activation, s.activation, s.scratch)
+        self._kernels.activate(self._activation, s.activation, s.scratch)
         if s.whole_x is not None:
             # The ranks hold parts of the input, and the residual sum needs all of it: one more gather.
             if s.own_x is not None:
-                kernels.copy(s.x, s.own_x)
+                self._kernels.copy(s.x, s.own_x)
                 self._group.allgather_rows(s.whole_x)
-            kernels.add(s.whole_x, s.activation, s.y)
+            self._kernels.add(s.whole_x, s.activation, s.y)
 
     def backward_input(self, p: LayerParameters, s: LayerArrays) -> Request:
         """Fill ``s.dz`` from ``s.dy``, and ``s.dx``; every rank has what it needs."""
-        kernels.gradient_of_activation(self._activation, s.activation, s.dy, s.dz, s.scratch)
+        self._kernels.gradient_of_activation(self._activation, s.activation, s.dy, s.dz, s.scratch)
         if s.dx is not None:
-            kernels.matmul_transposed(p.weight, s.dz, s.dx, s.room)
+            self._kernels.matmul_transposed(p.weight, s.dz, s.dx, s.room)
             if self._residual:
-                kernels.add(s.dx, s.own_dy, s.dx)
+                self._kernels.add(s.dx, s.own_dy, s.dx)
         return DONE
 
     def backward_weight(self, s: WeightGradientArrays, gradient: LayerParameters) -> None:
         """Gradient of this rank's weights and biases."""
-        kernels.matmul(s.dz, s.x.T, gradient.weight)
-        kernels.row_sums(s.dz[self._bias_rows], s.ones, gradient.bias)
+        self._kernels.matmul(s.dz, s.x.T, gradient.weight)
+        self._kernels.row_sums(s.dz[self._bias_rows], s.ones, gradient.bias)
 
 
 ParallelDense = ColumnDense | RowDense
 
 
-def parallel_dense(split: SplitLayer, group: Group, overlap: bool) -> ParallelDense:
+def parallel_dense(split: SplitLayer, group: Group, overlap: bool, kernels: Kernels) -> ParallelDense:
     """The layer for a split."""
-    return RowDense(split, group) if split.by_inputs else ColumnDense(split, group, overlap)
+    return RowDense(split, group, kernels) if split.by_inputs else ColumnDense(split, group, overlap, kernels)

@@ -8,17 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import DTypeLike
 
-from hybridnn.kernels import numpy_kernels as kernels
+from hybridnn.kernels.backend import Array, Kernels
 from hybridnn.parallel.dense import LayerArrays
 from hybridnn.parallel.layer_split import SplitLayer
 
 __all__ = ["JoinedLayer", "JoinedMicrobatches"]
-
-Array = NDArray[Any]
 
 
 @dataclass
@@ -42,9 +39,14 @@ class JoinedMicrobatches:
     dtype : dtype
     loads_input : bool
         Whether the first layer's input is data, which lies sample by sample.
+    kernels : Kernels
+        Of the device that holds the arrays.
     """
 
-    def __init__(self, splits: Sequence[SplitLayer], capacity: int, dtype: DTypeLike, loads_input: bool) -> None:
+    def __init__(
+        self, splits: Sequence[SplitLayer], capacity: int, dtype: DTypeLike, loads_input: bool, kernels: Kernels
+    ) -> None:
+        self._kernels = kernels
         shapes = [split.shard.weight_shape for split in splits]
         self._loads_input = loads_input
         self._x = [kernels.empty((columns * capacity,), dtype) for _, columns in shapes]
@@ -69,8 +71,8 @@ class JoinedMicrobatches:
         """Copy a microbatch's input and gradient of one layer to the columns from `first` on, of `samples`."""
         joined = self.layers(samples)[place]
         columns = slice(first, first + len(layer.ones))
-        kernels.copy(layer.x, joined.x[:, columns])
-        kernels.copy(layer.dz, joined.dz[:, columns])
+        self._kernels.copy(layer.x, joined.x[:, columns])
+        self._kernels.copy(layer.dz, joined.dz[:, columns])
 
     def _view(self, place: int, samples: int) -> JoinedLayer:
         rows, columns = self._shapes[place]

@@ -71,7 +71,7 @@ class Stage:
         group = grid.model_group
         self.splits = split_layers(layers, split, group.size, group.rank)
         self._group = group
-        self._dense = [parallel_dense(item, group, overlap) for item in self.splits]
+        self._dense = [parallel_dense(item, group, overlap, kernels) for item in self.splits]
         self.layout = ParameterLayout([item.shard for item in self.splits])
         self.replica: Replica = (
             OwnReplica(grid.batch_group, self.layout.ends, dtype, overlap)

@@ -10,19 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from hybridnn.comm.partition import block_slice
-from hybridnn.kernels import numpy_kernels as kernels
+from hybridnn.kernels.backend import Array, Kernels
+from hybridnn.kernels.numpy_backend import NUMPY
 from hybridnn.parallel.dense import LayerArrays
 from hybridnn.parallel.layer_split import SplitLayer
 
 __all__ = ["StageArrays", "StageRole", "Workspace"]
-
-Array = NDArray[Any]
 
 NARROW = 48
 """Samples up to which input gradients are taken as a transposed product: see `matmul_transposed`."""
@@ -105,6 +104,8 @@ class Workspace:
         Buffers for inputs (with their targets), and sets of activations.
     keeps_dz : bool
         Whether weight gradients come later than input gradients.
+    kernels : Kernels
+        Of the device that is to hold the arrays.
     """
 
     def __init__(
@@ -119,7 +120,9 @@ class Workspace:
         inputs: int = 1,
         activations: int = 1,
         keeps_dz: bool = False,
+        kernels: Kernels = NUMPY,
     ) -> None:
+        self._kernels = kernels
         self._splits, self._role, self._keeps_dz = splits, role, keeps_dz
         self._ranks, self._rank, self._capacity, self._dtype = ranks, rank, capacity, np.dtype(dtype)
         self._cache: dict[tuple[int, int, int], StageArrays] = {}
@@ -127,8 +130,8 @@ class Workspace:
         self._targets: list[Array] = []
         self.expect_targets(classification=False)
         self._activations = [self._activation_room() for _ in range(activations)]
-        self._columns = np.arange(capacity)
-        self._ones = kernels.zeros((capacity,), dtype)
+        self._columns = kernels.to_device(np.arange(capacity))
+        self._ones = self._kernels.zeros((capacity,), dtype)
         self._ones[...] = 1
         self._own_gradient = self._room(
             max((_own_height(split) for split in splits if split.layer.residual), default=0)
@@ -145,7 +148,7 @@ class Workspace:
         if not self._role.loads_target or (self._targets and self._targets[0].dtype == dtype):
             return
         numbers = self._capacity * (1 if classification else self._splits[-1].layer.outputs)
-        self._targets = [kernels.empty((numbers,), dtype) for _ in self._inputs]
+        self._targets = [self._kernels.empty((numbers,), dtype) for _ in self._inputs]
         self._cache = {}
 
     @property
@@ -170,7 +173,7 @@ class Workspace:
         return self._cache[key]
 
     def _room(self, height: int) -> Array:
-        return kernels.empty((height * self._capacity,), self._dtype)
+        return self._kernels.empty((height * self._capacity,), self._dtype)
 
     def _activation_room(self) -> _Activations:
         splits = self._splits
@@ -189,7 +192,7 @@ class Workspace:
         first, last = self._splits[0].layer, self._splits[-1].layer
         flat = self._inputs[input_slot][: n * first.inputs]
         x = flat.reshape(n, first.inputs).T if self._role.loads_input else flat.reshape(first.inputs, n)
-        targets = kernels.empty((0,), self._dtype)
+        targets = self._kernels.empty((0,), self._dtype)
         if self._role.loads_target:
             room = self._targets[input_slot]
             labels = room.dtype == np.int64

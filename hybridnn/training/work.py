@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hybridnn.kernels.backend import Kernels
 from hybridnn.nn.losses import loss_gradient
 from hybridnn.parallel.distribution import Distributor
 from hybridnn.parallel.workspace import StageArrays
@@ -30,11 +31,20 @@ class _DataWork:
         Samples of every minibatch.
     distributor : Distributor
     loss_name : {"mse", "cross_entropy"}
+    kernels : Kernels
+        Of the device that trains.
     """
 
-    def __init__(self, part: Part, minibatches: Sequence[Indices], distributor: Distributor, loss_name: str) -> None:
+    def __init__(
+        self,
+        part: Part,
+        minibatches: Sequence[Indices],
+        distributor: Distributor,
+        loss_name: str,
+        kernels: Kernels,
+    ) -> None:
         self._part, self._minibatches, self._distributor = part, minibatches, distributor
-        self._loss_name = loss_name
+        self._loss_name, self._kernels = loss_name, kernels
         self.sizes = [len(indices) for indices in minibatches]
 
     def load(self, minibatch: int, start: int, stop: int, x: Array | None, y: Array | None) -> None:
@@ -44,6 +54,7 @@ class _DataWork:
     def loss(self, minibatch: int, arrays: StageArrays, loss: Array) -> None:
         """See `Work.loss`; the gradient is that of the mean over the whole minibatch."""
         loss_gradient(
+            self._kernels,
             self._loss_name,
             arrays.outputs,
             arrays.targets,
@@ -59,7 +70,7 @@ class TrainingWork(_DataWork):
 
     Parameters
     ----------
-    part, minibatches, distributor, loss_name
+    part, minibatches, distributor, loss_name, kernels
         As for all data.
     rates : callable
         Learning rate of each minibatch's update.
@@ -73,11 +84,12 @@ class TrainingWork(_DataWork):
         minibatches: Sequence[Indices],
         distributor: Distributor,
         loss_name: str,
+        kernels: Kernels,
         rates: Callable[[int], float],
         reduced: Callable[[int], None],
         updated: Callable[[int], None],
     ) -> None:
-        super().__init__(part, minibatches, distributor, loss_name)
+        super().__init__(part, minibatches, distributor, loss_name, kernels)
         self.rate, self.reduced, self.updated = rates, reduced, updated
 
     def outputs(self, minibatch: int, start: int, stop: int, arrays: StageArrays) -> None:
@@ -103,7 +115,7 @@ class EvaluationWork(_ForwardWork, _DataWork):
 
     Parameters
     ----------
-    part, minibatches, distributor, loss_name
+    part, minibatches, distributor, loss_name, kernels
         As for all data.
     sums : MetricSums
         Counts the samples of this rank, on the last stage.
@@ -117,16 +129,18 @@ class EvaluationWork(_ForwardWork, _DataWork):
         minibatches: Sequence[Indices],
         distributor: Distributor,
         loss_name: str,
+        kernels: Kernels,
         sums: MetricSums,
         dtype: np.dtype[Any],
     ) -> None:
-        super().__init__(part, minibatches, distributor, loss_name)
-        self._sums, self._loss = sums, np.zeros(1, dtype)
+        super().__init__(part, minibatches, distributor, loss_name, kernels)
+        self._sums, self._loss = sums, kernels.zeros((1,), dtype)
 
     def outputs(self, minibatch: int, start: int, stop: int, arrays: StageArrays) -> None:
         """Count the samples."""
         self.loss(minibatch, arrays, self._loss)
-        self._sums.add(arrays.outputs, arrays.targets, float(self._loss[0]))
+        to_host = self._kernels.to_host
+        self._sums.add(to_host(arrays.outputs), to_host(arrays.targets), float(to_host(self._loss)[0]))
 
 
 class PredictionWork(_ForwardWork):
@@ -141,23 +155,27 @@ class PredictionWork(_ForwardWork):
         From a number of samples to this rank's slice of them.
     out : ndarray, shape (samples, outputs)
         Takes the outputs of this rank's samples, on the last stage.
+    kernels : Kernels
+        Of the device that computes; `x` and `out` are the host's.
     """
 
-    def __init__(self, x: Array, sizes: Sequence[int], block: Callable[[int], slice], out: Array) -> None:
-        self._x, self.sizes, self._block, self._out = x, sizes, block, out
+    def __init__(
+        self, x: Array, sizes: Sequence[int], block: Callable[[int], slice], out: Array, kernels: Kernels
+    ) -> None:
+        self._x, self.sizes, self._block, self._out, self._kernels = x, sizes, block, out, kernels
         self._firsts = np.cumsum([0, *sizes])
 
     def load(self, minibatch: int, start: int, stop: int, x: Array | None, y: Array | None) -> None:
         """Take the inputs; predicting needs no targets."""
         if x is not None:
-            x[...] = self._rows(self._x, minibatch)
+            self._kernels.copy(self._kernels.to_device(self._rows(self._x, minibatch).astype(x.dtype, copy=False)), x)
 
     def loss(self, minibatch: int, arrays: StageArrays, loss: Array) -> None:
         """Nothing is compared."""
 
     def outputs(self, minibatch: int, start: int, stop: int, arrays: StageArrays) -> None:
         """Keep the outputs."""
-        self._rows(self._out, minibatch)[...] = arrays.outputs.T
+        self._rows(self._out, minibatch)[...] = self._kernels.to_host(arrays.outputs).T
 
     def _rows(self, array: Array, minibatch: int) -> Array:
         """This rank's samples of a minibatch."""

@@ -10,6 +10,7 @@ import pytest
 
 from hybridnn import MLP
 from hybridnn.errors import SettingError
+from hybridnn.kernels.numpy_backend import NUMPY
 from hybridnn.nn.losses import loss_gradient, resolve_loss
 from reference import network as net
 from reference.cases import assert_close
@@ -21,7 +22,7 @@ def computed(name: str, outputs: Array, targets: Array, samples: int) -> tuple[f
     gradient, loss = np.full(outputs.T.shape, np.nan, outputs.dtype), np.full(1, np.nan, outputs.dtype)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        loss_gradient(name, np.ascontiguousarray(outputs.T), targets, np.arange(len(outputs)), samples, gradient, loss)
+        loss_gradient(NUMPY, name, np.ascontiguousarray(outputs.T), targets, np.arange(len(outputs)), samples, gradient, loss)
     return float(loss[0]), gradient.T
 
 

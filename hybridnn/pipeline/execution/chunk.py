@@ -14,7 +14,6 @@ from typing import Any
 from numpy.typing import NDArray
 
 from hybridnn.comm.grid import ProcessGrid
-from hybridnn.kernels import numpy_kernels as kernels
 from hybridnn.nn.optimizers import Optimizer, OptimizerState
 from hybridnn.parallel.joined import JoinedMicrobatches
 from hybridnn.parallel.stage import Stage
@@ -150,8 +149,8 @@ def make_chunk(
     depths = MessageDepths(*map(max, *(message_depths(item, place, index) for item in schedules)))
     first, last = stage.splits[0].layer, stage.splits[-1].layer
 
-    inbox = partial(Inbox, grid, capacity=capacity, dtype=dtype)
-    outbox = partial(Outbox, grid, capacity=capacity, dtype=dtype, synchronous=synchronous)
+    inbox = partial(Inbox, grid, stage.kernels, capacity=capacity, dtype=dtype)
+    outbox = partial(Outbox, grid, stage.kernels, capacity=capacity, dtype=dtype, synchronous=synchronous)
     input_messages = gradient_messages = outputs_to_send = gradients_to_send = None
     if not role.loads_input:
         before, chunk_before = schedule.before(place, index)
@@ -176,8 +175,8 @@ def make_chunk(
             keeps_dz=program.splits_backward,
         ),
         WeightStore(stage, optimizer, state, plan.peak_weight_versions, predicts=predicts),
-        JoinedMicrobatches(stage.splits, everything, dtype, role.loads_input) if joins else None,
-        kernels.zeros((1,), dtype),
+        JoinedMicrobatches(stage.splits, everything, dtype, role.loads_input, stage.kernels) if joins else None,
+        stage.kernels.zeros((1,), dtype),
         input_messages,
         gradient_messages,
         outputs_to_send,

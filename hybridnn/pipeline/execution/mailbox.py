@@ -9,19 +9,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any
 
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import DTypeLike
 
 from hybridnn.comm.grid import ProcessGrid
 from hybridnn.comm.request import Request
-from hybridnn.kernels import numpy_kernels as kernels
+from hybridnn.kernels.backend import Array, Kernels
 from hybridnn.pipeline.execution.routes import Piece
 from hybridnn.pipeline.schedules.instructions import Instruction
 
 __all__ = ["Inbox", "Message", "Outbox"]
 
-Array = NDArray[Any]
 Message = tuple[Instruction, int]
 """What a message is about, and the samples of its microbatch over all ranks."""
 
@@ -33,9 +31,17 @@ class _Buffers:
     """A ring of flat buffers for blocks of up to `capacity` columns of `features` numbers."""
 
     def __init__(
-        self, grid: ProcessGrid, tag: int, routes: Routes, features: int, capacity: int, dtype: DTypeLike, depth: int
+        self,
+        grid: ProcessGrid,
+        kernels: Kernels,
+        tag: int,
+        routes: Routes,
+        features: int,
+        capacity: int,
+        dtype: DTypeLike,
+        depth: int,
     ) -> None:
-        self._group, self._rank_at = grid.world, grid.rank_at
+        self._group, self._rank_at, self._kernels = grid.world, grid.rank_at, kernels
         self._tag, self._routes, self._features = tag, routes, features
         self._ring = deque(kernels.empty((features * capacity,), dtype) for _ in range(depth))
         self.nbytes = sum(buffer.nbytes for buffer in self._ring)
@@ -52,6 +58,8 @@ class Inbox(_Buffers):
     Parameters
     ----------
     grid : ProcessGrid
+    kernels : Kernels
+        Of the device that holds the arrays.
     tag : int
         Of the channel.
     routes : callable
@@ -80,7 +88,7 @@ class Inbox(_Buffers):
         buffer, pieces = self._begun.popleft()
         for piece, request in pieces:
             request.wait()
-            kernels.copy(self._block(buffer, piece), out[:, piece.start : piece.stop])
+            self._kernels.copy(self._block(buffer, piece), out[:, piece.start : piece.stop])
         self._ring.append(buffer)
         if self._expected:
             self._begin_next()
@@ -113,6 +121,7 @@ class Outbox(_Buffers):
     def __init__(
         self,
         grid: ProcessGrid,
+        kernels: Kernels,
         tag: int,
         routes: Routes,
         features: int,
@@ -122,7 +131,7 @@ class Outbox(_Buffers):
         *,
         synchronous: bool,
     ) -> None:
-        super().__init__(grid, tag, routes, features, capacity, dtype, depth)
+        super().__init__(grid, kernels, tag, routes, features, capacity, dtype, depth)
         self._synchronous = synchronous
         self._packed: deque[tuple[Array, list[Piece]]] = deque()
         self._sent: deque[tuple[Array, list[Request]]] = deque()
@@ -134,7 +143,7 @@ class Outbox(_Buffers):
         buffer = self._ring.popleft()
         pieces = self._routes(samples)
         for start, stop in {(piece.start, piece.stop) for piece in pieces}:
-            kernels.copy(array[:, start:stop], self._block(buffer, Piece(pieces[0].peer, start, stop)))
+            self._kernels.copy(array[:, start:stop], self._block(buffer, Piece(pieces[0].peer, start, stop)))
         self._packed.append((buffer, pieces))
 
     def send(self, instruction: Instruction) -> None:

@@ -12,6 +12,7 @@ from numpy.typing import DTypeLike
 from hybridnn.comm.group import Group
 from hybridnn.comm.recorder import Recorder
 from hybridnn.nn.mlp import MLP
+from hybridnn.kernels.numpy_backend import NUMPY
 from hybridnn.nn.parameters import ParameterLayout
 from hybridnn.parallel.dense import parallel_dense
 from hybridnn.parallel.layer_split import split_layers
@@ -69,7 +70,7 @@ def layer_passes(model: MLP, samples: int, dtype: DTypeLike) -> NetworkPasses:
     parameters, gradients = layout.views(flat), layout.views(gradient)
 
     def passes(index: int) -> LayerPasses:
-        dense, layer = parallel_dense(splits[index], alone, overlap=False), arrays.layers[index]
+        dense, layer = parallel_dense(splits[index], alone, False, NUMPY), arrays.layers[index]
         return LayerPasses(
             lambda: dense.forward(parameters[index], layer),
             lambda: dense.backward_input(parameters[index], layer).wait(),

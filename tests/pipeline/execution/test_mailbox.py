@@ -10,6 +10,7 @@ import pytest
 
 from hybridnn.comm.grid import ProcessGrid
 from hybridnn.comm.partition import block_slice
+from hybridnn.kernels.numpy_backend import NUMPY
 from hybridnn.pipeline.execution.mailbox import Inbox, Outbox
 from hybridnn.pipeline.execution.routes import Place, pieces_received, pieces_sent
 from hybridnn.pipeline.schedules.instructions import SendActivations
@@ -33,7 +34,7 @@ def exchange(grid: ProcessGrid, in_depth: int, out_depth: int, synchronous: bool
     messages = [(SendActivations(number), samples) for number, samples in enumerate(limit_sizes)]
     if grid.pipeline_rank == 0:
         routes = partial(pieces_sent, grid.stages, here, 1)
-        outbox = Outbox(grid, 4, routes, FEATURES, CAPACITY, "float64", out_depth, synchronous=synchronous)
+        outbox = Outbox(grid, NUMPY, 4, routes, FEATURES, CAPACITY, "float64", out_depth, synchronous=synchronous)
         for number, (instruction, samples) in enumerate(messages):
             mine = np.ascontiguousarray(content(number, samples)[:, block_slice(samples, grid.batch, grid.batch_rank)])
             outbox.pack(mine, samples)
@@ -41,7 +42,7 @@ def exchange(grid: ProcessGrid, in_depth: int, out_depth: int, synchronous: bool
             outbox.send(instruction)
         outbox.finish()
         return
-    inbox = Inbox(grid, 4, partial(pieces_received, grid.stages, here, 0), FEATURES, CAPACITY, "float64", in_depth)
+    inbox = Inbox(grid, NUMPY, 4, partial(pieces_received, grid.stages, here, 0), FEATURES, CAPACITY, "float64", in_depth)
     inbox.begin(messages)
     taken = []
     for _, samples in messages:
