@@ -7,18 +7,17 @@ Every batch rank keeps one for itself and sums the gradients with the others, or
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import DTypeLike
 
 from hybridnn.comm.group import Group
-from hybridnn.kernels import numpy_kernels as kernels
+from hybridnn.kernels.backend import Array, Kernels
+from hybridnn.kernels.numpy_backend import NUMPY
 from hybridnn.nn.optimizers import Optimizer, OptimizerState, new_state
 from hybridnn.parallel.gradient_reduction import GradientReducer
 
 __all__ = ["OwnReplica", "Replica"]
-
-Array = NDArray[Any]
 
 
 class Replica(Protocol):
@@ -112,6 +111,8 @@ class OwnReplica:
     dtype : dtype
     overlap : bool
         As for `GradientReducer`.
+    kernels : Kernels
+        Of the device that holds the arrays.
 
     Attributes
     ----------
@@ -122,7 +123,10 @@ class OwnReplica:
 
     leads = True
 
-    def __init__(self, group: Group, ends: Sequence[int], dtype: DTypeLike, overlap: bool) -> None:
+    def __init__(
+        self, group: Group, ends: Sequence[int], dtype: DTypeLike, overlap: bool, kernels: Kernels = NUMPY
+    ) -> None:
+        self._kernels = kernels
         flat = kernels.zeros((ends[-1] + 1,), dtype)
         self.gradient, self.loss = flat[:-1], flat[-1:]
         self.nbytes = flat.nbytes
@@ -132,15 +136,15 @@ class OwnReplica:
     @property
     def total_loss(self) -> float:
         """See `Replica.total_loss`."""
-        return float(self.loss[0])
+        return float(self._kernels.to_host(self.loss)[0])
 
     def new_array(self) -> Array:
         """See `Replica.new_array`."""
-        return kernels.zeros(self.gradient.shape, self.gradient.dtype)
+        return self._kernels.zeros(self.gradient.shape, self.gradient.dtype)
 
     def new_state(self, optimizer: Optimizer, weights: Array) -> OptimizerState:
         """See `Replica.new_state`."""
-        return new_state(optimizer, weights)
+        return new_state(optimizer, weights, self._kernels)
 
     def share(self, nbytes: int) -> int:
         """All of them."""
@@ -158,11 +162,11 @@ class OwnReplica:
 
     def squared_norm(self) -> float:
         """See `Replica.squared_norm`."""
-        return kernels.squared_norm(self.gradient)
+        return self._kernels.squared_norm(self.gradient)
 
     def scale_gradient(self, factor: float) -> None:
         """See `Replica.scale_gradient`."""
-        kernels.scale(self.gradient, factor)
+        self._kernels.scale(self.gradient, factor)
 
     def fill(self, write: Callable[[], None]) -> None:
         """Every rank fills its own."""

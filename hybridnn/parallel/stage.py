@@ -11,7 +11,8 @@ from numpy.typing import DTypeLike, NDArray
 
 from hybridnn.comm.grid import ProcessGrid
 from hybridnn.comm.group import Group
-from hybridnn.kernels import numpy_kernels as kernels
+from hybridnn.kernels.backend import Kernels
+from hybridnn.kernels.numpy_backend import NUMPY
 from hybridnn.nn.mlp import DenseLayer
 from hybridnn.nn.parameters import LayerParameters, ParameterLayout, parameter_name
 from hybridnn.parallel.dense import LayerArrays, WeightGradientArrays, parallel_dense
@@ -42,9 +43,12 @@ class Stage:
         The ranks that share the replica; without it, this rank keeps its own.
     arrays : int
         As for `SharedReplica`.
+    kernels : Kernels
+        Of the device that holds the arrays.
 
     Attributes
     ----------
+    kernels : Kernels
     layout : ParameterLayout
         Where the arrays of the layers lie in the flat buffers.
     splits : list of SplitLayer
@@ -67,14 +71,15 @@ class Stage:
         overlap: bool,
         sharing: Sharing | None = None,
         arrays: int = 1,
+        kernels: Kernels = NUMPY,
     ) -> None:
-        group = grid.model_group
+        self.kernels, group = kernels, grid.model_group
         self.splits = split_layers(layers, split, group.size, group.rank)
         self._group = group
         self._dense = [parallel_dense(item, group, overlap, kernels) for item in self.splits]
         self.layout = ParameterLayout([item.shard for item in self.splits])
         self.replica: Replica = (
-            OwnReplica(grid.batch_group, self.layout.ends, dtype, overlap)
+            OwnReplica(grid.batch_group, self.layout.ends, dtype, overlap, kernels)
             if sharing is None
             else SharedReplica(sharing, self.layout.size, dtype, arrays)
         )
@@ -85,7 +90,7 @@ class Stage:
     def workspace(self, capacity: int, role: StageRole, **buffers: Any) -> Workspace:
         """Arrays for microbatches of up to `capacity` samples on this rank; `buffers` as for `Workspace`."""
         group, dtype = self._group, self.weights.dtype
-        return Workspace(self.splits, group.size, group.rank, capacity, dtype, role, **buffers)
+        return Workspace(self.splits, group.size, group.rank, capacity, dtype, role, kernels=self.kernels, **buffers)
 
     def forward(self, arrays: StageArrays, parameters: Sequence[LayerParameters] | None = None) -> None:
         """Compute the outputs from the inputs in `arrays`, with the current weights or with others."""
@@ -165,14 +170,14 @@ class Stage:
             return
         total, addend = self._gradients[place], self._addends[1][place]
         self._dense[place].backward_weight(layer, addend)
-        kernels.add(total.weight, addend.weight, total.weight)
-        kernels.add(total.bias, addend.bias, total.bias)
+        self.kernels.add(total.weight, addend.weight, total.weight)
+        self.kernels.add(total.bias, addend.bias, total.bias)
 
     @cached_property
     def _addends(self) -> tuple[NDArray[Any], list[LayerParameters]]:
         """Room for one layer's gradient before it is added, and its views as each of the layers."""
         sizes = [stop - start for start, stop in map(self.layout.bounds, range(len(self.splits)))]
-        room = kernels.empty((max(sizes),), self.weights.dtype)
+        room = self.kernels.empty((max(sizes),), self.weights.dtype)
         return room, [ParameterLayout([item.shard]).views(room)[0] for item in self.splits]
 
     @property
@@ -194,7 +199,7 @@ class Stage:
         ndarray, shape (layers,)
         """
         bounds = map(self.layout.bounds, range(len(self.splits)))
-        squares = [kernels.squared_norm(flat[start:stop]) for start, stop in bounds]
+        squares = [self.kernels.squared_norm(flat[start:stop]) for start, stop in bounds]
         return _summed(self._group, np.array(squares))
 
     def squared_gradient_norm(self) -> float:

@@ -157,7 +157,7 @@ class Workspace:
         transient = [self._columns, self._ones, self._own_gradient, *self._gradients]
         if self._product is not None:
             transient.append(self._product)
-        return self.activation_bytes + sum(array.nbytes for array in transient)
+        return int(self.activation_bytes + sum(array.nbytes for array in transient))
 
     @property
     def activation_bytes(self) -> int:

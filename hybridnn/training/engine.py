@@ -13,6 +13,8 @@ from hybridnn.comm.agreement import agree
 from hybridnn.comm.grid import ProcessGrid
 from hybridnn.comm.partition import block_slice
 from hybridnn.errors import NonFiniteLossError
+from hybridnn.kernels.backend import Kernels
+from hybridnn.kernels.numpy_backend import NUMPY
 from hybridnn.nn.losses import resolve_loss
 from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import Optimizer
@@ -62,6 +64,8 @@ class Engine:
         As for `Trainer`.
     sharing : Sharing, optional
         Ranks that share one replica.
+    kernels : Kernels
+        Of the device that trains.
 
     Attributes
     ----------
@@ -85,14 +89,18 @@ class Engine:
         distribution: str,
         clip_norm: float | None,
         sharing: Sharing | None = None,
+        kernels: Kernels = NUMPY,
     ) -> None:
+        self._kernels = kernels
         self._model, self._optimizer, self._grid, self._plan = model, optimizer, grid, plan
         self._batch_size, self._clip_norm, self._sharing = batch_size, clip_norm, sharing
         self._distributor = make_distributor(grid, distribution)
         layers = plan.layers_of(model, grid.pipeline_rank)
         self._representatives = plan.representatives()
         arrays = shared_arrays(optimizer, self._representatives[0], grid.pipeline_rank)
-        self.stages = [Stage(part, grid, model_split, np.dtype(dtype), overlap, sharing, arrays) for part in layers]
+        self.stages = [
+            Stage(part, grid, model_split, np.dtype(dtype), overlap, sharing, arrays, kernels) for part in layers
+        ]
         self.states = [stage.replica.new_state(optimizer, stage.weights) for stage in self.stages]
         self.arrays = GlobalArrays(model, grid, plan, self.stages)
         self._chunks: list[Chunk] = []
@@ -140,6 +148,7 @@ class Engine:
                 batches[first : first + count],
                 self._distributor,
                 loss_name,
+                self._kernels,
                 lambda number: rates(first + number),
                 reduced,
                 lambda number: updated(first + number),
@@ -179,7 +188,7 @@ class Engine:
         sums = MetricSums(self._model.sizes[-1], classification)
         batches = list(minibatches(np.arange(part.samples), self._block))
         loss_name = resolve_loss(self._model, part.task)
-        work = EvaluationWork(part, batches, self._distributor, loss_name, sums, self.dtype)
+        work = EvaluationWork(part, batches, self._distributor, loss_name, self._kernels, sums, self.dtype)
         self._executor(classification, trains=False, count=len(batches)).run(work)
         grid = self._grid
         if grid.pipeline == 1:
@@ -208,7 +217,9 @@ class Engine:
         grid = self._grid
         sizes = [min(self._block, len(x) - first) for first in range(0, len(x), self._block)]
         if sizes:
-            work = PredictionWork(x, sizes, lambda n: block_slice(n, grid.batch, grid.batch_rank), outputs)
+            work = PredictionWork(
+                x, sizes, lambda n: block_slice(n, grid.batch, grid.batch_rank), outputs, self._kernels
+            )
             self._executor(None, trains=False, count=len(sizes)).run(work)
         # Every sample was computed by one batch part of the last stage; the others hold zeros.
         grid.batch_group.allreduce(outputs)

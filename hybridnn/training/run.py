@@ -117,6 +117,7 @@ def run_training(
             weights = trainer.weights()
             summary = summarize(trainer, str(path), seconds, start_step)
             agree(grid.world, partial(report.finish, weights, summary))
+    trainer.free()
     data.memory.free()
     return summary
 
@@ -204,6 +205,7 @@ def _trainer(settings: Settings, grid: ProcessGrid, data: PlacedData) -> Trainer
         clip_norm=settings.training.clip_norm,
         model_split=settings.parallel.model_split,
         overlap=settings.parallel.overlap,
+        shared_replicas=settings.parallel.shared_replicas,
         distribution=settings.data.distribution,
         log_every=settings.output.log_every,
         evaluate_every=settings.training.evaluate_every,

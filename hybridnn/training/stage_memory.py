@@ -58,7 +58,7 @@ class StageMemory:
 
 
 def _state_bytes(stage: Stage, state: OptimizerState) -> int:
-    return state.scratch.nbytes + sum(stage.replica.share(slot.nbytes) for slot in state.slots.values())
+    return int(state.scratch.nbytes + sum(stage.replica.share(slot.nbytes) for slot in state.slots.values()))
 
 
 def memory_of_stages(grid: ProcessGrid, mine: StageMemory) -> tuple[StageMemory, ...]:

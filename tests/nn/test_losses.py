@@ -22,7 +22,9 @@ def computed(name: str, outputs: Array, targets: Array, samples: int) -> tuple[f
     gradient, loss = np.full(outputs.T.shape, np.nan, outputs.dtype), np.full(1, np.nan, outputs.dtype)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        loss_gradient(NUMPY, name, np.ascontiguousarray(outputs.T), targets, np.arange(len(outputs)), samples, gradient, loss)
+        loss_gradient(
+            NUMPY, name, np.ascontiguousarray(outputs.T), targets, np.arange(len(outputs)), samples, gradient, loss
+        )
     return float(loss[0]), gradient.T
 
 

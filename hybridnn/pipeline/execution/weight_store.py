@@ -15,7 +15,6 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from hybridnn.kernels import numpy_kernels as kernels
 from hybridnn.nn.optimizers import Optimizer, OptimizerState
 from hybridnn.nn.parameters import LayerParameters
 from hybridnn.parallel.stage import Stage
@@ -49,7 +48,7 @@ class WeightStore:
         self._stage, self._optimizer, self._state = stage, optimizer, state
         self._free = [self._with_views(stage.replica.new_array()) for _ in range(versions - 1)]
         current = stage.weights
-        self._predicted = self._with_views(kernels.empty(current.shape, current.dtype)) if predicts else None
+        self._predicted = self._with_views(stage.kernels.empty(current.shape, current.dtype)) if predicts else None
         self._older: dict[int, tuple[Array, Views]] = {}
         self._last_readers: dict[int, int] = {}
         self.nbytes = (versions - 1) * stage.replica.share(current.nbytes) + predicts * current.nbytes

@@ -11,8 +11,8 @@ from numpy.typing import DTypeLike
 
 from hybridnn.comm.group import Group
 from hybridnn.comm.recorder import Recorder
-from hybridnn.nn.mlp import MLP
 from hybridnn.kernels.numpy_backend import NUMPY
+from hybridnn.nn.mlp import MLP
 from hybridnn.nn.parameters import ParameterLayout
 from hybridnn.parallel.dense import parallel_dense
 from hybridnn.parallel.layer_split import split_layers

@@ -42,7 +42,9 @@ def exchange(grid: ProcessGrid, in_depth: int, out_depth: int, synchronous: bool
             outbox.send(instruction)
         outbox.finish()
         return
-    inbox = Inbox(grid, NUMPY, 4, partial(pieces_received, grid.stages, here, 0), FEATURES, CAPACITY, "float64", in_depth)
+    inbox = Inbox(
+        grid, NUMPY, 4, partial(pieces_received, grid.stages, here, 0), FEATURES, CAPACITY, "float64", in_depth
+    )
     inbox.begin(messages)
     taken = []
     for _, samples in messages:
