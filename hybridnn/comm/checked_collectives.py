@@ -76,6 +76,7 @@ class CheckedGroup(Group):
         call = super()._begin(name, nbytes, dtype, root, reduction)
         comparison = _Comparison(self._own, call, blocking=True)
         # MPI wants collectives in the same order on all ranks: those that still wait for their comparison go first.
+        self._transport.settle()
         self._advance(None, wait=True)
         comparison.done(wait=True)
         return call
@@ -135,6 +136,7 @@ class _ComparedRequest(Request):
 
     def wait(self) -> None:
         self._recorder.now = self._call
+        self._group._transport.settle()
         self._group._advance(self, wait=True)
         super().wait()
 

@@ -19,6 +19,7 @@ from hybridnn.comm.launch_check import require_whole_launch
 from hybridnn.comm.mpi import import_mpi, ranks_within
 from hybridnn.comm.placement import place_ranks, resolve_axes, resolve_stages
 from hybridnn.comm.recorder import Recorder
+from hybridnn.comm.transports.carrier import Carrier
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -127,6 +128,11 @@ class ProcessGrid:
         self.node_comm = node_comm.Split(0, position)
         members = ranks_within(self.node_comm, world)
         self.node_group = kind(self.node_comm, "node", self.recorder, message_limit, members)
+
+    def carry(self, carrier: Carrier) -> None:
+        """Let all groups take arrays of this rank's device too; collective, and nothing may be in flight."""
+        for group in (self.world, self.pipeline_group, self.batch_group, self.model_group, self.node_group):
+            group.carry(carrier)
 
     def rank_at(self, stage: int, batch_rank: int, model_rank: int) -> int:
         """Position in the grid of a place in a stage."""

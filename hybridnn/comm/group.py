@@ -1,25 +1,29 @@
 """A group: the ranks along one axis of the process grid, and the collectives among them.
 
-The methods are thin: they check the arrays, tell the recorder, and call MPI on the buffers. In a group of one rank
-every one of them does nothing, so that code for many ranks is also the code for one. Arrays over the message limit
-travel in pieces, because MPI counts are 32-bit integers in most libraries.
+The methods are thin: they check the arrays, tell the recorder, and hand the arrays to a transport, or where a call
+blocks straight to MPI. In a group of one rank every one of them does nothing, so that code for many ranks is also the
+code for one. Arrays over the message limit travel in pieces, because MPI counts are 32-bit integers in most libraries.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from functools import partial
+from math import prod
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from hybridnn.comm.array_checks import require_root_array, require_shape
-from hybridnn.comm.large_messages import deal_by_messages, offsets_of, pieces, row_layout
+from hybridnn.comm.large_messages import offsets_of, pieces, row_layout
 from hybridnn.comm.mpi import import_mpi, ranks_within, require_buffer
 from hybridnn.comm.partition import block_slice
 from hybridnn.comm.recorded_calls import RecordedCalls
 from hybridnn.comm.recorder import Recorder
 from hybridnn.comm.request import DONE, Request
+from hybridnn.comm.transports.carrier import Carrier
+from hybridnn.comm.transports.direct import Direct
+from hybridnn.comm.transports.transport import Transport, copy_rows
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -37,6 +41,8 @@ REDUCE_PIECE = 2**21
 
 class Group(RecordedCalls):
     """Ranks that communicate with one another.
+
+    Arrays lie in the host's memory; after `carry` they may lie on this rank's device just as well.
 
     Parameters
     ----------
@@ -65,6 +71,14 @@ class Group(RecordedCalls):
         self._comm: Any = comm
         self._limit = message_limit
         self._mpi: Any = import_mpi() if self.size > 1 else None
+        self._transport: Transport = Direct(comm, message_limit)
+        self._carrier: Carrier | None = None
+
+    def carry(self, carrier: Carrier) -> None:
+        """From now on take arrays of this rank's device too; collective, and nothing may be in flight."""
+        if self.size > 1:
+            self._transport = carrier.transport(self._comm, self.axis, self._limit)
+            self._carrier = carrier
 
     def split(self, color: int, axis: str) -> Group:
         """Divide the group: the ranks that name the same `color` are a new one, in the same order; collective."""
@@ -72,12 +86,16 @@ class Group(RecordedCalls):
             return type(self)(None, axis, self.recorder, self._limit, self.members)
         comm = self._comm.Split(color, self.rank)
         members = [self.members[number] for number in ranks_within(comm, self._comm)]
-        return type(self)(comm, axis, self.recorder, self._limit, members)
+        part = type(self)(comm, axis, self.recorder, self._limit, members)
+        if self._carrier is not None:
+            part.carry(self._carrier)
+        return part
 
     def barrier(self) -> None:
         """Return when every rank has arrived."""
         if self.size > 1:
             call = self._begin("barrier", 0)
+            self._transport.settle()
             self._comm.Barrier()
             self._finish(call)
 
@@ -85,10 +103,13 @@ class Group(RecordedCalls):
         """Replace `array` by its sum (``"max"``: maximum) over the ranks, in place."""
         if self.size == 1:
             return
+        if self._carrier is not None:
+            self.iallreduce(array, operation).wait()
+            return
         require_buffer(array, "allreduce")
         call = self._begin("allreduce", array.nbytes, array.dtype, reduction=operation)
         for piece in pieces(array, min(self._limit, REDUCE_PIECE)):
-            self._comm.Allreduce(self._mpi.IN_PLACE, piece, self._operation(operation))
+            self._comm.Allreduce(self._mpi.IN_PLACE, piece, self._mpi.SUM if operation == "sum" else self._mpi.MAX)
         self._finish(call)
 
     def iallreduce(self, array: NDArray[Any], operation: str = "sum") -> Request:
@@ -96,11 +117,7 @@ class Group(RecordedCalls):
         if self.size == 1:
             return DONE
         require_buffer(array, "allreduce")
-
-        def start() -> list[Any]:
-            how = self._operation(operation)
-            return [self._comm.Iallreduce(self._mpi.IN_PLACE, piece, how) for piece in self._pieces(array)]
-
+        start = partial(self._transport.allreduce, array, operation)
         return self._start("allreduce", array.nbytes, start, (array,), reduction=operation)
 
     def allgather_rows(self, array: NDArray[Any]) -> None:
@@ -113,7 +130,7 @@ class Group(RecordedCalls):
         """
         if self.size == 1:
             return
-        if array.nbytes > self._limit:
+        if self._carrier is not None or array.nbytes > self._limit:
             self.iallgather_rows(array).wait()
             return
         require_buffer(array, "allgather")
@@ -130,18 +147,7 @@ class Group(RecordedCalls):
         if self.size == 1:
             return DONE
         require_buffer(array, "allgather")
-        counts, offsets = row_layout(array, self.size)
-
-        def start() -> list[Any]:
-            if array.nbytes <= self._limit:
-                return [self._comm.Iallgatherv(self._mpi.IN_PLACE, [array, counts, offsets, None])]
-            return [
-                self._comm.Ibcast(piece, root)
-                for root in range(self.size)
-                for piece in self._pieces(array[block_slice(len(array), self.size, root)])
-            ]
-
-        return self._start("allgather", array.nbytes, start, (array,))
+        return self._start("allgather", array.nbytes, partial(self._transport.allgather, array), (array,))
 
     def reduce_scatter_rows(self, array: NDArray[Any], out: NDArray[Any]) -> None:
         """Sum `array` over the ranks and leave each rank its block of the rows of the sum.
@@ -161,31 +167,21 @@ class Group(RecordedCalls):
         require_buffer(out, "reduce-scatter", array.dtype)
         require_shape("reduce-scatter", out, array[block_slice(len(array), self.size, self.rank)].shape)
         if self.size == 1:
-            out[...] = array
+            copy_rows(array, out)
             return DONE
-        counts, _ = row_layout(array, self.size)
-
-        def start() -> list[Any]:
-            if array.nbytes <= self._limit:
-                return [self._comm.Ireduce_scatter(array, out, counts, self._mpi.SUM)]
-            requests = []
-            for root in range(self.size):
-                block = array[block_slice(len(array), self.size, root)]
-                targets = self._pieces(out) if root == self.rank else iter(())
-                requests += [
-                    self._comm.Ireduce(piece, next(targets, None), self._mpi.SUM, root) for piece in self._pieces(block)
-                ]
-            return requests
-
+        start = partial(self._transport.reduce_scatter, array, out)
         return self._start("reduce_scatter", array.nbytes, start, (array, out))
 
     def broadcast(self, array: NDArray[Any], root: int = 0) -> None:
         """Give every rank the root's `array`, in place."""
         if self.size == 1:
             return
+        if self._carrier is not None:
+            self.ibroadcast(array, root).wait()
+            return
         require_buffer(array, "broadcast")
         call = self._begin("broadcast", array.nbytes, array.dtype, root)
-        for piece in self._pieces(array):
+        for piece in pieces(array, self._limit):
             self._comm.Bcast(piece, root)
         self._finish(call)
 
@@ -194,10 +190,7 @@ class Group(RecordedCalls):
         if self.size == 1:
             return DONE
         require_buffer(array, "broadcast")
-
-        def start() -> list[Any]:
-            return [self._comm.Ibcast(piece, root) for piece in self._pieces(array)]
-
+        start = partial(self._transport.broadcast, array, root)
         return self._start("broadcast", array.nbytes, start, (array,), root)
 
     def scatter_rows(self, array: NDArray[Any] | None, out: NDArray[Any], rows: Sequence[int], root: int = 0) -> None:
@@ -220,21 +213,13 @@ class Group(RecordedCalls):
         """As `scatter_rows`, but returns at once; the request owns both arrays until it is done."""
         require_buffer(out, "scatter")
         require_shape("scatter", out, (rows[self.rank], *out.shape[1:]))
-        width = int(np.prod(out.shape[1:], dtype=np.int64))
-        total = sum(rows) * width * out.itemsize
         if self.rank == root:
             array = require_root_array("scatter", array, out, sum(rows))
         if self.size == 1:
-            out[...] = array
+            copy_rows(array, out)
             return DONE
-
-        def start() -> list[Any]:
-            if total > self._limit:
-                return deal_by_messages(self._comm, self._limit, array, out, rows, root, scatters=True)
-            counts = [n * width for n in rows]
-            send = [array, counts, offsets_of(counts), None] if self.rank == root else None
-            return [self._comm.Iscatterv(send, out, root)]
-
+        total = sum(rows) * prod(out.shape[1:]) * out.itemsize
+        start = partial(self._transport.scatter, array, out, rows, root)
         return self._start("scatter", total, start, (out,) if array is None else (array, out), root)
 
     def gather_rows(self, array: NDArray[Any], out: NDArray[Any] | None, rows: Sequence[int], root: int = 0) -> None:
@@ -253,17 +238,17 @@ class Group(RecordedCalls):
         if self.rank == root:
             out = require_root_array("gather", out, array, sum(rows))
         if self.size == 1:
-            assert out is not None
-            out[...] = array
+            copy_rows(array, out)
             return
-        width = int(np.prod(array.shape[1:], dtype=np.int64))
+        width = prod(array.shape[1:])
         total = sum(rows) * width * array.itemsize
+        if self._carrier is not None or total > self._limit:
+            start = partial(self._transport.gather, array, out, rows, root)
+            self._start("gather", total, start, (array,) if out is None else (out, array), root).wait()
+            return
         call = self._begin("gather", total, array.dtype, root)
-        if total > self._limit:
-            self._mpi.Request.Waitall(deal_by_messages(self._comm, self._limit, out, array, rows, root, scatters=False))
-        else:
-            counts = [n * width for n in rows]
-            self._comm.Gatherv(array, [out, counts, offsets_of(counts), None] if self.rank == root else None, root)
+        counts = [n * width for n in rows]
+        self._comm.Gatherv(array, [out, counts, offsets_of(counts), None] if self.rank == root else None, root)
         self._finish(call)
 
     def isend(
@@ -280,19 +265,10 @@ class Group(RecordedCalls):
         """
         require_buffer(array, "send")
         call = self._begin_message("send", array, peer, tag, about)
-        send = self._comm.Issend if synchronous else self._comm.Isend
-        return self._started(call, [send(piece, peer, tag) for piece in self._pieces(array)], (array,))
+        return self._started(call, self._transport.send(array, peer, tag, synchronous), (array,))
 
     def ireceive(self, array: NDArray[Any], peer: int, tag: int, *, about: object = None) -> Request:
         """Begin to receive `array` from rank `peer`; the request owns it until it is done."""
         require_buffer(array, "receive")
         call = self._begin_message("receive", array, peer, tag, about)
-        return self._started(call, [self._comm.Irecv(piece, peer, tag) for piece in self._pieces(array)], (array,))
-
-    # -- how the above is done ---------------------------------------------------------------------------------------
-
-    def _operation(self, name: str) -> Any:
-        return self._mpi.SUM if name == "sum" else self._mpi.MAX
-
-    def _pieces(self, array: NDArray[Any]) -> Iterator[NDArray[Any]]:
-        return pieces(array, self._limit)
+        return self._started(call, self._transport.receive(array, peer, tag), (array,))

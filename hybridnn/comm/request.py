@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from numpy.typing import NDArray
 
 from hybridnn.comm.calls import CallRecord, Channel
 from hybridnn.comm.recorder import Recorder
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 __all__ = ["DONE", "Request"]
 
@@ -21,8 +18,9 @@ class Request:
 
     Parameters
     ----------
-    requests : list of MPI.Request
-        What MPI has to finish; empty for an operation that had nothing to do.
+    requests : list
+        Requests of MPI, or one object that answers as they do (`hybridnn.comm.transports`); empty for an operation
+        that had nothing to do.
     arrays : tuple of ndarray
         Kept alive, and owned, until the operation is done.
     call : CallRecord
@@ -33,7 +31,7 @@ class Request:
     __slots__ = ("_arrays", "_call", "_recorder", "_requests")
 
     def __init__(
-        self, requests: list[MPI.Request], arrays: tuple[NDArray[Any], ...], call: CallRecord, recorder: Recorder
+        self, requests: list[Any], arrays: tuple[NDArray[Any], ...], call: CallRecord, recorder: Recorder
     ) -> None:
         self._requests = requests
         self._arrays = arrays

@@ -1,0 +1,43 @@
+"""Calls of MPI that may begin only when a device has come so far, in the order in which they were asked for."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["Departures"]
+
+
+class Departures:
+    """A queue over all groups of a rank.
+
+    MPI wants the collectives of a group, and the messages between two ranks, in the same order on both sides; here
+    all calls keep the order in which the rank made them. They wait for nothing but this rank's own device, so the
+    queue always empties, whatever other ranks do.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[tuple[Any, Callable[[], None]]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, ready: Any, depart: Callable[[], None]) -> None:
+        """Call `depart` once the event `ready`, if there is one, is done, and after all calls added before."""
+        self._waiting.append((ready, depart))
+        self.poll()
+
+    def poll(self) -> None:
+        """Make the calls that can be made."""
+        waiting = self._waiting
+        while waiting and (waiting[0][0] is None or waiting[0][0].done):
+            waiting.popleft()[1]()
+
+    def settle(self) -> None:
+        """Make all calls, waiting for the device."""
+        while self._waiting:
+            ready, depart = self._waiting.popleft()
+            if ready is not None:
+                ready.synchronize()
+            depart()

@@ -1,0 +1,76 @@
+"""A rank's GPU as its transports see it: streams for copies and for NCCL, events, pinned memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numpy.typing import NDArray
+
+from hybridnn.comm.transports.departures import Departures
+from hybridnn.comm.transports.pinned import PinnedMemory
+from hybridnn.comm.transports.transport import Array
+
+__all__ = ["CHUNK_BYTES", "Device"]
+
+CHUNK_BYTES = 2**22
+"""Bytes of one staged message: the copy of a chunk runs beside the messages of those before it."""
+
+
+class Device:
+    """The current device, shared by the groups of a rank.
+
+    Whoever computes does so in the current stream. A copy comes after what that stream was told before, and what it
+    is told later comes after the copy; the host waits for neither.
+
+    Parameters
+    ----------
+    cupy : module
+    chunk_bytes : int
+        As `CHUNK_BYTES`; the same on all ranks.
+
+    Attributes
+    ----------
+    cupy : module
+    chunk_bytes : int
+    departures : Departures
+        Calls of MPI that wait for the device.
+    pinned : PinnedMemory
+    collectives : Stream
+        Where NCCL works: one stream for all groups, as its collectives could wait for one another if they ran at once.
+    """
+
+    def __init__(self, cupy: Any, chunk_bytes: int = CHUNK_BYTES) -> None:
+        self.cupy, self.chunk_bytes = cupy, chunk_bytes
+        self.departures = Departures()
+        self.pinned = PinnedMemory(cupy)
+        # A stream for each direction: a device copies both ways at once.
+        self._outward = cupy.cuda.Stream(non_blocking=True)
+        self._inward = cupy.cuda.Stream(non_blocking=True)
+        self.collectives = cupy.cuda.Stream(non_blocking=True)
+
+    def mark(self, stream: Any = None) -> Any:
+        """An event after all that `stream`, by default the current one, was told so far."""
+        event = self.cupy.cuda.Event(disable_timing=True)
+        event.record(self.cupy.cuda.get_current_stream() if stream is None else stream)
+        return event
+
+    def copies_follow(self, event: Any) -> None:
+        """Let copies asked for from now on begin after `event`."""
+        self._outward.wait_event(event)
+        self._inward.wait_event(event)
+
+    def fetch(self, array: Array, host: NDArray[Any]) -> Any:
+        """Copy a device's `array` to pinned memory; returns the event after it."""
+        if array.size:
+            array.get(stream=self._outward, out=host, blocking=False)
+        return self.mark(self._outward)
+
+    def deliver(self, host: NDArray[Any], array: Array) -> Any:
+        """Copy pinned memory to a device's `array`; returns the event after it."""
+        if array.size:
+            array.set(host, stream=self._inward)
+        return self.mark(self._inward)
+
+    def continue_after(self, event: Any) -> None:
+        """Let what the current stream is told from now on begin after `event`."""
+        self.cupy.cuda.get_current_stream().wait_event(event)

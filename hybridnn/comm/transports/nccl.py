@@ -1,0 +1,129 @@
+"""Collectives by NCCL, from device to device, in the order of a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from hybridnn.comm.large_messages import row_layout
+from hybridnn.comm.transports.device import Device
+from hybridnn.comm.transports.staging import Staging
+from hybridnn.comm.transports.transport import Array, is_on_host
+from hybridnn.errors import EnvironmentProblem
+
+__all__ = ["Nccl"]
+
+TYPES = ("int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64")
+
+
+class Nccl(Staging):
+    """All-reduce, all-gather, reduce-scatter and broadcast are put in line on the device, and the host waits for none.
+
+    Messages, scatter and gather are staged, as are arrays of the host. Every rank of the group has a GPU of its own.
+    Done means that the current stream goes on after the collective.
+
+    Parameters are those of `Staging`; making one is collective over the group.
+
+    Raises
+    ------
+    EnvironmentProblem
+        If NCCL cannot connect the ranks.
+    """
+
+    def __init__(self, comm: Any, limit: int, device: Device) -> None:
+        super().__init__(comm, limit, device)
+        self._nccl: Any = device.cupy.cuda.nccl
+        self._types = {name: getattr(self._nccl, f"NCCL_{name.upper()}") for name in TYPES}
+        unique_id = comm.bcast(self._nccl.get_unique_id() if self._rank == 0 else None)
+        try:
+            self._members: Any = self._nccl.NcclCommunicator(self._size, unique_id, self._rank)
+        except self._nccl.NcclError as error:
+            raise EnvironmentProblem(
+                f"NCCL cannot connect the ranks ({error}); NCCL_DEBUG=INFO makes it say more, "
+                "device.transport = 'staging' does without it"
+            ) from error
+
+    def allreduce(self, array: Array, operation: str) -> list[Any]:
+        """Replace `array` by its sum, or maximum, over the ranks."""
+        if not self._takes(array):
+            return super().allreduce(array, operation)
+        how = self._nccl.NCCL_SUM if operation == "sum" else self._nccl.NCCL_MAX
+        address, kind = array.data.ptr, self._type(array)
+        return self._in_line(lambda on: self._members.allReduce(address, address, array.size, kind, how, on))
+
+    def allgather(self, array: Array) -> list[Any]:
+        """Fill the rows of `array` from everybody's block."""
+        if not self._takes(array):
+            return super().allgather(array)
+        kind, (counts, _) = self._type(array), row_layout(array, self._size)
+
+        def call(on: int) -> None:
+            if counts[0] == counts[-1]:
+                own = self._block(array, self._rank).data.ptr
+                self._members.allGather(own, array.data.ptr, counts[0], kind, on)
+                return
+            for root in range(self._size):
+                if counts[root]:
+                    address = self._block(array, root).data.ptr
+                    self._members.broadcast(address, address, counts[root], kind, root, on)
+
+        return self._in_line(call)
+
+    def reduce_scatter(self, array: Array, out: Array) -> list[Any]:
+        """Sum `array`, and leave this rank's block of the rows of the sum in `out`."""
+        if not (self._takes(array) and not is_on_host(out)):
+            return super().reduce_scatter(array, out)
+        kind, how, (counts, _) = self._type(array), self._nccl.NCCL_SUM, row_layout(array, self._size)
+
+        def call(on: int) -> None:
+            if counts[0] == counts[-1]:
+                self._members.reduceScatter(array.data.ptr, out.data.ptr, counts[0], kind, how, on)
+                return
+            for root in range(self._size):
+                if counts[root]:
+                    block = self._block(array, root).data.ptr
+                    target = out.data.ptr if root == self._rank else 0
+                    self._members.reduce(block, target, counts[root], kind, how, root, on)
+
+        return self._in_line(call)
+
+    def broadcast(self, array: Array, root: int) -> list[Any]:
+        """Give every rank the root's `array`."""
+        if not self._takes(array):
+            return super().broadcast(array, root)
+        address, kind = array.data.ptr, self._type(array)
+        return self._in_line(lambda on: self._members.broadcast(address, address, array.size, kind, root, on))
+
+    def _takes(self, array: Array) -> bool:
+        return not is_on_host(array) and array.dtype.name in self._types and array.size > 0
+
+    def _type(self, array: Array) -> Any:
+        return self._types[array.dtype.name]
+
+    def _in_line(self, call: Callable[[int], None]) -> list[Any]:
+        """Make a call, given the stream's address, after what the current stream was told; its parts at once."""
+        stream = self._device.collectives
+        stream.wait_event(self._device.mark())
+        self._nccl.groupStart()
+        try:
+            call(stream.ptr)
+        finally:
+            self._nccl.groupEnd()
+        return [_InLine(self._device, self._device.mark(stream))]
+
+
+class _InLine:
+    """Answers as `Transfer` does; what it waits for, it lets the current stream wait for."""
+
+    def __init__(self, device: Device, event: Any) -> None:
+        self._device, self._event = device, event
+
+    def Testall(self, requests: list[Any]) -> bool:  # noqa: N802 - the name MPI gives it
+        self._device.departures.poll()
+        if not self._event.done:
+            return False
+        self.Waitall(requests)
+        return True
+
+    def Waitall(self, _requests: list[Any]) -> None:  # noqa: N802 - the name MPI gives it
+        self._device.continue_after(self._event)

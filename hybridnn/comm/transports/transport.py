@@ -1,0 +1,72 @@
+"""What a transport can do, and what may be asked of arrays wherever they lie."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+__all__ = ["Array", "Transport", "copy_rows", "is_on_host"]
+
+Array = Any
+"""An array of the host or of a device, contiguous."""
+
+
+class Transport(Protocol):
+    """Begins the calls of one group, whose methods of nearly the same names say what each does.
+
+    What is begun comes back as a list of what has to be finished: requests of MPI, or one object that answers to
+    ``Testall`` and ``Waitall`` as they do. Nothing here blocks until a peer has done something.
+    """
+
+    def allreduce(self, array: Array, operation: str) -> list[Any]:
+        """Replace `array` by its sum, or maximum, over the ranks."""
+        ...
+
+    def allgather(self, array: Array) -> list[Any]:
+        """Fill the rows of `array` from everybody's block."""
+        ...
+
+    def reduce_scatter(self, array: Array, out: Array) -> list[Any]:
+        """Sum `array`, and leave this rank's block of the rows of the sum in `out`."""
+        ...
+
+    def broadcast(self, array: Array, root: int) -> list[Any]:
+        """Give every rank the root's `array`."""
+        ...
+
+    def scatter(self, array: Array | None, out: Array, rows: Sequence[int], root: int) -> list[Any]:
+        """Send every rank its rows of the root's `array`."""
+        ...
+
+    def gather(self, array: Array, out: Array | None, rows: Sequence[int], root: int) -> list[Any]:
+        """Collect every rank's rows in the root's `out`."""
+        ...
+
+    def send(self, array: Array, peer: int, tag: int, synchronous: bool) -> list[Any]:
+        """Send a message."""
+        ...
+
+    def receive(self, array: Array, peer: int, tag: int) -> list[Any]:
+        """Receive a message."""
+        ...
+
+    def settle(self) -> None:
+        """Hand to MPI what still waits for a device, on any group: the caller is about to block without a transport."""
+        ...
+
+
+def is_on_host(array: Array) -> bool:
+    """Whether `array` lies in the host's memory."""
+    return isinstance(array, np.ndarray)
+
+
+def copy_rows(source: Array, target: Array) -> None:
+    """``target[...] = source``, wherever the two lie; work of the device is put in line in its current stream."""
+    if is_on_host(source) == is_on_host(target):
+        target[...] = source
+    elif is_on_host(source):
+        target.set(source)
+    else:
+        source.get(out=target)
