@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from hybridnn.doctor.child import ChildEnd, run_child, without_launcher
+from hybridnn.child_process import ChildEnd, run_child, without_launcher
 from hybridnn.doctor.finding import Finding
 from hybridnn.doctor.words import size_of
 

@@ -8,8 +8,8 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from hybridnn.child_process import ChildEnd, run_child, without_launcher
 from hybridnn.comm.launch_check import launch_of, srun_option
-from hybridnn.doctor.child import ChildEnd, run_child, without_launcher
 from hybridnn.doctor.finding import Finding
 from hybridnn.doctor.words import counted
 

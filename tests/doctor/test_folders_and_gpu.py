@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from hybridnn.child_process import ChildEnd, run_child, without_launcher
 from hybridnn.comm.probes import Timing
 from hybridnn.doctor import gpu
-from hybridnn.doctor.child import ChildEnd, run_child, without_launcher
 from hybridnn.doctor.communication import SIZES, judge_all_reduce, judge_ping_pong
 from hybridnn.doctor.folders import check_cache_folder, check_shared_memory_room, check_working_folder
 

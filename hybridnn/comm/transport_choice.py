@@ -1,0 +1,137 @@
+"""By which transport arrays of the ranks' devices travel, and why: the same on all ranks."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hybridnn.child_process import run_child, without_launcher
+from hybridnn.comm.agreement import broadcast_text
+from hybridnn.comm.grid import ProcessGrid
+from hybridnn.comm.transports.carrier import TransportName
+from hybridnn.errors import EnvironmentProblem, SettingError
+
+__all__ = ["TransportChoice", "choose_transport", "device_mpi_problem"]
+
+NAMES = ("auto", "staging", "mpi", "nccl")
+PROBE_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class TransportChoice:
+    """A transport and the reason for it.
+
+    Attributes
+    ----------
+    name : {"staging", "mpi", "nccl"}
+    why : str
+        In words, for the run's header.
+    """
+
+    name: TransportName
+    why: str
+
+
+def device_mpi_problem() -> str:
+    """Why MPI cannot send an array that lies on a GPU, found out by a process that may crash; empty if it can."""
+    command = [sys.executable, "-m", "hybridnn.comm.device_probe"]
+    end = run_child(command, PROBE_SECONDS, without_launcher(os.environ))
+    return "" if end.code == 0 and not end.timed_out else f"a process that sent from GPU memory {end.story}"
+
+
+def choose_transport(
+    grid: ProcessGrid, name: str, cupy: Any, probe: Callable[[], str] = device_mpi_problem
+) -> TransportChoice:
+    """The transport for a grid whose ranks compute on GPUs; collective.
+
+    ``"auto"`` is NCCL where every rank has a GPU of its own, else staging. Device-aware MPI is only used where it is
+    asked for.
+
+    Parameters
+    ----------
+    grid : ProcessGrid
+    name : {"auto", "staging", "mpi", "nccl"}
+    cupy : module
+        With this rank's GPU as the current device.
+    probe : callable
+        As `device_mpi_problem`; the first rank of every node calls it.
+
+    Raises
+    ------
+    SettingError
+        If the name is another.
+    EnvironmentProblem
+        If the transport that is asked for cannot be had; on all ranks alike.
+    """
+    if name not in NAMES:
+        raise SettingError("device.transport", name, f"one of {', '.join(NAMES)}")
+    if grid.size == 1:
+        return TransportChoice("staging", "there is one rank, and nothing to carry")
+    if name == "staging":
+        return TransportChoice("staging", "as asked for")
+    if name == "mpi":
+        problem = _first_problem(grid, probe() if grid.node_group.rank == 0 else "")
+        if problem:
+            raise _not_to_be_had(name, problem)
+        return TransportChoice("mpi", "as asked for, and a message from GPU memory to GPU memory arrived")
+    problem = _nccl_problem(grid, cupy)
+    if not problem:
+        return TransportChoice("nccl", "every rank has a GPU of its own")
+    if name == "nccl":
+        raise _not_to_be_had(name, problem)
+    return TransportChoice("staging", problem)
+
+
+def _not_to_be_had(name: str, problem: str) -> EnvironmentProblem:
+    return EnvironmentProblem(f"device.transport = {name!r}: {problem}; 'staging' always works")
+
+
+def _nccl_problem(grid: ProcessGrid, cupy: Any) -> str:
+    """Why NCCL cannot connect the ranks of the grid, the same text on all of them; empty if it can."""
+    return _first_problem(grid, _missing_nccl(cupy)) or _sharing(_gpu_of_every_rank(grid, cupy))
+
+
+def _missing_nccl(cupy: Any) -> str:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # CuPy says at length what is said here in a line
+        if cupy.cuda.nccl.available:
+            return ""
+    return f"CuPy finds no NCCL (pip install nvidia-nccl-cu{cupy.cuda.runtime.runtimeGetVersion() // 1000})"
+
+
+def _first_problem(grid: ProcessGrid, mine: str) -> str:
+    """The problem of the lowest rank that has one, with its rank, on all ranks; empty where none has."""
+    world = grid.world
+    failing = np.array([world.size - world.rank if mine else 0], np.int64)
+    world.allreduce(failing, "max")
+    if not failing[0]:
+        return ""
+    rank = world.size - int(failing[0])
+    return f"{broadcast_text(world, mine, rank)} on rank {rank}"
+
+
+def _gpu_of_every_rank(grid: ProcessGrid, cupy: Any) -> NDArray[np.int64]:
+    """A number for the GPU of every rank, by where it is plugged in: ranks may number the same GPU differently."""
+    place = cupy.cuda.runtime.deviceGetPCIBusId(cupy.cuda.runtime.getDevice())
+    text = f"{grid.node_group.members[0]} {place}"
+    numbers = np.zeros(grid.size, np.int64)
+    numbers[grid.rank] = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
+    grid.world.allgather_rows(numbers)
+    return numbers
+
+
+def _sharing(gpus: NDArray[np.int64]) -> str:
+    """Which ranks share a GPU; empty if none do."""
+    for gpu in dict.fromkeys(gpus.tolist()):
+        ranks = np.flatnonzero(gpus == gpu)
+        if len(ranks) > 1:
+            return f"ranks {', '.join(map(str, ranks))} share a GPU"
+    return ""

@@ -1,0 +1,111 @@
+"""Every call of a group on arrays of a real GPU, which the ranks share where there are fewer, against NumPy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from hybridnn.comm.device_choice import choose_device
+from hybridnn.comm.grid import ProcessGrid
+from hybridnn.comm.partition import block_slice
+from hybridnn.comm.transport_choice import choose_transport
+from hybridnn.comm.transports.carrier import Carrier
+from hybridnn.comm.transports.device import Device
+from hybridnn.comm.transports.nccl import Nccl
+from hybridnn.errors import EnvironmentProblem
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+SHAPES = ((1 << 20, 3), (11, 3), (6, 2), (2, 5), (7,), (5, 0))
+CHUNKS = (2**22, 2**16)
+
+
+def data_of(rank: int, shape: tuple[int, ...]) -> NDArray[np.float32]:
+    return np.random.default_rng(100 + rank).integers(0, 9, shape).astype(np.float32)
+
+
+def late(cupy: Any, numbers: NDArray[Any]) -> Any:
+    """`numbers` on the device, where much is to be done before they come."""
+    room = cupy.full(numbers.shape, 99, numbers.dtype)
+    busy = cupy.ones((1500, 1500), np.float64)
+    for _ in range(3):
+        busy = busy @ busy * 1e-4
+    room[...] = cupy.asarray(numbers) + 0 * busy[0, 0].astype(numbers.dtype)
+    return room
+
+
+@pytest.mark.mpi(ranks=[2, 3])
+@pytest.mark.parametrize("chunk", CHUNKS)
+@pytest.mark.parametrize("name", ["staging", "mpi", "nccl"])
+def test_every_call(comm: MPI.Intracomm, name: str, chunk: int) -> None:
+    grid = ProcessGrid(comm)
+    cupy = choose_device("gpu", grid.node_group.rank).cupy
+    try:
+        choice = choose_transport(grid, name, cupy)
+    except EnvironmentProblem as problem:
+        pytest.skip(str(problem))
+    grid.carry(Carrier(choice.name, Device(cupy, chunk)))
+    group, size, rank = grid.batch_group, comm.size, comm.rank
+    after, before = (rank + 1) % size, (rank - 1) % size
+    for shape in SHAPES:
+        everyone = [data_of(number, shape) for number in range(size)]
+        total, own = sum(everyone[1:], everyone[0]), block_slice(shape[0], size, rank)
+
+        summed, largest = late(cupy, everyone[rank]), late(cupy, everyone[rank])
+        request = group.iallreduce(summed)
+        group.allreduce(largest, "max")
+        request.wait()
+        np.testing.assert_array_equal(summed.get(), total)
+        np.testing.assert_array_equal(largest.get(), np.maximum.reduce(everyone))
+
+        start = np.full(shape, 77, np.float32)
+        start[own] = everyone[0][own]
+        gathered, spread, part = late(cupy, start), late(cupy, everyone[rank]), late(cupy, total[own] * 0)
+        group.allgather_rows(gathered)
+        group.broadcast(spread, size - 1)
+        group.reduce_scatter_rows(late(cupy, everyone[rank]), part)
+        np.testing.assert_array_equal(gathered.get(), everyone[0])
+        np.testing.assert_array_equal(spread.get(), everyone[-1])
+        np.testing.assert_array_equal(part.get(), total[own])
+
+        came = late(cupy, start)
+        receive, send = group.ireceive(came, before, 4), group.isend(late(cupy, everyone[rank]), after, 4)
+        receive.wait()
+        send.wait()
+        np.testing.assert_array_equal(came.get(), everyone[before])
+
+        rows = [len(total[block_slice(shape[0], size, number)]) for number in range(size)]
+        group.scatter_rows(total if rank == 0 else None, part, rows)
+        back = late(cupy, start) if rank == 0 else None
+        group.gather_rows(part, back, rows)
+        if back is not None:
+            np.testing.assert_array_equal(back.get(), total)
+
+
+def test_nccl_takes_its_arguments_in_this_order() -> None:
+    """A group of one rank, which needs no second GPU: every collective leaves what it was given."""
+    from mpi4py import MPI
+
+    cupy = choose_device("gpu", 0).cupy
+    if not cupy.cuda.nccl.available:
+        pytest.skip("CuPy finds no NCCL")
+    nccl = Nccl(MPI.COMM_SELF, 2**30, Device(cupy))
+    numbers = data_of(0, (1000, 3))
+    calls: list[Callable[[Any, Any], list[Any]]] = [
+        lambda array, out: nccl.allreduce(array, "sum"),
+        lambda array, out: nccl.allreduce(array, "max"),
+        lambda array, out: nccl.allgather(array),
+        lambda array, out: nccl.broadcast(array, 0),
+        lambda array, out: nccl.reduce_scatter(array, out),
+    ]
+    for call in calls:
+        array, out = late(cupy, numbers), cupy.zeros(numbers.shape, numbers.dtype)
+        requests = call(array, out)
+        requests[0].Waitall(requests)
+        np.testing.assert_array_equal(array.get(), numbers)
+    np.testing.assert_array_equal(out.get(), numbers)
