@@ -275,3 +275,26 @@ def test_without_a_device_blocking_calls_go_straight_to_mpi(comm: MPI.Intracomm)
     grid.world.broadcast(array)
     assert [event.name for event in grid.recorder.events] == ["allreduce", "allgather", "broadcast"]
     np.testing.assert_array_equal(array, 3.0)
+
+
+@pytest.mark.mpi(ranks=[2])
+@pytest.mark.parametrize("blocking", [True, False])
+def test_a_comparison_of_collectives_keeps_no_message_from_leaving(comm: MPI.Intracomm, blocking: bool) -> None:
+    """Rank 1 enters the collective only when it has the message, which rank 0 begins to send before it."""
+    group, cupy = device_group(comm, "staging", check_collectives=True)
+    numbers, total = data_of(0, (50,)), np.full(3, 1.0 + comm.rank)
+    requests = []
+    if comm.rank == 0:
+        for _ in range(20):
+            cupy.current.give(lambda: None)
+        requests.append(group.isend(cupy.compute(numbers), 1, tag=1))
+    else:
+        room = cupy.compute(np.zeros_like(numbers))
+        group.ireceive(room, 0, tag=1).wait()
+        np.testing.assert_array_equal(cupy.numbers(room), numbers)
+    if blocking:
+        group.barrier()
+    requests.append(group.iallreduce(total))
+    for request in reversed(requests):
+        request.wait()
+    np.testing.assert_array_equal(total, 3.0)

@@ -121,6 +121,8 @@ class MpiJobs:
         options = ["--with-mpi", "-x", "-q", "--no-header", "--color=no", "-p", "no:cacheprovider"]
         options += [f"--timeout={self._limit}", "--timeout-method=thread", f"--tb={self._config.option.tbstyle}"]
         options += [f"--rootdir={self._config.rootpath}"]
+        if self._config.option.markexpr:
+            options += ["-m", self._config.option.markexpr]  # what is marked may ask whether it is wanted
         if self._config.inipath is not None:
             options += ["-c", str(self._config.inipath)]
         python = [sys.executable, "-m", "mpi4py", "-m", "pytest"]
