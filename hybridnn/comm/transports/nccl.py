@@ -34,6 +34,7 @@ class Nccl(Staging):
         super().__init__(comm, limit, device)
         self._nccl: Any = device.cupy.cuda.nccl
         self._types = {name: getattr(self._nccl, f"NCCL_{name.upper()}") for name in TYPES}
+        # A pickle, once: CuPy says nothing of what the identifier is.
         unique_id = comm.bcast(self._nccl.get_unique_id() if self._rank == 0 else None)
         try:
             self._members: Any = self._nccl.NcclCommunicator(self._size, unique_id, self._rank)
