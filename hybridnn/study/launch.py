@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 
 from hybridnn.errors import EnvironmentProblem, SettingError
@@ -115,7 +116,8 @@ def run_process(command: Sequence[str], folder: Path, limit: float | None, keep_
         except OSError as error:
             raise EnvironmentProblem(f"{command[0]} cannot be started: {error.strerror}") from error
         try:
-            return Ended(process.wait(limit), timed_out=False)
+            # With a limit Python looks again and again; without, a signal might be heeded only after the process's end.
+            return Ended(process.wait(inf if limit is None else limit), timed_out=False)
         except subprocess.TimeoutExpired:
             return Ended(_end(process), timed_out=True)
         except BaseException:
