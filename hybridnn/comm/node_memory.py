@@ -15,7 +15,7 @@ from hybridnn.comm.grid import ProcessGrid
 from hybridnn.comm.mpi import import_mpi, ranks_within
 from hybridnn.errors import EnvironmentProblem
 
-__all__ = ["NodeMemory", "shared_memory_room"]
+__all__ = ["SHARED_MEMORY", "NodeMemory", "shared_memory_room"]
 
 SHARED_MEMORY = "/dev/shm"
 """Where MPI libraries keep windows on Linux."""

@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from hybridnn.comm.node_memory import SHARED_MEMORY
 from hybridnn.doctor.finding import Finding
 from hybridnn.doctor.words import size_of
 
@@ -15,7 +16,7 @@ __all__ = ["check_cache_folder", "check_shared_memory_room", "check_working_fold
 
 LITTLE_DISK = 1 << 30
 LITTLE_SHARED_MEMORY = 256 << 20
-SHARED_MEMORY = Path("/dev/shm")
+WINDOWS = Path(SHARED_MEMORY)
 
 Free = Callable[[Path], int]
 
@@ -35,7 +36,7 @@ def check_working_folder(folder: Path, free: Free = free_bytes) -> Finding:
     return _check_folder("working folder", folder, "go to a folder that you can write to, or set output.folder", free)
 
 
-def check_shared_memory_room(folder: Path = SHARED_MEMORY, free: Free = free_bytes) -> Finding | None:
+def check_shared_memory_room(folder: Path = WINDOWS, free: Free = free_bytes) -> Finding | None:
     """Whether the ranks of a node have room for what they share; None where shared memory is no folder."""
     if not folder.is_dir():
         return None

@@ -115,7 +115,11 @@ def place_data(
     loads = (generated or memory.is_leader) if local else grid.rank == 0
 
     def prepare() -> _Prepared | None:
-        return _prepare(load(), generated, standardize, test_fraction, seed) if loads else None
+        if not loads:
+            return None
+        data = load()
+        digest = _digest(data) if grid.rank == 0 and not generated else b""
+        return _prepare(data, digest, generated, standardize, test_fraction, seed)
 
     prepared = agree(grid.world, prepare)
     facts = np.array(prepared.facts() if prepared is not None else [0] * 6, np.int64)
@@ -135,8 +139,9 @@ def place_data(
     return PlacedData(train, test, train_samples, test_samples, features, outputs, task, standardizer, memory, named)
 
 
-def _prepare(data: Dataset, generated: bool, standardize: bool, test_fraction: float, seed: int) -> _Prepared:
-    digest = b"" if generated else _digest(data)
+def _prepare(
+    data: Dataset, digest: bytes, generated: bool, standardize: bool, test_fraction: float, seed: int
+) -> _Prepared:
     train, test = (data.train, data.test) if data.test is not None else split(data.train, test_fraction, seed)
     standardizer = None
     if standardize:

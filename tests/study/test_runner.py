@@ -13,11 +13,9 @@ import pytest
 
 from hybridnn.errors import EnvironmentProblem, SettingError
 from hybridnn.study.cells import Cell
-from hybridnn.study.launch import Launcher, last_words, train_command
 from hybridnn.study.runner import CellOutcome, StudyRun, default_folder, plan_study, run_study
 from hybridnn.study.study_file import Study, load_study
 from hybridnn.study.study_folder import StudyFolder, read_manifest
-from hybridnn.training.settings_file import load_settings
 
 ENV = "env FAKE_RANKS={ranks}"
 FAKE = """
@@ -293,48 +291,6 @@ def test_launcher_is_checked_before_anything_runs(
     with pytest.raises(error, match=message):
         _plan(tmp_path, _study(tmp_path, "ranks = [2]"), launcher=launcher)
     assert not (tmp_path / "out").exists()
-
-
-def test_launcher_is_split_as_by_a_shell() -> None:
-    launcher = Launcher.of("env -u 'A B' N={ranks} x{ranks}y", 8)
-    assert launcher.command(8, ["program"]) == ["env", "-u", "A B", "N=8", "x8y", "program"]
-    assert Launcher.of("", 1).command(1, ["program"]) == ["program"]
-
-
-def test_launcher_fills_one_node_before_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SLURM_NTASKS_PER_NODE", "3")
-    launcher = Launcher.of("env -N{nodes} {ranks}", 8)
-    commands = [launcher.command(ranks, [])[1:] for ranks in (1, 3, 4, 6, 7)]
-    assert commands == [["-N1", "1"], ["-N1", "3"], ["-N2", "4"], ["-N2", "6"], ["-N3", "7"]]
-
-
-@pytest.mark.parametrize("per_node", ["", "0", "many"])
-def test_nodes_need_a_job_that_says_what_fits_on_one(monkeypatch: pytest.MonkeyPatch, per_node: str) -> None:
-    monkeypatch.setenv("SLURM_NTASKS_PER_NODE", per_node)
-    with pytest.raises(SettingError, match=r"--launcher = .*\{nodes\} needs a Slurm job"):
-        Launcher.of("env -N{nodes} {ranks}", 8)
-
-
-@pytest.mark.parametrize(
-    ("stderr", "line"),
-    [
-        ("", "it printed no error"),
-        ("one\ntwo\n\n", "two"),
-        ("Error: wrong\n-----\nprterun detected a process\n-----", "Error: wrong"),
-        ("Traceback:\n  File\nmodule.ValueError: bad\n-----\n", "module.ValueError: bad"),
-        ("  Error on rank 3: full\nMPI_ABORT was invoked\n", "Error on rank 3: full"),
-        (b"\xff\xfe broken text\n", "\ufffd\ufffd broken text"),
-    ],
-)
-def test_last_words_name_the_error(tmp_path: Path, stderr: str | bytes, line: str) -> None:
-    (tmp_path / "stderr.log").write_bytes(stderr if isinstance(stderr, bytes) else stderr.encode())
-    assert last_words(tmp_path) == line
-
-
-def test_folder_with_quotes_survives_the_command_line() -> None:
-    folder = '/a "b" \\c'
-    override = train_command(Path("s.toml"), Path(folder))[-1]
-    assert load_settings(None, [override]).output.folder == folder
 
 
 def test_reduced_study_has_a_folder_of_its_own(tmp_path: Path) -> None:

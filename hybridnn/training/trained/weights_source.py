@@ -84,9 +84,9 @@ def find_weights(folder: Path, checkpoint: str | None = None, group: Group | Non
     if ended:
         return WeightsSource(folder / WEIGHTS, _last_step(folder))
     newest, damaged = newest_sound(checkpoints, group)
-    if newest is None and has_file:  # of a run that goes on, from before
-        return WeightsSource(folder / WEIGHTS, None, tuple(damaged))
     if newest is None:
+        if has_file:  # of a run that goes on, from before
+            return WeightsSource(folder / WEIGHTS, None, tuple(damaged))
         no_weights = f"{folder}: no {WEIGHTS}, which a run writes at its end"
         raise DataError(f"{no_weights}, and no sound checkpoint{': ' if damaged else ''}{'; '.join(damaged)}")
     return _of_checkpoint(newest, damaged)

@@ -1,0 +1,90 @@
+"""Launchers, the process of a run, and what is told of its end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hybridnn.errors import SettingError
+from hybridnn.study.launch import Launcher, last_words, run_process, train_command
+from hybridnn.training.settings_file import load_settings
+
+
+@pytest.fixture
+def restarted_calls() -> Iterator[None]:
+    """Let system calls go on after SIGINT, as some libraries do."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.siginterrupt(signal.SIGINT, False)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_an_interrupt_is_heeded_at_once_where_system_calls_go_on(tmp_path: Path, restarted_calls: None) -> None:
+    pid, slept, main = tmp_path / "pid", tmp_path / "slept", threading.main_thread().ident
+    assert main is not None
+
+    def interrupt() -> None:
+        while not (pid.exists() and pid.read_text()):
+            time.sleep(0.02)
+        signal.pthread_kill(main, signal.SIGINT)
+
+    program = (
+        f"import os, time; open({str(pid)!r}, 'w').write(str(os.getpid())); time.sleep(30); open({str(slept)!r}, 'w')"
+    )
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with open(tmp_path / "lock", "w") as lock, pytest.raises(KeyboardInterrupt):
+        run_process([sys.executable, "-c", program], tmp_path, None, lock.fileno())
+    thread.join()
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid.read_text()), 0)
+    assert not slept.exists()
+
+
+def test_launcher_is_split_as_by_a_shell() -> None:
+    launcher = Launcher.of("env -u 'A B' N={ranks} x{ranks}y", 8)
+    assert launcher.command(8, ["program"]) == ["env", "-u", "A B", "N=8", "x8y", "program"]
+    assert Launcher.of("", 1).command(1, ["program"]) == ["program"]
+
+
+def test_launcher_fills_one_node_before_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_NTASKS_PER_NODE", "3")
+    launcher = Launcher.of("env -N{nodes} {ranks}", 8)
+    commands = [launcher.command(ranks, [])[1:] for ranks in (1, 3, 4, 6, 7)]
+    assert commands == [["-N1", "1"], ["-N1", "3"], ["-N2", "4"], ["-N2", "6"], ["-N3", "7"]]
+
+
+@pytest.mark.parametrize("per_node", ["", "0", "many"])
+def test_nodes_need_a_job_that_says_what_fits_on_one(monkeypatch: pytest.MonkeyPatch, per_node: str) -> None:
+    monkeypatch.setenv("SLURM_NTASKS_PER_NODE", per_node)
+    with pytest.raises(SettingError, match=r"--launcher = .*\{nodes\} needs a Slurm job"):
+        Launcher.of("env -N{nodes} {ranks}", 8)
+
+
+@pytest.mark.parametrize(
+    ("stderr", "line"),
+    [
+        ("", "it printed no error"),
+        ("one\ntwo\n\n", "two"),
+        ("Error: wrong\n-----\nprterun detected a process\n-----", "Error: wrong"),
+        ("Traceback:\n  File\nmodule.ValueError: bad\n-----\n", "module.ValueError: bad"),
+        ("  Error on rank 3: full\nMPI_ABORT was invoked\n", "Error on rank 3: full"),
+        (b"\xff\xfe broken text\n", "\ufffd\ufffd broken text"),
+    ],
+)
+def test_last_words_name_the_error(tmp_path: Path, stderr: str | bytes, line: str) -> None:
+    (tmp_path / "stderr.log").write_bytes(stderr if isinstance(stderr, bytes) else stderr.encode())
+    assert last_words(tmp_path) == line
+
+
+def test_folder_with_quotes_survives_the_command_line() -> None:
+    folder = '/a "b" \\c'
+    override = train_command(Path("s.toml"), Path(folder))[-1]
+    assert load_settings(None, [override]).output.folder == folder
