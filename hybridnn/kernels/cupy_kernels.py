@@ -64,6 +64,8 @@ class CupyKernels(CupyUpdates):
     products : Products
     """
 
+    on_host = False
+
     def __init__(self, cupy: Any, products: Products) -> None:
         super().__init__(Launcher(cupy))
         self._cupy, self._products = cupy, products
@@ -91,6 +93,15 @@ class CupyKernels(CupyUpdates):
         """The numbers in a new array of the host, once the device has computed them."""
         host: NDArray[Any] = self._cupy.asnumpy(array)
         return host
+
+    def put(self, host: NDArray[Any], out: Array) -> None:
+        """``out = host``: CUDA has read the host's memory when it returns, unless that is pinned."""
+        out.set(host)
+
+    def free_bytes(self) -> int:
+        """Bytes of the device that nobody has, and those that CuPy keeps for new arrays."""
+        free, _ = self._cupy.cuda.runtime.memGetInfo()
+        return int(free + self._cupy.get_default_memory_pool().free_bytes())
 
     def copy(self, source: Array, out: Array) -> None:
         """``out = source``, of any strides."""

@@ -7,6 +7,8 @@ from numpy.typing import DTypeLike
 from hybridnn.comm.agreement import agree
 from hybridnn.comm.grid import ProcessGrid
 from hybridnn.errors import SettingError
+from hybridnn.kernels.backend import Kernels
+from hybridnn.kernels.numpy_backend import NUMPY
 from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import Optimizer
 from hybridnn.training.engine import Engine
@@ -29,6 +31,7 @@ def make_engine(
     distribution: str,
     clip_norm: float | None,
     shared_replicas: bool | str,
+    kernels: Kernels = NUMPY,
 ) -> Engine:
     """An `Engine`, made of its parameters; collective over the grid.
 
@@ -44,7 +47,16 @@ def make_engine(
     GridError
         As for `settle_sharing`.
     """
-    sharing = settle_sharing(shared_replicas, model, optimizer, grid, plan, model_split=model_split, dtype=dtype)
+    sharing = settle_sharing(
+        shared_replicas,
+        model,
+        optimizer,
+        grid,
+        plan,
+        model_split=model_split,
+        dtype=dtype,
+        on_host=kernels.on_host,
+    )
 
     def make() -> Engine:
         try:
@@ -60,6 +72,7 @@ def make_engine(
                 distribution=distribution,
                 clip_norm=clip_norm,
                 sharing=sharing,
+                kernels=kernels,
             )
         except MemoryError as error:
             numbers = f"{model.parameters:,} parameters, their gradients and the optimizer's state"

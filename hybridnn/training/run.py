@@ -22,11 +22,18 @@ from hybridnn.training.boundary import StepBoundary, stopped_by_signal
 from hybridnn.training.data_placement import PlacedData, place_data
 from hybridnn.training.expected_step import expected_step
 from hybridnn.training.history import RunSummary
-from hybridnn.training.made_of_settings import load_data, make_model, make_optimizer, make_pipelining, make_schedule
+from hybridnn.training.made_of_settings import (
+    load_data,
+    make_device_options,
+    make_model,
+    make_optimizer,
+    make_pipelining,
+    make_schedule,
+)
 from hybridnn.training.resume import data_identity, resume
 from hybridnn.training.run_folder import CHECKPOINTS, RunFolder, Start
 from hybridnn.training.run_report import RunReport, RunView, summarize
-from hybridnn.training.settings import ParallelSettings, Settings
+from hybridnn.training.settings import DeviceSettings, ParallelSettings, Settings
 from hybridnn.training.stop_signals import StopSignals
 from hybridnn.training.trace_file import write_trace
 from hybridnn.training.trainer import Trainer
@@ -90,7 +97,8 @@ def run_training(
         dtype=settings.training.dtype,
     )
     trainer = _trainer(settings, grid, data)
-    settings = settings.model_copy(update={"parallel": _resolved(settings.parallel, trainer)})
+    ran = {"parallel": _resolved(settings.parallel, trainer), "device": _resolved_device(settings.device, trainer)}
+    settings = settings.model_copy(update=ran)
     expected = expected_step(settings, trainer, data.train_samples, data.task)
     memory = trainer.stage_memory(data.task)
     folder = agree(grid.world, lambda: _open_folder(settings, start) if grid.rank == 0 else None)
@@ -189,6 +197,12 @@ def _resolved(parallel: ParallelSettings, trainer: Trainer) -> ParallelSettings:
     return parallel.model_copy(update=ran)
 
 
+def _resolved_device(device: DeviceSettings, trainer: Trainer) -> DeviceSettings:
+    """The device and the transport that run, likewise."""
+    ran = {"name": trainer.device.kind, "transport": trainer.device.transport or device.transport}
+    return device.model_copy(update=ran)
+
+
 def _trainer(settings: Settings, grid: ProcessGrid, data: PlacedData) -> Trainer:
     model = make_model(settings.model, data.features, data.outputs, data.task)
     start_from = settings.model.init_from
@@ -206,6 +220,7 @@ def _trainer(settings: Settings, grid: ProcessGrid, data: PlacedData) -> Trainer
         model_split=settings.parallel.model_split,
         overlap=settings.parallel.overlap,
         shared_replicas=settings.parallel.shared_replicas,
+        device=make_device_options(settings.device),
         distribution=settings.data.distribution,
         log_every=settings.output.log_every,
         evaluate_every=settings.training.evaluate_every,

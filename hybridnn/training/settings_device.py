@@ -1,0 +1,42 @@
+"""The ``[device]`` section: what computes, and how its arrays travel between ranks."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import model_validator
+
+from hybridnn.settings_types import Section
+
+__all__ = ["DeviceSettings"]
+
+GPU_KEYS = frozenset({"transport", "tf32"})
+
+
+class DeviceSettings(Section):
+    """``[device]``: the CPU or GPUs.
+
+    Attributes
+    ----------
+    name : str
+        ``"auto"``: a GPU where every rank finds one, else the CPU.
+    transport : str
+        How arrays of GPUs travel between ranks: through pinned memory of the host (``"staging"``), by an MPI library
+        that reads GPU memory (``"mpi"``), or by NCCL. ``"auto"``: NCCL where every rank has a GPU of its own, else
+        staging.
+    tf32 : bool
+        Round the factors of float32 matrix products to TF32: faster, less precise.
+    """
+
+    name: Literal["auto", "cpu", "gpu"] = "auto"
+    transport: Literal["auto", "staging", "mpi", "nccl"] = "auto"
+    tf32: bool = False
+
+    def foreign_keys(self) -> frozenset[str]:
+        """Those of a GPU mean nothing on the CPU."""
+        return GPU_KEYS if self.name == "cpu" else frozenset()
+
+    @model_validator(mode="after")
+    def _keys_agree(self) -> DeviceSettings:
+        self.require_no_foreign_key(f"name = {self.name!r}")
+        return self

@@ -1,0 +1,98 @@
+"""A stand-in for a GPU that trains: the NumPy arithmetic on arrays that the host cannot reach, done when it must be.
+
+Everything is put in line in a stream of the stand-in for CuPy, and done when somebody waits for it. Code that looks at
+numbers of the device without `to_host` finds no array, or old numbers in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from comm.stand_in_device import STALE, DeviceArray, StandInCupy
+from hybridnn import ProcessGrid
+from hybridnn.comm.transports.carrier import Carrier
+from hybridnn.comm.transports.device import Device
+from hybridnn.kernels.numpy_backend import NUMPY
+from hybridnn.training.device import TrainingDevice
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+CHUNK_BYTES = 200
+"""Small, so that most arrays travel in several pieces."""
+
+
+class StandInKernels:
+    """Arithmetic of the device: see `hybridnn.kernels.backend.Kernels`.
+
+    Attributes
+    ----------
+    fetched : list of int
+        Numbers that each call of `to_host`, which waits for the device, brought.
+    brought : list of int
+        Numbers that each call of `put` and `to_device` took to the device.
+    """
+
+    on_host = False
+
+    def __init__(self, cupy: StandInCupy, free: int) -> None:
+        self._cupy, self._free = cupy, free
+        self.fetched: list[int] = []
+        self.brought: list[int] = []
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        compute = getattr(NUMPY, name)
+
+        def later(*arguments: Any, **settings: Any) -> None:
+            inner = [memory_of(value) for value in arguments]
+            more = {key: memory_of(value) for key, value in settings.items()}
+            self._cupy.current.give(lambda: compute(*inner, **more))
+
+        return later
+
+    def compile(self, dtype: DTypeLike) -> None: ...
+
+    def free_bytes(self) -> int:
+        return self._free
+
+    def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> DeviceArray:
+        return DeviceArray(np.full(shape, STALE, dtype), self._cupy)
+
+    def zeros(self, shape: tuple[int, ...], dtype: DTypeLike) -> DeviceArray:
+        return self._cupy.compute(np.zeros(shape, dtype))
+
+    def to_device(self, array: NDArray[Any]) -> DeviceArray:
+        self.brought.append(array.size)
+        return self._cupy.compute(array.copy())
+
+    def put(self, host: NDArray[Any], out: DeviceArray) -> None:
+        self.brought.append(host.size)
+        assert out.flags.c_contiguous
+        out.set(host)
+
+    def to_host(self, array: DeviceArray) -> NDArray[Any]:
+        assert isinstance(array, DeviceArray)
+        self.fetched.append(array.size)
+        return self._cupy.numbers(array)
+
+    def squared_norm(self, flat: DeviceArray) -> float:
+        return NUMPY.squared_norm(self.to_host(flat))
+
+
+def memory_of(value: Any) -> Any:
+    """The memory of a device's array; arrays of the host are none that a device could compute with."""
+    assert not isinstance(value, np.ndarray)
+    return value._memory if isinstance(value, DeviceArray) else value
+
+
+def stand_in(
+    grid: ProcessGrid, transport: Any = "staging", comm: MPI.Intracomm | None = None, free: int = 1 << 40
+) -> TrainingDevice:
+    """A device for the ranks of a grid, which NCCL can connect where `comm` has them and only one axis is used."""
+    cupy = StandInCupy(comm)
+    grid.carry(Carrier(transport, Device(cupy, CHUNK_BYTES)))
+    return TrainingDevice(StandInKernels(cupy, free), "gpu", "a stand-in", transport, "as the test says")
