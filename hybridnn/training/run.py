@@ -33,7 +33,7 @@ from hybridnn.training.made_of_settings import (
 from hybridnn.training.resume import data_identity, resume
 from hybridnn.training.run_folder import CHECKPOINTS, RunFolder, Start
 from hybridnn.training.run_report import RunReport, RunView, summarize
-from hybridnn.training.settings import DeviceSettings, ParallelSettings, Settings
+from hybridnn.training.settings import ParallelSettings, Settings
 from hybridnn.training.stop_signals import StopSignals
 from hybridnn.training.trace_file import write_trace
 from hybridnn.training.trainer import Trainer
@@ -97,8 +97,8 @@ def run_training(
         dtype=settings.training.dtype,
     )
     trainer = _trainer(settings, grid, data)
-    ran = {"parallel": _resolved(settings.parallel, trainer), "device": _resolved_device(settings.device, trainer)}
-    settings = settings.model_copy(update=ran)
+    device = settings.device.model_copy(update={"name": trainer.device.kind})
+    settings = settings.model_copy(update={"parallel": _resolved(settings.parallel, trainer), "device": device})
     expected = expected_step(settings, trainer, data.train_samples, data.task)
     memory = trainer.stage_memory(data.task)
     folder = agree(grid.world, lambda: _open_folder(settings, start) if grid.rank == 0 else None)
@@ -195,12 +195,6 @@ def _resolved(parallel: ParallelSettings, trainer: Trainer) -> ParallelSettings:
     if (plan := trainer.plan).stages > 1:
         ran |= {"microbatches": plan.microbatches, "chunks": plan.chunks, "partition": plan.layers}
     return parallel.model_copy(update=ran)
-
-
-def _resolved_device(device: DeviceSettings, trainer: Trainer) -> DeviceSettings:
-    """The device and the transport that run, likewise."""
-    ran = {"name": trainer.device.kind, "transport": trainer.device.transport or device.transport}
-    return device.model_copy(update=ran)
 
 
 def _trainer(settings: Settings, grid: ProcessGrid, data: PlacedData) -> Trainer:

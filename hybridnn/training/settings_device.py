@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import model_validator
-
 from hybridnn.settings_types import Section
 
 __all__ = ["DeviceSettings"]
@@ -14,7 +12,7 @@ GPU_KEYS = frozenset({"transport", "tf32"})
 
 
 class DeviceSettings(Section):
-    """``[device]``: the CPU or GPUs.
+    """``[device]``: the CPU or GPUs; `transport` and `tf32` mean nothing on the CPU.
 
     Attributes
     ----------
@@ -33,10 +31,5 @@ class DeviceSettings(Section):
     tf32: bool = False
 
     def foreign_keys(self) -> frozenset[str]:
-        """Those of a GPU mean nothing on the CPU."""
+        """Those of a GPU, on the CPU."""
         return GPU_KEYS if self.name == "cpu" else frozenset()
-
-    @model_validator(mode="after")
-    def _keys_agree(self) -> DeviceSettings:
-        self.require_no_foreign_key(f"name = {self.name!r}")
-        return self

@@ -191,14 +191,14 @@ def test_a_loss_that_is_not_finite_stops_all_ranks_when_it_is_looked_at(
     grid = ProcessGrid(comm, **axes)
     trainer = Trainer(MLP([3, 8, 2]), SGD(1e200), grid=grid, batch_size=4, dtype="float64", device=stand_in(grid))
     x = np.random.default_rng(0).standard_normal((40, 3))
-    with pytest.raises(NonFiniteLossError, match="the loss became (nan|inf) in step [23] "):
+    with pytest.raises(NonFiniteLossError, match=r"the loss became (nan|inf) in step [23] "):
         trainer.fit(x, x[:, :2], epochs=1)
     assert trainer.step == 10
 
 
 def test_shared_replicas_are_the_hosts() -> None:
     grid = ProcessGrid()
-    with pytest.raises(SettingError, match="shared_replicas.*GPU"):
+    with pytest.raises(SettingError, match=r"shared_replicas.*GPU"):
         Trainer(MLP([3, 2]), grid=grid, device=stand_in(grid), shared_replicas=True)
 
 
