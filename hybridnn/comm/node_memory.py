@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from collections.abc import Callable
 from math import inf
 from typing import Any
@@ -104,12 +105,15 @@ class NodeMemory:
 
 
 def shared_memory_room() -> float:
-    """Bytes that windows of this node can still take; infinite where the system does not tell.
+    """Bytes that a window of this rank can still take; infinite where the system does not tell.
 
-    Writing to a window beyond them would end the process without a word.
+    Writing to a window beyond them would end the process without a word, and where one rank alone cannot make its
+    window, the others wait for it for ever.
     """
+    largest = resource.getrlimit(resource.RLIMIT_FSIZE)[0]  # a window is a file
+    most = inf if largest == resource.RLIM_INFINITY else float(largest)
     try:
         status = os.statvfs(SHARED_MEMORY)
     except OSError:
-        return inf
-    return float(status.f_bavail * status.f_frsize)
+        return most
+    return min(most, float(status.f_bavail * status.f_frsize))
