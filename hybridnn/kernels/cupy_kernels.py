@@ -8,12 +8,13 @@ This module can be imported without CuPy; `cupy_kernels` says what is missing.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from hybridnn.kernels.backend import Array, Kernels
+from hybridnn.kernels.backend import Array
 from hybridnn.kernels.cublas import Products, load_cublas
 from hybridnn.kernels.cupy_launch import (
     FLAT_BLOCK,
@@ -36,7 +37,7 @@ from hybridnn.kernels.cupy_updates import CupyUpdates
 __all__ = ["CupyKernels", "cupy_kernels"]
 
 
-def cupy_kernels(*, tf32: bool = False) -> Kernels:
+def cupy_kernels(*, tf32: bool = False) -> CupyKernels:
     """The arithmetic of the current device.
 
     Parameters
@@ -102,6 +103,26 @@ class CupyKernels(CupyUpdates):
         """Bytes of the device that nobody has, and those that CuPy keeps for new arrays."""
         free, _ = self._cupy.cuda.runtime.memGetInfo()
         return int(free + self._cupy.get_default_memory_pool().free_bytes())
+
+    def record(self, work: Callable[[], None]) -> Callable[[], None]:
+        """Keep what `work` puts in line, as a CUDA graph, without computing anything.
+
+        Parameters
+        ----------
+        work : callable
+            Waits for nothing, allocates nothing, and was called before, so that all it needs is compiled.
+
+        Returns
+        -------
+        callable
+            Puts all of it in the current stream's line, with the same arrays and arguments.
+        """
+        stream = self._cupy.cuda.Stream(non_blocking=True)
+        with stream:
+            stream.begin_capture()
+            work()
+            graph = stream.end_capture()
+        return lambda: graph.launch(self._cupy.cuda.get_current_stream())
 
     def copy(self, source: Array, out: Array) -> None:
         """``out = source``, of any strides."""

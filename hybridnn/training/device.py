@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from hybridnn.comm.agreement import agree
 from hybridnn.comm.device_choice import choose_device_together
@@ -16,8 +16,17 @@ from hybridnn.kernels.backend import Kernels
 from hybridnn.kernels.cupy_kernels import cupy_kernels
 from hybridnn.kernels.cupy_loading import load_cupy
 from hybridnn.kernels.numpy_backend import NUMPY
+from hybridnn.training.recorded_steps import Record
 
 __all__ = ["DeviceOptions", "TrainingDevice", "settle_device"]
+
+
+class RecordingKernels(Kernels, Protocol):
+    """Arithmetic of a device that can record what it is told."""
+
+    def record(self, work: Callable[[], None]) -> Callable[[], None]:
+        """As `CupyKernels.record`."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -32,11 +41,15 @@ class DeviceOptions:
         As for `choose_transport`; it means nothing on the CPU.
     tf32 : bool
         Let a GPU round the factors of float32 matrix products to TF32, which is faster and less precise.
+    graphs : bool
+        Let a GPU replay recorded steps (CUDA graphs), where one rank trains and its samples lie on the GPU. Elsewhere
+        the kernels of a step are launched one by one.
     """
 
     name: str = "auto"
     transport: str = "auto"
     tf32: bool = False
+    graphs: bool = False
 
 
 @dataclass(frozen=True)
@@ -55,6 +68,8 @@ class TrainingDevice:
         How its arrays travel; None on the CPU, where MPI takes them as they are.
     transport_why : str
         The reason; empty on the CPU.
+    record : Record or None
+        Records steps; None where they are launched kernel by kernel.
     """
 
     kernels: Kernels = field(repr=False)
@@ -62,13 +77,14 @@ class TrainingDevice:
     why: str = field(repr=False)
     transport: str | None = None
     transport_why: str = field(default="", repr=False)
+    record: Record | None = field(default=None, repr=False)
 
 
 def settle_device(
     wanted: str | DeviceOptions | TrainingDevice,
     grid: ProcessGrid,
     load: Callable[[], Any] = load_cupy,
-    make: Callable[..., Kernels] = cupy_kernels,
+    make: Callable[..., RecordingKernels] = cupy_kernels,
 ) -> TrainingDevice:
     """Choose the device of all ranks, and let the grid carry its arrays; collective, with nothing in flight.
 
@@ -100,4 +116,7 @@ def settle_device(
     way = choose_transport(grid, options.transport, choice.cupy)
     kernels = agree(grid.world, lambda: make(tf32=options.tf32))
     grid.carry(Carrier(way.name, Device(choice.cupy)))
-    return TrainingDevice(kernels, "gpu", choice.why, way.name, way.why)
+    if not (options.graphs and grid.size == 1):
+        return TrainingDevice(kernels, "gpu", choice.why, way.name, way.why)
+    why = f"{choice.why}, steps replayed as CUDA graphs"
+    return TrainingDevice(kernels, "gpu", why, way.name, way.why, kernels.record)

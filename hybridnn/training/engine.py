@@ -24,11 +24,12 @@ from hybridnn.parallel.stage import Stage
 from hybridnn.pipeline.execution.chunk import Chunk, make_chunk
 from hybridnn.training.executors import Executors
 from hybridnn.training.global_arrays import GlobalArrays
-from hybridnn.training.loading import make_loader, place_samples
+from hybridnn.training.loading import DeviceLoader, make_loader, place_samples
 from hybridnn.training.metrics import Metrics, MetricSums
 from hybridnn.training.minibatch_losses import MinibatchLosses
-from hybridnn.training.part import Part
+from hybridnn.training.part import DeviceSamples, Part
 from hybridnn.training.pipelining import PipelinePlan
+from hybridnn.training.recorded_steps import Record, RecordedSteps
 from hybridnn.training.replicas import shared_arrays
 from hybridnn.training.sampling import minibatches
 from hybridnn.training.stage_memory import StageMemory
@@ -64,6 +65,8 @@ class Engine:
         Ranks that share one replica.
     kernels : Kernels
         Of the device that trains.
+    record : Record, optional
+        Records steps of a single rank, to replay them.
 
     Attributes
     ----------
@@ -88,8 +91,10 @@ class Engine:
         clip_norm: float | None,
         sharing: Sharing | None = None,
         kernels: Kernels = NUMPY,
+        record: Record | None = None,
     ) -> None:
-        self._kernels = kernels
+        self._kernels, self._record = kernels, record
+        self._recorded: RecordedSteps | None = None
         kernels.compile(dtype)
         self._model, self._optimizer, self._grid, self._plan = model, optimizer, grid, plan
         self._batch_size, self._clip_norm, self._sharing = batch_size, clip_norm, sharing
@@ -160,6 +165,18 @@ class Engine:
         classification, sizes = part.task == "classification", [len(batch) for batch in batches]
         loss_name = resolve_loss(self._model, part.task)
         loader = make_loader(part, batches, self._distributor, self._kernels, self._grid)
+        if self._record is not None and isinstance(loader, DeviceLoader):
+            yield from self._recorded_steps(self._record, loader.samples).train(
+                self._executors.get(classification, trains=True, count=1),
+                loader,
+                sizes,
+                loss_name,
+                rates,
+                losses,
+                self._clip,
+                updated,
+            )
+            return
         knows_at_once = self._plan.exact and self._kernels.on_host
 
         def work(first: int, count: int) -> TrainingWork:
@@ -167,8 +184,7 @@ class Engine:
                 losses.note(first + number, self.stages[-1].replica.total_loss)
                 if knows_at_once:
                     losses.fetch(first + number + 1)
-                if self._clip_norm is not None:
-                    self._clip(self._clip_norm)
+                self._clip()
 
             return TrainingWork(
                 loader,
@@ -196,11 +212,27 @@ class Engine:
         if self._grid.pipeline > 1:
             self._grid.world.broadcast(losses, self._last_rank)
 
-    def _clip(self, limit: float) -> None:
-        """Scale the gradient down to `limit` where its norm is longer; on a device nobody waits for the norm."""
+    def _clip(self) -> None:
+        """Scale the gradient down where its norm is above the limit; on a device nobody waits for the norm."""
+        if self._clip_norm is None:
+            return
         norm = self.arrays.squared_gradient_norm()
         for stage in self.stages:
-            stage.replica.clip(norm, limit)
+            stage.replica.clip(norm, self._clip_norm)
+
+    def _recorded_steps(self, record: Record, samples: DeviceSamples) -> RecordedSteps:
+        """Those on the data of before, or new ones."""
+        if self._recorded is None or self._recorded.samples is not samples:
+            self._recorded = RecordedSteps(
+                record,
+                self.stages[0],
+                self._optimizer,
+                self.states[0],
+                samples,
+                self._batch_size,
+                self._grid.recorder,
+            )
+        return self._recorded
 
     def place(self, part: Part) -> Part:
         """The part with its samples on the device that trains, where they fit."""

@@ -23,7 +23,7 @@ from hybridnn.kernels.backend import Array, Kernels
 from hybridnn.parallel.distribution import Distributor
 from hybridnn.training.part import DeviceSamples, Part
 
-__all__ = ["Loader", "make_loader", "place_samples"]
+__all__ = ["DeviceLoader", "Loader", "make_loader", "place_samples"]
 
 Minibatches = Sequence[NDArray[np.int64]]
 
@@ -96,7 +96,7 @@ def make_loader(
     grid : ProcessGrid
     """
     if part.on_device is not None:
-        return _DeviceLoader(part.on_device, minibatches, kernels, grid)
+        return DeviceLoader(part.on_device, minibatches, kernels, grid)
     host = _HostLoader(part, minibatches, distributor)
     return host if kernels.on_host else _StagedLoader(host, kernels)
 
@@ -124,19 +124,40 @@ class _StagedLoader:
         _bring(self.kernels, partial(self.host.load, minibatch, start, stop), x, y)
 
 
-class _DeviceLoader:
-    """The device gathers samples that it has."""
+class DeviceLoader:
+    """The device gathers samples that it has.
+
+    Parameters
+    ----------
+    samples : DeviceSamples
+    minibatches : sequence of ndarray of int64
+        Samples of every minibatch.
+    kernels : Kernels
+    grid : ProcessGrid
+
+    Attributes
+    ----------
+    samples : DeviceSamples
+    """
 
     def __init__(self, samples: DeviceSamples, minibatches: Minibatches, kernels: Kernels, grid: ProcessGrid) -> None:
-        self._samples, self._kernels = samples, kernels
+        self.samples, self._kernels = samples, kernels
         self._parts, self._part = grid.batch, grid.batch_rank
         self._order = kernels.to_device(np.concatenate(minibatches).astype(np.int64, copy=False))
         self._firsts = list(accumulate(map(len, minibatches), initial=0))
 
     def load(self, minibatch: int, start: int, stop: int, x: Array | None, y: Array | None) -> None:
+        """See `Loader.load`."""
+        self.gather(self.indices(minibatch, start, stop), x, y)
+
+    def indices(self, minibatch: int, start: int, stop: int) -> Array:
+        """Numbers of this rank's block of the samples `start` to `stop` of a minibatch."""
         block, first = block_slice(stop - start, self._parts, self._part), self._firsts[minibatch] + start
-        indices = self._order[first + block.start : first + block.stop]
+        return self._order[first + block.start : first + block.stop]
+
+    def gather(self, indices: Array, x: Array | None, y: Array | None) -> None:
+        """Fill `x` or `y` with the samples that `indices` tells."""
         if x is not None:
-            self._kernels.gather_rows(self._samples.x, indices, x)
+            self._kernels.gather_rows(self.samples.x, indices, x)
         if y is not None:
-            self._kernels.gather_rows(self._samples.y, indices, y)
+            self._kernels.gather_rows(self.samples.y, indices, y)

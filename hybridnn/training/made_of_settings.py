@@ -83,7 +83,7 @@ def make_pipelining(settings: ParallelSettings) -> Pipelining:
 
 def make_device_options(settings: DeviceSettings) -> DeviceOptions:
     """What ``[device]`` wants of the device."""
-    return DeviceOptions(settings.name, settings.transport, settings.tf32)
+    return DeviceOptions(settings.name, settings.transport, settings.tf32, settings.graphs)
 
 
 def make_optimizer(settings: OptimizerSettings) -> Optimizer:

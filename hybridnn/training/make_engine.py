@@ -13,6 +13,7 @@ from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import Optimizer
 from hybridnn.training.engine import Engine
 from hybridnn.training.pipelining import PipelinePlan
+from hybridnn.training.recorded_steps import Record
 from hybridnn.training.replicas import settle_sharing
 
 __all__ = ["make_engine"]
@@ -32,6 +33,7 @@ def make_engine(
     clip_norm: float | None,
     shared_replicas: bool | str,
     kernels: Kernels = NUMPY,
+    record: Record | None = None,
 ) -> Engine:
     """An `Engine`, made of its parameters; collective over the grid.
 
@@ -73,6 +75,7 @@ def make_engine(
                 clip_norm=clip_norm,
                 sharing=sharing,
                 kernels=kernels,
+                record=record,
             )
         except MemoryError as error:
             numbers = f"{model.parameters:,} parameters, their gradients and the optimizer's state"

@@ -8,11 +8,11 @@ from hybridnn.settings_types import Section
 
 __all__ = ["DeviceSettings"]
 
-GPU_KEYS = frozenset({"transport", "tf32"})
+GPU_KEYS = frozenset({"transport", "tf32", "graphs"})
 
 
 class DeviceSettings(Section):
-    """``[device]``: the CPU or GPUs; `transport` and `tf32` mean nothing on the CPU.
+    """``[device]``: the CPU or GPUs; what stands behind `name` means nothing on the CPU.
 
     Attributes
     ----------
@@ -24,11 +24,14 @@ class DeviceSettings(Section):
         staging.
     tf32 : bool
         Round the factors of float32 matrix products to TF32: faster, less precise.
+    graphs : bool
+        Replay recorded steps (CUDA graphs), where one rank trains.
     """
 
     name: Literal["auto", "cpu", "gpu"] = "auto"
     transport: Literal["auto", "staging", "mpi", "nccl"] = "auto"
     tf32: bool = False
+    graphs: bool = False
 
     def foreign_keys(self) -> frozenset[str]:
         """Those of a GPU, on the CPU."""

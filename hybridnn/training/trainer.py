@@ -169,6 +169,7 @@ class Trainer(TrainedNetwork):
             clip_norm=clip_norm,
             shared_replicas=shared_replicas,
             kernels=self.device.kernels,
+            record=self.device.record,
         )
         super().__init__(model, optimizer, grid, distribution, engine)
         if initial_weights is None:

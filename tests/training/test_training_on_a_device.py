@@ -85,6 +85,41 @@ def test_no_step_waits_for_the_device_before_it_is_logged(case: Case) -> None:
     assert fetched[start + 2 :] == [stage.size for stage in layers_of(trainer)]
 
 
+GRAPHS = {
+    **CASES,
+    "adamw": Case(optimizer="adamw", schedule="warmup-linear", clip_norm=0.05),
+    "dampened": Case(optimizer="dampened", schedule="step"),
+}
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_replayed_steps_are_the_steps(name: str) -> None:
+    """Rates, samples and Adam's corrections change from step to step, and the last minibatch is smaller."""
+    grid = ProcessGrid()
+    device = stand_in(grid, graphs=True)
+    check_against_reference(GRAPHS[name], grid, device=device)
+    # Of 4 minibatches in 3 epochs, the first of each of the two sizes is trained on without a recording.
+    assert kernels_of(device).replays == [8, 2]
+
+
+def test_recordings_are_those_of_one_set_of_samples() -> None:
+    case, grid = Case(), ProcessGrid()
+    device = stand_in(grid, graphs=True)
+    (x, y), found, expected = data(case), *(make_trainer(case, grid, device=on) for on in (device, "cpu"))
+    for trainer in (found, expected):
+        trainer.fit(x, y, epochs=2)
+        trainer.fit(x[::-1], y[::-1], epochs=2)
+    assert_arrays_close(found.weights(), expected.weights(), "other samples", EXACTLY)
+    assert kernels_of(device).replays == [5, 1, 5, 1]
+
+
+def test_samples_that_do_not_fit_are_trained_on_without_recordings() -> None:
+    grid = ProcessGrid()
+    device = stand_in(grid, free=0, graphs=True)
+    check_against_reference(CASES["adam"], grid, device=device)
+    assert kernels_of(device).replays == []
+
+
 def layers_of(trainer: Trainer) -> list[Any]:
     stage = trainer._engine.stages[0]
     return [stage.weights[slice(*stage.layout.bounds(place))] for place in range(len(stage.splits))]
@@ -226,6 +261,10 @@ def test_a_gpu_is_taken_with_the_arithmetic_that_is_wanted(name: str) -> None:
     device = settle_device(DeviceOptions(name, tf32=True), grid, cupy_with_a_gpu, make)
     assert (device.kind, device.why, device.transport) == ("gpu", "Imaginary, GPU 0 of 1", "staging")
     assert asked == [True]
+    assert device.record is None
+    replayed = settle_device(DeviceOptions(name, graphs=True), grid, cupy_with_a_gpu, make)
+    assert replayed.why.endswith("steps replayed as CUDA graphs")
+    assert replayed.record is not None
 
 
 def cupy_with_a_gpu() -> Any:
