@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from math import ceil, isfinite, sqrt
+from functools import partial
+from math import isfinite, sqrt
 from typing import Any, NoReturn
 
 import numpy as np
@@ -11,7 +12,6 @@ from numpy.typing import DTypeLike, NDArray
 
 from hybridnn.comm.agreement import agree
 from hybridnn.comm.grid import ProcessGrid
-from hybridnn.comm.partition import block_slice
 from hybridnn.errors import NonFiniteLossError
 from hybridnn.kernels.backend import Kernels
 from hybridnn.kernels.numpy_backend import NUMPY
@@ -23,17 +23,17 @@ from hybridnn.parallel.sharing import Sharing
 from hybridnn.parallel.stage import Stage
 from hybridnn.pipeline.execution.chunk import Chunk, make_chunk
 from hybridnn.training.executors import Executors
+from hybridnn.training.forward_passes import ForwardPasses, tell_from_last_stage
 from hybridnn.training.global_arrays import GlobalArrays
 from hybridnn.training.loading import DeviceLoader, make_loader, place_samples
-from hybridnn.training.metrics import Metrics, MetricSums
+from hybridnn.training.metrics import Metrics
 from hybridnn.training.minibatch_losses import MinibatchLosses
-from hybridnn.training.part import DeviceSamples, Part
+from hybridnn.training.part import Part
 from hybridnn.training.pipelining import PipelinePlan
 from hybridnn.training.recorded_steps import Record, RecordedSteps
 from hybridnn.training.replicas import shared_arrays
-from hybridnn.training.sampling import minibatches
 from hybridnn.training.stage_memory import StageMemory
-from hybridnn.training.work import EvaluationWork, PredictionWork, TrainingWork
+from hybridnn.training.work import TrainingWork
 
 __all__ = ["Engine"]
 
@@ -74,6 +74,8 @@ class Engine:
         Layers, parameters and gradients of this rank: one stage, or one per chunk.
     states : list of OptimizerState
         What the optimizer remembers of each.
+    evaluate, predict : callable
+        As of `ForwardPasses`.
     """
 
     def __init__(
@@ -93,8 +95,7 @@ class Engine:
         kernels: Kernels = NUMPY,
         record: Record | None = None,
     ) -> None:
-        self._kernels, self._record = kernels, record
-        self._recorded: RecordedSteps | None = None
+        self._kernels = kernels
         kernels.compile(dtype)
         self._model, self._optimizer, self._grid, self._plan = model, optimizer, grid, plan
         self._batch_size, self._clip_norm, self._sharing = batch_size, clip_norm, sharing
@@ -108,6 +109,13 @@ class Engine:
         self.states = [stage.replica.new_state(optimizer, stage.weights) for stage in self.stages]
         self.arrays = GlobalArrays(model, grid, plan, self.stages)
         self._executors = Executors(plan, grid, self._make_chunks)
+        self._recorded = (
+            None
+            if record is None
+            else RecordedSteps(record, self.stages[0], optimizer, self.states[0], batch_size, grid.recorder)
+        )
+        passes = ForwardPasses(model, grid, plan, self._executors, self._distributor, kernels, batch_size, self.dtype)
+        self.evaluate, self.predict = passes.evaluate, passes.predict
 
     @property
     def exact(self) -> bool:
@@ -126,13 +134,13 @@ class Engine:
 
     def new_losses(self, batches: Sequence[Indices], rates: Callable[[int], float]) -> MinibatchLosses:
         """Room for the losses of the next minibatches, which it refuses where they are not finite."""
-        first = self.updates
+        first, tell = self.updates, partial(tell_from_last_stage, self._grid)
 
         def require_finite(number: int, loss: float) -> None:
             if not isfinite(loss):
                 self._stop(f"the loss became {loss} in step {first + number + 1} at learning rate {rates(number):g}")
 
-        return MinibatchLosses(self._kernels, [len(batch) for batch in batches], self._tell, require_finite)
+        return MinibatchLosses(self._kernels, [len(batch) for batch in batches], tell, require_finite)
 
     def train(
         self,
@@ -165,8 +173,8 @@ class Engine:
         classification, sizes = part.task == "classification", [len(batch) for batch in batches]
         loss_name = resolve_loss(self._model, part.task)
         loader = make_loader(part, batches, self._distributor, self._kernels, self._grid)
-        if self._record is not None and isinstance(loader, DeviceLoader):
-            yield from self._recorded_steps(self._record, loader.samples).train(
+        if self._recorded is not None and isinstance(loader, DeviceLoader):
+            yield from self._recorded.train(
                 self._executors.get(classification, trains=True, count=1),
                 loader,
                 sizes,
@@ -207,11 +215,6 @@ class Engine:
         losses.fetch(len(batches))
         yield from range(len(batches))
 
-    def _tell(self, losses: Array) -> None:
-        """Give all ranks the losses that those of the last stage know."""
-        if self._grid.pipeline > 1:
-            self._grid.world.broadcast(losses, self._last_rank)
-
     def _clip(self) -> None:
         """Scale the gradient down where its norm is above the limit; on a device nobody waits for the norm."""
         if self._clip_norm is None:
@@ -220,41 +223,9 @@ class Engine:
         for stage in self.stages:
             stage.replica.clip(norm, self._clip_norm)
 
-    def _recorded_steps(self, record: Record, samples: DeviceSamples) -> RecordedSteps:
-        """Those on the data of before, or new ones."""
-        if self._recorded is None or self._recorded.samples is not samples:
-            self._recorded = RecordedSteps(
-                record,
-                self.stages[0],
-                self._optimizer,
-                self.states[0],
-                samples,
-                self._batch_size,
-                self._grid.recorder,
-            )
-        return self._recorded
-
     def place(self, part: Part) -> Part:
         """The part with its samples on the device that trains, where they fit."""
         return place_samples(part, self._kernels, self._grid, self.dtype)
-
-    def evaluate(self, part: Part) -> Metrics:
-        """Loss and accuracy or R² on all samples of `part`; every sample counts once."""
-        classification = part.task == "classification"
-        sums = MetricSums(self._model.sizes[-1], classification)
-        batches = list(minibatches(np.arange(part.samples), self._block))
-        loss_name = resolve_loss(self._model, part.task)
-        loader = make_loader(part, batches, self._distributor, self._kernels, self._grid)
-        sizes = [len(batch) for batch in batches]
-        work = EvaluationWork(loader, sizes, loss_name, self._kernels, sums, self.dtype)
-        self._executors.get(classification, trains=False, count=len(batches)).run(work)
-        grid = self._grid
-        if grid.pipeline == 1:
-            return sums.total(grid.batch_group)
-        is_last = grid.pipeline_rank == grid.pipeline - 1
-        numbers = sums.total(grid.batch_group).to_array() if is_last else np.empty(4)
-        grid.world.broadcast(numbers, self._last_rank)
-        return Metrics.from_array(numbers)
 
     def require_finite(self, test: Metrics | None) -> None:
         """Refuse to go on with weights, or a test loss, that are not finite.
@@ -268,22 +239,6 @@ class Engine:
             self._stop(f"the weights are no longer finite after step {self.updates}")
         if test is not None and not isfinite(test.loss):
             self._stop(f"the test loss became {test.loss} after step {self.updates}")
-
-    def predict(self, x: Array) -> Array:
-        """Outputs for `x`, shape (samples, features) and the same on every rank; shape (samples, outputs)."""
-        outputs = np.zeros((len(x), self._model.sizes[-1]), self.dtype)
-        grid = self._grid
-        sizes = [min(self._block, len(x) - first) for first in range(0, len(x), self._block)]
-        if sizes:
-            work = PredictionWork(
-                x, sizes, lambda n: block_slice(n, grid.batch, grid.batch_rank), outputs, self._kernels
-            )
-            self._executors.get(None, trains=False, count=len(sizes)).run(work)
-        # Every sample was computed by one batch part of the last stage; the others hold zeros.
-        grid.batch_group.allreduce(outputs)
-        if grid.pipeline > 1:
-            grid.world.broadcast(outputs, self._last_rank)
-        return outputs
 
     def gradient_norm(self) -> float:
         """Global norm of the last gradient, every parameter counted once."""
@@ -311,16 +266,6 @@ class Engine:
     def memory_bytes(self) -> int:
         """Bytes allocated on this rank so far."""
         return StageMemory.of(self.stages, self.states, self._executors.chunks).total
-
-    @property
-    def _block(self) -> int:
-        """Samples that go through the pipeline together when nothing is trained: as many as its memory is for."""
-        return ceil(self._batch_size / self._plan.microbatches)
-
-    @property
-    def _last_rank(self) -> int:
-        """A rank that knows the losses."""
-        return self._grid.rank_at(self._grid.pipeline - 1, 0, 0)
 
     def _make_chunks(self) -> list[Chunk]:
         return [

@@ -31,7 +31,7 @@ Record = Callable[[Callable[[], None]], Replay]
 
 
 class RecordedSteps:
-    """Recorded steps on one part of the data.
+    """Steps that were recorded; those on other samples are recorded anew.
 
     Parameters
     ----------
@@ -39,16 +39,10 @@ class RecordedSteps:
     stage : Stage
     optimizer : Optimizer
     state : OptimizerState
-    samples : DeviceSamples
-        What minibatches are gathered from.
     batch_size : int
         Most samples of a minibatch.
     recorder : Recorder
         Told of every step.
-
-    Attributes
-    ----------
-    samples : DeviceSamples
     """
 
     def __init__(
@@ -57,11 +51,10 @@ class RecordedSteps:
         stage: Stage,
         optimizer: Optimizer,
         state: OptimizerState,
-        samples: DeviceSamples,
         batch_size: int,
         recorder: Recorder,
     ) -> None:
-        self.samples = samples
+        self._samples: DeviceSamples | None = None
         self._record, self._stage, self._kernels = record, stage, stage.kernels
         self._optimizer, self._state, self._recorder = optimizer, state, recorder
         self._indices = self._kernels.empty((batch_size,), np.int64)
@@ -87,7 +80,7 @@ class RecordedSteps:
         executor : Executor
             Of one minibatch.
         loader : DeviceLoader
-            Knows which samples each of them has.
+            Knows which samples each of them has, and gathers them.
         sizes : sequence of int
             Samples of every minibatch.
         loss_name, rates, losses, updated
@@ -95,6 +88,8 @@ class RecordedSteps:
         reduced : callable
             Looks at the gradients, and changes them, before they are applied; recorded with the rest.
         """
+        if loader.samples is not self._samples:
+            self._samples, self._tried, self._replays = loader.samples, set(), {}
         gather = _FixedLoader(self._indices, loader)
         self._state.numbers = self._numbers
         try:

@@ -87,6 +87,15 @@ def test_one_rank_with_an_adaptive_optimizer(name: str) -> None:
     check(ADAPTIVE[name], grid, on_gpu(grid), "float64")
 
 
+@pytest.mark.parametrize("name", [*CASES, *ADAPTIVE])
+def test_replayed_steps(name: str) -> None:
+    grid, case = ProcessGrid(), (CASES | ADAPTIVE)[name]
+    device = settle_device(DeviceOptions("gpu", graphs=True), grid)
+    assert device.record is not None
+    for dtype in TOLERANCES if name in CASES else ("float64",):
+        check(case, grid, device, dtype)
+
+
 def test_every_method_of_a_pipeline_on_one_rank() -> None:
     """Which trains with any of them as without: the device does not matter to that."""
     grid = ProcessGrid()
