@@ -10,11 +10,16 @@ import numpy as np
 import pytest
 
 from hybridnn import MLP, SGD, ProcessGrid, Trainer
+from hybridnn.cli.train_view import TrainView
 from hybridnn.comm.agreement import broadcast_text
 from hybridnn.errors import EnvironmentProblem, NonFiniteLossError, SettingError
 from hybridnn.training.checkpoints.reading import newest_sound
 from hybridnn.training.device import DeviceOptions, TrainingDevice, settle_device
 from hybridnn.training.epoch import Reached
+from hybridnn.training.run import run_training
+from hybridnn.training.run_record import read_run
+from hybridnn.training.settings import DeviceSettings, settings_from
+from hybridnn.training.trained.weights_source import find_weights
 from reference.cases import Case, assert_arrays_close, check_against_reference, data, make_trainer, run
 from reference.pipeline_cases import ADAM, DELAYED_CASES, MOMENTUM, PipelineCase, check_pipelined, exact_cases
 from training.stand_in_training import StandInKernels, stand_in
@@ -247,6 +252,39 @@ def test_without_a_gpu_the_cpu_trains_and_says_why() -> None:
     with pytest.raises(EnvironmentProblem, match="there is none here"):
         settle_device(DeviceOptions("gpu"), grid, load)
     assert settle_device(device, grid, load) is device
+
+
+def test_a_run_says_on_what_it_computed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[DeviceOptions] = []
+
+    def settle(options: DeviceOptions, grid: ProcessGrid) -> TrainingDevice:
+        asked.append(options)
+        return stand_in(grid, graphs=options.graphs)
+
+    monkeypatch.setattr("hybridnn.training.run.settle_device", settle)
+    settings = settings_from(
+        {
+            "data": {"name": "digits", "rows": 200},
+            "model": {"hidden": [8]},
+            "training": {"epochs": 2, "checkpoint_every": 3},
+            "device": {"graphs": True},
+            "output": {"folder": str(tmp_path / "run")},
+        }
+    )
+    run_training(settings, TrainView(quiet=True))
+    assert asked == [DeviceOptions(graphs=True)]
+    record = read_run(tmp_path / "run")
+    assert (record.header.device, record.header.device_why) == ("gpu", "a stand-in")
+    assert (record.header.transport, record.header.transport_why) == ("staging", "as the test says")
+    assert (record.settings.device.name, record.settings.device.graphs) == ("gpu", True)
+    weights = find_weights(tmp_path / "run").read()
+    monkeypatch.undo()
+    ran = settings.model_copy(update={"output": settings.output.model_copy(update={"folder": str(tmp_path / "cpu")})})
+    run_training(ran.model_copy(update={"device": DeviceSettings(name="cpu")}), TrainView(quiet=True))
+    for name, array in find_weights(tmp_path / "cpu").read().items():
+        np.testing.assert_allclose(weights[name], array, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["auto", "gpu"])
