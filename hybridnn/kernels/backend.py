@@ -69,7 +69,7 @@ class Kernels(Protocol):
         ...
 
     def copy(self, source: Array, out: Array) -> None:
-        """``out = source``, of any strides."""
+        """``out = source``, of any strides; float32 becomes float64 where `out` is."""
         ...
 
     def add(self, a: Array, b: Array, out: Array) -> None:
