@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import BinaryIO
@@ -28,7 +29,7 @@ def replace_whole(path: Path, fill: Callable[[BinaryIO], object], *, alone: bool
     ------
     OSError
     """
-    writer = "" if alone else f".{socket.gethostname()}.{os.getpid()}"
+    writer = "" if alone else f".{socket.gethostname()}.{os.getpid()}.{threading.get_ident()}"
     partial = path.with_name(f".{path.name}{writer}.partial")
     try:
         with open(partial, "wb") as file:

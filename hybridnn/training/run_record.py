@@ -121,7 +121,7 @@ def require_finished(folder: Path) -> None:
     """
     try:
         status = run_status(folder)
-    except (OSError, UnicodeDecodeError):  # a file of another program, or in place of the folder
+    except OSError:  # a file in place of the folder
         status = "absent"
     if status == "absent":
         raise DataError(f"{folder} is not a run folder: it has no readable {HISTORY}")

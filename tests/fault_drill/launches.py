@@ -17,7 +17,7 @@ from fault_drill.damage import fill
 from fault_drill.rank import HERE, OVER, PROCESS
 from fault_drill.recipes import Recipe
 from fault_drill.strikes import Strike
-from mpi_runner.launch import job_environment, marked_processes, started_job
+from mpi_runner.launch import NOT_STARTED, STARTS, job_environment, marked_processes, started_job
 
 __all__ = ["Launched", "launch"]
 
@@ -26,10 +26,6 @@ MARK = "HYBRIDNN_FAULT_DRILL"
 TICK = 0.0005
 SECONDS_TO_GO = 20.0
 """What ranks may take to notice that their launcher is gone."""
-
-NOT_STARTED = "PMIx server's listener thread failed to start"
-STARTS = 3
-"""On a busy machine mpirun now and then ends before it has started anything; then it is started again."""
 
 
 @dataclass(frozen=True)

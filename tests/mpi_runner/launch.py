@@ -32,6 +32,11 @@ JOB_MARK = "HYBRIDNN_TEST_JOB"
 SECONDS_TO_END = 3.0  # what mpirun gets for its own clean-up before it is killed
 
 
+NOT_STARTED = "PMIx server's listener thread failed to start"
+STARTS = 3
+"""On a busy machine mpirun now and then ends so before it has started anything; then it is started again."""
+
+
 class MpirunNotFound(RuntimeError):  # noqa: N818 - it says what is wrong
     """No ``mpirun`` lies beside the interpreter or on the path."""
 
@@ -228,6 +233,14 @@ def run_mpi(
     """
     arguments = [sys.executable, "-c", program] if isinstance(program, str) else list(program)
     command = [find_mpirun(), "-n", str(ranks), *arguments]
+    for _ in range(STARTS - 1):
+        result = _run(command, timeout, env, cwd)
+        if NOT_STARTED not in result.stderr:
+            return result
+    return _run(command, timeout, env, cwd)
+
+
+def _run(command: list[str], timeout: float, env: Mapping[str, str | None] | None, cwd: Path | None) -> JobResult:
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         start = time.monotonic()
         with started_job(command, stdout=out, stderr=err, environment=job_environment(env), folder=cwd) as process:

@@ -232,8 +232,11 @@ def test_interrupt_ends_the_cell_and_leaves_what_is_finished(tmp_path: Path, num
 
     def interrupt() -> None:
         _wait_for(lambda: place.exists() and bool(place.read_text()))
-        os.kill(os.getpid(), number)
+        # To the process it might be this thread that gets it, which does not wake the one that waits for the cell.
+        signal.pthread_kill(main, number)
 
+    main = threading.main_thread().ident
+    assert main is not None
     plan, train = _plan(tmp_path), _fake(tmp_path, body)
     thread = threading.Thread(target=interrupt)
     thread.start()

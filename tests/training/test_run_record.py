@@ -53,7 +53,7 @@ def test_folder_without_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="is not a run folder"):
         read_run(tmp_path / "file")
     (tmp_path / "history.jsonl").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(DataError, match="is not a run folder"):
+    with pytest.raises(DataError, match="did not end well"):
         read_run(tmp_path)
 
 

@@ -12,6 +12,7 @@ from threadpoolctl import threadpool_info
 from hybridnn import MLP
 from hybridnn.errors import DataError, SettingError
 from hybridnn.kernels import numpy_kernels
+from hybridnn.kernels.numpy_backend import NumpyKernels
 from hybridnn.pipeline.partition import layer_passes, layer_profile
 from hybridnn.pipeline.partition.layer_profile import LayerProfile, read_profile, time_layers, write_profile
 
@@ -57,8 +58,8 @@ def test_passes_are_a_training_step(monkeypatch: pytest.MonkeyPatch) -> None:
         shapes.append((a.shape[1], a.shape[0], b.shape[1]))
         transposed(a, b, out, room)
 
-    monkeypatch.setattr(numpy_kernels, "matmul", counting)
-    monkeypatch.setattr(numpy_kernels, "matmul_transposed", counting_transposed)
+    monkeypatch.setattr(NumpyKernels, "matmul", staticmethod(counting))
+    monkeypatch.setattr(NumpyKernels, "matmul_transposed", staticmethod(counting_transposed))
     time_layers(MLP([3, 4, 2]), 5, "float64", repeats=1)
     forward = [(4, 3, 5), (2, 4, 5)]
     backward = [(4, 2, 5), (2, 5, 4), (4, 5, 3)]
