@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from hybridnn.nn.learning_rates import Constant, Cosine, Step, WarmupLinear
     from hybridnn.nn.mlp import MLP
     from hybridnn.nn.optimizers import SGD, Adam, AdamW
+    from hybridnn.training.device import DeviceOptions
     from hybridnn.training.pipelining import Pipelining
     from hybridnn.training.trainer import Trainer
 
@@ -27,6 +28,7 @@ __all__ = [
     "AdamW",
     "Constant",
     "Cosine",
+    "DeviceOptions",
     "HybridnnError",
     "Pipelining",
     "ProcessGrid",
@@ -45,6 +47,7 @@ _HOME = {
     "Cosine": "nn.learning_rates",
     "Step": "nn.learning_rates",
     "WarmupLinear": "nn.learning_rates",
+    "DeviceOptions": "training.device",
     "HybridnnError": "errors",
     "Pipelining": "training.pipelining",
     "ProcessGrid": "comm.grid",

@@ -44,6 +44,7 @@ def train(
     batch: Annotated[Text, _option("--batch", "parallel.batch (ranks)")] = None,
     model: Annotated[Text, _option("--model", "parallel.model (ranks)")] = None,
     split: Annotated[Text, _option("--split", "parallel.model_split", "NAME")] = None,
+    device: Annotated[Text, _option("--device", "device.name: auto, cpu or gpu", "NAME")] = None,
     out: Annotated[Text, _option("--out", "output.folder", "FOLDER")] = None,
     resume: Annotated[
         Text,
@@ -79,6 +80,7 @@ def train(
         "optimizer.name": optimizer,
         "parallel.method": method,
         "parallel.model_split": split,
+        "device.name": device,
         "output.folder": out,
     }
     given = [f"{key}={value}" for key, value in numbers.items() if value is not None]

@@ -80,12 +80,21 @@ def header_table(header: RunHeader) -> Table:
         ("ranks", f"{header.ranks} on {nodes}, {threads}"),
         ("grid", _grid_of(header)),
         *_pipeline_rows(header),
+        *_device_rows(header),
         ("data", f"{header.data}, {samples}"),
         ("network", network),
         ("optimizer", header.optimizer),
         ("versions", ", ".join(f"{name} {version}" for name, version in header.versions.items())),
         ("folder", header.folder),
     )
+
+
+def _device_rows(header: RunHeader) -> list[tuple[str, str]]:
+    """What computes and why, and how a GPU's arrays travel; what to install for a GPU is in the run's records."""
+    if header.transport is None:
+        return [("device", f"{header.device} ({header.device_why.partition(';')[0]})")]
+    device = "device", f"{header.device} ({header.device_why})"
+    return [device, ("transport", f"{header.transport} ({header.transport_why})")]
 
 
 def _grid_of(header: RunHeader) -> str:

@@ -28,7 +28,14 @@ class Kernels(Protocol):
     recorded once and replayed in many steps keeps its arguments, so it reads what follows from them in `numbers`, an
     array of float64 and shape (3,) on the device. Before every replay `write_numbers` puts there what the function of
     the same name in `step_numbers` says. Where nothing is recorded `numbers` is None.
+
+    Attributes
+    ----------
+    on_host : bool
+        Whether arrays lie in the host's memory, and every call returns when its work is done.
     """
+
+    on_host: bool
 
     def compile(self, dtype: DTypeLike) -> None:
         """Make everything for a dtype ready now, rather than in the first step, and before anything is recorded."""
@@ -50,8 +57,19 @@ class Kernels(Protocol):
         """The numbers as a host's array, once the device has computed them; on the host the array itself."""
         ...
 
+    def put(self, host: NDArray[Any], out: Array) -> None:
+        """``out = host``, of the same shape and dtype; `host` may be written to again at once.
+
+        On the host nothing is copied where the two are the same array, as `to_host` gives it.
+        """
+        ...
+
+    def free_bytes(self) -> int:
+        """Bytes that are free on a device; 0 on the host, to which nothing has to be brought."""
+        ...
+
     def copy(self, source: Array, out: Array) -> None:
-        """``out = source``, of any strides."""
+        """``out = source``, of any strides; float32 becomes float64 where `out` is."""
         ...
 
     def add(self, a: Array, b: Array, out: Array) -> None:

@@ -8,12 +8,13 @@ This module can be imported without CuPy; `cupy_kernels` says what is missing.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from hybridnn.kernels.backend import Array, Kernels
+from hybridnn.kernels.backend import Array
 from hybridnn.kernels.cublas import Products, load_cublas
 from hybridnn.kernels.cupy_launch import (
     FLAT_BLOCK,
@@ -36,7 +37,7 @@ from hybridnn.kernels.cupy_updates import CupyUpdates
 __all__ = ["CupyKernels", "cupy_kernels"]
 
 
-def cupy_kernels(*, tf32: bool = False) -> Kernels:
+def cupy_kernels(*, tf32: bool = False) -> CupyKernels:
     """The arithmetic of the current device.
 
     Parameters
@@ -63,6 +64,8 @@ class CupyKernels(CupyUpdates):
     cupy : module
     products : Products
     """
+
+    on_host = False
 
     def __init__(self, cupy: Any, products: Products) -> None:
         super().__init__(Launcher(cupy))
@@ -91,6 +94,35 @@ class CupyKernels(CupyUpdates):
         """The numbers in a new array of the host, once the device has computed them."""
         host: NDArray[Any] = self._cupy.asnumpy(array)
         return host
+
+    def put(self, host: NDArray[Any], out: Array) -> None:
+        """``out = host``: CUDA has read the host's memory when it returns, unless that is pinned."""
+        out.set(host)
+
+    def free_bytes(self) -> int:
+        """Bytes of the device that nobody has, and those that CuPy keeps for new arrays."""
+        free, _ = self._cupy.cuda.runtime.memGetInfo()
+        return int(free + self._cupy.get_default_memory_pool().free_bytes())
+
+    def record(self, work: Callable[[], None]) -> Callable[[], None]:
+        """Keep what `work` puts in line, as a CUDA graph, without computing anything.
+
+        Parameters
+        ----------
+        work : callable
+            Waits for nothing, allocates nothing, and was called before, so that all it needs is compiled.
+
+        Returns
+        -------
+        callable
+            Puts all of it in the current stream's line, with the same arrays and arguments.
+        """
+        stream = self._cupy.cuda.Stream(non_blocking=True)
+        with stream:
+            stream.begin_capture()
+            work()
+            graph = stream.end_capture()
+        return lambda: graph.launch(self._cupy.cuda.get_current_stream())
 
     def copy(self, source: Array, out: Array) -> None:
         """``out = source``, of any strides."""

@@ -20,6 +20,8 @@ Array = NDArray[Any]
 class NumpyKernels:
     """Arithmetic on NumPy arrays; see `hybridnn.kernels.backend.Kernels`. Nothing is recorded, `numbers` is unused."""
 
+    on_host = True
+
     empty = staticmethod(numpy_kernels.empty)
     zeros = staticmethod(numpy_kernels.zeros)
     copy = staticmethod(numpy_kernels.copy)
@@ -45,6 +47,15 @@ class NumpyKernels:
     def to_host(self, array: Array) -> Array:
         """The array itself."""
         return array
+
+    def put(self, host: Array, out: Array) -> None:
+        """``out = host``, unless they are the same array."""
+        if host is not out:
+            np.copyto(out, host)
+
+    def free_bytes(self) -> int:
+        """0: everything is on the host."""
+        return 0
 
     def gather_rows(self, source: Array, index: NDArray[np.int64], out: Array) -> None:
         """Copy rows by their index."""

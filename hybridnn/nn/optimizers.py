@@ -6,11 +6,13 @@ parts of the buffer.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from hybridnn.checks import require_number
 from hybridnn.errors import SettingError
+from hybridnn.kernels import step_numbers
 from hybridnn.kernels.backend import Array, Kernels
 from hybridnn.kernels.numpy_backend import NUMPY
 from hybridnn.kernels.numpy_updates import BLOCK
@@ -32,12 +34,15 @@ class OptimizerState:
         Updates done.
     kernels : Kernels
         Of the device that holds the arrays.
+    numbers : array of float64, shape (3,), or None
+        Where the device finds what changes from update to update, when updates are recorded and replayed.
     """
 
     slots: dict[str, Array]
     scratch: Array
     updates: int = 0
     kernels: Kernels = NUMPY
+    numbers: Array | None = None
 
 
 class Optimizer(Protocol):
@@ -57,6 +62,10 @@ class Optimizer(Protocol):
         self, weights: Array, gradient: Array, state: OptimizerState, lr: float, out: Array | None = None
     ) -> None:
         """Change `weights` in place, or leave them and fill `out` with the new ones."""
+        ...
+
+    def step_numbers(self, state: OptimizerState, lr: float) -> Sequence[float]:
+        """What the next update wants to find in `state.numbers`."""
         ...
 
     def predict(self, weights: Array, state: OptimizerState, lr: float, steps: int, out: Array) -> None:
@@ -131,7 +140,12 @@ class SGD:
             nesterov=self.nesterov,
             weight_decay=self.weight_decay,
             out=weights if out is None else out,
+            numbers=state.numbers,
         )
+
+    def step_numbers(self, state: OptimizerState, lr: float) -> Sequence[float]:
+        """The learning rate."""
+        return step_numbers.sgd_update(lr=lr)
 
     def predict(self, weights: Array, state: OptimizerState, lr: float, steps: int, out: Array) -> None:
         """``out = w - steps lr v``; needs momentum."""
@@ -192,6 +206,17 @@ class Adam:
             weight_decay=self.weight_decay,
             decoupled=self.decoupled,
             out=weights if out is None else out,
+            numbers=state.numbers,
+        )
+
+    def step_numbers(self, state: OptimizerState, lr: float) -> Sequence[float]:
+        """Step size, bias correction and decay of the next update."""
+        return step_numbers.adam_update(
+            step=state.updates + 1,
+            lr=lr,
+            betas=self.betas,
+            weight_decay=self.weight_decay,
+            decoupled=self.decoupled,
         )
 
     def predict(self, weights: Array, state: OptimizerState, lr: float, steps: int, out: Array) -> None:

@@ -105,9 +105,20 @@ class ColumnDense:
         if self.split.gathers:
             self._group.allgather_rows(s.y)
 
-    def backward_input(self, p: LayerParameters, s: LayerArrays) -> Request:
-        """Fill ``s.dz`` from ``s.dy`` and start the sum of ``s.dx``, which is whole once the request is done."""
-        self._kernels.gradient_of_activation(self._activation, s.activation, s.own_dy, s.dz, s.scratch)
+    def backward_input(self, p: LayerParameters, s: LayerArrays, bias_gradient: Array | None = None) -> Request:
+        """Fill ``s.dz`` from ``s.dy`` and start the sum of ``s.dx``, which is whole once the request is done.
+
+        Parameters
+        ----------
+        bias_gradient : array, optional
+            Takes the gradient of this rank's biases, which `backward_weight` leaves out then.
+        """
+        if bias_gradient is None:
+            self._kernels.gradient_of_activation(self._activation, s.activation, s.own_dy, s.dz, s.scratch)
+        else:
+            self._kernels.gradient_and_row_sums(
+                self._activation, s.activation, s.own_dy, s.dz, bias_gradient, s.scratch, s.ones
+            )
         if s.dx is None:
             return DONE
         self._kernels.matmul_transposed(p.weight, s.dz, s.dx, s.room)
@@ -119,10 +130,11 @@ class ColumnDense:
         self._group.allreduce(s.dx)
         return DONE
 
-    def backward_weight(self, s: WeightGradientArrays, gradient: LayerParameters) -> None:
-        """Gradient of this rank's weights and biases."""
+    def backward_weight(self, s: WeightGradientArrays, gradient: LayerParameters, *, biases: bool = True) -> None:
+        """Gradient of this rank's weights and, unless that was taken before, of its biases."""
         self._kernels.matmul(s.dz, s.x.T, gradient.weight)
-        self._kernels.row_sums(s.dz, s.ones, gradient.bias)
+        if biases:
+            self._kernels.row_sums(s.dz, s.ones, gradient.bias)
 
 
 class RowDense:
@@ -160,19 +172,28 @@ class RowDense:
                 self._group.allgather_rows(s.whole_x)
             self._kernels.add(s.whole_x, s.activation, s.y)
 
-    def backward_input(self, p: LayerParameters, s: LayerArrays) -> Request:
-        """Fill ``s.dz`` from ``s.dy``, and ``s.dx``; every rank has what it needs."""
+    def backward_input(self, p: LayerParameters, s: LayerArrays, bias_gradient: Array | None = None) -> Request:
+        """Fill ``s.dz`` from ``s.dy``, and ``s.dx``; every rank has what it needs.
+
+        Parameters
+        ----------
+        bias_gradient : array, optional
+            As for `ColumnDense`; a rank's biases are some rows of ``s.dz``, so their gradient takes a pass of its own.
+        """
         self._kernels.gradient_of_activation(self._activation, s.activation, s.dy, s.dz, s.scratch)
+        if bias_gradient is not None:
+            self._kernels.row_sums(s.dz[self._bias_rows], s.ones, bias_gradient)
         if s.dx is not None:
             self._kernels.matmul_transposed(p.weight, s.dz, s.dx, s.room)
             if self._residual:
                 self._kernels.add(s.dx, s.own_dy, s.dx)
         return DONE
 
-    def backward_weight(self, s: WeightGradientArrays, gradient: LayerParameters) -> None:
-        """Gradient of this rank's weights and biases."""
+    def backward_weight(self, s: WeightGradientArrays, gradient: LayerParameters, *, biases: bool = True) -> None:
+        """Gradient of this rank's weights and, unless that was taken before, of its biases."""
         self._kernels.matmul(s.dz, s.x.T, gradient.weight)
-        self._kernels.row_sums(s.dz[self._bias_rows], s.ones, gradient.bias)
+        if biases:
+            self._kernels.row_sums(s.dz[self._bias_rows], s.ones, gradient.bias)
 
 
 ParallelDense = ColumnDense | RowDense

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
-
-from numpy.typing import NDArray
+from dataclasses import dataclass
 
 from hybridnn.comm.group import Group
 from hybridnn.comm.large_messages import pieces
 from hybridnn.comm.request import Request
+from hybridnn.kernels.backend import Array
 
-__all__ = ["BUCKET_BYTES", "GradientReducer", "plan_buckets"]
+__all__ = ["DEVICE_PACE", "HOST_PACE", "GradientReducer", "Pace", "plan_buckets"]
 
 BUCKET_BYTES = 1 << 19
 """Gradients are sent when at least this many bytes are ready: smaller messages pay more latency than they hide."""
@@ -26,6 +25,32 @@ IN_FLIGHT = 2
 """An overlapped bucket travels in pieces of `PIECE_BYTES`, so many at a time. Of the sizes and numbers tried with Open
 MPI 5.0 these were the fastest (``benchmarks/allreduce_pieces.py``). The blocking call is faster still: on a node whose
 cores are all busy, overlap has nothing to gain."""
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How an overlapped sum is cut into messages.
+
+    Attributes
+    ----------
+    bucket_bytes : int
+        Gradients are sent when so many bytes are ready.
+    piece_bytes, in_flight : int
+        A bucket travels in pieces of so many bytes, so many at a time.
+    single_blocks : bool
+        Whether a single bucket is summed by a call that blocks.
+    """
+
+    bucket_bytes: int
+    piece_bytes: int
+    in_flight: int
+    single_blocks: bool
+
+
+HOST_PACE = Pace(BUCKET_BYTES, PIECE_BYTES, IN_FLIGHT, single_blocks=True)
+DEVICE_PACE = Pace(1 << 24, 1 << 30, 1 << 10, single_blocks=False)
+"""A device computes beside the messages, and its transports cut them as they need: nothing is held back. The bucket's
+size is one at which a connection of many GB/s is busy for about as long as a collective takes to begin."""
 
 
 def plan_buckets(ends: Sequence[int], size: int, bucket_numbers: int) -> dict[int, tuple[int, int]]:
@@ -68,18 +93,17 @@ class GradientReducer:
         End of every layer in it.
     overlap : bool
         False: one all-reduce after the backward pass (Laugier et al. 2018, Algorithm 1).
-    bucket_bytes : int
-        Least size of an overlapped message.
+    pace : Pace
     """
 
     def __init__(
-        self, group: Group, gradient: NDArray[Any], ends: Sequence[int], overlap: bool, bucket_bytes: int = BUCKET_BYTES
+        self, group: Group, gradient: Array, ends: Sequence[int], overlap: bool, pace: Pace = HOST_PACE
     ) -> None:
-        self._group = group
-        numbers = bucket_bytes // gradient.itemsize if overlap else gradient.size
+        self._group, self._pace = group, pace
+        numbers = pace.bucket_bytes // gradient.itemsize if overlap else gradient.size
         plan = plan_buckets(ends, gradient.size, max(numbers, 1))
         self._buckets = {layer: gradient[start:stop] for layer, (start, stop) in plan.items()}
-        self._waiting: deque[NDArray[Any]] = deque()
+        self._waiting: deque[Array] = deque()
         self._in_flight: deque[Request] = deque()
 
     def ready(self, layer: int) -> None:
@@ -87,13 +111,13 @@ class GradientReducer:
         bucket = self._buckets.get(layer)
         if self._group.size == 1:
             return
-        if len(self._buckets) == 1:
+        if len(self._buckets) == 1 and self._pace.single_blocks:
             # One message after the last layer has nothing to overlap with; the blocking call is the faster one.
             if bucket is not None:
                 self._group.allreduce(bucket)
             return
         if bucket is not None:
-            self._waiting.extend(pieces(bucket, PIECE_BYTES))
+            self._waiting.extend(pieces(bucket, self._pace.piece_bytes))
         while self._in_flight and self._in_flight[0].test():
             self._in_flight.popleft()
         self._start()
@@ -106,5 +130,5 @@ class GradientReducer:
 
     def _start(self) -> None:
         # Ranks may start a piece at different moments, but all start the pieces in the same order, as MPI demands.
-        while self._waiting and len(self._in_flight) < IN_FLIGHT:
+        while self._waiting and len(self._in_flight) < self._pace.in_flight:
             self._in_flight.append(self._group.iallreduce(self._waiting.popleft()))

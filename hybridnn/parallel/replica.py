@@ -15,7 +15,7 @@ from hybridnn.comm.group import Group
 from hybridnn.kernels.backend import Array, Kernels
 from hybridnn.kernels.numpy_backend import NUMPY
 from hybridnn.nn.optimizers import Optimizer, OptimizerState, new_state
-from hybridnn.parallel.gradient_reduction import GradientReducer
+from hybridnn.parallel.gradient_reduction import DEVICE_PACE, HOST_PACE, GradientReducer
 
 __all__ = ["OwnReplica", "Replica"]
 
@@ -44,8 +44,8 @@ class Replica(Protocol):
         ...
 
     @property
-    def total_loss(self) -> float:
-        """The sum of the losses over the batch group, once `finish` has returned."""
+    def total_loss(self) -> Array:
+        """The sum of the losses over the batch group, shape (1,), once `finish` has returned."""
         ...
 
     def new_array(self) -> Array:
@@ -78,12 +78,19 @@ class Replica(Protocol):
         """The sum of all gradients, shape (size,); to be read only."""
         ...
 
-    def squared_norm(self) -> float:
-        """Squared norm of the sum of all gradients."""
+    def squared_norm_into(self, norm: Array) -> None:
+        """Squared norm of the sum of all gradients into `norm`, an array of float64 and shape (1,)."""
         ...
 
-    def scale_gradient(self, factor: float) -> None:
-        """Multiply the sum of all gradients."""
+    def clip(self, squared_norm: Array, limit: float) -> None:
+        """Scale the sum of all gradients so that a norm above `limit` becomes `limit`.
+
+        Parameters
+        ----------
+        squared_norm : array of float64, shape (1,)
+            Of the gradients of all layers, of which these may be some.
+        limit : float
+        """
         ...
 
     def fill(self, write: Callable[[], None]) -> None:
@@ -130,13 +137,14 @@ class OwnReplica:
         flat = kernels.zeros((ends[-1] + 1,), dtype)
         self.gradient, self.loss = flat[:-1], flat[-1:]
         self.nbytes = flat.nbytes
-        self._reducer = GradientReducer(group, flat, ends, overlap)
+        pace = HOST_PACE if kernels.on_host else DEVICE_PACE
+        self._reducer = GradientReducer(group, flat, ends, overlap, pace)
         self.ready, self.finish = self._reducer.ready, self._reducer.finish
 
     @property
-    def total_loss(self) -> float:
+    def total_loss(self) -> Array:
         """See `Replica.total_loss`."""
-        return float(self._kernels.to_host(self.loss)[0])
+        return self.loss
 
     def new_array(self) -> Array:
         """See `Replica.new_array`."""
@@ -160,13 +168,13 @@ class OwnReplica:
         """See `Replica.whole_gradient`."""
         return self.gradient
 
-    def squared_norm(self) -> float:
-        """See `Replica.squared_norm`."""
-        return self._kernels.squared_norm(self.gradient)
+    def squared_norm_into(self, norm: Array) -> None:
+        """See `Replica.squared_norm_into`."""
+        self._kernels.squared_norm_into(self.gradient, norm)
 
-    def scale_gradient(self, factor: float) -> None:
-        """See `Replica.scale_gradient`."""
-        self._kernels.scale(self.gradient, factor)
+    def clip(self, squared_norm: Array, limit: float) -> None:
+        """See `Replica.clip`."""
+        self._kernels.clip_to_norm(self.gradient, squared_norm, limit)
 
     def fill(self, write: Callable[[], None]) -> None:
         """Every rank fills its own."""

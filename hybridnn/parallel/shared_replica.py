@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from hybridnn.kernels import numpy_kernels as kernels
+from hybridnn.kernels.numpy_backend import NUMPY
 from hybridnn.nn.optimizers import Optimizer, OptimizerState
 from hybridnn.parallel.sharing import Sharing, slice_bounds
 
@@ -116,9 +117,9 @@ class SharedReplica:
         return int(self.gradient.nbytes + self.loss.nbytes + self._total.nbytes + self._room.nbytes)
 
     @property
-    def total_loss(self) -> float:
+    def total_loss(self) -> Array:
         """The sum of the losses over the batch group, once `finish` has returned."""
-        return float(self._total[0])
+        return self._total
 
     def new_array(self) -> Array:
         """The next of the arrays that the window has room for; all ranks must ask for them in the same order."""
@@ -173,20 +174,20 @@ class SharedReplica:
         self.publish()
         return whole
 
-    def squared_norm(self) -> float:
+    def squared_norm_into(self, norm: Array) -> None:
         """Squared norm of the sum of all gradients, the same to the last bit on every node."""
         self._sum()
         norms = np.zeros(self._sharing.slices)
         for item, pieces in zip(self._sharing.owned, self._slices, strict=True):
             norms[item.number] = sum(kernels.squared_norm(piece.own) for piece in pieces)
         self._memory.group.allreduce(norms)
-        return float(norms.sum())
+        norm[0] = norms.sum()
 
-    def scale_gradient(self, factor: float) -> None:
-        """Multiply this rank's slices of the sum."""
+    def clip(self, squared_norm: Array, limit: float) -> None:
+        """Scale this rank's slices of the sum where the norm is above `limit`."""
         self._sum()
         for piece in chain(*self._slices):
-            kernels.scale(piece.own, factor)
+            NUMPY.clip_to_norm(piece.own, squared_norm, limit)
 
     def fill(self, write: Callable[[], None]) -> None:
         """One rank of the node fills the replica, when nobody reads it any more."""

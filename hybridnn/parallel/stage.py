@@ -11,7 +11,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from hybridnn.comm.grid import ProcessGrid
 from hybridnn.comm.group import Group
-from hybridnn.kernels.backend import Kernels
+from hybridnn.kernels.backend import Array, Kernels
 from hybridnn.kernels.numpy_backend import NUMPY
 from hybridnn.nn.mlp import DenseLayer
 from hybridnn.nn.parameters import LayerParameters, ParameterLayout, parameter_name
@@ -120,9 +120,12 @@ class Stage:
         """
         parameters = parameters or self.parameters
         for place in reversed(range(len(self._dense))):
-            layer = arrays.layers[place]
-            sum_of_dx = self._dense[place].backward_input(parameters[place], layer)
-            self._weight_gradient(place, layer, accumulate)
+            layer, dense = arrays.layers[place], self._dense[place]
+            gradient = self._addends[1][place] if accumulate else self._gradients[place]
+            sum_of_dx = dense.backward_input(parameters[place], layer, gradient.bias)
+            dense.backward_weight(layer, gradient, biases=False)
+            if accumulate:
+                self._add(place)
             if reduce:
                 self.replica.ready(place)
             sum_of_dx.wait()
@@ -156,7 +159,11 @@ class Stage:
     ) -> None:
         """The rest of the backward pass, of the `layers` of one microbatch or of several joined."""
         for place in reversed(range(len(self._dense))):
-            self._weight_gradient(place, layers[place], accumulate)
+            self._dense[place].backward_weight(
+                layers[place], self._addends[1][place] if accumulate else self._gradients[place]
+            )
+            if accumulate:
+                self._add(place)
             if reduce:
                 self.replica.ready(place)
 
@@ -164,12 +171,9 @@ class Stage:
         """Return when the gradients and the loss are summed over the batch group."""
         self.replica.finish()
 
-    def _weight_gradient(self, place: int, layer: WeightGradientArrays, accumulate: bool) -> None:
-        if not accumulate:
-            self._dense[place].backward_weight(layer, self._gradients[place])
-            return
+    def _add(self, place: int) -> None:
+        """Add one layer's gradient to that of earlier microbatches."""
         total, addend = self._gradients[place], self._addends[1][place]
-        self._dense[place].backward_weight(layer, addend)
         self.kernels.add(total.weight, addend.weight, total.weight)
         self.kernels.add(total.bias, addend.bias, total.bias)
 
@@ -202,9 +206,16 @@ class Stage:
         squares = [self.kernels.squared_norm(flat[start:stop]) for start, stop in bounds]
         return _summed(self._group, np.array(squares))
 
-    def squared_gradient_norm(self) -> float:
-        """Squared norm of the last gradient, summed over the batch group, each parameter of the model counted once."""
-        return float(_summed(self._group, np.array([self.replica.squared_norm()]))[0])
+    def squared_gradient_norm(self, norm: Array) -> None:
+        """Squared norm of the last gradient, summed over the batch group, each parameter of the model counted once.
+
+        Parameters
+        ----------
+        norm : array of float64, shape (1,)
+            Takes it; on a device nobody waits for it.
+        """
+        self.replica.squared_norm_into(norm)
+        self._group.allreduce(norm)
 
     def whole_parameters(self, flat: NDArray[Any]) -> dict[str, NDArray[Any]]:
         """Collect the global arrays that `flat` holds the blocks of; collective over the model group.
@@ -215,6 +226,7 @@ class Stage:
             Name to array: ``layers.<i>.weight``, shape (outputs, inputs), and ``layers.<i>.bias``.
         """
         whole: dict[str, NDArray[Any]] = {}
+        flat = self.kernels.to_host(flat)
         for shard, view in zip(self.layout.shards, self.layout.views(flat), strict=True):
             weight = np.zeros((shard.layer.outputs, shard.layer.inputs), flat.dtype)
             weight[shard.rows, shard.columns] = view.weight
@@ -225,9 +237,17 @@ class Stage:
             whole[parameter_name(shard.layer, "bias")] = _summed(self._group, bias)
         return whole
 
+    def initialize(self, seed: int) -> None:
+        """Draw the initial weights, which the host does."""
+        host = self.kernels.to_host(self.weights)
+        self.layout.initialize(host, seed)
+        self.kernels.put(host, self.weights)
+
     def load(self, weights: Mapping[str, NDArray[Any]]) -> None:
         """Take this rank's blocks of global arrays."""
-        self.layout.load(self.weights, weights)
+        host = self.kernels.to_host(self.weights)
+        self.layout.load(host, weights)
+        self.kernels.put(host, self.weights)
 
 
 def _summed(group: Group, array: NDArray[Any]) -> NDArray[Any]:

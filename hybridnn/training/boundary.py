@@ -19,6 +19,7 @@ from hybridnn.errors import StoppedBySignal
 from hybridnn.settings_types import seconds_of
 from hybridnn.training.checkpoints.manifest import Progress
 from hybridnn.training.checkpoints.writing import CheckpointWriter
+from hybridnn.training.epoch import Reached
 from hybridnn.training.settings import TrainingSettings
 from hybridnn.training.stop_signals import StopSignals
 from hybridnn.training.trainer import Trainer
@@ -57,7 +58,7 @@ class StepBoundary:
         Number of the signal that stopped the training, or 0.
     checkpoint : Path or None
         What was written last because of it.
-    reached : Progress or None
+    reached : Reached or None
         How far the training was when it was last asked.
     """
 
@@ -80,7 +81,7 @@ class StepBoundary:
         self._stride = self._until_agreement = 1
         self.stopped_by = 0
         self.checkpoint: Path | None = None
-        self.reached: Progress | None = None
+        self.reached: Reached | None = None
 
     @classmethod
     def of(
@@ -102,20 +103,20 @@ class StepBoundary:
             busy=busy,
         )
 
-    def __call__(self, progress: Progress) -> bool:
+    def __call__(self, reached: Reached) -> bool:
         """Write a checkpoint where it is time; whether to stop. Collective."""
-        self.reached = progress
-        due = self._is_due(progress.step)
+        self.reached = reached
+        due = self._is_due(reached.step)
         self._until_agreement -= 1
-        if self._until_agreement <= 0 or progress.minibatches == 0:
+        if self._until_agreement <= 0 or reached.minibatches == 0:
             due |= self._agree()
         if self.stopped_by:
             self.finish()
             with self._busy("writing a checkpoint"):
-                self.checkpoint = self._writer.write(progress)
+                self.checkpoint = self._writer.write(reached.progress())
             return True
         if due:
-            self._write(progress)
+            self._write(reached.progress())
         return False
 
     def finish(self) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from math import ceil, isfinite, sqrt
+from functools import partial
+from math import isfinite, sqrt
 from typing import Any, NoReturn
 
 import numpy as np
@@ -11,7 +12,6 @@ from numpy.typing import DTypeLike, NDArray
 
 from hybridnn.comm.agreement import agree
 from hybridnn.comm.grid import ProcessGrid
-from hybridnn.comm.partition import block_slice
 from hybridnn.errors import NonFiniteLossError
 from hybridnn.kernels.backend import Kernels
 from hybridnn.kernels.numpy_backend import NUMPY
@@ -22,24 +22,23 @@ from hybridnn.parallel.distribution import make_distributor
 from hybridnn.parallel.sharing import Sharing
 from hybridnn.parallel.stage import Stage
 from hybridnn.pipeline.execution.chunk import Chunk, make_chunk
-from hybridnn.pipeline.execution.executor import Executor
-from hybridnn.pipeline.schedules.schedule import Schedule
+from hybridnn.training.executors import Executors
+from hybridnn.training.forward_passes import ForwardPasses, tell_from_last_stage
 from hybridnn.training.global_arrays import GlobalArrays
-from hybridnn.training.metrics import Metrics, MetricSums
+from hybridnn.training.loading import DeviceLoader, make_loader, place_samples
+from hybridnn.training.metrics import Metrics
+from hybridnn.training.minibatch_losses import MinibatchLosses
 from hybridnn.training.part import Part
 from hybridnn.training.pipelining import PipelinePlan
+from hybridnn.training.recorded_steps import Record, RecordedSteps
 from hybridnn.training.replicas import shared_arrays
-from hybridnn.training.sampling import minibatches
 from hybridnn.training.stage_memory import StageMemory
-from hybridnn.training.work import EvaluationWork, PredictionWork, TrainingWork
+from hybridnn.training.work import TrainingWork
 
 __all__ = ["Engine"]
 
 Array = NDArray[Any]
 Indices = NDArray[np.int64]
-
-KEPT_EXECUTORS = 4
-"""Schedules that are kept for the next run of as many minibatches: of training, of tests, and of other data."""
 
 
 class Engine:
@@ -66,6 +65,8 @@ class Engine:
         Ranks that share one replica.
     kernels : Kernels
         Of the device that trains.
+    record : Record, optional
+        Records steps of a single rank, to replay them.
 
     Attributes
     ----------
@@ -73,6 +74,8 @@ class Engine:
         Layers, parameters and gradients of this rank: one stage, or one per chunk.
     states : list of OptimizerState
         What the optimizer remembers of each.
+    evaluate, predict : callable
+        As of `ForwardPasses`.
     """
 
     def __init__(
@@ -90,8 +93,10 @@ class Engine:
         clip_norm: float | None,
         sharing: Sharing | None = None,
         kernels: Kernels = NUMPY,
+        record: Record | None = None,
     ) -> None:
         self._kernels = kernels
+        kernels.compile(dtype)
         self._model, self._optimizer, self._grid, self._plan = model, optimizer, grid, plan
         self._batch_size, self._clip_norm, self._sharing = batch_size, clip_norm, sharing
         self._distributor = make_distributor(grid, distribution)
@@ -103,8 +108,19 @@ class Engine:
         ]
         self.states = [stage.replica.new_state(optimizer, stage.weights) for stage in self.stages]
         self.arrays = GlobalArrays(model, grid, plan, self.stages)
-        self._chunks: list[Chunk] = []
-        self._executors: dict[tuple[bool, int], Executor] = {}
+        self._executors = Executors(plan, grid, self._make_chunks)
+        self._recorded = (
+            None
+            if record is None
+            else RecordedSteps(record, self.stages[0], optimizer, self.states[0], batch_size, grid.recorder)
+        )
+        passes = ForwardPasses(model, grid, plan, self._executors, self._distributor, kernels, batch_size, self.dtype)
+        self.evaluate, self.predict = passes.evaluate, passes.predict
+
+    @property
+    def exact(self) -> bool:
+        """Whether every minibatch is complete before the next begins."""
+        return self._plan.exact
 
     @property
     def updates(self) -> int:
@@ -116,37 +132,72 @@ class Engine:
         """Of weights and activations."""
         return self.stages[0].weights.dtype
 
-    def train(
-        self, part: Part, batches: Sequence[Indices], rates: Callable[[int], float], updated: Callable[[int], None]
-    ) -> Iterator[float]:
-        """One update on each minibatch of an epoch; yields their mean losses, each before its update.
+    def new_losses(self, batches: Sequence[Indices], rates: Callable[[int], float]) -> MinibatchLosses:
+        """Room for the losses of the next minibatches, which it refuses where they are not finite."""
+        first, tell = self.updates, partial(tell_from_last_stage, self._grid)
 
-        With an exact method a loss comes out after its minibatch, else all of them when the pipeline is empty.
+        def require_finite(number: int, loss: float) -> None:
+            if not isfinite(loss):
+                self._stop(f"the loss became {loss} in step {first + number + 1} at learning rate {rates(number):g}")
+
+        return MinibatchLosses(self._kernels, [len(batch) for batch in batches], tell, require_finite)
+
+    def train(
+        self,
+        part: Part,
+        batches: Sequence[Indices],
+        rates: Callable[[int], float],
+        losses: MinibatchLosses,
+        updated: Callable[[int], None],
+    ) -> Iterator[int]:
+        """One update on each minibatch of an epoch; yields their numbers.
+
+        With an exact method a number comes out after its minibatch, else all of them when the pipeline is empty. By
+        then its loss, from before its update, is known, unless an exact method trains on a device: there it waits to
+        be fetched.
 
         Parameters
         ----------
         rates : callable
             Learning rate by number of the minibatch.
+        losses : MinibatchLosses
+            New ones for these minibatches.
         updated : callable
             Called when this rank has updated on a minibatch, with its number.
 
         Raises
         ------
         NonFiniteLossError
-            On every rank alike; with an exact method before anything is changed.
+            On every rank alike; with an exact method on the CPU before anything is changed.
         """
-        classification = part.task == "classification"
+        classification, sizes = part.task == "classification", [len(batch) for batch in batches]
         loss_name = resolve_loss(self._model, part.task)
-        losses = np.zeros(len(batches))
+        loader = make_loader(part, batches, self._distributor, self._kernels, self._grid)
+        if self._recorded is not None and isinstance(loader, DeviceLoader):
+            yield from self._recorded.train(
+                self._executors.get(classification, trains=True, count=1),
+                loader,
+                sizes,
+                loss_name,
+                rates,
+                losses,
+                self._clip,
+                updated,
+            )
+            return
+        knows_at_once = self._plan.exact and self._kernels.on_host
 
         def work(first: int, count: int) -> TrainingWork:
             def reduced(number: int) -> None:
-                losses[first + number] = self._check(len(batches[first + number]), rates(first + number))
+                losses.note(first + number, self.stages[-1].replica.total_loss)
+                if knows_at_once:
+                    losses.fetch(first + number + 1)
+                self._clip()
 
             return TrainingWork(
-                part,
-                batches[first : first + count],
-                self._distributor,
+                loader,
+                first,
+                sizes[first : first + count],
                 loss_name,
                 self._kernels,
                 lambda number: rates(first + number),
@@ -155,48 +206,26 @@ class Engine:
             )
 
         if self._plan.exact:
-            executor = self._executor(classification, trains=True, count=1)
+            executor = self._executors.get(classification, trains=True, count=1)
             for number in range(len(batches)):
                 executor.run(work(number, 1))
-                yield float(losses[number])
+                yield number
             return
-        self._executor(classification, trains=True, count=len(batches)).run(work(0, len(batches)))
-        self._grid.world.broadcast(losses, self._last_rank)
-        first = self.updates - len(batches)
-        for number, loss in enumerate(losses.tolist()):
-            self._require_finite_loss(loss, first + number, rates(number))
-            yield loss
+        self._executors.get(classification, trains=True, count=len(batches)).run(work(0, len(batches)))
+        losses.fetch(len(batches))
+        yield from range(len(batches))
 
-    def _check(self, samples: int, rate: float) -> float:
-        """Look at the gradients before they are applied, and clip them; returns the mean loss.
+    def _clip(self) -> None:
+        """Scale the gradient down where its norm is above the limit; on a device nobody waits for the norm."""
+        if self._clip_norm is None:
+            return
+        norm = self.arrays.squared_gradient_norm()
+        for stage in self.stages:
+            stage.replica.clip(norm, self._clip_norm)
 
-        With an asynchronous method only the last stage knows the loss, and only at the end of the epoch all do.
-        """
-        total = np.array([self.stages[-1].replica.total_loss])
-        if self._plan.exact:
-            if self._grid.pipeline > 1:
-                self._grid.world.broadcast(total, self._last_rank)
-            self._require_finite_loss(total[0] / samples, self.updates, rate)
-            if self._clip_norm is not None and (norm := self.gradient_norm()) > self._clip_norm:
-                for stage in self.stages:
-                    stage.replica.scale_gradient(self._clip_norm / norm)
-        return float(total[0]) / samples
-
-    def evaluate(self, part: Part) -> Metrics:
-        """Loss and accuracy or R² on all samples of `part`; every sample counts once."""
-        classification = part.task == "classification"
-        sums = MetricSums(self._model.sizes[-1], classification)
-        batches = list(minibatches(np.arange(part.samples), self._block))
-        loss_name = resolve_loss(self._model, part.task)
-        work = EvaluationWork(part, batches, self._distributor, loss_name, self._kernels, sums, self.dtype)
-        self._executor(classification, trains=False, count=len(batches)).run(work)
-        grid = self._grid
-        if grid.pipeline == 1:
-            return sums.total(grid.batch_group)
-        is_last = grid.pipeline_rank == grid.pipeline - 1
-        numbers = sums.total(grid.batch_group).to_array() if is_last else np.empty(4)
-        grid.world.broadcast(numbers, self._last_rank)
-        return Metrics.from_array(numbers)
+    def place(self, part: Part) -> Part:
+        """The part with its samples on the device that trains, where they fit."""
+        return place_samples(part, self._kernels, self._grid, self.dtype)
 
     def require_finite(self, test: Metrics | None) -> None:
         """Refuse to go on with weights, or a test loss, that are not finite.
@@ -211,25 +240,9 @@ class Engine:
         if test is not None and not isfinite(test.loss):
             self._stop(f"the test loss became {test.loss} after step {self.updates}")
 
-    def predict(self, x: Array) -> Array:
-        """Outputs for `x`, shape (samples, features) and the same on every rank; shape (samples, outputs)."""
-        outputs = np.zeros((len(x), self._model.sizes[-1]), self.dtype)
-        grid = self._grid
-        sizes = [min(self._block, len(x) - first) for first in range(0, len(x), self._block)]
-        if sizes:
-            work = PredictionWork(
-                x, sizes, lambda n: block_slice(n, grid.batch, grid.batch_rank), outputs, self._kernels
-            )
-            self._executor(None, trains=False, count=len(sizes)).run(work)
-        # Every sample was computed by one batch part of the last stage; the others hold zeros.
-        grid.batch_group.allreduce(outputs)
-        if grid.pipeline > 1:
-            grid.world.broadcast(outputs, self._last_rank)
-        return outputs
-
     def gradient_norm(self) -> float:
         """Global norm of the last gradient, every parameter counted once."""
-        return sqrt(self.arrays.squared_gradient_norm())
+        return sqrt(self._kernels.to_host(self.arrays.squared_gradient_norm())[0])
 
     def restore(self, read: Callable[[], None]) -> None:
         """Let `read` fill weights and states on the ranks that have to; a user's mistake on one is raised on all."""
@@ -247,59 +260,27 @@ class Engine:
 
     def memory(self, task: str) -> StageMemory:
         """Bytes on this rank, with all that training on data of `task` needs."""
-        return StageMemory.of(self.stages, self.states, self._chunks_for(task == "classification"))
+        return StageMemory.of(self.stages, self.states, self._executors.chunks_for(task == "classification"))
 
     @property
     def memory_bytes(self) -> int:
         """Bytes allocated on this rank so far."""
-        return StageMemory.of(self.stages, self.states, self._chunks).total
+        return StageMemory.of(self.stages, self.states, self._executors.chunks).total
 
-    @property
-    def _block(self) -> int:
-        """Samples that go through the pipeline together when nothing is trained: as many as its memory is for."""
-        return ceil(self._batch_size / self._plan.microbatches)
-
-    @property
-    def _last_rank(self) -> int:
-        """A rank that knows the losses."""
-        return self._grid.rank_at(self._grid.pipeline - 1, 0, 0)
-
-    def _chunks_for(self, classification: bool | None) -> list[Chunk]:
-        """This rank's chunks, with room for the targets of a task; predicting needs none."""
-        if not self._chunks:
-            self._chunks = [
-                make_chunk(
-                    self._representatives,
-                    self._grid,
-                    index,
-                    stage,
-                    self._optimizer,
-                    state,
-                    batch_size=self._batch_size,
-                    synchronous=self._plan.synchronous_sends,
-                )
-                for index, (stage, state) in enumerate(zip(self.stages, self.states, strict=True))
-            ]
-        if classification is not None:
-            for chunk in self._chunks:
-                chunk.workspace.expect_targets(classification=classification)
-        return self._chunks
-
-    def _executor(self, classification: bool | None, *, trains: bool, count: int) -> Executor:
-        chunks = self._chunks_for(classification)
-        key = trains, count
-        executor = self._executors.pop(key, None)
-        if executor is None:
-            schedule: Schedule = self._plan.training(count) if trains else self._plan.evaluation(count)
-            executor = Executor(schedule, self._grid, chunks)
-        self._executors[key] = executor  # behind all others: the one in front was not used for longest
-        if len(self._executors) > KEPT_EXECUTORS:
-            del self._executors[next(iter(self._executors))]
-        return executor
-
-    def _require_finite_loss(self, loss: float, updates: int, rate: float) -> None:
-        if not isfinite(loss):
-            self._stop(f"the loss became {loss} in step {updates + 1} at learning rate {rate:g}")
+    def _make_chunks(self) -> list[Chunk]:
+        return [
+            make_chunk(
+                self._representatives,
+                self._grid,
+                index,
+                stage,
+                self._optimizer,
+                state,
+                batch_size=self._batch_size,
+                synchronous=self._plan.synchronous_sends,
+            )
+            for index, (stage, state) in enumerate(zip(self.stages, self.states, strict=True))
+        ]
 
     def _stop(self, what: str) -> NoReturn:
         norms = np.sqrt(self.arrays.squared_norms([stage.weights for stage in self.stages]))

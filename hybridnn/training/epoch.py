@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from time import perf_counter
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +19,26 @@ from hybridnn.training.meter import Meter, Speed
 from hybridnn.training.part import Part
 from hybridnn.training.step_clock import StepClock
 
-__all__ = ["Pass", "train_epoch"]
+__all__ = ["Pass", "Reached", "train_epoch"]
+
+
+class Reached(NamedTuple):
+    """A moment between two steps.
+
+    Attributes
+    ----------
+    step : int
+        Updates done.
+    minibatches : int
+        Of them, those of the epoch under way; 0 when one has ended.
+    progress : callable
+        Tells all of it, as a checkpoint keeps it. Losses that are still on a device are fetched for it, so it is
+        collective, and raises `NonFiniteLossError` as that does.
+    """
+
+    step: int
+    minibatches: int
+    progress: Callable[[], Progress]
 
 
 @dataclass(frozen=True)
@@ -51,7 +72,7 @@ def train_epoch(
     rates: Sequence[float],
     log_every: int,
     logged: Callable[[StepRecord], None],
-    stops: Callable[[Progress], bool] | None = None,
+    stops: Callable[[Reached], bool] | None = None,
 ) -> Pass:
     """Train on the minibatches of an epoch that are left, once each; collective.
 
@@ -77,23 +98,28 @@ def train_epoch(
     first, start = engine.updates, perf_counter()
     clock = StepClock(grid)
     whole, since_record = Meter(grid), Meter(grid)
-    progress, unmarked, stopped = before, 0, False
+    losses = engine.new_losses(batches, rates.__getitem__)
+    done, unmarked, stopped = 0, 0, False
 
     def updated(number: int) -> None:
         nonlocal unmarked
         unmarked += len(batches[number])
         if (first + number + 1) % log_every == 0:
+            if engine.exact:  # the time of a device's work is not that of putting it in line
+                losses.fetch(number + 1)
             since_record.mark(unmarked)
             unmarked = 0
 
-    for number, loss in enumerate(engine.train(part, batches, rates.__getitem__, updated)):
-        step = first + number + 1
-        progress = progress.after(step, loss, len(batches[number]))
+    for number in engine.train(part, batches, rates.__getitem__, losses, updated):
+        done, step = number + 1, first + number + 1
         if step % log_every == 0:
-            logged(StepRecord(step, before.epoch, loss, rates[number], **asdict(since_record.read())))
-        if stops is not None and number + 1 < len(batches) and stops(progress):
-            stopped = True
-            break
+            logged(StepRecord(step, before.epoch, losses.means[number], rates[number], **asdict(since_record.read())))
+        if stops is not None and done < len(batches):
+            reached = Reached(step, before.minibatches + done, partial(losses.progress, before, done))
+            if stops(reached):
+                stopped = True
+                break
+    progress = losses.progress(before, done)
     grid.recorder.end_phase("training", start, before.epoch)
     whole.mark(progress.samples - before.samples)
     clock.stop()

@@ -24,7 +24,7 @@ def expected_step(settings: Settings, trainer: Trainer, train_samples: int, task
     Returns
     -------
     PredictedStep or None
-        On rank 0; None on other ranks, and where there is no machine file.
+        On rank 0; None on other ranks, and where there is no machine file or a GPU trains: machine files know CPUs.
 
     Raises
     ------
@@ -34,7 +34,7 @@ def expected_step(settings: Settings, trainer: Trainer, train_samples: int, task
     sharing_ranks = trainer.sharing_ranks()
 
     def on_first_rank() -> PredictedStep | None:
-        found = find_machine() if trainer.grid.rank == 0 else None
+        found = find_machine() if trainer.grid.rank == 0 and trainer.device.kind == "cpu" else None
         if found is None:
             return None
         machine = read_machine(found)

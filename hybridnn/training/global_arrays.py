@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridnn.comm.grid import ProcessGrid
+from hybridnn.kernels.backend import Array as DeviceArray
 from hybridnn.nn.mlp import MLP
 from hybridnn.nn.parameters import parameter_name
 from hybridnn.parallel.stage import Stage
@@ -36,6 +37,7 @@ class GlobalArrays:
 
     def __init__(self, model: MLP, grid: ProcessGrid, plan: PipelinePlan, stages: Sequence[Stage]) -> None:
         self._model, self._grid, self._stages = model, grid, stages
+        self._norms = [stage.kernels.zeros((1,), np.float64) for stage in stages]
         ends = list(accumulate(plan.layers))
         self._stage_of = [
             next(place for place, end in enumerate(ends) if index < end) % plan.stages
@@ -61,15 +63,24 @@ class GlobalArrays:
             grid.world.allreduce(norms)
         return norms
 
-    def squared_gradient_norm(self) -> float:
-        """Squared norm of the last gradient of the whole network, each parameter counted once."""
-        grid = self._grid
-        norm = np.array([sum(stage.squared_gradient_norm() for stage in self._stages)])
+    def squared_gradient_norm(self) -> DeviceArray:
+        """Squared norm of the last gradient of the whole network, each parameter counted once.
+
+        Returns
+        -------
+        array of float64, shape (1,)
+            On the device, which nobody waits for unless MPI sums it up; the next call overwrites it.
+        """
+        grid, (norm, *others) = self._grid, self._norms
+        for stage, part in zip(self._stages, self._norms, strict=True):
+            stage.squared_gradient_norm(part)
+        for other in others:
+            self._stages[0].kernels.add(norm, other, norm)
         if grid.pipeline > 1:
             if (grid.batch_rank, grid.model_rank) != (0, 0):
                 norm[...] = 0
             grid.world.allreduce(norm)
-        return float(norm[0])
+        return norm
 
     def collect(self, flats: Sequence[Array]) -> dict[str, Array]:
         """The global arrays ``layers.<i>.weight`` and ``.bias`` that `flats` hold the blocks of, on every rank."""
@@ -90,7 +101,7 @@ class GlobalArrays:
     def initialize(self, seed: int) -> None:
         """Draw the initial weights."""
         for stage in self._stages:
-            stage.replica.fill(partial(stage.layout.initialize, stage.weights, seed))
+            stage.replica.fill(partial(stage.initialize, seed))
 
     def load(self, weights: Mapping[str, Array]) -> None:
         """Take this rank's blocks of the global arrays `weights`."""

@@ -196,6 +196,12 @@ class RunHeader:
         Parts of a minibatch.
     stages : tuple of StageHeader
         One for each stage of the pipeline; a single one without.
+    device, device_why : str
+        What computes, ``"cpu"`` or ``"gpu"``, and which one or why.
+    transport : str or None
+        How a GPU's arrays travel; None on the CPU.
+    transport_why : str
+        The reason.
     """
 
     ranks: int
@@ -216,6 +222,10 @@ class RunHeader:
     optimizer: str
     versions: dict[str, str]
     folder: str
+    device: str = "cpu"
+    device_why: str = ""
+    transport: str | None = None
+    transport_why: str = ""
 
 
 @dataclass(frozen=True)

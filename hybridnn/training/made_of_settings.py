@@ -7,9 +7,11 @@ from hybridnn.nn.learning_rates import Constant, Cosine, LearningRateSchedule, S
 from hybridnn.nn.losses import resolve_loss
 from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import SGD, Adam, AdamW, Optimizer
+from hybridnn.training.device import DeviceOptions
 from hybridnn.training.pipelining import Pipelining
 from hybridnn.training.settings import (
     DataSettings,
+    DeviceSettings,
     ModelSettings,
     OptimizerSettings,
     ParallelSettings,
@@ -19,6 +21,7 @@ from hybridnn.training.settings import (
 __all__ = [
     "describe_data",
     "load_data",
+    "make_device_options",
     "make_model",
     "make_optimizer",
     "make_pipelining",
@@ -76,6 +79,11 @@ def make_pipelining(settings: ParallelSettings) -> Pipelining:
         settings.vertical_sync,
         settings.weight_grad,
     )
+
+
+def make_device_options(settings: DeviceSettings) -> DeviceOptions:
+    """What ``[device]`` wants of the device."""
+    return DeviceOptions(settings.name, settings.transport, settings.tf32, settings.graphs)
 
 
 def make_optimizer(settings: OptimizerSettings) -> Optimizer:

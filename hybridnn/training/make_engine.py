@@ -7,10 +7,13 @@ from numpy.typing import DTypeLike
 from hybridnn.comm.agreement import agree
 from hybridnn.comm.grid import ProcessGrid
 from hybridnn.errors import SettingError
+from hybridnn.kernels.backend import Kernels
+from hybridnn.kernels.numpy_backend import NUMPY
 from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import Optimizer
 from hybridnn.training.engine import Engine
 from hybridnn.training.pipelining import PipelinePlan
+from hybridnn.training.recorded_steps import Record
 from hybridnn.training.replicas import settle_sharing
 
 __all__ = ["make_engine"]
@@ -29,6 +32,8 @@ def make_engine(
     distribution: str,
     clip_norm: float | None,
     shared_replicas: bool | str,
+    kernels: Kernels = NUMPY,
+    record: Record | None = None,
 ) -> Engine:
     """An `Engine`, made of its parameters; collective over the grid.
 
@@ -44,7 +49,16 @@ def make_engine(
     GridError
         As for `settle_sharing`.
     """
-    sharing = settle_sharing(shared_replicas, model, optimizer, grid, plan, model_split=model_split, dtype=dtype)
+    sharing = settle_sharing(
+        shared_replicas,
+        model,
+        optimizer,
+        grid,
+        plan,
+        model_split=model_split,
+        dtype=dtype,
+        on_host=kernels.on_host,
+    )
 
     def make() -> Engine:
         try:
@@ -60,6 +74,8 @@ def make_engine(
                 distribution=distribution,
                 clip_norm=clip_norm,
                 sharing=sharing,
+                kernels=kernels,
+                record=record,
             )
         except MemoryError as error:
             numbers = f"{model.parameters:,} parameters, their gradients and the optimizer's state"

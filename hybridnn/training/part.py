@@ -12,9 +12,25 @@ from hybridnn.comm.agreement import agree, same_on_all
 from hybridnn.comm.grid import ProcessGrid
 from hybridnn.datasets import ArrayRows, Rows, as_rows
 from hybridnn.errors import DataError
+from hybridnn.kernels.backend import Array
 from hybridnn.nn.mlp import MLP
 
-__all__ = ["Part", "as_samples", "holds_validation", "make_part"]
+__all__ = ["DeviceSamples", "Part", "as_samples", "holds_validation", "make_part"]
+
+
+@dataclass(frozen=True)
+class DeviceSamples:
+    """All samples of a part on this rank's device.
+
+    Attributes
+    ----------
+    x : array, shape (samples, features), or None
+    y : array, shape (samples,) or (samples, outputs), or None
+        None where this rank's layers do not read them.
+    """
+
+    x: Array | None
+    y: Array | None
 
 
 @dataclass(frozen=True)
@@ -28,11 +44,14 @@ class Part:
     samples : int
         Number of samples.
     task : {"classification", "regression"}
+    on_device : DeviceSamples or None
+        None where the host reads the samples of every minibatch.
     """
 
     rows: Rows | None
     samples: int
     task: str
+    on_device: DeviceSamples | None = None
 
 
 def make_part(

@@ -31,6 +31,7 @@ def settle_sharing(
     *,
     model_split: str,
     dtype: DTypeLike,
+    on_host: bool,
 ) -> Sharing | None:
     """Let the batch ranks of a node share a replica, where that is wanted and can be; collective over the grid.
 
@@ -41,6 +42,8 @@ def settle_sharing(
         started to outlive lost ranks: the memory goes with the job, and what a lost rank left half updated is lost.
     model, optimizer, grid, plan, model_split, dtype
         As for `Engine`.
+    on_host : bool
+        Whether the weights lie in the host's memory.
 
     Returns
     -------
@@ -57,7 +60,9 @@ def settle_sharing(
     if wanted is False:
         return None
     sharing = None
-    if tolerates_losses():
+    if not on_host:
+        reason = "cannot be on a GPU"
+    elif tolerates_losses():
         reason = "cannot be where the job was started to outlive lost ranks"
     else:
         sharing = share_replicas(grid)

@@ -20,9 +20,17 @@ from hybridnn.npz_files import read_npz
 from hybridnn.training.auto_layout import settle_layout
 from hybridnn.training.boundary import StepBoundary, stopped_by_signal
 from hybridnn.training.data_placement import PlacedData, place_data
+from hybridnn.training.device import TrainingDevice, settle_device
 from hybridnn.training.expected_step import expected_step
 from hybridnn.training.history import RunSummary
-from hybridnn.training.made_of_settings import load_data, make_model, make_optimizer, make_pipelining, make_schedule
+from hybridnn.training.made_of_settings import (
+    load_data,
+    make_device_options,
+    make_model,
+    make_optimizer,
+    make_pipelining,
+    make_schedule,
+)
 from hybridnn.training.resume import data_identity, resume
 from hybridnn.training.run_folder import CHECKPOINTS, RunFolder, Start
 from hybridnn.training.run_report import RunReport, RunView, summarize
@@ -79,6 +87,7 @@ def run_training(
     settings = settle_layout(settings)
     underway = underway if underway is not None else Underway()
     grid = _grid(settings, underway.comm)
+    device = settle_device(make_device_options(settings.device), grid)  # before anything that takes long
     data = place_data(
         lambda: load_data(settings.data),
         grid,
@@ -89,8 +98,12 @@ def run_training(
         seed=settings.training.seed,
         dtype=settings.training.dtype,
     )
-    trainer = _trainer(settings, grid, data)
-    settings = settings.model_copy(update={"parallel": _resolved(settings.parallel, trainer)})
+    trainer = _trainer(settings, grid, device, data)
+    ran = {
+        "parallel": _resolved(settings.parallel, trainer),
+        "device": settings.device.model_copy(update={"name": device.kind}),
+    }
+    settings = settings.model_copy(update=ran)
     expected = expected_step(settings, trainer, data.train_samples, data.task)
     memory = trainer.stage_memory(data.task)
     folder = agree(grid.world, lambda: _open_folder(settings, start) if grid.rank == 0 else None)
@@ -189,7 +202,7 @@ def _resolved(parallel: ParallelSettings, trainer: Trainer) -> ParallelSettings:
     return parallel.model_copy(update=ran)
 
 
-def _trainer(settings: Settings, grid: ProcessGrid, data: PlacedData) -> Trainer:
+def _trainer(settings: Settings, grid: ProcessGrid, device: TrainingDevice, data: PlacedData) -> Trainer:
     model = make_model(settings.model, data.features, data.outputs, data.task)
     start_from = settings.model.init_from
     named = f"model.init_from = {str(start_from)!r}"
@@ -206,6 +219,7 @@ def _trainer(settings: Settings, grid: ProcessGrid, data: PlacedData) -> Trainer
         model_split=settings.parallel.model_split,
         overlap=settings.parallel.overlap,
         shared_replicas=settings.parallel.shared_replicas,
+        device=device,
         distribution=settings.data.distribution,
         log_every=settings.output.log_every,
         evaluate_every=settings.training.evaluate_every,

@@ -140,6 +140,10 @@ def _header(
         parameters=trainer.model.parameters,
         dtype=settings.training.dtype,
         optimizer=settings.optimizer.name,
+        device=trainer.device.kind,
+        device_why=trainer.device.why,
+        transport=trainer.device.transport,
+        transport_why=trainer.device.transport_why,
         versions={
             "hybridnn": __version__,
             "Python": platform.python_version(),

@@ -26,10 +26,12 @@ from hybridnn.settings_types import (
     Text,
     Texts,
 )
+from hybridnn.training.settings_device import DeviceSettings
 from hybridnn.training.settings_parallel import ParallelSettings
 
 __all__ = [
     "DataSettings",
+    "DeviceSettings",
     "ModelSettings",
     "OptimizerSettings",
     "OutputSettings",
@@ -268,6 +270,7 @@ class Settings(Section):
     optimizer: OptimizerSettings = OptimizerSettings()
     schedule: ScheduleSettings = ScheduleSettings()
     parallel: ParallelSettings = ParallelSettings()
+    device: DeviceSettings = DeviceSettings()
     output: OutputSettings = OutputSettings()
 
     @model_validator(mode="after")

@@ -135,4 +135,5 @@ class TrainedNetwork:
     def _part(self, x: Any, y: Array | None, what: str) -> Part:
         part = make_part(self.grid, self._distribution, self.model, x, y, what, self._engine.dtype)
         resolve_loss(self.model, part.task)  # refuses a loss that does not belong to the data before the first step
-        return part
+        # A rank that sends minibatches reads them as the others receive them.
+        return self._engine.place(part) if self._distribution == "local" else part

@@ -22,7 +22,8 @@ from hybridnn.training.checkpoints.manifest import Progress
 from hybridnn.training.checkpoints.origin import origin_of
 from hybridnn.training.checkpoints.reading import Checkpoint
 from hybridnn.training.checkpoints.writing import CheckpointWriter
-from hybridnn.training.epoch import train_epoch
+from hybridnn.training.device import DeviceOptions, TrainingDevice, settle_device
+from hybridnn.training.epoch import Reached, train_epoch
 from hybridnn.training.history import EpochRecord, History, StepRecord
 from hybridnn.training.make_engine import make_engine
 from hybridnn.training.part import Part, holds_validation
@@ -64,6 +65,8 @@ class Trainer(TrainedNetwork):
     shared_replicas : bool or "auto"
         Whether the batch ranks of a node keep one copy of the weights and of the optimizer's state, of which each
         updates a part: see `settle_sharing`. The training is the same.
+    device : str, DeviceOptions or TrainingDevice
+        What computes: ``"cpu"``, ``"gpu"``, or ``"auto"``, a GPU where every rank finds one; see `settle_device`.
     distribution : {"local", "scatter", "scatter-broadcast"}
         How minibatches reach the ranks. With the last two only rank 0 needs data; the others may pass None.
     log_every : int
@@ -77,6 +80,8 @@ class Trainer(TrainedNetwork):
 
     Raises
     ------
+    EnvironmentProblem
+        Where a GPU, or a transport, is asked for and cannot be had.
     SettingError, GridError, DataError
         Where a setting is not allowed, the model does not fit the grid, or the weights do not fit the model.
 
@@ -106,6 +111,7 @@ class Trainer(TrainedNetwork):
         model_split: str = "columns",
         overlap: bool = True,
         shared_replicas: bool | str = "auto",
+        device: str | DeviceOptions | TrainingDevice = "auto",
         distribution: str = "local",
         log_every: int = 10,
         evaluate_every: int = 1,
@@ -135,10 +141,11 @@ class Trainer(TrainedNetwork):
         self.model_split = model_split
         pipelining = pipelining or Pipelining()
         counts = self.batch_size, seed, log_every, evaluate_every
-        ways = model_split, overlap, shared_replicas, distribution, pipelining
+        ways = model_split, overlap, shared_replicas, device, distribution, pipelining
         alike = (model, counts, np.dtype(dtype), shuffle, clip_norm, *ways)
         if not same_text_on_all(grid.world, repr(alike)):
             raise SettingError("settings of this rank", alike, "the same on every rank")
+        self.device = settle_device(device, grid)
         self.plan = settle_pipeline(
             pipelining,
             model,
@@ -161,6 +168,8 @@ class Trainer(TrainedNetwork):
             distribution=distribution,
             clip_norm=clip_norm,
             shared_replicas=shared_replicas,
+            kernels=self.device.kernels,
+            record=self.device.record,
         )
         super().__init__(model, optimizer, grid, distribution, engine)
         if initial_weights is None:
@@ -177,7 +186,7 @@ class Trainer(TrainedNetwork):
         validation: tuple[Any, Array | None] | None = None,
         on_step: Callable[[StepRecord], None] | None = None,
         on_epoch: Callable[[EpochRecord], None] | None = None,
-        stops: Callable[[Progress], bool] | None = None,
+        stops: Callable[[Reached], bool] | None = None,
     ) -> History:
         """Train for a number of epochs; one that was left before its end is the first of them.
 
@@ -210,7 +219,8 @@ class Trainer(TrainedNetwork):
             If the data do not fit the model, or hold numbers that are not finite.
         NonFiniteLossError
             If the loss becomes infinite or not a number, or, after an epoch, the weights or the test loss. The weights
-            are then those before that step, or, with an asynchronous pipeline method, those at the end of its epoch.
+            are then those before that step, or, with an asynchronous pipeline method, those at the end of its epoch;
+            on a GPU they are later ones, as a loss is looked at when it is logged, and at the end of the epoch.
         """
         require_whole("training.epochs", epochs, 1)
         train = self._part(x, y, "training data")
@@ -231,7 +241,7 @@ class Trainer(TrainedNetwork):
             self.history.epochs.append(record)
             if on_epoch is not None:
                 on_epoch(record)
-            if stops is not None and stops(self.progress):
+            if stops is not None and stops(Reached(self.step, 0, lambda: self.progress)):
                 break
         return self.history
 
@@ -242,7 +252,7 @@ class Trainer(TrainedNetwork):
         per_epoch: int,
         updates: int,
         on_step: Callable[[StepRecord], None] | None,
-        stops: Callable[[Progress], bool] | None,
+        stops: Callable[[Reached], bool] | None,
     ) -> EpochRecord | None:
         """Train on what is left of the epoch; None if it was left before its end."""
         before = self.progress

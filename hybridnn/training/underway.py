@@ -67,9 +67,9 @@ class Underway:
     def progress(self) -> Progress | None:
         """How far this rank came, where its weights are those of a moment between two steps; else None."""
         reached = None if self.boundary is None else self.boundary.reached
-        return (
-            reached if self.trainer is not None and reached is not None and reached.step == self.trainer.step else None
-        )
+        if self.trainer is None or reached is None or reached.step != self.trainer.step:
+            return None
+        return reached.progress()
 
     def begin(
         self,

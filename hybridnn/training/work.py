@@ -10,15 +10,13 @@ from numpy.typing import NDArray
 
 from hybridnn.kernels.backend import Kernels
 from hybridnn.nn.losses import loss_gradient
-from hybridnn.parallel.distribution import Distributor
 from hybridnn.parallel.workspace import StageArrays
+from hybridnn.training.loading import Loader
 from hybridnn.training.metrics import MetricSums
-from hybridnn.training.part import Part
 
 __all__ = ["EvaluationWork", "PredictionWork", "TrainingWork"]
 
 Array = NDArray[Any]
-Indices = NDArray[np.int64]
 
 
 class _DataWork:
@@ -26,30 +24,23 @@ class _DataWork:
 
     Parameters
     ----------
-    part : Part
-    minibatches : sequence of ndarray of int64
+    loader : Loader
+    first : int
+        Number of the first minibatch among those of the loader.
+    sizes : sequence of int
         Samples of every minibatch.
-    distributor : Distributor
     loss_name : {"mse", "cross_entropy"}
     kernels : Kernels
         Of the device that trains.
     """
 
-    def __init__(
-        self,
-        part: Part,
-        minibatches: Sequence[Indices],
-        distributor: Distributor,
-        loss_name: str,
-        kernels: Kernels,
-    ) -> None:
-        self._part, self._minibatches, self._distributor = part, minibatches, distributor
+    def __init__(self, loader: Loader, first: int, sizes: Sequence[int], loss_name: str, kernels: Kernels) -> None:
+        self._loader, self._first, self.sizes = loader, first, sizes
         self._loss_name, self._kernels = loss_name, kernels
-        self.sizes = [len(indices) for indices in minibatches]
 
     def load(self, minibatch: int, start: int, stop: int, x: Array | None, y: Array | None) -> None:
         """See `Work.load`."""
-        self._distributor.fetch(self._part.rows, self._minibatches[minibatch][start:stop], x, y)
+        self._loader.load(self._first + minibatch, start, stop, x, y)
 
     def loss(self, minibatch: int, arrays: StageArrays, loss: Array) -> None:
         """See `Work.loss`; the gradient is that of the mean over the whole minibatch."""
@@ -70,7 +61,7 @@ class TrainingWork(_DataWork):
 
     Parameters
     ----------
-    part, minibatches, distributor, loss_name, kernels
+    loader, first, sizes, loss_name, kernels
         As for all data.
     rates : callable
         Learning rate of each minibatch's update.
@@ -80,16 +71,16 @@ class TrainingWork(_DataWork):
 
     def __init__(
         self,
-        part: Part,
-        minibatches: Sequence[Indices],
-        distributor: Distributor,
+        loader: Loader,
+        first: int,
+        sizes: Sequence[int],
         loss_name: str,
         kernels: Kernels,
         rates: Callable[[int], float],
         reduced: Callable[[int], None],
         updated: Callable[[int], None],
     ) -> None:
-        super().__init__(part, minibatches, distributor, loss_name, kernels)
+        super().__init__(loader, first, sizes, loss_name, kernels)
         self.rate, self.reduced, self.updated = rates, reduced, updated
 
     def outputs(self, minibatch: int, start: int, stop: int, arrays: StageArrays) -> None:
@@ -115,7 +106,7 @@ class EvaluationWork(_ForwardWork, _DataWork):
 
     Parameters
     ----------
-    part, minibatches, distributor, loss_name, kernels
+    loader, sizes, loss_name, kernels
         As for all data.
     sums : MetricSums
         Counts the samples of this rank, on the last stage.
@@ -125,15 +116,14 @@ class EvaluationWork(_ForwardWork, _DataWork):
 
     def __init__(
         self,
-        part: Part,
-        minibatches: Sequence[Indices],
-        distributor: Distributor,
+        loader: Loader,
+        sizes: Sequence[int],
         loss_name: str,
         kernels: Kernels,
         sums: MetricSums,
         dtype: np.dtype[Any],
     ) -> None:
-        super().__init__(part, minibatches, distributor, loss_name, kernels)
+        super().__init__(loader, 0, sizes, loss_name, kernels)
         self._sums, self._loss = sums, kernels.zeros((1,), dtype)
 
     def outputs(self, minibatch: int, start: int, stop: int, arrays: StageArrays) -> None:
@@ -168,7 +158,7 @@ class PredictionWork(_ForwardWork):
     def load(self, minibatch: int, start: int, stop: int, x: Array | None, y: Array | None) -> None:
         """Take the inputs; predicting needs no targets."""
         if x is not None:
-            self._kernels.copy(self._kernels.to_device(self._rows(self._x, minibatch).astype(x.dtype, copy=False)), x)
+            self._kernels.put(np.ascontiguousarray(self._rows(self._x, minibatch), x.dtype), x)
 
     def loss(self, minibatch: int, arrays: StageArrays, loss: Array) -> None:
         """Nothing is compared."""

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -87,6 +88,16 @@ def test_text_shows_header_epochs_and_summary(capsys: pytest.CaptureFixture[str]
     assert "75% compute, 25% communication" in rest
     assert "3.0 MB by all ranks" in rest
     assert "\x1b" not in text
+
+
+def test_header_says_what_computes_and_why(capsys: pytest.CaptureFixture[str]) -> None:
+    on_gpu = {"device": "gpu", "device_why": "Imaginary, GPU 0 of 1", "transport": "nccl", "transport_why": "one each"}
+    TrainView().on_header(replace(HEADER, **on_gpu))
+    TrainView().on_header(replace(HEADER, device_why="CuPy is not installed; install it"))
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert "device gpu (Imaginary, GPU 0 of 1)" in lines
+    assert "transport nccl (one each)" in lines
+    assert "device cpu (CuPy is not installed)" in lines
 
 
 def test_quiet_shows_only_the_tables(capsys: pytest.CaptureFixture[str]) -> None:

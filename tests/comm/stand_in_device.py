@@ -106,10 +106,14 @@ class DeviceArray:
     def __getitem__(self, key: Any) -> DeviceArray:
         return DeviceArray(self._memory[key], self._device)
 
-    def __setitem__(self, key: Any, value: DeviceArray) -> None:
-        assert isinstance(value, DeviceArray)
-        target, source = self._memory[key], value._memory
+    def __setitem__(self, key: Any, value: DeviceArray | float) -> None:
+        assert isinstance(value, DeviceArray | int | float)
+        target, source = self._memory[key], value._memory if isinstance(value, DeviceArray) else value
         self._device.current.give(lambda: np.copyto(target, source))
+
+    @property
+    def T(self) -> DeviceArray:  # noqa: N802 - the name CuPy gives it
+        return DeviceArray(self._memory.T, self._device)
 
     def reshape(self, *shape: int) -> DeviceArray:
         return DeviceArray(self._memory.reshape(*shape), self._device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridnn.comm.grid import ProcessGrid
-from hybridnn.parallel.gradient_reduction import GradientReducer, plan_buckets
+from hybridnn.parallel.gradient_reduction import DEVICE_PACE, HOST_PACE, GradientReducer, Pace, plan_buckets
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -34,14 +35,15 @@ def test_buckets_cover_the_buffer_once_from_its_end(sizes: list[int], least: int
 
 
 @pytest.mark.mpi(ranks=[2, 3])
-def test_overlapped_buckets_sum_to_the_same_as_one_allreduce(comm: MPI.Intracomm) -> None:
+@pytest.mark.parametrize("pace", [HOST_PACE, DEVICE_PACE])
+def test_overlapped_buckets_sum_to_the_same_as_one_allreduce(comm: MPI.Intracomm, pace: Pace) -> None:
     group = ProcessGrid(comm).batch_group
     ends = [50, 90, 95, 200]
     everyone = [np.random.default_rng(rank).normal(size=201) for rank in range(comm.size)]
     for overlap in (True, False):
         for bucket_bytes in (1, 8 * 60, 1 << 20):
             gradient = everyone[comm.rank].copy()
-            reducer = GradientReducer(group, gradient, ends, overlap, bucket_bytes)
+            reducer = GradientReducer(group, gradient, ends, overlap, replace(pace, bucket_bytes=bucket_bytes))
             for layer in reversed(range(4)):
                 reducer.ready(layer)
             reducer.finish()

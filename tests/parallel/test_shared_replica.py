@@ -95,8 +95,11 @@ def steps_of(
         total = gradients.sum(axis=0)
         assert replica.total_loss == pytest.approx(losses.sum(), rel=1e-13)
         if looks:
-            assert sqrt(replica.squared_norm()) == pytest.approx(np.linalg.norm(total), rel=1e-13)
-            replica.scale_gradient(0.5)
+            norm = np.zeros(1)
+            replica.squared_norm_into(norm)
+            assert sqrt(norm[0]) == pytest.approx(np.linalg.norm(total), rel=1e-13)
+            replica.clip(norm, 2 * sqrt(norm[0]))  # longer than it is: nothing to do
+            replica.clip(norm, 0.5 * sqrt(norm[0]))
             total *= 0.5
         replica.update(optimizer, weights, state, 0.1 * (step + 1), other if into else None)
         if into:
@@ -133,8 +136,9 @@ def test_all_ranks_of_all_nodes_hold_the_same_bits(comm: MPI.Intracomm) -> None:
         for _ in range(3):
             replica.gradient[...] = random.standard_normal(size)
             replica.finish()
-            if (norm := sqrt(replica.squared_norm())) > 1:
-                replica.scale_gradient(1 / norm)
+            norm = np.zeros(1)
+            replica.squared_norm_into(norm)
+            replica.clip(norm, 1.0)
             replica.update(SGD(), weights, state, 0.1)
         extremes = np.stack([weights, -weights])
         grid.world.allreduce(extremes, "max")

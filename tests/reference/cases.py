@@ -139,9 +139,9 @@ def given(case: Case, grid: hybridnn.ProcessGrid, part: str = "train") -> tuple[
     return data(case, part) if case.distribution == "local" or grid.rank == 0 else (None, None)
 
 
-def run(case: Case, grid: hybridnn.ProcessGrid, dtype: str = "float64") -> hybridnn.Trainer:
+def run(case: Case, grid: hybridnn.ProcessGrid, dtype: str = "float64", **settings: Any) -> hybridnn.Trainer:
     """Train as the case says."""
-    trainer = make_trainer(case, grid, dtype)
+    trainer = make_trainer(case, grid, dtype, **settings)
     trainer.fit(*given(case, grid), epochs=case.epochs, validation=given(case, grid, "test"))
     return trainer
 
@@ -170,13 +170,14 @@ def assert_arrays_same(found: dict[str, Array], expected: dict[str, Array]) -> N
         assert np.array_equal(found[name], array), name
 
 
-def check_against_reference(case: Case, grid: hybridnn.ProcessGrid) -> None:
+def check_against_reference(case: Case, grid: hybridnn.ProcessGrid, **settings: Any) -> hybridnn.Trainer:
     """Train on `grid` and compare everything a user can see with the reference."""
     where = f"{case} on {grid!r}"
-    trainer, expected = run(case, grid), reference(case)
+    trainer, expected = run(case, grid, **settings), reference(case)
     assert_arrays_close(trainer.weights(), expected.weights, f"{where}: weights")
     check_state(trainer, expected, where)
     check_quality(trainer, case, grid, where)
+    return trainer
 
 
 def check_state(trainer: hybridnn.Trainer, expected: serial.Outcome, where: str) -> None:

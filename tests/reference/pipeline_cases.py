@@ -119,17 +119,19 @@ def pipelined_trainer(
     return make_trainer(it.case, grid, dtype, pipelining=it.pipelining, **settings)
 
 
-def run_pipelined(it: PipelineCase, grid: hybridnn.ProcessGrid, dtype: str = "float64") -> hybridnn.Trainer:
+def run_pipelined(
+    it: PipelineCase, grid: hybridnn.ProcessGrid, dtype: str = "float64", **settings: Any
+) -> hybridnn.Trainer:
     """Train as the case says."""
-    trainer = pipelined_trainer(it, grid, dtype)
+    trainer = pipelined_trainer(it, grid, dtype, **settings)
     trainer.fit(*data(it.case), epochs=it.case.epochs, validation=data(it.case, "test"))
     return trainer
 
 
-def check_pipelined(it: PipelineCase, grid: hybridnn.ProcessGrid) -> hybridnn.Trainer:
+def check_pipelined(it: PipelineCase, grid: hybridnn.ProcessGrid, **settings: Any) -> hybridnn.Trainer:
     """Train on `grid`, and compare weights, losses, predictions and metrics with the replay's."""
     where, expected = f"{it} on {grid!r}", expected_outcome(it, grid.pipeline)
-    trainer = run_pipelined(it, grid)
+    trainer = run_pipelined(it, grid, **settings)
     assert_arrays_close(trainer.weights(), expected.weights, where)
     losses = [record.train_loss for record in trainer.history.epochs]
     assert_close(losses, expected.epoch_losses, f"{where}: epoch losses")

@@ -14,8 +14,8 @@ from hybridnn.comm.agreement import broadcast_text
 from hybridnn.comm.mpi import import_mpi
 from hybridnn.nn.learning_rates import Cosine
 from hybridnn.nn.optimizers import Optimizer
-from hybridnn.training.checkpoints.manifest import Progress
 from hybridnn.training.checkpoints.reading import newest_sound
+from hybridnn.training.epoch import Reached
 from hybridnn.training.pipelining import Pipelining
 
 SIZES, SAMPLES, BATCH, EPOCHS = [5, 9, 8, 7, 3], 53, 12, 3
@@ -58,10 +58,10 @@ def stopped_and_resumed(first: Layout, second: Layout, optimizer: Optimizer, sto
     before = trainer_on(first, optimizer)
     writer = before.checkpoint_writer(folder, "noise")
 
-    def stops(progress: Progress) -> bool:
-        if progress.step < stop_at:
+    def stops(reached: Reached) -> bool:
+        if reached.step < stop_at:
             return False
-        writer.write(progress)
+        writer.write(reached.progress())
         return True
 
     before.fit(x, y, epochs=EPOCHS, validation=(x, y), stops=stops)

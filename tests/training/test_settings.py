@@ -10,13 +10,22 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from hybridnn import SGD, Adam, AdamW, Trainer
+from hybridnn.comm import device_choice, transport_choice
 from hybridnn.errors import SettingError
 from hybridnn.nn.mlp import ACTIVATIONS, INITIALIZERS, LOSSES
 from hybridnn.parallel.distribution import DISTRIBUTIONS
 from hybridnn.parallel.layer_split import MODEL_SPLITS
 from hybridnn.settings_errors import UnknownSettingError
-from hybridnn.training.made_of_settings import make_optimizer
-from hybridnn.training.settings import DataSettings, ModelSettings, ParallelSettings, Settings, settings_from
+from hybridnn.training.device import DeviceOptions
+from hybridnn.training.made_of_settings import make_device_options, make_optimizer
+from hybridnn.training.settings import (
+    DataSettings,
+    DeviceSettings,
+    ModelSettings,
+    ParallelSettings,
+    Settings,
+    settings_from,
+)
 from hybridnn.training.settings_file import load_settings, to_toml
 
 
@@ -64,6 +73,7 @@ def test_defaults_depend_on_the_optimizer(overrides: list[str], lr: float, weigh
         ("optimizer.lr=nan", "optimizer.lr = nan: must be a finite number"),
         ("optimizer.name=adm", "optimizer.name = 'adm': must be 'sgd', 'adam' or 'adamw'"),
         ("optimizer.momentum=1", "optimizer.momentum = 1: must be less than 1"),
+        ("device.name=tpu", "device.name = 'tpu': must be 'auto', 'cpu' or 'gpu'"),
         ("optimizer.betas=[0.9, 0.99]", "optimizer.betas = [0.9, 0.99]: does not belong to name = 'sgd'"),
         ("optimizer.betas=[0.9]", "optimizer.betas = [0.9]: has too few values"),
         ("optimizer.betas=[0.9, 1.0]", "optimizer.betas[1] = 1.0: must be less than 1"),
@@ -126,7 +136,7 @@ def test_values_that_do_not_go_together_are_refused(overrides: list[str], messag
         ),
         (
             "zzz.zzz=3",
-            "unknown setting zzz; known sections: data, model, training, optimizer, schedule, parallel, output",
+            "unknown setting zzz; known sections: data, model, training, optimizer, schedule, parallel, device, output",
         ),
     ],
 )
@@ -270,10 +280,25 @@ def test_resolved_settings_leave_out_what_means_nothing() -> None:
         (ModelSettings, "loss", ("auto", *LOSSES)),
         (DataSettings, "distribution", DISTRIBUTIONS),
         (ParallelSettings, "model_split", MODEL_SPLITS),
+        (DeviceSettings, "name", device_choice.NAMES),
+        (DeviceSettings, "transport", transport_choice.NAMES),
     ],
 )
 def test_the_choices_are_those_of_the_library(section: type[BaseModel], key: str, known: tuple[str, ...]) -> None:
     assert set(get_args(section.model_fields[key].annotation)) == set(known)
+
+
+def test_what_only_a_gpu_has_is_not_kept_with_the_cpu() -> None:
+    on_gpu = ["device.name=gpu", "device.transport=staging", "device.tf32=true"]
+    assert 'transport = "staging"\ntf32 = true' in to_toml(load_settings(None, on_gpu))
+    assert '[device]\nname = "cpu"\n\n' in to_toml(load_settings(None, [*on_gpu, "device.name=cpu"]))
+
+
+def test_a_device_of_the_settings_is_what_the_library_has_by_default() -> None:
+    assert make_device_options(Settings().device) == DeviceOptions()
+    assert signature(Trainer).parameters["device"].default == DeviceOptions().name
+    chosen = load_settings(None, ["device.name=gpu", "device.transport=nccl", "device.tf32=true"]).device
+    assert make_device_options(chosen) == DeviceOptions("gpu", "nccl", tf32=True)
 
 
 @pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])

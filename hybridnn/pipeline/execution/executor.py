@@ -273,7 +273,8 @@ class Executor:
             self._work.loss(instruction.minibatch, arrays, chunk.stage.loss)
         else:
             self._work.loss(instruction.minibatch, arrays, chunk.loss)
-            chunk.stage.loss[...] += chunk.loss
+            total = chunk.stage.loss
+            chunk.stage.kernels.add(total, chunk.loss, total)
         self._grid.recorder.end_compute("loss", start, instruction)
         return arrays
 

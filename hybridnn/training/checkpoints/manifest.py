@@ -46,16 +46,6 @@ class Progress(_Frozen):
     loss_sum: float = 0.0
     samples: int = 0
 
-    def after(self, step: int, loss: float, samples: int) -> Progress:
-        """One minibatch of so many samples later, which had the mean `loss`."""
-        return Progress(
-            step=step,
-            epoch=self.epoch,
-            minibatches=self.minibatches + 1,
-            loss_sum=self.loss_sum + loss * samples,
-            samples=self.samples + samples,
-        )
-
     def next_epoch(self) -> Progress:
         """The same moment, as the beginning of the epoch after it."""
         return Progress(step=self.step, epoch=self.epoch + 1)

@@ -17,7 +17,7 @@ from hybridnn.comm.group import Group
 from hybridnn.errors import DataError
 from hybridnn.nn.optimizers import OptimizerState
 from hybridnn.parallel.stage import Stage
-from hybridnn.training.checkpoints.blocks import HeldBlock, held_blocks
+from hybridnn.training.checkpoints.blocks import HeldBlock, held_arrays, held_blocks
 from hybridnn.training.checkpoints.folder import checkpoint_folders
 from hybridnn.training.checkpoints.manifest import MANIFEST, SUMS, Manifest, parse_manifest
 from hybridnn.training.checkpoints.shares import deal_files
@@ -86,8 +86,11 @@ class Checkpoint:
             if len(updates) != 1:
                 raise DataError(f"{self.path}: the layers of a stage have {sorted(updates)} updates, not one number")
             state.updates = updates.pop()
-        for block in held_blocks(stages, states):
+        arrays = held_arrays(stages, states)
+        for block in held_blocks(arrays):
             self._read_block(block)
+        for array in arrays:
+            array.put_back()
 
     def _read_block(self, block: HeldBlock) -> None:
         path = self.path / f"{block.name}.npy"

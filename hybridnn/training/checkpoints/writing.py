@@ -27,7 +27,7 @@ from hybridnn.errors import EnvironmentProblem, HybridnnError
 from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import OptimizerState
 from hybridnn.parallel.stage import Stage
-from hybridnn.training.checkpoints.blocks import HeldBlock, array_shapes, held_blocks
+from hybridnn.training.checkpoints.blocks import HeldBlock, array_shapes, held_arrays, held_blocks
 from hybridnn.training.checkpoints.draft import ArrayFiles, Draft, Findings
 from hybridnn.training.checkpoints.folder import clean, prune
 from hybridnn.training.checkpoints.manifest import Origin, Progress
@@ -85,7 +85,7 @@ class CheckpointWriter:
         self._group = grid.world.split(0, "checkpoint")
         self._layers, self._slots = len(model.layers), tuple(states[0].slots)
         self._files = ArrayFiles(array_shapes(model, self._slots), stages[0].weights.dtype)
-        blocks = held_blocks(stages, states)
+        blocks = held_blocks(held_arrays(stages, states))
         self._shares = shares_of_rank(blocks, grid)
         self._model_group = grid.model_group.split(0, "checkpoint")
         self._read_again = files_to_read_again(blocks, grid, self._files.nbytes)
@@ -195,7 +195,8 @@ class CheckpointWriter:
             [],
             self._read_again,
         )
-        for place, (block, share) in enumerate(zip(held_blocks(self._stages, self._states), self._shares, strict=True)):
+        blocks = held_blocks(held_arrays(self._stages, self._states))
+        for place, (block, share) in enumerate(zip(blocks, self._shares, strict=True)):
             rows = share.rows[self._model_group.rank]
             memory = self._whole_rows(place, block, share, copies)
             if share.digests:

@@ -1,0 +1,122 @@
+"""The device that trains, and how its arrays travel between the ranks: settled once, before the first step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from hybridnn.comm.agreement import agree
+from hybridnn.comm.device_choice import choose_device_together
+from hybridnn.comm.grid import ProcessGrid
+from hybridnn.comm.transport_choice import choose_transport
+from hybridnn.comm.transports.carrier import Carrier
+from hybridnn.comm.transports.device import Device
+from hybridnn.kernels.backend import Kernels
+from hybridnn.kernels.cupy_kernels import cupy_kernels
+from hybridnn.kernels.cupy_loading import load_cupy
+from hybridnn.kernels.numpy_backend import NUMPY
+from hybridnn.training.recorded_steps import Record
+
+__all__ = ["DeviceOptions", "TrainingDevice", "settle_device"]
+
+
+class RecordingKernels(Kernels, Protocol):
+    """Arithmetic of a device that can record what it is told."""
+
+    def record(self, work: Callable[[], None]) -> Callable[[], None]:
+        """As `CupyKernels.record`."""
+        ...
+
+
+@dataclass(frozen=True)
+class DeviceOptions:
+    """What is wanted of the device.
+
+    Attributes
+    ----------
+    name : {"auto", "cpu", "gpu"}
+        ``"auto"``: a GPU where every rank finds one, else the CPU.
+    transport : {"auto", "staging", "mpi", "nccl"}
+        As for `choose_transport`; it means nothing on the CPU.
+    tf32 : bool
+        Let a GPU round the factors of float32 matrix products to TF32, which is faster and less precise.
+    graphs : bool
+        Let a GPU replay recorded steps (CUDA graphs), where one rank trains and its samples lie on the GPU. Elsewhere
+        the kernels of a step are launched one by one.
+    """
+
+    name: str = "auto"
+    transport: str = "auto"
+    tf32: bool = False
+    graphs: bool = False
+
+
+@dataclass(frozen=True)
+class TrainingDevice:
+    """A device that is ready to train.
+
+    Attributes
+    ----------
+    kernels : Kernels
+        Its arithmetic.
+    kind : {"cpu", "gpu"}
+        The same on every rank.
+    why : str
+        Which one, or the reason for it, in words.
+    transport : {"staging", "mpi", "nccl"} or None
+        How its arrays travel; None on the CPU, where MPI takes them as they are.
+    transport_why : str
+        The reason; empty on the CPU.
+    record : Record or None
+        Records steps; None where they are launched kernel by kernel.
+    """
+
+    kernels: Kernels = field(repr=False)
+    kind: str
+    why: str = field(repr=False)
+    transport: str | None = None
+    transport_why: str = field(default="", repr=False)
+    record: Record | None = field(default=None, repr=False)
+
+
+def settle_device(
+    wanted: str | DeviceOptions | TrainingDevice,
+    grid: ProcessGrid,
+    load: Callable[[], Any] = load_cupy,
+    make: Callable[..., RecordingKernels] = cupy_kernels,
+) -> TrainingDevice:
+    """Choose the device of all ranks, and let the grid carry its arrays; collective, with nothing in flight.
+
+    Parameters
+    ----------
+    wanted : str, DeviceOptions or TrainingDevice
+        A name alone leaves everything else as it is by default. A device that was settled for the grid before is
+        returned as it is: several trainers on one grid may share it, as with NCCL every call connects the ranks anew.
+    grid : ProcessGrid
+        On a GPU its groups take the GPU's arrays from then on.
+    load : callable
+        As `load_cupy`.
+    make : callable
+        As `cupy_kernels`.
+
+    Raises
+    ------
+    SettingError
+        On every rank: a name is unknown.
+    EnvironmentProblem
+        On every rank: what is asked for cannot be had; the message says what was found and what to install.
+    """
+    if isinstance(wanted, TrainingDevice):
+        return wanted
+    options = DeviceOptions(wanted) if isinstance(wanted, str) else wanted
+    choice = choose_device_together(grid.world, options.name, grid.node_group.rank, load)
+    if choice.kind == "cpu":
+        return TrainingDevice(NUMPY, "cpu", choice.why)
+    way = choose_transport(grid, options.transport, choice.cupy)
+    kernels = agree(grid.world, lambda: make(tf32=options.tf32))
+    grid.carry(Carrier(way.name, Device(choice.cupy)))
+    if not (options.graphs and grid.size == 1):
+        return TrainingDevice(kernels, "gpu", choice.why, way.name, way.why)
+    why = f"{choice.why}, steps replayed as CUDA graphs"
+    return TrainingDevice(kernels, "gpu", why, way.name, way.why, kernels.record)

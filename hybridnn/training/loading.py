@@ -1,0 +1,163 @@
+"""How the samples of minibatches come to where they are computed on.
+
+On the CPU they are read straight into the arrays of the step. A device has all samples, where they fit, and gathers
+those of a minibatch by their numbers, which were brought to it once per epoch: no step waits for the host. Where they
+do not fit, or come by MPI, the host reads each minibatch and copies it over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import accumulate
+from math import prod
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hybridnn.comm.grid import ProcessGrid
+from hybridnn.comm.partition import block_slice
+from hybridnn.kernels.backend import Array, Kernels
+from hybridnn.parallel.distribution import Distributor
+from hybridnn.training.part import DeviceSamples, Part
+
+__all__ = ["DeviceLoader", "Loader", "make_loader", "place_samples"]
+
+Minibatches = Sequence[NDArray[np.int64]]
+
+LARGEST_SHARE = 8
+"""Samples take at most this part of a device's free memory: several ranks may share the device, and there are two
+parts of the data."""
+
+COPY_ROWS = 1 << 14
+
+
+class Loader(Protocol):
+    """Brings samples of minibatches."""
+
+    def load(self, minibatch: int, start: int, stop: int, x: Array | None, y: Array | None) -> None:
+        """Fill `x` or `y` with this rank's block of the samples `start` to `stop` of a minibatch."""
+        ...
+
+
+def place_samples(part: Part, kernels: Kernels, grid: ProcessGrid, dtype: np.dtype[Any]) -> Part:
+    """The same part, with its samples on this rank's device too, where there is one and they fit.
+
+    A stage of a pipeline takes what it reads: the first the inputs, the last the targets.
+
+    Parameters
+    ----------
+    part : Part
+    kernels : Kernels
+    grid : ProcessGrid
+    dtype : dtype
+        Of inputs and targets that are numbers.
+    """
+    rows = part.rows
+    if rows is None or kernels.on_host:
+        return part
+    shapes = (rows.samples, rows.features), (rows.samples, *rows.targets_shape)
+    dtypes = dtype, dtype if rows.targets_shape else np.dtype(np.int64)
+    read = grid.pipeline_rank == 0, grid.pipeline_rank == grid.pipeline - 1
+    needed = sum(prod(shapes[which]) * dtypes[which].itemsize for which in range(2) if read[which])
+    if needed > kernels.free_bytes() // LARGEST_SHARE:
+        return part
+    x, y = (kernels.empty(shapes[which], dtypes[which]) if read[which] else None for which in range(2))
+    for start in range(0, rows.samples, COPY_ROWS):
+        stop = min(start + COPY_ROWS, rows.samples)
+        read_block = partial(rows.take, np.arange(start, stop))
+        _bring(kernels, read_block, *(None if array is None else array[start:stop] for array in (x, y)))
+    return replace(part, on_device=DeviceSamples(x, y))
+
+
+def _bring(kernels: Kernels, read: Callable[..., None], *arrays: Array | None) -> None:
+    """Let `read` fill memory of the host, and copy it to `arrays` of the device, those that are not None."""
+    rooms = [None if array is None else np.empty(array.shape, array.dtype) for array in arrays]
+    read(*rooms)
+    for room, array in zip(rooms, arrays, strict=True):
+        if room is not None:
+            kernels.put(room, array)
+
+
+def make_loader(
+    part: Part, minibatches: Minibatches, distributor: Distributor, kernels: Kernels, grid: ProcessGrid
+) -> Loader:
+    """The loader for the minibatches of a part.
+
+    Parameters
+    ----------
+    part : Part
+    minibatches : sequence of ndarray of int64
+        Samples of every minibatch.
+    distributor : Distributor
+    kernels : Kernels
+    grid : ProcessGrid
+    """
+    if part.on_device is not None:
+        return DeviceLoader(part.on_device, minibatches, kernels, grid)
+    host = _HostLoader(part, minibatches, distributor)
+    return host if kernels.on_host else _StagedLoader(host, kernels)
+
+
+@dataclass(frozen=True)
+class _HostLoader:
+    """Samples are read where they are used."""
+
+    part: Part
+    minibatches: Minibatches
+    distributor: Distributor
+
+    def load(self, minibatch: int, start: int, stop: int, x: Array | None, y: Array | None) -> None:
+        self.distributor.fetch(self.part.rows, self.minibatches[minibatch][start:stop], x, y)
+
+
+@dataclass(frozen=True)
+class _StagedLoader:
+    """The host reads samples into memory of its own, and copies them over."""
+
+    host: _HostLoader
+    kernels: Kernels
+
+    def load(self, minibatch: int, start: int, stop: int, x: Array | None, y: Array | None) -> None:
+        _bring(self.kernels, partial(self.host.load, minibatch, start, stop), x, y)
+
+
+class DeviceLoader:
+    """The device gathers samples that it has.
+
+    Parameters
+    ----------
+    samples : DeviceSamples
+    minibatches : sequence of ndarray of int64
+        Samples of every minibatch.
+    kernels : Kernels
+    grid : ProcessGrid
+
+    Attributes
+    ----------
+    samples : DeviceSamples
+    """
+
+    def __init__(self, samples: DeviceSamples, minibatches: Minibatches, kernels: Kernels, grid: ProcessGrid) -> None:
+        self.samples, self._kernels = samples, kernels
+        self._parts, self._part = grid.batch, grid.batch_rank
+        self._order = kernels.to_device(np.concatenate(minibatches).astype(np.int64, copy=False))
+        self._firsts = list(accumulate(map(len, minibatches), initial=0))
+
+    def load(self, minibatch: int, start: int, stop: int, x: Array | None, y: Array | None) -> None:
+        """See `Loader.load`."""
+        self.gather(self.indices(minibatch, start, stop), x, y)
+
+    def indices(self, minibatch: int, start: int, stop: int) -> Array:
+        """Numbers of this rank's block of the samples `start` to `stop` of a minibatch."""
+        block, first = block_slice(stop - start, self._parts, self._part), self._firsts[minibatch] + start
+        return self._order[first + block.start : first + block.stop]
+
+    def gather(self, indices: Array, x: Array | None, y: Array | None) -> None:
+        """Fill `x` or `y` with the samples that `indices` tells."""
+        if x is not None:
+            self._kernels.gather_rows(self.samples.x, indices, x)
+        if y is not None:
+            self._kernels.gather_rows(self.samples.y, indices, y)

@@ -1,0 +1,171 @@
+"""Training on a real GPU, which the ranks share where there are fewer, against the same training on the CPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from hybridnn import ProcessGrid, Trainer
+from hybridnn.comm.agreement import broadcast_text
+from hybridnn.errors import EnvironmentProblem
+from hybridnn.training.checkpoints.reading import newest_sound
+from hybridnn.training.device import DeviceOptions, TrainingDevice, settle_device
+from reference.cases import Case, assert_arrays_close, assert_close, data, make_trainer, run
+from reference.pipeline_cases import DELAYED_CASES, MOMENTUM, PipelineCase, exact_cases, run_pipelined
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+TOLERANCES = {"float32": 1e-5, "float64": 1e-12}
+"""Relative to the largest number of an array."""
+
+WIDE = Case((33, 130, 70, 130, 10), samples=300, batch_size=64)
+CASES = {
+    "momentum": WIDE,
+    "clipped": replace(WIDE, clip_norm=0.05),
+    "regression": replace(WIDE, classification=False, optimizer="nesterov", activation="selu"),
+    "residual": Case((6, 64, 64, 64, 4), residual=True, optimizer="dampened", activation="relu"),
+    "sigmoid": replace(WIDE, optimizer="plain", activation="sigmoid", schedule="cosine"),
+}
+ADAPTIVE = {name: replace(WIDE, optimizer=name) for name in ("adam", "adamw")}
+"""Their division by small numbers makes more of rounding than float32 has digits."""
+
+
+def on_gpu(grid: ProcessGrid, transport: str = "auto") -> TrainingDevice:
+    try:
+        return settle_device(DeviceOptions("gpu", transport), grid)
+    except EnvironmentProblem as problem:
+        if transport == "auto":
+            raise  # who asked for these tests and has no GPU is told so
+        pytest.skip(str(problem))
+
+
+def assert_same(found: Trainer, expected: Trainer, what: str, dtype: str) -> None:
+    """Weights, what the optimizer remembers, outputs, and the record of the losses."""
+    tolerance = TOLERANCES[dtype]
+    assert_arrays_close(found.weights(), expected.weights(), what, tolerance)
+    for slot, arrays in expected.optimizer_slots().items():
+        assert_arrays_close(found.optimizer_slots()[slot], arrays, f"{what}: {slot}", 10 * tolerance)
+    x = np.random.default_rng(1).standard_normal((17, expected.model.sizes[0]))
+    assert_close(found.predict(x), expected.predict(x), f"{what}: predictions", 10 * tolerance)
+    for records, others in (
+        (found.history.steps, expected.history.steps),
+        (found.history.epochs, expected.history.epochs),
+    ):
+        losses = [[record.train_loss for record in one] for one in (records, others)]
+        assert_close(losses[0], losses[1], f"{what}: losses", tolerance)
+    last, other = found.history.epochs[-1], expected.history.epochs[-1]
+    assert_close(last.test_loss, other.test_loss, f"{what}: test loss", 10 * tolerance)
+    assert last.test_accuracy == other.test_accuracy
+
+
+def check(case: Case, grid: ProcessGrid, device: TrainingDevice, dtype: str) -> None:
+    on_cpu = run(replace(case, shared_replicas=False), grid, dtype, device="cpu")
+    assert_same(run(case, grid, dtype, device=device), on_cpu, f"{case} on {grid!r}", dtype)
+
+
+def check_pipelined(case: PipelineCase, grid: ProcessGrid, device: TrainingDevice, dtype: str) -> None:
+    alone = replace(case, case=replace(case.case, shared_replicas=False))
+    on_cpu = run_pipelined(alone, grid, dtype, device="cpu")
+    assert_same(run_pipelined(case, grid, dtype, device=device), on_cpu, f"{case} on {grid!r}", dtype)
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("dtype", TOLERANCES)
+def test_one_rank(name: str, dtype: str) -> None:
+    grid = ProcessGrid()
+    check(CASES[name], grid, on_gpu(grid), dtype)
+
+
+@pytest.mark.parametrize("name", ADAPTIVE)
+def test_one_rank_with_an_adaptive_optimizer(name: str) -> None:
+    grid = ProcessGrid()
+    check(ADAPTIVE[name], grid, on_gpu(grid), "float64")
+
+
+@pytest.mark.parametrize("name", [*CASES, *ADAPTIVE])
+def test_replayed_steps(name: str) -> None:
+    grid, case = ProcessGrid(), (CASES | ADAPTIVE)[name]
+    device = settle_device(DeviceOptions("gpu", graphs=True), grid)
+    assert device.record is not None
+    for dtype in TOLERANCES if name in CASES else ("float64",):
+        check(case, grid, device, dtype)
+
+
+def test_every_method_of_a_pipeline_on_one_rank() -> None:
+    """Which trains with any of them as without: the device does not matter to that."""
+    grid = ProcessGrid()
+    check_pipelined(PipelineCase("pipedream"), grid, on_gpu(grid), "float64")
+
+
+@pytest.mark.mpi(ranks=[2])
+@pytest.mark.parametrize("transport", ["staging", "mpi", "nccl"])
+@pytest.mark.parametrize("dtype", TOLERANCES)
+def test_batch_and_model_ranks(comm: MPI.Intracomm, transport: str, dtype: str) -> None:
+    split = replace(CASES["residual"], model_split="alternating")
+    for axes, cases in (
+        ({"batch": 2}, [WIDE, CASES["clipped"], replace(WIDE, overlap=False), replace(WIDE, distribution="scatter")]),
+        (
+            {"model": 2},
+            [WIDE, CASES["clipped"], CASES["residual"], split, replace(WIDE, distribution="scatter-broadcast")],
+        ),
+    ):
+        grid = ProcessGrid(comm, **axes)
+        device = on_gpu(grid, transport)
+        for case in cases:
+            check(case, grid, device, dtype)
+
+
+@pytest.mark.mpi(ranks=[2])
+@pytest.mark.parametrize("transport", ["staging", "mpi", "nccl"])
+def test_every_method_of_a_pipeline(comm: MPI.Intracomm, transport: str) -> None:
+    grid = ProcessGrid(comm, pipeline=2)
+    device = on_gpu(grid, transport)
+    for case in (*exact_cases(2).values(), *DELAYED_CASES.values()):
+        check_pipelined(case, grid, device, "float64")
+    clipped = replace(MOMENTUM, clip_norm=0.05)
+    for dtype in TOLERANCES:
+        check_pipelined(PipelineCase("1f1b", clipped, microbatches=3), grid, device, dtype)
+
+
+@pytest.mark.mpi(ranks=[4])
+def test_two_axes_at_once(comm: MPI.Intracomm) -> None:
+    for axes in ({"batch": 2, "model": 2}, {"pipeline": 2, "batch": 2}, {"pipeline": 2, "model": 2}):
+        grid = ProcessGrid(comm, **axes)
+        device = on_gpu(grid)
+        for dtype in TOLERANCES:
+            if grid.pipeline == 1:
+                check(CASES["clipped"], grid, device, dtype)
+            else:
+                check_pipelined(PipelineCase("1f1b", MOMENTUM, microbatches=3), grid, device, dtype)
+
+
+@pytest.mark.mpi(ranks=[2])
+def test_training_goes_on_from_a_checkpoint_of_the_cpu(comm: MPI.Intracomm, tmp_path: Path) -> None:
+    case = ADAPTIVE["adam"]
+    for number, axes in enumerate(({"batch": 2}, {"model": 2}, {"pipeline": 2})):
+        folder = Path(broadcast_text(ProcessGrid(comm).world, str(tmp_path / str(number)), 0))
+        grid = ProcessGrid(comm, **axes)
+        device = on_gpu(grid)
+        for first, second in (("cpu", device), (device, "cpu")):
+            began = make_trainer(case, grid, device=first)
+            began.fit(*data(case), epochs=1)
+            began.checkpoint_writer(folder, "noise").write(began.progress)
+            goes_on = make_trainer(case, grid, device=second)
+            checkpoint, _ = newest_sound(folder, grid.world)
+            assert checkpoint is not None
+            goes_on.restore(checkpoint)
+            began.fit(*data(case), epochs=2)
+            goes_on.fit(*data(case), epochs=2)
+            assert_arrays_close(goes_on.weights(), began.weights(), f"{axes}", TOLERANCES["float64"])
+
+
+def test_tf32_is_less_precise_and_still_right() -> None:
+    grid = ProcessGrid()
+    rounded = settle_device(DeviceOptions("gpu", tf32=True), grid)
+    found, expected = run(WIDE, grid, "float32", device=rounded), run(WIDE, grid, "float32", device="cpu")
+    assert_arrays_close(found.weights(), expected.weights(), "TF32", 1e-2)

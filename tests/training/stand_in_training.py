@@ -1,0 +1,154 @@
+"""A stand-in for a GPU that trains: the NumPy arithmetic on arrays that the host cannot reach, done when it must be.
+
+Everything is put in line in a stream of the stand-in for CuPy, and done when somebody waits for it. Code that looks at
+numbers of the device without `to_host` finds no array, or old numbers in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from comm.stand_in_device import STALE, DeviceArray, StandInCupy, Stream
+from hybridnn import ProcessGrid
+from hybridnn.comm.transports.carrier import Carrier
+from hybridnn.comm.transports.device import Device
+from hybridnn.kernels.numpy_backend import NUMPY
+from hybridnn.training.device import TrainingDevice
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+CHUNK_BYTES = 200
+"""Small, so that most arrays travel in several pieces."""
+
+
+class StandInKernels:
+    """Arithmetic of the device: see `hybridnn.kernels.backend.Kernels`.
+
+    Attributes
+    ----------
+    fetched : list of int
+        Numbers that each call of `to_host`, which waits for the device, brought.
+    brought : list of int
+        Numbers that each call of `put` and `to_device` took to the device.
+    replays : list of int
+        How often each recording was replayed.
+    """
+
+    on_host = False
+
+    def __init__(self, cupy: StandInCupy, free: int) -> None:
+        self._cupy, self._free = cupy, free
+        self.fetched: list[int] = []
+        self.brought: list[int] = []
+        self.replays: list[int] = []
+        self._records = False
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        compute = UPDATES.get(name) or getattr(NUMPY, name)
+
+        def later(*arguments: Any, **settings: Any) -> None:
+            inner = [memory_of(value) for value in arguments]
+            more = {key: memory_of(value) for key, value in settings.items()}
+            self._cupy.current.give(lambda: compute(*inner, **more))
+
+        return later
+
+    def compile(self, dtype: DTypeLike) -> None: ...
+
+    def free_bytes(self) -> int:
+        return self._free
+
+    def record(self, work: Callable[[], None]) -> Callable[[], None]:
+        line, self._cupy.current = self._cupy.current, Stream()
+        self._records = True
+        try:
+            work()
+        finally:
+            self._records = False
+            recorded, self._cupy.current = self._cupy.current, line
+        assert recorded.done == 0
+        self.replays.append(0)
+        number = len(self.replays) - 1
+
+        def replay() -> None:
+            self.replays[number] += 1
+            for one in recorded._work:
+                self._cupy.current.give(one)
+
+        return replay
+
+    def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> DeviceArray:
+        assert not self._records
+        return DeviceArray(np.full(shape, STALE, dtype), self._cupy)
+
+    def zeros(self, shape: tuple[int, ...], dtype: DTypeLike) -> DeviceArray:
+        assert not self._records
+        return self._cupy.compute(np.zeros(shape, dtype))
+
+    def to_device(self, array: NDArray[Any]) -> DeviceArray:
+        assert not self._records
+        self.brought.append(array.size)
+        return self._cupy.compute(array.copy())
+
+    def put(self, host: NDArray[Any], out: DeviceArray) -> None:
+        self.brought.append(host.size)
+        assert not self._records
+        assert out.flags.c_contiguous
+        out.set(host)
+
+    def to_host(self, array: DeviceArray) -> NDArray[Any]:
+        assert isinstance(array, DeviceArray)
+        assert not self._records
+        self.fetched.append(array.size)
+        return self._cupy.numbers(array)
+
+    def squared_norm(self, flat: DeviceArray) -> float:
+        return NUMPY.squared_norm(self.to_host(flat))
+
+
+def sgd_update(*arrays: Any, lr: float, numbers: Any = None, **settings: Any) -> None:
+    """As a GPU does it: the learning rate is what lies in `numbers` when the update is done."""
+    NUMPY.sgd_update(*arrays, lr=lr if numbers is None else numbers[0], **settings)
+
+
+def adam_update(*arrays: Any, out: Any, numbers: Any = None, **settings: Any) -> None:
+    """The same of Adam."""
+    if numbers is None:
+        NUMPY.adam_update(*arrays, out=out, **settings)
+        return
+    weights, gradient, first, second, _ = arrays
+    (beta1, beta2), (length, root, kept) = settings["betas"], numbers
+    gradient = gradient + (0 if settings["decoupled"] else settings["weight_decay"]) * weights
+    first += (1 - beta1) * (gradient - first)
+    second += (1 - beta2) * (gradient**2 - second)
+    out[...] = kept * weights - length * first / (np.sqrt(second) / root + settings["eps"])
+
+
+UPDATES: dict[str, Callable[..., None]] = {"sgd_update": sgd_update, "adam_update": adam_update}
+
+
+def memory_of(value: Any) -> Any:
+    """The memory of a device's array; arrays of the host are none that a device could compute with."""
+    assert not isinstance(value, np.ndarray)
+    return value._memory if isinstance(value, DeviceArray) else value
+
+
+def stand_in(
+    grid: ProcessGrid,
+    transport: Any = "staging",
+    comm: MPI.Intracomm | None = None,
+    free: int = 1 << 40,
+    *,
+    graphs: bool = False,
+) -> TrainingDevice:
+    """A device for the ranks of a grid, which NCCL can connect where `comm` has them and only one axis is used."""
+    cupy = StandInCupy(comm)
+    grid.carry(Carrier(transport, Device(cupy, CHUNK_BYTES)))
+    kernels = StandInKernels(cupy, free)
+    record = kernels.record if graphs else None
+    return TrainingDevice(kernels, "gpu", "a stand-in", transport, "as the test says", record)

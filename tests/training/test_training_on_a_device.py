@@ -1,0 +1,323 @@
+"""Training on a device that the host cannot look into, against the references and against the CPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from hybridnn import MLP, SGD, ProcessGrid, Trainer
+from hybridnn.cli.train_view import TrainView
+from hybridnn.comm.agreement import broadcast_text
+from hybridnn.errors import EnvironmentProblem, NonFiniteLossError, SettingError
+from hybridnn.training.checkpoints.reading import newest_sound
+from hybridnn.training.device import DeviceOptions, TrainingDevice, settle_device
+from hybridnn.training.epoch import Reached
+from hybridnn.training.run import run_training
+from hybridnn.training.run_record import read_run
+from hybridnn.training.settings import DeviceSettings, settings_from
+from hybridnn.training.trained.weights_source import find_weights
+from reference.cases import Case, assert_arrays_close, check_against_reference, data, make_trainer, run
+from reference.pipeline_cases import ADAM, DELAYED_CASES, MOMENTUM, PipelineCase, check_pipelined, exact_cases
+from training.stand_in_training import StandInKernels, stand_in
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+EXACTLY = 1e-12
+CLIPPED = Case(clip_norm=0.05)
+CASES = {
+    "momentum": Case(),
+    "clipped": CLIPPED,
+    "adam": Case(classification=False, optimizer="adam", activation="selu"),
+    "residual": Case((6, 6, 6, 4), residual=True, optimizer="nesterov", activation="relu"),
+    "plain": Case(optimizer="plain", activation="sigmoid", schedule="cosine"),
+}
+SPLIT = replace(CASES["residual"], model_split="alternating")
+
+
+def kernels_of(device: TrainingDevice) -> StandInKernels:
+    assert isinstance(device.kernels, StandInKernels)
+    return device.kernels
+
+
+def check(case: Case, grid: ProcessGrid, device: TrainingDevice) -> None:
+    """The reference says what is right; the CPU does the same to the last digits."""
+    trainer = check_against_reference(case, grid, device=device)
+    on_cpu = run(replace(case, shared_replicas=False), grid, device="cpu")
+    assert_arrays_close(trainer.weights(), on_cpu.weights(), str(case), EXACTLY)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_one_rank(name: str) -> None:
+    grid = ProcessGrid()
+    check(CASES[name], grid, stand_in(grid))
+
+
+@pytest.mark.parametrize("part", ["in one part", "minibatch by minibatch"])
+def test_samples_go_to_the_device_once_where_they_fit(part: str) -> None:
+    grid, case = ProcessGrid(), Case(epochs=2)
+    device = stand_in(grid, free=1 << 40 if part == "in one part" else 0)
+    check(case, grid, device)
+    before = len(kernels_of(device).brought)
+    trainer = make_trainer(case, grid, device=device)
+    x, y = data(case)
+    start = len(kernels_of(device).brought)
+    assert start > before
+    trainer.fit(x, y, epochs=2)
+    brought = kernels_of(device).brought[start:]
+    if part == "in one part":
+        # The samples and their labels; as the first step comes, 0 to n-1; the order of each epoch.
+        assert sorted(brought) == sorted([x.size, y.size, 10, len(x), len(x)])
+    else:
+        assert sum(brought) == 2 * (x.size + y.size) + 10
+
+
+@pytest.mark.parametrize("case", [Case(), CLIPPED], ids=["plain", "clipped"])
+def test_no_step_waits_for_the_device_before_it_is_logged(case: Case) -> None:
+    grid = ProcessGrid()
+    device = stand_in(grid)
+    trainer = make_trainer(case, grid, device=device)
+    trainer.log_every = 3
+    fetched = kernels_of(device).fetched
+    start = len(fetched)
+    trainer.fit(*data(case), epochs=1)
+    # Losses of steps 1 to 3, and of the fourth, which ends the epoch; then whether the weights are finite.
+    assert fetched[start : start + 2] == [3, 1]
+    assert fetched[start + 2 :] == [stage.size for stage in layers_of(trainer)]
+
+
+GRAPHS = {
+    **CASES,
+    "adamw": Case(optimizer="adamw", schedule="warmup-linear", clip_norm=0.05),
+    "dampened": Case(optimizer="dampened", schedule="step"),
+}
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_replayed_steps_are_the_steps(name: str) -> None:
+    """Rates, samples and Adam's corrections change from step to step, and the last minibatch is smaller."""
+    grid = ProcessGrid()
+    device = stand_in(grid, graphs=True)
+    check_against_reference(GRAPHS[name], grid, device=device)
+    # Of 4 minibatches in 3 epochs, the first of each of the two sizes is trained on without a recording.
+    assert kernels_of(device).replays == [8, 2]
+
+
+def test_recordings_are_those_of_one_set_of_samples() -> None:
+    case, grid = Case(), ProcessGrid()
+    device = stand_in(grid, graphs=True)
+    (x, y), found, expected = data(case), *(make_trainer(case, grid, device=on) for on in (device, "cpu"))
+    for trainer in (found, expected):
+        trainer.fit(x, y, epochs=2)
+        trainer.fit(x[::-1], y[::-1], epochs=2)
+    assert_arrays_close(found.weights(), expected.weights(), "other samples", EXACTLY)
+    assert kernels_of(device).replays == [5, 1, 5, 1]
+
+
+def test_samples_that_do_not_fit_are_trained_on_without_recordings() -> None:
+    grid = ProcessGrid()
+    device = stand_in(grid, free=0, graphs=True)
+    check_against_reference(CASES["adam"], grid, device=device)
+    assert kernels_of(device).replays == []
+
+
+def layers_of(trainer: Trainer) -> list[Any]:
+    stage = trainer._engine.stages[0]
+    return [stage.weights[slice(*stage.layout.bounds(place))] for place in range(len(stage.splits))]
+
+
+@pytest.mark.mpi(ranks=[2])
+@pytest.mark.parametrize("transport", ["staging", "mpi", "nccl"])
+def test_batch_and_model_ranks(comm: MPI.Intracomm, transport: str) -> None:
+    for axes, cases in (
+        ({"batch": 2}, [Case(), CLIPPED, replace(CASES["adam"], overlap=False), replace(Case(), epochs=1, samples=21)]),
+        ({"model": 2}, [Case(), CLIPPED, CASES["adam"], CASES["residual"], SPLIT]),
+    ):
+        for case in cases:
+            grid = ProcessGrid(comm, **axes)
+            check(case, grid, stand_in(grid, transport, comm))
+
+
+@pytest.mark.mpi(ranks=[2])
+def test_minibatches_that_rank_0_sends(comm: MPI.Intracomm) -> None:
+    for axes in ({"batch": 2}, {"model": 2}):
+        for distribution in ("scatter", "scatter-broadcast"):
+            grid = ProcessGrid(comm, **axes)
+            check(Case(epochs=2, distribution=distribution), grid, stand_in(grid))
+
+
+@pytest.mark.mpi(ranks=[2])
+def test_every_method_of_a_pipeline(comm: MPI.Intracomm) -> None:
+    clipped = replace(MOMENTUM, clip_norm=0.05)
+    cases = [*exact_cases(2).values(), *DELAYED_CASES.values(), PipelineCase("spectrain", ADAM)]
+    cases += [PipelineCase("interleaved", clipped, microbatches=2, chunks=2), PipelineCase("1f1b", clipped)]
+    for case in cases:
+        grid = ProcessGrid(comm, pipeline=2)
+        check_pipelined(case, grid, device=stand_in(grid))
+    for case in (PipelineCase("1f1b"), PipelineCase("pipedream")):
+        grid = ProcessGrid(comm, pipeline=2)
+        check_pipelined(case, grid, device=stand_in(grid, "mpi"))
+
+
+@pytest.mark.mpi(ranks=[4])
+def test_two_axes_at_once(comm: MPI.Intracomm) -> None:
+    grid = ProcessGrid(comm, batch=2, model=2)
+    check(CLIPPED, grid, stand_in(grid))
+    for axes in ({"batch": 2}, {"model": 2}):
+        grid = ProcessGrid(comm, pipeline=2, **axes)
+        case = PipelineCase("1f1b", replace(MOMENTUM, clip_norm=0.05), microbatches=3)
+        check_pipelined(case, grid, device=stand_in(grid))
+
+
+@pytest.mark.mpi(ranks=[2])
+def test_collectives_that_are_compared(comm: MPI.Intracomm) -> None:
+    grid = ProcessGrid(comm, batch=2, check_collectives=True)
+    check(Case(epochs=1), grid, stand_in(grid))
+
+
+@pytest.mark.mpi(ranks=[2])
+@pytest.mark.parametrize("where", [("gpu", "gpu"), ("cpu", "gpu"), ("gpu", "cpu")])
+@pytest.mark.parametrize("beside", [False, True])
+def test_training_goes_on_from_a_checkpoint(
+    comm: MPI.Intracomm, where: tuple[str, str], beside: bool, tmp_path: Path
+) -> None:
+    """Also from a device to the CPU and back, and with losses of the epoch that were never logged."""
+    case = Case(optimizer="adam")
+    x, y = data(case)
+    for number, axes in enumerate(({"batch": 2}, {"model": 2}, {"pipeline": 2})):
+        folder = Path(broadcast_text(ProcessGrid(comm).world, str(tmp_path / str(number)), 0))
+
+        def trainer_on(kind: str, axes: dict[str, int] = axes) -> Trainer:
+            grid = ProcessGrid(comm, **axes)
+            return make_trainer(case, grid, device=stand_in(grid) if kind == "gpu" else "cpu")
+
+        first = trainer_on(where[0])
+        first.log_every = 100
+        writer = first.checkpoint_writer(folder, "noise")
+
+        def stops(reached: Reached, writer: Any = writer) -> bool:
+            if reached.step == 6 and beside:
+                writer.begin(reached.progress())
+            elif reached.step == 6:
+                writer.write(reached.progress())
+            elif reached.step == 7 and beside:
+                writer.finish()
+            return reached.step == 7
+
+        first.fit(x, y, epochs=3, stops=stops)
+        second = trainer_on(where[1])
+        checkpoint, problems = newest_sound(folder, second.grid.world)
+        assert checkpoint is not None
+        assert not problems
+        second.restore(checkpoint)
+        assert second.step == 6
+        second.fit(x, y, epochs=2)
+        whole = trainer_on("cpu")
+        whole.fit(x, y, epochs=3)
+        assert_arrays_close(second.weights(), whole.weights(), f"{where} {axes}", EXACTLY)
+        for slot, arrays in whole.optimizer_slots().items():
+            assert_arrays_close(second.optimizer_slots()[slot], arrays, slot, EXACTLY)
+        losses = [[record.train_loss for record in one.history.epochs] for one in (second, whole)]
+        np.testing.assert_allclose(losses[0], losses[1][1:], rtol=EXACTLY)
+
+
+@pytest.mark.mpi(ranks=[2])
+@pytest.mark.parametrize("axes", [{"batch": 2}, {"model": 2}, {"pipeline": 2}])
+def test_a_loss_that_is_not_finite_stops_all_ranks_when_it_is_looked_at(
+    comm: MPI.Intracomm, axes: dict[str, int]
+) -> None:
+    grid = ProcessGrid(comm, **axes)
+    trainer = Trainer(MLP([3, 8, 2]), SGD(1e200), grid=grid, batch_size=4, dtype="float64", device=stand_in(grid))
+    x = np.random.default_rng(0).standard_normal((40, 3))
+    with pytest.raises(NonFiniteLossError, match=r"the loss became (nan|inf) in step [23] "):
+        trainer.fit(x, x[:, :2], epochs=1)
+    assert trainer.step == 10
+
+
+def test_shared_replicas_are_the_hosts() -> None:
+    grid = ProcessGrid()
+    with pytest.raises(SettingError, match=r"shared_replicas.*GPU"):
+        Trainer(MLP([3, 2]), grid=grid, device=stand_in(grid), shared_replicas=True)
+
+
+def test_without_a_gpu_the_cpu_trains_and_says_why() -> None:
+    def load() -> Any:
+        raise EnvironmentProblem("a GPU was asked for: there is none here; ask for one")
+
+    grid = ProcessGrid()
+    device = settle_device("auto", grid, load)
+    assert (device.kind, device.why, device.transport) == ("cpu", "there is none here; ask for one", None)
+    with pytest.raises(EnvironmentProblem, match="there is none here"):
+        settle_device(DeviceOptions("gpu"), grid, load)
+    assert settle_device(device, grid, load) is device
+
+
+def test_a_run_says_on_what_it_computed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[DeviceOptions] = []
+
+    def settle(options: DeviceOptions, grid: ProcessGrid) -> TrainingDevice:
+        asked.append(options)
+        return stand_in(grid, graphs=options.graphs)
+
+    monkeypatch.setattr("hybridnn.training.run.settle_device", settle)
+    settings = settings_from(
+        {
+            "data": {"name": "digits", "rows": 200},
+            "model": {"hidden": [8]},
+            "training": {"epochs": 2, "checkpoint_every": 3},
+            "device": {"graphs": True},
+            "output": {"folder": str(tmp_path / "run")},
+        }
+    )
+    run_training(settings, TrainView(quiet=True))
+    assert asked == [DeviceOptions(graphs=True)]
+    record = read_run(tmp_path / "run")
+    assert (record.header.device, record.header.device_why) == ("gpu", "a stand-in")
+    assert (record.header.transport, record.header.transport_why) == ("staging", "as the test says")
+    assert (record.settings.device.name, record.settings.device.graphs) == ("gpu", True)
+    weights = find_weights(tmp_path / "run").read()
+    monkeypatch.undo()
+    ran = settings.model_copy(update={"output": settings.output.model_copy(update={"folder": str(tmp_path / "cpu")})})
+    run_training(ran.model_copy(update={"device": DeviceSettings(name="cpu")}), TrainView(quiet=True))
+    for name, array in find_weights(tmp_path / "cpu").read().items():
+        np.testing.assert_allclose(weights[name], array, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["auto", "gpu"])
+def test_a_gpu_is_taken_with_the_arithmetic_that_is_wanted(name: str) -> None:
+    asked = []
+    grid = ProcessGrid()
+
+    def make(*, tf32: bool) -> Any:
+        asked.append(tf32)
+        return kernels_of(stand_in(grid))
+
+    device = settle_device(DeviceOptions(name, tf32=True), grid, cupy_with_a_gpu, make)
+    assert (device.kind, device.why, device.transport) == ("gpu", "Imaginary, GPU 0 of 1", "staging")
+    assert asked == [True]
+    assert device.record is None
+    replayed = settle_device(DeviceOptions(name, graphs=True), grid, cupy_with_a_gpu, make)
+    assert replayed.why.endswith("steps replayed as CUDA graphs")
+    assert replayed.record is not None
+
+
+def cupy_with_a_gpu() -> Any:
+    from types import SimpleNamespace
+
+    from comm.stand_in_device import StandInCupy
+
+    cupy = StandInCupy()
+    cupy.cuda.Device = lambda index: SimpleNamespace(use=lambda: None)
+    cupy.cuda.runtime = SimpleNamespace(
+        getDeviceCount=lambda: 1,
+        memGetInfo=lambda: (1, 2),
+        getDeviceProperties=lambda index: {"name": b"Imaginary"},
+        CUDARuntimeError=RuntimeError,
+    )
+    return cupy
