@@ -6,6 +6,7 @@ import math
 import os
 import resource
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -97,19 +98,21 @@ def test_full_disk_leaves_settings_and_history_as_they_were(tmp_path: Path, monk
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-@pytest.fixture
-def nothing_can_grow() -> Iterator[Callable[[], None]]:
-    """Return what makes every file refuse another byte, as on a full disk."""
+@contextmanager
+def file_limit() -> Iterator[Callable[[], None]]:
+    """Give what makes every file refuse another byte, as on a full disk; no longer than the block, or else the test's own
+    report, where that goes to a file, is refused too.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    try:
+        yield lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_line_that_cannot_be_written_is_told_once_and_the_folder_is_free_again(
-    tmp_path: Path, nothing_can_grow: Callable[[], None]
-) -> None:
+def test_line_that_cannot_be_written_is_told_once_and_the_folder_is_free_again(tmp_path: Path) -> None:
     def run() -> None:
-        with RunFolder.create(tmp_path, "x") as folder:
+        with file_limit() as nothing_can_grow, RunFolder.create(tmp_path, "x") as folder:
             nothing_can_grow()
             folder.append(STEP)
 
