@@ -100,9 +100,7 @@ def test_full_disk_leaves_settings_and_history_as_they_were(tmp_path: Path, monk
 
 @contextmanager
 def file_limit() -> Iterator[Callable[[], None]]:
-    """Give what makes every file refuse another byte, as on a full disk; no longer than the block, or else the test's own
-    report, where that goes to a file, is refused too.
-    """
+    """Give what makes every file refuse another byte, as on a full disk; past the block the report may need one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
         yield lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))

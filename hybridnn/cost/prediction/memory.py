@@ -139,7 +139,7 @@ def _count_slots(pipeline: Layout, stage: int) -> tuple[_Slots, ...]:
             predicts=any(read is not None and read.ahead > 0 for read in reads),
             keeps_dz=program.splits_backward,
             joins=any(isinstance(item, WeightGradient) and item.microbatch == ALL_MICROBATCHES for item in gradients),
-            accumulates=any(program.accumulates(item) for item in gradients),
+            accumulates=bool(program.accumulating),
             depths=MessageDepths(
                 *map(max, message_depths(training, stage, chunk), message_depths(evaluation, stage, chunk))
             ),

@@ -45,6 +45,8 @@ __all__ = ["Executor", "Work"]
 
 Array = NDArray[Any]
 
+PASSES = (Forward, Recompute)
+
 
 class Work(Protocol):
     """What the minibatches of a run are, and what is done with losses and gradients."""
@@ -99,6 +101,7 @@ class Executor:
         self._order = schedule.orders[self._stage]
         self._program = Program(schedule, self._stage)
         self._firsts: dict[int, list[int]] = {}
+        self._where: dict[tuple[int, int], tuple[int, int, int]] = {}
         self._handlers: dict[type[Instruction], Callable[[int, Instruction], None]] = {
             LoadInput: self._load_input,
             LoadTarget: self._load_target,
@@ -149,13 +152,21 @@ class Executor:
     def _own_samples(self, samples: int) -> int:
         return block_size(samples, self._grid.batch, self._grid.batch_rank)
 
-    def _arrays(self, instruction: Instruction, computed_by: Instruction) -> StageArrays:
-        """Arrays of an instruction's microbatch, with the activations that `computed_by` fills."""
-        plan = self.memory_plan
-        part = instruction.minibatch, instruction.microbatch, instruction.chunk
-        return self._chunks[instruction.chunk].workspace.arrays(
-            self._own_samples(self._samples(instruction)), plan.input_slots[part], plan.activation_slots[computed_by]
-        )
+    def _arrays(self, place: int, instruction: Instruction) -> StageArrays:
+        """Arrays of an instruction's microbatch, with the activations of the pass that it is, or that it uses."""
+        size = self._work.sizes[instruction.minibatch]
+        where = self._where.get((place, size))
+        if where is None:
+            plan = self.memory_plan
+            part = instruction.minibatch, instruction.microbatch, instruction.chunk
+            computed_by = instruction if isinstance(instruction, PASSES) else self._program.last_pass(instruction)
+            where = (
+                self._own_samples(self._samples(instruction)),
+                plan.input_slots[part],
+                plan.activation_slots[computed_by],
+            )
+            self._where[place, size] = where
+        return self._chunks[instruction.chunk].workspace.arrays(*where)
 
     # -- instructions ------------------------------------------------------------------------------------------------
 
@@ -164,17 +175,17 @@ class Executor:
 
     def _load_input(self, place: int, instruction: Instruction) -> None:
         start, stop = self._bounds(instruction)
-        arrays = self._arrays(instruction, self._program.last_pass(instruction))
+        arrays = self._arrays(place, instruction)
         self._work.load(instruction.minibatch, start, stop, arrays.samples, None)
 
     def _load_target(self, place: int, instruction: Instruction) -> None:
         start, stop = self._bounds(instruction)
-        arrays = self._arrays(instruction, self._program.last_pass(instruction))
+        arrays = self._arrays(place, instruction)
         self._work.load(instruction.minibatch, start, stop, None, arrays.targets)
 
     def _forward(self, place: int, instruction: Instruction) -> None:
         chunk = self._chunks[instruction.chunk]
-        arrays = self._arrays(instruction, instruction)
+        arrays = self._arrays(place, instruction)
         if chunk.input_messages is not None:
             chunk.input_messages.take(arrays.input)
         self._compute(instruction, chunk, arrays)
@@ -184,7 +195,7 @@ class Executor:
             self._work.outputs(instruction.minibatch, *self._bounds(instruction), arrays)
 
     def _recompute(self, place: int, instruction: Instruction) -> None:
-        self._compute(instruction, self._chunks[instruction.chunk], self._arrays(instruction, instruction))
+        self._compute(instruction, self._chunks[instruction.chunk], self._arrays(place, instruction))
 
     def _compute(self, instruction: Instruction, chunk: Chunk, arrays: StageArrays) -> None:
         start = perf_counter()
@@ -203,12 +214,12 @@ class Executor:
 
     def _backward(self, place: int, instruction: Instruction) -> None:
         chunk = self._chunks[instruction.chunk]
-        arrays = self._with_output_gradient(instruction, chunk)
+        arrays = self._with_output_gradient(place, instruction, chunk)
         start = perf_counter()
         chunk.stage.backward(
             arrays,
             self._weights(instruction, chunk),
-            accumulate=self._program.accumulates(instruction),
+            accumulate=place in self._program.accumulating,
             reduce=place in self._program.reducing,
         )
         self._computed(instruction, start)
@@ -216,7 +227,7 @@ class Executor:
 
     def _input_gradient(self, place: int, instruction: Instruction) -> None:
         chunk = self._chunks[instruction.chunk]
-        arrays = self._with_output_gradient(instruction, chunk)
+        arrays = self._with_output_gradient(place, instruction, chunk)
         start = perf_counter()
         take = None
         if chunk.joined is not None:
@@ -234,8 +245,8 @@ class Executor:
             _, samples = self._columns(instruction)
             chunk.stage.weight_gradient(chunk.joined.layers(samples), reduce=reduce)
         else:
-            arrays = self._arrays(instruction, self._program.last_pass(instruction))
-            accumulate = self._program.accumulates(instruction)
+            arrays = self._arrays(place, instruction)
+            accumulate = place in self._program.accumulating
             chunk.stage.weight_gradient(arrays.layers, accumulate=accumulate, reduce=reduce)
         self._computed(instruction, start)
 
@@ -262,14 +273,14 @@ class Executor:
         assert read is not None
         return chunk.weights.read(read, self._work.rate)
 
-    def _with_output_gradient(self, instruction: Instruction, chunk: Chunk) -> StageArrays:
+    def _with_output_gradient(self, place: int, instruction: Instruction, chunk: Chunk) -> StageArrays:
         """The microbatch's arrays, with the gradient of its outputs: of the loss, or from the stage after."""
-        arrays = self._arrays(instruction, self._program.last_pass(instruction))
+        arrays = self._arrays(place, instruction)
         if chunk.gradient_messages is not None:
             chunk.gradient_messages.take(arrays.output_gradient)
             return arrays
         start = perf_counter()
-        if self._program.is_first_backward(instruction):
+        if place in self._program.first_backward:
             self._work.loss(instruction.minibatch, arrays, chunk.stage.loss)
         else:
             self._work.loss(instruction.minibatch, arrays, chunk.loss)

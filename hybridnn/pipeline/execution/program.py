@@ -50,14 +50,19 @@ class Program:
         Whether weight gradients come later than input gradients, microbatch by microbatch.
     reducing : frozenset of int
         Places of the instructions that complete a chunk's gradients of a minibatch.
+    accumulating : frozenset of int
+        Places of those that add to the weight gradients of earlier microbatches.
+    first_backward : frozenset of int
+        Places of the first backward pass of every minibatch and chunk.
     """
 
     def __init__(self, schedule: Schedule, stage: int) -> None:
         order = schedule.orders[stage]
         self._of_kind: dict[tuple[Kind, int], list[Instruction]] = {}
         self._recomputed: set[Instruction] = set()
-        self._first_weight: dict[tuple[int, int], Instruction] = {}
-        self._first_loss: dict[tuple[int, int], Instruction] = {}
+        first_weight: dict[tuple[int, int], int] = {}
+        first_backward: dict[tuple[int, int], int] = {}
+        accumulating: list[int] = []
         completing: dict[tuple[int, int], int] = {}
         reduced: list[int] = []
         for place, item in enumerate(order):
@@ -66,14 +71,16 @@ class Program:
             if isinstance(item, Recompute):
                 self._recomputed.add(Recompute(item.minibatch, item.microbatch, item.chunk))
             if isinstance(item, Backward | InputGradient):
-                self._first_loss.setdefault(whole, item)
+                first_backward.setdefault(whole, place)
             if isinstance(item, Backward | WeightGradient):
-                self._first_weight.setdefault(whole, item)
+                if first_weight.setdefault(whole, place) != place:
+                    accumulating.append(place)
                 completing[whole] = place
             elif isinstance(item, ReduceGradients):
                 reduced += [completing[item.minibatch, chunk] for chunk in range(schedule.chunks)]
-        self.reducing = frozenset(reduced)
-        self.trains = bool(self._first_loss)
+        self.reducing, self.accumulating = frozenset(reduced), frozenset(accumulating)
+        self.first_backward = frozenset(first_backward.values())
+        self.trains = bool(first_backward)
         self.splits_backward = any(isinstance(item, WeightGradient) and item.microbatch >= 0 for item in order)
 
     def of_kind(self, kind: Kind, chunk: int) -> list[Instruction]:
@@ -84,14 +91,6 @@ class Program:
         """The pass whose activations a microbatch's backward pass uses: its recomputation, or its forward pass."""
         again = Recompute(item.minibatch, item.microbatch, item.chunk)
         return again if again in self._recomputed else Forward(item.minibatch, item.microbatch, item.chunk)
-
-    def accumulates(self, item: Instruction) -> bool:
-        """Whether an instruction adds to the weight gradients of earlier microbatches."""
-        return self._first_weight[item.minibatch, item.chunk] != item
-
-    def is_first_backward(self, item: Instruction) -> bool:
-        """Whether no backward pass of the minibatch came before on this chunk."""
-        return self._first_loss[item.minibatch, item.chunk] == item
 
 
 def message_depths(schedule: Schedule, stage: int, chunk: int) -> MessageDepths:
