@@ -50,7 +50,8 @@ test-gpu:
 	PYTHONPATH=tests:. $(PYTHON) -m pytest -c /dev/null --rootdir . --noconftest tests/gpu $(ARGS)
 
 bench-gpu:
-	$(PYTHON) -m benchmarks.gpu_kernels $(ARGS)
+	$(PYTHON) -m benchmarks.gpu_kernels
+	$(PYTHON) -m benchmarks.gpu_training $(ARGS)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from hybridnn import ProcessGrid, Trainer
 
-__all__ = ["CASES", "Case", "make_data", "our_run", "sklearn_run", "torch_model", "torch_run"]
+__all__ = ["CASES", "GPU_CASES", "Case", "make_data", "our_run", "sklearn_run", "torch_model", "torch_run"]
 
 LEARNING_RATE = 1e-4
 MOMENTUM = 0.9
@@ -66,6 +66,13 @@ CASES = (
     Case("3072-8x2048-10", (3072, *[2048] * 8, 10), 128, "classification", 2, 1, "selu"),
 )
 """Two small networks, one of equal layers, and the network of Chen 2018, section 4, with 8 of its 32 hidden layers."""
+
+GPU_CASES = (
+    *CASES[:3],
+    Case("3072-32x2048-10", (3072, *[2048] * 32, 10), 128, "classification", 8, 1, "selu"),
+    Case("4096-8x4096-4096", (4096, *[4096] * 8, 4096), 1024, "regression", 2, 1),
+)
+"""The same small ones, Chen's whole network, and one that keeps a GPU busy; how many epochs, the clock says."""
 
 
 def make_data(case: Case) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -132,22 +139,22 @@ def sklearn_run(case: Case) -> Callable[[], Any]:
     return run
 
 
-def torch_run(case: Case, model: Any, part: slice = slice(None)) -> Callable[[], None]:
+def torch_run(case: Case, model: Any, part: slice = slice(None), device: str = "cpu") -> Callable[[], None]:
     """A function that makes one timed run in PyTorch, the rows `part` of every minibatch on this rank.
 
     Written as its users write it, but for the loss, which is never fetched: a favour to PyTorch, because this package
-    looks at the loss of every step.
+    looks at the loss of every step. On a GPU the data lie there before, and the optimizer is the fused one.
     """
     import torch
 
-    optimizer = torch.optim.SGD(model.parameters(), LEARNING_RATE, MOMENTUM)
+    optimizer = torch.optim.SGD(model.parameters(), LEARNING_RATE, MOMENTUM, fused=device != "cpu")
     loss_of = torch.nn.MSELoss() if case.task == "regression" else torch.nn.CrossEntropyLoss()
-    x, y = (torch.from_numpy(array) for array in make_data(case))
-    shuffle = torch.Generator().manual_seed(0)
+    x, y = (torch.from_numpy(array).to(device) for array in make_data(case))
+    shuffle = torch.Generator(device).manual_seed(0)
 
     def run() -> None:
         for _ in range(case.epochs):
-            order = torch.randperm(len(x), generator=shuffle)
+            order = torch.randperm(len(x), generator=shuffle, device=device)
             for start in range(0, len(x), case.batch_size):
                 indices = order[start : start + case.batch_size][part]
                 optimizer.zero_grad()

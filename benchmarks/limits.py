@@ -9,6 +9,8 @@ import numpy as np
 
 from benchmarks.cases import Case
 from benchmarks.timing import seconds_of
+from hybridnn.kernels.backend import Array, Kernels
+from hybridnn.kernels.numpy_backend import NUMPY
 
 __all__ = ["copy_bandwidth", "products_of", "update_bytes"]
 
@@ -18,24 +20,27 @@ COPIED = 1 << 26
 ROUNDS = 7
 
 
-def products_of(case: Case) -> Callable[[], None]:
+def products_of(case: Case, kernels: Kernels = NUMPY) -> Callable[[], None]:
     """The matrix products of a timed run and nothing else, on arrays of the same shapes and layouts."""
     rng = np.random.default_rng(0)
     widths, n = case.sizes, case.batch_size
-    activations = [rng.standard_normal((n, widths[0]), np.float32).T]
-    activations += [rng.standard_normal((width, n), np.float32) for width in widths[1:]]
-    weights = [rng.standard_normal((b, a), np.float32) for a, b in pairwise(widths)]
-    weight_gradients = [np.empty_like(weight) for weight in weights]
-    gradients = [np.empty_like(activation) for activation in activations]
+
+    def drawn(*shape: int) -> Array:
+        return kernels.to_device(rng.standard_normal(shape, np.float32))
+
+    activations = [drawn(n, widths[0]).T, *(drawn(width, n) for width in widths[1:])]
+    weights = [drawn(b, a) for a, b in pairwise(widths)]
+    weight_gradients = [kernels.empty(weight.shape, np.float32) for weight in weights]
+    gradients = [kernels.empty((width, n), np.float32) for width in widths]
 
     def run() -> None:
         for _ in range(case.steps):
             for layer, weight in enumerate(weights):
-                np.matmul(weight, activations[layer], out=gradients[layer + 1])
+                kernels.matmul(weight, activations[layer], gradients[layer + 1])
             for layer in reversed(range(len(weights))):
                 if layer:
-                    np.matmul(weights[layer].T, activations[layer + 1], out=gradients[layer])
-                np.matmul(activations[layer + 1], activations[layer].T, out=weight_gradients[layer])
+                    kernels.matmul_transposed(weights[layer], activations[layer + 1], gradients[layer], None)
+                kernels.matmul(activations[layer + 1], activations[layer].T, weight_gradients[layer])
 
     return run
 

@@ -1,0 +1,182 @@
+"""Training on one GPU beside PyTorch on the same, and beside the rate of the matrix products alone.
+
+Run as ``python3 -m benchmarks.gpu_training``; prints a table and writes JSON. Every timed run trains for about a second
+and waits for the GPU at its end. PyTorch runs as it comes with its fused optimizer (*eager*), and compiled with CUDA
+graphs (*compiled*); this package launches kernels one by one (*plain*), or replays CUDA graphs. With ``--device cpu``
+the program itself can be tried where there is no GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import date
+from math import ceil
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.cases import GPU_CASES, Case, our_run, torch_model, torch_run
+from benchmarks.gpu_kernels import RESULTS, device_facts
+from benchmarks.limits import products_of
+from benchmarks.timing import alternate, seconds_of
+from hybridnn import DeviceOptions, ProcessGrid
+from hybridnn.errors import EnvironmentProblem
+from hybridnn.kernels.cupy_kernels import cupy_kernels
+from hybridnn.kernels.cupy_loading import load_cupy
+from hybridnn.kernels.numpy_backend import NUMPY
+
+PAIRS = 5
+SECONDS = 1.0
+"""Of a timed run, about."""
+
+LARGE = 2048
+"""Width of layers from which on TF32 is measured too."""
+
+Run = Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What is measured on.
+
+    Attributes
+    ----------
+    name : {"gpu", "cpu"}
+    torch_name : str
+        PyTorch's word for it.
+    cupy : module or None
+    """
+
+    name: str
+    torch_name: str
+    cupy: Any
+
+    def waits(self, run: Run) -> Run:
+        """The same run, until the device has done all of it."""
+        if self.cupy is None:
+            return run
+
+        def whole() -> None:
+            run()
+            self.cupy.cuda.runtime.deviceSynchronize()
+
+        return whole
+
+    def peaks(self, ours: Run, theirs: Run) -> dict[str, int]:
+        """Bytes that the allocator of either program takes for a run; none on the CPU."""
+        if self.cupy is None:
+            return {}
+        import torch
+
+        pool = self.cupy.get_default_memory_pool()
+        pool.free_all_blocks()
+        torch.cuda.empty_cache()
+        before = pool.total_bytes(), torch.cuda.memory_reserved()
+        torch.cuda.reset_peak_memory_stats()
+        ours()
+        theirs()
+        return {
+            "our_bytes": pool.total_bytes() - before[0],
+            "their_bytes": torch.cuda.max_memory_reserved() - before[1],
+        }
+
+
+def long_enough(case: Case, run_of: Callable[[Case], Run]) -> Case:
+    """The case with as many epochs as its timed run needs."""
+    run = run_of(case)
+    run()
+    return replace(case, epochs=ceil(SECONDS / seconds_of(run)))
+
+
+def measure(case: Case, machine: Machine, *, tf32: bool) -> dict[str, Any]:
+    """All figures of one case."""
+    import torch
+
+    torch.backends.cuda.matmul.allow_tf32 = tf32
+    kernels = NUMPY if machine.cupy is None else cupy_kernels(tf32=tf32)
+
+    def ours(case: Case, *, graphs: bool) -> Run:
+        options = DeviceOptions(machine.name, tf32=tf32, graphs=graphs)
+        return machine.waits(our_run(case, ProcessGrid(), device=options)[1])
+
+    def theirs(case: Case, *, compiled: bool) -> Run:
+        model = torch_model(case).to(machine.torch_name)
+        if compiled:
+            model = torch.compile(model, mode="reduce-overhead")
+        return machine.waits(torch_run(case, model, device=machine.torch_name))
+
+    short = case
+    bytes_ = machine.peaks(lambda: ours(short, graphs=False)(), lambda: theirs(short, compiled=False)())
+    case = long_enough(case, lambda case: ours(case, graphs=False))
+    plain, graphs = (ours(case, graphs=which) for which in (False, True))
+    eager, compiled = (theirs(case, compiled=which) for which in (False, True))
+    beside_eager, beside_compiled = alternate(graphs, eager, PAIRS), alternate(graphs, compiled, PAIRS)
+    products = alternate(graphs, machine.waits(products_of(case, kernels)), PAIRS)
+    return {
+        "case": case.name,
+        "batch_size": case.batch_size,
+        "precision": "TF32" if tf32 else "fp32",
+        **beside_eager.summary(case.batch_size * case.steps),
+        "ratio_plain": median(alternate(plain, eager, PAIRS).ratios),
+        "ratio_compiled": median(beside_compiled.ratios),
+        "products_share": median(products.ratios),
+        "tflop_per_s": case.products_flops * case.steps / median(products.ours) / 1e12,
+        **bytes_,
+    }
+
+
+def show(found: dict[str, Any]) -> None:
+    """Print the table."""
+    headings = "samples/s", "eager", "ratio", "plain", "compiled", "products", "TFLOP/s", "MB", "PyTorch's"
+    table = Table("network", *headings, title=f"{found['device']}: SGD with momentum beside PyTorch {found['torch']}")
+    for row in found["training"]:
+        table.add_row(
+            f"{row['case']}, batch {row['batch_size']}, {row['precision']}",
+            f"{row['our_samples_per_second']:,.0f}",
+            f"{row['their_samples_per_second']:,.0f}",
+            f"{row['ratio']:.2f} ({row['ratio_min']:.2f}-{row['ratio_max']:.2f})",
+            f"{row['ratio_plain']:.2f}",
+            f"{row['ratio_compiled']:.2f}",
+            f"{row['products_share']:.0%}",
+            f"{row['tflop_per_s']:.2f}",
+            *(f"{row[name] / 1e6:,.0f}" if name in row else "" for name in ("our_bytes", "their_bytes")),
+        )
+    Console(width=150).print(table)
+
+
+def main() -> None:
+    """Measure, print and keep."""
+    import torch
+
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", choices=["gpu", "cpu"], default="gpu")
+    parser.add_argument("--case", action="append", help="only networks with this in their name; may be repeated")
+    parser.add_argument("--json", type=Path, default=RESULTS / f"{date.today().isoformat()}-gpu-training.json")
+    arguments = parser.parse_args()
+    try:
+        cupy = load_cupy() if arguments.device == "gpu" else None
+    except EnvironmentProblem as problem:
+        print(problem, file=sys.stderr)
+        sys.exit(problem.exit_code)
+    machine = Machine(arguments.device, "cpu" if cupy is None else "cuda", cupy)
+    facts = {"device": "CPU"} if cupy is None else device_facts(cupy)
+    cases = [case for case in GPU_CASES if not arguments.case or any(word in case.name for word in arguments.case)]
+    # Small networks are bound by launches, whatever the precision.
+    rounded = [case for case in cases if max(case.sizes) >= LARGE and cupy is not None]
+    rows = [measure(case, machine, tf32=False) for case in cases]
+    rows += [measure(case, machine, tf32=True) for case in rounded]
+    found = {"date": date.today().isoformat(), "torch": torch.__version__, **facts, "training": rows}
+    show(found)
+    arguments.json.parent.mkdir(parents=True, exist_ok=True)
+    arguments.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
