@@ -219,6 +219,7 @@ def _trainer(settings: Settings, grid: ProcessGrid, device: TrainingDevice, data
         model_split=settings.parallel.model_split,
         overlap=settings.parallel.overlap,
         shared_replicas=settings.parallel.shared_replicas,
+        wire_dtype=settings.parallel.wire_dtype,
         device=device,
         distribution=settings.data.distribution,
         log_every=settings.output.log_every,
