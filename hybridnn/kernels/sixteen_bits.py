@@ -62,8 +62,10 @@ class WordFormat:
 
 def _write_bfloat16(numbers: Array, words: Words, room: Array) -> None:
     """Round to bfloat16; float64 is rounded to float32 first."""
-    single, sums = room[0].view(np.float32)[: numbers.size], room[1].view(np.uint32)[: numbers.size]
-    np.copyto(single, numbers, casting="same_kind")
+    single, sums = numbers, room[1].view(np.uint32)[: numbers.size]
+    if numbers.dtype != np.float32:
+        single = room[0].view(np.float32)[: numbers.size]
+        np.copyto(single, numbers, casting="same_kind")
     bits = single.view(np.uint32)
     # Half a unit of the last bit that stays, less 1 where that bit is 0: then only more than half carries into it.
     np.right_shift(bits, 16, out=sums)
