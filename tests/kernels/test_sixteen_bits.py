@@ -61,7 +61,7 @@ def test_no_word_is_further_from_its_number_than_stated(dtype: str, numbers: lis
     given_numbers = (np.array(numbers) * 2.0**shift).astype(dtype)
     exact = [Fraction(number) for number in given_numbers.tolist()]
     largest = max(map(abs, exact))
-    for name, absolute in (("bfloat16", Fraction(1, 2**133)), ("float16", largest / 2**39)):
+    for name, absolute in (("bfloat16", Fraction(1025, 2**144)), ("float16", largest / 2**39)):
         roundoff = Fraction(WORD_FORMATS[name].roundoff)
         read = there_and_back(name, given_numbers)
         for number, found in zip(exact, read.tolist(), strict=True):
