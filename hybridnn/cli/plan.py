@@ -50,12 +50,12 @@ def plan(
     from hybridnn.cost.machine.find import require_machine
     from hybridnn.cost.planning.plan import plan as make_plan
     from hybridnn.cost.planning.reasons import best_by_ranks
-    from hybridnn.training.auto_layout import constraints_of_data
+    from hybridnn.training.auto_layout import fixed_constraints
     from hybridnn.training.workload_of import workload_from_settings
 
     with first_rank_alone():
         known = require_machine(machine)
-        workload, constraints = workload_from_settings(settings), constraints_of_data(settings)
+        workload, constraints = workload_from_settings(settings), fixed_constraints(settings)
         made = make_plan(workload, known, ranks or known.ranks, top, constraints)
         around = None if made.best_exact is None else best_by_ranks(workload, known, made.best_exact, constraints)
         print_plan(made, around, settings.parallel, as_json=output_format is Format.json)

@@ -81,6 +81,7 @@ def header_table(header: RunHeader) -> Table:
         ("grid", _grid_of(header)),
         *_pipeline_rows(header),
         *_device_rows(header),
+        *([("wire", header.wire)] if header.wire is not None else []),
         ("data", f"{header.data}, {samples}"),
         ("network", network),
         ("optimizer", header.optimizer),

@@ -2,8 +2,9 @@
 
 What an MPI library really sends depends on the algorithm it picks, and it does not say which. So that figures from
 different machines can be compared, each collective counts as its bandwidth-optimal algorithm: ring all-reduce
-(reduce-scatter, then all-gather), ring all-gather and reduce-scatter, and a root that sends every byte once per
-receiver. Sources: Thakur, Rabenseifner and Gropp 2005; Chan, Heimlich, Purkayastha and van de Geijn 2007.
+(reduce-scatter, then all-gather), ring all-gather and reduce-scatter, an all-to-all that sends every byte once, and a
+root that does so for every receiver. Sources: Thakur, Rabenseifner and Gropp 2005; Chan, Heimlich, Purkayastha and van
+de Geijn 2007.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ def bytes_sent_by_rank(operation: str, nbytes: int, ranks: int, *, is_root: bool
 
     Parameters
     ----------
-    operation : {"allreduce", "allgather", "reduce_scatter", "broadcast", "scatter", "gather", "send", "receive"}
+    operation : {"allreduce", "allgather", "reduce_scatter", "alltoall", "broadcast", "scatter", "gather", "send",
+        "receive"}
         Name of the operation.
     nbytes : int
         Bytes of the full vector: the array every rank ends up with (``allreduce``, ``allgather``, ``broadcast``), the
-        one it starts with (``reduce_scatter``), all parts together (``scatter``, ``gather``), or the message.
+        one it starts with (``reduce_scatter``, ``alltoall``), all parts together (``scatter``, ``gather``), or the
+        message.
     ranks : int
         Size of the group.
     is_root : bool
@@ -37,7 +40,7 @@ def bytes_sent_by_rank(operation: str, nbytes: int, ranks: int, *, is_root: bool
     match operation:
         case "allreduce":
             return 2 * part
-        case "allgather" | "reduce_scatter":
+        case "allgather" | "reduce_scatter" | "alltoall":
             return part
         case "broadcast":
             # A broadcast tree or pipeline sends the vector P - 1 times in all; it is booked on the root.

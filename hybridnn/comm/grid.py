@@ -139,6 +139,11 @@ class ProcessGrid:
         return self._first_of_stage[stage] + batch_rank * self.stages[stage][1] + model_rank
 
     @property
+    def batch_spans_nodes(self) -> bool:
+        """Whether this rank's batch group has ranks on other nodes; the same on all its ranks."""
+        return not set(self.batch_group.members) <= set(self.node_group.members)
+
+    @property
     def rank(self) -> int:
         """Position in the grid; rank 0 loads, logs and writes files."""
         return self.world.rank

@@ -172,6 +172,25 @@ class Group(RecordedCalls):
         start = partial(self._transport.reduce_scatter, array, out)
         return self._start("reduce_scatter", array.nbytes, start, (array, out))
 
+    def ialltoall_rows(self, array: NDArray[Any], out: NDArray[Any]) -> Request:
+        """Begin to send every rank its row; the request owns both arrays until it is done.
+
+        Parameters
+        ----------
+        array : ndarray, shape (ranks, ...)
+            Row i is for rank i.
+        out : ndarray, shape (ranks, ...)
+            Row i is that of rank i for this one.
+        """
+        require_buffer(array, "all-to-all")
+        require_buffer(out, "all-to-all", array.dtype)
+        require_shape("all-to-all", array, (self.size, *array.shape[1:]))
+        require_shape("all-to-all", out, array.shape)
+        if self.size == 1:
+            copy_rows(array, out)
+            return DONE
+        return self._start("alltoall", array.nbytes, partial(self._transport.alltoall, array, out), (array, out))
+
     def broadcast(self, array: NDArray[Any], root: int = 0) -> None:
         """Give every rank the root's `array`, in place."""
         if self.size == 1:

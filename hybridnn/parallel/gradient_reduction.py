@@ -1,21 +1,25 @@
 """Sum of the gradients over the batch group: in buckets while earlier layers are still in their backward pass, or once.
 
 The gradient buffer ends with one more number, the sum of this rank's losses. It lies behind the last layer's gradient
-and travels with it, so the loss over the global minibatch costs no message of its own.
+and travels with it, so the loss over the global minibatch costs no message of its own. Where gradients are rounded on
+their way, it has one, and is not.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from hybridnn.comm.group import Group
 from hybridnn.comm.large_messages import pieces
 from hybridnn.comm.request import Request
 from hybridnn.kernels.backend import Array
+from hybridnn.kernels.sixteen_bits import WordFormat
+from hybridnn.parallel.wire_sum import WireRoom, WireSum, WireSums, piece_sizes
 
-__all__ = ["DEVICE_PACE", "HOST_PACE", "GradientReducer", "Pace", "plan_buckets"]
+__all__ = ["DEVICE_PACE", "HOST_PACE", "GradientReducer", "Pace", "bucket_numbers", "plan_buckets", "wire_pieces"]
 
 BUCKET_BYTES = 1 << 19
 """Gradients are sent when at least this many bytes are ready: smaller messages pay more latency than they hide."""
@@ -80,6 +84,17 @@ def plan_buckets(ends: Sequence[int], size: int, bucket_numbers: int) -> dict[in
     return buckets
 
 
+def bucket_numbers(size: int, itemsize: int, overlap: bool, pace: Pace = HOST_PACE) -> int:
+    """Numbers that a bucket holds at least, of a buffer of `size` numbers."""
+    return max(pace.bucket_bytes // itemsize if overlap else size, 1)
+
+
+def wire_pieces(ends: Sequence[int], itemsize: int, overlap: bool, pace: Pace = HOST_PACE) -> list[int]:
+    """Numbers of every piece of the gradients of layers with these ends, where they are rounded on their way."""
+    plan = plan_buckets(ends, ends[-1], bucket_numbers(ends[-1], itemsize, overlap, pace))
+    return [n for start, stop in plan.values() for n in piece_sizes(stop - start, pace.piece_bytes // itemsize)]
+
+
 class GradientReducer:
     """Sums the gradient buffer over the batch group during a backward pass.
 
@@ -94,30 +109,51 @@ class GradientReducer:
     overlap : bool
         False: one all-reduce after the backward pass (Laugier et al. 2018, Algorithm 1).
     pace : Pace
+    words : WordFormat, optional
+        What gradients in the host's memory are rounded to on their way; the last number of the buffer is not.
+
+    Attributes
+    ----------
+    nbytes : int
+        Of working memory.
     """
 
     def __init__(
-        self, group: Group, gradient: Array, ends: Sequence[int], overlap: bool, pace: Pace = HOST_PACE
+        self,
+        group: Group,
+        gradient: Array,
+        ends: Sequence[int],
+        overlap: bool,
+        pace: Pace = HOST_PACE,
+        words: WordFormat | None = None,
     ) -> None:
-        self._group, self._pace = group, pace
-        numbers = pace.bucket_bytes // gradient.itemsize if overlap else gradient.size
-        plan = plan_buckets(ends, gradient.size, max(numbers, 1))
+        self._group, self._pace, self._words = group, pace, words
+        self._begin: Callable[[Array], Request | WireSum] = group.iallreduce
+        self._last, self._loss, self.nbytes = len(ends) - 1, gradient[-1:], 0
+        if words is not None:
+            gradient = gradient[:-1]
+            piece = min(gradient.size, pace.piece_bytes // gradient.itemsize)
+            rooms = [WireRoom(words, group.size, piece, gradient.dtype) for _ in range(pace.in_flight)]
+            self._begin, self.nbytes = WireSums(group, rooms).iallreduce, sum(room.nbytes for room in rooms)
+        plan = plan_buckets(ends, gradient.size, bucket_numbers(gradient.size, gradient.itemsize, overlap, pace))
         self._buckets = {layer: gradient[start:stop] for layer, (start, stop) in plan.items()}
-        self._waiting: deque[Array] = deque()
-        self._in_flight: deque[Request] = deque()
+        self._waiting: deque[Callable[[], Request | WireSum]] = deque()
+        self._in_flight: deque[Request | WireSum] = deque()
 
     def ready(self, layer: int) -> None:
         """The gradient of `layer` and of all above it is complete; send what is due, and let MPI progress."""
         bucket = self._buckets.get(layer)
         if self._group.size == 1:
             return
-        if len(self._buckets) == 1 and self._pace.single_blocks:
+        if len(self._buckets) == 1 and self._pace.single_blocks and self._words is None:
             # One message after the last layer has nothing to overlap with; the blocking call is the faster one.
             if bucket is not None:
                 self._group.allreduce(bucket)
             return
+        if layer == self._last and self._words is not None:
+            self._waiting.append(partial(self._group.iallreduce, self._loss))
         if bucket is not None:
-            self._waiting.extend(pieces(bucket, self._pace.piece_bytes))
+            self._waiting.extend(partial(self._begin, piece) for piece in pieces(bucket, self._pace.piece_bytes))
         while self._in_flight and self._in_flight[0].test():
             self._in_flight.popleft()
         self._start()
@@ -131,4 +167,4 @@ class GradientReducer:
     def _start(self) -> None:
         # Ranks may start a piece at different moments, but all start the pieces in the same order, as MPI demands.
         while self._waiting and len(self._in_flight) < self._pace.in_flight:
-            self._in_flight.append(self._group.iallreduce(self._waiting.popleft()))
+            self._in_flight.append(self._waiting.popleft()())

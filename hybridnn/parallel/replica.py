@@ -14,6 +14,7 @@ from numpy.typing import DTypeLike
 from hybridnn.comm.group import Group
 from hybridnn.kernels.backend import Array, Kernels
 from hybridnn.kernels.numpy_backend import NUMPY
+from hybridnn.kernels.sixteen_bits import WordFormat
 from hybridnn.nn.optimizers import Optimizer, OptimizerState, new_state
 from hybridnn.parallel.gradient_reduction import DEVICE_PACE, HOST_PACE, GradientReducer
 
@@ -120,6 +121,8 @@ class OwnReplica:
         As for `GradientReducer`.
     kernels : Kernels
         Of the device that holds the arrays.
+    words : WordFormat, optional
+        As for `GradientReducer`.
 
     Attributes
     ----------
@@ -131,14 +134,20 @@ class OwnReplica:
     leads = True
 
     def __init__(
-        self, group: Group, ends: Sequence[int], dtype: DTypeLike, overlap: bool, kernels: Kernels = NUMPY
+        self,
+        group: Group,
+        ends: Sequence[int],
+        dtype: DTypeLike,
+        overlap: bool,
+        kernels: Kernels = NUMPY,
+        words: WordFormat | None = None,
     ) -> None:
         self._kernels = kernels
         flat = kernels.zeros((ends[-1] + 1,), dtype)
         self.gradient, self.loss = flat[:-1], flat[-1:]
-        self.nbytes = flat.nbytes
         pace = HOST_PACE if kernels.on_host else DEVICE_PACE
-        self._reducer = GradientReducer(group, flat, ends, overlap, pace)
+        self._reducer = GradientReducer(group, flat, ends, overlap, pace, words)
+        self.nbytes = flat.nbytes + self._reducer.nbytes
         self.ready, self.finish = self._reducer.ready, self._reducer.finish
 
     @property

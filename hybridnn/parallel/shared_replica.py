@@ -3,7 +3,7 @@
 Backward passes write to the window at once: every rank has a segment of it for its gradients. When all are there, each
 rank sums a slice of everybody's gradients and updates that slice of the weights. So nothing is all-reduced inside a
 node, nothing is updated twice, and a node holds the weights and the optimizer's state once. Between nodes, the owners
-of a slice all-reduce it.
+of a slice all-reduce it, rounded to 16 bits on its way where that is asked for.
 
 All ranks meet twice in a step. First at the all-reduce of the loss, which nobody leaves before all have come: from then
 on no rank reads weights of this step, nor writes gradients. Then at a barrier behind the update.
@@ -21,8 +21,10 @@ from numpy.typing import DTypeLike, NDArray
 
 from hybridnn.kernels import numpy_kernels as kernels
 from hybridnn.kernels.numpy_backend import NUMPY
+from hybridnn.kernels.sixteen_bits import WordFormat
 from hybridnn.nn.optimizers import Optimizer, OptimizerState
 from hybridnn.parallel.sharing import Sharing, slice_bounds
+from hybridnn.parallel.wire_sum import PIECE_NUMBERS, WireRoom, WireSums
 
 __all__ = ["SUM_BLOCK", "SharedReplica"]
 
@@ -75,6 +77,8 @@ class SharedReplica:
     dtype : dtype
     arrays : int
         How often `new_array` will be asked: for weights, each of their versions, and each slot of the optimizer.
+    words : WordFormat, optional
+        What sums of a node's gradients are rounded to on their way to other nodes.
 
     Attributes
     ----------
@@ -88,7 +92,9 @@ class SharedReplica:
         If the node's shared memory is too small.
     """
 
-    def __init__(self, sharing: Sharing, size: int, dtype: DTypeLike, arrays: int) -> None:
+    def __init__(
+        self, sharing: Sharing, size: int, dtype: DTypeLike, arrays: int, words: WordFormat | None = None
+    ) -> None:
         self._sharing, self._memory = sharing, sharing.memory
         ranks, rank = sharing.memory.group.size, sharing.memory.group.rank
         window = sharing.memory.allocate((arrays + ranks, size), dtype)
@@ -98,6 +104,11 @@ class SharedReplica:
         _, largest = slice_bounds(size, sharing.slices, 0)
         self._room = kernels.empty((min(SUM_BLOCK, largest),), dtype)
         self._slices = [self._pieces(item.number) for item in sharing.owned]
+        self._wire_rooms = [
+            WireRoom(words, item.owners.size, min(largest, PIECE_NUMBERS), dtype)
+            for item in sharing.owned[:1]
+            if item.owners is not None and words is not None
+        ]
         self._states: list[OptimizerState] = []
         self._is_summed = False
         # Memory lies near the rank that touches it first.
@@ -114,7 +125,8 @@ class SharedReplica:
     @property
     def nbytes(self) -> int:
         """Bytes of the gradients and the working memory of this rank."""
-        return int(self.gradient.nbytes + self.loss.nbytes + self._total.nbytes + self._room.nbytes)
+        arrays = (self.gradient, self.loss, self._total, self._room)
+        return sum(array.nbytes for array in arrays) + sum(room.nbytes for room in self._wire_rooms)
 
     @property
     def total_loss(self) -> Array:
@@ -235,5 +247,7 @@ class SharedReplica:
             for piece in pieces:
                 piece.add_up(piece.own)
             if item.owners is not None and pieces:
-                item.owners.allreduce(self.gradient[pieces[0].where.start : pieces[-1].where.stop])
+                whole = self.gradient[pieces[0].where.start : pieces[-1].where.stop]
+                group = WireSums(item.owners, self._wire_rooms) if self._wire_rooms else item.owners
+                group.allreduce(whole)
         self._is_summed = True

@@ -13,6 +13,7 @@ from hybridnn.comm.grid import ProcessGrid
 from hybridnn.comm.group import Group
 from hybridnn.kernels.backend import Array, Kernels
 from hybridnn.kernels.numpy_backend import NUMPY
+from hybridnn.kernels.sixteen_bits import WordFormat
 from hybridnn.nn.mlp import DenseLayer
 from hybridnn.nn.parameters import LayerParameters, ParameterLayout, parameter_name
 from hybridnn.parallel.dense import LayerArrays, WeightGradientArrays, parallel_dense
@@ -45,6 +46,8 @@ class Stage:
         As for `SharedReplica`.
     kernels : Kernels
         Of the device that holds the arrays.
+    words : WordFormat, optional
+        What gradients of a batch group that spans several nodes are rounded to between ranks that share no replica.
 
     Attributes
     ----------
@@ -72,16 +75,18 @@ class Stage:
         sharing: Sharing | None = None,
         arrays: int = 1,
         kernels: Kernels = NUMPY,
+        words: WordFormat | None = None,
     ) -> None:
+        words = words if grid.batch_spans_nodes else None
         self.kernels, group = kernels, grid.model_group
         self.splits = split_layers(layers, split, group.size, group.rank)
         self._group = group
         self._dense = [parallel_dense(item, group, overlap, kernels) for item in self.splits]
         self.layout = ParameterLayout([item.shard for item in self.splits])
         self.replica: Replica = (
-            OwnReplica(grid.batch_group, self.layout.ends, dtype, overlap, kernels)
+            OwnReplica(grid.batch_group, self.layout.ends, dtype, overlap, kernels, words)
             if sharing is None
-            else SharedReplica(sharing, self.layout.size, dtype, arrays)
+            else SharedReplica(sharing, self.layout.size, dtype, arrays, words)
         )
         self.weights, self.loss = self.replica.new_array(), self.replica.loss
         self.parameters = self.layout.views(self.weights)

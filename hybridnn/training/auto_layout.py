@@ -16,7 +16,7 @@ from hybridnn.pipeline.schedules.methods import METHODS
 from hybridnn.training.settings import ParallelSettings, Settings
 from hybridnn.training.workload_of import workload_from_settings
 
-__all__ = ["constraints_of_data", "settle_layout"]
+__all__ = ["fixed_constraints", "settle_layout"]
 
 KEPT = {
     "pipeline": "pipeline",
@@ -38,7 +38,8 @@ def settle_layout(settings: Settings) -> Settings:
     """Fill in the layout where ``parallel.auto`` asks for it; collective over all ranks of the job.
 
     Rank 0 chooses and tells the others. Of the other keys of ``[parallel]``, those that are set to a size of the grid,
-    a split, an overlap, shared replicas, a method, or numbers of microbatches and chunks are kept; others are refused.
+    a split, an overlap, shared replicas, what travels between nodes, a method, or numbers of microbatches and chunks
+    are kept; others are refused.
 
     Returns
     -------
@@ -58,14 +59,22 @@ def settle_layout(settings: Settings) -> Settings:
     return settings.model_copy(update={"parallel": parallel})
 
 
-def constraints_of_data(settings: Settings) -> Constraints:
-    """What the distribution of the data asks of a layout: both ends of a pipeline read data."""
-    return Constraints(pipeline=1 if settings.data.distribution != "local" else None)
+def fixed_constraints(settings: Settings) -> Constraints:
+    """What settings ask of a layout that nothing is chosen for.
+
+    Both ends of a pipeline read data, so that it cannot be distributed from one rank; and whether gradients are rounded
+    between nodes is not a question of speed alone.
+    """
+    wire_dtype = settings.parallel.wire_dtype
+    return Constraints(
+        pipeline=1 if settings.data.distribution != "local" else None,
+        wire_dtype=None if wire_dtype == "same" else wire_dtype,
+    )
 
 
 def _choose(settings: Settings, ranks: int) -> dict[str, Any]:
     """The keys of ``[parallel]`` for the fastest exact layout."""
-    wanted = vars(constraints_of_data(settings)) | _wanted(settings.parallel)
+    wanted = vars(fixed_constraints(settings)) | _wanted(settings.parallel)
     best = best_exact(workload_from_settings(settings), require_machine(), ranks, Constraints(**wanted))
     kept = {"shared_replicas"} & settings.parallel.model_fields_set
     return layout_settings(best.layout) | settings.parallel.model_dump(include=kept)

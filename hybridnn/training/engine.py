@@ -15,6 +15,7 @@ from hybridnn.comm.grid import ProcessGrid
 from hybridnn.errors import NonFiniteLossError
 from hybridnn.kernels.backend import Kernels
 from hybridnn.kernels.numpy_backend import NUMPY
+from hybridnn.kernels.sixteen_bits import WordFormat
 from hybridnn.nn.losses import resolve_loss
 from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import Optimizer
@@ -63,6 +64,8 @@ class Engine:
         As for `Trainer`.
     sharing : Sharing, optional
         Ranks that share one replica.
+    words : WordFormat, optional
+        As for `Stage`.
     kernels : Kernels
         Of the device that trains.
     record : Record, optional
@@ -92,6 +95,7 @@ class Engine:
         distribution: str,
         clip_norm: float | None,
         sharing: Sharing | None = None,
+        words: WordFormat | None = None,
         kernels: Kernels = NUMPY,
         record: Record | None = None,
     ) -> None:
@@ -104,7 +108,7 @@ class Engine:
         self._representatives = plan.representatives()
         arrays = shared_arrays(optimizer, self._representatives[0], grid.pipeline_rank)
         self.stages = [
-            Stage(part, grid, model_split, np.dtype(dtype), overlap, sharing, arrays, kernels) for part in layers
+            Stage(part, grid, model_split, np.dtype(dtype), overlap, sharing, arrays, kernels, words) for part in layers
         ]
         self.states = [stage.replica.new_state(optimizer, stage.weights) for stage in self.stages]
         self.arrays = GlobalArrays(model, grid, plan, self.stages)

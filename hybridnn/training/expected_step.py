@@ -11,7 +11,7 @@ from hybridnn.cost.prediction.predict import predict
 from hybridnn.training.history import PredictedStep
 from hybridnn.training.settings import Settings
 from hybridnn.training.trainer import Trainer
-from hybridnn.training.workload_of import layout_of_plan, workload_of_run
+from hybridnn.training.workload_of import layout_of_plan, wire_of, workload_of_run
 
 __all__ = ["expected_step"]
 
@@ -31,7 +31,7 @@ def expected_step(settings: Settings, trainer: Trainer, train_samples: int, task
     HybridnnError
         On every rank: the machine file cannot be used.
     """
-    sharing_ranks = trainer.sharing_ranks()
+    sharing_ranks, node_ranks = trainer.sharing_ranks(), trainer.node_ranks()
 
     def on_first_rank() -> PredictedStep | None:
         found = find_machine() if trainer.grid.rank == 0 and trainer.device.kind == "cpu" else None
@@ -46,6 +46,7 @@ def expected_step(settings: Settings, trainer: Trainer, train_samples: int, task
             split=parallel.model_split,
             overlap=parallel.overlap,
             sharing_ranks=sharing_ranks,
+            wire=wire_of(parallel.wire_dtype, node_ranks),
         )
         expected = predict(workload_of_run(settings, trainer.model, train_samples, task), layout, machine)
         return PredictedStep(

@@ -202,6 +202,8 @@ class RunHeader:
         How a GPU's arrays travel; None on the CPU.
     transport_why : str
         The reason.
+    wire : str or None
+        How gradients travel between nodes, in words; None where nothing is said of it.
     """
 
     ranks: int
@@ -226,6 +228,7 @@ class RunHeader:
     device_why: str = ""
     transport: str | None = None
     transport_why: str = ""
+    wire: str | None = None
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from hybridnn.comm.grid import ProcessGrid
 from hybridnn.errors import SettingError
 from hybridnn.kernels.backend import Kernels
 from hybridnn.kernels.numpy_backend import NUMPY
+from hybridnn.kernels.sixteen_bits import WORD_FORMATS
 from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import Optimizer
 from hybridnn.training.engine import Engine
@@ -32,6 +33,7 @@ def make_engine(
     distribution: str,
     clip_norm: float | None,
     shared_replicas: bool | str,
+    wire_dtype: str = "same",
     kernels: Kernels = NUMPY,
     record: Record | None = None,
 ) -> Engine:
@@ -41,14 +43,19 @@ def make_engine(
     ----------
     shared_replicas : bool or "auto"
         As for `settle_sharing`.
+    wire_dtype : {"same", "bfloat16", "float16"}
+        As for `Trainer`.
 
     Raises
     ------
     SettingError
-        On every rank: its arrays do not fit the memory, or `shared_replicas` is true and cannot be.
+        On every rank: its arrays do not fit the memory, `shared_replicas` is true and cannot be, or gradients on a GPU
+        are to be rounded.
     GridError
         As for `settle_sharing`.
     """
+    if wire_dtype != "same" and not kernels.on_host:
+        raise SettingError("parallel.wire_dtype", wire_dtype, "a GPU's gradients travel as computed: 'same' is allowed")
     sharing = settle_sharing(
         shared_replicas,
         model,
@@ -74,6 +81,7 @@ def make_engine(
                 distribution=distribution,
                 clip_norm=clip_norm,
                 sharing=sharing,
+                words=WORD_FORMATS.get(wire_dtype),
                 kernels=kernels,
                 record=record,
             )

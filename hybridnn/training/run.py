@@ -33,7 +33,7 @@ from hybridnn.training.made_of_settings import (
 )
 from hybridnn.training.resume import data_identity, resume
 from hybridnn.training.run_folder import CHECKPOINTS, RunFolder, Start
-from hybridnn.training.run_report import RunReport, RunView, summarize
+from hybridnn.training.run_report import RunReport, RunView, summarize, wire_words
 from hybridnn.training.settings import ParallelSettings, Settings
 from hybridnn.training.stop_signals import StopSignals
 from hybridnn.training.trace_file import write_trace
@@ -106,6 +106,7 @@ def run_training(
     settings = settings.model_copy(update=ran)
     expected = expected_step(settings, trainer, data.train_samples, data.task)
     memory = trainer.stage_memory(data.task)
+    wire = wire_words(settings.parallel.wire_dtype, rounds=trainer.rounds_gradients())
     folder = agree(grid.world, lambda: _open_folder(settings, start) if grid.rank == 0 else None)
     path = Path(broadcast_text(grid.world, "" if folder is None else str(folder.path), 0))
     identity = data_identity(settings, data)
@@ -114,7 +115,7 @@ def run_training(
         if folder is not None:
             held.enter_context(folder)
         resumed = resume(path, settings, trainer, identity, forced=forced) if start == "resume" else None
-        report = RunReport(settings, trainer, data, view, folder, memory, expected)
+        report = RunReport(settings, trainer, data, view, folder, memory, expected, wire)
         new_writer = partial(trainer.checkpoint_writer, path / CHECKPOINTS, identity, settings.training.keep)
         writer = new_writer()
         agree(grid.world, lambda: report.start(resumed))
@@ -219,6 +220,7 @@ def _trainer(settings: Settings, grid: ProcessGrid, device: TrainingDevice, data
         model_split=settings.parallel.model_split,
         overlap=settings.parallel.overlap,
         shared_replicas=settings.parallel.shared_replicas,
+        wire_dtype=settings.parallel.wire_dtype,
         device=device,
         distribution=settings.data.distribution,
         log_every=settings.output.log_every,

@@ -22,7 +22,7 @@ from hybridnn.training.settings import Settings
 from hybridnn.training.stage_memory import StageMemory
 from hybridnn.training.trainer import Trainer
 
-__all__ = ["RunReport", "RunView", "summarize"]
+__all__ = ["RunReport", "RunView", "summarize", "wire_words"]
 
 
 class RunView(Protocol):
@@ -58,6 +58,7 @@ class RunReport:
     folder: RunFolder | None
     memory: tuple[StageMemory, ...]
     expected: PredictedStep | None
+    wire: str | None
 
     def start(self, resumed: Resumed | None) -> None:
         """Before the first step."""
@@ -66,7 +67,7 @@ class RunReport:
             self.trainer.history.epochs.extend(resumed.epochs)
         if self.folder is None:
             return
-        header = _header(self.settings, self.trainer, self.data, self.memory, self.folder.path)
+        header = _header(self.settings, self.trainer, self.data, self.memory, self.wire, self.folder.path)
         if resumed is None:
             self.folder.begin(header)
         else:
@@ -111,7 +112,12 @@ class RunReport:
 
 
 def _header(
-    settings: Settings, trainer: Trainer, data: PlacedData, memory: tuple[StageMemory, ...], folder: Path
+    settings: Settings,
+    trainer: Trainer,
+    data: PlacedData,
+    memory: tuple[StageMemory, ...],
+    wire: str | None,
+    folder: Path,
 ) -> RunHeader:
     grid, plan = trainer.grid, trainer.plan
     return RunHeader(
@@ -144,6 +150,7 @@ def _header(
         device_why=trainer.device.why,
         transport=trainer.device.transport,
         transport_why=trainer.device.transport_why,
+        wire=wire,
         versions={
             "hybridnn": __version__,
             "Python": platform.python_version(),
@@ -153,6 +160,15 @@ def _header(
         },
         folder=str(folder),
     )
+
+
+def wire_words(wire_dtype: str, *, rounds: bool) -> str | None:
+    """How gradients travel between nodes, where that was asked for; `rounds` says whether any do."""
+    if wire_dtype == "same":
+        return None
+    if rounds:
+        return f"gradients travel between nodes as {wire_dtype}"
+    return f"no gradients travel between nodes: parallel.wire_dtype = {wire_dtype!r} changes nothing"
 
 
 def summarize(trainer: Trainer, folder: str, seconds: float, resumed_at: int) -> RunSummary:

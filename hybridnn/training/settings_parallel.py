@@ -57,6 +57,8 @@ class ParallelSettings(Section):
     shared_replicas : bool or "auto"
         Whether the batch ranks of a node keep one copy of the weights and of the optimizer's state. ``"auto"``: where a
         node holds several of them, unless the job is to outlive lost ranks.
+    wire_dtype : str
+        As for `Trainer`.
     auto : bool
         Take the fastest exact layout that the machine file predicts; keys that are set are kept.
     """
@@ -68,6 +70,7 @@ class ParallelSettings(Section):
     model_split: Literal["columns", "alternating"] = "columns"
     overlap: bool = True
     shared_replicas: Annotated[bool | Literal["auto"], PlainValidator(_shared)] = "auto"
+    wire_dtype: Literal["same", "bfloat16", "float16"] = "same"
     method: Annotated[str, PlainValidator(_method)] = "1f1b"
     microbatches: Count | None = None
     chunks: Count | None = None

@@ -128,9 +128,20 @@ class TrainedNetwork:
     def sharing_ranks(self) -> int | None:
         """Ranks of the fullest node, where the batch ranks of a node share a replica, else None; collective."""
         own = isinstance(self._engine.stages[0].replica, OwnReplica)
-        found = np.array([0 if own else 1, self.grid.node_group.size], np.int64)
+        return self.node_ranks() if self._largest(not own) else None
+
+    def node_ranks(self) -> int:
+        """Ranks of the fullest node; collective."""
+        return self._largest(self.grid.node_group.size)
+
+    def rounds_gradients(self) -> bool:
+        """Whether some batch group has ranks on several nodes, between which gradients may be rounded; collective."""
+        return bool(self._largest(self.grid.batch_spans_nodes))
+
+    def _largest(self, number: int) -> int:
+        found = np.array([number], np.int64)
         self.grid.world.allreduce(found, "max")
-        return int(found[1]) if found[0] else None
+        return int(found[0])
 
     def _part(self, x: Any, y: Array | None, what: str) -> Part:
         part = make_part(self.grid, self._distribution, self.model, x, y, what, self._engine.dtype)

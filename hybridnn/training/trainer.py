@@ -65,6 +65,9 @@ class Trainer(TrainedNetwork):
     shared_replicas : bool or "auto"
         Whether the batch ranks of a node keep one copy of the weights and of the optimizer's state, of which each
         updates a part: see `settle_sharing`. The training is the same.
+    wire_dtype : {"same", "bfloat16", "float16"}
+        What gradients are rounded to where they are summed between nodes, if not sent as they are computed: see
+        `hybridnn.parallel.wire_sum`. Without a batch group on several nodes it means nothing.
     device : str, DeviceOptions or TrainingDevice
         What computes: ``"cpu"``, ``"gpu"``, or ``"auto"``, a GPU where every rank finds one; see `settle_device`.
     distribution : {"local", "scatter", "scatter-broadcast"}
@@ -111,6 +114,7 @@ class Trainer(TrainedNetwork):
         model_split: str = "columns",
         overlap: bool = True,
         shared_replicas: bool | str = "auto",
+        wire_dtype: str = "same",
         device: str | DeviceOptions | TrainingDevice = "auto",
         distribution: str = "local",
         log_every: int = 10,
@@ -127,6 +131,7 @@ class Trainer(TrainedNetwork):
             clip_norm=clip_norm,
             model_split=model_split,
             shared_replicas=shared_replicas,
+            wire_dtype=wire_dtype,
             distribution=distribution,
         )
         optimizer = optimizer if optimizer is not None else SGD()
@@ -141,7 +146,7 @@ class Trainer(TrainedNetwork):
         self.model_split = model_split
         pipelining = pipelining or Pipelining()
         counts = self.batch_size, seed, log_every, evaluate_every
-        ways = model_split, overlap, shared_replicas, device, distribution, pipelining
+        ways = model_split, overlap, shared_replicas, wire_dtype, device, distribution, pipelining
         alike = (model, counts, np.dtype(dtype), shuffle, clip_norm, *ways)
         if not same_text_on_all(grid.world, repr(alike)):
             raise SettingError("settings of this rank", alike, "the same on every rank")
@@ -168,6 +173,7 @@ class Trainer(TrainedNetwork):
             distribution=distribution,
             clip_norm=clip_norm,
             shared_replicas=shared_replicas,
+            wire_dtype=wire_dtype,
             kernels=self.device.kernels,
             record=self.device.record,
         )

@@ -6,10 +6,13 @@ from numpy.typing import DTypeLike
 
 from hybridnn.checks import require_choice, require_number, require_whole
 from hybridnn.errors import SettingError
+from hybridnn.kernels.sixteen_bits import WORD_FORMATS
 from hybridnn.parallel.distribution import DISTRIBUTIONS
 from hybridnn.parallel.layer_split import MODEL_SPLITS
 
-__all__ = ["check_trainer_settings"]
+__all__ = ["WIRE_DTYPES", "check_trainer_settings"]
+
+WIRE_DTYPES = ("same", *WORD_FORMATS)
 
 
 def check_trainer_settings(
@@ -22,6 +25,7 @@ def check_trainer_settings(
     clip_norm: float | None,
     model_split: str,
     shared_replicas: bool | str,
+    wire_dtype: str,
     distribution: str,
 ) -> None:
     """Look at settings of a `Trainer` that can be judged alone; they mean what they do there.
@@ -41,4 +45,5 @@ def check_trainer_settings(
     require_choice("parallel.model_split", model_split, MODEL_SPLITS)
     if not isinstance(shared_replicas, bool) and shared_replicas != "auto":
         raise SettingError("parallel.shared_replicas", shared_replicas, "allowed are 'auto', true and false")
+    require_choice("parallel.wire_dtype", wire_dtype, WIRE_DTYPES)
     require_choice("data.distribution", distribution, DISTRIBUTIONS)

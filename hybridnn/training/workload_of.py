@@ -7,16 +7,17 @@ from dataclasses import dataclass
 from hybridnn.comm.placement import resolve_axes, resolve_stages
 from hybridnn.cost.machine.machine import Machine
 from hybridnn.cost.planning.balance import balanced_layers
-from hybridnn.cost.prediction.workload import Layout, Workload
+from hybridnn.cost.prediction.workload import Layout, Wire, Workload
 from hybridnn.datasets import Dataset, count_tests
 from hybridnn.errors import SettingError
+from hybridnn.kernels.sixteen_bits import WORD_FORMATS
 from hybridnn.nn.mlp import MLP
 from hybridnn.parallel.layer_split import split_layers
 from hybridnn.training.made_of_settings import describe_data, make_model, make_optimizer, make_pipelining
 from hybridnn.training.pipelining import PipelinePlan, plan_pipeline
 from hybridnn.training.settings import DataSettings, OptimizerSettings, Settings
 
-__all__ = ["layout_from_settings", "layout_of_plan", "workload_from_settings", "workload_of_run"]
+__all__ = ["layout_from_settings", "layout_of_plan", "wire_of", "workload_from_settings", "workload_of_run"]
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,7 @@ def layout_from_settings(settings: Settings, ranks: int, model: MLP, machine: Ma
         split=parallel.model_split,
         overlap=parallel.overlap,
         sharing_ranks=None if parallel.shared_replicas is False else node_ranks,
+        wire=wire_of(parallel.wire_dtype, node_ranks),
     )
     for stage, (_, model_ranks) in enumerate(stages):
         for chunk in range(plan.chunks):
@@ -116,10 +118,12 @@ def layout_of_plan(
     split: str,
     overlap: bool,
     sharing_ranks: int | None = None,
+    wire: Wire | None = None,
 ) -> Layout:
     """The layout of a settled pipeline on stages of so many batch and model ranks.
 
-    `sharing_ranks` are the ranks of a node where those of a batch group share a replica there: see `Layout`.
+    `sharing_ranks` are the ranks of a node where those of a batch group share a replica there, `wire` is how gradients
+    are rounded between nodes: see `Layout`.
     """
     return Layout(
         stages,
@@ -132,7 +136,13 @@ def layout_of_plan(
         plan.vertical_sync,
         plan.merges,
         sharing_ranks,
+        wire,
     )
+
+
+def wire_of(wire_dtype: str, node_ranks: int) -> Wire | None:
+    """What ``parallel.wire_dtype`` means on nodes of so many ranks."""
+    return None if wire_dtype == "same" else Wire(WORD_FORMATS[wire_dtype], node_ranks)
 
 
 def _training_shape(settings: DataSettings) -> _Shape:

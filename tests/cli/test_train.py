@@ -98,6 +98,13 @@ def test_header_says_what_computes_and_why(capsys: pytest.CaptureFixture[str]) -
     assert "device gpu (Imaginary, GPU 0 of 1)" in lines
     assert "transport nccl (one each)" in lines
     assert "device cpu (CuPy is not installed)" in lines
+    assert not any(line.startswith("wire") for line in lines)
+
+
+def test_header_says_how_gradients_travel_where_that_was_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    TrainView().on_header(replace(HEADER, wire="gradients travel between nodes as bfloat16"))
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert "wire gradients travel between nodes as bfloat16" in lines
 
 
 def test_quiet_shows_only_the_tables(capsys: pytest.CaptureFixture[str]) -> None:

@@ -74,6 +74,16 @@ def test_reduce_scatter_rows_leaves_each_rank_its_block_of_the_sum(comm: MPI.Int
 
 
 @pytest.mark.mpi(ranks=RANKS)
+def test_ialltoall_rows_brings_every_rank_its_row_of_all(comm: MPI.Intracomm) -> None:
+    for group, dtype, shape in groups(comm):
+        rows = (comm.size, *shape)
+        expected = np.stack([data_of(rank, rows, dtype)[comm.rank] for rank in range(comm.size)])
+        out = np.full(rows, 99, dtype)
+        group.ialltoall_rows(data_of(comm.rank, rows, dtype), out).wait()
+        np.testing.assert_array_equal(out, expected)
+
+
+@pytest.mark.mpi(ranks=RANKS)
 def test_broadcast_from_every_root(comm: MPI.Intracomm) -> None:
     for group, dtype, shape in groups(comm):
         for root in range(comm.size):
@@ -168,6 +178,9 @@ def test_wrong_arrays_are_refused_before_anything_is_sent(comm: MPI.Intracomm) -
         (ValueError, "not contiguous", lambda: group.allgather_rows(gaps)),
         (TypeError, "Python objects", lambda: group.allreduce(np.array([{}], object))),
         (TypeError, "expected dtype float64", lambda: group.reduce_scatter_rows(np.zeros(4), np.zeros(2, "f"))),
+        (TypeError, "expected dtype float64", lambda: group.ialltoall_rows(np.zeros(2), np.zeros(2, "f"))),
+        (ValueError, r"shape \(2, 3\)", lambda: group.ialltoall_rows(np.zeros((4, 3)), np.zeros((4, 3)))),
+        (ValueError, r"shape \(2, 3\)", lambda: group.ialltoall_rows(np.zeros((2, 3)), np.zeros((2, 2)))),
         (ValueError, r"shape \(2,\)", lambda: group.reduce_scatter_rows(np.zeros(4), np.zeros(3))),
         (ValueError, r"shape \(1, 2\)", lambda: group.scatter_rows(None, np.zeros((2, 2)), [1, 1])),
     ]

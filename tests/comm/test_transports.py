@@ -87,6 +87,17 @@ def test_each_rank_gets_its_rows_of_the_sum(comm: MPI.Intracomm, name: str) -> N
 
 @pytest.mark.mpi(ranks=[2, 3])
 @pytest.mark.parametrize("name", NAMES)
+def test_every_rank_gets_its_row_of_all(comm: MPI.Intracomm, name: str) -> None:
+    for group, cupy, dtype, shape in cases(comm, name):
+        rows = (comm.size, *shape)
+        expected = np.stack([data_of(rank, rows, dtype)[comm.rank] for rank in range(comm.size)])
+        out = cupy.compute(np.full_like(expected, 77))
+        group.ialltoall_rows(cupy.compute(data_of(comm.rank, rows, dtype)), out).wait()
+        np.testing.assert_array_equal(cupy.numbers(out), expected)
+
+
+@pytest.mark.mpi(ranks=[2, 3])
+@pytest.mark.parametrize("name", NAMES)
 def test_broadcasts_from_every_root(comm: MPI.Intracomm, name: str) -> None:
     for group, cupy, dtype, shape in cases(comm, name):
         for root in range(comm.size):

@@ -94,10 +94,8 @@ def data(case: Case, part: str = "train") -> tuple[Array, Array]:
     return x, np.sin(x @ random.standard_normal((case.sizes[0], outputs)))
 
 
-@lru_cache(maxsize=256)
-def _reference(case: Case) -> serial.Outcome:
-    x, y = data(case)
-    plan = serial.Plan(
+def plan_of(case: Case) -> serial.Plan:
+    return serial.Plan(
         rule=OPTIMIZERS[case.optimizer][1],
         epochs=case.epochs,
         batch_size=case.batch_size,
@@ -105,7 +103,11 @@ def _reference(case: Case) -> serial.Outcome:
         clip_norm=case.clip_norm,
         schedule=SCHEDULES[case.schedule][1],
     )
-    return serial.train(case.network, plan, x, y)
+
+
+@lru_cache(maxsize=256)
+def _reference(case: Case) -> serial.Outcome:
+    return serial.train(case.network, plan_of(case), *data(case))
 
 
 def reference(case: Case) -> serial.Outcome:

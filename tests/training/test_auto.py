@@ -69,6 +69,8 @@ def test_keys_that_are_set_are_kept(comm: MPI.Intracomm) -> None:
     assert (grid.model, grid.overlap) == (2, False)
     own = settle_layout(settings_with("parallel.batch=4", "parallel.shared_replicas=false")).parallel
     assert (own.batch, own.shared_replicas) == (4, False)
+    rounded = settle_layout(settings_with("parallel.wire_dtype=bfloat16")).parallel
+    assert rounded.wire_dtype == "bfloat16"
     pipeline = settle_layout(settings_with("parallel.pipeline=2", "parallel.method=gpipe")).parallel
     assert (pipeline.pipeline, pipeline.method) == (2, "gpipe")
     assert sum(pipeline.partition) == 4  # type: ignore[arg-type]  # counts

@@ -27,6 +27,7 @@ from hybridnn.training.settings import (
     settings_from,
 )
 from hybridnn.training.settings_file import load_settings, to_toml
+from hybridnn.training.trainer_settings import WIRE_DTYPES
 
 
 def test_defaults_are_the_documented_ones() -> None:
@@ -131,8 +132,8 @@ def test_values_that_do_not_go_together_are_refused(overrides: list[str], messag
         (
             "parallel.zzz=3",
             "unknown setting parallel.zzz; known in [parallel]: pipeline, batch, model, stages, "
-            "model_split, overlap, shared_replicas, method, microbatches, chunks, partition, vertical_sync, "
-            "weight_grad, auto",
+            "model_split, overlap, shared_replicas, wire_dtype, method, microbatches, chunks, partition, "
+            "vertical_sync, weight_grad, auto",
         ),
         (
             "zzz.zzz=3",
@@ -280,6 +281,7 @@ def test_resolved_settings_leave_out_what_means_nothing() -> None:
         (ModelSettings, "loss", ("auto", *LOSSES)),
         (DataSettings, "distribution", DISTRIBUTIONS),
         (ParallelSettings, "model_split", MODEL_SPLITS),
+        (ParallelSettings, "wire_dtype", WIRE_DTYPES),
         (DeviceSettings, "name", device_choice.NAMES),
         (DeviceSettings, "transport", transport_choice.NAMES),
     ],
@@ -311,7 +313,7 @@ def test_the_defaults_of_the_trainer_are_those_of_the_settings() -> None:
     settings, defaults = Settings(), {p.name: p.default for p in signature(Trainer).parameters.values()}
     for section, keys in (
         (settings.training, ("batch_size", "seed", "dtype", "shuffle", "clip_norm", "evaluate_every")),
-        (settings.parallel, ("model_split", "overlap", "shared_replicas")),
+        (settings.parallel, ("model_split", "overlap", "shared_replicas", "wire_dtype")),
         (settings.data, ("distribution",)),
         (settings.output, ("log_every",)),
     ):

@@ -238,10 +238,12 @@ def test_a_loss_that_is_not_finite_stops_all_ranks_when_it_is_looked_at(
     assert trainer.step == 10
 
 
-def test_shared_replicas_are_the_hosts() -> None:
+def test_shared_replicas_and_rounding_are_the_hosts() -> None:
     grid = ProcessGrid()
     with pytest.raises(SettingError, match=r"shared_replicas.*GPU"):
         Trainer(MLP([3, 2]), grid=grid, device=stand_in(grid), shared_replicas=True)
+    with pytest.raises(SettingError, match=r"^parallel.wire_dtype = 'float16': a GPU's gradients travel as computed"):
+        Trainer(MLP([3, 2]), grid=grid, device=stand_in(grid), wire_dtype="float16")
 
 
 def test_without_a_gpu_the_cpu_trains_and_says_why() -> None:

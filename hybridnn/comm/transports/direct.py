@@ -62,6 +62,15 @@ class Direct:
             ]
         return requests
 
+    def alltoall(self, array: NDArray[Any], out: NDArray[Any]) -> list[Any]:
+        """Send rank i row i of `array`, and receive row i of `out` from it."""
+        if array.nbytes <= self._limit:
+            return [self._comm.Ialltoall(array, out)]
+        out[self._rank] = array[self._rank]
+        others = [rank for rank in range(self._size) if rank != self._rank]
+        receives = [self._comm.Irecv(piece, rank) for rank in others for piece in self._pieces(out[rank])]
+        return receives + [self._comm.Isend(piece, rank) for rank in others for piece in self._pieces(array[rank])]
+
     def broadcast(self, array: NDArray[Any], root: int) -> list[Any]:
         """Give every rank the root's `array`."""
         return [self._comm.Ibcast(piece, root) for piece in self._pieces(array)]

@@ -77,6 +77,17 @@ class Staging:
                 transfer.stage(piece, partial(self._reduce, root), fetch=ALL, deliver=next(targets, None))
         return [transfer]
 
+    def alltoall(self, array: Array, out: Array) -> list[Any]:
+        """Send rank i row i of `array`, and receive row i of `out` from it."""
+        transfer = Transfer(self._device)
+        copy_rows(array[self._rank], out[self._rank])
+        for step in range(1, self._size):
+            # Everybody sends to another rank at a time.
+            after, before = (self._rank + step) % self._size, (self._rank - step) % self._size
+            self._receive(transfer, out[before], before, DEAL_TAG)
+            self._send(transfer, array[after], after, DEAL_TAG)
+        return [transfer]
+
     def broadcast(self, array: Array, root: int) -> list[Any]:
         """Give every rank the root's `array`."""
         transfer = Transfer(self._device)

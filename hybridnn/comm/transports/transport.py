@@ -32,6 +32,10 @@ class Transport(Protocol):
         """Sum `array`, and leave this rank's block of the rows of the sum in `out`."""
         ...
 
+    def alltoall(self, array: Array, out: Array) -> list[Any]:
+        """Send rank i row i of `array`, and receive row i of `out` from it."""
+        ...
+
     def broadcast(self, array: Array, root: int) -> list[Any]:
         """Give every rank the root's `array`."""
         ...

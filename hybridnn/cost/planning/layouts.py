@@ -9,8 +9,9 @@ from typing import NamedTuple
 from hybridnn.checks import require_whole
 from hybridnn.cost.machine.machine import Machine
 from hybridnn.cost.planning.balance import balanced_layers
-from hybridnn.cost.prediction.workload import Layout, Workload
+from hybridnn.cost.prediction.workload import Layout, Wire, Workload
 from hybridnn.errors import GridError, SettingError
+from hybridnn.kernels.sixteen_bits import WORD_FORMATS
 from hybridnn.parallel.layer_split import MODEL_SPLITS, split_layers
 from hybridnn.pipeline.schedules.methods import METHODS, Method
 
@@ -37,8 +38,10 @@ class Constraints:
         Of a pipeline.
     shared : bool
         False: no replicas that the batch ranks of a node share.
+    wire_dtype : {"bfloat16", "float16"}
+        What gradients are rounded to between nodes; None: they travel as computed.
     exact : bool
-        True: only layouts that train as one rank does.
+        True: only layouts that train as one rank does, but for such rounding.
     """
 
     pipeline: int | None = None
@@ -50,6 +53,7 @@ class Constraints:
     microbatches: int | None = None
     chunks: int | None = None
     shared: bool | None = None
+    wire_dtype: str | None = None
     exact: bool | None = None
 
 
@@ -165,6 +169,7 @@ def _of_grid(
                     way.chunks,
                     merges=way.merges,
                     sharing_ranks=sharing_ranks,
+                    wire=None if wanted.wire_dtype is None else Wire(WORD_FORMATS[wanted.wire_dtype], node_ranks),
                 )
                 if _is(split, wanted.split) and _is(overlap, wanted.overlap) and _can_split(workload, layout):
                     yield layout

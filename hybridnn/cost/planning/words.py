@@ -39,6 +39,8 @@ def layout_settings(layout: Layout) -> dict[str, Any]:
         "model_split": layout.split,
         "overlap": layout.overlap,
     }
+    if layout.wire is not None:
+        keys["wire_dtype"] = layout.wire.words.name
     if len(layout.stages) == 1:
         return keys
     return keys | {

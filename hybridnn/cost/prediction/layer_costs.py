@@ -62,9 +62,14 @@ class ChunkCosts:
         return cls(splits, stage, model, layers[0].index == 0, compute, groups, itemsize, overlap)
 
     @cached_property
+    def parameter_layout(self) -> ParameterLayout:
+        """Where the rank's weights and biases lie in its flat buffer."""
+        return ParameterLayout([split.shard for split in self.splits])
+
+    @property
     def parameters(self) -> int:
-        """Numbers of the rank's flat buffer of weights and biases."""
-        return ParameterLayout([split.shard for split in self.splits]).size
+        """Numbers of that buffer."""
+        return self.parameter_layout.size
 
     def forward(self, samples: int) -> Shares:
         """The forward pass of a microbatch."""

@@ -10,9 +10,11 @@ from math import ceil
 from hybridnn.cost.prediction.workload import Layout, Workload
 from hybridnn.kernels.numpy_updates import BLOCK
 from hybridnn.nn.parameters import ParameterLayout
+from hybridnn.parallel.gradient_reduction import HOST_PACE
 from hybridnn.parallel.layer_split import SplitLayer, split_layers
 from hybridnn.parallel.shared_replica import SUM_BLOCK
 from hybridnn.parallel.sharing import slice_bounds
+from hybridnn.parallel.wire_sum import PIECE_NUMBERS, wire_room_bytes
 from hybridnn.parallel.workspace import NARROW
 from hybridnn.pipeline.execution.chunk import AHEAD
 from hybridnn.pipeline.execution.program import MessageDepths, Program, message_depths
@@ -168,16 +170,22 @@ def _chunk_bytes(workload: Workload, layout: Layout, stage: int, chunk: int) -> 
     item, sharers = workload.itemsize, min(layout.sharers(stage))
     once = -(-item * parameters.size // sharers)  # this rank's part of an array that ranks share
     # What is updated at a time, and where shared gradients are added up, with the loss of all ranks.
-    block, added = min(BLOCK, max(parameters.size, 1)), 0
+    block, added, rounded = min(BLOCK, max(parameters.size, 1)), 0, 0
+    words = layout.words(stage)
     if layout.shares(stage):
         _, slice_end = slice_bounds(parameters.size, max(layout.sharers(stage)), 0)
         block = min(SUM_BLOCK, slice_end)
         added = block + 1
+        if words is not None:
+            rounded = wire_room_bytes(min(slice_end, PIECE_NUMBERS), len(layout.sharers(stage)), words, item)
+    elif words is not None:
+        piece = min(parameters.size, HOST_PACE.piece_bytes // item)
+        rounded = HOST_PACE.in_flight * wire_room_bytes(piece, batch_ranks, words, item)
     kept = item * _kept_numbers(splits, slots, model_ranks > 1)
     loaded = item * splits[0].layer.inputs + slots.loads_target * _target_bytes(workload)
     return MemoryParts(
-        # Room for one more layer's gradient where those of microbatches are added up.
-        weights=once + item * (parameters.size + 1 + added + largest * slots.accumulates),
+        # Room for one more layer's gradient where those of microbatches are added up, and for words of 16 bits.
+        weights=once + item * (parameters.size + 1 + added + largest * slots.accumulates) + rounded,
         optimizer=workload.slots * once + item * 2 * block,
         weight_versions=once * (slots.weight_versions - 1) + item * parameters.size * slots.predicts,
         activations=samples * (slots.inputs * loaded + slots.activations * kept),

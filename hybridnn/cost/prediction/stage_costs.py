@@ -10,6 +10,7 @@ from hybridnn.cost.machine.machine import Machine
 from hybridnn.cost.prediction.groups import Groups
 from hybridnn.cost.prediction.layer_costs import ChunkCosts, travel
 from hybridnn.cost.prediction.shares import Shares
+from hybridnn.cost.prediction.wire_costs import bytes_of_gradients, bytes_of_slice, rounding_seconds
 from hybridnn.cost.prediction.workload import Layout, Workload
 from hybridnn.parallel.sharing import slice_bounds
 from hybridnn.pipeline.schedules.instructions import (
@@ -115,8 +116,8 @@ class StageCosts:
         return features * samples * self._workload.itemsize
 
     def gradient_bytes(self, stage: int, chunk: int) -> int:
-        """Bytes of a chunk's gradients, with the loss behind them."""
-        return (self.chunks[stage][chunk].parameters + 1) * self._workload.itemsize
+        """Bytes of a chunk's gradients on their way, with the loss behind them where they are not rounded."""
+        return bytes_of_gradients(self._layout, stage, self.chunks[stage][chunk])
 
     # -- kinds of instruction ----------------------------------------------------------------------------------------
 
@@ -228,6 +229,9 @@ class StageCosts:
         samples = self._samples(stage, self._layout.microbatches - 1)
         for number, costs in enumerate(self.chunks[stage]):
             blocking = self.groups.batch("allreduce", self.gradient_bytes(stage, number), stage)
+            if self._layout.words(stage) is not None:
+                total += Shares(rounding_seconds(self._layout, stage, costs.parameters, self.compute))
+                blocking += self.groups.batch("allreduce", self._workload.itemsize, stage)
             beside = costs.backward(samples, accumulate=False).computing
             total += travel(blocking, beside, self._overlap)
         return total
@@ -262,8 +266,9 @@ class StageCosts:
         seconds += self._update_seconds(updated, arrays)
         travels = self.groups.sharers("barrier", 0, stage)
         if len(sharers) > 1:
-            slice_bytes = largest * self._workload.itemsize
-            travels += self.groups.owners("allreduce", slice_bytes, stage) * (updated // largest)
+            nbytes = bytes_of_slice(self._layout, stage, largest, self._workload.itemsize)
+            travels += self.groups.owners("allreduce", nbytes, stage) * (updated // largest)
+            seconds += rounding_seconds(self._layout, stage, updated, self.compute)
         return Shares(seconds, travels)
 
 

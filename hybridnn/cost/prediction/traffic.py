@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from hybridnn.comm.accounting import bytes_sent_by_rank
 from hybridnn.cost.prediction.stage_costs import StageCosts
+from hybridnn.cost.prediction.wire_costs import bytes_of_slice
 from hybridnn.cost.prediction.workload import Layout, Workload
 from hybridnn.parallel.sharing import slice_bounds
 from hybridnn.pipeline.schedules.message_flow import Channel
@@ -79,23 +80,31 @@ def _of_stage(workload: Workload, layout: Layout, costs: StageCosts, stage: int)
             seconds = costs.groups.batch("allreduce", nbytes, stage)
             sent = bytes_sent_by_rank("allreduce", nbytes, batch) * batch * model
             yield Traffic("allreduce", "batch", nbytes, 1, seconds, sent)
+            if layout.words(stage) is not None:
+                yield _of_loss(workload, layout, costs, stage)
         if model > 1:
             yield from _of_model_group(workload, layout, costs, stage, chunk)
         yield from _between_stages(workload, layout, costs, stage, chunk)
 
 
+def _of_loss(workload: Workload, layout: Layout, costs: StageCosts, stage: int) -> Traffic:
+    """The loss, where it does not travel with the gradients."""
+    (batch, model), item = layout.stages[stage], workload.itemsize
+    sent = bytes_sent_by_rank("allreduce", item, batch) * batch * model
+    return Traffic("allreduce", "batch", item, 1, costs.groups.batch("allreduce", item, stage), sent)
+
+
 def _of_sharers(workload: Workload, layout: Layout, costs: StageCosts, stage: int, chunk: int) -> Iterator[Traffic]:
     """The loss, the barrier behind the update, and where there are several nodes the slices of the gradient."""
-    (batch, model), item, groups = layout.stages[stage], workload.itemsize, costs.groups
-    sent = bytes_sent_by_rank("allreduce", item, batch) * batch * model
-    yield Traffic("allreduce", "batch", item, 1, groups.batch("allreduce", item, stage), sent)
+    (_, model), groups = layout.stages[stage], costs.groups
+    yield _of_loss(workload, layout, costs, stage)
     yield Traffic("barrier", "batch", 0, 1, groups.sharers("barrier", 0, stage), 0)
     sharers = layout.sharers(stage)
     nodes, slices = len(sharers), max(sharers)
     if nodes == 1:
         return
     bounds = [slice_bounds(costs.chunks[stage][chunk].parameters, slices, number) for number in range(slices)]
-    sizes = [item * (stop - start) for start, stop in bounds]
+    sizes = [bytes_of_slice(layout, stage, stop - start, workload.itemsize) for start, stop in bounds]
     sent = sum(bytes_sent_by_rank("allreduce", size, nodes) for size in sizes) * nodes * model
     times = -(-slices // min(sharers))
     seconds = groups.owners("allreduce", sizes[0], stage) * times

@@ -10,6 +10,7 @@ from itertools import accumulate
 from math import ceil, prod
 
 from hybridnn.comm.partition import block_size
+from hybridnn.kernels.sixteen_bits import WordFormat
 from hybridnn.nn.mlp import MLP, DenseLayer
 from hybridnn.pipeline.schedules.methods import METHODS, make_schedule
 from hybridnn.pipeline.schedules.orders import features_replay
@@ -66,6 +67,21 @@ class Workload:
 
 
 @dataclass(frozen=True)
+class Wire:
+    """How gradients are rounded between nodes.
+
+    Attributes
+    ----------
+    words : WordFormat
+    node_ranks : int
+        Ranks of a node.
+    """
+
+    words: WordFormat
+    node_ranks: int
+
+
+@dataclass(frozen=True)
 class Layout:
     """How the ranks share the work.
 
@@ -85,6 +101,8 @@ class Layout:
         Whether weight gradients are one product over all microbatches.
     sharing_ranks : int or None
         Ranks of a node, where the batch ranks of a node share a replica; None where every rank keeps its own.
+    wire : Wire or None
+        What gradients are rounded to on their way between nodes; None where they travel as computed.
     """
 
     stages: tuple[tuple[int, int], ...]
@@ -97,6 +115,7 @@ class Layout:
     vertical_sync: bool = False
     merges: bool = False
     sharing_ranks: int | None = None
+    wire: Wire | None = None
 
     @property
     def ranks(self) -> int:
@@ -127,6 +146,15 @@ class Layout:
             return (1,) * batch
         first = self.first_rank(stage)
         return tuple(Counter((first + place * model) // self.sharing_ranks for place in range(batch)).values())
+
+    def words(self, stage: int) -> WordFormat | None:
+        """What a stage's gradients are rounded to on their way; None where its batch groups do not span nodes."""
+        batch, model = self.stages[stage]
+        if self.wire is None:
+            return None
+        first = self.first_rank(stage)
+        nodes = (place // self.wire.node_ranks for place in (first, first + (batch - 1) * model))
+        return self.wire.words if len(set(nodes)) > 1 else None
 
     def shares(self, stage: int) -> bool:
         """Whether some rank of the stage shares its replica."""

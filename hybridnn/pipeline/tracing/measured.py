@@ -20,6 +20,8 @@ COMMUNICATION_KINDS = {
     "barrier": "wait",
     "allreduce": "reduce",
     "allreduce.wait": "reduce",
+    "alltoall": "reduce",
+    "alltoall.wait": "reduce",
     "reduce_scatter": "reduce",
     "reduce_scatter.wait": "reduce",
 }

@@ -12,6 +12,7 @@ from hybridnn.cost.planning.balance import balanced_layers
 from hybridnn.cost.planning.layouts import Constraints, feasible_layouts, most_ranks
 from hybridnn.cost.prediction.workload import Layout, Workload
 from hybridnn.errors import SettingError
+from hybridnn.kernels.sixteen_bits import WORD_FORMATS
 from hybridnn.pipeline.checks.lint import lint
 from hybridnn.pipeline.schedules.methods import METHODS
 from reference.machines import make_machine
@@ -111,6 +112,19 @@ def test_the_batch_ranks_of_a_node_share_unless_told_otherwise() -> None:
     whole = {layout.sharers(0) for layout in feasible_layouts(DEEP, cluster, 8) if layout.stages == ((8, 1),)}
     assert whole == {(4, 4)}
     assert not any(layout.shares(0) for layout in feasible_layouts(DEEP, cluster, 8, Constraints(shared=False)))
+
+
+def test_gradients_are_rounded_where_a_batch_group_spans_nodes_and_nowhere_unless_wished() -> None:
+    cluster = make_machine(nodes=2, ranks_per_node=4)
+    plain = list(feasible_layouts(DEEP, cluster, 8))
+    rounded = list(feasible_layouts(DEEP, cluster, 8, Constraints(wire_dtype="float16")))
+    assert [replace(layout, wire=None) for layout in rounded] == plain
+    for one, other in zip(rounded, plain, strict=True):
+        assert other.words(0) is None
+        for stage, (batch, model) in enumerate(one.stages):
+            first = stage * batch * model
+            nodes = {(first + place * model) // 4 for place in range(batch)}
+            assert (one.words(stage) is WORD_FORMATS["float16"]) == (len(nodes) > 1)
 
 
 def test_constraints_are_met_and_nothing_else_is_lost() -> None:

@@ -13,7 +13,7 @@ from hybridnn.cost.prediction.memory import data_bytes, fullest_rank, memory_byt
 from hybridnn.cost.prediction.workload import Workload, uniform_layout
 from hybridnn.errors import GridError
 from hybridnn.training.pipelining import Pipelining
-from hybridnn.training.workload_of import layout_of_plan
+from hybridnn.training.workload_of import layout_of_plan, wire_of
 from reference.nodes import on_nodes
 
 if TYPE_CHECKING:
@@ -25,7 +25,13 @@ OPTIMIZERS = {"sgd": SGD(1e-3, momentum=0.0), "momentum": SGD(1e-3), "adam": Ada
 
 
 def check(
-    grid: ProcessGrid, workload: Workload, *, split: str = "columns", shared: bool | str = "auto", **pipelining: Any
+    grid: ProcessGrid,
+    workload: Workload,
+    *,
+    split: str = "columns",
+    shared: bool | str = "auto",
+    wire_dtype: str = "same",
+    **pipelining: Any,
 ) -> None:
     """Train an epoch and compare every figure of every stage."""
     trainer = Trainer(
@@ -36,6 +42,7 @@ def check(
         dtype=workload.dtype,
         model_split=split,
         shared_replicas=shared,
+        wire_dtype=wire_dtype,
         pipelining=Pipelining(**pipelining),
     )
     random = np.random.default_rng(0)
@@ -45,7 +52,13 @@ def check(
     trainer.fit(x, labels if workload.classification else targets, epochs=1)
     plan = trainer.plan
     layout = layout_of_plan(
-        plan, grid.stages, plan.layers, split=split, overlap=True, sharing_ranks=trainer.sharing_ranks()
+        plan,
+        grid.stages,
+        plan.layers,
+        split=split,
+        overlap=True,
+        sharing_ranks=trainer.sharing_ranks(),
+        wire=wire_of(wire_dtype, trainer.node_ranks()),
     )
     task = "classification" if workload.classification else "regression"
     for stage, reported in enumerate(trainer.stage_memory(task)):
@@ -117,6 +130,15 @@ def test_stages_of_several_ranks_and_of_uneven_widths(comm: MPI.Intracomm) -> No
 def test_replicas_on_several_nodes(comm: MPI.Intracomm) -> None:
     for nodes in ((0, 0, 1, 1), (0, 0, 0, 1)):
         check(ProcessGrid(on_nodes(comm, nodes)), Workload(WIDE, 240, 101, optimizer="adam"))
+
+
+@pytest.mark.mpi(ranks=[2, 4])
+def test_gradients_rounded_between_nodes(comm: MPI.Intracomm) -> None:
+    for nodes in {2: ((0, 0), (0, 1)), 4: ((0, 0, 1, 1), (0, 0, 0, 1))}[comm.size]:
+        for dtype, words in (("float32", "bfloat16"), ("float64", "float16")):
+            for shared in ("auto", False):
+                workload = Workload(WIDE, 240, 101, dtype)
+                check(ProcessGrid(on_nodes(comm, nodes)), workload, shared=shared, wire_dtype=words)
 
 
 def test_the_fullest_rank_is_that_of_the_widest_layers() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from math import ceil, log2
 from typing import Any
@@ -12,7 +13,8 @@ from hybridnn import MLP
 from hybridnn.cost.machine.compute import ElementCost
 from hybridnn.cost.machine.machine import Machine
 from hybridnn.cost.prediction.predict import predict
-from hybridnn.cost.prediction.workload import Layout, Workload
+from hybridnn.cost.prediction.workload import Layout, Wire, Workload
+from hybridnn.kernels.sixteen_bits import WORD_FORMATS
 from hybridnn.pipeline.schedules.methods import METHODS
 from reference.machines import make_machine
 
@@ -90,6 +92,31 @@ def test_the_rank_that_is_alone_on_its_node_updates_all_slices() -> None:
     assert done.parts.computing == pytest.approx(2 * own + 3 * own * 100)
     # Two messages for the loss of four ranks, two for a barrier of three, one for each slice between two nodes.
     assert done.parts.communication == pytest.approx((2 + 2 + 3) * 1e6)
+
+
+@pytest.mark.parametrize("sharing_ranks", [None, 2])
+def test_rounding_halves_the_bytes_between_nodes_and_takes_time(sharing_ranks: int | None) -> None:
+    bytes_only = make_machine(beta=1.0, multiply_add=0.0, nodes=2, ranks_per_node=2)
+    elements = elements_only(nodes=2, ranks_per_node=2)
+    work, wide = workload(), {"layers": (5,), "sharing_ranks": sharing_ranks}
+    usual = predict(work, layout((4, 1), **wide), bytes_only)
+    loss = predict(work, layout((4, 1), layers=(5,), sharing_ranks=4), bytes_only)
+    computing = [predict(work, layout((4, 1), **wide), elements).parts.computing]
+    for name in ("bfloat16", "float16"):
+        rounds = layout((4, 1), **wide, wire=Wire(WORD_FORMATS[name], 2))
+        done = predict(work, rounds, bytes_only)
+        # The loss is never rounded; where ranks keep their own replicas it travels with the gradients otherwise.
+        apart = loss.parts.communication
+        assert done.parts.communication - apart == pytest.approx((usual.parts.communication - apart) / 2, rel=0.02)
+        assert done.bytes_per_step - loss.bytes_per_step == pytest.approx(
+            (usual.bytes_per_step - loss.bytes_per_step) / 2, rel=0.02
+        )
+        computing.append(predict(work, rounds, elements).parts.computing)
+    assert computing[0] < computing[1] < computing[2]
+    inside = layout((4, 1), layers=(5,), wire=Wire(WORD_FORMATS["bfloat16"], 4))
+    assert replace(predict(work, inside, bytes_only), layout=inside) == replace(
+        predict(work, replace(inside, wire=None), bytes_only), layout=inside
+    )
 
 
 @pytest.mark.parametrize(("split", "collectives"), [("columns", 5 + 4), ("alternating", 5)])

@@ -12,7 +12,7 @@ from hybridnn.cost.prediction.predict import predict
 from hybridnn.cost.prediction.workload import Workload
 from hybridnn.pipeline.schedules.methods import METHODS
 from hybridnn.training.pipelining import Pipelining
-from hybridnn.training.workload_of import layout_of_plan
+from hybridnn.training.workload_of import layout_of_plan, wire_of
 from reference.machines import make_machine
 from reference.nodes import on_nodes
 
@@ -23,7 +23,8 @@ SIZES = [6, 12, 12, 12, 12, 12, 12, 12, 4]
 BATCH_SIZE, STEPS = 24, 6
 
 
-def check(comm: MPI.Intracomm, axes: dict[str, Any], **settings: Any) -> None:
+def check(comm: MPI.Intracomm, axes: dict[str, Any], **settings: Any) -> int:
+    """Train, and compare the bytes that all ranks have sent; returns them."""
     model = MLP(SIZES, "relu")
     grid = ProcessGrid(comm, **axes)
     trainer = Trainer(model, SGD(lr=1e-3), grid=grid, batch_size=BATCH_SIZE, log_every=10**6, **settings)
@@ -38,6 +39,7 @@ def check(comm: MPI.Intracomm, axes: dict[str, Any], **settings: Any) -> None:
         split=split,
         overlap=overlap,
         sharing_ranks=trainer.sharing_ranks(),
+        wire=wire_of(settings.get("wire_dtype", "same"), trainer.node_ranks()),
     )
     way = settings.get("distribution", "local")
     work = Workload(model, STEPS * BATCH_SIZE, BATCH_SIZE, classification=False, distribution=way)
@@ -46,6 +48,7 @@ def check(comm: MPI.Intracomm, axes: dict[str, Any], **settings: Any) -> None:
         expected += 8 * STEPS * (comm.size - 1)
     # Each collective rounds down.
     assert sent == pytest.approx(expected, rel=0.01), (axes, settings)
+    return sent
 
 
 @pytest.mark.mpi(ranks=[2])
@@ -75,3 +78,29 @@ def test_four_ranks_send_what_is_predicted(comm: MPI.Intracomm) -> None:
     for nodes in ((0, 0, 1, 1), (0, 0, 0, 1)):
         check(on_nodes(comm, nodes), {})
     check(comm, {"stages": [(1, 1), (1, 3)]})
+
+
+@pytest.mark.mpi(ranks=[2, 4])
+def test_rounded_gradients_send_what_is_predicted_and_half_of_the_rest(comm: MPI.Intracomm) -> None:
+    for nodes in {2: ((0, 1),), 4: ((0, 0, 1, 1), (0, 0, 0, 1), (0, 1, 2, 3))}[comm.size]:
+        for is_shared in ("auto", False):
+            for overlap in (True, False):
+                how = {"shared_replicas": is_shared, "overlap": overlap}
+                whole = check(on_nodes(comm, nodes), {}, **how)
+                for words in ("bfloat16", "float16"):
+                    sent = check(on_nodes(comm, nodes), {}, wire_dtype=words, **how)
+                    # But for the loss, the ends of short blocks, and the scales of float16.
+                    assert 0.5 * whole <= sent < 0.52 * whole
+    one_node = [check(comm, {}, wire_dtype=words) for words in ("same", "bfloat16")]
+    assert one_node[0] == one_node[1]
+
+
+@pytest.mark.mpi(ranks=[4])
+def test_pipelines_round_between_the_nodes_of_a_stage_alone(comm: MPI.Intracomm) -> None:
+    axes: dict[str, Any] = {"pipeline": 2, "batch": 2}
+    for nodes, share in (((0, 0, 1, 1), 1), ((0, 1, 2, 3), 0.5)):
+        for method in ("gpipe", "interleaved", "pipedream"):
+            how: dict[str, Any] = {"pipelining": Pipelining(method), "shared_replicas": False}
+            whole, rounded = (check(on_nodes(comm, nodes), axes, wire_dtype=it, **how) for it in ("same", "bfloat16"))
+            messages = 2 * BATCH_SIZE * SIZES[1] * 4 * STEPS * (3 if method == "interleaved" else 1)
+            assert rounded - messages == pytest.approx(share * (whole - messages), rel=0.05), (nodes, method)

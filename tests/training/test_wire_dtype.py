@@ -1,0 +1,196 @@
+"""Trainings whose gradients are rounded between nodes are those of a serial replay that rounds the same sums."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from hybridnn import MLP, SGD, ProcessGrid, Trainer
+from hybridnn.comm.partition import block_sizes, block_slice
+from hybridnn.errors import NonFiniteLossError, SettingError
+from hybridnn.parallel.shared_replica import SharedReplica
+from hybridnn.training.checkpoints.reading import newest_sound
+from hybridnn.training.pipelining import Pipelining
+from hybridnn.training.run_report import wire_words
+from reference import network as net
+from reference import serial
+from reference.cases import (
+    Case,
+    assert_arrays_close,
+    assert_arrays_same,
+    assert_close,
+    check_state,
+    data,
+    given,
+    make_trainer,
+    plan_of,
+    reference,
+    run,
+)
+from reference.network import Array, Network, Weights
+from reference.nodes import on_nodes
+from reference.rounding import rounded_sum
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+CASES = (
+    Case(optimizer="adam", clip_norm=0.3),
+    Case(classification=False, optimizer="nesterov", samples=31, residual=True),
+    Case(optimizer="plain", samples=5, batch_size=3),
+)
+"""With clipping, a last minibatch of one sample, and minibatches of fewer samples than there may be ranks."""
+
+WORDS = ("bfloat16", "float16")
+
+Sharers = Sequence[Sequence[int]]
+"""Batch ranks whose gradients are added up before they are rounded."""
+
+
+def part_of_gradient(network: Network, weights: Weights, x: Array, y: Array, part: Array) -> Weights:
+    """What some samples of a minibatch add to the gradient of its mean loss."""
+    share = len(part) / len(x)
+    if not share:
+        return {name: np.zeros_like(array) for name, array in weights.items()}
+    _, gradients = net.gradients(network, weights, x[part], y[part])
+    return {name: share * gradient for name, gradient in gradients.items()}
+
+
+def samples_of(rank: int, batch: int, microbatches: int, count: int) -> Array:
+    """Places in a minibatch of the samples of a batch rank: its block of every microbatch."""
+    whole = np.split(np.arange(count), np.cumsum(block_sizes(count, microbatches))[:-1])
+    return np.concatenate([places[block_slice(len(places), batch, rank)] for places in whole])
+
+
+def replay(case: Case, words: str, batch: int, sharers: Sharers, microbatches: int = 1) -> serial.Outcome:
+    """The training by its definition, with one rounded gradient from every group of sharers."""
+
+    def gradients(network: Network, weights: Weights, x: Array, y: Array) -> tuple[float, Weights]:
+        loss = net.loss(network, net.forward(network, weights, x)[0], y)
+        parts = [samples_of(rank, batch, microbatches, len(x)) for rank in range(batch)]
+        of_ranks = [part_of_gradient(network, weights, x, y, part) for part in parts]
+        total = {
+            name: rounded_sum(words, [sum(of_ranks[rank][name] for rank in ranks) for ranks in sharers])
+            for name in weights
+        }
+        return loss, total
+
+    return serial.train(case.network, plan_of(case), *data(case), gradients_of=gradients)
+
+
+def check(case: Case, words: str, grid: ProcessGrid, sharers: Sharers, **settings: Any) -> Trainer:
+    """Train on `grid` and compare what a user can see with the replay, and see that it is not the usual training."""
+    trainer = run(case, grid, wire_dtype=words, **settings)
+    where = f"{case} as {words} on {grid!r}"
+    expected, usual = replay(case, words, grid.batch, sharers, trainer.plan.microbatches), reference(case)
+    assert_arrays_close(trainer.weights(), expected.weights, f"{where}: weights")
+    check_state(trainer, expected, where)
+    largest = max(np.max(np.abs(expected.gradients[name] - usual.gradients[name])) for name in usual.gradients)
+    assert largest > 1e-6 * max(np.max(np.abs(gradient)) for gradient in usual.gradients.values())
+    return trainer
+
+
+def alone(ranks: int) -> Sharers:
+    return [[rank] for rank in range(ranks)]
+
+
+@pytest.mark.mpi(ranks=[2, 3])
+def test_own_replicas_on_several_nodes(comm: MPI.Intracomm) -> None:
+    for nodes in {2: ((0, 1),), 3: ((0, 0, 1), (0, 1, 2))}[comm.size]:
+        grid = ProcessGrid(on_nodes(comm, nodes))
+        for case in CASES:
+            for overlap, words in ((True, "bfloat16"), (False, "float16")):
+                own = replace(case, shared_replicas=False, overlap=overlap)
+                check(own, words, grid, alone(comm.size))
+
+
+@pytest.mark.mpi(ranks=[3, 4])
+def test_shared_replicas_on_several_nodes(comm: MPI.Intracomm) -> None:
+    """What a node's ranks add up in its memory is not rounded, but their sum is."""
+    nodes: dict[int, Sequence[tuple[Sequence[int], Sharers]]] = {
+        3: [((0, 0, 1), [[0, 1], [2]])],
+        4: [((0, 0, 1, 1), [[0, 1], [2, 3]]), ((0, 0, 0, 1), [[0, 1, 2], [3]])],
+    }
+    for places, sharers in nodes[comm.size]:
+        grid = ProcessGrid(on_nodes(comm, places))
+        for case in CASES:
+            for words in WORDS:
+                trainer = check(replace(case, shared_replicas=True), words, grid, sharers)
+                assert isinstance(trainer._engine.stages[0].replica, SharedReplica)
+
+
+@pytest.mark.mpi(ranks=[4])
+def test_model_ranks_and_pipelines(comm: MPI.Intracomm) -> None:
+    apart = on_nodes(comm, (0, 1, 2, 3))
+    for split in ("columns", "alternating"):
+        check(replace(CASES[0], model_split=split), "bfloat16", ProcessGrid(apart, model=2), alone(2))
+    for method in ("gpipe", "interleaved"):
+        grid = ProcessGrid(apart, pipeline=2, batch=2)
+        check(replace(CASES[1], samples=32), "float16", grid, alone(2), pipelining=Pipelining(method, microbatches=2))
+
+
+@pytest.mark.mpi(ranks=[2])
+def test_float32_and_compared_collectives(comm: MPI.Intracomm) -> None:
+    grid = ProcessGrid(on_nodes(comm, (0, 1)), check_collectives=True)
+    for words in WORDS:
+        trainer = run(CASES[0], grid, "float32", wire_dtype=words)
+        # Where float32 rounds a gradient to another side of two words, a weight is off by an update's 2^-8.
+        assert_arrays_close(trainer.weights(), replay(CASES[0], words, 2, alone(2)).weights, words, 1e-3)
+        again = run(CASES[0], grid, "float32", wire_dtype=words)
+        assert_arrays_same(trainer.weights(), again.weights())
+
+
+@pytest.mark.mpi(ranks=[1, 2])
+def test_on_one_node_nothing_changes(comm: MPI.Intracomm) -> None:
+    grid = ProcessGrid(comm)
+    for shared in ("auto", False):
+        case = replace(CASES[0], shared_replicas=shared)
+        usual, same = run(case, grid), run(case, grid, wire_dtype="bfloat16")
+        assert_arrays_same(usual.weights(), same.weights())
+        assert same.memory_bytes == usual.memory_bytes
+        assert not same.rounds_gradients()
+
+
+@pytest.mark.mpi(ranks=[2])
+def test_a_checkpoint_goes_on_to_the_last_bit_and_with_another_rounding(
+    comm: MPI.Intracomm, mpi_tmp_path: Path
+) -> None:
+    grid, case = ProcessGrid(on_nodes(comm, (0, 1))), CASES[0]
+    first, second, other = (make_trainer(case, grid, wire_dtype=words) for words in ("bfloat16", "bfloat16", "same"))
+    first.fit(*given(case, grid), epochs=1)
+    first.checkpoint_writer(mpi_tmp_path, "numbers").write(first.progress)
+    found, _ = newest_sound(mpi_tmp_path, grid.world)
+    assert found is not None
+    for trainer in (first, second, other):
+        if trainer is not first:
+            trainer.restore(found)
+        trainer.fit(*given(case, grid), epochs=1)
+    assert_arrays_same(second.weights(), first.weights())
+    assert_arrays_close(other.weights(), first.weights(), "rounded or not", 0.05)
+    assert any((other.weights()[name] != weights).any() for name, weights in first.weights().items())
+
+
+@pytest.mark.mpi(ranks=[2])
+def test_losses_are_not_rounded_and_what_diverges_is_found(comm: MPI.Intracomm) -> None:
+    grid, case = ProcessGrid(on_nodes(comm, (0, 1))), CASES[0]
+    for words in WORDS:
+        first = run(case, grid, wire_dtype=words).history.steps[0].train_loss
+        assert_close(first, reference(case).step_losses[0], "loss before any update", 1e-13)
+        trainer = Trainer(MLP(case.sizes), SGD(lr=1e30), grid=grid, batch_size=10, wire_dtype=words)
+        with pytest.raises(NonFiniteLossError):
+            trainer.fit(*data(case), epochs=3)
+
+
+@pytest.mark.mpi(ranks=[1])
+def test_what_is_allowed_and_what_is_said(comm: MPI.Intracomm) -> None:
+    with pytest.raises(SettingError, match=r"^parallel.wire_dtype = 'float8': allowed are same, bfloat16, float16$"):
+        Trainer(MLP([3, 2]), grid=ProcessGrid(comm), wire_dtype="float8")
+    assert wire_words("same", rounds=True) is None
+    assert wire_words("float16", rounds=True) == "gradients travel between nodes as float16"
+    nothing = "no gradients travel between nodes: parallel.wire_dtype = 'bfloat16' changes nothing"
+    assert wire_words("bfloat16", rounds=False) == nothing
