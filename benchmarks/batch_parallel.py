@@ -24,11 +24,11 @@ def measure(case: Case, pairs: int) -> dict[str, Any]:
     world = MPI.COMM_WORLD
     grid = ProcessGrid(world)
     trainer, ours = our_run(case, grid)
-    _, at_once = our_run(case, grid, overlap=False)
+    overlapped, at_once = (our_run(case, grid, shared_replicas=False, overlap=which)[1] for which in (True, False))
     part = block_slice(case.batch_size, world.size, world.rank)
     theirs = torch_run(case, DistributedDataParallel(torch_model(case)), part)
     comparison = alternate(ours, theirs, pairs, world.Barrier)
-    overlap = alternate(ours, at_once, pairs, world.Barrier)
+    overlap = alternate(overlapped, at_once, pairs, world.Barrier)
     alone = beside_one_rank(case, ours, pairs)
     record = trainer.history.epochs[-1]
     return {

@@ -144,6 +144,11 @@ class ProcessGrid:
         return not set(self.batch_group.members) <= set(self.node_group.members)
 
     @property
+    def spans_nodes(self) -> bool:
+        """Whether its ranks are on several nodes; the same on all."""
+        return self.node_group.size < self.world.size
+
+    @property
     def rank(self) -> int:
         """Position in the grid; rank 0 loads, logs and writes files."""
         return self.world.rank

@@ -93,4 +93,4 @@ def _wanted(parallel: ParallelSettings) -> dict[str, Any]:
         raise SettingError("parallel.method", method.name, f"parallel.auto chooses among the exact methods: {exact}")
     shared = {} if parallel.shared_replicas is not False else {"shared": False}
     given = {KEPT[key]: getattr(parallel, key) for key in KEPT if key in parallel.model_fields_set}
-    return shared | {key: value for key, value in given.items() if value is not None}
+    return shared | {key: value for key, value in given.items() if value not in (None, "auto")}

@@ -44,7 +44,7 @@ def expected_step(settings: Settings, trainer: Trainer, train_samples: int, task
             trainer.grid.stages,
             trainer.plan.layers,
             split=parallel.model_split,
-            overlap=parallel.overlap,
+            overlap=trainer.overlap,
             sharing_ranks=sharing_ranks,
             wire=wire_of(parallel.wire_dtype, node_ranks),
         )

@@ -31,10 +31,13 @@ def _method(value: str) -> str:
         raise refused("", value, error.allowed) from None
 
 
-def _shared(value: object) -> object:
+def _auto_or_bool(value: object) -> object:
     if isinstance(value, bool) or value == "auto":
         return value
     raise refused("", value, "must be 'auto', true or false")
+
+
+AutoOrBool = Annotated[bool | Literal["auto"], PlainValidator(_auto_or_bool)]
 
 
 def _partition(value: object) -> object:
@@ -54,6 +57,8 @@ class ParallelSettings(Section):
         `model`.
     method, microbatches, chunks, partition, vertical_sync, weight_grad
         As for `Pipelining`; they mean nothing in a pipeline of one stage.
+    overlap : bool or "auto"
+        As for `Trainer`.
     shared_replicas : bool or "auto"
         Whether the batch ranks of a node keep one copy of the weights and of the optimizer's state. ``"auto"``: where a
         node holds several of them, unless the job is to outlive lost ranks.
@@ -68,8 +73,8 @@ class ParallelSettings(Section):
     model: Count = 1
     stages: Annotated[tuple[StageSettings, ...], BeforeValidator(list_as_tuple)] = ()
     model_split: Literal["columns", "alternating"] = "columns"
-    overlap: bool = True
-    shared_replicas: Annotated[bool | Literal["auto"], PlainValidator(_shared)] = "auto"
+    overlap: AutoOrBool = "auto"
+    shared_replicas: AutoOrBool = "auto"
     wire_dtype: Literal["same", "bfloat16", "float16"] = "same"
     method: Annotated[str, PlainValidator(_method)] = "1f1b"
     microbatches: Count | None = None

@@ -26,6 +26,7 @@ from hybridnn.training.device import DeviceOptions, TrainingDevice, settle_devic
 from hybridnn.training.epoch import Reached, train_epoch
 from hybridnn.training.history import EpochRecord, History, StepRecord
 from hybridnn.training.make_engine import make_engine
+from hybridnn.training.overlap import overlaps
 from hybridnn.training.part import Part, holds_validation
 from hybridnn.training.pipelining import Pipelining, settle_pipeline
 from hybridnn.training.sampling import epoch_order, minibatches
@@ -60,8 +61,8 @@ class Trainer(TrainedNetwork):
         Scale the gradient down to this global norm where it is longer.
     model_split : {"columns", "alternating"}
         How layers are split over the model axis.
-    overlap : bool
-        Let messages travel while the backward pass computes.
+    overlap : bool or "auto"
+        Let messages travel while the backward pass computes; ``"auto"``: where that can pay, see `overlaps`.
     shared_replicas : bool or "auto"
         Whether the batch ranks of a node keep one copy of the weights and of the optimizer's state, of which each
         updates a part: see `settle_sharing`. The training is the same.
@@ -112,7 +113,7 @@ class Trainer(TrainedNetwork):
         shuffle: bool = True,
         clip_norm: float | None = None,
         model_split: str = "columns",
-        overlap: bool = True,
+        overlap: bool | str = "auto",
         shared_replicas: bool | str = "auto",
         wire_dtype: str = "same",
         device: str | DeviceOptions | TrainingDevice = "auto",
@@ -130,6 +131,7 @@ class Trainer(TrainedNetwork):
             dtype=dtype,
             clip_norm=clip_norm,
             model_split=model_split,
+            overlap=overlap,
             shared_replicas=shared_replicas,
             wire_dtype=wire_dtype,
             distribution=distribution,
@@ -151,6 +153,7 @@ class Trainer(TrainedNetwork):
         if not same_text_on_all(grid.world, repr(alike)):
             raise SettingError("settings of this rank", alike, "the same on every rank")
         self.device = settle_device(device, grid)
+        self.overlap = overlaps(overlap, spans_nodes=grid.spans_nodes, on_host=self.device.kernels.on_host)
         self.plan = settle_pipeline(
             pipelining,
             model,
@@ -169,7 +172,7 @@ class Trainer(TrainedNetwork):
             batch_size=self.batch_size,
             dtype=dtype,
             model_split=model_split,
-            overlap=overlap,
+            overlap=self.overlap,
             distribution=distribution,
             clip_norm=clip_norm,
             shared_replicas=shared_replicas,

@@ -24,6 +24,7 @@ def check_trainer_settings(
     dtype: DTypeLike,
     clip_norm: float | None,
     model_split: str,
+    overlap: bool | str,
     shared_replicas: bool | str,
     wire_dtype: str,
     distribution: str,
@@ -43,7 +44,8 @@ def check_trainer_settings(
     if clip_norm is not None:
         require_number("training.clip_norm", clip_norm, 0, float("inf"), "a finite number above 0", open_ends="(")
     require_choice("parallel.model_split", model_split, MODEL_SPLITS)
-    if not isinstance(shared_replicas, bool) and shared_replicas != "auto":
-        raise SettingError("parallel.shared_replicas", shared_replicas, "allowed are 'auto', true and false")
+    for name, value in (("overlap", overlap), ("shared_replicas", shared_replicas)):
+        if not isinstance(value, bool) and value != "auto":
+            raise SettingError(f"parallel.{name}", value, "allowed are 'auto', true and false")
     require_choice("parallel.wire_dtype", wire_dtype, WIRE_DTYPES)
     require_choice("data.distribution", distribution, DISTRIBUTIONS)

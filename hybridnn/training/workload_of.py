@@ -14,6 +14,7 @@ from hybridnn.kernels.sixteen_bits import WORD_FORMATS
 from hybridnn.nn.mlp import MLP
 from hybridnn.parallel.layer_split import split_layers
 from hybridnn.training.made_of_settings import describe_data, make_model, make_optimizer, make_pipelining
+from hybridnn.training.overlap import overlaps
 from hybridnn.training.pipelining import PipelinePlan, plan_pipeline
 from hybridnn.training.settings import DataSettings, OptimizerSettings, Settings
 
@@ -100,7 +101,7 @@ def layout_from_settings(settings: Settings, ranks: int, model: MLP, machine: Ma
         stages,
         layers,
         split=parallel.model_split,
-        overlap=parallel.overlap,
+        overlap=overlaps(parallel.overlap, spans_nodes=node_ranks < ranks),
         sharing_ranks=None if parallel.shared_replicas is False else node_ranks,
         wire=wire_of(parallel.wire_dtype, node_ranks),
     )

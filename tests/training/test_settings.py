@@ -36,7 +36,7 @@ def test_defaults_are_the_documented_ones() -> None:
     assert (settings.data.name, settings.data.file, settings.data.distribution) == ("digits", None, "local")
     assert settings.model.hidden == (256, 256)
     assert (settings.training.epochs, settings.training.batch_size, settings.training.dtype) == (10, 100, "float32")
-    assert (settings.parallel.batch, settings.parallel.model, settings.parallel.overlap) == (None, 1, True)
+    assert (settings.parallel.batch, settings.parallel.model, settings.parallel.overlap) == (None, 1, "auto")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from hybridnn import MLP, ProcessGrid, Trainer
+from hybridnn.errors import SettingError
+from hybridnn.training.overlap import overlaps
+from hybridnn.training.settings_file import load_settings
+from hybridnn.training.workload_of import layout_from_settings
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+
+def test_messages_overlap_where_others_than_the_computing_cores_move_them() -> None:
+    assert overlaps("auto", spans_nodes=True)
+    assert overlaps("auto", spans_nodes=False, on_host=False)
+    assert not overlaps("auto", spans_nodes=False)
+    for wanted in (True, False):
+        assert overlaps(wanted, spans_nodes=not wanted) is wanted
+
+
+@pytest.mark.mpi(ranks=[2])
+def test_a_trainer_on_one_node_sums_gradients_once(comm: MPI.Intracomm) -> None:
+    """Layers of more than a bucket each: in one message after the backward pass, or in one for each layer."""
+    x, y = np.zeros((8, 400), np.float32), np.zeros((8, 1), np.float32)
+    for wanted in ("auto", False, True):
+        grid = ProcessGrid(comm, batch=comm.size)
+        trainer = Trainer(MLP([400, 400, 400, 1]), grid=grid, batch_size=8, overlap=wanted, shared_replicas=False)
+        assert trainer.overlap is (wanted is True)
+        trainer.fit(x, y, epochs=1)
+        calls = Counter(event.name for event in grid.recorder.events if event.axis == "batch")
+        assert calls["allreduce"] > 1 if trainer.overlap else calls["allreduce"] == 1, calls
+        assert ("allreduce.wait" in calls) is trainer.overlap, calls
+
+
+def test_a_trainer_refuses_other_words() -> None:
+    with pytest.raises(SettingError, match="overlap"):
+        Trainer(MLP([2, 1]), overlap="always")
+
+
+@pytest.mark.parametrize(("given", "expected"), [("auto", False), ("true", True), ("false", False)])
+def test_the_layout_of_settings_overlaps_as_a_run_would(given: str, expected: bool) -> None:
+    settings = load_settings(None, ["data.name=digits", f"parallel.overlap={given}"])
+    assert layout_from_settings(settings, 2, MLP([64, 16, 10])).overlap is expected
