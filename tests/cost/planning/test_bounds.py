@@ -9,7 +9,7 @@ import pytest
 from hybridnn import MLP
 from hybridnn.cost.machine.machine import Machine
 from hybridnn.cost.planning.bounds import StepBounds
-from hybridnn.cost.planning.layouts import feasible_layouts
+from hybridnn.cost.planning.layouts import Constraints, feasible_layouts
 from hybridnn.cost.prediction.predict import predict
 from hybridnn.cost.prediction.workload import Workload
 from reference.machines import make_machine
@@ -43,3 +43,14 @@ def test_the_tight_bound_is_the_time_where_nothing_waits_for_a_message() -> None
         # One stage has nothing to wait for; two stages of one microbatch after another, only for each other.
         if len(layout.stages) == 1 or layout.method in ("sequential", "vanilla", "pipedream"):
             assert StepBounds(WORKLOAD, layout, machine).tight == pytest.approx(seconds), layout
+
+
+def test_bounds_hold_where_gradients_are_rounded() -> None:
+    machine, constraints = MACHINES["mixed"], Constraints(wire_dtype="bfloat16")
+    rounded = list(islice(feasible_layouts(WORKLOAD, machine, 12, constraints), None, None, 11))
+    assert any(layout.words(0) is not None for layout in rounded)
+    for layout in rounded:
+        bounds = StepBounds(WORKLOAD, layout, machine)
+        seconds = predict(WORKLOAD, layout, machine).seconds_per_step * (1 + 1e-9)
+        assert 0 < bounds.rough <= bounds.tight * (1 + 1e-9)
+        assert bounds.tight <= seconds, layout
