@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,10 @@ import pytest
 from hypothesis import settings
 
 pytest_plugins = ["mpi_runner.plugin"]
+
+# The tests start a thousand processes, and without bytecode each of them compiles the whole package first.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 REAL = Path(__file__).resolve().parents[2] / "shared" / "data"
 
