@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,11 +13,28 @@ from hypothesis import settings
 
 pytest_plugins = ["mpi_runner.plugin"]
 
+# The tests start a thousand processes, and without bytecode each of them compiles the whole package first.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 REAL = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 # Ranks that draw different examples would wait for each other for ever; a shared machine has no deadlines.
 settings.register_profile("same-on-every-rank", derandomize=True, deadline=None)
 settings.load_profile("same-on-every-rank")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_pictures() -> Iterator[None]:
+    """Let runs in this process draw no learning curve, which takes longer than all else of a small run.
+
+    The picture has tests of its own, and a run that `test_train` starts leaves one.
+    """
+    from hybridnn.training import run_report
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run_report, "draw_learning_curve", lambda epochs, path: None)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from hybridnn.pipeline.schedules.methods import METHODS
-from mpi_runner.launch import run_mpi
 
-TRAIN = [sys.executable, "-m", "hybridnn", "train"]
+Run = Callable[..., tuple[int, str, str]]
+
 HIDDEN = ["--hidden", "32,32,32,32,32,32,32"]
 DIGITS = [*HIDDEN, "--epochs", "12", "--lr", "0.02", "--set", "model.activation=tanh", "--pipeline", "4"]
 
@@ -32,24 +32,26 @@ def test_the_readme_has_a_command_for_every_method() -> None:
     assert {command[-1] for command in README_COMMANDS} == set(METHODS)
 
 
+@pytest.mark.mpi(ranks=[4])
 @pytest.mark.parametrize("command", README_COMMANDS, ids=lambda command: command[-1])
-def test_the_readmes_commands_train_digits(command: list[str], tmp_path: Path) -> None:
-    result = run_mpi(4, [*TRAIN, *command[command.index("train") + 1 :], "--out", "run"], timeout=120, cwd=tmp_path)
-    assert result.returncode == 0, result.stderr
-    header, *_, last, end = history(tmp_path / "run")
+def test_the_readmes_commands_train_digits(command: list[str], run_on_ranks: Run, mpi_tmp_path: Path) -> None:
+    code, out, err = run_on_ranks(*command[command.index("train") :], "--epochs", "6", "--out", "run")
+    assert code == 0, err
+    header, *_, last, end = history(mpi_tmp_path / "run")
     assert end["kind"] == "end"
     assert last["test_accuracy"] > 0.8
     assert (header["kind"], header["method"], header["pipeline"]) == ("header", command[-1], 4)
-    assert "4 x 1 x 1 (pipeline x batch x model)" in result.stdout
-    assert "stage 3" in result.stdout
-    weights = np.load(tmp_path / "run" / "weights.npz")
+    assert "4 x 1 x 1 (pipeline x batch x model)" in out
+    assert "stage 3" in out
+    weights = np.load(mpi_tmp_path / "run" / "weights.npz")
     assert weights[f"layers.{len(header['sizes']) - 2}.weight"].shape == (10, 64)
 
 
-def test_header_and_history_say_what_every_stage_holds(tmp_path: Path) -> None:
-    run = [*TRAIN, *DIGITS, "--method", "pipedream", "--epochs", "1", "--out", "run", "--format", "json"]
-    result = run_mpi(4, run, timeout=60, cwd=tmp_path)
-    printed, kept = json.loads(result.stdout)["header"], history(tmp_path / "run")[0]
+@pytest.mark.mpi(ranks=[4])
+def test_header_and_history_say_what_every_stage_holds(run_on_ranks: Run, mpi_tmp_path: Path) -> None:
+    options = ["--method", "pipedream", "--epochs", "1", "--out", "run", "--format", "json"]
+    _, out, _ = run_on_ranks("train", *DIGITS, *options)
+    printed, kept = json.loads(out)["header"], history(mpi_tmp_path / "run")[0]
     assert kept == {"kind": "header", **printed}
     for stage in kept["stages"]:
         one = 4 * sum(rows * (columns + 1) for rows, columns in LAYERS_OF[stage["stage"]])
@@ -62,23 +64,22 @@ def test_header_and_history_say_what_every_stage_holds(tmp_path: Path) -> None:
 LAYERS_OF = [[(32, 64), (32, 32)], [(32, 32)] * 2, [(32, 32)] * 2, [(32, 32), (10, 32)]]
 
 
-def test_the_settings_that_ran_repeat_the_run(tmp_path: Path) -> None:
-    first = [*TRAIN, *DIGITS, "--epochs", "1", "--method", "gpipe", "--out", "first"]
-    assert run_mpi(4, first, timeout=60, cwd=tmp_path).returncode == 0
-    again = [*TRAIN, "first/config.toml", "--out", "again"]
-    assert run_mpi(4, again, timeout=60, cwd=tmp_path).returncode == 0
-    one, other = (np.load(tmp_path / name / "weights.npz") for name in ("first", "again"))
+@pytest.mark.mpi(ranks=[4])
+def test_the_settings_that_ran_repeat_the_run(run_on_ranks: Run, mpi_tmp_path: Path) -> None:
+    assert run_on_ranks("train", *DIGITS, "--epochs", "1", "--method", "gpipe", "--out", "first")[0] == 0
+    assert run_on_ranks("train", "first/config.toml", "--out", "again")[0] == 0
+    one, other = (np.load(mpi_tmp_path / name / "weights.npz") for name in ("first", "again"))
     assert all(np.array_equal(one[name], other[name]) for name in one.files)
 
 
-def test_stages_of_different_widths_train_from_the_command_line(tmp_path: Path) -> None:
+@pytest.mark.mpi(ranks=[4])
+def test_stages_of_different_widths_train_from_the_command_line(run_on_ranks: Run) -> None:
     stages = ["--set", "parallel.stages=[{batch=2}, {model=2}]"]
-    run = [*TRAIN, *HIDDEN, "--epochs", "2", *stages, "--method", "pipedream", "--out", "run"]
-    result = run_mpi(4, run, timeout=60, cwd=tmp_path)
-    assert result.returncode == 0, result.stderr
-    assert "2 x 1 + 1 x 2 (batch x model of each stage)" in result.stdout
-    again = run_mpi(4, [*TRAIN, "run/config.toml", "--out", "again"], timeout=60, cwd=tmp_path)
-    assert again.returncode == 0, again.stderr
+    code, out, err = run_on_ranks("train", *HIDDEN, "--epochs", "2", *stages, "--method", "pipedream", "--out", "run")
+    assert code == 0, err
+    assert "2 x 1 + 1 x 2 (batch x model of each stage)" in out
+    code, _, err = run_on_ranks("train", "run/config.toml", "--out", "again")
+    assert code == 0, err
 
 
 WRONG = {
@@ -123,20 +124,36 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("case", WRONG)
-def test_one_clear_line_and_exit_code_2(case: str, tmp_path: Path) -> None:
-    ranks, arguments, words = WRONG[case]
-    result = run_mpi(ranks, [*TRAIN, *arguments], timeout=60, cwd=tmp_path)
-    assert result.returncode == 2
-    lines = [line for line in result.stderr.splitlines() if line.startswith("Error")]
+def _wrong(ranks: int) -> list[str]:
+    return [case for case, (wanted, _, _) in WRONG.items() if wanted == ranks]
+
+
+@pytest.mark.mpi(ranks=[2])
+@pytest.mark.parametrize("case", _wrong(2))
+def test_one_clear_line_and_exit_code_2(case: str, run_on_ranks: Run, mpi_tmp_path: Path) -> None:
+    assert_refused(case, run_on_ranks, mpi_tmp_path)
+
+
+@pytest.mark.mpi(ranks=[3])
+@pytest.mark.parametrize("case", _wrong(3))
+def test_one_clear_line_and_exit_code_2_on_three_ranks(case: str, run_on_ranks: Run, mpi_tmp_path: Path) -> None:
+    assert_refused(case, run_on_ranks, mpi_tmp_path)
+
+
+def assert_refused(case: str, run_on_ranks: Run, folder: Path) -> None:
+    _, arguments, words = WRONG[case]
+    code, _, err = run_on_ranks("train", *arguments)
+    assert code == 2
+    lines = [line for line in err.splitlines() if line.startswith("Error")]
     assert len(lines) == 1
     for word in words:
         assert word in lines[0]
-    assert not (tmp_path / "runs").exists()
+    assert not (folder / "runs").exists()
 
 
-def test_fewer_minibatches_than_stages_work(tmp_path: Path) -> None:
-    run = [*TRAIN, *DIGITS, "--epochs", "1", "--method", "pipedream", "--batch-size", "1000", "--out", "run"]
-    result = run_mpi(4, run, timeout=60, cwd=tmp_path)
-    assert result.returncode == 0, result.stderr
-    assert history(tmp_path / "run")[-1]["steps"] == 2
+@pytest.mark.mpi(ranks=[4])
+def test_fewer_minibatches_than_stages_work(run_on_ranks: Run, mpi_tmp_path: Path) -> None:
+    options = ["--epochs", "1", "--method", "pipedream", "--batch-size", "1000", "--out", "run"]
+    code, _, err = run_on_ranks("train", *DIGITS, *options)
+    assert code == 0, err
+    assert history(mpi_tmp_path / "run")[-1]["steps"] == 2

@@ -7,11 +7,17 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
 from mpi_runner.launch import run_mpi
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+Run = Callable[..., tuple[int, str, str]]
 
 RANKS = [1, 3]
 
@@ -71,29 +77,30 @@ CASES: dict[str, tuple[Callable[[Path], list[str]], list[str]]] = {
 }
 
 
-@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.mpi(ranks=RANKS)
 @pytest.mark.parametrize("case", CASES)
-def test_one_clear_line_and_exit_code_2(case: str, ranks: int, tmp_path: Path) -> None:
-    arguments, words = CASES[case]
-    program = [sys.executable, "-m", "hybridnn", "train", *arguments(tmp_path)]
-    result = run_mpi(ranks, program, timeout=60, env={"HYBRIDNN_DATA": str(tmp_path)}, cwd=tmp_path)
-    assert not result.timed_out
-    assert result.returncode == 2, result.stderr
-    errors = [line for line in result.stderr.splitlines() if "Error" in line]
-    assert len(errors) == 1, result.stderr
+def test_one_clear_line_and_exit_code_2(
+    case: str, run_on_ranks: Run, mpi_tmp_path: Path, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, words = CASES[case]
+    arguments = comm.bcast(write(mpi_tmp_path) if comm.rank == 0 else None)
+    monkeypatch.setenv("HYBRIDNN_DATA", str(mpi_tmp_path))
+    code, _, err = run_on_ranks("train", *arguments)
+    assert code == 2, err
+    errors = [line for line in err.splitlines() if "Error" in line]
+    assert len(errors) == 1, err
     assert all(word in errors[0] for word in words), errors[0]
-    assert "Traceback" not in result.stderr
-    assert not list(tmp_path.glob("runs/*/weights.npz"))
-    assert not any('"end"' in path.read_text() for path in tmp_path.glob("runs/*/history.jsonl"))
+    assert "Traceback" not in err
+    assert not list(mpi_tmp_path.glob("runs/*/weights.npz"))
+    assert not any('"end"' in path.read_text() for path in mpi_tmp_path.glob("runs/*/history.jsonl"))
 
 
-@pytest.mark.parametrize("ranks", RANKS)
-def test_more_model_ranks_than_outputs(ranks: int, tmp_path: Path) -> None:
-    program = [sys.executable, "-m", "hybridnn", "train", "--model", str(ranks), "--hidden", "16,2"]
-    result = run_mpi(ranks, program, timeout=60, cwd=tmp_path)
-    assert result.returncode == (0 if ranks == 1 else 2), result.stderr
-    if ranks > 1:
-        assert "Error: parallel.model = 3: layer 1 has 2 outputs, fewer than the 3 model ranks" in result.stderr
+@pytest.mark.mpi(ranks=RANKS)
+def test_more_model_ranks_than_outputs(run_on_ranks: Run, comm: MPI.Intracomm) -> None:
+    code, _, err = run_on_ranks("train", "--model", str(comm.size), "--hidden", "16,2")
+    assert code == (0 if comm.size == 1 else 2), err
+    if comm.size > 1:
+        assert "Error: parallel.model = 3: layer 1 has 2 outputs, fewer than the 3 model ranks" in err
 
 
 @pytest.mark.parametrize("ranks", RANKS)

@@ -83,10 +83,12 @@ def test_four_stages_of_two(comm: MPI.Intracomm) -> None:
 
 @pytest.mark.mpi(ranks=list(WIDTHS))
 def test_stages_of_their_own_widths(comm: MPI.Intracomm) -> None:
-    for stages in WIDTHS[comm.size]:
+    """Every method on every layout of four ranks, and on every second of the others."""
+    for place, stages in enumerate(WIDTHS[comm.size]):
         grid = ProcessGrid(comm, stages=stages)
-        for it in few_of_each(len(stages)):
-            check_pipelined(it, grid)
+        for number, it in enumerate(few_of_each(len(stages))):
+            if comm.size == 4 or (number + place) % 2 == 0:
+                check_pipelined(it, grid)
 
 
 @pytest.mark.mpi(ranks=[3, 4])
