@@ -13,7 +13,7 @@ from hypothesis import settings
 
 pytest_plugins = ["mpi_runner.plugin"]
 
-# The tests start a thousand processes, and without bytecode each of them compiles the whole package first.
+# The tests start hundreds of processes, and without bytecode each of them compiles the whole package first.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 

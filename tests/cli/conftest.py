@@ -34,7 +34,7 @@ def run_hybridnn(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyP
 def run_on_ranks(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, mpi_tmp_path: Path, comm: MPI.Intracomm
 ) -> Run:
-    """Run ``hybridnn`` on all ranks in one empty folder; returns the exit code of each, and what all of them printed.
+    """Run ``hybridnn`` on all ranks in one empty folder; returns their exit code, and what all of them printed.
 
     It takes a tenth of the time of a job of its own. What only a job shows, how it begins and ends, is seen elsewhere.
     """

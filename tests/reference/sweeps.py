@@ -76,12 +76,16 @@ def layouts(shape: tuple[int, int]) -> Iterator[Case]:
 def trainings(shape: tuple[int, int]) -> Iterator[Case]:
     """Every optimizer on a grid, with both tasks and both residual settings up to 3 ranks, with one of the four beyond.
 
-    Which one differs from optimizer to optimizer and from grid to grid.
+    Which one differs from optimizer to optimizer and from grid to grid. More than four ranks have each optimizer on
+    every second grid.
     """
     kinds = list(product((True, False), (True, False)))
-    turn = shape[0]
+    turn, ranks = shape[0], shape[0] * shape[1]
+    place_of_grid = grid_shapes(ranks).index(shape)
     for number, optimizer in enumerate(OPTIMIZERS):
-        chosen = kinds if shape[0] * shape[1] <= 3 else [kinds[(number + turn) % len(kinds)]]
+        if ranks > 4 and (number + place_of_grid) % 2:
+            continue
+        chosen = kinds if ranks <= 3 else [kinds[(number + turn) % len(kinds)]]
         for place, (classification, residual) in enumerate(chosen):
             split = SPLITS[(number // 2 + turn + place) % 2]
             sizes = sizes_for(shape[1], split, residual, classification)

@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 RANKS = [2, 4]
-"""Three stages run in `test_no_method_needs_sends_that_return_before_they_are_received`, every method of them, and in
-`test_every_optimizer_trains_as_its_replay`."""
+"""On three stages, every method runs in `test_no_method_needs_sends_that_return_before_they_are_received`."""
 
 
 def cases(stages: int) -> dict[str, PipelineCase]:
