@@ -9,6 +9,7 @@ This module can be imported without CuPy; `cupy_kernels` says what is missing.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -110,7 +111,8 @@ class CupyKernels(CupyUpdates):
         Parameters
         ----------
         work : callable
-            Waits for nothing, allocates nothing, and was called before, so that all it needs is compiled.
+            Waits for nothing, allocates nothing, and was called before, so that all it needs is compiled. Other streams
+            that it lets wait for the current one belong to the graph, and at the end the current one waits for them.
 
         Returns
         -------
@@ -120,7 +122,13 @@ class CupyKernels(CupyUpdates):
         stream = self._cupy.cuda.Stream(non_blocking=True)
         with stream:
             stream.begin_capture()
-            work()
+            try:
+                work()
+            except BaseException:
+                # Other streams that take part are of use again only after the end.
+                with suppress(self._cupy.cuda.runtime.CUDARuntimeError):
+                    stream.end_capture()
+                raise
             graph = stream.end_capture()
         return lambda: graph.launch(self._cupy.cuda.get_current_stream())
 

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from comm.stand_in_device import STALE, DeviceArray, StandInCupy, Stream
+from comm.stand_in_device import STALE, DeviceArray, StandInCupy
 from hybridnn import ProcessGrid
 from hybridnn.comm.transports.carrier import Carrier
 from hybridnn.comm.transports.device import Device
+from hybridnn.kernels.cupy_kernels import CupyKernels
 from hybridnn.kernels.numpy_backend import NUMPY
 from hybridnn.training.device import TrainingDevice
 
@@ -35,18 +36,24 @@ class StandInKernels:
         Numbers that each call of `to_host`, which waits for the device, brought.
     brought : list of int
         Numbers that each call of `put` and `to_device` took to the device.
-    replays : list of int
-        How often each recording was replayed.
     """
 
     on_host = False
+    record = CupyKernels.record
 
     def __init__(self, cupy: StandInCupy, free: int) -> None:
         self._cupy, self._free = cupy, free
         self.fetched: list[int] = []
         self.brought: list[int] = []
-        self.replays: list[int] = []
-        self._records = False
+
+    @property
+    def replays(self) -> list[int]:
+        """How often each recording was launched."""
+        return self._cupy.launches
+
+    @property
+    def _records(self) -> bool:
+        return self._cupy.current.is_capturing()
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         compute = UPDATES.get(name) or getattr(NUMPY, name)
@@ -62,25 +69,6 @@ class StandInKernels:
 
     def free_bytes(self) -> int:
         return self._free
-
-    def record(self, work: Callable[[], None]) -> Callable[[], None]:
-        line, self._cupy.current = self._cupy.current, Stream()
-        self._records = True
-        try:
-            work()
-        finally:
-            self._records = False
-            recorded, self._cupy.current = self._cupy.current, line
-        assert recorded.done == 0
-        self.replays.append(0)
-        number = len(self.replays) - 1
-
-        def replay() -> None:
-            self.replays[number] += 1
-            for one in recorded._work:
-                self._cupy.current.give(one)
-
-        return replay
 
     def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> DeviceArray:
         assert not self._records

@@ -48,6 +48,12 @@ class Device:
         self._inward = cupy.cuda.Stream(non_blocking=True)
         self.collectives = cupy.cuda.Stream(non_blocking=True)
 
+    @property
+    def recording(self) -> bool:
+        """Whether the current stream keeps what it is told for a CUDA graph, and does nothing of it."""
+        capturing: bool = self.cupy.cuda.get_current_stream().is_capturing()
+        return capturing
+
     def mark(self, stream: Any = None) -> Any:
         """An event after all that `stream`, by default the current one, was told so far."""
         event = self.cupy.cuda.Event(disable_timing=True)
