@@ -142,4 +142,3 @@ def test_nccl_can_be_recorded() -> None:
     replay()
     np.testing.assert_array_equal(array.get(), 63 * numbers)
     del replay
-    del nccl
