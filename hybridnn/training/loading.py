@@ -2,12 +2,13 @@
 
 On the CPU they are read straight into the arrays of the step. A device has all samples, where they fit, and gathers
 those of a minibatch by their numbers, which were brought to it once per epoch: no step waits for the host. Where they
-do not fit, or come by MPI, the host reads each minibatch and copies it over.
+do not fit, or come by MPI, the host reads each minibatch, at most two ahead of the device, which copies them over.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
@@ -118,13 +119,15 @@ class _HostLoader:
 
 @dataclass(frozen=True)
 class _StagedLoader:
-    """The host reads samples into memory of its own, and copies them over."""
+    """The host reads samples into memory that the device copies from, while that computes."""
 
     host: _HostLoader
     kernels: Kernels
 
     def load(self, minibatch: int, start: int, stop: int, x: Array | None, y: Array | None) -> None:
-        _bring(self.kernels, partial(self.host.load, minibatch, start, stop), x, y)
+        with ExitStack() as copied:
+            rooms = (None if array is None else copied.enter_context(self.kernels.filling(array)) for array in (x, y))
+            self.host.load(minibatch, start, stop, *rooms)
 
 
 class DeviceLoader:

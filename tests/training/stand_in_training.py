@@ -6,7 +6,8 @@ numbers of the device without `to_host` finds no array, or old numbers in it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from hybridnn.comm.transports.carrier import Carrier
 from hybridnn.comm.transports.device import Device
 from hybridnn.kernels.cupy_kernels import CupyKernels
 from hybridnn.kernels.numpy_backend import NUMPY
+from hybridnn.kernels.pinned_memory import PinnedMemory
 from hybridnn.training.device import TrainingDevice
 
 if TYPE_CHECKING:
@@ -45,6 +47,7 @@ class StandInKernels:
         self._cupy, self._free = cupy, free
         self.fetched: list[int] = []
         self.brought: list[int] = []
+        self._pinned = PinnedMemory(cupy)
 
     @property
     def replays(self) -> list[int]:
@@ -88,6 +91,14 @@ class StandInKernels:
         assert not self._records
         assert out.flags.c_contiguous
         out.set(host)
+
+    @contextmanager
+    def filling(self, out: DeviceArray) -> Iterator[NDArray[Any]]:
+        self.brought.append(out.size)
+        assert not self._records
+        kernels: Any = self
+        with CupyKernels.filling(kernels, out) as numbers:
+            yield numbers
 
     def to_host(self, array: DeviceArray) -> NDArray[Any]:
         assert isinstance(array, DeviceArray)

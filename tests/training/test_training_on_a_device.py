@@ -16,7 +16,9 @@ from hybridnn.comm.agreement import broadcast_text
 from hybridnn.comm.calls import Call
 from hybridnn.comm.transports.carrier import Carrier
 from hybridnn.comm.transports.device import Device
+from hybridnn.datasets import ArrayRows
 from hybridnn.errors import EnvironmentProblem, NonFiniteLossError, SettingError
+from hybridnn.kernels.pinned_memory import LEAST_BYTES
 from hybridnn.parallel.gradient_reduction import DEVICE_PACE
 from hybridnn.training.checkpoints.reading import newest_sound
 from hybridnn.training.device import DeviceOptions, TrainingDevice, settle_device
@@ -80,6 +82,31 @@ def test_samples_go_to_the_device_once_where_they_fit(part: str) -> None:
         assert sorted(brought) == sorted([x.size, y.size, 10, len(x), len(x)])
     else:
         assert sum(brought) == 2 * (x.size + y.size) + 10
+
+
+def test_the_host_reads_minibatches_ahead_and_no_more_than_two() -> None:
+    grid, case = ProcessGrid(), Case(epochs=1, samples=300)
+    device = stand_in(grid, free=0)
+    cupy = kernels_of(device)._cupy
+    trainer = make_trainer(case, grid, device=device)
+    trainer.log_every = 1000
+    x, y = data(case)
+    taken, left = [], []
+
+    class Rows(ArrayRows):
+        def take(self, indices: Any, x: Any, y: Any) -> None:
+            taken.append(cupy.is_pinned(y if x is None else x))
+            left.append(cupy.current.given - cupy.current.done)
+            super().take(indices, x, y)
+
+    trainer.fit(Rows(x, y), epochs=1)
+    on_cpu = run(case, grid, device="cpu")
+    assert_arrays_close(trainer.weights(), on_cpu.weights(), "ahead", EXACTLY)
+    assert len(taken) == 60
+    assert all(taken)
+    assert min(left[5:]) > 0  # of the device's work: nobody has waited for all of it
+    assert max(left[30:]) <= max(left[:30])
+    assert cupy.pinned_bytes <= 6 * LEAST_BYTES
 
 
 @pytest.mark.parametrize("case", [Case(), CLIPPED], ids=["plain", "clipped"])

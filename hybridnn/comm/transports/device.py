@@ -7,8 +7,8 @@ from typing import Any
 from numpy.typing import NDArray
 
 from hybridnn.comm.transports.departures import Departures
-from hybridnn.comm.transports.pinned import PinnedMemory
 from hybridnn.comm.transports.transport import Array
+from hybridnn.kernels.pinned_memory import PinnedMemory
 
 __all__ = ["CHUNK_BYTES", "Device"]
 
