@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from numpy.typing import DTypeLike
 
 from hybridnn.checks import require_choice, require_number, require_whole
+from hybridnn.comm.agreement import same_text_on_all
+from hybridnn.comm.grid import ProcessGrid
 from hybridnn.errors import SettingError
 from hybridnn.parallel.distribution import DISTRIBUTIONS
 from hybridnn.parallel.layer_split import MODEL_SPLITS
 
-__all__ = ["check_trainer_settings"]
+__all__ = ["check_trainer_settings", "require_same_settings"]
 
 
 def check_trainer_settings(
@@ -42,3 +46,15 @@ def check_trainer_settings(
     if not isinstance(shared_replicas, bool) and shared_replicas != "auto":
         raise SettingError("parallel.shared_replicas", shared_replicas, "allowed are 'auto', true and false")
     require_choice("data.distribution", distribution, DISTRIBUTIONS)
+
+
+def require_same_settings(grid: ProcessGrid, *settings: Any) -> None:
+    """Refuse settings that are not written alike on all ranks; collective.
+
+    Raises
+    ------
+    SettingError
+        On every rank.
+    """
+    if not same_text_on_all(grid.world, repr(settings)):
+        raise SettingError("settings of this rank", settings, "the same on every rank")

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from comm.stand_in_device import STALE, DeviceArray, StandInCupy, StandInError
+from comm.stand_in_device import STALE, DeviceArray, StandInCupy
+from comm.stand_in_streams import StandInError
 from hybridnn.comm.grid import ProcessGrid
 from hybridnn.comm.group import Group
 from hybridnn.comm.partition import block_sizes, block_slice

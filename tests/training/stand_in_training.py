@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -151,3 +152,25 @@ def stand_in(
     kernels = StandInKernels(cupy, free)
     record = kernels.record if graphs else None
     return TrainingDevice(kernels, "gpu", "a stand-in", transport, "as the test says", record)
+
+
+def kernels_of(device: TrainingDevice) -> StandInKernels:
+    assert isinstance(device.kernels, StandInKernels)
+    return device.kernels
+
+
+def cupy_with_a_gpu(comm: MPI.Intracomm | None = None, place: str = "") -> Any:
+    """A stand-in for CuPy with one GPU that is plugged in at `place`, for those who choose a device."""
+    cupy = StandInCupy(comm)
+    if comm is not None:
+        cupy.cuda.nccl.available = True
+    cupy.cuda.Device = lambda index: SimpleNamespace(use=lambda: None)
+    cupy.cuda.runtime = SimpleNamespace(
+        getDeviceCount=lambda: 1,
+        memGetInfo=lambda: (1, 2),
+        getDeviceProperties=lambda index: {"name": b"Imaginary"},
+        getDevice=lambda: 0,
+        deviceGetPCIBusId=lambda index: place,
+        CUDARuntimeError=RuntimeError,
+    )
+    return cupy

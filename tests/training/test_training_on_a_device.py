@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,50 +12,23 @@ import pytest
 from hybridnn import MLP, SGD, ProcessGrid, Trainer
 from hybridnn.cli.train_view import TrainView
 from hybridnn.comm.agreement import broadcast_text
-from hybridnn.comm.calls import Call
-from hybridnn.comm.transports.carrier import Carrier
-from hybridnn.comm.transports.device import Device
 from hybridnn.datasets import ArrayRows
 from hybridnn.errors import EnvironmentProblem, NonFiniteLossError, SettingError
 from hybridnn.kernels.pinned_memory import LEAST_BYTES
-from hybridnn.parallel.gradient_reduction import DEVICE_PACE
 from hybridnn.training.checkpoints.reading import newest_sound
 from hybridnn.training.device import DeviceOptions, TrainingDevice, settle_device
 from hybridnn.training.epoch import Reached
-from hybridnn.training.history import StepRecord
 from hybridnn.training.run import run_training
 from hybridnn.training.run_record import read_run
 from hybridnn.training.settings import DeviceSettings, settings_from
 from hybridnn.training.trained.weights_source import find_weights
-from reference.cases import Case, assert_arrays_close, check_against_reference, data, make_trainer, run
+from reference.cases import Case, assert_arrays_close, data, make_trainer, run
 from reference.pipeline_cases import ADAM, DELAYED_CASES, MOMENTUM, PipelineCase, check_pipelined, exact_cases
-from training.stand_in_training import StandInKernels, stand_in
+from training.device_cases import CASES, CLIPPED, EXACTLY, SPLIT, check
+from training.stand_in_training import cupy_with_a_gpu, kernels_of, stand_in
 
 if TYPE_CHECKING:
     from mpi4py import MPI
-
-EXACTLY = 1e-12
-CLIPPED = Case(clip_norm=0.05)
-CASES = {
-    "momentum": Case(),
-    "clipped": CLIPPED,
-    "adam": Case(classification=False, optimizer="adam", activation="selu"),
-    "residual": Case((6, 6, 6, 4), residual=True, optimizer="nesterov", activation="relu"),
-    "plain": Case(optimizer="plain", activation="sigmoid", schedule="cosine"),
-}
-SPLIT = replace(CASES["residual"], model_split="alternating")
-
-
-def kernels_of(device: TrainingDevice) -> StandInKernels:
-    assert isinstance(device.kernels, StandInKernels)
-    return device.kernels
-
-
-def check(case: Case, grid: ProcessGrid, device: TrainingDevice) -> None:
-    """The reference says what is right; the CPU does the same to the last digits."""
-    trainer = check_against_reference(case, grid, device=device)
-    on_cpu = run(replace(case, shared_replicas=False), grid, device="cpu")
-    assert_arrays_close(trainer.weights(), on_cpu.weights(), str(case), EXACTLY)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -123,41 +95,6 @@ def test_no_step_waits_for_the_device_before_it_is_logged(case: Case) -> None:
     assert fetched[start + 2 :] == [stage.size for stage in layers_of(trainer)]
 
 
-GRAPHS = {
-    **CASES,
-    "adamw": Case(optimizer="adamw", schedule="warmup-linear", clip_norm=0.05),
-    "dampened": Case(optimizer="dampened", schedule="step"),
-}
-
-
-@pytest.mark.parametrize("name", GRAPHS)
-def test_replayed_steps_are_the_steps(name: str) -> None:
-    """Rates, samples and Adam's corrections change from step to step, and the last minibatch is smaller."""
-    grid = ProcessGrid()
-    device = stand_in(grid, graphs=True)
-    check_against_reference(GRAPHS[name], grid, device=device)
-    # Of 4 minibatches in 3 epochs, the first of each of the two sizes is trained on without a recording.
-    assert kernels_of(device).replays == [8, 2]
-
-
-def test_recordings_are_those_of_one_set_of_samples() -> None:
-    case, grid = Case(), ProcessGrid()
-    device = stand_in(grid, graphs=True)
-    (x, y), found, expected = data(case), *(make_trainer(case, grid, device=on) for on in (device, "cpu"))
-    for trainer in (found, expected):
-        trainer.fit(x, y, epochs=2)
-        trainer.fit(x[::-1], y[::-1], epochs=2)
-    assert_arrays_close(found.weights(), expected.weights(), "other samples", EXACTLY)
-    assert kernels_of(device).replays == [5, 1, 5, 1]
-
-
-def test_samples_that_do_not_fit_are_trained_on_without_recordings() -> None:
-    grid = ProcessGrid()
-    device = stand_in(grid, free=0, graphs=True)
-    check_against_reference(CASES["adam"], grid, device=device)
-    assert kernels_of(device).replays == []
-
-
 def layers_of(trainer: Trainer) -> list[Any]:
     stage = trainer._engine.stages[0]
     return [stage.weights[slice(*stage.layout.bounds(place))] for place in range(len(stage.splits))]
@@ -173,72 +110,6 @@ def test_batch_and_model_ranks(comm: MPI.Intracomm, transport: str) -> None:
         for case in cases:
             grid = ProcessGrid(comm, **axes)
             check(case, grid, stand_in(grid, transport, comm))
-
-
-@pytest.mark.mpi(ranks=[2, 3])
-def test_batch_ranks_replay_steps(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 21 samples the last minibatch has one, and some ranks none; small buckets travel beside what is computed."""
-    uneven = Case(samples=21, optimizer="adamw", schedule="warmup-linear")
-    for bucket_bytes in (DEVICE_PACE.bucket_bytes, 8):
-        monkeypatch.setattr("hybridnn.parallel.replica.DEVICE_PACE", replace(DEVICE_PACE, bucket_bytes=bucket_bytes))
-        for case in (CLIPPED, uneven, replace(CASES["adam"], overlap=False)):
-            grid = ProcessGrid(comm, batch=comm.size)
-            device = stand_in(grid, "nccl", comm, graphs=True)
-            check(case, grid, device)
-            assert kernels_of(device).replays == ([5, 2] if case is uneven else [8, 2])
-
-
-@pytest.mark.mpi(ranks=[2])
-def test_replays_count_as_steps(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hybridnn.parallel.replica.DEVICE_PACE", replace(DEVICE_PACE, bucket_bytes=1000))
-    case, told = Case(epochs=2), []
-    for graphs in (False, True):
-        grid, figures = ProcessGrid(comm, batch=2), []
-        recorder = grid.recorder
-        trainer = make_trainer(case, grid, device=stand_in(grid, "nccl", comm, graphs=graphs))
-        entered = grid.batch_group._channel.entered
-        before = recorder.totals
-
-        def at_step(record: StepRecord, grid: ProcessGrid = grid, figures: list[Any] = figures) -> None:
-            totals, channel = grid.recorder.totals, grid.batch_group._channel
-            calls = [Call._make(call) for call in list(channel.recent)[-3:]]
-            figures.append((totals.bytes_sent, totals.messages, channel.entered))
-            figures.append([(call.number - channel.entered, call.what) for call in calls])
-            assert grid.recorder.now is None
-
-        trainer.fit(*data(case), epochs=2, on_step=at_step)
-        told.append([(recorder.totals - before).bytes_sent, (recorder.totals - before).messages, *figures])
-        assert grid.batch_group._channel.entered > entered + 8
-    assert told[0] == told[1]
-
-
-@pytest.mark.mpi(ranks=[2])
-@pytest.mark.parametrize("way", ["at once", "in a cycle", "other samples"])
-def test_recordings_go_before_the_connection_that_they_use(comm: MPI.Intracomm, way: str) -> None:
-    """NCCL would wait for them for ever, as when somebody has the grid connected anew while a trainer lives."""
-    grid, case = ProcessGrid(comm, batch=2), Case(epochs=2)
-    device = stand_in(grid, "nccl", comm, graphs=True)
-    cupy = kernels_of(device)._cupy
-    trainer = run(case, grid, device=device)
-    grid.carry(Carrier("nccl", Device(cupy)))
-    gc.collect()
-    assert cupy.ended == []
-    if way == "other samples":
-        trainer.fit(*data(case), epochs=1)
-        assert_arrays_close(trainer.weights(), run(Case(), grid, device="cpu").weights(), way, EXACTLY)
-    elif way == "in a cycle":
-        trainer.itself = trainer
-    del trainer
-    gc.collect()
-    assert cupy.ended[:3] == ["graph", "graph", "connection"]
-
-
-@pytest.mark.mpi(ranks=[2])
-def test_one_rank_without_room_for_the_samples_keeps_all_from_recording(comm: MPI.Intracomm) -> None:
-    grid = ProcessGrid(comm, batch=2)
-    device = stand_in(grid, "nccl", comm, free=0 if comm.rank else 1 << 40, graphs=True)
-    check(Case(epochs=2), grid, device)
-    assert kernels_of(device).replays == []
 
 
 @pytest.mark.mpi(ranks=[2])
@@ -404,48 +275,3 @@ def test_a_gpu_is_taken_with_the_arithmetic_that_is_wanted(name: str) -> None:
     replayed = settle_device(DeviceOptions(name, graphs=True), grid, cupy_with_a_gpu, make)
     assert replayed.why.endswith("steps replayed as CUDA graphs")
     assert replayed.record is not None
-
-
-@pytest.mark.mpi(ranks=[2])
-def test_batch_ranks_record_steps_where_nccl_connects_them(comm: MPI.Intracomm) -> None:
-    def make(*, tf32: bool) -> Any:
-        return kernels_of(stand_in(ProcessGrid(comm)))
-
-    one_by_one = "Imaginary, GPU 0 of 1, kernels launched one by one: "
-    for transport, gpu_of, how, why in (
-        ("auto", str, {"batch": 2}, "Imaginary, GPU 0 of 1, steps replayed as CUDA graphs"),
-        ("staging", str, {"batch": 2}, one_by_one + "graphs of several ranks need NCCL"),
-        ("auto", lambda rank: "the same", {"batch": 2}, one_by_one + "graphs of several ranks need NCCL"),
-        ("nccl", str, {"model": 2}, one_by_one + "graphs are for one rank, or batch ranks alone"),
-        ("nccl", str, {"pipeline": 2}, one_by_one + "graphs are for one rank, or batch ranks alone"),
-        (
-            "nccl",
-            str,
-            {"batch": 2, "check_collectives": True},
-            one_by_one + "collectives in graphs cannot be compared (check_collectives)",
-        ),
-    ):
-        grid, cupy = ProcessGrid(comm, **how), cupy_with_a_gpu(comm, gpu_of(comm.rank))
-        device = settle_device(DeviceOptions("gpu", transport, graphs=True), grid, lambda cupy=cupy: cupy, make)
-        assert device.why == why
-        assert (device.record is None) == ("one by one" in why)
-
-
-def cupy_with_a_gpu(comm: MPI.Intracomm | None = None, place: str = "") -> Any:
-    from types import SimpleNamespace
-
-    from comm.stand_in_device import StandInCupy
-
-    cupy = StandInCupy(comm)
-    if comm is not None:
-        cupy.cuda.nccl.available = True
-    cupy.cuda.Device = lambda index: SimpleNamespace(use=lambda: None)
-    cupy.cuda.runtime = SimpleNamespace(
-        getDeviceCount=lambda: 1,
-        memGetInfo=lambda: (1, 2),
-        getDeviceProperties=lambda index: {"name": b"Imaginary"},
-        getDevice=lambda: 0,
-        deviceGetPCIBusId=lambda index: place,
-        CUDARuntimeError=RuntimeError,
-    )
-    return cupy
