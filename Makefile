@@ -45,9 +45,9 @@ test: $(VENV)/.installed-test
 test-slurm: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -m slurm tests/slurm $(ARGS)
 
-# On a machine with a GPU and CuPy, with whatever Python that has: PYTHON=python3.
+# On a machine with a GPU, with a Python that has CuPy, mpi4py, pytest, pytest-mpi, pytest-timeout: PYTHON=python3.
 test-gpu:
-	PYTHONPATH=tests:. $(PYTHON) -m pytest -c /dev/null --rootdir . --noconftest tests/gpu $(ARGS)
+	PYTHONPATH=tests:. $(PYTHON) -m pytest -c /dev/null --rootdir . -rs -m gpu tests/gpu $(ARGS)
 
 bench-gpu:
 	$(PYTHON) -m benchmarks.gpu_kernels

@@ -6,10 +6,10 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
 
 pytest_plugins = ["mpi_runner.plugin"]
 
@@ -19,9 +19,12 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 REAL = Path(__file__).resolve().parents[2] / "shared" / "data"
 
-# Ranks that draw different examples would wait for each other for ever; a shared machine has no deadlines.
-settings.register_profile("same-on-every-rank", derandomize=True, deadline=None)
-settings.load_profile("same-on-every-rank")
+if find_spec("hypothesis") is not None:  # the tests on a GPU do without
+    from hypothesis import settings
+
+    # Ranks that draw different examples would wait for each other for ever; a shared machine has no deadlines.
+    settings.register_profile("same-on-every-rank", derandomize=True, deadline=None)
+    settings.load_profile("same-on-every-rank")
 
 
 @pytest.fixture(scope="session", autouse=True)

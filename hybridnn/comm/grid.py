@@ -61,6 +61,8 @@ class ProcessGrid:
         Batch and model ranks of every stage.
     nodes : int
         Nodes the ranks run on.
+    check_collectives : bool
+        As it was asked for.
 
     Raises
     ------
@@ -87,6 +89,7 @@ class ProcessGrid:
         check_collectives: bool = False,
     ) -> None:
         mpi = import_mpi()
+        self.check_collectives = check_collectives
         if comm is None:
             require_whole_launch()
         ranks: Any = comm if comm is not None else mpi.COMM_WORLD

@@ -80,6 +80,11 @@ class Group(RecordedCalls):
             self._transport = carrier.transport(self._comm, self.axis, self._limit)
             self._carrier = carrier
 
+    @property
+    def transport(self) -> Transport:
+        """What begins the calls that do not block; `carry` replaces it."""
+        return self._transport
+
     def split(self, color: int, axis: str) -> Group:
         """Divide the group: the ranks that name the same `color` are a new one, in the same order; collective."""
         if self.size == 1:

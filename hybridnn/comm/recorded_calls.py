@@ -65,6 +65,8 @@ class RecordedCalls:
         name, _, _, nbytes, _, peer, _, start, about = call
         sent = _bytes_sent(name, nbytes, self.size, peer == self.rank)
         self.recorder.end_communication(name, self.axis, start, sent, 1, about)
+        if self.recorder.kept is not None:
+            self.recorder.kept.append((call, sent))
 
     def _start(
         self,

@@ -100,6 +100,8 @@ class Recorder:
         Instructions and calls ended so far. Asking an operation that is not done does not count.
     channels : list of Channel
         The groups that record here.
+    kept : list of (CallRecord, int) or None
+        Where calls are kept as they begin, with the bytes that this rank sends; see ``comm/repeated_calls.py``.
     """
 
     def __init__(self, capacity: int = 4096) -> None:
@@ -107,6 +109,7 @@ class Recorder:
         self.polled: tuple[CallRecord, float] | None = None
         self.finished = 0
         self.channels: list[Channel] = []
+        self.kept: list[tuple[CallRecord, int]] | None = None
         self._events: deque[EventRecord] = deque(maxlen=capacity)
         self._communication_seconds = self._waiting_seconds = 0.0
         self._bytes_sent = 0

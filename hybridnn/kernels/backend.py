@@ -11,6 +11,7 @@ where a function says that any will do.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from numpy.typing import DTypeLike, NDArray
@@ -61,6 +62,14 @@ class Kernels(Protocol):
         """``out = host``, of the same shape and dtype; `host` may be written to again at once.
 
         On the host nothing is copied where the two are the same array, as `to_host` gives it.
+        """
+        ...
+
+    def filling(self, out: Array) -> AbstractContextManager[NDArray[Any]]:
+        """Memory of the host for the numbers of `out`, of the same shape and dtype, while the context lasts.
+
+        At its end they are put in line for `out`, and the host goes on, as long as it is not far ahead of the device;
+        on the host it is `out` itself.
         """
         ...
 

@@ -8,7 +8,8 @@ This module can be imported without CuPy; `cupy_kernels` says what is missing.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -33,8 +34,12 @@ from hybridnn.kernels.cupy_launch import (
 )
 from hybridnn.kernels.cupy_loading import load_cupy
 from hybridnn.kernels.cupy_updates import CupyUpdates
+from hybridnn.kernels.pinned_memory import PinnedMemory
 
-__all__ = ["CupyKernels", "cupy_kernels"]
+__all__ = ["COPIES_AHEAD", "CupyKernels", "cupy_kernels"]
+
+COPIES_AHEAD = 4
+"""Inputs and targets of two minibatches: the host reads while the device computes, and takes no more memory for it."""
 
 
 def cupy_kernels(*, tf32: bool = False) -> CupyKernels:
@@ -73,6 +78,7 @@ class CupyKernels(CupyUpdates):
         self._parts = cupy.empty((MOST_PARTS,), np.float64)
         self._arrived = cupy.zeros((1,), np.uint32)
         self._norm = cupy.zeros((1,), np.float64)
+        self._pinned = PinnedMemory(cupy)
 
     def compile(self, dtype: DTypeLike) -> None:
         """Compile the kernels for a dtype now; CuPy keeps them on disk for the next time."""
@@ -99,6 +105,19 @@ class CupyKernels(CupyUpdates):
         """``out = host``: CUDA has read the host's memory when it returns, unless that is pinned."""
         out.set(host)
 
+    @contextmanager
+    def filling(self, out: Array) -> Iterator[NDArray[Any]]:
+        """Pinned memory for the numbers of `out`, copied at the end; waits where many such copies are in line."""
+        self._pinned.wait_for_all_but(COPIES_AHEAD)
+        memory = self._pinned.lend(out.nbytes)
+        numbers = memory[: out.nbytes].view(out.dtype).reshape(out.shape)
+        yield numbers
+        stream, copied = self._cupy.cuda.get_current_stream(), self._cupy.cuda.Event(disable_timing=True)
+        if out.size:
+            out.set(numbers, stream=stream)
+        copied.record(stream)
+        self._pinned.give_back(memory, copied)
+
     def free_bytes(self) -> int:
         """Bytes of the device that nobody has, and those that CuPy keeps for new arrays."""
         free, _ = self._cupy.cuda.runtime.memGetInfo()
@@ -110,7 +129,8 @@ class CupyKernels(CupyUpdates):
         Parameters
         ----------
         work : callable
-            Waits for nothing, allocates nothing, and was called before, so that all it needs is compiled.
+            Waits for nothing, allocates nothing, and was called before, so that all it needs is compiled. Other streams
+            that it lets wait for the current one belong to the graph, and at the end the current one waits for them.
 
         Returns
         -------
@@ -120,7 +140,13 @@ class CupyKernels(CupyUpdates):
         stream = self._cupy.cuda.Stream(non_blocking=True)
         with stream:
             stream.begin_capture()
-            work()
+            try:
+                work()
+            except BaseException:
+                # Other streams that take part are of use again only after the end.
+                with suppress(self._cupy.cuda.runtime.CUDARuntimeError):
+                    stream.end_capture()
+                raise
             graph = stream.end_capture()
         return lambda: graph.launch(self._cupy.cuda.get_current_stream())
 

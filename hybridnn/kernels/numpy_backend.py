@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from math import sqrt
 from typing import Any
 
@@ -52,6 +53,10 @@ class NumpyKernels:
         """``out = host``, unless they are the same array."""
         if host is not out:
             np.copyto(out, host)
+
+    def filling(self, out: Array) -> AbstractContextManager[Array]:
+        """The array itself."""
+        return nullcontext(out)
 
     def free_bytes(self) -> int:
         """0: everything is on the host."""

@@ -42,8 +42,8 @@ class DeviceOptions:
     tf32 : bool
         Let a GPU round the factors of float32 matrix products to TF32, which is faster and less precise.
     graphs : bool
-        Let a GPU replay recorded steps (CUDA graphs), where one rank trains and its samples lie on the GPU. Elsewhere
-        the kernels of a step are launched one by one.
+        Let a GPU replay recorded steps (CUDA graphs), where its samples lie on it, and one rank trains, or batch ranks
+        do that NCCL connects. Elsewhere the kernels of a step are launched one by one.
     """
 
     name: str = "auto"
@@ -116,7 +116,24 @@ def settle_device(
     way = choose_transport(grid, options.transport, choice.cupy)
     kernels = agree(grid.world, lambda: make(tf32=options.tf32))
     grid.carry(Carrier(way.name, Device(choice.cupy)))
-    if not (options.graphs and grid.size == 1):
+    if not options.graphs:
         return TrainingDevice(kernels, "gpu", choice.why, way.name, way.why)
+    problem = _graphs_problem(grid, way.name)
+    if problem:
+        why = f"{choice.why}, kernels launched one by one: {problem}"
+        return TrainingDevice(kernels, "gpu", why, way.name, way.why)
     why = f"{choice.why}, steps replayed as CUDA graphs"
     return TrainingDevice(kernels, "gpu", why, way.name, way.why, kernels.record)
+
+
+def _graphs_problem(grid: ProcessGrid, transport: str) -> str:
+    """Why no steps of this grid can be recorded, the same text on all ranks; empty if they can."""
+    if grid.size == 1:
+        return ""
+    if grid.batch < grid.size:
+        return "graphs are for one rank, or batch ranks alone"
+    if transport != "nccl":
+        return "graphs of several ranks need NCCL"
+    if grid.check_collectives:
+        return "collectives in graphs cannot be compared (check_collectives)"
+    return ""

@@ -69,7 +69,7 @@ class Engine:
     kernels : Kernels
         Of the device that trains.
     record : Record, optional
-        Records steps of a single rank, to replay them.
+        Records steps, to replay them; where all ranks are batch ranks.
 
     Attributes
     ----------
@@ -116,7 +116,7 @@ class Engine:
         self._recorded = (
             None
             if record is None
-            else RecordedSteps(record, self.stages[0], optimizer, self.states[0], batch_size, grid.recorder)
+            else RecordedSteps(record, self.stages[0], optimizer, self.states[0], batch_size, grid.batch_group)
         )
         passes = ForwardPasses(model, grid, plan, self._executors, self._distributor, kernels, batch_size, self.dtype)
         self.evaluate, self.predict = passes.evaluate, passes.predict

@@ -2,12 +2,13 @@
 
 On the CPU they are read straight into the arrays of the step. A device has all samples, where they fit, and gathers
 those of a minibatch by their numbers, which were brought to it once per epoch: no step waits for the host. Where they
-do not fit, or come by MPI, the host reads each minibatch and copies it over.
+do not fit, or come by MPI, the host reads each minibatch, at most two ahead of the device, which copies them over.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
@@ -43,9 +44,10 @@ class Loader(Protocol):
 
 
 def place_samples(part: Part, kernels: Kernels, grid: ProcessGrid, dtype: np.dtype[Any]) -> Part:
-    """The same part, with its samples on this rank's device too, where there is one and they fit.
+    """The same part, with its samples on this rank's device too, where there is one and they fit; collective.
 
-    A stage of a pipeline takes what it reads: the first the inputs, the last the targets.
+    A stage of a pipeline takes what it reads: the first the inputs, the last the targets. Its batch ranks all do or
+    none does, as they may record steps, which must be the same for all.
 
     Parameters
     ----------
@@ -62,7 +64,9 @@ def place_samples(part: Part, kernels: Kernels, grid: ProcessGrid, dtype: np.dty
     dtypes = dtype, dtype if rows.targets_shape else np.dtype(np.int64)
     read = grid.pipeline_rank == 0, grid.pipeline_rank == grid.pipeline - 1
     needed = sum(prod(shapes[which]) * dtypes[which].itemsize for which in range(2) if read[which])
-    if needed > kernels.free_bytes() // LARGEST_SHARE:
+    lacking = np.array([needed > kernels.free_bytes() // LARGEST_SHARE], np.int64)
+    grid.batch_group.allreduce(lacking, "max")
+    if lacking[0]:
         return part
     x, y = (kernels.empty(shapes[which], dtypes[which]) if read[which] else None for which in range(2))
     for start in range(0, rows.samples, COPY_ROWS):
@@ -115,13 +119,15 @@ class _HostLoader:
 
 @dataclass(frozen=True)
 class _StagedLoader:
-    """The host reads samples into memory of its own, and copies them over."""
+    """The host reads samples into memory that the device copies from, while that computes."""
 
     host: _HostLoader
     kernels: Kernels
 
     def load(self, minibatch: int, start: int, stop: int, x: Array | None, y: Array | None) -> None:
-        _bring(self.kernels, partial(self.host.load, minibatch, start, stop), x, y)
+        with ExitStack() as copied:
+            rooms = (None if array is None else copied.enter_context(self.kernels.filling(array)) for array in (x, y))
+            self.host.load(minibatch, start, stop, *rooms)
 
 
 class DeviceLoader:
@@ -148,16 +154,17 @@ class DeviceLoader:
 
     def load(self, minibatch: int, start: int, stop: int, x: Array | None, y: Array | None) -> None:
         """See `Loader.load`."""
-        self.gather(self.indices(minibatch, start, stop), x, y)
+        self.gather(self.indices(minibatch), start, stop, x, y)
 
-    def indices(self, minibatch: int, start: int, stop: int) -> Array:
-        """Numbers of this rank's block of the samples `start` to `stop` of a minibatch."""
-        block, first = block_slice(stop - start, self._parts, self._part), self._firsts[minibatch] + start
-        return self._order[first + block.start : first + block.stop]
+    def indices(self, minibatch: int) -> Array:
+        """Numbers of the samples of a minibatch, of all ranks."""
+        return self._order[self._firsts[minibatch] : self._firsts[minibatch + 1]]
 
-    def gather(self, indices: Array, x: Array | None, y: Array | None) -> None:
-        """Fill `x` or `y` with the samples that `indices` tells."""
+    def gather(self, indices: Array, start: int, stop: int, x: Array | None, y: Array | None) -> None:
+        """As `load`, of a minibatch with the samples that `indices` tells."""
+        block = block_slice(stop - start, self._parts, self._part)
+        own = indices[start + block.start : start + block.stop]
         if x is not None:
-            self._kernels.gather_rows(self.samples.x, indices, x)
+            self._kernels.gather_rows(self.samples.x, own, x)
         if y is not None:
-            self._kernels.gather_rows(self.samples.y, indices, y)
+            self._kernels.gather_rows(self.samples.y, own, y)

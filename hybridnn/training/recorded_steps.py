@@ -1,8 +1,12 @@
-"""Steps of a single rank that its device records once for every size of minibatch, and replays from then on.
+"""Steps that a device records once for every size of minibatch, and replays from then on.
 
 A replay launches everything at once, where launching one by one takes longer than small networks compute. It repeats
 what was recorded with the same arguments, so what changes from step to step lies at fixed places of the device: which
 samples the minibatch has, and the numbers of the update.
+
+Batch ranks record the sums of their gradients with the rest, as far as these are calls of NCCL. Then a recording is
+collective, and so is every replay; that all ranks do the same follows from what decides it, the sizes of the global
+minibatches, being the same on all.
 """
 
 from __future__ import annotations
@@ -10,10 +14,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from time import perf_counter
+from weakref import finalize
 
 import numpy as np
 
-from hybridnn.comm.recorder import Recorder
+from hybridnn.comm.group import Group
+from hybridnn.comm.repeated_calls import keep_calls, repeat_calls
+from hybridnn.comm.transports.transport import Transport
 from hybridnn.kernels.backend import Array
 from hybridnn.nn.optimizers import Optimizer, OptimizerState
 from hybridnn.parallel.stage import Stage
@@ -40,9 +47,9 @@ class RecordedSteps:
     optimizer : Optimizer
     state : OptimizerState
     batch_size : int
-        Most samples of a minibatch.
-    recorder : Recorder
-        Told of every step.
+        Most samples of a minibatch, over all ranks.
+    group : Group
+        The batch group; its recorder is told of every step.
     """
 
     def __init__(
@@ -52,15 +59,19 @@ class RecordedSteps:
         optimizer: Optimizer,
         state: OptimizerState,
         batch_size: int,
-        recorder: Recorder,
+        group: Group,
     ) -> None:
         self._samples: DeviceSamples | None = None
         self._record, self._stage, self._kernels = record, stage, stage.kernels
-        self._optimizer, self._state, self._recorder = optimizer, state, recorder
+        self._optimizer, self._state, self._group = optimizer, state, group
         self._indices = self._kernels.empty((batch_size,), np.int64)
         self._numbers = self._kernels.zeros((3,), np.float64)
         self._tried: set[int] = set()
         self._replays: dict[int, Replay] = {}
+        # NCCL waits for ever to end a connection that a recording still uses: recordings go first, when nobody needs
+        # this object and at the latest when the program ends, and until then they keep their connections.
+        self._transports: list[Transport] = []
+        finalize(self, self._replays.clear)
 
     def train(
         self,
@@ -89,7 +100,10 @@ class RecordedSteps:
             Looks at the gradients, and changes them, before they are applied; recorded with the rest.
         """
         if loader.samples is not self._samples:
-            self._samples, self._tried, self._replays = loader.samples, set(), {}
+            self._samples = loader.samples
+            self._tried.clear()
+            self._replays.clear()
+            self._transports.clear()
         gather = _FixedLoader(self._indices, loader)
         self._state.numbers = self._numbers
         try:
@@ -104,11 +118,11 @@ class RecordedSteps:
                     lambda _: reduced(),
                     lambda _: None,
                 )
-                self._kernels.copy(loader.indices(number, 0, size), self._indices[:size])
+                self._kernels.copy(loader.indices(number), self._indices[:size])
                 self._kernels.write_numbers(self._numbers, self._optimizer.step_numbers(self._state, rates(number)))
                 start = perf_counter()
                 self._step(size, partial(executor.run, work))
-                self._recorder.end_compute("step", start)
+                self._group.recorder.end_compute("step", start)
                 losses.note(number, self._stage.replica.total_loss)
                 updated(number)
                 yield number
@@ -122,10 +136,19 @@ class RecordedSteps:
             run()
             return
         updates = self._state.updates
-        if size not in self._replays:
-            self._replays[size] = self._record(run)  # nothing is computed
-        self._replays[size]()
+        if size in self._replays:
+            self._replays[size]()
+        else:
+            self._replays[size] = self._recorded(run)
         self._state.updates = updates + 1
+
+    def _recorded(self, run: Callable[[], None]) -> Replay:
+        """Record a step, launch it, and return what launches it again."""
+        replays: list[Replay] = []
+        calls = keep_calls(self._group.recorder, lambda: replays.append(self._record(run)))
+        replays[0]()  # its calls are noted: while it was recorded nothing was computed
+        self._transports.append(self._group.transport)
+        return partial(repeat_calls, self._group.recorder, calls, replays[0])
 
 
 class _FixedLoader:
@@ -135,4 +158,4 @@ class _FixedLoader:
         self._indices, self._gather = indices, loader.gather
 
     def load(self, minibatch: int, start: int, stop: int, x: Array | None, y: Array | None) -> None:
-        self._gather(self._indices[start:stop], x, y)
+        self._gather(self._indices, start, stop, x, y)

@@ -25,7 +25,7 @@ class DeviceSettings(Section):
     tf32 : bool
         Round the factors of float32 matrix products to TF32: faster, less precise.
     graphs : bool
-        Replay recorded steps (CUDA graphs), where one rank trains.
+        Replay recorded steps (CUDA graphs), where one rank trains, or batch ranks do that NCCL connects.
     """
 
     name: Literal["auto", "cpu", "gpu"] = "auto"

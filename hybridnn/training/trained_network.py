@@ -18,7 +18,7 @@ from hybridnn.nn.parameters import check_weights
 from hybridnn.parallel.replica import OwnReplica
 from hybridnn.training.engine import Engine
 from hybridnn.training.metrics import Metrics
-from hybridnn.training.part import Part, as_samples, make_part
+from hybridnn.training.part import Part, as_samples, holds_validation, make_part
 from hybridnn.training.stage_memory import StageMemory, memory_of_stages
 
 __all__ = ["TrainedNetwork"]
@@ -142,6 +142,14 @@ class TrainedNetwork:
         found = np.array([number], np.int64)
         self.grid.world.allreduce(found, "max")
         return int(found[0])
+
+    def _parts(self, x: Any, y: Array | None, validation: tuple[Any, Array | None] | None) -> tuple[Part, Part | None]:
+        """The training samples, and those to evaluate on where there are any."""
+        train = self._part(x, y, "training data")
+        if not holds_validation(self.grid, self._distribution, validation is not None):
+            return train, None
+        test_x, test_y = (None, None) if validation is None else validation
+        return train, self._part(test_x, test_y, "test data")
 
     def _part(self, x: Any, y: Array | None, what: str) -> Part:
         part = make_part(self.grid, self._distribution, self.model, x, y, what, self._engine.dtype)

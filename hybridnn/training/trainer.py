@@ -11,10 +11,8 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from hybridnn.checks import require_whole
-from hybridnn.comm.agreement import same_text_on_all
 from hybridnn.comm.grid import ProcessGrid
 from hybridnn.comm.threads import limit_blas_threads
-from hybridnn.errors import SettingError
 from hybridnn.nn.learning_rates import Constant, LearningRateSchedule
 from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import SGD, Optimizer
@@ -27,11 +25,11 @@ from hybridnn.training.epoch import Reached, train_epoch
 from hybridnn.training.history import EpochRecord, History, StepRecord
 from hybridnn.training.make_engine import make_engine
 from hybridnn.training.overlap import overlaps
-from hybridnn.training.part import Part, holds_validation
+from hybridnn.training.part import Part
 from hybridnn.training.pipelining import Pipelining, settle_pipeline
 from hybridnn.training.sampling import epoch_order, minibatches
 from hybridnn.training.trained_network import Array, TrainedNetwork
-from hybridnn.training.trainer_settings import check_trainer_settings
+from hybridnn.training.trainer_settings import check_trainer_settings, require_same_settings
 
 __all__ = ["Trainer"]
 
@@ -138,20 +136,15 @@ class Trainer(TrainedNetwork):
         )
         optimizer = optimizer if optimizer is not None else SGD()
         grid = grid if grid is not None else ProcessGrid()
-        self.threads = limit_blas_threads(grid)
-        self.batch_size = int(batch_size)
+        self.threads, self.batch_size = limit_blas_threads(grid), int(batch_size)
         self.schedule: LearningRateSchedule = schedule if schedule is not None else Constant()
-        self.seed, self.shuffle = seed, shuffle
+        self.seed, self.shuffle, self.model_split = seed, shuffle, model_split
         self.log_every, self.evaluate_every = log_every, evaluate_every
-        self.history = History()
-        self.progress = Progress()
-        self.model_split = model_split
+        self.history, self.progress = History(), Progress()
         pipelining = pipelining or Pipelining()
-        counts = self.batch_size, seed, log_every, evaluate_every
+        counts = self.batch_size, seed, log_every, evaluate_every, shuffle, clip_norm
         ways = model_split, overlap, shared_replicas, wire_dtype, device, distribution, pipelining
-        alike = (model, counts, np.dtype(dtype), shuffle, clip_norm, *ways)
-        if not same_text_on_all(grid.world, repr(alike)):
-            raise SettingError("settings of this rank", alike, "the same on every rank")
+        require_same_settings(grid, model, counts, np.dtype(dtype), *ways)
         self.device = settle_device(device, grid)
         self.overlap = overlaps(overlap, spans_nodes=grid.spans_nodes, on_host=self.device.kernels.on_host)
         self.plan = settle_pipeline(
@@ -232,10 +225,7 @@ class Trainer(TrainedNetwork):
             on a GPU they are later ones, as a loss is looked at when it is logged, and at the end of the epoch.
         """
         require_whole("training.epochs", epochs, 1)
-        train = self._part(x, y, "training data")
-        given = holds_validation(self.grid, self._distribution, validation is not None)
-        test_x, test_y = (None, None) if validation is None else validation
-        test = self._part(test_x, test_y, "test data") if given else None
+        train, test = self._parts(x, y, validation)
         per_epoch = ceil(train.samples / self.batch_size)
         last = self.progress.epoch + epochs - 1
         updates = self.step - self.progress.minibatches + epochs * per_epoch

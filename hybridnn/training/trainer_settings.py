@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from numpy.typing import DTypeLike
 
 from hybridnn.checks import require_choice, require_number, require_whole
+from hybridnn.comm.agreement import same_text_on_all
+from hybridnn.comm.grid import ProcessGrid
 from hybridnn.errors import SettingError
 from hybridnn.kernels.sixteen_bits import WORD_FORMATS
 from hybridnn.parallel.distribution import DISTRIBUTIONS
 from hybridnn.parallel.layer_split import MODEL_SPLITS
 
-__all__ = ["WIRE_DTYPES", "check_trainer_settings"]
+__all__ = ["WIRE_DTYPES", "check_trainer_settings", "require_same_settings"]
 
 WIRE_DTYPES = ("same", *WORD_FORMATS)
 
@@ -49,3 +53,15 @@ def check_trainer_settings(
             raise SettingError(f"parallel.{name}", value, "allowed are 'auto', true and false")
     require_choice("parallel.wire_dtype", wire_dtype, WIRE_DTYPES)
     require_choice("data.distribution", distribution, DISTRIBUTIONS)
+
+
+def require_same_settings(grid: ProcessGrid, *settings: Any) -> None:
+    """Refuse settings that are not written alike on all ranks; collective.
+
+    Raises
+    ------
+    SettingError
+        On every rank.
+    """
+    if not same_text_on_all(grid.world, repr(settings)):
+        raise SettingError("settings of this rank", settings, "the same on every rank")

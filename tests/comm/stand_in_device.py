@@ -7,14 +7,14 @@ and what is reused too early is overwritten. Memory lies in the host, so MPI can
 
 from __future__ import annotations
 
-import ctypes
-from collections import deque
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from comm.stand_in_nccl import StandInNccl
+from comm.stand_in_streams import Event, StandInError, Stream
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -23,68 +23,6 @@ __all__ = ["STALE", "DeviceArray", "StandInCupy"]
 
 STALE = 99
 """What memory holds before anything was computed."""
-
-
-class Stream:
-    """Work in order, some of it waiting for events of other streams."""
-
-    def __init__(self, non_blocking: bool = False) -> None:
-        self._work: deque[Callable[[], None] | Event] = deque()
-        self.given = self.done = 0
-        self.ptr = id(self)
-
-    def give(self, work: Callable[[], None] | Event) -> None:
-        self._work.append(work)
-        self.given += 1
-
-    def wait_event(self, event: Event) -> None:
-        self.give(event.now())
-
-    def step(self) -> None:
-        """Do the next piece of work, or one of what it waits for."""
-        first = self._work[0]
-        if isinstance(first, Event) and not first.reached:
-            first.stream.step()
-            return
-        self._work.popleft()
-        self.done += 1
-        if not isinstance(first, Event):
-            first()
-
-    def synchronize(self) -> None:
-        while self._work:
-            self.step()
-
-
-class Event:
-    stream: Stream
-    until: int
-
-    def __init__(self, block: bool = False, disable_timing: bool = False) -> None: ...
-
-    def record(self, stream: Stream) -> None:
-        self.stream, self.until = stream, stream.given
-
-    def now(self) -> Event:
-        """The event as it is recorded now."""
-        event = Event()
-        event.stream, event.until = self.stream, self.until
-        return event
-
-    @property
-    def reached(self) -> bool:
-        return self.stream.done >= self.until
-
-    @property
-    def done(self) -> bool:
-        if self.reached:
-            return True
-        self.stream.step()  # time passes
-        return False
-
-    def synchronize(self) -> None:
-        while not self.reached:
-            self.stream.step()
 
 
 class DeviceArray:
@@ -144,12 +82,22 @@ class StandInCupy:
     ----------
     comm : MPI.Intracomm, optional
         Ranks that the stand-in for NCCL connects; all of them at once.
+
+    Attributes
+    ----------
+    launches : list of int
+        How often each graph was launched.
+    ended : list of str
+        Graphs and connections that are no more, in the order in which they went.
     """
 
     def __init__(self, comm: MPI.Intracomm | None = None) -> None:
-        self.current = Stream()
+        self.current = Stream(self)
         self._pinned: list[NDArray[np.uint8]] = []
+        self.launches: list[int] = []
+        self.ended: list[str] = []
         self.cuda = SimpleNamespace(
+            runtime=SimpleNamespace(CUDARuntimeError=StandInError),
             Stream=self._new_stream,
             Event=Event,
             get_current_stream=lambda: self.current,
@@ -177,85 +125,9 @@ class StandInCupy:
         return any(np.may_share_memory(host, memory) for memory in self._pinned)
 
     def _new_stream(self, non_blocking: bool = False) -> Stream:
-        self.streams.append(Stream(non_blocking))
+        self.streams.append(Stream(self))
         return self.streams[-1]
 
     def _pin(self, nbytes: int) -> memoryview:
         self._pinned.append(np.full(nbytes, STALE, np.uint8))
         return memoryview(self._pinned[-1])
-
-
-class StandInNccl:
-    """Collectives of MPI in the order of a stream, on the memory at an address; calls of a group when it ends."""
-
-    NCCL_SUM, NCCL_MAX = "sum", "max"
-    NcclError = RuntimeError
-
-    def __init__(self, comm: MPI.Intracomm, device: StandInCupy) -> None:
-        self._comm, self._device = comm, device
-        self._grouped: list[tuple[int, Callable[[], None]]] | None = None
-        self.calls: list[str] = []
-
-    def __getattr__(self, name: str) -> np.dtype[Any]:
-        if not name.startswith("NCCL_"):
-            raise AttributeError(name)
-        return np.dtype(name.removeprefix("NCCL_").lower())
-
-    def get_unique_id(self) -> bytes:
-        assert self._comm.rank == 0
-        return b"the ranks of one test"
-
-    def NcclCommunicator(self, size: int, unique_id: bytes, rank: int) -> StandInNccl:  # noqa: N802
-        assert (size, rank, unique_id) == (self._comm.size, self._comm.rank, b"the ranks of one test")
-        return self
-
-    def groupStart(self) -> None:  # noqa: N802
-        assert self._grouped is None
-        self._grouped = []
-
-    def groupEnd(self) -> None:  # noqa: N802
-        grouped, self._grouped = self._grouped or [], None
-        for pointer, call in grouped:
-            next(stream for stream in self._device.streams if stream.ptr == pointer).give(call)
-
-    def allReduce(self, send: int, into: int, count: int, kind: Any, how: str, stream: int) -> None:  # noqa: N802
-        self._later("allReduce", stream, lambda: self._reduce(send, into, count, kind, how, slice(0, count)))
-
-    def reduceScatter(self, send: int, into: int, count: int, kind: Any, how: str, stream: int) -> None:  # noqa: N802
-        own = slice(self._comm.rank * count, (self._comm.rank + 1) * count)
-        everything = count * self._comm.size
-        self._later("reduceScatter", stream, lambda: self._reduce(send, into, everything, kind, how, own))
-
-    def reduce(self, send: int, into: int, count: int, kind: Any, how: str, root: int, stream: int) -> None:
-        part = slice(0, count) if self._comm.rank == root else None
-        self._later("reduce", stream, lambda: self._reduce(send, into, count, kind, how, part))
-
-    def broadcast(self, send: int, into: int, count: int, kind: Any, root: int, stream: int) -> None:
-        def call() -> None:
-            memory(into, count, kind)[:] = self._comm.bcast(memory(send, count, kind), root)
-
-        self._later("broadcast", stream, call)
-
-    def allGather(self, send: int, into: int, count: int, kind: Any, stream: int) -> None:  # noqa: N802
-        def call() -> None:
-            everyone = self._comm.allgather(memory(send, count, kind).copy())
-            memory(into, count * self._comm.size, kind)[:] = np.concatenate(everyone)
-
-        self._later("allGather", stream, call)
-
-    def _later(self, name: str, stream: int, call: Callable[[], None]) -> None:
-        assert self._grouped is not None
-        self.calls.append(name)
-        self._grouped.append((stream, call))
-
-    def _reduce(self, send: int, into: int, count: int, kind: Any, how: str, part: slice | None) -> None:
-        everyone = np.array(self._comm.allgather(memory(send, count, kind).copy()))
-        total = (everyone.max(0) if how == "max" else everyone.sum(0)).astype(kind)
-        if part is not None:
-            memory(into, part.stop - part.start, kind)[:] = total[part]
-
-
-def memory(address: int, count: int, kind: np.dtype[Any]) -> NDArray[Any]:
-    """The numbers at an address."""
-    raw = (ctypes.c_uint8 * (count * kind.itemsize)).from_address(address)
-    return np.frombuffer(raw, kind)

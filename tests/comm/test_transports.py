@@ -6,6 +6,7 @@ The device is a stand-in whose memory lags behind until somebody waits for it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,11 +14,13 @@ import pytest
 from numpy.typing import NDArray
 
 from comm.stand_in_device import STALE, DeviceArray, StandInCupy
+from comm.stand_in_streams import StandInError
 from hybridnn.comm.grid import ProcessGrid
 from hybridnn.comm.group import Group
 from hybridnn.comm.partition import block_sizes, block_slice
 from hybridnn.comm.transports.carrier import Carrier
 from hybridnn.comm.transports.device import Device
+from hybridnn.kernels.cupy_kernels import CupyKernels
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -211,6 +214,53 @@ def test_nccl_is_waited_for_by_the_stream_alone(comm: MPI.Intracomm) -> None:
     assert array._memory.tolist() == [STALE] * 40
     assert cupy.pinned_bytes == 0
     np.testing.assert_array_equal(cupy.numbers(array), data_of(0, (40,)) + data_of(1, (40,)))
+
+
+def record(cupy: StandInCupy, work: Callable[[], None]) -> Callable[[], None]:
+    kernels: Any = SimpleNamespace(_cupy=cupy)
+    return CupyKernels.record(kernels, work)
+
+
+@pytest.mark.mpi(ranks=[2])
+def test_recorded_collectives_of_nccl_happen_at_every_replay(comm: MPI.Intracomm) -> None:
+    group, cupy = device_group(comm, "nccl")
+    array, rows = (cupy.compute(data_of(comm.rank, (40,))) for _ in range(2))
+
+    def work() -> None:
+        first = group.iallreduce(array)
+        rows[block_slice(40, 2, 1 - comm.rank)] = 5  # computed beside it
+        second = group.iallgather_rows(rows)
+        assert not first.test()
+        for request in (first, second):
+            request.wait()
+        array[:20] = array[20:]
+
+    cupy.numbers(array)
+    replay = record(cupy, work)
+    sums = data_of(0, (40,)) + data_of(1, (40,))
+    np.testing.assert_array_equal(cupy.numbers(array), data_of(comm.rank, (40,)))
+    for times in (1, 2, 4):
+        replay()
+        np.testing.assert_array_equal(cupy.numbers(array), times * np.tile(sums[20:], 2))
+    np.testing.assert_array_equal(cupy.numbers(rows), np.r_[data_of(0, (40,))[:20], data_of(1, (40,))[20:]])
+
+
+@pytest.mark.mpi(ranks=[2])
+def test_what_cannot_be_recorded_is_refused_and_spoils_nothing(comm: MPI.Intracomm) -> None:
+    group, cupy = device_group(comm, "nccl")
+    array = cupy.compute(data_of(comm.rank, (40,)))
+    before = group.iallreduce(array)
+    for work, problem in (
+        (lambda: group.iallreduce(array), "does not wait for"),
+        (lambda: group.isend(array, 1 - comm.rank, 3), "nobody can know"),
+        (lambda: before.wait(), "waits for what is not recorded"),
+        (lambda: cupy.numbers(array), "the host waits"),
+    ):
+        with pytest.raises(StandInError, match=problem):
+            record(cupy, work)
+    before.wait()
+    group.allreduce(array)
+    np.testing.assert_array_equal(cupy.numbers(array), 2 * (data_of(0, (40,)) + data_of(1, (40,))))
 
 
 @pytest.mark.mpi(ranks=[2])

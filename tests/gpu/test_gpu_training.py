@@ -12,6 +12,7 @@ import pytest
 from hybridnn import ProcessGrid, Trainer
 from hybridnn.comm.agreement import broadcast_text
 from hybridnn.errors import EnvironmentProblem
+from hybridnn.parallel.gradient_reduction import DEVICE_PACE
 from hybridnn.training.checkpoints.reading import newest_sound
 from hybridnn.training.device import DeviceOptions, TrainingDevice, settle_device
 from reference.cases import Case, assert_arrays_close, assert_close, data, make_trainer, run
@@ -35,9 +36,9 @@ ADAPTIVE = {name: replace(WIDE, optimizer=name) for name in ("adam", "adamw")}
 """Their division by small numbers makes more of rounding than float32 has digits."""
 
 
-def on_gpu(grid: ProcessGrid, transport: str = "auto") -> TrainingDevice:
+def on_gpu(grid: ProcessGrid, transport: str = "auto", *, graphs: bool = False) -> TrainingDevice:
     try:
-        return settle_device(DeviceOptions("gpu", transport), grid)
+        return settle_device(DeviceOptions("gpu", transport, graphs=graphs), grid)
     except EnvironmentProblem as problem:
         if transport == "auto":
             raise  # who asked for these tests and has no GPU is told so
@@ -142,6 +143,20 @@ def test_two_axes_at_once(comm: MPI.Intracomm) -> None:
                 check(CASES["clipped"], grid, device, dtype)
             else:
                 check_pipelined(PipelineCase("1f1b", MOMENTUM, microbatches=3), grid, device, dtype)
+
+
+@pytest.mark.mpi(ranks=[2, 4])
+@pytest.mark.parametrize("bucket_bytes", [DEVICE_PACE.bucket_bytes, 1 << 10])
+def test_batch_ranks_replay_steps(comm: MPI.Intracomm, bucket_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each needs a GPU of its own. Of 257 samples the last minibatch has one, and other ranks none."""
+    monkeypatch.setattr("hybridnn.parallel.replica.DEVICE_PACE", replace(DEVICE_PACE, bucket_bytes=bucket_bytes))
+    for dtype in TOLERANCES:
+        for case in (WIDE, CASES["clipped"], CASES["residual"], replace(WIDE, samples=257), ADAPTIVE["adamw"]):
+            if dtype == "float64" or case.optimizer != "adamw":
+                grid = ProcessGrid(comm, batch=comm.size)
+                device = on_gpu(grid, "nccl", graphs=True)
+                assert device.record is not None
+                check(case, grid, device, dtype)
 
 
 @pytest.mark.mpi(ranks=[2])

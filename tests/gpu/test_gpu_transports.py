@@ -17,6 +17,7 @@ from hybridnn.comm.transports.carrier import Carrier
 from hybridnn.comm.transports.device import Device
 from hybridnn.comm.transports.nccl import Nccl
 from hybridnn.errors import EnvironmentProblem
+from hybridnn.kernels.cupy_kernels import cupy_kernels
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -109,3 +110,35 @@ def test_nccl_takes_its_arguments_in_this_order() -> None:
         requests[0].Waitall(requests)
         np.testing.assert_array_equal(array.get(), numbers)
     np.testing.assert_array_equal(out.get(), numbers)
+
+
+def test_nccl_can_be_recorded() -> None:
+    """A group of one rank; the recording goes before the connection, which NCCL would not end before."""
+    from mpi4py import MPI
+
+    cupy = choose_device("gpu", 0).cupy
+    if not cupy.cuda.nccl.available:
+        pytest.skip("CuPy finds no NCCL")
+    kernels, nccl = cupy_kernels(), Nccl(MPI.COMM_SELF, 2**30, Device(cupy))
+    numbers = data_of(0, (1000, 3))
+    array, beside, out = cupy.asarray(numbers), cupy.asarray(numbers), cupy.zeros(numbers.shape, numbers.dtype)
+
+    def work() -> None:
+        requests = [nccl.allreduce(array, "sum"), nccl.reduce_scatter(array, out)]
+        kernels.add(beside, beside, beside)
+        assert not requests[0][0].Testall(requests[0])
+        for request in requests:
+            request[0].Waitall(request)
+        kernels.add(beside, out, array)
+
+    work()
+    replay = kernels.record(work)
+    np.testing.assert_array_equal(array.get(), 3 * numbers)
+    for times in (7, 15, 31):  # of x: beside is 4 x, 8 x, 16 x, and added to what array was
+        replay()
+        np.testing.assert_array_equal(array.get(), times * numbers)
+    with pytest.raises(cupy.cuda.runtime.CUDARuntimeError):
+        kernels.record(lambda: cupy.cuda.get_current_stream().synchronize())
+    replay()
+    np.testing.assert_array_equal(array.get(), 63 * numbers)
+    del replay

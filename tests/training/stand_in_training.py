@@ -6,17 +6,21 @@ numbers of the device without `to_host` finds no array, or old numbers in it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from comm.stand_in_device import STALE, DeviceArray, StandInCupy, Stream
+from comm.stand_in_device import STALE, DeviceArray, StandInCupy
 from hybridnn import ProcessGrid
 from hybridnn.comm.transports.carrier import Carrier
 from hybridnn.comm.transports.device import Device
+from hybridnn.kernels.cupy_kernels import CupyKernels
 from hybridnn.kernels.numpy_backend import NUMPY
+from hybridnn.kernels.pinned_memory import PinnedMemory
 from hybridnn.training.device import TrainingDevice
 
 if TYPE_CHECKING:
@@ -35,18 +39,25 @@ class StandInKernels:
         Numbers that each call of `to_host`, which waits for the device, brought.
     brought : list of int
         Numbers that each call of `put` and `to_device` took to the device.
-    replays : list of int
-        How often each recording was replayed.
     """
 
     on_host = False
+    record = CupyKernels.record
 
     def __init__(self, cupy: StandInCupy, free: int) -> None:
         self._cupy, self._free = cupy, free
         self.fetched: list[int] = []
         self.brought: list[int] = []
-        self.replays: list[int] = []
-        self._records = False
+        self._pinned = PinnedMemory(cupy)
+
+    @property
+    def replays(self) -> list[int]:
+        """How often each recording was launched."""
+        return self._cupy.launches
+
+    @property
+    def _records(self) -> bool:
+        return self._cupy.current.is_capturing()
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         compute = UPDATES.get(name) or getattr(NUMPY, name)
@@ -62,25 +73,6 @@ class StandInKernels:
 
     def free_bytes(self) -> int:
         return self._free
-
-    def record(self, work: Callable[[], None]) -> Callable[[], None]:
-        line, self._cupy.current = self._cupy.current, Stream()
-        self._records = True
-        try:
-            work()
-        finally:
-            self._records = False
-            recorded, self._cupy.current = self._cupy.current, line
-        assert recorded.done == 0
-        self.replays.append(0)
-        number = len(self.replays) - 1
-
-        def replay() -> None:
-            self.replays[number] += 1
-            for one in recorded._work:
-                self._cupy.current.give(one)
-
-        return replay
 
     def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> DeviceArray:
         assert not self._records
@@ -100,6 +92,14 @@ class StandInKernels:
         assert not self._records
         assert out.flags.c_contiguous
         out.set(host)
+
+    @contextmanager
+    def filling(self, out: DeviceArray) -> Iterator[NDArray[Any]]:
+        self.brought.append(out.size)
+        assert not self._records
+        kernels: Any = self
+        with CupyKernels.filling(kernels, out) as numbers:
+            yield numbers
 
     def to_host(self, array: DeviceArray) -> NDArray[Any]:
         assert isinstance(array, DeviceArray)
@@ -152,3 +152,25 @@ def stand_in(
     kernels = StandInKernels(cupy, free)
     record = kernels.record if graphs else None
     return TrainingDevice(kernels, "gpu", "a stand-in", transport, "as the test says", record)
+
+
+def kernels_of(device: TrainingDevice) -> StandInKernels:
+    assert isinstance(device.kernels, StandInKernels)
+    return device.kernels
+
+
+def cupy_with_a_gpu(comm: MPI.Intracomm | None = None, place: str = "") -> Any:
+    """A stand-in for CuPy with one GPU that is plugged in at `place`, for those who choose a device."""
+    cupy = StandInCupy(comm)
+    if comm is not None:
+        cupy.cuda.nccl.available = True
+    cupy.cuda.Device = lambda index: SimpleNamespace(use=lambda: None)
+    cupy.cuda.runtime = SimpleNamespace(
+        getDeviceCount=lambda: 1,
+        memGetInfo=lambda: (1, 2),
+        getDeviceProperties=lambda index: {"name": b"Imaginary"},
+        getDevice=lambda: 0,
+        deviceGetPCIBusId=lambda index: place,
+        CUDARuntimeError=RuntimeError,
+    )
+    return cupy

@@ -12,7 +12,9 @@ import pytest
 from hybridnn import MLP, SGD, ProcessGrid, Trainer
 from hybridnn.cli.train_view import TrainView
 from hybridnn.comm.agreement import broadcast_text
+from hybridnn.datasets import ArrayRows
 from hybridnn.errors import EnvironmentProblem, NonFiniteLossError, SettingError
+from hybridnn.kernels.pinned_memory import LEAST_BYTES
 from hybridnn.training.checkpoints.reading import newest_sound
 from hybridnn.training.device import DeviceOptions, TrainingDevice, settle_device
 from hybridnn.training.epoch import Reached
@@ -20,35 +22,13 @@ from hybridnn.training.run import run_training
 from hybridnn.training.run_record import read_run
 from hybridnn.training.settings import DeviceSettings, settings_from
 from hybridnn.training.trained.weights_source import find_weights
-from reference.cases import Case, assert_arrays_close, check_against_reference, data, make_trainer, run
+from reference.cases import Case, assert_arrays_close, data, make_trainer, run
 from reference.pipeline_cases import ADAM, DELAYED_CASES, MOMENTUM, PipelineCase, check_pipelined, exact_cases
-from training.stand_in_training import StandInKernels, stand_in
+from training.device_cases import CASES, CLIPPED, EXACTLY, SPLIT, check
+from training.stand_in_training import cupy_with_a_gpu, kernels_of, stand_in
 
 if TYPE_CHECKING:
     from mpi4py import MPI
-
-EXACTLY = 1e-12
-CLIPPED = Case(clip_norm=0.05)
-CASES = {
-    "momentum": Case(),
-    "clipped": CLIPPED,
-    "adam": Case(classification=False, optimizer="adam", activation="selu"),
-    "residual": Case((6, 6, 6, 4), residual=True, optimizer="nesterov", activation="relu"),
-    "plain": Case(optimizer="plain", activation="sigmoid", schedule="cosine"),
-}
-SPLIT = replace(CASES["residual"], model_split="alternating")
-
-
-def kernels_of(device: TrainingDevice) -> StandInKernels:
-    assert isinstance(device.kernels, StandInKernels)
-    return device.kernels
-
-
-def check(case: Case, grid: ProcessGrid, device: TrainingDevice) -> None:
-    """The reference says what is right; the CPU does the same to the last digits."""
-    trainer = check_against_reference(case, grid, device=device)
-    on_cpu = run(replace(case, shared_replicas=False), grid, device="cpu")
-    assert_arrays_close(trainer.weights(), on_cpu.weights(), str(case), EXACTLY)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -76,6 +56,31 @@ def test_samples_go_to_the_device_once_where_they_fit(part: str) -> None:
         assert sum(brought) == 2 * (x.size + y.size) + 10
 
 
+def test_the_host_reads_minibatches_ahead_and_no_more_than_two() -> None:
+    grid, case = ProcessGrid(), Case(epochs=1, samples=300)
+    device = stand_in(grid, free=0)
+    cupy = kernels_of(device)._cupy
+    trainer = make_trainer(case, grid, device=device)
+    trainer.log_every = 1000
+    x, y = data(case)
+    taken, left = [], []
+
+    class Rows(ArrayRows):
+        def take(self, indices: Any, x: Any, y: Any) -> None:
+            taken.append(cupy.is_pinned(y if x is None else x))
+            left.append(cupy.current.given - cupy.current.done)
+            super().take(indices, x, y)
+
+    trainer.fit(Rows(x, y), epochs=1)
+    on_cpu = run(case, grid, device="cpu")
+    assert_arrays_close(trainer.weights(), on_cpu.weights(), "ahead", EXACTLY)
+    assert len(taken) == 60
+    assert all(taken)
+    assert min(left[5:]) > 0  # of the device's work: nobody has waited for all of it
+    assert max(left[30:]) <= max(left[:30])
+    assert cupy.pinned_bytes <= 6 * LEAST_BYTES
+
+
 @pytest.mark.parametrize("case", [Case(), CLIPPED], ids=["plain", "clipped"])
 def test_no_step_waits_for_the_device_before_it_is_logged(case: Case) -> None:
     grid = ProcessGrid()
@@ -88,41 +93,6 @@ def test_no_step_waits_for_the_device_before_it_is_logged(case: Case) -> None:
     # Losses of steps 1 to 3, and of the fourth, which ends the epoch; then whether the weights are finite.
     assert fetched[start : start + 2] == [3, 1]
     assert fetched[start + 2 :] == [stage.size for stage in layers_of(trainer)]
-
-
-GRAPHS = {
-    **CASES,
-    "adamw": Case(optimizer="adamw", schedule="warmup-linear", clip_norm=0.05),
-    "dampened": Case(optimizer="dampened", schedule="step"),
-}
-
-
-@pytest.mark.parametrize("name", GRAPHS)
-def test_replayed_steps_are_the_steps(name: str) -> None:
-    """Rates, samples and Adam's corrections change from step to step, and the last minibatch is smaller."""
-    grid = ProcessGrid()
-    device = stand_in(grid, graphs=True)
-    check_against_reference(GRAPHS[name], grid, device=device)
-    # Of 4 minibatches in 3 epochs, the first of each of the two sizes is trained on without a recording.
-    assert kernels_of(device).replays == [8, 2]
-
-
-def test_recordings_are_those_of_one_set_of_samples() -> None:
-    case, grid = Case(), ProcessGrid()
-    device = stand_in(grid, graphs=True)
-    (x, y), found, expected = data(case), *(make_trainer(case, grid, device=on) for on in (device, "cpu"))
-    for trainer in (found, expected):
-        trainer.fit(x, y, epochs=2)
-        trainer.fit(x[::-1], y[::-1], epochs=2)
-    assert_arrays_close(found.weights(), expected.weights(), "other samples", EXACTLY)
-    assert kernels_of(device).replays == [5, 1, 5, 1]
-
-
-def test_samples_that_do_not_fit_are_trained_on_without_recordings() -> None:
-    grid = ProcessGrid()
-    device = stand_in(grid, free=0, graphs=True)
-    check_against_reference(CASES["adam"], grid, device=device)
-    assert kernels_of(device).replays == []
 
 
 def layers_of(trainer: Trainer) -> list[Any]:
@@ -307,19 +277,3 @@ def test_a_gpu_is_taken_with_the_arithmetic_that_is_wanted(name: str) -> None:
     replayed = settle_device(DeviceOptions(name, graphs=True), grid, cupy_with_a_gpu, make)
     assert replayed.why.endswith("steps replayed as CUDA graphs")
     assert replayed.record is not None
-
-
-def cupy_with_a_gpu() -> Any:
-    from types import SimpleNamespace
-
-    from comm.stand_in_device import StandInCupy
-
-    cupy = StandInCupy()
-    cupy.cuda.Device = lambda index: SimpleNamespace(use=lambda: None)
-    cupy.cuda.runtime = SimpleNamespace(
-        getDeviceCount=lambda: 1,
-        memGetInfo=lambda: (1, 2),
-        getDeviceProperties=lambda index: {"name": b"Imaginary"},
-        CUDARuntimeError=RuntimeError,
-    )
-    return cupy

@@ -7,8 +7,8 @@ from typing import Any
 from numpy.typing import NDArray
 
 from hybridnn.comm.transports.departures import Departures
-from hybridnn.comm.transports.pinned import PinnedMemory
 from hybridnn.comm.transports.transport import Array
+from hybridnn.kernels.pinned_memory import PinnedMemory
 
 __all__ = ["CHUNK_BYTES", "Device"]
 
@@ -47,6 +47,12 @@ class Device:
         self._outward = cupy.cuda.Stream(non_blocking=True)
         self._inward = cupy.cuda.Stream(non_blocking=True)
         self.collectives = cupy.cuda.Stream(non_blocking=True)
+
+    @property
+    def recording(self) -> bool:
+        """Whether the current stream keeps what it is told for a CUDA graph, and does nothing of it."""
+        capturing: bool = self.cupy.cuda.get_current_stream().is_capturing()
+        return capturing
 
     def mark(self, stream: Any = None) -> Any:
         """An event after all that `stream`, by default the current one, was told so far."""

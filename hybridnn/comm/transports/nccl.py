@@ -22,6 +22,11 @@ class Nccl(Staging):
     Messages, scatter and gather are staged, as are arrays of the host. Every rank of the group has a GPU of its own.
     Done means that the current stream goes on after the collective.
 
+    While the current stream is recorded, collectives become a part of the recording: NCCL's stream is drawn into it by
+    the event it waits for, and has come back once every request was waited for. All ranks then record the same
+    collectives, replay the recording equally often, and give it up before the communicator: NCCL's destructor waits
+    for the graphs that hold calls of it (NCCL User Guide, "Using NCCL with CUDA Graphs").
+
     Parameters are those of `Staging`; making one is collective over the group.
 
     Raises
@@ -110,16 +115,18 @@ class Nccl(Staging):
             call(stream.ptr)
         finally:
             self._nccl.groupEnd()
-        return [_InLine(self._device, self._device.mark(stream))]
+        return [_InLine(self._device, self._device.mark(stream), self._device.recording)]
 
 
 class _InLine:
     """Answers as `Transfer` does; what it waits for, it lets the current stream wait for."""
 
-    def __init__(self, device: Device, event: Any) -> None:
-        self._device, self._event = device, event
+    def __init__(self, device: Device, event: Any, recorded: bool) -> None:
+        self._device, self._event, self._recorded = device, event, recorded
 
     def Testall(self, requests: list[Any]) -> bool:  # noqa: N802 - the name MPI gives it
+        if self._recorded:
+            return False  # nothing happens while it is recorded, and to ask CUDA would spoil the recording
         self._device.departures.poll()
         if not self._event.done:
             return False

@@ -15,7 +15,7 @@ LEAST_BYTES = 4096
 
 
 class PinnedMemory:
-    """Memory lent for one message at a time.
+    """Memory lent for one message, or one copy, at a time.
 
     Pinning takes far longer than most messages, so memory is kept: in the end as much as was ever lent at once, in
     sizes that are powers of two.
@@ -46,6 +46,13 @@ class PinnedMemory:
             self._put_away(memory)
         else:
             self._copied_from.append((after, memory))
+
+    def wait_for_all_but(self, most: int) -> None:
+        """Return when the device copies from at most so many of those that were given back."""
+        while len(self._copied_from) > most:
+            event, memory = self._copied_from.popleft()
+            event.synchronize()
+            self._put_away(memory)
 
     def _put_away(self, memory: NDArray[np.uint8]) -> None:
         self._free[memory.size].append(memory)

@@ -1,0 +1,190 @@
+"""A stand-in for the streams and events of CUDA, and for graphs recorded from them: see ``stand_in_device.py``."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+from weakref import finalize
+
+if TYPE_CHECKING:
+    from comm.stand_in_device import StandInCupy
+
+__all__ = ["Event", "StandInError", "Stream"]
+
+
+class Stream:
+    """Work in order, some of it waiting for events of other streams; or a part of what is recorded.
+
+    Parameters
+    ----------
+    device : StandInCupy, optional
+        On which it can be made the current stream.
+    """
+
+    def __init__(self, device: StandInCupy | None = None) -> None:
+        self._work: deque[Callable[[], None] | Event] = deque()
+        self._device, self._before = device, self
+        self.capture: Capture | None = None
+        self.given = self.done = 0
+        self.ptr = id(self)
+
+    def __enter__(self) -> Stream:
+        assert self._device is not None
+        self._before, self._device.current = self._device.current, self
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._device is not None
+        self._device.current = self._before
+
+    def give(self, work: Callable[[], None] | Event) -> None:
+        if self.capture is not None:
+            self.capture.lines[self].append(work)
+            return
+        self._work.append(work)
+        self.given += 1
+
+    def wait_event(self, event: Event) -> None:
+        if event.capture is None:
+            refuse(self.capture is not None, "a recorded stream waits for what is not recorded")
+        else:
+            refuse(event.capture.ended, "the recording that the event belongs to has ended")
+            refuse(self.capture not in (None, event.capture), "one stream in two recordings")
+            event.capture.join(self)
+        self.give(event.now())
+
+    def begin_capture(self) -> None:
+        refuse(self.capture is not None, "the stream is being recorded")
+        self.capture = Capture(self)
+
+    def is_capturing(self) -> bool:
+        return self.capture is not None
+
+    def end_capture(self) -> Graph:
+        capture = self.capture
+        refuse(capture is None or capture.origin is not self, "no recording began with this stream")
+        assert capture is not None
+        assert self._device is not None
+        capture.end()
+        return Graph(capture, self._device)
+
+    def step(self) -> None:
+        """Do the next piece of work, or one of what it waits for."""
+        first = self._work[0]
+        if isinstance(first, Event) and not first.reached:
+            first.stream.step()
+            return
+        self._work.popleft()
+        self.done += 1
+        if not isinstance(first, Event):
+            first()
+
+    def synchronize(self) -> None:
+        refuse(self.capture is not None, "the host waits for a stream that is being recorded")
+        while self._work:
+            self.step()
+
+
+class Event:
+    stream: Stream
+    until: int
+    capture: Capture | None = None
+
+    def __init__(self, block: bool = False, disable_timing: bool = False) -> None: ...
+
+    def record(self, stream: Stream) -> None:
+        self.stream, self.until, self.capture = stream, stream.given, stream.capture
+        if self.capture is not None:
+            self.until = len(self.capture.lines[stream])
+
+    def now(self) -> Event:
+        """The event as it is recorded now."""
+        event = Event()
+        event.stream, event.until, event.capture = self.stream, self.until, self.capture
+        return event
+
+    @property
+    def reached(self) -> bool:
+        return self.stream.done >= self.until
+
+    @property
+    def done(self) -> bool:
+        refuse(self.capture is not None, "nobody can know whether what is recorded is done")
+        if self.reached:
+            return True
+        self.stream.step()  # time passes
+        return False
+
+    def synchronize(self) -> None:
+        refuse(self.capture is not None, "the host waits for what is recorded")
+        while not self.reached:
+            self.stream.step()
+
+
+class Capture:
+    """What streams are told while it is recorded: a line for each of them, and where one waits for another.
+
+    Refuses what CUDA refuses (CUDA C++ Programming Guide, "Cross-stream Dependencies and Events" and "Prohibited and
+    Unhandled Operations").
+    """
+
+    def __init__(self, origin: Stream) -> None:
+        self.origin = origin
+        self.lines: dict[Stream, list[Callable[[], None] | Event]] = {origin: []}
+        self.ended = False
+
+    def join(self, stream: Stream) -> None:
+        stream.capture = self
+        self.lines.setdefault(stream, [])
+
+    def end(self) -> None:
+        for stream in self.lines:
+            stream.capture = None
+        self.ended = True
+        waited_for, looked_at = {self.origin: len(self.lines[self.origin])}, -1
+        while sum(waited_for.values()) != looked_at:
+            looked_at = sum(waited_for.values())
+            for stream, until in list(waited_for.items()):
+                for event in self.lines[stream][:until]:
+                    if isinstance(event, Event):
+                        waited_for[event.stream] = max(waited_for.get(event.stream, 0), event.until)
+        unjoined = any(waited_for.get(stream, 0) < len(line) for stream, line in self.lines.items())
+        refuse(unjoined, "a stream takes part that the first one does not wait for")
+
+
+class Graph:
+    """What was recorded, to be put in a stream's line."""
+
+    def __init__(self, capture: Capture, device: StandInCupy) -> None:
+        self._capture, self._launches, self._number = capture, device.launches, len(device.launches)
+        device.launches.append(0)
+        finalize(self, device.ended.append, "graph")
+
+    def launch(self, stream: Stream) -> None:
+        """Let new lines begin after what `stream` was told, and `stream` go on when the first of them has ended."""
+        self._launches[self._number] += 1
+        origin, lines = self._capture.origin, {line: Stream() for line in self._capture.lines}
+        before = Event()
+        before.record(stream)
+        lines[origin].give(before)
+        for line, recorded in self._capture.lines.items():
+            for work in recorded:
+                if isinstance(work, Event):
+                    event = Event()
+                    event.stream, event.until = lines[work.stream], work.until + (work.stream is origin)
+                    lines[line].give(event)
+                else:
+                    lines[line].give(work)
+        after = Event()
+        after.record(lines[origin])
+        stream.give(after)
+
+
+def refuse(wrong: bool, what: str) -> None:
+    if wrong:
+        raise StandInError(what)
+
+
+class StandInError(RuntimeError):
+    """What CUDA would refuse."""

@@ -1,0 +1,148 @@
+"""Steps that a device records and replays, against the references and against steps without recordings."""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hybridnn import ProcessGrid
+from hybridnn.comm.calls import Call
+from hybridnn.comm.transports.carrier import Carrier
+from hybridnn.comm.transports.device import Device
+from hybridnn.parallel.gradient_reduction import DEVICE_PACE
+from hybridnn.training.device import DeviceOptions, settle_device
+from hybridnn.training.history import StepRecord
+from reference.cases import Case, assert_arrays_close, check_against_reference, data, make_trainer, run
+from training.device_cases import CASES, CLIPPED, EXACTLY, check
+from training.stand_in_training import cupy_with_a_gpu, kernels_of, stand_in
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+GRAPHS = {
+    **CASES,
+    "adamw": Case(optimizer="adamw", schedule="warmup-linear", clip_norm=0.05),
+    "dampened": Case(optimizer="dampened", schedule="step"),
+}
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_replayed_steps_are_the_steps(name: str) -> None:
+    """Rates, samples and Adam's corrections change from step to step, and the last minibatch is smaller."""
+    grid = ProcessGrid()
+    device = stand_in(grid, graphs=True)
+    check_against_reference(GRAPHS[name], grid, device=device)
+    # Of 4 minibatches in 3 epochs, the first of each of the two sizes is trained on without a recording.
+    assert kernels_of(device).replays == [8, 2]
+
+
+def test_recordings_are_those_of_one_set_of_samples() -> None:
+    case, grid = Case(), ProcessGrid()
+    device = stand_in(grid, graphs=True)
+    (x, y), found, expected = data(case), *(make_trainer(case, grid, device=on) for on in (device, "cpu"))
+    for trainer in (found, expected):
+        trainer.fit(x, y, epochs=2)
+        trainer.fit(x[::-1], y[::-1], epochs=2)
+    assert_arrays_close(found.weights(), expected.weights(), "other samples", EXACTLY)
+    assert kernels_of(device).replays == [5, 1, 5, 1]
+
+
+def test_samples_that_do_not_fit_are_trained_on_without_recordings() -> None:
+    grid = ProcessGrid()
+    device = stand_in(grid, free=0, graphs=True)
+    check_against_reference(CASES["adam"], grid, device=device)
+    assert kernels_of(device).replays == []
+
+
+@pytest.mark.mpi(ranks=[2, 3])
+def test_batch_ranks_replay_steps(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 21 samples the last minibatch has one, and some ranks none; small buckets travel beside what is computed."""
+    uneven = Case(samples=21, optimizer="adamw", schedule="warmup-linear")
+    for bucket_bytes in (DEVICE_PACE.bucket_bytes, 8):
+        monkeypatch.setattr("hybridnn.parallel.replica.DEVICE_PACE", replace(DEVICE_PACE, bucket_bytes=bucket_bytes))
+        for case in (CLIPPED, uneven, replace(CASES["adam"], overlap=False)):
+            grid = ProcessGrid(comm, batch=comm.size)
+            device = stand_in(grid, "nccl", comm, graphs=True)
+            check(case, grid, device)
+            assert kernels_of(device).replays == ([5, 2] if case is uneven else [8, 2])
+
+
+@pytest.mark.mpi(ranks=[2])
+def test_replays_count_as_steps(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hybridnn.parallel.replica.DEVICE_PACE", replace(DEVICE_PACE, bucket_bytes=1000))
+    case, told = Case(epochs=2), []
+    for graphs in (False, True):
+        grid, figures = ProcessGrid(comm, batch=2), []
+        recorder = grid.recorder
+        trainer = make_trainer(case, grid, device=stand_in(grid, "nccl", comm, graphs=graphs))
+        entered = grid.batch_group._channel.entered
+        before = recorder.totals
+
+        def at_step(record: StepRecord, grid: ProcessGrid = grid, figures: list[Any] = figures) -> None:
+            totals, channel = grid.recorder.totals, grid.batch_group._channel
+            calls = [Call._make(call) for call in list(channel.recent)[-3:]]
+            figures.append((totals.bytes_sent, totals.messages, channel.entered))
+            figures.append([(call.number - channel.entered, call.what) for call in calls])
+            assert grid.recorder.now is None
+
+        trainer.fit(*data(case), epochs=2, on_step=at_step)
+        told.append([(recorder.totals - before).bytes_sent, (recorder.totals - before).messages, *figures])
+        assert grid.batch_group._channel.entered > entered + 8
+    assert told[0] == told[1]
+
+
+@pytest.mark.mpi(ranks=[2])
+@pytest.mark.parametrize("way", ["at once", "in a cycle", "other samples"])
+def test_recordings_go_before_the_connection_that_they_use(comm: MPI.Intracomm, way: str) -> None:
+    """NCCL would wait for them for ever, as when somebody has the grid connected anew while a trainer lives."""
+    grid, case = ProcessGrid(comm, batch=2), Case(epochs=2)
+    device = stand_in(grid, "nccl", comm, graphs=True)
+    cupy = kernels_of(device)._cupy
+    trainer = run(case, grid, device=device)
+    grid.carry(Carrier("nccl", Device(cupy)))
+    gc.collect()
+    assert cupy.ended == []
+    if way == "other samples":
+        trainer.fit(*data(case), epochs=1)
+        assert_arrays_close(trainer.weights(), run(Case(), grid, device="cpu").weights(), way, EXACTLY)
+    elif way == "in a cycle":
+        trainer.itself = trainer
+    del trainer
+    gc.collect()
+    assert cupy.ended[:3] == ["graph", "graph", "connection"]
+
+
+@pytest.mark.mpi(ranks=[2])
+def test_one_rank_without_room_for_the_samples_keeps_all_from_recording(comm: MPI.Intracomm) -> None:
+    grid = ProcessGrid(comm, batch=2)
+    device = stand_in(grid, "nccl", comm, free=0 if comm.rank else 1 << 40, graphs=True)
+    check(Case(epochs=2), grid, device)
+    assert kernels_of(device).replays == []
+
+
+@pytest.mark.mpi(ranks=[2])
+def test_batch_ranks_record_steps_where_nccl_connects_them(comm: MPI.Intracomm) -> None:
+    def make(*, tf32: bool) -> Any:
+        return kernels_of(stand_in(ProcessGrid(comm)))
+
+    one_by_one = "Imaginary, GPU 0 of 1, kernels launched one by one: "
+    for transport, gpu_of, how, why in (
+        ("auto", str, {"batch": 2}, "Imaginary, GPU 0 of 1, steps replayed as CUDA graphs"),
+        ("staging", str, {"batch": 2}, one_by_one + "graphs of several ranks need NCCL"),
+        ("auto", lambda rank: "the same", {"batch": 2}, one_by_one + "graphs of several ranks need NCCL"),
+        ("nccl", str, {"model": 2}, one_by_one + "graphs are for one rank, or batch ranks alone"),
+        ("nccl", str, {"pipeline": 2}, one_by_one + "graphs are for one rank, or batch ranks alone"),
+        (
+            "nccl",
+            str,
+            {"batch": 2, "check_collectives": True},
+            one_by_one + "collectives in graphs cannot be compared (check_collectives)",
+        ),
+    ):
+        grid, cupy = ProcessGrid(comm, **how), cupy_with_a_gpu(comm, gpu_of(comm.rank))
+        device = settle_device(DeviceOptions("gpu", transport, graphs=True), grid, lambda cupy=cupy: cupy, make)
+        assert device.why == why
+        assert (device.record is None) == ("one by one" in why)
