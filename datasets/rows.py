@@ -51,7 +51,7 @@ class Rows(Protocol):
 def check_indices(indices: NDArray[np.int64], samples: int) -> None:
     """Raise IndexError unless all `indices` lie in [0, samples)."""
     # Read as unsigned, a negative index is a huge one: a single reduction covers both ends.
-    if indices.size and int(indices.view(np.uint64).max()) >= samples:
+    if indices.size and np.maximum.reduce(indices.view(np.uint64)) >= samples:
         raise IndexError(f"sample indices {indices.min()} to {indices.max()} do not all lie in 0 to {samples - 1}")
 
 
@@ -60,7 +60,7 @@ def _gather(source: NDArray[Any], indices: NDArray[np.int64], out: NDArray[Any] 
     if out is None:
         return
     if source.dtype == out.dtype:
-        np.take(source, indices, axis=0, out=out, mode="clip")  # checked before; "raise" would buffer the output
+        source.take(indices, 0, out, "clip")  # checked before; "raise" would buffer the output
     else:
         out[...] = source[indices]
 

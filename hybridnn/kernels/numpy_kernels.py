@@ -120,13 +120,17 @@ def activate(name: str, z: Array, scratch: Array) -> None:
         case "sigmoid":
             expit(z, out=z)
         case "selu":
-            # scale * (max(z, 0) + alpha * expm1(min(z, 0))): no overflow on either side.
+            # scale * (max(z, 0) + alpha * expm1(min(z, 0))), where expm1(x) is 2 t / (1 - t) with t = tanh(x / 2): as
+            # exact near 0, and several times faster than NumPy's. For z >= 0 t is 0, so one quotient serves both sides.
             np.minimum(z, 0, out=scratch)
-            np.expm1(scratch, out=scratch)
-            np.multiply(scratch, SELU_ALPHA, out=scratch)
+            np.multiply(scratch, 0.5, out=scratch)
+            np.tanh(scratch, out=scratch)
+            np.multiply(scratch, 2 * SELU_ALPHA, out=scratch)
             np.maximum(z, 0, out=z)
             np.add(z, scratch, out=z)
-            np.multiply(z, SELU_SCALE, out=z)
+            np.multiply(scratch, -1 / (2 * SELU_ALPHA * SELU_SCALE), out=scratch)
+            np.add(scratch, 1 / SELU_SCALE, out=scratch)
+            np.divide(z, scratch, out=z)
         case _:
             raise ValueError(f"unknown activation {name!r}")
 
