@@ -85,7 +85,7 @@ def show(title: str, rows: list[dict[str, Any]], columns: dict[str, Any]) -> Non
         table.add_column(heading, justify="left" if heading == "network" else "right")
     for row in rows:
         table.add_row(*(cell(row) for cell in columns.values()))
-    Console(width=120).print(table)
+    Console(width=170).print(table)
 
 
 def main() -> None:

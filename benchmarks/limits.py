@@ -11,6 +11,7 @@ from benchmarks.cases import Case
 from benchmarks.timing import seconds_of
 from hybridnn.kernels.backend import Array, Kernels
 from hybridnn.kernels.numpy_backend import NUMPY
+from hybridnn.parallel.workspace import samples_lie_whole
 
 __all__ = ["copy_bandwidth", "products_of", "update_bytes"]
 
@@ -24,14 +25,21 @@ def products_of(case: Case, kernels: Kernels = NUMPY) -> Callable[[], None]:
     """The matrix products of a timed run and nothing else, on arrays of the same shapes and layouts."""
     rng = np.random.default_rng(0)
     widths, n = case.sizes, case.batch_size
+    by_samples = kernels.on_host and samples_lie_whole(n)
 
     def drawn(*shape: int) -> Array:
         return kernels.to_device(rng.standard_normal(shape, np.float32))
 
-    activations = [drawn(n, widths[0]).T, *(drawn(width, n) for width in widths[1:])]
+    def empty(width: int) -> Array:
+        return kernels.empty((n, width), np.float32).T if by_samples else kernels.empty((width, n), np.float32)
+
+    activations = [
+        drawn(n, widths[0]).T,
+        *(drawn(n, width).T if by_samples else drawn(width, n) for width in widths[1:]),
+    ]
     weights = [drawn(b, a) for a, b in pairwise(widths)]
     weight_gradients = [kernels.empty(weight.shape, np.float32) for weight in weights]
-    gradients = [kernels.empty((width, n), np.float32) for width in widths]
+    gradients = [empty(width) for width in widths]
 
     def run() -> None:
         for _ in range(case.steps):

@@ -6,10 +6,10 @@ Each program trains in a process of its own, and what that had taken before it m
 from __future__ import annotations
 
 import json
-import resource
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from benchmarks.cases import CASES, Case, our_run, torch_model, torch_run
@@ -27,8 +27,10 @@ def grown_bytes(program: str, case: Case) -> int:
     return int(json.loads(done.stdout))
 
 
-def _resident() -> int:
-    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+def _most_resident() -> int:
+    """Bytes of memory that this program had at most; `getrusage` would count what its parent had before."""
+    fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return 1024 * int(fields["VmHWM"].removesuffix("kB"))
 
 
 def _trains(program: str) -> Callable[[Case], Any]:
@@ -50,9 +52,9 @@ def main() -> None:
     case = next(case for case in CASES if case.name == name)
     train = _trains(program)
     train(SMALL)
-    before = _resident()
+    before = _most_resident()
     train(case)
-    print(json.dumps(_resident() - before))
+    print(json.dumps(_most_resident() - before))
 
 
 if __name__ == "__main__":

@@ -190,7 +190,7 @@ def mean_squared_error(outputs: Array, targets: Array, scale: float, gradient: A
         Takes the sum of the samples' losses.
     """
     np.subtract(outputs, targets, out=gradient)
-    flat = gradient.reshape(-1)
+    flat = gradient.ravel(order="K")  # a view, whichever axis lies side by side
     loss[0] = np.dot(flat, flat) / outputs.shape[0]
     np.multiply(gradient, 2.0 * scale / outputs.shape[0], out=gradient)
 

@@ -95,7 +95,19 @@ class Stage:
     def workspace(self, capacity: int, role: StageRole, **buffers: Any) -> Workspace:
         """Arrays for microbatches of up to `capacity` samples on this rank; `buffers` as for `Workspace`."""
         group, dtype = self._group, self.weights.dtype
-        return Workspace(self.splits, group.size, group.rank, capacity, dtype, role, kernels=self.kernels, **buffers)
+        # Between stages and within a model group rows travel, and the kernels of a device read along them.
+        travels = group.size > 1 or not all(role) or not self.kernels.on_host
+        return Workspace(
+            self.splits,
+            group.size,
+            group.rank,
+            capacity,
+            dtype,
+            role,
+            travels=travels,
+            kernels=self.kernels,
+            **buffers,
+        )
 
     def forward(self, arrays: StageArrays, parameters: Sequence[LayerParameters] | None = None) -> None:
         """Compute the outputs from the inputs in `arrays`, with the current weights or with others."""

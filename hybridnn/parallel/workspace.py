@@ -21,10 +21,22 @@ from hybridnn.kernels.numpy_backend import NUMPY
 from hybridnn.parallel.dense import LayerArrays
 from hybridnn.parallel.layer_split import SplitLayer
 
-__all__ = ["StageArrays", "StageRole", "Workspace"]
+__all__ = ["StageArrays", "StageRole", "Workspace", "samples_lie_whole"]
 
 NARROW = 48
 """Samples up to which input gradients are taken as a transposed product: see `matmul_transposed`."""
+
+WIDE, STEP = 128, 16
+
+
+def samples_lie_whole(n: int) -> bool:
+    """Whether `n` samples are better kept with the features of each side by side, where nobody else needs to know.
+
+    A library of matrix products works on blocks of the axis whose numbers lie side by side. Features are many and
+    samples few: where `n` is small, or no multiple of a block, its samples are better the other axis. With OpenBLAS
+    products of 50 and 100 samples were faster by 5 to 10 %, those of 128 slower by 2 %.
+    """
+    return n < WIDE or n % STEP != 0
 
 
 class StageRole(NamedTuple):
@@ -104,6 +116,8 @@ class Workspace:
         Buffers for inputs (with their targets), and sets of activations.
     keeps_dz : bool
         Whether weight gradients come later than input gradients.
+    travels : bool
+        Whether rows of the arrays are messages, so that those of a row have to lie side by side.
     kernels : Kernels
         Of the device that is to hold the arrays.
     """
@@ -120,9 +134,10 @@ class Workspace:
         inputs: int = 1,
         activations: int = 1,
         keeps_dz: bool = False,
+        travels: bool = True,
         kernels: Kernels = NUMPY,
     ) -> None:
-        self._kernels = kernels
+        self._kernels, self._travels = kernels, travels
         self._splits, self._role, self._keeps_dz = splits, role, keeps_dz
         self._ranks, self._rank, self._capacity, self._dtype = ranks, rank, capacity, np.dtype(dtype)
         self._cache: dict[tuple[int, int, int], StageArrays] = {}
@@ -140,7 +155,7 @@ class Workspace:
         entry = 0 if role.loads_input else splits[0].layer.inputs
         widest = max(entry, *(_output_height(split) for split in splits))
         self._gradients = (self._room(widest), self._room(widest))
-        self._product = self._room(widest) if capacity <= NARROW else None
+        self._product = self._room(widest) if travels and capacity <= NARROW else None
 
     def expect_targets(self, *, classification: bool) -> None:
         """Make room for targets, on a stage that loads them: integer labels, or numbers."""
@@ -217,8 +232,11 @@ class Workspace:
         split = self._splits[place]
         layer, shard = split.layer, split.shard
 
+        by_samples = not self._travels and samples_lie_whole(n)
+
         def view(flat: Array, height: int) -> Array:
-            return flat[: height * n].reshape(height, n)
+            numbers = flat[: height * n]
+            return numbers.reshape(n, height).T if by_samples else numbers.reshape(height, n)
 
         above = len(self._splits) - 1 - place
         y = view(kept.outputs[place], _output_height(split))
