@@ -32,9 +32,8 @@ WIDE, STEP = 128, 16
 def samples_lie_whole(n: int) -> bool:
     """Whether `n` samples are better kept with the features of each side by side, where nobody else needs to know.
 
-    A library of matrix products works on blocks of the axis whose numbers lie side by side. Features are many and
-    samples few: where `n` is small, or no multiple of a block, its samples are better the other axis. With OpenBLAS
-    products of 50 and 100 samples were faster by 5 to 10 %, those of 128 slower by 2 %.
+    A library of matrix products works on blocks of the axis whose numbers lie side by side. Where samples are few, or
+    no multiple of such a block, features are better that axis: ``benchmarks/sample_layout.py`` measures it.
     """
     return n < WIDE or n % STEP != 0
 
