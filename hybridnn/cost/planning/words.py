@@ -37,8 +37,9 @@ def layout_settings(layout: Layout) -> dict[str, Any]:
         "batch": batch,
         "model": model,
         "model_split": layout.split,
-        "overlap": layout.overlap,
     }
+    if model > 1 or (batch > 1 and layout.sharing_ranks is None):
+        keys["overlap"] = layout.overlap  # elsewhere it means nothing
     if layout.wire is not None:
         keys["wire_dtype"] = layout.wire.words.name
     if len(layout.stages) == 1:

@@ -192,7 +192,7 @@ def _chunk_bytes(workload: Workload, layout: Layout, stage: int, chunk: int) -> 
         buffers=samples
         * (
             INTEGER
-            + item * (1 + _passing_numbers(splits, slots, samples) + _message_numbers(splits, slots))
+            + item * (1 + _passing_numbers(splits, slots, samples, model_ranks) + _message_numbers(splits, slots))
             + item * slots.joins * layout.microbatches * _joined_numbers(splits)
         ),
     )
@@ -209,12 +209,13 @@ def _kept_numbers(splits: Sequence[SplitLayer], slots: _Slots, shared: bool) -> 
     return numbers
 
 
-def _passing_numbers(splits: Sequence[SplitLayer], slots: _Slots, samples: int) -> int:
+def _passing_numbers(splits: Sequence[SplitLayer], slots: _Slots, samples: int, ranks: int) -> int:
     """Per sample, gradients that pass through the layers: two take turns, a third where products are transposed."""
+    travels = ranks > 1 or not (slots.loads_input and slots.loads_target)
     entry = 0 if slots.loads_input else splits[0].layer.inputs
     widest = max(entry, *map(_output_height, splits))
     residual = max((split.shard.weight_shape[0] for split in splits if split.layer.residual), default=0)
-    return residual + widest * (3 if samples <= NARROW else 2)
+    return residual + widest * (3 if travels and samples <= NARROW else 2)
 
 
 def _message_numbers(splits: Sequence[SplitLayer], slots: _Slots) -> int:
