@@ -45,13 +45,24 @@ test: $(VENV)/.installed-test
 test-slurm: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -m slurm tests/slurm $(ARGS)
 
-# On a machine with a GPU, with a Python that has CuPy, mpi4py, pytest, pytest-mpi, pytest-timeout: PYTHON=python3.
+# $(call link_tree,folder) shows the tree in a folder as it is installed.
+define link_tree
+	rm -rf $(1)
+	mkdir -p $(1)/hybridnn
+	ln -s $(patsubst %,$(CURDIR)/%,$(wildcard hybridnn/*) datasets hpc_jobs) $(1)/hybridnn/
+endef
+
+# On a machine with a GPU nothing is installed: PYTHON is one that has CuPy, what setup.py requires, and for the tests
+# pytest, pytest-mpi and pytest-timeout. What it lacks may lie in folders of PYTHONPATH; `mpirun` beside it or on PATH.
 test-gpu:
-	PYTHONPATH=tests:. $(PYTHON) -m pytest -c /dev/null --rootdir . -rs -m gpu tests/gpu $(ARGS)
+	$(call link_tree,build/tree)
+	PYTHONPATH=$(CURDIR)/build/tree:tests:.:$$PYTHONPATH $(PYTHON) -m pytest -c /dev/null --rootdir . -o timeout=300 \
+	  -o mpi_timeout=300 -rs -m gpu tests/gpu $(ARGS)
 
 bench-gpu:
-	$(PYTHON) -m benchmarks.gpu_kernels
-	$(PYTHON) -m benchmarks.gpu_training $(ARGS)
+	$(call link_tree,build/tree)
+	PYTHONPATH=$(CURDIR)/build/tree:.:$$PYTHONPATH $(PYTHON) -m benchmarks.gpu_kernels
+	PYTHONPATH=$(CURDIR)/build/tree:.:$$PYTHONPATH $(PYTHON) -m benchmarks.gpu_training $(ARGS)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
@@ -59,9 +70,7 @@ lint: $(VENV)/.installed-dev
 
 # mypy knows packages by their folders alone, so it is shown the tree as it is installed.
 types: $(VENV)/.installed-dev
-	rm -rf build/typing
-	mkdir -p build/typing/hybridnn
-	ln -s $(patsubst %,$(CURDIR)/%,$(wildcard hybridnn/*) datasets hpc_jobs) build/typing/hybridnn/
+	$(call link_tree,build/typing)
 	cd build/typing && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml -p hybridnn
 
 bench: $(VENV)/.installed-bench

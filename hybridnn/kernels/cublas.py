@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 from importlib import import_module
 from typing import Any
+from weakref import finalize
 
 import numpy as np
 
@@ -81,6 +82,9 @@ class Products:
         self._set_workspace.argtypes = [pointer, pointer, ctypes.c_size_t]
         self._handle = ctypes.c_void_p()
         _check(library.cublasCreate_v2(ctypes.byref(self._handle)), "cublasCreate")
+        library.cublasDestroy_v2.argtypes = [pointer]
+        # At the end of the program the driver may be gone before, and takes everything with it.
+        finalize(self, library.cublasDestroy_v2, self._handle).atexit = False
         self._workspace = cupy.empty((WORKSPACE_BYTES,), np.uint8)
         self._stream: int | None = None
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from hybridnn.errors import EnvironmentProblem
 from hybridnn.kernels.backend import Array
 from hybridnn.kernels.cublas import Products, load_cublas
 from hybridnn.kernels.cupy_launch import (
@@ -81,8 +82,21 @@ class CupyKernels(CupyUpdates):
         self._pinned = PinnedMemory(cupy)
 
     def compile(self, dtype: DTypeLike) -> None:
-        """Compile the kernels for a dtype now; CuPy keeps them on disk for the next time."""
-        self._launch.compile(dtype)
+        """Compile the kernels for a dtype now; CuPy keeps them on disk for the next time.
+
+        Raises
+        ------
+        EnvironmentProblem
+            If CuPy cannot: most likely NVRTC is missing.
+        """
+        try:
+            self._launch.compile(dtype)
+        except Exception as error:  # CuPy has no one exception for what it does not find
+            found = (str(error).splitlines() or [type(error).__name__])[0]
+            raise EnvironmentProblem(
+                f"CuPy {self._cupy.__version__} cannot compile kernels ({found}); "
+                "pip install 'hybridnn[cuda12]' or 'hybridnn[cuda13]' brings the compiler, NVRTC"
+            ) from error
 
     def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
         """An uninitialized array of the device."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import warnings
+from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -45,7 +47,15 @@ def load_cupy() -> Any:
             f"{_ASKED}: CuPy {cupy.__version__} and a driver for CUDA {_words(driver)} are there, but no device: "
             "ask Slurm for one (--gres=gpu:1), and see that CUDA_VISIBLE_DEVICES is not empty"
         )
+    _load_nccl()
     return cupy
+
+
+def _load_nccl() -> None:
+    """Let ``cupy.cuda.nccl`` be there where it can be: ``import cupy`` alone does not load it."""
+    with suppress(ImportError), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # CuPy says at length that NCCL is missing, which most runs do not need
+        import_module("cupy.cuda.nccl")
 
 
 def driver_version() -> int | None:

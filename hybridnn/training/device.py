@@ -6,12 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from hybridnn.comm.agreement import agree
+import numpy as np
+
 from hybridnn.comm.device_choice import choose_device_together
 from hybridnn.comm.grid import ProcessGrid
-from hybridnn.comm.transport_choice import choose_transport
+from hybridnn.comm.transport_choice import choose_transport, first_problem
 from hybridnn.comm.transports.carrier import Carrier
 from hybridnn.comm.transports.device import Device
+from hybridnn.errors import EnvironmentProblem
 from hybridnn.kernels.backend import Kernels
 from hybridnn.kernels.cupy_kernels import cupy_kernels
 from hybridnn.kernels.cupy_loading import load_cupy
@@ -113,8 +115,13 @@ def settle_device(
     choice = choose_device_together(grid.world, options.name, grid.node_group.rank, load)
     if choice.kind == "cpu":
         return TrainingDevice(NUMPY, "cpu", choice.why)
+    kernels, problem = _make_kernels(make, options)
+    problem = first_problem(grid, problem)
+    if kernels is None or problem:
+        if options.name == "gpu":
+            raise EnvironmentProblem(problem)
+        return TrainingDevice(NUMPY, "cpu", problem)
     way = choose_transport(grid, options.transport, choice.cupy)
-    kernels = agree(grid.world, lambda: make(tf32=options.tf32))
     grid.carry(Carrier(way.name, Device(choice.cupy)))
     if not options.graphs:
         return TrainingDevice(kernels, "gpu", choice.why, way.name, way.why)
@@ -122,8 +129,18 @@ def settle_device(
     if problem:
         why = f"{choice.why}, kernels launched one by one: {problem}"
         return TrainingDevice(kernels, "gpu", why, way.name, way.why)
-    why = f"{choice.why}, steps replayed as CUDA graphs"
+    why = f"{choice.why}, steps replayed as CUDA graphs where samples lie on the GPU"
     return TrainingDevice(kernels, "gpu", why, way.name, way.why, kernels.record)
+
+
+def _make_kernels(make: Callable[..., RecordingKernels], options: DeviceOptions) -> tuple[RecordingKernels | None, str]:
+    """The arithmetic of this rank's GPU, tried as far as compiling it; or None and what is missing."""
+    try:
+        kernels = make(tf32=options.tf32)
+        kernels.compile(np.float32)
+    except EnvironmentProblem as problem:
+        return None, str(problem)
+    return kernels, ""
 
 
 def _graphs_problem(grid: ProcessGrid, transport: str) -> str:

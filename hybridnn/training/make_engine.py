@@ -50,11 +50,12 @@ def make_engine(
     ------
     SettingError
         On every rank: its arrays do not fit the memory, `shared_replicas` is true and cannot be, or gradients on a GPU
-        are to be rounded.
+        are to be rounded between nodes.
     GridError
         As for `settle_sharing`.
     """
-    if wire_dtype != "same" and not kernels.on_host:
+    # On one node it means nothing, wherever the weights lie.
+    if wire_dtype != "same" and not kernels.on_host and grid.spans_nodes:
         raise SettingError("parallel.wire_dtype", wire_dtype, "a GPU's gradients travel as computed: 'same' is allowed")
     sharing = settle_sharing(
         shared_replicas,

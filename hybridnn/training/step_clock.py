@@ -19,7 +19,7 @@ from hybridnn.training.history import MeasuredStep
 
 __all__ = ["StepClock"]
 
-KINDS = (*(kind.name for kind in (Forward, Recompute, Backward, InputGradient, WeightGradient, Update)), "loss")
+KINDS = (*(kind.name for kind in (Forward, Recompute, Backward, InputGradient, WeightGradient, Update)), "loss", "step")
 """All that is recorded as computing, in an order that the ranks share."""
 
 

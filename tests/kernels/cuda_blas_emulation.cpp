@@ -1,4 +1,4 @@
-// Five functions of cuBLAS as its header declares them, for matrices in the host's memory.
+// Six functions of cuBLAS as its header declares them, for matrices in the host's memory.
 #include <cstddef>
 
 extern "C" {
@@ -9,10 +9,16 @@ typedef struct Context {
     size_t bytes;
 }* cublasHandle_t;
 
-int products = 0, last_compute_type = 0, workspaces_set = 0;
+int products = 0, last_compute_type = 0, workspaces_set = 0, destroyed = 0;
 
 int cublasCreate_v2(cublasHandle_t* handle) {
     *handle = new Context{};
+    return 0;
+}
+
+int cublasDestroy_v2(cublasHandle_t handle) {
+    delete handle;
+    ++destroyed;
     return 0;
 }
 

@@ -124,3 +124,11 @@ def test_what_is_no_product_is_refused(products: Products) -> None:
         products.multiply(square, single, square)
     with pytest.raises(ValueError, match="neither axis"):
         products.multiply(square[::2, ::2], square[:2], square[:2].copy())
+
+
+def test_the_handle_ends_with_the_object(library: ctypes.CDLL, emulator: Emulator) -> None:
+    destroyed = ctypes.c_int.in_dll(library, "destroyed")
+    before, products = destroyed.value, Products(emulator, library, tf32=False)
+    assert destroyed.value == before
+    del products
+    assert destroyed.value == before + 1

@@ -12,7 +12,7 @@ import pytest
 from hybridnn.errors import EnvironmentProblem
 from hybridnn.kernels import cupy_loading
 from hybridnn.kernels.cublas import load_cublas
-from hybridnn.kernels.cupy_kernels import cupy_kernels
+from hybridnn.kernels.cupy_kernels import CupyKernels, cupy_kernels
 
 
 class NoDriverError(RuntimeError):
@@ -84,3 +84,30 @@ def test_a_library_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> 
 def test_nothing_imports_cupy_before_a_gpu_is_asked_for() -> None:
     program = "import sys; sys.modules['cupy'] = None; import hybridnn, hybridnn.kernels.cupy_kernels"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("has_nccl", [True, False])
+def test_nccl_is_loaded_where_it_is(monkeypatch: pytest.MonkeyPatch, has_nccl: bool) -> None:
+    cupy, loaded = fake_cupy(), []
+
+    def load(name: str) -> Any:
+        loaded.append(name)
+        if name != "cupy" and not has_nccl:
+            raise ImportError(name)
+        return cupy
+
+    monkeypatch.setattr(cupy_loading, "find_spec", lambda name: cupy)
+    monkeypatch.setattr(cupy_loading, "import_module", load)
+    monkeypatch.setattr(cupy_loading, "driver_version", lambda: 13000)
+    assert cupy_loading.load_cupy() is cupy
+    assert loaded == ["cupy", "cupy.cuda.nccl"]
+
+
+def test_kernels_that_cannot_be_compiled_say_what_brings_the_compiler() -> None:
+    def compile_nothing(dtype: Any) -> None:
+        raise RuntimeError("no libnvrtc.so.13\nmore")
+
+    kernels = object.__new__(CupyKernels)
+    kernels._cupy, kernels._launch = fake_cupy(), SimpleNamespace(compile=compile_nothing)
+    with pytest.raises(EnvironmentProblem, match=r"^CuPy 14.2.0 cannot compile kernels \(no libnvrtc.so.13\); pip"):
+        kernels.compile("float32")

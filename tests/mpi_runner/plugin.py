@@ -22,7 +22,7 @@ USUAL_RANKS = (2, 3)
 
 def _under_mpi(config: pytest.Config) -> bool:
     """Return whether this process is a rank: pytest-mpi's own options say so."""
-    return bool(config.getoption("--with-mpi") or config.getoption("--only-mpi"))
+    return bool(config.getoption("--with-mpi", False) or config.getoption("--only-mpi", False))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

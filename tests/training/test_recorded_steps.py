@@ -130,7 +130,12 @@ def test_batch_ranks_record_steps_where_nccl_connects_them(comm: MPI.Intracomm) 
 
     one_by_one = "Imaginary, GPU 0 of 1, kernels launched one by one: "
     for transport, gpu_of, how, why in (
-        ("auto", str, {"batch": 2}, "Imaginary, GPU 0 of 1, steps replayed as CUDA graphs"),
+        (
+            "auto",
+            str,
+            {"batch": 2},
+            "Imaginary, GPU 0 of 1, steps replayed as CUDA graphs where samples lie on the GPU",
+        ),
         ("staging", str, {"batch": 2}, one_by_one + "graphs of several ranks need NCCL"),
         ("auto", lambda rank: "the same", {"batch": 2}, one_by_one + "graphs of several ranks need NCCL"),
         ("nccl", str, {"model": 2}, one_by_one + "graphs are for one rank, or batch ranks alone"),

@@ -13,8 +13,8 @@ class Departures:
     """A queue over all groups of a rank.
 
     MPI wants the collectives of a group, and the messages between two ranks, in the same order on both sides; here
-    all calls keep the order in which the rank made them. They wait for nothing but this rank's own device, so the
-    queue always empties, whatever other ranks do.
+    all calls keep the order in which the rank made them. They wait for this rank's own device, and with NCCL for the
+    collectives that it was told before, which all ranks are told in one order: so the queue always empties.
     """
 
     def __init__(self) -> None:
