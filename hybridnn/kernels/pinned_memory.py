@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hybridnn.kernels.device_events import has_passed
+
 __all__ = ["PinnedMemory"]
 
 LEAST_BYTES = 4096
@@ -32,7 +34,7 @@ class PinnedMemory:
 
     def lend(self, nbytes: int) -> NDArray[np.uint8]:
         """At least so many bytes."""
-        while self._copied_from and self._copied_from[0][0].done:
+        while self._copied_from and has_passed(self._cupy, self._copied_from[0][0]):
             self._put_away(self._copied_from.popleft()[1])
         size = max(LEAST_BYTES, 1 << max(nbytes - 1, 0).bit_length())
         free = self._free[size]

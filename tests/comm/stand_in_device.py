@@ -97,7 +97,7 @@ class StandInCupy:
         self.launches: list[int] = []
         self.ended: list[str] = []
         self.cuda = SimpleNamespace(
-            runtime=SimpleNamespace(CUDARuntimeError=StandInError),
+            runtime=SimpleNamespace(CUDARuntimeError=StandInError, eventQuery=Event.query),
             Stream=self._new_stream,
             Event=Event,
             get_current_stream=lambda: self.current,

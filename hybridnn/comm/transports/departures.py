@@ -6,6 +6,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from hybridnn.kernels.device_events import has_passed
+
 __all__ = ["Departures"]
 
 
@@ -15,9 +17,14 @@ class Departures:
     MPI wants the collectives of a group, and the messages between two ranks, in the same order on both sides; here
     all calls keep the order in which the rank made them. They wait for this rank's own device, and with NCCL for the
     collectives that it was told before, which all ranks are told in one order: so the queue always empties.
+
+    Parameters
+    ----------
+    cupy : module
     """
 
-    def __init__(self) -> None:
+    def __init__(self, cupy: Any) -> None:
+        self._cupy = cupy
         self._waiting: deque[tuple[Any, Callable[[], None]]] = deque()
 
     def __len__(self) -> int:
@@ -31,7 +38,7 @@ class Departures:
     def poll(self) -> None:
         """Make the calls that can be made."""
         waiting = self._waiting
-        while waiting and (waiting[0][0] is None or waiting[0][0].done):
+        while waiting and (waiting[0][0] is None or has_passed(self._cupy, waiting[0][0])):
             waiting.popleft()[1]()
 
     def settle(self) -> None:

@@ -41,7 +41,7 @@ class Device:
 
     def __init__(self, cupy: Any, chunk_bytes: int = CHUNK_BYTES) -> None:
         self.cupy, self.chunk_bytes = cupy, chunk_bytes
-        self.departures = Departures()
+        self.departures = Departures(cupy)
         self.pinned = PinnedMemory(cupy)
         # A stream for each direction: a device copies both ways at once.
         self._outward = cupy.cuda.Stream(non_blocking=True)

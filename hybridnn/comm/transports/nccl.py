@@ -10,6 +10,7 @@ from hybridnn.comm.transports.device import Device
 from hybridnn.comm.transports.staging import Staging
 from hybridnn.comm.transports.transport import Array, is_on_host
 from hybridnn.errors import EnvironmentProblem
+from hybridnn.kernels.device_events import has_passed
 
 __all__ = ["Nccl"]
 
@@ -128,7 +129,7 @@ class _InLine:
         if self._recorded:
             return False  # nothing happens while it is recorded, and to ask CUDA would spoil the recording
         self._device.departures.poll()
-        if not self._event.done:
+        if not has_passed(self._device.cupy, self._event):
             return False
         self.Waitall(requests)
         return True
