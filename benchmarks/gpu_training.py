@@ -1,10 +1,10 @@
 """Training on one GPU beside PyTorch on the same, and beside the rate of the matrix products alone.
 
-Run as ``python3 -m benchmarks.gpu_training``; prints a table and writes JSON. Every timed run trains for about a second
-and waits for the GPU at its end. PyTorch runs as it comes with its fused optimizer (*eager*), and compiled with CUDA
-graphs (*compiled*); this package launches kernels one by one (*plain*), or replays CUDA graphs, and brings its samples
-to the GPU in every run, where PyTorch's lie before. With ``--device cpu`` the program itself can be tried where there
-is no GPU.
+Run as ``python3 -m benchmarks.gpu_training``; prints a table, writes JSON and draws a chart. Every timed run trains for
+about a second and waits for the GPU at its end. PyTorch runs as it comes with its fused optimizer (*eager*), and compiled
+with CUDA graphs (*compiled*); this package launches kernels one by one (*plain*), or replays CUDA graphs, and brings its
+samples to the GPU in every run, where PyTorch's lie before. With ``--device cpu`` the program itself can be tried where
+there is no GPU.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.cases import GPU_CASES, Case, our_run, torch_model, torch_run
+from benchmarks.chart import draw_ratios
 from benchmarks.gpu_kernels import RESULTS, device_facts
 from benchmarks.limits import products_of
 from benchmarks.timing import alternate, seconds_of
@@ -177,6 +178,7 @@ def main() -> None:
     show(found)
     arguments.json.parent.mkdir(parents=True, exist_ok=True)
     arguments.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    draw_ratios({"gpu": rows, "machine": found["device"], "date": found["date"]}, arguments.json.with_suffix(".png"))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,31 @@
+"""Groups that take arrays of a stand-in device, and numbers for them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from comm.stand_in_device import StandInCupy
+from hybridnn.comm.grid import ProcessGrid
+from hybridnn.comm.group import Group
+from hybridnn.comm.transports.carrier import Carrier
+from hybridnn.comm.transports.device import Device
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+NAMES = ["staging", "mpi", "nccl"]
+WHOLE, CHUNKS = 2**22, 40  # bytes: arrays in one message, and in a few numbers at a time
+
+
+def data_of(rank: int, shape: tuple[int, ...], dtype: str = "float32") -> NDArray[Any]:
+    return np.random.default_rng(100 + rank).integers(0, 9, shape).astype(dtype)
+
+
+def device_group(comm: MPI.Intracomm, name: Any, chunk: int = WHOLE, **how: Any) -> tuple[Group, StandInCupy]:
+    """The batch group of all ranks."""
+    grid, cupy = ProcessGrid(comm, **how), StandInCupy(comm)
+    grid.carry(Carrier(name, Device(cupy, chunk)))
+    return grid.batch_group, cupy

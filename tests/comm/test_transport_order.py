@@ -1,0 +1,168 @@
+"""What waits for what when arrays of a device travel: messages, streams, recordings, and memory that is used again.
+
+The device is a stand-in whose memory lags behind until somebody waits for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from comm.device_groups import CHUNKS, NAMES, data_of, device_group
+from comm.stand_in_device import STALE, StandInCupy
+from comm.stand_in_streams import StandInError
+from hybridnn.comm.partition import block_slice
+from hybridnn.kernels.cupy_kernels import CupyKernels
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+
+@pytest.mark.mpi(ranks=[2])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_message_that_waits_for_the_device_leaves_while_its_rank_waits_for_another(
+    comm: MPI.Intracomm, name: str
+) -> None:
+    """Each rank first waits for what the other sends; on rank 1 both arrays lie on the host."""
+    group, cupy = device_group(comm, name)
+    peer, numbers = 1 - comm.rank, data_of(comm.rank, (50,))
+    sent = cupy.compute(numbers) if comm.rank == 0 else numbers
+    room = np.zeros(50, np.float32)
+    for _ in range(20):
+        cupy.current.give(lambda: None)
+    receive = group.ireceive(room, peer, tag=1)
+    send = group.isend(sent, peer, tag=1)
+    receive.wait()
+    send.wait()
+    np.testing.assert_array_equal(room, data_of(peer, (50,)))
+
+
+@pytest.mark.mpi(ranks=[2])
+@pytest.mark.parametrize("name", NAMES)
+def test_beginning_waits_for_no_device(comm: MPI.Intracomm, name: str) -> None:
+    group, cupy = device_group(comm, name, CHUNKS)
+    computed = cupy.current.given + 1000
+    for _ in range(1000):
+        cupy.current.give(lambda: None)
+    array, message = cupy.compute(data_of(comm.rank, (40,))), cupy.compute(data_of(comm.rank, (40,)))
+    requests = [group.iallreduce(array), group.isend(message, 1 - comm.rank, 5)]
+    requests.append(group.ireceive(cupy.compute(data_of(2, (40,))), 1 - comm.rank, 5))
+    assert not any(request.test() for request in requests)
+    assert cupy.current.done < computed
+    for request in requests:
+        request.wait()
+    np.testing.assert_array_equal(cupy.numbers(array), data_of(0, (40,)) + data_of(1, (40,)))
+
+
+@pytest.mark.mpi(ranks=[2])
+def test_nccl_is_waited_for_by_the_stream_alone(comm: MPI.Intracomm) -> None:
+    group, cupy = device_group(comm, "nccl")
+    array = cupy.compute(data_of(comm.rank, (40,)))
+    group.allreduce(array)
+    assert cupy.cuda.nccl.calls == ["allReduce"]
+    assert array._memory.tolist() == [STALE] * 40
+    assert cupy.pinned_bytes == 0
+    np.testing.assert_array_equal(cupy.numbers(array), data_of(0, (40,)) + data_of(1, (40,)))
+
+
+def record(cupy: StandInCupy, work: Callable[[], None]) -> Callable[[], None]:
+    kernels: Any = SimpleNamespace(_cupy=cupy)
+    return CupyKernels.record(kernels, work)
+
+
+@pytest.mark.mpi(ranks=[2])
+def test_recorded_collectives_of_nccl_happen_at_every_replay(comm: MPI.Intracomm) -> None:
+    group, cupy = device_group(comm, "nccl")
+    array, rows = (cupy.compute(data_of(comm.rank, (40,))) for _ in range(2))
+
+    def work() -> None:
+        first = group.iallreduce(array)
+        rows[block_slice(40, 2, 1 - comm.rank)] = 5  # computed beside it
+        second = group.iallgather_rows(rows)
+        assert not first.test()
+        for request in (first, second):
+            request.wait()
+        array[:20] = array[20:]
+
+    cupy.numbers(array)
+    replay = record(cupy, work)
+    sums = data_of(0, (40,)) + data_of(1, (40,))
+    np.testing.assert_array_equal(cupy.numbers(array), data_of(comm.rank, (40,)))
+    for times in (1, 2, 4):
+        replay()
+        np.testing.assert_array_equal(cupy.numbers(array), times * np.tile(sums[20:], 2))
+    np.testing.assert_array_equal(cupy.numbers(rows), np.r_[data_of(0, (40,))[:20], data_of(1, (40,))[20:]])
+
+
+@pytest.mark.mpi(ranks=[2])
+def test_what_cannot_be_recorded_is_refused_and_spoils_nothing(comm: MPI.Intracomm) -> None:
+    group, cupy = device_group(comm, "nccl")
+    array = cupy.compute(data_of(comm.rank, (40,)))
+    before = group.iallreduce(array)
+    for work, problem in (
+        (lambda: group.iallreduce(array), "does not wait for"),
+        (lambda: group.isend(array, 1 - comm.rank, 3), "nobody can know"),
+        (lambda: before.wait(), "waits for what is not recorded"),
+        (lambda: cupy.numbers(array), "the host waits"),
+    ):
+        with pytest.raises(StandInError, match=problem):
+            record(cupy, work)
+    before.wait()
+    group.allreduce(array)
+    np.testing.assert_array_equal(cupy.numbers(array), 2 * (data_of(0, (40,)) + data_of(1, (40,))))
+
+
+@pytest.mark.mpi(ranks=[2])
+def test_what_an_array_was_used_for_before_ends_before_it_is_filled(comm: MPI.Intracomm) -> None:
+    for name in NAMES:
+        group, cupy = device_group(comm, name)
+        array = cupy.compute(np.full(30, 1, np.float32))
+        seen: list[float] = []
+        cupy.current.give(lambda seen=seen, array=array: seen.append(float(array._memory.sum())))
+        receive = group.ireceive(array, 1 - comm.rank, 2)
+        group.isend(cupy.compute(np.full(30, 5, np.float32)), 1 - comm.rank, 2).wait()
+        receive.wait()
+        assert cupy.numbers(array).tolist() == [5] * 30
+        assert seen == [30]
+
+
+@pytest.mark.mpi(ranks=[2])
+def test_pinned_memory_is_used_again(comm: MPI.Intracomm) -> None:
+    group, cupy = device_group(comm, "staging", 2**14)
+    taken = []
+    for step in range(6):
+        arrays = [cupy.compute(np.full(20_000, comm.rank + step, np.float32)) for _ in range(2)]
+        for request in [group.iallreduce(array) for array in arrays]:
+            request.wait()
+        for array in arrays:
+            assert set(cupy.numbers(array)) == {2 * step + 1}
+        taken.append(cupy.pinned_bytes)
+    assert taken[0] == 2 * 5 * 2**14
+    assert taken == taken[:1] * 6
+
+
+@pytest.mark.mpi(ranks=[2])
+@pytest.mark.parametrize("blocking", [True, False])
+def test_a_comparison_of_collectives_keeps_no_message_from_leaving(comm: MPI.Intracomm, blocking: bool) -> None:
+    """Rank 1 enters the collective only when it has the message, which rank 0 begins to send before it."""
+    group, cupy = device_group(comm, "staging", check_collectives=True)
+    numbers, total = data_of(0, (50,)), np.full(3, 1.0 + comm.rank)
+    requests = []
+    if comm.rank == 0:
+        for _ in range(20):
+            cupy.current.give(lambda: None)
+        requests.append(group.isend(cupy.compute(numbers), 1, tag=1))
+    else:
+        room = cupy.compute(np.zeros_like(numbers))
+        group.ireceive(room, 0, tag=1).wait()
+        np.testing.assert_array_equal(cupy.numbers(room), numbers)
+    if blocking:
+        group.barrier()
+    requests.append(group.iallreduce(total))
+    for request in reversed(requests):
+        request.wait()
+    np.testing.assert_array_equal(total, 3.0)
