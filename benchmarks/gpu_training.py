@@ -1,10 +1,10 @@
 """Training on one GPU beside PyTorch on the same, and beside the rate of the matrix products alone.
 
 Run as ``python3 -m benchmarks.gpu_training``; prints a table, writes JSON and draws a chart. Every timed run trains for
-about a second and waits for the GPU at its end. PyTorch runs as it comes with its fused optimizer (*eager*), and compiled
-with CUDA graphs (*compiled*); this package launches kernels one by one (*plain*), or replays CUDA graphs, and brings its
-samples to the GPU in every run, where PyTorch's lie before. With ``--device cpu`` the program itself can be tried where
-there is no GPU.
+about a second and waits for the GPU at its end. PyTorch runs as it comes with its fused optimizer (*eager*), and
+compiled with CUDA graphs (*compiled*); this package launches kernels one by one (*plain*), or replays CUDA graphs, and
+brings its samples to the GPU in every run, where PyTorch's lie before. With ``--device cpu`` the program itself can be
+tried where there is no GPU.
 """
 
 from __future__ import annotations
