@@ -12,10 +12,11 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from hybridnn.comm.grid import ProcessGrid
+from hybridnn.comm.group import Group
 from hybridnn.comm.mpi import import_mpi, ranks_within
 from hybridnn.errors import EnvironmentProblem
 
-__all__ = ["SHARED_MEMORY", "NodeMemory", "shared_memory_room"]
+__all__ = ["SHARED_MEMORY", "NodeMemory", "OwnMemory", "shared_memory_room"]
 
 SHARED_MEMORY = "/dev/shm"
 """Where MPI libraries keep windows on Linux."""
@@ -102,6 +103,28 @@ class NodeMemory:
             window.Unlock_all()
             window.Free()
         self._windows = []
+
+
+class OwnMemory:
+    """The same for a rank that shares with nobody.
+
+    Parameters
+    ----------
+    group : Group
+        Of this rank alone.
+    """
+
+    is_leader = True
+
+    def __init__(self, group: Group) -> None:
+        self.group = group
+
+    def allocate(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+        """An uninitialized array."""
+        return np.empty(shape, dtype)
+
+    def publish(self, meet: Callable[[], None] | None = None) -> None:
+        """Nobody has to see anything."""
 
 
 def shared_memory_room() -> float:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
+from scipy.linalg.blas import daxpy, dgemm, dgemv, saxpy, sgemm, sgemv
 from scipy.special import expit
 
 __all__ = [
@@ -20,6 +21,9 @@ __all__ = [
     "activate",
     "add",
     "add_bias",
+    "add_product",
+    "add_row_sums",
+    "add_scaled",
     "copy",
     "cross_entropy",
     "empty",
@@ -75,6 +79,37 @@ def matmul_transposed(a: Array, b: Array, out: Array, room: Array | None) -> Non
         return
     np.matmul(b.T, a, out=room)
     np.copyto(out, room.T)
+
+
+def add_product(a: Array, b: Array, out: Array, factor: float, keep: float) -> None:
+    """``out = keep * out + factor * a @ b`` in one product: BLAS takes up what is in `out`, which NumPy cannot ask for.
+
+    Parameters
+    ----------
+    a : ndarray, shape (m, k)
+    b : ndarray, shape (k, n)
+    out : ndarray, shape (m, n)
+        Rows side by side, of the others' dtype: float32 or float64.
+    factor, keep : float
+    """
+    gemm = sgemm if out.dtype == np.float32 else dgemm
+    # BLAS reads columns side by side, so it is given the transposes, and told of those that lie the other way.
+    left, is_left_turned = (b.T, 0) if b.flags.c_contiguous else (b, 1)
+    right, is_right_turned = (a.T, 0) if a.flags.c_contiguous else (a, 1)
+    gemm(factor, left, right, keep, out.T, is_left_turned, is_right_turned, 1)
+
+
+def add_row_sums(dz: Array, ones: Array, out: Array, factor: float, keep: float) -> None:
+    """``out = keep * out + factor * dz @ ones``: sums of the rows of `dz`, shape (rows, n), added to `out`."""
+    gemv = sgemv if out.dtype == np.float32 else dgemv
+    turned, is_turned = (dz.T, 1) if dz.flags.c_contiguous else (dz, 0)
+    gemv(factor, turned, ones, keep, out, 0, 1, 0, 1, is_turned, 1)
+
+
+def add_scaled(y: Array, factor: float, x: Array) -> None:
+    """``y += factor * x`` in one pass, where NumPy takes two; arrays whose numbers lie side by side."""
+    if y.size:
+        (saxpy if y.dtype == np.float32 else daxpy)(x.reshape(-1), y.reshape(-1), a=factor)
 
 
 def add_bias(z: Array, bias: Array) -> None:

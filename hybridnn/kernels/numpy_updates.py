@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg.blas import daxpy, saxpy
+
+from hybridnn.kernels.numpy_kernels import add_scaled
 
 __all__ = ["BLOCK", "adam_prediction", "adam_update", "sgd_prediction", "sgd_update"]
 
@@ -56,24 +57,19 @@ def sgd_update(
         if weight_decay:
             t = scratch[: w.size]
             np.copyto(t, g)
-            _add_scaled(t, weight_decay, w)
+            add_scaled(t, weight_decay, w)
             g = t
         if out is not weights:
             np.copyto(new, w)
         if velocity is None:
-            _add_scaled(new, -lr, g)
+            add_scaled(new, -lr, g)
             continue
         v = velocity[start : start + BLOCK]
         np.multiply(v, momentum, out=v)
-        _add_scaled(v, 1.0 - dampening, g)
+        add_scaled(v, 1.0 - dampening, g)
         if nesterov:
-            _add_scaled(new, -lr, g)
-        _add_scaled(new, -lr * momentum if nesterov else -lr, v)
-
-
-def _add_scaled(y: Array, factor: float, x: Array) -> None:
-    """``y += factor * x`` in one pass, where NumPy takes two; arrays of float32 or float64 that are not empty."""
-    (saxpy if y.dtype == np.float32 else daxpy)(x, y, a=factor)
+            add_scaled(new, -lr, g)
+        add_scaled(new, -lr * momentum if nesterov else -lr, v)
 
 
 def adam_update(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from hybridnn.checks import require_number
 from hybridnn.errors import SettingError
@@ -17,7 +17,7 @@ from hybridnn.kernels.backend import Array, Kernels
 from hybridnn.kernels.numpy_backend import NUMPY
 from hybridnn.kernels.numpy_updates import BLOCK
 
-__all__ = ["SGD", "Adam", "AdamW", "Optimizer", "OptimizerState", "new_state"]
+__all__ = ["SGD", "Adam", "AdamW", "Entry", "Optimizer", "OptimizerState", "new_state"]
 
 
 @dataclass
@@ -45,6 +45,26 @@ class OptimizerState:
     numbers: Array | None = None
 
 
+class Entry(NamedTuple):
+    """Where a gradient enters an update that reads it only once, so that nobody needs to keep it.
+
+    ``into = keep * into + factor * gradient``, and then, with a `step`, ``weights += step * into``.
+
+    Attributes
+    ----------
+    into : ndarray, shape (n,)
+        The weights, or a slot.
+    factor, keep : float
+    step : float or None
+        None where `into` are the weights.
+    """
+
+    into: Array
+    factor: float
+    keep: float
+    step: float | None
+
+
 class Optimizer(Protocol):
     """What the trainer needs of an optimizer."""
 
@@ -62,6 +82,15 @@ class Optimizer(Protocol):
         self, weights: Array, gradient: Array, state: OptimizerState, lr: float, out: Array | None = None
     ) -> None:
         """Change `weights` in place, or leave them and fill `out` with the new ones."""
+        ...
+
+    @property
+    def reads_gradient_once(self) -> bool:
+        """Whether an update is an `Entry`."""
+        ...
+
+    def entry(self, weights: Array, state: OptimizerState, lr: float) -> Entry | None:
+        """The next update, which counts as done with that, or None where the gradient is read more than once."""
         ...
 
     def step_numbers(self, state: OptimizerState, lr: float) -> Sequence[float]:
@@ -143,6 +172,18 @@ class SGD:
             numbers=state.numbers,
         )
 
+    @property
+    def reads_gradient_once(self) -> bool:
+        """Unless there is decay, which adds the weights to it, or Nesterov's step, which takes it a second time."""
+        return not (self.nesterov or self.weight_decay)
+
+    def entry(self, weights: Array, state: OptimizerState, lr: float) -> Entry:
+        """The gradient enters the velocity, or without momentum the weights."""
+        state.updates += 1
+        if not self.momentum:
+            return Entry(weights, -lr, 1.0, None)
+        return Entry(state.slots["velocity"], 1.0 - self.dampening, self.momentum, -lr)
+
     def step_numbers(self, state: OptimizerState, lr: float) -> Sequence[float]:
         """The learning rate."""
         return step_numbers.sgd_update(lr=lr)
@@ -208,6 +249,11 @@ class Adam:
             out=weights if out is None else out,
             numbers=state.numbers,
         )
+
+    reads_gradient_once = False
+
+    def entry(self, weights: Array, state: OptimizerState, lr: float) -> None:
+        """There is none: the gradient enters both moments."""
 
     def step_numbers(self, state: OptimizerState, lr: float) -> Sequence[float]:
         """Step size, bias correction and decay of the next update."""

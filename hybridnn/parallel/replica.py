@@ -1,7 +1,8 @@
 """A replica of a stage: its weights, gradients and optimizer state, and how batch ranks come to equal ones.
 
 Every batch rank keeps one for itself and sums the gradients with the others, or those of a node share one:
-``hybridnn/parallel/shared_replica.py``.
+``hybridnn/parallel/shared_replica.py``. Where one node holds them all, SGD needs no gradients in memory:
+``hybridnn/parallel/product_replica.py``.
 """
 
 from __future__ import annotations
@@ -25,13 +26,8 @@ class Replica(Protocol):
     """What a stage needs of its replica; methods are collective over the batch group, but for `ready` and `share`."""
 
     @property
-    def gradient(self) -> Array:
-        """This rank's gradients, shape (size,), which backward passes write."""
-        ...
-
-    @property
     def loss(self) -> Array:
-        """This rank's sum of losses, shape (1,), likewise."""
+        """This rank's sum of losses, shape (1,), which backward passes write."""
         ...
 
     @property

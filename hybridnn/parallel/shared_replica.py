@@ -11,7 +11,6 @@ on no rank reads weights of this step, nor writes gradients. Then at a barrier b
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -23,6 +22,7 @@ from hybridnn.kernels import numpy_kernels as kernels
 from hybridnn.kernels.numpy_backend import NUMPY
 from hybridnn.kernels.sixteen_bits import WordFormat
 from hybridnn.nn.optimizers import Optimizer, OptimizerState
+from hybridnn.parallel.node_replica import NodeReplica
 from hybridnn.parallel.sharing import Sharing, slice_bounds
 from hybridnn.parallel.wire_sum import PIECE_NUMBERS, WireRoom, WireSums
 
@@ -66,8 +66,8 @@ class _Piece:
         return total
 
 
-class SharedReplica:
-    """A replica that the batch ranks of a node have in common: see `Replica` for what its methods do.
+class SharedReplica(NodeReplica):
+    """A replica that the batch ranks of a node have in common, who write their gradients side by side.
 
     Parameters
     ----------
@@ -95,12 +95,12 @@ class SharedReplica:
     def __init__(
         self, sharing: Sharing, size: int, dtype: DTypeLike, arrays: int, words: WordFormat | None = None
     ) -> None:
-        self._sharing, self._memory = sharing, sharing.memory
+        self._sharing = sharing
         ranks, rank = sharing.memory.group.size, sharing.memory.group.rank
         window = sharing.memory.allocate((arrays + ranks, size), dtype)
-        self._arrays, self._segments = iter(window[:arrays]), window[arrays:]
+        super().__init__(sharing.memory, sharing.batch, iter(window[:arrays]), dtype)
+        self._segments = window[arrays:]
         self.gradient = self._segments[rank]
-        self.loss, self._total = kernels.zeros((1,), dtype), kernels.zeros((1,), dtype)
         _, largest = slice_bounds(size, sharing.slices, 0)
         self._room = kernels.empty((min(SUM_BLOCK, largest),), dtype)
         self._slices = [self._pieces(item.number) for item in sharing.owned]
@@ -118,24 +118,10 @@ class SharedReplica:
         self.publish()
 
     @property
-    def leads(self) -> bool:
-        """One rank of the node fills the replica."""
-        return self._memory.is_leader
-
-    @property
     def nbytes(self) -> int:
         """Bytes of the gradients and the working memory of this rank."""
         arrays = (self.gradient, self.loss, self._total, self._room)
         return sum(array.nbytes for array in arrays) + sum(room.nbytes for room in self._wire_rooms)
-
-    @property
-    def total_loss(self) -> Array:
-        """The sum of the losses over the batch group, once `finish` has returned."""
-        return self._total
-
-    def new_array(self) -> Array:
-        """The next of the arrays that the window has room for; all ranks must ask for them in the same order."""
-        return next(self._arrays)
 
     def new_state(self, optimizer: Optimizer, weights: Array) -> OptimizerState:
         """State before the first update, its slots in the window."""
@@ -147,24 +133,16 @@ class SharedReplica:
         ]
         return OptimizerState(slots, scratch)
 
-    def share(self, nbytes: int) -> int:
-        """Its part of a shared array."""
-        return -(-nbytes // self._memory.group.size)
-
-    def ready(self, layer: int) -> None:
-        """Nothing: the others see a layer's gradient as soon as it is written."""
-
     def finish(self) -> None:
-        """Sum the loss over the batch group, which also says that the gradients of all ranks are there."""
-        kernels.copy(self.loss, self._total)
-        self._memory.publish(lambda: self._sharing.batch.allreduce(self._total))
+        """See `NodeReplica.finish`; from then on no rank reads weights of this step, nor writes gradients."""
+        super().finish()
         self._is_summed = False
 
     def update(
         self, optimizer: Optimizer, weights: Array, state: OptimizerState, rate: float, out: Array | None = None
     ) -> None:
         """Update the slices of this rank, and return when all slices are."""
-        if self._spans_nodes:
+        if not self._sharing.is_whole:
             self._sum()
         for piece, part in zip(chain(*self._slices), self._states, strict=True):
             gradient = piece.own if self._is_summed else piece.add_up(piece.room)
@@ -201,29 +179,7 @@ class SharedReplica:
         for piece in chain(*self._slices):
             NUMPY.clip_to_norm(piece.own, squared_norm, limit)
 
-    def fill(self, write: Callable[[], None]) -> None:
-        """One rank of the node fills the replica, when nobody reads it any more."""
-        self.publish()
-        if self.leads:
-            write()
-        self.publish()
-
-    def publish(self) -> None:
-        """Return when every rank of the node sees what all have written."""
-        self._memory.publish()
-
-    def settle(self, state: OptimizerState) -> None:
-        """Let all see what the rank that leads has written, and count as many updates as it does."""
-        updates = np.array([state.updates], np.int64)
-        self._memory.group.broadcast(updates)
-        self.publish()
-        state.updates = int(updates[0])
-
     # -- sums ----------------------------------------------------------------------------------------------------------
-
-    @property
-    def _spans_nodes(self) -> bool:
-        return self._sharing.batch.size > self._memory.group.size
 
     def _pieces(self, number: int) -> list[_Piece]:
         """A slice in blocks that stay in the cache."""

@@ -55,6 +55,11 @@ class Sharing:
     slices: int
     owned: tuple[OwnedSlice, ...]
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether all ranks of the batch group share one replica."""
+        return self.batch.size == self.memory.group.size
+
 
 def share_replicas(grid: ProcessGrid) -> Sharing | None:
     """Let the batch ranks of every node share; collective over the grid.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -11,17 +12,19 @@ from numpy.typing import DTypeLike, NDArray
 
 from hybridnn.comm.grid import ProcessGrid
 from hybridnn.comm.group import Group
+from hybridnn.comm.node_memory import OwnMemory
 from hybridnn.kernels.backend import Array, Kernels
 from hybridnn.kernels.numpy_backend import NUMPY
 from hybridnn.kernels.sixteen_bits import WordFormat
 from hybridnn.nn.mlp import DenseLayer
-from hybridnn.nn.parameters import LayerParameters, ParameterLayout, parameter_name
+from hybridnn.nn.parameters import ALIGNMENT, LayerParameters, ParameterLayout, parameter_name
 from hybridnn.parallel.dense import LayerArrays, WeightGradientArrays, parallel_dense
 from hybridnn.parallel.layer_split import split_layers
+from hybridnn.parallel.product_replica import ProductReplica
 from hybridnn.parallel.replica import OwnReplica, Replica
 from hybridnn.parallel.shared_replica import SharedReplica
 from hybridnn.parallel.sharing import Sharing
-from hybridnn.parallel.workspace import StageArrays, StageRole, Workspace
+from hybridnn.parallel.workspace import StageArrays, StageRole, Workspace, kept_numbers
 
 __all__ = ["Stage"]
 
@@ -48,6 +51,8 @@ class Stage:
         Of the device that holds the arrays.
     words : WordFormat, optional
         What gradients of a batch group that spans several nodes are rounded to between ranks that share no replica.
+    products : bool
+        Take weight gradients as products at the update: see `ProductReplica`. Of a batch group on one node.
 
     Attributes
     ----------
@@ -76,6 +81,7 @@ class Stage:
         arrays: int = 1,
         kernels: Kernels = NUMPY,
         words: WordFormat | None = None,
+        products: bool = False,
     ) -> None:
         words = words if grid.batch_spans_nodes else None
         self.kernels, group = kernels, grid.model_group
@@ -83,14 +89,21 @@ class Stage:
         self._group = group
         self._dense = [parallel_dense(item, group, overlap, kernels) for item in self.splits]
         self.layout = ParameterLayout([item.shard for item in self.splits])
-        self.replica: Replica = (
-            OwnReplica(grid.batch_group, self.layout.ends, dtype, overlap, kernels, words)
-            if sharing is None
-            else SharedReplica(sharing, self.layout.size, dtype, arrays, words)
-        )
+        self.replica: Replica
+        self._products: ProductReplica | None = None
+        self._gradients: list[LayerParameters] = []
+        if products:
+            memory = OwnMemory(grid.batch_group) if sharing is None else sharing.memory
+            self.replica = self._products = ProductReplica(memory, grid.batch_group, self.layout, dtype, arrays)
+        else:
+            replica = self.replica = (
+                OwnReplica(grid.batch_group, self.layout.ends, dtype, overlap, kernels, words)
+                if sharing is None
+                else SharedReplica(sharing, self.layout.size, dtype, arrays, words)
+            )
+            self._gradients = self.layout.views(replica.gradient)
         self.weights, self.loss = self.replica.new_array(), self.replica.loss
         self.parameters = self.layout.views(self.weights)
-        self._gradients = self.layout.views(self.replica.gradient)
 
     def workspace(self, capacity: int, role: StageRole, **buffers: Any) -> Workspace:
         """Arrays for microbatches of up to `capacity` samples on this rank; `buffers` as for `Workspace`."""
@@ -108,6 +121,27 @@ class Stage:
             kernels=self.kernels,
             **buffers,
         )
+
+    def training_workspace(self, capacity: int, role: StageRole) -> Workspace | None:
+        """Arrays of the passes that train, where weight gradients are products and others have to see them."""
+        if self._products is None:
+            return None
+        pieces = [-(-numbers // ALIGNMENT) * ALIGNMENT for numbers in kept_numbers(self.splits, capacity)]
+
+        def in_piece(row: Array) -> Callable[[int], Array]:
+            starts = iter(accumulate(pieces, initial=0))
+
+            def kept(numbers: int) -> Array:
+                start = next(starts)
+                return row[start : start + numbers]
+
+            return kept
+
+        # Those of other ranks are only read, and take no more memory than their numbers.
+        rows = self._products.room(sum(pieces))
+        spaces = [self.workspace(capacity, role, keeps_dz=True, kept=in_piece(row)) for row in rows]
+        self._products.take_from([partial(_layers, space) for space in spaces])
+        return spaces[self._products.rank]
 
     def forward(self, arrays: StageArrays, parameters: Sequence[LayerParameters] | None = None) -> None:
         """Compute the outputs from the inputs in `arrays`, with the current weights or with others."""
@@ -135,6 +169,10 @@ class Stage:
         reduce : bool
             Begin to sum each layer's gradients over the batch group as soon as they are ready; `finish_reduction` ends.
         """
+        if self._products is not None:
+            self.input_gradient(arrays, parameters)
+            self._products.computed(len(arrays.columns))
+            return
         parameters = parameters or self.parameters
         for place in reversed(range(len(self._dense))):
             layer, dense = arrays.layers[place], self._dense[place]
@@ -265,6 +303,10 @@ class Stage:
         host = self.kernels.to_host(self.weights)
         self.layout.load(host, weights)
         self.kernels.put(host, self.weights)
+
+
+def _layers(space: Workspace, samples: int) -> list[LayerArrays]:
+    return space.arrays(samples).layers
 
 
 def _summed(group: Group, array: NDArray[Any]) -> NDArray[Any]:

@@ -8,7 +8,7 @@ scratch memory. Where weight gradients come later, each set of activations has r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -21,7 +21,7 @@ from hybridnn.kernels.numpy_backend import NUMPY
 from hybridnn.parallel.dense import LayerArrays
 from hybridnn.parallel.layer_split import SplitLayer
 
-__all__ = ["StageArrays", "StageRole", "Workspace", "samples_lie_whole"]
+__all__ = ["StageArrays", "StageRole", "Workspace", "kept_numbers", "samples_lie_whole"]
 
 NARROW = 48
 """Samples up to which input gradients are taken as a transposed product: see `matmul_transposed`."""
@@ -36,6 +36,15 @@ def samples_lie_whole(n: int) -> bool:
     no multiple of such a block, features are better that axis: ``benchmarks/sample_layout.py`` measures it.
     """
     return n < WIDE or n % STEP != 0
+
+
+def kept_numbers(splits: Sequence[SplitLayer], capacity: int) -> list[int]:
+    """Numbers of each array that weight gradients are taken from, of a stage that loads its input.
+
+    They are the input, the layers' outputs, and their ``dz``, for `capacity` samples.
+    """
+    outputs, own = map(_output_height, splits), map(_own_height, splits)
+    return [height * capacity for height in (splits[0].layer.inputs, *outputs, *own)]
 
 
 class StageRole(NamedTuple):
@@ -119,6 +128,9 @@ class Workspace:
         Whether rows of the arrays are messages, so that those of a row have to lie side by side.
     kernels : Kernels
         Of the device that is to hold the arrays.
+    kept : callable, optional
+        Gives memory for so many numbers, of what weight gradients are taken from: one set of it, with ``dz``, in the
+        order of `kept_numbers`.
     """
 
     def __init__(
@@ -135,12 +147,14 @@ class Workspace:
         keeps_dz: bool = False,
         travels: bool = True,
         kernels: Kernels = NUMPY,
+        kept: Callable[[int], Array] | None = None,
     ) -> None:
         self._kernels, self._travels = kernels, travels
+        self._kept = kept or (lambda numbers: kernels.empty((numbers,), dtype))
         self._splits, self._role, self._keeps_dz = splits, role, keeps_dz
         self._ranks, self._rank, self._capacity, self._dtype = ranks, rank, capacity, np.dtype(dtype)
         self._cache: dict[tuple[int, int, int], StageArrays] = {}
-        self._inputs = [self._room(splits[0].layer.inputs) for _ in range(inputs)]
+        self._inputs = [self._kept(splits[0].layer.inputs * capacity) for _ in range(inputs)]
         self._targets: list[Array] = []
         self.expect_targets(classification=False)
         self._activations = [self._activation_room() for _ in range(activations)]
@@ -190,16 +204,16 @@ class Workspace:
         return self._kernels.empty((height * self._capacity,), self._dtype)
 
     def _activation_room(self) -> _Activations:
-        splits = self._splits
+        splits, capacity = self._splits, self._capacity
         gathered = [split.by_inputs and split.layer.residual and self._ranks > 1 for split in splits]
         return _Activations(
-            [self._room(_output_height(split)) for split in splits],
+            [self._kept(_output_height(split) * capacity) for split in splits],
             [self._room(_own_height(split)) if split.layer.residual else None for split in splits],
             [
                 self._room(split.layer.inputs) if gather else None
                 for split, gather in zip(splits, gathered, strict=True)
             ],
-            [self._room(_own_height(split)) if self._keeps_dz else None for split in splits],
+            [self._kept(_own_height(split) * capacity) if self._keeps_dz else None for split in splits],
         )
 
     def _view(self, n: int, input_slot: int, activation_slot: int) -> StageArrays:

@@ -32,7 +32,7 @@ from hybridnn.training.minibatch_losses import MinibatchLosses
 from hybridnn.training.part import Part
 from hybridnn.training.pipelining import PipelinePlan
 from hybridnn.training.recorded_steps import Record, RecordedSteps
-from hybridnn.training.replicas import shared_arrays
+from hybridnn.training.replicas import shared_arrays, takes_products
 from hybridnn.training.stage_memory import StageMemory
 from hybridnn.training.work import TrainingWork
 
@@ -106,9 +106,13 @@ class Engine:
         self._distributor = make_distributor(grid, distribution)
         layers = plan.layers_of(model, grid.pipeline_rank)
         self._representatives = plan.representatives()
+        products = takes_products(
+            model, optimizer, grid, plan, sharing, batch_size=batch_size, clip_norm=clip_norm, on_host=kernels.on_host
+        )
         arrays = shared_arrays(optimizer, self._representatives[0], grid.pipeline_rank)
         self.stages = [
-            Stage(part, grid, model_split, np.dtype(dtype), overlap, sharing, arrays, kernels, words) for part in layers
+            Stage(part, grid, model_split, np.dtype(dtype), overlap, sharing, arrays, kernels, words, products)
+            for part in layers
         ]
         self.states = [stage.replica.new_state(optimizer, stage.weights) for stage in self.stages]
         self.arrays = GlobalArrays(model, grid, plan, self.stages)

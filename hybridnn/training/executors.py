@@ -42,7 +42,7 @@ class Executors:
             self.chunks = self._make_chunks()
         if classification is not None:
             for chunk in self.chunks:
-                chunk.workspace.expect_targets(classification=classification)
+                chunk.expect_targets(classification=classification)
         return self.chunks
 
     def get(self, classification: bool | None, *, trains: bool, count: int) -> Executor:

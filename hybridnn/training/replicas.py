@@ -14,12 +14,13 @@ from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import Optimizer
 from hybridnn.nn.parameters import ParameterLayout
 from hybridnn.parallel.layer_split import split_layers
+from hybridnn.parallel.product_replica import products_pay
 from hybridnn.parallel.sharing import Sharing, share_replicas
 from hybridnn.pipeline.schedules.memory_plan import plan_memory
 from hybridnn.pipeline.schedules.schedule import Schedule
 from hybridnn.training.pipelining import PipelinePlan
 
-__all__ = ["settle_sharing", "shared_arrays"]
+__all__ = ["settle_sharing", "shared_arrays", "takes_products"]
 
 
 def settle_sharing(
@@ -70,6 +71,31 @@ def settle_sharing(
     if reason and wanted is True:
         raise SettingError("parallel.shared_replicas", wanted, f"{reason}; allowed are 'auto', true and false")
     return None if reason else sharing
+
+
+def takes_products(
+    model: MLP,
+    optimizer: Optimizer,
+    grid: ProcessGrid,
+    plan: PipelinePlan,
+    sharing: Sharing | None,
+    *,
+    batch_size: int,
+    clip_norm: float | None,
+    on_host: bool,
+) -> bool:
+    """Whether the update takes weight gradients as products, so that nobody keeps them; see `ProductReplica`.
+
+    The parameters are those of `Engine`; it is the same on all ranks of a batch group.
+    """
+    return (
+        on_host
+        and plan.stages == 1
+        and clip_norm is None
+        and optimizer.reads_gradient_once
+        and (grid.batch == 1 if sharing is None else sharing.is_whole)
+        and products_pay(model, batch_size, grid.batch, grid.model)
+    )
 
 
 def shared_arrays(optimizer: Optimizer, schedule: Schedule, stage: int) -> int:

@@ -66,7 +66,8 @@ class Chunk:
     index : int
         Number of the chunk on its rank.
     stage : Stage
-    workspace : Workspace
+    workspace, training_workspace : Workspace
+        Of passes that only go forward, and of those that train; mostly the same.
     weights : WeightStore
     joined : JoinedMicrobatches or None
         Where one product takes the weight gradients of all microbatches.
@@ -81,6 +82,7 @@ class Chunk:
     index: int
     stage: Stage
     workspace: Workspace
+    training_workspace: Workspace
     weights: WeightStore
     joined: JoinedMicrobatches | None
     loss: NDArray[Any]
@@ -88,6 +90,11 @@ class Chunk:
     gradient_messages: Inbox | None
     outputs_to_send: Outbox | None
     gradients_to_send: Outbox | None
+
+    def expect_targets(self, *, classification: bool) -> None:
+        """Make room for the targets of a task."""
+        self.workspace.expect_targets(classification=classification)
+        self.training_workspace.expect_targets(classification=classification)
 
     def begin(self, messages: Callable[[type[Instruction], int], list[Message]], last_readers: dict[int, int]) -> None:
         """Prepare for a run of a schedule, whose messages of a kind to a chunk are what `messages` says."""
@@ -107,10 +114,12 @@ class Chunk:
     def bytes(self) -> ChunkBytes:
         """Memory beside weights, gradients and optimizer state."""
         mail = (self.input_messages, self.gradient_messages, self.outputs_to_send, self.gradients_to_send)
-        transient = self.workspace.nbytes - self.workspace.activation_bytes
+        workspaces = {id(space): space for space in (self.workspace, self.training_workspace)}.values()
+        activations = sum(space.activation_bytes for space in workspaces)
+        transient = sum(space.nbytes for space in workspaces) - activations
         joined = 0 if self.joined is None else self.joined.nbytes
         buffers = transient + joined + sum(box.nbytes for box in mail if box is not None)
-        return ChunkBytes(self.weights.nbytes, self.workspace.activation_bytes, buffers)
+        return ChunkBytes(self.weights.nbytes, activations, buffers)
 
 
 def make_chunk(
@@ -164,16 +173,18 @@ def make_chunk(
         sent = partial(pieces_sent, grid.stages, here, after)
         gradient_messages = inbox(_tag(index, 1), received, last.outputs, depth=depths.gradients + AHEAD)
         outputs_to_send = outbox(_tag(chunk_after, 0), sent, last.outputs, depth=depths.outputs_to_send + AHEAD)
+    workspace = stage.workspace(
+        capacity,
+        role,
+        inputs=plan.inputs[index],
+        activations=plan.activations[index],
+        keeps_dz=program.splits_backward,
+    )
     return Chunk(
         index,
         stage,
-        stage.workspace(
-            capacity,
-            role,
-            inputs=plan.inputs[index],
-            activations=plan.activations[index],
-            keeps_dz=program.splits_backward,
-        ),
+        workspace,
+        stage.training_workspace(capacity, role) or workspace,
         WeightStore(stage, optimizer, state, plan.peak_weight_versions, predicts=predicts),
         JoinedMicrobatches(stage.splits, everything, dtype, role.loads_input, stage.kernels) if joins else None,
         stage.kernels.zeros((1,), dtype),

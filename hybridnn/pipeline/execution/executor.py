@@ -166,7 +166,8 @@ class Executor:
                 plan.activation_slots[computed_by],
             )
             self._where[place, size] = where
-        return self._chunks[instruction.chunk].workspace.arrays(*where)
+        chunk = self._chunks[instruction.chunk]
+        return (chunk.training_workspace if self._program.trains else chunk.workspace).arrays(*where)
 
     # -- instructions ------------------------------------------------------------------------------------------------
 
