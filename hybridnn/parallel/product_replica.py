@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -23,7 +24,7 @@ from hybridnn.kernels import numpy_kernels as kernels
 from hybridnn.kernels.backend import Array
 from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import Optimizer, OptimizerState
-from hybridnn.nn.parameters import LayerParameters, ParameterLayout
+from hybridnn.nn.parameters import ALIGNMENT, LayerParameters, ParameterLayout
 from hybridnn.parallel.dense import WeightGradientArrays
 from hybridnn.parallel.node_replica import NodeReplica
 from hybridnn.parallel.sharing import slice_bounds
@@ -145,9 +146,12 @@ class ProductReplica(NodeReplica):
         """Bytes of the losses, and of everybody's numbers of samples."""
         return self.loss.nbytes + self._total.nbytes + self.share(self._counts.nbytes)
 
-    def room(self, numbers: int) -> Array:
-        """Memory for what the products are taken from, shape (ranks, numbers): a row for each rank, seen by all."""
-        return self._memory.allocate((self._batch.size, numbers), self._dtype)
+    def shown_arrays(self, numbers: Sequence[int]) -> list[Iterator[Array]]:
+        """Memory that all ranks see, for what products are taken from: of each rank, arrays of so many numbers."""
+        ends = list(accumulate(-(-number // ALIGNMENT) * ALIGNMENT for number in numbers))
+        rows = self._memory.allocate((self._batch.size, ends[-1]), self._dtype)
+        starts = [0, *ends[:-1]]
+        return [(row[first : first + number] for first, number in zip(starts, numbers, strict=True)) for row in rows]
 
     def take_from(self, layers_of_ranks: Sequence[Callable[[int], Layers]]) -> None:
         """Say where the products find every rank's layers of a minibatch, from that rank's number of samples."""

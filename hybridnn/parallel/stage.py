@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from hybridnn.kernels.backend import Array, Kernels
 from hybridnn.kernels.numpy_backend import NUMPY
 from hybridnn.kernels.sixteen_bits import WordFormat
 from hybridnn.nn.mlp import DenseLayer
-from hybridnn.nn.parameters import ALIGNMENT, LayerParameters, ParameterLayout, parameter_name
+from hybridnn.nn.parameters import LayerParameters, ParameterLayout, parameter_name
 from hybridnn.parallel.dense import LayerArrays, WeightGradientArrays, parallel_dense
 from hybridnn.parallel.layer_split import split_layers
 from hybridnn.parallel.product_replica import ProductReplica
@@ -102,7 +101,8 @@ class Stage:
                 else SharedReplica(sharing, self.layout.size, dtype, arrays, words)
             )
             self._gradients = self.layout.views(replica.gradient)
-        self.weights, self.loss = self.replica.new_array(), self.replica.loss
+        self.weights: Array = self.replica.new_array()
+        self.loss: Array = self.replica.loss
         self.parameters = self.layout.views(self.weights)
 
     def workspace(self, capacity: int, role: StageRole, **buffers: Any) -> Workspace:
@@ -123,23 +123,13 @@ class Stage:
         )
 
     def training_workspace(self, capacity: int, role: StageRole) -> Workspace | None:
-        """Arrays of the passes that train, where weight gradients are products and others have to see them."""
+        """Arrays of the passes that train, where weight gradients are products; those of other ranks are only read."""
         if self._products is None:
             return None
-        pieces = [-(-numbers // ALIGNMENT) * ALIGNMENT for numbers in kept_numbers(self.splits, capacity)]
-
-        def in_piece(row: Array) -> Callable[[int], Array]:
-            starts = iter(accumulate(pieces, initial=0))
-
-            def kept(numbers: int) -> Array:
-                start = next(starts)
-                return row[start : start + numbers]
-
-            return kept
-
-        # Those of other ranks are only read, and take no more memory than their numbers.
-        rows = self._products.room(sum(pieces))
-        spaces = [self.workspace(capacity, role, keeps_dz=True, kept=in_piece(row)) for row in rows]
+        spaces = [
+            self.workspace(capacity, role, keeps_dz=True, kept=arrays)
+            for arrays in self._products.shown_arrays(kept_numbers(self.splits, capacity))
+        ]
         self._products.take_from([partial(_layers, space) for space in spaces])
         return spaces[self._products.rank]
 

@@ -8,7 +8,7 @@ scratch memory. Where weight gradients come later, each set of activations has r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -128,9 +128,9 @@ class Workspace:
         Whether rows of the arrays are messages, so that those of a row have to lie side by side.
     kernels : Kernels
         Of the device that is to hold the arrays.
-    kept : callable, optional
-        Gives memory for so many numbers, of what weight gradients are taken from: one set of it, with ``dz``, in the
-        order of `kept_numbers`.
+    kept : iterator of ndarray, optional
+        Memory for what weight gradients are taken from, where others are to see it: one set, with ``dz``, in the order
+        of `kept_numbers`.
     """
 
     def __init__(
@@ -147,14 +147,14 @@ class Workspace:
         keeps_dz: bool = False,
         travels: bool = True,
         kernels: Kernels = NUMPY,
-        kept: Callable[[int], Array] | None = None,
+        kept: Iterator[Array] | None = None,
     ) -> None:
         self._kernels, self._travels = kernels, travels
-        self._kept = kept or (lambda numbers: kernels.empty((numbers,), dtype))
+        self._kept = kept
         self._splits, self._role, self._keeps_dz = splits, role, keeps_dz
         self._ranks, self._rank, self._capacity, self._dtype = ranks, rank, capacity, np.dtype(dtype)
         self._cache: dict[tuple[int, int, int], StageArrays] = {}
-        self._inputs = [self._kept(splits[0].layer.inputs * capacity) for _ in range(inputs)]
+        self._inputs = [self._kept_room(splits[0].layer.inputs) for _ in range(inputs)]
         self._targets: list[Array] = []
         self.expect_targets(classification=False)
         self._activations = [self._activation_room() for _ in range(activations)]
@@ -203,17 +203,20 @@ class Workspace:
     def _room(self, height: int) -> Array:
         return self._kernels.empty((height * self._capacity,), self._dtype)
 
+    def _kept_room(self, height: int) -> Array:
+        return self._room(height) if self._kept is None else next(self._kept)
+
     def _activation_room(self) -> _Activations:
-        splits, capacity = self._splits, self._capacity
+        splits = self._splits
         gathered = [split.by_inputs and split.layer.residual and self._ranks > 1 for split in splits]
         return _Activations(
-            [self._kept(_output_height(split) * capacity) for split in splits],
+            [self._kept_room(_output_height(split)) for split in splits],
             [self._room(_own_height(split)) if split.layer.residual else None for split in splits],
             [
                 self._room(split.layer.inputs) if gather else None
                 for split, gather in zip(splits, gathered, strict=True)
             ],
-            [self._kept(_own_height(split) * capacity) if self._keeps_dz else None for split in splits],
+            [self._kept_room(_own_height(split)) if self._keeps_dz else None for split in splits],
         )
 
     def _view(self, n: int, input_slot: int, activation_slot: int) -> StageArrays:
