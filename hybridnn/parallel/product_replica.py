@@ -148,10 +148,14 @@ class ProductReplica(NodeReplica):
 
     def shown_arrays(self, numbers: Sequence[int]) -> list[Iterator[Array]]:
         """Memory that all ranks see, for what products are taken from: of each rank, arrays of so many numbers."""
-        ends = list(accumulate(-(-number // ALIGNMENT) * ALIGNMENT for number in numbers))
-        rows = self._memory.allocate((self._batch.size, ends[-1]), self._dtype)
-        starts = [0, *ends[:-1]]
-        return [(row[first : first + number] for first, number in zip(starts, numbers, strict=True)) for row in rows]
+        lines = [-(-number // ALIGNMENT) * ALIGNMENT for number in numbers]
+        rows = self._memory.allocate((self._batch.size, sum(lines)), self._dtype)
+
+        def pieces(row: Array) -> Iterator[Array]:
+            for first, number in zip(accumulate(lines, initial=0), numbers, strict=False):
+                yield row[first : first + number]
+
+        return [pieces(row) for row in rows]
 
     def take_from(self, layers_of_ranks: Sequence[Callable[[int], Layers]]) -> None:
         """Say where the products find every rank's layers of a minibatch, from that rank's number of samples."""

@@ -101,8 +101,8 @@ class Stage:
                 else SharedReplica(sharing, self.layout.size, dtype, arrays, words)
             )
             self._gradients = self.layout.views(replica.gradient)
-        self.weights: Array = self.replica.new_array()
-        self.loss: Array = self.replica.loss
+        self.weights: NDArray[Any] = self.replica.new_array()
+        self.loss: NDArray[Any] = self.replica.loss
         self.parameters = self.layout.views(self.weights)
 
     def workspace(self, capacity: int, role: StageRole, **buffers: Any) -> Workspace:
