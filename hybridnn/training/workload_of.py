@@ -53,6 +53,7 @@ def workload_of_run(settings: Settings, model: MLP, train_samples: int, task: st
         classification=task == "classification",
         clips=settings.training.clip_norm is not None,
         distribution=settings.data.distribution,
+        rereads_gradient=not make_optimizer(settings.optimizer).reads_gradient_once,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from math import ceil
 
@@ -168,6 +168,8 @@ def _chunk_bytes(workload: Workload, layout: Layout, stage: int, chunk: int) -> 
     largest = max(stop - start for start, stop in map(parameters.bounds, range(len(splits))))
     samples = ceil(ceil(workload.batch_size / layout.microbatches) / batch_ranks)
     item, sharers = workload.itemsize, min(layout.sharers(stage))
+    if layout.takes_products(workload):
+        return _bytes_with_products(workload, splits, slots, samples, sharers, model_ranks)
     once = -(-item * parameters.size // sharers)  # this rank's part of an array that ranks share
     # What is updated at a time, and where shared gradients are added up, with the loss of all ranks.
     block, added, rounded = min(BLOCK, max(parameters.size, 1)), 0, 0
@@ -195,6 +197,24 @@ def _chunk_bytes(workload: Workload, layout: Layout, stage: int, chunk: int) -> 
             + item * (1 + _passing_numbers(splits, slots, samples, model_ranks) + _message_numbers(splits, slots))
             + item * slots.joins * layout.microbatches * _joined_numbers(splits)
         ),
+    )
+
+
+def _bytes_with_products(
+    workload: Workload, splits: Sequence[SplitLayer], slots: _Slots, samples: int, sharers: int, model_ranks: int
+) -> MemoryParts:
+    """The same where weight gradients are products: training has arrays of its own, others are for forward passes."""
+    item, numbers = workload.itemsize, ParameterLayout([split.shard for split in splits]).size
+    once = -(-item * numbers // sharers)
+    loaded = item * splits[0].layer.inputs + _target_bytes(workload)
+    kept = sum(item * _kept_numbers(splits, replace(slots, keeps_dz=dz), model_ranks > 1) for dz in (False, True))
+    passing = INTEGER + item * (1 + _passing_numbers(splits, slots, samples, model_ranks))
+    return MemoryParts(
+        # Two losses, and everybody's number of samples.
+        weights=once + item * 2 + INTEGER,
+        optimizer=workload.slots * once,
+        activations=samples * (2 * loaded + kept),
+        buffers=samples * 2 * passing,
     )
 
 

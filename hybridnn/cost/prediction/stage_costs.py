@@ -261,6 +261,8 @@ class StageCosts:
         largest = slice_bounds(parameters, slices, 0)[1]
         most = {on_node: -(-slices // on_node) * largest for on_node in sharers}
         added = max(numbers * (on_node - 1) for on_node, numbers in most.items())
+        if self._layout.takes_products(self._workload):
+            added = 0  # a product over everybody's samples is the sum, and takes as long as one over a rank's own
         updated, arrays = max(most.values()), slices + 1 + self._workload.slots
         seconds = self.compute.packing.seconds(added, cached=self._fits_cache(updated * arrays))
         seconds += self._update_seconds(updated, arrays)

@@ -12,6 +12,7 @@ from math import ceil, prod
 from hybridnn.comm.partition import block_size
 from hybridnn.kernels.sixteen_bits import WordFormat
 from hybridnn.nn.mlp import MLP, DenseLayer
+from hybridnn.parallel.product_replica import products_pay
 from hybridnn.pipeline.schedules.methods import METHODS, make_schedule
 from hybridnn.pipeline.schedules.orders import features_replay
 from hybridnn.pipeline.schedules.schedule import Schedule
@@ -39,6 +40,8 @@ class Workload:
         Whether gradients are clipped to a norm.
     distribution : {"local", "scatter", "scatter-broadcast"}
         How minibatches reach the ranks; the last two only without a pipeline.
+    rereads_gradient : bool
+        Whether SGD reads a gradient more than once: with weight decay, and with Nesterov's step.
     """
 
     model: MLP
@@ -49,6 +52,7 @@ class Workload:
     classification: bool = True
     clips: bool = False
     distribution: str = "local"
+    rereads_gradient: bool = False
 
     @property
     def itemsize(self) -> int:
@@ -159,6 +163,18 @@ class Layout:
     def shares(self, stage: int) -> bool:
         """Whether some rank of the stage shares its replica."""
         return max(self.sharers(stage)) > 1
+
+    def takes_products(self, workload: Workload) -> bool:
+        """Whether the update takes weight gradients as products, so that nobody keeps them; see `ProductReplica`."""
+        batch, split = self.stages[0]
+        return (
+            len(self.stages) == 1
+            and len(self.sharers(0)) == 1
+            and not workload.clips
+            and not workload.rereads_gradient
+            and workload.optimizer != "adam"
+            and products_pay(workload.model, workload.batch_size, batch, split)
+        )
 
     def layers_of(self, model: MLP, stage: int, chunk: int) -> tuple[DenseLayer, ...]:
         """The layers of a chunk of a stage."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 MODEL = MLP([5, 14, 14, 14, 9, 14, 14, 14, 6], residual=True)
 WIDE = MLP([40, 700, 700, 30], "tanh")
+LARGE = MLP([12, 550, 550, 40, 5], residual=True)
 OPTIMIZERS = {"sgd": SGD(1e-3, momentum=0.0), "momentum": SGD(1e-3), "adam": Adam(1e-3)}
 
 
@@ -43,6 +44,7 @@ def check(
         model_split=split,
         shared_replicas=shared,
         wire_dtype=wire_dtype,
+        clip_norm=1.0 if workload.clips else None,
         pipelining=Pipelining(**pipelining),
     )
     random = np.random.default_rng(0)
@@ -72,6 +74,18 @@ def test_one_rank(comm: MPI.Intracomm) -> None:
         for dtype in ("float32", "float64"):
             check(grid, Workload(MODEL, 40, 13, dtype, optimizer))
     check(grid, Workload(WIDE, 120, 60, classification=False))  # more samples than products are transposed for
+
+
+@pytest.mark.mpi(ranks=[1, 2, 4])
+def test_weight_gradients_as_products(comm: MPI.Intracomm) -> None:
+    for optimizer, dtype, task in (("sgd", "float64", True), ("momentum", "float32", False)):
+        workload = Workload(LARGE, 60, 13, dtype, optimizer, classification=task)
+        for batch in {1, comm.size}:
+            for split in ("columns", "alternating"):
+                grid = ProcessGrid(comm, batch=batch, model=comm.size // batch)
+                check(grid, workload, split=split)
+                assert uniform_layout([(1, comm.size // batch)], 4).takes_products(workload)
+                check(grid, replace(workload, clips=True), split=split)
 
 
 @pytest.mark.mpi(ranks=[2, 4])
