@@ -204,8 +204,8 @@ class ProductReplica(NodeReplica):
 
     def _add_products(self, owned: Sequence[_Rows], into: Views, factor: float, keep: float) -> None:
         """``into = keep * into + factor * gradient`` on some rows, with the samples of all ranks."""
-        counts = self._counts.tolist()
-        ranks = [of(count) for of, count in zip(self._layers_of_ranks, counts, strict=True) if count]
+        counts = self._counts.tolist()  # before the first step nobody has any
+        ranks = [layers_of(counts[rank]) for rank, layers_of in enumerate(self._layers_of_ranks) if counts[rank]]
         for item in owned:
             weight, bias = item.views_in(into)
             kept = keep

@@ -116,7 +116,7 @@ def _what_is_missing(
     """Why replicas cannot be shared; empty where they can, and the same on every rank."""
 
     def window_bytes() -> int:
-        """Of the windows whose memory this rank provides."""
+        """Of the windows whose memory this rank provides, with gradients, or no more than that for products instead."""
         if sharing is None or not sharing.memory.is_leader:
             return 0
         arrays = shared_arrays(optimizer, plan.representatives()[0], grid.pipeline_rank) + sharing.memory.group.size

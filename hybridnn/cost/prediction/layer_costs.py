@@ -91,6 +91,10 @@ class ChunkCosts:
             total = total + weight + self._input_gradient(place, samples, weight.computing)
         return total
 
+    def products(self, samples: int, ranks: int) -> Shares:
+        """One rank's part of the weight gradients of so many samples, where each of `ranks` takes some of the rows."""
+        return Shares(sum(self._weight_gradient(split, samples, False).computing for split in self.splits) / ranks)
+
     def joining(self, samples: int) -> float:
         """Copying a microbatch's inputs and gradients side by side, for one product over all microbatches."""
         numbers = sum(sum(split.shard.weight_shape) for split in self.splits) * samples

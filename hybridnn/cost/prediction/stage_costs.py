@@ -50,6 +50,7 @@ class StageCosts:
         self._workload, self._layout = workload, layout
         self._policy = METHODS[layout.method].policy
         self.groups = Groups(layout, machine)
+        self._takes_products = layout.takes_products(workload)
         self._overlap = machine.overlap if layout.overlap else None
         self.hidden = machine.overlap.hidden_fraction
         compute = machine.compute_for(workload.dtype, self.groups.busy_ranks)
@@ -205,8 +206,11 @@ class StageCosts:
         return total
 
     def _backward(self, stage: int, chunk: int, microbatch: int) -> Shares:
-        samples = self._samples(stage, microbatch)
-        backward = self.chunks[stage][chunk].backward(samples, accumulate=microbatch > 0)
+        samples, costs = self._samples(stage, microbatch), self.chunks[stage][chunk]
+        if self._takes_products:
+            backward = costs.input_gradient(samples)
+        else:
+            backward = costs.backward(samples, accumulate=microbatch > 0)
         return backward + self._around_backward(stage, chunk, samples)
 
     def _input_gradient(self, stage: int, chunk: int, microbatch: int) -> Shares:
@@ -237,7 +241,9 @@ class StageCosts:
         return total
 
     def _update(self, stage: int, chunk: int, microbatch: int) -> Shares:
-        if self._layout.shares(stage):
+        if self._takes_products:
+            total = self._update_with_products()
+        elif self._layout.shares(stage):
             total = sum((self._shared_update(stage, costs.parameters) for costs in self.chunks[stage]), Shares())
         else:
             parameters = sum(costs.parameters for costs in self.chunks[stage])
@@ -246,6 +252,16 @@ class StageCosts:
         if self._layout.exact and len(self._layout.stages) > 1:
             total += Shares(communication=self.groups.world("broadcast", 8))  # the loss, from the last stage
         return total
+
+    def _update_with_products(self) -> Shares:
+        """Weight gradients taken straight to their place, of some rows with all samples, and the barrier behind."""
+        (costs,), ranks = self.chunks[0], self._layout.stages[0][0]
+        total = costs.products(self._workload.batch_size, ranks)
+        if self._workload.optimizer == "momentum":  # they went to the velocity, which the weights follow
+            numbers = costs.parameters // ranks
+            follow = self.compute.update("sgd").seconds(numbers, cached=self._fits_cache(2 * numbers))
+            total += Shares(follow)
+        return total + Shares(communication=self.groups.sharers("barrier", 0, 0))
 
     def _update_seconds(self, parameters: int, arrays: int) -> float:
         update = self.compute.update(self._workload.optimizer)
@@ -261,8 +277,6 @@ class StageCosts:
         largest = slice_bounds(parameters, slices, 0)[1]
         most = {on_node: -(-slices // on_node) * largest for on_node in sharers}
         added = max(numbers * (on_node - 1) for on_node, numbers in most.items())
-        if self._layout.takes_products(self._workload):
-            added = 0  # a product over everybody's samples is the sum, and takes as long as one over a rank's own
         updated, arrays = max(most.values()), slices + 1 + self._workload.slots
         seconds = self.compute.packing.seconds(added, cached=self._fits_cache(updated * arrays))
         seconds += self._update_seconds(updated, arrays)

@@ -85,6 +85,30 @@ def test_ranks_that_share_add_up_and_update_a_slice_and_meet_twice(ranks: int) -
     assert done.memory_bytes < alone.memory_bytes
 
 
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_without_gradients_a_rank_takes_the_products_of_all_for_its_part_and_updates_once(ranks: int) -> None:
+    sizes, costs = [8, 300, 300, 4], {"packing": ElementCost(number_seconds=1.0)}
+    weights = [8 * 300, 300 * 300, 300 * 4]
+    updates = {"sgd": ElementCost(number_seconds=1.0), "momentum": ElementCost(number_seconds=1e9)}
+
+    def seconds(optimizer: str, **others: Any) -> float:
+        machine = make_machine(alpha=1e6, multiply_add=1.0)
+        entries = [item.model_copy(update={**costs, "updates": updates}) for item in machine.compute]
+        machine = machine.model_copy(update={"compute": tuple(entries)})
+        work = Workload(MLP(sizes, "relu"), 240, 24, optimizer=optimizer, classification=False, **others)
+        done = predict(work, layout((ranks, 1), layers=(3,), sharing_ranks=ranks), machine)
+        assert done.parts.communication == pytest.approx(2 * log2(ranks) * 1e6)  # the loss, and the barrier
+        return done.parts.computing
+
+    # Three products per layer but two in the first, however they are dealt out; then weights follow the velocity.
+    products = 24 // ranks * (3 * sum(weights) - weights[0])
+    assert seconds("sgd") == pytest.approx(products)
+    follows = (sum(weights) + 300 + 300 + 4) / ranks
+    assert seconds("momentum") - products == pytest.approx(follows, rel=1e-3)
+    assert seconds("momentum", clips=True) > 1e9
+    assert seconds("momentum", rereads_gradient=True) > 1e9
+
+
 def test_the_rank_that_is_alone_on_its_node_updates_all_slices() -> None:
     cluster = elements_only(nodes=2, ranks_per_node=3)
     done = predict(workload(), layout((4, 1), layers=(5,), sharing_ranks=3), cluster)
