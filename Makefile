@@ -4,7 +4,7 @@
 #   make test                  every test, serial and MPI                (one test: make test ARGS="-k name")
 #   make test-slurm            the batch scripts on a real Slurm, brought up on this machine and ended afterwards; as root
 #   make test-gpu bench-gpu    the tests and measurements of the GPU kernels, on a machine that has a GPU and CuPy
-#   make lint types bench      ruff, mypy, the comparison with PyTorch
+#   make lint types bench      ruff, mypy, the comparison with PyTorch      (parts: make bench ARGS="batch pipeline")
 #   make cost-check            calibrate the cost models with two ranks and compare predictions with the clock, 10 minutes
 #   make fault-drill           disturb trainings at random and resume them    (more: make fault-drill ARGS="--trials 200")
 #   make clean                 remove .venv and everything built

@@ -2,75 +2,67 @@
 
 from __future__ import annotations
 
-import json
-import os
+from statistics import median
 from typing import Any
 
 from mpi4py import MPI
 
 from benchmarks.cases import CASES, Case, our_run, torch_model, torch_run
-from benchmarks.timing import Comparison, alternate, seconds_of
-from hybridnn import ProcessGrid
+from benchmarks.choice import read_choice
+from benchmarks.limits import beside_limits
+from benchmarks.ranks import WORLD, gloo, meet, tell
+from benchmarks.timing import Comparison, Run, alternate
+from hybridnn import ProcessGrid, Trainer
 from hybridnn.comm.partition import block_slice
 
-PAIRS = 9
+
+def our_program(case: Case, way: str = "") -> tuple[Trainer, Run]:
+    """A trainer on all ranks, and a function that makes one timed run; there is but one way."""
+    return our_run(case, ProcessGrid(WORLD))
+
+
+def torch_program(case: Case, way: str = "") -> Run:
+    """A function that makes one timed run in PyTorch."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    part = block_slice(case.batch_size, WORLD.size, WORLD.rank)
+    return torch_run(case, DistributedDataParallel(torch_model(case)), part)
 
 
 def measure(case: Case, pairs: int) -> dict[str, Any]:
-    """Figures of one case; collective over the two ranks."""
-    import torch
-    from torch.nn.parallel import DistributedDataParallel
-
-    world = MPI.COMM_WORLD
-    grid = ProcessGrid(world)
-    trainer, ours = our_run(case, grid)
-    overlapped, at_once = (our_run(case, grid, shared_replicas=False, overlap=which)[1] for which in (True, False))
-    part = block_slice(case.batch_size, world.size, world.rank)
-    theirs = torch_run(case, DistributedDataParallel(torch_model(case)), part)
-    comparison = alternate(ours, theirs, pairs, world.Barrier)
-    overlap = alternate(overlapped, at_once, pairs, world.Barrier)
+    """Figures of one case; collective over the ranks."""
+    trainer, ours = our_program(case)
+    overlapped, at_once = (
+        our_run(case, ProcessGrid(WORLD), shared_replicas=False, overlap=which)[1] for which in (True, False)
+    )
+    comparison = alternate(ours, torch_program(case), pairs, WORLD.Barrier)
+    overlap = alternate(overlapped, at_once, pairs, WORLD.Barrier)
     alone = beside_one_rank(case, ours, pairs)
     record = trainer.history.epochs[-1]
     return {
         "case": case.name,
         "batch_size": case.batch_size,
-        "ranks": world.size,
+        "ranks": WORLD.size,
         **comparison.summary(case.batch_size * case.steps),
-        "overlap_gain": overlap.summary(1)["ratio"],
-        "speed_up_over_one_rank": alone.summary(1)["ratio"],
+        "overlap_gain": median(overlap.ratios),
+        "speed_up_over_one_rank": median(alone.ratios),
         "communication_share": record.communication_seconds / (record.communication_seconds + record.compute_seconds),
-        "threads": torch.get_num_threads(),
+        **beside_limits(case, ours, pairs, WORLD, gradients=WORLD.size),
     }
 
 
-def beside_one_rank(case: Case, ours: Any, pairs: int) -> Comparison:
-    """The same training by rank 0 alone, while the other ranks sleep at a barrier between its runs."""
-    world = MPI.COMM_WORLD
-    _, one = our_run(case, ProcessGrid(MPI.COMM_SELF))
-    comparison = Comparison()
-    for _ in range(pairs + 1):
-        world.Barrier()
-        comparison.ours.append(seconds_of(ours))
-        world.Barrier()
-        comparison.theirs.append(seconds_of(one) if world.rank == 0 else 1.0)
-    # The first pair warmed up.
-    return Comparison(comparison.ours[1:], comparison.theirs[1:])
+def beside_one_rank(case: Case, ours: Run, pairs: int) -> Comparison:
+    """The same training by rank 0 alone, while the other ranks sleep; the figures are rank 0's."""
+    one: Run = our_run(case, ProcessGrid(MPI.COMM_SELF))[1] if WORLD.rank == 0 else lambda: None
+    return alternate(ours, one, pairs, meet)
 
 
 def main() -> None:
-    """Run all cases; rank 0 prints one JSON object per line."""
-    import torch
-
-    world = MPI.COMM_WORLD
-    torch.set_num_threads(1)
-    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
-    os.environ.setdefault("MASTER_PORT", "29517")
-    torch.distributed.init_process_group("gloo", rank=world.rank, world_size=world.size)
-    for case in CASES:
-        figures = measure(case, PAIRS)
-        if world.rank == 0:
-            print(json.dumps(figures), flush=True)
-    torch.distributed.destroy_process_group()
+    """Run what was asked for; rank 0 prints one JSON object per line."""
+    choice = read_choice()
+    with gloo():
+        for case in choice.among(CASES):
+            tell(measure(case, choice.pairs))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +12,18 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from hybridnn import ProcessGrid, Trainer
 
-__all__ = ["CASES", "GPU_CASES", "Case", "make_data", "our_run", "sklearn_run", "torch_model", "torch_run"]
+__all__ = [
+    "CASES",
+    "GPU_CASES",
+    "LARGE_BATCH",
+    "MICROBATCHES",
+    "Case",
+    "make_data",
+    "our_run",
+    "sklearn_run",
+    "torch_model",
+    "torch_run",
+]
 
 LEARNING_RATE = 1e-4
 MOMENTUM = 0.9
@@ -32,6 +43,8 @@ class Case:
         Minibatches in the data, and passes over them in one timed run, which takes at least a tenth of a second.
     activation : str
         Of the hidden layers.
+    stages : tuple of int
+        Layers of each of two pipeline stages, cut so that the products of both take about as many operations.
     """
 
     name: str
@@ -41,6 +54,7 @@ class Case:
     minibatches: int
     epochs: int
     activation: str = "relu"
+    stages: tuple[int, ...] = ()
 
     @property
     def steps(self) -> int:
@@ -60,12 +74,26 @@ class Case:
 
 
 CASES = (
-    Case("4-64-64-64-1", (4, 64, 64, 64, 1), 100, "regression", 40, 10),
-    Case("784-128-127-126-125-124-123-10", (784, 128, 127, 126, 125, 124, 123, 10), 128, "classification", 40, 2),
-    Case("16-4x1024-2", (16, 1024, 1024, 1024, 1024, 2), 100, "regression", 10, 1),
-    Case("3072-8x2048-10", (3072, *[2048] * 8, 10), 128, "classification", 2, 1, "selu"),
+    Case("4-64-64-64-1", (4, 64, 64, 64, 1), 100, "regression", 40, 10, stages=(2, 2)),
+    Case(
+        "784-128-127-126-125-124-123-10",
+        (784, 128, 127, 126, 125, 124, 123, 10),
+        128,
+        "classification",
+        40,
+        2,
+        stages=(2, 5),
+    ),
+    Case("16-4x1024-2", (16, 1024, 1024, 1024, 1024, 2), 100, "regression", 10, 1, stages=(3, 2)),
+    Case("3072-8x2048-10", (3072, *[2048] * 8, 10), 128, "classification", 2, 1, "selu", stages=(4, 5)),
 )
 """Two small networks, one of equal layers, and the network of Chen 2018, section 4, with 8 of its 32 hidden layers."""
+
+LARGE_BATCH = replace(CASES[3], batch_size=512)
+"""The largest network with a minibatch that gives two ranks more to do between two messages."""
+
+MICROBATCHES = 4
+"""Of a minibatch in a pipeline; all minibatches of `CASES` are multiples of it."""
 
 GPU_CASES = (
     *CASES[:3],

@@ -1,55 +1,100 @@
-"""A bar for every ratio to a peer, with its spread."""
+"""A bar for every ratio with its spread; beside it shares of the machine's limits, and memory, where they are known."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["draw_ratios"]
+__all__ = ["draw_chart"]
 
-TITLES = {
-    "serial": "one process, PyTorch eager",
-    "batch": "batch, 2 ranks, DDP",
-    "model": "model, 2 ranks, tensor parallel",
-    "pipeline": "2 stages, torch pipelining",
-    "gpu": "one GPU, PyTorch eager",
-}
+Row = Mapping[str, Any]
+
 BAR_INCHES = 0.28
+PANEL_INCHES = 5.0
+
+LEAST_MEGABYTES = 0.1
+"""Where bars of memory begin: a logarithmic axis has no zero."""
+
+ABOVE = {"loc": "lower left", "bbox_to_anchor": (0, 1), "ncols": 2, "frameon": False, "fontsize": "small"}
+"""Where legends hide no bar."""
 
 
-def draw_ratios(figures: Mapping[str, Any], path: Path) -> None:
-    """Draw how many times faster than PyTorch each case is, one group of bars for each table.
+def draw_chart(figures: Mapping[str, Any], titles: Mapping[str, str], path: Path) -> None:
+    """Draw a bar for each row that has a ratio, one group of bars for each part, and panels for what else rows have.
 
     Parameters
     ----------
     figures : mapping
-        What ``python -m benchmarks`` writes as JSON; rows with ``ratio``, ``ratio_min`` and ``ratio_max`` are drawn.
+        What ``python -m benchmarks`` writes as JSON: ``machine``, ``date``, and for each part its rows. Drawn are
+        ``ratio``, ``ratio_min`` and ``ratio_max``; ``products_share`` and ``update_share``; ``our_grown_bytes`` and
+        ``their_grown_bytes``.
+    titles : mapping
+        Part to what its bars are called.
     path : Path
         Of the PNG.
     """
     from matplotlib.figure import Figure
-    from matplotlib.patches import Patch
 
-    rows = [(TITLES[table], row) for table in TITLES if table in figures for row in figures[table] if "ratio" in row]
+    groups = {name: [row for row in figures[name] if "ratio" in row] for name in titles if name in figures}
+    rows = [row for group in groups.values() for row in group]
     if not rows:
         return
-    figure = Figure(figsize=(9, 1.2 + BAR_INCHES * len(rows)), layout="constrained")
-    axes = figure.subplots()
-    colours = {title: f"C{number}" for number, title in enumerate(dict.fromkeys(title for title, _ in rows))}
-    for place, (title, row) in enumerate(rows):
-        spread = [[row["ratio"] - row["ratio_min"]], [row["ratio_max"] - row["ratio"]]]
-        axes.barh(place, row["ratio"], xerr=spread, color=colours[title], ecolor="black", capsize=2)
-    axes.set_yticks(range(len(rows)), [_name(row) for _, row in rows])
-    axes.invert_yaxis()
-    axes.axvline(1, color="black", linewidth=0.8)
-    axes.set_xscale("log")
-    axes.set_xlabel("times as fast as PyTorch (median and range of pairs of runs)")
-    axes.legend([Patch(color=colour) for colour in colours.values()], colours, loc="lower right")
-    axes.set_title(f"{figures['machine']}, {figures['date']}")
+    panels: list[Callable[[Any, Sequence[Row]], None]] = [
+        panel
+        for needed, panel in (("products_share", _draw_shares), ("our_grown_bytes", _draw_memory))
+        if any(needed in row for row in rows)
+    ]
+    size = 4 + PANEL_INCHES * (1 + len(panels)), 1.2 + BAR_INCHES * len(rows)
+    figure = Figure(figsize=size, layout="constrained")
+    first, *others = figure.subplots(1, 1 + len(panels), sharey=True, squeeze=False)[0]
+    _draw_ratios(first, {titles[name]: group for name, group in groups.items() if group})
+    first.set_yticks(range(len(rows)), [_name(row) for row in rows])
+    first.invert_yaxis()
+    for axes, panel in zip(others, panels, strict=True):
+        panel(axes, rows)
+    figure.suptitle(f"{figures['machine']}, {figures['date']}")
     figure.savefig(path, dpi=150)
 
 
-def _name(row: Mapping[str, Any]) -> str:
-    how = row.get("split") or row.get("method")
-    return f"{row['case']}, batch {row['batch_size']}" + (f", {how}" if how else "")
+def _draw_ratios(axes: Any, groups: Mapping[str, Sequence[Row]]) -> None:
+    from matplotlib.patches import Patch
+
+    place = 0
+    for number, rows in enumerate(groups.values()):
+        for row in rows:
+            spread = [[row["ratio"] - row["ratio_min"]], [row["ratio_max"] - row["ratio"]]]
+            axes.barh(place, row["ratio"], xerr=spread, color=f"C{number}", ecolor="black", capsize=2)
+            place += 1
+    axes.axvline(1, color="black", linewidth=0.8)
+    axes.set_xscale("log")
+    axes.set_xlabel("times as fast (median and range of pairs of runs)")
+    axes.legend([Patch(color=f"C{number}") for number in range(len(groups))], groups, **ABOVE)
+
+
+def _draw_shares(axes: Any, rows: Sequence[Row]) -> None:
+    """Bars of what the limits need of a step: products, and behind them the bytes of the update."""
+    known = [(place, row) for place, row in enumerate(rows) if "products_share" in row]
+    places, products = [place for place, _ in known], [row["products_share"] for _, row in known]
+    axes.barh(places, products, color="0.35", label="products")
+    update = [row.get("update_share", 0) for _, row in known]
+    axes.barh(places, update, left=products, color="0.7", label="bytes of the update")
+    axes.axvline(1, color="black", linewidth=0.8)
+    axes.set_xlabel("share of a step at the machine's limits")
+    axes.legend(**ABOVE)
+
+
+def _draw_memory(axes: Any, rows: Sequence[Row]) -> None:
+    """Two thin bars for each row, ours above PyTorch's."""
+    known = [(place, row) for place, row in enumerate(rows) if "our_grown_bytes" in row]
+    for shift, whose, label, colour in ((-0.2, "our", "ours", "C2"), (0.2, "their", "PyTorch's", "0.6")):
+        megabytes = [row[f"{whose}_grown_bytes"] / 1e6 for _, row in known]
+        axes.barh([place + shift for place, _ in known], megabytes, 0.4, color=colour, label=label)
+    axes.set_xscale("log")
+    axes.set_xlim(left=LEAST_MEGABYTES)
+    axes.set_xlabel("MB by which a rank grows at most")
+    axes.legend(**ABOVE)
+
+
+def _name(row: Row) -> str:
+    return f"{row['case']}, batch {row['batch_size']}" + (f", {row['way']}" if row.get("way") else "")

@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.cases import GPU_CASES, Case, our_run, torch_model, torch_run
-from benchmarks.chart import draw_ratios
+from benchmarks.chart import draw_chart
 from benchmarks.gpu_kernels import RESULTS, device_facts
 from benchmarks.limits import products_of
 from benchmarks.timing import alternate, seconds_of
@@ -178,7 +178,8 @@ def main() -> None:
     show(found)
     arguments.json.parent.mkdir(parents=True, exist_ok=True)
     arguments.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    draw_ratios({"gpu": rows, "machine": found["device"], "date": found["date"]}, arguments.json.with_suffix(".png"))
+    figures = {"gpu": rows, "machine": found["device"], "date": found["date"]}
+    draw_chart(figures, {"gpu": "one GPU, over PyTorch eager"}, arguments.json.with_suffix(".png"))
 
 
 if __name__ == "__main__":

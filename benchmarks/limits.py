@@ -4,21 +4,94 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import pairwise
+from statistics import median
+from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 
 from benchmarks.cases import Case
-from benchmarks.timing import seconds_of
+from benchmarks.timing import Run, alternate, seconds_of
+from hybridnn.kernels import numpy_kernels
 from hybridnn.kernels.backend import Array, Kernels
-from hybridnn.kernels.numpy_backend import NUMPY
+from hybridnn.kernels.numpy_backend import NUMPY, NumpyKernels
 from hybridnn.parallel.workspace import samples_lie_whole
 
-__all__ = ["copy_bandwidth", "products_of", "update_bytes"]
+__all__ = ["beside_limits", "copy_bandwidth", "products_in", "products_of", "update_bytes"]
 
 COPIED = 1 << 26
 """Bytes of the array that is copied: far more than any cache."""
 
 ROUNDS = 7
+
+
+def beside_limits(case: Case, ours: Run, pairs: int, world: Any, *, gradients: int = 1) -> dict[str, float]:
+    """How near steps come to what the machine can do with all ranks at work at once; collective.
+
+    Parameters
+    ----------
+    case : Case
+    ours : callable
+        Makes one timed run.
+    pairs : int
+        Runs, each followed by one of its products alone.
+    world : MPI.Intracomm
+        The ranks that are measured together.
+    gradients : int
+        As for `update_bytes`.
+
+    Returns
+    -------
+    dict
+        ``products_share``: time of the products alone over that of the steps, the mean of the ranks, so that a rank
+        with less to do than another counts as far from the limit. ``update_share``: time that the bytes of the update
+        need at the copy bandwidth, over that of the steps. ``gflops``: rate of the products in steps, in 1e9/s, and
+        ``copy_bytes_per_second``, both of all ranks together.
+    """
+    turns = alternate(ours, products_in(ours), pairs, world.Barrier)
+    seconds = median(turns.ours) / case.steps
+    bandwidth = world.allreduce(copy_bandwidth(world.Barrier))
+    return {
+        "products_share": world.allreduce(median(turns.ratios)) / world.size,
+        "update_share": update_bytes(case, gradients) / bandwidth / seconds,
+        "gflops": case.products_flops / seconds / 1e9,
+        "copy_bytes_per_second": bandwidth,
+    }
+
+
+def products_in(run: Run) -> Run:
+    """The matrix products of a run and nothing else, on arrays of the same shapes and layouts.
+
+    They are noted while `run` goes, so that they are this rank's own, however a network is cut. They read what the run
+    has left, but write elsewhere: numbers that went round would dwindle until they are slow to multiply.
+    """
+    calls: list[tuple[Callable[..., None], tuple[Array | None, ...]]] = []
+    rooms: dict[object, Array] = {}
+
+    def elsewhere(array: Array | None) -> Array | None:
+        if array is None:
+            return None
+        key = array.ctypes.data, array.shape, array.strides
+        if key not in rooms:
+            rooms[key] = np.empty_like(array)
+        return rooms[key]
+
+    def noting(multiply: Callable[..., None]) -> Any:
+        def note(a: Array, b: Array, *written: Array | None) -> None:
+            multiply(a, b, *written)
+            calls.append((multiply, (a, b, *map(elsewhere, written))))
+
+        return staticmethod(note)
+
+    names = "matmul", "matmul_transposed"
+    with patch.multiple(NumpyKernels, **{name: noting(getattr(numpy_kernels, name)) for name in names}):
+        run()
+
+    def products() -> None:
+        for multiply, arrays in calls:
+            multiply(*arrays)
+
+    return products
 
 
 def products_of(case: Case, kernels: Kernels = NUMPY) -> Callable[[], None]:
@@ -53,13 +126,23 @@ def products_of(case: Case, kernels: Kernels = NUMPY) -> Callable[[], None]:
     return run
 
 
-def copy_bandwidth() -> float:
-    """Bytes read and written per second by a copy from memory to memory: the best of some rounds."""
+def copy_bandwidth(before: Run = lambda: None) -> float:
+    """Bytes read and written per second by a copy from memory to memory: the best of some rounds.
+
+    `before` goes ahead of every round: a barrier, where several ranks copy at once.
+    """
     source = np.ones(COPIED, np.uint8)
     target = np.zeros_like(source)
-    return 2 * COPIED / min(seconds_of(lambda: np.copyto(target, source)) for _ in range(ROUNDS))
+    seconds = []
+    for _ in range(ROUNDS):
+        before()
+        seconds.append(seconds_of(lambda: np.copyto(target, source)))
+    return 2 * COPIED / min(seconds)
 
 
-def update_bytes(case: Case) -> int:
-    """Bytes that SGD with momentum must move in a step: gradient, velocity and weights in, the last two out."""
-    return 5 * 4 * case.parameters
+def update_bytes(case: Case, gradients: int = 1) -> int:
+    """Bytes that SGD with momentum must move in a step, over all ranks: velocity and weights in and out, gradients in.
+
+    `gradients` of as many ranks, for ranks that sum them as they update.
+    """
+    return (4 + gradients) * 4 * case.parameters

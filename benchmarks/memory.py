@@ -1,60 +1,113 @@
-"""Most memory that a training takes, by the operating system's count: ``python -m benchmarks.memory ours|torch NAME``.
+"""Most memory that a training takes, by the operating system's count.
 
-Each program trains in a process of its own, and what that had taken before it made the network does not count.
+``python -m benchmarks.memory MODULE ours|torch NAME [WAY]``, on as many ranks as the module measures. Each program
+trains in processes of its own, and what a process had taken before it made the network does not count.
 """
 
 from __future__ import annotations
 
-import json
-import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-from benchmarks.cases import CASES, Case, our_run, torch_model, torch_run
+from benchmarks.cases import CASES, MICROBATCHES, Case
+from benchmarks.launch import run_lines
 
 __all__ = ["grown_bytes"]
 
-SMALL = Case("small", (4, 4, 1), 4, "regression", 1, 1)
+SMALL = Case("small", (4, 4, 4, 4), 2 * MICROBATCHES, "regression", 1, 1, stages=(2, 1))
 """Trained first, so that everything is loaded."""
 
 
-def grown_bytes(program: str, case: Case) -> int:
-    """Bytes by which a process grows while `program`, ``"ours"`` or ``"torch"``, trains a network."""
-    command = [sys.executable, "-m", "benchmarks.memory", program, case.name]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    return int(json.loads(done.stdout))
+def grown_bytes(ranks: int, module: str, row: Mapping[str, Any]) -> dict[str, int]:
+    """By how many bytes a process grows that trains a network, the most of all ranks.
+
+    Parameters
+    ----------
+    ranks : int
+    module : str
+        Module of this package with ``our_program`` and ``torch_program``.
+    row : mapping
+        Figures of the network: ``case``, and ``way`` where there are several.
+
+    Returns
+    -------
+    dict
+        ``our_grown_bytes`` and ``their_grown_bytes``.
+    """
+
+    def grown(program: str) -> int:
+        (line,) = run_lines(ranks, "memory", module, program, row["case"], row.get("way", ""))
+        found: int = line["grown_bytes"]
+        return found
+
+    return {"our_grown_bytes": grown("ours"), "their_grown_bytes": grown("torch")}
 
 
 def _most_resident() -> int:
-    """Bytes of memory that this program had at most; `getrusage` would count what its parent had before."""
-    fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    return 1024 * int(fields["VmHWM"].removesuffix("kB"))
+    """Bytes that this process had at most; of memory that it shares now, its part.
+
+    `getrusage` would count what the parent had before.
+    """
+    most = _bytes("status", "VmHWM")
+    return most - _bytes("status", "RssShmem") + _bytes("smaps_rollup", "Pss_Shmem")
 
 
-def _trains(program: str) -> Callable[[Case], Any]:
-    """What makes a network and trains it, with all its code loaded."""
-    if program == "ours":
-        from hybridnn import ProcessGrid
+def _bytes(file: str, field: str) -> int:
+    lines = Path("/proc/self", file).read_text().splitlines()
+    (found,) = (line.split()[1] for line in lines if line.startswith(f"{field}:"))
+    return 1024 * int(found)
 
-        grid = ProcessGrid()
-        return lambda case: our_run(case, grid)[1]()
-    import torch
 
-    torch.set_num_threads(1)
-    return lambda case: torch_run(case, torch_model(case))()
+def _trains(module: ModuleType, program: str, way: str) -> Callable[[Case], Any]:
+    """What makes a network and trains it; it returns what must be kept until memory has been looked at."""
+
+    def train(case: Case) -> Any:
+        if program == "ours":
+            trainer, run = module.our_program(case, way)
+        else:
+            trainer, run = None, module.torch_program(case, way)
+        run()
+        return trainer, run
+
+    return train
+
+
+def _growth(train: Callable[[Case], Any], case: Case) -> int:
+    """Bytes by which the rank that grows most does so; collective."""
+    from benchmarks.ranks import WORLD
+
+    def looked() -> int:
+        # What is shared is divided by those who have it, so nobody may come late or leave early.
+        WORLD.Barrier()
+        found = _most_resident()
+        WORLD.Barrier()
+        return found
+
+    kept = [train(SMALL)]
+    before = looked()
+    kept.append(train(case))
+    most: int = max(WORLD.allgather(looked() - before))
+    return most
 
 
 def main() -> None:
     """Train once and print the growth."""
-    program, name = sys.argv[1:]
-    case = next(case for case in CASES if case.name == name)
-    train = _trains(program)
-    train(SMALL)
-    before = _most_resident()
-    train(case)
-    print(json.dumps(_most_resident() - before))
+    from benchmarks.ranks import WORLD, gloo, tell
+
+    name, program, case_name, way = sys.argv[1:]
+    case = next(case for case in CASES if case.name == case_name)
+    train = _trains(import_module(f"benchmarks.{name}"), program, way)
+    if program == "torch" and WORLD.size == 1:
+        import torch
+
+        torch.set_num_threads(1)
+    with gloo() if program == "torch" and WORLD.size > 1 else nullcontext():
+        tell({"grown_bytes": _growth(train, case)})
 
 
 if __name__ == "__main__":

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-import json
-import os
+from statistics import median
 from typing import Any
-
-from mpi4py import MPI
 
 from benchmarks.batch_parallel import beside_one_rank
 from benchmarks.cases import CASES, Case, our_run, torch_model, torch_run
-from benchmarks.timing import alternate
-from hybridnn import ProcessGrid
+from benchmarks.choice import read_choice
+from benchmarks.limits import beside_limits
+from benchmarks.ranks import WORLD, gloo, tell
+from benchmarks.timing import Run, alternate
+from hybridnn import ProcessGrid, Trainer
 
-PAIRS = 9
 SPLITS = ("columns", "alternating")
+
+
+def our_program(case: Case, way: str) -> tuple[Trainer, Run]:
+    """A trainer with layers split over all ranks in a `way` of `SPLITS`, and a function that makes one timed run."""
+    return our_run(case, ProcessGrid(WORLD, batch=1, model=WORLD.size), model_split=way)
+
+
+def torch_program(case: Case, way: str = "") -> Run:
+    """A function that makes one timed run in PyTorch, whose layers are split in the same way beside all of ours."""
+    return torch_run(case, split_torch_model(case))
 
 
 def split_torch_model(case: Case) -> Any:
@@ -23,7 +32,7 @@ def split_torch_model(case: Case) -> Any:
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
     model = torch_model(case)
-    mesh = torch.distributed.init_device_mesh("cpu", (MPI.COMM_WORLD.size,))
+    mesh = torch.distributed.init_device_mesh("cpu", (WORLD.size,))
     layers = [name for name, module in model.named_children() if isinstance(module, torch.nn.Linear)]
     # A last layer without a partner stays whole on every rank.
     pairs = list(zip(layers[::2], layers[1::2], strict=False))
@@ -31,39 +40,31 @@ def split_torch_model(case: Case) -> Any:
     return parallelize_module(model, mesh, plan)
 
 
-def measure(case: Case, split: str) -> dict[str, Any]:
-    """Figures of one case and one split; collective over the two ranks."""
-    world = MPI.COMM_WORLD
-    trainer, ours = our_run(case, ProcessGrid(world, batch=1, model=world.size), model_split=split)
-    comparison = alternate(ours, torch_run(case, split_torch_model(case)), PAIRS, world.Barrier)
-    alone = beside_one_rank(case, ours, PAIRS)
+def measure(case: Case, split: str, pairs: int) -> dict[str, Any]:
+    """Figures of one case and one split; collective over the ranks."""
+    trainer, ours = our_program(case, split)
+    comparison = alternate(ours, torch_program(case), pairs, WORLD.Barrier)
+    alone = beside_one_rank(case, ours, pairs)
     record = trainer.history.epochs[-1]
     return {
         "case": case.name,
         "batch_size": case.batch_size,
-        "split": split,
-        "ranks": world.size,
+        "way": split,
+        "ranks": WORLD.size,
         **comparison.summary(case.batch_size * case.steps),
-        "speed_up_over_one_rank": alone.summary(1)["ratio"],
+        "speed_up_over_one_rank": median(alone.ratios),
         "communication_share": record.communication_seconds / (record.communication_seconds + record.compute_seconds),
+        **beside_limits(case, ours, pairs, WORLD),
     }
 
 
 def main() -> None:
-    """Run all cases; rank 0 prints one JSON object per line."""
-    import torch
-
-    world = MPI.COMM_WORLD
-    torch.set_num_threads(1)
-    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
-    os.environ.setdefault("MASTER_PORT", "29519")
-    torch.distributed.init_process_group("gloo", rank=world.rank, world_size=world.size)
-    for case in CASES:
-        for split in SPLITS if case.sizes[-1] >= world.size else SPLITS[1:]:
-            figures = measure(case, split)
-            if world.rank == 0:
-                print(json.dumps(figures), flush=True)
-    torch.distributed.destroy_process_group()
+    """Run what was asked for; rank 0 prints one JSON object per line."""
+    choice = read_choice()
+    with gloo():
+        for case in choice.among(CASES):
+            for split in SPLITS if case.sizes[-1] >= WORLD.size else SPLITS[1:]:
+                tell(measure(case, split, choice.pairs))
 
 
 if __name__ == "__main__":

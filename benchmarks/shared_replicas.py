@@ -5,91 +5,44 @@
 
 from __future__ import annotations
 
-import json
-import sys
-from collections.abc import Callable
-from dataclasses import replace
 from statistics import median
-from time import sleep
 from typing import Any
 
 from mpi4py import MPI
 
-from benchmarks.cases import CASES, LEARNING_RATE, MOMENTUM, Case, make_data
-from benchmarks.timing import seconds_of
-from hybridnn import MLP, SGD, ProcessGrid, Trainer
+from benchmarks.cases import CASES, LARGE_BATCH, Case, our_run
+from benchmarks.choice import read_choice
+from benchmarks.ranks import WORLD, meet, tell
+from benchmarks.timing import Comparison, Run, in_turn
+from hybridnn import ProcessGrid
 
-ROUNDS = 9
-
-POLL_SECONDS = 0.001
-"""Between two looks of a rank that has nothing to do and is to leave the machine to the others."""
-
-ONE, OWN, SHARED = "one rank", "own replicas", "shared replicas"
+ONE, OWN, SHARED = "one", "own", "shared"
 
 
-def cases() -> list[Case]:
-    """The networks of the other benchmarks, and a larger minibatch of the largest."""
-    *small, large = CASES
-    return [*small, large, replace(large, batch_size=512)]
-
-
-def run_of(case: Case, grid: ProcessGrid, *, is_shared: bool) -> Callable[[], Any]:
-    """A function that makes one timed run."""
-    optimizer = SGD(LEARNING_RATE, MOMENTUM)
-    trainer = Trainer(MLP(case.sizes), optimizer, grid=grid, batch_size=case.batch_size, shared_replicas=is_shared)
-    x, y = make_data(case)
-    return lambda: trainer.fit(x, y, epochs=case.epochs)
-
-
-def measure(case: Case, rounds: int) -> dict[str, Any]:
+def measure(case: Case, pairs: int) -> dict[str, Any]:
     """Figures of a case, of runs that take turns; collective over the ranks."""
-    world = MPI.COMM_WORLD
-    runs = {
-        ONE: run_of(case, ProcessGrid(MPI.COMM_SELF), is_shared=False) if world.rank == 0 else lambda: None,
-        OWN: run_of(case, ProcessGrid(world), is_shared=False),
-        SHARED: run_of(case, ProcessGrid(world), is_shared=True),
+    runs: dict[str, Run] = {
+        ONE: our_run(case, ProcessGrid(MPI.COMM_SELF))[1] if WORLD.rank == 0 else lambda: None,
+        OWN: our_run(case, ProcessGrid(WORLD), shared_replicas=False)[1],
+        SHARED: our_run(case, ProcessGrid(WORLD), shared_replicas=True)[1],
     }
-    seconds: dict[str, list[float]] = {name: [] for name in runs}
-    for number in range(rounds + 1):
-        for name, run in runs.items():
-            meet(world)
-            taken = seconds_of(run)
-            if number:  # the first round warms up
-                seconds[name].append(taken)
-    steps = case.minibatches * case.epochs
+    seconds = in_turn(runs, pairs, meet)
     return {
         "case": case.name,
         "batch_size": case.batch_size,
-        "ranks": world.size,
-        "rounds": rounds,
-        "ms_per_step": {name: 1e3 * median(taken) / steps for name, taken in seconds.items()},
-        "own over one": speed_up(seconds[ONE], seconds[OWN]),
-        "shared over one": speed_up(seconds[ONE], seconds[SHARED]),
-        "shared over own": speed_up(seconds[OWN], seconds[SHARED]),
+        "ranks": WORLD.size,
+        "ms_per_step": {name: 1e3 * median(taken) / case.steps for name, taken in seconds.items()},
+        **Comparison(seconds[SHARED], seconds[ONE]).spread(),
+        "own_over_one": Comparison(seconds[OWN], seconds[ONE]).spread(),
+        "shared_over_own": Comparison(seconds[SHARED], seconds[OWN]).spread(),
     }
 
 
-def meet(world: MPI.Intracomm) -> None:
-    """Wait for all ranks, asleep."""
-    everyone = world.Ibarrier()
-    while not everyone.Test():
-        sleep(POLL_SECONDS)
-
-
-def speed_up(before: list[float], after: list[float]) -> dict[str, float]:
-    """How many times faster, round by round: the median and the extremes."""
-    ratios = [one / other for one, other in zip(before, after, strict=True)]
-    return {"median": median(ratios), "least": min(ratios), "most": max(ratios)}
-
-
 def main() -> None:
-    """Measure all cases; rank 0 prints one JSON object per line."""
-    words = sys.argv[1:]
-    for case in cases():
-        if not words or any(word in f"{case.name}@{case.batch_size}" for word in words):
-            figures = measure(case, ROUNDS)
-            if MPI.COMM_WORLD.rank == 0:
-                print(json.dumps(figures), flush=True)
+    """Measure what was asked for; rank 0 prints one JSON object per line."""
+    choice = read_choice()
+    for case in choice.among([*CASES, LARGE_BATCH]):
+        tell(measure(case, choice.pairs))
 
 
 if __name__ == "__main__":

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from statistics import median
 from time import perf_counter
 from typing import Any
 
-__all__ = ["Comparison", "alternate", "seconds_of"]
+__all__ = ["Comparison", "Run", "alternate", "in_turn", "seconds_of"]
+
+Run = Callable[[], Any]
+"""One timed run of a program."""
 
 
 @dataclass(frozen=True)
@@ -29,38 +32,46 @@ class Comparison:
         """How many times faster ours was, pair by pair."""
         return [theirs / ours for ours, theirs in zip(self.ours, self.theirs, strict=True)]
 
-    def summary(self, samples: int) -> dict[str, float]:
-        """Medians over the runs, of `samples` samples each, and the spread of the ratio."""
+    def spread(self) -> dict[str, float]:
+        """The median ratio, and the extremes."""
         return {
-            "our_samples_per_second": samples / median(self.ours),
-            "their_samples_per_second": samples / median(self.theirs),
             "ratio": median(self.ratios),
             "ratio_min": min(self.ratios),
             "ratio_max": max(self.ratios),
             "pairs": len(self.ours),
         }
 
+    def summary(self, samples: int) -> dict[str, float]:
+        """Medians over the runs, of `samples` samples each, and the spread of the ratio."""
+        return {
+            "our_samples_per_second": samples / median(self.ours),
+            "their_samples_per_second": samples / median(self.theirs),
+            **self.spread(),
+        }
 
-def seconds_of(run: Callable[[], Any]) -> float:
+
+def seconds_of(run: Run) -> float:
     """Wall time of one run."""
     start = perf_counter()
     run()
     return perf_counter() - start
 
 
-def alternate(
-    ours: Callable[[], Any], theirs: Callable[[], Any], pairs: int, before: Callable[[], Any] = lambda: None
-) -> Comparison:
-    """Time the two in turn after a run of each that is not counted.
+def in_turn(runs: Mapping[str, Run], rounds: int, before: Run = lambda: None) -> dict[str, list[float]]:
+    """Seconds of every run, one after the other in each round, after a round that is not counted.
 
     `before` goes ahead of every timing: a barrier, where there are several ranks.
     """
-    comparison = Comparison()
-    ours()
-    theirs()
-    for _ in range(pairs):
-        before()
-        comparison.ours.append(seconds_of(ours))
-        before()
-        comparison.theirs.append(seconds_of(theirs))
-    return comparison
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    for number in range(rounds + 1):
+        for name, run in runs.items():
+            before()
+            taken = seconds_of(run)
+            if number:
+                seconds[name].append(taken)
+    return seconds
+
+
+def alternate(ours: Run, theirs: Run, pairs: int, before: Run = lambda: None) -> Comparison:
+    """Time the two in turn after a run of each that is not counted; `before` as for `in_turn`."""
+    return Comparison(**in_turn({"ours": ours, "theirs": theirs}, pairs, before))

@@ -1,0 +1,23 @@
+"""Starts benchmarks in processes of their own, of one thread each, and reads what they print."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+__all__ = ["run_lines"]
+
+ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+
+def run_lines(ranks: int, module: str, *arguments: str) -> list[dict[str, Any]]:
+    """Run a module of this package on some ranks; returns the figures it prints, one JSON object a line."""
+    beside = Path(sys.executable).with_name("mpirun")
+    mpirun = [str(beside) if beside.exists() else "mpirun", "-n", str(ranks)]
+    command = [*(mpirun if ranks > 1 else []), sys.executable, "-m", f"benchmarks.{module}", *arguments]
+    done = subprocess.run(command, env=os.environ | ONE_THREAD, stdout=subprocess.PIPE, text=True, check=True)
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]

@@ -1,0 +1,58 @@
+"""The parts of the benchmarks, by name: what runs them, and what they print."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks import tables
+from benchmarks.launch import run_lines
+from benchmarks.memory import grown_bytes
+from benchmarks.tables import Sheet
+
+__all__ = ["PARTS", "Part"]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of the benchmarks.
+
+    Attributes
+    ----------
+    module : str
+        The module of this package that measures.
+    ranks : int
+    sheets : tuple of Sheet
+        Its tables.
+    bars : str
+        What the bars of its ratios are called in the chart.
+    has_peer : bool
+        Whether rows with a ratio are beside PyTorch, so that the memory of both is measured.
+    """
+
+    module: str
+    ranks: int
+    sheets: tuple[Sheet, ...]
+    bars: str
+    has_peer: bool = True
+
+    def measure(self, words: Sequence[str], pairs: int | None) -> list[dict[str, Any]]:
+        """Figures of networks with one of the words in their name, or of all; `pairs` of runs, or as many as usual."""
+        counted = [] if pairs is None else ["--pairs", str(pairs)]
+        rows = run_lines(self.ranks, self.module, *counted, *words)
+        if self.has_peer:
+            for row in rows:
+                if "ratio" in row:
+                    row.update(grown_bytes(self.ranks, self.module, row))
+        return rows
+
+
+PARTS = {
+    "serial": Part("serial", 1, (tables.SERIAL,), "one process, over PyTorch eager"),
+    "batch": Part("batch_parallel", 2, (tables.BATCH,), "batch, 2 ranks, over DDP"),
+    "model": Part("model_parallel", 2, (tables.MODEL,), "model, 2 ranks, over tensor parallel"),
+    "pipeline": Part("pipeline", 2, (tables.PIPELINE, tables.METHODS), "2 stages, over torch pipelining"),
+    "shared": Part("shared_replicas", 2, (tables.SHARED,), "shared replica, 2 ranks over one", has_peer=False),
+    "progress": Part("progress_thread", 2, (tables.PROGRESS,), "all-reduce, over after backward", has_peer=False),
+}

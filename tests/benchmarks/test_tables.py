@@ -1,0 +1,134 @@
+"""Tables and chart of figures that are written down here."""
+
+from __future__ import annotations
+
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from matplotlib.figure import Figure
+from rich.console import Console
+
+from benchmarks.chart import draw_chart
+from benchmarks.parts import PARTS
+
+RATIO = {"ratio": 2.5, "ratio_min": 1.25, "ratio_max": 4.0, "pairs": 9}
+NETWORK = {"case": "16-4x1024-2", "batch_size": 100}
+BESIDE_TORCH = {
+    **NETWORK,
+    **RATIO,
+    "our_samples_per_second": 4550.2,
+    "their_samples_per_second": 1820.1,
+    "products_share": 0.87,
+    "update_share": 0.11,
+    "gflops": 54.4,
+    "our_grown_bytes": 41_300_000,
+    "their_grown_bytes": 45_900_000,
+}
+PARALLEL = {"speed_up_over_one_rank": 1.49, "communication_share": 0.18}
+METHOD = {
+    "way": "gpipe",
+    "step_seconds": 0.0959,
+    "over_sequential": 1.08,
+    "formula_over_sequential": None,
+    "computing": 0.825,
+    "transfer_idle": 0.1,
+    "imbalance_idle": 0.033,
+    "transfer": 0.03,
+    "other": 0.013,
+}
+
+FIGURES: dict[str, list[dict[str, Any]]] = {
+    "serial": [
+        {**BESIDE_TORCH, "ratio_compiled": 1.16, "ratio_sklearn": 1.37},
+        {**BESIDE_TORCH, "ratio_compiled": 0.99},
+    ],
+    "batch": [{**BESIDE_TORCH, **PARALLEL, "overlap_gain": 0.92}],
+    "model": [{**BESIDE_TORCH, **PARALLEL, "way": "columns"}],
+    "pipeline": [{**BESIDE_TORCH, "way": "1f1b", "merging_gain": 1.31}, {**NETWORK, **METHOD}],
+    "shared": [
+        {
+            **NETWORK,
+            **RATIO,
+            "ms_per_step": {"one": 35.1, "own": 27.8, "shared": 24.06},
+            "own_over_one": RATIO | {"ratio": 1.22},
+            "shared_over_own": RATIO | {"ratio": 1.18},
+        }
+    ],
+    "progress": [{**NETWORK, **RATIO, "way": "polling", "ms_per_step": 27.8}],
+}
+
+LIMITS_AND_MEMORY = ["87%", "11%", "54", "41.3", "45.9"]
+SPEED = ["16-4x1024-2, batch 100", "4,550", "1,820", "2.50 (1.25-4.00)"]
+
+EXPECTED = {
+    "serial": [
+        [*SPEED, "1.16", "1.37", *LIMITS_AND_MEMORY],
+        [*SPEED, "0.99", "", *LIMITS_AND_MEMORY],
+    ],
+    "batch": [[*SPEED, "1.49", "18%", "0.92", *LIMITS_AND_MEMORY]],
+    "model": [[SPEED[0], "columns", *SPEED[1:], "1.49", "18%", *LIMITS_AND_MEMORY]],
+    "pipeline": [
+        [SPEED[0], "1f1b", *SPEED[1:], "1.31", *LIMITS_AND_MEMORY],
+        ["gpipe", "95.9", "1.08", "", "82.5%", "13.3%", "4.3%"],
+    ],
+    "shared": [
+        [SPEED[0], "35.10", "27.80", "24.06", "1.22 (1.25-4.00)", "2.50 (1.25-4.00)", "1.18 (1.25-4.00)"],
+    ],
+    "progress": [[SPEED[0], "polling", "27.80", "2.50 (1.25-4.00)"]],
+}
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_every_row_stands_in_its_table_alone(part: str) -> None:
+    out = StringIO()
+    for sheet in PARTS[part].sheets:
+        sheet.show(FIGURES[part], Console(file=out, width=300))
+    lines = [line for line in out.getvalue().splitlines() if line.startswith("│")]
+    assert [[cell.strip() for cell in line.strip("│").split("│")] for line in lines] == EXPECTED[part]
+
+
+def test_a_table_without_rows_is_not_printed() -> None:
+    out = StringIO()
+    PARTS["pipeline"].sheets[1].show(FIGURES["pipeline"][:1], Console(file=out))
+    assert out.getvalue() == ""
+
+
+def drawn(monkeypatch: pytest.MonkeyPatch, figures: dict[str, Any]) -> list[Figure]:
+    """The figures that are saved."""
+    saved: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path, **how: saved.append(figure))
+    titles = {name: part.bars for name, part in PARTS.items()}
+    draw_chart({"machine": "a machine", "date": "2026-01-01", **figures}, titles, Path("no.png"))
+    return saved
+
+
+def test_the_chart_shows_ratios_shares_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    (figure,) = drawn(monkeypatch, FIGURES)
+    ratios, shares, memory = figure.axes
+    labels = [label.get_text() for label in ratios.get_yticklabels()]
+    network = "16-4x1024-2, batch 100"
+    ways = ["", "", "", ", columns", ", 1f1b", "", ", polling"]
+    assert labels == [network + way for way in ways]
+    assert [bar.get_width() for bar in ratios.patches] == [2.5] * 7
+    # Five rows are beside PyTorch: products, and the update behind them; our memory, and PyTorch's.
+    assert [bar.get_width() for bar in shares.patches] == pytest.approx([0.87] * 5 + [0.11] * 5)
+    assert {bar.get_x() for bar in shares.patches[5:]} == {0.87}
+    assert [bar.get_width() for bar in memory.patches] == [41.3] * 5 + [45.9] * 5
+    legend = ratios.get_legend()
+    assert legend is not None
+    assert [text.get_text() for text in legend.get_texts()] == [part.bars for part in PARTS.values()]
+
+
+def test_without_limits_the_chart_has_ratios_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    (figure,) = drawn(monkeypatch, {"shared": FIGURES["shared"]})
+    assert len(figure.axes) == 1
+    assert drawn(monkeypatch, {"pipeline": FIGURES["pipeline"][1:]}) == []
+
+
+def test_the_chart_is_a_png(tmp_path: Path) -> None:
+    path = tmp_path / "chart.png"
+    titles = {"progress": "bars"}
+    draw_chart({"machine": "a machine", "date": "2026-01-01", "progress": FIGURES["progress"]}, titles, path)
+    assert path.read_bytes().startswith(b"\x89PNG")
