@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import pairwise
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import numpy as np
@@ -48,50 +48,68 @@ def beside_limits(case: Case, ours: Run, pairs: int, world: Any, *, gradients: i
         need at the copy bandwidth, over that of the steps. ``gflops``: rate of the products in steps, in 1e9/s, and
         ``copy_bytes_per_second``, both of all ranks together.
     """
-    turns = alternate(ours, products_in(ours), pairs, world.Barrier)
+    products = products_in(ours)
+    turns = alternate(ours, products.run, pairs, world.Barrier)
     seconds = median(turns.ours) / case.steps
     bandwidth = world.allreduce(copy_bandwidth(world.Barrier))
     return {
         "products_share": world.allreduce(median(turns.ratios)) / world.size,
-        "update_share": update_bytes(case, gradients) / bandwidth / seconds,
+        "update_share": update_bytes(case, 0 if products.are_added else gradients) / bandwidth / seconds,
         "gflops": case.products_flops / seconds / 1e9,
         "copy_bytes_per_second": bandwidth,
     }
 
 
-def products_in(run: Run) -> Run:
+class Products(NamedTuple):
+    """The matrix products of a run.
+
+    Attributes
+    ----------
+    run : callable
+        Takes them once more, and does nothing else.
+    are_added : bool
+        Whether those for the weights are added to the velocity, so that there are no gradients.
+    """
+
+    run: Run
+    are_added: bool
+
+
+def products_in(run: Run) -> Products:
     """The matrix products of a run and nothing else, on arrays of the same shapes and layouts.
 
     They are noted while `run` goes, so that they are this rank's own, however a network is cut. They read what the run
     has left, but write elsewhere: numbers that went round would dwindle until they are slow to multiply.
     """
-    calls: list[tuple[Callable[..., None], tuple[Array | None, ...]]] = []
+    calls: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
     rooms: dict[object, Array] = {}
 
-    def elsewhere(array: Array | None) -> Array | None:
-        if array is None:
-            return None
-        key = array.ctypes.data, array.shape, array.strides
+    def elsewhere(written: Any) -> Any:
+        if not isinstance(written, np.ndarray):
+            return written  # a factor, or nothing
+        key = written.ctypes.data, written.shape, written.strides
         if key not in rooms:
-            rooms[key] = np.empty_like(array)
+            rooms[key] = np.zeros_like(written)
         return rooms[key]
 
     def noting(multiply: Callable[..., None]) -> Any:
-        def note(a: Array, b: Array, *written: Array | None) -> None:
-            multiply(a, b, *written)
-            calls.append((multiply, (a, b, *map(elsewhere, written))))
+        def note(a: Array, b: Array, *others: Any) -> None:
+            multiply(a, b, *others)
+            calls.append((multiply, (a, b, *map(elsewhere, others))))
 
-        return staticmethod(note)
+        return note
 
     names = "matmul", "matmul_transposed"
-    with patch.multiple(NumpyKernels, **{name: noting(getattr(numpy_kernels, name)) for name in names}):
+    notes = {name: staticmethod(noting(getattr(numpy_kernels, name))) for name in names}
+    add = numpy_kernels.add_product
+    with patch.multiple(NumpyKernels, **notes), patch.object(numpy_kernels, "add_product", noting(add)):
         run()
 
     def products() -> None:
-        for multiply, arrays in calls:
-            multiply(*arrays)
+        for multiply, arguments in calls:
+            multiply(*arguments)
 
-    return products
+    return Products(products, are_added=any(multiply is add for multiply, _ in calls))
 
 
 def products_of(case: Case, kernels: Kernels = NUMPY) -> Callable[[], None]:
@@ -141,8 +159,9 @@ def copy_bandwidth(before: Run = lambda: None) -> float:
 
 
 def update_bytes(case: Case, gradients: int = 1) -> int:
-    """Bytes that SGD with momentum must move in a step, over all ranks: velocity and weights in and out, gradients in.
+    """Bytes that SGD with momentum must move in a step, over all ranks.
 
-    `gradients` of as many ranks, for ranks that sum them as they update.
+    The weights and the velocity are read and written, and so many gradients are read: of as many ranks, for ranks that
+    sum them as they update. With none the products have written the velocity, which then is only read.
     """
-    return (4 + gradients) * 4 * case.parameters
+    return (4 + gradients if gradients else 3) * 4 * case.parameters

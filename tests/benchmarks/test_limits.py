@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 CASE = Case("6-8-12-4", (6, 8, 12, 4), 16, "regression", 2, 1)
+LARGE = Case("6-256-256-4", (6, 256, 256, 4), 16, "regression", 2, 1)
+"""Large enough to be trained without gradients: products are added to the velocity."""
 
 WAYS: dict[str, tuple[dict[str, int], dict[str, Any]]] = {
     "batch": ({}, {}),
@@ -36,14 +38,14 @@ def products(monkeypatch: pytest.MonkeyPatch) -> list[Product]:
     found: list[Product] = []
 
     def watched(name: str, multiply: Callable[..., None]) -> Callable[..., None]:
-        def watch(a: Any, b: Any, out: Any, room: Any = None) -> None:
+        def watch(a: Any, b: Any, out: Any, *others: Any) -> None:
             arrays = a, b, out
             found.append((name, tuple(x.shape for x in arrays), tuple(x.flags.c_contiguous for x in arrays)))
-            multiply(a, b, out, *([] if name == "matmul" else [room]))
+            multiply(a, b, out, *others)
 
         return watch
 
-    for name in ("matmul", "matmul_transposed"):
+    for name in ("matmul", "matmul_transposed", "add_product"):
         monkeypatch.setattr(numpy_kernels, name, watched(name, getattr(numpy_kernels, name)))
     return found
 
@@ -52,14 +54,14 @@ def operations(products: list[Product]) -> int:
     """Multiplications and additions, from the shapes."""
     total = 0
     for name, (a, b, _), _ in products:
-        rows, inner = a if name == "matmul" else a[::-1]
+        rows, inner = a[::-1] if name == "matmul_transposed" else a
         total += 2 * rows * inner * b[1]
     return total
 
 
 def test_on_one_rank_they_are_what_the_shapes_of_the_network_say(products: list[Product]) -> None:
     trainer, ours = our_run(CASE, ProcessGrid())
-    alone = products_in(ours)
+    alone = products_in(ours).run
     of_the_run = products.copy()
     before = trainer.weights() | {f"gradient of {name}": array for name, array in trainer.gradients().items()}
     products.clear()
@@ -71,11 +73,26 @@ def test_on_one_rank_they_are_what_the_shapes_of_the_network_say(products: list[
         np.testing.assert_array_equal(after[name], array)
 
 
+@pytest.mark.mpi(ranks=[1, 2])
+def test_without_gradients_too(comm: MPI.Intracomm, products: list[Product]) -> None:
+    trainer, ours = our_run(LARGE, ProcessGrid(comm))
+    alone = products_in(ours)
+    assert alone.are_added
+    of_the_run = products.copy()
+    before = trainer.optimizer_slots()["velocity"]
+    products.clear()
+    alone.run()
+    assert products == of_the_run
+    assert comm.allreduce(operations(products)) == LARGE.steps * LARGE.products_flops
+    for name, array in trainer.optimizer_slots()["velocity"].items():
+        np.testing.assert_array_equal(array, before[name])
+
+
 def test_they_agree_with_products_made_from_the_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     shapes: list[tuple[tuple[int, ...], ...]] = []
     monkeypatch.setattr(np, "matmul", lambda a, b, out: shapes.append((a.shape, b.shape, out.shape)))
     _, ours = our_run(CASE, ProcessGrid())
-    alone, of_the_sizes = products_in(ours), products_of(CASE)
+    alone, of_the_sizes = products_in(ours).run, products_of(CASE)
     shapes.clear()
     alone()
     noted = shapes.copy()
@@ -90,7 +107,7 @@ def test_they_agree_with_products_made_from_the_sizes(monkeypatch: pytest.Monkey
 def test_the_ranks_together_multiply_as_much_as_one(comm: MPI.Intracomm, way: str, products: list[Product]) -> None:
     grid, settings = WAYS[way]
     _, ours = our_run(CASE, ProcessGrid(comm, **grid), **settings)
-    alone = products_in(ours)
+    alone = products_in(ours).run
     of_the_run = products.copy()
     products.clear()
     alone()
@@ -107,7 +124,7 @@ def test_shares_are_of_all_ranks_together(comm: MPI.Intracomm, monkeypatch: pyte
         ours = (seconds[0], seconds[0])
         ratios = (seconds[1] / seconds[0],)
 
-    monkeypatch.setattr(limits, "products_in", lambda ours: ours)
+    monkeypatch.setattr(limits, "products_in", lambda ours: limits.Products(ours, are_added=False))
     monkeypatch.setattr(limits, "alternate", lambda *arguments: Turns)
     monkeypatch.setattr(limits, "copy_bandwidth", lambda before: 1000.0 * (1 + comm.rank))
     found = beside_limits(CASE, lambda: None, 2, comm, gradients=2)
@@ -118,3 +135,4 @@ def test_shares_are_of_all_ranks_together(comm: MPI.Intracomm, monkeypatch: pyte
     assert found["update_share"] == pytest.approx(24 * parameters / 3000.0)
     assert found["gflops"] == pytest.approx(CASE.products_flops / 1e9)
     assert update_bytes(CASE) == 20 * parameters
+    assert update_bytes(CASE, 0) == 12 * parameters  # weights follow the velocity
