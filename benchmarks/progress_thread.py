@@ -13,6 +13,7 @@ from queue import Empty, SimpleQueue
 from statistics import median
 from threading import Event, Thread
 from time import sleep
+from traceback import print_exc
 from typing import Any
 from unittest.mock import patch
 
@@ -67,12 +68,16 @@ class ThreadedReducer(GradientReducer):
         self._ended.clear()
 
     def _serve(self, pause: float) -> None:
-        for order in self._orders_or_looks(pause):
-            if order == THE_END:
-                super().finish()
-                self._ended.set()
-            else:
-                super().ready(order)
+        try:
+            for order in self._orders_or_looks(pause):
+                if order == THE_END:
+                    super().finish()
+                    self._ended.set()
+                else:
+                    super().ready(order)
+        except BaseException:  # the main threads would wait for ever
+            print_exc()
+            WORLD.Abort(1)
 
     def _orders_or_looks(self, pause: float) -> Iterator[int]:
         """Orders as they come; between them looks while something is in flight, else sleep."""
