@@ -76,7 +76,8 @@ def test_a_step_without_gradients_allocates_nothing(momentum: float) -> None:
     model = MLP([128, 256, 256, 256, 10])
     x, y = samples_of(model, 5 * 64 + 7, True)
     trainer = Trainer(model, SGD(momentum=momentum), batch_size=64, log_every=1)
-    assert max(peaks_of_steps(trainer, x, y)) < 0.02 * 4 * model.parameters
+    # NumPy's own buffers are 32 kB; the gradient of a large layer would be 40 %.
+    assert max(peaks_of_steps(trainer, x, y)) < 0.1 * 4 * model.parameters
 
 
 @pytest.mark.mpi(ranks=[4])
