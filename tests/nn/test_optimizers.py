@@ -57,6 +57,36 @@ def test_an_update_in_parts_is_the_update(name: str) -> None:
     assert (differences <= len(gradients) * np.spacing(np.abs(start).max())).all()
 
 
+READS_ONCE = ("plain", "momentum", "dampened-alone")
+
+
+@pytest.mark.parametrize("name", READS_ONCE)
+def test_an_update_that_reads_the_gradient_once_is_an_entry(name: str) -> None:
+    optimizer, rule = OPTIMIZERS[name]
+    assert optimizer.reads_gradient_once
+    random = np.random.default_rng(0)
+    found = random.standard_normal(50)
+    expected, state = found.copy(), new_state(optimizer, found)
+    slots = {slot: np.zeros(50) for slot in rule.slots()}
+    for step in range(1, 5):
+        gradient, rate = random.standard_normal(50), rule.lr / step
+        entry = optimizer.entry(found, state, rate)
+        assert entry is not None
+        entry.into[...] = entry.keep * entry.into + entry.factor * gradient
+        if entry.step is not None:
+            found += entry.step * entry.into
+        expected = rule.step(expected, gradient, slots, step, rate)
+    assert_close(found, expected, name, 1e-14)
+    for slot, array in slots.items():
+        assert_close(state.slots[slot], array, f"{name}: {slot}", 1e-14)
+    assert state.updates == 4
+
+
+@pytest.mark.parametrize("name", sorted(set(OPTIMIZERS) - set(READS_ONCE)))
+def test_other_updates_need_the_gradient_to_be_kept(name: str) -> None:
+    assert not OPTIMIZERS[name][0].reads_gradient_once
+
+
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_float32_stays_float32(name: str) -> None:
     optimizer, rule = OPTIMIZERS[name]

@@ -28,6 +28,10 @@ OPTIMIZERS: dict[str, tuple[Optimizer, updates.Rule]] = {
         hybridnn.SGD(lr=0.003, momentum=0.8, dampening=0.3, weight_decay=0.01),
         updates.SGD(lr=0.003, momentum=0.8, dampening=0.3, weight_decay=0.01),
     ),
+    "dampened-alone": (
+        hybridnn.SGD(lr=0.003, momentum=0.8, dampening=0.3),
+        updates.SGD(lr=0.003, momentum=0.8, dampening=0.3),
+    ),
     "nesterov": (
         hybridnn.SGD(lr=0.002, momentum=0.7, nesterov=True, weight_decay=0.02),
         updates.SGD(lr=0.002, momentum=0.7, nesterov=True, weight_decay=0.02),

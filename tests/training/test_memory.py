@@ -5,6 +5,7 @@ from __future__ import annotations
 import tracemalloc
 from collections.abc import Iterator
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -144,6 +145,33 @@ def test_memory_is_told_truly_and_stays_near_what_training_needs(
         most *= 1.3
     assert least <= trainer.memory_bytes, f"{least:,} are needed, {trainer.memory_bytes:,} are told"
     assert trainer.memory_bytes <= most, f"{trainer.memory_bytes:,} of {most:,} needed"
+
+
+@pytest.mark.mpi(ranks=[2, 3])
+def test_memory_that_ranks_share_is_told_truly(comm: MPI.Intracomm) -> None:
+    model, grid = MLP([16, *[1024] * 4, 2]), ProcessGrid(comm)
+    x, y = samples_of(model, 64 * comm.size, True)
+    told = []
+    for optimizer in (SGD(momentum=0.9, nesterov=True), SGD(momentum=0.9)):
+        before = proportional_set_size(comm)
+        trainer = Trainer(model, optimizer, grid=grid, batch_size=32 * comm.size, overlap=False)
+        trainer.fit(x, y, epochs=1, validation=(x, y))
+        held = proportional_set_size(comm) - before
+        told.append(trainer.memory_bytes)
+        # What a process needs once, and what the trainer before gave back, make up to a megabyte; the gradients are 13.
+        assert told[-1] == pytest.approx(held, abs=2_000_000)
+        trainer.free()
+    gradients = 4 * model.parameters
+    assert told[0] - told[1] > 0.9 * gradients, "a rank keeps no gradients; its dz take less"
+
+
+def proportional_set_size(comm: MPI.Intracomm) -> int:
+    """Bytes of this process's memory that are in use, of pages that processes share this one's part."""
+    comm.Barrier()
+    lines = (line.split() for line in Path("/proc/self/smaps_rollup").read_text().splitlines())
+    size = next(1024 * int(words[1]) for words in lines if words[0] == "Pss:")
+    comm.Barrier()
+    return size
 
 
 def test_evaluating_and_predicting_use_the_memory_of_the_training() -> None:
