@@ -100,7 +100,7 @@ def add_product(a: Array, b: Array, out: Array, factor: float, keep: float) -> N
 
 
 def add_row_sums(dz: Array, ones: Array, out: Array, factor: float, keep: float) -> None:
-    """``out = keep * out + factor * dz @ ones``: sums of the rows of `dz`, shape (rows, n), added to `out`."""
+    """``out = keep * out + factor * dz @ ones``: sums of the rows of `dz`, shape (rows, n >= 1), added to `out`."""
     gemv = sgemv if out.dtype == np.float32 else dgemv
     turned, is_turned = (dz.T, 1) if dz.flags.c_contiguous else (dz, 0)
     gemv(factor, turned, ones, keep, out, 0, 1, 0, 1, is_turned, 1)

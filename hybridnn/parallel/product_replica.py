@@ -187,7 +187,6 @@ class ProductReplica(NodeReplica):
 
     def whole_gradient(self) -> Array:
         """The sum of all gradients, made anew."""
-        self.publish()
         whole = kernels.zeros((self._layout.size,), self._dtype)
         everything = [_Rows.of(self._layout, *item) for item in owned_rows(self._layout, 1, 0)]
         self._add_products(everything, self._layout.views(whole), 1.0, 1.0)
