@@ -70,6 +70,8 @@ class Engine:
         Of the device that trains.
     record : Record, optional
         Records steps, to replay them; where all ranks are batch ranks.
+    keeps_gradients : bool
+        Keep gradients also where `takes_products` would do without.
 
     Attributes
     ----------
@@ -98,6 +100,7 @@ class Engine:
         words: WordFormat | None = None,
         kernels: Kernels = NUMPY,
         record: Record | None = None,
+        keeps_gradients: bool = False,
     ) -> None:
         self._kernels = kernels
         kernels.compile(dtype)
@@ -106,7 +109,7 @@ class Engine:
         self._distributor = make_distributor(grid, distribution)
         layers = plan.layers_of(model, grid.pipeline_rank)
         self._representatives = plan.representatives()
-        products = takes_products(
+        products = not keeps_gradients and takes_products(
             model, optimizer, grid, plan, sharing, batch_size=batch_size, clip_norm=clip_norm, on_host=kernels.on_host
         )
         arrays = shared_arrays(optimizer, self._representatives[0], grid.pipeline_rank)

@@ -36,6 +36,7 @@ def make_engine(
     wire_dtype: str = "same",
     kernels: Kernels = NUMPY,
     record: Record | None = None,
+    keeps_gradients: bool = False,
 ) -> Engine:
     """An `Engine`, made of its parameters; collective over the grid.
 
@@ -85,6 +86,7 @@ def make_engine(
                 words=WORD_FORMATS.get(wire_dtype),
                 kernels=kernels,
                 record=record,
+                keeps_gradients=keeps_gradients,
             )
         except MemoryError as error:
             numbers = f"{model.parameters:,} parameters, their gradients and the optimizer's state"

@@ -90,7 +90,7 @@ def takes_products(
     """
     return (
         on_host
-        and plan.stages == 1
+        and plan.stages == plan.microbatches == 1
         and clip_norm is None
         and optimizer.reads_gradient_once
         and (grid.batch == 1 if sharing is None else sharing.is_whole)

@@ -98,6 +98,7 @@ class TrainingTimer:
             distribution="local",
             clip_norm=None,
             shared_replicas=False,
+            keeps_gradients=True,  # so that the update is timed by itself
         )
         engine.arrays.initialize(0)
         return engine

@@ -168,7 +168,7 @@ class Layout:
         """Whether the update takes weight gradients as products, so that nobody keeps them; see `ProductReplica`."""
         batch, split = self.stages[0]
         return (
-            len(self.stages) == 1
+            len(self.stages) == self.microbatches == 1
             and len(self.sharers(0)) == 1
             and not workload.clips
             and not workload.rereads_gradient
