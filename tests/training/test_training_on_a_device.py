@@ -197,6 +197,32 @@ def test_training_goes_on_from_a_checkpoint(
 
 @pytest.mark.mpi(ranks=[2])
 @pytest.mark.parametrize("axes", [{"batch": 2}, {"model": 2}, {"pipeline": 2}])
+def test_a_checkpoint_fetches_each_number_once_and_is_read_without_fetching(
+    comm: MPI.Intracomm, axes: dict[str, int], mpi_tmp_path: Path
+) -> None:
+    case, grid = Case(optimizer="adam"), ProcessGrid(comm, **axes)
+    device = stand_in(grid)
+    trainer, fetched = make_trainer(case, grid, device=device), kernels_of(device).fetched
+    trainer.fit(*data(case), epochs=1)
+    numbers = 3 * trainer.model.parameters  # the weights and two moments
+    fetched.clear()
+    writer = trainer.checkpoint_writer(mpi_tmp_path, "noise")
+    assert fetched == []
+    writer.write(trainer.progress)
+    assert sum(comm.allgather(sum(fetched))) == numbers
+    fetched.clear()
+    writer.begin(trainer.progress)
+    writer.finish()
+    assert sum(comm.allgather(sum(fetched))) == numbers
+    checkpoint, _ = newest_sound(mpi_tmp_path, grid.world)
+    assert checkpoint is not None
+    fetched.clear()
+    trainer.restore(checkpoint)
+    assert fetched == []
+
+
+@pytest.mark.mpi(ranks=[2])
+@pytest.mark.parametrize("axes", [{"batch": 2}, {"model": 2}, {"pipeline": 2}])
 def test_a_loss_that_is_not_finite_stops_all_ranks_when_it_is_looked_at(
     comm: MPI.Intracomm, axes: dict[str, int]
 ) -> None:
@@ -210,12 +236,14 @@ def test_a_loss_that_is_not_finite_stops_all_ranks_when_it_is_looked_at(
 
 def test_shared_replicas_and_rounding_are_the_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     grid = ProcessGrid()
-    Trainer(MLP([3, 2]), grid=grid, device=stand_in(grid), wire_dtype="float16")  # on one node it means nothing
+    recording = stand_in(grid, graphs=True)
+    Trainer(MLP([3, 2]), grid=grid, device=recording, wire_dtype="float16")  # on one node it means nothing
     monkeypatch.setattr(ProcessGrid, "spans_nodes", True)
     with pytest.raises(SettingError, match=r"shared_replicas.*GPU"):
         Trainer(MLP([3, 2]), grid=grid, device=stand_in(grid), shared_replicas=True)
-    with pytest.raises(SettingError, match=r"^parallel.wire_dtype = 'float16': a GPU's gradients travel as computed"):
-        Trainer(MLP([3, 2]), grid=grid, device=stand_in(grid), wire_dtype="float16")
+    with pytest.raises(SettingError, match=r"^parallel.wire_dtype = 'float16': the host rounds gradients, .*graphs"):
+        Trainer(MLP([3, 2]), grid=grid, device=recording, wire_dtype="float16")
+    Trainer(MLP([3, 2]), grid=grid, device=stand_in(grid), wire_dtype="float16")
 
 
 def test_without_a_gpu_the_cpu_trains_and_says_why() -> None:
@@ -268,7 +296,8 @@ def test_a_gpu_is_taken_with_the_arithmetic_that_is_wanted(name: str) -> None:
     asked = []
     grid = ProcessGrid()
 
-    def make(*, tf32: bool) -> Any:
+    def make(*, tf32: bool, progress: Any) -> Any:
+        assert progress is None  # nobody needs a rank that is alone
         asked.append(tf32)
         return kernels_of(stand_in(grid))
 
@@ -279,3 +308,43 @@ def test_a_gpu_is_taken_with_the_arithmetic_that_is_wanted(name: str) -> None:
     replayed = settle_device(DeviceOptions(name, graphs=True), grid, cupy_with_a_gpu, make)
     assert replayed.why.endswith("steps replayed as CUDA graphs where samples lie on the GPU")
     assert replayed.record is not None
+
+
+@pytest.mark.mpi(ranks=[2])
+def test_where_nccl_does_not_start_on_a_rank_arrays_are_staged_and_the_header_says_why(comm: MPI.Intracomm) -> None:
+    def make(*, tf32: bool, progress: Any) -> Any:
+        assert progress is not None  # the other rank may need this one while it waits for its device
+        return kernels_of(stand_in(ProcessGrid()))
+
+    problem = "NCCL cannot connect the ranks (KeyError: 6; NCCL_DEBUG=INFO makes it say more) on rank 1"
+    for transport in ("auto", "nccl"):
+        grid, cupy = ProcessGrid(comm), cupy_with_a_gpu(comm, f"bus {comm.rank}")
+        cupy.cuda.nccl.failing = {1}
+        options = DeviceOptions("gpu", transport, graphs=True)
+        if transport == "nccl":
+            with pytest.raises(
+                EnvironmentProblem, match="'nccl': NCCL cannot connect the ranks .* on rank 1; 'staging'"
+            ):
+                settle_device(options, grid, lambda cupy=cupy: cupy, make)
+            continue
+        device = settle_device(options, grid, lambda cupy=cupy: cupy, make)
+        assert (device.transport, device.transport_why) == ("staging", problem)
+        assert device.record is None
+        assert device.why.endswith("kernels launched one by one: graphs of several ranks need NCCL")
+
+
+@pytest.mark.mpi(ranks=[2])
+def test_a_trainer_ends_the_connections_of_a_device_that_it_settled(
+    comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for theirs in (False, True):
+        grid = ProcessGrid(comm)
+        device = stand_in(grid, "nccl", comm)
+        cupy = kernels_of(device)._cupy
+        monkeypatch.setattr("hybridnn.training.trainer.settle_device", lambda wanted, grid, device=device: device)
+        trainer = Trainer(MLP([3, 2]), grid=grid, device=device if theirs else "gpu")
+        trainer.fit(np.ones((9, 3)), np.zeros(9, int), epochs=1)
+        trainer.free()
+        assert cupy.ended == ([] if theirs else ["connection"])
+        grid.disconnect()
+        assert cupy.ended == ["connection"]
