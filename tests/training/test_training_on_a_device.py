@@ -13,10 +13,10 @@ from hybridnn import MLP, SGD, ProcessGrid, Trainer
 from hybridnn.cli.train_view import TrainView
 from hybridnn.comm.agreement import broadcast_text
 from hybridnn.datasets import ArrayRows
-from hybridnn.errors import EnvironmentProblem, NonFiniteLossError, SettingError
+from hybridnn.errors import NonFiniteLossError, SettingError
 from hybridnn.kernels.pinned_memory import LEAST_BYTES
 from hybridnn.training.checkpoints.reading import newest_sound
-from hybridnn.training.device import DeviceOptions, TrainingDevice, settle_device
+from hybridnn.training.device import DeviceOptions, TrainingDevice
 from hybridnn.training.epoch import Reached
 from hybridnn.training.run import run_training
 from hybridnn.training.run_record import read_run
@@ -25,7 +25,7 @@ from hybridnn.training.trained.weights_source import find_weights
 from reference.cases import Case, assert_arrays_close, data, make_trainer, run
 from reference.pipeline_cases import ADAM, DELAYED_CASES, MOMENTUM, PipelineCase, check_pipelined, exact_cases
 from training.device_cases import CASES, CLIPPED, EXACTLY, SPLIT, check
-from training.stand_in_training import cupy_with_a_gpu, kernels_of, stand_in
+from training.stand_in_training import kernels_of, stand_in
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -246,18 +246,6 @@ def test_shared_replicas_and_rounding_are_the_hosts(monkeypatch: pytest.MonkeyPa
     Trainer(MLP([3, 2]), grid=grid, device=stand_in(grid), wire_dtype="float16")
 
 
-def test_without_a_gpu_the_cpu_trains_and_says_why() -> None:
-    def load() -> Any:
-        raise EnvironmentProblem("a GPU was asked for: there is none here; ask for one")
-
-    grid = ProcessGrid()
-    device = settle_device("auto", grid, load)
-    assert (device.kind, device.why, device.transport) == ("cpu", "there is none here; ask for one", None)
-    with pytest.raises(EnvironmentProblem, match="there is none here"):
-        settle_device(DeviceOptions("gpu"), grid, load)
-    assert settle_device(device, grid, load) is device
-
-
 def test_a_run_says_on_what_it_computed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -289,62 +277,3 @@ def test_a_run_says_on_what_it_computed(
     run_training(ran.model_copy(update={"device": DeviceSettings(name="cpu")}), TrainView(quiet=True))
     for name, array in find_weights(tmp_path / "cpu").read().items():
         np.testing.assert_allclose(weights[name], array, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("name", ["auto", "gpu"])
-def test_a_gpu_is_taken_with_the_arithmetic_that_is_wanted(name: str) -> None:
-    asked = []
-    grid = ProcessGrid()
-
-    def make(*, tf32: bool, progress: Any) -> Any:
-        assert progress is None  # nobody needs a rank that is alone
-        asked.append(tf32)
-        return kernels_of(stand_in(grid))
-
-    device = settle_device(DeviceOptions(name, tf32=True), grid, cupy_with_a_gpu, make)
-    assert (device.kind, device.why, device.transport) == ("gpu", "Imaginary, GPU 0 of 1", "staging")
-    assert asked == [True]
-    assert device.record is None
-    replayed = settle_device(DeviceOptions(name, graphs=True), grid, cupy_with_a_gpu, make)
-    assert replayed.why.endswith("steps replayed as CUDA graphs where samples lie on the GPU")
-    assert replayed.record is not None
-
-
-@pytest.mark.mpi(ranks=[2])
-def test_where_nccl_does_not_start_on_a_rank_arrays_are_staged_and_the_header_says_why(comm: MPI.Intracomm) -> None:
-    def make(*, tf32: bool, progress: Any) -> Any:
-        assert progress is not None  # the other rank may need this one while it waits for its device
-        return kernels_of(stand_in(ProcessGrid()))
-
-    problem = "NCCL cannot connect the ranks (KeyError: 6; NCCL_DEBUG=INFO makes it say more) on rank 1"
-    for transport in ("auto", "nccl"):
-        grid, cupy = ProcessGrid(comm), cupy_with_a_gpu(comm, f"bus {comm.rank}")
-        cupy.cuda.nccl.failing = {1}
-        options = DeviceOptions("gpu", transport, graphs=True)
-        if transport == "nccl":
-            with pytest.raises(
-                EnvironmentProblem, match="'nccl': NCCL cannot connect the ranks .* on rank 1; 'staging'"
-            ):
-                settle_device(options, grid, lambda cupy=cupy: cupy, make)
-            continue
-        device = settle_device(options, grid, lambda cupy=cupy: cupy, make)
-        assert (device.transport, device.transport_why) == ("staging", problem)
-        assert device.record is None
-        assert device.why.endswith("kernels launched one by one: graphs of several ranks need NCCL")
-
-
-@pytest.mark.mpi(ranks=[2])
-def test_a_trainer_ends_the_connections_of_a_device_that_it_settled(
-    comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for theirs in (False, True):
-        grid = ProcessGrid(comm)
-        device = stand_in(grid, "nccl", comm)
-        cupy = kernels_of(device)._cupy
-        monkeypatch.setattr("hybridnn.training.trainer.settle_device", lambda wanted, grid, device=device: device)
-        trainer = Trainer(MLP([3, 2]), grid=grid, device=device if theirs else "gpu")
-        trainer.fit(np.ones((9, 3)), np.zeros(9, int), epochs=1)
-        trainer.free()
-        assert cupy.ended == ([] if theirs else ["connection"])
-        grid.disconnect()
-        assert cupy.ended == ["connection"]
