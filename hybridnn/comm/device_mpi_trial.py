@@ -19,6 +19,8 @@ RANKS, GPUS, PROBLEM = "ranks: ", "GPUs: ", "problem: "
 
 RunChild = Callable[..., ChildEnd]
 
+ON_GPUS = {1: " on one GPU", 2: " with a GPU each"}
+
 GRACE_SECONDS = 10
 """By which the program's own time is over before that of its launcher."""
 
@@ -72,8 +74,8 @@ def try_device_mpi(
     if mpirun is not None:
         end = run([mpirun, "-n", "2", *program], seconds, clean | LOCAL_JOB)
         if f"{RANKS}2" in end.output:
-            gpus = "with a GPU each" if f"{GPUS}2" in end.output else "on one GPU"
-            return DeviceMpiTrial(_problem_of(end), f"between two processes {gpus}")
+            gpus = [words for number, words in ON_GPUS.items() if f"{GPUS}{number}" in end.output]
+            return DeviceMpiTrial(_problem_of(end), "".join(["between two processes", *gpus]))
     end = run(program, seconds, clean)
     return DeviceMpiTrial(_problem_of(end), "from a process to itself, as no two could be started")
 
@@ -89,12 +91,13 @@ def _problem_of(end: ChildEnd) -> str:
         return ""
     said = [line.removeprefix(PROBLEM) for line in end.output.splitlines() if line.startswith(PROBLEM)]
     crash = BY_SIGNAL.search(end.errors)
+    number = int(crash[1]) if crash is not None else max(-end.code, 0)
     if said:
         what = f"says: {said[0]}"
-    elif end.timed_out or end.code == -signal.SIGALRM or (crash and int(crash[1]) == signal.SIGALRM):
+    elif end.timed_out or number == signal.SIGALRM:
         what = "did not end in time"
-    elif crash:
-        what = f"was ended by {signal.Signals(int(crash[1])).name}"
+    elif number in signal.valid_signals():
+        what = f"was ended by {signal.Signals(number).name}"
     else:
         what = end.story
     return f"a process that sent from GPU memory {what}"

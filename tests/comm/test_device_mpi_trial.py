@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -52,7 +53,7 @@ def tried(*ends: ChildEnd) -> DeviceMpiTrial:
         ),
         (
             ChildEnd(-9, "ranks: 2\nranks: 2\n", "", True),
-            DeviceMpiTrial(f"{SENT}did not end in time", f"{TWO} on one GPU"),
+            DeviceMpiTrial(f"{SENT}did not end in time", TWO),
         ),
     ],
 )
@@ -82,6 +83,23 @@ def test_its_processes_are_of_no_job_and_know_where_the_gpus_are() -> None:
     assert [command[-3:] for command, _ in asked] == [["50", "0:1", "0:2"]] * 2
     assert asked[1][1] == {"HOME": "/h"}
     assert not any(name.startswith(("PMIX_", "OMPI_COMM_")) for name in asked[0][1])
+
+
+@pytest.mark.parametrize(
+    ("breaks", "seconds", "problem"),
+    [
+        ("os.kill(os.getpid(), signal.SIGSEGV)", 60, "was ended by SIGSEGV"),
+        ("signal.pause()", 12, "did not end in time"),
+        ("raise ImportError('no libcuda')", 60, "says: ImportError: no libcuda"),
+    ],
+)
+def test_a_cupy_that_breaks_takes_only_its_own_processes_along(
+    breaks: str, seconds: float, problem: str, tmp_path: Path
+) -> None:
+    (tmp_path / "cupy.py").write_text(f"import os, signal\n{breaks}\n")
+    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
+    trial = try_device_mpi({**os.environ, "PYTHONPATH": path}, seconds)
+    assert trial == DeviceMpiTrial(SENT + problem, TWO)
 
 
 @pytest.mark.mpi(ranks=[1, 2])

@@ -36,9 +36,9 @@ CASES = {
 }
 ADAPTIVE = {name: replace(WIDE, optimizer=name) for name in ("adam", "adamw")}
 FEW = 0.005
-"""Adam divides a gradient by its own size. A weight whose gradients are hardly more than rounding moves as far as others
-do, but where to is for rounding to say: a few may be off, by two rates a step at most. The others are off by the bound
-of a kernel once for every step at most."""
+"""Adam divides a gradient by its own size. A weight whose gradients are hardly more than rounding moves as far as any,
+but where to is for rounding to say: a few may be off, by two rates a step at most. The others are off by the bound of a
+kernel once for every step at most."""
 
 
 def on_gpu(grid: ProcessGrid, transport: str = "auto", *, graphs: bool = False) -> TrainingDevice:
