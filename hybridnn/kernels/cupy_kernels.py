@@ -117,7 +117,8 @@ class CupyKernels(CupyUpdates):
 
     def to_host(self, array: Array) -> NDArray[Any]:
         """The numbers in a new array of the host, once the device has computed them."""
-        wait_for(self._cupy, mark(self._cupy), self._progress)
+        if self._progress is not None:  # else CUDA does all the waiting
+            wait_for(self._cupy, mark(self._cupy), self._progress)
         host: NDArray[Any] = self._cupy.asnumpy(array)
         return host
 
