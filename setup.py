@@ -13,9 +13,9 @@ MAPPED = {"hybridnn.datasets": "datasets", "hybridnn.hpc_jobs": "hpc_jobs"}
 # A range would let pip take a newer build, which on Linux brings several gigabytes of CUDA libraries;
 # with this pin the CPU build ("2.13.0+cpu") is taken wherever an index or a folder of wheels offers it.
 TORCH = "torch==2.13.0"
-# The last version that compiles for every GPU from 2017 on.
-NVRTC = "nvidia-cuda-nvrtc-cu12; sys_platform == 'linux'"
-TEST = ["pytest>=8.2", "pytest-mpi>=0.6", "pytest-timeout>=2.3", "hypothesis", TORCH, NVRTC]
+# The last version that compiles for every GPU from 2017 on, and the newest: CuPy calls the one it was built for.
+NVRTC = ["nvidia-cuda-nvrtc-cu12; sys_platform == 'linux'", "nvidia-cuda-nvrtc>=13; sys_platform == 'linux'"]
+TEST = ["pytest>=8.2", "pytest-mpi>=0.6", "pytest-timeout>=2.3", "hypothesis", TORCH, *NVRTC]
 
 
 def version() -> str:

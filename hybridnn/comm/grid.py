@@ -132,10 +132,27 @@ class ProcessGrid:
         members = ranks_within(self.node_comm, world)
         self.node_group = kind(self.node_comm, "node", self.recorder, message_limit, members)
 
-    def carry(self, carrier: Carrier) -> None:
-        """Let all groups take arrays of this rank's device too; collective, and nothing may be in flight."""
-        for group in (self.world, self.pipeline_group, self.batch_group, self.model_group, self.node_group):
-            group.carry(carrier)
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        """All of them, in one order on all ranks."""
+        return self.world, self.pipeline_group, self.batch_group, self.model_group, self.node_group
+
+    def carry(self, carrier: Carrier) -> str:
+        """Let all groups take arrays of this rank's device too; collective, and nothing may be in flight.
+
+        Returns
+        -------
+        str
+            Why this rank could not be connected in a group, which then stages; empty if it was in all. Collective means
+            that it goes on to the other groups all the same.
+        """
+        problems = [group.carry(carrier) for group in self.groups]
+        return next(filter(None, problems), "")
+
+    def disconnect(self) -> None:
+        """End what connects the ranks beside MPI: see `Group.disconnect`."""
+        for group in self.groups:
+            group.disconnect()
 
     def rank_at(self, stage: int, batch_rank: int, model_rank: int) -> int:
         """Position in the grid of a place in a stage."""

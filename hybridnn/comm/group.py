@@ -10,36 +10,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from numpy.typing import NDArray
 
 from hybridnn.comm.array_checks import require_root_array, require_shape
+from hybridnn.comm.carried_calls import MESSAGE_LIMIT, CarriedCalls
 from hybridnn.comm.large_messages import offsets_of, pieces, row_layout
-from hybridnn.comm.mpi import import_mpi, ranks_within, require_buffer
+from hybridnn.comm.mpi import require_buffer
 from hybridnn.comm.partition import block_slice
-from hybridnn.comm.recorded_calls import RecordedCalls
-from hybridnn.comm.recorder import Recorder
 from hybridnn.comm.request import DONE, Request
-from hybridnn.comm.transports.carrier import Carrier
-from hybridnn.comm.transports.direct import Direct
-from hybridnn.comm.transports.transport import Transport, copy_rows
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
+from hybridnn.comm.transports.transport import copy_rows
 
 __all__ = ["MESSAGE_LIMIT", "Group"]
-
-MESSAGE_LIMIT = 2**30
-"""Bytes one MPI call may carry; far below the 2 GiB where 32-bit counts and some transports break."""
-
 
 REDUCE_PIECE = 2**21
 """Bytes of one blocking all-reduce. Pieces stay in the processor's cache between their steps: see
 ``benchmarks/allreduce_pieces.py``."""
 
 
-class Group(RecordedCalls):
+class Group(CarriedCalls):
     """Ranks that communicate with one another.
 
     Arrays lie in the host's memory; after `carry` they may lie on this rank's device just as well.
@@ -57,44 +47,6 @@ class Group(RecordedCalls):
     members : sequence of int, optional
         Ranks of the grid in the order of the group, to name them by; by default the numbers in the group.
     """
-
-    def __init__(
-        self,
-        comm: MPI.Intracomm | None,
-        axis: str,
-        recorder: Recorder,
-        message_limit: int = MESSAGE_LIMIT,
-        members: Sequence[int] | None = None,
-    ) -> None:
-        size, rank = (1, 0) if comm is None else (comm.Get_size(), comm.Get_rank())
-        super().__init__(axis, recorder, range(size) if members is None else members, rank)
-        self._comm: Any = comm
-        self._limit = message_limit
-        self._mpi: Any = import_mpi() if self.size > 1 else None
-        self._transport: Transport = Direct(comm, message_limit)
-        self._carrier: Carrier | None = None
-
-    def carry(self, carrier: Carrier) -> None:
-        """From now on take arrays of this rank's device too; collective, and nothing may be in flight."""
-        if self.size > 1:
-            self._transport = carrier.transport(self._comm, self.axis, self._limit)
-            self._carrier = carrier
-
-    @property
-    def transport(self) -> Transport:
-        """What begins the calls that do not block; `carry` replaces it."""
-        return self._transport
-
-    def split(self, color: int, axis: str) -> Group:
-        """Divide the group: the ranks that name the same `color` are a new one, in the same order; collective."""
-        if self.size == 1:
-            return type(self)(None, axis, self.recorder, self._limit, self.members)
-        comm = self._comm.Split(color, self.rank)
-        members = [self.members[number] for number in ranks_within(comm, self._comm)]
-        part = type(self)(comm, axis, self.recorder, self._limit, members)
-        if self._carrier is not None:
-            part.carry(self._carrier)
-        return part
 
     def barrier(self) -> None:
         """Return when every rank has arrived."""

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import os
-import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridnn.child_process import run_child, without_launcher
 from hybridnn.comm.agreement import broadcast_text
+from hybridnn.comm.device_mpi_trial import DeviceMpiTrial, try_device_mpi
 from hybridnn.comm.grid import ProcessGrid
-from hybridnn.comm.transports.carrier import TransportName
+from hybridnn.comm.transports.carrier import Carrier, TransportName
+from hybridnn.comm.transports.device import Device
 from hybridnn.errors import EnvironmentProblem, SettingError
 
-__all__ = ["TransportChoice", "choose_transport", "device_mpi_problem", "first_problem"]
+__all__ = ["TransportChoice", "carry_as_chosen", "choose_transport", "first_problem"]
 
 NAMES = ("auto", "staging", "mpi", "nccl")
 PROBE_SECONDS = 60.0
@@ -40,15 +40,12 @@ class TransportChoice:
     why: str
 
 
-def device_mpi_problem() -> str:
-    """Why MPI cannot send an array that lies on a GPU, found out by a process that may crash; empty if it can."""
-    command = [sys.executable, "-m", "hybridnn.comm.device_probe"]
-    end = run_child(command, PROBE_SECONDS, without_launcher(os.environ))
-    return "" if end.code == 0 and not end.timed_out else f"a process that sent from GPU memory {end.story}"
+def _try_on_this_node(places: Sequence[str]) -> DeviceMpiTrial:
+    return try_device_mpi(os.environ, PROBE_SECONDS, places)
 
 
 def choose_transport(
-    grid: ProcessGrid, name: str, cupy: Any, probe: Callable[[], str] = device_mpi_problem
+    grid: ProcessGrid, name: str, cupy: Any, probe: Callable[[Sequence[str]], DeviceMpiTrial] = _try_on_this_node
 ) -> TransportChoice:
     """The transport for a grid whose ranks compute on GPUs; collective.
 
@@ -62,7 +59,8 @@ def choose_transport(
     cupy : module
         With this rank's GPU as the current device.
     probe : callable
-        As `device_mpi_problem`; the first rank of every node calls it.
+        Tries whether MPI takes arrays of the GPUs that are plugged in at the given places, those of the first two ranks
+        of a node; the first rank of every node calls it.
 
     Raises
     ------
@@ -78,14 +76,58 @@ def choose_transport(
     if name == "staging":
         return TransportChoice("staging", "as asked for")
     if name == "mpi":
-        problem = first_problem(grid, probe() if grid.node_group.rank == 0 else "")
-        if problem:
-            raise _not_to_be_had(name, problem)
-        return TransportChoice("mpi", "as asked for, and a message from GPU memory to GPU memory arrived")
+        return _device_mpi(grid, cupy, probe)
     problem = _nccl_problem(grid, cupy)
     if not problem:
         return TransportChoice("nccl", "every rank has a GPU of its own")
     if name == "nccl":
+        raise _not_to_be_had(name, problem)
+    return TransportChoice("staging", problem)
+
+
+def _device_mpi(grid: ProcessGrid, cupy: Any, probe: Callable[[Sequence[str]], DeviceMpiTrial]) -> TransportChoice:
+    """Device-aware MPI, if it passes the trial on every node."""
+    places = _places_on_node(grid, cupy)
+    trial = probe(places) if grid.node_group.rank == 0 else DeviceMpiTrial("", "")
+    problem = first_problem(grid, trial.problem)
+    if problem:
+        raise _not_to_be_had("mpi", problem)
+    who = broadcast_text(grid.world, trial.who, 0)
+    return TransportChoice("mpi", f"as asked for, and messages from GPU memory to GPU memory arrived, {who}")
+
+
+def _places_on_node(grid: ProcessGrid, cupy: Any) -> list[str]:
+    """Where the GPUs of the first two ranks of this rank's node are plugged in."""
+    node = grid.node_group
+    return [broadcast_text(node, _place_of_gpu(cupy), rank) for rank in range(min(node.size, 2))]
+
+
+def _place_of_gpu(cupy: Any) -> str:
+    place: str = cupy.cuda.runtime.deviceGetPCIBusId(cupy.cuda.runtime.getDevice())
+    return place
+
+
+def carry_as_chosen(grid: ProcessGrid, name: str, device: Device) -> TransportChoice:
+    """Choose the transport of a grid, and let its groups take the arrays of this rank's device; collective.
+
+    Parameters
+    ----------
+    grid : ProcessGrid
+    name : {"auto", "staging", "mpi", "nccl"}
+        As for `choose_transport`; ``"auto"`` is staging too where NCCL does not start.
+    device : Device
+
+    Raises
+    ------
+    SettingError, EnvironmentProblem
+        As `choose_transport` does, and where NCCL is asked for and does not start.
+    """
+    choice = choose_transport(grid, name, device.cupy)
+    problem = first_problem(grid, grid.carry(Carrier(choice.name, device)))
+    if not problem:
+        return choice
+    grid.carry(Carrier("staging", device))
+    if name == choice.name:
         raise _not_to_be_had(name, problem)
     return TransportChoice("staging", problem)
 
@@ -121,8 +163,7 @@ def first_problem(grid: ProcessGrid, mine: str) -> str:
 
 def _gpu_of_every_rank(grid: ProcessGrid, cupy: Any) -> NDArray[np.int64]:
     """A number for the GPU of every rank, by where it is plugged in: ranks may number the same GPU differently."""
-    place = cupy.cuda.runtime.deviceGetPCIBusId(cupy.cuda.runtime.getDevice())
-    text = f"{grid.node_group.members[0]} {place}"
+    text = f"{grid.node_group.members[0]} {_place_of_gpu(cupy)}"
     numbers = np.zeros(grid.size, np.int64)
     numbers[grid.rank] = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
     grid.world.allgather_rows(numbers)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hybridnn.child_process import ChildEnd, run_child, without_launcher
+from hybridnn.comm.device_mpi_trial import try_device_mpi
 from hybridnn.doctor.finding import Finding
 from hybridnn.doctor.words import size_of
 
@@ -110,15 +111,15 @@ def check_device_mpi(gpus: Gpus, environment: Mapping[str, str], run: RunChild =
     environment : mapping
         Of this process.
     run : callable
-        As `run_child`; the child is a job of one rank, which sends to itself.
+        As `run_child`.
     """
     if not gpus.found.get("devices"):
         return None
-    end = run([sys.executable, "-m", "hybridnn.comm.device_probe"], CHILD_SECONDS, without_launcher(environment))
-    if end.code == 0 and not end.timed_out:
-        return Finding("device-aware MPI", "ok", "a message from GPU memory to GPU memory arrived")
+    trial = try_device_mpi(environment, CHILD_SECONDS, run=run)
+    if not trial.problem:
+        return Finding("device-aware MPI", "ok", f"messages from GPU memory to GPU memory arrived, {trial.who}")
     advice = "let arrays travel through the host's memory, or use an MPI library built with CUDA"
-    return Finding("device-aware MPI", "warning", f"a child process that sent from GPU memory {end.story}", advice)
+    return Finding("device-aware MPI", "warning", f"{trial.problem} ({trial.who})", advice)
 
 
 def _version(number: int) -> str:

@@ -35,6 +35,7 @@ from hybridnn.kernels.cupy_launch import (
 )
 from hybridnn.kernels.cupy_loading import load_cupy
 from hybridnn.kernels.cupy_updates import CupyUpdates
+from hybridnn.kernels.device_events import Progress, mark, wait_for
 from hybridnn.kernels.pinned_memory import PinnedMemory
 
 __all__ = ["COPIES_AHEAD", "CupyKernels", "cupy_kernels"]
@@ -43,13 +44,15 @@ COPIES_AHEAD = 4
 """Inputs and targets of two minibatches: the host reads while the device computes, and takes no more memory for it."""
 
 
-def cupy_kernels(*, tf32: bool = False) -> CupyKernels:
+def cupy_kernels(*, tf32: bool = False, progress: Progress | None = None) -> CupyKernels:
     """The arithmetic of the current device.
 
     Parameters
     ----------
     tf32 : bool
         As for `Products`.
+    progress : callable, optional
+        As for `CupyKernels`.
 
     Raises
     ------
@@ -57,7 +60,7 @@ def cupy_kernels(*, tf32: bool = False) -> CupyKernels:
         If CuPy, a driver, a device or cuBLAS is missing; the message says what was found.
     """
     cupy = load_cupy()
-    return CupyKernels(cupy, Products(cupy, load_cublas(cupy), tf32))
+    return CupyKernels(cupy, Products(cupy, load_cublas(cupy), tf32), progress)
 
 
 class CupyKernels(CupyUpdates):
@@ -69,17 +72,19 @@ class CupyKernels(CupyUpdates):
     ----------
     cupy : module
     products : Products
+    progress : callable, optional
+        Called again and again while the host waits for the device, where other ranks may need this one meanwhile.
     """
 
     on_host = False
 
-    def __init__(self, cupy: Any, products: Products) -> None:
+    def __init__(self, cupy: Any, products: Products, progress: Progress | None = None) -> None:
         super().__init__(Launcher(cupy))
-        self._cupy, self._products = cupy, products
+        self._cupy, self._products, self._progress = cupy, products, progress
         self._parts = cupy.empty((MOST_PARTS,), np.float64)
         self._arrived = cupy.zeros((1,), np.uint32)
         self._norm = cupy.zeros((1,), np.float64)
-        self._pinned = PinnedMemory(cupy)
+        self._pinned = PinnedMemory(cupy, progress)
 
     def compile(self, dtype: DTypeLike) -> None:
         """Compile the kernels for a dtype now; CuPy keeps them on disk for the next time.
@@ -112,6 +117,8 @@ class CupyKernels(CupyUpdates):
 
     def to_host(self, array: Array) -> NDArray[Any]:
         """The numbers in a new array of the host, once the device has computed them."""
+        if self._progress is not None:  # else CUDA does all the waiting
+            wait_for(self._cupy, mark(self._cupy), self._progress)
         host: NDArray[Any] = self._cupy.asnumpy(array)
         return host
 
@@ -126,11 +133,9 @@ class CupyKernels(CupyUpdates):
         memory = self._pinned.lend(out.nbytes)
         numbers = memory[: out.nbytes].view(out.dtype).reshape(out.shape)
         yield numbers
-        stream, copied = self._cupy.cuda.get_current_stream(), self._cupy.cuda.Event(disable_timing=True)
         if out.size:
-            out.set(numbers, stream=stream)
-        copied.record(stream)
-        self._pinned.give_back(memory, copied)
+            out.set(numbers, stream=self._cupy.cuda.get_current_stream())
+        self._pinned.give_back(memory, mark(self._cupy))
 
     def free_bytes(self) -> int:
         """Bytes of the device that nobody has, and those that CuPy keeps for new arrays."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridnn.kernels.device_events import has_passed
+from hybridnn.kernels.device_events import Progress, has_passed, wait_for
 
 __all__ = ["PinnedMemory"]
 
@@ -25,10 +25,12 @@ class PinnedMemory:
     Parameters
     ----------
     cupy : module
+    progress : callable, optional
+        As for `wait_for`.
     """
 
-    def __init__(self, cupy: Any) -> None:
-        self._cupy = cupy
+    def __init__(self, cupy: Any, progress: Progress | None = None) -> None:
+        self._cupy, self._progress = cupy, progress
         self._free: defaultdict[int, list[NDArray[np.uint8]]] = defaultdict(list)
         self._copied_from: deque[tuple[Any, NDArray[np.uint8]]] = deque()
 
@@ -53,7 +55,7 @@ class PinnedMemory:
         """Return when the device copies from at most so many of those that were given back."""
         while len(self._copied_from) > most:
             event, memory = self._copied_from.popleft()
-            event.synchronize()
+            wait_for(self._cupy, event, self._progress)
             self._put_away(memory)
 
     def _put_away(self, memory: NDArray[np.uint8]) -> None:

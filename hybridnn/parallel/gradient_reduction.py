@@ -17,9 +17,20 @@ from hybridnn.comm.large_messages import pieces
 from hybridnn.comm.request import Request
 from hybridnn.kernels.backend import Array
 from hybridnn.kernels.sixteen_bits import WordFormat
-from hybridnn.parallel.wire_sum import WireRoom, WireSum, WireSums, piece_sizes
+from hybridnn.parallel.staged_wire_sum import StagedWireSum
+from hybridnn.parallel.wire_sum import WireRoom, WireSum, piece_sizes
+from hybridnn.parallel.wire_sums import WireSums
 
-__all__ = ["DEVICE_PACE", "HOST_PACE", "GradientReducer", "Pace", "bucket_numbers", "plan_buckets", "wire_pieces"]
+__all__ = [
+    "DEVICE_PACE",
+    "HOST_PACE",
+    "STAGED_PACE",
+    "GradientReducer",
+    "Pace",
+    "bucket_numbers",
+    "plan_buckets",
+    "wire_pieces",
+]
 
 BUCKET_BYTES = 1 << 19
 """Gradients are sent when at least this many bytes are ready: smaller messages pay more latency than they hide."""
@@ -55,6 +66,11 @@ HOST_PACE = Pace(BUCKET_BYTES, PIECE_BYTES, IN_FLIGHT, single_blocks=True)
 DEVICE_PACE = Pace(1 << 24, 1 << 30, 1 << 10, single_blocks=False)
 """A device computes beside the messages, and its transports cut them as they need: nothing is held back. The bucket's
 size is one at which a connection of many GB/s is busy for about as long as a collective takes to begin."""
+
+STAGED_PACE = Pace(1 << 22, 1 << 22, 4, single_blocks=False)
+"""Where the host rounds a device's gradients: the copies, the rounding and the messages of some pieces at a time."""
+
+Sum = Request | WireSum | StagedWireSum
 
 
 def plan_buckets(ends: Sequence[int], size: int, bucket_numbers: int) -> dict[int, tuple[int, int]]:
@@ -110,7 +126,7 @@ class GradientReducer:
         False: one all-reduce after the backward pass (Laugier et al. 2018, Algorithm 1).
     pace : Pace
     words : WordFormat, optional
-        What gradients in the host's memory are rounded to on their way; the last number of the buffer is not.
+        What gradients are rounded to on their way, by the host; the last number of the buffer is not.
 
     Attributes
     ----------
@@ -128,7 +144,7 @@ class GradientReducer:
         words: WordFormat | None = None,
     ) -> None:
         self._group, self._pace, self._words = group, pace, words
-        self._begin: Callable[[Array], Request | WireSum] = group.iallreduce
+        self._begin: Callable[[Array], Sum] = group.iallreduce
         self._last, self._loss, self.nbytes = len(ends) - 1, gradient[-1:], 0
         if words is not None:
             gradient = gradient[:-1]
@@ -137,8 +153,8 @@ class GradientReducer:
             self._begin, self.nbytes = WireSums(group, rooms).iallreduce, sum(room.nbytes for room in rooms)
         plan = plan_buckets(ends, gradient.size, bucket_numbers(gradient.size, gradient.itemsize, overlap, pace))
         self._buckets = {layer: gradient[start:stop] for layer, (start, stop) in plan.items()}
-        self._waiting: deque[Callable[[], Request | WireSum]] = deque()
-        self._in_flight: deque[Request | WireSum] = deque()
+        self._waiting: deque[Callable[[], Sum]] = deque()
+        self._in_flight: deque[Sum] = deque()
 
     def ready(self, layer: int) -> None:
         """The gradient of `layer` and of all above it is complete; send what is due, and let MPI progress."""

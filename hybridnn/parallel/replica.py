@@ -17,7 +17,7 @@ from hybridnn.kernels.backend import Array, Kernels
 from hybridnn.kernels.numpy_backend import NUMPY
 from hybridnn.kernels.sixteen_bits import WordFormat
 from hybridnn.nn.optimizers import Optimizer, OptimizerState, new_state
-from hybridnn.parallel.gradient_reduction import DEVICE_PACE, HOST_PACE, GradientReducer
+from hybridnn.parallel.gradient_reduction import DEVICE_PACE, HOST_PACE, STAGED_PACE, GradientReducer
 
 __all__ = ["OwnReplica", "Replica"]
 
@@ -141,7 +141,7 @@ class OwnReplica:
         self._kernels = kernels
         flat = kernels.zeros((ends[-1] + 1,), dtype)
         self.gradient, self.loss = flat[:-1], flat[-1:]
-        pace = HOST_PACE if kernels.on_host else DEVICE_PACE
+        pace = HOST_PACE if kernels.on_host else DEVICE_PACE if words is None else STAGED_PACE
         self._reducer = GradientReducer(group, flat, ends, overlap, pace, words)
         self.nbytes = flat.nbytes + self._reducer.nbytes
         self.ready, self.finish = self._reducer.ready, self._reducer.finish

@@ -24,7 +24,8 @@ from hybridnn.kernels.sixteen_bits import WordFormat
 from hybridnn.nn.optimizers import Optimizer, OptimizerState
 from hybridnn.parallel.node_replica import NodeReplica
 from hybridnn.parallel.sharing import Sharing, slice_bounds
-from hybridnn.parallel.wire_sum import PIECE_NUMBERS, WireRoom, WireSums
+from hybridnn.parallel.wire_sum import PIECE_NUMBERS, WireRoom
+from hybridnn.parallel.wire_sums import WireSums
 
 __all__ = ["SUM_BLOCK", "SharedReplica"]
 

@@ -15,20 +15,18 @@ up to terms of s^2, and up to what `hybridnn.kernels.sixteen_bits` says of numbe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from itertools import cycle
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from hybridnn.comm.group import Group
-from hybridnn.comm.large_messages import pieces
 from hybridnn.comm.partition import block_size, block_slice
 from hybridnn.kernels import numpy_kernels as kernels
 from hybridnn.kernels.sixteen_bits import WORD_BYTES, WordFormat
 
-__all__ = ["PIECE_NUMBERS", "WireRoom", "WireSum", "WireSums", "piece_sizes", "wire_bytes", "wire_room_bytes"]
+__all__ = ["PIECE_NUMBERS", "WireRoom", "WireSum", "piece_sizes", "wire_bytes", "wire_room_bytes"]
 
 Array = NDArray[Any]
 
@@ -90,32 +88,6 @@ class WireRoom:
         width = _row_words(numbers, ranks, self.words)
         leaving, arriving = self._flat[:, : ranks * width]
         return leaving.reshape(ranks, width), arriving.reshape(ranks, width)
-
-
-class WireSums:
-    """Begins sums over a group.
-
-    Parameters
-    ----------
-    group : Group
-        Making one is collective over it.
-    rooms : sequence of WireRoom
-        One for each sum that may be under way at a time; they must end in the order in which they began.
-    """
-
-    def __init__(self, group: Group, rooms: Sequence[WireRoom]) -> None:
-        # Ranks come to the second half of a sum at different moments, but MPI wants one order in each communicator.
-        self._group, self._gathering = group, group if len(rooms) == 1 else group.split(0, group.axis)
-        self._most, self._rooms = rooms[0].most, cycle(rooms)
-
-    def allreduce(self, array: Array) -> None:
-        """Replace `array`, of any size, by its sum over the ranks, in place."""
-        for piece in pieces(array, self._most * array.itemsize):
-            self.iallreduce(piece).wait()
-
-    def iallreduce(self, piece: Array) -> WireSum:
-        """As `allreduce` of a piece, but returns at once; the sum owns it until it is done."""
-        return WireSum(self._group, self._gathering, piece, next(self._rooms))
 
 
 class WireSum:

@@ -10,13 +10,13 @@ import numpy as np
 
 from hybridnn.comm.device_choice import choose_device_together
 from hybridnn.comm.grid import ProcessGrid
-from hybridnn.comm.transport_choice import choose_transport, first_problem
-from hybridnn.comm.transports.carrier import Carrier
+from hybridnn.comm.transport_choice import carry_as_chosen, first_problem
 from hybridnn.comm.transports.device import Device
 from hybridnn.errors import EnvironmentProblem
 from hybridnn.kernels.backend import Kernels
 from hybridnn.kernels.cupy_kernels import cupy_kernels
 from hybridnn.kernels.cupy_loading import load_cupy
+from hybridnn.kernels.device_events import Progress
 from hybridnn.kernels.numpy_backend import NUMPY
 from hybridnn.training.recorded_steps import Record
 
@@ -94,9 +94,11 @@ def settle_device(
     ----------
     wanted : str, DeviceOptions or TrainingDevice
         A name alone leaves everything else as it is by default. A device that was settled for the grid before is
-        returned as it is: several trainers on one grid may share it, as with NCCL every call connects the ranks anew.
+        returned as it is: several trainers on one grid may share it. With NCCL every call for a grid connects the
+        ranks anew, and ends the connection before.
     grid : ProcessGrid
-        On a GPU its groups take the GPU's arrays from then on.
+        On a GPU its groups take the GPU's arrays from then on. `ProcessGrid.disconnect` ends what connects them beside
+        MPI, once nobody trains with the device any more.
     load : callable
         As `load_cupy`.
     make : callable
@@ -115,14 +117,14 @@ def settle_device(
     choice = choose_device_together(grid.world, options.name, grid.node_group.rank, load)
     if choice.kind == "cpu":
         return TrainingDevice(NUMPY, "cpu", choice.why)
-    kernels, problem = _make_kernels(make, options)
+    device = Device(choice.cupy)
+    kernels, problem = _make_kernels(make, options, device.progress if grid.size > 1 else None)
     problem = first_problem(grid, problem)
     if kernels is None or problem:
         if options.name == "gpu":
             raise EnvironmentProblem(problem)
         return TrainingDevice(NUMPY, "cpu", problem)
-    way = choose_transport(grid, options.transport, choice.cupy)
-    grid.carry(Carrier(way.name, Device(choice.cupy)))
+    way = carry_as_chosen(grid, options.transport, device)
     if not options.graphs:
         return TrainingDevice(kernels, "gpu", choice.why, way.name, way.why)
     problem = _graphs_problem(grid, way.name)
@@ -133,10 +135,12 @@ def settle_device(
     return TrainingDevice(kernels, "gpu", why, way.name, way.why, kernels.record)
 
 
-def _make_kernels(make: Callable[..., RecordingKernels], options: DeviceOptions) -> tuple[RecordingKernels | None, str]:
+def _make_kernels(
+    make: Callable[..., RecordingKernels], options: DeviceOptions, progress: Progress | None
+) -> tuple[RecordingKernels | None, str]:
     """The arithmetic of this rank's GPU, tried as far as compiling it; or None and what is missing."""
     try:
-        kernels = make(tf32=options.tf32)
+        kernels = make(tf32=options.tf32, progress=progress)
         kernels.compile(np.float32)
     except EnvironmentProblem as problem:
         return None, str(problem)

@@ -26,7 +26,8 @@ from hybridnn.pipeline.execution.chunk import Chunk, make_chunk
 from hybridnn.training.executors import Executors
 from hybridnn.training.forward_passes import ForwardPasses, tell_from_last_stage
 from hybridnn.training.global_arrays import GlobalArrays
-from hybridnn.training.loading import DeviceLoader, make_loader, place_samples
+from hybridnn.training.kept_samples import KeptSamples
+from hybridnn.training.loading import DeviceLoader, make_loader
 from hybridnn.training.metrics import Metrics
 from hybridnn.training.minibatch_losses import MinibatchLosses
 from hybridnn.training.part import Part
@@ -79,6 +80,8 @@ class Engine:
         Layers, parameters and gradients of this rank: one stage, or one per chunk.
     states : list of OptimizerState
         What the optimizer remembers of each.
+    samples : KeptSamples
+        On the device that trains.
     evaluate, predict : callable
         As of `ForwardPasses`.
     """
@@ -125,6 +128,7 @@ class Engine:
             if record is None
             else RecordedSteps(record, self.stages[0], optimizer, self.states[0], batch_size, grid.batch_group)
         )
+        self.samples = KeptSamples(kernels, grid, self.dtype)
         passes = ForwardPasses(model, grid, plan, self._executors, self._distributor, kernels, batch_size, self.dtype)
         self.evaluate, self.predict = passes.evaluate, passes.predict
 
@@ -234,10 +238,6 @@ class Engine:
         for stage in self.stages:
             stage.replica.clip(norm, self._clip_norm)
 
-    def place(self, part: Part) -> Part:
-        """The part with its samples on the device that trains, where they fit."""
-        return place_samples(part, self._kernels, self._grid, self.dtype)
-
     def require_finite(self, test: Metrics | None) -> None:
         """Refuse to go on with weights, or a test loss, that are not finite.
 
@@ -265,7 +265,10 @@ class Engine:
             stage.replica.settle(state)
 
     def free(self) -> None:
-        """Give back the memory that ranks share; nothing of the engine may be used afterwards."""
+        """Give back the memory that ranks share, kept samples and recordings; nothing may be used afterwards."""
+        self.samples.free()
+        if self._recorded is not None:
+            self._recorded.free()
         if self._sharing is not None:
             self._sharing.memory.free()
 

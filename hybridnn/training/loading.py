@@ -7,13 +7,11 @@ do not fit, or come by MPI, the host reads each minibatch, at most two ahead of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from itertools import accumulate
-from math import prod
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,15 +22,9 @@ from hybridnn.kernels.backend import Array, Kernels
 from hybridnn.parallel.distribution import Distributor
 from hybridnn.training.part import DeviceSamples, Part
 
-__all__ = ["DeviceLoader", "Loader", "make_loader", "place_samples"]
+__all__ = ["DeviceLoader", "Loader", "make_loader"]
 
 Minibatches = Sequence[NDArray[np.int64]]
-
-LARGEST_SHARE = 8
-"""Samples take at most this part of a device's free memory: several ranks may share the device, and there are two
-parts of the data."""
-
-COPY_ROWS = 1 << 14
 
 
 class Loader(Protocol):
@@ -41,48 +33,6 @@ class Loader(Protocol):
     def load(self, minibatch: int, start: int, stop: int, x: Array | None, y: Array | None) -> None:
         """Fill `x` or `y` with this rank's block of the samples `start` to `stop` of a minibatch."""
         ...
-
-
-def place_samples(part: Part, kernels: Kernels, grid: ProcessGrid, dtype: np.dtype[Any]) -> Part:
-    """The same part, with its samples on this rank's device too, where there is one and they fit; collective.
-
-    A stage of a pipeline takes what it reads: the first the inputs, the last the targets. Its batch ranks all do or
-    none does, as they may record steps, which must be the same for all.
-
-    Parameters
-    ----------
-    part : Part
-    kernels : Kernels
-    grid : ProcessGrid
-    dtype : dtype
-        Of inputs and targets that are numbers.
-    """
-    rows = part.rows
-    if rows is None or kernels.on_host:
-        return part
-    shapes = (rows.samples, rows.features), (rows.samples, *rows.targets_shape)
-    dtypes = dtype, dtype if rows.targets_shape else np.dtype(np.int64)
-    read = grid.pipeline_rank == 0, grid.pipeline_rank == grid.pipeline - 1
-    needed = sum(prod(shapes[which]) * dtypes[which].itemsize for which in range(2) if read[which])
-    lacking = np.array([needed > kernels.free_bytes() // LARGEST_SHARE], np.int64)
-    grid.batch_group.allreduce(lacking, "max")
-    if lacking[0]:
-        return part
-    x, y = (kernels.empty(shapes[which], dtypes[which]) if read[which] else None for which in range(2))
-    for start in range(0, rows.samples, COPY_ROWS):
-        stop = min(start + COPY_ROWS, rows.samples)
-        read_block = partial(rows.take, np.arange(start, stop))
-        _bring(kernels, read_block, *(None if array is None else array[start:stop] for array in (x, y)))
-    return replace(part, on_device=DeviceSamples(x, y))
-
-
-def _bring(kernels: Kernels, read: Callable[..., None], *arrays: Array | None) -> None:
-    """Let `read` fill memory of the host, and copy it to `arrays` of the device, those that are not None."""
-    rooms = [None if array is None else np.empty(array.shape, array.dtype) for array in arrays]
-    read(*rooms)
-    for room, array in zip(rooms, arrays, strict=True):
-        if room is not None:
-            kernels.put(room, array)
 
 
 def make_loader(

@@ -50,14 +50,15 @@ def make_engine(
     Raises
     ------
     SettingError
-        On every rank: its arrays do not fit the memory, `shared_replicas` is true and cannot be, or gradients on a GPU
-        are to be rounded between nodes.
+        On every rank: its arrays do not fit the memory, `shared_replicas` is true and cannot be, or gradients are to be
+        rounded between nodes in steps that are recorded.
     GridError
         As for `settle_sharing`.
     """
-    # On one node it means nothing, wherever the weights lie.
-    if wire_dtype != "same" and not kernels.on_host and grid.spans_nodes:
-        raise SettingError("parallel.wire_dtype", wire_dtype, "a GPU's gradients travel as computed: 'same' is allowed")
+    # On one node it means nothing.
+    if wire_dtype != "same" and record is not None and grid.spans_nodes:
+        allowed = "the host rounds gradients, which a GPU's replayed steps leave out: 'same', or device.graphs = false"
+        raise SettingError("parallel.wire_dtype", wire_dtype, allowed)
     sharing = settle_sharing(
         shared_replicas,
         model,

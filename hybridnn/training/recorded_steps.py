@@ -14,13 +14,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from time import perf_counter
-from weakref import finalize
+from weakref import finalize, ref
 
 import numpy as np
 
 from hybridnn.comm.group import Group
 from hybridnn.comm.repeated_calls import keep_calls, repeat_calls
-from hybridnn.comm.transports.transport import Transport
 from hybridnn.kernels.backend import Array
 from hybridnn.nn.optimizers import Optimizer, OptimizerState
 from hybridnn.parallel.stage import Stage
@@ -38,7 +37,7 @@ Record = Callable[[Callable[[], None]], Replay]
 
 
 class RecordedSteps:
-    """Steps that were recorded; those on other samples are recorded anew.
+    """Steps that were recorded; those on samples that lie elsewhere are recorded anew.
 
     Parameters
     ----------
@@ -61,16 +60,14 @@ class RecordedSteps:
         batch_size: int,
         group: Group,
     ) -> None:
-        self._samples: DeviceSamples | None = None
+        self._samples: ref[DeviceSamples] | None = None  # whose memory is to be had again before they are replaced
         self._record, self._stage, self._kernels = record, stage, stage.kernels
         self._optimizer, self._state, self._group = optimizer, state, group
         self._indices = self._kernels.empty((batch_size,), np.int64)
         self._numbers = self._kernels.zeros((3,), np.float64)
         self._tried: set[int] = set()
         self._replays: dict[int, Replay] = {}
-        # NCCL waits for ever to end a connection that a recording still uses: recordings go first, when nobody needs
-        # this object and at the latest when the program ends, and until then they keep their connections.
-        self._transports: list[Transport] = []
+        # The transport, which must end recordings before what connects the ranks, keeps the mapping alive.
         finalize(self, self._replays.clear)
 
     def train(
@@ -99,11 +96,9 @@ class RecordedSteps:
         reduced : callable
             Looks at the gradients, and changes them, before they are applied; recorded with the rest.
         """
-        if loader.samples is not self._samples:
-            self._samples = loader.samples
-            self._tried.clear()
-            self._replays.clear()
-            self._transports.clear()
+        if self._samples is None or self._samples() is not loader.samples:
+            self.free()
+            self._samples = ref(loader.samples)
         gather = _FixedLoader(self._indices, loader)
         self._state.numbers = self._numbers
         try:
@@ -129,9 +124,18 @@ class RecordedSteps:
         finally:
             self._state.numbers = None
 
+    def free(self) -> None:
+        """Give up all recordings."""
+        self._samples = None
+        self._tried.clear()
+        self._replays.clear()
+
     def _step(self, size: int, run: Callable[[], None]) -> None:
-        """The first step of a size is run plainly, which allocates and compiles what it needs, the second recorded."""
-        if size not in self._tried:
+        """The first step of a size is run plainly, which allocates and compiles what it needs, the second recorded.
+
+        Where the ranks are no longer connected, all are run plainly.
+        """
+        if size not in self._tried or not self._group.transport.admits(self._replays):
             self._tried.add(size)
             run()
             return
@@ -147,7 +151,6 @@ class RecordedSteps:
         replays: list[Replay] = []
         calls = keep_calls(self._group.recorder, lambda: replays.append(self._record(run)))
         replays[0]()  # its calls are noted: while it was recorded nothing was computed
-        self._transports.append(self._group.transport)
         return partial(repeat_calls, self._group.recorder, calls, replays[0])
 
 

@@ -132,6 +132,7 @@ def run_training(
             summary = summarize(trainer, str(path), seconds, start_step)
             agree(grid.world, partial(report.finish, weights, summary))
     trainer.free()
+    grid.disconnect()
     data.memory.free()
     return summary
 

@@ -52,7 +52,7 @@ class TrainedNetwork:
         x, y
             As for `fit`.
         """
-        return self._engine.evaluate(self._part(x, y, "data"))
+        return self._engine.evaluate(self._part(x, y, "data", keeps=False))
 
     def predict(self, x: Array) -> Array:
         """Outputs of the network.
@@ -113,7 +113,10 @@ class TrainedNetwork:
         return self._engine.updates
 
     def free(self) -> None:
-        """Give back memory that ranks share, which is kept until then; nothing here may be used afterwards."""
+        """Give back what is kept until then; nothing here may be used afterwards.
+
+        That is memory that ranks share, and on a device samples of earlier fits and recordings.
+        """
         self._engine.free()
 
     @property
@@ -151,8 +154,8 @@ class TrainedNetwork:
         test_x, test_y = (None, None) if validation is None else validation
         return train, self._part(test_x, test_y, "test data")
 
-    def _part(self, x: Any, y: Array | None, what: str) -> Part:
+    def _part(self, x: Any, y: Array | None, what: str, *, keeps: bool = True) -> Part:
         part = make_part(self.grid, self._distribution, self.model, x, y, what, self._engine.dtype)
         resolve_loss(self.model, part.task)  # refuses a loss that does not belong to the data before the first step
         # A rank that sends minibatches reads them as the others receive them.
-        return self._engine.place(part) if self._distribution == "local" else part
+        return self._engine.samples.place(part, x, what if keeps else None) if self._distribution == "local" else part

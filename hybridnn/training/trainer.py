@@ -146,6 +146,7 @@ class Trainer(TrainedNetwork):
         ways = model_split, overlap, shared_replicas, wire_dtype, device, distribution, pipelining
         require_same_settings(grid, model, counts, np.dtype(dtype), *ways)
         self.device = settle_device(device, grid)
+        self._settled_device = self.device is not device
         self.overlap = overlaps(overlap, spans_nodes=grid.spans_nodes, on_host=self.device.kernels.on_host)
         self.plan = settle_pipeline(
             pipelining,
@@ -276,6 +277,12 @@ class Trainer(TrainedNetwork):
         self.progress = done.progress.next_epoch()
         loss = done.progress.loss_sum / done.progress.samples
         return EpochRecord.of(self.step, before.epoch, loss, rates[-1], metrics, done.speed)
+
+    def free(self) -> None:
+        """As `TrainedNetwork.free`; ends NCCL's connections too, unless the device was settled by somebody else."""
+        super().free()
+        if self._settled_device:
+            self.grid.disconnect()
 
     def checkpoint_writer(
         self, folder: Path, data: str, keep: int = 3, *, grid: ProcessGrid | None = None

@@ -88,7 +88,7 @@ class StandInCupy:
     launches : list of int
         How often each graph was launched.
     ended : list of str
-        Graphs and connections that are no more, in the order in which they went.
+        Graphs and connections that are no more, in the order in which they went; an aborted connection is told apart.
     """
 
     def __init__(self, comm: MPI.Intracomm | None = None) -> None:
@@ -97,7 +97,12 @@ class StandInCupy:
         self.launches: list[int] = []
         self.ended: list[str] = []
         self.cuda = SimpleNamespace(
-            runtime=SimpleNamespace(CUDARuntimeError=StandInError, eventQuery=Event.query),
+            runtime=SimpleNamespace(
+                CUDARuntimeError=StandInError,
+                eventQuery=Event.query,
+                getDevice=lambda: 0,
+                setDevice=lambda index: None,
+            ),
             Stream=self._new_stream,
             Event=Event,
             get_current_stream=lambda: self.current,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from threading import Event
 from typing import TYPE_CHECKING, Any
-from weakref import finalize
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,17 +17,31 @@ if TYPE_CHECKING:
 
 __all__ = ["StandInNccl"]
 
+NAME = b"the ranks of one test"
+
 
 class StandInNccl:
-    """Collectives of MPI in the order of a stream, on the memory at an address; calls of a group when it ends."""
+    """Connections of all ranks at once; calls of a group happen when it ends.
+
+    Attributes
+    ----------
+    calls : list of str
+        Collectives that were asked for.
+    failing : set of int
+        Ranks that cannot be connected. The others wait for them, as NCCL does.
+    late : Event
+        Ends their waiting, when they are connected nevertheless.
+    """
 
     NCCL_SUM, NCCL_MAX = "sum", "max"
-    NcclError = RuntimeError
 
     def __init__(self, comm: MPI.Intracomm, device: StandInCupy) -> None:
-        self._comm, self._device = comm, device
-        self._grouped: list[tuple[int, Callable[[], None]]] | None = None
+        self.comm, self.device = comm, device
+        self.grouped: list[tuple[Any, Callable[[], None]]] | None = None
         self.calls: list[str] = []
+        self.failing: set[int] = set()
+        self.late = Event()
+        self.connections = 0
 
     def __getattr__(self, name: str) -> np.dtype[Any]:
         if not name.startswith("NCCL_"):
@@ -35,23 +49,51 @@ class StandInNccl:
         return np.dtype(name.removeprefix("NCCL_").lower())
 
     def get_unique_id(self) -> bytes:
-        assert self._comm.rank == 0
-        return b"the ranks of one test"
+        assert self.comm.rank == 0
+        return NAME
 
     def NcclCommunicator(self, size: int, unique_id: bytes, rank: int) -> StandInCommunicator:  # noqa: N802
-        assert (size, rank, unique_id) == (self._comm.size, self._comm.rank, b"the ranks of one test")
-        communicator = StandInCommunicator(self)
-        finalize(communicator, self._device.ended.append, "connection")
-        return communicator
+        assert (size, rank, unique_id) == (self.comm.size, self.comm.rank, NAME)
+        if rank in self.failing:
+            raise KeyError(6)  # what CuPy makes of ncclRemoteError
+        if self.failing:
+            self.late.wait()
+        return StandInCommunicator(self)
 
     def groupStart(self) -> None:  # noqa: N802
-        assert self._grouped is None
-        self._grouped = []
+        assert self.grouped is None
+        self.grouped = []
 
     def groupEnd(self) -> None:  # noqa: N802
-        grouped, self._grouped = self._grouped or [], None
-        for pointer, call in grouped:
-            next(stream for stream in self._device.streams if stream.ptr == pointer).give(call)
+        grouped, self.grouped = self.grouped or [], None
+        for stream, call in grouped:
+            stream.give(call)
+
+
+class StandInCommunicator:
+    """A connection: collectives of MPI in the order of a stream, on the memory at an address."""
+
+    def __init__(self, nccl: StandInNccl) -> None:
+        self._nccl, self._comm = nccl, nccl.comm
+        self._recorded_in: list[Any] = []
+        self._number = nccl.connections
+        self._lives = True
+        nccl.connections += 1
+
+    def destroy(self) -> None:
+        """All ranks end the same connection at a time."""
+        assert set(self._comm.allgather(self._number)) == {self._number}
+        self._end("connection")
+
+    def abort(self) -> None:
+        self._end("aborted connection")
+
+    def _end(self, how: str) -> None:
+        assert self._lives
+        waits = any(capture.graph() is not None for capture in self._recorded_in)
+        assert not waits, "NCCL would wait for the recordings for ever"
+        self._lives = False
+        self._nccl.device.ended.append(how)
 
     def allReduce(self, send: int, into: int, count: int, kind: Any, how: str, stream: int) -> None:  # noqa: N802
         self._later("allReduce", stream, lambda: self._reduce(send, into, count, kind, how, slice(0, count)))
@@ -78,26 +120,20 @@ class StandInNccl:
 
         self._later("allGather", stream, call)
 
-    def _later(self, name: str, stream: int, call: Callable[[], None]) -> None:
-        assert self._grouped is not None
-        self.calls.append(name)
-        self._grouped.append((stream, call))
+    def _later(self, name: str, pointer: int, call: Callable[[], None]) -> None:
+        assert self._lives
+        assert self._nccl.grouped is not None
+        self._nccl.calls.append(name)
+        stream = next(stream for stream in self._nccl.device.streams if stream.ptr == pointer)
+        if stream.is_capturing():
+            self._recorded_in.append(stream.capture)
+        self._nccl.grouped.append((stream, call))
 
     def _reduce(self, send: int, into: int, count: int, kind: Any, how: str, part: slice | None) -> None:
         everyone = np.array(self._comm.allgather(memory(send, count, kind).copy()))
         total = (everyone.max(0) if how == "max" else everyone.sum(0)).astype(kind)
         if part is not None:
             memory(into, part.stop - part.start, kind)[:] = total[part]
-
-
-class StandInCommunicator:
-    """A connection, on which any collective may be called."""
-
-    def __init__(self, nccl: StandInNccl) -> None:
-        self._nccl = nccl
-
-    def __getattr__(self, name: str) -> Callable[..., None]:
-        return getattr(self._nccl, name)
 
 
 def memory(address: int, count: int, kind: np.dtype[Any]) -> NDArray[Any]:

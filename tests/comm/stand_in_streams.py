@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar
-from weakref import WeakValueDictionary, finalize
+from weakref import WeakValueDictionary, finalize, ref
 
 if TYPE_CHECKING:
     from comm.stand_in_device import StandInCupy
@@ -67,7 +67,9 @@ class Stream:
         assert capture is not None
         assert self._device is not None
         capture.end()
-        return Graph(capture, self._device)
+        graph = Graph(capture, self._device)
+        capture.graph = ref(graph)
+        return graph
 
     def step(self) -> None:
         """Do the next piece of work, or one of what it waits for."""
@@ -139,6 +141,7 @@ class Capture:
         self.origin = origin
         self.lines: dict[Stream, list[Callable[[], None] | Event]] = {origin: []}
         self.ended = False
+        self.graph: Callable[[], Graph | None] = lambda: None
 
     def join(self, stream: Stream) -> None:
         stream.capture = self

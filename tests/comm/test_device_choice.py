@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from hybridnn.comm.device_choice import choose_device, choose_device_together
+from hybridnn.comm.device_mpi_trial import DeviceMpiTrial
 from hybridnn.comm.grid import ProcessGrid
 from hybridnn.comm.transport_choice import TransportChoice, choose_transport
 from hybridnn.errors import EnvironmentProblem, HybridnnError, SettingError
@@ -118,30 +121,30 @@ def test_nccl_where_every_rank_has_a_gpu_of_its_own(comm: MPI.Intracomm) -> None
 
 @pytest.mark.mpi(ranks=[2])
 def test_device_aware_mpi_only_after_its_probe(comm: MPI.Intracomm) -> None:
-    grid, cupy, asked = ProcessGrid(comm), cupy_with(["a"]), []
+    grid, cupy, asked = ProcessGrid(comm), cupy_with([f"bus {comm.rank}"]), []
 
-    def probe(problem: str) -> str:
-        asked.append(comm.rank)
-        return problem
+    def probe(places: Sequence[str], problem: str = "") -> DeviceMpiTrial:
+        asked.append((comm.rank, *places))
+        return DeviceMpiTrial(problem, "between two processes")
 
-    assert choose_transport(grid, "mpi", cupy, lambda: probe("")).name == "mpi"
+    choice = choose_transport(grid, "mpi", cupy, probe)
+    arrived = "as asked for, and messages from GPU memory to GPU memory arrived, between two processes"
+    assert choice == TransportChoice("mpi", arrived)
     with pytest.raises(
         EnvironmentProblem, match="'mpi': a process that sent was ended by SIGSEGV on rank 0; 'staging'"
     ):
-        choose_transport(grid, "mpi", cupy, lambda: probe("a process that sent was ended by SIGSEGV"))
-    assert asked == ([0, 0] if comm.rank == 0 else [])
+        choose_transport(grid, "mpi", cupy, partial(probe, problem="a process that sent was ended by SIGSEGV"))
+    assert asked == ([(0, "bus 0", "bus 1")] * 2 if comm.rank == 0 else [])
     assert choose_transport(grid, "staging", cupy).why == "as asked for"
-    assert choose_transport(grid, "auto", cupy).name == "staging"
+    assert choose_transport(grid, "auto", cupy_with(["a"])).name == "staging"
     with pytest.raises(SettingError, match=r"device\.transport = 'gloo': one of auto, staging, mpi, nccl"):
         choose_transport(grid, "gloo", cupy)
 
 
 @pytest.mark.mpi(ranks=[2])
-def test_the_probe_fails_in_a_process_of_its_own_where_there_is_no_gpu(comm: MPI.Intracomm) -> None:
+def test_the_probe_fails_in_processes_of_its_own_where_there_is_no_gpu(comm: MPI.Intracomm) -> None:
     try:
         cupy_loading.load_cupy()
     except EnvironmentProblem:
-        with pytest.raises(
-            EnvironmentProblem, match="'mpi': a process that sent from GPU memory ended with exit code 1"
-        ):
-            choose_transport(ProcessGrid(comm), "mpi", None)
+        with pytest.raises(EnvironmentProblem, match=r"'mpi': a process that sent from GPU memory says: .* on rank 0"):
+            choose_transport(ProcessGrid(comm), "mpi", cupy_with(["bus 0"]))

@@ -166,3 +166,25 @@ def test_a_comparison_of_collectives_keeps_no_message_from_leaving(comm: MPI.Int
     for request in reversed(requests):
         request.wait()
     np.testing.assert_array_equal(total, 3.0)
+
+
+@pytest.mark.mpi(ranks=[2])
+def test_a_rank_that_waits_for_its_device_sends_what_that_waits_for_in_turn(comm: MPI.Intracomm) -> None:
+    """Rank 1 enters the sum only when it has the message, and rank 0 wants to know the sum before it looks after it."""
+    group, cupy = device_group(comm, "nccl")
+    message, total = cupy.compute(data_of(0, (50,))), cupy.compute(data_of(comm.rank, (40,)))
+    if comm.rank == 0:
+        for _ in range(10):
+            cupy.current.give(lambda: None)
+        sent = group.isend(message, 1, tag=1)
+        for _ in range(100):
+            cupy.current.give(lambda: None)
+    else:
+        group.ireceive(message, 0, tag=1).wait()
+    group.allreduce(total)
+    assert group.device is not None
+    kernels: Any = SimpleNamespace(_cupy=cupy, _progress=group.device.progress)
+    cupy.asnumpy = cupy.numbers  # type: ignore[attr-defined]
+    np.testing.assert_array_equal(CupyKernels.to_host(kernels, total), data_of(0, (40,)) + data_of(1, (40,)))
+    if comm.rank == 0:
+        sent.wait()

@@ -190,6 +190,6 @@ def test_the_programs_of_the_children_exist_and_say_that_cupy_is_missing() -> No
         code = (
             f"import sys; sys.modules['cupy'] = None; import runpy; runpy.run_module({module!r}, run_name='__main__')"
         )
-        end = run_child([sys.executable, "-c", code], 60, without_launcher(os.environ))
+        end = run_child([sys.executable, "-c", code, "50"], 60, without_launcher(os.environ))
         assert end.code == 1
-        assert "cupy" in end.errors.splitlines()[-1]
+        assert "cupy" in (end.output + end.errors).splitlines()[-1]

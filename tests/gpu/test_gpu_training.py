@@ -9,20 +9,22 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from hybridnn import ProcessGrid, Trainer
+from hybridnn import Adam, AdamW, ProcessGrid, Trainer
 from hybridnn.comm.agreement import broadcast_text
 from hybridnn.errors import EnvironmentProblem
 from hybridnn.parallel.gradient_reduction import DEVICE_PACE
 from hybridnn.training.checkpoints.reading import newest_sound
 from hybridnn.training.device import DeviceOptions, TrainingDevice, settle_device
 from reference.cases import Case, assert_arrays_close, assert_close, data, make_trainer, run
-from reference.pipeline_cases import DELAYED_CASES, MOMENTUM, PipelineCase, exact_cases, run_pipelined
+from reference.nodes import on_nodes
+from reference.pipeline_cases import ADAM, DELAYED_CASES, MOMENTUM, PipelineCase, exact_cases, run_pipelined
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 TOLERANCES = {"float32": 1e-5, "float64": 1e-12}
-"""Relative to the largest number of an array."""
+"""Relative to the largest number of an array: the bounds of single kernels, which whole trainings keep too. After 8 to
+15 steps two ways to round float32 differ by a tenth of it."""
 
 WIDE = Case((33, 130, 70, 130, 10), samples=300, batch_size=64)
 CASES = {
@@ -33,7 +35,10 @@ CASES = {
     "sigmoid": replace(WIDE, optimizer="plain", activation="sigmoid", schedule="cosine"),
 }
 ADAPTIVE = {name: replace(WIDE, optimizer=name) for name in ("adam", "adamw")}
-"""Their division by small numbers makes more of rounding than float32 has digits."""
+FEW = 0.005
+"""Adam divides a gradient by its own size. A weight whose gradients are hardly more than rounding moves as far as any,
+but where to is for rounding to say: a few may be off, by two rates a step at most. The others are off by the bound of a
+kernel once for every step at most."""
 
 
 def on_gpu(grid: ProcessGrid, transport: str = "auto", *, graphs: bool = False) -> TrainingDevice:
@@ -48,9 +53,12 @@ def on_gpu(grid: ProcessGrid, transport: str = "auto", *, graphs: bool = False) 
 def assert_same(found: Trainer, expected: Trainer, what: str, dtype: str) -> None:
     """Weights, what the optimizer remembers, outputs, and the record of the losses."""
     tolerance = TOLERANCES[dtype]
-    assert_arrays_close(found.weights(), expected.weights(), what, tolerance)
-    for slot, arrays in expected.optimizer_slots().items():
-        assert_arrays_close(found.optimizer_slots()[slot], arrays, f"{what}: {slot}", 10 * tolerance)
+    if dtype == "float32" and isinstance(expected.optimizer, Adam | AdamW):
+        assert_mostly_close(found, expected, what)
+    else:
+        assert_arrays_close(found.weights(), expected.weights(), what, tolerance)
+        for slot, arrays in expected.optimizer_slots().items():
+            assert_arrays_close(found.optimizer_slots()[slot], arrays, f"{what}: {slot}", 10 * tolerance)
     x = np.random.default_rng(1).standard_normal((17, expected.model.sizes[0]))
     assert_close(found.predict(x), expected.predict(x), f"{what}: predictions", 10 * tolerance)
     for records, others in (
@@ -64,6 +72,19 @@ def assert_same(found: Trainer, expected: Trainer, what: str, dtype: str) -> Non
     assert last.test_accuracy == other.test_accuracy
 
 
+def assert_mostly_close(found: Trainer, expected: Trainer, what: str) -> None:
+    """What Adam leaves, in float32: see `FEW`."""
+    everything = [(found.weights(), expected.weights())]
+    everything += [(found.optimizer_slots()[slot], arrays) for slot, arrays in expected.optimizer_slots().items()]
+    for place, (ours, theirs) in enumerate(everything):
+        errors = [np.abs(ours[name] - array).ravel() for name, array in theirs.items()]
+        relative = [error / np.abs(array).max() for error, array in zip(errors, theirs.values(), strict=True)]
+        share = np.mean(np.concatenate(relative) > expected.step * TOLERANCES["float32"])
+        assert share < FEW, f"{what}: {share:%} of the numbers are off"
+        if place == 0:
+            assert max(map(np.max, errors)) <= 2 * expected.step * expected.optimizer.lr, what
+
+
 def check(case: Case, grid: ProcessGrid, device: TrainingDevice, dtype: str) -> None:
     on_cpu = run(replace(case, shared_replicas=False), grid, dtype, device="cpu")
     assert_same(run(case, grid, dtype, device=device), on_cpu, f"{case} on {grid!r}", dtype)
@@ -75,32 +96,42 @@ def check_pipelined(case: PipelineCase, grid: ProcessGrid, device: TrainingDevic
     assert_same(run_pipelined(case, grid, dtype, device=device), on_cpu, f"{case} on {grid!r}", dtype)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [*CASES, *ADAPTIVE])
 @pytest.mark.parametrize("dtype", TOLERANCES)
 def test_one_rank(name: str, dtype: str) -> None:
     grid = ProcessGrid()
-    check(CASES[name], grid, on_gpu(grid), dtype)
-
-
-@pytest.mark.parametrize("name", ADAPTIVE)
-def test_one_rank_with_an_adaptive_optimizer(name: str) -> None:
-    grid = ProcessGrid()
-    check(ADAPTIVE[name], grid, on_gpu(grid), "float64")
+    check((CASES | ADAPTIVE)[name], grid, on_gpu(grid), dtype)
 
 
 @pytest.mark.parametrize("name", [*CASES, *ADAPTIVE])
-def test_replayed_steps(name: str) -> None:
-    grid, case = ProcessGrid(), (CASES | ADAPTIVE)[name]
+@pytest.mark.parametrize("dtype", TOLERANCES)
+def test_replayed_steps(name: str, dtype: str) -> None:
+    grid = ProcessGrid()
     device = settle_device(DeviceOptions("gpu", graphs=True), grid)
     assert device.record is not None
-    for dtype in TOLERANCES if name in CASES else ("float64",):
-        check(case, grid, device, dtype)
+    check((CASES | ADAPTIVE)[name], grid, device, dtype)
 
 
-def test_every_method_of_a_pipeline_on_one_rank() -> None:
+@pytest.mark.parametrize("dtype", TOLERANCES)
+def test_every_method_of_a_pipeline_on_one_rank(dtype: str) -> None:
     """Which trains with any of them as without: the device does not matter to that."""
     grid = ProcessGrid()
-    check_pipelined(PipelineCase("pipedream"), grid, on_gpu(grid), "float64")
+    check_pipelined(PipelineCase("pipedream"), grid, on_gpu(grid), dtype)
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+@pytest.mark.parametrize("dtype", TOLERANCES)
+def test_one_fit_after_the_other(graphs: bool, dtype: str) -> None:
+    """Samples that stay on the GPU, others in their memory, and in memory of their own."""
+    grid = ProcessGrid()
+    device = settle_device(DeviceOptions("gpu", graphs=graphs), grid)
+    found, expected = (make_trainer(WIDE, grid, dtype, device=on) for on in (device, "cpu"))
+    x, y = data(WIDE)
+    for trainer in (found, expected):
+        for samples, targets in ((x, y), (x, y), (x[::-1], y[::-1]), (x[:200], y[:200])):
+            trainer.fit(samples, targets, epochs=1, validation=data(WIDE, "test"))
+    assert_same(found, expected, "fits", dtype)
+    found.free()
 
 
 @pytest.mark.mpi(ranks=[2])
@@ -123,14 +154,13 @@ def test_batch_and_model_ranks(comm: MPI.Intracomm, transport: str, dtype: str) 
 
 @pytest.mark.mpi(ranks=[2])
 @pytest.mark.parametrize("transport", ["staging", "mpi", "nccl"])
-def test_every_method_of_a_pipeline(comm: MPI.Intracomm, transport: str) -> None:
+@pytest.mark.parametrize("dtype", TOLERANCES)
+def test_every_method_of_a_pipeline(comm: MPI.Intracomm, dtype: str, transport: str) -> None:
     grid = ProcessGrid(comm, pipeline=2)
     device = on_gpu(grid, transport)
-    for case in (*exact_cases(2).values(), *DELAYED_CASES.values()):
-        check_pipelined(case, grid, device, "float64")
-    clipped = replace(MOMENTUM, clip_norm=0.05)
-    for dtype in TOLERANCES:
-        check_pipelined(PipelineCase("1f1b", clipped, microbatches=3), grid, device, dtype)
+    clipped = PipelineCase("1f1b", replace(MOMENTUM, clip_norm=0.05), microbatches=3)
+    for case in (*exact_cases(2).values(), *DELAYED_CASES.values(), PipelineCase("spectrain", ADAM), clipped):
+        check_pipelined(case, grid, device, dtype)
 
 
 @pytest.mark.mpi(ranks=[4])
@@ -152,31 +182,46 @@ def test_batch_ranks_replay_steps(comm: MPI.Intracomm, bucket_bytes: int, monkey
     monkeypatch.setattr("hybridnn.parallel.replica.DEVICE_PACE", replace(DEVICE_PACE, bucket_bytes=bucket_bytes))
     for dtype in TOLERANCES:
         for case in (WIDE, CASES["clipped"], CASES["residual"], replace(WIDE, samples=257), ADAPTIVE["adamw"]):
-            if dtype == "float64" or case.optimizer != "adamw":
-                grid = ProcessGrid(comm, batch=comm.size)
-                device = on_gpu(grid, "nccl", graphs=True)
-                assert device.record is not None
-                check(case, grid, device, dtype)
+            grid = ProcessGrid(comm, batch=comm.size)
+            device = on_gpu(grid, "nccl", graphs=True)
+            assert device.record is not None
+            check(case, grid, device, dtype)
+            grid.disconnect()
 
 
 @pytest.mark.mpi(ranks=[2])
-def test_training_goes_on_from_a_checkpoint_of_the_cpu(comm: MPI.Intracomm, tmp_path: Path) -> None:
-    case = ADAPTIVE["adam"]
+@pytest.mark.parametrize("transport", ["staging", "nccl"])
+@pytest.mark.parametrize("words", ["bfloat16", "float16"])
+def test_gradients_rounded_between_nodes(comm: MPI.Intracomm, words: str, transport: str) -> None:
+    """In float64: where float32 rounds a gradient to another side of two words, weights are off by more than it."""
+    grid = ProcessGrid(on_nodes(comm, (0, 1)))
+    device = on_gpu(grid, transport)
+    for overlap in (False, True):
+        case = replace(WIDE, overlap=overlap, shared_replicas=False)
+        found, on_cpu = (run(case, grid, "float64", device=on, wire_dtype=words) for on in (device, "cpu"))
+        assert found.rounds_gradients()
+        assert_same(found, on_cpu, words, "float64")
+
+
+@pytest.mark.mpi(ranks=[2])
+@pytest.mark.parametrize("dtype", TOLERANCES)
+def test_training_goes_on_from_a_checkpoint_of_the_cpu(comm: MPI.Intracomm, dtype: str, tmp_path: Path) -> None:
+    case = WIDE if dtype == "float32" else ADAPTIVE["adam"]
     for number, axes in enumerate(({"batch": 2}, {"model": 2}, {"pipeline": 2})):
         folder = Path(broadcast_text(ProcessGrid(comm).world, str(tmp_path / str(number)), 0))
         grid = ProcessGrid(comm, **axes)
         device = on_gpu(grid)
         for first, second in (("cpu", device), (device, "cpu")):
-            began = make_trainer(case, grid, device=first)
+            began = make_trainer(case, grid, dtype, device=first)
             began.fit(*data(case), epochs=1)
             began.checkpoint_writer(folder, "noise").write(began.progress)
-            goes_on = make_trainer(case, grid, device=second)
+            goes_on = make_trainer(case, grid, dtype, device=second)
             checkpoint, _ = newest_sound(folder, grid.world)
             assert checkpoint is not None
             goes_on.restore(checkpoint)
             began.fit(*data(case), epochs=2)
             goes_on.fit(*data(case), epochs=2)
-            assert_arrays_close(goes_on.weights(), began.weights(), f"{axes}", TOLERANCES["float64"])
+            assert_arrays_close(goes_on.weights(), began.weights(), f"{axes}", TOLERANCES[dtype])
 
 
 def test_tf32_is_less_precise_and_still_right() -> None:

@@ -26,8 +26,8 @@ SHAPES = ((1 << 20, 3), (11, 3), (6, 2), (2, 5), (7,), (5, 0))
 CHUNKS = (2**22, 2**16)
 
 
-def data_of(rank: int, shape: tuple[int, ...]) -> NDArray[np.float32]:
-    return np.random.default_rng(100 + rank).integers(0, 9, shape).astype(np.float32)
+def data_of(rank: int, shape: tuple[int, ...], dtype: str = "float32") -> NDArray[Any]:
+    return np.random.default_rng(100 + rank).integers(0, 9, shape).astype(dtype)
 
 
 def late(cupy: Any, numbers: NDArray[Any]) -> Any:
@@ -43,18 +43,19 @@ def late(cupy: Any, numbers: NDArray[Any]) -> Any:
 @pytest.mark.mpi(ranks=[2, 3])
 @pytest.mark.parametrize("chunk", CHUNKS)
 @pytest.mark.parametrize("name", ["staging", "mpi", "nccl"])
-def test_every_call(comm: MPI.Intracomm, name: str, chunk: int) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_every_call(comm: MPI.Intracomm, dtype: str, name: str, chunk: int) -> None:
     grid = ProcessGrid(comm)
     cupy = choose_device("gpu", grid.node_group.rank).cupy
     try:
         choice = choose_transport(grid, name, cupy)
     except EnvironmentProblem as problem:
         pytest.skip(str(problem))
-    grid.carry(Carrier(choice.name, Device(cupy, chunk)))
+    assert grid.carry(Carrier(choice.name, Device(cupy, chunk))) == ""
     group, size, rank = grid.batch_group, comm.size, comm.rank
     after, before = (rank + 1) % size, (rank - 1) % size
     for shape in SHAPES:
-        everyone = [data_of(number, shape) for number in range(size)]
+        everyone = [data_of(number, shape, dtype) for number in range(size)]
         total, own = sum(everyone[1:], everyone[0]), block_slice(shape[0], size, rank)
 
         summed, largest = late(cupy, everyone[rank]), late(cupy, everyone[rank])
@@ -64,7 +65,7 @@ def test_every_call(comm: MPI.Intracomm, name: str, chunk: int) -> None:
         np.testing.assert_array_equal(summed.get(), total)
         np.testing.assert_array_equal(largest.get(), np.maximum.reduce(everyone))
 
-        start = np.full(shape, 77, np.float32)
+        start = np.full(shape, 77, dtype)
         start[own] = everyone[0][own]
         gathered, spread, part = late(cupy, start), late(cupy, everyone[rank]), late(cupy, total[own] * 0)
         group.allgather_rows(gathered)
@@ -86,6 +87,10 @@ def test_every_call(comm: MPI.Intracomm, name: str, chunk: int) -> None:
         group.gather_rows(part, back, rows)
         if back is not None:
             np.testing.assert_array_equal(back.get(), total)
+    grid.disconnect()
+    summed = late(cupy, everyone[rank])
+    group.allreduce(summed)  # staged, whatever the ranks were connected by
+    np.testing.assert_array_equal(summed.get(), total)
 
 
 def test_nccl_takes_its_arguments_in_this_order() -> None:
@@ -110,6 +115,7 @@ def test_nccl_takes_its_arguments_in_this_order() -> None:
         requests[0].Waitall(requests)
         np.testing.assert_array_equal(array.get(), numbers)
     np.testing.assert_array_equal(out.get(), numbers)
+    nccl.disconnect()
 
 
 def test_nccl_can_be_recorded() -> None:
@@ -141,4 +147,9 @@ def test_nccl_can_be_recorded() -> None:
         kernels.record(lambda: cupy.cuda.get_current_stream().synchronize())
     replay()
     np.testing.assert_array_equal(array.get(), 63 * numbers)
+    recordings = {1: replay}
     del replay
+    assert nccl.admits(recordings)
+    nccl.disconnect()
+    assert not recordings
+    assert not nccl.admits(recordings)

@@ -15,7 +15,8 @@ from hybridnn.comm.grid import ProcessGrid
 from hybridnn.comm.group import Group
 from hybridnn.kernels.sixteen_bits import WORD_FORMATS
 from hybridnn.parallel.gradient_reduction import HOST_PACE, GradientReducer
-from hybridnn.parallel.wire_sum import WireRoom, WireSums, piece_sizes, wire_bytes
+from hybridnn.parallel.wire_sum import WireRoom, piece_sizes, wire_bytes
+from hybridnn.parallel.wire_sums import WireSums
 from reference.rounding import rounded_sum
 
 if TYPE_CHECKING:

@@ -19,6 +19,7 @@ from hybridnn import ProcessGrid
 from hybridnn.comm.transports.carrier import Carrier
 from hybridnn.comm.transports.device import Device
 from hybridnn.kernels.cupy_kernels import CupyKernels
+from hybridnn.kernels.device_events import Progress, mark, wait_for
 from hybridnn.kernels.numpy_backend import NUMPY
 from hybridnn.kernels.pinned_memory import PinnedMemory
 from hybridnn.training.device import TrainingDevice
@@ -44,11 +45,11 @@ class StandInKernels:
     on_host = False
     record = CupyKernels.record
 
-    def __init__(self, cupy: StandInCupy, free: int) -> None:
-        self._cupy, self._free = cupy, free
+    def __init__(self, cupy: StandInCupy, free: int, progress: Progress | None = None) -> None:
+        self._cupy, self._free, self._progress = cupy, free, progress
         self.fetched: list[int] = []
         self.brought: list[int] = []
-        self._pinned = PinnedMemory(cupy)
+        self._pinned = PinnedMemory(cupy, progress)
 
     @property
     def replays(self) -> list[int]:
@@ -105,6 +106,7 @@ class StandInKernels:
         assert isinstance(array, DeviceArray)
         assert not self._records
         self.fetched.append(array.size)
+        wait_for(self._cupy, mark(self._cupy), self._progress)
         return self._cupy.numbers(array)
 
     def squared_norm(self, flat: DeviceArray) -> float:
@@ -148,8 +150,9 @@ def stand_in(
 ) -> TrainingDevice:
     """A device for the ranks of a grid, which NCCL can connect where `comm` has them and only one axis is used."""
     cupy = StandInCupy(comm)
-    grid.carry(Carrier(transport, Device(cupy, CHUNK_BYTES)))
-    kernels = StandInKernels(cupy, free)
+    device = Device(cupy, CHUNK_BYTES)
+    grid.carry(Carrier(transport, device))
+    kernels = StandInKernels(cupy, free, device.progress if grid.size > 1 else None)
     record = kernels.record if graphs else None
     return TrainingDevice(kernels, "gpu", "a stand-in", transport, "as the test says", record)
 
@@ -169,8 +172,7 @@ def cupy_with_a_gpu(comm: MPI.Intracomm | None = None, place: str = "") -> Any:
         getDeviceCount=lambda: 1,
         memGetInfo=lambda: (1, 2),
         getDeviceProperties=lambda index: {"name": b"Imaginary"},
-        getDevice=lambda: 0,
         deviceGetPCIBusId=lambda index: place,
-        CUDARuntimeError=RuntimeError,
+        **vars(cupy.cuda.runtime),
     )
     return cupy

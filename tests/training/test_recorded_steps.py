@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hybridnn import ProcessGrid
+from comm.stand_in_device import StandInCupy
+from hybridnn import ProcessGrid, Trainer
 from hybridnn.comm.calls import Call
 from hybridnn.comm.transports.carrier import Carrier
 from hybridnn.comm.transports.device import Device
@@ -39,15 +40,21 @@ def test_replayed_steps_are_the_steps(name: str) -> None:
     assert kernels_of(device).replays == [8, 2]
 
 
-def test_recordings_are_those_of_one_set_of_samples() -> None:
+def test_recordings_outlive_fits_whose_samples_take_the_same_memory() -> None:
     case, grid = Case(), ProcessGrid()
     device = stand_in(grid, graphs=True)
     (x, y), found, expected = data(case), *(make_trainer(case, grid, device=on) for on in (device, "cpu"))
     for trainer in (found, expected):
         trainer.fit(x, y, epochs=2)
+        trainer.fit(x, y, epochs=1)
         trainer.fit(x[::-1], y[::-1], epochs=2)
     assert_arrays_close(found.weights(), expected.weights(), "other samples", EXACTLY)
-    assert kernels_of(device).replays == [5, 1, 5, 1]
+    assert kernels_of(device).replays == [14, 4]  # of 15 steps of ten samples, and 5 of the rest
+    for trainer in (found, expected):
+        trainer.fit(x[:-3], y[:-3], epochs=2)
+    assert_arrays_close(found.weights(), expected.weights(), "fewer samples", EXACTLY)
+    assert kernels_of(device).replays[:2] == [14, 4]
+    assert sum(kernels_of(device).replays[2:]) > 0
 
 
 def test_samples_that_do_not_fit_are_trained_on_without_recordings() -> None:
@@ -94,25 +101,50 @@ def test_replays_count_as_steps(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyP
     assert told[0] == told[1]
 
 
-@pytest.mark.mpi(ranks=[2])
-@pytest.mark.parametrize("way", ["at once", "in a cycle", "other samples"])
-def test_recordings_go_before_the_connection_that_they_use(comm: MPI.Intracomm, way: str) -> None:
-    """NCCL would wait for them for ever, as when somebody has the grid connected anew while a trainer lives."""
-    grid, case = ProcessGrid(comm, batch=2), Case(epochs=2)
+def recorded(comm: MPI.Intracomm) -> tuple[Trainer, StandInCupy]:
+    """A trainer of two ranks that has recorded steps of both sizes of minibatch."""
+    grid = ProcessGrid(comm, batch=2)
     device = stand_in(grid, "nccl", comm, graphs=True)
     cupy = kernels_of(device)._cupy
-    trainer = run(case, grid, device=device)
-    grid.carry(Carrier("nccl", Device(cupy)))
-    gc.collect()
+    trainer = run(Case(epochs=2), grid, device=device)
     assert cupy.ended == []
-    if way == "other samples":
-        trainer.fit(*data(case), epochs=1)
-        assert_arrays_close(trainer.weights(), run(Case(), grid, device="cpu").weights(), way, EXACTLY)
-    elif way == "in a cycle":
+    return trainer, cupy
+
+
+@pytest.mark.mpi(ranks=[2])
+def test_recordings_go_before_the_connection_that_they_use(comm: MPI.Intracomm) -> None:
+    """NCCL would wait for them for ever: here when somebody has the grid connected anew while a trainer lives."""
+    trainer, cupy = recorded(comm)
+    trainer.grid.carry(Carrier("nccl", Device(cupy)))
+    assert cupy.ended == ["graph", "graph", "connection"]
+    trainer.fit(*data(Case()), epochs=1)
+    assert cupy.launches[2:] == [3, 1]
+    assert_arrays_close(trainer.weights(), run(Case(), trainer.grid, device="cpu").weights(), "anew", EXACTLY)
+    trainer.free()
+    assert cupy.ended == ["graph", "graph", "connection", "graph", "graph"]
+    trainer.grid.disconnect()
+    assert cupy.ended[5:] == ["connection"]
+
+
+@pytest.mark.mpi(ranks=[2])
+def test_steps_are_not_recorded_without_a_connection(comm: MPI.Intracomm) -> None:
+    trainer, cupy = recorded(comm)
+    trainer.grid.disconnect()
+    assert cupy.ended == ["graph", "graph", "connection"]
+    trainer.fit(*data(Case()), epochs=1)
+    assert_arrays_close(trainer.weights(), run(Case(), trainer.grid, device="cpu").weights(), "staged", EXACTLY)
+    assert len(cupy.launches) == 2
+
+
+@pytest.mark.mpi(ranks=[2])
+@pytest.mark.parametrize("way", ["at once", "in a cycle"])
+def test_recordings_go_first_where_nobody_ends_anything(comm: MPI.Intracomm, way: str) -> None:
+    trainer, cupy = recorded(comm)
+    if way == "in a cycle":
         trainer.itself = trainer
     del trainer
     gc.collect()
-    assert cupy.ended[:3] == ["graph", "graph", "connection"]
+    assert cupy.ended == ["graph", "graph", "aborted connection"]
 
 
 @pytest.mark.mpi(ranks=[2])
@@ -125,7 +157,7 @@ def test_one_rank_without_room_for_the_samples_keeps_all_from_recording(comm: MP
 
 @pytest.mark.mpi(ranks=[2])
 def test_batch_ranks_record_steps_where_nccl_connects_them(comm: MPI.Intracomm) -> None:
-    def make(*, tf32: bool) -> Any:
+    def make(*, tf32: bool, progress: Any) -> Any:
         return kernels_of(stand_in(ProcessGrid(comm)))
 
     one_by_one = "Imaginary, GPU 0 of 1, kernels launched one by one: "

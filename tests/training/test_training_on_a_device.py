@@ -13,10 +13,10 @@ from hybridnn import MLP, SGD, ProcessGrid, Trainer
 from hybridnn.cli.train_view import TrainView
 from hybridnn.comm.agreement import broadcast_text
 from hybridnn.datasets import ArrayRows
-from hybridnn.errors import EnvironmentProblem, NonFiniteLossError, SettingError
+from hybridnn.errors import NonFiniteLossError, SettingError
 from hybridnn.kernels.pinned_memory import LEAST_BYTES
 from hybridnn.training.checkpoints.reading import newest_sound
-from hybridnn.training.device import DeviceOptions, TrainingDevice, settle_device
+from hybridnn.training.device import DeviceOptions, TrainingDevice
 from hybridnn.training.epoch import Reached
 from hybridnn.training.run import run_training
 from hybridnn.training.run_record import read_run
@@ -25,7 +25,7 @@ from hybridnn.training.trained.weights_source import find_weights
 from reference.cases import Case, assert_arrays_close, data, make_trainer, run
 from reference.pipeline_cases import ADAM, DELAYED_CASES, MOMENTUM, PipelineCase, check_pipelined, exact_cases
 from training.device_cases import CASES, CLIPPED, EXACTLY, SPLIT, check
-from training.stand_in_training import cupy_with_a_gpu, kernels_of, stand_in
+from training.stand_in_training import kernels_of, stand_in
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -197,6 +197,32 @@ def test_training_goes_on_from_a_checkpoint(
 
 @pytest.mark.mpi(ranks=[2])
 @pytest.mark.parametrize("axes", [{"batch": 2}, {"model": 2}, {"pipeline": 2}])
+def test_a_checkpoint_fetches_each_number_once_and_is_read_without_fetching(
+    comm: MPI.Intracomm, axes: dict[str, int], mpi_tmp_path: Path
+) -> None:
+    case, grid = Case(optimizer="adam"), ProcessGrid(comm, **axes)
+    device = stand_in(grid)
+    trainer, fetched = make_trainer(case, grid, device=device), kernels_of(device).fetched
+    trainer.fit(*data(case), epochs=1)
+    numbers = 3 * trainer.model.parameters  # the weights and two moments
+    fetched.clear()
+    writer = trainer.checkpoint_writer(mpi_tmp_path, "noise")
+    assert fetched == []
+    writer.write(trainer.progress)
+    assert sum(comm.allgather(sum(fetched))) == numbers
+    fetched.clear()
+    writer.begin(trainer.progress)
+    writer.finish()
+    assert sum(comm.allgather(sum(fetched))) == numbers
+    checkpoint, _ = newest_sound(mpi_tmp_path, grid.world)
+    assert checkpoint is not None
+    fetched.clear()
+    trainer.restore(checkpoint)
+    assert fetched == []
+
+
+@pytest.mark.mpi(ranks=[2])
+@pytest.mark.parametrize("axes", [{"batch": 2}, {"model": 2}, {"pipeline": 2}])
 def test_a_loss_that_is_not_finite_stops_all_ranks_when_it_is_looked_at(
     comm: MPI.Intracomm, axes: dict[str, int]
 ) -> None:
@@ -210,24 +236,14 @@ def test_a_loss_that_is_not_finite_stops_all_ranks_when_it_is_looked_at(
 
 def test_shared_replicas_and_rounding_are_the_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     grid = ProcessGrid()
-    Trainer(MLP([3, 2]), grid=grid, device=stand_in(grid), wire_dtype="float16")  # on one node it means nothing
+    recording = stand_in(grid, graphs=True)
+    Trainer(MLP([3, 2]), grid=grid, device=recording, wire_dtype="float16")  # on one node it means nothing
     monkeypatch.setattr(ProcessGrid, "spans_nodes", True)
     with pytest.raises(SettingError, match=r"shared_replicas.*GPU"):
         Trainer(MLP([3, 2]), grid=grid, device=stand_in(grid), shared_replicas=True)
-    with pytest.raises(SettingError, match=r"^parallel.wire_dtype = 'float16': a GPU's gradients travel as computed"):
-        Trainer(MLP([3, 2]), grid=grid, device=stand_in(grid), wire_dtype="float16")
-
-
-def test_without_a_gpu_the_cpu_trains_and_says_why() -> None:
-    def load() -> Any:
-        raise EnvironmentProblem("a GPU was asked for: there is none here; ask for one")
-
-    grid = ProcessGrid()
-    device = settle_device("auto", grid, load)
-    assert (device.kind, device.why, device.transport) == ("cpu", "there is none here; ask for one", None)
-    with pytest.raises(EnvironmentProblem, match="there is none here"):
-        settle_device(DeviceOptions("gpu"), grid, load)
-    assert settle_device(device, grid, load) is device
+    with pytest.raises(SettingError, match=r"^parallel.wire_dtype = 'float16': the host rounds gradients, .*graphs"):
+        Trainer(MLP([3, 2]), grid=grid, device=recording, wire_dtype="float16")
+    Trainer(MLP([3, 2]), grid=grid, device=stand_in(grid), wire_dtype="float16")
 
 
 def test_a_run_says_on_what_it_computed(
@@ -261,21 +277,3 @@ def test_a_run_says_on_what_it_computed(
     run_training(ran.model_copy(update={"device": DeviceSettings(name="cpu")}), TrainView(quiet=True))
     for name, array in find_weights(tmp_path / "cpu").read().items():
         np.testing.assert_allclose(weights[name], array, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("name", ["auto", "gpu"])
-def test_a_gpu_is_taken_with_the_arithmetic_that_is_wanted(name: str) -> None:
-    asked = []
-    grid = ProcessGrid()
-
-    def make(*, tf32: bool) -> Any:
-        asked.append(tf32)
-        return kernels_of(stand_in(grid))
-
-    device = settle_device(DeviceOptions(name, tf32=True), grid, cupy_with_a_gpu, make)
-    assert (device.kind, device.why, device.transport) == ("gpu", "Imaginary, GPU 0 of 1", "staging")
-    assert asked == [True]
-    assert device.record is None
-    replayed = settle_device(DeviceOptions(name, graphs=True), grid, cupy_with_a_gpu, make)
-    assert replayed.why.endswith("steps replayed as CUDA graphs where samples lie on the GPU")
-    assert replayed.record is not None

@@ -13,6 +13,7 @@ import pytest
 from hybridnn import MLP, SGD, ProcessGrid, Trainer
 from hybridnn.comm.partition import block_sizes, block_slice
 from hybridnn.errors import NonFiniteLossError, SettingError
+from hybridnn.parallel.gradient_reduction import STAGED_PACE, Pace
 from hybridnn.parallel.shared_replica import SharedReplica
 from hybridnn.training.checkpoints.reading import newest_sound
 from hybridnn.training.pipelining import Pipelining
@@ -35,6 +36,7 @@ from reference.cases import (
 from reference.network import Array, Network, Weights
 from reference.nodes import on_nodes
 from reference.rounding import rounded_sum
+from training.stand_in_training import stand_in
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -107,6 +109,26 @@ def test_own_replicas_on_several_nodes(comm: MPI.Intracomm) -> None:
             for overlap, words in ((True, "bfloat16"), (False, "float16")):
                 own = replace(case, shared_replicas=False, overlap=overlap)
                 check(own, words, grid, alone(comm.size))
+
+
+@pytest.mark.mpi(ranks=[2, 3])
+@pytest.mark.parametrize("transport", ["staging", "nccl"])
+def test_gradients_of_a_device_are_rounded_by_the_host(
+    comm: MPI.Intracomm, transport: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one piece, and in small ones of which several are under way."""
+    small = Pace(400, 200, 3, single_blocks=False)
+    for case, overlap, words, pace in (
+        (CASES[0], True, "bfloat16", STAGED_PACE),
+        (CASES[1], False, "float16", STAGED_PACE),
+        (CASES[2], True, "bfloat16", small),
+    ):
+        monkeypatch.setattr("hybridnn.parallel.replica.STAGED_PACE", pace)
+        grid = ProcessGrid(on_nodes(comm, range(comm.size)))
+        device = stand_in(grid, transport, comm)
+        own = replace(case, shared_replicas=False, overlap=overlap)
+        trainer = check(own, words, grid, alone(comm.size), device=device)
+        assert trainer.rounds_gradients()
 
 
 @pytest.mark.mpi(ranks=[3, 4])

@@ -40,11 +40,3 @@ class Departures:
         waiting = self._waiting
         while waiting and (waiting[0][0] is None or has_passed(self._cupy, waiting[0][0])):
             waiting.popleft()[1]()
-
-    def settle(self) -> None:
-        """Make all calls, waiting for the device."""
-        while self._waiting:
-            ready, depart = self._waiting.popleft()
-            if ready is not None:
-                ready.synchronize()
-            depart()

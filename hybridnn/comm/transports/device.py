@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from time import sleep
 from typing import Any
 
 from numpy.typing import NDArray
 
+from hybridnn.comm.mpi import import_mpi
 from hybridnn.comm.transports.departures import Departures
 from hybridnn.comm.transports.transport import Array
+from hybridnn.kernels.device_events import mark, wait_for
 from hybridnn.kernels.pinned_memory import PinnedMemory
 
 __all__ = ["CHUNK_BYTES", "Device"]
@@ -41,7 +44,7 @@ class Device:
 
     def __init__(self, cupy: Any, chunk_bytes: int = CHUNK_BYTES) -> None:
         self.cupy, self.chunk_bytes = cupy, chunk_bytes
-        self.departures = Departures(cupy)
+        self.departures, self._mpi = Departures(cupy), import_mpi()
         self.pinned = PinnedMemory(cupy)
         # A stream for each direction: a device copies both ways at once.
         self._outward = cupy.cuda.Stream(non_blocking=True)
@@ -56,9 +59,22 @@ class Device:
 
     def mark(self, stream: Any = None) -> Any:
         """An event after all that `stream`, by default the current one, was told so far."""
-        event = self.cupy.cuda.Event(disable_timing=True)
-        event.record(self.cupy.cuda.get_current_stream() if stream is None else stream)
-        return event
+        return mark(self.cupy, stream)
+
+    def progress(self) -> None:
+        """Let messages that wait for the device leave, and MPI go on with others, while this rank waits for it."""
+        self.departures.poll()
+        self._mpi.COMM_SELF.Iprobe()  # which finds nothing, and lets MPI make progress
+
+    def wait_for(self, event: Any) -> None:
+        """Return when the device has come to `event`, whatever other ranks need of this one until then."""
+        wait_for(self.cupy, event, self.progress)
+
+    def settle(self) -> None:
+        """Hand to MPI all that waits for the device."""
+        while self.departures:
+            self.progress()
+            sleep(0)  # ranks may share a core
 
     def copies_follow(self, event: Any) -> None:
         """Let copies asked for from now on begin after `event`."""

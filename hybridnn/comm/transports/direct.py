@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from hybridnn.comm.large_messages import deal_by_messages, offsets_of, pieces, row_layout
 from hybridnn.comm.mpi import import_mpi
 from hybridnn.comm.partition import block_slice
+from hybridnn.comm.transports.transport import Recordings
 
 __all__ = ["Direct"]
 
@@ -24,7 +25,14 @@ class Direct:
         None for a group of one rank, which has nothing to begin.
     limit : int
         Bytes above which an array travels in pieces.
+
+    Attributes
+    ----------
+    problem : str
+        See `Transport.problem`.
     """
+
+    problem = ""
 
     def __init__(self, comm: Any, limit: int) -> None:
         self._comm, self._limit = comm, limit
@@ -99,6 +107,13 @@ class Direct:
 
     def settle(self) -> None:
         """Nothing waits: every call goes to MPI at once."""
+
+    def admits(self, recordings: Recordings) -> bool:
+        """Only in a group of one rank, which has no calls to record."""
+        return self._size == 1
+
+    def disconnect(self) -> None:
+        """Nothing but MPI connects the ranks."""
 
     def _pieces(self, array: NDArray[Any]) -> Iterator[NDArray[Any]]:
         return pieces(array, self._limit)

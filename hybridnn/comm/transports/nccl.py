@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from weakref import finalize
 
 from hybridnn.comm.large_messages import row_layout
 from hybridnn.comm.transports.device import Device
+from hybridnn.comm.transports.nccl_start import start_nccl
 from hybridnn.comm.transports.staging import Staging
-from hybridnn.comm.transports.transport import Array, is_on_host
-from hybridnn.errors import EnvironmentProblem
+from hybridnn.comm.transports.transport import Array, Recordings, is_on_host
 from hybridnn.kernels.device_events import has_passed
 
 __all__ = ["Nccl"]
@@ -25,30 +26,26 @@ class Nccl(Staging):
 
     While the current stream is recorded, collectives become a part of the recording: NCCL's stream is drawn into it by
     the event it waits for, and has come back once every request was waited for. All ranks then record the same
-    collectives, replay the recording equally often, and give it up before the communicator: NCCL's destructor waits
-    for the graphs that hold calls of it (NCCL User Guide, "Using NCCL with CUDA Graphs").
+    collectives and replay the recording equally often. Recordings go before the connection, which otherwise waits for
+    them for ever (NCCL User Guide, "Using NCCL with CUDA Graphs").
+
+    `disconnect` ends the connection on all ranks together. One that nobody ends so, as after an error, is aborted when
+    it is no longer needed, at the latest when the program ends: that waits for no other rank.
+
+    Where NCCL cannot connect all ranks, and after `disconnect`, everything is staged.
 
     Parameters are those of `Staging`; making one is collective over the group.
-
-    Raises
-    ------
-    EnvironmentProblem
-        If NCCL cannot connect the ranks.
     """
 
     def __init__(self, comm: Any, limit: int, device: Device) -> None:
         super().__init__(comm, limit, device)
         self._nccl: Any = device.cupy.cuda.nccl
         self._types = {name: getattr(self._nccl, f"NCCL_{name.upper()}") for name in TYPES}
-        # A pickle, once: CuPy says nothing of what the identifier is.
-        unique_id = comm.bcast(self._nccl.get_unique_id() if self._rank == 0 else None)
-        try:
-            self._members: Any = self._nccl.NcclCommunicator(self._size, unique_id, self._rank)
-        except self._nccl.NcclError as error:
-            raise EnvironmentProblem(
-                f"NCCL cannot connect the ranks ({error}); NCCL_DEBUG=INFO makes it say more, "
-                "device.transport = 'staging' does without it"
-            ) from error
+        self._recordings: list[Recordings] = []
+        self._members, why = start_nccl(comm, device.cupy)
+        self.problem = why and f"NCCL cannot connect the ranks ({why}; NCCL_DEBUG=INFO makes it say more)"
+        if self._members is not None:
+            self._abandon = finalize(self, _abandon, self._members, self._recordings)
 
     def allreduce(self, array: Array, operation: str) -> list[Any]:
         """Replace `array` by its sum, or maximum, over the ranks."""
@@ -101,8 +98,30 @@ class Nccl(Staging):
         address, kind = array.data.ptr, self._type(array)
         return self._in_line(lambda on: self._members.broadcast(address, address, array.size, kind, root, on))
 
+    def admits(self, recordings: Recordings) -> bool:
+        """See `Transport.admits`."""
+        if self._members is None:
+            return False
+        if not any(recordings is known for known in self._recordings):
+            self._recordings[:] = [*filter(None, self._recordings), recordings]  # empty ones are told again when needed
+        return True
+
+    def disconnect(self) -> None:
+        """Wait for this rank's device, give up recordings, and end the connection when all ranks have come so far."""
+        if self._members is None:
+            return
+        self._device.settle()
+        self._device.continue_after(self._device.mark(self._device.collectives))
+        self._device.wait_for(self._device.mark())
+        _drop(self._recordings)
+        self._comm.Barrier()
+        self._abandon.detach()
+        self._members.destroy()
+        self._members = None
+
     def _takes(self, array: Array) -> bool:
-        return not is_on_host(array) and array.dtype.name in self._types and array.size > 0
+        connected = self._members is not None
+        return connected and not is_on_host(array) and array.dtype.name in self._types and array.size > 0
 
     def _type(self, array: Array) -> Any:
         return self._types[array.dtype.name]
@@ -117,6 +136,17 @@ class Nccl(Staging):
         finally:
             self._nccl.groupEnd()
         return [_InLine(self._device, self._device.mark(stream), self._device.recording)]
+
+
+def _drop(recordings: list[Recordings]) -> None:
+    for some in recordings:
+        some.clear()
+
+
+def _abandon(members: Any, recordings: list[Recordings]) -> None:
+    """End a connection, on this rank alone."""
+    _drop(recordings)
+    members.abort()
 
 
 class _InLine:

@@ -11,7 +11,7 @@ from hybridnn.comm.mpi import import_mpi
 from hybridnn.comm.partition import block_slice
 from hybridnn.comm.transports.device import Device
 from hybridnn.comm.transports.transfer import Transfer
-from hybridnn.comm.transports.transport import Array, copy_rows
+from hybridnn.comm.transports.transport import Array, Recordings, copy_rows
 
 __all__ = ["Staging"]
 
@@ -34,7 +34,14 @@ class Staging:
     limit : int
         Bytes above which an array travels in pieces, whatever the device's chunks are.
     device : Device
+
+    Attributes
+    ----------
+    problem : str
+        See `Transport.problem`.
     """
+
+    problem = ""
 
     def __init__(self, comm: Any, limit: int, device: Device) -> None:
         self._comm, self._device = comm, device
@@ -136,7 +143,14 @@ class Staging:
 
     def settle(self) -> None:
         """Hand to MPI what still waits for the device, on any group."""
-        self._device.departures.settle()
+        self._device.settle()
+
+    def admits(self, recordings: Recordings) -> bool:
+        """False: MPI's calls are the host's."""
+        return False
+
+    def disconnect(self) -> None:
+        """Nothing but MPI connects the ranks."""
 
     # -- how the above is done ---------------------------------------------------------------------------------------
 

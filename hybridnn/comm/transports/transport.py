@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
-__all__ = ["Array", "Transport", "copy_rows", "is_on_host"]
+__all__ = ["Array", "Recordings", "Transport", "copy_rows", "is_on_host"]
 
 Array = Any
 """An array of the host or of a device, contiguous."""
+
+Recordings = MutableMapping[int, Callable[[], None]]
+"""What a device replays, by a number; a recording ends when it is taken out of the last of them that holds it."""
 
 
 class Transport(Protocol):
     """Begins the calls of one group, whose methods of nearly the same names say what each does.
 
     What is begun comes back as a list of what has to be finished: requests of MPI, or one object that answers to
-    ``Testall`` and ``Waitall`` as they do. Nothing here blocks until a peer has done something.
+    ``Testall`` and ``Waitall`` as they do. Nothing here, but for `disconnect`, blocks until a peer has done something.
+
+    Attributes
+    ----------
+    problem : str
+        Why this rank could not be connected as was wanted; empty if it was, and where only another rank could not. All
+        ranks of the group stage then.
     """
+
+    problem: str
 
     def allreduce(self, array: Array, operation: str) -> list[Any]:
         """Replace `array` by its sum, or maximum, over the ranks."""
@@ -58,6 +69,17 @@ class Transport(Protocol):
 
     def settle(self) -> None:
         """Hand to MPI what still waits for a device, on any group: the caller is about to block without a transport."""
+        ...
+
+    def admits(self, recordings: Recordings) -> bool:
+        """Whether its collectives can be recorded; if so, `recordings` is emptied before what connects the ranks ends.
+
+        The same on all ranks of the group.
+        """
+        ...
+
+    def disconnect(self) -> None:
+        """End what connects the ranks beside MPI, and go on without; collective, with nothing in flight."""
         ...
 
 

@@ -17,7 +17,7 @@ from hybridnn.comm.group import Group
 from hybridnn.errors import DataError
 from hybridnn.nn.optimizers import OptimizerState
 from hybridnn.parallel.stage import Stage
-from hybridnn.training.checkpoints.blocks import HeldBlock, held_arrays, held_blocks
+from hybridnn.training.checkpoints.blocks import HeldBlock, held_blocks
 from hybridnn.training.checkpoints.folder import checkpoint_folders
 from hybridnn.training.checkpoints.manifest import MANIFEST, SUMS, Manifest, parse_manifest
 from hybridnn.training.checkpoints.shares import deal_files
@@ -86,27 +86,27 @@ class Checkpoint:
             if len(updates) != 1:
                 raise DataError(f"{self.path}: the layers of a stage have {sorted(updates)} updates, not one number")
             state.updates = updates.pop()
-        arrays = held_arrays(stages, states)
-        for block in held_blocks(arrays):
+        for block in held_blocks(stages, states):
             self._read_block(block)
-        for array in arrays:
-            array.put_back()
 
     def _read_block(self, block: HeldBlock) -> None:
         path = self.path / f"{block.name}.npy"
         entry = self.manifest.arrays.get(path.name)
         if entry is None:
             raise DataError(f"{self.path}: {path.name} is missing: the checkpoint is of another network")
+        memory = block.memory
         shape = tuple(block.where.shape) if len(entry.shape) == 2 else (block.where.shape[0],)
-        if (entry.shape, entry.dtype) != (shape, block.memory.dtype.name):
-            needed = f"the model needs {shape} of {block.memory.dtype.name}"
+        if (entry.shape, entry.dtype) != (shape, memory.dtype.name):
+            needed = f"the model needs {shape} of {memory.dtype.name}"
             raise DataError(f"{path}: has shape {entry.shape} of {entry.dtype}, {needed}")
         try:
             with open(path, "rb") as file:
                 found_shape, found_dtype, offset = read_npy_header(file)
             if (found_shape, found_dtype.name) != (entry.shape, entry.dtype):
                 raise ValueError(f"shape {found_shape} of {found_dtype.name}")
-            read_rectangle(path, block.memory, block.where, offset)
+            host = memory if block.kernels.on_host else np.empty(memory.shape, memory.dtype)
+            read_rectangle(path, host, block.where, offset)
+            block.kernels.put(host, memory)
         except (OSError, ValueError) as error:
             raise DataError(f"{path}: cannot be read: {error}") from error
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,24 +10,29 @@ from numpy.typing import NDArray
 
 from hybridnn.comm.group import Group
 from hybridnn.comm.partition import block_sizes
+from hybridnn.kernels.backend import Array
 
 __all__ = ["gather_whole_rows"]
 
 
-def gather_whole_rows(group: Group, block: NDArray[Any], rows: Sequence[slice], out: NDArray[Any]) -> None:
+def gather_whole_rows(
+    group: Group, block: Array, rows: Sequence[slice], out: NDArray[Any], to_host: Callable[[Array], NDArray[Any]]
+) -> None:
     """Give every rank of a group some rows of a matrix of which each holds a block of columns; collective.
 
     Parameters
     ----------
     group : Group
-    block : ndarray, shape (all rows, this rank's columns)
+    block : array, shape (all rows, this rank's columns)
     rows : sequence of slice
         What each rank gets.
     out : ndarray, shape (this rank's rows, all columns)
+    to_host : callable
+        As `Kernels.to_host`.
     """
     widths = block_sizes(out.shape[1], group.size)
     for rank, wanted in enumerate(rows):
-        piece = block[wanted]
+        piece = to_host(block[wanted])
         counts = [len(piece) * width for width in widths]
         pieces = np.empty(out.size, out.dtype) if rank == group.rank else None
         group.gather_rows(piece.reshape(-1), pieces, counts, root=rank)

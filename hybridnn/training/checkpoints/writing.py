@@ -27,7 +27,7 @@ from hybridnn.errors import EnvironmentProblem, HybridnnError
 from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import OptimizerState
 from hybridnn.parallel.stage import Stage
-from hybridnn.training.checkpoints.blocks import HeldBlock, array_shapes, held_arrays, held_blocks
+from hybridnn.training.checkpoints.blocks import HeldBlock, array_shapes, held_blocks
 from hybridnn.training.checkpoints.draft import ArrayFiles, Draft, Findings
 from hybridnn.training.checkpoints.folder import clean, prune
 from hybridnn.training.checkpoints.manifest import Origin, Progress
@@ -85,7 +85,7 @@ class CheckpointWriter:
         self._group = grid.world.split(0, "checkpoint")
         self._layers, self._slots = len(model.layers), tuple(states[0].slots)
         self._files = ArrayFiles(array_shapes(model, self._slots), stages[0].weights.dtype)
-        blocks = held_blocks(held_arrays(stages, states))
+        blocks = held_blocks(stages, states)
         self._shares = shares_of_rank(blocks, grid)
         self._model_group = grid.model_group.split(0, "checkpoint")
         self._read_again = files_to_read_again(blocks, grid, self._files.nbytes)
@@ -195,7 +195,7 @@ class CheckpointWriter:
             [],
             self._read_again,
         )
-        blocks = held_blocks(held_arrays(self._stages, self._states))
+        blocks = held_blocks(self._stages, self._states)
         for place, (block, share) in enumerate(zip(blocks, self._shares, strict=True)):
             rows = share.rows[self._model_group.rank]
             memory = self._whole_rows(place, block, share, copies)
@@ -214,17 +214,20 @@ class CheckpointWriter:
         return draft
 
     def _whole_rows(self, place: int, block: HeldBlock, share: Share, copies: bool) -> NDArray[Any]:
-        """The rows of an array that this rank writes, or all where it digests them.
+        """The rows of an array that this rank writes, or all where it digests them; no others come from the device.
 
         Copies are in memory that the next checkpoint uses again: touching new memory takes longer than copying.
         """
+        to_host = block.kernels.to_host
         rows, (_, width) = share.rows[self._model_group.rank], block.where.shape
         if block.where.columns != slice(0, width):
             copy = self._kept_memory(place, (rows.stop - rows.start, width), block.memory.dtype)
-            gather_whole_rows(self._model_group, block.memory, share.rows, copy)
+            gather_whole_rows(self._model_group, block.memory, share.rows, copy, to_host)
             return copy
         top = block.where.rows.start
-        memory = block.memory if share.digests else block.memory[rows.start - top : rows.stop - top]
+        memory: NDArray[Any] = block.memory if share.digests else block.memory[rows.start - top : rows.stop - top]
+        if not block.kernels.on_host:
+            return to_host(memory) if memory.size else np.empty(memory.shape, memory.dtype)
         if not copies:
             return memory
         copy = self._kept_memory(place, memory.shape, memory.dtype)

@@ -1,0 +1,112 @@
+"""How connections of NCCL begin and end, on a stand-in for it: together, or where a rank cannot, on none."""
+
+from __future__ import annotations
+
+import gc
+from time import sleep
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from comm.device_groups import data_of
+from comm.stand_in_device import StandInCupy
+from hybridnn.comm.grid import ProcessGrid
+from hybridnn.comm.group import Group
+from hybridnn.comm.transports.carrier import Carrier
+from hybridnn.comm.transports.device import Device
+from hybridnn.comm.transports.nccl_start import start_nccl
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+
+def connected(comm: MPI.Intracomm) -> tuple[ProcessGrid, StandInCupy]:
+    grid, cupy = ProcessGrid(comm), StandInCupy(comm)
+    assert grid.carry(Carrier("nccl", Device(cupy))) == ""
+    return grid, cupy
+
+
+def check_sum(group: Group, cupy: StandInCupy) -> None:
+    array = cupy.compute(data_of(group.rank, (40,)))
+    group.allreduce(array)
+    np.testing.assert_array_equal(cupy.numbers(array), sum(data_of(rank, (40,)) for rank in range(group.size)))
+
+
+@pytest.mark.mpi(ranks=[2, 3])
+def test_a_connection_ends_on_all_ranks_together_and_arrays_are_staged_then(comm: MPI.Intracomm) -> None:
+    grid, cupy = connected(comm)
+    array = cupy.compute(data_of(comm.rank, (40,)))
+    grid.batch_group.allreduce(array)  # which the device has not done when the connection is to end
+    if comm.rank == 0:
+        sleep(0.2)
+    grid.disconnect()
+    assert cupy.ended == ["connection"]
+    np.testing.assert_array_equal(cupy.numbers(array), sum(data_of(rank, (40,)) for rank in range(comm.size)))
+    assert cupy.pinned_bytes == 0
+    check_sum(grid.batch_group, cupy)
+    assert cupy.pinned_bytes > 0
+    grid.disconnect()
+    assert cupy.ended == ["connection"]
+
+
+@pytest.mark.mpi(ranks=[2])
+def test_a_grid_that_is_connected_anew_ends_the_connection_before(comm: MPI.Intracomm) -> None:
+    grid, cupy = connected(comm)
+    for times in (1, 2):
+        grid.carry(Carrier("nccl", Device(cupy)))
+        assert cupy.ended == ["connection"] * times
+        check_sum(grid.batch_group, cupy)
+    assert cupy.cuda.nccl.calls == ["allReduce"] * 2
+    grid.batch_group.split(0, "batch")
+    assert cupy.cuda.nccl.connections == 3  # nobody would end that of a part
+    grid.disconnect()
+
+
+@pytest.mark.mpi(ranks=[2])
+def test_what_nobody_ended_is_aborted_without_the_other_ranks(comm: MPI.Intracomm) -> None:
+    grid, cupy = connected(comm)
+    check_sum(grid.batch_group, cupy)
+    if comm.rank == 0:
+        del grid
+        gc.collect()
+        assert cupy.ended == ["aborted connection"]
+    comm.Barrier()
+
+
+@pytest.mark.mpi(ranks=[2, 3])
+def test_a_rank_that_cannot_be_connected_keeps_no_other_waiting(comm: MPI.Intracomm) -> None:
+    grid, cupy, last = ProcessGrid(comm), StandInCupy(comm), comm.size - 1
+    cupy.cuda.nccl.failing = {last}
+    problem = grid.carry(Carrier("nccl", Device(cupy)))
+    found = "NCCL cannot connect the ranks (KeyError: 6; NCCL_DEBUG=INFO makes it say more)"
+    assert problem == (found if comm.rank == last else "")
+    check_sum(grid.batch_group, cupy)
+    assert cupy.cuda.nccl.calls == []
+    cupy.cuda.nccl.late.set()  # a rank is connected when nobody wants it any more
+    while comm.rank != last and not cupy.ended:
+        sleep(0.001)
+    assert cupy.ended == ([] if comm.rank == last else ["aborted connection"])
+
+
+@pytest.mark.mpi(ranks=[2])
+def test_nccl_that_cannot_even_be_named(comm: MPI.Intracomm) -> None:
+    cupy = StandInCupy(comm)
+
+    def nameless() -> Any:
+        raise RuntimeError("no socket interface found\nmore of it")
+
+    cupy.cuda.nccl.get_unique_id = nameless
+    problem = "RuntimeError: no socket interface found"
+    assert start_nccl(comm, cupy) == (None, problem if comm.rank == 0 else "")
+
+
+@pytest.mark.mpi(ranks=[2])
+def test_ranks_that_wait_for_nobody_in_particular_give_up(comm: MPI.Intracomm) -> None:
+    cupy = StandInCupy(comm)
+    cupy.cuda.nccl.failing = {comm.size}  # who never comes
+    connection, problem = start_nccl(comm, cupy, seconds=0.05)
+    assert connection is None
+    # Who is told of it by another rank first has nothing to say.
+    assert sorted(comm.allgather(problem))[-1] == "it does not connect in time"
+    assert problem in ("", "it does not connect in time")
