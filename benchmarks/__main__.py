@@ -43,13 +43,13 @@ def main() -> None:
         "numpy": np.__version__,
     }
     names = arguments.parts or list(PARTS)
+    arguments.results.mkdir(parents=True, exist_ok=True)
+    path = arguments.results / f"{figures['date']}-{'-'.join(names)}.json"
     for name in names:
         figures[name] = PARTS[name].measure(arguments.case, arguments.pairs)
         for sheet in PARTS[name].sheets:
             sheet.show(figures[name])
-    arguments.results.mkdir(parents=True, exist_ok=True)
-    path = arguments.results / f"{figures['date']}-{'-'.join(names)}.json"
-    path.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+        path.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")  # a later part may fail
     draw_chart(figures, {name: part.bars for name, part in PARTS.items()}, path.with_suffix(".png"))
     print(f"written to {path} and .png")
 

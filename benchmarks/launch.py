@@ -14,10 +14,22 @@ __all__ = ["run_lines"]
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
+STARTS = 3
+"""Launchers that were closed a moment ago sometimes leave the next one unable to start."""
+
+
 def run_lines(ranks: int, module: str, *arguments: str) -> list[dict[str, Any]]:
-    """Run a module of this package on some ranks; returns the figures it prints, one JSON object a line."""
+    """Run a module of this package on some ranks; returns the figures it prints, one JSON object a line.
+
+    A job that fails without a word on its standard output is started again.
+    """
     beside = Path(sys.executable).with_name("mpirun")
     mpirun = [str(beside) if beside.exists() else "mpirun", "-n", str(ranks)]
     command = [*(mpirun if ranks > 1 else []), sys.executable, "-m", f"benchmarks.{module}", *arguments]
-    done = subprocess.run(command, env=os.environ | ONE_THREAD, stdout=subprocess.PIPE, text=True, check=True)
+    for start in range(1, STARTS + 1):
+        done = subprocess.run(command, env=os.environ | ONE_THREAD, stdout=subprocess.PIPE, text=True, check=False)
+        if done.stdout.strip() or start == STARTS:
+            done.check_returncode()
+        if done.returncode == 0:
+            break
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
