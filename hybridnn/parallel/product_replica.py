@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from math import sqrt
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -131,6 +132,7 @@ class ProductReplica(NodeReplica):
         self._owned = [_Rows.of(layout, *item) for item in owned_rows(layout, batch.size, batch.rank)]
         self._layers_of_ranks: list[Callable[[int], Layers]] = []
         self._known: dict[int, tuple[Array, Views]] = {}
+        self._scale = 1.0
         # Memory lies near the rank that touches it first.
         window[:, slice(*slice_bounds(layout.size, batch.size, batch.rank))] = 0
         self._counts[batch.rank] = 0
@@ -165,6 +167,11 @@ class ProductReplica(NodeReplica):
         """The backward pass of so many samples is done on this rank, up to the weight gradients."""
         self._counts[self.rank] = samples
 
+    def finish(self) -> None:
+        """See `NodeReplica.finish`; nothing of the new gradient is clipped yet."""
+        super().finish()
+        self._scale = 1.0
+
     def new_state(self, optimizer: Optimizer, weights: Array) -> OptimizerState:
         """State before the first update, its slots in the memory that is shared."""
         slots = {name: self.new_array() for name in optimizer.slot_names}
@@ -198,11 +205,14 @@ class ProductReplica(NodeReplica):
         norm[0] = kernels.squared_norm(self.whole_gradient())
 
     def clip(self, squared_norm: Array, limit: float) -> None:
-        """Nothing that is to be clipped is left to a replica without gradients."""
-        raise NotImplementedError("gradients that are clipped are kept by other replicas")
+        """Scale the products of this step, which have not been taken yet."""
+        norm = sqrt(squared_norm[0])
+        if norm > limit:
+            self._scale *= limit / norm
 
     def _add_products(self, owned: Sequence[_Rows], into: Views, factor: float, keep: float) -> None:
-        """``into = keep * into + factor * gradient`` on some rows, with the samples of all ranks."""
+        """``into = keep * into + factor * gradient`` on some rows, with the samples of all ranks, as it was clipped."""
+        factor *= self._scale
         counts = self._counts.tolist()  # before the first step nobody has any
         ranks = [layers_of(counts[rank]) for rank, layers_of in enumerate(self._layers_of_ranks) if counts[rank]]
         for item in owned:
