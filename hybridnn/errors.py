@@ -13,6 +13,7 @@ __all__ = [
     "NonFiniteLossError",
     "SettingError",
     "StoppedBySignal",
+    "UnequalSettingError",
 ]
 
 
@@ -40,6 +41,24 @@ class SettingError(HybridnnError):
         self.setting = setting
         self.value = value
         self.allowed = allowed
+
+
+class UnequalSettingError(SettingError):
+    """A setting is not the same on all ranks.
+
+    Parameters
+    ----------
+    setting : str
+        The dotted name of the first that differs.
+    difference : str
+        Names, ranks and values of all that is reported.
+    """
+
+    def __init__(self, setting: str, difference: str) -> None:
+        HybridnnError.__init__(self, f"{difference}; it must be the same on every rank")
+        self.setting = setting
+        self.value = difference
+        self.allowed = "the same on every rank"
 
 
 class DataError(HybridnnError):

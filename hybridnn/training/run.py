@@ -11,7 +11,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from hybridnn.comm.agreement import agree, broadcast_text
-from hybridnn.comm.grid import ProcessGrid
+from hybridnn.comm.grid import ProcessGrid, unarranged
 from hybridnn.comm.recorder import Recorder
 from hybridnn.comm.stalls.processes import processes_of
 from hybridnn.comm.stalls.watch import StallWatch
@@ -34,6 +34,7 @@ from hybridnn.training.made_of_settings import (
 from hybridnn.training.resume import data_identity, resume
 from hybridnn.training.run_folder import CHECKPOINTS, RunFolder, Start
 from hybridnn.training.run_report import RunReport, RunView, summarize, wire_words
+from hybridnn.training.same_settings import described, require_same_settings
 from hybridnn.training.settings import ParallelSettings, Settings
 from hybridnn.training.stop_signals import StopSignals
 from hybridnn.training.trace_file import write_trace
@@ -43,7 +44,7 @@ from hybridnn.training.underway import Underway, how_to_go_on
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["run_training"]
+__all__ = ["require_same_run", "run_training"]
 
 TRACED_EVENTS = 1 << 16
 """Events of every rank that a trace keeps: the last ones of the run."""
@@ -84,8 +85,9 @@ def run_training(
         For a user's mistake, the same on every rank and before the first step; `NonFiniteLossError` later, and
         `StoppedBySignal` when a signal came and the checkpoint is written.
     """
-    settings = settle_layout(settings)
     underway = underway if underway is not None else Underway()
+    require_same_run(settings, start, forced=forced, comm=underway.comm)
+    settings = settle_layout(settings)
     grid = _grid(settings, underway.comm)
     device = settle_device(make_device_options(settings.device), grid)  # before anything that takes long
     data = place_data(
@@ -135,6 +137,18 @@ def run_training(
     grid.disconnect()
     data.memory.free()
     return summary
+
+
+def require_same_run(settings: Settings, start: Start, *, forced: bool, comm: MPI.Intracomm | None = None) -> None:
+    """Refuse ranks that were started to train differently; collective, before they are arranged as a grid.
+
+    Raises
+    ------
+    UnequalSettingError
+        On every rank.
+    """
+    asked = settings.model_dump() | {"--resume": start, "--force": forced}
+    require_same_settings(unarranged(comm), lambda: described("", asked))
 
 
 def _fit(

@@ -27,9 +27,10 @@ from hybridnn.training.make_engine import make_engine
 from hybridnn.training.overlap import overlaps
 from hybridnn.training.part import Part
 from hybridnn.training.pipelining import Pipelining, settle_pipeline
+from hybridnn.training.same_settings import require_same_rates, require_same_settings, software
 from hybridnn.training.sampling import epoch_order, minibatches
 from hybridnn.training.trained_network import Array, TrainedNetwork
-from hybridnn.training.trainer_settings import check_trainer_settings, require_same_settings
+from hybridnn.training.trainer_settings import check_trainer_settings, trainer_facts
 
 __all__ = ["Trainer"]
 
@@ -121,30 +122,32 @@ class Trainer(TrainedNetwork):
         pipelining: Pipelining | None = None,
         initial_weights: Mapping[str, Array] | None = None,
     ) -> None:
-        check_trainer_settings(
-            batch_size=batch_size,
-            log_every=log_every,
-            evaluate_every=evaluate_every,
-            seed=seed,
-            dtype=dtype,
-            clip_norm=clip_norm,
-            model_split=model_split,
-            overlap=overlap,
-            shared_replicas=shared_replicas,
-            wire_dtype=wire_dtype,
-            distribution=distribution,
-        )
         optimizer = optimizer if optimizer is not None else SGD()
         grid = grid if grid is not None else ProcessGrid()
+        schedule = schedule if schedule is not None else Constant()
+        pipelining = pipelining or Pipelining()
+        numbers: dict[str, Any] = {
+            "batch_size": batch_size,
+            "log_every": log_every,
+            "evaluate_every": evaluate_every,
+            "seed": seed,
+            "dtype": dtype,
+            "clip_norm": clip_norm,
+            "model_split": model_split,
+            "overlap": overlap,
+            "shared_replicas": shared_replicas,
+            "wire_dtype": wire_dtype,
+            "distribution": distribution,
+        }
+        others = {"shuffle": shuffle, "initial_weights": initial_weights is not None, "device": device}
+        parts = {"model": model, "optimizer": optimizer, "schedule": schedule, "pipelining": pipelining}
+        require_same_settings(grid.world, lambda: software(grid.node_group) | trainer_facts(parts | numbers | others))
+        check_trainer_settings(**numbers)  # after it, so that a wrong one is found by all ranks or by none
         self.threads, self.batch_size = limit_blas_threads(grid), int(batch_size)
-        self.schedule: LearningRateSchedule = schedule if schedule is not None else Constant()
+        self.schedule: LearningRateSchedule = schedule
         self.seed, self.shuffle, self.model_split = seed, shuffle, model_split
         self.log_every, self.evaluate_every = log_every, evaluate_every
         self.history, self.progress = History(), Progress()
-        pipelining = pipelining or Pipelining()
-        counts = self.batch_size, seed, log_every, evaluate_every, shuffle, clip_norm
-        ways = model_split, overlap, shared_replicas, wire_dtype, device, distribution, pipelining
-        require_same_settings(grid, model, counts, np.dtype(dtype), *ways)
         self.device = settle_device(device, grid)
         self._settled_device = self.device is not device
         self.overlap = overlaps(overlap, spans_nodes=grid.spans_nodes, on_host=self.device.kernels.on_host)
@@ -225,6 +228,7 @@ class Trainer(TrainedNetwork):
             are then those before that step, or, with an asynchronous pipeline method, those at the end of its epoch;
             on a GPU they are later ones, as a loss is looked at when it is logged, and at the end of the epoch.
         """
+        require_same_settings(self.grid.world, lambda: self._fit_facts(epochs, stops))
         require_whole("training.epochs", epochs, 1)
         train, test = self._parts(x, y, validation)
         per_epoch = ceil(train.samples / self.batch_size)
@@ -245,6 +249,12 @@ class Trainer(TrainedNetwork):
                 break
         return self.history
 
+    def _fit_facts(self, epochs: int, stops: Callable[[Reached], bool] | None) -> dict[str, str]:
+        """What must be the same on all ranks to train on; a script may have changed the attributes."""
+        names = "optimizer", "schedule", "batch_size", "seed", "shuffle", "log_every", "evaluate_every"
+        now: dict[str, Any] = {name: getattr(self, name) for name in names}
+        return trainer_facts(now | {"epochs": epochs, "progress": self.progress, "stops": stops is not None})
+
     def _train_epoch(
         self,
         train: Part,
@@ -260,6 +270,7 @@ class Trainer(TrainedNetwork):
         batches = list(minibatches(order, self.batch_size))[before.minibatches :]
         steps = range(self.step, self.step + len(batches))
         rates = [self.optimizer.lr * self.schedule.factor(step, per_epoch, updates) for step in steps]
+        require_same_rates(self.grid.world, steps, rates)
         asked = stops if self.plan.exact else None  # with other methods the pipeline is not empty between steps
 
         def logged(record: StepRecord) -> None:
