@@ -253,7 +253,9 @@ class Trainer(TrainedNetwork):
         """What must be the same on all ranks to train on; a script may have changed the attributes."""
         names = "optimizer", "schedule", "batch_size", "seed", "shuffle", "log_every", "evaluate_every"
         now: dict[str, Any] = {name: getattr(self, name) for name in names}
-        return trainer_facts(now | {"epochs": epochs, "progress": self.progress, "stops": stops is not None})
+        return trainer_facts(
+            now | {"epochs": epochs, "epoch": self.progress.epoch, "step": self.step, "stops": stops is not None}
+        )
 
     def _train_epoch(
         self,

@@ -38,7 +38,7 @@ SAMPLES = 1000  # of which not all are looked at
 X = np.random.default_rng(0).normal(size=(SAMPLES, 4)).astype(np.float32)
 Y = np.arange(SAMPLES) % 3
 UNSEEN = 9
-"""A sample between those whose inputs are compared, the seventh, 1000 / 127, and the fifteenth."""
+"""A sample between those whose inputs are compared, such as 0 and 15."""
 
 RANKS = 3
 LAST = "rank 2 has {}, ranks 0, 1 have {}"
