@@ -49,7 +49,8 @@ class ProcessGrid:
     message_limit : int
         Bytes above which an array travels in pieces.
     check_collectives : bool
-        Compare every collective across its group before it begins: see `CheckedGroup`.
+        Compare every collective across its group before it begins: see `CheckedGroup`. A `Trainer` then compares all
+        samples and weights that the ranks are given, not some of them.
 
     Attributes
     ----------
