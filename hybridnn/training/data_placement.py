@@ -42,6 +42,10 @@ class PlacedData:
     task : {"classification", "regression"}
     standardizer : Standardizer or None
         On rank 0, where data were standardized.
+    inputs : tuple of str
+        On rank 0, names of the input columns of a ``.csv`` file.
+    task_reason : str
+        On rank 0, what of a user's file made it this task.
     memory : NodeMemory
         Holds shared samples; to be freed after the last use.
     digest : str
@@ -58,6 +62,8 @@ class PlacedData:
     standardizer: Standardizer | None
     memory: NodeMemory
     digest: str
+    inputs: tuple[str, ...] = ()
+    task_reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -69,6 +75,8 @@ class _Prepared:
     outputs: int
     standardizer: Standardizer | None
     digest: bytes
+    inputs: tuple[str, ...]
+    task_reason: str
 
     def facts(self) -> list[int]:
         regression = bool(self.train.targets_shape)
@@ -136,7 +144,9 @@ def place_data(
     standardizer = prepared.standardizer if prepared is not None and grid.rank == 0 else None
     task = "regression" if regression else "classification"
     named = "" if generated else f"{digest:0{2 * DIGEST_BYTES}x}"
-    return PlacedData(train, test, train_samples, test_samples, features, outputs, task, standardizer, memory, named)
+    columns, reason = (prepared.inputs, prepared.task_reason) if prepared is not None and grid.rank == 0 else ((), "")
+    sizes = train_samples, test_samples, features, outputs
+    return PlacedData(train, test, *sizes, task, standardizer, memory, named, columns, reason)
 
 
 def _prepare(
@@ -151,15 +161,16 @@ def _prepare(
             looked_at = SubsetRows(train, np.arange(enough))
         standardizer = Standardizer.fit(looked_at)
         train, test = standardized(train, standardizer), standardized(test, standardizer)
-    return _Prepared(train, test, data.outputs, standardizer, digest)
+    return _Prepared(train, test, data.outputs, standardizer, digest, data.inputs, data.task_reason)
 
 
 def _digest(data: Dataset) -> bytes:
     """Beginning of the SHA-256 of all samples, as numbers of float64 and labels of int64."""
     sums = hashlib.sha256()
     for rows in (data.train, *(() if data.test is None else (data.test,))):
-        x = np.empty((COPY_ROWS, rows.features))
-        y = np.empty((COPY_ROWS, *rows.targets_shape), np.float64 if rows.targets_shape else np.int64)
+        at_once = min(COPY_ROWS, rows.samples)
+        x = np.empty((at_once, rows.features))
+        y = np.empty((at_once, *rows.targets_shape), np.float64 if rows.targets_shape else np.int64)
         for start in range(0, rows.samples, COPY_ROWS):
             n = min(COPY_ROWS, rows.samples - start)
             rows.take(np.arange(start, start + n), x[:n], y[:n])
