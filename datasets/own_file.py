@@ -75,8 +75,6 @@ def require_readable(path: Path, called: str) -> None:
         raise DataError(f"{called}: no such file") from None
     except OSError as error:
         raise DataError(f"{called}: cannot be read: {error.strerror}") from error
-    except ValueError as error:  # a null character in the name
-        raise DataError(f"{called}: cannot be read: {error}") from error
 
 
 def _from_npz(path: Path, task: Task | None) -> Dataset:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import math
 import os
@@ -48,8 +49,6 @@ def read_npz(path: Path | str, called: str | None = None) -> dict[str, NDArray[A
         raise DataError(f"{called}: there is no such file") from None
     except OSError as error:
         raise DataError(f"{called}: cannot read the file: {error.strerror or error}") from error
-    except ValueError as error:  # a null character in the name
-        raise DataError(f"{called}: cannot read the file: {error}") from error
 
 
 def open_regular(path: Path | str) -> BinaryIO:
@@ -59,19 +58,17 @@ def open_regular(path: Path | str) -> BinaryIO:
     ------
     OSError
         If the file cannot be opened, or is a folder, a pipe, a socket or a device.
-    ValueError
-        If the name has a null character.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     try:
-        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
-            raise IsADirectoryError(None, "Is a directory")
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(None, "not a regular file")
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
+    except ValueError as error:  # a null character in the name
+        raise OSError(errno.EINVAL, str(error)) from None
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
         return os.fdopen(descriptor, "rb")
-    except BaseException:
-        os.close(descriptor)
-        raise
+    os.close(descriptor)
+    code = errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL
+    raise OSError(code, os.strerror(code) if stat.S_ISDIR(mode) else "not a regular file")
 
 
 def printable(text: str, most: int = 1000) -> str:

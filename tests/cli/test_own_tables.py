@@ -204,6 +204,17 @@ def test_task_of_arrays_and_of_several_targets(run_hybridnn: Run, table: Callabl
     assert "regression: y_train is float32" in run_hybridnn("train", "--file", "num.npz", *SMALL)[1]
 
 
+def test_very_wide_table_is_trained_on_and_used(run_hybridnn: Run) -> None:
+    columns = 100_000
+    rows = [",".join(f"column {number}" for number in range(columns)) + ",churn"]
+    rows += ["1," * columns + "0", "2," * columns + "1", "3," * columns + "0"]
+    Path("wide.csv").write_text("\n".join(rows))
+    small = ("--hidden", "2", "--epochs", "1", "-q", "--out", "run")
+    assert run_hybridnn("train", "--file", "wide.csv", *CHURN, *small)[0] == 0
+    assert run_hybridnn("predict", "run", "wide.csv")[::2] == (0, "")
+    assert len(Path("predictions.csv").read_text().splitlines()) == 4
+
+
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Path:
     """Change to another folder; returns the one that was left."""
     left = Path.cwd()

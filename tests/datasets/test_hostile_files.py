@@ -262,7 +262,7 @@ def flipped(content: bytes, flips: list[tuple[int, int]], cut: int, tail: bytes)
 
 FLIPS = st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 7)), max_size=6)
 CUTS = st.one_of(st.just(0), st.integers(0, 5000))
-FUZZ = settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FUZZ = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def sound_npz(save: Callable[..., None]) -> bytes:
