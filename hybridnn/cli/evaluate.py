@@ -25,7 +25,8 @@ def evaluate(
     data: Annotated[
         str | None,
         typer.Option(
-            help="A .csv or .npz file or the name of a data set; without, the data of the run.",
+            help="A .csv file that has the input columns of the run, in any order, a .npz file or the name of a data "
+            "set; without, the data of the run.",
             metavar="FILE|NAME",
             show_default=False,
         ),

@@ -118,7 +118,7 @@ def _network(settings: Settings) -> MLP:
 
     data = settings.data
     if data.file is not None:
-        known: Any = load_file(data.file, data.targets)
+        known: Any = load_file(data.file, data.targets, inputs=data.inputs)
     elif data.name == "synthetic":
         known = load_dataset(data.name, synthetic=SyntheticSpec(**data.synthetic.model_dump()))
     elif data.features == "paper":

@@ -17,7 +17,7 @@ def predict(
     file: Annotated[
         Path,
         typer.Argument(
-            help="Samples: a .csv file with the columns of the run's inputs in their order, or a .npz file with an "
+            help="Samples: a .csv file that has the input columns of the run, in any order, or a .npz file with an "
             "array x.",
             metavar="FILE",
             show_default=False,
@@ -33,7 +33,7 @@ def predict(
     force: Force = False,
 ) -> None:
     """Write classes and their probabilities, or numbers in the units of the targets, for samples without targets."""
-    from hybridnn.cli.trained_options import make_grid, require_new_file, warn_of_damage, weights_words
+    from hybridnn.cli.trained_options import make_grid, require_new_file, warn_of_columns, warn_of_damage, weights_words
     from hybridnn.comm.agreement import agree
     from hybridnn.training.trained.prediction import predict_file
     from hybridnn.training.trained.trained_run import open_run
@@ -52,4 +52,5 @@ def predict(
     agree(grid.world, write)
     if found is not None:
         warn_of_damage(trained.source)
+        warn_of_columns(str(file), found.ignored)
         print(f"{out}: {len(found.values):,} predictions with the weights of {weights_words(trained.source)}")

@@ -83,6 +83,7 @@ def header_table(header: RunHeader) -> Table:
         *_device_rows(header),
         *([("wire", header.wire)] if header.wire is not None else []),
         ("data", f"{header.data}, {samples}"),
+        *([("task", header.task)] if header.task else []),
         ("network", network),
         ("optimizer", header.optimizer),
         ("versions", ", ".join(f"{name} {version}" for name, version in header.versions.items())),

@@ -25,6 +25,7 @@ __all__ = [
     "Stages",
     "make_grid",
     "require_new_file",
+    "warn_of_columns",
     "warn_of_damage",
     "weights_words",
 ]
@@ -81,6 +82,17 @@ def require_new_file(name: str, path: Path, suffixes: Sequence[str], *, replace:
 def weights_words(source: WeightsSource) -> str:
     """File and step of the weights that were taken."""
     return str(source.path) if source.step is None else f"{source.path}, step {source.step:,}"
+
+
+def warn_of_columns(file: str, ignored: Sequence[str]) -> None:
+    """Name the columns of a table that are not used, on the error stream."""
+    if ignored:
+        from hybridnn.datasets.table_file import column_list
+
+        print(
+            f"Warning: {file}: columns that the run was not trained on are ignored: {column_list(ignored)}",
+            file=sys.stderr,
+        )
 
 
 def warn_of_damage(source: WeightsSource) -> None:

@@ -43,6 +43,10 @@ class PlacedData:
     task : {"classification", "regression"}
     standardizer : Standardizer or None
         On rank 0, where data were standardized.
+    inputs : tuple of str
+        On rank 0, names of the input columns of a ``.csv`` file.
+    task_reason : str
+        On rank 0, what of a user's file made it this task.
     memory : NodeMemory
         Holds shared samples; to be freed after the last use.
     digest : str
@@ -59,6 +63,8 @@ class PlacedData:
     standardizer: Standardizer | None
     memory: NodeMemory
     digest: str
+    inputs: tuple[str, ...] = ()
+    task_reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -70,6 +76,8 @@ class _Prepared:
     outputs: int
     standardizer: Standardizer | None
     digest: bytes
+    inputs: tuple[str, ...]
+    task_reason: str
 
     def facts(self) -> list[int]:
         regression = bool(self.train.targets_shape)
@@ -122,7 +130,7 @@ def place_data(
         digest = b"" if generated else _digest(data)  # on every node meanwhile, as the others wait for rank 0's
         train, test = (data.train, data.test) if data.test is not None else split(data.train, test_fraction, seed)
         standardizer = _statistics(train, generated) if standardize and grid.rank == 0 else None
-        return _Prepared(train, test, data.outputs, standardizer, digest)
+        return _Prepared(train, test, data.outputs, standardizer, digest, data.inputs, data.task_reason)
 
     prepared = agree(grid.world, prepare)
     facts = np.array(prepared.facts() if prepared is not None else [0] * 6, np.int64)
@@ -148,7 +156,9 @@ def place_data(
         memory.publish()
     task = "regression" if regression else "classification"
     named = "" if generated else f"{digest:0{2 * DIGEST_BYTES}x}"
-    return PlacedData(train, test, train_samples, test_samples, features, outputs, task, standardizer, memory, named)
+    columns, reason = (prepared.inputs, prepared.task_reason) if prepared is not None and grid.rank == 0 else ((), "")
+    sizes = train_samples, test_samples, features, outputs
+    return PlacedData(train, test, *sizes, task, standardizer, memory, named, columns, reason)
 
 
 def _statistics(train: Rows, generated: bool) -> Standardizer:

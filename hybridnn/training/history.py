@@ -204,6 +204,8 @@ class RunHeader:
         The reason.
     wire : str or None
         How gradients travel between nodes, in words; None where nothing is said of it.
+    task : str
+        What is learned from a user's file, and what of the file decided it; empty for a named data set.
     """
 
     ranks: int
@@ -229,6 +231,7 @@ class RunHeader:
     transport: str | None = None
     transport_why: str = ""
     wire: str | None = None
+    task: str = ""
 
 
 @dataclass(frozen=True)

@@ -162,7 +162,7 @@ def _require_same_training(old: Settings, new: Settings, *, forced: bool) -> Non
 
 
 def _differences(old: Settings, new: Settings) -> list[tuple[str, Any, Any]]:
-    free = {f"training.{key}" for key in FREE} | {"data.distribution", "data.file", "model.init_from"}
+    free = {f"training.{key}" for key in FREE} | {"data.distribution", "data.file", "data.inputs", "model.init_from"}
     if new.schedule.name not in RATES_BY_LENGTH:
         free.add("training.epochs")
     before, now = _flat(old), _flat(new)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import SGD
 from hybridnn.nn.parameters import check_weights
 from hybridnn.npz_files import read_npz
+from hybridnn.training.history_file import read_sound_history
 from hybridnn.training.made_of_settings import describe_data, make_model
 from hybridnn.training.pipelining import Pipelining
 from hybridnn.training.run_folder import CONFIG, STANDARDIZATION
@@ -132,7 +134,7 @@ def _read_run(folder: Path, settings: Settings, source: WeightsSource) -> Traine
     weights = source.read()
     features, outputs = _widths(weights, len(settings.model.hidden), source.path)
     standardizer = _read_standardizer(folder) if settings.data.standardize else None
-    task = _task(settings, standardizer)
+    task = _task(folder, settings, standardizer)
     model = make_model(settings.model, features, outputs, task)
     check_weights(model, weights, str(source.path))
     columns = features, outputs if task == "regression" else None
@@ -167,10 +169,14 @@ def _columns(standardizer: Standardizer) -> tuple[int, int | None]:
     return standardizer.x_mean.size, None if standardizer.y_mean is None else standardizer.y_mean.size
 
 
-def _task(settings: Settings, standardizer: Standardizer | None) -> Task:
-    """The task of the run; where nothing in the folder tells it, the run's data do."""
+def _task(folder: Path, settings: Settings, standardizer: Standardizer | None) -> Task:
+    """The task of the run, by its settings or its records; only without both its data are read again."""
     if standardizer is not None:
         return "classification" if standardizer.y_mean is None else "regression"
     if settings.model.loss != "auto":
         return "classification" if settings.model.loss == "cross_entropy" else "regression"
+    with contextlib.suppress(DataError):  # the weights alone may be sound
+        for record in read_sound_history(folder)[0].epochs:
+            if record.test_accuracy is not None or record.test_r2 is not None:
+                return "regression" if record.test_accuracy is None else "classification"
     return describe_data(settings.data).task
