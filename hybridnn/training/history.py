@@ -204,6 +204,8 @@ class RunHeader:
         The reason.
     wire : str or None
         How gradients travel between nodes, in words; None where nothing is said of it.
+    threads_why : str
+        What settled the BLAS threads per rank.
     """
 
     ranks: int
@@ -229,6 +231,7 @@ class RunHeader:
     transport: str | None = None
     transport_why: str = ""
     wire: str | None = None
+    threads_why: str = ""
 
 
 @dataclass(frozen=True)

@@ -136,7 +136,8 @@ class Trainer(TrainedNetwork):
         )
         optimizer = optimizer if optimizer is not None else SGD()
         grid = grid if grid is not None else ProcessGrid()
-        self.threads, self.batch_size = limit_blas_threads(grid), int(batch_size)
+        self.batch_size = int(batch_size)
+        self.threads = limit_blas_threads(grid, _largest_product(model, self.batch_size, grid))
         self.schedule: LearningRateSchedule = schedule if schedule is not None else Constant()
         self.seed, self.shuffle, self.model_split = seed, shuffle, model_split
         self.log_every, self.evaluate_every = log_every, evaluate_every
@@ -313,3 +314,9 @@ class Trainer(TrainedNetwork):
         """
         self._engine.restore(lambda: checkpoint.read_into(self._engine.stages, self._engine.states))
         self.progress = checkpoint.manifest.progress
+
+
+def _largest_product(model: MLP, batch_size: int, grid: ProcessGrid) -> int:
+    """Multiply-adds of this rank's largest matrix product."""
+    weights = max(layer.inputs * layer.outputs for layer in model.layers)
+    return weights * -(-batch_size // grid.batch) // grid.model

@@ -85,7 +85,7 @@ def calibrate(
         If `memory_bytes` is not given and the system does not say.
     """
     memory = memory_bytes_per_rank(grid) if memory_bytes is None else memory_bytes
-    threads = limit_blas_threads(grid)
+    threads = limit_blas_threads(grid).count
     cores = cores_of_node(grid)
     about = host_facts(grid, threads) | {"cores_per_node": str(cores), "seconds": f"{seconds:g}", "seed": str(seed)}
     about["how"] = "one group of ranks at a time, while the others slept; one pair at a time for messages"
