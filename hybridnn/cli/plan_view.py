@@ -49,6 +49,8 @@ def print_plan(plan: Plan, around: Around | None, parallel: ParallelSettings, *,
     )
     if plan.ranks > machine.ranks:
         console.print(f"The machine is made for {machine.ranks:,} ranks: more of them take turns.")
+    if machine.quality is not None:
+        console.print(f"machine file: {machine.quality.line}", soft_wrap=True)
     console.print(_table(plan))
     there, samples = _bytes(machine.memory_bytes_per_rank), _bytes(data_bytes(workload))
     console.print(f"times and bytes of a step; memory of the fullest rank, of {there}; samples take {samples} a node")
@@ -60,6 +62,7 @@ def plan_facts(plan: Plan, around: Around | None) -> dict[str, Any]:
     """All figures of a plan, named with their units."""
     return {
         "machine": plan.machine.name,
+        "quality": None if plan.machine.quality is None else plan.machine.quality.line,
         "ranks": plan.ranks,
         "layouts": plan.layouts,
         "memory_bytes_per_rank": plan.machine.memory_bytes_per_rank,

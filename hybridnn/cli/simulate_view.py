@@ -64,9 +64,9 @@ def write_curve(
     """Write a scaling curve to a file, or print it."""
     title = simulated_layout(layout, machine)
     if picture is PictureFormat.text:
-        write_text(lambda console: _print_curve(console, curve, title), out)
+        write_text(lambda console: _print_curve(console, curve, title, machine), out)
     elif picture is PictureFormat.json:
-        write_file(to_json(_curve_facts(curve), indent=2) + "\n", out)
+        write_file(to_json(_quality_facts(machine) | _curve_facts(curve), indent=2) + "\n", out)
     else:
         from hybridnn.cost.simulation.scaling_plot import scaling_png
 
@@ -86,6 +86,7 @@ def _print_step(console: Console, step: SimulatedStep, calm: SimulatedStep, mach
     print_drawing(console, draw_simulation(step))
     console.print()
     console.print(simulated_layout(step.layout, machine))
+    _print_quality(console, machine)
     per_step = step.seconds_per_step
     rate = f"{step.workload.batch_size / per_step:,.0f} samples/s" if per_step else ""
     console.print(f"{per_step * MILLISECONDS:.4g} ms per step, {step.seconds_per_epoch:.4g} s per epoch, {rate}")
@@ -101,6 +102,7 @@ def _step_facts(step: SimulatedStep, calm: SimulatedStep, machine: Machine, dist
     layout, drawing = step.layout, draw_simulation(step)
     return {
         "machine": machine.name,
+        **_quality_facts(machine),
         "ranks": layout.ranks,
         "method": layout.method,
         "batch_size": step.workload.batch_size,
@@ -128,13 +130,14 @@ def _step_facts(step: SimulatedStep, calm: SimulatedStep, machine: Machine, dist
     }
 
 
-def _print_curve(console: Console, curve: ScalingCurve, title: str) -> None:
+def _print_curve(console: Console, curve: ScalingCurve, title: str, machine: Machine) -> None:
     """Print a scaling curve as a table."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
     minibatch = "the same minibatch" if curve.kind == "strong" else "a minibatch that grows with the replicas"
     console.print(f"{curve.kind} scaling, {minibatch}, up to {title}")
+    _print_quality(console, machine)
     table = Table(box=SIMPLE_HEAD)
     for name in ("ranks", "minibatch", "ms per\nstep", "samples\nper s", "speed-up", "efficiency", "comm.", "bubble"):
         table.add_column(name, justify="right", vertical="bottom", no_wrap=True)
@@ -153,6 +156,15 @@ def _print_curve(console: Console, curve: ScalingCurve, title: str) -> None:
     if curve.left_out:
         numbers = ", ".join(map(str, curve.left_out))
         console.print(f"left out, because the minibatch has too few samples: {numbers} ranks")
+
+
+def _print_quality(console: Console, machine: Machine) -> None:
+    if machine.quality is not None:
+        console.print(f"machine file: {machine.quality.line}", soft_wrap=True)
+
+
+def _quality_facts(machine: Machine) -> dict[str, Any]:
+    return {"quality": None if machine.quality is None else machine.quality.line}
 
 
 def _curve_facts(curve: ScalingCurve) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from hybridnn.cost.calibration.compute import ComputeError
 from hybridnn.cost.machine.machine_file import read_machine
 from mpi_runner.launch import JobResult
 
@@ -26,7 +27,8 @@ main()
 
 @pytest.mark.timeout(240)
 def test_two_ranks_write_one_file_and_print_once(run_mpi: Callable[..., JobResult], tmp_path: Path) -> None:
-    command = [*CALIBRATE, "--out", "two.toml", "--seconds", "1", "--plot", "fit.png", "--name", "here"]
+    # Forced: so short a time on a busy machine gives no good figures.
+    command = [*CALIBRATE, "--out", "two.toml", "--seconds", "1", "--plot", "fit.png", "--name", "here", "--force"]
     result = run_mpi(2, command, timeout=180, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     machine = read_machine(tmp_path / "two.toml")
@@ -49,12 +51,14 @@ def test_two_ranks_write_one_file_and_print_once(run_mpi: Callable[..., JobResul
 
 
 def test_json_has_the_machine_that_is_in_the_file(run_mpi: Callable[..., JobResult], tmp_path: Path) -> None:
-    options = ["--seconds", "0.5", "--memory", "1e9", "--format", "json"]
+    options = ["--seconds", "0.5", "--memory", "1e9", "--format", "json", "--force"]
     result = run_mpi(3, [sys.executable, "-c", WITHOUT_COMPUTING, "calibrate", *options], timeout=60, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     found = json.loads(result.stdout)
     machine = read_machine(tmp_path / "machine.toml")
     assert found["machine"] == json.loads(machine.model_dump_json())
+    assert machine.quality is not None
+    assert (found["file"], found["verdict"]) == ("machine.toml", machine.quality.line)
     assert machine.memory_bytes_per_rank == 1e9
     for fit in found["communication"]:
         assert fit["ranks"] in (2, 3)
@@ -77,6 +81,53 @@ def test_one_rank_says_what_cannot_be_measured(run_hybridnn: Run, monkeypatch: p
     machine = read_machine("machine.toml")
     assert machine.collectives == ()
     assert "messages need 2 ranks" in machine.about["not_measured"]
+
+
+BAD_PASSES = [ComputeError("float32", 2, kind, 9, error, 3.0) for kind, error in (("forward", 2.0), ("update", 0.1))]
+
+
+def test_doubtful_figures_are_not_written_unless_forced(run_hybridnn: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = read_machine("cluster-1024").compute[0]
+    module = "hybridnn.cost.calibration.calibrate"
+    measured = [known.model_copy(update={"noise": noise}) for noise in (0.1, 0.85)]
+    monkeypatch.setattr(f"{module}.calibrate_compute", lambda *arguments: (tuple(measured), BAD_PASSES))
+    monkeypatch.setattr("os.getloadavg", lambda: (20.0, 1.0, 1.0))
+    verdict = (
+        "verdict: doubtful: held-out error 105% (passes in float32 with 2 busy ranks), more than 25%; "
+        "noise 85%, more than 30%; load average 20.0, more than the job's own "
+    )
+    code, out, err = run_hybridnn("calibrate", "--seconds", "0.5", "--out", "bad.toml")
+    assert (code, err) == (1, "")
+    assert verdict in out
+    assert "no machine file was written" in out
+    assert not Path("bad.toml").exists()
+    code, out, _ = run_hybridnn("calibrate", "--seconds", "0.5", "--out", "bad.toml", "--force")
+    assert code == 0
+    assert verdict in out
+    quality = read_machine("bad.toml").quality
+    assert quality is not None
+    assert (quality.held_out_error, quality.noise, quality.load_average) == (pytest.approx(1.05), 0.85, 20.0)
+    for command in (
+        ("plan", "--ranks", "1"),
+        ("simulate", "bad.toml", "--ranks", "1"),
+        ("simulate", "bad.toml", "--ranks", "1", "--curve", "weak"),
+    ):
+        Path("settings.toml").write_text("[model]\nhidden = [8]\n")
+        words = [word if word != "bad.toml" else "settings.toml" for word in command]
+        code, out, err = run_hybridnn(*words, "--machine", "bad.toml")
+        assert (code, err) == (0, "")
+        assert out.count("machine file: doubtful: held-out error 105%") == 1
+
+
+def test_good_figures_are_written(run_hybridnn: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = read_machine("cluster-1024").compute
+    right = [ComputeError("float32", 1, "forward", 9, 0.2, 3.0)]
+    monkeypatch.setattr("hybridnn.cost.calibration.calibrate.calibrate_compute", lambda *arguments: (known, right))
+    monkeypatch.setattr("os.getloadavg", lambda: (0.5, 20.0, 20.0))
+    code, out, err = run_hybridnn("calibrate", "--seconds", "0.5")
+    assert (code, err) == (0, "")
+    assert "verdict: good: held-out error up to 20% (passes in float32 with 1 busy rank), noise 0%, load" in out
+    assert Path("machine.toml").exists()
 
 
 @pytest.mark.parametrize(

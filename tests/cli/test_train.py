@@ -37,6 +37,7 @@ HEADER = RunHeader(
     stages=(StageHeader(0, 2, 2, (0, 1), 1000, 500, 0, 2000, 3000),),
     nodes=1,
     threads_per_rank=1,
+    threads_why="small products",
     data="digits",
     train_samples=1438,
     test_samples=359,
@@ -80,7 +81,11 @@ def test_text_shows_header_epochs_and_summary(capsys: pytest.CaptureFixture[str]
     _play(TrainView(), [_epoch(1, 0.75), _epoch(2, 0.625)])
     text = capsys.readouterr().out
     header, _, rest = text.partition("\n\n")
-    for fact in ("4 on 1 node, 1 thread per rank (OPENBLAS_NUM_THREADS=1)", "2 x 2 (batch x model)", "64-256-10, 19,210 parameters, float32"):
+    for fact in (
+        "4 on 1 node, 1 thread per rank (small products)",
+        "2 x 2 (batch x model)",
+        "64-256-10, 19,210 parameters, float32",
+    ):
         assert fact in header
     assert "runs/[odd] name" in header
     assert "epoch   1  train loss 1  test loss 1.1  test accuracy 0.7500  1,000 samples/s" in rest

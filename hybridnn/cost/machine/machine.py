@@ -16,6 +16,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from hybridnn.cost.collectives import ALGORITHMS, counts, rounds_of
 from hybridnn.cost.crossings import Crossings, crossings_of
 from hybridnn.cost.machine.compute import Compute
+from hybridnn.cost.machine.quality import Quality
 from hybridnn.settings_errors import refused
 from hybridnn.settings_types import AtLeastZero, Count, Fraction, Positive, Section, Text, list_as_tuple
 
@@ -176,6 +177,8 @@ class Machine(Section):
         Measured collectives; others cost what the best algorithm costs over the links.
     compute : tuple of Compute
         One for each precision, and for each number of ranks that compute at once on a node.
+    quality : Quality or None
+        How well it was measured; None where it was written by hand.
     about : dict
         Where the numbers come from, for people.
     """
@@ -190,6 +193,7 @@ class Machine(Section):
     overlap: Overlap = Overlap()
     collectives: Annotated[tuple[CollectiveCost, ...], BeforeValidator(list_as_tuple)] = ()
     compute: Annotated[tuple[Compute, ...], BeforeValidator(list_as_tuple), Field(min_length=1)]
+    quality: Quality | None = None
     about: dict[str, str] = Field(default_factory=dict)
 
     @model_validator(mode="after")
