@@ -12,7 +12,9 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-__all__ = ["Format", "make_console", "print_json", "print_table", "terminal_width"]
+    from hybridnn.cost.machine.machine import Machine
+
+__all__ = ["Format", "make_console", "print_json", "print_machine", "print_table", "terminal_width"]
 
 PLAIN_WIDTH = 100
 UNKNOWN_TERMINAL_WIDTH = 80
@@ -34,6 +36,14 @@ def make_console(stream: TextIO) -> Console:
     return Console(
         file=stream, width=width or PLAIN_WIDTH, force_terminal=width is not None, markup=False, highlight=False
     )
+
+
+def print_machine(console: Console, machine: Machine, ranks: int) -> None:
+    """Print how well a machine was measured, and that a job of so many ranks is more than it is made for."""
+    if machine.quality is not None:
+        console.print(f"machine file: {machine.quality.line}", soft_wrap=True)
+    if ranks > machine.ranks:
+        console.print(f"The machine is made for {machine.ranks:,} ranks: more of them take turns.")
 
 
 def print_table(console: Console, table: Table) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from hybridnn.cli.output import make_console, print_json
+from hybridnn.cli.output import make_console, print_json, print_machine
 from hybridnn.cost.planning.plan import Plan
 from hybridnn.cost.planning.reasons import bottleneck_sentence, reason_sentence
 from hybridnn.cost.planning.words import layout_settings, layout_words, staleness
@@ -47,10 +47,7 @@ def print_plan(plan: Plan, around: Around | None, parallel: ParallelSettings, *,
         f"{plan.ranks:,} ranks on {machine.name}, {workload.model.parameters:,} parameters, "
         f"batch {workload.batch_size:,}: {plan.layouts:,} layouts"
     )
-    if plan.ranks > machine.ranks:
-        console.print(f"The machine is made for {machine.ranks:,} ranks: more of them take turns.")
-    if machine.quality is not None:
-        console.print(f"machine file: {machine.quality.line}", soft_wrap=True)
+    print_machine(console, machine, plan.ranks)
     console.print(_table(plan))
     there, samples = _bytes(machine.memory_bytes_per_rank), _bytes(data_bytes(workload))
     console.print(f"times and bytes of a step; memory of the fullest rank, of {there}; samples take {samples} a node")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
+from hybridnn.cost.machine.compute import Compute
 from hybridnn.cost.machine.machine import Machine
 from hybridnn.cost.prediction.groups import Groups
 from hybridnn.cost.prediction.layer_costs import ChunkCosts, travel
@@ -53,8 +55,7 @@ class StageCosts:
         self._takes_products = layout.takes_products(workload)
         self._overlap = machine.overlap if layout.overlap else None
         self.hidden = machine.overlap.hidden_fraction
-        compute = machine.compute_for(workload.dtype, self.groups.busy_ranks)
-        self.compute = compute.scaled(compute.pace(layout.ranks))  # the ranks meet in every step
+        self.compute = _paced(machine, workload.dtype, self.groups.busy_ranks, layout.ranks)
         self.chunks = [
             [self._chunk(stage, chunk) for chunk in range(layout.chunks)] for stage in range(len(layout.stages))
         ]
@@ -304,3 +305,10 @@ _SHARES: Mapping[type[Instruction], Callable[[StageCosts, int, int, int], Shares
         Update: StageCosts._update,
     }
 )
+
+
+@lru_cache
+def _paced(machine: Machine, dtype: str, busy_ranks: int, ranks: int) -> Compute:
+    """Costs of computing at the pace of the last of all ranks, which meet in every step; kept for a plan."""
+    compute = machine.compute_for(dtype, busy_ranks)
+    return compute.scaled(compute.pace(ranks))
