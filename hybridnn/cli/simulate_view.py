@@ -31,8 +31,8 @@ SUPERLINEAR = 1.005
 """Efficiency that is printed as more than 100 %."""
 
 ABOVE_IDEAL = (
-    "above 100%: what one rank reads and writes in a step does not fit its cache; with more ranks each reads and writes "
-    "less, and more of it fits"
+    "above 100%: what one rank reads and writes in a step does not fit its cache; with more ranks each reads and "
+    "writes less, and more of it fits"
 )
 
 EXPLANATION = """\

@@ -10,7 +10,7 @@ so the last bits of a training, depend on it.
 from __future__ import annotations
 
 import os
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -25,7 +25,8 @@ LARGE_PRODUCT = 1 << 28
 times as long as one with 2^25 multiply-adds, and 1.3 times with 2^28."""
 
 
-class BlasThreads(NamedTuple):
+@dataclass(frozen=True)
+class BlasThreads:
     """Threads of a rank's matrix products.
 
     Attributes

@@ -116,7 +116,7 @@ def test_an_efficiency_above_100_percent_is_explained(simulate: Run, tmp_path: P
     """Weights that one rank's cache does not hold, and two ranks' caches do."""
     machine = make_machine()
     forward = machine.compute[0].forward.model_copy(update={"uncached_weight_seconds": 1e-6})
-    slow = machine.compute[0].model_copy(update={"forward": forward, "cache_bytes": 64 * 32 * 3.0})
+    slow = machine.compute[0].model_copy(update={"forward": forward, "cache_bytes": 64 * 64 * 3.0})
     write_machine(machine.model_copy(update={"compute": (slow,)}), tmp_path / "cache.toml")
     options = ("--machine", "cache.toml", "--set", "model.hidden=[64,64]", "--curve", "strong")
     flat = ("--set", "parallel.pipeline=1", "--set", "parallel.method=1f1b", "--set", "parallel.model=2")

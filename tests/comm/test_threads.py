@@ -11,7 +11,7 @@ import pytest
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from hybridnn import MLP, SGD, ProcessGrid, Trainer
-from hybridnn.comm.threads import LARGE_PRODUCT, limit_blas_threads
+from hybridnn.comm.threads import LARGE_PRODUCT, BlasThreads, limit_blas_threads
 from mpi_runner.launch import run_mpi
 
 SAY_THREADS = """
@@ -78,7 +78,7 @@ def test_threads_follow_from_the_network_and_not_from_the_load(monkeypatch: pyte
         monkeypatch.setattr(os, "getloadavg", lambda load=load: (load,) * 3)
         trainer = Trainer(MLP([16, 64, 4], "relu"), SGD(lr=0.1), batch_size=32)
         seen.append((trainer.threads, blas_threads()))
-    assert seen == [((1, "small products"), {1})] * 2
+    assert seen == [(BlasThreads(1, "small products"), {1})] * 2
     wide = Trainer(MLP([1024, 1024, 4], "relu"), SGD(lr=0.1), batch_size=256)
     assert wide.threads.count == len(os.sched_getaffinity(0))
     assert np.isfinite(next(iter(wide.weights().values()))).all()
