@@ -64,10 +64,10 @@ def blas_threads() -> set[int]:
 @pytest.mark.usefixtures("no_variable")
 def test_one_process_takes_one_thread_for_small_products_and_its_cores_for_large_ones() -> None:
     grid, cores = ProcessGrid(), len(os.sched_getaffinity(0))
-    for size, expected in ((LARGE_PRODUCT - 1, 1), (LARGE_PRODUCT, cores), (0, 1)):
+    for size, expected in ((LARGE_PRODUCT, 1), (LARGE_PRODUCT + 1, cores), (0, 1)):
         found = limit_blas_threads(grid, size)
         assert (found.count, blas_threads()) == (expected, {expected})
-        assert found.why.startswith("small products" if size < LARGE_PRODUCT else f"large products, {cores} core")
+        assert found.why.startswith("small products" if size <= LARGE_PRODUCT else f"large products, {cores} core")
 
 
 @pytest.mark.usefixtures("no_variable")
@@ -79,7 +79,7 @@ def test_threads_follow_from_the_network_and_not_from_the_load(monkeypatch: pyte
         trainer = Trainer(MLP([16, 64, 4], "relu"), SGD(lr=0.1), batch_size=32)
         seen.append((trainer.threads, blas_threads()))
     assert seen == [(BlasThreads(1, "small products"), {1})] * 2
-    wide = Trainer(MLP([1024, 1024, 4], "relu"), SGD(lr=0.1), batch_size=256)
+    wide = Trainer(MLP([1024, 1024, 4], "relu"), SGD(lr=0.1), batch_size=257)
     assert wide.threads.count == len(os.sched_getaffinity(0))
     assert np.isfinite(next(iter(wide.weights().values()))).all()
 
