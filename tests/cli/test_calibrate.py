@@ -5,11 +5,17 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from hybridnn.cli.calibrate_view import _fit_table
+from hybridnn.cli.output import print_table
 from hybridnn.cost.calibration.compute import ComputeError
+from hybridnn.cost.calibration.fitted import fit_operations
+from hybridnn.cost.calibration.samples import Sample
 from hybridnn.cost.machine.machine_file import read_machine
 from mpi_runner.launch import JobResult
 
@@ -154,3 +160,20 @@ def test_wrong_input_is_one_line_and_exit_code_2(run_hybridnn: Run, arguments: l
     assert err.startswith("Error: ")
     assert message in err
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("width", [40, 80, 100])
+def test_the_table_is_whole_however_narrow_the_log_is(width: int) -> None:
+    """Groups on several nodes and sizes of many digits, in the 80 columns of a batch job or fewer."""
+    console = Console(file=StringIO(), width=width)
+    samples = [
+        Sample("barrier", 313, True, 0, 5e-6, False),
+        *(Sample("allgather", 313, True, size, 1e-6 + size * 1e-9, False) for size in range(10**9, 10**9 + 20)),
+        *(Sample("allgather", 313, True, size, 1e-6 + size * 1e-8, False) for size in range(10, 30)),
+    ]
+    print_table(console, _fit_table(fit_operations(samples)))
+    text = console.file.getvalue()
+    assert "…" not in text
+    assert "313 across nodes" in text
+    assert "dissemination" in text
+    assert console.width == width
