@@ -31,7 +31,12 @@ def calibrate(
     plot: Annotated[
         Path | None, typer.Option(help="Draw the samples and the fits.", metavar="FILE.png", show_default=False)
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force", help="Replace files that are there, and write the file even where the verdict is doubtful."
+        ),
+    ] = False,
     output_format: Annotated[Format, typer.Option("--format", help="How to print the result.")] = Format.text,
 ) -> None:
     """Measure this machine, for plans and predictions; start it under mpirun with as many ranks as you will use."""
@@ -82,11 +87,16 @@ def calibrate(
         if plot is not None:
             draw_fits(found.fits, plot)
 
-    on_first_rank(write_files)
+    quality = found.machine.quality
+    is_written = force or quality is None or not quality.problems
+    if is_written:
+        on_first_rank(write_files)
     if as_json:
-        print_json(calibration_facts(found, out))
+        print_json(calibration_facts(found, out if is_written else None))
     else:
-        print_calibration(console, found, out)
+        print_calibration(console, found, out if is_written else None)
+    if not is_written:
+        raise typer.Exit(1)
 
 
 def _check_suffix(option: str, path: Path, suffix: str) -> None:

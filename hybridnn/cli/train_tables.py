@@ -74,6 +74,7 @@ def header_table(header: RunHeader) -> Table:
     """Ranks, grid, threads, data, network, optimizer, versions and folder."""
     nodes = f"{header.nodes} node{'s' if header.nodes > 1 else ''}"
     threads = f"{header.threads_per_rank} thread{'s' if header.threads_per_rank > 1 else ''} per rank"
+    threads += f" ({header.threads_why})" if header.threads_why else ""
     samples = f"{header.train_samples:,} training and {header.test_samples:,} test samples"
     network = f"{'-'.join(map(str, header.sizes))}, {header.parameters:,} parameters, {header.dtype}"
     return _grid(

@@ -206,6 +206,8 @@ class RunHeader:
         How gradients travel between nodes, in words; None where nothing is said of it.
     task : str
         What is learned from a user's file, and what of the file decided it; empty for a named data set.
+    threads_why : str
+        What settled the BLAS threads per rank.
     """
 
     ranks: int
@@ -232,6 +234,7 @@ class RunHeader:
     transport_why: str = ""
     wire: str | None = None
     task: str = ""
+    threads_why: str = ""
 
 
 @dataclass(frozen=True)

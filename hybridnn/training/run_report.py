@@ -139,7 +139,8 @@ def _header(
             for stage, (batch, model) in enumerate(grid.stages)
         ),
         nodes=grid.nodes,
-        threads_per_rank=trainer.threads,
+        threads_per_rank=trainer.threads.count,
+        threads_why=trainer.threads.why,
         data=settings.data.name or str(settings.data.file),
         train_samples=data.train_samples,
         test_samples=data.test_samples,

@@ -143,7 +143,8 @@ class Trainer(TrainedNetwork):
         parts = {"model": model, "optimizer": optimizer, "schedule": schedule, "pipelining": pipelining}
         require_same_settings(grid.world, lambda: software(grid.node_group) | trainer_facts(parts | numbers | others))
         check_trainer_settings(**numbers)  # after it, so that a wrong one is found by all ranks or by none
-        self.threads, self.batch_size = limit_blas_threads(grid), int(batch_size)
+        self.batch_size = int(batch_size)
+        self.threads = limit_blas_threads(grid, _largest_product(model, self.batch_size, grid))
         self.schedule: LearningRateSchedule = schedule
         self.seed, self.shuffle, self.model_split = seed, shuffle, model_split
         self.log_every, self.evaluate_every = log_every, evaluate_every
@@ -326,3 +327,9 @@ class Trainer(TrainedNetwork):
         """
         self._engine.restore(lambda: checkpoint.read_into(self._engine.stages, self._engine.states))
         self.progress = checkpoint.manifest.progress
+
+
+def _largest_product(model: MLP, batch_size: int, grid: ProcessGrid) -> int:
+    """Multiply-adds of this rank's largest matrix product."""
+    weights = max(layer.inputs * layer.outputs for layer in model.layers)
+    return weights * -(-batch_size // grid.batch) // grid.model

@@ -19,6 +19,7 @@ from hybridnn.cli.main import main
 from hybridnn.cli.output import terminal_width
 from hybridnn.cli.train_tables import MOST_ROWS, Totals, epoch_table
 from hybridnn.cli.train_view import TrainView
+from hybridnn.comm.threads import USER_VARIABLES
 from hybridnn.training.history import EpochRecord, RunHeader, RunSummary, StageHeader, StepRecord
 from hybridnn.training.history_file import read_history, run_status
 from hybridnn.training.settings import Settings
@@ -37,6 +38,7 @@ HEADER = RunHeader(
     stages=(StageHeader(0, 2, 2, (0, 1), 1000, 500, 0, 2000, 3000),),
     nodes=1,
     threads_per_rank=1,
+    threads_why="small products",
     data="digits",
     train_samples=1438,
     test_samples=359,
@@ -80,7 +82,11 @@ def test_text_shows_header_epochs_and_summary(capsys: pytest.CaptureFixture[str]
     _play(TrainView(), [_epoch(1, 0.75), _epoch(2, 0.625)])
     text = capsys.readouterr().out
     header, _, rest = text.partition("\n\n")
-    for fact in ("4 on 1 node, 1 thread per rank", "2 x 2 (batch x model)", "64-256-10, 19,210 parameters, float32"):
+    for fact in (
+        "4 on 1 node, 1 thread per rank (small products)",
+        "2 x 2 (batch x model)",
+        "64-256-10, 19,210 parameters, float32",
+    ):
         assert fact in header
     assert "runs/[odd] name" in header
     assert "epoch   1  train loss 1  test loss 1.1  test accuracy 0.7500  1,000 samples/s" in rest
@@ -242,3 +248,14 @@ def test_four_ranks_train_on_a_grid_and_one_of_them_speaks(run_mpi: Callable[...
     assert result.stdout.count("2 x 2 (batch x model)") == 1
     assert "\x1b" not in result.stdout  # mpirun's output goes to a file, though every rank sees a terminal
     assert run_status(tmp_path / "here") == "finished"
+
+
+def test_the_header_of_a_run_has_its_threads_and_what_settled_them(
+    run_hybridnn: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in USER_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    code, _, error = run_hybridnn("train", "-q", "--epochs", "1", "--out", "run")
+    assert (code, error) == (0, "")
+    header = json.loads(Path("run/history.jsonl").read_text().splitlines()[0])
+    assert (header["threads_per_rank"], header["threads_why"]) == (1, "small products")
