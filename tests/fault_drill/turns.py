@@ -17,7 +17,7 @@ from fault_drill.trials import Drill, Trial, draw_trial
 __all__ = ["EVERY_FAULT", "KIND_OF", "SHARES", "Drills", "draw", "kinds_of"]
 
 SHARES = {
-    "kill": 3,
+    "kill": 2,
     "stop": 1,
     "signal": 1,
     "raise": 1,
@@ -26,7 +26,7 @@ SHARES = {
     "loop": 4,
     "differ": 5,
     "cut": 4,
-    "forge": 7,
+    "forge": 8,
 }
 """Trials of each kind in a turn of 30; those of damaged files are the quickest."""
 
