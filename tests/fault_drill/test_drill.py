@@ -22,8 +22,10 @@ from fault_drill.damage import DAMAGES, damage
 from fault_drill.finished import Finished, differences, read_finished
 from fault_drill.launches import launch
 from fault_drill.moments import MOMENTS
+from fault_drill.outcomes import Outcome
 from fault_drill.recipes import RECIPES, Recipe
 from fault_drill.strikes import FAULTS, Strike
+from fault_drill.tables import markdown
 from fault_drill.trials import draw_trial
 from fault_drill.turns import EVERY_FAULT, KIND_OF, SHARES, draw
 from mpi_runner.slowness import patience
@@ -96,6 +98,22 @@ def test_trials_are_possible() -> None:
             assert recipe.launched or strike.whom != "launcher"
         if not all(recipe.exact for recipe in trial.recipes):
             assert trial.on_one_layout
+
+
+def test_table_counts_by_kind() -> None:
+    def outcome(number: int, **found: Any) -> Outcome:
+        return Outcome(draw(5, number), **{"struck": True, "ended": True, "lost": False} | found)
+
+    outcomes = [outcome(number) for number in range(sum(SHARES.values()))]
+    outcomes[0] = outcome(0, silent=True, complaints=["exit code 0"], end_seconds=2.55)
+    lines = [line.strip("| \n").split(" | ") for line in markdown(outcomes).splitlines()]
+    assert lines[0][0] == "kind"
+    assert {row[0]: int(row[1]) for row in lines[2:-1]} == SHARES
+    every = dict(zip(lines[0], lines[-1], strict=True))
+    assert (every["trials"], every["struck"], every["named"]) == (str(len(outcomes)),) * 3
+    assert [every[name] for name in ("hangs", "silent", "tracebacks", "lost", "failed")] == ["0", "1", "0", "0", "1"]
+    silent = {row[0]: row[lines[0].index("silent")] for row in lines[2:-1]}
+    assert silent[KIND_OF[outcomes[0].trial.fault]] == "1"
 
 
 @pytest.mark.parametrize(("name", "option"), [("no such fault", "--faults"), ("no such kind", "--kinds")])
