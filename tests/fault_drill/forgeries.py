@@ -158,7 +158,7 @@ def _huge_integer(path: Path, random: Random) -> None:
 def _nul(path: Path, random: Random) -> None:
     """A NUL inside one of its words."""
     content = path.read_bytes()
-    place = random.choice([match.start() for match in re.finditer(rb"[a-z]{2}", content)]) + 1
+    place = random.choice([match.start() for match in re.finditer(rb"\w\w", content)]) + 1
     path.write_bytes(content[:place] + b"\0" + content[place:])
 
 
