@@ -51,7 +51,7 @@ def test_two_ranks_write_one_file_and_print_once(run_mpi: Callable[..., JobResul
     assert result.stdout.count("\nverdict: ") == 1
 
     before = (tmp_path / "two.toml").read_bytes()
-    again = run_mpi(2, [*CALIBRATE, "--out", "two.toml", "--seconds", "1"], timeout=25, cwd=tmp_path)
+    again = run_mpi(2, [*CALIBRATE, "--out", "two.toml", "--seconds", "1"], timeout=60, cwd=tmp_path)
     assert again.returncode == 2
     assert again.stderr.count("Error: --out = 'two.toml': is there already; name another file, or replace it") == 1
     assert (tmp_path / "two.toml").read_bytes() == before

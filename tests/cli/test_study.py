@@ -11,6 +11,7 @@ import pytest
 from hybridnn.training.history_file import run_status
 from hybridnn.training.run_record import read_run
 from mpi_runner.launch import JobResult, find_mpirun, job_environment
+from mpi_runner.slowness import patience
 from reference.finished_runs import write_run
 
 Run = Callable[..., tuple[int, str, str]]
@@ -34,7 +35,7 @@ def _hybridnn(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]
     """Run the command in a process of its own, as MPI may already be loaded in this one."""
     command = [sys.executable, "-m", "hybridnn", *arguments]
     return subprocess.run(
-        command, cwd=folder, env=job_environment(), capture_output=True, text=True, timeout=100, check=False
+        command, cwd=folder, env=job_environment(), capture_output=True, text=True, timeout=patience(100), check=False
     )
 
 

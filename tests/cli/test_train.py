@@ -23,6 +23,7 @@ from hybridnn.comm.threads import USER_VARIABLES
 from hybridnn.training.history import EpochRecord, RunHeader, RunSummary, StageHeader, StepRecord
 from hybridnn.training.history_file import read_history, run_status
 from hybridnn.training.settings import Settings
+from mpi_runner.slowness import patience
 
 if TYPE_CHECKING:
     from mpi_runner.launch import JobResult
@@ -176,7 +177,7 @@ def test_progress_bar_is_drawn_on_a_terminal(monkeypatch: pytest.MonkeyPatch) ->
             monkeypatch.setattr(sys, "stdout", stream)
             _play(TrainView(), [_epoch(1), _epoch(2)])
             monkeypatch.undo()
-        text = shown.result(timeout=30)
+        text = shown.result(timeout=patience(30))
     os.close(controller)
     assert "\x1b[?25l" in text  # the cursor is hidden ...
     assert "\x1b[?25h" in text  # ... and given back

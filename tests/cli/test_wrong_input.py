@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from mpi_runner.launch import run_mpi
+from mpi_runner.slowness import patience
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -145,7 +146,7 @@ def test_without_an_mpi_library_the_error_names_the_two_extras(tmp_path: Path) -
     command = [sys.executable, "-m", "hybridnn", "train", "--quiet"]
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}
     result = subprocess.run(
-        command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+        command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=patience(60), check=False
     )
     assert result.returncode == 2, result.stderr
     (line,) = result.stderr.splitlines()
@@ -154,13 +155,13 @@ def test_without_an_mpi_library_the_error_names_the_two_extras(tmp_path: Path) -
     assert "hybridnn[mpich]" in line
 
 
-INTERRUPTED_RANK_1 = """
+INTERRUPTED_RANK_1 = f"""
 import os, signal, threading
 import hybridnn
 from hybridnn.cli.main import main
 signal.signal(signal.SIGINT, signal.default_int_handler)
 if hybridnn.ProcessGrid().rank == 1:
-    timer = threading.Timer(2, os.kill, (os.getpid(), signal.SIGINT))
+    timer = threading.Timer({patience(2)}, os.kill, (os.getpid(), signal.SIGINT))
     timer.daemon = True
     timer.start()
 main(["train", "--epochs", "1000000", "--quiet"])

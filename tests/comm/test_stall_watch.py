@@ -14,6 +14,7 @@ from typing import Any
 from hybridnn.comm.recorder import Recorder
 from hybridnn.comm.stalls.watch import StallWatch
 from mpi_runner.launch import JobResult, run_mpi
+from mpi_runner.slowness import patience
 
 PROGRAM = """
 import os, signal, sys, time
@@ -43,7 +44,7 @@ STOPPED = "os.kill(os.getpid(), signal.SIGSTOP)"
 
 
 def program(folder: Path, fault: str, rank: int, seconds: float, *, ends_with_barrier: bool = False) -> list[str]:
-    text = PROGRAM.format(fault=fault, rank=rank, seconds=seconds, ends_with_barrier=ends_with_barrier)
+    text = PROGRAM.format(fault=fault, rank=rank, seconds=patience(seconds), ends_with_barrier=ends_with_barrier)
     (folder / "job.py").write_text(text)
     return [sys.executable, "job.py"]
 
@@ -118,7 +119,7 @@ def test_a_rank_that_has_left_gives_no_sign(tmp_path: Path) -> None:
 def test_a_killed_process_ends_the_job_at_once(tmp_path: Path) -> None:
     result = job(tmp_path, "os.kill(os.getpid(), signal.SIGKILL)", seconds=30)
     assert result.returncode not in (0, 1)
-    assert result.seconds < 15
+    assert result.seconds < patience(15)
     assert "rank 1" in result.stderr
     assert "9 (Killed)" in result.stderr or "Killed" in result.stderr
 
@@ -166,7 +167,7 @@ def test_two_ranks_that_receive_from_each_other_are_named(tmp_path: Path) -> Non
 
 
 def test_announced_work_is_no_stall(tmp_path: Path) -> None:
-    announced = "\n            with watch.busy('writing a checkpoint'): time.sleep(4)"
+    announced = f"\n            with watch.busy('writing a checkpoint'): time.sleep({patience(4)})"
     result = job(tmp_path, announced, ends_with_barrier=True)
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("is done") == 3
@@ -189,19 +190,19 @@ def test_without_a_folder_that_can_be_written_the_job_ends_all_the_same(tmp_path
 
 def test_one_process_alone_ends_and_keeps_what_it_had_printed(tmp_path: Path) -> None:
     command = program(tmp_path, "print('so far', end=''); oversleep()", 0, 0.5)
-    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=patience(60), check=False)
     assert result.returncode == 1
     assert result.stdout == "so far"
     assert "did not go on: outside of communication, at job.py:13 in oversleep" in result.stderr
 
 
 def test_a_suspended_process_goes_on_when_it_is_continued(tmp_path: Path) -> None:
-    command = program(tmp_path, f"{STOPPED}; time.sleep(0.2)", 0, 1.0)
+    command = program(tmp_path, f"{STOPPED}; time.sleep(0.2)", 0, patience(1.0))
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE) as process:
         os.waitpid(process.pid, os.WUNTRACED)
-        time.sleep(2.5)
+        time.sleep(patience(2.5))
         process.send_signal(signal.SIGCONT)
-        out, _ = process.communicate(timeout=30)
+        out, _ = process.communicate(timeout=patience(30))
     assert process.returncode == 0
     assert b"is done" in out
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from datetime import timedelta
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from hybridnn.comm.peer_watch import PeerWatch
 from hybridnn.comm.survivors import SWITCH, Survivors, tolerates_losses
 from hybridnn.errors import EnvironmentProblem
 from mpi_runner.launch import run_mpi
+from mpi_runner.slowness import patience
 
 
 @pytest.mark.parametrize(("value", "expected"), [(None, False), ("0", False), ("1", True), ("true", True)])
@@ -56,10 +58,11 @@ def test_a_watch_that_is_left_sees_nothing(mpi_ranks: int) -> None:
 
 
 def test_a_start_that_another_rank_never_joins_ends() -> None:
-    program = """
+    seconds = round(patience(2))
+    program = f"""
 import os
 from hybridnn.comm import survivors
-survivors.START_SECONDS = 2
+survivors.START_SECONDS = {seconds}
 if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
     os.kill(os.getpid(), 9)
 survivors.start_in_time()
@@ -69,7 +72,7 @@ survivors.start_in_time()
     options = ("--with-ft", "ulfm")
     result = run_mpi(2, [*options, sys.executable, "-c", program], timeout=60)
     assert (result.timed_out, result.returncode != 0) == (False, True)
-    assert "Timeout (0:00:02)!" in result.stderr
+    assert f"Timeout ({timedelta(seconds=seconds)})!" in result.stderr
     assert "in start_in_time" in result.stderr
 
 

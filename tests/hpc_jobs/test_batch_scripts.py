@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from hybridnn.study.submit import filled_in
+from mpi_runner.slowness import patience
 
 JOBS = Path(str(files("hybridnn.hpc_jobs")))
 REQUEUING = ["train.sbatch", "gpu_train.sbatch"]
@@ -28,7 +29,7 @@ WAITS = """
 trap 'echo USR1 >>signals; exit 75' USR1
 trap 'echo TERM >>signals; exit 75' TERM
 echo $$ >ready
-for _ in {1..200}; do sleep 0.1; done
+for _ in {1..36000}; do sleep 0.1; done
 exit 9
 """
 
@@ -39,7 +40,7 @@ class Job:
     process: subprocess.Popen[str]
 
     def wait(self) -> tuple[int, str]:
-        out, _ = self.process.communicate(timeout=30)
+        out, _ = self.process.communicate(timeout=patience(30))
         return self.process.returncode, out
 
     def lines(self, name: str) -> list[str]:
@@ -48,7 +49,7 @@ class Job:
 
     def wait_until_it_trains(self) -> int:
         """Return the process id of the training."""
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + patience(20)
         while not self.lines("ready"):
             assert time.monotonic() < deadline
             time.sleep(0.02)
@@ -136,7 +137,7 @@ def test_warning_that_the_run_did_not_hear_requeues_it_too(tmp_path: Path, scrip
 def test_warning_before_the_run_does_no_harm(tmp_path: Path, script: str) -> None:
     search = 'if [ "$2" = hybridnn.hpc_jobs.launcher ]; then sleep 1; echo "$PWD/launch -n"; exit; fi\n'
     with _job(tmp_path, script, search + "exit 4", launcher="") as job:
-        wait = time.monotonic() + 20
+        wait = time.monotonic() + patience(20)
         while not job.lines("program-calls"):
             assert time.monotonic() < wait
             time.sleep(0.02)

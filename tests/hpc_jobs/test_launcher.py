@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from hybridnn.hpc_jobs.launcher import candidates, find_launcher
+from mpi_runner.slowness import patience
 
 LIST = (
     "MPI plugin types are...\n\tpmix\n\tnone\n\tcray_shasta\n\tpmi2\nspecific pmix plugin versions available: pmix_v4"
@@ -59,7 +60,7 @@ def _run(tmp_path: Path, works: str, **variables: str) -> subprocess.CompletedPr
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=patience(60),
         check=False,
     )
 

@@ -10,16 +10,17 @@ import sys
 import pytest
 
 from hybridnn.training.stop_signals import SIGNALS, StopSignals
+from mpi_runner.slowness import patience
 
 PROGRAM = """
 import os, signal, time
 from hybridnn.training import stop_signals
-stop_signals.TWICE_SECONDS = 0.2
+stop_signals.TWICE_SECONDS = 1.0
 with stop_signals.StopSignals() as signals:
     os.kill(os.getpid(), signal.{first})
     os.kill(os.getpid(), signal.{first})
     print("noted", signals.received, flush=True)
-    time.sleep(0.5)
+    time.sleep(1.3)
     os.kill(os.getpid(), signal.{second})
     print("still here", flush=True)
 """
@@ -38,6 +39,6 @@ def test_a_signal_is_noted_and_the_handlers_come_back(number: signal.Signals) ->
 @pytest.mark.parametrize(("first", "second"), [("SIGTERM", "SIGTERM"), ("SIGUSR1", "SIGTERM")])
 def test_the_same_at_once_is_one_signal_and_a_later_one_ends_the_process(first: str, second: str) -> None:
     program = PROGRAM.format(first=first, second=second)
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=patience(60))
     assert ended.stdout == f"noted {getattr(signal, first).value}\n"
     assert ended.returncode == -signal.SIGTERM
