@@ -11,6 +11,7 @@ import os
 import stat
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from io import BufferedReader
 from math import isfinite
 from pathlib import Path
@@ -140,19 +141,16 @@ def read_text(path: Path | str, most: int) -> str:
     try:
         return read_bytes(path, most).decode()
     except UnicodeDecodeError as error:
-        raise FileError(path, f"cannot be read: not text in UTF-8: {error}") from None
+        raise FileError(path, f"is not text in UTF-8: {error}") from None
 
 
-def read_json(path: Path | str, most: int = JSON_BYTES) -> Any:
-    """The value that a JSON file holds; parameters and errors as for `read_bytes`.
-
-    Numbers are finite and integers have at most 64 bits.
-    """
-    return _parsed(path, "JSON", parse_json, read_bytes(path, most))
+def read_json(path: Path | str, most: int = JSON_BYTES, *, finite: bool = True) -> Any:
+    """The value that a JSON file holds, as `parse_json` reads it; other parameters and errors as for `read_bytes`."""
+    return _parsed(path, "JSON", partial(parse_json, finite=finite), read_bytes(path, most))
 
 
 def read_toml(path: Path | str) -> dict[str, Any]:
-    """The tables that a TOML file holds, with numbers as for `read_json`; errors as for `read_bytes`."""
+    """The tables that a TOML file holds, as `parse_toml` reads it; errors as for `read_bytes`."""
     return _parsed(path, "TOML", parse_toml, read_text(path, TOML_BYTES))
 
 
@@ -178,21 +176,27 @@ def read_tail(path: Path | str, most: int = LINE_BYTES) -> bytes:
         return file.read(most)
 
 
-def parse_json(text: str | bytes) -> Any:
+def parse_json(text: str | bytes, *, finite: bool = True) -> Any:
     """The value that JSON text holds.
+
+    Parameters
+    ----------
+    text : str or bytes
+    finite : bool
+        Whether numbers must be finite. Else infinities and NaN are read, in the form in which Python writes them.
 
     Raises
     ------
     ValueError
-        If it is not JSON, is nested too deep, or has a number that is not finite or an integer of more than 64 bits.
+        If it is not JSON, is nested too deep, or has a number that is not allowed or an integer of more than 64 bits.
     """
-    value = from_json(text, allow_inf_nan=False)
-    _require_plain(value)
+    value = from_json(text, allow_inf_nan=not finite)
+    _require_plain(value, finite=finite)
     return value
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """The tables that TOML text holds; errors as for `parse_json`, but that infinities and NaN are values of TOML."""
+    """The tables that TOML text holds; infinities and NaN are values of it. Errors as for `parse_json`."""
     if sum(line.count(".") ** 2 for line in text.split("\n")) > MOST_DOTS:
         raise ValueError("a line with too many dots")
     try:
@@ -240,7 +244,7 @@ def _parsed(path: Path | str, language: str, parse: Callable[[Content], Parsed],
         raise FileError(path, f"is not valid {language}: {error}") from None
 
 
-def _require_plain(value: Any, *, finite: bool = True) -> None:
+def _require_plain(value: Any, *, finite: bool) -> None:
     """Refuse what many operations on nested lists and tables fail on, level by level."""
     level, depth = [value], 0
     while level:

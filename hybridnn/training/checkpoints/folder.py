@@ -3,7 +3,7 @@
 ``step-00001234`` is a checkpoint. Everything else that is made here begins with a dot and is removed by `clean`:
 ``.step-00001234.partial`` is being written, ``.step-00001234.removed`` is being deleted, and
 ``.step-00001234.replaced`` makes room for a new checkpoint of the same step; should that not come, this is the one.
-What bears such a name and is no folder, a file or a link, is a damaged checkpoint: passed over, and removed in its turn.
+What bears such a name and is a file or a broken link is a damaged checkpoint: passed over, and removed in its turn.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hybridnn.small_files import folder_names
 
 __all__ = ["checkpoint_folders", "clean", "partial_folder", "prune", "publish", "remove", "step_folder", "step_of"]
 
-_NAME = re.compile(r"(?:step-(\d{8,})|\.step-(\d{8,})\.(partial|removed|replaced))")
+_NAME = re.compile(r"(?:step-(\d{8,18})|\.step-(\d{8,18})\.(partial|removed|replaced))", re.ASCII)
 
 
 def step_folder(folder: Path, step: int) -> Path:
