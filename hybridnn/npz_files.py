@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridnn.errors import DataError
+from hybridnn.small_files import open_regular
 
 __all__ = ["npz_bytes", "read_npz"]
 
@@ -34,7 +35,7 @@ def read_npz(path: Path | str, called: str | None = None) -> dict[str, NDArray[A
     called, key = called or str(path), ""
     arrays = {}
     try:
-        with open(path, "rb") as stream:  # not by its path: is_zipfile would call a missing file no zip file
+        with open_regular(path) as stream:  # not by its path: is_zipfile would call a missing file no zip file
             if not zipfile.is_zipfile(stream):  # numpy.load would take other forms for an .npy file or a pickle
                 raise DataError(f"{called}: not an .npz file (numpy.savez writes them)")
             stream.seek(0)

@@ -38,8 +38,8 @@ def run_status(folder: Path) -> Literal["absent", "unfinished", "finished"]:
     """
     if not os.path.lexists(folder / HISTORY):
         return "absent"
-    lines = read_tail(folder / HISTORY).splitlines()
-    return "finished" if lines and lines[-1].startswith(b'{"kind": "end"') else "unfinished"
+    *_, last, cut = [b"", *read_tail(folder / HISTORY).split(b"\n")]
+    return "finished" if not cut and last.startswith(b'{"kind": "end"') else "unfinished"
 
 
 def lines_until(path: Path, progress: Progress) -> list[str]:

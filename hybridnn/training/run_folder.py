@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridnn.errors import DataError, EnvironmentProblem, SettingError
+from hybridnn.errors import DataError, EnvironmentProblem, HybridnnError, SettingError
 from hybridnn.training.checkpoints.folder import checkpoint_folders
 from hybridnn.training.checkpoints.manifest import Progress
 from hybridnn.training.folder_lock import FolderLock
@@ -89,7 +89,7 @@ class RunFolder:
             if start != "resume":
                 try:
                     _require_free(folder, again=start == "again")
-                except SettingError:
+                except HybridnnError:
                     lock.release()
                     raise
                 (folder / WEIGHTS).unlink(missing_ok=True)
