@@ -147,14 +147,16 @@ def _line_of(raw: bytes) -> HistoryLine:
 
 def _record(kind: type[Record], values: Mapping[str, Any]) -> Record:
     required = {field.name for field in fields(kind) if field.type == "float"}
-    given = {key: math.nan if value is None and key in required else value for key, value in values.items()}
+    given: dict[str, Any] = {
+        key: math.nan if value is None and key in required else value for key, value in values.items()
+    }
     del given["kind"]
     _model_of(kind).model_validate(given)
     return kind(**given)
 
 
 @cache
-def _model_of(kind: type[Any]) -> type[BaseModel]:
+def _model_of(kind: Any) -> type[BaseModel]:
     """A pydantic model with the keys of a record: they must all be there, with the types that were written."""
     keys: dict[str, Any] = {name: (hint, ...) for name, hint in get_type_hints(kind).items()}
     return create_model(kind.__name__, __config__=ConfigDict(extra="forbid", strict=True), **keys)

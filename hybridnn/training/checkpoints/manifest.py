@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -121,7 +121,7 @@ class ArrayEntry(_Frozen):
     """
 
     shape: Annotated[tuple[Positive, ...], Field(min_length=1, max_length=2)]
-    dtype: Literal["float32", "float64"]
+    dtype: Annotated[str, Field(pattern="^float(32|64)$")]
     bytes: Positive
     sha256: str
 
