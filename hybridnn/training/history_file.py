@@ -151,7 +151,7 @@ def _record(kind: type[Record], values: Mapping[str, Any]) -> Record:
         key: math.nan if value is None and key in required else value for key, value in values.items()
     }
     del given["kind"]
-    _model_of(kind).model_validate(given)
+    _model_of(kind).model_validate(given)  # type: ignore[arg-type]  # a class is hashable
     return kind(**given)
 
 
