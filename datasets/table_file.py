@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridnn.errors import DataError
-from hybridnn.npz_files import open_regular, printable
+from hybridnn.npz_files import printable
+from hybridnn.small_files import open_regular
 
 __all__ = ["NAMES_SHOWN", "column_list", "input_columns", "read_columns"]
 

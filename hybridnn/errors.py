@@ -5,6 +5,8 @@ Anything that is not one of these is a defect of the program (or of the machine)
 
 from __future__ import annotations
 
+from pathlib import Path
+
 __all__ = [
     "DataError",
     "EnvironmentProblem",
@@ -14,7 +16,19 @@ __all__ = [
     "SettingError",
     "StoppedBySignal",
     "UnequalSettingError",
+    "one_line",
 ]
+
+MOST_CHARACTERS = 1000
+"""Of a value or a reason in a message: it may stem from a file, and be of any length."""
+
+
+def one_line(text: str) -> str:
+    """Text of any origin as a part of one line that can be printed, cut where it is very long."""
+    text = " ".join(text.split())
+    if not text.isprintable():
+        text = repr(text)[1:-1]
+    return text if len(text) <= MOST_CHARACTERS else text[: MOST_CHARACTERS - 1] + "…"
 
 
 class HybridnnError(Exception):
@@ -37,10 +51,24 @@ class SettingError(HybridnnError):
     """
 
     def __init__(self, setting: str, value: object, allowed: str) -> None:
-        super().__init__(f"{setting} = {value!r}: {allowed}")
+        super().__init__(f"{one_line(setting)} = {_shown(value)}: {allowed}")
         self.setting = setting
         self.value = value
         self.allowed = allowed
+
+    def in_file(self, path: Path | str) -> SettingError:
+        """The same error, whose message begins with the file that has the setting."""
+        self.args = (f"{path}: {self}",)
+        return self
+
+
+def _shown(value: object) -> str:
+    """A value as it stands in a message; Python itself refuses to write very long integers."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):
+        return f"a very large {type(value).__name__}"
+    return text if len(text) <= MOST_CHARACTERS else text[: MOST_CHARACTERS - 1] + "…"
 
 
 class UnequalSettingError(SettingError):

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 import io
 import math
 import os
-import stat
 import warnings
 import zipfile
 from collections.abc import Mapping
@@ -17,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridnn.errors import DataError
+from hybridnn.small_files import open_regular
 
-__all__ = ["npz_bytes", "open_regular", "printable", "read_npz"]
+__all__ = ["npz_bytes", "printable", "read_npz"]
 
 DEFLATE_RATIO = 1032
 """Bytes that one compressed byte can stand for, at most."""
@@ -49,26 +48,6 @@ def read_npz(path: Path | str, called: str | None = None) -> dict[str, NDArray[A
         raise DataError(f"{called}: there is no such file") from None
     except OSError as error:
         raise DataError(f"{called}: cannot read the file: {error.strerror or error}") from error
-
-
-def open_regular(path: Path | str) -> BinaryIO:
-    """Open a regular file, or a link to one, for reading bytes; never waits for a writer.
-
-    Raises
-    ------
-    OSError
-        If the file cannot be opened, or is a folder, a pipe, a socket or a device.
-    """
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
-    except ValueError as error:  # a null character in the name
-        raise OSError(errno.EINVAL, str(error)) from None
-    mode = os.fstat(descriptor).st_mode
-    if stat.S_ISREG(mode):
-        return os.fdopen(descriptor, "rb")
-    os.close(descriptor)
-    code = errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL
-    raise OSError(code, os.strerror(code) if stat.S_ISDIR(mode) else "not a regular file")
 
 
 def printable(text: str, most: int = 1000) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from hybridnn.errors import EnvironmentProblem
+from hybridnn.small_files import shown_path
 
 __all__ = ["replace_whole", "write_whole"]
 
@@ -32,6 +33,7 @@ def replace_whole(path: Path, fill: Callable[[BinaryIO], object], *, alone: bool
     writer = "" if alone else f".{socket.gethostname()}.{os.getpid()}.{threading.get_ident()}"
     partial = path.with_name(f".{path.name}{writer}.partial")
     try:
+        partial.unlink(missing_ok=True)  # to open what is not a regular file could wait for ever
         with open(partial, "wb") as file:
             fill(file)
             file.flush()
@@ -55,4 +57,6 @@ def write_whole(path: Path, content: str | bytes | Iterable[bytes]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_whole(path, lambda file: file.writelines(pieces))
     except OSError as error:
-        raise EnvironmentProblem(f"{path} cannot be written: {error.strerror}") from error
+        raise EnvironmentProblem(f"{shown_path(path)} cannot be written: {error.strerror}") from error
+    except ValueError as error:  # NUL in the name
+        raise EnvironmentProblem(f"{shown_path(path)} cannot be written: {error}") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -105,9 +106,9 @@ def _check_suffix(option: str, path: Path, suffix: str) -> None:
 
 
 def _check_file(option: str, path: Path, force: bool) -> None:
-    if path.is_dir():
+    if os.path.isdir(path):
         raise SettingError(option, str(path), "is a folder, not a file")
-    if not path.parent.is_dir():
+    if not os.path.isdir(path.parent):
         raise SettingError(option, str(path), f"there is no folder {path.parent}")
-    if path.exists() and not force:
+    if os.path.lexists(path) and not force:
         raise SettingError(option, str(path), "is there already; name another file, or replace it with --force")

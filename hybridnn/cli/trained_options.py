@@ -69,11 +69,11 @@ def require_new_file(name: str, path: Path, suffixes: Sequence[str], *, replace:
     """
     if path.suffix not in suffixes:
         raise SettingError(name, str(path), f"must end in {' or '.join(suffixes)}")
-    if path.is_dir():
+    if os.path.isdir(path):
         raise SettingError(name, str(path), "is a folder, not a file")
-    if path.exists() and not replace:
+    if os.path.lexists(path) and not replace:
         raise SettingError(name, str(path), "is there already; --force replaces it")
-    if not path.parent.is_dir():
+    if not os.path.isdir(path.parent):
         raise SettingError(name, str(path), f"there is no folder {path.parent}")
     if not os.access(path.parent, os.W_OK):
         raise SettingError(name, str(path), f"the folder {path.parent} cannot be written")

@@ -76,18 +76,19 @@ def same_on_all(group: Group, numbers: NDArray[np.int64]) -> bool:
 
 def same_text_on_all(group: Group, text: str) -> bool:
     """Whether every rank of `group` has the same `text`; collective, and the same answer on every rank."""
-    fingerprint = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
+    fingerprint = int.from_bytes(hashlib.sha256(text.encode(errors="surrogatepass")).digest()[:7], "big")
     return same_on_all(group, np.array([fingerprint], np.int64))
 
 
 def broadcast_text(group: Group, text: str, root: int) -> str:
     """The `text` of the rank `root`, on every rank of `group`; collective. Texts of other ranks are not looked at."""
-    encoded = np.frombuffer(text.encode(), np.uint8)
+    # File names may hold bytes that are no UTF-8, which Python has as lone surrogates.
+    encoded = np.frombuffer(text.encode(errors="surrogatepass"), np.uint8)
     length = np.array([encoded.size], np.int64)
     group.broadcast(length, root)
     data = encoded.copy() if group.rank == root else np.empty(int(length[0]), np.uint8)
     group.broadcast(data, root)
-    return data.tobytes().decode()
+    return data.tobytes().decode(errors="surrogatepass")
 
 
 def texts_of_all(group: Group, text: str) -> list[str]:

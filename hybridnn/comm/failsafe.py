@@ -16,13 +16,24 @@ import traceback
 from types import TracebackType
 from typing import Any, NoReturn
 
-__all__ = ["abort_job", "all_ranks_arrive", "end_job", "install", "running_world"]
+__all__ = [
+    "abort_job",
+    "all_ranks_arrive",
+    "end_job",
+    "install",
+    "lower_rank_speaks",
+    "notify_higher_ranks",
+    "running_world",
+]
 
 FORWARDING_SECONDS = 0.5
 """The launcher forwards what ranks write and adds words of its own: time to forward a rank's last words."""
 
 TURN_SECONDS = 0.1
 """By which a rank lets the one below it go first."""
+
+NOTICE_TAG = 32767
+"""Of the message by which a rank tells others that it prints an error; the largest tag that every library has."""
 
 LAST_RESORT_SECONDS = 5.0
 """After which a job that was to be ended and still lives is left without asking MPI or anybody."""
@@ -87,6 +98,27 @@ def all_ranks_arrive(patience: float) -> bool:
     everyone = world.Ibarrier()
     deadline = time.monotonic() + patience
     while not everyone.Test():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.005)
+    return True
+
+
+def notify_higher_ranks() -> None:
+    """Tell the ranks above this one that it prints the error that ends the job, without waiting for them."""
+    world = running_world()
+    if world is not None:
+        for rank in range(world.Get_rank() + 1, world.Get_size()):
+            world.Isend(b"", rank, NOTICE_TAG)
+
+
+def lower_rank_speaks(seconds: float) -> bool:
+    """Whether a rank below this one has called `notify_higher_ranks`, or does so within `seconds`."""
+    world = running_world()
+    if world is None:
+        return False
+    deadline = time.monotonic() + seconds
+    while not any(world.Iprobe(rank, NOTICE_TAG) for rank in range(world.Get_rank())):
         if time.monotonic() > deadline:
             return False
         time.sleep(0.005)

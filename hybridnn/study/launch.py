@@ -17,6 +17,7 @@ from math import inf
 from pathlib import Path
 
 from hybridnn.errors import EnvironmentProblem, SettingError
+from hybridnn.small_files import read_tail
 
 __all__ = ["Ended", "Launcher", "last_words", "run_process", "train_command"]
 
@@ -127,7 +128,7 @@ def run_process(command: Sequence[str], folder: Path, limit: float | None, keep_
 
 def last_words(folder: Path) -> str:
     """The line of a failed run's ``stderr.log`` that says most: the last that names an error, or else the last."""
-    text = (folder / STDERR).read_text(encoding="utf-8", errors="replace")
+    text = read_tail(folder / STDERR).decode(errors="replace")
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     errors = [line for line in lines if ERROR_LINE.match(line)]
     return (errors or lines or ["it printed no error"])[-1]

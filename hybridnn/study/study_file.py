@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
@@ -15,12 +14,8 @@ from pydantic import Field, ValidationError
 from hybridnn.errors import SettingError
 from hybridnn.settings_errors import setting_error
 from hybridnn.settings_types import Section
+from hybridnn.small_files import FileError, read_toml, shown_path
 from hybridnn.study.axes import AXES, Axis, axis_of
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 __all__ = ["VARIANT", "Study", "load_study", "ready_studies"]
 
@@ -93,14 +88,21 @@ def load_study(name: Path | str, *, reduced: bool = False) -> Study:
         If there is no such study, the file is not TOML, or anything in it is unknown or not allowed.
     """
     path = ready_studies().get(str(name), Path(name))
+    values = _read(path)
     try:
-        file = _StudyFile.model_validate(_read(path))
+        return _study(values, str(name), reduced=reduced)
     except ValidationError as error:
-        raise setting_error(error, tuple(_StudyFile.model_fields)) from None
+        raise setting_error(error, tuple(_StudyFile.model_fields)).in_file(shown_path(path)) from None
+    except SettingError as error:
+        raise error.in_file(shown_path(path)) from None
+
+
+def _study(values: Table, name: str, *, reduced: bool) -> Study:
+    file = _StudyFile.model_validate(values)
     base, axes = deepcopy(file.base), file.axes
     if reduced:
         if file.reduced is None:
-            raise SettingError("--reduced", str(name), "this study has no [reduced] settings")
+            raise SettingError("--reduced", name, "this study has no [reduced] settings")
         _merge(base, file.reduced.base)
         axes = {**axes, **file.reduced.axes}
     return Study(file.name, file.description, reduced, base, _ordered(axes, file.variants))
@@ -108,12 +110,10 @@ def load_study(name: Path | str, *, reduced: bool = False) -> Study:
 
 def _read(path: Path) -> Table:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        ready = ", ".join(ready_studies())
-        raise SettingError("study", str(path), f"cannot be read: {error.strerror}; ready studies: {ready}") from error
-    except ValueError as error:
-        raise SettingError("study", str(path), f"is not valid TOML: {error}") from error
+        return read_toml(path)
+    except FileError as error:
+        ready = f"; ready studies: {', '.join(ready_studies())}" if error.is_missing else ""
+        raise SettingError("study", str(path), error.reason + ready) from error
 
 
 def _ordered(axes: Table, variants: Mapping[str, Table]) -> tuple[tuple[Axis, list[Any]], ...]:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Annotated, Any, Literal
+
+from pydantic import Field, TypeAdapter, ValidationError
 
 from hybridnn.errors import DataError, EnvironmentProblem, SettingError
+from hybridnn.settings_errors import first_problem
+from hybridnn.small_files import TOML_BYTES, FileError, read_json, read_text, shown_path
 from hybridnn.study.cells import Cell, CellPlan
 from hybridnn.study.study_file import Study
 from hybridnn.training.history_file import HISTORY, run_status
@@ -46,8 +49,8 @@ class ManifestCell:
         Value of every axis by its label.
     """
 
-    id: str
-    ranks: int
+    id: Annotated[str, Field(pattern="^[^/\0]+$", max_length=255)]
+    ranks: Annotated[int, Field(ge=1)]
     values: dict[str, Any]
 
 
@@ -59,6 +62,9 @@ class Manifest:
     description: str
     reduced: bool
     cells: tuple[ManifestCell, ...]
+
+
+_MANIFEST = TypeAdapter(Manifest)
 
 
 class StudyFolder:
@@ -81,7 +87,7 @@ class StudyFolder:
         """Whether a cell is finished, failed when it was last tried, or waits for its first or next run."""
         if run_status(self.cell(name)) == "finished":
             return "finished"
-        return "failed" if (self.cell(name) / FAILURE).exists() else "waiting"
+        return "failed" if os.path.lexists(self.cell(name) / FAILURE) else "waiting"
 
     def check(self, study: Study, plan: CellPlan) -> None:
         """Refuse a folder that belongs to another study, or holds finished cells of other settings.
@@ -91,9 +97,9 @@ class StudyFolder:
         SettingError
             Naming the study, or the first cell that changed and the setting.
         """
-        if self.path.exists() and not self.path.is_dir():
+        if os.path.lexists(self.path) and not os.path.isdir(self.path):
             raise SettingError("--out", str(self.path), "is a file, not a folder")
-        if (self.path / MANIFEST).exists():
+        if os.path.lexists(self.path / MANIFEST):
             there = read_manifest(self.path)
             if (there.name, there.reduced) != (study.name, study.reduced):
                 held = there.name + ", reduced" * there.reduced
@@ -154,7 +160,7 @@ class StudyFolder:
 
     def holder(self, name: str) -> str:
         """Who held a cell last, for people."""
-        host, _, process = (self.cell(name) / LOCK).read_text(encoding="utf-8").strip().partition(" ")
+        host, _, process = read_text(self.cell(name) / LOCK, TOML_BYTES).strip().partition(" ")
         return f"process {process} on {host}"
 
     def prepare(self, cell: Cell) -> Path:
@@ -199,13 +205,15 @@ def read_manifest(folder: Path) -> Manifest:
     """
     path = folder / MANIFEST
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-        cells = tuple(ManifestCell(cell["id"], cell["ranks"], cell["values"]) for cell in values["cells"])
-        return Manifest(values["name"], values["description"], values["reduced"], cells)
-    except OSError as error:
-        raise DataError(f"{folder} is not the folder of a study: {MANIFEST}: {error.strerror}") from error
-    except (ValueError, LookupError, TypeError) as error:
-        raise DataError(f"{path}: not written by `hybridnn study run`: {error}") from error
+        values = read_json(path)
+    except FileError as error:
+        if error.is_missing:
+            raise DataError(f"{shown_path(folder)} is not the folder of a study: it has no {MANIFEST}") from error
+        raise
+    try:
+        return _MANIFEST.validate_python(values)
+    except ValidationError as error:
+        raise FileError(path, f"not written by `hybridnn study run`: {first_problem(error)}") from error
 
 
 def _flat(settings: Settings) -> dict[str, Any]:

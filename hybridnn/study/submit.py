@@ -13,6 +13,7 @@ from itertools import count
 from pathlib import Path
 
 from hybridnn.errors import EnvironmentProblem, SettingError
+from hybridnn.small_files import TOML_BYTES, FileError, read_text
 from hybridnn.study.cells import CellPlan, make_cells
 from hybridnn.study.study_file import Study, ready_studies
 from hybridnn.study.study_folder import StudyFolder
@@ -209,9 +210,9 @@ def _study_copy(place: Path) -> Path:
 
 def _text_of(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise SettingError("study", str(path), f"cannot be read: {error.strerror}") from error
+        return read_text(path, TOML_BYTES)
+    except FileError as error:
+        raise SettingError("study", str(path), error.reason) from error
 
 
 def _submitted(command: Sequence[str], before: Sequence[str]) -> str:

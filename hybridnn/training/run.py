@@ -116,7 +116,9 @@ def run_training(
         held.enter_context(underway.kept_in(path, grid))
         if folder is not None:
             held.enter_context(folder)
-        resumed = resume(path, settings, trainer, identity, forced=forced) if start == "resume" else None
+        resumed = None
+        if start == "resume":
+            resumed = resume(path, settings, trainer, identity, data.train_samples, forced=forced)
         report = RunReport(settings, trainer, data, view, folder, memory, expected, wire)
         new_writer = partial(trainer.checkpoint_writer, path / CHECKPOINTS, identity, settings.training.keep)
         writer = new_writer()

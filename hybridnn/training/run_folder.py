@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from datetime import datetime
@@ -18,7 +19,7 @@ from typing import Any, BinaryIO, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridnn.errors import EnvironmentProblem, SettingError
+from hybridnn.errors import DataError, EnvironmentProblem, HybridnnError, SettingError
 from hybridnn.training.checkpoints.folder import checkpoint_folders
 from hybridnn.training.checkpoints.manifest import Progress
 from hybridnn.training.folder_lock import FolderLock
@@ -26,10 +27,10 @@ from hybridnn.training.history import EpochRecord, MeasuredStep, PredictedStep, 
 from hybridnn.training.history_file import HISTORY, lines_until, run_status
 from hybridnn.training.json_text import to_json
 from hybridnn.training.settings import Settings
-from hybridnn.training.settings_file import to_toml
+from hybridnn.training.settings_file import load_settings, to_toml
 from hybridnn.whole_files import replace_whole
 
-__all__ = ["RunFolder", "Start"]
+__all__ = ["RunFolder", "Start", "read_config"]
 
 Start = Literal["new", "again", "resume"]
 """Whether a run takes a folder without results, begins anew in that of an unfinished run, or goes on with that run."""
@@ -88,7 +89,7 @@ class RunFolder:
             if start != "resume":
                 try:
                     _require_free(folder, again=start == "again")
-                except SettingError:
+                except HybridnnError:
                     lock.release()
                     raise
                 (folder / WEIGHTS).unlink(missing_ok=True)
@@ -204,12 +205,26 @@ class RunFolder:
         return self.path / name
 
 
+def read_config(folder: Path) -> Settings:
+    """The settings of the run in `folder`, as it ran.
+
+    Raises
+    ------
+    DataError
+        If its file cannot be read or holds anything that is not allowed.
+    """
+    try:
+        return load_settings(folder / CONFIG)
+    except SettingError as error:
+        raise DataError(str(error)) from error
+
+
 def _require_free(folder: Path, *, again: bool) -> None:
     """Refuse a folder with results that a new run would overwrite; weights of an unfinished run may be, by `again`."""
     status = run_status(folder)
     if status == "finished":
         raise SettingError("output.folder", str(folder), "already holds a finished run; name another folder")
-    if (folder / WEIGHTS).exists() and not (again and status == "unfinished"):
+    if os.path.lexists(folder / WEIGHTS) and not (again and status == "unfinished"):
         raise SettingError("output.folder", str(folder), f"already holds a {WEIGHTS}; name another folder")
     if checkpoint_folders(folder / CHECKPOINTS):
         advice = f"holds checkpoints of a run that did not end; go on with --resume {folder}, or name another folder"

@@ -110,7 +110,7 @@ def test_a_folder_without_a_run_is_refused(run_hybridnn: Run, folder: str) -> No
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (lambda text: text[:100], "Invalid JSON"),
+        (lambda text: text[:100], "EOF while parsing"),
         (lambda text: text.replace('"idle_seconds": 60.0', '"idle_seconds": "long"'), "idle_seconds: "),
         (lambda text: "{}", "rank: Field required"),
     ],

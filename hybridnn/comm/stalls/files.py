@@ -9,6 +9,7 @@ import contextlib
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from fnmatch import fnmatchcase
 from functools import cache
 from json import dumps
 from pathlib import Path
@@ -16,10 +17,12 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from hybridnn.comm.stalls.ranks_text import ranks_in
+from hybridnn.comm.stalls.ranks_text import MOST_RANKS, ranks_in
 from hybridnn.comm.stalls.state import JobState, RankState
 from hybridnn.comm.stalls.verdict import Finding, judge
 from hybridnn.errors import DataError
+from hybridnn.settings_errors import first_problem
+from hybridnn.small_files import JSON_BYTES, FileError, folder_names, parse_json, read_bytes
 
 __all__ = ["FOLDER", "StallFiles", "StallRecord", "read_stall"]
 
@@ -27,6 +30,7 @@ FOLDER = "stall"
 JOB = "job.json"
 ALARM = "alarm"
 PARTIAL = ".partial"
+RANK_FILES = "rank-*.json"
 
 State = TypeVar("State", RankState, JobState)
 
@@ -81,7 +85,7 @@ class StallFiles:
         """What a rank wrote last; None where there is nothing that can be read."""
         try:
             return _parse(self.path / _name(rank), RankState)
-        except (OSError, DataError):
+        except DataError:
             return None
 
     def remove(self, rank: int) -> None:
@@ -134,12 +138,9 @@ def read_stall(folder: Path) -> StallRecord | None:
         If a file cannot be read, or is not what a rank writes.
     """
     path = folder / FOLDER
-    try:
-        job = _parse(path / JOB, JobState) if (path / JOB).exists() else None
-        files = list(_rank_files(path))
-        states = [_parse(file, RankState) for file in files]
-    except OSError as error:
-        raise DataError(f"{error.filename}: cannot be read: {error.strerror}") from error
+    names = folder_names(path)
+    job = _parse(path / JOB, JobState) if JOB in names else None
+    states = [_parse(path / name, RankState) for name in names if fnmatchcase(name, RANK_FILES)]
     silent = ranks_in(job.silent) if job is not None else ()
     told = {state.rank: state for state in sorted(states, key=lambda state: state.rank) if state.rank not in silent}
     return StallRecord(told, job) if told else None
@@ -150,7 +151,7 @@ def _name(rank: int) -> str:
 
 
 def _rank_files(path: Path) -> Iterator[Path]:
-    return path.glob("rank-*.json")
+    return path.glob(RANK_FILES)
 
 
 @cache
@@ -159,10 +160,33 @@ def _reader_of(kind: Any) -> TypeAdapter[Any]:
 
 
 def _parse(file: Path, kind: type[State]) -> State:
+    text = read_bytes(file, JSON_BYTES)
     try:
-        state: State = _reader_of(kind).validate_json(file.read_bytes())  # type: ignore[arg-type]  # a class is hashable
+        parse_json(text)
+        state: State = _reader_of(kind).validate_json(text, strict=True)  # type: ignore[arg-type]  # a class is hashable
+        _require_possible(state)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise DataError(f"{file}: not the state of a rank: {f'{where}: ' * bool(where)}{first['msg']}") from error
+        raise FileError(file, f"not the state of a rank: {first_problem(error)}") from error
+    except ValueError as error:
+        raise FileError(file, f"not the state of a rank: {error}") from error
     return state
+
+
+def _require_possible(state: RankState | JobState) -> None:
+    """Refuse ranks that the job does not have.
+
+    Raises
+    ------
+    ValueError
+    """
+    if isinstance(state, JobState):
+        texts = [state.silent]
+    else:
+        calls = () if state.waits_for is None else (state.waits_for,)
+        texts = [str(state.rank), *(part.members for part in (*calls, *state.groups))]
+        texts += [str(call.peer) for call in calls if call.peer is not None]
+    if not 1 <= state.size <= MOST_RANKS:
+        raise ValueError(f"{state.size} ranks")
+    for text in set(texts):
+        if outside := [rank for rank in ranks_in(text) if not 0 <= rank < state.size]:
+            raise ValueError(f"rank {outside[0]} of {state.size}")

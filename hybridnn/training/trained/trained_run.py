@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,17 +15,17 @@ from hybridnn.comm.agreement import agree
 from hybridnn.comm.grid import ProcessGrid
 from hybridnn.comm.group import Group
 from hybridnn.datasets import Standardizer, Task
-from hybridnn.errors import DataError, SettingError
+from hybridnn.errors import DataError
 from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import SGD
 from hybridnn.nn.parameters import check_weights
 from hybridnn.npz_files import read_npz
+from hybridnn.small_files import shown_path
 from hybridnn.training.history_file import read_sound_history
 from hybridnn.training.made_of_settings import describe_data, make_model
 from hybridnn.training.pipelining import Pipelining
-from hybridnn.training.run_folder import CONFIG, STANDARDIZATION
+from hybridnn.training.run_folder import CONFIG, STANDARDIZATION, read_config
 from hybridnn.training.settings import Settings
-from hybridnn.training.settings_file import load_settings
 from hybridnn.training.trained.weights_source import WeightsSource, find_weights
 from hybridnn.training.trainer import Trainer
 
@@ -118,12 +119,9 @@ def distribution_for(run: TrainedRun, grid: ProcessGrid) -> str:
 
 
 def _read_settings(folder: Path) -> Settings:
-    if not (folder / CONFIG).is_file():
-        raise DataError(f"{folder} is not a run folder: it has no {CONFIG}")
-    try:
-        return load_settings(folder / CONFIG)
-    except SettingError as error:
-        raise DataError(f"{folder / CONFIG}: {error}") from error
+    if not os.path.lexists(folder / CONFIG):
+        raise DataError(f"{shown_path(folder)} is not a run folder: it has no {CONFIG}")
+    return read_config(folder)
 
 
 def _agree(group: Group | None, action: Callable[[], Result]) -> Result:

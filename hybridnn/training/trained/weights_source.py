@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -76,7 +77,7 @@ def find_weights(folder: Path, checkpoint: str | None = None, group: Group | Non
     checkpoints = folder / CHECKPOINTS
     if checkpoint is not None:
         return _named_checkpoint(checkpoints, checkpoint, group, is_first=is_first)
-    written = is_first and (folder / WEIGHTS).exists()
+    written = is_first and os.path.lexists(folder / WEIGHTS)
     facts = np.array([written, written and run_status(folder) == "finished"], np.int64)
     if group is not None:
         group.broadcast(facts)
