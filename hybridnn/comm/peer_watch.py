@@ -10,13 +10,13 @@ import os
 import select
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from types import TracebackType
 
 import numpy as np
 
 from hybridnn.comm.failsafe import end_job
 from hybridnn.comm.group import Group
+from hybridnn.comm.stalls.processes import start_of
 
 __all__ = ["PeerWatch"]
 
@@ -34,7 +34,7 @@ class PeerWatch:
 
     def __init__(self, group: Group, advice: Callable[[], str]) -> None:
         processes = np.zeros((group.size, 2), np.int64)
-        processes[group.rank] = os.getpid(), _start_of(os.getpid())
+        processes[group.rank] = os.getpid(), start_of(os.getpid())
         group.allgather_rows(processes)
         neighbour = (group.rank + 1) % group.size
         self._process, self._start = (int(number) for number in processes[neighbour])
@@ -68,7 +68,7 @@ class PeerWatch:
         except (AttributeError, OSError):
             return None
         # Ranks in containers of their own have each its own numbering of processes.
-        if self._start and _start_of(self._process) == self._start:
+        if self._start and start_of(self._process) == self._start:
             return descriptor
         os.close(descriptor)
         return None
@@ -84,12 +84,3 @@ class PeerWatch:
             )
         os.close(neighbour)
         os.close(stopped)
-
-
-def _start_of(process: int) -> int:
-    """When a process started, in ticks of the system's clock; 0 where that is not known."""
-    try:
-        status = Path(f"/proc/{process}/stat").read_text()
-    except OSError:
-        return 0
-    return int(status.rpartition(")")[2].split()[19])  # the name in parentheses may hold anything

@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any
 from hybridnn.comm.agreement import agree, broadcast_text
 from hybridnn.comm.grid import ProcessGrid
 from hybridnn.comm.recorder import Recorder
-from hybridnn.comm.stalls.processes import processes_of
-from hybridnn.comm.stalls.watch import StallWatch
 from hybridnn.errors import EnvironmentProblem, HybridnnError
 from hybridnn.npz_files import read_npz
 from hybridnn.training.auto_layout import settle_layout
@@ -112,20 +110,23 @@ def run_training(
     identity = data_identity(settings, data)
     with StopSignals() as signals, contextlib.ExitStack() as held:
         held.enter_context(underway.kept_in(path, grid))
+        held.callback(trainer.end_watch)
         if folder is not None:
             held.enter_context(folder)
-        resumed = resume(path, settings, trainer, identity, forced=forced) if start == "resume" else None
+        if grid.stall_watch is not None:
+            grid.stall_watch.move_to(path, lambda: how_to_go_on(path))
+        with trainer.busy("reading the checkpoint"):
+            resumed = resume(path, settings, trainer, identity, forced=forced) if start == "resume" else None
         report = RunReport(settings, trainer, data, view, folder, memory, expected, wire)
         new_writer = partial(trainer.checkpoint_writer, path / CHECKPOINTS, identity, settings.training.keep)
         writer = new_writer()
         agree(grid.world, lambda: report.start(resumed))
-        watch = held.enter_context(_stall_watch(grid, path, settings.output.stall_seconds))
-        boundary = StepBoundary.of(settings.training, trainer, writer, signals, watch.busy)
+        boundary = StepBoundary.of(settings.training, trainer, writer, signals, trainer.busy)
         underway.begin(trainer, boundary, writer, new_writer)
         start_step = trainer.step
         with contextlib.nullcontext() if underway.outlives_losses else _telling_how_to_go_on(path):
             seconds = _fit(settings, trainer, data, report, boundary, path)
-        with watch.busy("writing the results"):
+        with trainer.busy("writing the results"):
             if settings.output.trace:
                 write_trace(None if folder is None else folder.trace_path, grid, trainer.plan.label)
             weights = trainer.weights()
@@ -189,13 +190,6 @@ def _grid(settings: Settings, comm: MPI.Intracomm | None) -> ProcessGrid:
     )
 
 
-def _stall_watch(grid: ProcessGrid, folder: Path, seconds: float) -> StallWatch:
-    processes = processes_of(grid.world)
-    return StallWatch(
-        grid.recorder, folder, grid.rank, grid.size, seconds, processes, advice=lambda: how_to_go_on(folder)
-    )
-
-
 def _resolved(parallel: ParallelSettings, trainer: Trainer) -> ParallelSettings:
     """The grid and the pipeline that run, so that the settings kept beside the results repeat them or refuse."""
     ran: dict[str, Any] = {} if parallel.stages else {"batch": trainer.grid.batch}
@@ -225,6 +219,7 @@ def _trainer(settings: Settings, grid: ProcessGrid, device: TrainingDevice, data
         device=device,
         distribution=settings.data.distribution,
         log_every=settings.output.log_every,
+        stall_seconds=settings.output.stall_seconds,
         evaluate_every=settings.training.evaluate_every,
         pipelining=make_pipelining(settings.parallel),
         initial_weights=None if start_from is None else agree(grid.world, lambda: read_npz(start_from, named)),

@@ -32,6 +32,7 @@ def check_trainer_settings(
     shared_replicas: bool | str,
     wire_dtype: str,
     distribution: str,
+    stall_seconds: float,
 ) -> None:
     """Look at settings of a `Trainer` that can be judged alone; they mean what they do there.
 
@@ -53,6 +54,7 @@ def check_trainer_settings(
             raise SettingError(f"parallel.{name}", value, "allowed are 'auto', true and false")
     require_choice("parallel.wire_dtype", wire_dtype, WIRE_DTYPES)
     require_choice("data.distribution", distribution, DISTRIBUTIONS)
+    require_number("output.stall_seconds", stall_seconds, 0, float("inf"), "a finite number, 0 or more")
 
 
 def require_same_settings(grid: ProcessGrid, *settings: Any) -> None:
