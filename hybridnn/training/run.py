@@ -109,7 +109,7 @@ def run_training(
     path = Path(broadcast_text(grid.world, "" if folder is None else str(folder.path), 0))
     identity = data_identity(settings, data)
     with StopSignals() as signals, contextlib.ExitStack() as held:
-        held.enter_context(underway.kept_in(path, grid))
+        underway.folder = path
         held.callback(trainer.end_watch)
         if folder is not None:
             held.enter_context(folder)

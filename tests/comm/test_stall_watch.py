@@ -83,8 +83,8 @@ def account_of(result: JobResult, *, wakes: bool = False) -> str:
 def test_a_rank_that_sleeps_is_named_and_every_rank_tells_what_it_does(tmp_path: Path) -> None:
     account = account_of(job(tmp_path, "oversleep()"))
     assert "* rank 1 (host " in account
-    assert "did not arrive: outside of communication, at job.py:12 in oversleep" in account
-    assert "; ranks 0, 2 wait in allreduce 6 of group world (ranks 0-2) at job.py:17 in <module>" in account
+    assert "did not arrive: outside of communication, at job.py:13 in oversleep" in account
+    assert "; ranks 0, 2 wait in allreduce 6 of group world (ranks 0-2) at job.py:18 in <module>" in account
     states = states_in(tmp_path)
     assert sorted(states) == [0, 1, 2]
     assert states[1]["waits_for"] is None
@@ -122,8 +122,8 @@ def test_a_rank_that_leaves_ends_the_job_long_before_it_has_stood_still(tmp_path
     assert result.returncode != 0  # the launcher of Open MPI 5.0 may crash: another rank is ending MPI
     assert "is done" not in result.stdout
     assert "=== the job cannot go on: rank 1 left it, and others wait; the job was ended ===" in result.stderr
-    left = "left the job: its script ended with exit code 0, by sys.exit at job.py:16 in <module>; ranks 0, 2 wait in "
-    assert left + "allreduce 6 of group world (ranks 0-2) at job.py:17 in <module>" in result.stderr
+    left = "left the job: its script ended with exit code 0, by sys.exit at job.py:17 in <module>; ranks 0, 2 wait in "
+    assert left + "allreduce 6 of group world (ranks 0-2) at job.py:18 in <module>" in result.stderr
     assert [file.name for file in (tmp_path / "run/stall").glob("left-*")] == ["left-1.json"]
 
 
@@ -163,9 +163,7 @@ def test_a_collective_of_another_size_ends_the_job(tmp_path: Path) -> None:
 
 
 def test_ranks_that_ask_again_and_again_wait_too(tmp_path: Path) -> None:
-    poll = (
-        "oversleep()\n    request = world.iallreduce(numbers)\n    while not request.test(): time.sleep(0.01)"
-    )
+    poll = "oversleep()\n    request = world.iallreduce(numbers)\n    while not request.test(): time.sleep(0.01)"
     account = account_of(job(tmp_path, poll))
     assert "* rank 1 (host " in account
     assert "; ranks 0, 2 wait in allreduce" in account

@@ -96,6 +96,10 @@ class StallFiles:
             states = [_parse(file, RankState) for file in self.path.glob(LEFT_FILES)]
         return {state.rank: state for state in states}
 
+    def has_left(self, rank: int) -> bool:
+        """Whether a rank noted that it left."""
+        return (self.path / _name(rank, left=True)).exists()
+
     def count_left(self) -> int:
         """How many ranks left."""
         return sum(1 for _ in self.path.glob(LEFT_FILES))

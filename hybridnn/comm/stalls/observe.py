@@ -30,9 +30,6 @@ COMMUNICATION = PACKAGE / "comm"
 NO_CALLS = tuple(str(COMMUNICATION / name) for name in ("stalls" + os.sep, "peer_watch.py", "file_io.py"))
 """Code there that waits for no rank, or is that of threads beside the training."""
 
-POLLED_SECONDS = 2.0
-"""An operation that was tested within so long is still waited for."""
-
 
 @dataclass(frozen=True)
 class Activity:
@@ -61,8 +58,17 @@ class Activity:
         return self.call is not None or bool(self.mpi_call)
 
     @classmethod
-    def of(cls, recorder: Recorder, thread: int) -> Activity:
-        """What the rank of `recorder` is doing, where it trains in `thread` unless another one communicates."""
+    def of(cls, recorder: Recorder, thread: int, lately: float) -> Activity:
+        """What the rank of `recorder` is doing.
+
+        Parameters
+        ----------
+        recorder : Recorder
+        thread : int
+            Where it trains, unless another thread communicates.
+        lately : float
+            An operation that was tested within so many seconds is still waited for.
+        """
         try:
             others = [other for other in Recorder.living if other is not recorder]
         except RuntimeError:  # a grid is being made this moment
@@ -81,7 +87,7 @@ class Activity:
                 mpi_call = place_in_code(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
         if call is None and recorder.polled is not None:
             polled, moment = recorder.polled
-            if moment > perf_counter() - POLLED_SECONDS:
+            if moment > perf_counter() - lately:
                 call, mpi_call = polled, ""
         return cls(finished, call, mpi_call, thread if inside is None else inside)
 

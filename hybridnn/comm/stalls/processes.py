@@ -18,6 +18,9 @@ __all__ = ["Process", "processes_of", "start_of"]
 BYTES = 56
 """Of a host's name."""
 
+START_FIELD, EXIT_FIELD = 19, 49
+"""Of ``/proc/N/stat``, counted from behind the process's name."""
+
 
 @dataclass(frozen=True)
 class Process:
@@ -41,6 +44,20 @@ class Process:
         # A process that ended, and that its parent has not yet been told of, still has a number.
         return self.start != 0 and (start_of(self.number) != self.start or _state_of(self.number) in "ZX")
 
+    @property
+    def way_of_ending(self) -> str:
+        """How it ended, in words; the system shows it until the launcher has taken note."""
+        fields = _status_of(self.number)
+        if (
+            self.start == 0
+            or len(fields) <= EXIT_FIELD
+            or int(fields[START_FIELD]) != self.start
+            or fields[0] not in "ZX"
+        ):
+            return "killed, or ended without a word"
+        code, number = divmod(int(fields[EXIT_FIELD]), 256)
+        return f"killed by signal {number & 127}" if number & 127 else f"ended with exit code {code} and without a word"
+
     def __str__(self) -> str:
         return f"host {self.host}, process {self.number}"
 
@@ -62,7 +79,7 @@ def processes_of(comm: MPI.Intracomm) -> tuple[Process, ...]:
 def start_of(process: int) -> int:
     """When a process of this host started, in ticks of the system's clock; 0 where that is not known."""
     fields = _status_of(process)
-    return int(fields[19]) if fields else 0
+    return int(fields[START_FIELD]) if fields else 0
 
 
 def _state_of(process: int) -> str:

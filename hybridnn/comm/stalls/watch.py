@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from weakref import finalize
 
 from hybridnn.comm.failsafe import end_job
+from hybridnn.comm.peer_watch import PeerWatch
 from hybridnn.comm.recorder import Recorder
 from hybridnn.comm.stalls.departure import Departure
 from hybridnn.comm.stalls.files import StallFiles, StallRecord
@@ -79,6 +80,9 @@ class StallWatch:
         }
         if self._processes and tolerates_losses():
             self._neighbours = {}
+        ring = sorted(self._neighbours)
+        self._next = ring[(ring.index(rank) + 1) % len(ring)] if len(ring) > 1 else None
+        self._peer_watch: PeerWatch | None = None
         self._advice: Callable[[], str] = str
         self._limits: dict[int, float] = {}
         self._seconds = 0.0
@@ -122,6 +126,7 @@ class StallWatch:
             self._notes_departure = finalize(self._recorder, self._departure.note)
         if seconds <= 0:
             return self._forget
+        self._watch_peer()
         number = max(self._limits, default=0) + 1
         self._limits[number] = seconds
         self._seconds = max(self._limits.values())
@@ -145,15 +150,29 @@ class StallWatch:
         if not self._limits:
             self._stop.set()
             self._thread = None
+            self._leave_peer()
 
     def _forget(self) -> None:
         """Leave no note when this rank leaves, unless something else trains on the grid."""
         if not self._limits:
+            self._leave_peer()
             self._notes_departure.detach()
             self._departure.files.remove(self._rank)
 
+    def _watch_peer(self) -> None:
+        """Watch the process of the next rank of the node: it is seen to be gone before a launcher ends the others."""
+        if self._next is not None and self._peer_watch is None:
+            number = self._next
+            process = self._neighbours[number]
+            self._peer_watch = PeerWatch(number, process, lambda: self._files.has_left(number), lambda: self._advice())
+
+    def _leave_peer(self) -> None:
+        if self._peer_watch is not None:
+            self._peer_watch.end()
+            self._peer_watch = None
+
     def move_to(self, folder: Path, advice: Callable[[], str]) -> None:
-        """From now on write into the folder of a run.
+        """From now on write into the folder of a run, and end the job when a process of the node is gone.
 
         Parameters
         ----------
@@ -168,6 +187,7 @@ class StallWatch:
         if self._rank == 0:
             files.clear()
         self._departure.files, self._departure.ranks, self._advice = files, tuple(range(self._size)), advice
+        self._watch_peer()
 
     @contextlib.contextmanager
     def busy(self, what: str, at_most: float | None = None) -> Iterator[None]:
@@ -208,8 +228,11 @@ class StallWatch:
     def _files(self) -> StallFiles:
         return self._departure.files
 
+    def _activity(self) -> Activity:
+        return Activity.of(self._recorder, self._watched, 2 * self._tick)
+
     def _look(self, elapsed: float, stop: threading.Event) -> None:
-        activity, busy = Activity.of(self._recorder, self._watched), self._busy
+        activity, busy = self._activity(), self._busy
         goes_on = activity != self._seen or (busy is not None and monotonic() < busy.until)
         self._idle = 0.0 if goes_on else self._idle + elapsed
         self._seen = activity
@@ -299,7 +322,7 @@ class StallWatch:
         return state if age < max(LEAST_PATIENCE, self._seconds / 2) else None
 
     def _end(self, states: Mapping[int, RankState], lost: Sequence[int], stop: threading.Event) -> None:
-        if stop.is_set() or Activity.of(self._recorder, self._watched) != self._seen:
+        if stop.is_set() or self._activity() != self._seen:
             return
         missing = [rank for rank in range(self._size) if rank not in states]
         gone = [rank for rank in missing if rank in self._neighbours and self._neighbours[rank].is_gone]
