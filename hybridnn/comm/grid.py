@@ -20,6 +20,7 @@ from hybridnn.comm.launch_check import require_whole_launch
 from hybridnn.comm.mpi import import_mpi, ranks_within
 from hybridnn.comm.placement import place_ranks, resolve_axes, resolve_stages
 from hybridnn.comm.recorder import Recorder
+from hybridnn.comm.stalls.watch import StallWatch
 from hybridnn.comm.transports.carrier import Carrier
 from hybridnn.errors import GridError
 
@@ -66,6 +67,8 @@ class ProcessGrid:
         Nodes the ranks run on.
     check_collectives : bool
         As it was asked for.
+    stall_watch : StallWatch or None
+        Ends a job that stands still, once something trains on the grid; None for one rank.
 
     Raises
     ------
@@ -138,6 +141,7 @@ class ProcessGrid:
         self.node_comm = node_comm.Split(0, position)
         members = ranks_within(self.node_comm, world)
         self.node_group = kind(self.node_comm, "node", self.recorder, message_limit, members)
+        self.stall_watch = StallWatch.of(self.recorder, world, self.node_comm)
 
     @property
     def groups(self) -> tuple[Group, ...]:

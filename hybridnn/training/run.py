@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any
 from hybridnn.comm.agreement import agree, broadcast_text
 from hybridnn.comm.grid import ProcessGrid, unarranged
 from hybridnn.comm.recorder import Recorder
-from hybridnn.comm.stalls.processes import processes_of
-from hybridnn.comm.stalls.watch import StallWatch
 from hybridnn.errors import EnvironmentProblem, HybridnnError
 from hybridnn.npz_files import read_npz
 from hybridnn.training.auto_layout import settle_layout
@@ -113,23 +111,26 @@ def run_training(
     path = Path(broadcast_text(grid.world, "" if folder is None else str(folder.path), 0))
     identity = data_identity(settings, data)
     with StopSignals() as signals, contextlib.ExitStack() as held:
-        held.enter_context(underway.kept_in(path, grid))
+        underway.folder = path
+        held.callback(trainer.end_watch)
         if folder is not None:
             held.enter_context(folder)
+        if grid.stall_watch is not None:
+            grid.stall_watch.move_to(path, lambda: how_to_go_on(path))
         resumed = None
         if start == "resume":
-            resumed = resume(path, settings, trainer, identity, data.train_samples, forced=forced)
+            with trainer.busy("reading the checkpoint"):
+                resumed = resume(path, settings, trainer, identity, data.train_samples, forced=forced)
         report = RunReport(settings, trainer, data, view, folder, memory, expected, wire)
         new_writer = partial(trainer.checkpoint_writer, path / CHECKPOINTS, identity, settings.training.keep)
         writer = new_writer()
         agree(grid.world, lambda: report.start(resumed))
-        watch = held.enter_context(_stall_watch(grid, path, settings.output.stall_seconds))
-        boundary = StepBoundary.of(settings.training, trainer, writer, signals, watch.busy)
+        boundary = StepBoundary.of(settings.training, trainer, writer, signals, trainer.busy)
         underway.begin(trainer, boundary, writer, new_writer)
         start_step = trainer.step
         with contextlib.nullcontext() if underway.outlives_losses else _telling_how_to_go_on(path):
             seconds = _fit(settings, trainer, data, report, boundary, path)
-        with watch.busy("writing the results"):
+        with trainer.busy("writing the results"):
             if settings.output.trace:
                 write_trace(None if folder is None else folder.trace_path, grid, trainer.plan.label)
             weights = trainer.weights()
@@ -205,13 +206,6 @@ def _grid(settings: Settings, comm: MPI.Intracomm | None) -> ProcessGrid:
     )
 
 
-def _stall_watch(grid: ProcessGrid, folder: Path, seconds: float) -> StallWatch:
-    processes = processes_of(grid.world)
-    return StallWatch(
-        grid.recorder, folder, grid.rank, grid.size, seconds, processes, advice=lambda: how_to_go_on(folder)
-    )
-
-
 def _resolved(parallel: ParallelSettings, trainer: Trainer) -> ParallelSettings:
     """The grid and the pipeline that run, so that the settings kept beside the results repeat them or refuse."""
     ran: dict[str, Any] = {} if parallel.stages else {"batch": trainer.grid.batch}
@@ -241,6 +235,7 @@ def _trainer(settings: Settings, grid: ProcessGrid, device: TrainingDevice, data
         device=device,
         distribution=settings.data.distribution,
         log_every=settings.output.log_every,
+        stall_seconds=settings.output.stall_seconds,
         evaluate_every=settings.training.evaluate_every,
         pipelining=make_pipelining(settings.parallel),
         initial_weights=None if start_from is None else agree(grid.world, lambda: read_npz(start_from, named)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from hybridnn.checks import require_whole
+from hybridnn.checks import require_number, require_whole
 from hybridnn.comm.grid import ProcessGrid
 from hybridnn.comm.threads import limit_blas_threads
 from hybridnn.nn.learning_rates import Constant, LearningRateSchedule
@@ -80,6 +81,10 @@ class Trainer(TrainedNetwork):
         How a grid with several pipeline stages trains; ``1f1b`` with its defaults unless given.
     initial_weights : mapping, optional
         Global arrays ``layers.<i>.weight`` and ``.bias`` to start from.
+    stall_seconds : float
+        End the job, and name the rank that did not arrive and the line of the script where it is, when a rank waits for
+        others and no rank has finished anything for so long; 0 waits for ever. Longer work of one rank, while the
+        others wait for it, is announced by `busy`.
 
     Raises
     ------
@@ -121,9 +126,12 @@ class Trainer(TrainedNetwork):
         evaluate_every: int = 1,
         pipelining: Pipelining | None = None,
         initial_weights: Mapping[str, Array] | None = None,
+        stall_seconds: float = 60.0,
     ) -> None:
         optimizer = optimizer if optimizer is not None else SGD()
         grid = grid if grid is not None else ProcessGrid()
+        require_number("output.stall_seconds", stall_seconds, 0, float("inf"), "a finite number, 0 or more")
+        self._end_watch = None if grid.stall_watch is None else grid.stall_watch.begin(self, stall_seconds)
         schedule = schedule if schedule is not None else Constant()
         pipelining = pipelining or Pipelining()
         numbers: dict[str, Any] = {
@@ -293,10 +301,32 @@ class Trainer(TrainedNetwork):
         return EpochRecord.of(self.step, before.epoch, loss, rates[-1], metrics, done.speed)
 
     def free(self) -> None:
-        """As `TrainedNetwork.free`; ends NCCL's connections too, unless the device was settled by somebody else."""
+        """As `TrainedNetwork.free`; ends NCCL's connections too, unless the device was settled by somebody else.
+
+        From then on it is not noticed if ranks stand still.
+        """
         super().free()
+        self.end_watch()
         if self._settled_device:
             self.grid.disconnect()
+
+    def end_watch(self) -> None:
+        """Leave it unnoticed from now on if ranks stand still."""
+        if self._end_watch is not None:
+            self._end_watch()
+
+    def busy(self, what: str, at_most: float | None = None) -> AbstractContextManager[None]:
+        """Announce long work of this rank, such as ``"plotting"``, during which others may wait without a stall.
+
+        Parameters
+        ----------
+        what : str
+            What the rank is busy with; shown where the job stands still nevertheless.
+        at_most : float, optional
+            Seconds after which it counts as a stall; ten times `stall_seconds` by default.
+        """
+        watch = self.grid.stall_watch
+        return nullcontext() if watch is None else watch.busy(what, at_most)
 
     def checkpoint_writer(
         self, folder: Path, data: str, keep: int = 3, *, grid: ProcessGrid | None = None

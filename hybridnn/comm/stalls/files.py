@@ -1,6 +1,7 @@
-"""The files by which ranks tell each other that nothing goes on: ``stall/rank-N.json``, each written whole.
+"""The files by which ranks report that nothing goes on, ``stall/rank-N.json``, or that they left, ``left-N.json``.
 
-Ranks that stand still cannot be reached by messages; files they can still write, from a thread beside what hangs.
+Each is written whole. Ranks that stand still cannot be reached by messages; files they can still write, from a thread
+beside what hangs.
 """
 
 from __future__ import annotations
@@ -13,22 +14,23 @@ from fnmatch import fnmatchcase
 from functools import cache
 from json import dumps
 from pathlib import Path
-from typing import Any, TypeVar
-
-from pydantic import TypeAdapter, ValidationError
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hybridnn.comm.stalls.ranks_text import MOST_RANKS, ranks_in
 from hybridnn.comm.stalls.state import JobState, RankState
 from hybridnn.comm.stalls.verdict import Finding, judge
 from hybridnn.errors import DataError
-from hybridnn.settings_errors import first_problem
 from hybridnn.small_files import JSON_BYTES, FileError, folder_names, parse_json, read_bytes
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 __all__ = ["FOLDER", "StallFiles", "StallRecord", "read_stall"]
 
 FOLDER = "stall"
 JOB = "job.json"
 ALARM = "alarm"
+LEFT_FILES = "left-*.json"
 PARTIAL = ".partial"
 RANK_FILES = "rank-*.json"
 
@@ -42,10 +44,12 @@ class StallFiles:
     ----------
     folder : Path
         The run folder, the same for all ranks. ``stall`` in it is made when something is written.
+    temporary : bool
+        Whether `folder` itself is removed with the last file.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / FOLDER
+    def __init__(self, folder: Path, *, temporary: bool = False) -> None:
+        self.path, self._temporary = folder / FOLDER, temporary
 
     @property
     def alarm(self) -> bool:
@@ -74,7 +78,7 @@ class StallFiles:
         ------
         OSError
         """
-        name = JOB if isinstance(state, JobState) else _name(state.rank)
+        name = JOB if isinstance(state, JobState) else _name(state.rank, left=bool(state.left))
         self.path.mkdir(parents=True, exist_ok=True)
         # Making a file here also makes a network file system look again for those of other nodes.
         partial = self.path / f".{name}{PARTIAL}"
@@ -88,19 +92,37 @@ class StallFiles:
         except DataError:
             return None
 
+    def left(self) -> dict[int, RankState]:
+        """What the ranks that left wrote last, by rank."""
+        states = []
+        with contextlib.suppress(OSError, DataError):
+            states = [_parse(file, RankState) for file in self.path.glob(LEFT_FILES)]
+        return {state.rank: state for state in states}
+
+    def has_left(self, rank: int) -> bool:
+        """Whether a rank noted that it left."""
+        return (self.path / _name(rank, left=True)).exists()
+
+    def count_left(self) -> int:
+        """How many ranks left."""
+        return sum(1 for _ in self.path.glob(LEFT_FILES))
+
     def remove(self, rank: int) -> None:
         """Take back what a rank wrote, and with the last rank's file everything else."""
         with contextlib.suppress(OSError):
             (self.path / _name(rank)).unlink(missing_ok=True)
-            if not any(_rank_files(self.path)):
+            if not any(_rank_files(self.path)) and not any(self.path.glob(LEFT_FILES)):
                 self.clear()
 
     def clear(self) -> None:
         """Remove everything; what cannot be removed stays."""
+        files = [*_rank_files(self.path), *self.path.glob(LEFT_FILES), *self.path.glob(f".*{PARTIAL}")]
         with contextlib.suppress(OSError):
-            for file in [*_rank_files(self.path), *self.path.glob(f".*{PARTIAL}"), self.path / JOB, self.path / ALARM]:
+            for file in [*files, self.path / JOB, self.path / ALARM]:
                 file.unlink(missing_ok=True)
-            self.path.rmdir()
+        for folder in (self.path, self.path.parent)[: 2 if self._temporary else 1]:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
 
 
 @dataclass(frozen=True)
@@ -126,7 +148,10 @@ class StallRecord:
     @property
     def findings(self) -> tuple[Finding, ...]:
         """Who did not arrive."""
-        return judge(self.states, self.size, () if self.job is None else self.job.processes)
+        if self.job is None:
+            return judge(self.states, self.size)
+        gone, unseen = ranks_in(self.job.gone), ranks_in(self.job.unseen)
+        return judge(self.states, self.size, self.job.processes, gone, unseen)
 
 
 def read_stall(folder: Path) -> StallRecord | None:
@@ -140,14 +165,19 @@ def read_stall(folder: Path) -> StallRecord | None:
     path = folder / FOLDER
     names = folder_names(path)
     job = _parse(path / JOB, JobState) if JOB in names else None
-    states = [_parse(path / name, RankState) for name in names if fnmatchcase(name, RANK_FILES)]
+    states = [
+        _parse(path / name, RankState)
+        for name in names
+        if any(fnmatchcase(name, kind) for kind in (RANK_FILES, LEFT_FILES))
+    ]
     silent = ranks_in(job.silent) if job is not None else ()
-    told = {state.rank: state for state in sorted(states, key=lambda state: state.rank) if state.rank not in silent}
-    return StallRecord(told, job) if told else None
+    states.sort(key=lambda state: (state.rank, state.left))
+    told = {state.rank: state for state in states if state.rank not in silent}
+    return StallRecord(told, job) if any(not state.left for state in told.values()) else None
 
 
-def _name(rank: int) -> str:
-    return f"rank-{rank}.json"
+def _name(rank: int, *, left: bool = False) -> str:
+    return f"{'left' if left else 'rank'}-{rank}.json"
 
 
 def _rank_files(path: Path) -> Iterator[Path]:
@@ -156,10 +186,16 @@ def _rank_files(path: Path) -> Iterator[Path]:
 
 @cache
 def _reader_of(kind: Any) -> TypeAdapter[Any]:
+    from pydantic import TypeAdapter
+
     return TypeAdapter(kind)
 
 
 def _parse(file: Path, kind: type[State]) -> State:
+    from pydantic import ValidationError  # takes long to load, and only a job that stands still reads files
+
+    from hybridnn.settings_errors import first_problem
+
     text = read_bytes(file, JSON_BYTES)
     try:
         parse_json(text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 from typing import Literal
 
@@ -88,16 +89,17 @@ def evaluate_run(run: TrainedRun, grid: ProcessGrid, samples: Samples) -> Evalua
         ignored = () if settings is run.settings.data else dataset.ignored
         return dataset
 
-    placed = place_data(
-        load,
-        grid,
-        generated=settings.name == "synthetic",
-        distribution=distribution_for(run, grid),
-        standardize=False,  # as done already, with the numbers of the run
-        test_fraction=run.settings.data.test_fraction,
-        seed=run.settings.training.seed,
-        dtype=run.settings.training.dtype,
-    )
+    with trainer.busy("reading the data", at_most=inf):
+        placed = place_data(
+            load,
+            grid,
+            generated=settings.name == "synthetic",
+            distribution=distribution_for(run, grid),
+            standardize=False,  # as done already, with the numbers of the run
+            test_fraction=run.settings.data.test_fraction,
+            seed=run.settings.training.seed,
+            dtype=run.settings.training.dtype,
+        )
     metrics = trainer.evaluate(placed.train)
     placed.memory.free()
     part = PARTS[int(broadcast_text(grid.world, str(PARTS.index(part)), 0))]  # only ranks that loaded know

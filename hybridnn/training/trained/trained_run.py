@@ -110,6 +110,7 @@ def trainer_of(run: TrainedRun, grid: ProcessGrid) -> Trainer:
         # Samples go through a pipeline in microbatches: those of the run give the run's own sums.
         pipelining=Pipelining(microbatches=settings.parallel.microbatches),
         initial_weights=run.weights,
+        stall_seconds=settings.output.stall_seconds,
     )
 
 
