@@ -161,5 +161,6 @@ def stopped_by_signal(boundary: StepBoundary, step: int, folder: Path) -> Stoppe
     name = signal.Signals(boundary.stopped_by).name
     return StoppedBySignal(
         f"stopped by {name} after step {step}; wrote {boundary.checkpoint}; "
-        f"go on with: hybridnn train --resume {folder}"
+        f"go on with: hybridnn train --resume {folder}",
+        interrupted=boundary.stopped_by == signal.SIGINT,
     )

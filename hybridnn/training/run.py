@@ -110,7 +110,7 @@ def run_training(
     folder = agree(grid.world, lambda: _open_folder(settings, start) if grid.rank == 0 else None)
     path = Path(broadcast_text(grid.world, "" if folder is None else str(folder.path), 0))
     identity = data_identity(settings, data)
-    with StopSignals() as signals, contextlib.ExitStack() as held:
+    with StopSignals(announces=grid.rank == 0) as signals, contextlib.ExitStack() as held:
         held.enter_context(underway.kept_in(path, grid))
         if folder is not None:
             held.enter_context(folder)

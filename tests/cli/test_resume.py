@@ -6,7 +6,7 @@ import json
 import os
 import re
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,14 @@ def signal_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
     return arm
 
 
+@pytest.fixture(autouse=True)
+def _foreground() -> Iterator[None]:
+    """Restore Python's own handler of SIGINT, which a process that a script starts in the background does not have."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def records(folder: str) -> list[dict[str, Any]]:
     """Steps and epochs of a run without what is never twice the same."""
     lines = [json.loads(line) for line in (Path(folder) / "history.jsonl").read_text().splitlines()]
@@ -69,16 +77,18 @@ def assert_same_run(folder: str, other: str) -> None:
             np.testing.assert_array_equal(found[name], expected[name], err_msg=name)
 
 
-@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("number", "exit_code"), [(signal.SIGUSR1, 75), (signal.SIGTERM, 75), (signal.SIGINT, 130)]
+)
 @pytest.mark.parametrize("step", [3, STEPS_PER_EPOCH, STEPS - 1])
 def test_signal_leaves_a_checkpoint_to_go_on_from(
-    run_hybridnn: Run, signal_at: Callable[[int, int], None], step: int, number: signal.Signals
+    run_hybridnn: Run, signal_at: Callable[[int, int], None], step: int, number: signal.Signals, exit_code: int
 ) -> None:
     assert run_hybridnn(*TRAIN, *SMALL, "--out", "whole")[0] == 0
     signal_at(step, number)
     before = signal.getsignal(number)
     code, _, said = run_hybridnn(*TRAIN, *SMALL, "--out", "run")
-    assert code == 75
+    assert code == exit_code
     assert said.endswith(
         f"stopped by {number.name} after step {step}; wrote run/checkpoints/step-{step:08d}; "
         "go on with: hybridnn train --resume run\n"
