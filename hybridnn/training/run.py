@@ -125,6 +125,7 @@ def run_training(
         start_step = trainer.step
         with contextlib.nullcontext() if underway.outlives_losses else _telling_how_to_go_on(path):
             seconds = _fit(settings, trainer, data, report, boundary, path)
+        _write_last_checkpoint(boundary, trainer)
         with watch.busy("writing the results"):
             if settings.output.trace:
                 write_trace(None if folder is None else folder.trace_path, grid, trainer.plan.label)
@@ -156,6 +157,15 @@ def _fit(
         raise stopped_by_signal(boundary, trainer.step, path)
     boundary.finish()
     return perf_counter() - start
+
+
+def _write_last_checkpoint(boundary: StepBoundary, trainer: Trainer) -> None:
+    """Write the checkpoint from which a run that has ended can be trained on; without it the results still count."""
+    try:
+        boundary.end(trainer.progress)
+    except EnvironmentProblem as error:
+        if trainer.grid.rank == 0:
+            print(f"Warning: {error}; the run has ended well, but cannot be trained on", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
