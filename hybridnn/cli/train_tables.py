@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hybridnn.training.history import EpochRecord, RunHeader, RunSummary
+from hybridnn.training.history import EpochRecord, RunHeader, RunSummary, best_epoch
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -42,16 +42,15 @@ class Totals:
     @classmethod
     def of(cls, epochs: Sequence[EpochRecord]) -> Totals:
         """Add up the records of a run."""
-        measured = [(value, -record.epoch) for record in epochs if (value := metric_of(record)) is not None]
-        best = max(measured) if measured else None
+        best = best_epoch(epochs)
         compute = sum(record.compute_seconds for record in epochs)
         communication = sum(record.communication_seconds for record in epochs)
         samples = sum(
             record.samples_per_second * (record.compute_seconds + record.communication_seconds) for record in epochs
         )
         return cls(
-            best_metric=best[0] if best else None,
-            best_epoch=-best[1] if best else None,
+            best_metric=best.metric if best else None,
+            best_epoch=best.epoch if best else None,
             samples_per_second=samples / (compute + communication) if samples else 0.0,
             compute_seconds=compute,
             communication_seconds=communication,
@@ -63,11 +62,6 @@ class Totals:
         """Part of the training time spent in communication calls, from 0 to 1."""
         seconds = self.compute_seconds + self.communication_seconds
         return self.communication_seconds / seconds if seconds else 0.0
-
-
-def metric_of(record: EpochRecord) -> float | None:
-    """Test accuracy or R² of an epoch, whichever the task has."""
-    return record.test_accuracy if record.test_accuracy is not None else record.test_r2
 
 
 def header_table(header: RunHeader) -> Table:
@@ -158,18 +152,18 @@ def epoch_table(epochs: Sequence[EpochRecord]) -> Table:
     )
     for title in titles:
         table.add_column(title, justify="right", vertical="bottom", no_wrap=True)
-    best_epoch = Totals.of(epochs).best_epoch
-    for record in _shown(epochs, best_epoch):
+    best = Totals.of(epochs).best_epoch
+    for record in _shown(epochs, best):
         table.add_row(
             str(record.epoch),
             _number(record.train_loss),
             _number(record.test_loss),
-            _number(metric_of(record)),
+            _number(record.metric),
             f"{record.samples_per_second:,.0f}",
             f"{record.compute_seconds:.3f}",
             f"{record.communication_seconds:.3f}",
             _bytes(record.bytes_sent),
-            style="bold" if record.epoch == best_epoch else None,
+            style="bold" if record.epoch == best else None,
         )
     return table
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from math import isfinite
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ __all__ = [
     "RunSummary",
     "StageHeader",
     "StepRecord",
+    "best_epoch",
 ]
 
 
@@ -80,6 +82,11 @@ class EpochRecord:
     communication_seconds: float
     bytes_sent: int
 
+    @property
+    def metric(self) -> float | None:
+        """Test accuracy or R², whichever the task has."""
+        return self.test_accuracy if self.test_accuracy is not None else self.test_r2
+
     @classmethod
     def of(
         cls, step: int, epoch: int, train_loss: float, learning_rate: float, test: Metrics | None, speed: Speed
@@ -87,6 +94,12 @@ class EpochRecord:
         """Put together what was measured in an epoch."""
         measured = (None, None, None) if test is None else (test.loss, test.accuracy, test.r2)
         return cls(step, epoch, train_loss, learning_rate, *measured, **asdict(speed))
+
+
+def best_epoch(epochs: Sequence[EpochRecord]) -> EpochRecord | None:
+    """The first epoch with the highest test accuracy or R²; None where none was evaluated."""
+    measured = [record for record in epochs if record.metric is not None and isfinite(record.metric)]
+    return max(measured, key=lambda record: record.metric or 0.0, default=None)
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from hybridnn.training.trainer import Trainer
 
 __all__ = ["Resumed", "Task", "data_identity", "resume", "what_to_train"]
 
-FREE = frozenset({"evaluate_every", "check_collectives", "checkpoint_every", "keep", "checkpoint_async"})
+FREE = frozenset({"evaluate_every", "check_collectives", "checkpoint_every", "keep", "checkpoint_async", "keep_best"})
 """Keys of ``[training]`` that do not change what is trained."""
 
 FIXED = frozenset({"optimizer.name", "training.dtype", "training.batch_size"})

@@ -18,11 +18,12 @@ from hybridnn.comm.stalls.watch import StallWatch
 from hybridnn.errors import EnvironmentProblem, HybridnnError
 from hybridnn.npz_files import read_npz
 from hybridnn.training.auto_layout import settle_layout
+from hybridnn.training.best_weights import BestWeights
 from hybridnn.training.boundary import StepBoundary, stopped_by_signal
 from hybridnn.training.data_placement import PlacedData, place_data
 from hybridnn.training.device import TrainingDevice, settle_device
 from hybridnn.training.expected_step import expected_step
-from hybridnn.training.history import RunSummary
+from hybridnn.training.history import EpochRecord, RunSummary
 from hybridnn.training.made_of_settings import (
     load_data,
     make_device_options,
@@ -124,7 +125,8 @@ def run_training(
         underway.begin(trainer, boundary, writer, new_writer)
         start_step = trainer.step
         with contextlib.nullcontext() if underway.outlives_losses else _telling_how_to_go_on(path):
-            seconds = _fit(settings, trainer, data, report, boundary, path)
+            best = BestWeights(trainer, folder, watch.busy) if settings.training.keep_best else None
+            seconds = _fit(settings, trainer, data, report, boundary, path, best)
         _write_last_checkpoint(boundary, trainer)
         with watch.busy("writing the results"):
             if settings.output.trace:
@@ -139,9 +141,21 @@ def run_training(
 
 
 def _fit(
-    settings: Settings, trainer: Trainer, data: PlacedData, report: RunReport, boundary: StepBoundary, path: Path
+    settings: Settings,
+    trainer: Trainer,
+    data: PlacedData,
+    report: RunReport,
+    boundary: StepBoundary,
+    path: Path,
+    best: BestWeights | None,
 ) -> float:
     """Train what is left to train; returns the seconds it took."""
+
+    def epoch(record: EpochRecord) -> None:
+        report.epoch(record)
+        if best is not None:
+            best(record)
+
     start = perf_counter()
     done = trainer.progress.epoch - 1
     if settings.training.epochs > done:
@@ -150,7 +164,7 @@ def _fit(
             epochs=settings.training.epochs - done,
             validation=(data.test, None),
             on_step=report.step,
-            on_epoch=report.epoch,
+            on_epoch=epoch,
             stops=boundary,
         )
     if boundary.stopped_by:

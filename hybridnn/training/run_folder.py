@@ -39,6 +39,7 @@ LEARNING_CURVE = "learning_curve.png"
 TRACE = "trace.json"
 STANDARDIZATION = "standardization.npz"
 WEIGHTS = "weights.npz"
+BEST_WEIGHTS = "best-weights.npz"
 CHECKPOINTS = "checkpoints"
 
 KINDS = {StepRecord: "step", EpochRecord: "epoch", PredictedStep: "prediction", MeasuredStep: "measured"}
@@ -91,7 +92,8 @@ class RunFolder:
                 except SettingError:
                     lock.release()
                     raise
-                (folder / WEIGHTS).unlink(missing_ok=True)
+                for name in (WEIGHTS, BEST_WEIGHTS):
+                    (folder / name).unlink(missing_ok=True)
                 run._open("w")
             return run
 
@@ -155,6 +157,19 @@ class RunFolder:
             ``layers.0.weight`` (outputs, inputs), ``layers.0.bias`` (outputs,), and so on.
         """
         return self._write_arrays(WEIGHTS, arrays)
+
+    def write_best_weights(self, arrays: Mapping[str, NDArray[Any]], record: EpochRecord) -> Path:
+        """Write ``best-weights.npz`` whole or not at all.
+
+        Parameters
+        ----------
+        arrays : mapping
+            As for `write_weights`.
+        record : EpochRecord
+            Of the epoch that made them; the file names its ``epoch``, ``step`` and test ``metric`` beside the arrays.
+        """
+        marks = {"epoch": record.epoch, "step": record.step, "metric": record.metric}
+        return self._write_arrays(BEST_WEIGHTS, {**arrays, **{name: np.array(mark) for name, mark in marks.items()}})
 
     def write_standardization(self, arrays: Mapping[str, NDArray[Any]]) -> Path:
         """Write the shift and scale of the data as ``standardization.npz``, whole or not at all."""

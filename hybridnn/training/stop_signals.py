@@ -2,8 +2,8 @@
 
 SIGUSR1 is what a batch script has Slurm send before the time limit (``--signal``), SIGTERM what ``scancel`` and
 preemption send, SIGINT what Ctrl-C sends. `Trainer.fit` installs no handlers: there Ctrl-C raises
-``KeyboardInterrupt`` as in any Python program. A second signal ends the process at once, but for one so soon after the first that a launcher must have
-sent it twice.
+``KeyboardInterrupt`` as in any Python program. A second signal ends the process at once, but for one so soon after the
+first that a launcher must have sent it twice.
 """
 
 from __future__ import annotations

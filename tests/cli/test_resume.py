@@ -79,9 +79,7 @@ def assert_same_run(folder: str, other: str) -> None:
             np.testing.assert_array_equal(found[name], expected[name], err_msg=name)
 
 
-@pytest.mark.parametrize(
-    ("number", "exit_code"), [(signal.SIGUSR1, 75), (signal.SIGTERM, 75), (signal.SIGINT, 130)]
-)
+@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGUSR1, 75), (signal.SIGTERM, 75), (signal.SIGINT, 130)])
 @pytest.mark.parametrize("step", [3, STEPS_PER_EPOCH, STEPS - 1])
 def test_signal_leaves_a_checkpoint_to_go_on_from(
     run_hybridnn: Run, signal_at: Callable[[int, int], None], step: int, number: signal.Signals, exit_code: int

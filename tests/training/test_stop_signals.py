@@ -68,7 +68,9 @@ def test_an_ignored_interrupt_stays_ignored() -> None:
     assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
 
 
-@pytest.mark.parametrize(("announces", "number", "lines"), [(True, "SIGINT", 1), (False, "SIGINT", 0), (True, "SIGTERM", 0)])
+@pytest.mark.parametrize(
+    ("announces", "number", "lines"), [(True, "SIGINT", 1), (False, "SIGINT", 0), (True, "SIGTERM", 0)]
+)
 def test_the_first_interrupt_is_answered_once(
     announces: bool, number: str, lines: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
