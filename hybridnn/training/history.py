@@ -38,7 +38,7 @@ class StepRecord:
         Mean loss over the global minibatch, before the update.
     learning_rate : float
         Rate the update used.
-    samples_per_second, compute_seconds, communication_seconds, bytes_sent
+    samples_per_second, compute_seconds, communication_seconds, bytes_sent, waiting_seconds
         As in `EpochRecord`, for the steps since the record before, or since the epoch began.
     """
 
@@ -50,6 +50,7 @@ class StepRecord:
     compute_seconds: float
     communication_seconds: float
     bytes_sent: int
+    waiting_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,9 @@ class EpochRecord:
         Rank 0's share of the epoch's training time outside and inside communication calls.
     bytes_sent : int
         Bytes that all ranks sent during the epoch's training, counted by the rule in ``comm/accounting.py``.
+    waiting_seconds : float
+        The part of `communication_seconds` that rank 0 spent waiting for messages of other stages and at barriers: in a
+        pipeline its bubble. 0 in histories of versions that did not measure it.
     """
 
     step: int
@@ -81,6 +85,7 @@ class EpochRecord:
     compute_seconds: float
     communication_seconds: float
     bytes_sent: int
+    waiting_seconds: float = 0.0
 
     @property
     def metric(self) -> float | None:

@@ -31,7 +31,14 @@ SMALL = (
     "output.log_every=1",
 )
 STEPS_PER_EPOCH, STEPS = 8, 24
-SPEEDS = ("samples_per_second", "compute_seconds", "communication_seconds", "seconds_per_step", "instructions")
+SPEEDS = (
+    "samples_per_second",
+    "compute_seconds",
+    "communication_seconds",
+    "waiting_seconds",
+    "seconds_per_step",
+    "instructions",
+)
 
 
 @pytest.fixture
