@@ -11,7 +11,7 @@ from typing import BinaryIO
 
 from hybridnn.errors import EnvironmentProblem
 
-__all__ = ["replace_whole", "write_whole"]
+__all__ = ["discard_partial", "replace_whole", "write_whole"]
 
 
 def replace_whole(path: Path, fill: Callable[[BinaryIO], object], *, alone: bool = True) -> None:
@@ -30,7 +30,7 @@ def replace_whole(path: Path, fill: Callable[[BinaryIO], object], *, alone: bool
     OSError
     """
     writer = "" if alone else f".{socket.gethostname()}.{os.getpid()}.{threading.get_ident()}"
-    partial = path.with_name(f".{path.name}{writer}.partial")
+    partial = _partial(path, writer)
     try:
         with open(partial, "wb") as file:
             fill(file)
@@ -39,6 +39,20 @@ def replace_whole(path: Path, fill: Callable[[BinaryIO], object], *, alone: bool
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def discard_partial(path: Path) -> None:
+    """Remove what a killed process left of a file that nobody else writes, where it may not be written again.
+
+    Raises
+    ------
+    OSError
+    """
+    _partial(path).unlink(missing_ok=True)
+
+
+def _partial(path: Path, writer: str = "") -> Path:
+    return path.with_name(f".{path.name}{writer}.partial")
 
 
 def write_whole(path: Path, content: str | bytes | Iterable[bytes]) -> None:

@@ -134,6 +134,8 @@ def _settings_of_run(folder: Path, overrides: Sequence[str], ranks: int) -> Sett
         return settings
     given = {text.partition("=")[0].strip() for text in overrides}
     forgotten = [f"parallel.{key}" for key in RESOLVED if f"parallel.{key}" not in given]
+    if "parallel.method" in given and not {"parallel.pipeline", "parallel.stages"} & given and parallel.pipeline == 1:
+        forgotten.append("parallel.pipeline")  # for a method the ranks become stages
     return load_settings(folder / CONFIG, overrides, forgotten=place + forgotten)
 
 

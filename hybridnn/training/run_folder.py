@@ -27,7 +27,7 @@ from hybridnn.training.history_file import HISTORY, lines_until, run_status
 from hybridnn.training.json_text import to_json
 from hybridnn.training.settings import Settings
 from hybridnn.training.settings_file import to_toml
-from hybridnn.whole_files import replace_whole
+from hybridnn.whole_files import discard_partial, replace_whole
 
 __all__ = ["RunFolder", "Start"]
 
@@ -86,6 +86,7 @@ class RunFolder:
             folder.mkdir(parents=True, exist_ok=True)
             lock = FolderLock.take(folder)
             run = cls(folder, lock)
+            discard_partial(folder / BEST_WEIGHTS)
             if start != "resume":
                 try:
                     _require_free(folder, again=start == "again")

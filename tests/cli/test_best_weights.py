@@ -127,8 +127,11 @@ def test_a_resumed_run_compares_with_the_epochs_before(run_hybridnn: Run) -> Non
         name = f"run-{stop}"
         assert run_hybridnn(*RESTLESS, "--epochs", str(stop), "--out", name)[0] == 0
         written = Path(name, BEST).stat().st_mtime_ns
+        left_over = Path(name, f".{BEST}.partial")
+        left_over.write_bytes(b"by a process that was killed")
         assert run_hybridnn("train", "--resume", name, "--epochs", "9", "-q")[0] == 0
         assert (Path(name, BEST).stat().st_mtime_ns == written) == (stop > best)
+        assert not left_over.exists()
         assert marks_of(Path(name)) == marks_of(Path("whole"))
         assert_reproduced(Path(name), ProcessGrid())
 
