@@ -119,7 +119,7 @@ def _best_weights(folder: Path) -> WeightsSource:
     except (LookupError, TypeError, ValueError) as error:
         raise DataError(f"{path}: does not name its epoch and step") from error
     best = best_epoch(read_sound_history(folder)[0].epochs)
-    damaged = ()
+    damaged: tuple[str, ...] = ()
     if best is not None and best.epoch != epoch:
         metric = f"epoch {best.epoch} with {best.metric:.4f} was better"
         damaged = (f"{path}: of epoch {epoch}; {metric}; its weights are not kept",)
