@@ -150,6 +150,7 @@ def test_weights_of_an_epoch_that_the_history_does_not_have_are_replaced(run_hyb
     assert marks_of(run)[0] == 4
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.mpi(ranks=[2])
 def test_a_run_that_goes_on_on_another_grid(run_on_ranks: Run, comm: MPI.Intracomm, mpi_tmp_path: Path) -> None:
     assert run_on_ranks(*RESTLESS, "--batch", "2", "--epochs", "4", "--out", "run")[0] == 0

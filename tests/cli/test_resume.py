@@ -202,6 +202,7 @@ def test_a_finished_run_is_trained_on(run_hybridnn: Run, optimizer: tuple[str, .
     assert "run/weights.npz, step 320" in run_hybridnn("evaluate", "run")[1]
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.mpi(ranks=[2])
 def test_a_finished_run_is_trained_on_by_a_grid(run_on_ranks: Run) -> None:
     grid = ("--pipeline", "2", "--method", "gpipe")

@@ -82,9 +82,10 @@ def test_stages_of_different_widths_train_from_the_command_line(run_on_ranks: Ru
     assert code == 0, err
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.mpi(ranks=[4])
 def test_a_method_alone_makes_all_ranks_stages(run_on_ranks: Run, mpi_tmp_path: Path) -> None:
-    options = ["--data", "synthetic", *HIDDEN, "--method", "pipedream", "-q"]
+    options = ["--set", "data.rows=60", *HIDDEN, "--batch-size", "24", "--method", "pipedream", "-q"]
     assert run_on_ranks("train", *options, "--epochs", "1", "--out", "run")[0] == 0
     header = history(mpi_tmp_path / "run")[0]
     assert (header["pipeline"], header["batch"], header["method"]) == (4, 1, "pipedream")
