@@ -108,6 +108,19 @@ class NonFiniteLossError(HybridnnError):
 
 
 class StoppedBySignal(HybridnnError):  # noqa: N818 - no mistake of anybody's
-    """A signal asked the run to stop; it wrote a checkpoint, from which it can go on."""
+    """A signal stopped the run; it wrote a checkpoint, from which it can go on.
+
+    Parameters
+    ----------
+    message : str
+    interrupted : bool
+        Whether the signal was an interrupt from the keyboard. The exit code is then 130, as shells have it, since a
+        script that starts a run again after exit code 75 must end with it.
+    """
 
     exit_code = 75  # EX_TEMPFAIL: the same command will do better later
+
+    def __init__(self, message: str, *, interrupted: bool = False) -> None:
+        super().__init__(message)
+        if interrupted:
+            self.exit_code = 130  # 128 + SIGINT

@@ -12,7 +12,7 @@ from typing import BinaryIO
 from hybridnn.errors import EnvironmentProblem
 from hybridnn.small_files import shown_path
 
-__all__ = ["replace_whole", "write_whole"]
+__all__ = ["discard_partial", "replace_whole", "write_whole"]
 
 
 def replace_whole(path: Path, fill: Callable[[BinaryIO], object], *, alone: bool = True) -> None:
@@ -31,7 +31,7 @@ def replace_whole(path: Path, fill: Callable[[BinaryIO], object], *, alone: bool
     OSError
     """
     writer = "" if alone else f".{socket.gethostname()}.{os.getpid()}.{threading.get_ident()}"
-    partial = path.with_name(f".{path.name}{writer}.partial")
+    partial = _partial(path, writer)
     try:
         partial.unlink(missing_ok=True)  # to open what is not a regular file could wait for ever
         with open(partial, "wb") as file:
@@ -41,6 +41,20 @@ def replace_whole(path: Path, fill: Callable[[BinaryIO], object], *, alone: bool
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def discard_partial(path: Path) -> None:
+    """Remove what a killed process left of a file that nobody else writes, where it may not be written again.
+
+    Raises
+    ------
+    OSError
+    """
+    _partial(path).unlink(missing_ok=True)
+
+
+def _partial(path: Path, writer: str = "") -> Path:
+    return path.with_name(f".{path.name}{writer}.partial")
 
 
 def write_whole(path: Path, content: str | bytes | Iterable[bytes]) -> None:

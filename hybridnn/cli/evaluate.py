@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from hybridnn.cli.output import Format
-from hybridnn.cli.trained_options import BatchRanks, Checkpoint, ModelRanks, Run, Stages
+from hybridnn.cli.trained_options import BatchRanks, Best, Checkpoint, ModelRanks, Run, Stages
 
 __all__ = ["evaluate"]
 
@@ -45,6 +45,7 @@ def evaluate(
         ),
     ] = None,
     checkpoint: Checkpoint = None,
+    best: Best = False,
     pipeline: Stages = None,
     batch: BatchRanks = None,
     model: ModelRanks = None,
@@ -57,7 +58,7 @@ def evaluate(
     from hybridnn.training.trained.trained_run import open_run
 
     grid = make_grid(pipeline, batch, model)
-    trained = open_run(run, checkpoint, grid.world)
+    trained = open_run(run, checkpoint, grid.world, best=best)
     columns = tuple(name.strip() for name in targets.split(",")) if targets else ()
     result = evaluate_run(trained, grid, Samples(data, columns, None if part is None else part.value))
     if grid.rank == 0:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from hybridnn.cli.trained_options import BatchRanks, Checkpoint, Force, ModelRanks, Run, Stages
+from hybridnn.cli.trained_options import BatchRanks, Best, Checkpoint, Force, ModelRanks, Run, Stages
 
 __all__ = ["predict"]
 
@@ -27,6 +27,7 @@ def predict(
         "predictions.csv"
     ),
     checkpoint: Checkpoint = None,
+    best: Best = False,
     pipeline: Stages = None,
     batch: BatchRanks = None,
     model: ModelRanks = None,
@@ -42,7 +43,7 @@ def predict(
     grid = make_grid(pipeline, batch, model)
     suffixes = [".csv", ".npz"]
     agree(grid.world, lambda: require_new_file("--out", out, suffixes, replace=force) if grid.rank == 0 else None)
-    trained = open_run(run, checkpoint, grid.world)
+    trained = open_run(run, checkpoint, grid.world, best=best)
     found = predict_file(trained, grid, file)
 
     def write() -> None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BatchRanks",
+    "Best",
     "Checkpoint",
     "Force",
     "ModelRanks",
@@ -40,6 +41,7 @@ Checkpoint = Annotated[
         show_default=False,
     ),
 ]
+Best = Annotated[bool, typer.Option("--best", help="Take the weights of the epoch with the best test metric.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace the file that is there.")]
 
 

@@ -30,7 +30,7 @@ from hybridnn.training.trainer import Trainer
 
 __all__ = ["Resumed", "Task", "data_identity", "resume", "what_to_train"]
 
-FREE = frozenset({"evaluate_every", "check_collectives", "checkpoint_every", "keep", "checkpoint_async"})
+FREE = frozenset({"evaluate_every", "check_collectives", "checkpoint_every", "keep", "checkpoint_async", "keep_best"})
 """Keys of ``[training]`` that do not change what is trained."""
 
 FIXED = frozenset({"optimizer.name", "training.dtype", "training.batch_size"})
@@ -139,6 +139,8 @@ def _settings_of_run(folder: Path, overrides: Sequence[str], ranks: int) -> Sett
         return settings
     given = {text.partition("=")[0].strip() for text in overrides}
     forgotten = [f"parallel.{key}" for key in RESOLVED if f"parallel.{key}" not in given]
+    if "parallel.method" in given and not {"parallel.pipeline", "parallel.stages"} & given and parallel.pipeline == 1:
+        forgotten.append("parallel.pipeline")  # for a method the ranks become stages
     return load_settings(folder / CONFIG, overrides, forgotten=place + forgotten)
 
 

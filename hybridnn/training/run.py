@@ -16,11 +16,12 @@ from hybridnn.comm.recorder import Recorder
 from hybridnn.errors import EnvironmentProblem, HybridnnError
 from hybridnn.npz_files import read_npz
 from hybridnn.training.auto_layout import settle_layout
+from hybridnn.training.best_weights import BestWeights
 from hybridnn.training.boundary import StepBoundary, stopped_by_signal
 from hybridnn.training.data_placement import PlacedData, place_data
 from hybridnn.training.device import TrainingDevice, settle_device
 from hybridnn.training.expected_step import expected_step
-from hybridnn.training.history import RunSummary
+from hybridnn.training.history import EpochRecord, RunSummary
 from hybridnn.training.made_of_settings import (
     load_data,
     make_device_options,
@@ -110,7 +111,7 @@ def run_training(
     folder = agree(grid.world, lambda: _open_folder(settings, start) if grid.rank == 0 else None)
     path = Path(broadcast_text(grid.world, "" if folder is None else str(folder.path), 0))
     identity = data_identity(settings, data)
-    with StopSignals() as signals, contextlib.ExitStack() as held:
+    with StopSignals(announces=grid.rank == 0) as signals, contextlib.ExitStack() as held:
         underway.folder = path
         held.callback(trainer.end_watch)
         if folder is not None:
@@ -129,7 +130,9 @@ def run_training(
         underway.begin(trainer, boundary, writer, new_writer)
         start_step = trainer.step
         with contextlib.nullcontext() if underway.outlives_losses else _telling_how_to_go_on(path):
-            seconds = _fit(settings, trainer, data, report, boundary, path)
+            best = BestWeights(trainer, folder, trainer.busy) if settings.training.keep_best else None
+            seconds = _fit(settings, trainer, data, report, boundary, path, best)
+        _write_last_checkpoint(boundary, trainer)
         with trainer.busy("writing the results"):
             if settings.output.trace:
                 write_trace(None if folder is None else folder.trace_path, grid, trainer.plan.label)
@@ -155,9 +158,21 @@ def require_same_run(settings: Settings, start: Start, *, forced: bool, comm: MP
 
 
 def _fit(
-    settings: Settings, trainer: Trainer, data: PlacedData, report: RunReport, boundary: StepBoundary, path: Path
+    settings: Settings,
+    trainer: Trainer,
+    data: PlacedData,
+    report: RunReport,
+    boundary: StepBoundary,
+    path: Path,
+    best: BestWeights | None,
 ) -> float:
     """Train what is left to train; returns the seconds it took."""
+
+    def epoch(record: EpochRecord) -> None:
+        report.epoch(record)
+        if best is not None:
+            best(record)
+
     start = perf_counter()
     done = trainer.progress.epoch - 1
     if settings.training.epochs > done:
@@ -166,13 +181,22 @@ def _fit(
             epochs=settings.training.epochs - done,
             validation=(data.test, None),
             on_step=report.step,
-            on_epoch=report.epoch,
+            on_epoch=epoch,
             stops=boundary,
         )
     if boundary.stopped_by:
         raise stopped_by_signal(boundary, trainer.step, path)
     boundary.finish()
     return perf_counter() - start
+
+
+def _write_last_checkpoint(boundary: StepBoundary, trainer: Trainer) -> None:
+    """Write the checkpoint from which a run that has ended can be trained on; without it the results still count."""
+    try:
+        boundary.end(trainer.progress)
+    except EnvironmentProblem as error:
+        if trainer.grid.rank == 0:
+            print(f"Warning: {error}; the run has ended well, but cannot be trained on", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager

@@ -28,7 +28,7 @@ from hybridnn.training.history_file import HISTORY, lines_until, run_status
 from hybridnn.training.json_text import to_json
 from hybridnn.training.settings import Settings
 from hybridnn.training.settings_file import load_settings, to_toml
-from hybridnn.whole_files import replace_whole
+from hybridnn.whole_files import discard_partial, replace_whole
 
 __all__ = ["RunFolder", "Start", "read_config"]
 
@@ -40,6 +40,7 @@ LEARNING_CURVE = "learning_curve.png"
 TRACE = "trace.json"
 STANDARDIZATION = "standardization.npz"
 WEIGHTS = "weights.npz"
+BEST_WEIGHTS = "best-weights.npz"
 CHECKPOINTS = "checkpoints"
 
 KINDS = {StepRecord: "step", EpochRecord: "epoch", PredictedStep: "prediction", MeasuredStep: "measured"}
@@ -86,13 +87,15 @@ class RunFolder:
             folder.mkdir(parents=True, exist_ok=True)
             lock = FolderLock.take(folder)
             run = cls(folder, lock)
+            discard_partial(folder / BEST_WEIGHTS)
             if start != "resume":
                 try:
                     _require_free(folder, again=start == "again")
                 except HybridnnError:
                     lock.release()
                     raise
-                (folder / WEIGHTS).unlink(missing_ok=True)
+                for name in (WEIGHTS, BEST_WEIGHTS):
+                    (folder / name).unlink(missing_ok=True)
                 run._open("w")
             return run
 
@@ -156,6 +159,19 @@ class RunFolder:
             ``layers.0.weight`` (outputs, inputs), ``layers.0.bias`` (outputs,), and so on.
         """
         return self._write_arrays(WEIGHTS, arrays)
+
+    def write_best_weights(self, arrays: Mapping[str, NDArray[Any]], record: EpochRecord) -> Path:
+        """Write ``best-weights.npz`` whole or not at all.
+
+        Parameters
+        ----------
+        arrays : mapping
+            As for `write_weights`.
+        record : EpochRecord
+            Of the epoch that made them; the file names its ``epoch``, ``step`` and test ``metric`` beside the arrays.
+        """
+        marks = {"epoch": record.epoch, "step": record.step, "metric": record.metric}
+        return self._write_arrays(BEST_WEIGHTS, {**arrays, **{name: np.array(mark) for name, mark in marks.items()}})
 
     def write_standardization(self, arrays: Mapping[str, NDArray[Any]]) -> Path:
         """Write the shift and scale of the data as ``standardization.npz``, whole or not at all."""

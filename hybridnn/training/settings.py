@@ -138,6 +138,8 @@ class TrainingSettings(Section):
         Checkpoints that are kept, the newest ones.
     checkpoint_async : bool
         Copy the arrays and write them beside the training.
+    keep_best : bool
+        Write the weights of every evaluated epoch that is better than those before.
     """
 
     epochs: Count = 10
@@ -151,6 +153,7 @@ class TrainingSettings(Section):
     checkpoint_every: Interval | None = None
     keep: Count = 3
     checkpoint_async: bool = True
+    keep_best: bool = True
 
 
 class OutputSettings(Section):

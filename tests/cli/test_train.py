@@ -97,6 +97,33 @@ def test_text_shows_header_epochs_and_summary(capsys: pytest.CaptureFixture[str]
     assert "\x1b" not in text
 
 
+def test_waits_of_a_pipeline_are_its_bubble(capsys: pytest.CaptureFixture[str]) -> None:
+    epochs = [
+        _epoch(1, compute_seconds=1.0, communication_seconds=3.0, waiting_seconds=2.5),
+        _epoch(2, compute_seconds=1.0, communication_seconds=5.0, waiting_seconds=4.0),
+    ]
+    for header, shown in (
+        (replace(HEADER, pipeline=4, method="sequential"), "20% compute, 15% communication, 65% bubble (rank 0)"),
+        (HEADER, "20% compute, 80% communication (rank 0)"),
+    ):
+        view = TrainView(quiet=True)
+        view.on_header(header)
+        view.on_end(RunSummary("run", epochs, 12.5, "test accuracy", 0.5, 30))
+        out = capsys.readouterr().out
+        assert f"time           {shown}" in out
+        titles, rows = out.splitlines()[1:3], [line.split() for line in out.splitlines() if line.startswith("     ")]
+        if header.pipeline > 1:
+            assert "bubble" in titles[0] + titles[1]
+            assert [row[5:8] for row in rows if row[0] in "12"] == [
+                ["1.000", "0.500", "2.500"],
+                ["1.000", "1.000", "4.000"],
+            ]
+        else:
+            assert "bubble" not in out
+    TrainView(as_json=True).on_end(RunSummary("run", epochs, 12.5, "test accuracy", 0.5, 30))
+    assert json.loads(capsys.readouterr().out)["waiting_seconds"] == 6.5
+
+
 def test_header_says_what_computes_and_why(capsys: pytest.CaptureFixture[str]) -> None:
     on_gpu = {"device": "gpu", "device_why": "Imaginary, GPU 0 of 1", "transport": "nccl", "transport_why": "one each"}
     TrainView().on_header(replace(HEADER, **on_gpu))

@@ -16,7 +16,17 @@ from pathlib import Path
 from hybridnn.comm.file_io import sync
 from hybridnn.small_files import folder_names
 
-__all__ = ["checkpoint_folders", "clean", "partial_folder", "prune", "publish", "remove", "step_folder", "step_of"]
+__all__ = [
+    "checkpoint_folders",
+    "clean",
+    "nearest_existing",
+    "partial_folder",
+    "prune",
+    "publish",
+    "remove",
+    "step_folder",
+    "step_of",
+]
 
 _NAME = re.compile(r"(?:step-(\d{8,18})|\.step-(\d{8,18})\.(partial|removed|replaced))", re.ASCII)
 
@@ -56,6 +66,11 @@ def checkpoint_folders(folder: Path) -> list[Path]:
     finished = {step_of(path): path for path in _ours(folder, "replaced")}
     finished |= {step_of(path): path for path in _ours(folder, None)}
     return [finished[step] for step in sorted(finished, reverse=True)]
+
+
+def nearest_existing(folder: Path) -> Path:
+    """The folder itself, or the nearest one above it that exists."""
+    return next(place for place in (folder, *folder.absolute().parents) if place.exists())
 
 
 def clean(folder: Path) -> None:

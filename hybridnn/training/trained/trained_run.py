@@ -74,13 +74,15 @@ class TrainedRun:
         return self.model.sizes[-1]
 
 
-def open_run(folder: Path, checkpoint: str | None = None, group: Group | None = None) -> TrainedRun:
+def open_run(
+    folder: Path, checkpoint: str | None = None, group: Group | None = None, *, best: bool = False
+) -> TrainedRun:
     """Read a run folder.
 
     Parameters
     ----------
     folder : Path
-    checkpoint : str, optional
+    checkpoint, best
         As for `find_weights`.
     group : Group, optional
         Ranks that all read; collective over it, and errors are raised on all. None: this rank reads alone.
@@ -91,7 +93,7 @@ def open_run(folder: Path, checkpoint: str | None = None, group: Group | None = 
         If `folder` holds no run, the run has no weights, or its files are damaged or do not belong together.
     """
     settings = _agree(group, lambda: _read_settings(folder))
-    source = find_weights(folder, checkpoint, group)
+    source = find_weights(folder, checkpoint, group, best=best)
     return _agree(group, lambda: _read_run(folder, settings, source))
 
 
