@@ -8,13 +8,13 @@ from copy import deepcopy
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
 from hybridnn.errors import SettingError
 from hybridnn.settings_errors import setting_error
-from hybridnn.settings_types import Section
+from hybridnn.settings_types import Count, Section
 from hybridnn.study.axes import AXES, Axis, axis_of
 
 if sys.version_info >= (3, 11):
@@ -43,6 +43,8 @@ class _StudyFile(Section):
 
     name: Name
     description: str = ""
+    threads: Count = 1
+    interrupted: Literal["restart", "resume"] = "restart"
     base: Table = Field(default_factory=dict)
     axes: Table
     variants: dict[Name, Table] = Field(default_factory=dict)
@@ -62,6 +64,10 @@ class Study:
         Nested settings that all cells share.
     axes : tuple of (Axis, list)
         With their checked values, in the order in which cells are named.
+    threads : int
+        BLAS threads of every rank of every cell.
+    interrupted : {"restart", "resume"}
+        Whether a cell that did not end begins anew, as one that is timed should, or goes on from its newest checkpoint.
     """
 
     name: str
@@ -69,6 +75,8 @@ class Study:
     reduced: bool
     base: Mapping[str, Any]
     axes: tuple[tuple[Axis, list[Any]], ...]
+    threads: int = 1
+    interrupted: Literal["restart", "resume"] = "restart"
 
 
 def ready_studies() -> dict[str, Path]:
@@ -103,7 +111,8 @@ def load_study(name: Path | str, *, reduced: bool = False) -> Study:
             raise SettingError("--reduced", str(name), "this study has no [reduced] settings")
         _merge(base, file.reduced.base)
         axes = {**axes, **file.reduced.axes}
-    return Study(file.name, file.description, reduced, base, _ordered(axes, file.variants))
+    checked = _ordered(axes, file.variants)
+    return Study(file.name, file.description, reduced, base, checked, file.threads, file.interrupted)
 
 
 def _read(path: Path) -> Table:
