@@ -86,6 +86,7 @@ def run(
 
     from hybridnn.cli.study_view import StudyProgress, print_plan
     from hybridnn.study.runner import default_folder, plan_study, run_study
+    from hybridnn.study.study_folder import FAILURES
 
     planned = plan_study(study, out or default_folder(study), launcher, only, cell)
     if dry_run:
@@ -94,7 +95,7 @@ def run(
     with StudyProgress(planned) as view:
         outcomes = run_study(planned, view, limit=limit)
         view.summarize(outcomes)
-    if any(outcome.fate == "failed" for outcome in outcomes):
+    if any(outcome.fate in FAILURES for outcome in outcomes):
         raise typer.Exit(1)
 
 
@@ -140,7 +141,7 @@ def report(
     ] = None,
     output_format: OutputFormat = Format.text,
 ) -> None:
-    """Write the tables, plots and page of a study's finished cells."""
+    """Write the tables, plots and page of a study's finished cells; exit code 1 where cells did not end well."""
     from hybridnn.cli.study_view import print_report
     from hybridnn.study.report.results import read_results
     from hybridnn.study.report.write import write_report
@@ -149,3 +150,5 @@ def report(
         results = read_results(folder)
         files = write_report(results, out or folder / "report")
         print_report(results, files, as_json=output_format is Format.json)
+        if results.failures:
+            raise typer.Exit(1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from time import monotonic
 from types import TracebackType
@@ -14,8 +15,10 @@ from hybridnn.cli.output import make_console, print_json
 from hybridnn.study.cells import Cell
 from hybridnn.study.report.results import Results
 from hybridnn.study.report.tables import point_facts, point_rows
+from hybridnn.study.report.warnings import warnings_of
 from hybridnn.study.runner import CellOutcome, StudyRun
 from hybridnn.study.study_file import Study
+from hybridnn.study.study_folder import FAILURES
 from hybridnn.study.submit import Submission
 
 if TYPE_CHECKING:
@@ -36,7 +39,7 @@ def print_plan(run: StudyRun) -> None:
     console = make_console(sys.stdout)
     numbers = {cell.id: number for number, cell in enumerate(run.plan.cells)}
     for cell in run.chosen:
-        console.print(f"{numbers[cell.id]:>4}  {run.folder.status(cell.id):<8}  {cell.id}", soft_wrap=True)
+        console.print(f"{numbers[cell.id]:>4}  {run.folder.status(cell.id):<11}  {cell.id}", soft_wrap=True)
         console.print(f"                {shlex.join(run.command(cell))}", soft_wrap=True)
     for skipped in run.plan.skipped:
         console.print(f"      skipped   {skipped.id}\n                {skipped.reason}", soft_wrap=True)
@@ -66,11 +69,12 @@ def print_submitted(submission: Submission, jobs: Sequence[str], report: str) ->
 
 
 def print_report(results: Results, files: Sequence[Path], *, as_json: bool) -> None:
-    """Print the table of points, the cells that are not finished and the files of the report."""
+    """Print the table of points, warnings, the cells that are not finished with the reasons, and the report's files."""
     manifest = results.manifest
     if as_json:
         about = {"study": manifest.name, "reduced": manifest.reduced, "finished_cells": len(results.cells)}
-        facts = {"unfinished": list(results.unfinished), "points": point_facts(results)}
+        unfinished = [{"id": cell.id, **asdict(cell.state)} for cell in results.unfinished]
+        facts = {"unfinished": unfinished, "warnings": warnings_of(results), "points": point_facts(results)}
         print_json({**about, **facts, "files": [str(path) for path in files]})
         return
     from rich.box import SIMPLE_HEAD
@@ -84,10 +88,13 @@ def print_report(results: Results, files: Sequence[Path], *, as_json: bool) -> N
     for row in rows:
         table.add_row(*row)
     console.print(table)
+    for warning in warnings_of(results):
+        console.print(f"warning: {warning}", soft_wrap=True)
     if results.unfinished:
-        console.print(f"{len(results.unfinished)} of {len(manifest.cells)} cells are not finished:")
-        for name in results.unfinished:
-            console.print(f"  {name}", soft_wrap=True)
+        counts = results.unfinished_counts
+        console.print(f"{len(results.unfinished)} of {len(manifest.cells)} cells are not finished: {counts}")
+        for cell in results.unfinished:
+            console.print(f"  {cell.state.status:<11}  {cell.text}", soft_wrap=True)
     for path in files:
         console.print(str(path), soft_wrap=True)
 
@@ -151,14 +158,14 @@ class StudyProgress:
             self._print(f"{place} {outcome.fate} {outcome.cell.id} {outcome.seconds:.1f} s, {left:.0f} s left{reason}")
 
     def summarize(self, outcomes: Sequence[CellOutcome]) -> None:
-        """Print how many cells are finished, failed (with the folders of their output) or held by others."""
+        """Print how many cells are finished or held by others, and those that did not end well, with their folders."""
         self._stop()
         folder = self._run.folder
-        finished = sum(folder.status(cell.id) == "finished" for cell in self._run.chosen)
+        finished = sum(folder.is_finished(cell.id) for cell in self._run.chosen)
         self._print(f"{finished} of {len(self._run.chosen)} cells are finished")
         for outcome in outcomes:
-            if outcome.fate == "failed":
-                self._print(f"failed: {folder.cell(outcome.cell.id)}\n  {outcome.reason}")
+            if outcome.fate in FAILURES:
+                self._print(f"{outcome.fate}: {folder.cell(outcome.cell.id)}\n  {outcome.reason}")
         if held := sum(outcome.fate == "held" for outcome in outcomes):
             self._print(f"{held} cells are being run by another process")
 

@@ -25,7 +25,7 @@ from hybridnn.training.settings import Settings
 from hybridnn.training.settings_file import load_settings, to_toml
 from hybridnn.whole_files import replace_whole
 
-__all__ = ["CellState", "CellStatus", "Failure", "Manifest", "ManifestCell", "StudyFolder", "read_manifest"]
+__all__ = ["FAILURES", "CellState", "CellStatus", "Failure", "Manifest", "ManifestCell", "StudyFolder", "read_manifest"]
 
 MANIFEST = "study.json"
 SETTINGS = "settings.toml"
@@ -38,6 +38,7 @@ FORMAT = 1
 CellStatus = Literal["finished", "running", "failed", "timed out", "interrupted", "never run"]
 Failure = Literal["failed", "timed out", "interrupted"]
 FAILURES: tuple[Failure, ...] = ("failed", "timed out", "interrupted")
+"""States of a cell that was run and did not end well."""
 
 
 @dataclass(frozen=True)
@@ -136,6 +137,8 @@ class StudyFolder:
             return CellState("failed", failure) if known is None else CellState(known, reason)
         if (started := _text_of(folder / STARTED)) is not None:
             return CellState("interrupted", f"{_who_started(started)} and left no end: killed, perhaps at a time limit")
+        if run_status(folder) == "unfinished":  # started by an earlier version
+            return CellState("interrupted", "its run left no end")
         return CellState("never run")
 
     def check(self, study: Study, plan: CellPlan) -> None:

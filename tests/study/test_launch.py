@@ -16,7 +16,6 @@ from hybridnn.errors import SettingError
 from hybridnn.study.launch import Launcher, last_words, run_process, train_command
 from hybridnn.training.settings_file import load_settings
 
-
 RULE = "-" * 74
 PRTE_WORDS = "process rank 3 with PID 4711 on node vm exited on signal 9 (Killed)"
 PRTERUN = (
