@@ -111,6 +111,16 @@ def submit(
         list[str] | None,
         typer.Option("--sbatch", help="Another option of sbatch; may be given many times.", metavar="OPTION"),
     ] = None,
+    ranks_per_node: Annotated[
+        int | None,
+        typer.Option(
+            "--ranks-per-node",
+            min=1,
+            help="Ranks of a cell on one node; as many as it has cores for by default.",
+            metavar="N",
+            show_default=False,
+        ),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the script and commands, submit nothing.")] = False,
 ) -> None:
     """Submit the missing cells of a study as Slurm job arrays, and its report for when they have ended."""
@@ -122,7 +132,7 @@ def submit(
 
     with first_rank_alone():
         study = load_study(file, reduced=reduced)
-        options = SlurmOptions(partition, time, account, tuple(more or ()))
+        options = SlurmOptions(partition, time, account, tuple(more or ()), ranks_per_node)
         submission = plan_submission(study, file, out or default_folder(study), options)
         if dry_run or not submission.arrays:
             print_submission(submission)

@@ -50,7 +50,9 @@ def print_submission(submission: Submission) -> None:
     """Print the batch script and the commands that would submit it."""
     console = make_console(sys.stdout)
     if not submission.arrays:
-        console.print(f"all {len(submission.plan.cells)} cells are finished: nothing to submit")
+        state = "finished or queued" if submission.queued else "finished"
+        console.print(f"all {len(submission.plan.cells)} cells are {state}: nothing to submit")
+        _print_queued(submission)
         return
     console.print(submission.script, soft_wrap=True)
     commands = [submission.array_command(array) for array in submission.arrays]
@@ -58,9 +60,18 @@ def print_submission(submission: Submission) -> None:
         console.print(f"$ {shlex.join(command)}", soft_wrap=True)
 
 
+def _print_queued(submission: Submission) -> None:
+    """Print which cells earlier submissions have in the queue."""
+    console = make_console(sys.stdout)
+    for job in dict.fromkeys(submission.queued.values()):
+        count = sum(other == job for other in submission.queued.values())
+        console.print(f"job {job}: {count} cell{'s' * (count != 1)} of an earlier submission", soft_wrap=True)
+
+
 def print_submitted(submission: Submission, jobs: Sequence[str], report: str) -> None:
     """Print the number of each job and what it does."""
     console = make_console(sys.stdout)
+    _print_queued(submission)
     for job, array in zip(jobs, submission.arrays, strict=True):
         cells = f"{len(array.cells)} cell{'s' * (len(array.cells) != 1)}"
         console.print(f"job {job}: {cells} on {array.ranks} rank{'s' * (array.ranks != 1)}", soft_wrap=True)

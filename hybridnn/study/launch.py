@@ -211,8 +211,11 @@ def _raising_signals() -> Iterator[None]:
 
 def _end(process: subprocess.Popen[bytes], *, checkpoint: bool) -> int:
     """End a process and what it started: politely, then not."""
-    steps = [(signal.SIGUSR1, CHECKPOINT_GRACE)] if checkpoint else []
-    for kind, grace in [*steps, (signal.SIGTERM, GRACE), (signal.SIGKILL, inf)]:
+    if checkpoint:
+        process.send_signal(signal.SIGUSR1)  # launchers pass it on to the ranks
+        with contextlib.suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
+            process.wait(CHECKPOINT_GRACE)
+    for kind, grace in ((signal.SIGTERM, GRACE), (signal.SIGKILL, inf)):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, kind)
         with contextlib.suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
