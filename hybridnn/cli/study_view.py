@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from hybridnn.cli.output import make_console, print_json
 from hybridnn.study.cells import Cell
 from hybridnn.study.report.results import Results
-from hybridnn.study.report.tables import point_facts, point_rows
+from hybridnn.study.report.tables import THREADS, point_facts, point_rows
 from hybridnn.study.report.warnings import warnings_of
 from hybridnn.study.runner import CellOutcome, StudyRun
 from hybridnn.study.study_file import Study
@@ -94,11 +94,17 @@ def print_report(results: Results, files: Sequence[Path], *, as_json: bool) -> N
     console = make_console(sys.stdout)
     table = Table(box=SIMPLE_HEAD, show_edge=False)
     titles, rows = point_rows(results)
+    threads = {row[titles.index(THREADS)] for row in rows}
+    if len(threads) == 1:  # a line in place of a column
+        place = titles.index(THREADS)
+        titles, rows = [*titles[:place], *titles[place + 1 :]], [[*row[:place], *row[place + 1 :]] for row in rows]
     for title in titles:
         table.add_column(title.replace(" ", "\n"), justify="right", vertical="bottom", overflow="fold")
     for row in rows:
         table.add_row(*row)
     console.print(table)
+    if len(threads) == 1:
+        console.print(f"BLAS {THREADS}: {threads.pop()}")
     for warning in warnings_of(results):
         console.print(f"warning: {warning}", soft_wrap=True)
     if results.unfinished:

@@ -43,7 +43,7 @@ def test_an_interrupt_is_heeded_at_once_where_system_calls_go_on(tmp_path: Path,
         signal.pthread_kill(main, signal.SIGINT)
 
     program = (
-        f"import os, time; open({str(pid)!r}, 'w').write(str(os.getpid())); time.sleep(30); open({str(slept)!r}, 'w')"
+        f"import os, time; open({str(pid)!r}, 'w').write(str(os.getpid())); time.sleep(600); open({str(slept)!r}, 'w')"
     )
     thread = threading.Thread(target=interrupt)
     thread.start()

@@ -12,9 +12,10 @@ from hybridnn.study.report.groups import speed_ups
 from hybridnn.study.report.results import Point, Results, Spread
 from hybridnn.study.report.warnings import warnings_of
 
-__all__ = ["csv_text", "markdown_text", "point_facts", "point_rows"]
+__all__ = ["THREADS", "csv_text", "markdown_text", "point_facts", "point_rows"]
 
 MISSING = "-"
+THREADS = "threads per rank"
 FIGURES = (
     "ranks",
     "grid",
@@ -83,7 +84,7 @@ def point_rows(results: Results) -> tuple[list[str], list[list[str]]]:
     titles = [
         "ranks",
         "grid",
-        "threads per rank",
+        THREADS,
         *["nodes"] * several_nodes,
         *labels,
         "seconds per epoch",
