@@ -145,7 +145,7 @@ def run_study(
     EnvironmentProblem
         If the folder cannot be written or the launcher cannot be started.
     StoppedBySignal
-        After that warning, where the cell goes on when the study is run again.
+        After that warning, where the cell, or the next one, goes on when the study is run again.
     KeyboardInterrupt
         After SIGINT or SIGTERM, when the running cell has been ended.
     """
@@ -158,10 +158,11 @@ def run_study(
         outcome, warned = _run_cell(run, cell, limit, train)
         outcomes.append(outcome)
         view.on_cell_end(outcome)
-        if warned and run.resumes:
-            raise StoppedBySignal(f"cell {cell.id}: {outcome.reason}; run the study again to go on")
-        if warned:
+        if warned and outcome.fate != "finished" and not run.resumes:
             break
+        if warned and (outcome.fate != "finished" or cell is not missing[-1]):
+            words = outcome.reason or "finished before the time limit of its job"
+            raise StoppedBySignal(f"cell {cell.id}: {words}; run the study again to go on")
     return outcomes
 
 
@@ -183,12 +184,13 @@ def _run_cell(run: StudyRun, cell: Cell, limit: float | None, train: Command) ->
             run.folder.fail(cell.id, "interrupted", f"ended by {stop.args[0] if stop.args else 'SIGINT'}")
             raise
         seconds = perf_counter() - start
-        if ended == Ended(0) and run.folder.is_finished(cell.id):
-            return CellOutcome(cell, "finished", seconds), False
+        warned = ended.ended_by == "warning"
+        if ended.code == 0 and run.folder.is_finished(cell.id):
+            return CellOutcome(cell, "finished", seconds), warned
         fate, how = _fate(ended, limit)
         reason = f"{how}: {last_words(folder)}"
         run.folder.fail(cell.id, fate, reason)
-        return CellOutcome(cell, fate, seconds, reason), ended.ended_by == "warning"
+        return CellOutcome(cell, fate, seconds, reason), warned
 
 
 def _fate(ended: Ended, limit: float | None) -> tuple[Failure, str]:

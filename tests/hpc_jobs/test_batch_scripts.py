@@ -17,6 +17,8 @@ import pytest
 
 from hybridnn.study.submit import filled_in
 
+pytestmark = pytest.mark.timeout(600)
+
 JOBS = Path(str(files("hybridnn.hpc_jobs")))
 REQUEUING = ["train.sbatch", "gpu_train.sbatch"]
 PROGRAM = """#!/bin/bash

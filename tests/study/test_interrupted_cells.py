@@ -174,6 +174,35 @@ def test_cell_that_left_no_end_was_killed(tmp_path: Path, monkeypatch: pytest.Mo
     assert state.reason.endswith("left no end: killed, perhaps at a time limit")
 
 
+@pytest.mark.parametrize("cells", ["0", "0, 1"])
+def test_cell_that_finishes_when_it_is_warned_is_finished(tmp_path: Path, cells: str) -> None:
+    file = tmp_path / "s.toml"
+    file.write_text(f'name = "s"\ninterrupted = "resume"\naxes = {{seeds = [{cells}]}}')
+    plan = plan_study(load_study(file), tmp_path / "out", "env")
+    program = (
+        "import os, signal, sys, time; from pathlib import Path\n"
+        "def end(number, frame):\n"
+        "    (Path(sys.argv[1]) / 'history.jsonl').write_text('{\"kind\": \"end\"}\\n')\n"
+        "    os._exit(0)\n"
+        "signal.signal(signal.SIGUSR1, end)\n"
+        "(Path(sys.argv[1]) / 'history.jsonl').write_text('{\"kind\": \"epoch\"}\\n' * 2)\n"
+        "time.sleep(600)\n"
+    )
+    thread = _interrupt_when_it_trains(plan.folder.cell(CELL), signal.SIGUSR1)
+
+    def train(settings: Path, folder: Path) -> list[str]:
+        return ["python3", "-c", program, str(folder)]
+
+    if cells == "0":
+        assert [outcome.fate for outcome in run_study(plan, View(), train=train)] == ["finished"]
+    else:
+        with pytest.raises(StoppedBySignal, match="cell seed-0: finished before the time limit of its job; run the"):
+            run_study(plan, View(), train=train)
+        assert plan.folder.status("seed-1") == "never run"
+    thread.join()
+    assert plan.folder.status(CELL) == "finished"
+
+
 def test_cell_that_a_batch_system_stopped_by_itself_was_interrupted(tmp_path: Path) -> None:
     script = "import sys; print('Error: stopped by SIGTERM after step 3; wrote x', file=sys.stderr); sys.exit(75)"
     plan = _plan(tmp_path, 2)

@@ -16,6 +16,8 @@ from hybridnn.errors import SettingError
 from hybridnn.study.launch import Launcher, last_words, run_process, train_command
 from hybridnn.training.settings_file import load_settings
 
+pytestmark = pytest.mark.timeout(600)
+
 RULE = "-" * 74
 PRTE_WORDS = "process rank 3 with PID 4711 on node vm exited on signal 9 (Killed)"
 PRTERUN = (

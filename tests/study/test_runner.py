@@ -17,6 +17,8 @@ from hybridnn.study.runner import CellOutcome, StudyRun, default_folder, plan_st
 from hybridnn.study.study_file import Study, load_study
 from hybridnn.study.study_folder import StudyFolder, read_manifest
 
+pytestmark = pytest.mark.timeout(600)
+
 ENV = "env FAKE_RANKS={ranks}"
 FAKE = """
 import os, sys, time
