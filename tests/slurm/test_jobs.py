@@ -16,7 +16,7 @@ from hybridnn.study.study_folder import StudyFolder
 from hybridnn.training.run_folder import run_status
 from slurm.cluster import Cluster, Job, edited_script, wait_until
 
-pytestmark = pytest.mark.timeout(500)
+pytestmark = pytest.mark.timeout(1500)
 
 EPOCHS = 12
 RUN = f"""
@@ -32,7 +32,7 @@ base.data = {name = "synthetic", synthetic = {samples = 200, test_samples = 50}}
 axes = {ranks = [1, 2], seeds = [0, 1]}
 """
 CELL = "ranks-2_seed-0"
-LONG = 200
+LONG = 600
 
 
 def _records(folder: Path) -> list[dict[str, Any]]:
@@ -103,7 +103,7 @@ def test_warning_before_the_time_limit_requeues_the_run_which_goes_on(
     (tmp_path / "config.toml").write_text("of = 'the next run'")
     # What "--signal=B:USR1@120" does two minutes before the end, done now.
     cluster.run("scancel", "--batch", "--signal=USR1", job.number)
-    wait_until(lambda: "requeue: " in job.text(), 60, "the run is requeued")
+    wait_until(lambda: "requeue: " in job.text(), LONG, "the run is requeued")
     assert _checkpoints(run)
     assert run_status(run) != "finished"
     assert not (run / "weights.npz").exists()
@@ -122,7 +122,8 @@ def test_time_limit_itself_requeues_the_run_which_goes_on(cluster: Cluster, tmp_
     steps = [int(name.removeprefix("step-")) for name in _checkpoints(run)]
     done = _epochs(run)
     wait_until(lambda: len(_epochs(run)) > len(done), LONG, "the run goes on", job.text)
-    assert [record["step"] for record in _records(run) if record["kind"] == "resumed"] == [max(steps)]
+    resumed = [record["step"] for record in _records(run) if record["kind"] == "resumed"]
+    assert resumed[0] == max(steps)  # on a busy machine the limit may come again meanwhile
     assert _epochs(run)[: len(done)] == done
     cluster.run("scancel", job.number)
     job.wait(60, state="CANCELLED")
