@@ -121,8 +121,9 @@ def test_submit_prints_the_jobs_or_submits_them(
     code, out, _ = run_hybridnn(*submit, "--dry-run")
     assert code == 0
     assert out.startswith("#!/usr/bin/env bash\n")
-    assert "--array=0 --ntasks=1 --partition=p --time=5 --account=a --exclusive runs/studies/tiny/slurm/1/study" in out
-    assert "--array=1 --ntasks=2 --partition=p" in out
+    named = "--cpus-per-task=1 --partition=p --time=5 --account=a --exclusive runs/studies/tiny/slurm/1/study"
+    assert f"--array=0 --ntasks=1 {named}" in out
+    assert "--array=1 --ntasks=2 --cpus-per-task=1 --partition=p" in out
     assert "--dependency=afterany:JOB:JOB " in out
     assert not (tmp_path / "runs").exists()
 
@@ -138,6 +139,16 @@ def test_submit_prints_the_jobs_or_submits_them(
     assert out == (
         "job 7: 1 cell on 1 rank\njob 7: 1 cell on 2 ranks\njob 7: the report, when they have ended\n"
         "script and output in runs/studies/tiny/slurm/1\n"
+    )
+
+    (tmp_path / "squeue").write_text("#!/bin/sh\necho 7_0\necho 7_1\n")
+    (tmp_path / "squeue").chmod(0o755)
+    record = tmp_path / "runs" / "studies" / "tiny" / "slurm" / "1" / "jobs.json"
+    record.write_text(json.dumps({"arrays": [{"job": 7, "cells": {"0": "ranks-1", "1": "ranks-2"}}]}))
+    code, out, _ = run_hybridnn(*submit)
+    assert (code, out) == (
+        0,
+        "all 2 cells are finished or queued: nothing to submit\njob 7: 2 cells of an earlier submission\n",
     )
 
 
