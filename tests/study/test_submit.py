@@ -70,11 +70,14 @@ def slurm(calls: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeS
 
 @pytest.fixture
 def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Put a stand-in for sbatch on the path; it writes its words into the file that is returned."""
+    """Put a stand-in for sbatch on the path, of a Slurm that answers no question; it writes its words into the file that is returned."""
     program = tmp_path / "bin" / "sbatch"
     program.parent.mkdir()
     program.write_text(FAKE_SBATCH)
     program.chmod(0o755)
+    for name in FAKE_SLURM:  # a real one may be there
+        (program.parent / name).write_text("#!/bin/sh\nexit 1\n")
+        (program.parent / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
     monkeypatch.setenv("CALLS", str(tmp_path / "calls"))
     monkeypatch.setenv("FAILS_AT", "99")
@@ -207,7 +210,9 @@ def test_cells_keep_their_jobs_when_their_numbers_change(tmp_path: Path, calls: 
     assert [array.cells for array in later.arrays] == [(1, 2)]
 
 
-def test_slurm_that_does_not_say_what_is_queued_is_an_error(tmp_path: Path, calls: Path, slurm: FakeSlurm) -> None:
+def test_slurm_that_does_not_say_what_is_queued_is_an_error(
+    tmp_path: Path, calls: Path, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
     submit(_plan(tmp_path))
     slurm.queue(error="noise\nslurm_load_jobs error: Unable to contact slurm controller\n")
     with pytest.raises(EnvironmentProblem) as error:
@@ -216,7 +221,7 @@ def test_slurm_that_does_not_say_what_is_queued_is_an_error(tmp_path: Path, call
         "cells may still be queued in the jobs 101, 102 of this study: "
         "slurm_load_jobs error: Unable to contact slurm controller"
     )
-    (tmp_path / "bin" / "squeue").unlink()
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
     with pytest.raises(EnvironmentProblem, match="there is no program 'squeue'"):
         _plan(tmp_path)
     (tmp_path / "out" / "slurm" / "1" / "jobs.json").write_text("{")
