@@ -70,7 +70,7 @@ def slurm(calls: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeS
 
 @pytest.fixture
 def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Put a stand-in for sbatch on the path, of a Slurm that answers nothing else; its words are in the file returned."""
+    """Put a stand-in for sbatch on the path, of a Slurm that answers nothing else; its words are in that file."""
     program = tmp_path / "bin" / "sbatch"
     program.parent.mkdir()
     program.write_text(FAKE_SBATCH)
