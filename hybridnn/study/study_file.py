@@ -7,13 +7,13 @@ from copy import deepcopy
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
 from hybridnn.errors import SettingError
 from hybridnn.settings_errors import setting_error
-from hybridnn.settings_types import Section
+from hybridnn.settings_types import Count, Section
 from hybridnn.small_files import FileError, read_toml, shown_path
 from hybridnn.study.axes import AXES, Axis, axis_of
 
@@ -38,6 +38,8 @@ class _StudyFile(Section):
 
     name: Name
     description: str = ""
+    threads: Count = 1
+    interrupted: Literal["restart", "resume"] = "restart"
     base: Table = Field(default_factory=dict)
     axes: Table
     variants: dict[Name, Table] = Field(default_factory=dict)
@@ -57,6 +59,10 @@ class Study:
         Nested settings that all cells share.
     axes : tuple of (Axis, list)
         With their checked values, in the order in which cells are named.
+    threads : int
+        BLAS threads of every rank of every cell.
+    interrupted : {"restart", "resume"}
+        Whether a cell that did not end begins anew, as one that is timed should, or goes on from its newest checkpoint.
     """
 
     name: str
@@ -64,6 +70,8 @@ class Study:
     reduced: bool
     base: Mapping[str, Any]
     axes: tuple[tuple[Axis, list[Any]], ...]
+    threads: int = 1
+    interrupted: Literal["restart", "resume"] = "restart"
 
 
 def ready_studies() -> dict[str, Path]:
@@ -105,7 +113,8 @@ def _study(values: Table, name: str, *, reduced: bool) -> Study:
             raise SettingError("--reduced", name, "this study has no [reduced] settings")
         _merge(base, file.reduced.base)
         axes = {**axes, **file.reduced.axes}
-    return Study(file.name, file.description, reduced, base, _ordered(axes, file.variants))
+    checked = _ordered(axes, file.variants)
+    return Study(file.name, file.description, reduced, base, checked, file.threads, file.interrupted)
 
 
 def _read(path: Path) -> Table:

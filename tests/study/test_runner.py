@@ -18,6 +18,8 @@ from hybridnn.study.study_file import Study, load_study
 from hybridnn.study.study_folder import StudyFolder, read_manifest
 from mpi_runner.slowness import patience
 
+pytestmark = pytest.mark.timeout(600)
+
 ENV = "env FAKE_RANKS={ranks}"
 FAKE = """
 import os, sys, time
@@ -137,7 +139,7 @@ def test_cell_is_ended_at_the_limit(tmp_path: Path) -> None:
     start = time.monotonic()
     outcomes = run_study(_plan(tmp_path), View(), limit=1.5, train=_fake(tmp_path, body))
     assert time.monotonic() - start < patience(30)
-    assert _fates(outcomes) == {"seed-0": "failed", "seed-1": "finished", "seed-2": "finished"}
+    assert _fates(outcomes) == {"seed-0": "timed out", "seed-1": "finished", "seed-2": "finished"}
     assert outcomes[0].reason.startswith("ended after the limit of 1.5 s")
 
 
@@ -174,7 +176,7 @@ def test_cell_that_another_process_holds_is_left_to_it(tmp_path: Path) -> None:
     finally:
         holder.kill()
         holder.communicate()
-    # Its lock file is still there, but nobody holds it.
+    # Its lock file is still there, and not locked.
     assert (tmp_path / "out" / "cells" / "seed-1" / "lock").exists()
     assert _fates(run_study(_plan(tmp_path), View(), train=_fake(tmp_path))) == {"seed-1": "finished"}
 
@@ -253,7 +255,8 @@ def test_interrupt_ends_the_cell_and_leaves_what_is_finished(tmp_path: Path, int
     with pytest.raises(ProcessLookupError):
         os.kill(int(place.read_text()), 0)
     folder = StudyFolder(tmp_path / "out")
-    assert [folder.status(f"seed-{seed}") for seed in (0, 1, 2)] == ["finished", "waiting", "waiting"]
+    assert [folder.status(f"seed-{seed}") for seed in (0, 1, 2)] == ["finished", "interrupted", "never run"]
+    assert folder.state("seed-1").reason == f"ended by {signal.Signals(number).name}"
 
 
 def test_finished_cells_of_other_settings_are_refused(tmp_path: Path) -> None:
