@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import shutil
 import subprocess
@@ -16,7 +15,7 @@ from typing import Any
 
 from hybridnn.datasets import dataset_info, is_fetched
 from hybridnn.errors import DataError, EnvironmentProblem, SettingError
-from hybridnn.small_files import TOML_BYTES, FileError, read_text
+from hybridnn.small_files import TOML_BYTES, FileError, read_json, read_text
 from hybridnn.study.cells import Cell, CellPlan, make_cells
 from hybridnn.study.slurm import Partition, array_limit, find_partition, queued_tasks
 from hybridnn.study.study_file import Study, ready_studies
@@ -265,10 +264,10 @@ def _queued_cells(folder: Path) -> dict[str, str]:
     cells: dict[str, dict[str, str]] = {}
     for path in sorted((folder / "slurm").glob(f"*/{JOBS}")):
         try:
-            for array in json.loads(path.read_text(encoding="utf-8"))["arrays"]:
+            for array in read_json(path)["arrays"]:
                 cells[str(array["job"])] = {str(index): str(cell) for index, cell in array["cells"].items()}
-        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-            raise DataError(f"{path}: not written by `hybridnn study submit`: {error}") from error
+        except (LookupError, TypeError, AttributeError) as error:
+            raise FileError(path, f"not written by `hybridnn study submit`: {error}") from error
     tasks = queued_tasks(list(cells)) if cells else set()
     pairs = (task.partition("_") for task in tasks)
     return {cells[job][index]: job for job, _, index in pairs if index in cells.get(job, {})}
