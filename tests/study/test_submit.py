@@ -225,7 +225,7 @@ def test_slurm_that_does_not_say_what_is_queued_is_an_error(
     with pytest.raises(EnvironmentProblem, match="there is no program 'squeue'"):
         _plan(tmp_path)
     (tmp_path / "out" / "slurm" / "1" / "jobs.json").write_text("{")
-    with pytest.raises(DataError, match=r"jobs\.json: not written by `hybridnn study submit`"):
+    with pytest.raises(DataError, match=r"jobs\.json: is not valid JSON"):
         _plan(tmp_path)
 
 
