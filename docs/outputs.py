@@ -13,7 +13,7 @@ HTML comment above a session says more:
 ``<!-- varies -->``
     The lines depend on the machine: print them anew, do not compare them.
 ``<!-- slurm -->``
-    Needs a Slurm (``tests/slurm/slurm.sh start``): left alone unless ``--slurm`` is given.
+    Needs a Slurm (``tests/slurm/slurm.sh start``): left alone unless ``--slurm`` is given, which runs these alone.
 ``<!-- by hand: REASON -->``
     Not run.
 """
@@ -213,7 +213,7 @@ def run_page(
     check : bool
         Leave out the sessions that vary.
     slurm : bool
-        Whether there is a Slurm.
+        Run the sessions that need a Slurm, and no others.
     environment : mapping
         Of the commands.
     limit : float
@@ -235,7 +235,7 @@ def run_page(
             (Path(folder) / file["name"]).write_text(file["text"], encoding="utf-8")
         shell = _Shell(Path(folder), environment, limit)
         for session in sessions(page):
-            if session.by_hand or (session.slurm and not slurm) or (check and session.varies):
+            if session.by_hand or session.slurm != slurm or (check and session.varies):
                 continue
             for command in session.before:
                 shell.run(command)
@@ -257,13 +257,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="run the commands that the pages show")
     parser.add_argument("pages", nargs="*", type=Path, default=PAGES)
     parser.add_argument("--check", action="store_true", help="compare shapes, write nothing")
-    parser.add_argument("--slurm", action="store_true", help="run the sessions that need a Slurm too")
+    parser.add_argument("--slurm", action="store_true", help="run the sessions that need a Slurm, and no others")
     given = parser.parse_args()
     failed = 0
+    environment = dict(os.environ)
+    if given.slurm:
+        # It would put all ranks of a job on its first node.
+        environment.pop("PRTE_MCA_rmaps_default_mapping_policy", None)
     for path in given.pages:
         try:
             text = path.read_text(encoding="utf-8")
-            written = run_page(text, check=given.check, slurm=given.slurm)
+            written = run_page(text, check=given.check, slurm=given.slurm, environment=environment)
             if not given.check:
                 path.write_text(written, encoding="utf-8")
         except PageError as error:
