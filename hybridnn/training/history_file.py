@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
@@ -157,6 +157,8 @@ def _record(kind: type[Record], values: Mapping[str, Any]) -> Record:
 
 @cache
 def _model_of(kind: Any) -> type[BaseModel]:
-    """A pydantic model with the keys of a record: they must all be there, with the types that were written."""
-    keys: dict[str, Any] = {name: (hint, ...) for name, hint in get_type_hints(kind).items()}
+    """A pydantic model with the keys of a record: all must be there that have no default, with the types as written."""
+    hints = get_type_hints(kind)
+    defaults = {field.name: ... if field.default is MISSING else field.default for field in fields(kind)}
+    keys: dict[str, Any] = {name: (hints[name], default) for name, default in defaults.items()}
     return create_model(kind.__name__, __config__=ConfigDict(extra="forbid", strict=True), **keys)
