@@ -16,6 +16,8 @@ import traceback
 from types import TracebackType
 from typing import Any, NoReturn
 
+from hybridnn.comm.mpi import is_in_process
+
 __all__ = ["abort_job", "all_ranks_arrive", "end_job", "install", "running_world"]
 
 FORWARDING_SECONDS = 0.5
@@ -31,7 +33,7 @@ LAST_RESORT_SECONDS = 5.0
 def running_world() -> Any:
     """COMM_WORLD if MPI is running on more than one rank, without importing anything."""
     mpi = sys.modules.get("mpi4py.MPI")
-    if mpi is None or not mpi.Is_initialized() or mpi.Is_finalized() or mpi.COMM_WORLD.Get_size() == 1:
+    if is_in_process() or mpi is None or not mpi.Is_initialized() or mpi.Is_finalized() or mpi.COMM_WORLD.Get_size() == 1:
         return None
     return mpi.COMM_WORLD
 
