@@ -32,8 +32,8 @@ LAST_RESORT_SECONDS = 5.0
 
 def running_world() -> Any:
     """COMM_WORLD if MPI is running on more than one rank, without importing anything."""
-    mpi = sys.modules.get("mpi4py.MPI")
-    if is_in_process() or mpi is None or not mpi.Is_initialized() or mpi.Is_finalized() or mpi.COMM_WORLD.Get_size() == 1:
+    mpi = None if is_in_process() else sys.modules.get("mpi4py.MPI")
+    if mpi is None or not mpi.Is_initialized() or mpi.Is_finalized() or mpi.COMM_WORLD.Get_size() == 1:
         return None
     return mpi.COMM_WORLD
 

@@ -1,6 +1,6 @@
 """All ranks as threads of one process: deterministic, without an MPI library, with verdicts in words."""
 
-from hybridnn.in_process.engine import Message
+from hybridnn.in_process.messages import Message
 from hybridnn.in_process.problems import CommunicationError, DeadlockError, StuckError
 from hybridnn.in_process.run import Run, run_ranks
 

@@ -16,12 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridnn.in_process.clock import Clock
+from hybridnn.in_process.messages import Instant, Message
+from hybridnn.in_process.picture import draw
 from hybridnn.in_process.problems import CommunicationError, DeadlockError
 from hybridnn.in_process.scheduler import Scheduler
 from hybridnn.in_process.sites import Site, call_site
 from hybridnn.in_process.verdict import Waiting, deadlock
 
-__all__ = ["ANY_TAG", "Context", "Engine", "Entry", "Message", "Pending"]
+__all__ = ["ANY_TAG", "Context", "Engine", "Pending"]
 
 ANY_TAG = -1
 Flat = NDArray[Any]
@@ -40,8 +42,7 @@ class Pending:
     nbytes : int
     site : Site
         Where it was begun.
-    begun : float
-        On the rank's virtual clock.
+    begun : Instant
     peer : int
         The other rank of a message, the root of a collective, or -1.
     awaited : callable
@@ -54,15 +55,17 @@ class Pending:
         Copies what arrived into its buffer; at the wait, or at once with early delivery.
     sent, buffer : ndarray or None
         What a send began with, and its buffer, which must not change before its wait.
-    waited : bool
-        Whether its wait, or a test that succeeded, has come.
+    number : int
+        The same for a send and its receive; -1 before they meet, and for collectives.
+    waited : Instant or None
+        When its wait, or a test that succeeded, began.
     """
 
     rank: int
     name: str
     nbytes: int
     site: Site
-    begun: float
+    begun: Instant
     peer: int = -1
     tag: int = 0
     awaited: Callable[[], frozenset[int]] = frozenset
@@ -71,39 +74,14 @@ class Pending:
     deliver: Callable[[], None] | None = None
     sent: Flat | None = None
     buffer: Flat | None = None
-    waited: bool = False
+    number: int = -1
+    waited: Instant | None = None
 
     def __str__(self) -> str:
         size = f" of {self.nbytes:,} bytes" if self.nbytes else ""
         if self.name in ("send", "receive"):
             return f"{self.name}{size} {'to' if self.name == 'send' else 'from'} rank {self.peer}"
         return f"{self.name}{size}"
-
-
-@dataclass(frozen=True, slots=True)
-class Message:
-    """A message or collective that has ended, as a rank saw it.
-
-    Attributes
-    ----------
-    rank, peer : int
-        As for `Pending`.
-    name : str
-    nbytes : int
-    begun, waited, end : float
-        When the call was made, when the rank began to wait for it, and when that wait ended, on the virtual clock.
-    site : Site
-        Line of code.
-    """
-
-    rank: int
-    name: str
-    peer: int
-    nbytes: int
-    begun: float
-    waited: float
-    end: float
-    site: Site
 
 
 @dataclass(slots=True, eq=False)
@@ -221,8 +199,9 @@ class Engine:
         def deliver() -> None:
             buffer[: data.size] = data
 
-        end = self.clock.message(send.rank, receive.rank, data.nbytes, send.begun, receive.begun)
+        end = self.clock.message(send.rank, receive.rank, data.nbytes, send.begun.seconds, receive.begun.seconds)
         receive.deliver, receive.nbytes = deliver, data.nbytes
+        send.number = receive.number = self.count
         if not send.done:
             self._end(send, end)
         self._end(receive, end)
@@ -286,7 +265,7 @@ class Engine:
         except (ValueError, IndexError, TypeError) as error:
             places = "; ".join(f"rank {entry.pending.rank}: {entry.pending.site}" for entry in entries)
             raise CommunicationError(f"the arrays of a {name} do not fit: {error} ({places})") from error
-        end = self.clock.collective(name, nbytes, [entry.pending.begun for entry in entries])
+        end = self.clock.collective(name, nbytes, [entry.pending.begun.seconds for entry in entries])
         for entry, deliver in zip(entries, delivers, strict=True):
             entry.pending.deliver = deliver
             self._end(entry.pending, end)
@@ -298,12 +277,14 @@ class Engine:
         if not pendings:
             return
         rank = pendings[0].rank
+        began = self._instant(rank)
         missing = [pending for pending in pendings if not pending.done]
         if missing:
+            for pending in missing:
+                pending.waited = began
             self._waiting[rank] = missing
             self.scheduler.block(rank, len(missing))
             del self._waiting[rank]
-        began = self.clock.now[rank]
         for pending in pendings:
             self._finish(pending, began)
 
@@ -324,7 +305,7 @@ class Engine:
     def _begin(self, rank: int, name: str, nbytes: int, peer: int, tag: int = 0) -> Pending:
         self.scheduler.progress()
         self.count += 1
-        pending = Pending(rank, name, nbytes, call_site(), self.clock.now[rank], peer, tag)
+        pending = Pending(rank, name, nbytes, call_site(), self._instant(rank), peer, tag)
         self.begun[pending] = None
         return pending
 
@@ -338,11 +319,10 @@ class Engine:
         if waiting is not None and any(pending is one for one in waiting):
             self.scheduler.done(pending.rank)
 
-    def _finish(self, pending: Pending, began: float) -> None:
+    def _finish(self, pending: Pending, began: Instant) -> None:
         """The rank has waited: the data are there, and its clock goes on."""
-        if pending.waited:
+        if pending not in self.begun:
             return
-        pending.waited = True
         del self.begun[pending]
         now = self.clock.now
         now[pending.rank] = max(now[pending.rank], pending.end)
@@ -354,18 +334,25 @@ class Engine:
                 f"waited for at {call_site()}"
             )
         pending.buffer = pending.deliver = None
-        self.messages.append(
-            Message(
-                pending.rank,
-                pending.name,
-                pending.peer,
-                pending.nbytes,
-                pending.begun,
-                began,
-                max(began, pending.end),
-                pending.site,
-            )
+        self.messages.append(self._message(pending, began))
+
+    def _message(self, pending: Pending, began: Instant, *, arrived: bool = True) -> Message:
+        ended = self._instant(pending.rank)
+        return Message(
+            pending.rank,
+            pending.name,
+            pending.peer,
+            pending.nbytes,
+            pending.begun,
+            began,
+            ended,
+            pending.site,
+            pending.number,
+            arrived,
         )
+
+    def _instant(self, rank: int) -> Instant:
+        return Instant(self.count, self.clock.now[rank])
 
     def leftovers(self) -> list[str]:
         """Messages that were not received and calls without a wait, once all ranks have ended."""
@@ -377,12 +364,13 @@ class Engine:
 
     def _verdict(self) -> DeadlockError:
         waiting = {}
+        self.count += 1  # what waits for ever lasts longer than what has ended
         for rank, pendings in self._waiting.items():
-            open_ = [pending for pending in pendings if not pending.done]
-            awaited = frozenset().union(*(pending.awaited() for pending in open_))
-            sites = [str(pending.site) for pending in open_]
-            waiting[rank] = Waiting(rank, tuple(map(str, open_)), tuple(sites), awaited)
-        return deadlock(waiting, self.scheduler.ended, self.count)
+            unmet = [pending for pending in pendings if not pending.done]
+            awaited = frozenset().union(*(pending.awaited() for pending in unmet))
+            waiting[rank] = Waiting(rank, tuple((str(one), str(one.site)) for one in unmet), awaited)
+            self.messages += [self._message(one, one.waited or one.begun, arrived=False) for one in unmet]
+        return deadlock(waiting, self.scheduler.ended, self.count - 1, draw(self.size, tuple(self.messages)))
 
 
 def _same_bytes(one: Flat, other: Flat) -> bool:

@@ -1,4 +1,4 @@
-"""What stands for the module ``mpi4py.MPI`` in a rank that is a thread: the part of its interface that programs here use.
+"""Stand-in for the module ``mpi4py.MPI`` in ranks of one process: the part of its interface that the library uses.
 
 Names, arguments and buffer specifications are those of mpi4py's upper-case methods: a contiguous array, or
 ``[array, counts, displacements, datatype]``.
@@ -210,7 +210,9 @@ class Comm:
         def act(all_: Sequence[Any]) -> Delivers:
             total = _combined([one for one, _ in all_], op)
             ends = list(accumulate(counts))
-            return [_copies(target, total[end - n : end]) for (_, target), n, end in zip(all_, counts, ends, strict=True)]
+            return [
+                _copies(target, total[end - n : end]) for (_, target), n, end in zip(all_, counts, ends, strict=True)
+            ]
 
         return self._enter(("reduce_scatter", op), (given, out), act, given)
 
@@ -336,7 +338,9 @@ class Comm:
 
         def act(all_: Sequence[Any]) -> Delivers:
             for chosen in {color for color, _, _ in all_}:
-                ranks = sorted((rank for rank, one in enumerate(all_) if one[0] == chosen), key=lambda r: (all_[r][1], r))
+                ranks = sorted(
+                    (rank for rank, one in enumerate(all_) if one[0] == chosen), key=lambda r: (all_[r][1], r)
+                )
                 context = Context(tuple(self._context.members[rank] for rank in ranks))
                 for number, rank in enumerate(ranks):
                     all_[rank][2].append(Comm(self._engine, context, number))

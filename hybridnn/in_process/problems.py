@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from hybridnn.errors import HybridnnError
+from hybridnn.in_process.picture import write_svg
+from hybridnn.pipeline.drawing.drawing import Drawing
 
 __all__ = ["CommunicationError", "DeadlockError", "RankStopped", "StuckError"]
 
@@ -14,7 +18,22 @@ class CommunicationError(HybridnnError):
 
 
 class DeadlockError(CommunicationError):
-    """No rank can go on."""
+    """No rank can go on.
+
+    Parameters
+    ----------
+    text : str
+    drawing : Drawing
+        The calls up to there.
+    """
+
+    def __init__(self, text: str, drawing: Drawing) -> None:
+        super().__init__(text)
+        self.drawing = drawing
+
+    def draw(self, path: str | Path) -> None:
+        """Write the calls up to the deadlock as an SVG picture: a row for each rank, an arrow for each message."""
+        write_svg(self.drawing, path)
 
 
 class StuckError(CommunicationError):

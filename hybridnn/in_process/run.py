@@ -11,9 +11,13 @@ from hybridnn.checks import require_choice, require_number, require_whole
 from hybridnn.comm.mpi import standing_in
 from hybridnn.errors import SettingError
 from hybridnn.in_process.clock import Clock
-from hybridnn.in_process.engine import Context, Engine, Message
+from hybridnn.in_process.engine import Context, Engine
+from hybridnn.in_process.messages import Message
 from hybridnn.in_process.namespace import Comm, Namespace
+from hybridnn.in_process.picture import draw, write_svg
 from hybridnn.in_process.problems import CommunicationError
+from hybridnn.pipeline.drawing.drawing import Drawing
+from hybridnn.pipeline.drawing.svg import svg_text
 
 if TYPE_CHECKING:
     from hybridnn.cost.machine.machine import Machine
@@ -41,6 +45,19 @@ class Run:
     results: tuple[Any, ...]
     messages: tuple[Message, ...]
     clock: tuple[float, ...]
+
+    @property
+    def drawing(self) -> Drawing:
+        """Its calls: a row for each rank, an arrow for each message."""
+        return draw(len(self.results), self.messages)
+
+    def draw(self, path: str | Path) -> None:
+        """Write its calls as an SVG picture."""
+        write_svg(self.drawing, path)
+
+    def _repr_svg_(self) -> str:
+        """Shown by a notebook."""
+        return svg_text(self.drawing)
 
 
 def run_ranks(

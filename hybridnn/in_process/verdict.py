@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from hybridnn.comm.stalls.ranks_text import name_ranks
 from hybridnn.in_process.problems import DeadlockError
+from hybridnn.pipeline.drawing.drawing import Drawing
 
 __all__ = ["Waiting", "deadlock"]
 
@@ -18,21 +19,18 @@ class Waiting:
     Attributes
     ----------
     rank : int
-    calls : tuple of str
-        What it waits for.
-    sites : tuple of str
-        Where each of these was begun.
+    calls : tuple of (str, str)
+        What it waits for, each with the line where it was begun.
     awaited : frozenset of int
         Ranks that have to call something first.
     """
 
     rank: int
-    calls: tuple[str, ...]
-    sites: tuple[str, ...]
+    calls: tuple[tuple[str, str], ...]
     awaited: frozenset[int]
 
 
-def deadlock(waiting: Mapping[int, Waiting], ended: frozenset[int], calls: int) -> DeadlockError:
+def deadlock(waiting: Mapping[int, Waiting], ended: frozenset[int], calls: int, drawing: Drawing) -> DeadlockError:
     """The verdict on ranks of which none can go on.
 
     Parameters
@@ -43,20 +41,21 @@ def deadlock(waiting: Mapping[int, Waiting], ended: frozenset[int], calls: int) 
         Ranks whose program has returned.
     calls : int
         Communication calls that were made.
+    drawing : Drawing
+        Of these.
     """
     circle = _circle(waiting)
     lines = [f"deadlock after {calls} calls: {_reason(waiting, ended, circle)}"]
     for rank, one in sorted(waiting.items()):
-        for call, site in zip(one.calls, one.sites, strict=True):
-            lines.append(f"  rank {rank} waits in {call}, at {site}")
+        lines += [f"  rank {rank} waits in {call}, at {site}" for call, site in one.calls]
     if circle:
         lines.append(f"the circle: {' -> '.join(f'rank {rank}' for rank in (*circle, circle[0]))}")
-        if all(call.startswith("send") for rank in circle for call in waiting[rank].calls):
+        if all(call.startswith("send") for rank in circle for call, _ in waiting[rank].calls):
             lines.append(
                 "every rank of it sends, and none has come to its receive; a send need not end before its receive "
                 "begins, however small the message: let one side receive first, or use Isend or Sendrecv"
             )
-    return DeadlockError("\n".join(lines))
+    return DeadlockError("\n".join(lines), drawing)
 
 
 def _reason(waiting: Mapping[int, Waiting], ended: frozenset[int], circle: tuple[int, ...]) -> str:
