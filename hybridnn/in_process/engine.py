@@ -156,7 +156,7 @@ class Engine:
         pending = self._begin(context.members[source], "send", buffer.nbytes, context.members[target], tag)
         pending.sent = buffer.copy()
         pending.buffer = buffer if self.late else None
-        queue = context.receives.get((source, target), ())
+        queue = context.receives.setdefault((source, target), deque())
         for receive in queue:
             if receive.tag in (tag, ANY_TAG):
                 queue.remove(receive)
@@ -175,7 +175,7 @@ class Engine:
         pending = self._begin(context.members[target], "receive", buffer.nbytes, context.members[source], tag)
         pending.buffer = buffer
         self.poison(buffer)
-        queue = context.sends.get((source, target), ())
+        queue = context.sends.setdefault((source, target), deque())
         for send in queue:
             if tag in (send.tag, ANY_TAG):
                 queue.remove(send)

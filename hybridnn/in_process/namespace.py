@@ -263,7 +263,8 @@ class Comm:
     def Igatherv(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> Request:
         """Begin to gather at the root."""
         given = _buffer(sendbuf)[0].copy()
-        out, offsets = None, []
+        out: Flat | None = None
+        offsets: list[int] = []
         if self._rank == root:
             out, _, offsets = _buffer(recvbuf, self.size)
             self._engine.poison(out)
@@ -405,7 +406,7 @@ class Win:
         """The memory from the first rank's part on."""
         if rank:
             raise CommunicationError("ranks as threads share windows whose memory rank 0 has brought")
-        return memoryview(self._memory), self._item
+        return self._memory.data, self._item
 
     def Lock_all(self, assertion: int = 0) -> None:
         """Nothing to lock."""
