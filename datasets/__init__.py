@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .arrays import as_rows
 from .catalogue import catalogue, dataset_info
-from .download import fetch, locate
+from .download import fetch, is_fetched, locate
 from .info import DatasetInfo, RemoteFile, Task
 from .load import Variant, describe_dataset, load_dataset, load_file
 from .preparation import Standardizer, count_tests, split, standardized
@@ -29,6 +29,7 @@ __all__ = [
     "dataset_info",
     "describe_dataset",
     "fetch",
+    "is_fetched",
     "load_dataset",
     "load_file",
     "locate",

@@ -17,7 +17,7 @@ from hybridnn.errors import DataError
 
 from .info import DatasetInfo, Member, RemoteFile
 
-__all__ = ["cache_folder", "fetch", "locate", "open_members"]
+__all__ = ["cache_folder", "fetch", "is_fetched", "locate", "open_members"]
 
 
 def cache_folder() -> Path:
@@ -94,6 +94,18 @@ def fetch(info: DatasetInfo, folder: Path | None = None) -> list[Path]:
         unpacked = _unpacked(info, file, folder)
         paths.extend([path for _, path in unpacked] or [locate(info, file, folder)])
     return paths
+
+
+def is_fetched(info: DatasetInfo, folder: Path | None = None) -> bool:
+    """Whether all files of a data set are on disk, where `locate` looks for them; their checksums are not computed.
+
+    Raises
+    ------
+    DataError
+        If ``$HYBRIDNN_DATA`` is not a folder.
+    """
+    needed = [file for file in info.files if file.url]
+    return all(_find(info, file.name, folder) is not None or _unpacked(info, file, folder) for file in needed)
 
 
 def _search_folders(folder: Path | None) -> list[Path]:

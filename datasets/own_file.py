@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import csv
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hybridnn.errors import DataError, SettingError
 from hybridnn.npz_files import read_npz
+from hybridnn.small_files import open_regular
 
 from .arrays import as_rows, class_count
 from .info import Task
 from .rows import ArrayRows, Dataset
+from .table_file import NAMES_SHOWN, column_list, input_columns, read_columns
 
 __all__ = ["load_file"]
 
@@ -23,7 +25,9 @@ EXACT = 2**53
 """Integers from here on, of either sign, are not all numbers of float64."""
 
 
-def load_file(path: str | Path, targets: Sequence[str] = (), *, task: Task | None = None) -> Dataset:
+def load_file(
+    path: str | Path, targets: Sequence[str] = (), *, inputs: Sequence[str] = (), task: Task | None = None
+) -> Dataset:
     """Load a user's file.
 
     Parameters
@@ -31,7 +35,9 @@ def load_file(path: str | Path, targets: Sequence[str] = (), *, task: Task | Non
     path : str or Path
         ``.npz`` with ``x_train``, ``y_train`` and optionally ``x_test``, ``y_test``, or ``.csv`` with a header line.
     targets : sequence of str
-        Target columns of a ``.csv``; all other columns are inputs.
+        Target columns of a ``.csv``.
+    inputs : sequence of str
+        Input columns of a ``.csv``, in this order wherever they are in the file; without any, all that are no targets.
     task : {'classification', 'regression'}, optional
         Decides instead of the rule: floats are regression targets; integers, in a ``.csv`` one column of them without
         decimal points, are labels.
@@ -39,22 +45,37 @@ def load_file(path: str | Path, targets: Sequence[str] = (), *, task: Task | Non
     Raises
     ------
     DataError
-        If the file is missing or cannot be used; the message names the key, or the line and column.
+        If the file is missing or cannot be used; the message names the file and the key, or the line and column.
     SettingError
-        If `targets` are missing for a ``.csv`` or given for an ``.npz``.
+        If `targets` are missing for a ``.csv``, or `targets` or `inputs` are given for an ``.npz``.
     """
     path = Path(path)
     if path.suffix not in (".npz", ".csv"):
         raise SettingError("data.file", str(path), "must end in .npz or .csv")
-    if not path.is_file():
-        raise DataError(f"data.file = {str(path)!r}: no such file")
-    if path.suffix == ".csv":
-        if not targets:
-            raise SettingError("data.targets", list(targets), "a .csv file needs the names of its target columns")
-        return _from_csv(path, targets, task)
-    if targets:
+    require_readable(path, f"data.file = {str(path)!r}")
+    if path.suffix == ".csv" and not targets:
+        raise SettingError("data.targets", [], "a .csv file needs the names of its target columns")
+    if path.suffix == ".npz" and targets:
         raise SettingError("data.targets", list(targets), "only for .csv files; an .npz file has y_train")
-    return _from_npz(path, task)
+    if path.suffix == ".npz" and inputs:
+        raise SettingError("data.inputs", list(inputs[:NAMES_SHOWN]), "only for .csv files; an .npz file has x_train")
+    return _from_csv(path, targets, inputs, task) if path.suffix == ".csv" else _from_npz(path, task)
+
+
+def require_readable(path: Path, called: str) -> None:
+    """Refuse what is no regular file that can be opened.
+
+    Raises
+    ------
+    DataError
+        Which begins with `called`.
+    """
+    try:
+        open_regular(path).close()
+    except FileNotFoundError:
+        raise DataError(f"{called}: no such file") from None
+    except OSError as error:
+        raise DataError(f"{called}: cannot be read: {error.strerror}") from error
 
 
 def _from_npz(path: Path, task: Task | None) -> Dataset:
@@ -62,92 +83,93 @@ def _from_npz(path: Path, task: Task | None) -> Dataset:
     needed = ["x_train", "y_train"] + (["x_test", "y_test"] if {"x_test", "y_test"} & set(arrays) else [])
     missing = [key for key in needed if key not in arrays]
     if missing:
-        raise DataError(f"{path}: no {' and no '.join(missing)}; found {', '.join(arrays) or 'nothing'}")
-    train = as_rows(arrays["x_train"], arrays["y_train"], task, part="_train")
+        raise DataError(
+            f"{path}: no {' and no '.join(missing)}; found {column_list(list(arrays)) if arrays else 'nothing'}"
+        )
+    train = _rows(path, arrays["x_train"], arrays["y_train"], task, part="_train")
     test = None
     if "x_test" in needed:
         known: Task = "regression" if train.targets_shape else "classification"
         classes = None if train.targets_shape else class_count(train)
-        test = as_rows(arrays["x_test"], arrays["y_test"], known, classes=classes, part="_test")
+        test = _rows(path, arrays["x_test"], arrays["y_test"], known, classes=classes, part="_test")
         if (test.features, test.targets_shape) != (train.features, train.targets_shape):
             raise DataError(
                 f"{path}: x_test, y_test have shapes {test.x.shape}, {test.y.shape}; "
                 f"they do not go with {train.x.shape}, {train.y.shape} of the training part"
             )
-    return _dataset(path, train, test)
+    return _dataset(path, train, test, f"y_train is {arrays['y_train'].dtype}")
 
 
-def _from_csv(path: Path, targets: Sequence[str], task: Task | None) -> Dataset:
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:  # -sig: spreadsheets write a byte-order mark
-            reader = csv.reader(file)
-            names = [name.strip() for name in next(reader, [])]
-            _check_names(path, names, targets)
-            where = [names.index(name) for name in targets]
-            table, integers = _numbers(path, names, ((reader.line_num, cells) for cells in reader if cells), where)
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}") from error
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{path} is not a text file of comma-separated values: {error}") from error
-    x, y = np.delete(table, where, axis=1), table[:, where]
+def _from_csv(path: Path, targets: Sequence[str], inputs: Sequence[str], task: Task | None) -> Dataset:
+    taken: list[str] = []
+    ignored: list[str] = []
+
+    def choose(names: list[str]) -> list[str]:
+        _require_targets(path, names, targets)
+        taken.extend(input_columns(path, names, targets, inputs))
+        if not taken or len({*taken, *targets}) != len(taken) + len(targets):
+            setting, value = ("data.inputs", inputs) if inputs else ("data.targets", targets)
+            allowed = f"each name once, and at least one column of {path} left as input"
+            raise SettingError(setting, list(value[:NAMES_SHOWN]), allowed)
+        used = {*taken, *targets}
+        ignored.extend(name for name in names if name not in used)
+        return [*taken, *targets]
+
+    table, integers = read_columns(path, choose, targets)
+    x, y = table[:, : len(taken)], table[:, len(taken) :]
+    is_labels = integers and len(targets) == 1
     if task is None:
-        task = "classification" if integers and len(targets) == 1 else "regression"
-    if task == "regression":
-        return _dataset(path, as_rows(x, y, task), None)
-    if not integers or len(targets) != 1:
+        task = "classification" if is_labels else "regression"
+    if task == "classification" and not is_labels:
         raise DataError(f"{path}: classification needs one target column of integers without decimal points")
-    beyond = np.flatnonzero(np.abs(y[:, 0]) >= EXACT)
-    if beyond.size:
-        value = y[beyond[0], 0]
-        raise DataError(f"{path}: column {targets[0]!r} has the label {value:.0f}, too large; {_label_hint(path)}")
-    return _dataset(path, as_rows(x, y[:, 0].astype(np.int64), task), None)
+    rows = _rows(path, x, _labels(path, targets[0], y[:, 0]) if task == "classification" else y, task)
+    why = f"{targets[0]} has decimal points" if len(targets) == 1 else f"{len(targets)} target columns"
+    return replace(_dataset(path, rows, None, why), inputs=tuple(taken), ignored=tuple(ignored))
 
 
-def _check_names(path: Path, names: Sequence[str], targets: Sequence[str]) -> None:
-    doubled = sorted({name for name in names if names.count(name) > 1})
-    if doubled:
-        raise DataError(f"{path}: the header line names {', '.join(map(repr, doubled))} more than once")
+def _require_targets(path: Path, names: Sequence[str], targets: Sequence[str]) -> None:
+    there = set(names)
     for name in targets:
-        if name not in names:
-            raise SettingError("data.targets", name, f"{path} has no such column; it has {', '.join(names) or 'none'}")
-    if len(set(targets)) != len(targets) or len(targets) == len(names):
-        raise SettingError("data.targets", list(targets), "each name once, and at least one column left as input")
+        if name not in there:
+            raise SettingError("data.targets", name, f"{path} has no such column; it has {column_list(names)}")
 
 
-def _numbers(
-    path: Path, names: Sequence[str], lines: Iterable[tuple[int, list[str]]], targets: Sequence[int]
-) -> tuple[NDArray[np.float64], bool]:
-    """Return the table of all columns, and whether every target cell is an integer."""
-    table, integers = [], True
-    for line, cells in lines:
-        if len(cells) != len(names):
-            raise DataError(f"{path}, line {line}: {len(cells)} cells, the header line has {len(names)}")
-        table.append([_number(path, line, name, cell) for name, cell in zip(names, cells, strict=True)])
-        integers = integers and all(cells[column].strip().lstrip("+-").isdecimal() for column in targets)
-    if not table:
-        raise DataError(f"{path}: no line of data after the header line")
-    return np.array(table), integers
+def _labels(path: Path, column: str, values: NDArray[np.float64]) -> NDArray[np.int64]:
+    beyond = np.flatnonzero(np.abs(values) >= EXACT)
+    if beyond.size:
+        label = f"{values[beyond[0]]:.0f}"
+        raise DataError(f"{path}: column {column!r} has the label {label}, too large; {_label_hint(path)}")
+    return values.astype(np.int64)
 
 
-def _number(path: Path, line: int, column: str, cell: str) -> float:
+def _rows(path: Path, x: NDArray[Any], y: NDArray[Any], task: Task | None, **known: Any) -> ArrayRows:
+    """`as_rows`, with the file in its errors."""
     try:
-        value = float(cell)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise DataError(f"{path}, line {line}, column {column!r}: {cell!r} is not a finite number")
-    return value
+        return as_rows(x, y, task, **known)
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from error
 
 
-def _dataset(path: Path, train: ArrayRows, test: ArrayRows | None) -> Dataset:
+def _dataset(path: Path, train: ArrayRows, test: ArrayRows | None, why_regression: str) -> Dataset:
     if train.targets_shape:
-        return Dataset(path.name, "regression", train.features, train.targets_shape[0], train, test)
+        outputs, why = train.targets_shape[0], f"regression: {why_regression}"
+        return Dataset(path.name, "regression", train.features, outputs, train, test, task_reason=why)
     classes = class_count(train)
     if classes > train.samples:
         raise DataError(f"{path}: label {classes - 1} among {train.samples} samples; {_label_hint(path)}")
     if train.y.min() == train.y.max():
         raise DataError(f"{path}: all labels are {classes - 1}: classification needs at least 2 classes")
-    return Dataset(path.name, "classification", train.features, classes, train, test)
+    why = f"classification: {_class_words(train, classes)}"
+    return Dataset(path.name, "classification", train.features, classes, train, test, task_reason=why)
+
+
+def _class_words(train: ArrayRows, classes: int) -> str:
+    """How many classes there are, and which of them never occur."""
+    absent = np.setdiff1d(np.arange(classes), train.y)
+    if not absent.size:
+        return f"{classes} classes"
+    labels = column_list([str(label) for label in absent])
+    return f"{classes - absent.size} of {classes} classes occur: no sample has the label {labels}"
 
 
 def _label_hint(path: Path) -> str:

@@ -198,6 +198,10 @@ class Dataset:
         Inputs per sample; classes or target columns.
     train, test : Rows
         The two parts; `test` is None when the set has none of its own.
+    inputs, ignored : tuple of str
+        Columns of a ``.csv`` file: those that are the features, in order, and those that are not used.
+    task_reason : str
+        What of a user's file made it this task, in words.
     """
 
     name: str
@@ -206,3 +210,6 @@ class Dataset:
     outputs: int
     train: Rows
     test: Rows | None
+    inputs: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()
+    task_reason: str = ""

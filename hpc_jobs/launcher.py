@@ -1,8 +1,9 @@
 """Find the launcher that gives the ranks of a Slurm job each other: srun with the right ``--mpi``, or mpirun.
 
-``python -m hybridnn.hpc_jobs.launcher`` inside a batch job prints the words that go before the number of ranks, for
-example ``srun --mpi=pmix -n``. Which one works depends on how Slurm and the MPI library were built, and a wrong one
-starts processes that are each alone. So each is tried on the whole allocation until one is right.
+``python -m hybridnn.hpc_jobs.launcher [FILE]`` inside a batch job prints the words that go before the number of ranks,
+for example ``srun --mpi=pmix -n``. Which one works depends on how Slurm and the MPI library were built, and a wrong one
+starts processes that are each alone. So each is tried on the whole allocation until one is right. It is written into
+FILE, where the next call finds it: after a requeue, or in the other tasks of an array.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from hybridnn.whole_files import replace_whole
 
 __all__ = ["candidates", "find_launcher"]
 
@@ -82,7 +86,29 @@ def _attempt(launcher: Sequence[str], ranks: str, nodes: str) -> str | None:
     return f"exit code {ended.returncode}"
 
 
-def _main(environment: Mapping[str, str]) -> int:
+def _found_before(file: Path) -> str:
+    """The launcher that an earlier call wrote into the file; empty if there is none whose program is there."""
+    try:
+        words = file.read_text(encoding="utf-8").split()
+    except (OSError, ValueError):
+        return ""
+    return " ".join(words) if words and shutil.which(words[0]) else ""
+
+
+def _keep(file: Path, words: str) -> None:
+    """Write the launcher down; without it the next call searches again."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        replace_whole(file, lambda opened: opened.write(f"{words}\n".encode()), alone=False)
+    except OSError as error:
+        print(f"launcher: {file} cannot be written: {error.strerror}", file=sys.stderr)
+
+
+def _main(environment: Mapping[str, str], file: Path | None) -> int:
+    if file is not None and (found := _found_before(file)):
+        print(f"launcher: {found.rpartition(' ')[0]}, as found before", file=sys.stderr)
+        print(found)
+        return 0
     try:
         ranks, nodes = environment["SLURM_NTASKS"], environment["SLURM_JOB_NUM_NODES"]
     except KeyError as error:
@@ -100,9 +126,11 @@ def _main(environment: Mapping[str, str]) -> int:
         print(f"launcher: nothing starts {ranks} ranks on {nodes} nodes that see each other", file=sys.stderr)
         return 1
     print(f"launcher: {' '.join(launcher[:-1])}", file=sys.stderr)
+    if file is not None:
+        _keep(file, " ".join(launcher))
     print(" ".join(launcher))
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(_main(os.environ))
+    sys.exit(_main(os.environ, Path(sys.argv[1]) if len(sys.argv) > 1 else None))

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 from pydantic_core import PydanticCustomError
 
-from hybridnn.errors import HybridnnError, SettingError
+from hybridnn.errors import HybridnnError, SettingError, one_line
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
 
-__all__ = ["MissingSettingError", "UnknownSettingError", "refused", "setting_error"]
+__all__ = ["MissingSettingError", "UnknownSettingError", "first_problem", "refused", "setting_error"]
 
 REFUSED = "refused"
 ALLOWED = {
@@ -39,7 +39,7 @@ class UnknownSettingError(SettingError):
     """A section or key that does not exist; the message names the nearest one that does."""
 
     def __init__(self, setting: str, value: object, hint: str) -> None:
-        HybridnnError.__init__(self, f"unknown setting {setting}; {hint}")
+        HybridnnError.__init__(self, f"unknown setting {one_line(setting)}; {hint}")
         self.setting = setting
         self.value = value
         self.allowed = hint
@@ -49,7 +49,7 @@ class MissingSettingError(SettingError):
     """A key without a default is not there."""
 
     def __init__(self, setting: str, hint: str = "") -> None:
-        HybridnnError.__init__(self, f"{setting} is missing{hint}")
+        HybridnnError.__init__(self, f"{one_line(setting)} is missing{hint}")
         self.setting = setting
         self.value = None
         self.allowed = "is needed"
@@ -85,6 +85,13 @@ def setting_error(error: ValidationError, known: Sequence[str]) -> SettingError:
         setting = _dotted(first["loc"][:-1])  # an element of a list of fixed length
     allowed = ALLOWED[first["type"]].format(**context) if first["type"] in ALLOWED else first["msg"]
     return SettingError(setting, _plain(value), allowed + more)
+
+
+def first_problem(error: ValidationError) -> str:
+    """The first thing that is wrong with data that are no settings, and its place in them, as one line."""
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    where = ".".join(map(str, first["loc"]))
+    return one_line(f"{where}: {first['msg']}" if where else first["msg"])
 
 
 def _plain(value: object) -> object:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from hybridnn.settings_errors import refused
 
@@ -49,7 +49,13 @@ def _steps_or_seconds(value: object) -> object:
     raise refused("", value, "must be a whole number of steps, at least 1, or seconds in quotes, as '90 s'")
 
 
-Text = Annotated[str, Field(min_length=1)]
+def _without_nul(text: str) -> str:
+    if "\0" in text:
+        raise refused("", text, "must not hold the character NUL")
+    return text
+
+
+Text = Annotated[str, Field(min_length=1), AfterValidator(_without_nul)]
 Count = Annotated[int, Field(ge=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Fraction = Annotated[float, Field(ge=0, le=1)]

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 from hybridnn.errors import EnvironmentProblem
+from hybridnn.small_files import shown_path
 
-__all__ = ["replace_whole", "write_whole"]
+__all__ = ["discard_partial", "replace_whole", "write_whole"]
 
 
 def replace_whole(path: Path, fill: Callable[[BinaryIO], object], *, alone: bool = True) -> None:
@@ -30,8 +31,9 @@ def replace_whole(path: Path, fill: Callable[[BinaryIO], object], *, alone: bool
     OSError
     """
     writer = "" if alone else f".{socket.gethostname()}.{os.getpid()}.{threading.get_ident()}"
-    partial = path.with_name(f".{path.name}{writer}.partial")
+    partial = _partial(path, writer)
     try:
+        partial.unlink(missing_ok=True)  # to open what is not a regular file could wait for ever
         with open(partial, "wb") as file:
             fill(file)
             file.flush()
@@ -39,6 +41,20 @@ def replace_whole(path: Path, fill: Callable[[BinaryIO], object], *, alone: bool
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def discard_partial(path: Path) -> None:
+    """Remove what a killed process left of a file that nobody else writes, where it may not be written again.
+
+    Raises
+    ------
+    OSError
+    """
+    _partial(path).unlink(missing_ok=True)
+
+
+def _partial(path: Path, writer: str = "") -> Path:
+    return path.with_name(f".{path.name}{writer}.partial")
 
 
 def write_whole(path: Path, content: str | bytes | Iterable[bytes]) -> None:
@@ -55,4 +71,6 @@ def write_whole(path: Path, content: str | bytes | Iterable[bytes]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_whole(path, lambda file: file.writelines(pieces))
     except OSError as error:
-        raise EnvironmentProblem(f"{path} cannot be written: {error.strerror}") from error
+        raise EnvironmentProblem(f"{shown_path(path)} cannot be written: {error.strerror}") from error
+    except ValueError as error:  # NUL in the name
+        raise EnvironmentProblem(f"{shown_path(path)} cannot be written: {error}") from error

@@ -43,6 +43,14 @@ def _no_pictures() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _without_waiting_for_the_disk() -> Iterator[None]:
+    """No test can cut the power; that `os.fsync` is called where it must be is tested by counting."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("os.fsync", lambda descriptor: None)
+        yield
+
+
 @pytest.fixture(scope="session")
 def unpacked(pytestconfig: pytest.Config) -> Path:
     """Return a folder with the official files of airfoil, MNIST and CIFAR-10.

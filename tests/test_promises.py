@@ -19,6 +19,7 @@ import pytest
 from hybridnn import MLP, SGD, ProcessGrid, Trainer
 from hybridnn.errors import HybridnnError, NonFiniteLossError
 from hybridnn.training.history import StepRecord
+from mpi_runner.slowness import patience
 from reference import network as net
 from reference.cases import (
     Case,
@@ -166,10 +167,10 @@ Trainer(MLP([6, 16, 4]), grid=grid, batch_size=10, log_every=1).fit(x, np.arange
 
 
 def test_promise_8_a_rank_that_raises_ends_the_job_with_its_traceback(run_mpi: Callable[..., JobResult]) -> None:
-    result = run_mpi(4, RAISE_ON_ONE_RANK, timeout=30)
+    result = run_mpi(4, RAISE_ON_ONE_RANK, timeout=60)
     assert not result.timed_out
     assert result.returncode != 0
-    assert result.seconds < 10
+    assert result.seconds < patience(10)
     assert "rank 2 of 4 failed" in result.stderr
     assert "RuntimeError: rank 2 lost its way" in result.stderr
     assert result.stderr.count("Traceback") == 1
@@ -238,7 +239,7 @@ def test_promise_10_a_users_mistake_is_one_line_and_exit_code_2(
     command = [str(Path(sys.executable).with_name("hybridnn")), "train"]
     for setting in settings:
         command += ["--set", setting]
-    result = run_mpi(ranks, command, timeout=40, cwd=tmp_path)
+    result = run_mpi(ranks, command, timeout=60, cwd=tmp_path)
     assert not result.timed_out
     assert result.returncode == 2, result.stderr
     lines = [line for line in result.stderr.splitlines() if line.startswith("Error: ")]

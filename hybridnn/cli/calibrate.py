@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -31,7 +32,12 @@ def calibrate(
     plot: Annotated[
         Path | None, typer.Option(help="Draw the samples and the fits.", metavar="FILE.png", show_default=False)
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force", help="Replace files that are there, and write the file even where the verdict is doubtful."
+        ),
+    ] = False,
     output_format: Annotated[Format, typer.Option("--format", help="How to print the result.")] = Format.text,
 ) -> None:
     """Measure this machine, for plans and predictions; start it under mpirun with as many ranks as you will use."""
@@ -82,11 +88,16 @@ def calibrate(
         if plot is not None:
             draw_fits(found.fits, plot)
 
-    on_first_rank(write_files)
+    quality = found.machine.quality
+    is_written = force or quality is None or not quality.problems
+    if is_written:
+        on_first_rank(write_files)
     if as_json:
-        print_json(calibration_facts(found, out))
+        print_json(calibration_facts(found, out if is_written else None))
     else:
-        print_calibration(console, found, out)
+        print_calibration(console, found, out if is_written else None)
+    if not is_written:
+        raise typer.Exit(1)
 
 
 def _check_suffix(option: str, path: Path, suffix: str) -> None:
@@ -95,9 +106,9 @@ def _check_suffix(option: str, path: Path, suffix: str) -> None:
 
 
 def _check_file(option: str, path: Path, force: bool) -> None:
-    if path.is_dir():
+    if os.path.isdir(path):
         raise SettingError(option, str(path), "is a folder, not a file")
-    if not path.parent.is_dir():
+    if not os.path.isdir(path.parent):
         raise SettingError(option, str(path), f"there is no folder {path.parent}")
-    if path.exists() and not force:
+    if os.path.lexists(path) and not force:
         raise SettingError(option, str(path), "is there already; name another file, or replace it with --force")

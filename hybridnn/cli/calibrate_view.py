@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hybridnn.cli.output import print_table
 from hybridnn.cost.calibration.calibrate import Calibration
 from hybridnn.cost.calibration.fitted import LARGE_BYTES, FittedOperation, HeldOutError
 
@@ -19,11 +20,11 @@ if TYPE_CHECKING:
 __all__ = ["calibration_facts", "print_calibration"]
 
 
-def print_calibration(console: Console, found: Calibration, out: Path) -> None:
-    """Print the tables of a calibration and how to use the file."""
+def print_calibration(console: Console, found: Calibration, out: Path | None) -> None:
+    """Print the tables of a calibration, the verdict, and how to use the file; None where none was written."""
     if found.fits:
         console.print("\nmessages and collectives: alpha per message, beta per byte, by size; errors on held-out sizes")
-        console.print(_fit_table(found.fits))
+        print_table(console, _fit_table(found.fits))
         overlap = found.machine.overlap
         console.print(
             f"\noverlap: {overlap.hidden_fraction:.0%} of an all-reduce hides behind computing, which takes "
@@ -32,12 +33,17 @@ def print_calibration(console: Console, found: Calibration, out: Path) -> None:
         )
     if found.compute_errors:
         console.print("\npasses of layers: errors on held-out networks, the mean weighted by time")
-        console.print(_compute_table(found))
+        print_table(console, _compute_table(found))
         _print_pace(console, found.machine)
     for text in found.missing:
         console.print(f"not measured: {text}", soft_wrap=True)
     if found.crowded:
         console.print(f"mind: {found.crowded}", soft_wrap=True)
+    if found.machine.quality is not None:
+        console.print(f"\nverdict: {found.machine.quality.line}", soft_wrap=True)
+    if out is None:
+        console.print("no machine file was written; measure again when the machine is idle, or write it with --force")
+        return
     console.print(f"\n{out}: use it with `hybridnn plan SETTINGS.toml --ranks N --machine {out}`", soft_wrap=True)
 
 
@@ -51,10 +57,11 @@ def _print_pace(console: Console, machine: Machine) -> None:
     )
 
 
-def calibration_facts(found: Calibration, out: Path) -> dict[str, object]:
+def calibration_facts(found: Calibration, out: Path | None) -> dict[str, object]:
     """The same figures, and all samples, for JSON."""
     return {
-        "file": str(out),
+        "file": None if out is None else str(out),
+        "verdict": None if found.machine.quality is None else found.machine.quality.line,
         "machine": found.machine.model_dump(),
         "communication": [
             {

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from hybridnn.cli.output import Format
-from hybridnn.cli.trained_options import BatchRanks, Checkpoint, ModelRanks, Run, Stages
+from hybridnn.cli.trained_options import BatchRanks, Best, Checkpoint, ModelRanks, Run, Stages
 
 __all__ = ["evaluate"]
 
@@ -25,7 +25,8 @@ def evaluate(
     data: Annotated[
         str | None,
         typer.Option(
-            help="A .csv or .npz file or the name of a data set; without, the data of the run.",
+            help="A .csv file that has the input columns of the run, in any order, a .npz file or the name of a data "
+            "set; without, the data of the run.",
             metavar="FILE|NAME",
             show_default=False,
         ),
@@ -44,6 +45,7 @@ def evaluate(
         ),
     ] = None,
     checkpoint: Checkpoint = None,
+    best: Best = False,
     pipeline: Stages = None,
     batch: BatchRanks = None,
     model: ModelRanks = None,
@@ -56,7 +58,7 @@ def evaluate(
     from hybridnn.training.trained.trained_run import open_run
 
     grid = make_grid(pipeline, batch, model)
-    trained = open_run(run, checkpoint, grid.world)
+    trained = open_run(run, checkpoint, grid.world, best=best)
     columns = tuple(name.strip() for name in targets.split(",")) if targets else ()
     result = evaluate_run(trained, grid, Samples(data, columns, None if part is None else part.value))
     if grid.rank == 0:

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from hybridnn.cli.output import make_console, print_json
-from hybridnn.cli.trained_options import warn_of_damage, weights_words
+from hybridnn.cli.trained_options import warn_of_columns, warn_of_damage, weights_words
 
 if TYPE_CHECKING:
     from hybridnn.training.trained.evaluation import Evaluation
@@ -19,6 +19,7 @@ __all__ = ["evaluation_facts", "print_evaluation"]
 def print_evaluation(run: TrainedRun, result: Evaluation, *, as_json: bool) -> None:
     """Print figures, and what they are of, as text or JSON; damaged checkpoints are named on the error stream."""
     warn_of_damage(run.source)
+    warn_of_columns(result.data, result.ignored)
     if as_json:
         print_json(evaluation_facts(run, result))
         return

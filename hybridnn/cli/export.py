@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from hybridnn.cli.ranks import first_rank_alone
-from hybridnn.cli.trained_options import Checkpoint, Force, Run
+from hybridnn.cli.trained_options import Best, Checkpoint, Force, Run
 
 __all__ = ["export"]
 
@@ -25,6 +25,7 @@ def export(
         ),
     ] = False,
     checkpoint: Checkpoint = None,
+    best: Best = False,
     force: Force = False,
 ) -> None:
     """Write the weights of a run, and what its inputs were standardized with, as plain arrays."""
@@ -36,7 +37,7 @@ def export(
 
     with first_rank_alone():
         require_new_file("WEIGHTS.npz", out, [".npz"], replace=force)
-        trained = open_run(run, checkpoint)
+        trained = open_run(run, checkpoint, best=best)
         write_whole(out, npz_bytes(export_arrays(trained, fold_standardization=fold_standardization)))
         warn_of_damage(trained.source)
         print(f"{out}: the weights of {weights_words(trained.source)}")

@@ -10,8 +10,11 @@ from hybridnn.cli.ranks import launch_rank
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
-__all__ = ["Format", "make_console", "print_json", "terminal_width"]
+    from hybridnn.cost.machine.machine import Machine
+
+__all__ = ["Format", "make_console", "print_json", "print_machine", "print_table", "terminal_width"]
 
 PLAIN_WIDTH = 100
 UNKNOWN_TERMINAL_WIDTH = 80
@@ -33,6 +36,22 @@ def make_console(stream: TextIO) -> Console:
     return Console(
         file=stream, width=width or PLAIN_WIDTH, force_terminal=width is not None, markup=False, highlight=False
     )
+
+
+def print_machine(console: Console, machine: Machine, ranks: int) -> None:
+    """Print how well a machine was measured, and that a job of so many ranks is more than it is made for."""
+    if machine.quality is not None:
+        console.print(f"machine file: {machine.quality.line}", soft_wrap=True)
+    if ranks > machine.ranks:
+        console.print(f"The machine is made for {machine.ranks:,} ranks: more of them take turns.")
+
+
+def print_table(console: Console, table: Table) -> None:
+    """Print a table as wide as it is, also where the console is narrower: nothing in it is cut."""
+    width = console.width
+    console.width = max(width, console.measure(table, options=console.options.update(max_width=1000)).maximum)
+    console.print(table)
+    console.width = width
 
 
 def print_json(value: object) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -58,7 +59,7 @@ def partition(
     for name, value in (("--samples", samples), ("--threads", threads)):
         if profile is not None and value is not None:
             raise SettingError(name, value, "nothing is timed where --profile is given")
-    if save_profile is not None and not save_profile.parent.is_dir():
+    if save_profile is not None and not os.path.isdir(save_profile.parent):
         raise SettingError("--save-profile", str(save_profile), f"there is no folder {str(save_profile.parent)!r}")
 
     from hybridnn.training.settings_file import load_settings
@@ -118,7 +119,7 @@ def _network(settings: Settings) -> MLP:
 
     data = settings.data
     if data.file is not None:
-        known: Any = load_file(data.file, data.targets)
+        known: Any = load_file(data.file, data.targets, inputs=data.inputs)
     elif data.name == "synthetic":
         known = load_dataset(data.name, synthetic=SyntheticSpec(**data.synthetic.model_dump()))
     elif data.features == "paper":

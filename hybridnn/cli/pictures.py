@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from enum import Enum
@@ -56,9 +57,9 @@ def choose_format(wanted: PictureFormat | None, out: Path | None) -> PictureForm
         raise SettingError("--out", str(out), "the name of the file must end in " + ", ".join(by_suffix))
     if wanted is not None and out.suffix and found is not wanted:
         raise SettingError("--out", str(out), f"with --format {wanted.value} the file must end in {SUFFIXES[wanted]}")
-    if out.is_dir():
+    if os.path.isdir(out):
         raise SettingError("--out", str(out), "is a folder, not a file")
-    if not out.parent.is_dir():
+    if not os.path.isdir(out.parent):
         raise SettingError("--out", str(out), f"there is no folder {out.parent}")
     return wanted or found or PictureFormat.text
 

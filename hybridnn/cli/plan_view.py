@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from hybridnn.cli.output import make_console, print_json
+from hybridnn.cli.output import make_console, print_json, print_machine
 from hybridnn.cost.planning.plan import Plan
 from hybridnn.cost.planning.reasons import bottleneck_sentence, reason_sentence
 from hybridnn.cost.planning.words import layout_settings, layout_words, staleness
@@ -47,8 +47,7 @@ def print_plan(plan: Plan, around: Around | None, parallel: ParallelSettings, *,
         f"{plan.ranks:,} ranks on {machine.name}, {workload.model.parameters:,} parameters, "
         f"batch {workload.batch_size:,}: {plan.layouts:,} layouts"
     )
-    if plan.ranks > machine.ranks:
-        console.print(f"The machine is made for {machine.ranks:,} ranks: more of them take turns.")
+    print_machine(console, machine, plan.ranks)
     console.print(_table(plan))
     there, samples = _bytes(machine.memory_bytes_per_rank), _bytes(data_bytes(workload))
     console.print(f"times and bytes of a step; memory of the fullest rank, of {there}; samples take {samples} a node")
@@ -60,6 +59,7 @@ def plan_facts(plan: Plan, around: Around | None) -> dict[str, Any]:
     """All figures of a plan, named with their units."""
     return {
         "machine": plan.machine.name,
+        "quality": None if plan.machine.quality is None else plan.machine.quality.line,
         "ranks": plan.ranks,
         "layouts": plan.layouts,
         "memory_bytes_per_rank": plan.machine.memory_bytes_per_rank,

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from hybridnn.cli.trained_options import BatchRanks, Checkpoint, Force, ModelRanks, Run, Stages
+from hybridnn.cli.trained_options import BatchRanks, Best, Checkpoint, Force, ModelRanks, Run, Stages
 
 __all__ = ["predict"]
 
@@ -17,7 +17,7 @@ def predict(
     file: Annotated[
         Path,
         typer.Argument(
-            help="Samples: a .csv file with the columns of the run's inputs in their order, or a .npz file with an "
+            help="Samples: a .csv file that has the input columns of the run, in any order, or a .npz file with an "
             "array x.",
             metavar="FILE",
             show_default=False,
@@ -27,13 +27,14 @@ def predict(
         "predictions.csv"
     ),
     checkpoint: Checkpoint = None,
+    best: Best = False,
     pipeline: Stages = None,
     batch: BatchRanks = None,
     model: ModelRanks = None,
     force: Force = False,
 ) -> None:
     """Write classes and their probabilities, or numbers in the units of the targets, for samples without targets."""
-    from hybridnn.cli.trained_options import make_grid, require_new_file, warn_of_damage, weights_words
+    from hybridnn.cli.trained_options import make_grid, require_new_file, warn_of_columns, warn_of_damage, weights_words
     from hybridnn.comm.agreement import agree
     from hybridnn.training.trained.prediction import predict_file
     from hybridnn.training.trained.trained_run import open_run
@@ -42,7 +43,7 @@ def predict(
     grid = make_grid(pipeline, batch, model)
     suffixes = [".csv", ".npz"]
     agree(grid.world, lambda: require_new_file("--out", out, suffixes, replace=force) if grid.rank == 0 else None)
-    trained = open_run(run, checkpoint, grid.world)
+    trained = open_run(run, checkpoint, grid.world, best=best)
     found = predict_file(trained, grid, file)
 
     def write() -> None:
@@ -52,4 +53,5 @@ def predict(
     agree(grid.world, write)
     if found is not None:
         warn_of_damage(trained.source)
+        warn_of_columns(str(file), found.ignored)
         print(f"{out}: {len(found.values):,} predictions with the weights of {weights_words(trained.source)}")

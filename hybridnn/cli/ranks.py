@@ -11,7 +11,7 @@ from typing import NoReturn
 
 import typer
 
-from hybridnn.comm.failsafe import all_ranks_arrive, running_world
+from hybridnn.comm.failsafe import all_ranks_arrive, lower_rank_speaks, notify_higher_ranks, running_world
 from hybridnn.errors import EnvironmentProblem, HybridnnError
 
 __all__ = ["FirstRankError", "first_rank_alone", "launch_rank", "leave"]
@@ -60,7 +60,7 @@ def leave(message: str, exit_code: int, *, together: bool = True) -> NoReturn:
     """Print one error line on rank 0 and exit on every rank.
 
     The ranks leave together, because mpirun ends a job at the first rank that fails, perhaps before rank 0 has spoken.
-    An error that the other ranks do not have ends the job after a few seconds, with the line of the rank that has it.
+    An error that not all ranks have ends the job after a few seconds, with the line of the lowest rank that has it.
     Where rank 0 is alone, not `together` with others, it speaks and leaves.
     """
     if not together:
@@ -73,9 +73,14 @@ def leave(message: str, exit_code: int, *, together: bool = True) -> NoReturn:
         sys.exit(exit_code)
     if world is None or world.Get_rank() == 0:
         print(f"Error: {message}", file=sys.stderr, flush=True)
+        notify_higher_ranks()
     if not all_ranks_arrive(PATIENCE):
         if world.Get_rank() != 0:
-            print(f"Error on rank {world.Get_rank()}: {message}", file=sys.stderr, flush=True)
+            notify_higher_ranks()
+            if lower_rank_speaks(ALONE_SECONDS):
+                time.sleep(PATIENCE)  # that rank ends the job when it has spoken
+            else:
+                print(f"Error on rank {world.Get_rank()}: {message}", file=sys.stderr, flush=True)
         world.Abort(exit_code)
     sys.exit(exit_code)
 

@@ -56,6 +56,8 @@ def print_runs(figures: Sequence[RunFigures], *, as_json: bool) -> None:
         for row in group.rows:
             method = f", {row.figures.method}" if row.figures.method else ""
             console.print(f"  {_ranks(row.figures.ranks)}, {row.figures.grid}{method}: {row.figures.verdict.text}")
+        for warning in group.warnings:
+            console.print(f"warning: {warning}", soft_wrap=True)
         console.print()
 
 
@@ -73,7 +75,7 @@ def _group_facts(group: ScalingGroup) -> dict[str, Any]:
         }
         for row in group.rows
     ]
-    return {"base": group.base.folder, "base_ranks": group.base.ranks, "runs": rows}
+    return {"base": group.base.folder, "base_ranks": group.base.ranks, "runs": rows, "warnings": group.warnings}
 
 
 def _step_table(figures: RunFigures, instructions: Sequence[InstructionFigures]) -> Table:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from hybridnn.cli.output import print_machine
 from hybridnn.cli.pictures import PictureFormat, print_drawing, write_file, write_picture, write_text
 from hybridnn.cost.simulation.timeline import draw_simulation, stages_shown
 from hybridnn.training.json_text import to_json
@@ -24,6 +26,14 @@ if TYPE_CHECKING:
 __all__ = ["simulated_layout", "write_curve", "write_step"]
 
 MILLISECONDS = 1e3
+
+SUPERLINEAR = 1.005
+"""Efficiency that is printed as more than 100 %."""
+
+ABOVE_IDEAL = (
+    "above 100%: what one rank reads and writes in a step does not fit its cache; with more ranks each reads and "
+    "writes less, and more of it fits"
+)
 
 EXPLANATION = """\
 computing      passes, loss and update, with loading, copying and Python
@@ -62,15 +72,14 @@ def write_curve(
     curve: ScalingCurve, layout: Layout, machine: Machine, picture: PictureFormat, out: Path | None
 ) -> None:
     """Write a scaling curve to a file, or print it."""
-    title = simulated_layout(layout, machine)
     if picture is PictureFormat.text:
-        write_text(lambda console: _print_curve(console, curve, title), out)
+        write_text(lambda console: _print_curve(console, curve, layout, machine), out)
     elif picture is PictureFormat.json:
-        write_file(to_json(_curve_facts(curve), indent=2) + "\n", out)
+        write_file(to_json(_quality_facts(machine) | _curve_facts(curve), indent=2) + "\n", out)
     else:
         from hybridnn.cost.simulation.scaling_plot import scaling_png
 
-        write_file(scaling_png(curve, title), out)
+        write_file(scaling_png(curve, simulated_layout(layout, machine)), out)
 
 
 def _print_step(console: Console, step: SimulatedStep, calm: SimulatedStep, machine: Machine) -> None:
@@ -86,6 +95,8 @@ def _print_step(console: Console, step: SimulatedStep, calm: SimulatedStep, mach
     print_drawing(console, draw_simulation(step))
     console.print()
     console.print(simulated_layout(step.layout, machine))
+    print_machine(console, machine, step.layout.ranks)
+    _print_idle(console, step.layout, {step.layout.ranks: step.workload.batch_size})
     per_step = step.seconds_per_step
     rate = f"{step.workload.batch_size / per_step:,.0f} samples/s" if per_step else ""
     console.print(f"{per_step * MILLISECONDS:.4g} ms per step, {step.seconds_per_epoch:.4g} s per epoch, {rate}")
@@ -101,6 +112,7 @@ def _step_facts(step: SimulatedStep, calm: SimulatedStep, machine: Machine, dist
     layout, drawing = step.layout, draw_simulation(step)
     return {
         "machine": machine.name,
+        **_quality_facts(machine),
         "ranks": layout.ranks,
         "method": layout.method,
         "batch_size": step.workload.batch_size,
@@ -128,13 +140,14 @@ def _step_facts(step: SimulatedStep, calm: SimulatedStep, machine: Machine, dist
     }
 
 
-def _print_curve(console: Console, curve: ScalingCurve, title: str) -> None:
+def _print_curve(console: Console, curve: ScalingCurve, layout: Layout, machine: Machine) -> None:
     """Print a scaling curve as a table."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
     minibatch = "the same minibatch" if curve.kind == "strong" else "a minibatch that grows with the replicas"
-    console.print(f"{curve.kind} scaling, {minibatch}, up to {title}")
+    console.print(f"{curve.kind} scaling, {minibatch}, up to {simulated_layout(layout, machine)}")
+    print_machine(console, machine, layout.ranks)
     table = Table(box=SIMPLE_HEAD)
     for name in ("ranks", "minibatch", "ms per\nstep", "samples\nper s", "speed-up", "efficiency", "comm.", "bubble"):
         table.add_column(name, justify="right", vertical="bottom", no_wrap=True)
@@ -150,9 +163,23 @@ def _print_curve(console: Console, curve: ScalingCurve, title: str) -> None:
             f"{point.bubble_share:.1%}",
         )
     console.print(table)
-    if curve.left_out:
-        numbers = ", ".join(map(str, curve.left_out))
-        console.print(f"left out, because the minibatch has too few samples: {numbers} ranks")
+    _print_idle(console, layout, {point.ranks: point.batch_size for point in curve.points[1:]})
+    if any(point.efficiency > SUPERLINEAR for point in curve.points):
+        console.print(ABOVE_IDEAL, soft_wrap=True)
+
+
+def _print_idle(console: Console, layout: Layout, batch_sizes: Mapping[int, int]) -> None:
+    """Print for which numbers of ranks some batch ranks have no samples of a microbatch."""
+    widest = max(batch for batch, _ in layout.stages)
+    idle = [
+        str(ranks) for ranks, size in batch_sizes.items() if size < layout.microbatches * widest * ranks // layout.ranks
+    ]
+    if idle:
+        console.print(f"more batch ranks than samples of a microbatch, so that some have none: {', '.join(idle)} ranks")
+
+
+def _quality_facts(machine: Machine) -> dict[str, Any]:
+    return {"quality": None if machine.quality is None else machine.quality.line}
 
 
 def _curve_facts(curve: ScalingCurve) -> dict[str, Any]:
@@ -160,7 +187,6 @@ def _curve_facts(curve: ScalingCurve) -> dict[str, Any]:
     return {
         "kind": curve.kind,
         "points": [asdict(point) for point in curve.points],
-        "left_out_ranks": list(curve.left_out),
     }
 
 

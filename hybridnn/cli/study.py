@@ -86,6 +86,7 @@ def run(
 
     from hybridnn.cli.study_view import StudyProgress, print_plan
     from hybridnn.study.runner import default_folder, plan_study, run_study
+    from hybridnn.study.study_folder import FAILURES
 
     planned = plan_study(study, out or default_folder(study), launcher, only, cell)
     if dry_run:
@@ -94,7 +95,7 @@ def run(
     with StudyProgress(planned) as view:
         outcomes = run_study(planned, view, limit=limit)
         view.summarize(outcomes)
-    if any(outcome.fate == "failed" for outcome in outcomes):
+    if any(outcome.fate in FAILURES for outcome in outcomes):
         raise typer.Exit(1)
 
 
@@ -110,6 +111,16 @@ def submit(
         list[str] | None,
         typer.Option("--sbatch", help="Another option of sbatch; may be given many times.", metavar="OPTION"),
     ] = None,
+    ranks_per_node: Annotated[
+        int | None,
+        typer.Option(
+            "--ranks-per-node",
+            min=1,
+            help="Ranks of a cell on one node; as many as it has cores for by default.",
+            metavar="N",
+            show_default=False,
+        ),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the script and commands, submit nothing.")] = False,
 ) -> None:
     """Submit the missing cells of a study as Slurm job arrays, and its report for when they have ended."""
@@ -121,7 +132,7 @@ def submit(
 
     with first_rank_alone():
         study = load_study(file, reduced=reduced)
-        options = SlurmOptions(partition, time, account, tuple(more or ()))
+        options = SlurmOptions(partition, time, account, tuple(more or ()), ranks_per_node)
         submission = plan_submission(study, file, out or default_folder(study), options)
         if dry_run or not submission.arrays:
             print_submission(submission)
@@ -140,7 +151,7 @@ def report(
     ] = None,
     output_format: OutputFormat = Format.text,
 ) -> None:
-    """Write the tables, plots and page of a study's finished cells."""
+    """Write the tables, plots and page of a study's finished cells; exit code 1 where cells did not end well."""
     from hybridnn.cli.study_view import print_report
     from hybridnn.study.report.results import read_results
     from hybridnn.study.report.write import write_report
@@ -149,3 +160,5 @@ def report(
         results = read_results(folder)
         files = write_report(results, out or folder / "report")
         print_report(results, files, as_json=output_format is Format.json)
+        if results.failures:
+            raise typer.Exit(1)

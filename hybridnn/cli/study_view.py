@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from time import monotonic
 from types import TracebackType
@@ -13,9 +14,11 @@ from typing import TYPE_CHECKING
 from hybridnn.cli.output import make_console, print_json
 from hybridnn.study.cells import Cell
 from hybridnn.study.report.results import Results
-from hybridnn.study.report.tables import point_facts, point_rows
+from hybridnn.study.report.tables import THREADS, point_facts, point_rows
+from hybridnn.study.report.warnings import warnings_of
 from hybridnn.study.runner import CellOutcome, StudyRun
 from hybridnn.study.study_file import Study
+from hybridnn.study.study_folder import FAILURES
 from hybridnn.study.submit import Submission
 
 if TYPE_CHECKING:
@@ -36,7 +39,7 @@ def print_plan(run: StudyRun) -> None:
     console = make_console(sys.stdout)
     numbers = {cell.id: number for number, cell in enumerate(run.plan.cells)}
     for cell in run.chosen:
-        console.print(f"{numbers[cell.id]:>4}  {run.folder.status(cell.id):<8}  {cell.id}", soft_wrap=True)
+        console.print(f"{numbers[cell.id]:>4}  {run.folder.status(cell.id):<11}  {cell.id}", soft_wrap=True)
         console.print(f"                {shlex.join(run.command(cell))}", soft_wrap=True)
     for skipped in run.plan.skipped:
         console.print(f"      skipped   {skipped.id}\n                {skipped.reason}", soft_wrap=True)
@@ -47,7 +50,9 @@ def print_submission(submission: Submission) -> None:
     """Print the batch script and the commands that would submit it."""
     console = make_console(sys.stdout)
     if not submission.arrays:
-        console.print(f"all {len(submission.plan.cells)} cells are finished: nothing to submit")
+        state = "finished or queued" if submission.queued else "finished"
+        console.print(f"all {len(submission.plan.cells)} cells are {state}: nothing to submit")
+        _print_queued(submission)
         return
     console.print(submission.script, soft_wrap=True)
     commands = [submission.array_command(array) for array in submission.arrays]
@@ -55,9 +60,18 @@ def print_submission(submission: Submission) -> None:
         console.print(f"$ {shlex.join(command)}", soft_wrap=True)
 
 
+def _print_queued(submission: Submission) -> None:
+    """Print which cells earlier submissions have in the queue."""
+    console = make_console(sys.stdout)
+    for job in dict.fromkeys(submission.queued.values()):
+        count = sum(other == job for other in submission.queued.values())
+        console.print(f"job {job}: {count} cell{'s' * (count != 1)} of an earlier submission", soft_wrap=True)
+
+
 def print_submitted(submission: Submission, jobs: Sequence[str], report: str) -> None:
     """Print the number of each job and what it does."""
     console = make_console(sys.stdout)
+    _print_queued(submission)
     for job, array in zip(jobs, submission.arrays, strict=True):
         cells = f"{len(array.cells)} cell{'s' * (len(array.cells) != 1)}"
         console.print(f"job {job}: {cells} on {array.ranks} rank{'s' * (array.ranks != 1)}", soft_wrap=True)
@@ -66,11 +80,12 @@ def print_submitted(submission: Submission, jobs: Sequence[str], report: str) ->
 
 
 def print_report(results: Results, files: Sequence[Path], *, as_json: bool) -> None:
-    """Print the table of points, the cells that are not finished and the files of the report."""
+    """Print the table of points, warnings, the cells that are not finished with the reasons, and the report's files."""
     manifest = results.manifest
     if as_json:
         about = {"study": manifest.name, "reduced": manifest.reduced, "finished_cells": len(results.cells)}
-        facts = {"unfinished": list(results.unfinished), "points": point_facts(results)}
+        unfinished = [{"id": cell.id, **asdict(cell.state)} for cell in results.unfinished]
+        facts = {"unfinished": unfinished, "warnings": warnings_of(results), "points": point_facts(results)}
         print_json({**about, **facts, "files": [str(path) for path in files]})
         return
     from rich.box import SIMPLE_HEAD
@@ -79,15 +94,24 @@ def print_report(results: Results, files: Sequence[Path], *, as_json: bool) -> N
     console = make_console(sys.stdout)
     table = Table(box=SIMPLE_HEAD, show_edge=False)
     titles, rows = point_rows(results)
+    threads = {row[titles.index(THREADS)] for row in rows}
+    if len(threads) == 1:  # a line in place of a column
+        place = titles.index(THREADS)
+        titles, rows = [*titles[:place], *titles[place + 1 :]], [[*row[:place], *row[place + 1 :]] for row in rows]
     for title in titles:
         table.add_column(title.replace(" ", "\n"), justify="right", vertical="bottom", overflow="fold")
     for row in rows:
         table.add_row(*row)
     console.print(table)
+    if len(threads) == 1:
+        console.print(f"BLAS {THREADS}: {threads.pop()}")
+    for warning in warnings_of(results):
+        console.print(f"warning: {warning}", soft_wrap=True)
     if results.unfinished:
-        console.print(f"{len(results.unfinished)} of {len(manifest.cells)} cells are not finished:")
-        for name in results.unfinished:
-            console.print(f"  {name}", soft_wrap=True)
+        counts = results.unfinished_counts
+        console.print(f"{len(results.unfinished)} of {len(manifest.cells)} cells are not finished: {counts}")
+        for cell in results.unfinished:
+            console.print(f"  {cell.state.status:<11}  {cell.text}", soft_wrap=True)
     for path in files:
         console.print(str(path), soft_wrap=True)
 
@@ -151,14 +175,14 @@ class StudyProgress:
             self._print(f"{place} {outcome.fate} {outcome.cell.id} {outcome.seconds:.1f} s, {left:.0f} s left{reason}")
 
     def summarize(self, outcomes: Sequence[CellOutcome]) -> None:
-        """Print how many cells are finished, failed (with the folders of their output) or held by others."""
+        """Print how many cells are finished or held by others, and those that did not end well, with their folders."""
         self._stop()
         folder = self._run.folder
-        finished = sum(folder.status(cell.id) == "finished" for cell in self._run.chosen)
+        finished = sum(folder.is_finished(cell.id) for cell in self._run.chosen)
         self._print(f"{finished} of {len(self._run.chosen)} cells are finished")
         for outcome in outcomes:
-            if outcome.fate == "failed":
-                self._print(f"failed: {folder.cell(outcome.cell.id)}\n  {outcome.reason}")
+            if outcome.fate in FAILURES:
+                self._print(f"{outcome.fate}: {folder.cell(outcome.cell.id)}\n  {outcome.reason}")
         if held := sum(outcome.fate == "held" for outcome in outcomes):
             self._print(f"{held} cells are being run by another process")
 

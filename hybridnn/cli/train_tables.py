@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hybridnn.training.history import EpochRecord, RunHeader, RunSummary
+from hybridnn.training.history import EpochRecord, RunHeader, RunSummary, best_epoch
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -26,8 +26,8 @@ class Totals:
         Highest test accuracy or R², and the first epoch that reached it; None where none was measured.
     samples_per_second : float
         Over the training time of all epochs, evaluation excluded.
-    compute_seconds, communication_seconds : float
-        Sums over the epochs, of rank 0.
+    compute_seconds, communication_seconds, waiting_seconds : float
+        Sums over the epochs, of rank 0; waiting is part of communication.
     bytes_sent : int
         By all ranks.
     """
@@ -38,42 +38,41 @@ class Totals:
     compute_seconds: float
     communication_seconds: float
     bytes_sent: int
+    waiting_seconds: float
 
     @classmethod
     def of(cls, epochs: Sequence[EpochRecord]) -> Totals:
         """Add up the records of a run."""
-        measured = [(value, -record.epoch) for record in epochs if (value := metric_of(record)) is not None]
-        best = max(measured) if measured else None
+        best = best_epoch(epochs)
         compute = sum(record.compute_seconds for record in epochs)
         communication = sum(record.communication_seconds for record in epochs)
         samples = sum(
             record.samples_per_second * (record.compute_seconds + record.communication_seconds) for record in epochs
         )
         return cls(
-            best_metric=best[0] if best else None,
-            best_epoch=-best[1] if best else None,
+            best_metric=best.metric if best else None,
+            best_epoch=best.epoch if best else None,
             samples_per_second=samples / (compute + communication) if samples else 0.0,
             compute_seconds=compute,
             communication_seconds=communication,
             bytes_sent=sum(record.bytes_sent for record in epochs),
+            waiting_seconds=sum(record.waiting_seconds for record in epochs),
         )
 
-    @property
-    def communication_share(self) -> float:
-        """Part of the training time spent in communication calls, from 0 to 1."""
-        seconds = self.compute_seconds + self.communication_seconds
-        return self.communication_seconds / seconds if seconds else 0.0
-
-
-def metric_of(record: EpochRecord) -> float | None:
-    """Test accuracy or R² of an epoch, whichever the task has."""
-    return record.test_accuracy if record.test_accuracy is not None else record.test_r2
+    def shares(self, *, pipelined: bool) -> str:
+        """Parts of the training time in words; in a pipeline waits are the bubble, else communication."""
+        waiting = self.waiting_seconds if pipelined else 0.0
+        parts = {"compute": self.compute_seconds, "communication": self.communication_seconds - waiting}
+        parts |= {"bubble": waiting} if pipelined else {}
+        seconds = sum(parts.values())
+        return ", ".join(f"{part / seconds if seconds else 0:.0%} {name}" for name, part in parts.items())
 
 
 def header_table(header: RunHeader) -> Table:
     """Ranks, grid, threads, data, network, optimizer, versions and folder."""
     nodes = f"{header.nodes} node{'s' if header.nodes > 1 else ''}"
     threads = f"{header.threads_per_rank} thread{'s' if header.threads_per_rank > 1 else ''} per rank"
+    threads += f" ({header.threads_why})" if header.threads_why else ""
     samples = f"{header.train_samples:,} training and {header.test_samples:,} test samples"
     network = f"{'-'.join(map(str, header.sizes))}, {header.parameters:,} parameters, {header.dtype}"
     return _grid(
@@ -83,6 +82,7 @@ def header_table(header: RunHeader) -> Table:
         *_device_rows(header),
         *([("wire", header.wire)] if header.wire is not None else []),
         ("data", f"{header.data}, {samples}"),
+        *([("task", header.task)] if header.task else []),
         ("network", network),
         ("optimizer", header.optimizer),
         ("versions", ", ".join(f"{name} {version}" for name, version in header.versions.items())),
@@ -139,8 +139,11 @@ def epoch_line(record: EpochRecord) -> str:
     return "  ".join([*parts, f"{record.samples_per_second:,.0f} samples/s"])
 
 
-def epoch_table(epochs: Sequence[EpochRecord]) -> Table:
-    """Make one row per epoch; of a long run evenly spaced ones, the best and the last."""
+def epoch_table(epochs: Sequence[EpochRecord], *, pipelined: bool = False) -> Table:
+    """Make one row per epoch; of a long run evenly spaced ones, the best and the last.
+
+    In a pipeline the bubble has a column of its own.
+    """
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
@@ -154,37 +157,43 @@ def epoch_table(epochs: Sequence[EpochRecord]) -> Table:
         "samples\nper s",
         "compute\ns",
         "comm.\ns",
+        *(["bubble\ns"] if pipelined else []),
         "sent",
     )
     for title in titles:
         table.add_column(title, justify="right", vertical="bottom", no_wrap=True)
-    best_epoch = Totals.of(epochs).best_epoch
-    for record in _shown(epochs, best_epoch):
+    best = Totals.of(epochs).best_epoch
+    for record in _shown(epochs, best):
         table.add_row(
             str(record.epoch),
             _number(record.train_loss),
             _number(record.test_loss),
-            _number(metric_of(record)),
+            _number(record.metric),
             f"{record.samples_per_second:,.0f}",
             f"{record.compute_seconds:.3f}",
-            f"{record.communication_seconds:.3f}",
+            *_communication_cells(record, pipelined=pipelined),
             _bytes(record.bytes_sent),
-            style="bold" if record.epoch == best_epoch else None,
+            style="bold" if record.epoch == best else None,
         )
     return table
 
 
-def summary_table(summary: RunSummary, totals: Totals) -> Table:
+def _communication_cells(record: EpochRecord, *, pipelined: bool) -> list[str]:
+    if not pipelined:
+        return [f"{record.communication_seconds:.3f}"]
+    return [f"{record.communication_seconds - record.waiting_seconds:.3f}", f"{record.waiting_seconds:.3f}"]
+
+
+def summary_table(summary: RunSummary, totals: Totals, *, pipelined: bool = False) -> Table:
     """Last and best metric, speed, where the time went, and the folder."""
     best = f", best {_number(totals.best_metric)} in epoch {totals.best_epoch}" if totals.best_epoch else ""
-    share = totals.communication_share
     steps, here = f"{summary.steps:,}", summary.steps - summary.resumed_at
     if summary.resumed_at:
         steps += f", the last {here:,}"
     return _grid(
         (summary.metric_name, f"{_number(summary.metric)}{best}"),
         ("steps", f"{steps} in {summary.seconds:.1f} s, {totals.samples_per_second:,.0f} samples/s"),
-        ("time", f"{1 - share:.0%} compute, {share:.0%} communication (rank 0)"),
+        ("time", f"{totals.shares(pipelined=pipelined)} (rank 0)"),
         ("sent", f"{_bytes(totals.bytes_sent)} by all ranks"),
         ("folder", summary.folder),
     )

@@ -89,9 +89,10 @@ class TrainView:
             figures = {**asdict(summary), **asdict(totals)}
             print_json({"header": asdict(self._header) if self._header else None, **figures})
             return
-        for line in ("", epoch_table(summary.epochs), ""):
+        pipelined = self._header is not None and self._header.pipeline > 1
+        for line in ("", epoch_table(summary.epochs, pipelined=pipelined), ""):
             self._console.print(line)
-        self._console.print(summary_table(summary, totals))
+        self._console.print(summary_table(summary, totals, pipelined=pipelined))
 
     def _start_progress(self, steps: int) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BatchRanks",
+    "Best",
     "Checkpoint",
     "Force",
     "ModelRanks",
@@ -25,6 +26,7 @@ __all__ = [
     "Stages",
     "make_grid",
     "require_new_file",
+    "warn_of_columns",
     "warn_of_damage",
     "weights_words",
 ]
@@ -39,6 +41,7 @@ Checkpoint = Annotated[
         show_default=False,
     ),
 ]
+Best = Annotated[bool, typer.Option("--best", help="Take the weights of the epoch with the best test metric.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace the file that is there.")]
 
 
@@ -68,11 +71,11 @@ def require_new_file(name: str, path: Path, suffixes: Sequence[str], *, replace:
     """
     if path.suffix not in suffixes:
         raise SettingError(name, str(path), f"must end in {' or '.join(suffixes)}")
-    if path.is_dir():
+    if os.path.isdir(path):
         raise SettingError(name, str(path), "is a folder, not a file")
-    if path.exists() and not replace:
+    if os.path.lexists(path) and not replace:
         raise SettingError(name, str(path), "is there already; --force replaces it")
-    if not path.parent.is_dir():
+    if not os.path.isdir(path.parent):
         raise SettingError(name, str(path), f"there is no folder {path.parent}")
     if not os.access(path.parent, os.W_OK):
         raise SettingError(name, str(path), f"the folder {path.parent} cannot be written")
@@ -81,6 +84,17 @@ def require_new_file(name: str, path: Path, suffixes: Sequence[str], *, replace:
 def weights_words(source: WeightsSource) -> str:
     """File and step of the weights that were taken."""
     return str(source.path) if source.step is None else f"{source.path}, step {source.step:,}"
+
+
+def warn_of_columns(file: str, ignored: Sequence[str]) -> None:
+    """Name the columns of a table that are not used, on the error stream."""
+    if ignored:
+        from hybridnn.datasets.table_file import column_list
+
+        print(
+            f"Warning: {file}: columns that the run was not trained on are ignored: {column_list(ignored)}",
+            file=sys.stderr,
+        )
 
 
 def warn_of_damage(source: WeightsSource) -> None:

@@ -13,18 +13,31 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, NoReturn
 
 from hybridnn.comm.mpi import is_in_process
 
-__all__ = ["abort_job", "all_ranks_arrive", "end_job", "install", "running_world"]
+__all__ = [
+    "NotedExit",
+    "abort_job",
+    "all_ranks_arrive",
+    "end_job",
+    "install",
+    "lower_rank_speaks",
+    "notify_higher_ranks",
+    "running_world",
+]
 
 FORWARDING_SECONDS = 0.5
 """The launcher forwards what ranks write and adds words of its own: time to forward a rank's last words."""
 
 TURN_SECONDS = 0.1
 """By which a rank lets the one below it go first."""
+
+NOTICE_TAG = 32767
+"""Of the message by which a rank tells others that it prints an error; the largest tag that every library has."""
 
 LAST_RESORT_SECONDS = 5.0
 """After which a job that was to be ended and still lives is left without asking MPI or anybody."""
@@ -48,10 +61,9 @@ def abort_job(error: BaseException, where: str = "") -> None:
         return
     rank, size = world.Get_rank(), world.Get_size()
     lines = traceback.format_exception(type(error), error, error.__traceback__)
+    _start_last_resort()
     header = f"\n=== rank {rank} of {size} failed{where}; ending the job ===\n"
-    # One write, so that the lines of ranks that fail together do not mix.
-    os.write(2, (header + "".join(lines) + f"=== end of rank {rank}'s traceback ===\n").encode(errors="replace"))
-    sys.stdout.flush()
+    _write_last_words(header + "".join(lines) + f"=== end of rank {rank}'s traceback ===\n")
     # Open MPI may crash, with pages of addresses, where ranks that fail together also end the job at the same moment.
     time.sleep(FORWARDING_SECONDS + min(rank * TURN_SECONDS, FORWARDING_SECONDS))
     _abort(world)
@@ -59,17 +71,31 @@ def abort_job(error: BaseException, where: str = "") -> None:
 
 def end_job(last_words: str) -> NoReturn:
     """Print `last_words` and end every rank of the job with exit code 1, from any thread and whatever hangs."""
-    # Nothing below can be trusted to return: the pipe may be full, standard output locked, MPI stuck.
-    last_resort = threading.Timer(LAST_RESORT_SECONDS, os._exit, (1,))
-    last_resort.daemon = True
-    last_resort.start()
-    os.write(2, last_words.encode(errors="replace"))
-    sys.stdout.flush()
+    _start_last_resort()
+    _write_last_words(last_words)
     time.sleep(FORWARDING_SECONDS)
     world = running_world()
     if world is not None:
         _abort(world)
     os._exit(1)
+
+
+def _start_last_resort() -> None:
+    """End this process in any case: the pipe may be full, standard output locked, MPI stuck."""
+    last_resort = threading.Timer(LAST_RESORT_SECONDS, os._exit, (1,))
+    last_resort.daemon = True
+    last_resort.start()
+
+
+def _write_last_words(text: str) -> None:
+    """Write to standard error, or where that is closed to standard output, and flush what was printed before."""
+    # One write, so that the lines of ranks that fail together do not mix.
+    for descriptor in (2, 1):
+        with contextlib.suppress(OSError):
+            os.write(descriptor, text.encode(errors="replace"))
+            break
+    with contextlib.suppress(Exception):  # None, closed, or a pipe that nothing reads
+        sys.stdout.flush()
 
 
 def _abort(world: Any) -> None:
@@ -95,6 +121,27 @@ def all_ranks_arrive(patience: float) -> bool:
     return True
 
 
+def notify_higher_ranks() -> None:
+    """Tell the ranks above this one that it prints the error that ends the job, without waiting for them."""
+    world = running_world()
+    if world is not None:
+        for rank in range(world.Get_rank() + 1, world.Get_size()):
+            world.Isend(b"", rank, NOTICE_TAG)
+
+
+def lower_rank_speaks(seconds: float) -> bool:
+    """Whether a rank below this one has called `notify_higher_ranks`, or does so within `seconds`."""
+    world = running_world()
+    if world is None:
+        return False
+    deadline = time.monotonic() + seconds
+    while not any(world.Iprobe(rank, NOTICE_TAG) for rank in range(world.Get_rank())):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.005)
+    return True
+
+
 def install() -> None:
     """Put the abort hook before Python's own exception hooks, once."""
     if os.environ.get("HYBRIDNN_NO_ABORT") or getattr(sys.excepthook, "ends_the_job", False):
@@ -113,3 +160,32 @@ def install() -> None:
     on_error.ends_the_job = True  # type: ignore[attr-defined]  # marks the hook as installed
     sys.excepthook = on_error
     threading.excepthook = on_thread_error
+    sys.exit = NotedExit(sys.exit)
+
+
+class NotedExit:
+    """``sys.exit`` that notes its argument and the line that called it, which Python forgets before the process ends.
+
+    Parameters
+    ----------
+    leave : callable
+        Python's own ``sys.exit``.
+
+    Attributes
+    ----------
+    call : str
+        ``exit code 3, by sys.exit at script.py:12`` of the last call; empty before it.
+    """
+
+    def __init__(self, leave: Callable[..., NoReturn]) -> None:
+        self._leave = leave
+        self.call = ""
+
+    def __call__(self, status: object = None, /) -> NoReturn:
+        """Exit the interpreter by raising ``SystemExit(status)``."""
+        if threading.current_thread() is threading.main_thread():
+            code = 0 if status is None else status if isinstance(status, int) else 1
+            caller = sys._getframe(1)
+            file = os.path.basename(caller.f_code.co_filename)
+            self.call = f"exit code {code}, by sys.exit at {file}:{caller.f_lineno} in {caller.f_code.co_name}"
+        self._leave(status)

@@ -19,6 +19,8 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from hybridnn.small_files import open_regular
+
 __all__ = [
     "Rectangle",
     "file_sha256",
@@ -123,12 +125,9 @@ def read_rectangle(path: Path, block: NDArray[Any], where: Rectangle, offset: in
     OSError
         If the file cannot be read, or ends too early.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
+    with open_regular(path) as file:
         for start, memory in where.runs(block):
-            _read_all(descriptor, memory, offset + start, path)
-    finally:
-        os.close(descriptor)
+            _read_all(file.fileno(), memory, offset + start, path)
 
 
 def write_file(path: Path, data: bytes) -> None:
@@ -172,7 +171,10 @@ def read_npy_header(file: BinaryIO) -> tuple[tuple[int, ...], np.dtype[Any], int
     """
     if np.lib.format.read_magic(file) != (1, 0):
         raise ValueError("not an .npy file of version 1.0")
-    shape, fortran_order, dtype = np.lib.format.read_array_header_1_0(file)
+    try:
+        shape, fortran_order, dtype = np.lib.format.read_array_header_1_0(file)
+    except Exception as error:  # it is parsed as Python, whose errors are of many kinds
+        raise ValueError(f"not the header of an .npy file: {error}") from error
     if fortran_order:
         raise ValueError("an array in Fortran order")
     return shape, dtype, file.tell()
@@ -181,7 +183,7 @@ def read_npy_header(file: BinaryIO) -> tuple[tuple[int, ...], np.dtype[Any], int
 def file_sha256(path: Path) -> bytes:
     """The SHA-256 digest of a file's bytes, read once."""
     digest, buffer = hashlib.sha256(), memoryview(bytearray(CHUNK))
-    with open(path, "rb", buffering=0) as file:
+    with open_regular(path) as file:
         while count := file.readinto(buffer):
             digest.update(buffer[:count])
     return digest.digest()

@@ -13,18 +13,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hybridnn.comm.agreement import unequal_on
 from hybridnn.comm.checked_collectives import CheckedGroup
 from hybridnn.comm.group import MESSAGE_LIMIT, Group
 from hybridnn.comm.launch_check import require_whole_launch
 from hybridnn.comm.mpi import import_mpi, ranks_within
 from hybridnn.comm.placement import place_ranks, resolve_axes, resolve_stages
 from hybridnn.comm.recorder import Recorder
+from hybridnn.comm.stalls.watch import StallWatch
 from hybridnn.comm.transports.carrier import Carrier
+from hybridnn.errors import GridError
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["ProcessGrid"]
+__all__ = ["ProcessGrid", "unarranged"]
 
 
 class ProcessGrid:
@@ -47,7 +50,8 @@ class ProcessGrid:
     message_limit : int
         Bytes above which an array travels in pieces.
     check_collectives : bool
-        Compare every collective across its group before it begins: see `CheckedGroup`.
+        Compare every collective across its group before it begins: see `CheckedGroup`. A `Trainer` then compares all
+        samples and weights that the ranks are given, not some of them.
 
     Attributes
     ----------
@@ -63,11 +67,13 @@ class ProcessGrid:
         Nodes the ranks run on.
     check_collectives : bool
         As it was asked for.
+    stall_watch : StallWatch or None
+        Ends a job that stands still, once something trains on the grid; None for one rank.
 
     Raises
     ------
     GridError
-        If the axes do not multiply to the number of ranks.
+        If the axes do not multiply to the number of ranks, or, on every rank, the ranks ask for different grids.
 
     Examples
     --------
@@ -90,9 +96,13 @@ class ProcessGrid:
     ) -> None:
         mpi = import_mpi()
         self.check_collectives = check_collectives
-        if comm is None:
-            require_whole_launch()
         ranks: Any = comm if comm is not None else mpi.COMM_WORLD
+        asked = {"pipeline": pipeline, "batch": batch, "model": model, "stages": stages}
+        asked |= {"message_limit": message_limit, "check_collectives": check_collectives}
+        unequal = unequal_on(unarranged(comm), lambda: {name: repr(value) for name, value in asked.items()})
+        if unequal:
+            texts = "; ".join(one.text for one in unequal)
+            raise GridError(f"process grid: {texts}; it must be the same on every rank")
         if stages is None:
             pipeline, batch, model = resolve_axes(ranks.Get_size(), pipeline, batch, model)
             self.stages: tuple[tuple[int, int], ...] = ((batch, model),) * pipeline
@@ -131,6 +141,7 @@ class ProcessGrid:
         self.node_comm = node_comm.Split(0, position)
         members = ranks_within(self.node_comm, world)
         self.node_group = kind(self.node_comm, "node", self.recorder, message_limit, members)
+        self.stall_watch = StallWatch.of(self.recorder, world, self.node_comm)
 
     @property
     def groups(self) -> tuple[Group, ...]:
@@ -183,6 +194,19 @@ class ProcessGrid:
             f"ProcessGrid(pipeline={self.pipeline}, batch={self.batch}, model={self.model}, "
             f"rank={self.rank} at {self.pipeline_rank, self.batch_rank, self.model_rank})"
         )
+
+
+def unarranged(comm: MPI.Intracomm | None = None) -> Group:
+    """The ranks of `comm`, by default all of the job, before they are arranged as a grid.
+
+    Raises
+    ------
+    EnvironmentProblem
+        On every process: MPI does not see all that were started.
+    """
+    if comm is None:
+        require_whole_launch()
+    return Group(comm if comm is not None else import_mpi().COMM_WORLD, "world", Recorder())
 
 
 def _node_of_every_rank(comm: MPI.Intracomm, node_comm: MPI.Intracomm) -> list[int]:

@@ -10,65 +10,49 @@ import os
 import select
 import threading
 from collections.abc import Callable
-from pathlib import Path
-from types import TracebackType
-
-import numpy as np
 
 from hybridnn.comm.failsafe import end_job
-from hybridnn.comm.group import Group
+from hybridnn.comm.stalls.processes import Process, start_of
 
 __all__ = ["PeerWatch"]
 
 
 class PeerWatch:
-    """Watches a neighbour while it is entered, and ends the job with exit code 1 when that process is gone.
+    """Watches a neighbour from now on, and ends the job with exit code 1 when that process is gone.
 
     Parameters
     ----------
-    group : Group
-        The ranks of a node; collective over it.
+    rank : int
+        Of the neighbour, to name it by.
+    process : Process
+    has_left : callable
+        Whether the neighbour left as it should; then nothing is wrong.
     advice : callable
         What to add to the reason, asked for when it is known.
     """
 
-    def __init__(self, group: Group, advice: Callable[[], str]) -> None:
-        processes = np.zeros((group.size, 2), np.int64)
-        processes[group.rank] = os.getpid(), _start_of(os.getpid())
-        group.allgather_rows(processes)
-        neighbour = (group.rank + 1) % group.size
-        self._process, self._start = (int(number) for number in processes[neighbour])
-        self._name, self._advice = f"rank {group.members[neighbour]} (process {self._process})", advice
-        self._is_alone = group.size == 1
-        self._thread: threading.Thread | None = None
+    def __init__(self, rank: int, process: Process, has_left: Callable[[], bool], advice: Callable[[], str]) -> None:
+        self._rank, self._process, self._has_left, self._advice = rank, process, has_left, advice
         self._stop = -1
-
-    def __enter__(self) -> PeerWatch:
-        """Begin to watch."""
-        neighbour = None if self._is_alone else self._open()
+        neighbour = self._open()
         if neighbour is not None:
             stopped, self._stop = os.pipe()
-            self._thread = threading.Thread(
-                target=self._watch, args=(neighbour, stopped), name="peer watch", daemon=True
-            )
-            self._thread.start()
-        return self
+            threading.Thread(target=self._watch, args=(neighbour, stopped), name="peer watch", daemon=True).start()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def end(self) -> None:
         """Watch no more."""
-        if self._thread is not None:
+        if self._stop >= 0:
             os.close(self._stop)
-            self._thread.join()
-            self._thread = None
+            self._stop = -1
 
     def _open(self) -> int | None:
         """A descriptor of the neighbour's process; None where the system gives none."""
         try:
-            descriptor = os.pidfd_open(self._process)
+            descriptor = os.pidfd_open(self._process.number)
         except (AttributeError, OSError):
             return None
         # Ranks in containers of their own have each its own numbering of processes.
-        if self._start and _start_of(self._process) == self._start:
+        if self._process.start and start_of(self._process.number) == self._process.start:
             return descriptor
         os.close(descriptor)
         return None
@@ -79,17 +63,9 @@ class PeerWatch:
         either.register(stopped, select.POLLIN | select.POLLHUP)
         ended = {descriptor for descriptor, _ in either.poll()}
         if stopped not in ended:
-            end_job(
-                f"\n=== {self._name} is gone: killed, or ended without a word; the job ends ===\n{self._advice()}\n"
-            )
+            way = self._process.way_of_ending  # the launcher takes note of it, and ends this process too, in a moment
+            if not self._has_left():
+                name = f"rank {self._rank} (process {self._process.number})"
+                end_job(f"\n=== {name} is gone: {way}; the job ends ===\n{self._advice()}\n")
         os.close(neighbour)
         os.close(stopped)
-
-
-def _start_of(process: int) -> int:
-    """When a process started, in ticks of the system's clock; 0 where that is not known."""
-    try:
-        status = Path(f"/proc/{process}/stat").read_text()
-    except OSError:
-        return 0
-    return int(status.rpartition(")")[2].split()[19])  # the name in parentheses may hold anything

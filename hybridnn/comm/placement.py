@@ -56,7 +56,7 @@ def resolve_axes(ranks: int, pipeline: int, batch: int | None, model: int) -> tu
     SettingError
         If an axis is not a whole number, 1 or more.
     GridError
-        If the axes do not multiply to `ranks`; the message lists the grids that would fit.
+        If the axes do not multiply to `ranks`; the message says how many they take, and lists the grids that would fit.
     """
     for name, size in (("pipeline", pipeline), ("batch", batch), ("model", model)):
         if size is not None:
@@ -65,10 +65,12 @@ def resolve_axes(ranks: int, pipeline: int, batch: int | None, model: int) -> tu
     if batch is None and ranks % (pipeline * model) == 0:
         batch = ranks // (pipeline * model)
     if batch is None or pipeline * batch * model != ranks:
+        needed = pipeline * (batch or 1) * model
         fits = ", ".join(f"{b} x {m}" for b, m in fitting_grids(ranks, pipeline))
         raise GridError(
-            f"the process grid {asked} does not fit {ranks} rank{'s' * (ranks != 1)}; "
-            f"batch x model grids that would: {fits or 'none with this number of pipeline stages'}"
+            f"the process grid {asked} does not fit {ranks} rank{'s' * (ranks != 1)}: "
+            f"start it on {needed}{' or a multiple of that' * (batch is None)}, as with mpirun -n {needed}"
+            + (f"; batch x model grids that would fit {ranks}: {fits}" if fits else "")
         )
     return pipeline, batch, model
 

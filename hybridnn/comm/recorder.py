@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import islice
 from time import perf_counter
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
+from weakref import WeakSet
 
 from hybridnn.comm.calls import CallRecord, Channel
 
@@ -102,7 +103,11 @@ class Recorder:
         The groups that record here.
     kept : list of (CallRecord, int) or None
         Where calls are kept as they begin, with the bytes that this rank sends; see ``comm/repeated_calls.py``.
+    living : WeakSet of Recorder
+        Those of this process, one for each process grid: its watchdog judges a rank by all of them.
     """
+
+    living: ClassVar[WeakSet[Recorder]] = WeakSet()
 
     def __init__(self, capacity: int = 4096) -> None:
         self.now: CallRecord | None = None
@@ -115,6 +120,7 @@ class Recorder:
         self._bytes_sent = 0
         self._messages = 0
         self._computing: defaultdict[str, float] = defaultdict(float)
+        self.living.add(self)
 
     def open_channel(self, axis: str, members: tuple[int, ...]) -> Channel:
         """A place for a new group's progress; groups of one rank have none to show."""

@@ -1,20 +1,43 @@
-"""BLAS threads per rank: ranks x threads must not exceed the cores of a node.
+"""BLAS threads per rank: ranks x threads must not exceed the cores of a node, and small products get one.
 
 OpenBLAS starts one thread per core in every process; four ranks on four cores would run sixteen threads, and each of
-them would be slower than one.
+them would be slower than one. Threads of a product wait for one another without giving up their cores: where other
+processes want these, a small product takes ten times longer with two threads than with one. The number follows from
+the network, the layout and the cores alone, not from the load or from a measurement, because the sums of a product, and
+so the last bits of a training, depend on it.
 """
 
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 
 import numpy as np
 
 from hybridnn.comm.grid import ProcessGrid
 
-__all__ = ["cores_of_node", "limit_blas_threads", "threads_for"]
+__all__ = ["BlasThreads", "cores_of_node", "limit_blas_threads", "threads_for"]
 
 USER_VARIABLES = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS", "OMP_NUM_THREADS")
+
+LARGE_PRODUCT = 1 << 28
+"""Multiply-adds up to which a matrix product gets one thread. On two cores with a load of 14, two threads took 7 times
+as long as one with 2^25 multiply-adds, and 1.1 to 1.5 times with 2^28."""
+
+
+@dataclass(frozen=True)
+class BlasThreads:
+    """Threads of a rank's matrix products.
+
+    Attributes
+    ----------
+    count : int
+    why : str
+        What settled it, in words.
+    """
+
+    count: int
+    why: str
 
 
 def threads_for(ranks_on_node: int, cores_of_node: int, cores_of_rank: int) -> int:
@@ -31,23 +54,34 @@ def cores_of_node(grid: ProcessGrid) -> int:
     return int(cores.sum())
 
 
-def limit_blas_threads(grid: ProcessGrid) -> int:
-    """Cap this rank's BLAS threads if it shares the node; collective over the node.
+def limit_blas_threads(grid: ProcessGrid, multiply_adds: int = 0) -> BlasThreads:
+    """Settle the BLAS threads of this process; collective over the node.
 
     A user's own setting (one of ``OPENBLAS_NUM_THREADS``, ``MKL_NUM_THREADS``, ``BLIS_NUM_THREADS``,
     ``OMP_NUM_THREADS``) is left alone.
 
-    Returns
-    -------
-    int
-        Threads a matrix product of this rank uses.
+    Parameters
+    ----------
+    grid : ProcessGrid
+    multiply_adds : int
+        Of the largest matrix product of this rank. Up to `LARGE_PRODUCT` one thread computes it; beyond, as many as
+        leave every rank of the node its own cores.
     """
     from threadpoolctl import threadpool_info, threadpool_limits
 
-    if grid.node_group.size > 1 and not any(os.environ.get(name) for name in USER_VARIABLES):
-        threads = threads_for(grid.node_group.size, cores_of_node(grid), len(_my_cores()))
-        threadpool_limits(limits=threads, user_api="blas")
-    return max((pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"), default=1)
+    cores = cores_of_node(grid)
+    named = next((name for name in USER_VARIABLES if os.environ.get(name)), None)
+    if named is not None:
+        why = f"{named}={os.environ[named]}"
+    elif multiply_adds <= LARGE_PRODUCT:
+        threadpool_limits(limits=1, user_api="blas")
+        why = "small products"
+    else:
+        ranks = grid.node_group.size
+        threadpool_limits(limits=threads_for(ranks, cores, len(_my_cores())), user_api="blas")
+        why = f"large products, {cores} core{'s' * (cores > 1)} for {ranks} rank{'s' * (ranks > 1)}"
+    count = max((pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"), default=1)
+    return BlasThreads(count, why)
 
 
 def _my_cores() -> set[int]:

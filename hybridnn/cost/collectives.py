@@ -2,8 +2,8 @@
 
 Every function takes the bytes of the full vector, as `hybridnn.comm.accounting` counts them (the array that all ranks
 end up with, or start with; for scatter and gather all parts together), and the ranks of the group, 1 or more. It gives
-the `Counts` of the critical path. The root is rank 0. In the closed forms n stands for the bytes, p for the ranks and
-lg for the logarithm to base 2.
+the `Rounds` of the algorithm, whose sum (`counts`) is the critical path; the closed forms are those of the sum. The
+root is rank 0. In the closed forms n stands for the bytes, p for the ranks and lg for the logarithm to base 2.
 
 The model: an algorithm runs in rounds; in each, a rank sends at most one message and receives at most one, and the
 round takes as long as its largest message. Nothing has to be divisible: the vector is cut by the one block rule
@@ -20,13 +20,13 @@ is said where it is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from types import MappingProxyType
 
 from hybridnn.checks import require_choice, require_whole
 from hybridnn.comm.partition import block_bounds, block_size
-from hybridnn.cost.counts import Counts
+from hybridnn.cost.counts import Counts, Rounds
 
 __all__ = [
     "ALGORITHMS",
@@ -49,23 +49,25 @@ __all__ = [
     "reduce_binomial",
     "reduce_scatter_recursive_halving",
     "reduce_scatter_ring",
+    "rounds_of",
     "scatter_binomial",
     "scatter_linear",
 ]
 
+Schedule = tuple[Rounds, ...]
 
-def point_to_point(nbytes: int, ranks: int) -> Counts:
+
+def point_to_point(nbytes: int, ranks: int) -> Schedule:
     """One message from a rank to another: alpha + n beta; nothing where there is no other rank. Hockney 1994."""
-    return Counts(1, nbytes) if ranks > 1 else Counts()
+    return (Rounds("tree", 1, Counts(1, nbytes)),) if ranks > 1 else ()
 
 
-def broadcast_binomial(nbytes: int, ranks: int) -> Counts:
+def broadcast_binomial(nbytes: int, ranks: int) -> Schedule:
     """In every round all ranks that have the vector pass it on: ceil(lg p) (alpha + n beta)."""
-    rounds = _rounds(ranks)
-    return Counts(rounds, rounds * nbytes)
+    return tuple(Rounds("tree", gap, Counts(1, nbytes)) for gap in _gaps(ranks))
 
 
-def broadcast_scatter_recursive_doubling(nbytes: int, ranks: int) -> Counts:
+def broadcast_scatter_recursive_doubling(nbytes: int, ranks: int) -> Schedule:
     """Binomial scatter, then all-gather by recursive doubling (van de Geijn's broadcast).
 
     For a power of two and even blocks: 2 lg p alpha + 2 n (p-1)/p beta.
@@ -73,7 +75,7 @@ def broadcast_scatter_recursive_doubling(nbytes: int, ranks: int) -> Counts:
     return scatter_binomial(nbytes, ranks) + allgather_recursive_doubling(nbytes, ranks)
 
 
-def broadcast_scatter_ring(nbytes: int, ranks: int) -> Counts:
+def broadcast_scatter_ring(nbytes: int, ranks: int) -> Schedule:
     """Binomial scatter, then all-gather round a ring (van de Geijn's broadcast for long vectors).
 
     For even blocks: (ceil(lg p) + p - 1) alpha + 2 n (p-1)/p beta.
@@ -81,59 +83,61 @@ def broadcast_scatter_ring(nbytes: int, ranks: int) -> Counts:
     return scatter_binomial(nbytes, ranks) + allgather_ring(nbytes, ranks)
 
 
-def scatter_binomial(nbytes: int, ranks: int) -> Counts:
+def scatter_binomial(nbytes: int, ranks: int) -> Schedule:
     """The root sends half of what it still has, as does every rank that got some: ceil(lg p) alpha + n (p-1)/p beta.
 
     The root's message is the largest of every round, and together they are all blocks but its own.
     """
-    return Counts(_rounds(ranks), nbytes - _largest_block(nbytes, ranks))
+    ends = [_leading_bytes(nbytes, ranks, min(2 * gap, ranks)) for gap in _gaps(ranks)]
+    starts = [_leading_bytes(nbytes, ranks, gap) for gap in _gaps(ranks)]
+    messages = zip(_gaps(ranks), starts, ends, strict=True)
+    return tuple(Rounds("scatter tree", gap, Counts(1, end - start)) for gap, start, end in messages)
 
 
-def scatter_linear(nbytes: int, ranks: int) -> Counts:
+def scatter_linear(nbytes: int, ranks: int) -> Schedule:
     """The root sends every other rank its block: (p-1) alpha + n (p-1)/p beta."""
-    return Counts(ranks - 1, nbytes - _largest_block(nbytes, ranks))
+    return (Rounds("root", 0, Counts(ranks - 1, nbytes - _largest_block(nbytes, ranks))),)
 
 
-def gather_binomial(nbytes: int, ranks: int) -> Counts:
+def gather_binomial(nbytes: int, ranks: int) -> Schedule:
     """The binomial scatter backwards: ceil(lg p) alpha + n (p-1)/p beta."""
     return scatter_binomial(nbytes, ranks)
 
 
-def gather_linear(nbytes: int, ranks: int) -> Counts:
+def gather_linear(nbytes: int, ranks: int) -> Schedule:
     """The root receives every other rank's block: (p-1) alpha + n (p-1)/p beta."""
     return scatter_linear(nbytes, ranks)
 
 
-def allgather_ring(nbytes: int, ranks: int) -> Counts:
+def allgather_ring(nbytes: int, ranks: int) -> Schedule:
     """Every block goes once round the ring: (p-1) alpha + n (p-1)/p beta.
 
     All blocks travel in every round, so that each round costs the largest.
     """
-    return Counts(ranks - 1, (ranks - 1) * _largest_block(nbytes, ranks))
+    return (Rounds("shift", 1, Counts(ranks - 1, (ranks - 1) * _largest_block(nbytes, ranks))),)
 
 
-def allgather_recursive_doubling(nbytes: int, ranks: int) -> Counts:
+def allgather_recursive_doubling(nbytes: int, ranks: int) -> Schedule:
     """Pairs exchange all they have, at distance 1, 2, 4, …: lg p alpha + n (p-1)/p beta for a power of two.
 
     Else two more messages: a folded rank's block before and the whole vector after. (MPICH instead passes what is
     missing through the subtrees.)
     """
-    core = Counts(_core_rounds(ranks), _doubled_bytes(nbytes, ranks))
+    core = [(gap, Counts(1, _doubled_bytes(nbytes, ranks, gap))) for gap in _core_gaps(ranks)]
     return _folded(ranks, Counts(1, _largest_block(nbytes, ranks)), core, Counts(1, nbytes))
 
 
-def allgather_bruck(nbytes: int, ranks: int) -> Counts:
+def allgather_bruck(nbytes: int, ranks: int) -> Schedule:
     """Bruck et al. 1997: rounds of recursive doubling round a ring, the last one shorter.
 
     For even blocks and every p: ceil(lg p) alpha + n (p-1)/p beta.
     """
-    spans = [1 << level for level in range(_rounds(ranks))]
     # The largest of all runs of blocks, which may go round the end, is the one at the start.
-    sent = sum(_leading_bytes(nbytes, ranks, min(span, ranks - span)) for span in spans)
-    return Counts(len(spans), sent)
+    sent = {gap: _leading_bytes(nbytes, ranks, min(gap, ranks - gap)) for gap in _gaps(ranks)}
+    return tuple(Rounds("shift", gap, Counts(1, size)) for gap, size in sent.items())
 
 
-def reduce_scatter_ring(nbytes: int, ranks: int) -> Counts:
+def reduce_scatter_ring(nbytes: int, ranks: int) -> Schedule:
     """Every block goes round the ring and grows by one summand a round: (p-1) alpha + n (p-1)/p (beta + gamma).
 
     Pairwise exchange, where every rank sends its summands straight to the block's owner, has the same counts.
@@ -141,50 +145,52 @@ def reduce_scatter_ring(nbytes: int, ranks: int) -> Counts:
     return _reducing(allgather_ring(nbytes, ranks))
 
 
-def reduce_scatter_recursive_halving(nbytes: int, ranks: int) -> Counts:
+def reduce_scatter_recursive_halving(nbytes: int, ranks: int) -> Schedule:
     """Pairs exchange the half the other keeps: lg p alpha + n (p-1)/p (beta + gamma) for a power of two.
 
     Else two more messages: a folded rank's vector before and its reduced block after. The neighbours of the folded
     ranks keep two blocks through the rounds between, so the bytes are somewhat more than n (p-1)/p there.
     """
-    core = Counts(_core_rounds(ranks), _doubled_bytes(nbytes, ranks))
-    return _folded(ranks, _reducing(Counts(1, nbytes)), _reducing(core), Counts(1, _largest_block(nbytes, ranks)))
+    core = [(gap, _added(Counts(1, _doubled_bytes(nbytes, ranks, gap)))) for gap in _core_gaps(ranks)]
+    return _folded(ranks, _added(Counts(1, nbytes)), core, Counts(1, _largest_block(nbytes, ranks)))
 
 
-def reduce_binomial(nbytes: int, ranks: int) -> Counts:
+def reduce_binomial(nbytes: int, ranks: int) -> Schedule:
     """The binomial broadcast backwards, adding up: ceil(lg p) (alpha + n beta + n gamma)."""
     return _reducing(broadcast_binomial(nbytes, ranks))
 
 
-def allreduce_binomial(nbytes: int, ranks: int) -> Counts:
+def allreduce_binomial(nbytes: int, ranks: int) -> Schedule:
     """Binomial reduce, then binomial broadcast: ceil(lg p) (2 alpha + 2 n beta + n gamma)."""
     return reduce_binomial(nbytes, ranks) + broadcast_binomial(nbytes, ranks)
 
 
-def allreduce_recursive_doubling(nbytes: int, ranks: int) -> Counts:
+def allreduce_recursive_doubling(nbytes: int, ranks: int) -> Schedule:
     """Pairs exchange whole vectors, at distance 1, 2, 4, …: lg p (alpha + n beta + n gamma) for a power of two.
 
     Else (floor(lg p) + 2) (alpha + n beta) + (floor(lg p) + 1) n gamma.
     """
-    rounds, whole = _core_rounds(ranks), Counts(1, nbytes)
-    return _folded(ranks, _reducing(whole), _reducing(whole * rounds), whole)
+    whole = Counts(1, nbytes)
+    return _folded(ranks, _added(whole), [(gap, _added(whole)) for gap in _core_gaps(ranks)], whole)
 
 
-def allreduce_rabenseifner(nbytes: int, ranks: int) -> Counts:
+def allreduce_rabenseifner(nbytes: int, ranks: int) -> Schedule:
     """Rabenseifner 2004: reduce-scatter by recursive halving, then all-gather by recursive doubling.
 
     For a power of two and even blocks: 2 lg p alpha + 2 n (p-1)/p beta + n (p-1)/p gamma. Else, with the 2^floor(lg p)
     = q ranks that are left after folding, (2 lg q + 2) alpha + (2 + 2 (q-1)/q) n beta + (1 + (q-1)/q) n gamma. (The
-    comment in MPICH's source prints p for q, which is approximate.)
+    comment in MPICH's source prints p for q, which is approximate.) Neighbours exchange halves of the vector, and the
+    farther apart ranks are, the less they exchange.
     """
-    rounds = _core_rounds(ranks)
     # The vector is cut anew for the ranks that are left, so none of them keeps two blocks.
-    core = Counts(rounds, _doubled_bytes(nbytes, 1 << rounds))
+    left = 1 << (ranks.bit_length() - 1)
+    sizes = {gap: _leading_bytes(nbytes, left, left // (2 * gap)) for gap in _core_gaps(ranks)}
+    core = [(gap, _added(Counts(1, size)) + Counts(1, size)) for gap, size in sizes.items()]
     whole = Counts(1, nbytes)
-    return _folded(ranks, _reducing(whole), _reducing(core) + core, whole)
+    return _folded(ranks, _added(whole), core, whole)
 
 
-def allreduce_ring(nbytes: int, ranks: int) -> Counts:
+def allreduce_ring(nbytes: int, ranks: int) -> Schedule:
     """Ring reduce-scatter, then ring all-gather: 2 (p-1) alpha + 2 n (p-1)/p beta + n (p-1)/p gamma.
 
     Patarasuk and Yuan 2009.
@@ -192,15 +198,15 @@ def allreduce_ring(nbytes: int, ranks: int) -> Counts:
     return reduce_scatter_ring(nbytes, ranks) + allgather_ring(nbytes, ranks)
 
 
-def barrier_dissemination(nbytes: int, ranks: int) -> Counts:
+def barrier_dissemination(nbytes: int, ranks: int) -> Schedule:
     """Empty messages at distance 1, 2, 4, …: ceil(lg p) alpha. Hensgen, Finkel and Manber 1988.
 
     `nbytes` is there so that all functions are called alike, and has no effect.
     """
-    return Counts(_rounds(ranks))
+    return tuple(Rounds("shift", gap, Counts(1)) for gap in _gaps(ranks))
 
 
-ALGORITHMS: Mapping[str, Mapping[str, Callable[[int, int], Counts]]] = MappingProxyType(
+ALGORITHMS: Mapping[str, Mapping[str, Callable[[int, int], Schedule]]] = MappingProxyType(
     {
         operation: MappingProxyType(algorithms)
         for operation, algorithms in {
@@ -235,13 +241,13 @@ ALGORITHMS: Mapping[str, Mapping[str, Callable[[int, int], Counts]]] = MappingPr
 """From operation, named as in `hybridnn.comm.accounting`, and algorithm to its function of (nbytes, ranks)."""
 
 
-KEPT_COUNTS = 1 << 16
+KEPT_ROUNDS = 1 << 16
 """Results that are kept: a plan asks for the same ones over and over."""
 
 
-@lru_cache(KEPT_COUNTS)
-def counts(operation: str, algorithm: str, nbytes: int, ranks: int) -> Counts:
-    """Counts of an operation by an algorithm.
+@lru_cache(KEPT_ROUNDS)
+def rounds_of(operation: str, algorithm: str, nbytes: int, ranks: int) -> Schedule:
+    """Rounds of an operation by an algorithm.
 
     Parameters
     ----------
@@ -264,24 +270,36 @@ def counts(operation: str, algorithm: str, nbytes: int, ranks: int) -> Counts:
     return ALGORITHMS[operation][algorithm](nbytes, ranks)
 
 
-def _rounds(ranks: int) -> int:
-    """Rounds until all ranks are reached when their number doubles each round: ceil(lg p)."""
-    return (ranks - 1).bit_length()
+def counts(operation: str, algorithm: str, nbytes: int, ranks: int) -> Counts:
+    """Counts of an operation by an algorithm: its rounds added up; parameters and errors as for `rounds_of`."""
+    return sum((one.counts for one in rounds_of(operation, algorithm, nbytes, ranks)), Counts())
 
 
-def _core_rounds(ranks: int) -> int:
-    """Rounds of pairwise exchange among the ranks that are left after folding: floor(lg p)."""
-    return ranks.bit_length() - 1
+def _gaps(ranks: int) -> list[int]:
+    """Distances 1, 2, 4, … until all ranks are reached when their number doubles each round: ceil(lg p) of them."""
+    return [1 << level for level in range((ranks - 1).bit_length())]
 
 
-def _folded(ranks: int, before: Counts, core: Counts, after: Counts) -> Counts:
+def _core_gaps(ranks: int) -> list[int]:
+    """Distances of pairwise exchange among the ranks that are left after folding: floor(lg p) of them."""
+    return [1 << level for level in range(ranks.bit_length() - 1)]
+
+
+def _folded(ranks: int, before: Counts, core: Iterable[tuple[int, Counts]], after: Counts) -> Schedule:
     """An exchange among the power of two of ranks that is left, and what folding adds where some are left out."""
-    return before + core + after if ranks & (ranks - 1) else core
+    exchanges = tuple(Rounds("pairs", gap, moved) for gap, moved in core)
+    if not ranks & (ranks - 1):
+        return exchanges
+    return (Rounds("fold", 1, before), *exchanges, Rounds("fold", 1, after))
 
 
-def _reducing(moved: Counts) -> Counts:
+def _added(moved: Counts) -> Counts:
     """The same messages, where all that is received is added to the receiver's own."""
     return Counts(moved.messages, moved.nbytes, moved.nbytes)
+
+
+def _reducing(rounds: Schedule) -> Schedule:
+    return tuple(Rounds(one.pattern, one.distance, _added(one.counts)) for one in rounds)
 
 
 def _leading_bytes(nbytes: int, blocks: int, count: int) -> int:
@@ -293,11 +311,10 @@ def _largest_block(nbytes: int, blocks: int) -> int:
     return block_size(nbytes, blocks, 0)
 
 
-def _doubled_bytes(nbytes: int, ranks: int) -> int:
-    """Largest messages of all rounds of recursive doubling (or halving) by one block per rank, added up.
+def _doubled_bytes(nbytes: int, ranks: int, gap: int) -> int:
+    """Largest message between ranks at a distance, in recursive doubling (or halving) by one block per rank.
 
     The ranks that folding leaves over stand for one rank each, but the first ones stand for two.
     """
-    spans = [1 << level for level in range(_core_rounds(ranks))]
-    extra = ranks - (1 << _core_rounds(ranks))
-    return sum(_leading_bytes(nbytes, ranks, span + min(span, extra)) for span in spans)
+    extra = ranks - (1 << (ranks.bit_length() - 1))
+    return _leading_bytes(nbytes, ranks, gap + min(gap, extra))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Counts"]
+__all__ = ["Counts", "Rounds"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,3 +44,22 @@ class Counts:
 
     def __mul__(self, times: float) -> Counts:
         return Counts(self.messages * times, self.nbytes * times, self.reduced * times)
+
+
+@dataclass(frozen=True, slots=True)
+class Rounds:
+    """Rounds of a collective in which the same ranks send, one round after another.
+
+    Attributes
+    ----------
+    pattern : str
+        Which ranks send to which, a key of `hybridnn.cost.crossings.PATTERNS`.
+    distance : int
+        Between sender and receiver, as far as the pattern has one.
+    counts : Counts
+        Of these rounds together.
+    """
+
+    pattern: str
+    distance: int
+    counts: Counts

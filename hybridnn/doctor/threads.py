@@ -60,7 +60,7 @@ def check_threads(facts: Mapping[int, RankFacts]) -> Finding:
                 "(mpirun --map-by slot:PE=N, srun --cpus-per-task=N)",
             )
     first = facts[min(facts)]
-    own = first.threads_set_by or "no variable of yours; training sets what fits"
+    own = first.threads_set_by or "no variable of yours; training sets that for large products, 1 for small ones"
     threads = _planned(first, len(nodes[first.node]), cores[first.node])
     what = f"{counted(threads, 'BLAS thread')} per rank, {counted(cores[first.node], 'core')} on the node ({own})"
     return Finding("threads", "ok", what)

@@ -15,10 +15,12 @@ from hybridnn.comm.placement import fitting_grids, resolve_axes, resolve_stages
 from hybridnn.errors import GridError, HybridnnError, SettingError
 from hybridnn.parallel.layer_split import split_layers
 from hybridnn.pipeline.partition.stage_partition import check_stages
+from hybridnn.pipeline.schedules.methods import METHODS, too_few_stages
 from hybridnn.study.axes import value_text
 from hybridnn.study.study_file import Study
 from hybridnn.training.made_of_settings import describe_data, make_model
 from hybridnn.training.settings import Settings, settings_from
+from hybridnn.training.settings_parallel import with_stages
 
 __all__ = ["Cell", "CellPlan", "SkippedCell", "make_cells"]
 
@@ -146,6 +148,7 @@ def _cell(study: Study, combination: Combination, name: str) -> Cell:
         settings = settings_from(_applied(study, combination, values, ranks))
     except SettingError as error:
         raise _RefusedSettings(error) from error
+    settings = _with_stages(settings, ranks, named="method" in combination)
     _require_possible(settings, ranks)
     plain = {label: value_text(value) if label == "grid" else value for label, value in combination.items()}
     return Cell(name, ranks, plain, settings)
@@ -164,6 +167,24 @@ def _ranks_of(settings: Settings) -> int:
     if parallel.stages:
         return sum(stage.batch * stage.model for stage in parallel.stages)
     return parallel.pipeline * (parallel.batch or 1) * parallel.model
+
+
+def _with_stages(settings: Settings, ranks: int, *, named: bool) -> Settings:
+    """Settle the stages of a method, as the run would.
+
+    Raises
+    ------
+    GridError
+        If it is left with one stage, where it would not be what the cell is `named` after.
+    """
+    try:
+        parallel = with_stages(settings.parallel, ranks)
+        stages = len(parallel.stages) or parallel.pipeline
+        if stages == 1 and (named or not METHODS[parallel.method].exact) and parallel.method != "sequential":
+            raise too_few_stages(parallel.method)
+    except SettingError as error:
+        raise GridError(str(error)) from error
+    return settings.model_copy(update={"parallel": parallel})
 
 
 def _require_possible(settings: Settings, ranks: int) -> None:

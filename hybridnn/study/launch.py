@@ -15,19 +15,38 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
+from time import monotonic
+from types import FrameType
+from typing import Literal
 
+from hybridnn.comm.threads import USER_VARIABLES
 from hybridnn.errors import EnvironmentProblem, SettingError
+from hybridnn.small_files import read_tail
 
-__all__ = ["Ended", "Launcher", "last_words", "run_process", "train_command"]
+__all__ = ["Ended", "Launcher", "last_words", "run_process", "thread_words", "train_command"]
 
 RANKS, NODES = "{ranks}", "{nodes}"
 RANKS_PER_NODE = "SLURM_NTASKS_PER_NODE"
 GRACE = 10.0
 """Seconds that a launcher gets to end its ranks before it is killed."""
 
+CHECKPOINT_GRACE = 60.0
+"""Seconds that a run gets to write a checkpoint before its launcher is told to end."""
+
+TWICE_SECONDS = 1.0
+"""Within which a signal that comes again is the same: a batch system may send it twice."""
+
 STDOUT, STDERR = "stdout.log", "stderr.log"
 ERROR_LINE = re.compile(r"Error\b|[A-Za-z_.]*(Error|Exception|Interrupt|Problem)\b.*:")
 """A line of the program or of Python that says what went wrong, unlike what launchers write after it."""
+
+DEATHS = (
+    r"process rank \d+ with PID \d+ on node \S+ exited on signal \d+( \([^)]*\))?".replace(" ", r"\s+"),  # Open MPI
+    r"EXIT STRING: .*signal \d+\)",  # MPICH
+    r"\berror: .*(Killed|[Oo][Oo][Mm].?[Kk]ill|Segmentation fault|Aborted).*",  # Slurm
+    r"rank \d+ \(.*\) is gone: [^;=\n]*",  # the program's own, of a rank of its node
+)
+"""Sentences that name a rank's death, the one that says most first. Open MPI breaks its own over lines."""
 
 
 @dataclass(frozen=True)
@@ -80,13 +99,23 @@ class Launcher:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a process ended: its exit code, negative for a signal, and whether its time was over."""
+    """How a process ended.
+
+    Attributes
+    ----------
+    code : int
+        Exit code, negative for a signal.
+    ended_by : {"", "limit", "warning"}
+        What ended it, if it did not end by itself: its time limit, or SIGUSR1, which a batch job gets before its own.
+    """
 
     code: int
-    timed_out: bool
+    ended_by: Literal["", "limit", "warning"] = ""
 
 
-def run_process(command: Sequence[str], folder: Path, limit: float | None, keep_open: int) -> Ended:
+def run_process(
+    command: Sequence[str], folder: Path, limit: float | None, keep_open: int, *, checkpoint: bool = False
+) -> Ended:
     """Run a command to its end; what it prints goes to ``stdout.log`` and ``stderr.log`` in `folder`.
 
     Parameters
@@ -99,15 +128,18 @@ def run_process(command: Sequence[str], folder: Path, limit: float | None, keep_
     keep_open : int
         A file descriptor that the command inherits: a lock on it lasts as long as the command, even if this
         process is killed.
+    checkpoint : bool
+        Where it has to be ended, send SIGUSR1 first, on which a run writes a checkpoint, and wait for that.
 
     Raises
     ------
     EnvironmentProblem
         If it cannot be started.
     KeyboardInterrupt
-        After the command has been ended; by SIGTERM too, with which a batch system ends its jobs.
+        After the command has been ended, with the signal's name: SIGINT, or SIGTERM, with which a batch system ends
+        its jobs. Another signal while the command is being ended shortens the wait.
     """
-    with _interrupted_by_sigterm(), open(folder / STDOUT, "wb") as out, open(folder / STDERR, "wb") as err:
+    with _raising_signals(), open(folder / STDOUT, "wb") as out, open(folder / STDERR, "wb") as err:
         try:
             # A session of its own: an interrupt on the terminal reaches this process alone, which then ends the ranks.
             process = subprocess.Popen(
@@ -117,20 +149,31 @@ def run_process(command: Sequence[str], folder: Path, limit: float | None, keep_
             raise EnvironmentProblem(f"{command[0]} cannot be started: {error.strerror}") from error
         try:
             # With a limit Python looks again and again; without, a signal might be heeded only after the process's end.
-            return Ended(process.wait(inf if limit is None else limit), timed_out=False)
+            return Ended(process.wait(inf if limit is None else limit))
         except subprocess.TimeoutExpired:
-            return Ended(_end(process), timed_out=True)
+            return Ended(_end(process, checkpoint=checkpoint), "limit")
+        except _Warned:
+            return Ended(_end(process, checkpoint=checkpoint), "warning")
         except BaseException:
-            _end(process)
+            _end(process, checkpoint=checkpoint)
             raise
 
 
 def last_words(folder: Path) -> str:
-    """The line of a failed run's ``stderr.log`` that says most: the last that names an error, or else the last."""
-    text = (folder / STDERR).read_text(encoding="utf-8", errors="replace")
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    """The line of a failed run's ``stderr.log`` that says most.
+
+    The last that names an error; else the launcher's sentence on a rank that died; else the last with words.
+    """
+    text = read_tail(folder / STDERR).decode(errors="replace")
+    lines = [line.strip() for line in text.splitlines() if re.search(r"\w", line)]
     errors = [line for line in lines if ERROR_LINE.match(line)]
-    return (errors or lines or ["it printed no error"])[-1]
+    deaths = [" ".join(found[0].split()) for pattern in DEATHS if (found := re.search(pattern, text))]
+    return (errors[-1:] or deaths or lines[-1:] or ["it printed no error"])[0]
+
+
+def thread_words(threads: int) -> list[str]:
+    """Return the words before a command that give it so many BLAS threads, on every node and under any launcher."""
+    return ["env", *(f"{name}={threads}" for name in USER_VARIABLES)]
 
 
 def train_command(settings: Path, folder: Path) -> list[str]:
@@ -139,24 +182,43 @@ def train_command(settings: Path, folder: Path) -> list[str]:
     return [sys.executable, "-m", "hybridnn", "train", str(settings), "--set", f'output.folder="{quoted}"']
 
 
+class _Warned(KeyboardInterrupt):
+    """SIGUSR1 came, with which a batch script is warned before its time limit."""
+
+
 @contextlib.contextmanager
-def _interrupted_by_sigterm() -> Iterator[None]:
-    """Make SIGTERM an interrupt, so that nobody is left running; only the main thread can."""
+def _raising_signals() -> Iterator[None]:
+    """Raise on SIGINT, SIGTERM and SIGUSR1, so that no run is left behind; only the main thread can."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    last = -inf
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        nonlocal last
+        before, last = last, monotonic()
+        if last - before <= TWICE_SECONDS:
+            return
+        raise (_Warned if number == signal.SIGUSR1 else KeyboardInterrupt)(signal.Signals(number).name)
+
+    kinds = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+    handlers = {kind: signal.signal(kind, stop) for kind in kinds}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for kind, handler in handlers.items():
+            signal.signal(kind, handler)
 
 
-def _end(process: subprocess.Popen[bytes]) -> int:
+def _end(process: subprocess.Popen[bytes], *, checkpoint: bool) -> int:
     """End a process and what it started: politely, then not."""
-    for kind, patience in ((signal.SIGTERM, GRACE), (signal.SIGKILL, None)):
+    if checkpoint:
+        process.send_signal(signal.SIGUSR1)  # launchers pass it on to the ranks
+        with contextlib.suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
+            process.wait(CHECKPOINT_GRACE)
+    for kind, grace in ((signal.SIGTERM, GRACE), (signal.SIGKILL, inf)):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, kind)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            return process.wait(patience)
-    raise AssertionError("a killed process ends")
+        with contextlib.suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
+            return process.wait(grace)
+    return process.wait()

@@ -9,11 +9,12 @@ from pathlib import Path
 from time import perf_counter
 from typing import Literal, Protocol
 
-from hybridnn.errors import SettingError
+from hybridnn.errors import SettingError, StoppedBySignal
 from hybridnn.study.cells import Cell, CellPlan, make_cells
-from hybridnn.study.launch import Launcher, last_words, run_process, train_command
+from hybridnn.study.launch import Ended, Launcher, last_words, run_process, thread_words, train_command
 from hybridnn.study.study_file import Study
-from hybridnn.study.study_folder import SETTINGS, StudyFolder
+from hybridnn.study.study_folder import SETTINGS, Failure, StudyFolder
+from hybridnn.training.folder_lock import FolderInUse
 
 __all__ = ["CellOutcome", "StudyRun", "StudyView", "default_folder", "plan_study", "run_study"]
 
@@ -28,16 +29,16 @@ class CellOutcome:
     Attributes
     ----------
     cell : Cell
-    fate : {"finished", "failed", "held"}
-        ``held``: another process is running it.
+    fate : {"finished", "failed", "timed out", "interrupted", "held"}
+        As in `CellState`, or ``"held"``: another process is running it.
     seconds : float
         From start to end; 0 if it was not run.
     reason : str
-        Why it failed, or who holds it.
+        Why it did not finish, or which process holds it.
     """
 
     cell: Cell
-    fate: Literal["finished", "failed", "held"]
+    fate: Literal["finished", "failed", "timed out", "interrupted", "held"]
     seconds: float = 0.0
     reason: str = ""
 
@@ -76,9 +77,16 @@ class StudyRun:
     launcher: Launcher
 
     def command(self, cell: Cell, train: Command = train_command) -> list[str]:
-        """Return the command that runs a cell."""
+        """Return the command that runs a cell, or goes on with it where the study resumes cells."""
         folder = self.folder.cell(cell.id)
-        return self.launcher.command(cell.ranks, train(folder / SETTINGS, folder))
+        resume = ["--resume", "auto"] if self.resumes else []
+        program = [*thread_words(self.study.threads), *train(folder / SETTINGS, folder), *resume]
+        return self.launcher.command(cell.ranks, program)
+
+    @property
+    def resumes(self) -> bool:
+        """Whether an interrupted cell goes on from its newest checkpoint."""
+        return self.study.interrupted == "resume"
 
 
 def plan_study(study: Study, folder: Path, launcher: str, only: str | None = None, cell: int | None = None) -> StudyRun:
@@ -129,40 +137,70 @@ def run_study(
     Returns
     -------
     list of CellOutcome
-        Of the cells that were not finished before.
+        Of the cells that were not finished before. After the warning before the time limit of a batch job (SIGUSR1)
+        the last of them is the cell that was ended.
 
     Raises
     ------
     EnvironmentProblem
         If the folder cannot be written or the launcher cannot be started.
+    StoppedBySignal
+        After that warning, where the cell, or the next one, goes on when the study is run again.
+    KeyboardInterrupt
+        After SIGINT or SIGTERM, when the running cell has been ended.
     """
     run.folder.begin(run.study, run.plan)
-    missing = [cell for cell in run.chosen if run.folder.status(cell.id) != "finished"]
+    missing = [cell for cell in run.chosen if not run.folder.is_finished(cell.id)]
     view.on_start(len(missing))
     outcomes = []
     for cell in missing:
         view.on_cell_start(cell)
-        outcomes.append(_run_cell(run, cell, limit, train))
-        view.on_cell_end(outcomes[-1])
+        outcome, warned = _run_cell(run, cell, limit, train)
+        outcomes.append(outcome)
+        view.on_cell_end(outcome)
+        if warned and outcome.fate != "finished" and not run.resumes:
+            break
+        if warned and (outcome.fate != "finished" or cell is not missing[-1]):
+            words = outcome.reason or "finished before the time limit of its job"
+            raise StoppedBySignal(f"cell {cell.id}: {words}; run the study again to go on")
     return outcomes
 
 
-def _run_cell(run: StudyRun, cell: Cell, limit: float | None, train: Command) -> CellOutcome:
-    with run.folder.holding(cell.id) as lock:
-        if lock is None:
-            return CellOutcome(cell, "held", reason=f"{run.folder.holder(cell.id)} is running it")
-        if run.folder.status(cell.id) == "finished":  # by another process, since this one looked
-            return CellOutcome(cell, "finished")
-        run.folder.prepare(cell)
+def _run_cell(run: StudyRun, cell: Cell, limit: float | None, train: Command) -> tuple[CellOutcome, bool]:
+    """Run a cell unless another process does; what became of it, and whether it was ended by a warning."""
+    try:
+        lock = run.folder.holding(cell.id)
+    except FolderInUse as busy:
+        return CellOutcome(cell, "held", reason=f"{busy.holder} is running it"), False
+    with lock:
+        if run.folder.is_finished(cell.id):  # by another process, since this one looked
+            return CellOutcome(cell, "finished"), False
+        folder = run.folder.cell(cell.id)
+        run.folder.prepare(cell, resume=run.resumes)
         start = perf_counter()
-        ended = run_process(run.command(cell, train), run.folder.cell(cell.id), limit, lock.fileno())
+        try:
+            ended = run_process(run.command(cell, train), folder, limit, lock.descriptor, checkpoint=run.resumes)
+        except KeyboardInterrupt as stop:
+            run.folder.fail(cell.id, "interrupted", f"ended by {stop.args[0] if stop.args else 'SIGINT'}")
+            raise
         seconds = perf_counter() - start
-        if ended.code == 0 and not ended.timed_out and run.folder.status(cell.id) == "finished":
-            return CellOutcome(cell, "finished", seconds)
-        words = last_words(run.folder.cell(cell.id))
-        how = f"ended after the limit of {limit:g} s" if ended.timed_out and limit else f"exit code {ended.code}"
-        run.folder.fail(cell.id, f"{how}: {words}")
-        return CellOutcome(cell, "failed", seconds, f"{how}: {words}")
+        warned = ended.ended_by == "warning"
+        if ended.code == 0 and run.folder.is_finished(cell.id):
+            return CellOutcome(cell, "finished", seconds), warned
+        fate, how = _fate(ended, limit)
+        reason = f"{how}: {last_words(folder)}"
+        run.folder.fail(cell.id, fate, reason)
+        return CellOutcome(cell, fate, seconds, reason), warned
+
+
+def _fate(ended: Ended, limit: float | None) -> tuple[Failure, str]:
+    """What became of a cell that did not finish, and how it ended."""
+    if ended.ended_by == "limit":
+        return "timed out", f"ended after the limit of {limit:g} s"
+    if ended.ended_by == "warning":
+        return "timed out", "ended by SIGUSR1, before the time limit of its job"
+    kind: Failure = "interrupted" if ended.code == StoppedBySignal.exit_code else "failed"
+    return kind, f"exit code {ended.code}"
 
 
 def _numbered(cells: Sequence[Cell], number: int) -> Cell:

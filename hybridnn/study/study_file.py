@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
 from hybridnn.errors import SettingError
 from hybridnn.settings_errors import setting_error
-from hybridnn.settings_types import Section
+from hybridnn.settings_types import Count, Section
+from hybridnn.small_files import FileError, read_toml, shown_path
 from hybridnn.study.axes import AXES, Axis, axis_of
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 __all__ = ["VARIANT", "Study", "load_study", "ready_studies"]
 
@@ -43,6 +38,8 @@ class _StudyFile(Section):
 
     name: Name
     description: str = ""
+    threads: Count = 1
+    interrupted: Literal["restart", "resume"] = "restart"
     base: Table = Field(default_factory=dict)
     axes: Table
     variants: dict[Name, Table] = Field(default_factory=dict)
@@ -62,6 +59,10 @@ class Study:
         Nested settings that all cells share.
     axes : tuple of (Axis, list)
         With their checked values, in the order in which cells are named.
+    threads : int
+        BLAS threads of every rank of every cell.
+    interrupted : {"restart", "resume"}
+        Whether a cell that did not end begins anew, as one that is timed should, or goes on from its newest checkpoint.
     """
 
     name: str
@@ -69,6 +70,8 @@ class Study:
     reduced: bool
     base: Mapping[str, Any]
     axes: tuple[tuple[Axis, list[Any]], ...]
+    threads: int = 1
+    interrupted: Literal["restart", "resume"] = "restart"
 
 
 def ready_studies() -> dict[str, Path]:
@@ -93,27 +96,33 @@ def load_study(name: Path | str, *, reduced: bool = False) -> Study:
         If there is no such study, the file is not TOML, or anything in it is unknown or not allowed.
     """
     path = ready_studies().get(str(name), Path(name))
+    values = _read(path)
     try:
-        file = _StudyFile.model_validate(_read(path))
+        return _study(values, str(name), reduced=reduced)
     except ValidationError as error:
-        raise setting_error(error, tuple(_StudyFile.model_fields)) from None
+        raise setting_error(error, tuple(_StudyFile.model_fields)).in_file(shown_path(path)) from None
+    except SettingError as error:
+        raise error.in_file(shown_path(path)) from None
+
+
+def _study(values: Table, name: str, *, reduced: bool) -> Study:
+    file = _StudyFile.model_validate(values)
     base, axes = deepcopy(file.base), file.axes
     if reduced:
         if file.reduced is None:
-            raise SettingError("--reduced", str(name), "this study has no [reduced] settings")
+            raise SettingError("--reduced", name, "this study has no [reduced] settings")
         _merge(base, file.reduced.base)
         axes = {**axes, **file.reduced.axes}
-    return Study(file.name, file.description, reduced, base, _ordered(axes, file.variants))
+    checked = _ordered(axes, file.variants)
+    return Study(file.name, file.description, reduced, base, checked, file.threads, file.interrupted)
 
 
 def _read(path: Path) -> Table:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        ready = ", ".join(ready_studies())
-        raise SettingError("study", str(path), f"cannot be read: {error.strerror}; ready studies: {ready}") from error
-    except ValueError as error:
-        raise SettingError("study", str(path), f"is not valid TOML: {error}") from error
+        return read_toml(path)
+    except FileError as error:
+        ready = f"; ready studies: {', '.join(ready_studies())}" if error.is_missing else ""
+        raise SettingError("study", str(path), error.reason + ready) from error
 
 
 def _ordered(axes: Table, variants: Mapping[str, Table]) -> tuple[tuple[Axis, list[Any]], ...]:

@@ -11,16 +11,22 @@ from dataclasses import dataclass
 from importlib.resources import files
 from itertools import count
 from pathlib import Path
+from typing import Any
 
-from hybridnn.errors import EnvironmentProblem, SettingError
-from hybridnn.study.cells import CellPlan, make_cells
+from hybridnn.datasets import dataset_info, is_fetched
+from hybridnn.errors import DataError, EnvironmentProblem, SettingError
+from hybridnn.small_files import TOML_BYTES, FileError, read_json, read_text
+from hybridnn.study.cells import Cell, CellPlan, make_cells
+from hybridnn.study.slurm import Partition, array_limit, find_partition, queued_tasks
 from hybridnn.study.study_file import Study, ready_studies
 from hybridnn.study.study_folder import StudyFolder
+from hybridnn.training.json_text import to_json
 from hybridnn.whole_files import write_whole
 
 __all__ = ["CellArray", "SlurmOptions", "Submission", "array_indices", "filled_in", "plan_submission", "submit"]
 
 SCRIPT = "study_array.sbatch"
+JOBS = "jobs.json"
 SECONDS_FOR_SBATCH = 120
 
 
@@ -34,12 +40,15 @@ class SlurmOptions:
         ``time`` limits each cell.
     more : tuple of str
         Further options of sbatch, ``--constraint=skylake``.
+    ranks_per_node : int or None
+        None fills the nodes.
     """
 
     partition: str | None = None
     time: str | None = None
     account: str | None = None
     more: tuple[str, ...] = ()
+    ranks_per_node: int | None = None
 
     def words(self) -> list[str]:
         """Return them as sbatch reads them."""
@@ -49,17 +58,35 @@ class SlurmOptions:
 
 @dataclass(frozen=True)
 class CellArray:
-    """The missing cells of one number of ranks.
+    """Missing cells of one number of ranks, as many as one job array can have.
 
     Attributes
     ----------
     ranks : int
     cells : tuple of int
         Their numbers, which ``hybridnn study run --cell`` takes.
+    offset : int
+        What is added to the index of an array's task to get the number of its cell.
+    nodes, ranks_per_node : int or None
+        The same placement for all of them; None leaves it to Slurm.
     """
 
     ranks: int
     cells: tuple[int, ...]
+    offset: int = 0
+    nodes: int | None = None
+    ranks_per_node: int | None = None
+
+    @property
+    def indices(self) -> list[int]:
+        """Array index of each cell."""
+        return [number - self.offset for number in self.cells]
+
+    def words(self) -> list[str]:
+        """Return array and placement as sbatch reads them."""
+        nodes = [] if self.nodes is None else [f"--nodes={self.nodes}"]
+        per_node = [] if self.ranks_per_node is None else [f"--ntasks-per-node={self.ranks_per_node}"]
+        return [f"--array={array_indices(self.indices)}", *nodes, f"--ntasks={self.ranks}", *per_node]
 
 
 @dataclass(frozen=True)
@@ -81,6 +108,8 @@ class Submission:
     arrays : tuple of CellArray
         None if nothing is missing.
     options : SlurmOptions
+    queued : dict of str to str
+        Missing cells that wait or run in jobs of earlier submissions: the job's number by the cell's id.
     """
 
     study: Study
@@ -91,6 +120,7 @@ class Submission:
     script: str
     arrays: tuple[CellArray, ...]
     options: SlurmOptions
+    queued: Mapping[str, str]
 
     @property
     def script_path(self) -> Path:
@@ -99,12 +129,16 @@ class Submission:
 
     def array_command(self, array: CellArray) -> list[str]:
         """Return the command that submits an array."""
-        size = [f"--array={array_indices(array.cells)}", f"--ntasks={array.ranks}"]
-        return self._sbatch(f"{self.study.name}-{array.ranks}", "%A_%a", [*size, *self.options.words()])
+        words = [*array.words(), f"--cpus-per-task={self.study.threads}", *self.options.words()]
+        first = [str(array.offset)] * (array.offset > 0)
+        return [*self._sbatch(f"{self.study.name}-{array.ranks}", "%A_%a", words), *first]
 
     def report_command(self, jobs: Sequence[str]) -> list[str]:
-        """Return the command that submits the report, which waits for the arrays with the numbers `jobs`."""
-        after = f"--dependency=afterany:{':'.join(jobs)}"
+        """Return the command that submits the report, which waits for the jobs with the numbers `jobs`.
+
+        It waits for those of earlier submissions too.
+        """
+        after = f"--dependency=afterany:{':'.join([*jobs, *dict.fromkeys(self.queued.values())])}"
         return self._sbatch(f"{self.study.name}-report", "%j", [after, *self.options.words(), "--ntasks=1"])
 
     def _sbatch(self, name: str, number: str, words: Sequence[str]) -> list[str]:
@@ -127,15 +161,20 @@ def plan_submission(study: Study, source: str, folder: Path, options: SlurmOptio
     Raises
     ------
     SettingError
-        If no cell can run, or the folder holds something else.
+        If no cell can run, the folder holds something else, or the partition is too small for a cell.
+    DataError
+        If data of a cell are not on disk.
+    EnvironmentProblem
+        If the study was submitted before, and Slurm does not say what of it is still queued.
     """
     plan, cells = make_cells(study), StudyFolder(folder)
     cells.check(study, plan)
-    missing: dict[int, list[int]] = {}
-    for number, cell in enumerate(plan.cells):
-        if cells.status(cell.id) != "finished":
-            missing.setdefault(cell.ranks, []).append(number)
-    arrays = tuple(CellArray(ranks, tuple(numbers)) for ranks, numbers in sorted(missing.items()))
+    missing = [cell for cell in plan.cells if not cells.is_finished(cell.id)]
+    in_jobs = _queued_cells(folder) if missing else {}
+    queued = {cell.id: in_jobs[cell.id] for cell in missing if cell.id in in_jobs}
+    to_submit = [cell for cell in missing if cell.id not in queued]
+    _require_data(to_submit)
+    arrays = _arrays(study, plan, to_submit, options)
     place = next(place for n in count(1) if not (place := folder / "slurm" / str(n)).exists())
     values = {
         "python": sys.executable,
@@ -145,7 +184,93 @@ def plan_submission(study: Study, source: str, folder: Path, options: SlurmOptio
     }
     script = filled_in((Path(str(files("hybridnn.hpc_jobs"))) / SCRIPT).read_text(encoding="utf-8"), values)
     path = ready_studies().get(source, Path(source))
-    return Submission(study, plan, cells, path, place, script, arrays, options)
+    return Submission(study, plan, cells, path, place, script, arrays, options, queued)
+
+
+def _arrays(study: Study, plan: CellPlan, cells: Sequence[Cell], options: SlurmOptions) -> tuple[CellArray, ...]:
+    """An array for each number of ranks, or several where one cannot have so many cells."""
+    if not cells:
+        return ()
+    wanted = {cell.id for cell in cells}
+    elsewhere = any(word.startswith(("--partition", "-p", "--clusters", "-M")) for word in options.more)
+    partition, limit = None if elsewhere else find_partition(options.partition), array_limit()
+    found = []
+    for ranks in sorted({cell.ranks for cell in cells}):
+        placed = _placement(ranks, study.threads, partition, options.ranks_per_node)
+        numbers = [n for n, cell in enumerate(plan.cells) if cell.ranks == ranks and cell.id in wanted]
+        found += [CellArray(ranks, chunk, offset, *placed) for offset, chunk in _chunks(numbers, limit)]
+    return tuple(found)
+
+
+def _chunks(numbers: Sequence[int], limit: int) -> list[tuple[int, tuple[int, ...]]]:
+    """Parts of rising numbers, each with an offset that brings them below `limit`; 0 where they are already."""
+    chunks: list[tuple[int, list[int]]] = [(0, [])]
+    for number in numbers:
+        if number - chunks[-1][0] >= limit:
+            chunks.append((number, []))
+        chunks[-1][1].append(number)
+    return [(offset, tuple(part)) for offset, part in chunks if part]
+
+
+def _placement(
+    ranks: int, threads: int, partition: Partition | None, ranks_per_node: int | None
+) -> tuple[int | None, int | None]:
+    """Nodes, and ranks on a node, that are the same for every cell of so many ranks; None where nothing is known.
+
+    Raises
+    ------
+    SettingError
+        If the partition does not have so many CPUs, or none of its nodes so many.
+    """
+    if partition is not None and ranks * threads > partition.cpus:
+        on = f"{ranks * threads} CPUs, and partition {partition.name} has {partition.cpus}"
+        raise SettingError("ranks", ranks, f"a cell needs {on}; nothing was submitted")
+    if ranks_per_node is None:
+        if partition is None or threads > partition.cores_per_node:
+            return None, None
+        ranks_per_node = partition.cores_per_node // threads
+    nodes = -(-ranks // ranks_per_node)
+    if partition is not None and nodes > partition.nodes:
+        return None, None  # its nodes differ, and the smallest of them are not enough
+    return nodes, -(-ranks // nodes)
+
+
+def _require_data(cells: Sequence[Cell]) -> None:
+    """Refuse cells whose data are not on disk: nodes that compute often have no network.
+
+    Raises
+    ------
+    DataError
+        Naming the command that fetches them.
+    """
+    for name, file in dict.fromkeys((cell.settings.data.name, cell.settings.data.file) for cell in cells):
+        if file is not None and not Path(file).is_file():
+            raise DataError(f"data.file = {file!r}: no such file; nothing was submitted")
+        if name is not None and not is_fetched(dataset_info(name)):
+            problem = "is not on disk, and jobs may have no network; nothing was submitted"
+            raise DataError(f"data.name = {name!r}: {problem}; first: hybridnn data fetch {name}")
+
+
+def _queued_cells(folder: Path) -> dict[str, str]:
+    """The cells that wait or run in jobs that were submitted before: the job's number by the cell's id.
+
+    Raises
+    ------
+    DataError
+        If the record of a submission is damaged.
+    EnvironmentProblem
+        If Slurm does not say.
+    """
+    cells: dict[str, dict[str, str]] = {}
+    for path in sorted((folder / "slurm").glob(f"*/{JOBS}")):
+        try:
+            for array in read_json(path)["arrays"]:
+                cells[str(array["job"])] = {str(index): str(cell) for index, cell in array["cells"].items()}
+        except (LookupError, TypeError, AttributeError) as error:
+            raise FileError(path, f"not written by `hybridnn study submit`: {error}") from error
+    tasks = queued_tasks(list(cells)) if cells else set()
+    pairs = (task.partition("_") for task in tasks)
+    return {cells[job][index]: job for job, _, index in pairs if index in cells.get(job, {})}
 
 
 def submit(submission: Submission) -> tuple[list[str], str]:
@@ -169,8 +294,12 @@ def submit(submission: Submission) -> tuple[list[str], str]:
     write_whole(_study_copy(submission.place), _text_of(submission.source))
     write_whole(submission.script_path, submission.script)
     jobs: list[str] = []
+    record: list[dict[str, Any]] = []
     for array in submission.arrays:
         jobs.append(_submitted(submission.array_command(array), jobs))
+        names = (submission.plan.cells[number].id for number in array.cells)
+        record.append({"job": jobs[-1], "cells": dict(zip(map(str, array.indices), names, strict=True))})
+        write_whole(submission.place / JOBS, to_json({"arrays": record}, indent=2) + "\n")
     return jobs, _submitted(submission.report_command(jobs), jobs)
 
 
@@ -209,9 +338,9 @@ def _study_copy(place: Path) -> Path:
 
 def _text_of(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise SettingError("study", str(path), f"cannot be read: {error.strerror}") from error
+        return read_text(path, TOML_BYTES)
+    except FileError as error:
+        raise SettingError("study", str(path), error.reason) from error
 
 
 def _submitted(command: Sequence[str], before: Sequence[str]) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 from hybridnn.comm.agreement import agree, broadcast_text
 from hybridnn.comm.grid import ProcessGrid
+from hybridnn.comm.mpi import running_ranks
 from hybridnn.cost.machine.find import require_machine
 from hybridnn.cost.planning.layouts import Constraints
 from hybridnn.cost.planning.plan import best_exact
@@ -14,6 +15,7 @@ from hybridnn.cost.planning.words import layout_settings
 from hybridnn.errors import SettingError
 from hybridnn.pipeline.schedules.methods import METHODS
 from hybridnn.training.settings import ParallelSettings, Settings
+from hybridnn.training.settings_parallel import with_stages
 from hybridnn.training.workload_of import workload_from_settings
 
 __all__ = ["fixed_constraints", "settle_layout"]
@@ -35,11 +37,11 @@ REFUSED = ("stages", "partition", "vertical_sync", "weight_grad")
 
 
 def settle_layout(settings: Settings) -> Settings:
-    """Fill in the layout where ``parallel.auto`` asks for it; collective over all ranks of the job.
+    """Fill in the layout under ``parallel.auto``, and the stages of a method that is set without; collective.
 
-    Rank 0 chooses and tells the others. Of the other keys of ``[parallel]``, those that are set to a size of the grid,
-    a split, an overlap, shared replicas, what travels between nodes, a method, or numbers of microbatches and chunks
-    are kept; others are refused.
+    With ``parallel.auto`` rank 0 chooses and tells the others. Of the other keys of ``[parallel]``, those that are set
+    to a size of the grid, a split, an overlap, shared replicas, what travels between nodes, a method, or numbers of
+    microbatches and chunks are kept; others are refused.
 
     Returns
     -------
@@ -49,10 +51,11 @@ def settle_layout(settings: Settings) -> Settings:
     Raises
     ------
     HybridnnError
-        On every rank: there is no machine file, no layout meets the keys that are set, or none fits the memory.
+        On every rank: there is no machine file, no layout meets the keys that are set, none fits the memory, or a
+        method is left with one stage.
     """
     if not settings.parallel.auto:
-        return settings
+        return settings.model_copy(update={"parallel": with_stages(settings.parallel, running_ranks())})
     world = ProcessGrid().world
     chosen = agree(world, lambda: json.dumps(_choose(settings, world.size)) if world.rank == 0 else "")
     parallel = ParallelSettings.model_validate(json.loads(broadcast_text(world, chosen, 0)))

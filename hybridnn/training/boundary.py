@@ -48,7 +48,7 @@ class StepBoundary:
     beside : bool
         Write beside the training.
     step : int
-        Steps done before.
+        Steps done before, of which a run that was resumed has a checkpoint.
     busy : Busy
         Entered while a checkpoint is written.
 
@@ -77,7 +77,7 @@ class StepBoundary:
         self._every_seconds = None if every is None else seconds_of(every)
         self._every_steps = every if isinstance(every, int) else None
         self._last_written = self._last_agreed = perf_counter()
-        self._last_step = step
+        self._last_step = self._last_checkpoint = step
         self._stride = self._until_agreement = 1
         self.stopped_by = 0
         self.checkpoint: Path | None = None
@@ -125,6 +125,19 @@ class StepBoundary:
             with self._busy("writing a checkpoint"):
                 self._writer.finish()
 
+    def end(self, progress: Progress) -> None:
+        """Write a checkpoint of the end of the training, unless the newest one is of this step; collective.
+
+        Raises
+        ------
+        EnvironmentProblem
+            As for `CheckpointWriter.finish`.
+        """
+        self.finish()
+        if self._last_checkpoint != progress.step:
+            with self._busy("writing a checkpoint"):
+                self._writer.write(progress)
+
     def _is_due(self, step: int) -> bool:
         """Whether a multiple of `every` steps was passed; an asynchronous method comes here with many steps at once."""
         before, self._last_step = self._last_step, step
@@ -153,7 +166,7 @@ class StepBoundary:
         else:
             with self._busy("writing a checkpoint"):
                 self._writer.write(progress)
-        self._last_written = perf_counter()
+        self._last_written, self._last_checkpoint = perf_counter(), progress.step
 
 
 def stopped_by_signal(boundary: StepBoundary, step: int, folder: Path) -> StoppedBySignal:
@@ -161,5 +174,6 @@ def stopped_by_signal(boundary: StepBoundary, step: int, folder: Path) -> Stoppe
     name = signal.Signals(boundary.stopped_by).name
     return StoppedBySignal(
         f"stopped by {name} after step {step}; wrote {boundary.checkpoint}; "
-        f"go on with: hybridnn train --resume {folder}"
+        f"go on with: hybridnn train --resume {folder}",
+        interrupted=boundary.stopped_by == signal.SIGINT,
     )

@@ -7,13 +7,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import DTypeLike
+from numpy.typing import DTypeLike, NDArray
 
 from hybridnn.comm.agreement import agree
 from hybridnn.comm.grid import ProcessGrid
 from hybridnn.comm.node_memory import NodeMemory
 from hybridnn.comm.partition import block_bounds
 from hybridnn.datasets import ArrayRows, Dataset, Rows, Standardizer, SubsetRows, split, standardized
+from hybridnn.training.sample_digests import require_same_data, sample_blocks
 
 __all__ = ["SHARED_BYTES", "PlacedData", "place_data"]
 
@@ -42,6 +43,10 @@ class PlacedData:
     task : {"classification", "regression"}
     standardizer : Standardizer or None
         On rank 0, where data were standardized.
+    inputs : tuple of str
+        On rank 0, names of the input columns of a ``.csv`` file.
+    task_reason : str
+        On rank 0, what of a user's file made it this task.
     memory : NodeMemory
         Holds shared samples; to be freed after the last use.
     digest : str
@@ -58,17 +63,21 @@ class PlacedData:
     standardizer: Standardizer | None
     memory: NodeMemory
     digest: str
+    inputs: tuple[str, ...] = ()
+    task_reason: str = ""
 
 
 @dataclass(frozen=True)
 class _Prepared:
-    """A data set after splitting and standardizing, on a rank that has loaded it."""
+    """A data set after splitting, on a rank that has loaded it, with the standardization of rank 0 there."""
 
     train: Rows
     test: Rows
     outputs: int
     standardizer: Standardizer | None
     digest: bytes
+    inputs: tuple[str, ...]
+    task_reason: str
 
     def facts(self) -> list[int]:
         regression = bool(self.train.targets_shape)
@@ -108,7 +117,7 @@ def place_data(
     Raises
     ------
     HybridnnError
-        On every rank, where loading failed on one.
+        On every rank, where loading failed on one, or nodes have not read the same data.
     """
     memory = NodeMemory(grid)
     local = distribution == "local"
@@ -118,54 +127,75 @@ def place_data(
         if not loads:
             return None
         data = load()
-        digest = _digest(data) if grid.rank == 0 and not generated else b""
-        return _prepare(data, digest, generated, standardize, test_fraction, seed)
+        digest = b"" if generated else _digest(data)  # on every node meanwhile, as the others wait for rank 0's
+        train, test = (data.train, data.test) if data.test is not None else split(data.train, test_fraction, seed)
+        standardizer = _statistics(train, generated) if standardize and grid.rank == 0 else None
+        return _Prepared(train, test, data.outputs, standardizer, digest, data.inputs, data.task_reason)
 
     prepared = agree(grid.world, prepare)
     facts = np.array(prepared.facts() if prepared is not None else [0] * 6, np.int64)
-    grid.world.broadcast(facts)
+    if local:
+        of_leader = facts.copy()
+        grid.node_group.broadcast(of_leader)
+        facts = of_leader if prepared is None else facts
+        require_same_data(grid.world, "data", lambda: _named_facts(facts))
+    else:
+        grid.world.broadcast(facts)
     train_samples, test_samples, features, outputs, regression, digest = (int(fact) for fact in facts)
     train = None if prepared is None else prepared.train
     test = None if prepared is None else prepared.test
+    standardizer = None if prepared is None else prepared.standardizer
+    if standardize:
+        applied = _of_first_rank(grid, standardizer, features, outputs * regression)
+        train, test = (None if part is None else standardized(part, applied) for part in (train, test))
     numbers = (train_samples + test_samples) * (features + outputs * regression)
     if local and not (generated and numbers * np.dtype(dtype).itemsize > SHARED_BYTES):
         targets = (outputs,) if regression else ()
         train = _share(train, (train_samples, features), targets, dtype, memory, grid, everyone=generated)
         test = _share(test, (test_samples, features), targets, dtype, memory, grid, everyone=generated)
         memory.publish()
-    standardizer = prepared.standardizer if prepared is not None and grid.rank == 0 else None
     task = "regression" if regression else "classification"
     named = "" if generated else f"{digest:0{2 * DIGEST_BYTES}x}"
-    return PlacedData(train, test, train_samples, test_samples, features, outputs, task, standardizer, memory, named)
+    columns, reason = (prepared.inputs, prepared.task_reason) if prepared is not None and grid.rank == 0 else ((), "")
+    sizes = train_samples, test_samples, features, outputs
+    return PlacedData(train, test, *sizes, task, standardizer, memory, named, columns, reason)
 
 
-def _prepare(
-    data: Dataset, digest: bytes, generated: bool, standardize: bool, test_fraction: float, seed: int
-) -> _Prepared:
-    train, test = (data.train, data.test) if data.test is not None else split(data.train, test_fraction, seed)
-    standardizer = None
-    if standardize:
-        looked_at: Rows = train
-        enough = max(COPY_ROWS, STATISTICS_NUMBERS // data.features)
-        if generated and train.samples > enough:
-            looked_at = SubsetRows(train, np.arange(enough))
-        standardizer = Standardizer.fit(looked_at)
-        train, test = standardized(train, standardizer), standardized(test, standardizer)
-    return _Prepared(train, test, data.outputs, standardizer, digest)
+def _statistics(train: Rows, generated: bool) -> Standardizer:
+    looked_at = train
+    enough = max(COPY_ROWS, STATISTICS_NUMBERS // train.features)
+    if generated and train.samples > enough:
+        looked_at = SubsetRows(train, np.arange(enough))
+    return Standardizer.fit(looked_at)
+
+
+def _of_first_rank(grid: ProcessGrid, own: Standardizer | None, features: int, targets: int) -> Standardizer:
+    """The standardization of rank 0 on every rank; processors of another kind sum in another order."""
+    table = np.zeros((2, features + targets))
+    if own is not None:
+        arrays = own.to_arrays()
+        for row, kind in zip(table, ("mean", "scale"), strict=True):
+            row[...] = np.concatenate([arrays[name] for name in (f"x_{kind}", f"y_{kind}") if name in arrays])
+    grid.world.broadcast(table)
+    mean, scale = table
+    of_targets = (mean[features:], scale[features:]) if targets else ()
+    return Standardizer(mean[:features], scale[:features], *of_targets)
 
 
 def _digest(data: Dataset) -> bytes:
     """Beginning of the SHA-256 of all samples, as numbers of float64 and labels of int64."""
     sums = hashlib.sha256()
     for rows in (data.train, *(() if data.test is None else (data.test,))):
-        x = np.empty((COPY_ROWS, rows.features))
-        y = np.empty((COPY_ROWS, *rows.targets_shape), np.float64 if rows.targets_shape else np.int64)
-        for start in range(0, rows.samples, COPY_ROWS):
-            n = min(COPY_ROWS, rows.samples - start)
-            rows.take(np.arange(start, start + n), x[:n], y[:n])
-            sums.update(x[:n].tobytes())
-            sums.update(y[:n].tobytes())
+        for x, y in sample_blocks(rows, np.arange(rows.samples), np.float64):
+            sums.update(x.data)
+            sums.update(y.data)
     return sums.digest()[:DIGEST_BYTES]
+
+
+def _named_facts(facts: NDArray[np.int64]) -> dict[str, str]:
+    """Those of `_Prepared`, by name."""
+    names = "training samples", "test samples", "features", "outputs", "regression", "digest of all samples"
+    return {name: f"{fact:x}" if "digest" in name else str(fact) for name, fact in zip(names, facts, strict=True)}
 
 
 def _share(

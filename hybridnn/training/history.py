@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from math import isfinite
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ __all__ = [
     "RunSummary",
     "StageHeader",
     "StepRecord",
+    "best_epoch",
 ]
 
 
@@ -36,7 +38,7 @@ class StepRecord:
         Mean loss over the global minibatch, before the update.
     learning_rate : float
         Rate the update used.
-    samples_per_second, compute_seconds, communication_seconds, bytes_sent
+    samples_per_second, compute_seconds, communication_seconds, bytes_sent, waiting_seconds
         As in `EpochRecord`, for the steps since the record before, or since the epoch began.
     """
 
@@ -48,6 +50,7 @@ class StepRecord:
     compute_seconds: float
     communication_seconds: float
     bytes_sent: int
+    waiting_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,9 @@ class EpochRecord:
         Rank 0's share of the epoch's training time outside and inside communication calls.
     bytes_sent : int
         Bytes that all ranks sent during the epoch's training, counted by the rule in ``comm/accounting.py``.
+    waiting_seconds : float
+        The part of `communication_seconds` that rank 0 spent waiting for messages of other stages and at barriers: in a
+        pipeline its bubble. 0 in histories of versions that did not measure it.
     """
 
     step: int
@@ -79,6 +85,12 @@ class EpochRecord:
     compute_seconds: float
     communication_seconds: float
     bytes_sent: int
+    waiting_seconds: float = 0.0
+
+    @property
+    def metric(self) -> float | None:
+        """Test accuracy or R², whichever the task has."""
+        return self.test_accuracy if self.test_accuracy is not None else self.test_r2
 
     @classmethod
     def of(
@@ -87,6 +99,12 @@ class EpochRecord:
         """Put together what was measured in an epoch."""
         measured = (None, None, None) if test is None else (test.loss, test.accuracy, test.r2)
         return cls(step, epoch, train_loss, learning_rate, *measured, **asdict(speed))
+
+
+def best_epoch(epochs: Sequence[EpochRecord]) -> EpochRecord | None:
+    """The first epoch with the highest test accuracy or R²; None where none was evaluated."""
+    measured = [record for record in epochs if record.metric is not None and isfinite(record.metric)]
+    return max(measured, key=lambda record: record.metric or 0.0, default=None)
 
 
 @dataclass(frozen=True)
@@ -204,6 +222,10 @@ class RunHeader:
         The reason.
     wire : str or None
         How gradients travel between nodes, in words; None where nothing is said of it.
+    task : str
+        What is learned from a user's file, and what of the file decided it; empty for a named data set.
+    threads_why : str
+        What settled the BLAS threads per rank.
     """
 
     ranks: int
@@ -229,6 +251,8 @@ class RunHeader:
     transport: str | None = None
     transport_why: str = ""
     wire: str | None = None
+    task: str = ""
+    threads_why: str = ""
 
 
 @dataclass(frozen=True)

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import math
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_type_hints
 
-from hybridnn.errors import DataError
+from pydantic import BaseModel, ConfigDict, ValidationError, create_model
+
+from hybridnn.errors import DataError, one_line
+from hybridnn.settings_errors import first_problem
+from hybridnn.small_files import LINE_BYTES, parse_json, read_lines, read_tail, shown_path
 from hybridnn.training.checkpoints.manifest import Progress
 from hybridnn.training.history import EpochRecord, History, StepRecord
 
-__all__ = ["HISTORY", "lines_until", "read_history", "read_sound_history", "run_status"]
+__all__ = ["HISTORY", "HistoryLine", "history_lines", "lines_until", "read_history", "read_sound_history", "run_status"]
 
 HISTORY = "history.jsonl"
 
@@ -24,17 +29,22 @@ RECORDS: Mapping[str, type[Any]] = MappingProxyType({"step": StepRecord, "epoch"
 
 
 def run_status(folder: Path) -> Literal["absent", "unfinished", "finished"]:
-    """Whether `folder` holds no run, one that did not end well (or still runs), or one that did."""
-    try:
-        lines = (folder / HISTORY).read_bytes().splitlines()
-    except FileNotFoundError:
+    """Whether `folder` holds no run, one that did not end well (or still runs), or one that did.
+
+    Raises
+    ------
+    DataError
+        If there is a history that cannot be read.
+    """
+    if not os.path.lexists(folder / HISTORY):
         return "absent"
-    return "finished" if lines and lines[-1].startswith(b'{"kind": "end"') else "unfinished"
+    *_, last, cut = [b"", *read_tail(folder / HISTORY).split(b"\n")]
+    return "finished" if not cut and last.startswith(b'{"kind": "end"') else "unfinished"
 
 
 def lines_until(path: Path, progress: Progress) -> list[str]:
     """The lines of a history up to a moment: steps up to it, and epochs that had ended; none after a damaged line."""
-    return [line.text for line in _lines(path) if not line.problem and _is_until(line.values, progress)]
+    return [line.text for line in history_lines(path) if not line.problem and _is_until(line.values, progress)]
 
 
 def _is_until(values: dict[str, Any], progress: Progress) -> bool:
@@ -74,48 +84,79 @@ def read_sound_history(folder: Path) -> tuple[History, str]:
         If there is no history.
     """
     history, damage = History(), ""
-    for line in _lines(folder / HISTORY):
+    for line in history_lines(folder / HISTORY):
         damage = line.problem
-        if line.values.get("kind") == "step":
-            history.steps.append(line.record(StepRecord))
-        elif line.values.get("kind") == "epoch":
-            history.epochs.append(line.record(EpochRecord))
+        if isinstance(line.record, StepRecord):
+            history.steps.append(line.record)
+        elif isinstance(line.record, EpochRecord):
+            history.epochs.append(line.record)
     return history, damage
 
 
 @dataclass(frozen=True)
-class _Line:
-    """One line, or at the end of what can be read the problem with it."""
+class HistoryLine:
+    """One line, or at the end of what can be read the problem with it.
+
+    Attributes
+    ----------
+    text : str
+        With its end.
+    values : dict
+        Its ``kind`` is text.
+    record : StepRecord, EpochRecord or None
+        None for lines of other kinds.
+    problem : str
+        What is wrong with the line, with its place; then the other attributes are empty.
+    """
 
     text: str
     values: dict[str, Any]
+    record: StepRecord | EpochRecord | None = None
     problem: str = ""
 
-    def record(self, kind: type[Record]) -> Record:
-        required = {field.name for field in fields(kind) if field.type == "float"}
-        known = {key: value for key, value in self.values.items() if key != "kind"}
-        complete: dict[str, Any] = {
-            key: math.nan if value is None and key in required else value for key, value in known.items()
-        }
-        return kind(**complete)
 
+def history_lines(path: Path) -> Iterator[HistoryLine]:
+    """The lines up to the first that is damaged; one that was cut off when the run ended is left out.
 
-def _lines(path: Path) -> Iterator[_Line]:
-    """The lines up to the first that is not a record; one that was cut off when the run ended is left out."""
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}") from error
-    for number, raw in enumerate(content.splitlines(keepends=True), 1):
-        if not raw.endswith(b"\n"):
+    Raises
+    ------
+    DataError
+        If there is no history, or it cannot be read.
+    """
+    for number, raw in enumerate(read_lines(path), 1):
+        if not raw.endswith(b"\n") and len(raw) < LINE_BYTES:
             return
         try:
-            line = _Line(raw.decode(), json.loads(raw))
-            if line.values["kind"] in RECORDS:
-                line.record(RECORDS[line.values["kind"]])
-            elif line.values["kind"] == "measured":
-                line.values["epoch"]
+            yield _line_of(raw)
         except (ValueError, TypeError, LookupError, AttributeError) as error:
-            yield _Line("", {}, f"{path}, line {number}: not a record of a run: {error}")
+            reason = first_problem(error) if isinstance(error, ValidationError) else one_line(str(error))
+            yield HistoryLine("", {}, problem=f"{shown_path(path)}, line {number}: not a record of a run: {reason}")
             return
-        yield line
+
+
+def _line_of(raw: bytes) -> HistoryLine:
+    values = parse_json(raw)
+    kind = values["kind"]
+    if not isinstance(kind, str):
+        raise TypeError(f"kind = {kind!r}")
+    if kind == "measured" and not isinstance(values["epoch"], int):
+        raise TypeError(f"epoch = {values['epoch']!r}")
+    record = _record(RECORDS[kind], values) if kind in RECORDS else None
+    return HistoryLine(raw.decode(), values, record)
+
+
+def _record(kind: type[Record], values: Mapping[str, Any]) -> Record:
+    required = {field.name for field in fields(kind) if field.type == "float"}
+    given: dict[str, Any] = {
+        key: math.nan if value is None and key in required else value for key, value in values.items()
+    }
+    del given["kind"]
+    _model_of(kind).model_validate(given)  # type: ignore[arg-type]  # a class is hashable
+    return kind(**given)
+
+
+@cache
+def _model_of(kind: Any) -> type[BaseModel]:
+    """A pydantic model with the keys of a record: they must all be there, with the types that were written."""
+    keys: dict[str, Any] = {name: (hint, ...) for name, hint in get_type_hints(kind).items()}
+    return create_model(kind.__name__, __config__=ConfigDict(extra="forbid", strict=True), **keys)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,6 +14,7 @@ from hybridnn.comm.grid import ProcessGrid
 from hybridnn.datasets import ArrayRows, Rows
 from hybridnn.kernels.backend import Array, Kernels
 from hybridnn.training.part import DeviceSamples, Part
+from hybridnn.training.sample_digests import digest_of
 
 __all__ = ["KeptSamples"]
 
@@ -72,7 +72,8 @@ class KeptSamples:
         rows = part.rows
         if rows is None or self._kernels.on_host:
             return part
-        key = rows if rows is given or not isinstance(rows, ArrayRows) else _digest(rows)
+        # An array of the user's may be written to and handed over again, so it is known by what it holds now.
+        key = rows if rows is given or not isinstance(rows, ArrayRows) else digest_of(rows.x, rows.y)
         found = next((kept for kept in self._kept.values() if kept.is_of(key)), None)
         if not self._on_any(found is None):
             assert found is not None
@@ -120,15 +121,6 @@ class KeptSamples:
         flags = np.array([mine], np.int64)
         self._grid.batch_group.allreduce(flags, "max")
         return bool(flags[0])
-
-
-def _digest(rows: ArrayRows) -> bytes:
-    """What an array of the user's holds now: it may be written to, and handed over again."""
-    digest = hashlib.sha256()
-    for array in (rows.x, rows.y):
-        digest.update(f"{array.dtype.str} {array.shape} ".encode())
-        digest.update(array.data)
-    return digest.digest()
 
 
 def _layout_of(samples: DeviceSamples) -> Layout:

@@ -32,7 +32,7 @@ __all__ = [
 def load_data(settings: DataSettings) -> Dataset:
     """Load the data of ``[data]``; generated ones are not generated yet."""
     if settings.file is not None:
-        return load_file(settings.file, settings.targets)
+        return load_file(settings.file, settings.targets, inputs=settings.inputs)
     name, spec = _named(settings)
     return load_dataset(name, variant=settings.features, rows=settings.rows, synthetic=spec)
 
@@ -40,7 +40,7 @@ def load_data(settings: DataSettings) -> Dataset:
 def describe_data(settings: DataSettings) -> DatasetInfo | Dataset:
     """Tell the shape of ``[data]``; only a file of the user's has to be read for it."""
     if settings.file is not None:
-        return load_file(settings.file, settings.targets)
+        return load_file(settings.file, settings.targets, inputs=settings.inputs)
     name, spec = _named(settings)
     return describe_dataset(name, variant=settings.features, rows=settings.rows, synthetic=spec)
 

@@ -26,12 +26,15 @@ class Speed:
         This rank's time outside and inside communication calls.
     bytes_sent : int
         By all ranks, counted by the rule of ``comm/accounting.py``.
+    waiting_seconds : float
+        The part of `communication_seconds` that was spent waiting for messages of other stages and at barriers.
     """
 
     samples_per_second: float
     compute_seconds: float
     communication_seconds: float
     bytes_sent: int
+    waiting_seconds: float
 
 
 class Meter:
@@ -59,5 +62,5 @@ class Meter:
         samples, seconds, spent = self._spans.popleft()
         sent = np.array([spent.bytes_sent], np.int64)
         self._grid.world.allreduce(sent)
-        waited = spent.communication_seconds
-        return Speed(samples / seconds, seconds - waited, waited, int(sent[0]))
+        inside = spent.communication_seconds
+        return Speed(samples / seconds, seconds - inside, inside, int(sent[0]), spent.waiting_seconds)

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from hybridnn.comm.agreement import agree, same_on_all
+from hybridnn.comm.agreement import agree
 from hybridnn.comm.grid import ProcessGrid
 from hybridnn.datasets import ArrayRows, Rows, as_rows
 from hybridnn.errors import DataError
 from hybridnn.kernels.backend import Array
 from hybridnn.nn.mlp import MLP
+from hybridnn.training.sample_digests import require_same_data, row_details, rows_facts
 
 __all__ = ["DeviceSamples", "Part", "as_samples", "holds_validation", "make_part"]
+
+
+OTHER_DISTRIBUTION = "scatter"
+"""That of ranks which do not hold data themselves."""
 
 
 @dataclass(frozen=True)
@@ -73,8 +79,8 @@ def make_part(
     Raises
     ------
     DataError
-        The same on every rank: the data do not fit the model, the ranks hold different numbers of samples, or rank 0
-        holds none.
+        The same on every rank: the data do not fit the model, the ranks do not hold the same, as far as `rows_facts`
+        looks at it (all of it with the grid's `check_collectives`), or rank 0 holds none.
     """
     sent = distribution != "local"
     holds = not sent or grid.rank == 0
@@ -82,8 +88,14 @@ def make_part(
     facts = np.array([0, 0] if rows is None else [rows.samples, not rows.targets_shape], np.int64)
     if sent:
         grid.world.broadcast(facts)
-    elif not same_on_all(grid.world, facts):
-        raise DataError(f"{what}: the ranks hold different numbers of samples or different tasks")
+    elif rows is not None:
+        require_same_data(
+            grid.world,
+            what,
+            partial(rows_facts, rows, dtype, whole=grid.check_collectives),
+            partial(row_details, rows, dtype),
+            f"; with distribution = {OTHER_DISTRIBUTION!r}, rank 0 sends what it holds",
+        )
     samples, classification = int(facts[0]), bool(facts[1])
     return Part(rows if holds else None, samples, "classification" if classification else "regression")
 
@@ -99,8 +111,8 @@ def holds_validation(grid: ProcessGrid, distribution: str, given: bool) -> bool:
     answer = np.array([given], np.int64)
     if distribution != "local":
         grid.world.broadcast(answer)
-    elif not same_on_all(grid.world, answer):
-        raise DataError("test data: some ranks were given validation samples and others none")
+    else:
+        require_same_data(grid.world, "test data", lambda: {"validation samples": "some" if given else "none"})
     return bool(answer[0])
 
 

@@ -26,7 +26,7 @@ from hybridnn.pipeline.partition.stage_partition import (
     check_stages,
     uniform_partition,
 )
-from hybridnn.pipeline.schedules.methods import METHODS, Method, forward_only, make_schedule
+from hybridnn.pipeline.schedules.methods import METHODS, Method, forward_only, make_schedule, too_few_stages
 from hybridnn.pipeline.schedules.schedule import Schedule
 
 __all__ = ["PipelinePlan", "Pipelining", "plan_pipeline", "settle_pipeline"]
@@ -39,7 +39,10 @@ MICROBATCHES_PER_STAGE = 4
 
 @dataclass(frozen=True)
 class Pipelining:
-    """Settings of a pipeline; they mean nothing on a grid of one stage.
+    """Settings of a pipeline.
+
+    On a grid of one stage exact methods all train alike, as one process does, and the other settings mean nothing;
+    asynchronous methods are refused there.
 
     Attributes
     ----------
@@ -146,8 +149,8 @@ def plan_pipeline(
 ) -> PipelinePlan:
     """Settle what `pipelining` leaves open, and refuse what does not go together.
 
-    One stage has nothing to pipeline: minibatches go through whole, whatever the method. ``profile`` partitions are
-    uniform here, as layers have to be timed for them.
+    One stage has nothing to pipeline: minibatches go through whole with any exact method, and others are refused.
+    ``profile`` partitions are uniform here, as layers have to be timed for them.
 
     Raises
     ------
@@ -173,6 +176,8 @@ def plan_pipeline(
     method = METHODS[schedule.method]
     _require_agreement(method, stages, optimizer, clip_norm, distribution)
     _require_layers(len(model.layers), stages, schedule.chunks)
+    if stages == 1 and not method.exact:
+        raise too_few_stages(method.name)
     if stages == 1:
         method, chunks, microbatches = METHODS["sequential"], 1, 1
     plan = PipelinePlan(

@@ -6,7 +6,6 @@ checkpoint, and adds to the history what the lost rank was to write.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from operator import itemgetter
@@ -21,7 +20,7 @@ from hybridnn.comm.mpi import import_mpi
 from hybridnn.training.checkpoints.folder import checkpoint_folders, step_of
 from hybridnn.training.checkpoints.manifest import Progress
 from hybridnn.training.history import EpochRecord, History, MeasuredStep, StepRecord
-from hybridnn.training.history_file import HISTORY
+from hybridnn.training.history_file import HISTORY, history_lines
 from hybridnn.training.json_text import to_json
 from hybridnn.training.run_folder import CHECKPOINTS, KINDS
 from hybridnn.training.underway import Underway
@@ -72,15 +71,14 @@ def complete_history(path: Path, held: History, progress: Progress) -> None:
     Parameters
     ----------
     path : Path
-        The file; its last line may be cut off.
+        The file; its last line may be cut off. What comes after a damaged line is left out.
     held : History
         Every rank has all records, whoever writes them.
     progress : Progress
         The moment.
     """
-    text = path.read_text(encoding="utf-8")
-    complete = text[: text.rfind("\n") + 1]
-    written = {_identity(json.loads(line)) for line in complete.splitlines()}
+    sound = [line for line in history_lines(path) if not line.problem]
+    written = {_identity(line.values) for line in sound}
     ends = {record.epoch: record.step for record in held.epochs if record.epoch < progress.epoch}
     records: list[tuple[int, StepRecord | MeasuredStep | EpochRecord]] = [
         *((record.step, record) for record in held.steps if record.step <= progress.step),
@@ -89,7 +87,7 @@ def complete_history(path: Path, held: History, progress: Progress) -> None:
     ]
     values = [{"kind": KINDS[type(record)], **asdict(record)} for _, record in sorted(records, key=itemgetter(0))]
     added = [to_json(one) + "\n" for one in values if _identity(one) not in written]
-    write_whole(path, complete + "".join(added))
+    write_whole(path, "".join([*(line.text for line in sound), *added]))
 
 
 def _identity(values: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +15,22 @@ from hybridnn.comm.mpi import running_ranks
 from hybridnn.errors import DataError, SettingError
 from hybridnn.pipeline.schedules.methods import METHODS
 from hybridnn.settings_types import Section
+from hybridnn.training.checkpoints.blocks import array_shapes
 from hybridnn.training.checkpoints.folder import checkpoint_folders
-from hybridnn.training.checkpoints.manifest import Origin
+from hybridnn.training.checkpoints.manifest import Manifest, Origin
 from hybridnn.training.checkpoints.origin import origin_of
 from hybridnn.training.checkpoints.reading import Checkpoint, newest_sound
 from hybridnn.training.data_placement import PlacedData
 from hybridnn.training.history import EpochRecord
 from hybridnn.training.history_file import read_history, read_sound_history, run_status
-from hybridnn.training.run_folder import CHECKPOINTS, CONFIG, Start
+from hybridnn.training.run_folder import CHECKPOINTS, CONFIG, Start, read_config
 from hybridnn.training.settings import Settings
 from hybridnn.training.settings_file import load_settings
 from hybridnn.training.trainer import Trainer
 
 __all__ = ["Resumed", "Task", "data_identity", "resume", "what_to_train"]
 
-FREE = frozenset({"evaluate_every", "check_collectives", "checkpoint_every", "keep", "checkpoint_async"})
+FREE = frozenset({"evaluate_every", "check_collectives", "checkpoint_every", "keep", "checkpoint_async", "keep_best"})
 """Keys of ``[training]`` that do not change what is trained."""
 
 FIXED = frozenset({"optimizer.name", "training.dtype", "training.batch_size"})
@@ -107,7 +111,7 @@ def what_to_train(
             raise SettingError("output.folder", settings.output.folder, f"a run goes on in its own folder, {folder}")
         settings = settings.model_copy(update={"output": settings.output.model_copy(update={"folder": str(folder)})})
     if run_status(folder) == "finished" and settings.training.epochs <= len(read_history(folder).epochs):
-        _require_same_training(load_settings(folder / CONFIG), settings, forced=forced)
+        _require_same_training(read_config(folder), settings, forced=forced)
         return None
     if resume == "auto" and not checkpoint_folders(folder / CHECKPOINTS):
         return Task(settings, "again")
@@ -124,8 +128,9 @@ def _settings_of_run(folder: Path, overrides: Sequence[str], ranks: int) -> Sett
     SettingError
         If there is no run, or an override is not allowed.
     """
-    if run_status(folder) == "absent" or not (folder / CONFIG).exists():
+    if run_status(folder) == "absent" or not os.path.lexists(folder / CONFIG):
         raise SettingError("--resume", str(folder), "is not a run folder")
+    read_config(folder)  # which is named if it cannot be used, before anything in it is changed
     place = ["output.folder"]  # the folder may have been moved
     settings = load_settings(folder / CONFIG, overrides, forgotten=place)
     parallel = settings.parallel
@@ -134,6 +139,8 @@ def _settings_of_run(folder: Path, overrides: Sequence[str], ranks: int) -> Sett
         return settings
     given = {text.partition("=")[0].strip() for text in overrides}
     forgotten = [f"parallel.{key}" for key in RESOLVED if f"parallel.{key}" not in given]
+    if "parallel.method" in given and not {"parallel.pipeline", "parallel.stages"} & given and parallel.pipeline == 1:
+        forgotten.append("parallel.pipeline")  # for a method the ranks become stages
     return load_settings(folder / CONFIG, overrides, forgotten=place + forgotten)
 
 
@@ -162,7 +169,7 @@ def _require_same_training(old: Settings, new: Settings, *, forced: bool) -> Non
 
 
 def _differences(old: Settings, new: Settings) -> list[tuple[str, Any, Any]]:
-    free = {f"training.{key}" for key in FREE} | {"data.distribution", "data.file", "model.init_from"}
+    free = {f"training.{key}" for key in FREE} | {"data.distribution", "data.file", "data.inputs", "model.init_from"}
     if new.schedule.name not in RATES_BY_LENGTH:
         free.add("training.epochs")
     before, now = _flat(old), _flat(new)
@@ -187,8 +194,20 @@ def data_identity(settings: Settings, data: PlacedData) -> str:
     return f"{source}: {sizes}, {data.task}" + (f", SHA-256 {data.digest}…" if data.digest else "")
 
 
-def resume(folder: Path, settings: Settings, trainer: Trainer, data: str, *, forced: bool) -> Resumed:
+def resume(folder: Path, settings: Settings, trainer: Trainer, data: str, samples: int, *, forced: bool) -> Resumed:
     """Restore the newest sound checkpoint of the run in `folder`; collective.
+
+    Parameters
+    ----------
+    folder : Path
+    settings : Settings
+    trainer : Trainer
+    data : str
+        Identity of its data.
+    samples : int
+        Training samples of them.
+    forced : bool
+        As for `run_training`.
 
     Raises
     ------
@@ -196,13 +215,15 @@ def resume(folder: Path, settings: Settings, trainer: Trainer, data: str, *, for
         On every rank: there is none, or it is of another training.
     """
     world = trainer.grid.world
-    old = agree(world, lambda: load_settings(folder / CONFIG))
+    old = agree(world, lambda: read_config(folder))
     _require_same_training(old, settings, forced=forced)
-    found, problems = newest_sound(folder / CHECKPOINTS, world)
+    new = origin_of(trainer, data)
+    refusal = partial(_impossible, new=new, trainer=trainer, samples=samples)
+    found, problems = newest_sound(folder / CHECKPOINTS, world, refusal)
     if found is None:
         damaged = "; ".join(problems)
         raise DataError(f"{folder}: no checkpoint to go on from" + (f": {damaged}" if damaged else ""))
-    _require_same_origin(found.manifest.origin, origin_of(trainer, data), forced=forced)
+    _require_same_origin(found.manifest.origin, new, forced=forced)
     progress = found.manifest.progress
     done = progress.epoch - 1
     if settings.training.epochs < done:
@@ -212,6 +233,23 @@ def resume(folder: Path, settings: Settings, trainer: Trainer, data: str, *, for
     if damage:
         problems.append(damage)
     return Resumed(found, problems, [record for record in history.epochs if record.epoch < progress.epoch])
+
+
+def _impossible(manifest: Manifest, new: Origin, trainer: Trainer, samples: int) -> str:
+    """Why no training of this network has written a checkpoint with such a manifest; empty where one may have."""
+    progress, old = manifest.progress, manifest.origin
+    per_epoch = ceil(samples / trainer.batch_size)
+    if progress.minibatches >= per_epoch:
+        return f"progress.minibatches = {progress.minibatches}, of an epoch of {per_epoch}"
+    if progress.samples != progress.minibatches * trainer.batch_size:
+        return f"progress.samples = {progress.samples} in {progress.minibatches} minibatches of {trainer.batch_size}"
+    if set(manifest.weight_versions) != {progress.step}:
+        return f"weight_versions = {sorted(set(manifest.weight_versions))} after {progress.step} steps"
+    if old.model == new.model and manifest.shapes() != array_shapes(trainer.model, manifest.slots):
+        return "the arrays are not those of its network"
+    if old.optimizer == new.optimizer and manifest.slots != trainer.optimizer.slot_names:
+        return "the arrays are not those of its optimizer"
+    return ""
 
 
 def _require_same_origin(old: Origin, new: Origin, *, forced: bool) -> None:

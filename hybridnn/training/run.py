@@ -11,18 +11,17 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from hybridnn.comm.agreement import agree, broadcast_text
-from hybridnn.comm.grid import ProcessGrid
+from hybridnn.comm.grid import ProcessGrid, unarranged
 from hybridnn.comm.recorder import Recorder
-from hybridnn.comm.stalls.processes import processes_of
-from hybridnn.comm.stalls.watch import StallWatch
 from hybridnn.errors import EnvironmentProblem, HybridnnError
 from hybridnn.npz_files import read_npz
 from hybridnn.training.auto_layout import settle_layout
+from hybridnn.training.best_weights import BestWeights
 from hybridnn.training.boundary import StepBoundary, stopped_by_signal
 from hybridnn.training.data_placement import PlacedData, place_data
 from hybridnn.training.device import TrainingDevice, settle_device
 from hybridnn.training.expected_step import expected_step
-from hybridnn.training.history import RunSummary
+from hybridnn.training.history import EpochRecord, RunSummary
 from hybridnn.training.made_of_settings import (
     load_data,
     make_device_options,
@@ -34,6 +33,7 @@ from hybridnn.training.made_of_settings import (
 from hybridnn.training.resume import data_identity, resume
 from hybridnn.training.run_folder import CHECKPOINTS, RunFolder, Start
 from hybridnn.training.run_report import RunReport, RunView, summarize, wire_words
+from hybridnn.training.same_settings import described, require_same_settings
 from hybridnn.training.settings import ParallelSettings, Settings
 from hybridnn.training.stop_signals import StopSignals
 from hybridnn.training.trace_file import write_trace
@@ -43,7 +43,7 @@ from hybridnn.training.underway import Underway, how_to_go_on
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["run_training"]
+__all__ = ["require_same_run", "run_training"]
 
 TRACED_EVENTS = 1 << 16
 """Events of every rank that a trace keeps: the last ones of the run."""
@@ -84,8 +84,9 @@ def run_training(
         For a user's mistake, the same on every rank and before the first step; `NonFiniteLossError` later, and
         `StoppedBySignal` when a signal came and the checkpoint is written.
     """
-    settings = settle_layout(settings)
     underway = underway if underway is not None else Underway()
+    require_same_run(settings, start, forced=forced, comm=underway.comm)
+    settings = settle_layout(settings)
     grid = _grid(settings, underway.comm)
     device = settle_device(make_device_options(settings.device), grid)  # before anything that takes long
     data = place_data(
@@ -110,22 +111,29 @@ def run_training(
     folder = agree(grid.world, lambda: _open_folder(settings, start) if grid.rank == 0 else None)
     path = Path(broadcast_text(grid.world, "" if folder is None else str(folder.path), 0))
     identity = data_identity(settings, data)
-    with StopSignals() as signals, contextlib.ExitStack() as held:
-        held.enter_context(underway.kept_in(path, grid))
+    with StopSignals(announces=grid.rank == 0) as signals, contextlib.ExitStack() as held:
+        underway.folder = path
+        held.callback(trainer.end_watch)
         if folder is not None:
             held.enter_context(folder)
-        resumed = resume(path, settings, trainer, identity, forced=forced) if start == "resume" else None
+        if grid.stall_watch is not None:
+            grid.stall_watch.move_to(path, lambda: how_to_go_on(path))
+        resumed = None
+        if start == "resume":
+            with trainer.busy("reading the checkpoint"):
+                resumed = resume(path, settings, trainer, identity, data.train_samples, forced=forced)
         report = RunReport(settings, trainer, data, view, folder, memory, expected, wire)
         new_writer = partial(trainer.checkpoint_writer, path / CHECKPOINTS, identity, settings.training.keep)
         writer = new_writer()
         agree(grid.world, lambda: report.start(resumed))
-        watch = held.enter_context(_stall_watch(grid, path, settings.output.stall_seconds))
-        boundary = StepBoundary.of(settings.training, trainer, writer, signals, watch.busy)
+        boundary = StepBoundary.of(settings.training, trainer, writer, signals, trainer.busy)
         underway.begin(trainer, boundary, writer, new_writer)
         start_step = trainer.step
         with contextlib.nullcontext() if underway.outlives_losses else _telling_how_to_go_on(path):
-            seconds = _fit(settings, trainer, data, report, boundary, path)
-        with watch.busy("writing the results"):
+            best = BestWeights(trainer, folder, trainer.busy) if settings.training.keep_best else None
+            seconds = _fit(settings, trainer, data, report, boundary, path, best)
+        _write_last_checkpoint(boundary, trainer)
+        with trainer.busy("writing the results"):
             if settings.output.trace:
                 write_trace(None if folder is None else folder.trace_path, grid, trainer.plan.label)
             weights = trainer.weights()
@@ -137,10 +145,34 @@ def run_training(
     return summary
 
 
+def require_same_run(settings: Settings, start: Start, *, forced: bool, comm: MPI.Intracomm | None = None) -> None:
+    """Refuse ranks that were started to train differently; collective, before they are arranged as a grid.
+
+    Raises
+    ------
+    UnequalSettingError
+        On every rank.
+    """
+    asked = settings.model_dump() | {"--resume": start, "--force": forced}
+    require_same_settings(unarranged(comm), lambda: described("", asked))
+
+
 def _fit(
-    settings: Settings, trainer: Trainer, data: PlacedData, report: RunReport, boundary: StepBoundary, path: Path
+    settings: Settings,
+    trainer: Trainer,
+    data: PlacedData,
+    report: RunReport,
+    boundary: StepBoundary,
+    path: Path,
+    best: BestWeights | None,
 ) -> float:
     """Train what is left to train; returns the seconds it took."""
+
+    def epoch(record: EpochRecord) -> None:
+        report.epoch(record)
+        if best is not None:
+            best(record)
+
     start = perf_counter()
     done = trainer.progress.epoch - 1
     if settings.training.epochs > done:
@@ -149,13 +181,22 @@ def _fit(
             epochs=settings.training.epochs - done,
             validation=(data.test, None),
             on_step=report.step,
-            on_epoch=report.epoch,
+            on_epoch=epoch,
             stops=boundary,
         )
     if boundary.stopped_by:
         raise stopped_by_signal(boundary, trainer.step, path)
     boundary.finish()
     return perf_counter() - start
+
+
+def _write_last_checkpoint(boundary: StepBoundary, trainer: Trainer) -> None:
+    """Write the checkpoint from which a run that has ended can be trained on; without it the results still count."""
+    try:
+        boundary.end(trainer.progress)
+    except EnvironmentProblem as error:
+        if trainer.grid.rank == 0:
+            print(f"Warning: {error}; the run has ended well, but cannot be trained on", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
@@ -189,13 +230,6 @@ def _grid(settings: Settings, comm: MPI.Intracomm | None) -> ProcessGrid:
     )
 
 
-def _stall_watch(grid: ProcessGrid, folder: Path, seconds: float) -> StallWatch:
-    processes = processes_of(grid.world)
-    return StallWatch(
-        grid.recorder, folder, grid.rank, grid.size, seconds, processes, advice=lambda: how_to_go_on(folder)
-    )
-
-
 def _resolved(parallel: ParallelSettings, trainer: Trainer) -> ParallelSettings:
     """The grid and the pipeline that run, so that the settings kept beside the results repeat them or refuse."""
     ran: dict[str, Any] = {} if parallel.stages else {"batch": trainer.grid.batch}
@@ -225,6 +259,7 @@ def _trainer(settings: Settings, grid: ProcessGrid, device: TrainingDevice, data
         device=device,
         distribution=settings.data.distribution,
         log_every=settings.output.log_every,
+        stall_seconds=settings.output.stall_seconds,
         evaluate_every=settings.training.evaluate_every,
         pipelining=make_pipelining(settings.parallel),
         initial_weights=None if start_from is None else agree(grid.world, lambda: read_npz(start_from, named)),

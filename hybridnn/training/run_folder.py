@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from datetime import datetime
@@ -18,7 +19,7 @@ from typing import Any, BinaryIO, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridnn.errors import EnvironmentProblem, SettingError
+from hybridnn.errors import DataError, EnvironmentProblem, HybridnnError, SettingError
 from hybridnn.training.checkpoints.folder import checkpoint_folders
 from hybridnn.training.checkpoints.manifest import Progress
 from hybridnn.training.folder_lock import FolderLock
@@ -26,10 +27,10 @@ from hybridnn.training.history import EpochRecord, MeasuredStep, PredictedStep, 
 from hybridnn.training.history_file import HISTORY, lines_until, run_status
 from hybridnn.training.json_text import to_json
 from hybridnn.training.settings import Settings
-from hybridnn.training.settings_file import to_toml
-from hybridnn.whole_files import replace_whole
+from hybridnn.training.settings_file import load_settings, to_toml
+from hybridnn.whole_files import discard_partial, replace_whole
 
-__all__ = ["RunFolder", "Start"]
+__all__ = ["RunFolder", "Start", "read_config"]
 
 Start = Literal["new", "again", "resume"]
 """Whether a run takes a folder without results, begins anew in that of an unfinished run, or goes on with that run."""
@@ -39,6 +40,7 @@ LEARNING_CURVE = "learning_curve.png"
 TRACE = "trace.json"
 STANDARDIZATION = "standardization.npz"
 WEIGHTS = "weights.npz"
+BEST_WEIGHTS = "best-weights.npz"
 CHECKPOINTS = "checkpoints"
 
 KINDS = {StepRecord: "step", EpochRecord: "epoch", PredictedStep: "prediction", MeasuredStep: "measured"}
@@ -85,13 +87,15 @@ class RunFolder:
             folder.mkdir(parents=True, exist_ok=True)
             lock = FolderLock.take(folder)
             run = cls(folder, lock)
+            discard_partial(folder / BEST_WEIGHTS)
             if start != "resume":
                 try:
                     _require_free(folder, again=start == "again")
-                except SettingError:
+                except HybridnnError:
                     lock.release()
                     raise
-                (folder / WEIGHTS).unlink(missing_ok=True)
+                for name in (WEIGHTS, BEST_WEIGHTS):
+                    (folder / name).unlink(missing_ok=True)
                 run._open("w")
             return run
 
@@ -156,6 +160,19 @@ class RunFolder:
         """
         return self._write_arrays(WEIGHTS, arrays)
 
+    def write_best_weights(self, arrays: Mapping[str, NDArray[Any]], record: EpochRecord) -> Path:
+        """Write ``best-weights.npz`` whole or not at all.
+
+        Parameters
+        ----------
+        arrays : mapping
+            As for `write_weights`.
+        record : EpochRecord
+            Of the epoch that made them; the file names its ``epoch``, ``step`` and test ``metric`` beside the arrays.
+        """
+        marks = {"epoch": record.epoch, "step": record.step, "metric": record.metric}
+        return self._write_arrays(BEST_WEIGHTS, {**arrays, **{name: np.array(mark) for name, mark in marks.items()}})
+
     def write_standardization(self, arrays: Mapping[str, NDArray[Any]]) -> Path:
         """Write the shift and scale of the data as ``standardization.npz``, whole or not at all."""
         return self._write_arrays(STANDARDIZATION, arrays)
@@ -204,12 +221,26 @@ class RunFolder:
         return self.path / name
 
 
+def read_config(folder: Path) -> Settings:
+    """The settings of the run in `folder`, as it ran.
+
+    Raises
+    ------
+    DataError
+        If its file cannot be read or holds anything that is not allowed.
+    """
+    try:
+        return load_settings(folder / CONFIG)
+    except SettingError as error:
+        raise DataError(str(error)) from error
+
+
 def _require_free(folder: Path, *, again: bool) -> None:
     """Refuse a folder with results that a new run would overwrite; weights of an unfinished run may be, by `again`."""
     status = run_status(folder)
     if status == "finished":
         raise SettingError("output.folder", str(folder), "already holds a finished run; name another folder")
-    if (folder / WEIGHTS).exists() and not (again and status == "unfinished"):
+    if os.path.lexists(folder / WEIGHTS) and not (again and status == "unfinished"):
         raise SettingError("output.folder", str(folder), f"already holds a {WEIGHTS}; name another folder")
     if checkpoint_folders(folder / CHECKPOINTS):
         advice = f"holds checkpoints of a run that did not end; go on with --resume {folder}, or name another folder"

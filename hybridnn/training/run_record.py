@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
@@ -11,12 +10,12 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from hybridnn.errors import DataError, SettingError
+from hybridnn.errors import DataError
+from hybridnn.small_files import FileError, shown_path
 from hybridnn.training.history import EpochRecord, MeasuredStep, PredictedStep, RunHeader, StageHeader, StepRecord
-from hybridnn.training.history_file import HISTORY, read_history, run_status
-from hybridnn.training.run_folder import CONFIG
+from hybridnn.training.history_file import HISTORY, history_lines, read_history, run_status
+from hybridnn.training.run_folder import read_config
 from hybridnn.training.settings import Settings
-from hybridnn.training.settings_file import load_settings
 
 __all__ = ["RunRecord", "read_run", "require_finished"]
 
@@ -84,14 +83,11 @@ def read_run(folder: Path) -> RunRecord:
         If `folder` holds no run, one that did not end well, or damaged or incomplete files.
     """
     require_finished(folder)
-    try:
-        settings = load_settings(folder / CONFIG)
-    except SettingError as error:
-        raise DataError(f"{folder / CONFIG}: {error}") from error
+    settings = read_config(folder)
     history = read_history(folder)
     lines: dict[str, list[dict[str, Any]]] = {}
-    for line in (folder / HISTORY).read_text(encoding="utf-8").splitlines():
-        values = json.loads(line)
+    for line in history_lines(folder / HISTORY):
+        values = dict(line.values)
         lines.setdefault(values.pop("kind"), []).append(values)
     if "header" not in lines or not history.epochs:
         raise DataError(f"{folder / HISTORY}: has no {'epoch' if 'header' in lines else 'header'}")
@@ -119,12 +115,9 @@ def require_finished(folder: Path) -> None:
     DataError
         Saying which of the two it is.
     """
-    try:
-        status = run_status(folder)
-    except OSError:  # a file in place of the folder
-        status = "absent"
+    status = run_status(folder)
     if status == "absent":
-        raise DataError(f"{folder} is not a run folder: it has no readable {HISTORY}")
+        raise DataError(f"{shown_path(folder)} is not a run folder: it has no readable {HISTORY}")
     if status == "unfinished":
         raise DataError(f"{folder}: the run did not end well, or is still running")
 
@@ -139,9 +132,9 @@ def _from(folder: Path, make: Callable[[dict[str, Any]], Made], values: dict[str
         first = error.errors()[0]
         name = ".".join(map(str, first["loc"]))
         reason = f"{name} = {first['input']!r}: {first['msg']}"
-        raise DataError(f"{folder / HISTORY}: not written by this version of hybridnn: {reason}") from error
+        raise FileError(folder / HISTORY, f"not written by this version of hybridnn: {reason}") from error
     except (TypeError, ValueError, LookupError) as error:
-        raise DataError(f"{folder / HISTORY}: not written by this version of hybridnn: {error}") from error
+        raise FileError(folder / HISTORY, f"not written by this version of hybridnn: {error}") from error
 
 
 def _require_possible(run: RunRecord) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from dataclasses import astuple, dataclass
 from pathlib import Path
@@ -72,7 +73,7 @@ class RunReport:
             self.folder.begin(header)
         else:
             self.folder.go_on(header, progress, resumed.checkpoint.path.name)
-        self.folder.write_config(self.settings)
+        self.folder.write_config(_found_from_anywhere(self.settings, self.data.inputs))
         if self.data.standardizer is not None:  # checkpoints need it too
             self.folder.write_standardization(self.data.standardizer.to_arrays())
         if self.expected is not None:
@@ -138,7 +139,8 @@ def _header(
             for stage, (batch, model) in enumerate(grid.stages)
         ),
         nodes=grid.nodes,
-        threads_per_rank=trainer.threads,
+        threads_per_rank=trainer.threads.count,
+        threads_why=trainer.threads.why,
         data=settings.data.name or str(settings.data.file),
         train_samples=data.train_samples,
         test_samples=data.test_samples,
@@ -151,6 +153,7 @@ def _header(
         transport=trainer.device.transport,
         transport_why=trainer.device.transport_why,
         wire=wire,
+        task=data.task_reason,
         versions={
             "hybridnn": __version__,
             "Python": platform.python_version(),
@@ -160,6 +163,16 @@ def _header(
         },
         folder=str(folder),
     )
+
+
+def _found_from_anywhere(settings: Settings, inputs: tuple[str, ...]) -> Settings:
+    """Settings that name the same files from any folder, and the input columns by which a table is read."""
+    data, model = settings.data, settings.model
+    if data.file is not None:
+        data = data.model_copy(update={"file": os.path.abspath(data.file), "inputs": inputs})
+    if model.init_from is not None:
+        model = model.model_copy(update={"init_from": os.path.abspath(model.init_from)})
+    return settings.model_copy(update={"data": data, "model": model})
 
 
 def wire_words(wire_dtype: str, *, rounds: bool) -> str | None:

@@ -65,6 +65,9 @@ class DataSettings(Section):
         A ``.npz`` or ``.csv`` file.
     targets : tuple of str
         The target columns of a ``.csv`` file.
+    inputs : tuple of str
+        The input columns of a ``.csv`` file, in order; without any, all that are no targets. A run keeps their names
+        in its ``config.toml``.
     features : str
         ``"paper"`` takes the columns that the papers used instead of all.
     rows : int or None
@@ -80,6 +83,7 @@ class DataSettings(Section):
     name: Text | None = None
     file: Text | None = None
     targets: Texts = ()
+    inputs: Texts = ()
     features: Literal["all", "paper"] = "all"
     rows: Count | None = None
     standardize: bool = True
@@ -89,7 +93,7 @@ class DataSettings(Section):
 
     def foreign_keys(self) -> frozenset[str]:
         """``[data.synthetic]`` for data that is not generated, catalogue keys for a file and the reverse."""
-        other = {"features", "rows"} if self.file is not None else {"targets"}
+        other = {"features", "rows"} if self.file is not None else {"targets", "inputs"}
         return frozenset(other if self.name == "synthetic" else {*other, "synthetic"})
 
     @model_validator(mode="before")
@@ -134,6 +138,8 @@ class TrainingSettings(Section):
         Checkpoints that are kept, the newest ones.
     checkpoint_async : bool
         Copy the arrays and write them beside the training.
+    keep_best : bool
+        Write the weights of every evaluated epoch that is better than those before.
     """
 
     epochs: Count = 10
@@ -147,6 +153,7 @@ class TrainingSettings(Section):
     checkpoint_every: Interval | None = None
     keep: Count = 3
     checkpoint_async: bool = True
+    keep_best: bool = True
 
 
 class OutputSettings(Section):

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from hybridnn.errors import SettingError
+from hybridnn.small_files import FileError, parse_toml, read_toml, shown_path
 from hybridnn.training.settings import Settings, settings_from
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 __all__ = ["load_settings", "to_toml"]
 
@@ -45,10 +40,17 @@ def load_settings(path: Path | None, overrides: Sequence[str] = (), *, forgotten
     """
     values = {} if path is None else _read(path)
     for section, key in (name.split(".") for name in forgotten):
-        values.get(section, {}).pop(key, None)
+        if isinstance(table := values.get(section), dict):
+            table.pop(key, None)
     for text in overrides:
         _apply(values, text)
-    return settings_from(values)
+    try:
+        return settings_from(values)
+    except SettingError as error:
+        given = {text.partition("=")[0].strip() for text in overrides}
+        if path is None or error.setting in given:
+            raise
+        raise error.in_file(shown_path(path)) from None
 
 
 def to_toml(settings: Settings) -> str:
@@ -77,11 +79,9 @@ def _plain(value: Any) -> Any:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise SettingError("settings file", str(path), f"cannot be read: {error.strerror}") from error
-    except ValueError as error:  # TOML syntax, with line and column, or bytes that are not UTF-8
-        raise SettingError("settings file", str(path), f"is not valid TOML: {error}") from error
+        return read_toml(path)
+    except FileError as error:
+        raise SettingError("settings file", str(path), error.reason) from error
 
 
 def _apply(values: dict[str, Any], text: str) -> None:
@@ -101,6 +101,6 @@ def _apply(values: dict[str, Any], text: str) -> None:
 
 def _value(text: str) -> Any:
     try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        return parse_toml(f"value = {text}")["value"]
+    except ValueError:
         return float(text) if SHORT_FLOAT.fullmatch(text) else text

@@ -8,11 +8,11 @@ from pydantic import BeforeValidator, PlainValidator, model_validator
 
 from hybridnn.errors import SettingError
 from hybridnn.pipeline.partition.stage_partition import PARTITIONS
-from hybridnn.pipeline.schedules.methods import find_method
+from hybridnn.pipeline.schedules.methods import find_method, too_few_stages
 from hybridnn.settings_errors import refused
 from hybridnn.settings_types import Count, Section, list_as_tuple
 
-__all__ = ["ParallelSettings", "StageSettings"]
+__all__ = ["ParallelSettings", "StageSettings", "with_stages"]
 
 PIPELINE_KEYS = frozenset({"method", "microbatches", "chunks", "partition", "vertical_sync", "weight_grad"})
 
@@ -56,7 +56,8 @@ class ParallelSettings(Section):
         Batch and model ranks of every stage, where stages differ in width; then without `pipeline`, `batch` and
         `model`.
     method, microbatches, chunks, partition, vertical_sync, weight_grad
-        As for `Pipelining`; they mean nothing in a pipeline of one stage.
+        As for `Pipelining`; the last five mean nothing in a pipeline of one stage. A method that is set without
+        `pipeline` makes all ranks that `batch` and `model` leave stages: see `with_stages`.
     overlap : bool or "auto"
         As for `Trainer`.
     shared_replicas : bool or "auto"
@@ -96,3 +97,31 @@ class ParallelSettings(Section):
             value: Any = getattr(self, given[0])
             raise refused(given[0], value, "does not belong to stages, which says how many ranks each stage has")
         return self
+
+
+def with_stages(parallel: ParallelSettings, ranks: int) -> ParallelSettings:
+    """Settle the number of stages where a method is set and the number is not: all ranks that the other axes leave.
+
+    Parameters
+    ----------
+    parallel : ParallelSettings
+    ranks : int
+        Of the job.
+
+    Returns
+    -------
+    ParallelSettings
+        The same where it needs no settling.
+
+    Raises
+    ------
+    SettingError
+        If one stage is left, and the method is not ``sequential``, which is what one stage does.
+    """
+    given = parallel.model_fields_set
+    if "method" not in given or "pipeline" in given or parallel.stages or parallel.auto:
+        return parallel
+    stages = max(1, ranks // ((parallel.batch or 1) * parallel.model))
+    if stages == 1 and parallel.method != "sequential":
+        raise too_few_stages(parallel.method)
+    return parallel.model_copy(update={"pipeline": stages})

@@ -1,8 +1,9 @@
-"""Signals that ask a run to stop: it finishes its step, writes a checkpoint and leaves.
+"""Signals that stop a run of the command line: it finishes its step, writes a checkpoint and leaves.
 
 SIGUSR1 is what a batch script has Slurm send before the time limit (``--signal``), SIGTERM what ``scancel`` and
-preemption send. A second signal ends the process at once, but for one so soon after the first that a launcher must have
-sent it twice.
+preemption send, SIGINT what Ctrl-C sends. `Trainer.fit` installs no handlers: there Ctrl-C raises
+``KeyboardInterrupt`` as in any Python program. A second signal ends the process at once, but for one so soon after the
+first that a launcher must have sent it twice.
 """
 
 from __future__ import annotations
@@ -16,16 +17,27 @@ from typing import Any
 
 __all__ = ["SIGNALS", "StopSignals"]
 
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+
+INTERRUPTED = b"\ninterrupted: a checkpoint is written at the next step boundary; Ctrl-C again ends the run at once\n"
 
 TWICE_SECONDS = 1.0
 """Within which a signal that comes again is the same."""
 
 
 class StopSignals:
-    """Notes the signals of `SIGNALS` while the context is open; in other threads than the main one it does nothing."""
+    """Notes the signals of `SIGNALS` while the context is open; in other threads than the main one it does nothing.
 
-    def __init__(self) -> None:
+    An interrupt that this process ignores, as shells start their background commands, stays ignored.
+
+    Parameters
+    ----------
+    announces : bool
+        Print on standard error, once, that an interrupt was received.
+    """
+
+    def __init__(self, *, announces: bool = False) -> None:
+        self._announces = announces
         self._received = 0
         self._when = 0.0
         self._before: dict[int, Any] = {}
@@ -38,7 +50,8 @@ class StopSignals:
     def __enter__(self) -> StopSignals:
         """Take over the signals."""
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._note) for number in SIGNALS}
+            ignored = {signal.SIGINT} if signal.getsignal(signal.SIGINT) is signal.SIG_IGN else set()
+            self._before = {number: signal.signal(number, self._note) for number in SIGNALS if number not in ignored}
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
@@ -52,3 +65,5 @@ class StopSignals:
             os.kill(os.getpid(), number)
         if not self._received:
             self._received, self._when = number, monotonic()
+            if self._announces and number == signal.SIGINT:
+                os.write(2, INTERRUPTED)  # the signal may have come in the middle of a print

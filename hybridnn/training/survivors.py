@@ -114,6 +114,7 @@ def train_on_survivors(settings: Settings, view_of: ViewOf, start: Start = "new"
             run.run_training(settings, view, start=start, forced=forced)
         return Ended()
     ranks = Survivors.of_job()
+    run.require_same_run(settings, start, forced=forced)
     settings = settle_layout(settings)
     tries = _Tries(settings, view_of, ranks, start, forced=forced)
     while (ended := tries.train()) is None:

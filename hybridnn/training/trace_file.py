@@ -7,12 +7,13 @@ are whole nanoseconds, written as microseconds from the first event.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from math import inf, isfinite
 from pathlib import Path
 from time import perf_counter
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from hybridnn.comm.recorder import Event
 from hybridnn.errors import DataError
 from hybridnn.pipeline.schedules.instructions import Instruction
 from hybridnn.pipeline.tracing.recorded import Lane, Trace, count_updates, number_minibatches, places_of
+from hybridnn.small_files import FileError, read_json
 from hybridnn.training.run_folder import TRACE
 from hybridnn.whole_files import write_whole
 
@@ -30,6 +32,15 @@ if TYPE_CHECKING:
     from hybridnn.comm.recorder import Recorder
 
 __all__ = ["read_trace", "write_trace"]
+
+TRACE_BYTES = 1 << 30
+"""Most bytes of a trace: some 80 ranks with all events they keep, and minutes of parsing."""
+
+MOST_RANKS = 1 << 16
+"""Of a trace; each has at least a line that names it."""
+
+MOST_MICROSECONDS = 2**53
+"""Of a time in a trace: centuries."""
 
 KINDS = ("compute", "communication", "phase")
 INSTRUCTIONS: Mapping[str, type[Instruction]] = MappingProxyType(
@@ -106,29 +117,27 @@ def read_trace(path: Path) -> Trace:
     DataError
         If there is no trace, or the file is damaged or of another program.
     """
-    file = path / TRACE if path.is_dir() else path
+    is_folder = os.path.isdir(path)
+    file = path / TRACE if is_folder else path
     try:
-        text = file.read_bytes()
-    except FileNotFoundError:
-        if path.is_dir():
+        content = read_json(file, TRACE_BYTES)
+    except FileError as error:
+        if error.is_missing and is_folder:
             raise DataError(f"{path}: holds no {TRACE}; train with --set output.trace=true") from None
-        raise DataError(f"{path}: there is no such run folder or trace") from None
-    except OSError as error:
-        raise DataError(f"{file}: cannot be read: {error.strerror}") from error
+        if error.is_missing:
+            raise DataError(f"{path}: there is no such run folder or trace") from None
+        raise
     try:
-        content = json.loads(text, parse_constant=_refuse_constant)
         about = content["otherData"]
         stages = tuple((_count(batch), _count(model)) for batch, model in about["stages"])
         return Trace(
             str(about["method"]),
             stages,
             tuple(_lanes(content["traceEvents"], stages)),
-            round(about["complete_since_us"] * 1000) / 1e9,
+            _whole_nanoseconds(about["complete_since_us"]) / 1e9,
         )
-    except json.JSONDecodeError as error:
-        raise DataError(f"{file}: not a whole JSON file: {error}") from error
-    except (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError) as error:
-        raise DataError(f"{file}: not a trace of hybridnn: {type(error).__name__} {error}") from error
+    except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
+        raise FileError(file, f"not a trace of hybridnn: {type(error).__name__} {error}") from error
 
 
 # -- writing ---------------------------------------------------------------------------------------------------------
@@ -210,15 +219,12 @@ def _gather(grid: ProcessGrid, text: bytes) -> list[bytes] | None:
 # -- reading ---------------------------------------------------------------------------------------------------------
 
 
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a number of JSON")
-
-
 def _lanes(events: Sequence[Any], stages: Sequence[tuple[int, int]]) -> Iterator[Lane]:
     """Lane of every rank."""
+    ranks = sum(batch * model for batch, model in stages)
+    if not 1 <= ranks <= MOST_RANKS:
+        raise ValueError(f"{ranks} ranks")
     places = places_of(stages)
-    if not places:
-        raise ValueError("no stages")
     found: list[list[Event]] = [[] for _ in places]
     for event in events:
         if event["ph"] == "X":
@@ -231,8 +237,8 @@ def _event(values: Mapping[str, Any]) -> Event:
     kind, args = values["cat"], values["args"]
     if kind not in KINDS:
         raise ValueError(f"{kind!r} events")
-    start = _count(round(values["ts"] * 1000), 0)
-    stop = start + _count(round(values["dur"] * 1000), 0)
+    start = _whole_nanoseconds(values["ts"])
+    stop = start + _whole_nanoseconds(values["dur"])
     about: object = None
     if kind == "phase":
         about = _count(args["epoch"], 0)
@@ -241,6 +247,12 @@ def _event(values: Mapping[str, Any]) -> Event:
         about = INSTRUCTIONS[args["instruction"]](*numbers)
     axis, sent = str(args.get("axis", "")), _count(args.get("bytes", 0), 0)
     return Event(kind, str(values["name"]), axis, start / 1e9, stop / 1e9, sent, about)
+
+
+def _whole_nanoseconds(microseconds: object) -> int:
+    if not isinstance(microseconds, int | float) or not 0 <= microseconds < MOST_MICROSECONDS:
+        raise ValueError(f"{microseconds!r} where a time belongs")
+    return round(microseconds * 1000)
 
 
 def _count(value: object, least: int = 1) -> int:

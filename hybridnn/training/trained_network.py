@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridnn.comm.agreement import agree, same_on_all
+from hybridnn.comm.agreement import agree
 from hybridnn.comm.grid import ProcessGrid
-from hybridnn.errors import DataError
 from hybridnn.nn.losses import resolve_loss
 from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import Optimizer
-from hybridnn.nn.parameters import check_weights
+from hybridnn.nn.parameters import check_weights, parameter_shapes
 from hybridnn.parallel.replica import OwnReplica
 from hybridnn.training.engine import Engine
 from hybridnn.training.metrics import Metrics
 from hybridnn.training.part import Part, as_samples, holds_validation, make_part
+from hybridnn.training.sample_digests import array_facts, require_same_data
 from hybridnn.training.stage_memory import StageMemory, memory_of_stages
 
 __all__ = ["TrainedNetwork"]
@@ -70,11 +71,10 @@ class TrainedNetwork:
         Raises
         ------
         DataError
-            On every rank: `x` does not fit the model, or the ranks were given different numbers of samples.
+            On every rank: `x` does not fit the model, or the ranks were given different samples.
         """
         samples = agree(self.grid.world, lambda: as_samples(x, self.model.sizes[0]))
-        if not same_on_all(self.grid.world, np.array([len(samples)], np.int64)):
-            raise DataError(f"samples: the ranks were given different numbers of them, this one {len(samples)}")
+        self._require_same_arrays("predict", {"samples": samples})
         return self._engine.predict(samples)
 
     def weights(self) -> dict[str, Array]:
@@ -94,9 +94,10 @@ class TrainedNetwork:
         Raises
         ------
         DataError
-            On every rank: an array is missing, or is not what the model needs.
+            On every rank: an array is missing, is not what the model needs, or not the same on all ranks.
         """
         agree(self.grid.world, lambda: check_weights(self.model, weights, "initial weights"))
+        self._require_same_arrays("initial weights", {name: weights[name] for name in parameter_shapes(self.model)})
         self._engine.arrays.load(weights)
 
     def gradient_norm(self) -> float:
@@ -140,6 +141,10 @@ class TrainedNetwork:
     def rounds_gradients(self) -> bool:
         """Whether some batch group has ranks on several nodes, between which gradients may be rounded; collective."""
         return bool(self._largest(self.grid.batch_spans_nodes))
+
+    def _require_same_arrays(self, what: str, arrays: Mapping[str, Array]) -> None:
+        facts = partial(array_facts, arrays, self._engine.dtype, whole=self.grid.check_collectives)
+        require_same_data(self.grid.world, what, facts)
 
     def _largest(self, number: int) -> int:
         found = np.array([number], np.int64)

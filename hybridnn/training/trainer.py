@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from hybridnn.checks import require_whole
+from hybridnn.checks import require_number, require_whole
 from hybridnn.comm.grid import ProcessGrid
 from hybridnn.comm.threads import limit_blas_threads
 from hybridnn.nn.learning_rates import Constant, LearningRateSchedule
@@ -27,9 +28,10 @@ from hybridnn.training.make_engine import make_engine
 from hybridnn.training.overlap import overlaps
 from hybridnn.training.part import Part
 from hybridnn.training.pipelining import Pipelining, settle_pipeline
+from hybridnn.training.same_settings import require_same_rates, require_same_settings, software
 from hybridnn.training.sampling import epoch_order, minibatches
 from hybridnn.training.trained_network import Array, TrainedNetwork
-from hybridnn.training.trainer_settings import check_trainer_settings, require_same_settings
+from hybridnn.training.trainer_settings import check_trainer_settings, trainer_facts
 
 __all__ = ["Trainer"]
 
@@ -79,6 +81,10 @@ class Trainer(TrainedNetwork):
         How a grid with several pipeline stages trains; ``1f1b`` with its defaults unless given.
     initial_weights : mapping, optional
         Global arrays ``layers.<i>.weight`` and ``.bias`` to start from.
+    stall_seconds : float
+        End the job, and name the rank that did not arrive and the line of the script where it is, when a rank waits for
+        others and no rank has finished anything for so long; 0 waits for ever. Longer work of one rank, while the
+        others wait for it, is announced by `busy`.
 
     Raises
     ------
@@ -120,31 +126,37 @@ class Trainer(TrainedNetwork):
         evaluate_every: int = 1,
         pipelining: Pipelining | None = None,
         initial_weights: Mapping[str, Array] | None = None,
+        stall_seconds: float = 60.0,
     ) -> None:
-        check_trainer_settings(
-            batch_size=batch_size,
-            log_every=log_every,
-            evaluate_every=evaluate_every,
-            seed=seed,
-            dtype=dtype,
-            clip_norm=clip_norm,
-            model_split=model_split,
-            overlap=overlap,
-            shared_replicas=shared_replicas,
-            wire_dtype=wire_dtype,
-            distribution=distribution,
-        )
         optimizer = optimizer if optimizer is not None else SGD()
         grid = grid if grid is not None else ProcessGrid()
-        self.threads, self.batch_size = limit_blas_threads(grid), int(batch_size)
-        self.schedule: LearningRateSchedule = schedule if schedule is not None else Constant()
+        require_number("output.stall_seconds", stall_seconds, 0, float("inf"), "a finite number, 0 or more")
+        self._end_watch = None if grid.stall_watch is None else grid.stall_watch.begin(self, stall_seconds)
+        schedule = schedule if schedule is not None else Constant()
+        pipelining = pipelining or Pipelining()
+        numbers: dict[str, Any] = {
+            "batch_size": batch_size,
+            "log_every": log_every,
+            "evaluate_every": evaluate_every,
+            "seed": seed,
+            "dtype": dtype,
+            "clip_norm": clip_norm,
+            "model_split": model_split,
+            "overlap": overlap,
+            "shared_replicas": shared_replicas,
+            "wire_dtype": wire_dtype,
+            "distribution": distribution,
+        }
+        others = {"shuffle": shuffle, "initial_weights": initial_weights is not None, "device": device}
+        parts = {"model": model, "optimizer": optimizer, "schedule": schedule, "pipelining": pipelining}
+        require_same_settings(grid.world, lambda: software(grid.node_group) | trainer_facts(parts | numbers | others))
+        check_trainer_settings(**numbers)  # after it, so that a wrong one is found by all ranks or by none
+        self.batch_size = int(batch_size)
+        self.threads = limit_blas_threads(grid, _largest_product(model, self.batch_size, grid))
+        self.schedule: LearningRateSchedule = schedule
         self.seed, self.shuffle, self.model_split = seed, shuffle, model_split
         self.log_every, self.evaluate_every = log_every, evaluate_every
         self.history, self.progress = History(), Progress()
-        pipelining = pipelining or Pipelining()
-        counts = self.batch_size, seed, log_every, evaluate_every, shuffle, clip_norm
-        ways = model_split, overlap, shared_replicas, wire_dtype, device, distribution, pipelining
-        require_same_settings(grid, model, counts, np.dtype(dtype), *ways)
         self.device = settle_device(device, grid)
         self._settled_device = self.device is not device
         self.overlap = overlaps(overlap, spans_nodes=grid.spans_nodes, on_host=self.device.kernels.on_host)
@@ -225,6 +237,7 @@ class Trainer(TrainedNetwork):
             are then those before that step, or, with an asynchronous pipeline method, those at the end of its epoch;
             on a GPU they are later ones, as a loss is looked at when it is logged, and at the end of the epoch.
         """
+        require_same_settings(self.grid.world, lambda: self._fit_facts(epochs, stops))
         require_whole("training.epochs", epochs, 1)
         train, test = self._parts(x, y, validation)
         per_epoch = ceil(train.samples / self.batch_size)
@@ -245,6 +258,14 @@ class Trainer(TrainedNetwork):
                 break
         return self.history
 
+    def _fit_facts(self, epochs: int, stops: Callable[[Reached], bool] | None) -> dict[str, str]:
+        """What must be the same on all ranks to train on; a script may have changed the attributes."""
+        names = "optimizer", "schedule", "batch_size", "seed", "shuffle", "log_every", "evaluate_every"
+        now: dict[str, Any] = {name: getattr(self, name) for name in names}
+        return trainer_facts(
+            now | {"epochs": epochs, "epoch": self.progress.epoch, "step": self.step, "stops": stops is not None}
+        )
+
     def _train_epoch(
         self,
         train: Part,
@@ -260,6 +281,7 @@ class Trainer(TrainedNetwork):
         batches = list(minibatches(order, self.batch_size))[before.minibatches :]
         steps = range(self.step, self.step + len(batches))
         rates = [self.optimizer.lr * self.schedule.factor(step, per_epoch, updates) for step in steps]
+        require_same_rates(self.grid.world, steps, rates)
         asked = stops if self.plan.exact else None  # with other methods the pipeline is not empty between steps
 
         def logged(record: StepRecord) -> None:
@@ -279,10 +301,32 @@ class Trainer(TrainedNetwork):
         return EpochRecord.of(self.step, before.epoch, loss, rates[-1], metrics, done.speed)
 
     def free(self) -> None:
-        """As `TrainedNetwork.free`; ends NCCL's connections too, unless the device was settled by somebody else."""
+        """As `TrainedNetwork.free`; ends NCCL's connections too, unless the device was settled by somebody else.
+
+        From then on it is not noticed if ranks stand still.
+        """
         super().free()
+        self.end_watch()
         if self._settled_device:
             self.grid.disconnect()
+
+    def end_watch(self) -> None:
+        """Leave it unnoticed from now on if ranks stand still."""
+        if self._end_watch is not None:
+            self._end_watch()
+
+    def busy(self, what: str, at_most: float | None = None) -> AbstractContextManager[None]:
+        """Announce long work of this rank, such as ``"plotting"``, during which others may wait without a stall.
+
+        Parameters
+        ----------
+        what : str
+            What the rank is busy with; shown where the job stands still nevertheless.
+        at_most : float, optional
+            Seconds after which it counts as a stall; ten times `stall_seconds` by default.
+        """
+        watch = self.grid.stall_watch
+        return nullcontext() if watch is None else watch.busy(what, at_most)
 
     def checkpoint_writer(
         self, folder: Path, data: str, keep: int = 3, *, grid: ProcessGrid | None = None
@@ -313,3 +357,9 @@ class Trainer(TrainedNetwork):
         """
         self._engine.restore(lambda: checkpoint.read_into(self._engine.stages, self._engine.states))
         self.progress = checkpoint.manifest.progress
+
+
+def _largest_product(model: MLP, batch_size: int, grid: ProcessGrid) -> int:
+    """Multiply-adds of this rank's largest matrix product."""
+    weights = max(layer.inputs * layer.outputs for layer in model.layers)
+    return weights * -(-batch_size // grid.batch) // grid.model

@@ -2,21 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 from numpy.typing import DTypeLike
 
 from hybridnn.checks import require_choice, require_number, require_whole
-from hybridnn.comm.agreement import same_text_on_all
-from hybridnn.comm.grid import ProcessGrid
 from hybridnn.errors import SettingError
 from hybridnn.kernels.sixteen_bits import WORD_FORMATS
+from hybridnn.nn.learning_rates import Constant, Cosine, Step, WarmupLinear
 from hybridnn.parallel.distribution import DISTRIBUTIONS
 from hybridnn.parallel.layer_split import MODEL_SPLITS
+from hybridnn.training.device import DeviceOptions
+from hybridnn.training.same_settings import described
 
-__all__ = ["WIRE_DTYPES", "check_trainer_settings", "require_same_settings"]
+__all__ = ["WIRE_DTYPES", "check_trainer_settings", "trainer_facts"]
 
 WIRE_DTYPES = ("same", *WORD_FORMATS)
+
+SETTING_OF = {
+    "pipelining": "parallel",
+    "model_split": "parallel.model_split",
+    "overlap": "parallel.overlap",
+    "shared_replicas": "parallel.shared_replicas",
+    "wire_dtype": "parallel.wire_dtype",
+    "distribution": "data.distribution",
+    "log_every": "output.log_every",
+} | {
+    name: f"training.{name}"
+    for name in ("batch_size", "evaluate_every", "seed", "dtype", "clip_norm", "shuffle", "epochs")
+}
+"""What a parameter of `Trainer`, or of its `fit`, is called in the settings of a run, where that is another name."""
+
+COMPARED_SCHEDULES = Constant, Cosine, Step, WarmupLinear
+"""Learning-rate schedules that are the same where their attributes are; others are compared by their rates alone."""
 
 
 def check_trainer_settings(
@@ -55,13 +75,30 @@ def check_trainer_settings(
     require_choice("data.distribution", distribution, DISTRIBUTIONS)
 
 
-def require_same_settings(grid: ProcessGrid, *settings: Any) -> None:
-    """Refuse settings that are not written alike on all ranks; collective.
+def trainer_facts(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Values of settings by dotted name, to compare them between ranks; equal settings have equal texts.
 
-    Raises
-    ------
-    SettingError
-        On every rank.
+    Parameters
+    ----------
+    settings : mapping
+        Parameters of `Trainer` and of its `fit` by name, allowed or not.
     """
-    if not same_text_on_all(grid.world, repr(settings)):
-        raise SettingError("settings of this rank", settings, "the same on every rank")
+    facts: dict[str, str] = {}
+    for key, value in settings.items():
+        name = SETTING_OF.get(key, key)
+        if key == "schedule" and not isinstance(value, COMPARED_SCHEDULES):
+            facts[name] = type(value).__qualname__
+        elif key == "dtype":
+            facts[name] = _dtype_name(value)
+        else:
+            facts |= described(name, DeviceOptions(value) if key == "device" and isinstance(value, str) else value)
+        if key == "optimizer":
+            facts |= described("optimizer.lr", value.lr)
+    return facts
+
+
+def _dtype_name(dtype: DTypeLike) -> str:
+    try:
+        return np.dtype(dtype).name
+    except TypeError:  # refused later, on all ranks alike
+        return repr(dtype)

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from hybridnn.comm.grid import ProcessGrid
-from hybridnn.comm.peer_watch import PeerWatch
 from hybridnn.training.checkpoints.folder import checkpoint_folders
 from hybridnn.training.run_folder import CHECKPOINTS
 
@@ -55,13 +51,6 @@ class Underway:
     writer: CheckpointWriter | None = None
     new_writer: Callable[..., CheckpointWriter] | None = None
     on_begin: Callable[[], None] | None = None
-
-    def kept_in(self, folder: Path, grid: ProcessGrid) -> AbstractContextManager[Any]:
-        """Note the run's folder; returns what is to be entered while the run needs all its ranks."""
-        self.folder = folder
-        if self.outlives_losses:
-            return contextlib.nullcontext()
-        return PeerWatch(grid.node_group, lambda: how_to_go_on(folder))
 
     @property
     def progress(self) -> Progress | None:

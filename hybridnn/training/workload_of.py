@@ -17,6 +17,7 @@ from hybridnn.training.made_of_settings import describe_data, make_model, make_o
 from hybridnn.training.overlap import overlaps
 from hybridnn.training.pipelining import PipelinePlan, plan_pipeline
 from hybridnn.training.settings import DataSettings, OptimizerSettings, Settings
+from hybridnn.training.settings_parallel import with_stages
 
 __all__ = ["layout_from_settings", "layout_of_plan", "wire_of", "workload_from_settings", "workload_of_run"]
 
@@ -74,7 +75,7 @@ def layout_from_settings(settings: Settings, ranks: int, model: MLP, machine: Ma
     SettingError, GridError
         As the trainer would.
     """
-    parallel = settings.parallel
+    parallel = with_stages(settings.parallel, ranks)
     if parallel.stages:
         stages = resolve_stages(ranks, [(stage.batch, stage.model) for stage in parallel.stages])
     else:

@@ -15,6 +15,7 @@ import pytest
 
 from hybridnn.doctor.last_words import LastWords
 from mpi_runner.launch import JobResult, job_environment
+from mpi_runner.slowness import patience
 
 Run = Callable[..., tuple[int, str, str]]
 RunMpi = Callable[..., JobResult]
@@ -36,7 +37,7 @@ def stops(*arguments):
 
 if os.environ["OMPI_COMM_WORLD_RANK" if "OMPI_COMM_WORLD_RANK" in os.environ else "PMI_RANK"] == sys.argv[1]:
     probes.time_all_reduce = {"raises": raises, "stops": stops}[sys.argv[2]]
-main(["doctor", "--format", "json", "--limit", "1"])
+main(["doctor", "--format", "json", "--limit", sys.argv[3]])
 """
 
 
@@ -45,7 +46,13 @@ def doctor(cwd: Path, *arguments: str, program: str = "", **changes: str) -> sub
     command = [sys.executable, "-c", program, *arguments] if program else [*DOCTOR, *arguments]
     environment = job_environment(changes | {"HYBRIDNN_CACHE": str(cwd / "cache")})
     return subprocess.run(
-        command, env=environment, cwd=cwd, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL
+        command,
+        env=environment,
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=patience(60),
+        stdin=subprocess.DEVNULL,
     )
 
 
@@ -144,19 +151,23 @@ import os, time
 from hybridnn.cli.main import main
 from hybridnn.comm import roll_call
 from hybridnn.doctor import examine
-examine.START_SECONDS = 1
+examine.START_SECONDS = {patience(1)}
 
 def fail():
     raise RuntimeError("no such network")
 
-roll_call.start_mpi = {{"hangs": lambda: time.sleep(60), "dies": lambda: os._exit(16), "raises": fail}}[{how!r}]
+roll_call.start_mpi = {{"hangs": lambda: time.sleep(3600), "dies": lambda: os._exit(16), "raises": fail}}[{how!r}]
 main()
 """
     done = doctor(tmp_path, "doctor", "--format", "json", program=program)
     assert done.returncode == {"hangs": -9, "dies": 16, "raises": 1}[how]
     found = by_name(done.stdout)
     assert set(found) >= ALWAYS  # what was known before is not lost
-    said = {"hangs": "did not start within 1 s", "dies": "ended this process", "raises": "no such network"}[how]
+    said = {
+        "hangs": f"did not start within {patience(1):g} s",
+        "dies": "ended this process",
+        "raises": "no such network",
+    }[how]
     assert found["launch"][0]["verdict"] == "failure"
     assert said in found["launch"][0]["what"]
 
@@ -169,7 +180,8 @@ def test_last_words_are_not_said_when_all_is_well(capfd: pytest.CaptureFixture[s
 
 @pytest.mark.parametrize(("rank", "how"), [("1", "raises"), ("1", "stops"), ("0", "stops")])
 def test_a_rank_that_fails_or_stops_in_a_try(run_mpi: RunMpi, tmp_path: Path, rank: str, how: str) -> None:
-    result = run_mpi(3, [sys.executable, "-c", BROKEN, rank, how], timeout=50, cwd=tmp_path)
+    limit = f"{patience(1):g}"
+    result = run_mpi(3, [sys.executable, "-c", BROKEN, rank, how, limit], timeout=50, cwd=tmp_path)
     assert not result.timed_out
     assert result.returncode == 1
     assert "Traceback" not in result.stderr
@@ -179,9 +191,9 @@ def test_a_rank_that_fails_or_stops_in_a_try(run_mpi: RunMpi, tmp_path: Path, ra
     found = by_name(result.stdout[result.stdout.index("{") : result.stdout.rindex("}") + 1])
     trouble = {finding["what"]: finding["ranks"] for finding in found["all-reduce"]}
     assert found["common folder"][0]["verdict"] == "ok"
-    assert "did not end within 1 s" in trouble
+    assert f"did not end within {limit} s" in trouble
     if how == "raises":
-        assert trouble["did not end within 1 s"] == [0, 2]
+        assert trouble[f"did not end within {limit} s"] == [0, 2]
         assert trouble["the check itself failed: KeyError: 'an odd thing'"] == [1]
     else:
         assert found["ranks"][0]["what"].startswith("rank 1 sent no report")

@@ -99,7 +99,7 @@ def test_any_number_of_ranks(run_hybridnn: Run, tmp_path: Path) -> None:
         (["run", "--data", "absent.csv"], "Error: data.file = 'absent.csv': no such file\n"),
         (["run", "--data", "x.csv"], "Error: data.targets = []: a .csv file needs"),
         (["run", "--data", "synthetic"], "Error: synthetic is for regression; run was trained for classification\n"),
-        (["run", "--data", "other.npz"], "Error: y_train is float64: classification needs integer labels\n"),
+        (["run", "--data", "other.npz"], "Error: other.npz: y_train is float64: classification needs integer labels\n"),
         (["run", "--checkpoint", "step-00000001"], "--checkpoint = 'step-00000001': not in run/checkpoints"),
         (["run", "--batch", "2"], "Error: the process grid batch 2 x model 1 does not fit 1 rank"),
         (["run", "--part", "some"], "--part"),

@@ -104,3 +104,16 @@ def test_mistakes_are_one_line_and_exit_code_two(
     assert (code, out) == (2, "")
     assert message in err
     assert err.count("\n") == 1
+
+
+def test_speed_up_above_the_ideal_is_a_warning(run_hybridnn: Run, tmp_path: Path) -> None:
+    write_run(tmp_path / "one", seconds=[7.9], threads=2)
+    write_run(tmp_path / "two", ranks=2, seconds=[1.0])
+    code, out, _ = run_hybridnn("report", "one", "two")
+    assert code == 0
+    assert "warning: 2 ranks, 2x1: efficiency 395%, more than ranks alone can give; perhaps " in out
+    assert "warning: the runs differ in BLAS threads per rank (1, 2): speed-ups compare different numbers" in out
+    code, out, _ = run_hybridnn("report", "one", "two", "--format", "json")
+    (group,) = json.loads(out)["groups"]
+    assert len(group["warnings"]) == 2
+    assert [run["threads_per_rank"] for run in group["runs"]] == [2, 1]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 
 from hybridnn.cli.train_view import TrainView
+from hybridnn.training.checkpoints.draft import Draft
 from hybridnn.training.folder_lock import FolderLock
 from hybridnn.training.history import StepRecord
 from hybridnn.training.run_folder import RunFolder
@@ -29,7 +31,14 @@ SMALL = (
     "output.log_every=1",
 )
 STEPS_PER_EPOCH, STEPS = 8, 24
-SPEEDS = ("samples_per_second", "compute_seconds", "communication_seconds", "seconds_per_step", "instructions")
+SPEEDS = (
+    "samples_per_second",
+    "compute_seconds",
+    "communication_seconds",
+    "waiting_seconds",
+    "seconds_per_step",
+    "instructions",
+)
 
 
 @pytest.fixture
@@ -52,6 +61,14 @@ def signal_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
     return arm
 
 
+@pytest.fixture(autouse=True)
+def _foreground() -> Iterator[None]:
+    """Restore Python's own handler of SIGINT, which a process that a script starts in the background does not have."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def records(folder: str) -> list[dict[str, Any]]:
     """Steps and epochs of a run without what is never twice the same."""
     lines = [json.loads(line) for line in (Path(folder) / "history.jsonl").read_text().splitlines()]
@@ -69,16 +86,16 @@ def assert_same_run(folder: str, other: str) -> None:
             np.testing.assert_array_equal(found[name], expected[name], err_msg=name)
 
 
-@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
+@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGUSR1, 75), (signal.SIGTERM, 75), (signal.SIGINT, 130)])
 @pytest.mark.parametrize("step", [3, STEPS_PER_EPOCH, STEPS - 1])
 def test_signal_leaves_a_checkpoint_to_go_on_from(
-    run_hybridnn: Run, signal_at: Callable[[int, int], None], step: int, number: signal.Signals
+    run_hybridnn: Run, signal_at: Callable[[int, int], None], step: int, number: signal.Signals, exit_code: int
 ) -> None:
     assert run_hybridnn(*TRAIN, *SMALL, "--out", "whole")[0] == 0
     signal_at(step, number)
     before = signal.getsignal(number)
     code, _, said = run_hybridnn(*TRAIN, *SMALL, "--out", "run")
-    assert code == 75
+    assert code == exit_code
     assert said.endswith(
         f"stopped by {number.name} after step {step}; wrote run/checkpoints/step-{step:08d}; "
         "go on with: hybridnn train --resume run\n"
@@ -158,6 +175,87 @@ def test_auto_begins_goes_on_and_leaves_what_has_ended(
     assert run_hybridnn(*TRAIN, *SMALL, "--epochs", "5", "--out", "longer")[0] == 0
     assert run_hybridnn("train", "--resume", "run", "--epochs", "5", "-q")[0] == 0
     assert_same_run("run", "longer")
+
+
+FLOAT64 = ("--set", "training.dtype=float64")
+OPTIMIZERS = (("--optimizer", "sgd", "--set", "optimizer.momentum=0.9"), ("--optimizer", "adam"))
+
+
+def assert_close_weights(folder: str, other: str) -> None:
+    with np.load(Path(folder) / "weights.npz") as found, np.load(Path(other) / "weights.npz") as expected:
+        for name in expected.files:
+            np.testing.assert_allclose(found[name], expected[name], rtol=1e-10, atol=1e-10, err_msg=name)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_finished_run_is_trained_on(run_hybridnn: Run, optimizer: tuple[str, ...]) -> None:
+    assert run_hybridnn(*TRAIN, *SMALL, *FLOAT64, *optimizer, "--epochs", "40", "--out", "whole")[0] == 0
+    assert run_hybridnn(*TRAIN, *SMALL, *FLOAT64, *optimizer, "--epochs", "20", "--out", "run")[0] == 0
+    assert os.listdir("run/checkpoints") == ["step-00000160"]
+    code, said, _ = run_hybridnn("train", "--resume", "run", "--epochs", "40")
+    assert code == 0
+    assert "goes on from step-00000160: step 160, in epoch 21 after 0 minibatches" in said
+    assert_close_weights("run", "whole")
+    assert records("run") == records("whole")
+    assert sorted(os.listdir("run/checkpoints")) == ["step-00000160", "step-00000320"]
+    assert run_hybridnn("report", "run")[0] == 0
+    assert "run/weights.npz, step 320" in run_hybridnn("evaluate", "run")[1]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.mpi(ranks=[2])
+def test_a_finished_run_is_trained_on_by_a_grid(run_on_ranks: Run) -> None:
+    few = ("--set", "data.synthetic.samples=50", "--set", "data.synthetic.test_samples=20")
+    grid = ("--pipeline", "2", "--method", "gpipe")
+    options = (*TRAIN, *few, *FLOAT64, "--set", "training.keep_best=false")
+    for number, optimizer in enumerate(OPTIMIZERS):
+        whole, parts = f"whole-{number}", f"run-{number}"
+        assert run_on_ranks(*options, *optimizer, *grid, "--epochs", "40", "--out", whole)[0] == 0
+        assert run_on_ranks(*options, *optimizer, "--epochs", "20", "--out", parts)[0] == 0
+        assert run_on_ranks("train", "--resume", parts, "-q", *grid, "--epochs", "40")[0] == 0
+        assert_close_weights(parts, whole)
+
+
+def test_a_finished_run_without_more_epochs_changes_nothing(run_hybridnn: Run) -> None:
+    every = ("--set", "training.checkpoint_every=5", "--set", "training.keep=2")
+    assert run_hybridnn(*TRAIN, *SMALL, *every, "--out", "run")[0] == 0
+    assert sorted(os.listdir("run/checkpoints")) == ["step-00000020", "step-00000024"]
+    before = {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()}
+    for options in (("--resume", "run"), ("--resume", "auto", "--out", "run", *SMALL, *TRAIN[1:], *every)):
+        code, said, _ = run_hybridnn("train", *options)
+        assert (code, said) == (0, "run: the run has ended, nothing is left to do\n")
+        assert {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()} == before
+
+
+def test_a_rate_that_depends_on_the_epochs_is_another_training(run_hybridnn: Run) -> None:
+    cosine = ("--set", "schedule.name=cosine")
+    assert run_hybridnn(*TRAIN, *SMALL, *cosine, "--out", "run")[0] == 0
+    code, _, said = run_hybridnn("train", "--resume", "run", "--epochs", "6", "-q")
+    assert code == 2
+    assert said == "Error: training.epochs = 6: the run to resume has 3; --force trains on with the new value\n"
+    assert run_hybridnn("train", "--resume", "run", "--epochs", "6", "-q", "--force")[0] == 0
+
+
+def test_a_run_that_ends_by_an_error_leaves_no_empty_folder(run_hybridnn: Run) -> None:
+    assert run_hybridnn(*TRAIN, *SMALL, "--lr", "1e9", "--out", "run")[0] == 1
+    assert not Path("run/checkpoints").exists()
+
+
+def test_a_disk_without_room_for_the_last_checkpoint_keeps_the_results(
+    run_hybridnn: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(draft: Draft) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Draft, "require_space", full)
+    code, _, said = run_hybridnn(*TRAIN, *SMALL, "--out", "run")
+    assert code == 0
+    assert said == (
+        "Warning: checkpoint run/checkpoints/step-00000024 cannot be written: No space left on device; "
+        "the run has ended well, but cannot be trained on\n"
+    )
+    assert not Path("run/checkpoints").exists()
+    assert "run/weights.npz, step 24" in run_hybridnn("evaluate", "run")[1]
 
 
 @pytest.fixture

@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 
+from hybridnn.cost.machine.machine_file import write_machine
+from reference.machines import make_machine
+
 Run = Callable[..., tuple[int, str, str]]
 
 SETTINGS = """\
@@ -85,22 +88,48 @@ def test_pictures(simulate: Run, tmp_path: Path) -> None:
 
 def test_curves(simulate: Run) -> None:
     curve = facts(simulate, "--ranks", "512", "--curve", "strong")
-    assert [point["ranks"] for point in curve["points"]] == [1, 2, 4, 8, 16, 32, 64, 128]
+    assert [point["ranks"] for point in curve["points"]] == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
     assert {point["batch_size"] for point in curve["points"]} == {256}
-    assert curve["left_out_ranks"] == [256, 512]
+    code, out, _ = simulate("--ranks", "512", *MACHINE, "--curve", "strong")
+    assert code == 0
+    # Four microbatches of 64 samples, for 64 batch ranks at 128 ranks and more at more.
+    assert "more batch ranks than samples of a microbatch, so that some have none: 256, 512 ranks" in out
+    assert "-0.0%" not in out
     code, out, _ = simulate("--ranks", "16", *MACHINE, "--curve", "weak")
     assert code == 0
     assert "weak scaling" in out
     assert "2048" in out  # the minibatch of eight replicas
 
 
+def test_what_training_accepts_is_simulated(simulate: Run, tmp_path: Path) -> None:
+    """More ranks than the machine has, and more batch ranks than samples."""
+    write_machine(make_machine(ranks_per_node=2), tmp_path / "two.toml")
+    code, out, error = simulate("--ranks", "4", "--machine", "two.toml")
+    assert (code, error) == (0, "")
+    assert "The machine is made for 2 ranks: more of them take turns." in out
+    code, out, error = simulate("--ranks", "1024", *MACHINE)
+    assert (code, error) == (0, "")
+    assert "more batch ranks than samples of a microbatch, so that some have none: 1024 ranks" in out
+
+
+def test_an_efficiency_above_100_percent_is_explained(simulate: Run, tmp_path: Path) -> None:
+    """Weights that one rank's cache does not hold, and two ranks' caches do."""
+    machine = make_machine()
+    forward = machine.compute[0].forward.model_copy(update={"uncached_weight_seconds": 1e-6})
+    slow = machine.compute[0].model_copy(update={"forward": forward, "cache_bytes": 64 * 64 * 3.0})
+    write_machine(machine.model_copy(update={"compute": (slow,)}), tmp_path / "cache.toml")
+    options = ("--machine", "cache.toml", "--set", "model.hidden=[64,64]", "--curve", "strong")
+    flat = ("--set", "parallel.pipeline=1", "--set", "parallel.method=1f1b", "--set", "parallel.model=2")
+    code, out, error = simulate("--ranks", "2", *options, *flat)
+    assert (code, error) == (0, "")
+    assert "above 100%: what one rank reads and writes in a step does not fit its cache" in out
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--ranks", "7"], "does not fit 7 ranks"),
-        (["--ranks", "262144"], "ranks = 262144: at most 131072"),
         (["--ranks", "256", "--set", "parallel.model=128"], "32"),
-        (["--ranks", "1024"], "at least 2048 samples for 4 microbatches on 512 batch ranks"),
         (["--ranks", "8", "--jitter", "-0.1"], "jitter"),
         (["--ranks", "8", "--jitter", "nan"], "jitter"),
         (["--ranks", "8", "--slow", "8:2"], "slow = 8: a rank from 0 to 7"),

@@ -57,7 +57,9 @@ def test_the_table_and_the_verdict(run_hybridnn: Run, stood_still: Path) -> None
         f"2        {'nothing: outside of communication':{len(call)}}  7.2 s  forward 3      slow.py:12 in on_step",
         "",
         f"Everything the ranks told: {stood_still}/stall/rank-*.json; this account again: hybridnn stall {stood_still}",
-        "Where work is meant to take longer, set output.stall_seconds higher, or to 0 for no watch.",
+        "Where work of one rank is meant to take longer: announce it in a script, "
+        '`with trainer.busy("plotting"): ...`,',
+        "or set stall_seconds (output.stall_seconds in a settings file) higher, or to 0 for no watch.",
     ]
 
 
@@ -110,7 +112,7 @@ def test_a_folder_without_a_run_is_refused(run_hybridnn: Run, folder: str) -> No
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (lambda text: text[:100], "Invalid JSON"),
+        (lambda text: text[:100], "EOF while parsing"),
         (lambda text: text.replace('"idle_seconds": 60.0', '"idle_seconds": "long"'), "idle_seconds: "),
         (lambda text: "{}", "rank: Field required"),
     ],
@@ -134,5 +136,5 @@ def test_hundreds_of_ranks_take_a_few_lines(run_hybridnn: Run, tmp_path: Path) -
     states[7] = replace(asleep(7), size=300)
     code, out, _ = run_hybridnn("stall", str(write(tmp_path / "big", *states)))
     assert code == 0
-    assert len(out.splitlines()) == 9
+    assert len(out.splitlines()) == 10
     assert "\n0-6, 8-299  allreduce 3 of group world (ranks 0-299)" in out

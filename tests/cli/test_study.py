@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from hybridnn.study.study_folder import StudyFolder
 from hybridnn.training.history_file import run_status
 from hybridnn.training.run_record import read_run
 from mpi_runner.launch import JobResult, find_mpirun, job_environment
+from mpi_runner.slowness import patience
 from reference.finished_runs import write_run
 
 Run = Callable[..., tuple[int, str, str]]
@@ -34,7 +36,7 @@ def _hybridnn(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]
     """Run the command in a process of its own, as MPI may already be loaded in this one."""
     command = [sys.executable, "-m", "hybridnn", *arguments]
     return subprocess.run(
-        command, cwd=folder, env=job_environment(), capture_output=True, text=True, timeout=100, check=False
+        command, cwd=folder, env=job_environment(), capture_output=True, text=True, timeout=patience(100), check=False
     )
 
 
@@ -81,10 +83,11 @@ def test_dry_run_lists_cells_commands_and_what_is_skipped(run_hybridnn: Run, tmp
         "study", "run", "tiny.toml", "--launcher", "env -u {ranks}", "--out", "out", "--dry-run"
     )
     assert code == 0
-    assert "   0  waiting   ranks-1_grid-1x1\n" in out
-    assert "   1  waiting   ranks-2_grid-2x1\n" in out
+    assert "   0  interrupted  ranks-1_grid-1x1\n" in out
+    assert "   1  never run    ranks-2_grid-2x1\n" in out
     settings = "out/cells/ranks-2_grid-2x1/settings.toml"
-    assert f"env -u 2 {sys.executable} -m hybridnn train {settings} --set" in out
+    threads = " ".join(f"{name}_NUM_THREADS=1" for name in ("OPENBLAS", "MKL", "BLIS", "OMP"))
+    assert f"env -u 2 env {threads} {sys.executable} -m hybridnn train {settings} --set" in out
     assert "      skipped   ranks-2_grid-1x1\n" in out
     assert out.endswith("2 cells, 2 skipped, in out\n")
     assert not (tmp_path / "out" / "study.json").exists()
@@ -94,7 +97,7 @@ def test_cells_can_be_run_by_number(run_hybridnn: Run, tmp_path: Path) -> None:
     (tmp_path / "tiny.toml").write_text(STUDY)
     code, out, _ = run_hybridnn("study", "run", "tiny.toml", "--cell", "1", "--launcher", "env {ranks}", "--dry-run")
     assert code == 0
-    assert out.startswith("   1  waiting   ranks-2\n")
+    assert out.startswith("   1  never run    ranks-2\n")
     assert out.endswith("1 cells, 0 skipped, in runs/studies/tiny\n")
 
 
@@ -119,8 +122,9 @@ def test_submit_prints_the_jobs_or_submits_them(
     code, out, _ = run_hybridnn(*submit, "--dry-run")
     assert code == 0
     assert out.startswith("#!/usr/bin/env bash\n")
-    assert "--array=0 --ntasks=1 --partition=p --time=5 --account=a --exclusive runs/studies/tiny/slurm/1/study" in out
-    assert "--array=1 --ntasks=2 --partition=p" in out
+    named = "--cpus-per-task=1 --partition=p --time=5 --account=a --exclusive runs/studies/tiny/slurm/1/study"
+    assert f"--array=0 --ntasks=1 {named}" in out
+    assert "--array=1 --ntasks=2 --cpus-per-task=1 --partition=p" in out
     assert "--dependency=afterany:JOB:JOB " in out
     assert not (tmp_path / "runs").exists()
 
@@ -136,6 +140,16 @@ def test_submit_prints_the_jobs_or_submits_them(
     assert out == (
         "job 7: 1 cell on 1 rank\njob 7: 1 cell on 2 ranks\njob 7: the report, when they have ended\n"
         "script and output in runs/studies/tiny/slurm/1\n"
+    )
+
+    (tmp_path / "squeue").write_text("#!/bin/sh\necho 7_0\necho 7_1\n")
+    (tmp_path / "squeue").chmod(0o755)
+    record = tmp_path / "runs" / "studies" / "tiny" / "slurm" / "1" / "jobs.json"
+    record.write_text(json.dumps({"arrays": [{"job": 7, "cells": {"0": "ranks-1", "1": "ranks-2"}}]}))
+    code, out, _ = run_hybridnn(*submit)
+    assert (code, out) == (
+        0,
+        "all 2 cells are finished or queued: nothing to submit\njob 7: 2 cells of an earlier submission\n",
     )
 
 
@@ -192,6 +206,28 @@ def test_text_report_names_what_is_missing(run_hybridnn: Run, tmp_path: Path) ->
     (tmp_path / "s" / "study.json").write_text(json.dumps(about))
     code, out, _ = run_hybridnn("study", "report", "s", "--out", "elsewhere")
     assert code == 0
-    assert "1 of 2 cells are not finished:\n  b\n" in out
+    assert "1 of 2 cells are not finished: 1 never run\n  never run    b\n" in out
     assert "elsewhere/index.html\n" in out
     assert (tmp_path / "elsewhere" / "tables.md").is_file()
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_report_of_cells_that_did_not_end_well_is_exit_code_one(run_hybridnn: Run, tmp_path: Path, form: str) -> None:
+    write_run(tmp_path / "s" / "cells" / "a", seconds=[9.0])
+    write_run(tmp_path / "s" / "cells" / "b", seconds=[1.0], ranks=4)
+    folder = StudyFolder(tmp_path / "s")
+    folder.cell("c").mkdir()
+    folder.fail("c", "timed out", "ended after the limit of 3 s: it printed no error")
+    cells = [{"id": name, "ranks": ranks, "values": {"ranks": ranks}} for name, ranks in (("a", 1), ("b", 4), ("c", 8))]
+    about = {"name": "s", "description": "", "reduced": False, "cells": cells}
+    (tmp_path / "s" / "study.json").write_text(json.dumps(about))
+    code, out, _ = run_hybridnn("study", "report", "s", "--format", form)
+    assert code == 1
+    reason = "ended after the limit of 3 s: it printed no error"
+    if form == "text":
+        assert "warning: ranks 4: efficiency 225%, more than" in out
+        assert f"1 of 3 cells are not finished: 1 timed out\n  timed out    c: {reason}\n" in out
+    else:
+        facts = json.loads(out)
+        assert facts["unfinished"] == [{"id": "c", "status": "timed out", "reason": reason}]
+        assert [warning[:24] for warning in facts["warnings"]] == ["ranks 4: efficiency 225%"]

@@ -226,7 +226,7 @@ def test_files_of_every_format_by_their_names(run: Run) -> None:
     [
         (["nowhere"], "nowhere: there is no such run folder or trace"),
         (["empty"], "empty: holds no trace.json; train with --set output.trace=true"),
-        (["damaged.json"], "damaged.json: not a whole JSON file"),
+        (["damaged.json"], "damaged.json: is not valid JSON"),
         (["other.json"], "other.json: not a trace of hybridnn"),
         (["idle.json"], "idle.json: the trace holds nothing of an epoch"),
         (["bare.json"], "bare.json: the trace holds no minibatch of epoch 4"),

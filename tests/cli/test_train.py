@@ -19,9 +19,11 @@ from hybridnn.cli.main import main
 from hybridnn.cli.output import terminal_width
 from hybridnn.cli.train_tables import MOST_ROWS, Totals, epoch_table
 from hybridnn.cli.train_view import TrainView
+from hybridnn.comm.threads import USER_VARIABLES
 from hybridnn.training.history import EpochRecord, RunHeader, RunSummary, StageHeader, StepRecord
 from hybridnn.training.history_file import read_history, run_status
 from hybridnn.training.settings import Settings
+from mpi_runner.slowness import patience
 
 if TYPE_CHECKING:
     from mpi_runner.launch import JobResult
@@ -37,6 +39,7 @@ HEADER = RunHeader(
     stages=(StageHeader(0, 2, 2, (0, 1), 1000, 500, 0, 2000, 3000),),
     nodes=1,
     threads_per_rank=1,
+    threads_why="small products",
     data="digits",
     train_samples=1438,
     test_samples=359,
@@ -80,7 +83,11 @@ def test_text_shows_header_epochs_and_summary(capsys: pytest.CaptureFixture[str]
     _play(TrainView(), [_epoch(1, 0.75), _epoch(2, 0.625)])
     text = capsys.readouterr().out
     header, _, rest = text.partition("\n\n")
-    for fact in ("4 on 1 node, 1 thread per rank", "2 x 2 (batch x model)", "64-256-10, 19,210 parameters, float32"):
+    for fact in (
+        "4 on 1 node, 1 thread per rank (small products)",
+        "2 x 2 (batch x model)",
+        "64-256-10, 19,210 parameters, float32",
+    ):
         assert fact in header
     assert "runs/[odd] name" in header
     assert "epoch   1  train loss 1  test loss 1.1  test accuracy 0.7500  1,000 samples/s" in rest
@@ -88,6 +95,33 @@ def test_text_shows_header_epochs_and_summary(capsys: pytest.CaptureFixture[str]
     assert "75% compute, 25% communication" in rest
     assert "3.0 MB by all ranks" in rest
     assert "\x1b" not in text
+
+
+def test_waits_of_a_pipeline_are_its_bubble(capsys: pytest.CaptureFixture[str]) -> None:
+    epochs = [
+        _epoch(1, compute_seconds=1.0, communication_seconds=3.0, waiting_seconds=2.5),
+        _epoch(2, compute_seconds=1.0, communication_seconds=5.0, waiting_seconds=4.0),
+    ]
+    for header, shown in (
+        (replace(HEADER, pipeline=4, method="sequential"), "20% compute, 15% communication, 65% bubble (rank 0)"),
+        (HEADER, "20% compute, 80% communication (rank 0)"),
+    ):
+        view = TrainView(quiet=True)
+        view.on_header(header)
+        view.on_end(RunSummary("run", epochs, 12.5, "test accuracy", 0.5, 30))
+        out = capsys.readouterr().out
+        assert f"time           {shown}" in out
+        titles, rows = out.splitlines()[1:3], [line.split() for line in out.splitlines() if line.startswith("     ")]
+        if header.pipeline > 1:
+            assert "bubble" in titles[0] + titles[1]
+            assert [row[5:8] for row in rows if row[0] in "12"] == [
+                ["1.000", "0.500", "2.500"],
+                ["1.000", "1.000", "4.000"],
+            ]
+        else:
+            assert "bubble" not in out
+    TrainView(as_json=True).on_end(RunSummary("run", epochs, 12.5, "test accuracy", 0.5, 30))
+    assert json.loads(capsys.readouterr().out)["waiting_seconds"] == 6.5
 
 
 def test_header_says_what_computes_and_why(capsys: pytest.CaptureFixture[str]) -> None:
@@ -170,7 +204,7 @@ def test_progress_bar_is_drawn_on_a_terminal(monkeypatch: pytest.MonkeyPatch) ->
             monkeypatch.setattr(sys, "stdout", stream)
             _play(TrainView(), [_epoch(1), _epoch(2)])
             monkeypatch.undo()
-        text = shown.result(timeout=30)
+        text = shown.result(timeout=patience(30))
     os.close(controller)
     assert "\x1b[?25l" in text  # the cursor is hidden ...
     assert "\x1b[?25h" in text  # ... and given back
@@ -242,3 +276,14 @@ def test_four_ranks_train_on_a_grid_and_one_of_them_speaks(run_mpi: Callable[...
     assert result.stdout.count("2 x 2 (batch x model)") == 1
     assert "\x1b" not in result.stdout  # mpirun's output goes to a file, though every rank sees a terminal
     assert run_status(tmp_path / "here") == "finished"
+
+
+def test_the_header_of_a_run_has_its_threads_and_what_settled_them(
+    run_hybridnn: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in USER_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    code, _, error = run_hybridnn("train", "-q", "--epochs", "1", "--out", "run")
+    assert (code, error) == (0, "")
+    header = json.loads(Path("run/history.jsonl").read_text().splitlines()[0])
+    assert (header["threads_per_rank"], header["threads_why"]) == (1, "small products")

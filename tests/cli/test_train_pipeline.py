@@ -82,6 +82,43 @@ def test_stages_of_different_widths_train_from_the_command_line(run_on_ranks: Ru
     assert code == 0, err
 
 
+@pytest.mark.timeout(300)
+@pytest.mark.mpi(ranks=[4])
+def test_a_method_alone_makes_all_ranks_stages(run_on_ranks: Run, mpi_tmp_path: Path) -> None:
+    options = ["--set", "data.rows=60", *HIDDEN, "--batch-size", "24", "--method", "pipedream", "-q"]
+    assert run_on_ranks("train", *options, "--epochs", "1", "--out", "run")[0] == 0
+    header = history(mpi_tmp_path / "run")[0]
+    assert (header["pipeline"], header["batch"], header["method"]) == (4, 1, "pipedream")
+    code, _, err = run_on_ranks("train", "--resume", "run", "--epochs", "2", "-q")
+    assert code == 0, err
+    exact = ["--method", "1f1b", "--batch", "2", "-q"]
+    code, _, err = run_on_ranks("train", "--resume", "run", "--epochs", "3", "--pipeline", "2", *exact, "--force")
+    assert code == 0, err
+    plain = ["--pipeline", "1", "--batch", "4", "--method", "sequential", "-q"]
+    code, _, err = run_on_ranks("train", "--resume", "run", "--epochs", "4", *plain)
+    assert code == 0, err
+    code, _, err = run_on_ranks("train", "--resume", "run", "--epochs", "5", "--method", "gpipe", "-q")
+    assert code == 0, err
+    *lines, last, end = history(mpi_tmp_path / "run")
+    assert (last["epoch"], end["kind"]) == (5, "end")
+    headers = [line for line in lines if line["kind"] == "header"]
+    layouts = [(line["pipeline"], line["batch"], line["method"]) for line in headers]
+    assert layouts == [(4, 1, "pipedream"), (4, 1, "pipedream"), (2, 2, "1f1b"), (1, 4, None), (4, 1, "gpipe")]
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--method", "gpipe"], ["--method", "fr"], ["--method", "fr", "--pipeline", "1"]]
+)
+def test_a_method_on_one_rank_is_refused(run_hybridnn: Run, arguments: list[str]) -> None:
+    code, _, err = run_hybridnn("train", *arguments, "--out", "run")
+    assert (code, err) == (
+        2,
+        f"Error: parallel.method = '{arguments[1]}': needs at least 2 stages, and there is 1: start it on more ranks, "
+        "for example mpirun -n 4, with parallel.pipeline at least 2 where that is set\n",
+    )
+    assert not Path("run").exists()
+
+
 WRONG = {
     "an unknown method": (2, ["--pipeline", "2", "--method", "pipedreem"], ["'pipedreem'", "did you mean pipedream?"]),
     "more stages than layers": (3, ["--pipeline", "3", "--hidden", "8"], ["parallel.pipeline = 3", "at most 2"]),

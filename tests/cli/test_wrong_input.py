@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from mpi_runner.launch import run_mpi
+from mpi_runner.slowness import patience
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -136,6 +137,25 @@ def test_an_error_of_one_rank_alone_ends_the_job(tmp_path: Path) -> None:
     assert not (tmp_path / "run" / "weights.npz").exists()
 
 
+MISTAKE_ON_HIGHER_RANKS = """
+import hybridnn
+from hybridnn.cli import ranks
+grid = hybridnn.ProcessGrid()
+ranks.PATIENCE = 1.0
+if grid.rank:
+    ranks.leave(f"found on rank {grid.rank}", 2)
+grid.world.barrier()
+"""
+
+
+def test_a_mistake_that_two_of_three_ranks_find_is_one_line(tmp_path: Path) -> None:
+    result = run_mpi(3, MISTAKE_ON_HIGHER_RANKS, timeout=60, cwd=tmp_path)
+    assert not result.timed_out
+    assert result.returncode == 2, result.stderr
+    errors = [line for line in result.stderr.splitlines() if line.startswith("Error")]
+    assert errors == ["Error on rank 1: found on rank 1"]
+
+
 def test_without_an_mpi_library_the_error_names_the_two_extras(tmp_path: Path) -> None:
     # mpi4py is installed, but finds no library: its own error.
     package = tmp_path / "mpi4py"
@@ -145,7 +165,7 @@ def test_without_an_mpi_library_the_error_names_the_two_extras(tmp_path: Path) -
     command = [sys.executable, "-m", "hybridnn", "train", "--quiet"]
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}
     result = subprocess.run(
-        command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+        command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=patience(60), check=False
     )
     assert result.returncode == 2, result.stderr
     (line,) = result.stderr.splitlines()
@@ -154,13 +174,13 @@ def test_without_an_mpi_library_the_error_names_the_two_extras(tmp_path: Path) -
     assert "hybridnn[mpich]" in line
 
 
-INTERRUPTED_RANK_1 = """
+INTERRUPTED_RANK_1 = f"""
 import os, signal, threading
 import hybridnn
 from hybridnn.cli.main import main
 signal.signal(signal.SIGINT, signal.default_int_handler)
 if hybridnn.ProcessGrid().rank == 1:
-    timer = threading.Timer(2, os.kill, (os.getpid(), signal.SIGINT))
+    timer = threading.Timer({patience(2)}, os.kill, (os.getpid(), signal.SIGINT))
     timer.daemon = True
     timer.start()
 main(["train", "--epochs", "1000000", "--quiet"])

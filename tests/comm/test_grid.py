@@ -42,6 +42,18 @@ def test_a_grid_that_does_not_fit_is_refused_on_every_rank(comm: MPI.Intracomm) 
     comm.Barrier()
 
 
+@pytest.mark.mpi(ranks=[1])
+def test_too_few_ranks_are_told_how_many_it_takes(comm: MPI.Intracomm) -> None:
+    with pytest.raises(GridError) as caught:
+        ProcessGrid(comm, pipeline=2)
+    assert str(caught.value) == (
+        "the process grid pipeline 2 x batch ? x model 1 does not fit 1 rank: "
+        "start it on 2 or a multiple of that, as with mpirun -n 2"
+    )
+    with pytest.raises(GridError, match=r": start it on 12, as with mpirun -n 12$"):
+        ProcessGrid(comm, pipeline=2, batch=2, model=3)
+
+
 @pytest.mark.mpi(ranks=[1, 3])
 def test_a_mistake_found_by_one_rank_is_raised_on_all(comm: MPI.Intracomm) -> None:
     group = ProcessGrid(comm).world

@@ -10,11 +10,12 @@ import pytest
 
 from hybridnn.comm import probes, roll_call
 from hybridnn.comm.patience import OutOfTimeError, Patience, finish, within
+from mpi_runner.slowness import patience
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-LIMIT = 30.0
+LIMIT = patience(30)
 
 
 class Never:
@@ -35,7 +36,7 @@ def test_a_call_within_a_time_limit() -> None:
     with pytest.raises(ZeroDivisionError):
         within(LIMIT, lambda: 1 // 0)
     with pytest.raises(OutOfTimeError):
-        within(0.05, lambda: time.sleep(60))
+        within(0.05, lambda: time.sleep(3600))
 
 
 @pytest.mark.mpi(ranks=[1, 2, 3])
@@ -110,6 +111,6 @@ def test_a_rank_that_does_not_come_is_not_waited_for(comm: MPI.Intracomm) -> Non
 @pytest.mark.mpi(ranks=[3])
 def test_a_rank_without_a_text_is_known(comm: MPI.Intracomm) -> None:
     if comm.Get_rank() != 1:
-        texts = roll_call.collect_texts("here", 1.0)
+        texts = roll_call.collect_texts("here", patience(1))
         assert texts == (["here", None, "here"] if comm.Get_rank() == 0 else [])
     comm.Barrier()

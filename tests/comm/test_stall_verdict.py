@@ -55,6 +55,38 @@ def test_ranks_without_a_sign_are_named_with_their_processes() -> None:
     assert finding.text.endswith("; ranks 0, 3 wait in allreduce 57 of group world (ranks 0-3)")
 
 
+def test_a_rank_that_left_is_named_where_others_wait_for_it() -> None:
+    """Rank 3 left too, but after the call that the others are in."""
+    states = {rank: in_world(rank, 57, SUM) for rank in (0, 1)}
+    for rank, entered in ((2, 56), (3, 57)):
+        states[rank] = rank_state(rank, 4, None, progress("world", ALL, entered=entered), left="its script ended")
+    finding = only(states, processes=("a", "b", "host n7, process 71", "d"))
+    assert (finding.kind, finding.ranks) == ("left", (2,))
+    assert finding.text == (
+        "rank 2 (host n7, process 71) left the job: its script ended; "
+        "ranks 0, 1 wait in allreduce 57 of group world (ranks 0-3)"
+    )
+
+
+def test_a_rank_in_a_call_that_no_group_records_waits_for_one_that_left() -> None:
+    states = {0: rank_state(0, 2, None, mpi_call="grid.py:9 in split", lost="1")}
+    states[1] = rank_state(1, 2, None, left="its script ended", exited=True)
+    finding = only(states, 2)
+    assert (finding.kind, finding.ranks) == ("left", (1,))
+    assert finding.text.endswith("; rank 0 waits in MPI, at grid.py:9 in split at slow.py:12 in on_step")
+
+
+def test_ranks_that_are_gone_and_ranks_on_other_nodes_did_not_fall_silent() -> None:
+    states = {rank: in_world(rank, 57, SUM) for rank in (0,)}
+    findings = judge(states, 4, ("a", "host n7, process 71", "c", "d"), gone=(1,), unseen=(2,))
+    assert [(finding.kind, finding.ranks) for finding in findings] == [
+        ("gone", (1,)),
+        ("silent", (3,)),
+        ("unseen", (2,)),
+    ]
+    assert findings[0].text.startswith("rank 1 (host n7, process 71) is gone: killed, or ended without a word; ")
+
+
 def test_the_chain_is_followed_to_its_end() -> None:
     """0 and 1 wait for 2, which waits for a message of 3, which sleeps: only 3 holds up the job."""
     states = {rank: in_world(rank, 5, SUM) for rank in (0, 1)}

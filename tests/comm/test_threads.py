@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 
+import numpy as np
 import pytest
+from threadpoolctl import threadpool_info, threadpool_limits
 
+from hybridnn import MLP, SGD, ProcessGrid, Trainer
+from hybridnn.comm.threads import LARGE_PRODUCT, BlasThreads, limit_blas_threads
 from mpi_runner.launch import run_mpi
 
 SAY_THREADS = """
@@ -14,7 +19,7 @@ import numpy as np
 import hybridnn
 from threadpoolctl import threadpool_info
 from hybridnn.comm.threads import limit_blas_threads
-threads = limit_blas_threads(hybridnn.ProcessGrid())
+threads = limit_blas_threads(hybridnn.ProcessGrid(), 1 << 40).count
 pools = {pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"}
 print(f"threads={threads} pools={sorted(pools)}", flush=True)
 """
@@ -41,3 +46,48 @@ def test_a_users_own_setting_stands() -> None:
     result = run_mpi(2, SAY_THREADS, timeout=40, env=UNSET | {"OPENBLAS_NUM_THREADS": "2"})
     assert result.returncode == 0, result.stderr
     assert said(result.stdout) == [("2", "2")] * 2
+
+
+@pytest.fixture
+def no_variable(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No setting of the user's, as many BLAS threads as there are cores, and those of before in the end."""
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    with threadpool_limits(limits=len(os.sched_getaffinity(0)), user_api="blas"):
+        yield
+
+
+def blas_threads() -> set[int]:
+    return {pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"}
+
+
+@pytest.mark.usefixtures("no_variable")
+def test_one_process_takes_one_thread_for_small_products_and_its_cores_for_large_ones() -> None:
+    grid, cores = ProcessGrid(), len(os.sched_getaffinity(0))
+    for size, expected in ((LARGE_PRODUCT, 1), (LARGE_PRODUCT + 1, cores), (0, 1)):
+        found = limit_blas_threads(grid, size)
+        assert (found.count, blas_threads()) == (expected, {expected})
+        assert found.why.startswith("small products" if size <= LARGE_PRODUCT else f"large products, {cores} core")
+
+
+@pytest.mark.usefixtures("no_variable")
+def test_threads_follow_from_the_network_and_not_from_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or a training would not be the same, bit by bit, when it is repeated."""
+    seen = []
+    for load in (0.0, 99.0):
+        monkeypatch.setattr(os, "getloadavg", lambda load=load: (load,) * 3)
+        trainer = Trainer(MLP([16, 64, 4], "relu"), SGD(lr=0.1), batch_size=32)
+        seen.append((trainer.threads, blas_threads()))
+    assert seen == [(BlasThreads(1, "small products"), {1})] * 2
+    wide = Trainer(MLP([1024, 1024, 4], "relu"), SGD(lr=0.1), batch_size=257)
+    assert wide.threads.count == len(os.sched_getaffinity(0))
+    assert np.isfinite(next(iter(wide.weights().values()))).all()
+
+
+def test_a_variable_is_said_to_be_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    before = blas_threads()
+    assert limit_blas_threads(ProcessGrid()).why == "OMP_NUM_THREADS=3"
+    assert blas_threads() == before

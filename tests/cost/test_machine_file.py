@@ -6,8 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from hybridnn.cost.crossings import crossings_of
 from hybridnn.cost.machine.machine import CollectiveCost, Machine, Segment
 from hybridnn.cost.machine.machine_file import read_machine, shipped_machines, write_machine
 from hybridnn.errors import DataError, EnvironmentProblem
@@ -200,3 +202,36 @@ def test_a_file_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentProblem, match="cannot be written: Is a directory"):
         write_machine(machine, tmp_path / "machine.toml")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "machine.toml"]
+
+
+def test_two_measured_ranks_leave_the_algorithm_open_and_the_cheapest_is_carried() -> None:
+    """An all-reduce of 4 MB, fitted as Rabenseifner's, is as dear per byte on three ranks as the least that is needed.
+
+    That algorithm folds one of three ranks away, whose whole vector travels twice more; a ring does not.
+    """
+    segments = ({"alpha_seconds": 1e-6, "beta_seconds_per_byte": 1e-9},)
+    cost = {"operation": "allreduce", "ranks": 2, "algorithm": "rabenseifner", "segments": list(segments)}
+    machine = Machine.model_validate(values() | {"collectives": [cost]})
+    n = 4_000_000
+    two, three, four = (machine.collective_seconds("allreduce", n, ranks) for ranks in (2, 3, 4))
+    # 2 (p - 1) / p of the bytes, at 1 ns each, and a few messages.
+    assert two == pytest.approx(2e-6 + n * 1e-9)
+    assert three == pytest.approx(4e-6 + 4 / 3 * n * 1e-9, rel=1e-5)
+    assert four == pytest.approx(4e-6 + 3 / 2 * n * 1e-9, rel=1e-5)
+    # With three ranks measured, or more, the fitted algorithm stands.
+    folded = Machine.model_validate(values() | {"collectives": [cost | {"ranks": 4}]})
+    assert folded.collective_seconds("allreduce", n, 3) == pytest.approx(4e-6 + 3 * n * 1e-9)
+
+
+def test_ranks_of_a_measured_group_that_shared_a_node_are_not_counted_twice() -> None:
+    """Eight ranks on two nodes: recursive doubling sends four vectors across at once, in the measurement already."""
+    segments = [{"alpha_seconds": 0.0, "beta_seconds_per_byte": 3e-9}]
+    cost = {"operation": "allreduce", "ranks": 8, "spans_nodes": True, "ranks_per_node": 4}
+    cost |= {"algorithm": "recursive_doubling", "segments": segments}
+    link = {"segments": [{"alpha_seconds": 0.0, "beta_seconds_per_byte": 1e-9}]}
+    machine = Machine.model_validate(values() | {"nodes": 2, "between_nodes": link, "collectives": [cost]})
+    measured, apart = (crossings_of(np.array([nodes])) for nodes in ([0] * 4 + [1] * 4, list(range(8))))
+    whole = 3 * 3e-9 * 6000
+    assert machine.collective_seconds("allreduce", 6000, 8, crossings=measured) == pytest.approx(whole)
+    # Rounds of 1, 1 and 4 vectors on the way out; with a node for each rank three rounds of one.
+    assert machine.collective_seconds("allreduce", 6000, 8, crossings=apart) == pytest.approx(whole * 3 / 6)

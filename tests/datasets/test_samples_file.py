@@ -17,16 +17,16 @@ X = np.arange(6.0).reshape(3, 2)
 def test_array_x_is_taken_or_the_only_one(tmp_path: Path) -> None:
     path = tmp_path / "samples.npz"
     np.savez(path, x=X, other=X + 1)
-    assert load_samples(path, 2).tolist() == X.tolist()
+    assert load_samples(path, 2).x.tolist() == X.tolist()
     np.savez(path, whatever=X.astype(np.int32))
-    assert load_samples(path, 2).tolist() == X.tolist()
+    assert load_samples(path, 2).x.tolist() == X.tolist()
 
 
 def test_columns_of_targets_are_left_out_where_they_are_there(tmp_path: Path) -> None:
     path = tmp_path / "samples.csv"
     path.write_text("\ufeffa, y ,b\n0,9,1\n2,9,3\n\n4,9,5\n", encoding="utf-8")
-    assert load_samples(path, 2, ["y", "absent"]).tolist() == X.tolist()
-    assert load_samples(path, 3).tolist() == [[0, 9, 1], [2, 9, 3], [4, 9, 5]]
+    assert load_samples(path, 2, ["y", "absent"]).x.tolist() == X.tolist()
+    assert load_samples(path, 3).x.tolist() == [[0, 9, 1], [2, 9, 3], [4, 9, 5]]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 __all__ = ["Finished", "checkpoints", "differences", "read_finished"]
 
-CHANGING = ("samples_per_second", "compute_seconds", "communication_seconds", "bytes_sent")
+CHANGING = ("samples_per_second", "compute_seconds", "communication_seconds", "waiting_seconds", "bytes_sent")
 """Of a record: what is never twice the same, or depends on where the run was taken up."""
 
 TOLERANCE = 1e-10

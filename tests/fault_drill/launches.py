@@ -1,4 +1,4 @@
-"""One run of the program under mpirun, and the fault that strikes it."""
+"""One job and the fault that strikes it: watched until every process is gone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import signal
 import subprocess
 import time
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from fault_drill.damage import fill
@@ -18,13 +20,14 @@ from fault_drill.rank import HERE, OVER, PROCESS
 from fault_drill.recipes import Recipe
 from fault_drill.strikes import Strike
 from mpi_runner.launch import NOT_STARTED, STARTS, job_environment, marked_processes, started_job
+from mpi_runner.slowness import patience
 
-__all__ = ["Launched", "launch"]
+__all__ = ["Launched", "launch", "run_job"]
 
 TESTS = Path(__file__).resolve().parents[1]
 MARK = "HYBRIDNN_FAULT_DRILL"
 TICK = 0.0005
-SECONDS_TO_GO = 20.0
+SECONDS_TO_GO = patience(20)
 """What ranks may take to notice that their launcher is gone."""
 
 
@@ -73,23 +76,69 @@ def launch(
     limit : float
         Seconds it may take.
     """
+
+    def command(signs: Path) -> list[str]:
+        orders: dict[str, object] = {"signs": str(signs), "rank": -1}
+        if strike is not None:
+            orders |= {"moment": strike.moment, "call": strike.call, "rank": strike.rank, "error": strike.error}
+            orders["waits"] = strike.delay is None
+        return recipe.command(json.dumps(orders), arguments)
+
+    if strike is None:
+        return run_job(command, folder, name, limit, "not struck")
+    act = partial(_carry_out, strike, folder)
+    return run_job(command, folder, name, limit, f"struck by: {strike}", sign=f"{HERE}{strike.rank}", act=act)
+
+
+def run_job(
+    command: Callable[[Path], list[str]],
+    folder: Path,
+    name: str,
+    limit: float,
+    title: str,
+    *,
+    sign: str | None = None,
+    act: Callable[[subprocess.Popen[bytes], Path], float] = lambda process, signs: time.monotonic(),
+) -> Launched:
+    """Run a command and wait until all its processes are gone; start it again where mpirun could not start.
+
+    Parameters
+    ----------
+    command : callable
+        From the folder in which its ranks leave signs to the words of the command.
+    folder : Path
+        Where it runs; command and output are left there.
+    name : str
+        Of the files for these.
+    limit : float
+        Seconds it may take.
+    title : str
+        First line of the output file.
+    sign : str, optional
+        File among the signs that tells of the fault's moment.
+    act : callable
+        What is done then, with the process and the folder of signs; returns when it was done.
+    """
     for number in range(1, STARTS):
-        done = _launch(recipe, arguments, strike, folder, name if number == 1 else f"{name}-start-{number}", limit)
+        attempt = name if number == 1 else f"{name}-start-{number}"
+        done = _run_once(command, folder, attempt, limit, title, sign, act)
         if NOT_STARTED not in done.said:
             return done
-    return _launch(recipe, arguments, strike, folder, f"{name}-start-{STARTS}", limit)
+    return _run_once(command, folder, f"{name}-start-{STARTS}", limit, title, sign, act)
 
 
-def _launch(
-    recipe: Recipe, arguments: list[str], strike: Strike | None, folder: Path, name: str, limit: float
+def _run_once(
+    command: Callable[[Path], list[str]],
+    folder: Path,
+    name: str,
+    limit: float,
+    title: str,
+    sign: str | None,
+    act: Callable[[subprocess.Popen[bytes], Path], float],
 ) -> Launched:
     signs = folder / f"{name}-signs"
     signs.mkdir(parents=True)
-    orders: dict[str, object] = {"signs": str(signs), "rank": -1}
-    if strike is not None:
-        orders |= {"moment": strike.moment, "call": strike.call, "rank": strike.rank, "error": strike.error}
-        orders["waits"] = strike.delay is None
-    command = recipe.command(json.dumps(orders), arguments)
+    words = command(signs)
     output = folder / f"{name}.txt"
     mark = uuid.uuid4().hex
     environment = job_environment({"PYTHONPATH": str(TESTS), MARK: mark})
@@ -97,28 +146,30 @@ def _launch(
     struck: float | None = None
     hung = None
     with open(output, "wb") as file:
-        file.write(f"{f'struck by: {strike}' if strike else 'not struck'}\n$ {shlex.join(command)}\n\n".encode())
+        file.write(f"{title}\n$ {shlex.join(words)}\n\n".encode())
         file.flush()
         before = file.tell()
-        with started_job(command, stdout=file, environment=environment, folder=folder) as process:
+        with started_job(words, stdout=file, environment=environment, folder=folder) as process:
             while process.poll() is None:
                 if time.monotonic() > start + limit:
                     hung = f"the job did not end within {limit:g} s"
                     break
-                if strike is not None and struck is None and (signs / f"{HERE}{strike.rank}").exists():
-                    struck = _carry_out(strike, process, signs, folder)
+                if sign is not None and struck is None and (signs / sign).exists():
+                    struck = act(process, signs)
                 time.sleep(TICK)
             code = process.poll()
             if hung is None:
                 hung = _wait_for_the_ranks(mark)
             end = time.monotonic()
+    if sign is not None and struck is None and (signs / sign).exists():  # it ended before it was looked at again
+        struck = (signs / sign).stat().st_mtime - time.time() + time.monotonic()
     said = output.read_bytes()[before:].decode(errors="replace")
     with open(output, "a") as file:
         file.write(f"\nexit code {code} after {end - start:.1f} s{f': {hung}' if hung else ''}\n")
     return Launched(0 if code is None else code, said, end - start, None if struck is None else end - struck, hung)
 
 
-def _carry_out(strike: Strike, process: subprocess.Popen[bytes], signs: Path, folder: Path) -> float:
+def _carry_out(strike: Strike, folder: Path, process: subprocess.Popen[bytes], signs: Path) -> float:
     """Do what the fault is, and tell the waiting rank when it is done; returns when that was."""
     if strike.delay is not None:
         time.sleep(strike.delay)

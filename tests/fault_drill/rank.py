@@ -23,7 +23,7 @@ PROCESS, HERE, OVER = "process-", "here-", "over"
 
 BROKEN = "the drill broke this rank"
 ERRORS = {"RuntimeError": RuntimeError(BROKEN), "OSError": OSError(errno.EIO, os.strerror(errno.EIO))}
-LONGEST_WAIT = 20.0
+LONGEST_WAIT = 300.0
 
 
 def main() -> None:

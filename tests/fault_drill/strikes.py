@@ -39,6 +39,8 @@ class Fault:
     error : str or None
         Raised in the rank.
     least_ranks : int
+    kind : str
+        Of the table that a drill prints.
     """
 
     phases: tuple[str, ...]
@@ -48,27 +50,31 @@ class Fault:
     whom: str = "rank"
     error: str | None = None
     least_ranks: int = 1
+    kind: str = "kill"
 
 
 FAULTS = {
     "rank killed": Fault(WORK, (), KILLED, (SIGKILL,)),
     "all killed": Fault(WORK, (-SIGKILL,), "", (SIGKILL,), "everything"),
     "launcher killed": Fault(WORK, (-SIGKILL,), "", (SIGKILL,), "launcher", least_ranks=2),
-    "launcher terminated": Fault(WORK, (), "", (SIGTERM,), "launcher", least_ranks=2),  # Open MPI says nothing
-    "launcher warned": Fault(WORK, (75,), STOPPED, (SIGUSR1,), "launcher", least_ranks=2),
+    # Open MPI says nothing of this one.
+    "launcher terminated": Fault(
+        WORK, (), "", (SIGTERM,), "launcher", least_ranks=2, kind="signal"
+    ),  # Open MPI says nothing
+    "launcher warned": Fault(WORK, (75,), STOPPED, (SIGUSR1,), "launcher", least_ranks=2, kind="signal"),
     "killed at start": Fault(("start",), (), KILLED, (SIGKILL,)),
     "killed in evaluation": Fault(("evaluation",), (), KILLED, (SIGKILL,)),
     "killed in checkpoint": Fault(("checkpoint",), (), KILLED, (SIGKILL,)),
     "killed in resume": Fault(("resume",), (), KILLED, (SIGKILL,)),
     "killed at end": Fault(("end",), (), KILLED, (SIGKILL,)),
-    "rank stopped": Fault(WORK[:2], (1,), r"rank RANK \(.*gave no sign", (SIGSTOP,), least_ranks=2),
-    "rank delayed": Fault(WORK, (0,), "", (SIGSTOP, SIGCONT)),
-    "exception": Fault(WORK, (1,), f"(?s)rank RANK of RANKS failed.*{BROKEN}", error="RuntimeError"),
-    "write error": Fault(("writing",), (2,), "cannot be written: .*Input/output error", error="OSError"),
-    "disk full": Fault(WORK, (2,), "No space left on device"),
-    "signal": Fault(WORK, (75,), STOPPED, (SIGTERM,)),
-    "second signal": Fault(WORK, (), f"{STOPPED}|{TOLD}", (SIGTERM, SIGTERM)),
-    "checkpoint damaged": Fault(("third checkpoint",), (-SIGKILL,), "", (SIGKILL,), "everything"),
+    "rank stopped": Fault(WORK[:2], (1,), r"rank RANK \(.*gave no sign", (SIGSTOP,), least_ranks=2, kind="stop"),
+    "rank delayed": Fault(WORK, (0,), "", (SIGSTOP, SIGCONT), kind="stop"),
+    "exception": Fault(WORK, (1,), f"(?s)rank RANK of RANKS failed.*{BROKEN}", error="RuntimeError", kind="raise"),
+    "write error": Fault(("writing",), (2,), "cannot be written: .*Input/output error", error="OSError", kind="raise"),
+    "disk full": Fault(WORK, (2,), "No space left on device", kind="full disk"),
+    "signal": Fault(WORK, (75,), STOPPED, (SIGTERM,), kind="signal"),
+    "second signal": Fault(WORK, (), f"{STOPPED}|{TOLD}", (SIGTERM, SIGTERM), kind="signal"),
+    "checkpoint damaged": Fault(("third checkpoint",), (-SIGKILL,), "", (SIGKILL,), "everything", kind="cut"),
 }
 """By name."""
 

@@ -5,17 +5,19 @@ from __future__ import annotations
 import contextlib
 import re
 import shutil
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
 from fault_drill.damage import damage, make_room, small_disk
 from fault_drill.finished import Finished, checkpoints, differences, read_finished
 from fault_drill.launches import Launched, launch
+from fault_drill.outcomes import Outcome
 from fault_drill.recipes import RECIPES, Recipe, new_run
 from fault_drill.strikes import FAULTS, Strike, draw_strike
+from mpi_runner.slowness import patience
 
-__all__ = ["Drill", "Outcome", "Trial", "draw_trial"]
+__all__ = ["Drill", "Trial", "draw_trial"]
 
 FOLLOWING = ("rank killed", "all killed", "killed in resume", "killed in checkpoint", "exception", "signal")
 """What may strike the resumed run again."""
@@ -52,57 +54,25 @@ class Trial:
     options: tuple[str, ...]
     by_folder: tuple[bool, ...]
 
+    def __str__(self) -> str:
+        return " -> ".join(recipe.name for recipe in self.recipes)
+
     @property
     def on_one_layout(self) -> bool:
         """Whether the whole training runs on the same grid with the same method."""
         return len(set(self.recipes)) == 1
 
 
-@dataclass
-class Outcome:
-    """What became of a trial.
-
-    Attributes
-    ----------
-    trial : Trial
-    complaints : list of str
-        What is wrong.
-    struck : bool
-        Whether its fault came before the run had ended.
-    named : bool
-        Whether every fault was told of.
-    ended : bool
-        Whether the training was brought to its end.
-    resumed : bool
-        Whether that began at a checkpoint, because there was one.
-    lost : bool
-        Whether the result is not that of an undisturbed run.
-    end_seconds : float
-        From the strike until all processes were gone, at most.
-    """
-
-    trial: Trial
-    complaints: list[str] = field(default_factory=list)
-    struck: bool = False
-    named: bool = True
-    ended: bool = False
-    resumed: bool = False
-    lost: bool = True
-    end_seconds: float = 0.0
-
-
-def draw_trial(seed: int, number: int, faults: tuple[str, ...] = tuple(FAULTS), most_ranks: int = 4) -> Trial:
-    """Draw a trial; every fault has its turn as often as the others.
+def draw_trial(seed: int, number: int, name: str, most_ranks: int = 4) -> Trial:
+    """Draw a trial.
 
     Parameters
     ----------
     seed, number : int
-    faults : tuple of str
-        To take turns.
+    name : str
+        One of `FAULTS`.
     most_ranks : int
     """
-    turn, place = divmod(number, len(faults))
-    name = Random(f"{seed} {turn}").sample(faults, len(faults))[place]
     random = Random(f"{seed} {number}")
     allowed = [one for one in RECIPES if FAULTS[name].least_ranks <= one.ranks <= most_ranks]
     first = random.choices(allowed, [SHARES[one.ranks] for one in allowed])[0]
@@ -124,7 +94,7 @@ def draw_trial(seed: int, number: int, faults: tuple[str, ...] = tuple(FAULTS), 
         "training.checkpoint_every": random.choice((5, 7, 11)),  # never at the last step
         "training.checkpoint_async": random.choice(("true", "false")),
         "training.keep": random.choice((2, 3)),
-        "output.stall_seconds": STALL_SECONDS if name == "rank stopped" else 25,
+        "output.stall_seconds": patience(STALL_SECONDS if name == "rank stopped" else 25),
     }
     options = [word for key, value in given.items() for word in ("--set", f"{key}={value}")]
     by_folder = tuple(random.random() < 0.5 for _ in names)
@@ -146,10 +116,6 @@ class Drill:
         self.folder, self.limit = folder, limit
         self._undisturbed: dict[str, Finished] = {}
 
-    def folder_of(self, trial: Trial) -> Path:
-        """Where a trial leaves its commands and outputs."""
-        return self.folder / f"trial-{trial.number:04d}"
-
     def undisturbed(self, recipe: Recipe) -> Finished:
         """The same training, left in peace.
 
@@ -167,13 +133,11 @@ class Drill:
             self._undisturbed[recipe.name] = read_finished(folder / "run")
         return self._undisturbed[recipe.name]
 
-    def carry_out(self, trial: Trial) -> Outcome:
-        """Do what the trial says, and judge it."""
+    def carry_out(self, trial: Trial, folder: Path) -> Outcome:
+        """Do what the trial says in an empty folder, and judge it."""
         outcome = Outcome(trial)
         expected = self.undisturbed(trial.recipes[0])
-        folder = self.folder_of(trial)
-        shutil.rmtree(folder, ignore_errors=True)
-        (folder / "disk").mkdir(parents=True)
+        (folder / "disk").mkdir()
         with small_disk(folder / "disk") if trial.fault == "disk full" else contextlib.nullcontext():
             self._run_to_the_end(trial, folder, outcome)
             if outcome.ended:
@@ -187,7 +151,6 @@ class Drill:
                     outcome.resumed = found.resumed
                     outcome.complaints += lost
             if outcome.complaints:
-                (folder / "complaints.txt").write_text("\n".join(outcome.complaints) + "\n")
                 shutil.copytree(folder / "disk", folder / "left", dirs_exist_ok=True)
         return outcome
 
@@ -201,7 +164,7 @@ class Drill:
             done = launch(recipe, arguments, strike, folder, f"run-{place}", self.limit)
             if done.hung:
                 outcome.complaints.append(f"run {place}: {done.hung}")
-                outcome.named = False
+                outcome.hung, outcome.named = True, False
                 return
             if must_say and strike is None and must_say not in done.said:
                 outcome.complaints.append(f"run {place}: no word of the damaged {must_say}")

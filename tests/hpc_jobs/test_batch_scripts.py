@@ -16,6 +16,9 @@ from pathlib import Path
 import pytest
 
 from hybridnn.study.submit import filled_in
+from mpi_runner.slowness import patience
+
+pytestmark = pytest.mark.timeout(600)
 
 JOBS = Path(str(files("hybridnn.hpc_jobs")))
 REQUEUING = ["train.sbatch", "gpu_train.sbatch"]
@@ -23,12 +26,13 @@ PROGRAM = """#!/bin/bash
 echo "$@" >>program-calls
 threads="$OMP_NUM_THREADS $OPENBLAS_NUM_THREADS $SRUN_CPUS_PER_TASK"
 echo "threads $threads gpu ${CUDA_VISIBLE_DEVICES:-none}" >>program-calls
+echo "osc $OMPI_MCA_osc btl $OMPI_MCA_btl" >>open-mpi
 """
 WAITS = """
 trap 'echo USR1 >>signals; exit 75' USR1
 trap 'echo TERM >>signals; exit 75' TERM
 echo $$ >ready
-for _ in {1..200}; do sleep 0.1; done
+for _ in {1..36000}; do sleep 0.1; done
 exit 9
 """
 
@@ -39,7 +43,7 @@ class Job:
     process: subprocess.Popen[str]
 
     def wait(self) -> tuple[int, str]:
-        out, _ = self.process.communicate(timeout=30)
+        out, _ = self.process.communicate(timeout=patience(30))
         return self.process.returncode, out
 
     def lines(self, name: str) -> list[str]:
@@ -48,7 +52,7 @@ class Job:
 
     def wait_until_it_trains(self) -> int:
         """Return the process id of the training."""
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + patience(20)
         while not self.lines("ready"):
             assert time.monotonic() < deadline
             time.sleep(0.02)
@@ -69,12 +73,14 @@ def _job(folder: Path, script: str, program: str, **changes: str) -> Iterator[Jo
         (folder / name).chmod(0o755)
     launcher = changes.pop("launcher", f"{folder}/launch -n")
     values = {"python": str(folder / "program"), "launcher": launcher}
-    if "most_restarts" in changes:
-        values["most_restarts"] = changes.pop("most_restarts")
+    for name, variable in (("most_restarts", "most_restarts"), ("place", "folder")):
+        if name in changes:
+            values[variable] = changes.pop(name)
+    arguments = changes.pop("arguments", "config.toml --set data.name=a*b").split()
     (folder / script).write_text(filled_in((JOBS / script).read_text(), values))
     environment = {"PATH": f"{folder}:{os.environ['PATH']}", **variables, **changes}
     process = subprocess.Popen(
-        ["bash", script, "config.toml", "--set", "data.name=a b"],
+        ["bash", script, *(argument.replace("*", " ") for argument in arguments)],
         cwd=folder,
         env=environment,
         stdout=subprocess.PIPE,
@@ -133,15 +139,145 @@ def test_warning_that_the_run_did_not_hear_requeues_it_too(tmp_path: Path, scrip
         assert job.lines("scontrol-calls") == ["requeue 17"]
 
 
-def test_warning_before_the_run_does_no_harm(tmp_path: Path, script: str) -> None:
-    search = 'if [ "$2" = hybridnn.hpc_jobs.launcher ]; then sleep 1; echo "$PWD/launch -n"; exit; fi\n'
-    with _job(tmp_path, script, search + "exit 4", launcher="") as job:
-        wait = time.monotonic() + 20
-        while not job.lines("program-calls"):
-            assert time.monotonic() < wait
+SEARCH = """
+if [ "$2" = hybridnn.hpc_jobs.launcher ]; then
+  echo "$3" >searched
+  while [ ! -e go-on ]; do sleep 0.05; done
+  echo "$PWD/launch -n"
+  exit
+fi
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("train.sbatch", "requeue: runs/name-17 goes on later\n"),
+        ("gpu_train.sbatch", "requeue: runs/name-17 goes on later\n"),
+        ("study_array.sbatch", "requeue: the cell runs later\n"),
+    ],
+)
+def test_warning_during_the_search_for_a_launcher_requeues(tmp_path: Path, name: str, line: str) -> None:
+    task = {"SLURM_ARRAY_JOB_ID": "16", "SLURM_ARRAY_TASK_ID": "2"} if name == "study_array.sbatch" else {}
+    with _job(tmp_path, name, SEARCH + "exit 4", launcher="", arguments="", **task) as job:
+        deadline = time.monotonic() + patience(20)
+        while not job.lines("searched"):
+            assert time.monotonic() < deadline
             time.sleep(0.02)
         job.process.send_signal(signal.SIGUSR1)
-        assert job.wait()[0] == 4
+        time.sleep(0.2)  # the shell hears it when the search has ended
+        (tmp_path / "go-on").touch()
+        assert job.wait() == (0, line)
+        assert job.lines("scontrol-calls") == ["requeue 16_2" if task else "requeue 17"]
+        assert job.lines("launches") == []
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        ("train.sbatch", "runs/name-17/launcher-17"),
+        ("gpu_train.sbatch", "runs/name-17/launcher-17"),
+        ("study_array.sbatch", "here/slurm/launcher-16"),
+        ("strong_scaling.sbatch", "here/slurm/launcher-17"),
+    ],
+)
+def test_launcher_is_kept_for_the_next_start(tmp_path: Path, name: str, file: str) -> None:
+    variables = {"SLURM_ARRAY_JOB_ID": "16", "SLURM_ARRAY_TASK_ID": "2"}
+    place = {} if "train" in name else {"place": "here"}
+    (tmp_path / "go-on").touch()
+    with _job(tmp_path, name, SEARCH + "exit 0", launcher="", arguments="", **variables, **place) as job:
+        assert job.wait()[0] == 0
+        assert job.lines("searched") == [file]
+
+
+def test_job_trains_with_the_settings_of_its_first_start(tmp_path: Path, script: str) -> None:
+    (tmp_path / "config.toml").write_text("first = 1\n")
+    reads = 'cat "$4" >>read; exit 75'
+    for again in range(2):
+        with _job(tmp_path, script, reads, SLURM_RESTART_COUNT=str(again)) as job:
+            assert job.wait()[0] == 0
+            copy = "runs/name-17/job-17.toml"
+            words = f"-m hybridnn train {copy} --set data.name=a b --out runs/name-17 --resume auto"
+            assert job.lines("program-calls")[2 * again] == words
+            (tmp_path / "config.toml").write_text("edited = 2\n")
+    assert job.lines("read") == ["first = 1", "first = 1"]
+
+
+def test_job_trains_with_the_settings_of_its_submission(tmp_path: Path, script: str) -> None:
+    (tmp_path / "config.toml").write_text("edited = 2\n")
+    with _job(tmp_path, script, 'cat "$4" >>read', SETTINGS='name = "a $b \\n"\n[x]') as job:
+        assert job.wait()[0] == 0
+        assert job.lines("read") == ['name = "a $b \\n"', "[x]"]
+
+
+def test_job_without_a_settings_file_has_none(tmp_path: Path, script: str) -> None:
+    with _job(tmp_path, script, "exit 0", arguments="--epochs=3", SETTINGS="a = 1") as job:
+        assert job.wait()[0] == 0
+        assert job.lines("program-calls")[0] == "-m hybridnn train --epochs=3 --out runs/name-17 --resume auto"
+
+
+@pytest.mark.parametrize("name", ["train.sbatch", "gpu_train.sbatch", "study_array.sbatch", "strong_scaling.sbatch"])
+def test_open_mpi_is_told_not_to_warn_unless_the_user_says_otherwise(tmp_path: Path, name: str) -> None:
+    task = {"SLURM_ARRAY_JOB_ID": "16", "SLURM_ARRAY_TASK_ID": "2"}
+    with _job(tmp_path, name, "exit 0", arguments="", **task) as job:
+        assert job.wait()[0] == 0
+        assert job.lines("open-mpi")[0] == "osc ^ucx btl ^ofi"
+    with _job(tmp_path, name, "exit 0", arguments="", OMPI_MCA_osc="rdma", OMPI_MCA_btl="", **task) as job:
+        assert job.wait()[0] == 0
+        assert job.lines("open-mpi")[-1] == "osc rdma btl "
+
+
+ARRAY = {"SLURM_ARRAY_JOB_ID": "16", "SLURM_ARRAY_TASK_ID": "2", "SLURM_JOB_ID": "19", "place": "here"}
+
+
+@pytest.mark.parametrize(("arguments", "cell"), [("", "2"), ("1000", "1002")])
+def test_task_of_an_array_runs_the_cell_of_its_number(tmp_path: Path, arguments: str, cell: str) -> None:
+    with _job(tmp_path, "study_array.sbatch", "exit 1", arguments=arguments, **ARRAY) as job:
+        assert job.wait() == (1, "")
+        launch = f"{tmp_path}/launch -n {{ranks}}"
+        assert job.lines("program-calls")[0] == (
+            f"-m hybridnn study run laugier-figure-5 --out here --cell {cell} --launcher {launch}"
+        )
+        assert job.lines("scontrol-calls") == []
+
+
+def test_task_whose_cell_goes_on_is_requeued_alone(tmp_path: Path) -> None:
+    with _job(tmp_path, "study_array.sbatch", WAITS, arguments="", **ARRAY) as job:
+        job.wait_until_it_trains()
+        job.process.send_signal(signal.SIGUSR1)
+        assert job.wait() == (0, "requeue: the cell runs later\n")
+        assert job.lines("signals") == ["USR1"]
+        assert job.lines("scontrol-calls") == ["requeue 16_2"]  # the number of the job alone would be the whole array
+
+
+def test_cancelled_task_ends_its_study_and_is_not_requeued(tmp_path: Path) -> None:
+    with _job(tmp_path, "study_array.sbatch", WAITS, arguments="", **ARRAY) as job:
+        job.wait_until_it_trains()
+        job.process.send_signal(signal.SIGTERM)
+        assert job.wait() == (75, "")
+        assert job.lines("signals") == ["TERM"]
+        assert job.lines("scontrol-calls") == []
+
+
+def test_restarts_of_a_task_end_at_their_limit(tmp_path: Path) -> None:
+    changes = {"most_restarts": "2", "SLURM_RESTART_COUNT": "2", **ARRAY}
+    with _job(tmp_path, "study_array.sbatch", "exit 75", arguments="", **changes) as job:
+        assert job.wait() == (75, "not requeued after 2 restarts\n")
+
+
+def test_report_of_an_array_ends_with_its_own_exit_code(tmp_path: Path) -> None:
+    with _job(tmp_path, "study_array.sbatch", "exit 1", arguments="", place="here") as job:
+        assert job.wait() == (1, "")
+        assert job.lines("program-calls")[0] == "-m hybridnn study report here"
+
+
+def test_warned_study_still_writes_its_report(tmp_path: Path) -> None:
+    reports = '[ "$4" != report ] || exit 1\n'
+    with _job(tmp_path, "strong_scaling.sbatch", reports + WAITS, arguments="", place="here") as job:
+        job.wait_until_it_trains()
+        job.process.send_signal(signal.SIGUSR1)
+        assert job.wait() == (75, "")
+        assert job.lines("program-calls")[2] == "-m hybridnn study report here"
 
 
 def test_run_that_goes_on_after_a_warning_is_waited_for(tmp_path: Path, script: str) -> None:
@@ -211,7 +347,9 @@ def test_script_names_no_site_and_sets_threads(path: Path) -> None:
     assert not re.search(r"(?<![\w}.])/(home|scratch|work|opt|usr/local)\b", text)
     assert subprocess.run(["bash", "-n", path], check=False).returncode == 0
     assert "export OMP_NUM_THREADS=$threads OPENBLAS_NUM_THREADS=$threads MKL_NUM_THREADS=$threads\n" in text
-    assert 'launcher=$("$python" -m hybridnn.hpc_jobs.launcher)\n' in text
+    assert re.search(r'launcher=\$\("\$python" -m hybridnn.hpc_jobs.launcher "\$folder/', text)
+    assert "export OMPI_MCA_osc=${OMPI_MCA_osc-^ucx} OMPI_MCA_btl=${OMPI_MCA_btl-^ofi} " in text
+    assert "#SBATCH --signal=B:USR1@" in text
 
 
 def test_all_scripts_are_there() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from hybridnn.hpc_jobs.launcher import candidates, find_launcher
+from mpi_runner.slowness import patience
 
 LIST = (
     "MPI plugin types are...\n\tpmix\n\tnone\n\tcray_shasta\n\tpmi2\nspecific pmix plugin versions available: pmix_v4"
@@ -48,18 +49,18 @@ def test_first_that_works_is_taken_and_no_other_is_tried() -> None:
     assert find_launcher(iter([("a", "-x", "-n")]), attempt) == (None, ["a -x: a is no good"])
 
 
-def _run(tmp_path: Path, works: str, **variables: str) -> subprocess.CompletedProcess[str]:
+def _run(tmp_path: Path, works: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     srun = tmp_path / "srun"
     srun.write_text(FAKE_SRUN.replace("{works}", works))
     srun.chmod(0o755)
     environment = {key: value for key, value in os.environ.items() if not key.startswith("SLURM_")}
     return subprocess.run(
-        [sys.executable, "-m", "hybridnn.hpc_jobs.launcher"],
+        [sys.executable, "-m", "hybridnn.hpc_jobs.launcher", *arguments],
         env=environment | {"PATH": f"{tmp_path}:/usr/bin:/bin"} | variables,
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=patience(60),
         check=False,
     )
 
@@ -82,3 +83,18 @@ def test_outside_a_job_it_says_so(tmp_path: Path) -> None:
     result = _run(tmp_path, "pmix")
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr == "SLURM_NTASKS is not set: call this in a Slurm job that asked for --ntasks\n"
+
+
+def test_launcher_is_found_once_and_kept(tmp_path: Path) -> None:
+    kept, job = tmp_path / "run" / "launcher-17", {"SLURM_NTASKS": "4", "SLURM_JOB_NUM_NODES": "2"}
+    for again in range(2):
+        result = _run(tmp_path, "pmi2", str(kept), **job)
+        assert (result.returncode, result.stdout) == (0, "srun --mpi=pmi2 -n\n")
+        assert result.stderr.endswith("launcher: srun --mpi=pmi2" + ", as found before" * again + "\n")
+    assert len((tmp_path / "calls").read_text().splitlines()) == 1
+    kept.write_text("no-such-program -n\n")  # it has gone: search again
+    assert _run(tmp_path, "pmix", str(kept), **job).stdout == "srun --mpi=pmix -n\n"
+    assert kept.read_text() == "srun --mpi=pmix -n\n"
+    nowhere = _run(tmp_path, "pmix", str(tmp_path / "srun" / "launcher"), **job)
+    assert (nowhere.returncode, nowhere.stdout) == (0, "srun --mpi=pmix -n\n")
+    assert "cannot be written" in nowhere.stderr

@@ -14,9 +14,13 @@ a job that cannot end by itself, from the inside to the outside:
 3. the outer process ends a job in which no test began or finished for the longest limit plus ``mpi_grace``;
 4. whatever ended the job, every process that carries its mark in the environment is killed.
 
+Every limit is stretched by how much slower the machine is, when the tests begin, than a quiet one; so are the deadlines
+that tests set themselves through ``slowness.patience``.
+
 The test that was running is reported as failed and the tests after it run in a new job.
 
 * ``launch``: jobs under mpirun that surely end, also for tests that start their own through the fixture ``run_mpi``
+* ``slowness``: how much slower the machine is than a quiet one
 * ``rank``: the plugin inside each rank, which writes down what happens as it happens
 * ``verdicts``: from the records of the ranks to the outcome of each test
 * ``outer``: the plugin of the process the user started

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from .slowness import patience
+
 __all__ = [
     "JobResult",
     "MpirunNotFound",
@@ -220,7 +222,7 @@ def run_mpi(
     program : str or sequence of str
         Python source text, or a command with its arguments.
     timeout : float
-        Seconds after which all processes are ended.
+        Seconds after which all processes are ended, on a quiet machine.
     env : mapping, optional
         Changes to the environment: None removes a variable. Each rank has one BLAS thread unless changed here.
     cwd : Path, optional
@@ -233,11 +235,12 @@ def run_mpi(
     """
     arguments = [sys.executable, "-c", program] if isinstance(program, str) else list(program)
     command = [find_mpirun(), "-n", str(ranks), *arguments]
+    limit = patience(timeout)
     for _ in range(STARTS - 1):
-        result = _run(command, timeout, env, cwd)
+        result = _run(command, limit, env, cwd)
         if NOT_STARTED not in result.stderr:
             return result
-    return _run(command, timeout, env, cwd)
+    return _run(command, limit, env, cwd)
 
 
 def _run(command: list[str], timeout: float, env: Mapping[str, str | None] | None, cwd: Path | None) -> JobResult:

@@ -15,6 +15,7 @@ import pytest
 
 from .launch import MpirunNotFound, find_mpirun, job_environment, started_job
 from .rank import RECORDS_FOLDER, read_records, records_size
+from .slowness import patience
 from .verdicts import JobEnd, Verdict, judge
 
 __all__ = ["MpiJobs", "ranks_of", "wait_for_job"]
@@ -39,7 +40,7 @@ def _time_limit(item: pytest.Item, usual: float) -> float:
     return float(mark.args[0] if mark.args else mark.kwargs["timeout"]) or usual  # no test is free of a limit
 
 
-def wait_for_job(process: subprocess.Popen[bytes], folder: Path, patience: float) -> str | None:
+def wait_for_job(process: subprocess.Popen[bytes], folder: Path, seconds: float) -> str | None:
     """Wait for the end of a job, or for a time in which no test begins or finishes.
 
     Parameters
@@ -48,8 +49,8 @@ def wait_for_job(process: subprocess.Popen[bytes], folder: Path, patience: float
         The running mpirun.
     folder : Path
         Where the ranks write their records.
-    patience : float
-        Seconds without a new record after which the job has to be ended.
+    seconds : float
+        Time without a new record after which the job has to be ended.
 
     Returns
     -------
@@ -64,8 +65,8 @@ def wait_for_job(process: subprocess.Popen[bytes], folder: Path, patience: float
             now = records_size(folder)
             if now != size:
                 size, since = now, time.monotonic()
-            elif time.monotonic() - since > patience:
-                return f"killed after {patience:g} s in which no test began or finished"
+            elif time.monotonic() - since > seconds:
+                return f"killed after {seconds:g} s in which no test began or finished"
         else:
             return None
 
@@ -81,8 +82,8 @@ class MpiJobs:
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
-        self._limit = float(config.getini("mpi_timeout"))
-        self._grace = float(config.getini("mpi_grace"))
+        self._limit = patience(float(config.getini("mpi_timeout")))
+        self._grace = patience(float(config.getini("mpi_grace")))
         self._verdicts: dict[str, Verdict] = {}
         # `timeout` and batch systems end a run with SIGTERM: unwind, so that the running job ends too.
         self._previous = signal.signal(signal.SIGTERM, self._leave)
@@ -131,7 +132,7 @@ class MpiJobs:
     def _run(self, ranks: int, items: Sequence[pytest.Item]) -> dict[str, Verdict]:
         """Run one job and return the outcomes it settled."""
         tests = [item.nodeid for item in items]
-        patience = max(_time_limit(item, self._limit) for item in items) + self._grace
+        longest = max(_time_limit(item, self._limit) for item in items) + self._grace
         with tempfile.TemporaryDirectory(prefix="hybridnn-mpi-", ignore_cleanup_errors=True) as name:
             folder = Path(name)
             listed = folder / "tests.txt"
@@ -146,7 +147,7 @@ class MpiJobs:
                 output.open("wb") as out,
                 started_job(command, stdout=out, environment=environment, folder=self._config.rootpath) as process,
             ):
-                killed = wait_for_job(process, folder, patience)
+                killed = wait_for_job(process, folder, longest)
             reason = killed or f"mpirun ended with exit code {process.returncode}"
             text = output.read_text(encoding="utf-8", errors="replace")[-OUTPUT_SHOWN:]
             end = JobEnd(killed is None and process.returncode == 0, reason, text)

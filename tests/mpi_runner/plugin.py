@@ -15,6 +15,7 @@ from .launch import JobResult, open_mpi_settings
 from .launch import run_mpi as run_mpi_job
 from .outer import MpiJobs, ranks_of
 from .rank import RECORDS_FOLDER, RankRecorder
+from .slowness import SLOWNESS, patience, slowness
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -35,7 +36,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the plugin of a rank or of the outer process."""
+    """Measure the machine, and register the plugin of a rank or of the outer process."""
+    os.environ.setdefault(SLOWNESS, f"{slowness():.2f}")  # every process of this run has the same deadlines
     for name, value in open_mpi_settings().items():
         os.environ.setdefault(name, value)  # serial tests import MPI too, and start programs that do
     if not _under_mpi(config):
@@ -46,6 +48,25 @@ def pytest_configure(config: pytest.Config) -> None:
         folder = Path(os.environ[RECORDS_FOLDER])
         config.option.basetemp = str(folder / f"tmp-{MPI.COMM_WORLD.rank}")  # removed with the job
         config.pluginmanager.register(RankRecorder(folder, MPI.COMM_WORLD))
+
+
+def pytest_report_header() -> str:
+    """Tell by how much deadlines are stretched."""
+    return f"deadlines: x {slowness():.1f}, as this machine is slower now than a quiet one ({SLOWNESS})"
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item], config: pytest.Config) -> None:
+    """Stretch the time limit of every test, but for one that the command line gives."""
+    usual = None if config.getoption("timeout") is not None else config.getini("timeout")
+    for item in items:
+        mark = item.get_closest_marker("timeout")
+        if mark is not None:
+            seconds = float(mark.args[0] if mark.args else mark.kwargs["timeout"])
+            others = {name: value for name, value in mark.kwargs.items() if name != "timeout"}
+            item.add_marker(pytest.mark.timeout(patience(seconds), *mark.args[1:], **others), append=False)
+        elif usual and (ranks_of(item) is None or _under_mpi(config)):
+            item.add_marker(pytest.mark.timeout(patience(float(usual))), append=False)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

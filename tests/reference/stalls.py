@@ -50,7 +50,7 @@ def rank_state(rank: int, size: int, waits_for: CallState | None, *groups: Group
         "busy": "",
         "waits_for": waits_for,
         "site": site,
-        "caller": SLOW_LINE,
+        "caller": SLOW_LINE if waits_for is None else None,
         "stack": (SLOW_LINE, site),
         "groups": groups,
         "finished": (Finished("compute", "forward", "", 0, "forward 3", 60.0),),

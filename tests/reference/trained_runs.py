@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -58,9 +59,14 @@ REGRESSION: Mapping[str, Mapping[str, Any]] = {
 
 
 def train(folder: Path, **sections: Mapping[str, Any]) -> EpochRecord:
-    """Train as the sections of the settings say, in this process; returns the record of the last epoch."""
+    """Train as the sections of the settings say, on all ranks; returns the record of the last epoch.
+
+    The checkpoint of the end of the run is removed, so that tests put their own.
+    """
     settings = settings_from({**sections, "output": {"folder": str(folder)}})
-    return run_training(settings, _Silent()).epochs[-1]
+    last = run_training(settings, _Silent()).epochs[-1]
+    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+    return last
 
 
 def weights_of(folder: Path) -> Arrays:
@@ -92,7 +98,7 @@ def put_checkpoint(folder: Path, step: int, arrays: Arrays) -> Path:
         "progress": {"step": step, "epoch": 1, "minibatches": step, "loss_sum": 0.0, "samples": 0},
         "origin": {**origin, **layout},
         "slots": [],
-        "weight_versions": [step] * 3,
+        "weight_versions": [step] * (len(arrays) // 2),  # a weight and a bias per layer
         "arrays": entries,
     }
     (path / "manifest.json").write_text(json.dumps(manifest))

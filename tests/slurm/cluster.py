@@ -16,6 +16,7 @@ import pytest
 
 from hybridnn.study.submit import filled_in
 from mpi_runner.launch import JOB_MARK, job_environment, marked_processes
+from mpi_runner.slowness import patience
 
 __all__ = ["Cluster", "Job", "edited_script", "wait_until"]
 
@@ -26,10 +27,10 @@ def wait_until(
     condition: Callable[[], object], seconds: float, what: str, why_not: Callable[[], str] = lambda: ""
 ) -> None:
     """Return when `condition` holds; fail the test, saying what it waited for and why not, when the time is over."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + patience(seconds)
     while not condition():
         if time.monotonic() > deadline:
-            pytest.fail(f"after {seconds:g} s still waiting until {what}\n{why_not()}")
+            pytest.fail(f"after {patience(seconds):g} s still waiting until {what}\n{why_not()}")
         time.sleep(0.05)
 
 
@@ -103,7 +104,13 @@ class Cluster:
     def run(self, *command: str, folder: Path | None = None, seconds: float = 60) -> subprocess.CompletedProcess[str]:
         """Run a command, Slurm's or ours, in the environment from which jobs are submitted."""
         return subprocess.run(
-            command, cwd=folder, env=self.environment, capture_output=True, text=True, timeout=seconds, check=False
+            command,
+            cwd=folder,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=patience(seconds),
+            check=False,
         )
 
     def submit(self, script: Path, *arguments: str, options: Sequence[str] = ()) -> Job:

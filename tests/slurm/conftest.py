@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from mpi_runner.slowness import patience
 from slurm.cluster import Cluster
 
 HERE = Path(__file__).parent
@@ -67,5 +68,10 @@ def launcher(_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> str
 
 def _slurm(what: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [SCRIPT, what], capture_output=True, text=True, timeout=SECONDS_TO_INSTALL, check=False, env=os.environ
+        [SCRIPT, what],
+        capture_output=True,
+        text=True,
+        timeout=patience(SECONDS_TO_INSTALL),
+        check=False,
+        env=os.environ,
     )

@@ -70,11 +70,15 @@ install_packages() {
     >"$FOLDER/log/apt.log" 2>&1 || cannot "apt-get install ${missing[*]}: $(tail -n 1 "$FOLDER/log/apt.log")"
 }
 
-# Slurm's plugin for PMIx opens libpmix.so, a name that Debian keeps in the development package.
+# Slurm's plugin for PMIx opens libpmix.so, a name that Debian keeps in the development package. The library has two paths, in
+# no certain order, and the plugin looks beside one of them.
 link_pmix() {
-  local library
-  library=$(dpkg -L libpmix2 | grep -m 1 '/libpmix\.so\.2$') || cannot "the package libpmix2 holds no libpmix.so.2"
-  [ -e "${library%.2}" ] || ln -s libpmix.so.2 "${library%.2}"
+  local library linked=""
+  while read -r library; do
+    [ -e "${library%.2}" ] || ln -s libpmix.so.2 "${library%.2}"
+    linked=yes
+  done < <(dpkg -L libpmix2 | grep '/libpmix\.so\.2$')
+  [ -n "$linked" ] || cannot "the package libpmix2 holds no libpmix.so.2"
 }
 
 # MPI libraries look a node up by its name.

@@ -214,6 +214,31 @@ def test_cells_that_cannot_be_are_skipped_with_the_reason(
     assert reason in left_out.reason
 
 
+def test_methods_without_a_grid_have_the_ranks_as_stages(plan_of: PlanOf) -> None:
+    plan = plan_of('axes = {ranks = [1, 3], methods = ["sequential", "1f1b", "fr"]}')
+    ran = {cell.id: (cell.settings.parallel.pipeline, cell.settings.parallel.method) for cell in plan.cells}
+    assert ran == {
+        "ranks-1_method-sequential": (1, "sequential"),
+        "ranks-3_method-sequential": (3, "sequential"),
+        "ranks-3_method-1f1b": (3, "1f1b"),
+        "ranks-3_method-fr": (3, "fr"),
+    }
+    reasons = {cell.id: cell.reason for cell in plan.skipped}
+    assert set(reasons) == {"ranks-1_method-1f1b", "ranks-1_method-fr"}
+    assert reasons["ranks-1_method-fr"].startswith("parallel.method = 'fr': needs at least 2 stages, and there is 1")
+
+
+def test_methods_on_a_grid_of_one_stage_are_left_out(plan_of: PlanOf) -> None:
+    plan = plan_of('axes = {grids = ["4x1", "2x2x1"], methods = ["sequential", "gpipe", "pipedream"]}')
+    grids = [
+        "grid-4x1_method-sequential",
+        *(f"grid-2x2x1_method-{name}" for name in ("sequential", "gpipe", "pipedream")),
+    ]
+    assert _ids(plan) == grids
+    with pytest.raises(SettingError, match=r"no cell of this study can run: parallel\.method = 'fr': needs at least 2"):
+        plan_of('axes = {methods = ["fr", "ddg"]}')
+
+
 def test_value_that_goes_with_no_other_is_a_mistake(plan_of: PlanOf) -> None:
     with pytest.raises(SettingError, match="does not belong to name = 'adam'"):
         plan_of('axes = {"optimizer.name" = ["sgd", "adam"], "optimizer.momentum" = [0.5, 0.9]}')

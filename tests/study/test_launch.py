@@ -16,6 +16,15 @@ from hybridnn.errors import SettingError
 from hybridnn.study.launch import Launcher, last_words, run_process, train_command
 from hybridnn.training.settings_file import load_settings
 
+pytestmark = pytest.mark.timeout(600)
+
+RULE = "-" * 74
+PRTE_WORDS = "process rank 3 with PID 4711 on node vm exited on signal 9 (Killed)"
+PRTERUN = (
+    f"{RULE}\nprterun noticed that process rank 3 with PID 4711 on node vm exited on\nsignal 9 (Killed).\n{RULE}\n"
+)
+MPICH_WORDS = "EXIT STRING: Killed (signal 9)"
+
 
 @pytest.fixture
 def restarted_calls() -> Iterator[None]:
@@ -36,7 +45,7 @@ def test_an_interrupt_is_heeded_at_once_where_system_calls_go_on(tmp_path: Path,
         signal.pthread_kill(main, signal.SIGINT)
 
     program = (
-        f"import os, time; open({str(pid)!r}, 'w').write(str(os.getpid())); time.sleep(30); open({str(slept)!r}, 'w')"
+        f"import os, time; open({str(pid)!r}, 'w').write(str(os.getpid())); time.sleep(3600); open({str(slept)!r}, 'w')"
     )
     thread = threading.Thread(target=interrupt)
     thread.start()
@@ -76,6 +85,17 @@ def test_nodes_need_a_job_that_says_what_fits_on_one(monkeypatch: pytest.MonkeyP
         ("Error: wrong\n-----\nprterun detected a process\n-----", "Error: wrong"),
         ("Traceback:\n  File\nmodule.ValueError: bad\n-----\n", "module.ValueError: bad"),
         ("  Error on rank 3: full\nMPI_ABORT was invoked\n", "Error on rank 3: full"),
+        (PRTERUN, PRTE_WORDS),
+        (
+            f"=== rank 3 (process 4711) is gone: killed, or ended without a word; the job ends ===\n{PRTERUN}",
+            PRTE_WORDS,
+        ),
+        (
+            "=== rank 3 (process 4711) is gone: killed, or ended\n---\n",
+            "rank 3 (process 4711) is gone: killed, or ended",
+        ),
+        ("srun: error: n1: task 3: Killed\nsrun: Terminating StepId=1.0\n", "error: n1: task 3: Killed"),
+        ("= EXIT CODE: 9\nYOUR APPLICATION TERMINATED WITH THE EXIT STRING: Killed (signal 9)\n===\n", MPICH_WORDS),
         (b"\xff\xfe broken text\n", "\ufffd\ufffd broken text"),
     ],
 )

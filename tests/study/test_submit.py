@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import json
 import subprocess
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from hybridnn.errors import EnvironmentProblem, SettingError
+from hybridnn.datasets import dataset_info
+from hybridnn.errors import DataError, EnvironmentProblem, SettingError
 from hybridnn.study.study_file import load_study
 from hybridnn.study.study_folder import read_manifest
 from hybridnn.study.submit import SlurmOptions, Submission, array_indices, filled_in, plan_submission, submit
@@ -26,13 +28,56 @@ echo "$((number + 100));cluster"
 """
 
 
+FAKE_SLURM = {
+    "squeue": """echo "$@" >>"$ASKED"; cat "$QUEUE"; [ ! -e "$QUEUE.error" ] || { cat "$QUEUE.error" >&2; exit 1; }""",
+    "sinfo": """echo "$@" >>"$ASKED"; cat "$PARTITIONS" """,
+    "scontrol": """echo "Configuration data as of today"; echo "MaxArraySize            = $MAX_ARRAY_SIZE" """,
+}
+PARTITIONS = "debug|2/0/0/2|1|2|1\nmain*|4/12/0/16|4|4|1\nthreads|0/64/0/64|2|32|2\nmixed|0/24/0/24|2|8+|1\n"
+
+
+@dataclass
+class FakeSlurm:
+    """Stand-ins for the programs that answer questions; sbatch is `calls`."""
+
+    folder: Path
+
+    def queue(self, *tasks: str, error: str = "") -> None:
+        (self.folder / "queue").write_text("".join(f"{task}\n" for task in tasks))
+        (self.folder / "queue.error").unlink(missing_ok=True)
+        if error:
+            (self.folder / "queue.error").write_text(error)
+
+    def asked(self) -> list[str]:
+        path = self.folder / "asked"
+        return path.read_text().splitlines() if path.exists() else []
+
+
+@pytest.fixture
+def slurm(calls: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
+    """Put stand-ins for squeue, sinfo and scontrol beside that for sbatch."""
+    for name, body in FAKE_SLURM.items():
+        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{body}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    (tmp_path / "partitions").write_text(PARTITIONS)
+    for name in ("queue", "partitions", "asked"):
+        monkeypatch.setenv(name.upper(), str(tmp_path / name))
+    monkeypatch.setenv("MAX_ARRAY_SIZE", "1001")
+    fake = FakeSlurm(tmp_path)
+    fake.queue()
+    return fake
+
+
 @pytest.fixture
 def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Put a stand-in for sbatch on the path; it writes its words into the file that is returned."""
+    """Put a stand-in for sbatch on the path, of a Slurm that answers nothing else; its words are in that file."""
     program = tmp_path / "bin" / "sbatch"
     program.parent.mkdir()
     program.write_text(FAKE_SBATCH)
     program.chmod(0o755)
+    for name in FAKE_SLURM:  # a real one may be there
+        (program.parent / name).write_text("#!/bin/sh\nexit 1\n")
+        (program.parent / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
     monkeypatch.setenv("CALLS", str(tmp_path / "calls"))
     monkeypatch.setenv("FAILS_AT", "99")
@@ -77,8 +122,9 @@ def test_jobs_are_submitted_with_the_report_after_them(tmp_path: Path, calls: Pa
     script = str(tmp_path / "out" / "slurm" / "1" / "study_array.sbatch")
     named = ["--partition=long", "--time=0:30:00", "--account=mine", "--constraint=a&b", "-c2"]
     output = f"--output={tmp_path}/out/slurm/1/%x-%A_%a.out"
-    assert ones == ["--parsable", "--job-name=s-1", output, "--array=0-2", "--ntasks=1", *named, script]
-    assert fours == ["--parsable", "--job-name=s-4", output, "--array=3-5", "--ntasks=4", *named, script]
+    one = "--cpus-per-task=1"
+    assert ones == ["--parsable", "--job-name=s-1", output, "--array=0-2", "--ntasks=1", one, *named, script]
+    assert fours == ["--parsable", "--job-name=s-4", output, "--array=3-5", "--ntasks=4", one, *named, script]
     assert "--dependency=afterany:101:102" in report
     assert report[-2:] == ["--ntasks=1", script]
     assert [cell.id for cell in read_manifest(tmp_path / "out").cells][3] == "ranks-4_seed-0"
@@ -94,7 +140,7 @@ def test_jobs_use_a_copy_of_the_study(tmp_path: Path, calls: Path) -> None:
     assert named.split(" ")[0] == f"study={copy}"
 
 
-def test_every_submission_has_a_place_of_its_own(tmp_path: Path, calls: Path) -> None:
+def test_every_submission_has_a_place_of_its_own(tmp_path: Path, calls: Path, slurm: FakeSlurm) -> None:
     for number in (1, 2):
         submission = _plan(tmp_path)
         assert submission.place == tmp_path / "out" / "slurm" / str(number)
@@ -135,3 +181,140 @@ def test_values_reach_the_shell_as_they_are(tmp_path: Path) -> None:
 def test_variable_must_be_set_once(script: str) -> None:
     with pytest.raises(SettingError, match="exactly one line"):
         filled_in(script, {"value": "x"})
+
+
+def test_cells_that_are_queued_are_not_queued_again(tmp_path: Path, calls: Path, slurm: FakeSlurm) -> None:
+    submit(_plan(tmp_path))  # jobs 101 and 102, and 103 for the report
+    assert not any("--jobs" in words for words in slurm.asked())  # there was nothing to ask for
+    slurm.queue("101_0", "101_1", "101_2", "102_[3-4%2]", "102_5")
+    again = _plan(tmp_path)
+    assert again.arrays == ()
+    assert "--noheader --array --format=%i --jobs=101,102" in slurm.asked()
+    assert sorted(again.queued.items())[:2] == [("ranks-1_seed-0", "101"), ("ranks-1_seed-1", "101")]
+
+    slurm.queue("101_1", "102_[3,5]")  # one is running, two wait, and the others have ended without a result
+    some = _plan(tmp_path)
+    assert [(array.ranks, array.cells) for array in some.arrays] == [(1, (0, 2)), (4, (4,))]
+    assert "--dependency=afterany:7:101:102" in some.report_command(["7"])
+
+    for over in (lambda: slurm.queue(), lambda: slurm.queue(error="slurm_load_jobs error: Invalid job id specified\n")):
+        over()
+        assert [len(array.cells) for array in _plan(tmp_path).arrays] == [3, 3]
+
+
+def test_cells_keep_their_jobs_when_their_numbers_change(tmp_path: Path, calls: Path, slurm: FakeSlurm) -> None:
+    submit(_plan(tmp_path, 'name = "s"\naxes = {seeds = [5, 6]}'))
+    slurm.queue("101_1")  # which is seed 6
+    later = _plan(tmp_path, 'name = "s"\naxes = {seeds = [6, 7, 8]}')
+    assert later.queued == {"seed-6": "101"}
+    assert [array.cells for array in later.arrays] == [(1, 2)]
+
+
+def test_slurm_that_does_not_say_what_is_queued_is_an_error(
+    tmp_path: Path, calls: Path, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit(_plan(tmp_path))
+    slurm.queue(error="noise\nslurm_load_jobs error: Unable to contact slurm controller\n")
+    with pytest.raises(EnvironmentProblem) as error:
+        _plan(tmp_path)
+    assert str(error.value) == (
+        "cells may still be queued in the jobs 101, 102 of this study: "
+        "slurm_load_jobs error: Unable to contact slurm controller"
+    )
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    with pytest.raises(EnvironmentProblem, match="there is no program 'squeue'"):
+        _plan(tmp_path)
+    (tmp_path / "out" / "slurm" / "1" / "jobs.json").write_text("{")
+    with pytest.raises(DataError, match=r"jobs\.json: is not valid JSON"):
+        _plan(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("partition", "ranks", "threads", "refusal"),
+    [
+        (None, 17, 1, "ranks = 17: a cell needs 17 CPUs, and partition main has 16; nothing was submitted"),
+        (None, 16, 1, ""),
+        (None, 8, 3, "ranks = 8: a cell needs 24 CPUs, and partition main has 16; nothing was submitted"),
+        ("debug", 3, 1, "ranks = 3: a cell needs 3 CPUs, and partition debug has 2; nothing was submitted"),
+        ("unknown-to-sinfo", 999, 1, ""),
+    ],
+)
+def test_more_ranks_than_the_partition_has_are_refused(
+    tmp_path: Path, calls: Path, slurm: FakeSlurm, partition: str | None, ranks: int, threads: int, refusal: str
+) -> None:
+    named = [line for line in PARTITIONS.splitlines() if partition is None or line.startswith(partition)]
+    (tmp_path / "partitions").write_text("".join(f"{line}\n" for line in named))
+    text = f'name = "s"\nthreads = {threads}\nbase.training.batch_size = 999\naxes = {{ranks = [{ranks}]}}'
+    options = SlurmOptions(partition=partition)
+    if not refusal:
+        assert len(_plan(tmp_path, text, options).arrays) == 1
+        return
+    with pytest.raises(SettingError) as error:
+        _plan(tmp_path, text, options)
+    assert str(error.value) == refusal
+    assert not calls.exists()
+
+
+@pytest.mark.parametrize(
+    ("partition", "ranks", "threads", "per_node", "words"),
+    [
+        (None, 4, 1, None, ["--nodes=1", "--ntasks=4", "--ntasks-per-node=4"]),
+        (None, 6, 1, None, ["--nodes=2", "--ntasks=6", "--ntasks-per-node=3"]),
+        (None, 7, 2, None, ["--nodes=4", "--ntasks=7", "--ntasks-per-node=2"]),
+        (None, 4, 1, 1, ["--nodes=4", "--ntasks=4", "--ntasks-per-node=1"]),
+        ("threads", 32, 1, None, ["--nodes=2", "--ntasks=32", "--ntasks-per-node=16"]),
+        ("mixed", 17, 1, None, ["--ntasks=17"]),  # more than two of its smallest nodes have
+        (None, 2, 8, None, ["--ntasks=2"]),  # no node has so many CPUs: Slurm says so
+    ],
+)
+def test_equal_cells_are_placed_alike(
+    tmp_path: Path,
+    slurm: FakeSlurm,
+    partition: str | None,
+    ranks: int,
+    threads: int,
+    per_node: int | None,
+    words: list[str],
+) -> None:
+    named = [line for line in PARTITIONS.splitlines() if partition is None or line.startswith(partition)]
+    (tmp_path / "partitions").write_text("".join(f"{line}\n" for line in named))
+    text = f'name = "s"\nthreads = {threads}\naxes = {{ranks = [{ranks}]}}'
+    submission = _plan(tmp_path, text, SlurmOptions(partition=partition, ranks_per_node=per_node))
+    command = submission.array_command(submission.arrays[0])
+    assert [word for word in command if word.startswith(("--nodes", "--ntasks"))] == words
+    assert f"--cpus-per-task={threads}" in command
+
+
+def test_more_cells_than_an_array_has_make_several(
+    tmp_path: Path, calls: Path, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MAX_ARRAY_SIZE", "4")  # indices 0 to 3
+    text = 'name = "s"\naxes = {seeds = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]}'
+    submission = _plan(tmp_path, text)
+    submit(submission)
+    script = str(submission.script_path)
+    jobs = [[word for word in job if word.startswith("--array")] + job[job.index(script) + 1 :] for job in _jobs(calls)]
+    assert jobs == [["--array=0-3"], ["--array=0-3", "4"], ["--array=0-1", "8"], []]
+    slurm.queue("101_[0-3]", "102_[0,2-3]")  # all but seed 5 of the first two
+    assert [(array.cells, array.offset) for array in _plan(tmp_path, text).arrays] == [((5, 8), 5), ((9,), 9)]
+
+
+def test_data_that_are_not_there_are_refused(tmp_path: Path, calls: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HYBRIDNN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("HYBRIDNN_DATA", raising=False)
+    text = 'name = "s"\nbase.data = {{{source}}}\naxes = {{seeds = [0]}}'
+    with pytest.raises(DataError) as error:
+        _plan(tmp_path, text.format(source='name = "airfoil"'))
+    assert str(error.value) == (
+        "data.name = 'airfoil': is not on disk, and jobs may have no network; nothing was submitted; "
+        "first: hybridnn data fetch airfoil"
+    )
+    with pytest.raises(DataError, match=r"rows\.csv': no such file; nothing was submitted"):
+        _plan(tmp_path, text.format(source='file = "rows.csv", targets = ["y"]'))
+    for info in (dataset_info("airfoil"), dataset_info("mnist")):
+        (tmp_path / "cache" / info.name).mkdir(parents=True)
+        for file in info.files:
+            (tmp_path / "cache" / info.name / file.name).write_text("there")
+        assert len(_plan(tmp_path, text.format(source=f'name = "{info.name}"')).arrays) == 1
+    for name in ("digits", "synthetic"):
+        assert len(_plan(tmp_path, text.format(source=f'name = "{name}"')).arrays) == 1

@@ -74,6 +74,8 @@ def test_keys_that_are_set_are_kept(comm: MPI.Intracomm) -> None:
     pipeline = settle_layout(settings_with("parallel.pipeline=2", "parallel.method=gpipe")).parallel
     assert (pipeline.pipeline, pipeline.method) == (2, "gpipe")
     assert sum(pipeline.partition) == 4  # type: ignore[arg-type]  # counts
+    named = settle_layout(settings_with("parallel.method=gpipe")).parallel
+    assert (named.pipeline > 1, named.method) == (True, "gpipe")
     cut = settle_layout(settings_with("parallel.pipeline=4", "parallel.microbatches=5")).parallel
     assert (cut.pipeline, cut.microbatches) == (4, 5)
     # Both ends of a pipeline read data, so there is none where rank 0 hands them out.

@@ -12,6 +12,7 @@ import pytest
 from hybridnn import MLP, SGD, Adam, ProcessGrid, Trainer
 from hybridnn.errors import HybridnnError, NonFiniteLossError, SettingError
 from hybridnn.pipeline.partition.layer_profile import LayerProfile
+from hybridnn.pipeline.schedules.methods import METHODS
 from hybridnn.training.pipelining import Pipelining
 from reference import network as net
 from reference.cases import assert_arrays_close, assert_arrays_same, check_state, data, reference
@@ -221,6 +222,24 @@ def test_wrong_settings_are_refused_in_one_line_on_every_rank(comm: MPI.Intracom
     assert caught.value.exit_code == 2
     assert "\n" not in str(caught.value)
     assert len(set(comm.allgather(str(caught.value)))) == 1
+
+
+def test_one_stage_takes_exact_methods_alone() -> None:
+    x, y = np.random.default_rng(0).standard_normal((2, 20, 3))
+
+    def trained(**given: Any) -> dict[str, Any]:
+        trainer = Trainer(MLP([3, 5, 3]), SGD(0.05), batch_size=5, dtype="float64", **given)
+        trainer.fit(x, y, epochs=2)
+        return trainer.weights()
+
+    plain = trained()
+    for name, method in METHODS.items():
+        if method.exact:
+            assert_arrays_same(trained(pipelining=Pipelining(name)), plain)
+        else:
+            with pytest.raises(SettingError, match=rf"^parallel.method = '{name}': needs at least 2 stages"):
+                trained(pipelining=Pipelining(name))
+    assert_arrays_same(trained(pipelining=Pipelining()), plain)
 
 
 @pytest.mark.mpi(ranks=[3])

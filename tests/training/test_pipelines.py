@@ -50,7 +50,7 @@ def partitions_in_turn(name: str, stages: int) -> Iterator[PipelineCase]:
         yield replace(methods[name], case=training, partition=partition)
 
 
-@pytest.mark.parametrize("name", cases(1))
+@pytest.mark.parametrize("name", EXACT_NAMES)
 @pytest.mark.parametrize("training", TRAININGS)
 def test_one_stage_is_serial_training_to_the_last_bit(name: str, training: str) -> None:
     it = replace(cases(1)[name], case=TRAININGS[training])
@@ -65,7 +65,7 @@ def test_one_stage_is_serial_training_to_the_last_bit(name: str, training: str) 
     assert losses == expected
 
 
-@pytest.mark.parametrize("name", cases(1))
+@pytest.mark.parametrize("name", EXACT_NAMES)
 def test_one_stage_trains_as_the_replay(name: str) -> None:
     check_pipelined(cases(1)[name], ProcessGrid())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -23,17 +24,22 @@ def held() -> History:
     )
 
 
-WRITTEN = [
-    '{"kind": "header", "ranks": 3}',
-    '{"kind": "step", "step": 2, "epoch": 1, "train_loss": 0.123}',
-    '{"kind": "step", "step": 4, "epoch": 1}',
-    '{"kind": "measured", "epoch": 1}',
-    '{"kind": "epoch", "step": 4, "epoch": 1}',
-    '{"kind": "step", "step": 6, "epoch": 2}',
-    '{"kind": "step", "step": 8, "epoch": 2}',
-    '{"kind": "measured", "epoch": 2}',
-    '{"kind": "epoch", "step": 8, "epoch": 2}',
-]
+def line(kind: str, record: StepRecord | MeasuredStep | EpochRecord) -> str:
+    return json.dumps({"kind": kind, **asdict(record)})
+
+
+def written() -> list[str]:
+    """Return the lines of all of it, of which one has a number of its own."""
+    history = held()
+    history.steps[0] = replace(history.steps[0], train_loss=0.123)
+    steps, epochs = (
+        [line(kind, one) for one in records] for kind, records in (("step", history.steps), ("epoch", history.epochs))
+    )
+    measured = [line("measured", one) for one in history.measured]
+    return ['{"kind": "header", "ranks": 3}', *steps[:2], measured[0], epochs[0], *steps[2:], measured[1], epochs[1]]
+
+
+WRITTEN = written()
 
 
 @pytest.mark.parametrize("torn", ["", '{"kind": "st'])

@@ -23,7 +23,13 @@ from hybridnn.training.run_folder import RunFolder
 from hybridnn.training.settings import Settings
 from hybridnn.training.settings_file import load_settings
 
-SPEED = {"samples_per_second": 1e4, "compute_seconds": 0.5, "communication_seconds": 0.25, "bytes_sent": 7}
+SPEED = {
+    "samples_per_second": 1e4,
+    "compute_seconds": 0.5,
+    "communication_seconds": 0.25,
+    "bytes_sent": 7,
+    "waiting_seconds": 0.125,
+}
 STEP = StepRecord(step=1, epoch=1, train_loss=2.5, learning_rate=0.1, **SPEED)  # type: ignore[arg-type]  # by name
 EPOCH = EpochRecord(
     step=15,

@@ -70,7 +70,7 @@ def test_damaged_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="has no epoch"):
         read_run(tmp_path / "b")
     (write_run(tmp_path / "c") / "config.toml").unlink()
-    with pytest.raises(DataError, match=r"config\.toml: .*cannot be read"):
+    with pytest.raises(DataError, match=r"config\.toml': cannot be read"):
         read_run(tmp_path / "c")
 
 

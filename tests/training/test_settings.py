@@ -27,6 +27,7 @@ from hybridnn.training.settings import (
     settings_from,
 )
 from hybridnn.training.settings_file import load_settings, to_toml
+from hybridnn.training.settings_parallel import with_stages
 from hybridnn.training.trainer_settings import WIRE_DTYPES
 
 
@@ -319,3 +320,42 @@ def test_the_defaults_of_the_trainer_are_those_of_the_settings() -> None:
     ):
         for key in keys:
             assert defaults[key] == getattr(section, key), key
+
+
+@pytest.mark.parametrize(
+    ("given", "ranks", "stages"),
+    [
+        (["method=pipedream"], 4, 4),
+        (["method=sequential"], 4, 4),
+        (["method=gpipe", "batch=2"], 8, 4),
+        (["method=gpipe", "batch=2", "model=2"], 8, 2),
+        (["method=gpipe", "pipeline=2"], 8, 2),
+        (["method=sequential"], 1, 1),
+        (["method=gpipe", "pipeline=1"], 8, 1),
+        (["microbatches=4"], 8, 1),
+        ([], 8, 1),
+    ],
+)
+def test_a_method_that_is_set_makes_the_ranks_that_are_left_stages(given: list[str], ranks: int, stages: int) -> None:
+    settings = load_settings(None, [f"parallel.{text}" for text in given])
+    settled = with_stages(settings.parallel, ranks)
+    assert settled.pipeline == stages
+    assert with_stages(settled, 64) == settled
+    kept = load_settings(None, to_toml_lines(settings.model_copy(update={"parallel": settled}))).parallel
+    assert with_stages(kept, 64).pipeline == stages
+
+
+def to_toml_lines(settings: Settings) -> list[str]:
+    """The section ``[parallel]`` of a run's settings file, as overrides."""
+    section = to_toml(settings).partition("[parallel]\n")[2].partition("\n\n")[0]
+    return [f"parallel.{line}" for line in section.splitlines()]
+
+
+@pytest.mark.parametrize(("given", "ranks"), [([], 1), (["batch=4"], 4), (["model=4"], 7)])
+def test_a_method_that_is_set_is_refused_on_one_stage(given: list[str], ranks: int) -> None:
+    for method in ("pipedream", "gpipe"):
+        settings = load_settings(None, [f"parallel.{text}" for text in (f"method={method}", *given)])
+        with pytest.raises(
+            SettingError, match=rf"^parallel.method = '{method}': needs at least 2 stages, and there is 1"
+        ):
+            with_stages(settings.parallel, ranks)

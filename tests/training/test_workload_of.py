@@ -77,8 +77,9 @@ def check(comm: MPI.Intracomm, folder: Path, *changes: str) -> None:
 @pytest.mark.mpi(ranks=[1])
 def test_one_rank(comm: MPI.Intracomm, tmp_path: Path) -> None:
     check(comm, tmp_path / "plain", "optimizer.name=adam")
-    # A pipeline's settings mean nothing to one stage.
-    check(comm, tmp_path / "ignored", "parallel.method=gpipe", "parallel.microbatches=4", "optimizer.momentum=0.0")
+    # Exact methods are all the same on one stage.
+    gpipe = ("parallel.pipeline=1", "parallel.method=gpipe", "parallel.microbatches=4", "optimizer.momentum=0.0")
+    check(comm, tmp_path / "ignored", *gpipe)
     check(comm, tmp_path / "digits", "data.name=digits", "data.rows=100", "training.dtype=float64")
     if comm.rank == 0:
         x = np.arange(60.0).reshape(20, 3)
@@ -148,6 +149,8 @@ REFUSED: list[tuple[list[str], int, type[HybridnnError], str]] = [
     (["data.name=digits", "data.rows=1798"], 1, SettingError, "digits has 1797"),
     (["data.name=digits", "model.loss=mse"], 1, SettingError, "classification data takes cross_entropy"),
     (["parallel.batch=3"], 4, GridError, "does not fit 4 ranks"),
+    (["parallel.method=gpipe"], 1, SettingError, "needs at least 2 stages"),
+    (["parallel.pipeline=1", "parallel.method=fr"], 4, SettingError, "needs at least 2 stages"),
     (["parallel.stages=[{batch=3},{}]"], 2, GridError, "are 4 in all, the job has 2"),
     (["parallel.model=4"], 4, GridError, "layer 5 has 2 outputs"),
     (["parallel.pipeline=7"], 7, SettingError, "at most 6, the number of layers"),
@@ -167,6 +170,12 @@ def test_refuses_what_the_trainer_refuses(
     settings = load_settings(None, with_data(changes))
     with pytest.raises(error, match=message):
         layout_from_settings(settings, ranks, workload_from_settings(settings).model)
+
+
+def test_a_method_makes_stages_of_the_ranks() -> None:
+    settings = load_settings(None, with_data(["parallel.method=gpipe", "parallel.batch=2"]))
+    layout = layout_from_settings(settings, 6, workload_from_settings(settings).model)
+    assert (layout.stages, layout.method) == (((2, 1),) * 3, "gpipe")
 
 
 def test_a_profile_is_what_the_machine_says() -> None:

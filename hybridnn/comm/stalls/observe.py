@@ -5,29 +5,96 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import sysconfig
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import datetime
+from functools import cache
 from pathlib import Path
 from time import perf_counter
+from types import FrameType
 
 from hybridnn.comm.calls import Call, CallRecord, Channel
 from hybridnn.comm.recorder import Event, Recorder
 from hybridnn.comm.stalls.ranks_text import ranks_text
-from hybridnn.comm.stalls.state import CallState, Finished, Frame, GroupState, RankState
+from hybridnn.comm.stalls.state import CallState, Finished, Frame, GroupState, RankState, place_in_code
 
-__all__ = ["observe"]
+__all__ = ["Activity", "groups_of", "observe"]
 
 LAST_EVENTS = 8
 LAST_FRAMES = 12
 
-PACKAGE = Path(__file__).resolve().parents[2]
+PACKAGE = Path(__file__).parents[2]  # as frames name it: links stay
 COMMUNICATION = PACKAGE / "comm"
+NO_CALLS = tuple(str(COMMUNICATION / name) for name in ("stalls" + os.sep, "peer_watch.py", "file_io.py"))
+"""Code there that waits for no rank, or is that of threads beside the training."""
+
+
+@dataclass(frozen=True)
+class Activity:
+    """Where a rank is; two that are equal mean that nothing went on between them.
+
+    Attributes
+    ----------
+    finished : int
+        Instructions and calls that ended, in all process grids of this process.
+    call : CallRecord or None
+        The call of this grid that the rank waits in.
+    mpi_call : str
+        The line of a call of MPI that no group records; else empty.
+    thread : int
+        The thread that this is about.
+    """
+
+    finished: int
+    call: CallRecord | None
+    mpi_call: str
+    thread: int
+
+    @property
+    def waits(self) -> bool:
+        """Whether the rank is in a call that waits for other ranks."""
+        return self.call is not None or bool(self.mpi_call)
+
+    @classmethod
+    def of(cls, recorder: Recorder, thread: int, lately: float) -> Activity:
+        """What the rank of `recorder` is doing.
+
+        Parameters
+        ----------
+        recorder : Recorder
+        thread : int
+            Where it trains, unless another thread communicates.
+        lately : float
+            An operation that was tested within so many seconds is still waited for.
+        """
+        try:
+            others = [other for other in Recorder.living if other is not recorder]
+        except RuntimeError:  # a grid is being made this moment
+            others = []
+        finished = recorder.finished + sum(other.finished for other in others)
+        frames = sys._current_frames()
+        threads = sorted(frames, key=lambda number: number != thread)
+        inside = next((number for number in threads if _communicates(frames[number])), None)
+        call, mpi_call = recorder.now, ""
+        if inside is None:
+            # A call that an exception left never ends for the recorder.
+            call = None
+        elif call is None and not any(other.now for other in others):
+            frame = frames[inside]
+            if _is_communication(frame.f_code.co_filename):
+                mpi_call = place_in_code(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+        if call is None and recorder.polled is not None:
+            polled, moment = recorder.polled
+            if moment > perf_counter() - lately:
+                call, mpi_call = polled, ""
+        return cls(finished, call, mpi_call, thread if inside is None else inside)
 
 
 def observe(
     recorder: Recorder,
-    thread: int,
+    activity: Activity,
     *,
     rank: int,
     size: int,
@@ -35,20 +102,20 @@ def observe(
     idle_seconds: float,
     stalled: bool,
     busy: str,
+    lost: str,
 ) -> RankState:
     """What the rank of `recorder` does now, and has done.
 
     Parameters
     ----------
     recorder : Recorder
-    thread : int
-        Identity of the rank's own thread.
-    rank, size, beat, idle_seconds, stalled, busy
+    activity : Activity
+        As it was a moment ago.
+    rank, size, beat, idle_seconds, stalled, busy, lost
         As for `RankState`.
     """
     now = perf_counter()
-    stack = _stack_of(thread)
-    call = _call_waited_for(recorder, now - idle_seconds / 2)
+    stack = _stack_of(activity.thread)
     return RankState(
         rank=rank,
         size=size,
@@ -59,21 +126,33 @@ def observe(
         idle_seconds=round(idle_seconds, 3),
         stalled=stalled,
         busy=busy,
-        waits_for=None if call is None else _call_state(call, now),
-        site=_innermost(stack, COMMUNICATION),
-        caller=_innermost(stack, PACKAGE),
+        waits_for=None if activity.call is None else _call_state(activity.call, now),
+        site=_innermost(stack, lambda file: COMMUNICATION not in Path(file).parents),
+        caller=_innermost(stack, _is_users),
         stack=tuple(stack[-LAST_FRAMES:]),
-        groups=tuple(_group_state(channel) for channel in recorder.channels),
+        groups=groups_of(recorder.channels),
         finished=tuple(_finished(event, now) for event in recorder.last_events(LAST_EVENTS)),
+        mpi_call=activity.mpi_call,
+        lost=lost,
     )
 
 
-def _call_waited_for(recorder: Recorder, lately: float) -> CallRecord | None:
-    """The call the rank is in, or whose end it asks for again and again and did so `lately`."""
-    if recorder.now is not None or recorder.polled is None:
-        return recorder.now
-    call, moment = recorder.polled
-    return call if moment > lately else None
+def groups_of(channels: Sequence[Channel]) -> tuple[GroupState, ...]:
+    """How far the rank of these channels has come in each of its groups."""
+    return tuple(_group_state(channel) for channel in tuple(channels))
+
+
+def _is_communication(file: str) -> bool:
+    return file.startswith(str(COMMUNICATION) + os.sep) and not file.startswith(NO_CALLS)
+
+
+def _communicates(frame: FrameType | None) -> bool:
+    """Whether a thread is in communication code."""
+    while frame is not None:
+        if _is_communication(frame.f_code.co_filename):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _call_state(record: CallRecord, now: float) -> CallState:
@@ -109,5 +188,14 @@ def _stack_of(thread: int) -> list[Frame]:
     return [Frame(line.filename, line.lineno or 0, line.name, line.line or "") for line in lines]
 
 
-def _innermost(stack: Sequence[Frame], outside_of: Path) -> Frame | None:
-    return next((frame for frame in reversed(stack) if outside_of not in Path(frame.file).parents), None)
+def _innermost(stack: Sequence[Frame], wanted: Callable[[str], bool]) -> Frame | None:
+    return next((frame for frame in reversed(stack) if wanted(frame.file)), None)
+
+
+@cache
+def _is_users(file: str) -> bool:
+    """Whether a file is neither hybridnn's, nor Python's own, nor of an installed package or command."""
+    kinds = "stdlib", "platstdlib", "purelib", "platlib", "scripts"
+    installed = [Path(folder) for folder in map(sysconfig.get_path, kinds) if folder]
+    parents = Path(file).absolute().parents
+    return not file.startswith("<frozen") and not any(folder in parents for folder in (PACKAGE, *installed))

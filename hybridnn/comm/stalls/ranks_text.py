@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-__all__ = ["name_ranks", "ranks_in", "ranks_text"]
+from hybridnn.errors import one_line
+
+__all__ = ["MOST_RANKS", "name_ranks", "ranks_in", "ranks_text"]
 
 STEP = " by "
+
+MOST_RANKS = 1 << 20
+"""Of a job: a text may stand in a file that is damaged."""
 
 
 def ranks_text(ranks: Iterable[int]) -> str:
@@ -30,13 +35,16 @@ def ranks_in(text: str) -> tuple[int, ...]:
     Raises
     ------
     ValueError
-        If `text` is none.
+        If `text` is none, or has more ranks than any job.
     """
     found: list[int] = []
     for part in filter(None, text.split(", ")):
         span, _, step = part.partition(STEP)
         first, _, last = span.partition("-")
-        found += range(int(first), int(last or first) + 1, int(step or 1))
+        ranks = range(int(first), int(last or first) + 1, int(step or 1))
+        if not ranks or max(abs(ranks[0]), abs(ranks[-1])) > MOST_RANKS or len(found) > MOST_RANKS:
+            raise ValueError(f"no ranks: {one_line(part)}")
+        found += ranks
     return tuple(found)
 
 

@@ -172,12 +172,20 @@ class RankState:
     site : Frame or None
         The innermost line that is not communication itself.
     caller : Frame or None
-        The innermost line outside of hybridnn.
+        The innermost line of the user's own files: outside of hybridnn, Python and installed packages.
     stack : tuple of Frame
         The innermost lines, the innermost last.
     groups : tuple of GroupState
     finished : tuple of Finished
         The last things, oldest first.
+    mpi_call : str
+        The line of a call of MPI that no group records, such as a new communicator; empty outside of one.
+    lost : str
+        Ranks that are gone for good and that the rank waits for, as text.
+    left : str
+        How the rank left the job, in words; empty while it is there.
+    exited : bool
+        Whether it left because its interpreter ended.
     """
 
     rank: int
@@ -195,13 +203,32 @@ class RankState:
     stack: tuple[Frame, ...]
     groups: tuple[GroupState, ...]
     finished: tuple[Finished, ...]
+    mpi_call: str = ""
+    lost: str = ""
+    left: str = ""
+    exited: bool = False
+
+    @property
+    def waits(self) -> bool:
+        """Whether it is in a call that waits for other ranks."""
+        return self.waits_for is not None or bool(self.mpi_call)
 
     @property
     def doing(self) -> str:
         """What it waits for or does, in words."""
+        if self.left:
+            return "left the job"
         if self.waits_for is not None:
             return str(self.waits_for)
-        return self.busy or OUTSIDE
+        return f"MPI, at {self.mpi_call}" if self.mpi_call else self.busy or OUTSIDE
+
+    @property
+    def place(self) -> str:
+        """Where it is: the innermost line outside of communication, and the user's own line that leads there."""
+        lines = [str(self.site)] if self.site is not None else []
+        if self.caller is not None and self.caller != self.site:
+            lines.append(str(self.caller))
+        return ", from ".join(lines)
 
 
 @dataclass(frozen=True)
@@ -217,9 +244,18 @@ class JobState:
         Host and process of every rank; empty where nobody asked.
     silent : str
         Ranks that gave no sign any more, as text.
+    lost : str
+        Ranks that had left or were dead, and that others waited for, as text; then no time limit was met.
+    gone : str
+        Ranks whose processes no longer existed, as text.
+    unseen : str
+        Ranks on nodes that do not see the files of this one, as text.
     """
 
     size: int
     seconds: float
     processes: tuple[str, ...]
     silent: str
+    lost: str = ""
+    gone: str = ""
+    unseen: str = ""

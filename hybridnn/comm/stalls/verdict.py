@@ -13,15 +13,17 @@ from functools import cache
 from typing import Literal
 
 from hybridnn.comm.stalls.ranks_text import name_ranks, ranks_in
-from hybridnn.comm.stalls.state import CallState, GroupKey, RankState
+from hybridnn.comm.stalls.state import GroupKey, RankState
 
 __all__ = ["Finding", "disagreement", "judge"]
 
-Kind = Literal["disagreement", "silent", "outside", "circle", "complete"]
+Kind = Literal["disagreement", "left", "gone", "silent", "unseen", "outside", "circle", "complete"]
 States = Mapping[int, RankState]
 Waits = Mapping[int, frozenset[int]]
 
-SILENCE = "stopped, dead, swapped out, or not in training any more"
+SILENCE = "gave no sign: stopped, dead, swapped out, or not in training any more"
+GONE = "gone: killed, or ended without a word"
+UNSEEN = "on other nodes, which share no folder with this one: this account covers this node alone"
 MOST_NAMED = 3
 """Processes that are listed where many ranks are at the same place."""
 
@@ -32,9 +34,9 @@ class Finding:
 
     Attributes
     ----------
-    kind : {"disagreement", "silent", "outside", "circle", "complete"}
-        Other calls under the same number; no sign; not in a communication call; waiting for one another; all arrived,
-        and yet MPI does not go on.
+    kind : {"disagreement", "left", "gone", "silent", "unseen", "outside", "circle", "complete"}
+        Other calls under the same number; an ended script; an ended process; no sign; on another node; not in a
+        communication call; waiting for one another; all arrived, and yet MPI does not go on.
     ranks : tuple of int
         The ranks that did not arrive, or did something else.
     text : str
@@ -46,7 +48,9 @@ class Finding:
     text: str
 
 
-def judge(states: States, size: int, processes: Sequence[str] = ()) -> tuple[Finding, ...]:
+def judge(
+    states: States, size: int, processes: Sequence[str] = (), gone: Sequence[int] = (), unseen: Sequence[int] = ()
+) -> tuple[Finding, ...]:
     """What keeps the job from going on.
 
     Parameters
@@ -57,6 +61,10 @@ def judge(states: States, size: int, processes: Sequence[str] = ()) -> tuple[Fin
         Ranks of the job.
     processes : sequence of str
         Host and process of every rank, where known.
+    gone : sequence of int
+        Ranks without a state whose processes no longer exist.
+    unseen : sequence of int
+        Ranks whose states cannot be seen from here.
 
     Returns
     -------
@@ -64,8 +72,17 @@ def judge(states: States, size: int, processes: Sequence[str] = ()) -> tuple[Fin
         At least one; what explains most comes first.
     """
     waits = _waits(states)
-    silent = [rank for rank in range(size) if rank not in states]
-    findings = [*_disagreements(states), *_silent(silent, waits, states, processes), *_outside(waits, states)]
+    missing = [rank for rank in range(size) if rank not in states]
+    dead = [rank for rank in missing if rank in gone]
+    silent = [rank for rank in missing if rank not in gone and rank not in unseen]
+    findings = [
+        *_disagreements(states),
+        *_left(waits, states, processes),
+        *_without_state("gone", dead, GONE, waits, states, processes),
+        *_without_state("silent", silent, SILENCE, waits, states, processes),
+        *_outside(waits, states),
+        *_without_state("unseen", sorted(set(unseen) & set(missing)), UNSEEN, waits, states, processes),
+    ]
     if not any(finding.kind == "disagreement" for finding in findings):
         findings += [*_circles(waits, states), *_complete(waits, states)]
     return tuple(findings)
@@ -86,14 +103,15 @@ def _waits(states: States) -> dict[int, frozenset[int]]:
         _, members, _ = key
         return frozenset(rank for rank in ranks_in(members) if entered[key].get(rank, 0) < number)
 
-    def waited_for(call: CallState | None) -> frozenset[int]:
+    def waited_for(state: RankState) -> frozenset[int]:
+        call = state.waits_for
         if call is None:
-            return frozenset()
+            return frozenset(ranks_in(state.lost))
         if call.is_message:
             return frozenset(() if call.peer is None else (call.peer,))
         return not_arrived(call.group, call.number)
 
-    return {rank: waited_for(state.waits_for) for rank, state in states.items()}
+    return {rank: waited_for(state) for rank, state in states.items() if not state.left}
 
 
 def _waiters(ranks: Iterable[int], waits: Waits, states: States) -> str:
@@ -101,9 +119,11 @@ def _waiters(ranks: Iterable[int], waits: Waits, states: States) -> str:
     wanted = frozenset(ranks)
     places: defaultdict[str, list[int]] = defaultdict(list)
     for rank, others in waits.items():
-        call = states[rank].waits_for
-        if call is not None and others & wanted:
-            places[call.place].append(rank)
+        state = states[rank]
+        if state.waits and others & wanted:
+            place = f"MPI, at {state.mpi_call}" if state.waits_for is None else state.waits_for.place
+            lines = f" at {state.caller}" * (state.caller is not None)
+            places[place + lines].append(rank)
     parts = [f"{name_ranks(there)} wait{'s' * (len(there) == 1)} in {place}" for place, there in places.items()]
     return "".join(f"; {part}" for part in parts)
 
@@ -149,21 +169,40 @@ def disagreement(axis: str, members: Sequence[int], number: int, made: Mapping[i
     return Finding("disagreement", tuple(odd), f"{where} is not the same call on all ranks: {calls}")
 
 
-def _silent(ranks: Sequence[int], waits: Waits, states: States, processes: Sequence[str]) -> Iterator[Finding]:
+def _named(ranks: Sequence[int], processes: Sequence[str]) -> str:
+    known = "; ".join(processes[rank] for rank in ranks[:MOST_NAMED] if rank < len(processes))
+    return f"{name_ranks(ranks)}{f' ({known})' * bool(known)}"
+
+
+def _left(waits: Waits, states: States, processes: Sequence[str]) -> Iterator[Finding]:
+    """Ranks that left, and that others wait for."""
+    awaited = {rank for others in waits.values() for rank in others}
+    awaited |= {rank for state in states.values() for rank in ranks_in(state.lost)}
+    ways: defaultdict[str, list[int]] = defaultdict(list)
+    for rank, state in states.items():
+        if state.left and rank in awaited:
+            ways[state.left].append(rank)
+    for way, ranks in ways.items():
+        text = f"{_named(ranks, processes)} left the job: {way}"
+        yield Finding("left", tuple(ranks), text + _waiters(ranks, waits, states))
+
+
+def _without_state(
+    kind: Kind, ranks: Sequence[int], text: str, waits: Waits, states: States, processes: Sequence[str]
+) -> Iterator[Finding]:
     if ranks:
-        known = "; ".join(processes[rank] for rank in ranks[:MOST_NAMED] if rank < len(processes))
-        text = f"{name_ranks(ranks)}{f' ({known})' * bool(known)} gave no sign: {SILENCE}"
-        yield Finding("silent", tuple(ranks), text + _waiters(ranks, waits, states))
+        verb = "" if kind == "silent" else " is" if len(ranks) == 1 else " are"
+        text = f"{_named(ranks, processes)}{verb} {text}"
+        yield Finding(kind, tuple(ranks), text + _waiters(ranks, waits, states))
 
 
 def _outside(waits: Waits, states: States) -> Iterator[Finding]:
     """Ranks that are in no communication call, those that most ranks wait for first."""
     places: defaultdict[str, list[int]] = defaultdict(list)
     for rank, state in states.items():
-        if state.waits_for is None:
-            places[
-                f"{state.busy or 'outside of communication'}{f', at {state.site}' * (state.site is not None)}"
-            ].append(rank)
+        if state.waits_for is None and not state.left and not (state.lost and state.mpi_call):
+            doing = f"in {state.doing}" if state.mpi_call else state.busy or "outside of communication"
+            places[f"{doing}{f', at {state.place}' * bool(state.place)}"].append(rank)
     awaited = Counter(rank for others in waits.values() for rank in others)
     for place, there in sorted(places.items(), key=lambda item: -max(awaited[rank] for rank in item[1])):
         waiters = _waiters(there, waits, states)

@@ -1,9 +1,9 @@
-"""The stall watch: a thread beside a rank's work that notices when nothing goes on, and ends the job with the reason.
+"""The stall watchdog: a thread beside a rank's work that ends the job, with the reason, when nothing goes on.
 
-A rank that has finished nothing for a while writes what it does to a file in the run folder. Wherever such a file is,
+A rank that waits for others and has finished nothing for a while writes what it does to a file. Wherever there is one,
 every rank that still lives answers with a file of its own, so that a rank that only works for long is not taken for a
 dead one. The lowest rank that answers reads them all. It ends the job when no rank has finished anything for the
-allowed time.
+allowed time, or when a rank waits for one that has left.
 """
 
 from __future__ import annotations
@@ -14,86 +14,184 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
-from types import TracebackType
+from typing import TYPE_CHECKING
+from weakref import finalize
 
 from hybridnn.comm.failsafe import end_job
+from hybridnn.comm.peer_watch import PeerWatch
+from hybridnn.comm.mpi import is_in_process
 from hybridnn.comm.recorder import Recorder
+from hybridnn.comm.stalls.departure import Departure
 from hybridnn.comm.stalls.files import StallFiles, StallRecord
-from hybridnn.comm.stalls.observe import observe
-from hybridnn.comm.stalls.ranks_text import ranks_text
+from hybridnn.comm.stalls.observe import Activity, observe
+from hybridnn.comm.stalls.place import Place, find_place
+from hybridnn.comm.stalls.processes import Process, processes_of, start_of
+from hybridnn.comm.stalls.ranks_text import ranks_in, ranks_text
 from hybridnn.comm.stalls.report import stall_report
 from hybridnn.comm.stalls.state import JobState, RankState
+from hybridnn.comm.survivors import tolerates_losses
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
 
 __all__ = ["StallWatch"]
 
 LEAST_PATIENCE = 2.0
 """Seconds that a living rank gets to answer: its thread must have its turn and a file system show its file."""
 
+LEAST_WAIT = 2.0
+"""Seconds in a call after which a rank looks whether those it waits for are still there."""
+
+ANSWER_SECONDS = 5.0
+"""For which a job that cannot go on waits for the accounts of all ranks that are there."""
+
+LONGEST_TICK = 1.0
+
 BUSY_FACTOR = 10
 """Announced work outside of training may take so many times as long as an instruction."""
 
 
 class StallWatch:
-    """Watches this rank while it is entered; ends the job with exit code 1 when all of it stands still.
+    """Watches this rank of a process grid; ends the job with exit code 1 when it stands still.
+
+    One thread per grid, which runs while something trains on it. It makes no call of MPI before it ends the job.
 
     Parameters
     ----------
     recorder : Recorder
         Of this rank; what passes it is a sign of life.
-    folder : Path
-        The run folder, which all ranks see under this name.
+    place : Place
+        Where the ranks write.
     rank, size : int
         This rank's number in the grid, and the ranks there are.
-    seconds : float
-        How long a job may finish nothing, 0 for ever. Time in which the process itself was suspended does not count.
-    processes : sequence of str
-        Host and process of every rank, from `processes_of`; to name those that are dead.
-    advice : callable, optional
-        Returns what to do next, which ends the account of a stall.
+    processes : sequence of Process
+        Of every rank, from `processes_of`; to name those that are dead.
     """
 
     def __init__(
-        self,
-        recorder: Recorder,
-        folder: Path,
-        rank: int,
-        size: int,
-        seconds: float,
-        processes: Sequence[str] = (),
-        advice: Callable[[], str] = lambda: "",
+        self, recorder: Recorder, place: Place, rank: int, size: int, processes: Sequence[Process] = ()
     ) -> None:
-        self._recorder, self._files = recorder, StallFiles(folder)
-        self._rank, self._size, self._seconds, self._processes = rank, size, seconds, tuple(processes)
-        self._advice = advice
-        self._tick = min(seconds / 10, 1.0)
-        self._patience = max(LEAST_PATIENCE, seconds / 2)
-        self._idle = 0.0
-        self._seen = recorder.finished
+        self._recorder, self._rank, self._size, self._ranks = recorder, rank, size, place.ranks
+        self._processes = tuple(processes)
+        self._neighbours = {
+            other: process
+            for other, process in enumerate(self._processes)
+            # Ranks in containers of their own have each its own numbering of processes.
+            if process.host == self._processes[rank].host and process.start == start_of(process.number) != 0
+        }
+        if self._processes and tolerates_losses():
+            self._neighbours = {}
+        ring = sorted(self._neighbours)
+        self._next = ring[(ring.index(rank) + 1) % len(ring)] if len(ring) > 1 else None
+        self._peer_watch: PeerWatch | None = None
+        self._advice: Callable[[], str] = str
+        self._limits: dict[int, float] = {}
+        self._seconds = 0.0
+        self._watched = 0
+        self._idle = self._alarmed = 0.0
+        self._seen: Activity | None = None
         self._busy: _Busy | None = None
         self._beat = 0
         self._signs: dict[int, _Sign] = {}
         self._unwritten = ""
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
+        files = StallFiles(place.folder, temporary=True)
+        self._departure = Departure(files, rank, size, place.ranks, recorder.channels)
+        self._notes_departure = finalize(recorder, self._departure.note)
 
-    def __enter__(self) -> StallWatch:
-        """Begin to watch the thread that calls this."""
-        if self._seconds > 0:
-            # What an earlier run left here would be taken for signs of this one.
-            self._files.remove(self._rank)
-            if self._rank == 0:
-                self._files.clear()
-            arguments = (threading.get_ident(),)
-            self._thread = threading.Thread(target=self._run, args=arguments, name="stall watch", daemon=True)
+    @classmethod
+    def of(cls, recorder: Recorder, world: MPI.Intracomm, node: MPI.Intracomm) -> StallWatch | None:
+        """Prepare to watch the ranks of a grid, of which `node` are on this node; collective.
+
+        None for one rank, and for ranks of one process, which end with a verdict as soon as none can go on.
+        """
+        if world.Get_size() == 1 or is_in_process():
+            return None
+        return cls(recorder, find_place(world, node), world.Get_rank(), world.Get_size(), processes_of(world))
+
+    def begin(self, owner: object, seconds: float) -> Callable[[], None]:
+        """Watch the thread that calls this, while `owner` lives.
+
+        Parameters
+        ----------
+        owner : object
+            What trains; referred to weakly. There may be several: the longest time counts.
+        seconds : float
+            How long no rank may finish anything while one waits; 0 for ever. Time in which the process itself was
+            suspended does not count.
+
+        Returns
+        -------
+        callable
+            Ends it for this owner, and with the last one removes all files. Every rank calls it.
+        """
+        if not self._notes_departure.alive:
+            self._notes_departure = finalize(self._recorder, self._departure.note)
+        if seconds <= 0:
+            return self._forget
+        self._watch_peer()
+        number = max(self._limits, default=0) + 1
+        self._limits[number] = seconds
+        self._seconds = max(self._limits.values())
+        self._watched = threading.get_ident()
+        if self._thread is None:
+            self._stop = threading.Event()
+            self._idle, self._seen = 0.0, None
+            self._thread = threading.Thread(target=self._run, args=(self._stop,), name="stall watch", daemon=True)
             self._thread.start()
-        return self
+        end = finalize(owner, self._end_for, number)
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        """Watch no more."""
-        if self._thread is not None:
+        def end_and_forget() -> None:
+            end()
+            self._forget()
+
+        return end_and_forget
+
+    def _end_for(self, number: int) -> None:
+        del self._limits[number]
+        self._seconds = max(self._limits.values(), default=0.0)
+        if not self._limits:
             self._stop.set()
-            self._thread.join(LEAST_PATIENCE)  # longer only where the file system hangs
-            self._take_back()
+            self._thread = None
+            self._leave_peer()
+
+    def _forget(self) -> None:
+        """Leave no note when this rank leaves, unless something else trains on the grid."""
+        if not self._limits:
+            self._leave_peer()
+            self._notes_departure.detach()
+            self._departure.files.remove(self._rank)
+
+    def _watch_peer(self) -> None:
+        """Watch the process of the next rank of the node: it is seen to be gone before a launcher ends the others."""
+        if self._next is not None and self._peer_watch is None:
+            number = self._next
+            process = self._neighbours[number]
+            self._peer_watch = PeerWatch(number, process, lambda: self._files.has_left(number), lambda: self._advice())
+
+    def _leave_peer(self) -> None:
+        if self._peer_watch is not None:
+            self._peer_watch.end()
+            self._peer_watch = None
+
+    def move_to(self, folder: Path, advice: Callable[[], str]) -> None:
+        """From now on write into the folder of a run, and end the job when a process of the node is gone.
+
+        Parameters
+        ----------
+        folder : Path
+            The same for all ranks. What an earlier run left there is removed.
+        advice : callable
+            Returns what to do next, which ends the account of a stall.
+        """
+        self._departure.files.clear()
+        files = StallFiles(folder)
+        files.remove(self._rank)
+        if self._rank == 0:
+            files.clear()
+        self._departure.files, self._departure.ranks, self._advice = files, tuple(range(self._size)), advice
+        self._watch_peer()
 
     @contextlib.contextmanager
     def busy(self, what: str, at_most: float | None = None) -> Iterator[None]:
@@ -116,62 +214,106 @@ class StallWatch:
 
     # -- in the thread -----------------------------------------------------------------------------------------------
 
-    def _run(self, watched: int) -> None:
+    def _run(self, stop: threading.Event) -> None:
         before = monotonic()
-        while not self._stop.wait(self._tick):
+        tick = self._tick
+        while not stop.wait(tick):
             now = monotonic()
             # More than was slept means that the process was suspended, or had no turn.
-            self._look(watched, min(now - before, 2 * self._tick))
-            before = now
+            self._look(min(now - before, 2 * tick), stop)
+            before, tick = now, self._tick
+        self._take_back()
 
-    def _look(self, watched: int, elapsed: float) -> None:
-        finished, busy = self._recorder.finished, self._busy
-        goes_on = finished != self._seen or (busy is not None and monotonic() < busy.until)
+    @property
+    def _tick(self) -> float:
+        return min(self._seconds / 10, LONGEST_TICK) or LONGEST_TICK
+
+    @property
+    def _files(self) -> StallFiles:
+        return self._departure.files
+
+    def _activity(self) -> Activity:
+        return Activity.of(self._recorder, self._watched, 2 * self._tick)
+
+    def _look(self, elapsed: float, stop: threading.Event) -> None:
+        activity, busy = self._activity(), self._busy
+        goes_on = activity != self._seen or (busy is not None and monotonic() < busy.until)
         self._idle = 0.0 if goes_on else self._idle + elapsed
-        self._seen = finished
+        self._seen = activity
         stalled = self._idle >= self._seconds
-        if not stalled and not self._files.alarm:
+        left = self._files.left() if activity.waits and self._idle >= LEAST_WAIT else {}
+        lost = self._lost(activity, left)
+        if not lost and not (stalled and activity.waits) and not self._files.alarm:
             self._take_back()
             return
         self._beat += 1
+        self._alarmed += elapsed
         state = observe(
             self._recorder,
-            watched,
+            activity,
             rank=self._rank,
             size=self._size,
             beat=self._beat,
             idle_seconds=self._idle,
             stalled=stalled,
             busy="" if busy is None else busy.what,
+            lost=ranks_text(lost),
         )
         try:
             self._files.write(state)
-            if stalled:
+            if lost or (stalled and activity.waits):
                 self._files.raise_alarm()
         except OSError as error:
             self._unwritten = str(error)
-        self._decide(state, elapsed)
+        self._decide(state, elapsed, stop)
+
+    def _lost(self, activity: Activity, left: Mapping[int, RankState]) -> list[int]:
+        """Ranks that this one waits for in vain, as they have left or their processes are gone."""
+        if not activity.waits or self._idle < LEAST_WAIT:
+            return []
+        gone = {rank for rank, process in self._neighbours.items() if process.is_gone}
+        if activity.call is None:
+            return sorted(gone | {rank for rank, state in left.items() if state.exited})
+        _, channel, number, _, _, peer, *_ = activity.call
+        key = channel.axis, ranks_text(channel.members), channel.ordinal
+        if number == 0:
+            return [rank for rank in (channel.members[peer],) if rank in gone or rank in left]
+
+        def arrived(state: RankState) -> bool:
+            return any(group.key == key and group.entered >= number for group in state.groups)
+
+        return [
+            rank for rank in channel.members if rank in gone - left.keys() or (rank in left and not arrived(left[rank]))
+        ]
 
     def _take_back(self) -> None:
         """Remove what was written in an alarm that is over."""
         if self._beat:
             self._files.remove(self._rank)
-            self._beat, self._unwritten = 0, ""
+            self._beat, self._alarmed, self._unwritten = 0, 0.0, ""
             self._signs.clear()
 
-    def _decide(self, own: RankState, elapsed: float) -> None:
+    def _decide(self, own: RankState, elapsed: float, stop: threading.Event) -> None:
         """End the job if that is this rank's part, and the time has come."""
-        if any(self._sign_of(rank, elapsed) for rank in range(self._rank)):
+        left = self._files.left()
+        present = [rank for rank in self._ranks if rank not in left]
+        if any(self._sign_of(rank, elapsed) for rank in present if rank < self._rank):
             return
-        others = {rank: self._sign_of(rank, elapsed) for rank in range(self._rank + 1, self._size)}
+        others = {rank: self._sign_of(rank, elapsed) for rank in present if rank > self._rank}
         states = {self._rank: own} | {rank: state for rank, state in others.items() if state is not None}
-        if not any(state.stalled for state in states.values()):
+        lost = sorted({rank for state in states.values() for rank in ranks_in(state.lost)})
+        # Ranks above 0 also wait for those below them.
+        factor = 1 if self._rank == 0 else 2
+        if lost:
+            answers = len(states) + len(set(lost) - left.keys())
+            if answers >= len(present) or self._alarmed >= factor * ANSWER_SECONDS:
+                self._end(left | states, lost, stop)
+        elif not any(state.stalled and state.waits for state in states.values()):
             self._files.end_alarm()
         elif all(state.stalled for state in states.values()):
-            # Ranks above 0 also wait for those below them.
-            patience = self._patience * (1 if self._rank == 0 else 2)
-            if len(states) == self._size or self._idle >= self._seconds + patience:
-                self._end(states)
+            patience = factor * max(LEAST_PATIENCE, self._seconds / 2)
+            if len(states) == len(present) or self._idle >= self._seconds + patience:
+                self._end(left | states, lost, stop)
 
     def _sign_of(self, rank: int, elapsed: float) -> RankState | None:
         """What another rank wrote lately; None where it does not answer, or no more."""
@@ -181,13 +323,22 @@ class StallWatch:
         before = self._signs.get(rank)
         age = before.age + elapsed if before is not None and before.beat == state.beat else 0.0
         self._signs[rank] = _Sign(state.beat, age)
-        return state if age < self._patience else None
+        return state if age < max(LEAST_PATIENCE, self._seconds / 2) else None
 
-    def _end(self, states: Mapping[int, RankState]) -> None:
-        if self._recorder.finished != self._seen or self._stop.is_set():
+    def _end(self, states: Mapping[int, RankState], lost: Sequence[int], stop: threading.Event) -> None:
+        if stop.is_set() or self._activity() != self._seen:
             return
-        silent = ranks_text(rank for rank in range(self._size) if rank not in states)
-        job = JobState(self._size, self._seconds, self._processes, silent)
+        missing = [rank for rank in range(self._size) if rank not in states]
+        gone = [rank for rank in missing if rank in self._neighbours and self._neighbours[rank].is_gone]
+        job = JobState(
+            self._size,
+            self._seconds,
+            tuple(map(str, self._processes)),
+            ranks_text(rank for rank in missing if rank in self._ranks),
+            lost=ranks_text(lost),
+            gone=ranks_text(gone),
+            unseen=ranks_text(rank for rank in missing if rank not in self._ranks),
+        )
         with contextlib.suppress(OSError):
             self._files.write(job)
         account = stall_report(StallRecord(states, job), self._files.path, self._unwritten)

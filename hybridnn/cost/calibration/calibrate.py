@@ -14,6 +14,7 @@ from hybridnn.cost.calibration.compute_steps import StepTimer
 from hybridnn.cost.calibration.fitted import FittedOperation, fit_operations
 from hybridnn.cost.calibration.host import host_facts, memory_bytes_per_rank
 from hybridnn.cost.calibration.overlap import measure_overlap
+from hybridnn.cost.calibration.verdict import judge, other_load
 from hybridnn.cost.machine.machine import CollectiveCost, Link, Machine, Overlap, Segment
 from hybridnn.pipeline.partition.stage_partition import USUAL
 
@@ -85,8 +86,9 @@ def calibrate(
         If `memory_bytes` is not given and the system does not say.
     """
     memory = memory_bytes_per_rank(grid) if memory_bytes is None else memory_bytes
-    threads = limit_blas_threads(grid)
+    threads = limit_blas_threads(grid).count
     cores = cores_of_node(grid)
+    load, own = other_load(grid, threads)
     about = host_facts(grid, threads) | {"cores_per_node": str(cores), "seconds": f"{seconds:g}", "seed": str(seed)}
     about["how"] = "one group of ranks at a time, while the others slept; one pair at a time for messages"
     alone = grid.size == 1
@@ -114,6 +116,7 @@ def calibrate(
         overlap=overlap,
         collectives=_collectives(fits),
         compute=tuple(compute),
+        quality=judge(fits, errors, compute, load, own),
         about=about | {key: text for key, text in notes.items() if text},
     )
     # What one rank measured alone only that rank knows, and times differ from rank to rank.

@@ -68,7 +68,15 @@ def measure_communication(
         meet_asleep(grid.world)
         grid.world.allreduce(medians, "max")
         samples += [
-            Sample(case.operation, ranks, measured.spans_nodes, case.nbytes, median, case.held_out)
+            Sample(
+                case.operation,
+                ranks,
+                measured.spans_nodes,
+                case.nbytes,
+                median,
+                case.held_out,
+                measured.ranks_per_node,
+            )
             for case, median in zip(cases, medians.tolist(), strict=True)
         ]
     return tuple(samples)

@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import nnls
 
-from hybridnn.cost.collectives import ALGORITHMS, Counts
+from hybridnn.cost.collectives import ALGORITHMS, counts
+from hybridnn.cost.counts import Counts
 from hybridnn.cost.machine.machine import CollectiveCost, Segment
 
 __all__ = ["LinearFit", "fit_collective", "fit_linear", "fit_segments"]
@@ -120,7 +121,7 @@ def fit_segments(
         A segment ends half way, on a logarithmic scale, between the last size it was fitted to and the next.
     """
     sizes, seconds = _medians(timings)
-    rows = [(counts.messages, counts.nbytes) for counts in map(counts_of, sizes)]
+    rows = [(needed.messages, needed.nbytes) for needed in map(counts_of, sizes)]
     runs = _Runs(np.array(rows), np.array(seconds))
     best: tuple[int, ...] = (0, len(sizes))
     best_score = inf
@@ -171,19 +172,19 @@ def fit_collective(
                 ranks=ranks,
                 spans_nodes=spans_nodes,
                 algorithm=algorithm,
-                segments=fit_segments(timings[ranks], _in_group(counts, ranks), max_segments),
+                segments=fit_segments(timings[ranks], _in_group(operation, algorithm, ranks), max_segments),
             )
             for ranks in sorted(timings)
         )
-        for algorithm, counts in ALGORITHMS[operation].items()
+        for algorithm in ALGORITHMS[operation]
     }
     usual = USUAL.get(operation)
     best = min(candidates, key=lambda name: (_carried_error(candidates[name], timings), name != usual))
     return candidates[best]
 
 
-def _in_group(counts: Callable[[int, int], Counts], ranks: int) -> Callable[[int], Counts]:
-    return lambda nbytes: counts(nbytes, ranks)
+def _in_group(operation: str, algorithm: str, ranks: int) -> Callable[[int], Counts]:
+    return lambda nbytes: counts(operation, algorithm, nbytes, ranks)
 
 
 def _medians(timings: Iterable[Timing]) -> tuple[list[int], list[float]]:

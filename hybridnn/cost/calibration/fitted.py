@@ -118,7 +118,8 @@ def _fit(operation: str, spans_nodes: bool, samples: Sequence[Sample]) -> list[F
     for cost in fit_collective(operation, by_ranks, spans_nodes=spans_nodes):
         own = _of(samples, operation, spans_nodes, cost.ranks)
         large = FittedOperation(operation, cost, 1.0, own).held_out_error(LARGE_BYTES)
-        judged = cost.model_copy(update={"held_out_error": large.mean if large else None})
+        found = {"held_out_error": large.mean if large else None, "ranks_per_node": own[0].ranks_per_node}
+        judged = cost.model_copy(update=found)
         fits.append(FittedOperation(operation, judged, 1.0, own))
     return fits
 

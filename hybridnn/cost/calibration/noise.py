@@ -3,30 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import log
-from statistics import fmean, median
+from functools import lru_cache
+
+import numpy as np
 
 __all__ = ["fit_noise"]
 
-SLOWER_OF_TWO = 1 + 1 / 2 - log(2)
-"""Mean of the larger of two exponential delays less the median of one, in mean delays."""
+QUARTILES = 0.25, 0.75
+
+TRIMMED = 0.1
+"""Share of the networks left out at both ends."""
 
 
 def fit_noise(networks: Sequence[Sequence[float]]) -> float:
     """Mean delay of a computation relative to its median, with delays taken as exponential.
 
-    Found from the slower of two rounds, averaged over all pairs of a network's rounds: what two ranks that wait for
-    each other would take.
+    The distance between the quartiles of a network's rounds is divided by what it is expected to be for exponential
+    delays of mean 1; the trimmed mean over the networks counts. So neither a few slow rounds nor a few networks that
+    met another job decide it.
 
     Parameters
     ----------
     networks : sequence of sequence of float
         Seconds of a computation, two times or more, for each of several.
+
+    Notes
+    -----
+    Of n exponential delays of mean 1 the i-th smallest is expected to be 1/n + 1/(n-1) + ... + 1/(n-i+1) (Renyi 1953).
+    Quartiles are interpolated linearly between delays, and their expectations between these.
     """
-    return max(0.0, fmean(_slower_of_two(rounds) / median(rounds) - 1 for rounds in networks)) / SLOWER_OF_TWO
+    found = sorted(_spread(rounds) / (_expected_spread(len(rounds)) * float(np.median(rounds))) for rounds in networks)
+    cut = int(TRIMMED * len(found))
+    return float(np.mean(found[cut : len(found) - cut]))
 
 
-def _slower_of_two(rounds: Sequence[float]) -> float:
-    """Mean of the larger of two different rounds: the one of rank i, from 0, is the larger of i pairs."""
-    count = len(rounds)
-    return sum(place * seconds for place, seconds in enumerate(sorted(rounds))) / (count * (count - 1) / 2)
+def _spread(seconds: Sequence[float]) -> float:
+    low, high = np.quantile(seconds, QUARTILES)
+    return float(high - low)
+
+
+@lru_cache
+def _expected_spread(count: int) -> float:
+    return _spread(np.cumsum(1 / np.arange(count, 0, -1)).tolist())

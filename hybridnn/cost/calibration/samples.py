@@ -33,10 +33,13 @@ class MeasuredGroup:
         Positions in the grid.
     spans_nodes : bool
         Whether they are on several nodes.
+    ranks_per_node : int
+        Most of them on one node, where they are on several.
     """
 
     members: tuple[int, ...]
     spans_nodes: bool
+    ranks_per_node: int = 1
 
     @property
     def label(self) -> str:
@@ -76,6 +79,8 @@ class Sample:
     spans_nodes : bool
         Whether the group was on several nodes.
     seconds : float
+    ranks_per_node : int
+        Most ranks of the group on one of its nodes, where it was on several.
     """
 
     operation: str
@@ -84,6 +89,7 @@ class Sample:
     nbytes: int
     seconds: float
     held_out: bool
+    ranks_per_node: int = 1
 
 
 def measured_groups(nodes: Sequence[int]) -> tuple[MeasuredGroup, ...]:
@@ -106,7 +112,7 @@ def measured_groups(nodes: Sequence[int]) -> tuple[MeasuredGroup, ...]:
         first_ranks = [ranks[0] for ranks in by_node.values()]
         groups += [MeasuredGroup(tuple(first_ranks[:ranks]), True) for ranks in _group_sizes(len(by_node))]
         if len(nodes) > len(by_node):
-            groups.append(MeasuredGroup(tuple(range(len(nodes))), True))
+            groups.append(MeasuredGroup(tuple(range(len(nodes))), True, len(fullest)))
     return tuple(groups)
 
 

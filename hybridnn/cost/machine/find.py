@@ -28,7 +28,7 @@ def find_machine(given: Path | str | None = None) -> Path | str | None:
         return given
     if named := os.environ.get(MACHINE_VARIABLE):
         return named
-    return Path(MACHINE_FILE) if Path(MACHINE_FILE).is_file() else None
+    return Path(MACHINE_FILE) if os.path.lexists(MACHINE_FILE) else None
 
 
 def require_machine(given: Path | str | None = None) -> Machine:

@@ -5,14 +5,18 @@ Every number is in the machine file, measured by ``hybridnn calibrate`` or writt
 
 from __future__ import annotations
 
+from functools import lru_cache
 from itertools import pairwise
 from math import ceil, inf
 from typing import Annotated
 
+import numpy as np
 from pydantic import BeforeValidator, Field, model_validator
 
-from hybridnn.cost.collectives import ALGORITHMS, Counts, counts
+from hybridnn.cost.collectives import ALGORITHMS, counts, rounds_of
+from hybridnn.cost.crossings import Crossings, crossings_of
 from hybridnn.cost.machine.compute import Compute
+from hybridnn.cost.machine.quality import Quality
 from hybridnn.settings_errors import refused
 from hybridnn.settings_types import AtLeastZero, Count, Fraction, Positive, Section, Text, list_as_tuple
 
@@ -82,6 +86,8 @@ class CollectiveCost(_Piecewise):
         Size of the group that was measured.
     spans_nodes : bool
         Whether the group had ranks on several nodes.
+    ranks_per_node : int
+        Ranks that each of its nodes had, where it had several nodes; they shared its bandwidth.
     algorithm : str
         Its counts of messages and bytes carry the cost to other sizes of group.
     held_out_error : float or None
@@ -91,6 +97,7 @@ class CollectiveCost(_Piecewise):
     operation: Text
     ranks: Annotated[int, Field(ge=2)]
     spans_nodes: bool = False
+    ranks_per_node: Count = 1
     algorithm: Text
     held_out_error: AtLeastZero | None = None
 
@@ -102,12 +109,33 @@ class CollectiveCost(_Piecewise):
             raise refused("algorithm", self.algorithm, "known are " + ", ".join(ALGORITHMS[self.operation]))
         return self
 
-    def seconds(self, nbytes: int, ranks: int, flows: int = 1) -> float:
-        """Time in a group of `ranks`; `flows` groups share each byte of bandwidth."""
+    def seconds(
+        self, nbytes: int, ranks: int, crossings: Crossings | None = None, algorithm: str | None = None
+    ) -> float:
+        """Time in a group of `ranks`.
+
+        Parameters
+        ----------
+        nbytes : int
+            Of the full vector.
+        ranks : int
+        crossings : Crossings, optional
+            Of all groups that communicate at once, where they span nodes; by default as those that were measured.
+        algorithm : str, optional
+            Another one, with the alpha and beta that make it as fast in the group that was measured.
+        """
+        used = algorithm or self.algorithm
         segment = self.segment(nbytes)
-        return counts(self.operation, self.algorithm, nbytes, ranks).seconds(
-            segment.alpha_seconds, segment.beta_seconds_per_byte * flows
-        )
+        measured = counts(self.operation, self.algorithm, nbytes, self.ranks)
+        fitted = counts(self.operation, used, nbytes, self.ranks)
+        needed = counts(self.operation, used, nbytes, ranks)
+        sent, fitted_sent = needed.nbytes, fitted.nbytes
+        if crossings is not None and self.spans_nodes:
+            sent = _shared_bytes(self.operation, used, nbytes, crossings)
+            fitted_sent = _shared_bytes(self.operation, used, nbytes, _placed(self.ranks, self.ranks_per_node))
+        alpha = segment.alpha_seconds * measured.messages / fitted.messages
+        beta = segment.beta_seconds_per_byte * (measured.nbytes / fitted_sent if fitted_sent else 1.0)
+        return needed.messages * alpha + sent * beta
 
 
 class Overlap(Section):
@@ -149,6 +177,8 @@ class Machine(Section):
         Measured collectives; others cost what the best algorithm costs over the links.
     compute : tuple of Compute
         One for each precision, and for each number of ranks that compute at once on a node.
+    quality : Quality or None
+        How well it was measured; None where it was written by hand.
     about : dict
         Where the numbers come from, for people.
     """
@@ -163,6 +193,7 @@ class Machine(Section):
     overlap: Overlap = Overlap()
     collectives: Annotated[tuple[CollectiveCost, ...], BeforeValidator(list_as_tuple)] = ()
     compute: Annotated[tuple[Compute, ...], BeforeValidator(list_as_tuple), Field(min_length=1)]
+    quality: Quality | None = None
     about: dict[str, str] = Field(default_factory=dict)
 
     @model_validator(mode="after")
@@ -184,19 +215,20 @@ class Machine(Section):
         """The link inside a node or between nodes."""
         return self.between_nodes if spans_nodes and self.between_nodes is not None else self.inside_node
 
-    def message_seconds(self, nbytes: float, *, spans_nodes: bool = False, flows: int = 1) -> float:
+    def message_seconds(self, nbytes: float, *, spans_nodes: bool = False, flows: float = 1) -> float:
         """Time of a message, where `flows` ranks of the node send at once if it leaves the node."""
         segment = self.link(spans_nodes=spans_nodes).segment(nbytes)
         shared = flows if spans_nodes else 1
         return segment.alpha_seconds + nbytes * segment.beta_seconds_per_byte * shared
 
     def collective_seconds(
-        self, operation: str, nbytes: int, ranks: int, *, spans_nodes: bool = False, flows: int = 1
+        self, operation: str, nbytes: int, ranks: int, *, crossings: Crossings | None = None
     ) -> float:
         """Time of a blocking collective.
 
-        A measured one counts by its algorithm from the nearest size of group that was measured; of one that was not,
-        the best algorithm is taken, because MPI libraries choose by size.
+        A measured one counts by its algorithm from the nearest size of group that was measured. In a group of two all
+        algorithms are alike: where no other was measured, the cheapest that is as fast there is taken. Of a collective
+        that was not measured the best algorithm is taken over the links, because MPI libraries choose by size.
 
         Parameters
         ----------
@@ -206,25 +238,15 @@ class Machine(Section):
             Of the full vector, as in ``hybridnn.comm.accounting``.
         ranks : int
             Size of the group.
-        spans_nodes : bool
-            Whether the group has ranks on several nodes.
-        flows : int
-            Groups that cross the border of a node at once and share its bandwidth.
+        crossings : Crossings, optional
+            Of all groups that communicate at once; without, the group is inside a node.
         """
         if ranks == 1:
             return 0.0
-        shared = flows if spans_nodes else 1
-        measured = [
-            cost for cost in self.collectives if cost.operation == operation and cost.spans_nodes == spans_nodes
-        ]
-        if measured:
-            nearest = min(measured, key=lambda cost: (abs(cost.ranks - ranks), cost.ranks))
-            return nearest.seconds(nbytes, ranks, shared)
-        link = self.link(spans_nodes=spans_nodes)
-        return min(
-            _over_link(counts(operation, algorithm, nbytes, ranks), link, self.gamma_seconds_per_byte, shared)
-            for algorithm in ALGORITHMS[operation]
-        )
+        return _collective_seconds(self, operation, nbytes, ranks, crossings if crossings and crossings.spans else None)
+
+    def __hash__(self) -> int:
+        return hash(self.name)
 
     def compute_for(self, dtype: str, busy_ranks: int) -> Compute:
         """Costs of computing in a precision while so many ranks of a node compute.
@@ -246,9 +268,50 @@ class Machine(Section):
         return entry if turns == 1 else entry.scaled(turns)
 
 
-def _over_link(needed: Counts, link: Link, gamma: float, flows: int) -> float:
-    """Time of an algorithm whose messages are of one size, as they nearly are."""
-    if needed.messages == 0:
-        return 0.0
-    segment = link.segment(needed.nbytes / needed.messages)
-    return needed.seconds(segment.alpha_seconds, segment.beta_seconds_per_byte * flows, gamma)
+KEPT_TIMES = 1 << 16
+"""Times of collectives that are kept: the layouts of a plan share many."""
+
+
+@lru_cache(KEPT_TIMES)
+def _collective_seconds(
+    machine: Machine, operation: str, nbytes: int, ranks: int, crossings: Crossings | None
+) -> float:
+    spans = crossings is not None
+    measured = [cost for cost in machine.collectives if cost.operation == operation and cost.spans_nodes == spans]
+    if not measured:
+        return min(
+            _over_links(machine, operation, algorithm, nbytes, ranks, crossings) for algorithm in ALGORITHMS[operation]
+        )
+    nearest = min(measured, key=lambda cost: (abs(cost.ranks - ranks), cost.ranks))
+    if all(cost.ranks == 2 for cost in measured):
+        return min(nearest.seconds(nbytes, ranks, crossings, algorithm) for algorithm in ALGORITHMS[operation])
+    return nearest.seconds(nbytes, ranks, crossings)
+
+
+def _over_links(
+    machine: Machine, operation: str, algorithm: str, nbytes: int, ranks: int, crossings: Crossings | None
+) -> float:
+    """Time of an algorithm, round by round: over the link between nodes where a message of the round leaves a node."""
+    seconds = 0.0
+    for rounds in rounds_of(operation, algorithm, nbytes, ranks):
+        needed = rounds.counts
+        if needed.messages:
+            flows = 0.0 if crossings is None else crossings.flows(rounds.pattern, rounds.distance)
+            segment = machine.link(spans_nodes=flows > 0).segment(needed.nbytes / needed.messages)
+            beta = segment.beta_seconds_per_byte * max(flows, 1.0)
+            seconds += needed.seconds(segment.alpha_seconds, beta, machine.gamma_seconds_per_byte)
+    return seconds
+
+
+def _shared_bytes(operation: str, algorithm: str, nbytes: int, crossings: Crossings) -> float:
+    """Bytes of all rounds, each as often as messages share the way out of a node."""
+    return sum(
+        one.counts.nbytes * max(crossings.flows(one.pattern, one.distance), 1.0)
+        for one in rounds_of(operation, algorithm, nbytes, crossings.ranks)
+    )
+
+
+@lru_cache
+def _placed(ranks: int, ranks_per_node: int) -> Crossings:
+    """One group of ranks that fill nodes one after another."""
+    return crossings_of(np.arange(ranks)[None] // ranks_per_node)

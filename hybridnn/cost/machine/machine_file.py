@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
@@ -15,14 +13,10 @@ from typing import Any, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from hybridnn.cost.machine.machine import Machine
-from hybridnn.errors import DataError
+from hybridnn.errors import DataError, one_line
 from hybridnn.settings_errors import setting_error
+from hybridnn.small_files import FileError, parse_toml, read_json, read_toml, shown_path
 from hybridnn.whole_files import write_whole
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 __all__ = ["read_machine", "shipped_machines", "write_machine"]
 
@@ -49,16 +43,11 @@ def read_machine(source: Path | str) -> Machine:
     """
     path = Path(source)
     if not path.suffix and path.name == str(source):
-        return _machine_from(str(source), _shipped_text(str(source)), ".toml")
+        return _machine_from(str(source), parse_toml(_shipped_text(str(source))))
     if path.suffix.lower() not in (".toml", ".json"):
-        raise DataError(f"{path}: a machine file must end in .toml or .json")
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not text in UTF-8: {error}") from error
-    return _machine_from(str(path), text, path.suffix.lower())
+        raise FileError(path, "a machine file must end in .toml or .json")
+    is_toml = path.suffix.lower() == ".toml"
+    return _machine_from(shown_path(path), read_toml(path) if is_toml else read_json(path, finite=False))
 
 
 def shipped_machines() -> tuple[str, ...]:
@@ -84,26 +73,19 @@ def write_machine(machine: Machine, path: Path | str) -> None:
 def _shipped_text(name: str) -> str:
     if name not in shipped_machines():
         known = ", ".join(shipped_machines())
-        raise DataError(f"machine {name!r}: give a .toml or .json file, or one of the machines that ship: {known}")
+        raise DataError(
+            f"machine {one_line(name)!r}: give a .toml or .json file, or one of the machines that ship: {known}"
+        )
     return (files("hybridnn.hpc_jobs") / "machines" / f"{name}.toml").read_text(encoding="utf-8")
 
 
-def _machine_from(where: str, text: str, suffix: str) -> Machine:
-    values = _parsed(where, text, suffix)
+def _machine_from(where: str, values: object) -> Machine:
+    if not isinstance(values, dict):
+        raise DataError(f"{where}: must be an object with the keys {', '.join(Machine.model_fields)}")
     try:
         return Machine.model_validate(values)
     except ValidationError as error:
         raise DataError(f"{where}: {setting_error(error, tuple(_names(Machine, values)))}") from None
-
-
-def _parsed(where: str, text: str, suffix: str) -> dict[str, Any]:
-    try:
-        values = tomllib.loads(text) if suffix == ".toml" else json.loads(text)
-    except (ValueError, RecursionError) as error:  # RecursionError: nested too deeply for the parser
-        raise DataError(f"{where} is not valid {suffix[1:].upper()}: {error}") from error
-    if not isinstance(values, dict):
-        raise DataError(f"{where}: must be an object with the keys {', '.join(Machine.model_fields)}")
-    return values
 
 
 def _names(section: type[BaseModel], given: object, prefix: str = "") -> Iterator[str]:

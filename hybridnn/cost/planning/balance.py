@@ -56,7 +56,10 @@ def balanced_layers(
         sum_to = sums[stages[place % len(stages)]]
         return sum_to[end] - sum_to[first]
 
-    boundaries = [2 * groups.message(layer.outputs * samples * workload.itemsize, 0, 1) for layer in layers[:-1]]
+    # Where some borders lie between nodes, every one is taken for the slowest: layers are not yet dealt out to them.
+    ways = {groups.flows(stage, stage + 1) for stage in range(len(stages) - 1)}
+    sizes = [layer.outputs * samples * workload.itemsize for layer in layers[:-1]]
+    boundaries = [2 * max(groups.message_by(nbytes, flows) for flows in ways) for nbytes in sizes]
     return best_cuts(seconds, boundaries, len(stages) * chunks)
 
 

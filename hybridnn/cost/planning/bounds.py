@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 
 from hybridnn.cost.machine.machine import Machine
 from hybridnn.cost.prediction.stage_costs import StageCosts
@@ -88,7 +88,10 @@ class StepBounds:
 
     @cached_property
     def _costs(self) -> StageCosts:
-        return StageCosts(self.workload, self.layout, self.machine)
+        layout = self.layout
+        if METHODS[layout.method].exact and layout.chunks == 1:  # these differ in their order alone
+            layout = replace(layout, method="gpipe")
+        return _stage_costs(self.workload, layout, self.machine)
 
     @property
     def _backward(self) -> type[Backward] | type[InputGradient]:
@@ -164,3 +167,12 @@ class StepBounds:
                         yield from [WeightGradient(0, number, chunk)] * times
         yield ReduceGradients(0)
         yield Update(0)
+
+
+KEPT_COSTS = 256
+"""Costs of stages that are kept: layouts that differ in the order of their instructions alone follow one another."""
+
+
+@lru_cache(KEPT_COSTS)
+def _stage_costs(workload: Workload, layout: Layout, machine: Machine) -> StageCosts:
+    return StageCosts(workload, layout, machine)

@@ -33,7 +33,7 @@ class Constraints:
     split : {"columns", "alternating"}
     overlap : bool
     method : str
-        Of a pipeline; one stage has none.
+        Of a pipeline; one stage has none but ``sequential``.
     microbatches, chunks : int
         Of a pipeline.
     shared : bool
@@ -198,7 +198,8 @@ def _can_split(workload: Workload, layout: Layout) -> bool:
 def _pipelined(workload: Workload, pipeline: int, batch: int, wanted: Constraints) -> Iterator[_Pipelined]:
     """The methods that can be used, with numbers of microbatches and chunks."""
     if pipeline == 1:
-        yield _Pipelined("sequential", 1, 1, merges=True)
+        if _is("sequential", wanted.method):
+            yield _Pipelined("sequential", 1, 1, merges=True)
         return
     for method in METHODS.values():
         if not _is(method.name, wanted.method) or (wanted.exact and not method.exact):

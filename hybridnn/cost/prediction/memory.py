@@ -161,25 +161,34 @@ def _schedules(pipeline: Layout) -> tuple[Schedule, Schedule]:
 
 
 def _chunk_bytes(workload: Workload, layout: Layout, stage: int, chunk: int) -> MemoryParts:
+    """Bytes of a chunk, in the batch groups that lie on nodes in the way that takes most."""
+    ways = (_bytes_of_group(workload, layout, stage, chunk, sharers) for sharers in layout.sharers(stage))
+    return max(ways, key=lambda parts: parts.total)
+
+
+def _bytes_of_group(
+    workload: Workload, layout: Layout, stage: int, chunk: int, sharers: tuple[int, ...]
+) -> MemoryParts:
+    """Bytes of a chunk in a batch group with so many ranks on each of its nodes."""
     batch_ranks, model_ranks = layout.stages[stage]
     splits = split_layers(layout.layers_of(workload.model, stage, chunk), layout.split, model_ranks, 0)
     slots = _slots(layout, stage, chunk)
     parameters = ParameterLayout([split.shard for split in splits])
     largest = max(stop - start for start, stop in map(parameters.bounds, range(len(splits))))
     samples = ceil(ceil(workload.batch_size / layout.microbatches) / batch_ranks)
-    item, sharers = workload.itemsize, min(layout.sharers(stage))
+    item, fewest = workload.itemsize, min(sharers)
     if layout.takes_products(workload):
-        return _bytes_with_products(workload, splits, slots, samples, sharers, model_ranks)
-    once = -(-item * parameters.size // sharers)  # this rank's part of an array that ranks share
+        return _bytes_with_products(workload, splits, slots, samples, fewest, model_ranks)
+    once = -(-item * parameters.size // fewest)  # this rank's part of an array that ranks share
     # What is updated at a time, and where shared gradients are added up, with the loss of all ranks.
     block, added, rounded = min(BLOCK, max(parameters.size, 1)), 0, 0
     words = layout.words(stage)
-    if layout.shares(stage):
-        _, slice_end = slice_bounds(parameters.size, max(layout.sharers(stage)), 0)
+    if max(sharers) > 1:
+        _, slice_end = slice_bounds(parameters.size, max(sharers), 0)
         block = min(SUM_BLOCK, slice_end)
         added = block + 1
-        if words is not None:
-            rounded = wire_room_bytes(min(slice_end, PIECE_NUMBERS), len(layout.sharers(stage)), words, item)
+        if words is not None and len(sharers) > 1:
+            rounded = wire_room_bytes(min(slice_end, PIECE_NUMBERS), len(sharers), words, item)
     elif words is not None:
         piece = min(parameters.size, HOST_PACE.piece_bytes // item)
         rounded = HOST_PACE.in_flight * wire_room_bytes(piece, batch_ranks, words, item)

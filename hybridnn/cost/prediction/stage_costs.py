@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
+from hybridnn.cost.machine.compute import Compute
 from hybridnn.cost.machine.machine import Machine
 from hybridnn.cost.prediction.groups import Groups
 from hybridnn.cost.prediction.layer_costs import ChunkCosts, travel
@@ -53,8 +55,7 @@ class StageCosts:
         self._takes_products = layout.takes_products(workload)
         self._overlap = machine.overlap if layout.overlap else None
         self.hidden = machine.overlap.hidden_fraction
-        compute = machine.compute_for(workload.dtype, self.groups.busy_ranks)
-        self.compute = compute.scaled(compute.pace(layout.ranks))  # the ranks meet in every step
+        self.compute = _paced(machine, workload.dtype, self.groups.busy_ranks, layout.ranks)
         self.chunks = [
             [self._chunk(stage, chunk) for chunk in range(layout.chunks)] for stage in range(len(layout.stages))
         ]
@@ -227,7 +228,7 @@ class StageCosts:
         total = self._instructions(1)
         if self._layout.stages[stage][0] == 1:
             return total
-        if self._layout.shares(stage):  # the loss alone; the gradients are summed as they are applied
+        if not self._layout.keeps_replicas(stage):  # the loss alone; the gradients are summed as they are applied
             loss = self.groups.batch("allreduce", self._workload.itemsize, stage)
             return total + Shares(communication=loss * len(self.chunks[stage]))
         samples = self._samples(stage, self._layout.microbatches - 1)
@@ -243,11 +244,10 @@ class StageCosts:
     def _update(self, stage: int, chunk: int, microbatch: int) -> Shares:
         if self._takes_products:
             total = self._update_with_products()
-        elif self._layout.shares(stage):
-            total = sum((self._shared_update(stage, costs.parameters) for costs in self.chunks[stage]), Shares())
         else:
-            parameters = sum(costs.parameters for costs in self.chunks[stage])
-            total = Shares(self._update_seconds(parameters, arrays=2 + self._workload.slots))
+            # The groups that lie on nodes in the least favourable way are the slowest.
+            ways = (self._update_of(stage, sharers) for sharers in self._layout.sharers(stage))
+            total = max(ways, key=lambda shares: shares.total)
         total += self._instructions(1) + Shares(overhead=self.compute.step_seconds)
         if self._layout.exact and len(self._layout.stages) > 1:
             total += Shares(communication=self.groups.world("broadcast", 8))  # the loss, from the last stage
@@ -267,12 +267,18 @@ class StageCosts:
         update = self.compute.update(self._workload.optimizer)
         return update.seconds(parameters, cached=self._fits_cache(parameters * arrays))
 
-    def _shared_update(self, stage: int, parameters: int) -> Shares:
+    def _update_of(self, stage: int, sharers: tuple[int, ...]) -> Shares:
+        """The update of a batch group with so many ranks on each of its nodes, without the Python around it."""
+        parameters = [costs.parameters for costs in self.chunks[stage]]
+        if max(sharers) == 1:
+            return Shares(self._update_seconds(sum(parameters), arrays=2 + self._workload.slots))
+        return sum((self._shared_update(stage, numbers, sharers) for numbers in parameters), Shares())
+
+    def _shared_update(self, stage: int, parameters: int, sharers: tuple[int, ...]) -> Shares:
         """Adding up a rank's slices of a chunk's gradients, over the nodes too, updating them, and the barrier behind.
 
         Of the ranks that do most: on nodes with fewer ranks each has more slices, and adds up fewer gradients.
         """
-        sharers = self._layout.sharers(stage)
         slices = max(sharers)
         largest = slice_bounds(parameters, slices, 0)[1]
         most = {on_node: -(-slices // on_node) * largest for on_node in sharers}
@@ -282,8 +288,8 @@ class StageCosts:
         seconds += self._update_seconds(updated, arrays)
         travels = self.groups.sharers("barrier", 0, stage)
         if len(sharers) > 1:
-            nbytes = bytes_of_slice(self._layout, stage, largest, self._workload.itemsize)
-            travels += self.groups.owners("allreduce", nbytes, stage) * (updated // largest)
+            nbytes = bytes_of_slice(self._layout, stage, largest, self._workload.itemsize, len(sharers))
+            travels += self.groups.owners("allreduce", nbytes, stage, sharers) * (updated // largest)
             seconds += rounding_seconds(self._layout, stage, updated, self.compute)
         return Shares(seconds, travels)
 
@@ -299,3 +305,10 @@ _SHARES: Mapping[type[Instruction], Callable[[StageCosts, int, int, int], Shares
         Update: StageCosts._update,
     }
 )
+
+
+@lru_cache
+def _paced(machine: Machine, dtype: str, busy_ranks: int, ranks: int) -> Compute:
+    """Costs of computing at the pace of the last of all ranks, which meet in every step; kept for a plan."""
+    compute = machine.compute_for(dtype, busy_ranks)
+    return compute.scaled(compute.pace(ranks))

@@ -75,10 +75,11 @@ def _of_stage(workload: Workload, layout: Layout, costs: StageCosts, stage: int)
     for chunk, _ in enumerate(costs.chunks[stage]):
         if layout.shares(stage):
             yield from _of_sharers(workload, layout, costs, stage, chunk)
-        elif batch > 1:
+        if batch > 1 and layout.keeps_replicas(stage):
             nbytes = costs.gradient_bytes(stage, chunk)
             seconds = costs.groups.batch("allreduce", nbytes, stage)
-            sent = bytes_sent_by_rank("allreduce", nbytes, batch) * batch * model
+            groups = layout.sharers(stage)[(1,) * batch]
+            sent = bytes_sent_by_rank("allreduce", nbytes, batch) * batch * groups
             yield Traffic("allreduce", "batch", nbytes, 1, seconds, sent)
             if layout.words(stage) is not None:
                 yield _of_loss(workload, layout, costs, stage)
@@ -96,19 +97,18 @@ def _of_loss(workload: Workload, layout: Layout, costs: StageCosts, stage: int) 
 
 def _of_sharers(workload: Workload, layout: Layout, costs: StageCosts, stage: int, chunk: int) -> Iterator[Traffic]:
     """The loss, the barrier behind the update, and where there are several nodes the slices of the gradient."""
-    (_, model), groups = layout.stages[stage], costs.groups
     yield _of_loss(workload, layout, costs, stage)
-    yield Traffic("barrier", "batch", 0, 1, groups.sharers("barrier", 0, stage), 0)
-    sharers = layout.sharers(stage)
-    nodes, slices = len(sharers), max(sharers)
-    if nodes == 1:
-        return
-    bounds = [slice_bounds(costs.chunks[stage][chunk].parameters, slices, number) for number in range(slices)]
-    sizes = [bytes_of_slice(layout, stage, stop - start, workload.itemsize) for start, stop in bounds]
-    sent = sum(bytes_sent_by_rank("allreduce", size, nodes) for size in sizes) * nodes * model
-    times = -(-slices // min(sharers))
-    seconds = groups.owners("allreduce", sizes[0], stage) * times
-    yield Traffic("allreduce", "batch", sizes[0], times, seconds, sent)
+    yield Traffic("barrier", "batch", 0, 1, costs.groups.sharers("barrier", 0, stage), 0)
+    for sharers, groups in layout.sharers(stage).items():
+        nodes, slices = len(sharers), max(sharers)
+        if nodes == 1 or slices == 1:
+            continue
+        bounds = [slice_bounds(costs.chunks[stage][chunk].parameters, slices, number) for number in range(slices)]
+        sizes = [bytes_of_slice(layout, stage, stop - start, workload.itemsize, nodes) for start, stop in bounds]
+        sent = sum(bytes_sent_by_rank("allreduce", size, nodes) for size in sizes) * nodes * groups
+        times = -(-slices // min(sharers))
+        seconds = costs.groups.owners("allreduce", sizes[0], stage, sharers) * times
+        yield Traffic("allreduce", "batch", sizes[0], times, seconds, sent)
 
 
 def _of_model_group(workload: Workload, layout: Layout, costs: StageCosts, stage: int, chunk: int) -> Iterator[Traffic]:

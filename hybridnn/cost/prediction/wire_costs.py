@@ -23,12 +23,12 @@ def bytes_of_gradients(layout: Layout, stage: int, costs: ChunkCosts) -> int:
     return wire_bytes(sizes, layout.stages[stage][0], words)
 
 
-def bytes_of_slice(layout: Layout, stage: int, numbers: int, itemsize: int) -> int:
-    """Bytes of a slice of shared gradients, of so many numbers, that its owners sum."""
+def bytes_of_slice(layout: Layout, stage: int, numbers: int, itemsize: int, nodes: int) -> int:
+    """Bytes of a slice of shared gradients, of so many numbers, that its owners on so many nodes sum."""
     words = layout.words(stage)
     if words is None:
         return numbers * itemsize
-    return wire_bytes(piece_sizes(numbers), len(layout.sharers(stage)), words)
+    return wire_bytes(piece_sizes(numbers), nodes, words)
 
 
 def rounding_seconds(layout: Layout, stage: int, numbers: int, compute: Compute) -> float:

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import accumulate
 from math import ceil, prod
 
+import numpy as np
+from numpy.typing import NDArray
+
 from hybridnn.comm.partition import block_size
+from hybridnn.comm.placement import place_ranks
 from hybridnn.kernels.sixteen_bits import WordFormat
 from hybridnn.nn.mlp import MLP, DenseLayer
 from hybridnn.parallel.product_replica import products_pay
@@ -17,7 +21,7 @@ from hybridnn.pipeline.schedules.methods import METHODS, make_schedule
 from hybridnn.pipeline.schedules.orders import features_replay
 from hybridnn.pipeline.schedules.schedule import Schedule
 
-__all__ = ["Layout", "Workload", "uniform_layout"]
+__all__ = ["Layout", "Workload", "nodes_of_stage", "uniform_layout"]
 
 
 @dataclass(frozen=True)
@@ -143,33 +147,40 @@ class Layout:
     def _first_ranks(self) -> tuple[int, ...]:
         return tuple(accumulate(map(prod, self.stages), initial=0))
 
-    def sharers(self, stage: int) -> tuple[int, ...]:
-        """How many ranks of a batch group of the stage share a replica, on each of its nodes; (1, …) where none do."""
+    def sharers(self, stage: int) -> dict[tuple[int, ...], int]:
+        """How many ranks of a batch group share a replica, on each of its nodes; (1, …) where none do.
+
+        Returns
+        -------
+        dict
+            For every way in which batch groups of the stage lie on nodes, the number of groups.
+        """
         batch, model = self.stages[stage]
         if self.sharing_ranks is None:
-            return (1,) * batch
-        first = self.first_rank(stage)
-        return tuple(Counter((first + place * model) // self.sharing_ranks for place in range(batch)).values())
+            return {(1,) * batch: model}
+        return _ranks_by_node(self.stages, self.sharing_ranks, stage)
 
     def words(self, stage: int) -> WordFormat | None:
         """What a stage's gradients are rounded to on their way; None where its batch groups do not span nodes."""
-        batch, model = self.stages[stage]
         if self.wire is None:
             return None
-        first = self.first_rank(stage)
-        nodes = (place // self.wire.node_ranks for place in (first, first + (batch - 1) * model))
-        return self.wire.words if len(set(nodes)) > 1 else None
+        spans = max(map(len, _ranks_by_node(self.stages, self.wire.node_ranks, stage))) > 1
+        return self.wire.words if spans else None
 
     def shares(self, stage: int) -> bool:
         """Whether some rank of the stage shares its replica."""
-        return max(self.sharers(stage)) > 1
+        return max(map(max, self.sharers(stage))) > 1
+
+    def keeps_replicas(self, stage: int) -> bool:
+        """Whether some batch group of the stage has no two ranks on a node, so that all of them keep replicas."""
+        return min(map(max, self.sharers(stage))) == 1
 
     def takes_products(self, workload: Workload) -> bool:
         """Whether the update takes weight gradients as products, so that nobody keeps them; see `ProductReplica`."""
         batch, split = self.stages[0]
         return (
             len(self.stages) == self.microbatches == 1
-            and len(self.sharers(0)) == 1
+            and max(map(len, self.sharers(0))) == 1
             and not workload.clips
             and not workload.rereads_gradient
             and workload.optimizer != "adam"
@@ -207,3 +218,47 @@ class Layout:
 def uniform_layout(stages: Sequence[tuple[int, int]], layers: int) -> Layout:
     """One chunk for each stage, with as equal numbers of layers as can be, and all else as by default."""
     return Layout(tuple(stages), tuple(block_size(layers, len(stages), stage) for stage in range(len(stages))))
+
+
+def nodes_of_stage(stages: tuple[tuple[int, int], ...], ranks_per_node: int, stage: int) -> NDArray[np.int64]:
+    """Node of every rank of a stage, shape (batch, model), where ranks fill nodes one after another.
+
+    Parameters
+    ----------
+    stages : tuple of (int, int)
+        Batch and model ranks of every stage.
+    ranks_per_node : int
+    stage : int
+    """
+    ranks, widest = sum(map(prod, stages)), max(model for _, model in stages)
+    first = sum(map(prod, stages[:stage]))
+    return _nodes_of_grid(ranks, ranks_per_node, widest)[first : first + prod(stages[stage])].reshape(stages[stage])
+
+
+KEPT_GRIDS = 16
+"""Placements of all ranks that are kept; they depend on the widest model group alone."""
+
+KEPT_STAGES = 1 << 12
+
+
+@lru_cache(KEPT_GRIDS)
+def _nodes_of_grid(ranks: int, ranks_per_node: int, model: int) -> NDArray[np.int64]:
+    """Node of every position in the grid."""
+    nodes = np.arange(ranks) // ranks_per_node
+    if ranks <= ranks_per_node:
+        return nodes
+    return nodes[place_ranks(nodes.tolist(), model)]
+
+
+@lru_cache(KEPT_STAGES)
+def _ranks_by_node(stages: tuple[tuple[int, int], ...], ranks_per_node: int, stage: int) -> dict[tuple[int, ...], int]:
+    """Ranks of a batch group on each of its nodes, with the number of batch groups that lie so."""
+    nodes = nodes_of_stage(stages, ranks_per_node, stage)
+    if (nodes == nodes[:, :1]).all():  # model groups inside nodes: all batch groups lie alike
+        nodes, times = nodes[:, :1], nodes.shape[1]
+    else:
+        times = 1
+    found: Counter[tuple[int, ...]] = Counter()
+    for group in nodes.T:
+        found[tuple(np.unique(group, return_counts=True)[1].tolist())] += times
+    return dict(found)

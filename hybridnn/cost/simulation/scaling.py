@@ -14,7 +14,6 @@ from hybridnn.cost.simulation.simulate_layout import (
     CALM,
     SimulatedStep,
     compile_layout,
-    least_batch_size,
     simulate_layout,
 )
 
@@ -59,13 +58,10 @@ class ScalingCurve:
     kind : {"strong", "weak"}
     points : tuple of ScalingPoint
         The first is one rank, which is what the speed-up counts from.
-    left_out : tuple of int
-        Numbers of ranks for which the minibatch has too few samples.
     """
 
     kind: str
     points: tuple[ScalingPoint, ...]
-    left_out: tuple[int, ...]
 
 
 def scaling_curve(
@@ -97,15 +93,13 @@ def scaling_curve(
     program = compile_layout(layout, minibatches)
     alone = uniform_layout([(1, 1)], len(workload.model.layers))
     serial = simulate_layout(workload, alone, machine, compile_layout(alone, 1))
-    points, left_out = [_point(serial, serial)], []
+    points = [_point(serial, serial)]
     for replicas, wide in _widened(layout):
         batch_size = workload.batch_size * (replicas if kind == "weak" else 1)
-        if batch_size < least_batch_size(wide):
-            left_out.append(wide.ranks)
-        elif wide.ranks > 1:
+        if wide.ranks > 1:
             grown, within = replace(workload, batch_size=batch_size), disturbance.within(wide.ranks)
             points.append(_point(simulate_layout(grown, wide, machine, program, within), serial))
-    return ScalingCurve(kind, tuple(points), tuple(left_out))
+    return ScalingCurve(kind, tuple(points))
 
 
 def _widened(layout: Layout) -> Iterator[tuple[int, Layout]]:

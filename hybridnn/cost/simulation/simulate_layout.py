@@ -16,14 +16,12 @@ from hybridnn.cost.prediction.workload import Layout, Workload
 from hybridnn.cost.simulation.disturbance import Disturbance, DisturbedCosts, require_ranks
 from hybridnn.cost.simulation.engine import Program, Run, compile_schedule, run
 from hybridnn.cost.simulation.lanes import Lanes, make_lanes
-from hybridnn.errors import SettingError
 
 __all__ = [
     "CALM",
     "SimulatedStep",
     "StageSeconds",
     "compile_layout",
-    "least_batch_size",
     "simulate_layout",
     "usual_minibatches",
 ]
@@ -112,11 +110,6 @@ def usual_minibatches(layout: Layout) -> int:
     return 1 if layout.exact else 4 * len(layout.stages)
 
 
-def least_batch_size(layout: Layout) -> int:
-    """Samples of a minibatch that give every rank some of every microbatch."""
-    return layout.microbatches * max(batch for batch, _ in layout.stages)
-
-
 def compile_layout(layout: Layout, minibatches: int) -> Program:
     """Compile the schedule of a layout; it depends on everything but the widths of the stages.
 
@@ -134,6 +127,9 @@ def simulate_layout(
 ) -> SimulatedStep:
     """Simulate minibatches of a layout on a machine.
 
+    More ranks than the machine has take turns, and batch ranks without samples wait for those that have some, as in
+    training.
+
     Parameters
     ----------
     workload : Workload
@@ -150,9 +146,8 @@ def simulate_layout(
     Raises
     ------
     SettingError
-        If the machine has too few ranks, the minibatch too few samples for the layout, or there is no such slow rank.
+        If there is no such slow rank.
     """
-    _require_room(workload, layout, machine)
     require_ranks(disturbance, layout.ranks)
     costs = StageCosts(workload, layout, machine)
     lanes = make_lanes([batch for batch, _ in layout.stages]) if disturbance else None
@@ -173,16 +168,6 @@ def _run(program: Program, costs: StageCosts, layout: Layout, lanes: Lanes | Non
     return run(program, DisturbedCosts(costs, layout, lanes, disturbance), lanes.meet)
 
 
-def _require_room(workload: Workload, layout: Layout, machine: Machine) -> None:
-    if layout.ranks > machine.ranks:
-        raise SettingError("ranks", layout.ranks, f"at most {machine.ranks}, which {machine.name} has")
-    least = least_batch_size(layout)
-    if workload.batch_size < least:
-        microbatches = f"{layout.microbatches} microbatch{'es' * (layout.microbatches > 1)}"
-        needed = f"at least {least} samples for {microbatches} on {least // layout.microbatches} batch ranks"
-        raise SettingError("training.batch_size", workload.batch_size, needed)
-
-
 def _stage_seconds(
     costs: StageCosts, done: Run, lanes: Lanes | None, seconds: float, per_step: float
 ) -> tuple[StageSeconds, ...]:
@@ -194,9 +179,8 @@ def _stage_seconds(
         collectives = sum(costs.shares(stage, instruction).communication for instruction in own)
         computing = float(_mean_over_ranks(busy, lanes, stage)) - collectives
         communication = float(_mean_over_ranks(receiving, lanes, stage)) + collectives
-        stages.append(
-            StageSeconds(computing * scale, communication * scale, (seconds - computing - communication) * scale)
-        )
+        waiting = max(0.0, seconds - computing - communication)  # rounding may leave less than nothing
+        stages.append(StageSeconds(computing * scale, communication * scale, waiting * scale))
     return tuple(stages)
 
 

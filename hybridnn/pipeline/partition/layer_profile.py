@@ -13,9 +13,10 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from hybridnn.checks import require_whole
-from hybridnn.errors import DataError
+from hybridnn.errors import DataError, one_line
 from hybridnn.nn.mlp import MLP
 from hybridnn.pipeline.partition.layer_passes import layer_passes, time_passes
+from hybridnn.small_files import FileError, read_json, shown_path
 
 __all__ = ["REPEATS", "LayerProfile", "read_profile", "time_layers", "write_profile"]
 
@@ -104,15 +105,10 @@ def read_profile(path: Path | str) -> tuple[LayerProfile, ...]:
         If the file cannot be read or is not such a list, or a number is missing, negative or not finite; the message
         names the file, the layer (from 0) and the key.
     """
-    try:
-        layers = json.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:  # RecursionError: nested too deeply for the parser
-        raise DataError(f"{path} is not valid JSON: {error}") from error
+    layers = read_json(path, finite=False)
     if not isinstance(layers, list) or not layers:
-        raise DataError(f"{path}: must be a list with an object for every layer")
-    return tuple(_checked_layer(f"{path}, layer {index}", layer) for index, layer in enumerate(layers))
+        raise FileError(path, "must be a list with an object for every layer")
+    return tuple(_checked_layer(f"{shown_path(path)}, layer {index}", layer) for index, layer in enumerate(layers))
 
 
 def _checked_layer(where: str, layer: object) -> LayerProfile:
@@ -123,9 +119,8 @@ def _checked_layer(where: str, layer: object) -> LayerProfile:
         if key not in layer:
             raise DataError(f"{where}: {key} is missing")
         value = layer[key]
-        # Comparisons, because `isfinite` fails on whole numbers that are too large for a float.
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < inf:
-            raise DataError(f"{where}: {key} is {value!r}, must be a finite number, 0 or more")
+            raise DataError(f"{where}: {key} is {one_line(repr(value))}, must be a finite number, 0 or more")
     return LayerProfile(**{key: layer[key] for key in keys})
 
 

@@ -13,7 +13,16 @@ from hybridnn.pipeline.schedules.orders import Extent, Order
 from hybridnn.pipeline.schedules.schedule import Schedule
 from hybridnn.pipeline.schedules.weight_policies import WeightPolicy, WeightRead
 
-__all__ = ["INITIAL", "METHODS", "WEIGHT_GRADIENTS", "Method", "find_method", "forward_only", "make_schedule"]
+__all__ = [
+    "INITIAL",
+    "METHODS",
+    "WEIGHT_GRADIENTS",
+    "Method",
+    "find_method",
+    "forward_only",
+    "make_schedule",
+    "too_few_stages",
+]
 
 WEIGHT_GRADIENTS = ("per-microbatch", "merged")
 """How the weight gradients of a minibatch's microbatches are taken: one by one, or as one product."""
@@ -36,6 +45,12 @@ def find_method(name: str) -> Method:
         return METHODS[name]
     nearest = get_close_matches(str(name), METHODS, n=1, cutoff=0.0)[0]
     raise SettingError("parallel.method", name, f"did you mean {nearest}? Allowed are " + ", ".join(METHODS))
+
+
+def too_few_stages(method: str) -> SettingError:
+    """The error of a method that was asked for on one stage, where it would not be what runs."""
+    more = "start it on more ranks, for example mpirun -n 4, with parallel.pipeline at least 2 where that is set"
+    return SettingError("parallel.method", method, f"needs at least 2 stages, and there is 1: {more}")
 
 
 def make_schedule(

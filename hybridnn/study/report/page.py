@@ -8,6 +8,7 @@ from html import escape
 
 from hybridnn.study.report.results import Results
 from hybridnn.study.report.tables import point_rows
+from hybridnn.study.report.warnings import warnings_of
 
 __all__ = ["page_html"]
 
@@ -19,11 +20,14 @@ div.wide { overflow-x: auto; }
 table { border-collapse: collapse; font-size: 13px; } th, td { padding: .25rem .7rem; text-align: right; }
 th { border-bottom: 2px solid #d7dce2; } td { border-bottom: 1px solid #eef1f4; white-space: nowrap; }
 table.facts th, table.facts td { text-align: left; border: 0; vertical-align: top; white-space: normal; }
+.warning { border-left: 4px solid #b7791f; padding-left: .7rem; }
+.failed { color: #b42318; } .timed-out { color: #b7791f; } .interrupted { color: #6b46c1; }
+.running { color: #23669c; } .never-run { color: #5f6b7a; }
 """
 
 
 def page_html(results: Results, plots: Mapping[str, tuple[str, bytes]]) -> str:
-    """Make the page: plots, table, unfinished cells, and how the figures were made.
+    """Make the page: plots, warnings, table, unfinished cells, and how the figures were made.
 
     Parameters
     ----------
@@ -36,10 +40,12 @@ def page_html(results: Results, plots: Mapping[str, tuple[str, bytes]]) -> str:
     body = [f"<h1>{title}</h1>", f"<p>{escape(manifest.description)}</p>"]
     body += [_figure(caption, png) for caption, png in plots.values()]
     titles, rows = point_rows(results)
-    body += ["<h2>Results</h2>", _table(titles, rows)]
+    body += ["<h2>Results</h2>"]
+    body += [f'<p class="warning">Warning: {escape(text)}</p>' for text in warnings_of(results)]
+    body += [_table(titles, rows)]
     if results.unfinished:
-        names = "".join(f"<li>{escape(name)}</li>" for name in results.unfinished)
-        body.append(f"<h2>Not finished: {len(results.unfinished)} cells</h2><ul>{names}</ul>")
+        counts = escape(results.unfinished_counts)
+        body.append(f"<h2>Not finished: {len(results.unfinished)} cells ({counts})</h2>{_unfinished(results)}")
     body += ["<h2>How it was made</h2>", _facts(results)]
     head = f'<meta charset="utf-8"><title>{title}</title><style>{STYLE}</style>'
     lines = "\n".join(body)
@@ -56,6 +62,15 @@ def _table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     head = "".join(f"<th>{escape(title)}</th>" for title in titles)
     body = "".join("<tr>" + "".join(f"<td>{escape(text)}</td>" for text in row) + "</tr>\n" for row in rows)
     return f'<div class="wide"><table><thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table></div>'
+
+
+def _unfinished(results: Results) -> str:
+    rows = "".join(
+        f'<tr><th class="{cell.state.status.replace(" ", "-")}">{escape(cell.state.status)}</th>'
+        f"<td>{escape(cell.id)}</td><td>{escape(cell.state.reason)}</td></tr>\n"
+        for cell in results.unfinished
+    )
+    return f'<table class="facts">{rows}</table>'
 
 
 def _facts(results: Results) -> str:

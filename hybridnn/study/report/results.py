@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -11,11 +12,11 @@ from typing import Any
 
 from hybridnn.errors import DataError
 from hybridnn.study.runs.figures import RunFigures, figures_of
-from hybridnn.study.study_folder import Manifest, StudyFolder, read_manifest
+from hybridnn.study.study_folder import FAILURES, CellState, Manifest, StudyFolder, read_manifest
 from hybridnn.training.history_file import HISTORY
 from hybridnn.training.run_record import RunRecord, read_run
 
-__all__ = ["CellResult", "Point", "Results", "Spread", "read_results"]
+__all__ = ["CellResult", "Point", "Results", "Spread", "UnfinishedCell", "read_results"]
 
 REPEATED = frozenset({"repeat", "seed"})
 """Axes along which cells do the same again; a point is the median over them."""
@@ -45,6 +46,19 @@ class CellResult:
     values: dict[str, Any]
     run: RunRecord
     figures: RunFigures
+
+
+@dataclass(frozen=True)
+class UnfinishedCell:
+    """A cell without a finished run: its id, and what has become of it."""
+
+    id: str
+    state: CellState
+
+    @property
+    def text(self) -> str:
+        """Its id with the reason."""
+        return f"{self.id}: {self.state.reason}" if self.state.reason else self.id
 
 
 @dataclass(frozen=True)
@@ -109,8 +123,8 @@ class Results:
     cells : tuple of CellResult
         In the order of the study.
     points : tuple of Point
-    unfinished : tuple of str
-        Ids of the other cells.
+    unfinished : tuple of UnfinishedCell
+        The other cells.
     first_day, last_day : str
         When the first and the last of the cells ended, ``YYYY-MM-DD``.
     """
@@ -118,9 +132,19 @@ class Results:
     manifest: Manifest
     cells: tuple[CellResult, ...]
     points: tuple[Point, ...]
-    unfinished: tuple[str, ...]
+    unfinished: tuple[UnfinishedCell, ...]
     first_day: str
     last_day: str
+
+    @property
+    def failures(self) -> int:
+        """Number of cells that failed, timed out or were interrupted."""
+        return sum(cell.state.status in FAILURES for cell in self.unfinished)
+
+    @property
+    def unfinished_counts(self) -> str:
+        """How many of the unfinished cells are in which state, ``"2 failed, 1 never run"``."""
+        return _counts(self.unfinished)
 
     @property
     def varying(self) -> tuple[str, ...]:
@@ -148,18 +172,24 @@ def read_results(folder: Path) -> Results:
     """
     manifest = read_manifest(folder)
     place = StudyFolder(folder)
-    finished = [cell for cell in manifest.cells if place.status(cell.id) == "finished"]
+    states = {cell.id: place.state(cell.id) for cell in manifest.cells}
+    finished = [cell for cell in manifest.cells if states[cell.id].status == "finished"]
+    unfinished = tuple(UnfinishedCell(name, state) for name, state in states.items() if state.status != "finished")
     if not finished:
-        raise DataError(f"{folder}: none of the {len(manifest.cells)} cells of the study is finished")
+        first = next((f"; {cell.text}" for cell in unfinished if cell.state.reason), "")
+        problem = f"none of the {len(manifest.cells)} cells of the study is finished"
+        raise DataError(f"{folder}: {problem}: {_counts(unfinished)}{first}")
     cells = []
     for cell in finished:
         run = read_run(place.cell(cell.id))
         cells.append(CellResult(cell.id, cell.values, run, figures_of(run)))
     ended = [(place.cell(cell.id) / HISTORY).stat().st_mtime for cell in finished]
     days = [f"{datetime.fromtimestamp(moment):%Y-%m-%d}" for moment in (min(ended), max(ended))]
-    done = {cell.id for cell in finished}
-    unfinished = tuple(cell.id for cell in manifest.cells if cell.id not in done)
     return Results(manifest, tuple(cells), _points(cells), unfinished, *days)
+
+
+def _counts(unfinished: Sequence[UnfinishedCell]) -> str:
+    return ", ".join(f"{count} {status}" for status, count in Counter(cell.state.status for cell in unfinished).items())
 
 
 def _points(cells: Sequence[CellResult]) -> tuple[Point, ...]:

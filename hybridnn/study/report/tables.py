@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from hybridnn.study.report.groups import speed_ups
 from hybridnn.study.report.results import Point, Results, Spread
+from hybridnn.study.report.warnings import warnings_of
 
-__all__ = ["csv_text", "markdown_text", "point_facts", "point_rows"]
+__all__ = ["THREADS", "csv_text", "markdown_text", "point_facts", "point_rows"]
 
 MISSING = "-"
+THREADS = "threads per rank"
 FIGURES = (
     "ranks",
     "grid",
+    "threads_per_rank",
+    "nodes",
     "network",
     "parameters",
     "batch_size",
@@ -57,22 +61,36 @@ def csv_text(results: Results) -> str:
 
 
 def markdown_text(results: Results) -> str:
-    """The study's name, description, the table of its points and the cells that are not finished."""
+    """The study's name, description, warnings, the table of its points and the cells that are not finished."""
     titles, rows = point_rows(results)
     manifest = results.manifest
     lines = [f"# {manifest.name}{', reduced' * manifest.reduced}", "", manifest.description, ""]
+    lines += [f"**Warning:** {text}\n" for text in warnings_of(results)]
     lines += [_line(titles), _line(["---"] * len(titles)), *(_line(row) for row in rows), "", _note(results), ""]
     if results.unfinished:
-        lines += [f"Not finished: {len(results.unfinished)} cells", ""]
-        lines += [f"* {name}" for name in results.unfinished] + [""]
+        lines += [f"Not finished: {len(results.unfinished)} cells ({results.unfinished_counts})", ""]
+        lines += [f"* **{cell.state.status}** {cell.text}" for cell in results.unfinished] + [""]
     return "\n".join(lines)
 
 
 def point_rows(results: Results) -> tuple[list[str], list[list[str]]]:
-    """Titles and texts of the table of points: axes, times with least and greatest, speed-up, metric, limit."""
+    """Titles and texts of the table of points: axes, times with least and greatest, speed-up, metric, limit.
+
+    There is a column of nodes where some cell ran on several.
+    """
     labels = [label for label in results.varying if label not in ("ranks", "grid")]
     against = speed_ups(results)
-    titles = ["ranks", "grid", *labels, "seconds per epoch", "speed-up", "predicted s per epoch"]
+    several_nodes = any(cell.figures.nodes > 1 for cell in results.cells)
+    titles = [
+        "ranks",
+        "grid",
+        THREADS,
+        *["nodes"] * several_nodes,
+        *labels,
+        "seconds per epoch",
+        "speed-up",
+        "predicted s per epoch",
+    ]
     titles += [results.metric_name, "limited by"]
     rows = []
     for point in results.points:
@@ -81,6 +99,8 @@ def point_rows(results: Results) -> tuple[list[str], list[list[str]]]:
             [
                 str(point.first.ranks),
                 point.first.grid,
+                _different(cell.figures.threads_per_rank for cell in point.cells),
+                *[_different(cell.figures.nodes for cell in point.cells)] * several_nodes,
                 *(str(values.get(label, MISSING)) for label in labels),
                 _spread(point.seconds_per_epoch),
                 f"{speed_up:.2f}" + f" (against {base})" * (base > 1),
@@ -105,12 +125,15 @@ def _facts(point: Point, speed_up: float, base: int) -> dict[str, Any]:
         "cells": [cell.id for cell in point.cells],
         "ranks": point.first.ranks,
         "grid": point.first.grid,
+        "threads_per_rank": sorted({cell.figures.threads_per_rank for cell in point.cells}),
+        "nodes": sorted({cell.figures.nodes for cell in point.cells}),
         "network": point.first.network,
         "seconds_per_epoch": asdict(point.seconds_per_epoch),
         "seconds_per_step": asdict(point.seconds_per_step),
         "predicted_seconds_per_epoch": point.predicted_seconds_per_epoch,
         "speed_up": speed_up,
         "speed_up_against_ranks": base,
+        "efficiency": speed_up * base / point.first.ranks,
         "metric_name": point.first.metric_name,
         "metric": None if metric is None else asdict(metric),
         "verdict": point.first.verdict.text,
@@ -121,6 +144,10 @@ def _note(results: Results) -> str:
     repeated = max(len(point.cells) for point in results.points)
     spread = f"Medians of up to {repeated} runs, with the least and the greatest. " if repeated > 1 else ""
     return f"{spread}Times are of training alone: the median of a run's epochs, without the first if there are more."
+
+
+def _different(values: Iterable[int]) -> str:
+    return ", ".join(map(str, sorted(set(values))))
 
 
 def _line(texts: Sequence[str]) -> str:

@@ -23,7 +23,9 @@ class RunFigures:
     folder, data, grid : str
     network : str
         Its sizes.
-    ranks, batch_size, train_samples, parameters, steps_per_epoch : int
+    ranks, nodes, batch_size, train_samples, parameters, steps_per_epoch : int
+    threads_per_rank : int
+        Of BLAS.
     method : str or None
         None without a pipeline.
     seconds_per_epoch, seconds_per_step : float
@@ -47,6 +49,8 @@ class RunFigures:
     network: str
     grid: str
     ranks: int
+    nodes: int
+    threads_per_rank: int
     method: str | None
     batch_size: int
     train_samples: int
@@ -102,6 +106,8 @@ def figures_of(run: RunRecord) -> RunFigures:
         network="-".join(map(str, header.sizes)),
         grid=grid_text(run),
         ranks=header.ranks,
+        nodes=header.nodes,
+        threads_per_rank=header.threads_per_rank,
         method=header.method,
         batch_size=run.settings.training.batch_size,
         train_samples=header.train_samples,

@@ -7,7 +7,10 @@ from dataclasses import dataclass
 
 from hybridnn.study.runs.figures import RunFigures
 
-__all__ = ["ScalingGroup", "ScalingRow", "compare_runs"]
+__all__ = ["ScalingGroup", "ScalingRow", "compare_runs", "efficiency_warning", "threads_warning"]
+
+MOST_EFFICIENCY = 1.2
+"""Parallel efficiency above which a speed-up is doubtful. Larger caches give a few percent more than the ranks."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,31 @@ class ScalingGroup:
 
     base: RunFigures
     rows: tuple[ScalingRow, ...]
+
+    @property
+    def warnings(self) -> list[str]:
+        """What makes the speed-ups doubtful, a sentence each."""
+        found = [
+            efficiency_warning(f"{row.figures.ranks} ranks, {row.figures.grid}", row.efficiency) for row in self.rows
+        ]
+        return [text for text in (threads_warning([row.figures for row in self.rows]), *found) if text]
+
+
+def efficiency_warning(what: str, efficiency: float) -> str:
+    """Return the sentence on a parallel efficiency above `MOST_EFFICIENCY`; empty for any other."""
+    if efficiency <= MOST_EFFICIENCY:
+        return ""
+    causes = "the run it is compared with was slowed down by other work, or had other threads"
+    return f"{what}: efficiency {efficiency:.0%}, more than ranks alone can give; perhaps {causes}"
+
+
+def threads_warning(runs: Sequence[RunFigures]) -> str:
+    """Return the sentence on runs that differ in threads per rank; empty where they do not."""
+    threads = sorted({run.threads_per_rank for run in runs})
+    if len(threads) < 2:
+        return ""
+    numbers = ", ".join(map(str, threads))
+    return f"the runs differ in BLAS threads per rank ({numbers}): speed-ups compare different numbers of cores"
 
 
 def compare_runs(runs: Sequence[RunFigures]) -> list[ScalingGroup]:

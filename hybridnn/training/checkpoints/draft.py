@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from hybridnn._version import __version__
 from hybridnn.comm.file_io import Rectangle, file_sha256, npy_header, sync, write_file, write_rectangle
-from hybridnn.training.checkpoints.folder import partial_folder, publish, step_folder
+from hybridnn.training.checkpoints.folder import nearest_existing, partial_folder, publish, step_folder
 from hybridnn.training.checkpoints.manifest import (
     FORMAT_VERSION,
     MANIFEST,
@@ -132,14 +132,14 @@ class Draft:
 
     def require_space(self) -> None:
         """Refuse to begin on a disk that is already too full; one may still become full later."""
-        usage = shutil.disk_usage(self.folder)
+        usage = shutil.disk_usage(nearest_existing(self.folder))
         if usage.total and usage.free < self.files.total_bytes:  # some file systems do not tell
             needed = f"{self.files.total_bytes:,} bytes are needed, {usage.free:,} are free"
             raise OSError(errno.ENOSPC, f"No space left on device: {needed}")
 
     def write(self) -> None:
         """Write this rank's part."""
-        self.partial.mkdir(exist_ok=True)
+        self.partial.mkdir(parents=True, exist_ok=True)
         for name, where, numbers in self.written:
             write_rectangle(self._path(name), numbers, where, self.files.headers[name])
 

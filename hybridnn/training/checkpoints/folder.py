@@ -3,6 +3,7 @@
 ``step-00001234`` is a checkpoint. Everything else that is made here begins with a dot and is removed by `clean`:
 ``.step-00001234.partial`` is being written, ``.step-00001234.removed`` is being deleted, and
 ``.step-00001234.replaced`` makes room for a new checkpoint of the same step; should that not come, this is the one.
+What bears such a name and is a file or a broken link is a damaged checkpoint: passed over, and removed in its turn.
 """
 
 from __future__ import annotations
@@ -13,10 +14,21 @@ import shutil
 from pathlib import Path
 
 from hybridnn.comm.file_io import sync
+from hybridnn.small_files import folder_names
 
-__all__ = ["checkpoint_folders", "clean", "partial_folder", "prune", "publish", "remove", "step_folder", "step_of"]
+__all__ = [
+    "checkpoint_folders",
+    "clean",
+    "nearest_existing",
+    "partial_folder",
+    "prune",
+    "publish",
+    "remove",
+    "step_folder",
+    "step_of",
+]
 
-_NAME = re.compile(r"(?:step-(\d{8,})|\.step-(\d{8,})\.(partial|removed|replaced))")
+_NAME = re.compile(r"(?:step-(\d{8,18})|\.step-(\d{8,18})\.(partial|removed|replaced))", re.ASCII)
 
 
 def step_folder(folder: Path, step: int) -> Path:
@@ -44,35 +56,46 @@ def step_of(path: Path) -> int:
 
 
 def checkpoint_folders(folder: Path) -> list[Path]:
-    """The checkpoints in `folder`, newest first; none where it does not exist."""
+    """The checkpoints in `folder`, newest first; none where it does not exist.
+
+    Raises
+    ------
+    DataError
+        If it is no folder or cannot be read.
+    """
     finished = {step_of(path): path for path in _ours(folder, "replaced")}
     finished |= {step_of(path): path for path in _ours(folder, None)}
     return [finished[step] for step in sorted(finished, reverse=True)]
+
+
+def nearest_existing(folder: Path) -> Path:
+    """The folder itself, or the nearest one above it that exists."""
+    return next(place for place in (folder, *folder.absolute().parents) if place.exists())
 
 
 def clean(folder: Path) -> None:
     """Remove what a run that was stopped left over; only for the one job that writes to `folder`."""
     for path in _ours(folder, "replaced"):
         finished = step_folder(folder, step_of(path))
-        if not finished.exists():
+        if not os.path.lexists(finished):
             path.rename(finished)
         else:
-            shutil.rmtree(path)
+            _delete(path)
     for kind in ("partial", "removed"):
         for path in _ours(folder, kind):
-            shutil.rmtree(path)
+            _delete(path)
 
 
 def publish(partial: Path, finished: Path) -> None:
     """Give a checkpoint that is complete and on disk its name, in place of an older one of the same step."""
     sync(partial)
     replaced = _hidden(finished, "replaced")
-    if finished.exists():
+    if os.path.lexists(finished):
         _rename_over(finished, replaced)
     partial.rename(finished)
     sync(finished.parent)
-    if replaced.exists():
-        shutil.rmtree(replaced)
+    if os.path.lexists(replaced):
+        _delete(replaced)
 
 
 def prune(folder: Path, keep: int, newest: int | None = None) -> None:
@@ -97,14 +120,22 @@ def remove(path: Path) -> None:
     """Delete a checkpoint; one that is half deleted does not bear the name of a checkpoint."""
     removed = _hidden(path, "removed")
     _rename_over(path, removed)
-    shutil.rmtree(removed)
+    _delete(removed)
 
 
 def _rename_over(path: Path, target: Path) -> None:
     """Rename a folder to a name that an attempt which failed may have left behind."""
-    if target.exists():
-        shutil.rmtree(target)
+    if os.path.lexists(target):
+        _delete(target)
     path.rename(target)
+
+
+def _delete(path: Path) -> None:
+    """Remove a folder with all that is in it, or a file or a link, and not what the link leads to."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
 
 
 def _hidden(path: Path, kind: str) -> Path:
@@ -112,10 +143,6 @@ def _hidden(path: Path, kind: str) -> Path:
 
 
 def _ours(folder: Path, kind: str | None) -> list[Path]:
-    """The folders with names of one kind; None: of checkpoints."""
-    try:
-        names = sorted(os.listdir(folder))
-    except FileNotFoundError:
-        return []
-    matches = ((name, _NAME.fullmatch(name)) for name in names)
+    """What bears a name of one kind; None: of checkpoints."""
+    matches = ((name, _NAME.fullmatch(name)) for name in folder_names(folder))
     return [folder / name for name, found in matches if found is not None and found[3] == kind]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any, ClassVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from hybridnn.errors import DataError
+from hybridnn.errors import DataError, one_line
+from hybridnn.pipeline.schedules.methods import METHODS
+from hybridnn.settings_errors import first_problem
+from hybridnn.small_files import parse_json
+from hybridnn.training.checkpoints.blocks import array_name
 
 __all__ = ["FORMAT_VERSION", "MANIFEST", "SUMS", "ArrayEntry", "Manifest", "Origin", "Progress", "parse_manifest"]
 
@@ -18,9 +22,15 @@ SUMS = "SHA256SUMS"
 FORMAT_VERSION = 1
 """Of the folder's contents; a reader refuses what is newer than itself."""
 
+NO_VERSION = 10**6
+"""From here on a number is no version of a format that will ever be."""
+
+Number = Annotated[int, Field(ge=0, lt=2**63)]
+Positive = Annotated[int, Field(ge=1, lt=2**63)]
+
 
 class _Frozen(BaseModel):
-    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid")
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class Progress(_Frozen):
@@ -40,11 +50,11 @@ class Progress(_Frozen):
         Those samples.
     """
 
-    step: int = 0
-    epoch: int = 1
-    minibatches: int = 0
+    step: Number = 0
+    epoch: Positive = 1
+    minibatches: Number = 0
     loss_sum: float = 0.0
-    samples: int = 0
+    samples: Number = 0
 
     def next_epoch(self) -> Progress:
         """The same moment, as the beginning of the epoch after it."""
@@ -82,11 +92,18 @@ class Origin(_Frozen):
     data: str
     seed: int
     shuffle: bool
-    stages: tuple[tuple[int, int], ...]
+    stages: Annotated[tuple[tuple[Positive, Positive], ...], Field(min_length=1)]
     model_split: str
-    partition: tuple[int, ...]
-    chunks: int
+    partition: Annotated[tuple[Positive, ...], Field(min_length=1)]
+    chunks: Positive
     method: str
+
+    @field_validator("method")
+    @classmethod
+    def _known_method(cls, label: str) -> str:
+        if label.partition(" ")[0] not in METHODS:
+            raise ValueError(f"{label!r} is no pipeline method")
+        return label
 
 
 class ArrayEntry(_Frozen):
@@ -103,9 +120,9 @@ class ArrayEntry(_Frozen):
         Of the file, in hexadecimal digits.
     """
 
-    shape: tuple[int, ...]
-    dtype: str
-    bytes: int
+    shape: Annotated[tuple[Positive, ...], Field(min_length=1, max_length=2)]
+    dtype: Annotated[str, Field(pattern="^float(32|64)$")]
+    bytes: Positive
     sha256: str
 
 
@@ -132,8 +149,32 @@ class Manifest(_Frozen):
     progress: Progress
     origin: Origin
     slots: tuple[str, ...]
-    weight_versions: tuple[int, ...]
+    weight_versions: Annotated[tuple[Number, ...], Field(min_length=1)]
     arrays: dict[str, ArrayEntry]
+
+    @model_validator(mode="after")
+    def _complete(self) -> Manifest:
+        """Refuse arrays that are not those of the layers and of the optimizer: their names become names of files."""
+        missing = set(_files_of(len(self.weight_versions), self.slots))
+        for name in self.arrays:
+            if name not in missing:
+                raise ValueError(f"{name!r} is no array of {len(self.weight_versions)} layers")
+            missing.remove(name)
+        if missing:
+            raise ValueError(f"the array {min(missing)} is missing")
+        return self
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """The shape of every array, by its name without the ending of a file."""
+        return {name.removesuffix(".npy"): entry.shape for name, entry in self.arrays.items()}
+
+
+def _files_of(layers: int, slots: Sequence[str]) -> Iterator[str]:
+    """Names of the files that a checkpoint of so many layers consists of, beside what describes them."""
+    for layer in range(layers):
+        for kind in ("weight", "bias"):
+            for slot in (None, *slots):
+                yield f"{array_name(f'layers.{layer}.{kind}', slot)}.npy"
 
 
 def parse_manifest(text: str, path: str) -> Manifest:
@@ -147,18 +188,16 @@ def parse_manifest(text: str, path: str) -> Manifest:
         With the reason, if it is no manifest.
     """
     try:
-        values: Any = json.loads(text)
+        values: Any = parse_json(text)
     except ValueError as error:
         raise ValueError(f"not JSON ({error})") from None
     version = values.get("format_version") if isinstance(values, dict) else None
-    if isinstance(version, int) and version > FORMAT_VERSION:
+    if isinstance(version, int) and FORMAT_VERSION < version < NO_VERSION:
         raise DataError(
-            f"{path}: format version {version}, written by hybridnn {values.get('hybridnn')}; "
+            f"{path}: format version {version}, written by hybridnn {one_line(str(values.get('hybridnn')))}; "
             f"this version reads up to {FORMAT_VERSION}: install that hybridnn, or a newer one"
         )
     try:
-        return Manifest.model_validate_json(text)
+        return Manifest.model_validate_json(text, strict=True)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = f"{'.'.join(map(str, first['loc']))}: " if first["loc"] else ""
-        raise ValueError(f"{where}{first['msg']}") from None
+        raise ValueError(first_problem(error)) from None

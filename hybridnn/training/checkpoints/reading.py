@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +13,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridnn.comm.agreement import agree, broadcast_text
-from hybridnn.comm.file_io import file_sha256, read_npy_header, read_rectangle
+from hybridnn.comm.file_io import Rectangle, file_sha256, read_npy_header, read_rectangle
 from hybridnn.comm.group import Group
 from hybridnn.errors import DataError
 from hybridnn.nn.optimizers import OptimizerState
 from hybridnn.parallel.stage import Stage
+from hybridnn.small_files import JSON_BYTES, FileError, open_regular, read_bytes, read_text
 from hybridnn.training.checkpoints.blocks import HeldBlock, held_blocks
 from hybridnn.training.checkpoints.folder import checkpoint_folders
-from hybridnn.training.checkpoints.manifest import MANIFEST, SUMS, Manifest, parse_manifest
+from hybridnn.training.checkpoints.manifest import MANIFEST, SUMS, ArrayEntry, Manifest, parse_manifest
 from hybridnn.training.checkpoints.shares import deal_files
 
 __all__ = ["Checkpoint", "newest_sound", "open_checkpoint"]
 
-SOUND, MISSING, UNREADABLE, OTHER_SIZE, OTHER_DIGEST = range(5)
+SOUND, MISSING, UNREADABLE, OTHER_SIZE, OTHER_DIGEST, OTHER_ARRAY = range(6)
 
 
 @dataclass(frozen=True)
@@ -48,12 +50,8 @@ class Checkpoint:
         DataError
             If a file cannot be read.
         """
-        endings = tuple(f".{slot}.npy" for slot in self.manifest.slots)
-        names = [name for name in self.manifest.arrays if not name.endswith(endings)]
-        try:
-            return {name.removesuffix(".npy"): np.load(self.path / name, allow_pickle=False) for name in names}
-        except (OSError, ValueError) as error:
-            raise DataError(f"{self.path}: cannot be read: {error}") from error
+        endings = tuple(f".{slot}" for slot in self.manifest.slots)
+        return {name: self._whole(name) for name in self.manifest.shapes() if not name.endswith(endings)}
 
     def read_into(self, stages: Sequence[Stage], states: Sequence[OptimizerState], group: Group | None = None) -> None:
         """Fill the weights and the optimizer's arrays of this rank, of any grid and split, and set its updates.
@@ -99,19 +97,28 @@ class Checkpoint:
         if (entry.shape, entry.dtype) != (shape, memory.dtype.name):
             needed = f"the model needs {shape} of {memory.dtype.name}"
             raise DataError(f"{path}: has shape {entry.shape} of {entry.dtype}, {needed}")
+        host = memory if block.kernels.on_host else np.empty(memory.shape, memory.dtype)
+        self._fill(path.name, host, block.where)
+        block.kernels.put(host, memory)
+
+    def _whole(self, name: str) -> NDArray[Any]:
+        entry = self.manifest.arrays[f"{name}.npy"]
+        array = np.empty(entry.shape, entry.dtype)
+        rows, columns = entry.shape if len(entry.shape) == 2 else (entry.shape[0], 1)
+        self._fill(f"{name}.npy", array, Rectangle((rows, columns), slice(0, rows), slice(0, columns)))
+        return array
+
+    def _fill(self, name: str, memory: NDArray[Any], where: Rectangle) -> None:
+        path = self.path / name
         try:
-            with open(path, "rb") as file:
-                found_shape, found_dtype, offset = read_npy_header(file)
-            if (found_shape, found_dtype.name) != (entry.shape, entry.dtype):
-                raise ValueError(f"shape {found_shape} of {found_dtype.name}")
-            host = memory if block.kernels.on_host else np.empty(memory.shape, memory.dtype)
-            read_rectangle(path, host, block.where, offset)
-            block.kernels.put(host, memory)
+            read_rectangle(path, memory, where, _first_byte(path, self.manifest.arrays[name]))
         except (OSError, ValueError) as error:
             raise DataError(f"{path}: cannot be read: {error}") from error
 
 
-def newest_sound(folder: Path, group: Group | None = None) -> tuple[Checkpoint | None, list[str]]:
+def newest_sound(
+    folder: Path, group: Group | None = None, refusal: Callable[[Manifest], str] | None = None
+) -> tuple[Checkpoint | None, list[str]]:
     """The newest checkpoint in `folder` with all its files as they were written; collective over `group`.
 
     Parameters
@@ -119,6 +126,8 @@ def newest_sound(folder: Path, group: Group | None = None) -> tuple[Checkpoint |
     folder : Path
     group : Group, optional
         Ranks that share the reading, each some of the files.
+    refusal : callable, optional
+        Given a manifest, why training cannot go on from that checkpoint, the same on every rank; empty where it can.
 
     Returns
     -------
@@ -132,15 +141,20 @@ def newest_sound(folder: Path, group: Group | None = None) -> tuple[Checkpoint |
     DataError
         On every rank: the newest was written by a newer version.
     """
-    paths = checkpoint_folders(folder)
-    if group is not None:
+    if group is None:
+        paths = checkpoint_folders(folder)
+    else:
+        paths = agree(group, lambda: checkpoint_folders(folder) if group.rank == 0 else [])
         paths = [Path(path) for path in broadcast_text(group, "\n".join(map(str, paths)), 0).split("\n") if path]
     problems: list[str] = []
     for path in paths:
         found = open_checkpoint(path, group)
-        if isinstance(found, Checkpoint):
+        if isinstance(found, str):
+            problems.append(found)
+        elif refusal is not None and (reason := refusal(found.manifest)):
+            problems.append(f"{path / MANIFEST}: {reason}")
+        else:
             return found, problems
-        problems.append(found)
     return None, problems
 
 
@@ -162,7 +176,7 @@ def open_checkpoint(path: Path, group: Group | None = None) -> Checkpoint | str:
     found = np.zeros((len(names), 2), np.int64)
     for place, reader in enumerate(deal_files(sizes, ranks)):
         if reader == rank:
-            found[place] = _state_of(path / names[place], sizes[place], manifest.arrays[names[place]].sha256)
+            found[place] = _state_of(path / names[place], manifest.arrays[names[place]])
     if group is not None:
         group.allreduce(found)
     for name, size, (state, size_found) in zip(names, sizes, found.tolist(), strict=True):
@@ -174,6 +188,7 @@ def open_checkpoint(path: Path, group: Group | None = None) -> Checkpoint | str:
                     UNREADABLE: "the file cannot be read",
                     OTHER_SIZE: f"has {size_found:,} bytes, {size:,} were written",
                     OTHER_DIGEST: "its bytes are not those that were written (SHA-256 differs)",
+                    OTHER_ARRAY: "is not the array that the manifest describes",
                 }[state]
             )
     return Checkpoint(path, manifest)
@@ -190,6 +205,10 @@ def _read_manifest(path: Path, group: Group | None) -> Manifest | str:
         manifest = parse_manifest(text, str(path / MANIFEST))
     except ValueError as error:
         return f"{path / MANIFEST}: {error}"
+    except DataError:
+        if problem:  # a number that was damaged is no newer version
+            return problem
+        raise
     return problem or manifest
 
 
@@ -197,25 +216,46 @@ def _text_of_manifest(path: Path) -> tuple[str, str]:
     """What stands in the manifest, and what is wrong with it; each may be empty."""
     text = ""
     try:
-        data = (path / MANIFEST).read_bytes()
+        data = read_bytes(path / MANIFEST, JSON_BYTES)
         text = data.decode()
-        sums = (path / SUMS).read_text(encoding="utf-8").splitlines()
-    except FileNotFoundError as error:
-        return text, f"{error.filename}: the file is missing"
-    except (OSError, UnicodeDecodeError) as error:
-        return text, f"{path / MANIFEST}: cannot be read: {error}"
+        sums = read_text(path / SUMS, JSON_BYTES).splitlines()
+    except FileError as error:
+        return text, f"{error.path}: the file is missing" if error.is_missing else str(error)
+    except UnicodeDecodeError as error:
+        return "", f"{path / MANIFEST}: cannot be read: {error}"
     if f"{hashlib.sha256(data).hexdigest()}  {MANIFEST}" in sums:
         return text, ""
     return text, f"{path / MANIFEST}: its bytes are not those that were written (SHA-256 differs)"
 
 
-def _state_of(path: Path, size: int, sha256: str) -> tuple[int, int]:
+def _state_of(path: Path, entry: ArrayEntry) -> tuple[int, int]:
+    """What a file is found to be, and its size."""
     try:
         found = path.stat().st_size
-        if found != size:
+        if found != entry.bytes:
             return OTHER_SIZE, found
-        return (SOUND if file_sha256(path).hex() == sha256 else OTHER_DIGEST), found
+        if file_sha256(path).hex() != entry.sha256:
+            return OTHER_DIGEST, found
+        _first_byte(path, entry)
     except FileNotFoundError:
         return MISSING, 0
     except OSError:
         return UNREADABLE, 0
+    except ValueError:
+        return OTHER_ARRAY, found
+    return SOUND, found
+
+
+def _first_byte(path: Path, entry: ArrayEntry) -> int:
+    """Where the numbers of an array begin in its file.
+
+    Raises
+    ------
+    OSError, ValueError
+        If the file cannot be read, or is of another array than `entry`.
+    """
+    with open_regular(path) as file:
+        shape, dtype, offset = read_npy_header(file)
+    if (shape, dtype.name, offset + prod(shape) * dtype.itemsize) != (entry.shape, entry.dtype, entry.bytes):
+        raise ValueError(f"shape {shape} of {dtype.name}")
+    return offset

@@ -8,6 +8,7 @@ that are no longer kept. Everything is on disk (``fsync``) before the folder get
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from collections.abc import Callable, Sequence
@@ -29,7 +30,7 @@ from hybridnn.nn.optimizers import OptimizerState
 from hybridnn.parallel.stage import Stage
 from hybridnn.training.checkpoints.blocks import HeldBlock, array_shapes, held_blocks
 from hybridnn.training.checkpoints.draft import ArrayFiles, Draft, Findings
-from hybridnn.training.checkpoints.folder import clean, prune
+from hybridnn.training.checkpoints.folder import clean, nearest_existing, prune
 from hybridnn.training.checkpoints.manifest import Origin, Progress
 from hybridnn.training.checkpoints.phases import Job, Phases
 from hybridnn.training.checkpoints.shares import Share, files_to_read_again, shares_of_rank
@@ -50,7 +51,8 @@ class CheckpointWriter:
     Parameters
     ----------
     folder : Path
-        Made where it does not exist. What an earlier run left there unfinished is removed: no other job may write here.
+        Made with the first checkpoint where it does not exist. What an earlier run left there unfinished is removed: no
+        other job may write here.
     grid : ProcessGrid
     model : MLP
     stages : sequence of Stage
@@ -245,13 +247,14 @@ class CheckpointWriter:
             raise error  # a defect of the program: the rank that raises it ends the job
         if self._group.rank == 0:
             shutil.rmtree(draft.partial, ignore_errors=True)
+            with contextlib.suppress(OSError):  # it holds older ones
+                self._folder.rmdir()
         self._on_all_ranks(f"checkpoint {draft.finished} cannot be written", partial(_raise, error))
 
     def _prepare(self) -> None:
         if self._group.rank == 0:
-            self._folder.mkdir(parents=True, exist_ok=True)
             clean(self._folder)
-            if not os.access(self._folder, os.W_OK | os.X_OK):
+            if not os.access(nearest_existing(self._folder), os.W_OK | os.X_OK):
                 raise PermissionError(None, "Permission denied")
 
     def _on_all_ranks(self, what: str, action: Callable[[], None]) -> None:

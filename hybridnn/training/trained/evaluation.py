@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 from typing import Literal
 
@@ -56,17 +57,21 @@ class Evaluation:
     part : {"test", "train", "all"}
     metrics : Metrics
         In the units that the run trained in: standardized ones where it standardized.
+    ignored : tuple of str
+        On rank 0, columns of a ``.csv`` file that are neither inputs of the run nor targets.
     """
 
     data: str
     part: Part
     metrics: Metrics
+    ignored: tuple[str, ...] = ()
 
 
 def evaluate_run(run: TrainedRun, grid: ProcessGrid, samples: Samples) -> Evaluation:
     """Loss and accuracy or R² of a run's weights; collective over `grid`.
 
-    The samples are standardized as those of the run were, whatever data they come from.
+    The samples are standardized as those of the run were, whatever data they come from. Input columns of a ``.csv``
+    file are found by the names that they had in the run's data, or where those are not known by position.
 
     Raises
     ------
@@ -76,26 +81,29 @@ def evaluate_run(run: TrainedRun, grid: ProcessGrid, samples: Samples) -> Evalua
     trainer = trainer_of(run, grid)
     settings = agree(grid.world, lambda: _data_settings(run, samples))
     part: Part = "all"
+    ignored: tuple[str, ...] = ()
 
     def load() -> Dataset:
-        nonlocal part
+        nonlocal part, ignored
         part, dataset = _chosen_part(run, settings, samples.part)
+        ignored = () if settings is run.settings.data else dataset.ignored
         return dataset
 
-    placed = place_data(
-        load,
-        grid,
-        generated=settings.name == "synthetic",
-        distribution=distribution_for(run, grid),
-        standardize=False,  # as done already, with the numbers of the run
-        test_fraction=run.settings.data.test_fraction,
-        seed=run.settings.training.seed,
-        dtype=run.settings.training.dtype,
-    )
+    with trainer.busy("reading the data", at_most=inf):
+        placed = place_data(
+            load,
+            grid,
+            generated=settings.name == "synthetic",
+            distribution=distribution_for(run, grid),
+            standardize=False,  # as done already, with the numbers of the run
+            test_fraction=run.settings.data.test_fraction,
+            seed=run.settings.training.seed,
+            dtype=run.settings.training.dtype,
+        )
     metrics = trainer.evaluate(placed.train)
     placed.memory.free()
     part = PARTS[int(broadcast_text(grid.world, str(PARTS.index(part)), 0))]  # only ranks that loaded know
-    return Evaluation(settings.name or str(settings.file), part, metrics)
+    return Evaluation(settings.name or str(settings.file), part, metrics, ignored)
 
 
 def _data_settings(run: TrainedRun, samples: Samples) -> DataSettings:
@@ -109,13 +117,16 @@ def _data_settings(run: TrainedRun, samples: Samples) -> DataSettings:
         return settings_from({"data": {"name": source}}).data
     if own.file is not None and Path(own.file).resolve() == Path(source).resolve():
         return own
-    targets = list(samples.targets or own.targets) if source.endswith(".csv") else []
-    return settings_from({"data": {"file": source, "targets": targets}}).data
+    columns = {"targets": list(samples.targets or own.targets), "inputs": list(own.inputs)}
+    return settings_from({"data": {"file": source, **(columns if source.endswith(".csv") else {})}}).data
 
 
 def _chosen_part(run: TrainedRun, settings: DataSettings, wanted: str | None) -> tuple[Part, Dataset]:
     """Load data, and return the part to evaluate as if it were all there is, standardized."""
-    data = load_data(settings) if settings.file is None else load_file(settings.file, settings.targets, task=run.task)
+    if settings.file is None:
+        data = load_data(settings)
+    else:
+        data = load_file(settings.file, settings.targets, inputs=settings.inputs, task=run.task)
     _check_fit(run, data)
     train, test = data.train, data.test
     if test is None and settings is run.settings.data:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +35,14 @@ class Predictions:
         Probabilities of the classes, or targets in their original units.
     classes : ndarray of int64, shape (samples,), or None
         The most probable class; None for regression.
+    ignored : tuple of str
+        Columns of the file that are neither inputs nor targets of the run.
     """
 
     columns: tuple[str, ...]
     values: NDArray[np.float64]
     classes: NDArray[np.int64] | None
+    ignored: tuple[str, ...] = ()
 
     def to_csv(self) -> bytes:
         """One line per sample after a header line; numbers with all their digits."""
@@ -69,7 +72,8 @@ def predict_file(run: TrainedRun, grid: ProcessGrid, path: Path) -> Predictions 
     run : TrainedRun
     grid : ProcessGrid
     path : Path
-        As for `load_samples`; target columns of the run are left out of a ``.csv``.
+        As for `load_samples`. Input columns of a ``.csv`` are found by the names that they had in the run's data, or
+        where those are not known by position, without the run's targets.
 
     Returns
     -------
@@ -81,10 +85,12 @@ def predict_file(run: TrainedRun, grid: ProcessGrid, path: Path) -> Predictions 
     HybridnnError
         On every rank: the file cannot be used, or the network does not fit the grid.
     """
-    targets = run.settings.data.targets
-    x = agree(grid.world, lambda: load_samples(path, run.features, targets) if grid.rank == 0 else None)
-    outputs = _outputs(run, grid, x)
-    return _predictions(run, outputs) if grid.rank == 0 else None
+    data = run.settings.data
+    samples = agree(
+        grid.world, lambda: load_samples(path, run.features, data.targets, data.inputs) if grid.rank == 0 else None
+    )
+    outputs = _outputs(run, grid, None if samples is None else samples.x)
+    return None if samples is None else replace(_predictions(run, outputs), ignored=samples.ignored)
 
 
 def _outputs(run: TrainedRun, grid: ProcessGrid, x: NDArray[Any] | None) -> NDArray[Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,16 +15,17 @@ from hybridnn.comm.agreement import agree
 from hybridnn.comm.grid import ProcessGrid
 from hybridnn.comm.group import Group
 from hybridnn.datasets import Standardizer, Task
-from hybridnn.errors import DataError, SettingError
+from hybridnn.errors import DataError
 from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import SGD
 from hybridnn.nn.parameters import check_weights
 from hybridnn.npz_files import read_npz
+from hybridnn.small_files import shown_path
+from hybridnn.training.history_file import read_sound_history
 from hybridnn.training.made_of_settings import describe_data, make_model
 from hybridnn.training.pipelining import Pipelining
-from hybridnn.training.run_folder import CONFIG, STANDARDIZATION
+from hybridnn.training.run_folder import CONFIG, STANDARDIZATION, read_config
 from hybridnn.training.settings import Settings
-from hybridnn.training.settings_file import load_settings
 from hybridnn.training.trained.weights_source import WeightsSource, find_weights
 from hybridnn.training.trainer import Trainer
 
@@ -71,13 +74,15 @@ class TrainedRun:
         return self.model.sizes[-1]
 
 
-def open_run(folder: Path, checkpoint: str | None = None, group: Group | None = None) -> TrainedRun:
+def open_run(
+    folder: Path, checkpoint: str | None = None, group: Group | None = None, *, best: bool = False
+) -> TrainedRun:
     """Read a run folder.
 
     Parameters
     ----------
     folder : Path
-    checkpoint : str, optional
+    checkpoint, best
         As for `find_weights`.
     group : Group, optional
         Ranks that all read; collective over it, and errors are raised on all. None: this rank reads alone.
@@ -88,7 +93,7 @@ def open_run(folder: Path, checkpoint: str | None = None, group: Group | None = 
         If `folder` holds no run, the run has no weights, or its files are damaged or do not belong together.
     """
     settings = _agree(group, lambda: _read_settings(folder))
-    source = find_weights(folder, checkpoint, group)
+    source = find_weights(folder, checkpoint, group, best=best)
     return _agree(group, lambda: _read_run(folder, settings, source))
 
 
@@ -107,6 +112,7 @@ def trainer_of(run: TrainedRun, grid: ProcessGrid) -> Trainer:
         # Samples go through a pipeline in microbatches: those of the run give the run's own sums.
         pipelining=Pipelining(microbatches=settings.parallel.microbatches),
         initial_weights=run.weights,
+        stall_seconds=settings.output.stall_seconds,
     )
 
 
@@ -116,12 +122,9 @@ def distribution_for(run: TrainedRun, grid: ProcessGrid) -> str:
 
 
 def _read_settings(folder: Path) -> Settings:
-    if not (folder / CONFIG).is_file():
-        raise DataError(f"{folder} is not a run folder: it has no {CONFIG}")
-    try:
-        return load_settings(folder / CONFIG)
-    except SettingError as error:
-        raise DataError(f"{folder / CONFIG}: {error}") from error
+    if not os.path.lexists(folder / CONFIG):
+        raise DataError(f"{shown_path(folder)} is not a run folder: it has no {CONFIG}")
+    return read_config(folder)
 
 
 def _agree(group: Group | None, action: Callable[[], Result]) -> Result:
@@ -132,7 +135,7 @@ def _read_run(folder: Path, settings: Settings, source: WeightsSource) -> Traine
     weights = source.read()
     features, outputs = _widths(weights, len(settings.model.hidden), source.path)
     standardizer = _read_standardizer(folder) if settings.data.standardize else None
-    task = _task(settings, standardizer)
+    task = _task(folder, settings, standardizer)
     model = make_model(settings.model, features, outputs, task)
     check_weights(model, weights, str(source.path))
     columns = features, outputs if task == "regression" else None
@@ -167,10 +170,14 @@ def _columns(standardizer: Standardizer) -> tuple[int, int | None]:
     return standardizer.x_mean.size, None if standardizer.y_mean is None else standardizer.y_mean.size
 
 
-def _task(settings: Settings, standardizer: Standardizer | None) -> Task:
-    """The task of the run; where nothing in the folder tells it, the run's data do."""
+def _task(folder: Path, settings: Settings, standardizer: Standardizer | None) -> Task:
+    """The task of the run, by its settings or its records; only without both its data are read again."""
     if standardizer is not None:
         return "classification" if standardizer.y_mean is None else "regression"
     if settings.model.loss != "auto":
         return "classification" if settings.model.loss == "cross_entropy" else "regression"
+    with contextlib.suppress(DataError):  # the weights alone may be sound
+        for record in read_sound_history(folder)[0].epochs:
+            if record.test_accuracy is not None or record.test_r2 is not None:
+                return "regression" if record.test_accuracy is None else "classification"
     return describe_data(settings.data).task

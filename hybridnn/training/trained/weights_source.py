@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,8 +17,9 @@ from hybridnn.errors import DataError, SettingError
 from hybridnn.npz_files import read_npz
 from hybridnn.training.checkpoints.folder import checkpoint_folders
 from hybridnn.training.checkpoints.reading import Checkpoint, newest_sound, open_checkpoint
-from hybridnn.training.history_file import read_history, run_status
-from hybridnn.training.run_folder import CHECKPOINTS, WEIGHTS
+from hybridnn.training.history import best_epoch
+from hybridnn.training.history_file import read_history, read_sound_history, run_status
+from hybridnn.training.run_folder import BEST_WEIGHTS, CHECKPOINTS, WEIGHTS
 
 __all__ = ["WeightsSource", "find_weights"]
 
@@ -35,12 +37,15 @@ class WeightsSource:
         Newer checkpoints that were passed over, and why.
     checkpoint : Checkpoint or None
         None where `path` is a weights file.
+    arrays : mapping or None
+        Of the file, where they have been read already.
     """
 
     path: Path
     step: int | None
     damaged: tuple[str, ...] = ()
     checkpoint: Checkpoint | None = field(default=None, repr=False)
+    arrays: Mapping[str, NDArray[Any]] | None = field(default=None, repr=False)
 
     def read(self) -> Mapping[str, NDArray[Any]]:
         """Global arrays ``layers.<i>.weight`` and ``layers.<i>.bias``.
@@ -50,10 +55,14 @@ class WeightsSource:
         DataError
             If a file cannot be read.
         """
+        if self.arrays is not None:
+            return self.arrays
         return read_npz(self.path) if self.checkpoint is None else self.checkpoint.weights()
 
 
-def find_weights(folder: Path, checkpoint: str | None = None, group: Group | None = None) -> WeightsSource:
+def find_weights(
+    folder: Path, checkpoint: str | None = None, group: Group | None = None, *, best: bool = False
+) -> WeightsSource:
     """The weights that a run ended with, else those of its newest sound checkpoint.
 
     Parameters
@@ -64,19 +73,25 @@ def find_weights(folder: Path, checkpoint: str | None = None, group: Group | Non
         Name of the checkpoint to take instead, such as ``step-00001234``.
     group : Group, optional
         Ranks that share the work of verifying checkpoints; collective over it, and the same on all.
+    best : bool
+        Take the weights of the epoch with the best test metric instead.
 
     Raises
     ------
     SettingError
-        If there is no checkpoint of that name.
+        If there is no checkpoint of that name, or both it and the best weights are named.
     DataError
         If the run has no weights, or only damaged ones.
     """
     is_first = group is None or group.rank == 0
     checkpoints = folder / CHECKPOINTS
+    if best and checkpoint is not None:
+        raise SettingError("--best", True, "does not go with --checkpoint")
+    if best:
+        return _best_weights(folder) if group is None else agree(group, lambda: _best_weights(folder))
     if checkpoint is not None:
         return _named_checkpoint(checkpoints, checkpoint, group, is_first=is_first)
-    written = is_first and (folder / WEIGHTS).exists()
+    written = is_first and os.path.lexists(folder / WEIGHTS)
     facts = np.array([written, written and run_status(folder) == "finished"], np.int64)
     if group is not None:
         group.broadcast(facts)
@@ -90,6 +105,26 @@ def find_weights(folder: Path, checkpoint: str | None = None, group: Group | Non
         no_weights = f"{folder}: no {WEIGHTS}, which a run writes at its end"
         raise DataError(f"{no_weights}, and no sound checkpoint{': ' if damaged else ''}{'; '.join(damaged)}")
     return _of_checkpoint(newest, damaged)
+
+
+def _best_weights(folder: Path) -> WeightsSource:
+    """The weights of the best epoch, with a warning where the history has a better one."""
+    path = folder / BEST_WEIGHTS
+    if not path.exists():
+        raise DataError(
+            f"{folder}: no {BEST_WEIGHTS}, which a run with training.keep_best writes after an evaluated epoch"
+        )
+    arrays = read_npz(path)
+    try:
+        epoch, step = int(arrays["epoch"]), int(arrays["step"])
+    except (LookupError, TypeError, ValueError) as error:
+        raise DataError(f"{path}: does not name its epoch and step") from error
+    best = best_epoch(read_sound_history(folder)[0].epochs)
+    damaged: tuple[str, ...] = ()
+    if best is not None and best.epoch != epoch:
+        metric = f"epoch {best.epoch} with {best.metric:.4f} was better"
+        damaged = (f"{path}: of epoch {epoch}; {metric}; its weights are not kept",)
+    return WeightsSource(path, step, damaged, arrays=arrays)
 
 
 def _named_checkpoint(folder: Path, name: str, group: Group | None, *, is_first: bool) -> WeightsSource:

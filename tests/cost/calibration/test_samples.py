@@ -80,3 +80,8 @@ def test_a_short_time_has_smaller_messages_and_a_seed_is_a_plan() -> None:
     assert max(case.nbytes for case in short) <= 2**18 + 8
     assert short == plan_cases(2, 0.05, np.random.default_rng(0))
     assert short != plan_cases(2, 0.05, np.random.default_rng(1))
+
+
+def test_a_group_of_whole_nodes_says_how_many_ranks_share_each() -> None:
+    groups = measured_groups([5, 5, 0, 0, 0, 0, 9, 9])
+    assert [group.ranks_per_node for group in groups if group.spans_nodes] == [1, 1, 4]

@@ -6,7 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
+from hybridnn import MLP
 from hybridnn.cost.machine.machine import Machine
+from hybridnn.cost.machine.machine_file import read_machine
 from hybridnn.cost.prediction.workload import Layout, Workload
 from hybridnn.cost.simulation.disturbance import Disturbance
 from hybridnn.cost.simulation.scaling import ScalingCurve, ScalingPoint, scaling_curve
@@ -58,10 +60,23 @@ def test_stages_of_different_widths_grow_together(make_machine: MakeMachine, wor
     assert [point.ranks for point in curve.points] == [1, 4, 8]
 
 
-def test_too_few_samples_are_left_out(make_machine: MakeMachine, workload: Workload) -> None:
-    layout = Layout(((128, 1),), (8,))
-    assert scaling_curve(workload, layout, make_machine(), "strong", 1).left_out == (128,)
-    assert scaling_curve(workload, layout, make_machine(), "weak", 1).left_out == ()
+def test_ranks_beyond_the_samples_gain_nothing(make_machine: MakeMachine, workload: Workload) -> None:
+    curve = scaling_curve(workload, Layout(((128, 1),), (8,)), make_machine(), "strong", 1)
+    assert [point.ranks for point in curve.points[-2:]] == [64, 128]
+    assert [point.speed_up for point in curve.points[-2:]] == pytest.approx([64, 64])
+
+
+def test_more_than_ideal_is_the_cache_s(make_machine: MakeMachine, workload: Workload) -> None:
+    """Ranks that share a replica update parts of it that fit their caches, where one rank's do not."""
+    cluster = read_machine("cluster-1024")
+    endless = [entry.model_copy(update={"cache_bytes": 1e15}) for entry in cluster.compute]
+    digits = Workload(MLP([64, 512, 512, 512, 10]), 1438, 128)
+    layout = Layout(((2, 1),), (4,), sharing_ranks=128)
+    usual, cached = (
+        scaling_curve(digits, layout, machine, "strong", 1).points[-1].efficiency
+        for machine in (cluster, cluster.model_copy(update={"compute": tuple(endless)}))
+    )
+    assert cached < 1 < usual
 
 
 def test_slow_ranks_disturb_the_layouts_that_have_them(make_machine: MakeMachine, workload: Workload) -> None:
@@ -76,4 +91,4 @@ def test_unknown_curve(make_machine: MakeMachine, workload: Workload) -> None:
 
 def test_plot_is_a_png() -> None:
     points = tuple(ScalingPoint(ranks, 64, 1 / ranks, ranks, 1.0, 0.25, 0.25) for ranks in (1, 2, 4))
-    assert scaling_png(ScalingCurve("strong", points, ()), "title").startswith(b"\x89PNG\r\n")
+    assert scaling_png(ScalingCurve("strong", points), "title").startswith(b"\x89PNG\r\n")

@@ -141,15 +141,32 @@ def test_parts_add_up_to_the_step(make_machine: MakeMachine, workload: Workload)
 
 def test_what_cannot_be_simulated(make_machine: MakeMachine, workload: Workload) -> None:
     layout = Layout(((4, 1),) * 2, (4, 4), method="1f1b", microbatches=8)
-    with pytest.raises(SettingError, match="ranks = 8: at most 4, which plain has"):
-        simulated(workload, layout, make_machine(ranks_per_node=4))
-    few = replace(workload, batch_size=31)
-    with pytest.raises(SettingError, match="at least 32 samples for 8 microbatches on 4 batch ranks"):
-        simulated(few, layout, make_machine())
     with pytest.raises(SettingError, match="slow = 8: a rank from 0 to 7"):
         simulated(workload, layout, make_machine(), Disturbance(slow={8: 2.0}))
     with pytest.raises(SettingError, match="minibatches = 0"):
         compile_layout(layout, 0)
+
+
+def test_more_ranks_than_the_machine_has_take_turns(make_machine: MakeMachine, workload: Workload) -> None:
+    layout = Layout(((8, 1),), (8,))
+    enough, half = (simulated(workload, layout, make_machine(ranks_per_node=ranks)) for ranks in (8, 4))
+    assert half.seconds == pytest.approx(2 * enough.seconds)
+
+
+def test_batch_ranks_without_samples_wait_for_the_others(make_machine: MakeMachine, workload: Workload) -> None:
+    """Three samples are three ranks' work, on however many ranks, and disturbed or not."""
+    few = replace(workload, batch_size=3)
+    three, many = (simulated(few, Layout(((ranks, 1),), (8,)), make_machine()) for ranks in (3, 16))
+    assert many.seconds == pytest.approx(three.seconds) == pytest.approx(16 * 16 * 1e-6 * 23)
+    assert simulated(few, Layout(((16, 1),), (8,)), make_machine(), Disturbance(slow={0: 2.0})).seconds > many.seconds
+
+
+def test_rounding_leaves_no_bubble_below_nothing(make_machine: MakeMachine, workload: Workload) -> None:
+    machine = make_machine(alpha_seconds=1e-5 / 3, beta_seconds_per_byte=1e-9 / 7)
+    for ranks in range(1, 33):
+        for disturbance in (Disturbance(), Disturbance(jitter=0.1)):
+            step = simulated(workload, Layout(((ranks, 1),), (8,)), machine, disturbance)
+            assert all(stage.bubble >= 0 for stage in step.stages)
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -102,8 +102,8 @@ def test_other_keys_are_left_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[{", "profile.json is not valid JSON"),
-        ("[" * 100_000, "profile.json is not valid JSON"),
+        ("[{", "profile.json: is not valid JSON"),
+        ("[" * 100_000, "profile.json: is not valid JSON"),
         ("{}", "profile.json: must be a list with an object for every layer"),
         ("[]", "profile.json: must be a list with an object for every layer"),
         (json.dumps([GOOD, 3]), "profile.json, layer 1: must be an object with forward_seconds, backward_seconds"),
@@ -131,5 +131,5 @@ def test_files_that_cannot_be_opened_are_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no/profile.json: cannot be written: No such file"):
         write_profile(tmp_path / "no" / "profile.json", [])
     (tmp_path / "bytes.json").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(DataError, match=r"bytes.json is not valid JSON"):
+    with pytest.raises(DataError, match=r"bytes.json: is not valid JSON"):
         read_profile(tmp_path / "bytes.json")

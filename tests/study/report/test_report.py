@@ -16,10 +16,13 @@ from matplotlib.image import imread
 from hybridnn.errors import DataError
 from hybridnn.study.report.curves import curves_of
 from hybridnn.study.report.groups import grid_maps, speed_ups, strong_lines, weak_lines
+from hybridnn.study.report.page import page_html
 from hybridnn.study.report.plots import draw_plots
 from hybridnn.study.report.results import Results, Spread, read_results
-from hybridnn.study.report.tables import csv_text, markdown_text, point_facts
+from hybridnn.study.report.tables import csv_text, markdown_text, point_facts, point_rows
+from hybridnn.study.report.warnings import warnings_of
 from hybridnn.study.report.write import write_report
+from hybridnn.study.study_folder import StudyFolder
 from reference.finished_runs import prediction_line, write_run
 
 Runs = Mapping[str, tuple[dict[str, Any], dict[str, Any]]]
@@ -177,10 +180,10 @@ def test_markdown_has_a_row_for_every_point_and_names_what_is_missing(tmp_path: 
     text = markdown_text(_study(tmp_path, runs, missing={"b": {"width": 9}}))
     table = [line for line in text.splitlines() if line.startswith("|")]
     assert len(table) == 3
-    assert table[2].startswith("| 1 | 1x1 | 2 | 1.00 | - | 0.5 |")
-    assert "Not finished: 1 cells\n\n* b\n" in text
+    assert table[2].startswith("| 1 | 1x1 | 1 | 2 | 1.00 | - | 0.5 |")
+    assert "Not finished: 1 cells (1 never run)\n\n* **never run** b\n" in text
     strong = markdown_text(_strong(tmp_path / "strong"))
-    assert "| 1 | 1x1 | 8 | 5 (4 to 9) | 1.00 | 2.5 |" in strong
+    assert "| 1 | 1x1 | 1 | 8 | 5 (4 to 9) | 1.00 | 2.5 |" in strong
 
 
 def test_facts_have_units_in_their_names(tmp_path: Path) -> None:
@@ -257,10 +260,70 @@ def test_foreign_folder_is_refused(tmp_path: Path) -> None:
 
 
 def test_study_without_a_finished_cell_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="none of the 2 cells of the study is finished"):
+    problem = "none of the 2 cells of the study is finished: 1 interrupted, 1 never run; a: its run left no end"
+    with pytest.raises(DataError, match=problem):
         _study(tmp_path, {"a": ({}, {"ended": False})}, missing={"b": {}})
 
 
-def test_unfinished_cells_are_named(tmp_path: Path) -> None:
-    runs = {"a": ({"seed": 1}, {}), "b": ({"seed": 2}, {"ended": False})}
-    assert _study(tmp_path, runs, missing={"c": {"seed": 3}}).unfinished == ("b", "c")
+def _with_every_state(folder: Path) -> Results:
+    """A study with a finished cell and one of every way not to be finished."""
+    place = StudyFolder(folder)
+    for name, status in (("b", "failed"), ("c", "timed out"), ("d", "interrupted")):
+        (place.cell(name)).mkdir(parents=True)
+        place.fail(name, status, f"reason of <{name}>")  # type: ignore[arg-type]
+    runs = {"a": ({"seed": 1}, {}), "e": ({"seed": 5}, {"ended": False})}
+    return _study(folder, runs, missing={name: {"seed": seed} for seed, name in enumerate("bcdf", 6)})
+
+
+def test_every_form_of_the_report_tells_states_apart(tmp_path: Path) -> None:
+    results = _with_every_state(tmp_path)
+    expected = [
+        ("e", "interrupted", "its run left no end"),
+        ("b", "failed", "reason of <b>"),
+        ("c", "timed out", "reason of <c>"),
+        ("d", "interrupted", "reason of <d>"),
+        ("f", "never run", ""),
+    ]
+    assert [(cell.id, cell.state.status, cell.state.reason) for cell in results.unfinished] == expected
+    assert results.failures == 4
+    text = markdown_text(results)
+    assert "Not finished: 5 cells (2 interrupted, 1 failed, 1 timed out, 1 never run)" in text
+    page = page_html(results, {})
+    for name, status, reason in expected:
+        assert f"* **{status}** {name}" + f": {reason}" * bool(reason) + "\n" in text
+        row = f">{status}</th><td>{name}</td><td>{reason.replace('<', '&lt;').replace('>', '&gt;')}</td></tr>"
+        assert f'<th class="{status.replace(" ", "-")}"{row}' in page
+
+
+def test_a_speed_up_above_the_ideal_is_a_warning(tmp_path: Path) -> None:
+    runs = {
+        str(ranks): ({"ranks": ranks}, {"ranks": ranks, "seconds": [taken]})
+        for ranks, taken in ((1, 12.0), (2, 5.0), (4, 1.0))  # efficiencies of 1.2 and 3
+    }
+    results = _study(tmp_path, runs)
+    (warning,) = warnings_of(results)
+    assert warning.startswith("ranks 4: efficiency 300%, more than ranks alone can give")
+    assert f"**Warning:** {warning}\n" in markdown_text(results)
+    assert f'<p class="warning">Warning: {warning}</p>' in page_html(results, {})
+    assert [point["efficiency"] for point in point_facts(results)] == pytest.approx([1, 1.2, 3])
+    assert warnings_of(_strong(tmp_path / "strong")) == []
+
+
+def test_threads_and_nodes_have_columns_and_mixing_them_is_a_warning(tmp_path: Path) -> None:
+    runs = {
+        "1": ({"ranks": 1, "repeat": 1}, {"threads": 2, "seconds": [3.0]}),
+        "4-1": ({"ranks": 4, "repeat": 1}, {"ranks": 4, "nodes": 1, "seconds": [1.0]}),
+        "4-2": ({"ranks": 4, "repeat": 2}, {"ranks": 4, "nodes": 2, "seconds": [2.0]}),
+    }
+    results = _study(tmp_path, runs)
+    assert warnings_of(results) == [
+        "the runs differ in BLAS threads per rank (1, 2): speed-ups compare different numbers of cores",
+        "ranks 4: repeated on 1, 2 nodes, whose times are not the same",
+    ]
+    titles, rows = point_rows(results)
+    assert titles[:4] == ["ranks", "grid", "threads per rank", "nodes"]
+    assert [row[:4] for row in rows] == [["1", "1x1", "2", "1"], ["4", "4x1", "1", "1, 2"]]
+    found = csv.DictReader(io.StringIO(csv_text(results)))
+    assert [(row["threads_per_rank"], row["nodes"]) for row in found] == [("2", "1"), ("1", "1"), ("1", "2")]
+    facts = point_facts(results)
+    assert (facts[1]["threads_per_rank"], facts[1]["nodes"]) == ([1], [1, 2])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from collections.abc import Callable
@@ -157,6 +158,8 @@ def test_a_newer_version_is_an_error_on_every_rank(comm: MPI.Intracomm, mpi_tmp_
         manifest = mpi_tmp_path / "step-00000030" / "manifest.json"
         values = json.loads(manifest.read_text()) | {"format_version": 2, "hybridnn": "7.8.9", "unheard": "of"}
         manifest.write_text(json.dumps(values))
+        digest = hashlib.sha256(manifest.read_bytes()).hexdigest()  # a number that is only damaged is no version
+        manifest.with_name("SHA256SUMS").write_text(f"{digest}  manifest.json\n")
     comm.Barrier()
     with pytest.raises(DataError, match=r"step-00000030/manifest\.json: format version 2, .* hybridnn 7\.8\.9"):
         newest_sound(mpi_tmp_path, held.grid.world)

@@ -1,0 +1,271 @@
+"""A user's own tables: columns are found by name, files from any folder, and what is learned is said."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hybridnn.cli.train_view import TrainView
+from hybridnn.training.history import StepRecord
+
+Run = Callable[..., tuple[int, str, str]]
+SMALL = ("--hidden", "6", "--epochs", "3", "--batch-size", "16", "--set", "training.dtype=float64")
+CHURN = ("--set", 'data.targets=["churn"]')
+SAMPLES = 60
+
+
+@pytest.fixture
+def table() -> Callable[..., list[list[str]]]:
+    """Write the same samples with any columns, in any order."""
+    generator = np.random.default_rng(1)
+    age, income = generator.integers(18, 80, SAMPLES), generator.normal(5e4, 2e4, SAMPLES).round(1)
+    columns = {
+        "age": [str(value) for value in age],
+        "income": [str(value) for value in income],
+        "churn": [str(int(value > 5e4)) for value in income],
+        "name": [f"Mx {number}" for number in range(SAMPLES)],
+        "": [str(number) for number in range(SAMPLES)],
+        "from 1": [str(int(value > 5e4) + 1) for value in income],
+        "point": [str(float(value > 5e4)) for value in income],
+    }
+
+    def write(path: str, names: Sequence[str], header: Sequence[str] | None = None) -> list[list[str]]:
+        rows = [list(row) for row in zip(*(columns[name] for name in names), strict=True)]
+        Path(path).write_text("".join(f"{','.join(row)}\n" for row in [list(header or names), *rows]))
+        return rows
+
+    return write
+
+
+@pytest.fixture
+def trained(run_hybridnn: Run, table: Callable[..., Any]) -> Run:
+    """The command line in a folder with a run trained on ``age,income,churn``."""
+    table("num.csv", ["age", "income", "churn"])
+    code, _, err = run_hybridnn("train", "--file", "num.csv", *CHURN, *SMALL, "--out", "run", "-q")
+    assert (code, err) == (0, "")
+    return run_hybridnn
+
+
+def figures(run: Run, *arguments: str) -> tuple[float, float, int]:
+    code, text, err = run("evaluate", *arguments, "--format", "json")
+    assert code == 0, err
+    found = json.loads(text)
+    return found["loss"], found["accuracy"], found["samples"]
+
+
+def test_order_of_columns_changes_nothing(trained: Run, table: Callable[..., Any]) -> None:
+    table("swapped.csv", ["churn", "income", "age"])
+    table("whole.csv", ["age", "income", "churn"])
+    expected = figures(trained, "run", "--data", "whole.csv")
+    assert figures(trained, "run", "--data", "swapped.csv") == expected
+    table("new.csv", ["income", "age"])
+    rows = table("plain.csv", ["age", "income"])
+    for file in ("new.csv", "plain.csv", "swapped.csv"):
+        assert trained("predict", "run", file, "--force")[::2] == (0, "")
+        Path("predictions.csv").rename(f"of-{file}")
+    assert Path("of-new.csv").read_bytes() == Path("of-plain.csv").read_bytes() == Path("of-swapped.csv").read_bytes()
+    # Without names, arrays are taken by position.
+    np.savez("x.npz", np.array(rows, float))
+    assert trained("predict", "run", "x.npz")[0] == 0
+    assert Path("predictions.csv").read_bytes() == Path("of-new.csv").read_bytes()
+
+
+def test_other_columns_are_named_and_may_hold_anything(trained: Run, table: Callable[..., Any]) -> None:
+    table("named.csv", ["name", "income", "churn", "age"])
+    table("whole.csv", ["age", "income", "churn"])
+    said = "Warning: named.csv: columns that the run was not trained on are ignored: name\n"
+    code, text, err = trained("evaluate", "run", "--data", "named.csv", "--format", "json")
+    assert (code, err) == (0, said)
+    assert json.loads(text)["loss"] == figures(trained, "run", "--data", "whole.csv")[0]
+    code, _, err = trained("predict", "run", "named.csv")
+    assert (code, err) == (0, said)
+
+
+@pytest.mark.parametrize(
+    ("names", "header", "message"),
+    [
+        (["income", "churn"], None, "x.csv: no column 'age', which the inputs need; it has income, churn"),
+        (["name", "churn"], None, "x.csv: no columns 'age', 'income', which the inputs need; it has name, churn"),
+        (["age", "income", "churn"], ["Age", "income", "churn"], "x.csv: no column 'age', which the inputs need"),
+        (["", "age", "income", "churn"], None, "x.csv: column 1 of the header line has no name (pandas writes its "),
+        (["age", "income", "churn"], ["age", "age", "churn"], "x.csv: the header line names 'age' more than once"),
+        (["age", "income", "churn"], ["age", "income", ""], "column 3 of the header line has no name (every column "),
+    ],
+)
+def test_table_that_lacks_columns_or_names_is_refused(
+    trained: Run, table: Callable[..., Any], names: list[str], header: list[str] | None, message: str
+) -> None:
+    table("x.csv", names, header)
+    commands = [("predict", "run", "x.csv"), ("evaluate", "run", "--data", "x.csv")]
+    if header is not None and "churn" not in header:
+        commands.pop()  # for its target
+    for command in commands:
+        code, text, err = trained(*command)
+        assert (code, text) == (2, "")
+        assert err.startswith("Error: ")
+        assert message in err
+        assert err.count("\n") == 1
+
+
+def test_index_of_pandas_is_no_feature(run_hybridnn: Run, table: Callable[..., Any]) -> None:
+    table("num.csv", ["", "age", "churn"])
+    code, _, err = run_hybridnn("train", "--file", "num.csv", *CHURN, *SMALL)
+    assert code == 2
+    assert err == (
+        "Error: num.csv: column 1 of the header line has no name "
+        "(pandas writes its index so; df.to_csv(file, index=False) leaves it out)\n"
+    )
+
+
+def test_numbers_as_names_are_names(run_hybridnn: Run, table: Callable[..., Any]) -> None:
+    table("num.csv", ["age", "income", "churn"], ["0", "1", "churn"])
+    assert run_hybridnn("train", "--file", "num.csv", *CHURN, *SMALL, "--out", "run", "-q")[0] == 0
+    table("new.csv", ["age", "income"], ["0", "1"])
+    assert run_hybridnn("predict", "run", "new.csv")[0] == 0
+    table("new.csv", ["age", "income"], ["44", "38000"])
+    code, _, err = run_hybridnn("predict", "run", "new.csv", "--force")
+    assert (code, err) == (2, "Error: new.csv: the first line holds numbers; it must name the columns\n")
+
+
+def test_run_without_names_takes_columns_by_position(run_hybridnn: Run, table: Callable[..., Any]) -> None:
+    rows = np.array(table("num.csv", ["age", "income", "churn"]), float)
+    np.savez("num.npz", x_train=rows[:, :2], y_train=rows[:, 2].astype(int))
+    assert run_hybridnn("train", "--file", "num.npz", *SMALL, "--out", "arrays", "-q")[0] == 0
+    table("new.csv", ["age", "income"], ["first", "second"])
+    assert run_hybridnn("predict", "arrays", "new.csv")[0] == 0
+    code, _, err = run_hybridnn("predict", "arrays", "num.csv", "--force")
+    assert (code, err) == (2, "Error: num.csv: samples of 3 features; the network takes 2\n")
+    # An older run has the names of its targets alone.
+    assert run_hybridnn("train", "--file", "num.csv", *CHURN, *SMALL, "--out", "old", "-q")[0] == 0
+    config = Path("old/config.toml").read_text()
+    assert 'inputs = [\n    "age",\n    "income",\n]\n' in config
+    Path("old/config.toml").write_text(config.replace('inputs = [\n    "age",\n    "income",\n]\n', ""))
+    assert run_hybridnn("predict", "old", "num.csv", "--force")[0] == 0
+    table("new.csv", ["age", "income"], ["first", "second"])
+    assert run_hybridnn("predict", "old", "new.csv", "--force")[0] == 0
+
+
+def test_inputs_can_be_chosen(run_hybridnn: Run, table: Callable[..., Any]) -> None:
+    table("num.csv", ["name", "age", "churn", "income"])
+    train = ("train", "--file", "num.csv", *CHURN, *SMALL)
+    chosen = ("--set", 'data.inputs=["income", "age"]')
+    assert run_hybridnn(*train, *chosen, "--out", "run", "-q")[::2] == (0, "")
+    table("same.csv", ["income", "age", "churn"])
+    assert run_hybridnn("train", "--file", "same.csv", *CHURN, *SMALL, "--out", "same", "-q")[0] == 0
+    with np.load("run/weights.npz") as found, np.load("same/weights.npz") as expected:
+        for name in expected.files:
+            np.testing.assert_array_equal(found[name], expected[name])
+    assert run_hybridnn("evaluate", "run")[::2] == (0, "")
+    wrong = ("--set", 'data.inputs=["age", "age"]')
+    assert "data.inputs = ['age', 'age']: each name once" in run_hybridnn(*train, *wrong)[2]
+    wrong = ("--set", 'data.inputs=["age", "churn"]')
+    assert "data.inputs = ['age', 'churn']: each name once" in run_hybridnn(*train, *wrong)[2]
+    assert "no column 'height'" in run_hybridnn(*train, "--set", 'data.inputs=["height"]')[2]
+    np.savez("num.npz", x_train=np.ones((4, 2)), y_train=[0, 1, 0, 1])
+    assert (
+        "data.inputs = ['age']: only for .csv files"
+        in run_hybridnn("train", "--file", "num.npz", "--set", 'data.inputs=["age"]')[2]
+    )
+    assert run_hybridnn("train", "--set", 'data.inputs=["age"]')[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [
+        ("churn", "classification: 2 classes"),
+        ("from 1", "classification: 2 of 3 classes occur: no sample has the label 0"),
+        ("point", "regression: point has decimal points"),
+    ],
+)
+def test_header_says_what_is_learned_and_why(
+    run_hybridnn: Run, table: Callable[..., Any], target: str, expected: str
+) -> None:
+    table("num.csv", ["age", "income", target])
+    targets = ("--set", f'data.targets=["{target}"]')
+    code, text, _ = run_hybridnn("train", "--file", "num.csv", *targets, *SMALL, "--out", "run")
+    assert code == 0
+    assert [line.split(maxsplit=1)[1].strip() for line in text.splitlines() if line.startswith("task ")] == [expected]
+    header = json.loads(Path("run/history.jsonl").read_text().splitlines()[0])
+    assert header["task"] == expected
+
+
+def test_task_of_arrays_and_of_several_targets(run_hybridnn: Run, table: Callable[..., Any]) -> None:
+    table("num.csv", ["age", "income", "churn"])
+    both = ("--set", 'data.targets=["churn", "income"]')
+    assert "regression: 2 target columns" in run_hybridnn("train", "--file", "num.csv", *both, *SMALL)[1]
+    np.savez("num.npz", x_train=np.arange(20.0).reshape(10, 2), y_train=np.arange(10, dtype=np.float32) % 2)
+    assert "regression: y_train is float32" in run_hybridnn("train", "--file", "num.npz", *SMALL)[1]
+
+
+def test_very_wide_table_is_trained_on_and_used(run_hybridnn: Run) -> None:
+    columns = 100_000
+    rows = [",".join(f"column {number}" for number in range(columns)) + ",churn"]
+    rows += ["1," * columns + "0", "2," * columns + "1", "3," * columns + "0"]
+    Path("wide.csv").write_text("\n".join(rows))
+    small = ("--hidden", "2", "--epochs", "1", "-q", "--out", "run")
+    assert run_hybridnn("train", "--file", "wide.csv", *CHURN, *small)[0] == 0
+    assert run_hybridnn("predict", "run", "wide.csv")[::2] == (0, "")
+    assert len(Path("predictions.csv").read_text().splitlines()) == 4
+
+
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Change to another folder; returns the one that was left."""
+    left = Path.cwd()
+    (left / "elsewhere").mkdir()
+    monkeypatch.chdir(left / "elsewhere")
+    return left
+
+
+@pytest.mark.parametrize("standardize", ["true", "false"])
+def test_data_are_found_from_another_folder_or_named_where_they_moved(
+    run_hybridnn: Run, table: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, standardize: str
+) -> None:
+    table("num.csv", ["age", "income", "churn"])
+    prepared = ("--set", f"data.standardize={standardize}", "--set", "optimizer.lr=1e-6")
+    assert run_hybridnn("train", "--file", "num.csv", *CHURN, *SMALL, *prepared, "--out", "run", "-q")[0] == 0
+    expected, whole = figures(run_hybridnn, "run"), figures(run_hybridnn, "run", "--data", "num.csv", "--part", "train")
+    left = elsewhere(monkeypatch)
+    assert figures(run_hybridnn, "../run") == expected
+    assert figures(run_hybridnn, "../run", "--data", "../num.csv") == expected
+    (left / "num.csv").rename(left / "moved.csv")
+    code, _, err = run_hybridnn("evaluate", "../run")
+    assert (code, err) == (2, f"Error: data.file = '{left}/num.csv': no such file\n")
+    loss, _, samples = figures(run_hybridnn, "../run", "--data", "../moved.csv")
+    test, train = expected[2], whole[2]
+    assert samples == test + train == SAMPLES
+    assert loss == pytest.approx((expected[0] * test + whole[0] * train) / samples, rel=1e-9)
+    assert run_hybridnn("predict", "../run", "../moved.csv")[0] == 0
+
+
+def test_run_is_resumed_from_another_folder_and_with_its_columns_in_another_order(
+    run_hybridnn: Run, table: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = TrainView.on_step
+
+    def on_step(view: TrainView, record: StepRecord) -> None:
+        original(view, record)
+        if record.step == 2:
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+    table("num.csv", ["age", "income", "churn"])
+    train = ("train", "--file", "num.csv", *CHURN, *SMALL, "--set", "output.log_every=1", "-q")
+    assert run_hybridnn(*train, "--out", "first")[0] == 0
+    train = (*train, "--set", "model.init_from=first/weights.npz")
+    assert run_hybridnn(*train, "--out", "whole")[0] == 0
+    with monkeypatch.context() as armed:
+        armed.setattr(TrainView, "on_step", on_step)
+        armed.setattr("hybridnn.training.boundary.AGREEMENT_SECONDS", 0.0)
+        assert run_hybridnn(*train, "--out", "run")[0] == 75
+    table("num.csv", ["churn", "income", "age"])
+    left = elsewhere(monkeypatch)
+    assert run_hybridnn("train", "--resume", "../run", "-q")[::2] == (0, "")
+    with np.load(left / "run/weights.npz") as found, np.load(left / "whole/weights.npz") as expected:
+        for name in expected.files:
+            np.testing.assert_array_equal(found[name], expected[name])

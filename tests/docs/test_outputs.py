@@ -1,0 +1,91 @@
+"""The outputs that README.md and the pages show have the shape of what their commands print."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from mpi_runner.launch import job_environment
+
+ROOT = Path(__file__).parents[2]
+
+
+def load() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("docs_outputs", ROOT / "docs" / "outputs.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+outputs = load()
+
+
+def checked(page: Path) -> list[str]:
+    """The commands of a page that are compared."""
+    found = outputs.sessions(page.read_text(encoding="utf-8"))
+    return [
+        command.text
+        for session in found
+        if not (session.varies or session.slurm or session.by_hand)
+        for command in session.commands
+    ]
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("page", [page for page in outputs.PAGES if checked(page)], ids=lambda page: page.name)
+def test_what_the_commands_print_has_the_shape_that_the_page_shows(page: Path) -> None:
+    outputs.run_page(page.read_text(encoding="utf-8"), check=True, environment=job_environment(), limit=300)
+
+
+def test_commands_of_every_page_with_outputs_are_compared() -> None:
+    pages = {page.name for page in outputs.PAGES if checked(page)}
+    assert pages >= {"README.md", "pipelines.md", "cost-models.md", "running-on-a-cluster.md"}
+
+
+def page_of(*lines: str) -> str:
+    return "\n".join(["Text.", "```", *lines, "```", "More.", ""])
+
+
+def test_files_that_the_page_shows_are_there_and_numbers_may_differ() -> None:
+    shown = "`a.txt`:\n```\n12 apples\n```\n" + page_of("$ cat a.txt", "7 apples", "$ echo b \\", "    c", "b c")
+    assert outputs.run_page(shown, check=True) == shown.replace("7 apples", "12 apples")
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["$ echo apples", "pears"],
+        ["$ echo apples"],
+        ["$ printf 'a\\nb\\n'", "a"],
+        ["$ printf 'a\\nb\\n'", "…", "a"],
+        ["$ printf 'a\\nb\\n'", "b", "…"],
+        ["$ sleep 60"],
+    ],
+)
+def test_another_output_is_refused(lines: list[str]) -> None:
+    with pytest.raises(outputs.PageError):
+        outputs.run_page(page_of(*lines), check=True, limit=5)
+
+
+def test_a_gap_stands_for_lines_that_are_left_out() -> None:
+    page = page_of("$ seq 3; echo end; seq 4; echo last", "1", "…", "end", "…", "last")
+    assert outputs.run_page(page, check=True) == page
+
+
+def test_writing_takes_what_was_printed_whole() -> None:
+    assert outputs.run_page(page_of("$ echo new", "old"), check=False) == page_of("$ echo new", "new")
+
+
+def test_sessions_by_hand_and_of_a_slurm_are_left_alone() -> None:
+    page = (
+        "<!-- slurm -->\n" + page_of("$ echo new", "old")[6:] + "<!-- by hand: why -->\n" + page_of("$ echo", "old")[6:]
+    )
+    assert page.count("```\n$") == 2
+    assert outputs.run_page(page, check=False) == page

@@ -1,0 +1,126 @@
+"""Which fault is whose turn, and how the trial of a fault is drawn and carried out."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+
+from fault_drill.folder_trials import CUT, FILE_FAULTS, FORGE, FolderDrill, FolderTrial, draw_folder_trial
+from fault_drill.outcomes import AnyTrial, Outcome
+from fault_drill.script import DIFFER, EXIT, LOOP, RANK_FAULTS
+from fault_drill.script_trials import ScriptDrill, ScriptTrial, draw_script_trial
+from fault_drill.strikes import FAULTS
+from fault_drill.trials import Drill, Trial, draw_trial
+
+__all__ = ["EVERY_FAULT", "KIND_OF", "SHARES", "Drills", "draw", "kinds_of"]
+
+SHARES = {
+    "kill": 2,
+    "stop": 1,
+    "signal": 1,
+    "raise": 1,
+    "full disk": 1,
+    "exit": 3,
+    "loop": 4,
+    "differ": 5,
+    "cut": 4,
+    "forge": 8,
+}
+"""Trials of each kind in a turn of 30; those of damaged files are the quickest."""
+
+KIND_OF = (
+    {name: fault.kind for name, fault in FAULTS.items()}
+    | dict.fromkeys(EXIT, "exit")
+    | dict.fromkeys(LOOP, "loop")
+    | dict.fromkeys(DIFFER, "differ")
+    | dict.fromkeys(CUT, "cut")
+    | dict.fromkeys(FORGE, "forge")
+)
+"""Kind of every fault."""
+
+EVERY_FAULT = tuple(KIND_OF)
+
+
+def kinds_of(faults: Sequence[str]) -> list[str]:
+    """Kinds of some faults, in the order of `SHARES`."""
+    found = {KIND_OF[name] for name in faults}
+    return [kind for kind in SHARES if kind in found]
+
+
+def draw(
+    seed: int, number: int, faults: Sequence[str] = EVERY_FAULT, most_ranks: int = 4, *, evenly: bool = False
+) -> AnyTrial:
+    """Draw a trial: kinds come as often as `SHARES` says, faults of a kind as often as one another.
+
+    Parameters
+    ----------
+    seed, number : int
+    faults : sequence of str
+        To take turns.
+    most_ranks : int
+    evenly : bool
+        Let all faults come as often as one another.
+    """
+    name = _in_turn(f"{seed}", number, faults) if evenly else _by_shares(seed, number, faults)
+    if name in RANK_FAULTS:
+        return draw_script_trial(seed, number, name, most_ranks)
+    if name in FILE_FAULTS:
+        return draw_folder_trial(seed, number, name)
+    return draw_trial(seed, number, name, most_ranks)
+
+
+def _in_turn(seed: str, number: int, names: Sequence[str]) -> str:
+    """Each name once in every turn, in an order that is drawn."""
+    turn, place = divmod(number, len(names))
+    return Random(f"{seed} {turn}").sample(names, len(names))[place]
+
+
+def _by_shares(seed: int, number: int, faults: Sequence[str]) -> str:
+    slots = [kind for kind in kinds_of(faults) for _ in range(SHARES[kind])]
+    turn, place = divmod(number, len(slots))
+    order = Random(f"{seed} {turn}").sample(slots, len(slots))
+    kind = order[place]
+    earlier = turn * SHARES[kind] + order[:place].count(kind)
+    return _in_turn(f"{seed} {kind}", earlier, [name for name in faults if KIND_OF[name] == kind])
+
+
+class Drills:
+    """Carries out trials of every kind.
+
+    Parameters
+    ----------
+    folder : Path
+        Where they run.
+    limit : float
+        Seconds a job may take.
+    """
+
+    def __init__(self, folder: Path, limit: float) -> None:
+        self.folder = folder
+        self._struck, self._scripts, self._folders = (
+            Drill(folder, limit),
+            ScriptDrill(folder, limit),
+            FolderDrill(folder, limit),
+        )
+
+    def folder_of(self, trial: AnyTrial) -> Path:
+        """Where a trial leaves its commands and outputs."""
+        return self.folder / f"trial-{trial.number:04d}"
+
+    def carry_out(self, trial: AnyTrial) -> Outcome:
+        """Do what the trial says, and judge it."""
+        folder = self.folder_of(trial)
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        if isinstance(trial, ScriptTrial):
+            outcome = self._scripts.carry_out(trial, folder)
+        elif isinstance(trial, FolderTrial):
+            outcome = self._folders.carry_out(trial, folder)
+        else:
+            assert isinstance(trial, Trial)
+            outcome = self._struck.carry_out(trial, folder)
+        if outcome.complaints:
+            (folder / "complaints.txt").write_text("\n".join(outcome.complaints) + "\n")
+        return outcome

@@ -1,0 +1,31 @@
+"""Tests that take as long as only a run on a slow machine gives them; run by ``tests/test_mpi_runner.py`` alone."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from mpi4py import MPI
+
+from mpi_runner.slowness import patience
+
+
+@pytest.mark.timeout(0.3)
+def test_marked() -> None:
+    time.sleep(0.5)
+
+
+@pytest.mark.timeout(timeout=0.3, method="thread")
+def test_marked_by_name() -> None:
+    time.sleep(0.5)
+
+
+def test_usual() -> None:
+    time.sleep(0.5)
+
+
+@pytest.mark.mpi(ranks=[2])
+@pytest.mark.timeout(0.3)
+def test_ranks(comm: MPI.Intracomm) -> None:
+    time.sleep(0.5)
+    assert patience(0.5) == 500

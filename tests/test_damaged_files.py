@@ -1,0 +1,297 @@
+"""Every reader of a file, given damaged and forged ones: what it holds, or one line that names the file."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tomli_w
+
+from hybridnn.comm.stalls.files import read_stall
+from hybridnn.comm.stalls.report import stall_report
+from hybridnn.comm.stalls.state import JobState
+from hybridnn.cost.machine.machine_file import read_machine, write_machine
+from hybridnn.errors import HybridnnError
+from hybridnn.pipeline.partition.layer_profile import LayerProfile, read_profile, write_profile
+from hybridnn.pipeline.schedules.instructions import Forward
+from hybridnn.small_files import parse_toml
+from hybridnn.study.runs.figures import figures_of
+from hybridnn.study.study_file import load_study, ready_studies
+from hybridnn.study.study_folder import StudyFolder, read_manifest
+from hybridnn.training.checkpoints.manifest import Progress
+from hybridnn.training.checkpoints.reading import Checkpoint, newest_sound
+from hybridnn.training.history_file import lines_until, read_history, run_status
+from hybridnn.training.run_record import read_run
+from hybridnn.training.settings import Settings
+from hybridnn.training.settings_file import load_settings, to_toml
+from hybridnn.training.trace_file import read_trace
+from reference.finished_runs import prediction_line, write_run
+from reference.forged import damaged, forged
+from reference.stalls import collective, progress, rank_state
+from reference.strange_files import STRANGE, put
+from reference.traces import communication, compute, file_of, phase
+from reference.trained_runs import put_checkpoint
+
+EVERY = 7
+"""Of the forged documents, so that all takes seconds; no common factor with the values."""
+
+ALL = (0, 1)
+MEASURED = {
+    "kind": "measured",
+    "epoch": 1,
+    "seconds_per_step": 0.2,
+    "instructions": {"forward": 0.05},
+    "communication": 0.1,
+    "waiting": 0.02,
+}
+STEP = {
+    "kind": "step",
+    "step": 5,
+    "epoch": 1,
+    "train_loss": 1.0,
+    "learning_rate": 0.1,
+    "samples_per_second": 1.0,
+    "compute_seconds": 1.0,
+    "communication_seconds": 1.0,
+    "bytes_sent": 1,
+}
+
+
+# -- sound files, each the only one that is changed -------------------------------------------------------------------
+
+
+def settings(folder: Path) -> Path:
+    (folder / "settings.toml").write_text(to_toml(Settings()))
+    return folder / "settings.toml"
+
+
+def study(folder: Path) -> Path:
+    (folder / "study.toml").write_bytes(next(iter(ready_studies().values())).read_bytes())
+    return folder / "study.toml"
+
+
+def study_manifest(folder: Path) -> Path:
+    cells = [{"id": "ranks-1", "ranks": 1, "values": {"ranks": 1, "grid": "1x1"}}]
+    about = {"format": 1, "name": "s", "description": "", "reduced": False, "cells": cells}
+    (folder / "study.json").write_text(json.dumps(about))
+    return folder / "study.json"
+
+
+def machine_toml(folder: Path) -> Path:
+    write_machine(read_machine("cluster-1024"), folder / "machine.toml")
+    return folder / "machine.toml"
+
+
+def machine_json(folder: Path) -> Path:
+    (folder / "machine.json").write_text(read_machine("cluster-1024").model_dump_json(exclude_none=True))
+    return folder / "machine.json"
+
+
+def profile(folder: Path) -> Path:
+    write_profile(folder / "profile.json", [LayerProfile(1e-3, 2e-3, 400.0, 1e6)] * 2)
+    return folder / "profile.json"
+
+
+def history(folder: Path) -> Path:
+    return write_run(folder, ranks=2, seconds=[3, 2], lines=[prediction_line(0.2), MEASURED, STEP]) / "history.jsonl"
+
+
+def config(folder: Path) -> Path:
+    return write_run(folder) / "config.toml"
+
+
+def trace(folder: Path) -> Path:
+    events = [phase(1, 0, 9), compute("forward", 0, 2, Forward(0)), communication("allreduce", 2, 5, None, nbytes=8)]
+    (folder / "trace.json").write_text(json.dumps(file_of([(1, 1), (1, 1)], [events, events])))
+    return folder / "trace.json"
+
+
+def stall(folder: Path, which: str = "rank-1.json") -> Path:
+    (folder / "stall").mkdir()
+    group = progress("world", ALL, "allreduce (sum) of 800 bytes float64", entered=57)
+    for rank in ALL:
+        state = rank_state(rank, 2, collective("allreduce", "world", ALL, 57), group)
+        (folder / "stall" / f"rank-{rank}.json").write_text(json.dumps(asdict(state)))
+    (folder / "stall" / "job.json").write_text(json.dumps(asdict(JobState(2, 60.0, ("a", "b"), ""))))
+    return folder / "stall" / which
+
+
+def manifest(folder: Path) -> Path:
+    generator = np.random.default_rng(0)
+    arrays = {f"layers.{layer}.{kind}": generator.normal(size=size) for layer in ALL for kind, size in SHAPES.items()}
+    return put_checkpoint(folder, 7, arrays) / "manifest.json"
+
+
+SHAPES = {"weight": (3, 3), "bias": (3,)}
+
+
+# -- their readers, and what is done with what they hold --------------------------------------------------------------
+
+
+def use_history(path: Path) -> None:
+    run_status(path.parent)
+    lines_until(path, Progress(step=3, epoch=2))
+    read_history(path.parent)
+    figures_of(read_run(path.parent))
+
+
+def use_study_manifest(path: Path) -> None:
+    for cell in read_manifest(path.parent).cells:
+        StudyFolder(path.parent).status(cell.id)
+
+
+def use_trace(path: Path) -> None:
+    found = read_trace(path)
+    for number in found.epochs:
+        found.epoch(number)
+
+
+def use_stall(path: Path) -> None:
+    record = read_stall(path.parents[1])
+    if record is not None:
+        stall_report(record, path.parent)
+
+
+def use_manifest(path: Path) -> None:
+    """Use a checkpoint whose digests are right, so that nothing but the manifest itself tells that it is forged."""
+    if path.is_file() and path.stat().st_size < 1 << 20:
+        sums = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in path.parent.glob("*.*")}
+        (path.parent / "SHA256SUMS").write_text("".join(f"{sha}  {name}\n" for name, sha in sums.items()))
+    found, problems = newest_sound(path.parents[1])
+    if found is None:
+        assert len(problems) == 1
+        raise HybridnnError(problems[0])
+    assert isinstance(found, Checkpoint)
+    found.weights()
+
+
+Text = Callable[[Any], str]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A kind of file: how a sound one is written, what reads it, and how its content is parsed and written."""
+
+    write: Callable[[Path], Path]
+    read: Callable[[Path], object]
+    language: str = "json"
+
+    def forged(self, content: bytes) -> Iterator[bytes]:
+        """The content with one place changed."""
+        text = content.decode()
+        if self.language == "toml":
+            for document in forged(parse_toml(text), EVERY):
+                with contextlib.suppress(TypeError):  # TOML has no null
+                    yield tomli_w.dumps(document).encode(errors="surrogatepass")
+            return
+        lines = text.splitlines() if self.language == "lines" else [text]
+        for number, line in enumerate(lines):
+            for document in forged(json.loads(line), EVERY):
+                yield "\n".join([*lines[:number], json.dumps(document), *lines[number + 1 :], ""]).encode()
+
+
+CASES = {
+    "settings": Case(settings, load_settings, "toml"),
+    "study": Case(study, load_study, "toml"),
+    "study.json": Case(study_manifest, use_study_manifest),
+    "machine.toml": Case(machine_toml, read_machine, "toml"),
+    "machine.json": Case(machine_json, read_machine),
+    "profile": Case(profile, read_profile),
+    "history": Case(history, use_history, "lines"),
+    "config of a run": Case(config, lambda path: read_run(path.parent), "toml"),
+    "trace": Case(trace, use_trace),
+    "stall of a rank": Case(stall, use_stall),
+    "stall of the job": Case(lambda folder: stall(folder, "job.json"), use_stall),
+    "manifest": Case(manifest, use_manifest),
+}
+
+
+def outcome(case: Case, path: Path) -> str:
+    """What is wrong with a file, which must be one line that names it; empty if nothing is."""
+    message = ""
+    try:
+        case.read(path)
+    except HybridnnError as error:
+        message = str(error)
+    assert message.isprintable()
+    assert len(message) < 4000
+    assert str(path.parent) in message or not message  # a file beside it may be the one that does not fit
+    return message
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("kind", CASES)
+def test_a_forged_place_is_one_line(kind: str, tmp_path: Path) -> None:
+    case = CASES[kind]
+    path = case.write(tmp_path)
+    assert outcome(case, path) == ""
+    found = set()
+    for content in case.forged(path.read_bytes()):
+        path.write_bytes(content)
+        found.add(outcome(case, path) == "")
+    assert found == {True, False}  # some values may stand there
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("kind", CASES)
+def test_a_file_that_is_cut_or_has_another_bit_is_one_line(kind: str, tmp_path: Path) -> None:
+    case = CASES[kind]
+    path = case.write(tmp_path)
+    outcomes = []
+    for content in damaged(path.read_bytes(), cuts=60, flips=100):
+        path.write_bytes(content)
+        outcomes.append(outcome(case, path))
+    assert any(outcomes)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("kind", CASES)
+def test_a_deep_or_long_document_is_one_line(kind: str, tmp_path: Path) -> None:
+    case = CASES[kind]
+    path = case.write(tmp_path)
+    before = path.read_bytes()
+    for value in ("[" * 10_000, "[" * 90 + "]" * 90, "{" * 10_000, "9" * 5000, "1e999999", '"' + "x" * 900_000 + '"'):
+        text = f"a = {value}\n" if case.language == "toml" else value + "\n"
+        for content in (text.encode(), text.encode() + before):
+            path.write_bytes(content)
+            assert outcome(case, path)
+        path.write_bytes(before + text.encode())
+        outcome(case, path)  # the last table of a file may be one that takes any key
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("kind", CASES)
+@pytest.mark.parametrize(
+    "strange", ["missing", "folder", "pipe", "device", "link to itself", "link to nothing", "endless"]
+)
+def test_what_is_no_file_is_one_line(strange: str, kind: str, tmp_path: Path) -> None:
+    case = CASES[kind]
+    path = case.write(tmp_path)
+    put(strange, path)
+    try:
+        case.read(path)
+    except HybridnnError as error:
+        message = str(error)
+    else:
+        message = "" if strange == "missing" and "stall" in kind else "nothing is wrong"
+    assert message.isprintable()
+    assert (path.name in message and str(path.parent) in message) or not message
+    assert message != "nothing is wrong"
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("kind", ["settings", "study", "machine.toml", "profile", "trace"])
+@pytest.mark.parametrize("strange", ["inside a file", "name too long", "path too long", "NUL in the name"])
+def test_a_name_that_cannot_be_is_one_line(strange: str, kind: str, tmp_path: Path) -> None:
+    path, reason = STRANGE[strange](tmp_path)
+    path = path.with_name(path.name + ".toml")
+    with pytest.raises(HybridnnError, match=f"cannot be read: {reason}|no such run folder") as caught:
+        CASES[kind].read(path)
+    assert str(caught.value).isprintable()

@@ -1,0 +1,138 @@
+"""What equal samples have in common, however they are held, and what tells others from them."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from hybridnn import SGD
+from hybridnn.comm import agreement
+from hybridnn.comm.agreement import unequal_on
+from hybridnn.datasets import ArrayRows, Rows, SubsetRows, SyntheticRows, SyntheticSpec
+from hybridnn.training.same_settings import described
+from hybridnn.training.sample_digests import array_facts, row_details, rows_facts
+
+X = np.random.default_rng(2).normal(size=(1000, 5)).astype(np.float32)
+Y = np.arange(1000) % 4
+BETWEEN = 9  # 999 / 63 is 15.9: samples 0 and 15 are looked at, and none between them
+
+
+def facts(x: Any, y: Any = Y, dtype: str = "float32", *, whole: bool = False) -> dict[str, str]:
+    return rows_facts(ArrayRows(np.asarray(x), np.asarray(y)), np.dtype(dtype), whole=whole)
+
+
+def changed(array: NDArray[Any], place: Any, value: float) -> NDArray[Any]:
+    other = array.copy()
+    other[place] = value
+    return other
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_samples_that_are_trained_on_alike_have_equal_digests(whole: bool) -> None:
+    zero = changed(X, 0, 0.0)
+    expected = facts(zero, whole=whole)
+    with_gaps = np.repeat(zero, 2, axis=1)[:, ::2]
+    for other in (changed(X, 0, -0.0), zero.astype(np.float64), with_gaps, np.asfortranarray(zero)):
+        assert facts(other, whole=whole) == expected
+    assert facts(zero, Y.astype(np.uint8), whole=whole) == expected
+    rows = SubsetRows(ArrayRows(np.vstack([X, zero]), np.concatenate([Y, Y])), np.arange(1000, 2000))
+    seen = rows_facts(rows, np.dtype("float32"), whole=whole)
+    assert {key: text for key, text in seen.items() if key != "digest of targets"} == {
+        key: text for key, text in expected.items() if key != "digest of targets"
+    }
+
+
+def test_what_float32_does_not_hold_counts_in_float64_alone() -> None:
+    tiny = X.astype(np.float64) * (1 + 1e-12)
+    assert facts(tiny) == facts(X)
+    assert facts(tiny, dtype="float64") != facts(X, dtype="float64")
+
+
+@pytest.mark.parametrize("sample", [0, 15, 999])
+def test_rows_at_equal_distances_and_at_both_ends_are_looked_at(sample: int) -> None:
+    assert facts(changed(X, (sample, 4), 3.0)) != facts(X)
+
+
+def test_all_targets_are_looked_at_and_of_the_inputs_all_where_asked_for() -> None:
+    between = changed(X, (BETWEEN, 4), 3.0)
+    assert facts(between) == facts(X)
+    assert facts(between, whole=True) != facts(X, whole=True)
+    assert facts(X, changed(Y, BETWEEN, 3)) != facts(X)
+    assert facts(X[:, :4]) != facts(X)
+    assert facts(X[:100]) != facts(X[:101])
+    few = [rows_facts(ArrayRows(x[:64], Y[:64]), np.dtype("float32"), whole=False) for x in (X, between)]
+    assert few[0] != few[1]  # so few are all looked at
+
+
+def test_generated_samples_are_described_and_none_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SyntheticRows, "take", None)
+    spec = SyntheticSpec(samples=10**9)
+    described_so = [
+        rows_facts(SyntheticRows(one, start, start + 10), np.dtype("float32"), whole=True)
+        for one, start in ((spec, 0), (spec, 0), (spec, 10), (SyntheticSpec(samples=10**9, seed=1), 0))
+    ]
+    assert described_so[0] == described_so[1]
+    assert all(described_so[0] != other for other in described_so[2:])
+
+
+class NotNumbers:
+    """Rows of a script, whose inputs are not numbers."""
+
+    samples, features, targets_shape = 300, 2, ()
+
+    def take(self, indices: NDArray[np.int64], x: NDArray[Any] | None, y: NDArray[Any] | None) -> None:
+        """Fill both with what is no number, and zeros."""
+        if x is not None:
+            x[...] = np.nan
+        if y is not None:
+            y[...] = 0
+
+
+def test_rows_of_a_script_that_are_not_numbers_equal_themselves() -> None:
+    rows = cast(Rows, NotNumbers())
+    assert rows_facts(rows, np.dtype("float32"), whole=False) == rows_facts(rows, np.dtype("float32"), whole=False)
+    assert row_details(rows, np.dtype("float32"))["inputs of sample 299"].startswith("[nan, nan] with digest ")
+
+
+def test_weights_count_in_the_precision_of_the_training() -> None:
+    weights = {"layers.0.weight": X, "layers.0.bias": X[0]}
+    wide = {name: array.astype(np.float64) for name, array in weights.items()}
+    assert array_facts(weights, "float32", whole=False) == array_facts(wide, "float32", whole=False)
+    other = weights | {"layers.0.bias": changed(X[0], 2, 1.0)}
+    differing = array_facts(other, "float32", whole=False)
+    assert [name for name, text in array_facts(weights, "float32", whole=False).items() if text != differing[name]] == [
+        "layers.0.bias"
+    ]
+
+
+def test_values_of_any_type_are_written_alike() -> None:
+    assert described("a", 3) == described("a", np.int64(3)) == described("a", 3.0) == {"a": "3"}
+    assert described("a", 0.1) == described("a", np.float64(0.1)) == {"a": "0.1"}
+    assert described("a", np.float32(0.1)) != described("a", 0.1)
+    assert described("a", True) == described("a", np.bool_(True)) == {"a": "true"}
+    assert described("a", [1, (2, None)]) == described("a", (1, [2.0, None])) == {"a": "[1, [2, none]]"}
+    assert described("", {"b": {"c": float("inf")}}) == {"b.c": "inf"}
+    assert described("a", SGD())["a"] == "SGD"
+
+    class Own:
+        def __init__(self, kept: object) -> None:
+            self.rate, self._hidden, self.kept = 0.5, id(self), kept
+
+    assert described("a", Own(object())) == described("a", Own(object())) == {"a": Own.__qualname__, "a.rate": "0.5"}
+
+
+def test_ranks_are_named_from_the_fewest_to_the_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = ["5", "5", "5", "6", "6", "7", "8", "9", "5", "x" * 200]
+    monkeypatch.setattr(agreement, "same_text_on_all", lambda group, text: False)
+    monkeypatch.setattr(agreement, "texts_of_all", lambda group, text: [json.dumps({"a": text}) for text in values])
+    group: Any = SimpleNamespace(size=10, members=range(10))
+    (found,) = unequal_on(group, dict)
+    assert found.text == "a: rank 5 has 7, rank 6 has 8, rank 7 has 9, ranks 0-2, 8 have 5, and others have 2 more"
+    values[:] = ["5"] * 9 + ["x" * 200]
+    (found,) = unequal_on(group, dict)
+    assert found.text == f"a: rank 9 has {'x' * 119}…, ranks 0-8 have 5"

@@ -1,0 +1,178 @@
+"""Scripts of users whose ranks do different things: every job ends, and names the rank and its line of the script."""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hybridnn import MLP, ProcessGrid, Trainer
+from hybridnn.comm.stalls.files import read_stall
+from hybridnn.errors import SettingError
+from mpi_runner.launch import JobResult, run_mpi
+
+SCRIPT = """
+import os, sys, time
+import numpy as np
+from hybridnn import MLP, ProcessGrid, Trainer
+
+def main():
+    x, y = np.random.default_rng(0).normal(size=(64, 4)), np.arange(64) % 3
+    grid = ProcessGrid()
+    odd = grid.rank == 1
+    {before}
+    trainer = Trainer(MLP([4, 8, 3]), grid=grid, batch_size=16, log_every=1, stall_seconds={seconds})
+    epochs = 3
+    def on_step(record):
+        if record.step == 5 and odd:
+            {in_step}
+    {between}
+    trainer.fit(x, y, epochs=epochs, on_step=on_step)
+    {after}
+    print("rank", grid.rank, "is done")
+
+main()
+"""
+
+FOR_EVER = 10_000
+"""Seconds of a watch that is not to be waited for."""
+
+LIMIT = 110
+
+
+def job(
+    folder: Path,
+    *,
+    before: str = "pass",
+    in_step: str = "pass",
+    between: str = "pass",
+    after: str = "pass",
+    seconds: float = FOR_EVER,
+) -> JobResult:
+    (folder / "tmp").mkdir()
+    text = SCRIPT.format(before=before, in_step=in_step, between=between, after=after, seconds=seconds)
+    (folder / "script.py").write_text(text)
+    result = run_mpi(3, [sys.executable, "script.py"], timeout=LIMIT, cwd=folder, env={"TMPDIR": str(folder / "tmp")})
+    assert not result.timed_out
+    return result
+
+
+def account_of(result: JobResult) -> str:
+    assert result.returncode != 0  # not always 1: the launcher of Open MPI 5.0 may crash where one rank ends MPI
+    assert result.stderr.count("=== the job ") == 1
+    return result.stderr
+
+
+def line_of(folder: Path, text: str) -> int:
+    return next(number for number, line in enumerate((folder / "script.py").read_text().split("\n"), 1) if text in line)
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_exit_in_the_middle_of_training(tmp_path: Path, code: int) -> None:
+    account = account_of(job(tmp_path, in_step=f"sys.exit({code})"))
+    assert "=== the job cannot go on: rank 1 left it, and others wait; the job was ended ===" in account
+    left = rf"\* rank 1 \(host \S+, process \d+\) left the job: its script ended with exit code {code}, by sys.exit "
+    assert re.search(left + rf"at script\.py:{line_of(tmp_path, 'sys.exit')} in on_step; ranks 0, 2 wait in ", account)
+    assert f" at script.py:{line_of(tmp_path, 'trainer.fit')} in main" in account
+
+
+def test_exit_before_there_is_a_trainer(tmp_path: Path) -> None:
+    account = account_of(job(tmp_path, before="odd and sys.exit(3)"))
+    line = line_of(tmp_path, "sys.exit")
+    assert f"left the job: its script ended with exit code 3, by sys.exit at script.py:{line} in main" in account
+    assert f" at script.py:{line_of(tmp_path, 'trainer = ')} in main" in account
+
+
+def test_fewer_epochs_on_one_rank(tmp_path: Path) -> None:
+    """The rank leaves `main`, and with it its trainer, and the script."""
+    result = job(tmp_path, between="epochs = 2 if odd else 3")
+    account = account_of(result)
+    assert result.stdout.split("\n")[0] == "rank 1 is done"
+    assert re.search(r"\* rank 1 \(.*\) left the job: .*; ranks 0, 2 wait in ", account)
+    assert f" at script.py:{line_of(tmp_path, 'trainer.fit')} in main" in account
+
+
+def test_evaluate_on_all_ranks_but_one_that_goes_on(tmp_path: Path) -> None:
+    account = account_of(job(tmp_path, after="time.sleep(10_000) if odd else trainer.evaluate(x, y)", seconds=3))
+    line = line_of(tmp_path, "trainer.evaluate")
+    assert "=== the job stood still: no rank finished anything for 3 s; the job was ended ===" in account
+    assert f"did not arrive: outside of communication, at script.py:{line} in main; ranks 0, 2 wait in " in account
+    assert f" at script.py:{line} in main\n" in account
+    assert 'with trainer.busy("plotting")' in account
+    assert "stall_seconds" in account
+
+
+def test_an_endless_loop_where_nothing_can_be_printed(tmp_path: Path) -> None:
+    """All standard streams are closed: the account is in the files, which stay after a stall."""
+    result = job(
+        tmp_path,
+        between="sys.stdout.close(); sys.stderr = None; os.close(1); os.close(2)",
+        in_step="while True: pass",
+        seconds=3,
+    )
+    assert result.returncode != 0
+    (folder,) = (tmp_path / "tmp").glob("hybridnn-stall-*")
+    record = read_stall(folder)
+    assert record is not None
+    (finding,) = record.findings
+    assert (finding.kind, finding.ranks) == ("outside", (1,))
+    assert f"at script.py:{line_of(tmp_path, 'while True')} in on_step" in finding.text
+
+
+def test_an_exception_where_nothing_can_be_printed(tmp_path: Path) -> None:
+    result = job(tmp_path, between="sys.stdout = None; os.close(1); os.close(2)", in_step="raise RuntimeError('lost')")
+    assert result.returncode != 0
+    assert "is done" not in result.stdout
+
+
+def test_an_exit_without_a_word_is_named_with_its_code(tmp_path: Path) -> None:
+    """By a rank that is left, or by the launcher."""
+    result = job(tmp_path, in_step="os._exit(7)")
+    assert result.returncode != 0
+    ours = r"=== rank 1 \(process \d+\) is gone: (ended with exit code 7|killed, or ended) "
+    assert re.search(ours, result.stderr) or re.search(r"(?i)rank 1\b|,1\]", result.stderr)
+    assert re.search(r"(?i)exit code:?\s+7\b", result.stderr)
+
+
+def test_what_is_meant_to_take_long_is_no_stall_and_nothing_is_left_behind(tmp_path: Path) -> None:
+    """One rank announces its work, and the ranks end their scripts one after another."""
+    announced = "\n    if odd:\n        with trainer.busy('plotting'): time.sleep(9)"
+    result = job(tmp_path, between=announced, after="trainer.evaluate(x, y); time.sleep(3 * grid.rank)", seconds=5)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.count("is done") == 3
+    assert [entry for entry in (tmp_path / "tmp").iterdir() if entry.name.startswith("hybridnn")] == []
+
+
+@pytest.mark.mpi(ranks=[1, 2])
+def test_trainers_that_nothing_refers_to_leave_no_threads() -> None:
+    def watches() -> list[threading.Thread]:
+        return [thread for thread in threading.enumerate() if thread.name in ("stall watch", "peer watch")]
+
+    before = len(watches())
+    shared = ProcessGrid()
+    for number in range(20):
+        trainers = [Trainer(MLP([3, 2]), grid=grid) for grid in (shared, shared, None)]
+        while len(trainers) > number % 3:
+            trainers.pop().free()
+        trainers.clear()
+    for thread in watches():
+        thread.join(5)
+    assert len(watches()) <= before
+
+
+def test_a_time_that_is_none_is_refused() -> None:
+    for seconds in (-1.0, np.inf, "60"):
+        with pytest.raises(SettingError, match=r"output\.stall_seconds"):
+            Trainer(MLP([3, 2]), stall_seconds=seconds)  # type: ignore[arg-type]
+
+
+def test_one_process_is_not_watched() -> None:
+    trainer = Trainer(MLP([3, 2]), stall_seconds=1)
+    assert trainer.grid.stall_watch is None
+    with trainer.busy("plotting"):
+        pass
+    trainer.free()
