@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 from weakref import finalize
 
 from hybridnn.comm.failsafe import end_job
-from hybridnn.comm.peer_watch import PeerWatch
 from hybridnn.comm.mpi import is_in_process
+from hybridnn.comm.peer_watch import PeerWatch
 from hybridnn.comm.recorder import Recorder
 from hybridnn.comm.stalls.departure import Departure
 from hybridnn.comm.stalls.files import StallFiles, StallRecord
