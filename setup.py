@@ -71,6 +71,7 @@ setup(
         "numpy>=2",
         "scipy",
         "mpi4py>=4",
+        "greenlet>=3",
         "pydantic>=2",
         "typer",
         "rich",

@@ -17,6 +17,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, NoReturn
 
+from hybridnn.comm.mpi import is_in_process
+
 __all__ = [
     "NotedExit",
     "abort_job",
@@ -43,7 +45,7 @@ LAST_RESORT_SECONDS = 5.0
 
 def running_world() -> Any:
     """COMM_WORLD if MPI is running on more than one rank, without importing anything."""
-    mpi = sys.modules.get("mpi4py.MPI")
+    mpi = None if is_in_process() else sys.modules.get("mpi4py.MPI")
     if mpi is None or not mpi.Is_initialized() or mpi.Is_finalized() or mpi.COMM_WORLD.Get_size() == 1:
         return None
     return mpi.COMM_WORLD

@@ -16,7 +16,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from hybridnn.comm.mpi import import_mpi, library_version
+from hybridnn.comm.mpi import import_mpi, is_in_process, library_version
 from hybridnn.errors import EnvironmentProblem
 
 __all__ = ["Launch", "launch_of", "launch_problem", "require_whole_launch", "srun_option"]
@@ -121,6 +121,8 @@ def require_whole_launch() -> None:
     EnvironmentProblem
         On every process: they are alone, and cannot agree.
     """
+    if is_in_process():
+        return
     size, library = import_mpi().COMM_WORLD.Get_size(), library_version()
     problem = launch_problem(os.environ, size, library)
     if problem is not None:

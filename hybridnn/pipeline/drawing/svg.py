@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import hypot
 from xml.sax.saxutils import escape
 
 from hybridnn.pipeline.drawing.drawing import (
     KINDS,
+    Arrow,
     Box,
     Drawing,
     axis_ticks,
@@ -22,6 +24,12 @@ CHARACTER = 0.62 * FONT
 """Width of a character, on the safe side for the digits of sans-serif fonts."""
 
 ROW, GAP, EDGE = 26.0, 6.0, 14.0
+ARROW_GAP = 24.0
+"""Space between rows that arrows cross."""
+
+LEAST_PIXELS = 420.0
+"""Narrowest time axis of a drawing with arrows."""
+
 TICK_PIXELS = 60.0
 MOST_PIXELS = 20_000.0
 """Widest time axis; where it is not enough, boxes are drawn without their number."""
@@ -35,14 +43,16 @@ def svg_text(drawing: Drawing) -> str:
     scale = _pixels_per_time(drawing)
     span = scale * drawing.makespan
     top = EDGE + 2 * FONT + GAP
-    bottom = top + len(drawing.rows) * (ROW + GAP)
+    pitch = ROW + (ARROW_GAP if drawing.arrows else GAP)
+    bottom = top + len(drawing.rows) * pitch
     width = max(left + span + EDGE, 480.0, 2 * EDGE + 1.2 * CHARACTER * len(drawing.title))
     legend, legend_height = _legend(drawing, bottom + 34, width)
     height = bottom + 34 + legend_height + EDGE
     body = [
         _heading(drawing.title),
         *_axis(drawing, left, scale, top, bottom),
-        *_rows(drawing, left, scale, top),
+        *_rows(drawing, left, scale, top, pitch),
+        *(_arrow(arrow, left, scale, top, pitch) for arrow in drawing.arrows),
         *legend,
     ]
     size = f'width="{_n(width)}" height="{_n(height)}" viewBox="0 0 {_n(width)} {_n(height)}"'
@@ -61,6 +71,8 @@ def svg_text(drawing: Drawing) -> str:
 
 def _pixels_per_time(drawing: Drawing) -> float:
     wanted = (CHARACTER * longest_label(drawing) + 14) / readable_duration(drawing)
+    if drawing.arrows:
+        wanted = max(wanted, LEAST_PIXELS / (drawing.makespan or 1.0))
     return min(wanted, MOST_PIXELS / (drawing.makespan or 1.0))
 
 
@@ -77,9 +89,9 @@ def _axis(drawing: Drawing, left: float, scale: float, top: float, bottom: float
         yield f'<text x="{x}" y="{_n(bottom + FONT)}" text-anchor="middle" fill="{MUTED}">{escape(label)}</text>'
 
 
-def _rows(drawing: Drawing, left: float, scale: float, top: float) -> Iterator[str]:
+def _rows(drawing: Drawing, left: float, scale: float, top: float, pitch: float) -> Iterator[str]:
     for number, row in enumerate(drawing.rows):
-        y = top + number * (ROW + GAP)
+        y = top + number * pitch
         yield f'<text x="{_n(EDGE)}" y="{_n(_baseline(y))}" fill="{INK}">{escape(row.label)}</text>'
         ground = f'x="{_n(left)}" y="{_n(y)}" width="{_n(scale * drawing.makespan)}" height="{_n(ROW)}"'
         yield f'<rect {ground} fill="{IDLE}" stroke="{RULE}"/>'
@@ -101,6 +113,23 @@ def _box(box: Box, left: float, scale: float, y: float) -> str:
         middle = f'x="{_n(x + width / 2)}" y="{_n(_baseline(y))}"'
         label = f'<text {middle} fill="{kind.ink}">{escape(box.label)}</text>'
     return f"<g>{title}{rect}{label}</g>"
+
+
+def _arrow(arrow: Arrow, left: float, scale: float, top: float, pitch: float) -> str:
+    """A line from the edge of one row to that of another, with a head at its end."""
+    down = arrow.target > arrow.source
+    x1, x2 = left + scale * arrow.start, left + scale * arrow.end
+    y1 = top + arrow.source * pitch + (ROW if down else 0.0)
+    y2 = top + arrow.target * pitch + (0.0 if down else ROW)
+    length = hypot(x2 - x1, y2 - y1) or 1.0
+    along, across = ((x2 - x1) / length, (y2 - y1) / length), (-(y2 - y1) / length, (x2 - x1) / length)
+    head = [(x2, y2)] + [
+        (x2 - 7 * along[0] + side * 3 * across[0], y2 - 7 * along[1] + side * 3 * across[1]) for side in (1, -1)
+    ]
+    points = " ".join(f"{_n(x)},{_n(y)}" for x, y in head)
+    dashes = "" if arrow.arrives else ' stroke-dasharray="4 3"'
+    line = f'<line x1="{_n(x1)}" y1="{_n(y1)}" x2="{_n(x2)}" y2="{_n(y2)}" stroke="{INK}"{dashes}/>'
+    return f'<g>{line}<polygon points="{points}" fill="{INK}"/></g>'
 
 
 def _legend(drawing: Drawing, top: float, width: float) -> tuple[list[str], float]:

@@ -1,0 +1,7 @@
+"""All ranks as threads of one process: deterministic, without an MPI library, with verdicts in words."""
+
+from hybridnn.in_process.messages import Message
+from hybridnn.in_process.problems import CommunicationError, DeadlockError, StuckError
+from hybridnn.in_process.run import Run, run_ranks
+
+__all__ = ["CommunicationError", "DeadlockError", "Message", "Run", "StuckError", "run_ranks"]

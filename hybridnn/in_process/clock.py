@@ -1,0 +1,82 @@
+"""A virtual clock: what the communication of a program would take, exactly and repeatably.
+
+Every rank has a time. A message begins when both sides have called and the sender's and the receiver's port are free,
+and takes alpha + n beta; a collective begins when its last rank has entered, and takes what the cost models say.
+Computing takes no time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from hybridnn.checks import require_number
+from hybridnn.cost.collectives import ALGORITHMS, counts
+
+if TYPE_CHECKING:
+    from hybridnn.cost.machine.machine import Machine
+
+__all__ = ["Clock"]
+
+INFINITE = float("inf")
+
+
+class Clock:
+    """Times of all ranks.
+
+    Parameters
+    ----------
+    size : int
+        Ranks.
+    alpha : float
+        Seconds per message.
+    beta : float
+        Seconds per byte.
+    machine : Machine, optional
+        Takes the place of both: its links and collectives inside a node.
+
+    Attributes
+    ----------
+    now : list of float
+        Seconds since the start, by rank.
+    """
+
+    def __init__(self, size: int, alpha: float, beta: float, machine: Machine | None) -> None:
+        for name, value in (("alpha", alpha), ("beta", beta)):
+            require_number(name, value, 0.0, INFINITE, "seconds, 0 or more")
+        self.now = [0.0] * size
+        self._alpha, self._beta, self._machine = alpha, beta, machine
+        self._sending, self._receiving = [0.0] * size, [0.0] * size
+        self._collective = lru_cache(maxsize=None)(self._collective_seconds)
+
+    def message(self, source: int, target: int, nbytes: int, sent: float, received: float) -> float:
+        """When a message has arrived.
+
+        Parameters
+        ----------
+        source, target : int
+        nbytes : int
+        sent, received : float
+            When its two sides were called.
+        """
+        begun = max(sent, received, self._sending[source], self._receiving[target])
+        if self._machine is None:
+            end = begun + self._alpha + nbytes * self._beta
+        else:
+            end = begun + self._machine.message_seconds(nbytes)
+        self._sending[source] = self._receiving[target] = end
+        return end
+
+    def collective(self, name: str, nbytes: int, entered: Sequence[float]) -> float:
+        """When a collective has ended on all ranks, which entered it at these times."""
+        return max(entered) + self._collective(name, nbytes, len(entered))
+
+    def _collective_seconds(self, name: str, nbytes: int, ranks: int) -> float:
+        if ranks == 1 or name not in ALGORITHMS:
+            return 0.0
+        if self._machine is not None:
+            return self._machine.collective_seconds(name, nbytes, ranks)
+        return min(
+            counts(name, algorithm, nbytes, ranks).seconds(self._alpha, self._beta) for algorithm in ALGORITHMS[name]
+        )

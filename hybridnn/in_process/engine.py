@@ -1,0 +1,382 @@
+"""Messages and collectives among ranks of one process: which calls meet, what they deliver, and when.
+
+Nothing here knows threads: the scheduler lets one rank at a time in. Sends wait for their receive (rendezvous) unless
+they are small and `eager_bytes` says otherwise. Collectives of a communicator meet by their number. A receive buffer
+is filled with NaN until its wait, and a send buffer is compared with what it was when its send began.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hybridnn.in_process.clock import Clock
+from hybridnn.in_process.messages import Instant, Message
+from hybridnn.in_process.picture import draw
+from hybridnn.in_process.problems import CommunicationError, DeadlockError
+from hybridnn.in_process.scheduler import Scheduler
+from hybridnn.in_process.sites import Site, call_site
+from hybridnn.in_process.verdict import Waiting, deadlock
+
+__all__ = ["ANY_TAG", "Context", "Engine", "Pending"]
+
+ANY_TAG = -1
+Flat = NDArray[Any]
+
+
+@dataclass(slots=True, eq=False)
+class Pending:
+    """A message or collective that a rank has begun.
+
+    Attributes
+    ----------
+    rank : int
+        Of the program.
+    name : str
+        The operation.
+    nbytes : int
+    site : Site
+        Where it was begun.
+    begun : Instant
+    peer : int
+        The other rank of a message, the root of a collective, or -1.
+    awaited : callable
+        Ranks that have to arrive before it can end.
+    done : bool
+        Whether it has met its other side.
+    end : float
+        When it ended on the virtual clock.
+    deliver : callable or None
+        Copies what arrived into its buffer; at the wait, or at once with early delivery.
+    sent, buffer : ndarray or None
+        What a send began with, and its buffer, which must not change before its wait.
+    number : int
+        The same for a send and its receive; -1 before they meet, and for collectives.
+    waited : Instant or None
+        When its wait, or a test that succeeded, began.
+    """
+
+    rank: int
+    name: str
+    nbytes: int
+    site: Site
+    begun: Instant
+    peer: int = -1
+    tag: int = 0
+    awaited: Callable[[], frozenset[int]] = frozenset
+    done: bool = False
+    end: float = 0.0
+    deliver: Callable[[], None] | None = None
+    sent: Flat | None = None
+    buffer: Flat | None = None
+    number: int = -1
+    waited: Instant | None = None
+
+    def __str__(self) -> str:
+        size = f" of {self.nbytes:,} bytes" if self.nbytes else ""
+        if self.name in ("send", "receive"):
+            return f"{self.name}{size} {'to' if self.name == 'send' else 'from'} rank {self.peer}"
+        return f"{self.name}{size}"
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """What a rank brings to a collective.
+
+    Attributes
+    ----------
+    signature : tuple
+        What must be equal on all ranks: the operation, its root, how it combines.
+    payload : object
+        Arrays or values for the function that carries the collective out.
+    pending : Pending
+    """
+
+    signature: tuple[Any, ...]
+    payload: Any
+    pending: Pending
+
+
+@dataclass(slots=True, eq=False)
+class Context:
+    """What the ranks of one communicator have in common.
+
+    Attributes
+    ----------
+    members : tuple of int
+        Ranks of the program.
+    rounds : dict
+        Collectives that have begun, by number: what each rank of the communicator brought.
+    sends, receives : dict
+        Messages that have not met, by (sender, receiver) in the communicator.
+    """
+
+    members: tuple[int, ...]
+    rounds: dict[int, dict[int, Entry]] = field(default_factory=dict)
+    sends: dict[tuple[int, int], deque[Pending]] = field(default_factory=dict)
+    receives: dict[tuple[int, int], deque[Pending]] = field(default_factory=dict)
+
+
+class Engine:
+    """Carries out the calls of all ranks.
+
+    Parameters
+    ----------
+    size : int
+        Ranks.
+    clock : Clock
+    seed : int or None
+        Of the order of ranks, see `Scheduler`.
+    eager_bytes : int
+        Sends up to this size end without their receive.
+    late : bool
+        Whether data arrive at the wait, and buffers are checked until then.
+    keep : int
+        How many ended messages are kept.
+    """
+
+    def __init__(self, size: int, clock: Clock, *, seed: int | None, eager_bytes: int, late: bool, keep: int) -> None:
+        self.size, self.clock, self._eager, self.late = size, clock, eager_bytes, late
+        self.scheduler = Scheduler(size, seed, self._verdict)
+        self.messages: deque[Message] = deque(maxlen=keep)
+        self.count = 0
+        self.begun: dict[Pending, None] = {}
+        self.unreceived: dict[Pending, None] = {}
+        self._waiting: dict[int, list[Pending]] = {}
+
+    # -- messages ----------------------------------------------------------------------------------------------------
+
+    def send(self, context: Context, source: int, target: int, tag: int, buffer: Flat, *, synchronous: bool) -> Pending:
+        """Begin to send; `source` and `target` are numbers in the communicator."""
+        pending = self._begin(context.members[source], "send", buffer.nbytes, context.members[target], tag)
+        pending.sent = buffer.copy()
+        pending.buffer = buffer if self.late else None
+        queue = context.receives.setdefault((source, target), deque())
+        for receive in queue:
+            if receive.tag in (tag, ANY_TAG):
+                queue.remove(receive)
+                self._meet(pending, receive)
+                return pending
+        context.sends.setdefault((source, target), deque()).append(pending)
+        self.unreceived[pending] = None
+        if not synchronous and buffer.nbytes <= self._eager:
+            self._end(pending, self.clock.now[pending.rank])
+        else:
+            pending.awaited = lambda: frozenset([pending.peer])
+        return pending
+
+    def receive(self, context: Context, source: int, target: int, tag: int, buffer: Flat) -> Pending:
+        """Begin to receive; `source` and `target` are numbers in the communicator."""
+        pending = self._begin(context.members[target], "receive", buffer.nbytes, context.members[source], tag)
+        pending.buffer = buffer
+        self.poison(buffer)
+        queue = context.sends.setdefault((source, target), deque())
+        for send in queue:
+            if tag in (send.tag, ANY_TAG):
+                queue.remove(send)
+                self._meet(send, pending)
+                return pending
+        context.receives.setdefault((source, target), deque()).append(pending)
+        pending.awaited = lambda: frozenset([pending.peer])
+        return pending
+
+    def _meet(self, send: Pending, receive: Pending) -> None:
+        self.unreceived.pop(send, None)
+        data, buffer = send.sent, receive.buffer
+        assert data is not None
+        assert buffer is not None
+        if data.dtype != buffer.dtype or data.size > buffer.size:
+            raise CommunicationError(
+                f"rank {send.rank} sends {data.size:,} elements of {data.dtype} ({send.site}), but rank {receive.rank} "
+                f"receives up to {buffer.size:,} of {buffer.dtype} ({receive.site})"
+            )
+
+        def deliver() -> None:
+            buffer[: data.size] = data
+
+        end = self.clock.message(send.rank, receive.rank, data.nbytes, send.begun.seconds, receive.begun.seconds)
+        receive.deliver, receive.nbytes = deliver, data.nbytes
+        send.number = receive.number = self.count
+        if not send.done:
+            self._end(send, end)
+        self._end(receive, end)
+
+    # -- collectives -------------------------------------------------------------------------------------------------
+
+    def collective(
+        self,
+        context: Context,
+        rank: int,
+        number: int,
+        signature: tuple[Any, ...],
+        payload: Any,
+        act: Callable[[Sequence[Any]], Sequence[Callable[[], None] | None]],
+        nbytes: int = 0,
+        root: int = -1,
+    ) -> Pending:
+        """Enter the collective `number` of a communicator.
+
+        Parameters
+        ----------
+        context : Context
+        rank, number : int
+            This rank in the communicator, and how many collectives it has entered there before.
+        signature : tuple
+            The operation, and what else must be the same on all ranks.
+        payload : object
+        act : callable
+            Carries it out with everybody's payload; returns for each rank what delivers its result.
+        nbytes : int
+            Of the full vector.
+        root : int
+            Number in the communicator, or -1.
+        """
+        name = signature[0]
+        pending = self._begin(context.members[rank], name, nbytes, context.members[root] if root >= 0 else -1)
+        entries = context.rounds.setdefault(number, {})
+        for other in entries.values():
+            if other.signature != signature:
+                raise CommunicationError(
+                    f"ranks entered different collectives: rank {other.pending.rank} {_words(other.signature)} "
+                    f"({other.pending.site}), rank {pending.rank} {_words(signature)} ({pending.site})"
+                )
+        entries[rank] = Entry(signature, payload, pending)
+        members = frozenset(context.members)
+        pending.awaited = lambda: members - {entry.pending.rank for entry in entries.values()}
+        if len(entries) == len(context.members):
+            del context.rounds[number]
+            self._carry_out(name, nbytes, [entries[one] for one in range(len(entries))], act)
+        return pending
+
+    def _carry_out(
+        self,
+        name: str,
+        nbytes: int,
+        entries: Sequence[Entry],
+        act: Callable[[Sequence[Any]], Sequence[Callable[[], None] | None]],
+    ) -> None:
+        try:
+            delivers = act([entry.payload for entry in entries])
+        except (ValueError, IndexError, TypeError) as error:
+            places = "; ".join(f"rank {entry.pending.rank}: {entry.pending.site}" for entry in entries)
+            raise CommunicationError(f"the arrays of a {name} do not fit: {error} ({places})") from error
+        end = self.clock.collective(name, nbytes, [entry.pending.begun.seconds for entry in entries])
+        for entry, deliver in zip(entries, delivers, strict=True):
+            entry.pending.deliver = deliver
+            self._end(entry.pending, end)
+
+    # -- waiting -----------------------------------------------------------------------------------------------------
+
+    def wait(self, pendings: Sequence[Pending]) -> None:
+        """Return when all have ended; they are of one rank."""
+        if not pendings:
+            return
+        rank = pendings[0].rank
+        began = self._instant(rank)
+        missing = [pending for pending in pendings if not pending.done]
+        if missing:
+            for pending in missing:
+                pending.waited = began
+            self._waiting[rank] = missing
+            self.scheduler.block(rank, len(missing))
+            del self._waiting[rank]
+        for pending in pendings:
+            self._finish(pending, began)
+
+    def test(self, pendings: Sequence[Pending]) -> bool:
+        """Whether all have ended, after the other ranks had their turn where they have not."""
+        if not all(pending.done for pending in pendings):
+            self.scheduler.poll(pendings[0].rank)
+        if not all(pending.done for pending in pendings):
+            return False
+        self.wait(pendings)
+        return True
+
+    def poison(self, buffer: Flat) -> None:
+        """Fill a buffer that data will arrive in with what no program can use by accident."""
+        if self.late and buffer.size:
+            buffer.fill(np.nan if buffer.dtype.kind in "fc" else np.frombuffer(b"\xa5" * 16, buffer.dtype, 1)[0])
+
+    def _begin(self, rank: int, name: str, nbytes: int, peer: int, tag: int = 0) -> Pending:
+        self.scheduler.progress()
+        self.count += 1
+        pending = Pending(rank, name, nbytes, call_site(), self._instant(rank), peer, tag)
+        self.begun[pending] = None
+        return pending
+
+    def _end(self, pending: Pending, end: float) -> None:
+        """Both sides have come."""
+        pending.done, pending.end = True, end
+        if not self.late and pending.deliver is not None:
+            pending.deliver()
+            pending.deliver = None
+        waiting = self._waiting.get(pending.rank)
+        if waiting is not None and any(pending is one for one in waiting):
+            self.scheduler.done(pending.rank)
+
+    def _finish(self, pending: Pending, began: Instant) -> None:
+        """The rank has waited: the data are there, and its clock goes on."""
+        if pending not in self.begun:
+            return
+        del self.begun[pending]
+        now = self.clock.now
+        now[pending.rank] = max(now[pending.rank], pending.end)
+        if pending.deliver is not None:
+            pending.deliver()
+        if pending.sent is not None and pending.buffer is not None and not _same_bytes(pending.sent, pending.buffer):
+            raise CommunicationError(
+                f"rank {pending.rank} changed the buffer of its {pending} before the wait: sent at {pending.site}, "
+                f"waited for at {call_site()}"
+            )
+        pending.buffer = pending.deliver = None
+        self.messages.append(self._message(pending, began))
+
+    def _message(self, pending: Pending, began: Instant, *, arrived: bool = True) -> Message:
+        ended = self._instant(pending.rank)
+        return Message(
+            pending.rank,
+            pending.name,
+            pending.peer,
+            pending.nbytes,
+            pending.begun,
+            began,
+            ended,
+            pending.site,
+            pending.number,
+            arrived,
+        )
+
+    def _instant(self, rank: int) -> Instant:
+        return Instant(self.count, self.clock.now[rank])
+
+    def leftovers(self) -> list[str]:
+        """Messages that were not received and calls without a wait, once all ranks have ended."""
+        lost = [f"rank {one.rank}: {one} was not received ({one.site})" for one in self.unreceived]
+        open_ = [one for one in self.begun if one not in self.unreceived]
+        return lost + [f"rank {one.rank}: no wait for its {one} ({one.site})" for one in open_]
+
+    # -- verdicts ----------------------------------------------------------------------------------------------------
+
+    def _verdict(self) -> DeadlockError:
+        waiting = {}
+        self.count += 1  # what waits for ever lasts longer than what has ended
+        for rank, pendings in self._waiting.items():
+            unmet = [pending for pending in pendings if not pending.done]
+            awaited = frozenset().union(*(pending.awaited() for pending in unmet))
+            waiting[rank] = Waiting(rank, tuple((str(one), str(one.site)) for one in unmet), awaited)
+            self.messages += [self._message(one, one.waited or one.begun, arrived=False) for one in unmet]
+        return deadlock(waiting, self.scheduler.ended, self.count - 1, draw(self.size, tuple(self.messages)))
+
+
+def _same_bytes(one: Flat, other: Flat) -> bool:
+    return bool((one.view(np.uint8) == other.view(np.uint8)).all())
+
+
+def _words(signature: tuple[Any, ...]) -> str:
+    name, *rest = signature
+    return f"{name}({', '.join(map(str, rest))})" if rest else str(name)

@@ -1,0 +1,59 @@
+"""Records of the calls that ranks made, and of when they made them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hybridnn.in_process.sites import Site
+
+__all__ = ["Instant", "Message"]
+
+
+@dataclass(frozen=True, slots=True)
+class Instant:
+    """When something happened.
+
+    Attributes
+    ----------
+    call : int
+        Communication calls that all ranks had made before.
+    seconds : float
+        On the virtual clock of the rank.
+    """
+
+    call: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A message or collective of a rank.
+
+    Attributes
+    ----------
+    rank : int
+    name : str
+        The operation.
+    peer : int
+        The other rank of a message, the root of a collective, or -1.
+    nbytes : int
+    begun, waited, ended : Instant
+        The call, the beginning of the wait for it, and the end of that wait.
+    site : Site
+        Line of the call.
+    number : int
+        The same for a send and its receive; -1 for collectives.
+    arrived : bool
+        False where no rank could go on before it ended.
+    """
+
+    rank: int
+    name: str
+    peer: int
+    nbytes: int
+    begun: Instant
+    waited: Instant
+    ended: Instant
+    site: Site
+    number: int = -1
+    arrived: bool = True

@@ -1,0 +1,155 @@
+"""Run a function on several ranks that are threads of this process, and look at what they sent one another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hybridnn.checks import require_choice, require_number, require_whole
+from hybridnn.comm.mpi import standing_in
+from hybridnn.errors import SettingError
+from hybridnn.in_process.clock import Clock
+from hybridnn.in_process.engine import Context, Engine
+from hybridnn.in_process.messages import Message
+from hybridnn.in_process.namespace import Comm, Namespace
+from hybridnn.in_process.picture import draw, write_svg
+from hybridnn.in_process.problems import CommunicationError
+from hybridnn.pipeline.drawing.drawing import Drawing
+from hybridnn.pipeline.drawing.svg import svg_text
+
+if TYPE_CHECKING:
+    from hybridnn.cost.machine.machine import Machine
+
+__all__ = ["Run", "run_ranks"]
+
+EAGER_BYTES = 4096
+MOST_RANKS = 1024
+
+
+@dataclass(frozen=True)
+class Run:
+    """What became of a program on several ranks.
+
+    Attributes
+    ----------
+    results : tuple
+        What the function returned, by rank.
+    messages : tuple of Message
+        Calls in the order in which they ended; the last ones of a long program.
+    clock : tuple of float
+        Seconds of communication by the virtual clock, by rank.
+    """
+
+    results: tuple[Any, ...]
+    messages: tuple[Message, ...]
+    clock: tuple[float, ...]
+
+    @property
+    def drawing(self) -> Drawing:
+        """Its calls: a row for each rank, an arrow for each message."""
+        return draw(len(self.results), self.messages)
+
+    def draw(self, path: str | Path) -> None:
+        """Write its calls as an SVG picture."""
+        write_svg(self.drawing, path)
+
+    def _repr_svg_(self) -> str:
+        """Shown by a notebook."""
+        return svg_text(self.drawing)
+
+
+def run_ranks(
+    ranks: int,
+    function: Callable[..., Any],
+    *args: Any,
+    order: int | str = "in turn",
+    sends: str = "rendezvous",
+    delivery: str = "late",
+    alpha: float = 0.0,
+    beta: float = 0.0,
+    machine: Machine | None = None,
+    limit: float | None = None,
+    keep: int = 100_000,
+) -> Run:
+    """Run ``function(comm, *args)`` on every rank, each a thread of this process, one at a time.
+
+    Neither mpi4py nor an MPI library is needed. The same arguments give the same bits. `comm` has mpi4py's upper-case
+    methods; `ProcessGrid` and `Trainer` use it by themselves.
+
+    Parameters
+    ----------
+    ranks : int
+        How many.
+    function : callable
+        The program of a rank.
+    order : "in turn" or int
+        Which rank goes on where several can: the next one, or drawn from this seed.
+    sends : {"rendezvous", "eager"}
+        A send ends when its receive has begun; or, up to 4,096 bytes, at once.
+    delivery : {"late", "early"}
+        Data arrive at the wait, and until then receive buffers hold NaN and send buffers must not change; or data
+        arrive as soon as both sides have called, unchecked.
+    alpha, beta : float
+        Seconds per message and per byte, for the virtual clock.
+    machine : Machine, optional
+        A machine file's costs in place of both.
+    limit : float, optional
+        Seconds that a rank may compute without a communication call.
+    keep : int
+        How many of the last messages are kept.
+
+    Returns
+    -------
+    Run
+
+    Raises
+    ------
+    DeadlockError
+        When no rank can go on, with the line where each one is.
+    CommunicationError
+        When calls of ranks do not fit, a buffer was touched while a call owned it, or a call was never waited for.
+    Exception
+        Whatever a rank raises; the other ranks end.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> def ring(comm):
+    ...     mine, left = np.array([float(comm.rank)]), np.empty(1)
+    ...     comm.Sendrecv(mine, (comm.rank + 1) % comm.size, recvbuf=left, source=(comm.rank - 1) % comm.size)
+    ...     return left[0]
+    >>> run_ranks(3, ring, alpha=1e-6).results
+    (2.0, 0.0, 1.0)
+    """
+    require_whole("ranks", ranks, 1, MOST_RANKS + 1)
+    require_choice("sends", sends, ("rendezvous", "eager"))
+    require_choice("delivery", delivery, ("late", "early"))
+    if order != "in turn" and (isinstance(order, bool) or not isinstance(order, int)):
+        raise SettingError("order", order, "'in turn', or a whole number, the seed of an order")
+    if limit is not None:
+        require_number("limit", limit, 0.0, 1e9, "seconds, above 0", open_ends="(")
+    engine = Engine(
+        ranks,
+        Clock(ranks, alpha, beta, machine),
+        seed=order if isinstance(order, int) else None,
+        eager_bytes=EAGER_BYTES if sends == "eager" else -1,
+        late=delivery == "late",
+        keep=keep,
+    )
+    world = Context(tuple(range(ranks)))
+
+    def of_rank(rank: int) -> Callable[[], Any]:
+        def body() -> Any:
+            comm = Comm(engine, world, rank)
+            with standing_in(Namespace(comm, Comm(engine, Context((rank,)), 0))):
+                return function(comm, *args)
+
+        return body
+
+    results = engine.scheduler.run([of_rank(rank) for rank in range(ranks)], limit)
+    left = engine.leftovers()
+    if left:
+        raise CommunicationError("\n".join(["all ranks have ended, and left calls behind:", *left]))
+    return Run(tuple(results), tuple(engine.messages), tuple(engine.clock.now))

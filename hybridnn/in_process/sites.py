@@ -1,0 +1,71 @@
+"""Source lines of calls: where a rank's program called the library."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType, FrameType
+
+__all__ = ["Site", "call_site", "place_of", "place_of_thread"]
+
+PACKAGE = str(Path(__file__).resolve().parents[1])
+HIDDEN = (str(Path(__file__).resolve().parent), str(Path(PACKAGE) / "comm"))
+"""Code whose lines say nothing about the program: this package, and the groups that wrap every call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A line of code.
+
+    Attributes
+    ----------
+    code : CodeType
+    line : int
+    """
+
+    code: CodeType
+    line: int
+
+    def __str__(self) -> str:
+        path = Path(self.code.co_filename)
+        name = str(Path("hybridnn") / path.relative_to(PACKAGE)) if path.is_relative_to(PACKAGE) else path.name
+        return f"{name}:{self.line} in {self.code.co_name}"
+
+
+def call_site() -> Site:
+    """The line of the running thread that called into the library's communication."""
+    return _site(sys._getframe(1))
+
+
+def place_of_thread(thread: int) -> str:
+    """Where a running thread is: see `place_of`."""
+    return place_of(sys._current_frames().get(thread))
+
+
+def place_of(frame: FrameType | None) -> str:
+    """The innermost line outside communication, and where that lies in the package, the user's line that led to it.
+
+    Parameters
+    ----------
+    frame : frame or None
+        Innermost frame of a stack.
+    """
+    if frame is None:
+        return "an unknown line"
+    inner, caller = _site(frame), _outside(frame, (PACKAGE,))
+    if caller is None or caller.f_code is inner.code:
+        return str(inner)
+    return f"{inner}, called from {Site(caller.f_code, caller.f_lineno)}"
+
+
+def _site(frame: FrameType) -> Site:
+    found = _outside(frame, HIDDEN) or frame
+    return Site(found.f_code, found.f_lineno)
+
+
+def _outside(frame: FrameType | None, folders: tuple[str, ...]) -> FrameType | None:
+    """The innermost frame from `frame` outwards whose file lies in none of `folders`."""
+    while frame is not None and frame.f_code.co_filename.startswith(folders):
+        frame = frame.f_back
+    return frame

@@ -1,0 +1,82 @@
+"""Why no rank can go on, in words: the circle of ranks that wait for one another, and the line where each one is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hybridnn.comm.stalls.ranks_text import name_ranks
+from hybridnn.in_process.problems import DeadlockError
+from hybridnn.pipeline.drawing.drawing import Drawing
+
+__all__ = ["Waiting", "deadlock"]
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A rank that cannot go on.
+
+    Attributes
+    ----------
+    rank : int
+    calls : tuple of (str, str)
+        What it waits for, each with the line where it was begun.
+    awaited : frozenset of int
+        Ranks that have to call something first.
+    """
+
+    rank: int
+    calls: tuple[tuple[str, str], ...]
+    awaited: frozenset[int]
+
+
+def deadlock(waiting: Mapping[int, Waiting], ended: frozenset[int], calls: int, drawing: Drawing) -> DeadlockError:
+    """The verdict on ranks of which none can go on.
+
+    Parameters
+    ----------
+    waiting : mapping
+        By rank.
+    ended : frozenset of int
+        Ranks whose program has returned.
+    calls : int
+        Communication calls that were made.
+    drawing : Drawing
+        Of these.
+    """
+    circle = _circle(waiting)
+    lines = [f"deadlock after {calls} calls: {_reason(waiting, ended, circle)}"]
+    for rank, one in sorted(waiting.items()):
+        lines += [f"  rank {rank} waits in {call}, at {site}" for call, site in one.calls]
+    if circle:
+        lines.append(f"the circle: {' -> '.join(f'rank {rank}' for rank in (*circle, circle[0]))}")
+        if all(call.startswith("send") for rank in circle for call, _ in waiting[rank].calls):
+            lines.append(
+                "every rank of it sends, and none has come to its receive; a send need not end before its receive "
+                "begins, however small the message: let one side receive first, or use Isend or Sendrecv"
+            )
+    return DeadlockError("\n".join(lines), drawing)
+
+
+def _reason(waiting: Mapping[int, Waiting], ended: frozenset[int], circle: tuple[int, ...]) -> str:
+    if circle:
+        return f"{name_ranks(circle)} wait for one another"
+    for one in waiting.values():
+        gone = one.awaited & ended
+        if gone:
+            return f"rank {one.rank} waits for {name_ranks(gone)}, whose program has ended"
+    return f"{name_ranks(waiting)} wait for what no rank does"
+
+
+def _circle(waiting: Mapping[int, Waiting]) -> tuple[int, ...]:
+    """Ranks of which each waits for the next, and the last for the first; empty where there are none."""
+    for start in sorted(waiting):
+        path = [start]
+        while True:
+            following = sorted(waiting[path[-1]].awaited & waiting.keys())
+            if not following:
+                break
+            if following[0] in path:
+                return tuple(path[path.index(following[0]) :])
+            path.append(following[0])
+    return ()
