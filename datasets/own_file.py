@@ -54,7 +54,8 @@ def load_file(
         raise SettingError("data.file", str(path), "must end in .npz or .csv")
     require_readable(path, f"data.file = {str(path)!r}")
     if path.suffix == ".csv" and not targets:
-        raise SettingError("data.targets", [], "a .csv file needs the names of its target columns")
+        how = "a .csv file needs the names of its target columns, as in --set data.targets='[\"price\"]'"
+        raise SettingError("data.targets", [], how)
     if path.suffix == ".npz" and targets:
         raise SettingError("data.targets", list(targets), "only for .csv files; an .npz file has y_train")
     if path.suffix == ".npz" and inputs:

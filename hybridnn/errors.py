@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 __all__ = [
+    "INTERRUPTED",
     "DataError",
     "EnvironmentProblem",
     "GridError",
@@ -18,6 +19,9 @@ __all__ = [
     "UnequalSettingError",
     "one_line",
 ]
+
+INTERRUPTED = 130
+"""Exit code after an interrupt from the keyboard, as shells have it: 128 + SIGINT."""
 
 MOST_CHARACTERS = 1000
 """Of a value or a reason in a message: it may stem from a file, and be of any length."""
@@ -123,4 +127,4 @@ class StoppedBySignal(HybridnnError):  # noqa: N818 - no mistake of anybody's
     def __init__(self, message: str, *, interrupted: bool = False) -> None:
         super().__init__(message)
         if interrupted:
-            self.exit_code = 130  # 128 + SIGINT
+            self.exit_code = INTERRUPTED

@@ -26,11 +26,10 @@ from hybridnn.cli.stall import stall
 from hybridnn.cli.study import app as study_app
 from hybridnn.cli.trace import trace
 from hybridnn.cli.train import train
-from hybridnn.errors import HybridnnError
+from hybridnn.errors import INTERRUPTED, HybridnnError
 
 __all__ = ["app", "main"]
 
-INTERRUPTED = 130
 USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
 """The base of all errors of the parser, which typer does not export under a name of its own."""
 

@@ -11,7 +11,7 @@ from typing import NoReturn
 
 import typer
 
-from hybridnn.comm.failsafe import all_ranks_arrive, lower_rank_speaks, notify_higher_ranks, running_world
+from hybridnn.comm.failsafe import all_ranks_arrive, lower_rank_reports, notify_higher_ranks, running_world
 from hybridnn.errors import EnvironmentProblem, HybridnnError
 
 __all__ = ["FirstRankError", "first_rank_alone", "launch_rank", "leave"]
@@ -77,7 +77,7 @@ def leave(message: str, exit_code: int, *, together: bool = True) -> NoReturn:
     if not all_ranks_arrive(PATIENCE):
         if world.Get_rank() != 0:
             notify_higher_ranks()
-            if lower_rank_speaks(ALONE_SECONDS):
+            if lower_rank_reports(ALONE_SECONDS):
                 time.sleep(PATIENCE)  # that rank ends the job when it has spoken
             else:
                 print(f"Error on rank {world.Get_rank()}: {message}", file=sys.stderr, flush=True)

@@ -7,6 +7,7 @@ word. The hook is installed when `hybridnn` is imported and does nothing until M
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import sys
@@ -17,7 +18,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, NoReturn
 
-from hybridnn.comm.mpi import is_in_process
+from hybridnn.comm.stand_in import is_in_process
 
 __all__ = [
     "NotedExit",
@@ -25,9 +26,10 @@ __all__ = [
     "all_ranks_arrive",
     "end_job",
     "install",
-    "lower_rank_speaks",
+    "lower_rank_reports",
     "notify_higher_ranks",
     "running_world",
+    "wait_for_ranks",
 ]
 
 FORWARDING_SECONDS = 0.5
@@ -37,7 +39,16 @@ TURN_SECONDS = 0.1
 """By which a rank lets the one below it go first."""
 
 NOTICE_TAG = 32767
-"""Of the message by which a rank tells others that it prints an error; the largest tag that every library has."""
+"""Of the message by which a rank says that it prints an error; the largest tag that every library has."""
+
+LEFT_TAG = 32766
+"""Of the message by which a rank says that it leaves before it has met the others."""
+
+LEFT_BYTES = 400
+"""Of that message, which says how it leaves."""
+
+SPINS = 200
+"""Tests for the other ranks before a rank gives up its core between two of them."""
 
 LAST_RESORT_SECONDS = 5.0
 """After which a job that was to be ended and still lives is left without asking MPI or anybody."""
@@ -121,15 +132,63 @@ def all_ranks_arrive(patience: float) -> bool:
     return True
 
 
+def wait_for_ranks(comm: Any) -> None:
+    """Return when all ranks of `comm` have called this; end the job where one of them leaves instead.
+
+    Parameters
+    ----------
+    comm : MPI.Intracomm
+    """
+    world = running_world()
+    if world is None or comm.Get_size() == 1:
+        return
+    members = comm.Get_group().Translate_ranks(None, world.Get_group())
+    everyone, tests = comm.Ibarrier(), 0
+    while not everyone.Test():
+        tests += 1
+        if tests > SPINS:
+            gone = next((rank for rank in members if world.Iprobe(rank, LEFT_TAG)), None)
+            if gone is not None:
+                _end_without(world, gone)
+            time.sleep(0.001)
+    atexit.unregister(_send_departure)  # from here on the watchdog of the process grid sees it
+
+
+def _end_without(world: Any, gone: int) -> NoReturn:
+    """End the job that the rank `gone` has left; the lowest rank that waits for it prints why."""
+    time.sleep(2 * FORWARDING_SECONDS * world.Get_rank())
+    how = bytearray(LEFT_BYTES)
+    world.Recv(how, gone, LEFT_TAG)
+    text = how.rstrip(b"\0").decode(errors="replace")
+    end_job(
+        f"\n=== the job cannot go on: rank {gone} left it, and others wait; the job was ended ===\n"
+        f"* rank {gone} left the job: {text}; rank {world.Get_rank()} waits for it to make its process grid\n"
+    )
+
+
+def _send_departure() -> None:
+    """At the end of the interpreter, say how this rank leaves, to the ranks that wait for it in `wait_for_ranks`."""
+    world = running_world()
+    if world is None:
+        return
+    call = sys.exit.call if isinstance(sys.exit, NotedExit) else ""
+    text = (f"its script ended with {call}" if call else "its script ended").encode()[:LEFT_BYTES]
+    others = [rank for rank in range(world.Get_size()) if rank != world.Get_rank()]
+    sends = [world.Isend(text, rank, LEFT_TAG) for rank in others]
+    deadline = time.monotonic() + FORWARDING_SECONDS
+    while not all(send.Test() for send in sends) and time.monotonic() < deadline:
+        time.sleep(0.005)
+
+
 def notify_higher_ranks() -> None:
-    """Tell the ranks above this one that it prints the error that ends the job, without waiting for them."""
+    """Send the ranks above this one a note that it prints the error that ends the job, without waiting for them."""
     world = running_world()
     if world is not None:
         for rank in range(world.Get_rank() + 1, world.Get_size()):
             world.Isend(b"", rank, NOTICE_TAG)
 
 
-def lower_rank_speaks(seconds: float) -> bool:
+def lower_rank_reports(seconds: float) -> bool:
     """Whether a rank below this one has called `notify_higher_ranks`, or does so within `seconds`."""
     world = running_world()
     if world is None:
@@ -161,6 +220,7 @@ def install() -> None:
     sys.excepthook = on_error
     threading.excepthook = on_thread_error
     sys.exit = NotedExit(sys.exit)
+    atexit.register(_send_departure)
 
 
 class NotedExit:

@@ -15,6 +15,7 @@ import numpy as np
 
 from hybridnn.comm.agreement import unequal_on
 from hybridnn.comm.checked_collectives import CheckedGroup
+from hybridnn.comm.failsafe import wait_for_ranks
 from hybridnn.comm.group import MESSAGE_LIMIT, Group
 from hybridnn.comm.launch_check import require_whole_launch
 from hybridnn.comm.mpi import import_mpi, ranks_within
@@ -197,7 +198,9 @@ class ProcessGrid:
 
 
 def unarranged(comm: MPI.Intracomm | None = None) -> Group:
-    """The ranks of `comm`, by default all of the job, before they are arranged as a grid.
+    """The ranks of `comm`, by default all of the job, before they are arranged as a grid; collective.
+
+    A rank that leaves instead ends the job: see `wait_for_ranks`.
 
     Raises
     ------
@@ -206,7 +209,9 @@ def unarranged(comm: MPI.Intracomm | None = None) -> Group:
     """
     if comm is None:
         require_whole_launch()
-    return Group(comm if comm is not None else import_mpi().COMM_WORLD, "world", Recorder())
+    ranks = comm if comm is not None else import_mpi().COMM_WORLD
+    wait_for_ranks(ranks)
+    return Group(ranks, "world", Recorder())
 
 
 def _node_of_every_rank(comm: MPI.Intracomm, node_comm: MPI.Intracomm) -> list[int]:

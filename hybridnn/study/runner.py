@@ -9,7 +9,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Literal, Protocol
 
-from hybridnn.errors import SettingError, StoppedBySignal
+from hybridnn.errors import INTERRUPTED, SettingError, StoppedBySignal
 from hybridnn.study.cells import Cell, CellPlan, make_cells
 from hybridnn.study.launch import Ended, Launcher, last_words, run_process, thread_words, train_command
 from hybridnn.study.study_file import Study
@@ -199,7 +199,8 @@ def _fate(ended: Ended, limit: float | None) -> tuple[Failure, str]:
         return "timed out", f"ended after the limit of {limit:g} s"
     if ended.ended_by == "warning":
         return "timed out", "ended by SIGUSR1, before the time limit of its job"
-    kind: Failure = "interrupted" if ended.code == StoppedBySignal.exit_code else "failed"
+    interrupted = ended.code in (StoppedBySignal.exit_code, INTERRUPTED)
+    kind: Failure = "interrupted" if interrupted else "failed"
     return kind, f"exit code {ended.code}"
 
 

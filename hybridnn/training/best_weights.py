@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from hybridnn.comm.agreement import agree
-from hybridnn.errors import DataError
+from hybridnn.errors import DataError, EnvironmentProblem
 from hybridnn.npz_files import read_npz
 from hybridnn.training.boundary import Busy
 from hybridnn.training.history import EpochRecord
@@ -34,7 +34,19 @@ class BestWeights:
 
     def __init__(self, trainer: Trainer, folder: RunFolder | None, busy: Busy) -> None:
         self._trainer, self._folder, self._busy = trainer, folder, busy
-        self._metric = -inf if folder is None else _kept_metric(folder.path, trainer.history.epochs)
+        self._metric = -inf
+        agree(trainer.grid.world, self._look_at_file)
+
+    def _look_at_file(self) -> None:
+        """Go on from the weights that are kept; those of an epoch that the run no longer has are removed."""
+        if self._folder is None:
+            return
+        self._metric = _kept_metric(self._folder.path, self._trainer.history.epochs)
+        if self._metric == -inf:
+            try:
+                (self._folder.path / BEST_WEIGHTS).unlink(missing_ok=True)
+            except OSError as error:
+                raise EnvironmentProblem(f"{error.filename}: cannot be removed: {error.strerror}") from error
 
     def __call__(self, record: EpochRecord) -> None:
         """Keep the current weights if the epoch that has just ended is the best so far; collective.

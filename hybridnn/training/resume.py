@@ -26,9 +26,10 @@ from hybridnn.training.history_file import read_history, read_sound_history, run
 from hybridnn.training.run_folder import CHECKPOINTS, CONFIG, Start, read_config
 from hybridnn.training.settings import Settings
 from hybridnn.training.settings_file import load_settings
+from hybridnn.training.settings_parallel import ParallelSettings
 from hybridnn.training.trainer import Trainer
 
-__all__ = ["Resumed", "Task", "data_identity", "resume", "what_to_train"]
+__all__ = ["Resumed", "Task", "data_identity", "resume", "settings_of_run", "what_to_train"]
 
 FREE = frozenset({"evaluate_every", "check_collectives", "checkpoint_every", "keep", "checkpoint_async", "keep_best"})
 """Keys of ``[training]`` that do not change what is trained."""
@@ -106,7 +107,7 @@ def what_to_train(
     else:
         folder = Path(resume)
         if settings is None:
-            settings = _settings_of_run(folder, overrides, running_ranks())
+            settings = settings_of_run(folder, overrides, running_ranks())
         if settings.output.folder not in (None, str(folder)):
             raise SettingError("output.folder", settings.output.folder, f"a run goes on in its own folder, {folder}")
         settings = settings.model_copy(update={"output": settings.output.model_copy(update={"folder": str(folder)})})
@@ -118,7 +119,7 @@ def what_to_train(
     return Task(settings, "resume")
 
 
-def _settings_of_run(folder: Path, overrides: Sequence[str], ranks: int) -> Settings:
+def settings_of_run(folder: Path, overrides: Sequence[str], ranks: int) -> Settings:
     """The settings of the run in `folder`, to go on with on so many ranks.
 
     Where the layout changes, what the run had filled in for its own ranks is forgotten.
@@ -139,9 +140,18 @@ def _settings_of_run(folder: Path, overrides: Sequence[str], ranks: int) -> Sett
         return settings
     given = {text.partition("=")[0].strip() for text in overrides}
     forgotten = [f"parallel.{key}" for key in RESOLVED if f"parallel.{key}" not in given]
-    if "parallel.method" in given and not {"parallel.pipeline", "parallel.stages"} & given and parallel.pipeline == 1:
-        forgotten.append("parallel.pipeline")  # for a method the ranks become stages
+    if not {"parallel.pipeline", "parallel.stages"} & given and _forgets_stages(parallel, ranks, given):
+        forgotten.append("parallel.pipeline")
+        if ranks == parallel.model and "parallel.method" not in given:  # one stage has no method
+            forgotten.append("parallel.method")
     return load_settings(folder / CONFIG, overrides, forgotten=place + forgotten)
+
+
+def _forgets_stages(parallel: ParallelSettings, ranks: int, given: set[str]) -> bool:
+    """Whether the ranks become stages: for a method that is named now, or an exact one whose stages do not fit them."""
+    if parallel.pipeline == 1:
+        return "parallel.method" in given
+    return bool(ranks % (parallel.pipeline * parallel.model)) and METHODS[parallel.method].exact
 
 
 def _require_same_training(old: Settings, new: Settings, *, forced: bool) -> None:

@@ -143,9 +143,7 @@ def test_weights_of_an_epoch_that_the_history_does_not_have_are_replaced(run_hyb
         arrays = {name: file[name] for name in file.files}
     np.savez(run / BEST, **{**arrays, "epoch": np.array(99), "metric": np.array(2.0)})
     code, _, err = run_hybridnn("evaluate", "run", "--best")
-    best = best_of(run)
-    said = f"epoch {best['epoch']} with {best['test_accuracy']:.4f} was better; its weights are not kept"
-    assert (code, err) == (0, f"Warning: run/{BEST}: of epoch 99; {said}\n")
+    assert (code, err) == (0, f"Warning: run/{BEST}: of epoch 99, which the history of the run does not have\n")
     assert run_hybridnn("train", "--resume", "run", "--epochs", "4", "-q")[0] == 0
     assert marks_of(run)[0] == 4
 
@@ -160,3 +158,30 @@ def test_a_run_that_goes_on_on_another_grid(run_on_ranks: Run, comm: MPI.Intraco
     assert run_on_ranks("train", "--resume", "run", "-q", *pipeline, "--epochs", "9")[0] == 0
     assert marks_of(mpi_tmp_path / "run") >= first
     assert_reproduced(mpi_tmp_path / "run", ProcessGrid(comm), 1e-12)
+
+
+def test_weights_of_an_epoch_that_the_run_no_longer_has_are_removed(run_hybridnn: Run) -> None:
+    """As where a run that was trained on is killed, and then resumed from the checkpoint before."""
+    assert run_hybridnn(*RESTLESS, "--epochs", "3", "--out", "run")[0] == 0
+    run = Path("run")
+    with np.load(run / BEST) as file:
+        arrays = dict(file)
+    np.savez(run / BEST, **arrays | {"epoch": 72, "metric": 0.999})
+    lines = (run / "history.jsonl").read_text().splitlines(keepends=True)
+    (run / "history.jsonl").write_text("".join(lines[:-1]))
+    assert run_hybridnn("train", "--resume", "run", "-q")[0] == 0
+    assert not (run / BEST).exists()
+    code, _, said = run_hybridnn("evaluate", "run", "--best")
+    assert (code, said.count("\n")) == (2, 1)
+    assert BEST in said
+
+
+def test_a_better_epoch_whose_weights_are_lost_is_named(run_hybridnn: Run) -> None:
+    assert run_hybridnn(*RESTLESS, "--epochs", "3", "--out", "run")[0] == 0
+    best = best_of(Path("run"))
+    with np.load(Path("run") / BEST) as file:
+        arrays = dict(file)
+    np.savez(Path("run") / BEST, **arrays | {"epoch": 1, "metric": best["test_accuracy"] / 2})
+    code, _, said = run_hybridnn("evaluate", "run", "--best")
+    assert code == 0
+    assert f"epoch {best['epoch']} with {best['test_accuracy']:.4f} was better; its weights are not kept" in said

@@ -18,7 +18,9 @@ from hybridnn.cli.train_view import TrainView
 from hybridnn.training.checkpoints.draft import Draft
 from hybridnn.training.folder_lock import FolderLock
 from hybridnn.training.history import StepRecord
+from hybridnn.training.resume import settings_of_run
 from hybridnn.training.run_folder import RunFolder
+from hybridnn.training.settings_parallel import with_stages
 
 Run = Callable[..., tuple[int, str, str]]
 TRAIN = ("train", "--data", "synthetic", "--hidden", "9", "--epochs", "3", "--batch-size", "25", "-q")
@@ -387,3 +389,29 @@ def test_what_is_left_of_an_interrupted_extension_is_used_with_its_step(
     signal_at(30, signal.SIGUSR1)
     assert run_hybridnn("train", "--resume", "run", "--epochs", "5", "-q")[0] == 75
     assert "run/checkpoints/step-00000030" in run_hybridnn("evaluate", "run")[1]
+
+
+@pytest.mark.parametrize(
+    ("method", "ranks", "stages", "kept"),
+    [
+        ("gpipe", 3, 3, True),
+        ("gpipe", 2, 2, True),
+        ("gpipe", 1, 1, False),
+        ("gpipe", 6, 3, True),
+        ("pipedream", 2, 3, True),
+    ],
+)
+def test_stages_that_do_not_fit_the_ranks_are_settled_anew(
+    run_hybridnn: Run, method: str, ranks: int, stages: int, kept: bool
+) -> None:
+    assert run_hybridnn(*TRAIN, *SMALL, "--epochs", "1", "--out", "run")[0] == 0
+    config = Path("run/config.toml")
+    text = config.read_text()
+    replaced = [
+        line for line in text.splitlines(keepends=True) if line.split(" = ")[0] in ("batch", "pipeline", "method")
+    ]
+    text = text.replace("[parallel]\n", f'[parallel]\nmethod = "{method}"\npipeline = 3\n')
+    config.write_text("".join(line for line in text.splitlines(keepends=True) if line not in replaced))
+    settings = settings_of_run(Path("run"), [], ranks)
+    assert ("method" in settings.parallel.model_fields_set) == kept
+    assert with_stages(settings.parallel, ranks).pipeline == stages

@@ -43,7 +43,7 @@ NEW = (
     "a FIFO",
     "a link to itself",
     "a field forged",
-    "nested 10,000 deep",
+    "nested deep",
     "empty arrays",
 )
 """What ranks of scripts do and what befalls files, as far as it is tried here; `FAULTS` are all tried."""

@@ -89,11 +89,11 @@ def test_exit_before_there_is_a_trainer(tmp_path: Path) -> None:
 
 def test_fewer_epochs_on_one_rank(tmp_path: Path) -> None:
     """The rank leaves `main`, and with it its trainer, and the script."""
-    result = job(tmp_path, between="epochs = 2 if odd else 3")
+    result = job(tmp_path, after="odd or trainer.fit(x, y, epochs=1)")
     account = account_of(result)
     assert result.stdout.split("\n")[0] == "rank 1 is done"
     assert re.search(r"\* rank 1 \(.*\) left the job: .*; ranks 0, 2 wait in ", account)
-    assert f" at script.py:{line_of(tmp_path, 'trainer.fit')} in main" in account
+    assert f" at script.py:{line_of(tmp_path, 'odd or trainer.fit')} in main" in account
 
 
 def test_evaluate_on_all_ranks_but_one_that_goes_on(tmp_path: Path) -> None:
@@ -176,3 +176,18 @@ def test_one_process_is_not_watched() -> None:
     with trainer.busy("plotting"):
         pass
     trainer.free()
+
+
+@pytest.mark.parametrize("way", ["sys.exit(3)", "sys.exit(0)"])
+def test_exit_before_the_process_grid(tmp_path: Path, way: str) -> None:
+    program = f"import sys\nfrom mpi4py import MPI\nimport hybridnn\nif MPI.COMM_WORLD.rank == 1:\n    {way}\n"
+    (tmp_path / "script.py").write_text(f"{program}hybridnn.ProcessGrid()\nprint('a grid')\n")
+    result = run_mpi(3, [sys.executable, "script.py"], timeout=LIMIT, cwd=tmp_path)
+    assert not result.timed_out
+    assert result.returncode != 0
+    assert "a grid" not in result.stdout
+    code = way[9]
+    left = (
+        f"* rank 1 left the job: its script ended with exit code {code}, by sys.exit at script.py:5 in <module>; rank 0"
+    )
+    assert left in result.stderr

@@ -91,7 +91,7 @@ def test_one_rank(comm: MPI.Intracomm, tmp_path: Path) -> None:
 
 
 @pytest.mark.mpi(ranks=[2])
-def test_two_ranks(comm: MPI.Intracomm, tmp_path: Path) -> None:
+def test_two_ranks(comm: MPI.Intracomm, mpi_tmp_path: Path) -> None:
     for number, changes in enumerate(
         (
             [],
@@ -102,11 +102,11 @@ def test_two_ranks(comm: MPI.Intracomm, tmp_path: Path) -> None:
             ["parallel.pipeline=2", "parallel.method=zb-h1", "parallel.partition=[4,2]", "training.batch_size=3"],
         )
     ):
-        check(comm, tmp_path / str(number), *changes)
+        check(comm, mpi_tmp_path / str(number), *changes)
 
 
 @pytest.mark.mpi(ranks=[4])
-def test_four_ranks(comm: MPI.Intracomm, tmp_path: Path) -> None:
+def test_four_ranks(comm: MPI.Intracomm, mpi_tmp_path: Path) -> None:
     for number, changes in enumerate(
         (
             ["parallel.batch=2", "parallel.model=2"],
@@ -116,7 +116,7 @@ def test_four_ranks(comm: MPI.Intracomm, tmp_path: Path) -> None:
             ["parallel.stages=[{model=2},{batch=2}]", "parallel.method=spectrain"],
         )
     ):
-        check(comm, tmp_path / str(number), *changes)
+        check(comm, mpi_tmp_path / str(number), *changes)
 
 
 def test_names_of_optimizers_and_flags() -> None:

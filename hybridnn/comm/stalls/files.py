@@ -216,10 +216,10 @@ def _require_possible(state: RankState | JobState) -> None:
     ValueError
     """
     if isinstance(state, JobState):
-        texts = [state.silent]
+        texts = [state.silent, state.lost, state.gone, state.unseen]
     else:
         calls = () if state.waits_for is None else (state.waits_for,)
-        texts = [str(state.rank), *(part.members for part in (*calls, *state.groups))]
+        texts = [str(state.rank), state.lost, *(part.members for part in (*calls, *state.groups))]
         texts += [str(call.peer) for call in calls if call.peer is not None]
     if not 1 <= state.size <= MOST_RANKS:
         raise ValueError(f"{state.size} ranks")

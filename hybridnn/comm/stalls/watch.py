@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 from weakref import finalize
 
 from hybridnn.comm.failsafe import end_job
-from hybridnn.comm.mpi import is_in_process
 from hybridnn.comm.peer_watch import PeerWatch
 from hybridnn.comm.recorder import Recorder
 from hybridnn.comm.stalls.departure import Departure
@@ -29,6 +28,7 @@ from hybridnn.comm.stalls.processes import Process, processes_of, start_of
 from hybridnn.comm.stalls.ranks_text import ranks_in, ranks_text
 from hybridnn.comm.stalls.report import stall_report
 from hybridnn.comm.stalls.state import JobState, RankState
+from hybridnn.comm.stand_in import is_in_process
 from hybridnn.comm.survivors import tolerates_losses
 
 if TYPE_CHECKING:

@@ -116,14 +116,17 @@ def _best_weights(folder: Path) -> WeightsSource:
         )
     arrays = read_npz(path)
     try:
-        epoch, step = int(arrays["epoch"]), int(arrays["step"])
+        epoch, step, metric = int(arrays["epoch"]), int(arrays["step"]), float(arrays["metric"])
     except (LookupError, TypeError, ValueError) as error:
-        raise DataError(f"{path}: does not name its epoch and step") from error
-    best = best_epoch(read_sound_history(folder)[0].epochs)
+        raise DataError(f"{path}: does not name its epoch, step and metric") from error
+    epochs = read_sound_history(folder)[0].epochs
+    best = best_epoch(epochs)
     damaged: tuple[str, ...] = ()
-    if best is not None and best.epoch != epoch:
-        metric = f"epoch {best.epoch} with {best.metric:.4f} was better"
-        damaged = (f"{path}: of epoch {epoch}; {metric}; its weights are not kept",)
+    if epoch not in [record.epoch for record in epochs]:
+        damaged = (f"{path}: of epoch {epoch}, which the history of the run does not have",)
+    elif best is not None and best.metric is not None and best.metric > metric:
+        better = f"epoch {best.epoch} with {best.metric:.4f} was better"
+        damaged = (f"{path}: of epoch {epoch} with {metric:.4f}; {better}; its weights are not kept",)
     return WeightsSource(path, step, damaged, arrays=arrays)
 
 
