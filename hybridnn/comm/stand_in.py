@@ -1,4 +1,4 @@
-"""What stands for ``mpi4py.MPI`` in this rank, where all ranks run in one process."""
+"""Stand-in for ``mpi4py.MPI`` in this rank, where all ranks run in one process."""
 
 from __future__ import annotations
 

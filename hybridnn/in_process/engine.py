@@ -1,6 +1,6 @@
 """Messages and collectives among ranks of one process: which calls meet, what they deliver, and when.
 
-Nothing here knows threads: the scheduler lets one rank at a time in. Sends wait for their receive (rendezvous) unless
+The scheduler lets one rank at a time in. Sends wait for their receive (rendezvous) unless
 they are small and `eager_bytes` says otherwise. Collectives of a communicator meet by their number. A receive buffer
 is filled with NaN until its wait, and a send buffer is compared with what it was when its send began.
 """

@@ -27,7 +27,7 @@ LIBRARY = "ranks as threads of one process"
 
 
 class Request:
-    """Stands for ``MPI.Request``."""
+    """Stand-in for ``MPI.Request``."""
 
     def __init__(self, engine: Engine, pending: Pending | None) -> None:
         self._engine, self._pending = engine, pending
@@ -60,7 +60,7 @@ def _pendings(requests: Sequence[Request]) -> list[Pending]:
 
 
 class Group:
-    """Stands for ``MPI.Group``."""
+    """Stand-in for ``MPI.Group``."""
 
     def __init__(self, members: tuple[int, ...]) -> None:
         self._members = members
@@ -79,7 +79,7 @@ class Group:
 
 
 class Comm:
-    """Stands for ``MPI.Intracomm``.
+    """Stand-in for ``MPI.Intracomm``.
 
     Parameters
     ----------
@@ -383,7 +383,7 @@ class Comm:
 
 
 class Win:
-    """Stands for a window of ``MPI.Win.Allocate_shared``: memory that all ranks see, as they are one process."""
+    """Stand-in for a window of ``MPI.Win.Allocate_shared``: memory that all ranks see, as they are one process."""
 
     def __init__(self, memory: NDArray[np.uint8], item: int) -> None:
         self._memory, self._item = memory, item
@@ -422,11 +422,11 @@ class Win:
 
 
 class Error(Exception):
-    """Stands for ``MPI.Exception``, which is never raised."""
+    """Stand-in for ``MPI.Exception``, which is never raised."""
 
 
 class Namespace:
-    """Stands for ``mpi4py.MPI`` in one rank.
+    """Stand-in for ``mpi4py.MPI`` in one rank.
 
     Parameters
     ----------

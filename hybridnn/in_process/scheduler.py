@@ -89,7 +89,7 @@ class Scheduler:
             self._leave(rank)
 
         for rank in range(self._size):
-            # The parent is the caller: it goes on when a rank has ended and hands the turn to nobody.
+            # The parent is the caller, which goes on when the function of a rank has returned.
             one = greenlet(lambda rank=rank: body(rank), parent=getcurrent())
             one.gr_context = contextvars.copy_context()
             self._ranks.append(one)

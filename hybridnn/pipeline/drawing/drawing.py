@@ -124,7 +124,7 @@ class Arrow:
     start, end : float
         When it left and when it arrived.
     arrives : bool
-        False where nobody received it: dashed.
+        False where it was not received: dashed.
     """
 
     source: int
