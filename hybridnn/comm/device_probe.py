@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 
 from hybridnn.comm.carried_calls import MESSAGE_LIMIT
 from hybridnn.comm.device_mpi_trial import GPUS, PROBLEM, RANKS
+from hybridnn.comm.failsafe import exit_now
 from hybridnn.comm.mpi import import_mpi
 from hybridnn.comm.transports.device import CHUNK_BYTES, Device
 from hybridnn.comm.transports.device_mpi import DeviceMpi
@@ -98,4 +98,4 @@ if __name__ == "__main__":
     problem = _main(*sys.argv[1:])
     if problem:
         print(f"{PROBLEM}{problem}", flush=True)
-        os._exit(1)  # the other rank may wait for this one, which MPI would wait for in turn
+        exit_now(1)  # the other rank may wait for this one, which MPI would wait for in turn

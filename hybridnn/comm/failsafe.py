@@ -25,6 +25,7 @@ __all__ = [
     "abort_job",
     "all_ranks_arrive",
     "end_job",
+    "exit_now",
     "install",
     "lower_rank_reports",
     "notify_higher_ranks",
@@ -37,6 +38,9 @@ FORWARDING_SECONDS = 0.5
 
 TURN_SECONDS = 0.1
 """By which a rank lets the one below it go first."""
+
+exit_now = os._exit
+"""Python's own ``os._exit``, which says nothing."""
 
 NOTICE_TAG = 32767
 """Of the message by which a rank says that it prints an error; the largest tag that every library has."""
@@ -88,12 +92,12 @@ def end_job(last_words: str) -> NoReturn:
     world = running_world()
     if world is not None:
         _abort(world)
-    os._exit(1)
+    exit_now(1)
 
 
 def _start_last_resort() -> None:
     """End this process in any case: the pipe may be full, standard output locked, MPI stuck."""
-    last_resort = threading.Timer(LAST_RESORT_SECONDS, os._exit, (1,))
+    last_resort = threading.Timer(LAST_RESORT_SECONDS, exit_now, (1,))
     last_resort.daemon = True
     last_resort.start()
 
@@ -114,7 +118,7 @@ def _abort(world: Any) -> None:
     with contextlib.suppress(Exception):  # not every library knows what was lost
         if world.Get_failed().Get_size() == world.Get_size() - 1:
             # To the launcher of Open MPI 5 the abort of the last rank that lives is a success.
-            os._exit(1)
+            exit_now(1)
     world.Abort(1)
 
 
@@ -220,7 +224,26 @@ def install() -> None:
     sys.excepthook = on_error
     threading.excepthook = on_thread_error
     sys.exit = NotedExit(sys.exit)
+    os._exit = _AnnouncedExit()  # type: ignore[assignment]  # a function with the same argument
     atexit.register(_send_departure)
+
+
+class _AnnouncedExit:
+    """``os._exit`` that names the rank, its exit code and the line that called it, as nothing else is left to do so."""
+
+    def __init__(self) -> None:
+        self._process = os.getpid()
+
+    def __call__(self, status: int) -> NoReturn:
+        """End the process at once."""
+        world = running_world() if os.getpid() == self._process else None
+        if world is not None:
+            caller = sys._getframe(1)
+            place = f"{os.path.basename(caller.f_code.co_filename)}:{caller.f_lineno} in {caller.f_code.co_name}"
+            left = f"rank {world.Get_rank()} of {world.Get_size()} left the job with exit code {status}"
+            with contextlib.suppress(OSError):
+                os.write(2, f"\n=== {left}, by os._exit at {place} ===\n".encode(errors="replace"))
+        exit_now(status)
 
 
 class NotedExit:

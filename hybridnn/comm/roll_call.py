@@ -7,7 +7,6 @@ library allows it.
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 import threading
 import time
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from hybridnn.comm.failsafe import exit_now
 from hybridnn.comm.mpi import import_mpi, library_version
 from hybridnn.comm.patience import OutOfTimeError, Patience, finish, within
 
@@ -152,7 +152,7 @@ def spread_code(code: int, seconds: float) -> int | None:
 def end_job(code: int) -> None:
     """End every rank, also where MPI is stuck; does not return."""
     sys.stdout.flush()
-    backstop = threading.Timer(LAST_SECONDS, os._exit, (code,))
+    backstop = threading.Timer(LAST_SECONDS, exit_now, (code,))
     backstop.daemon = True
     backstop.start()
     import_mpi().COMM_WORLD.Abort(code)

@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from hybridnn.comm.failsafe import exit_now
 from hybridnn.comm.mpi import import_mpi, ranks_within
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def leave_job(exit_code: int) -> NoReturn:
     """End this process after a loss, without MPI."""
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(exit_code)
+    exit_now(exit_code)
 
 
 class Survivors:

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridnn.errors import DataError, EnvironmentProblem, HybridnnError, SettingError
+from hybridnn.small_files import read_tail
 from hybridnn.training.checkpoints.folder import checkpoint_folders
 from hybridnn.training.checkpoints.manifest import Progress
 from hybridnn.training.folder_lock import FolderLock
@@ -36,6 +37,10 @@ Start = Literal["new", "again", "resume"]
 """Whether a run takes a folder without results, begins anew in that of an unfinished run, or goes on with that run."""
 
 CONFIG = "config.toml"
+
+CONFIG_END = "\n# the end: a file that was cut off would name other settings\n"
+"""Last line of the settings of a run, since a part of them is valid too."""
+
 LEARNING_CURVE = "learning_curve.png"
 TRACE = "trace.json"
 STANDARDIZATION = "standardization.npz"
@@ -116,7 +121,7 @@ class RunFolder:
 
     def write_config(self, settings: Settings) -> None:
         """Write the resolved settings as ``config.toml``, whole or not at all: without it no run can be resumed."""
-        self._write(CONFIG, lambda file: file.write(to_toml(settings).encode()))
+        self._write(CONFIG, lambda file: file.write((to_toml(settings) + CONFIG_END).encode()))
 
     def begin(self, header: RunHeader) -> None:
         """Add the first line: what the run is about to do."""
@@ -229,10 +234,14 @@ def read_config(folder: Path) -> Settings:
     DataError
         If its file cannot be read or holds anything that is not allowed.
     """
+    path = folder / CONFIG
     try:
-        return load_settings(folder / CONFIG)
+        settings = load_settings(path)
     except SettingError as error:
         raise DataError(str(error)) from error
+    if read_tail(path, len(CONFIG_END)) != CONFIG_END.encode():
+        raise DataError(f"{path}: is cut off: its last line is not {CONFIG_END.strip()!r}")
+    return settings
 
 
 def _require_free(folder: Path, *, again: bool) -> None:

@@ -114,7 +114,7 @@ def test_without_a_machine_file_the_error_says_how_to_make_one(
 
 @pytest.mark.mpi(ranks=[2])
 def test_the_run_folder_has_the_layout_that_ran(comm: MPI.Intracomm, folder: Path) -> None:
-    run_training(settings_with(f"output.folder={folder / 'run'}", "parallel.pipeline=2"), _Silent())
+    run_training(settings_with("output.folder=run", "parallel.pipeline=2"), _Silent())
     if comm.rank == 0:
         kept = load_settings(folder / "run" / "config.toml").parallel
         assert not kept.auto

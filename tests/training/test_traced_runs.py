@@ -143,8 +143,12 @@ def test_an_epoch_of_an_exact_method_is_traced(
 
 @pytest.mark.mpi(ranks=[4])
 def test_parts_of_a_run_add_up_on_every_rank(comm: MPI.Intracomm, mpi_tmp_path: Path) -> None:
-    for axes in ({"pipeline": 4}, {"pipeline": 2, "model": 2}, {"batch": 4}):
-        trace = traced(PipelineCase("pipedream"), big_grid(comm, **axes), mpi_tmp_path / "trace.json")
+    for method, axes in (
+        ("pipedream", {"pipeline": 4}),
+        ("pipedream", {"pipeline": 2, "model": 2}),
+        ("sequential", {"batch": 4}),
+    ):
+        trace = traced(PipelineCase(method), big_grid(comm, **axes), mpi_tmp_path / "trace.json")
         for number in trace.epochs:
             epoch = trace.epoch(number)
             found = break_down(epoch)

@@ -84,8 +84,11 @@ def test_samples_of_a_csv_with_and_without_the_target_column(tmp_path: Path) -> 
     assert found[0].values.shape == (20, 1)
     assert found[0].values.tolist() == found[1].values.tolist() == found[2].values.tolist()
     np.savetxt(tmp_path / "more.csv", table, delimiter=",", header="a,b,c", comments="")
-    with pytest.raises(DataError, match=r"more\.csv: samples of 3 features; the network takes 2"):
-        predicted(tmp_path / "run", tmp_path / "more.csv")
+    more = predicted(tmp_path / "run", tmp_path / "more.csv")
+    assert (more.values.tolist(), more.ignored) == (found[0].values.tolist(), ("b",))
+    np.savez(tmp_path / "more.npz", table)
+    with pytest.raises(DataError, match=r"more\.npz: samples of 3 features; the network takes 2"):
+        predicted(tmp_path / "run", tmp_path / "more.npz")
 
 
 def test_without_standardization_numbers_are_taken_as_they_are(tmp_path: Path) -> None:

@@ -86,7 +86,8 @@ def test_run_without_weights_is_refused(run: Path) -> None:
     (run / "weights.npz").unlink()
     with pytest.raises(DataError, match=r"run: no weights\.npz, .* and no sound checkpoint$"):
         open_run(run)
-    (put_checkpoint(run, 6, {"layers.0.bias": np.zeros(3)}) / "layers.0.bias.npy").write_bytes(b"")
+    arrays = {"layers.0.weight": np.zeros((3, 2)), "layers.0.bias": np.zeros(3)}
+    (put_checkpoint(run, 6, arrays) / "layers.0.bias.npy").write_bytes(b"")
     with pytest.raises(DataError, match=r"no sound checkpoint: .*step-00000006/layers\.0\.bias\.npy"):
         open_run(run)
 
