@@ -415,3 +415,16 @@ def test_stages_that_do_not_fit_the_ranks_are_settled_anew(
     settings = settings_of_run(Path("run"), [], ranks)
     assert ("method" in settings.parallel.model_fields_set) == kept
     assert with_stages(settings.parallel, ranks).pipeline == stages
+
+
+@pytest.mark.parametrize("command", [("train", "--resume", "run"), ("evaluate", "run")])
+def test_settings_that_were_cut_off_are_refused(run_hybridnn: Run, command: tuple[str, ...]) -> None:
+    assert run_hybridnn(*TRAIN, *SMALL, "--out", "run")[0] == 0
+    lines = Path("run/config.toml").read_text().splitlines(keepends=True)
+    for kept in range(1, len(lines), 7):
+        Path("run/config.toml").write_text("".join(lines[:kept]))
+        code, _, said = run_hybridnn(*command)
+        assert (code, said.count("\n")) == (2, 1)
+        assert "run/config.toml: is cut off" in said
+    Path("run/config.toml").write_text("".join(lines))
+    assert run_hybridnn(*command)[0] == 0

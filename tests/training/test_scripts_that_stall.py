@@ -129,15 +129,6 @@ def test_an_exception_where_nothing_can_be_printed(tmp_path: Path) -> None:
     assert "is done" not in result.stdout
 
 
-def test_an_exit_without_a_word_is_named_with_its_code(tmp_path: Path) -> None:
-    """By a rank that is left, or by the launcher."""
-    result = job(tmp_path, in_step="os._exit(7)")
-    assert result.returncode != 0
-    ours = r"=== rank 1 \(process \d+\) is gone: (ended with exit code 7|killed, or ended) "
-    assert re.search(ours, result.stderr) or re.search(r"(?i)rank 1\b|,1\]", result.stderr)
-    assert re.search(r"(?i)exit code:?\s+7\b", result.stderr)
-
-
 def test_what_is_meant_to_take_long_is_no_stall_and_nothing_is_left_behind(tmp_path: Path) -> None:
     """One rank announces its work, and the ranks end their scripts one after another."""
     announced = "\n    if odd:\n        with trainer.busy('plotting'): time.sleep(9)"
@@ -191,3 +182,13 @@ def test_exit_before_the_process_grid(tmp_path: Path, way: str) -> None:
         f"* rank 1 left the job: its script ended with exit code {code}, by sys.exit at script.py:5 in <module>; rank 0"
     )
     assert left in result.stderr
+
+
+def test_a_rank_that_leaves_at_once_is_named(tmp_path: Path) -> None:
+    result = job(tmp_path, in_step="import os; os._exit(7)")
+    assert result.returncode != 0
+    line = line_of(tmp_path, "os._exit")
+    assert (
+        f"=== rank 1 of 3 left the job with exit code 7, by os._exit at script.py:{line} in on_step ==="
+        in result.stderr
+    )
