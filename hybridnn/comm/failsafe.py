@@ -224,7 +224,7 @@ def install() -> None:
     sys.excepthook = on_error
     threading.excepthook = on_thread_error
     sys.exit = NotedExit(sys.exit)
-    os._exit = _AnnouncedExit()  # type: ignore[assignment]  # a function with the same argument
+    os._exit = _AnnouncedExit()
     atexit.register(_send_departure)
 
 
