@@ -30,6 +30,7 @@ __all__ = [
     "lower_rank_reports",
     "notify_higher_ranks",
     "running_world",
+    "streams_are_open",
     "wait_for_ranks",
 ]
 
@@ -111,6 +112,15 @@ def _write_last_words(text: str) -> None:
             break
     with contextlib.suppress(Exception):  # None, closed, or a pipe that nothing reads
         sys.stdout.flush()
+
+
+def streams_are_open() -> bool:
+    """Whether last words have somewhere to go."""
+    for descriptor in (2, 1):
+        with contextlib.suppress(OSError):
+            os.fstat(descriptor)
+            return True
+    return False
 
 
 def _abort(world: Any) -> None:

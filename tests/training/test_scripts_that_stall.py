@@ -192,3 +192,11 @@ def test_a_rank_that_leaves_at_once_is_named(tmp_path: Path) -> None:
         f"=== rank 1 of 3 left the job with exit code 7, by os._exit at script.py:{line} in on_step ==="
         in result.stderr
     )
+
+
+def test_another_rank_prints_where_the_lowest_has_closed_its_streams(tmp_path: Path) -> None:
+    closes = "first = grid.rank == 0\n    if first: sys.stdout.close(); sys.stderr = None; os.close(1); os.close(2)"
+    account = account_of(
+        job(tmp_path, between=closes, after="time.sleep(10_000) if first else trainer.evaluate(x, y)", seconds=3)
+    )
+    assert re.search(r"\* rank 0 \(host \S+, process \d+\) did not arrive: .*; ranks 1, 2 wait in ", account)

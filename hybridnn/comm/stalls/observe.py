@@ -16,6 +16,7 @@ from time import perf_counter
 from types import FrameType
 
 from hybridnn.comm.calls import Call, CallRecord, Channel
+from hybridnn.comm.failsafe import streams_are_open
 from hybridnn.comm.recorder import Event, Recorder
 from hybridnn.comm.stalls.ranks_text import ranks_text
 from hybridnn.comm.stalls.state import CallState, Finished, Frame, GroupState, RankState, place_in_code
@@ -134,6 +135,7 @@ def observe(
         finished=tuple(_finished(event, now) for event in recorder.last_events(LAST_EVENTS)),
         mpi_call=activity.mpi_call,
         lost=lost,
+        can_print=streams_are_open(),
     )
 
 

@@ -186,6 +186,8 @@ class RankState:
         How the rank left the job, in words; empty while it is there.
     exited : bool
         Whether it left because its interpreter ended.
+    can_print : bool
+        Whether one of its standard streams is open.
     """
 
     rank: int
@@ -207,6 +209,7 @@ class RankState:
     lost: str = ""
     left: str = ""
     exited: bool = False
+    can_print: bool = True
 
     @property
     def waits(self) -> bool:

@@ -297,10 +297,11 @@ class StallWatch:
         """End the job if that is this rank's part, and the time has come."""
         left = self._files.left()
         present = [rank for rank in self._ranks if rank not in left]
-        if any(self._sign_of(rank, elapsed) for rank in present if rank < self._rank):
-            return
-        others = {rank: self._sign_of(rank, elapsed) for rank in present if rank > self._rank}
+        others = {rank: self._sign_of(rank, elapsed) for rank in present if rank != self._rank}
         states = {self._rank: own} | {rank: state for rank, state in others.items() if state is not None}
+        # The lowest rank that can print the account, or the lowest where all streams are closed.
+        if min(states, key=lambda rank: (not states[rank].can_print, rank)) != self._rank:
+            return
         lost = sorted({rank for state in states.values() for rank in ranks_in(state.lost)})
         # Ranks above 0 also wait for those below them.
         factor = 1 if self._rank == 0 else 2
