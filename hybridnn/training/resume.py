@@ -15,6 +15,7 @@ from hybridnn.comm.mpi import running_ranks
 from hybridnn.errors import DataError, SettingError
 from hybridnn.pipeline.schedules.methods import METHODS
 from hybridnn.settings_types import Section
+from hybridnn.small_files import shown_path
 from hybridnn.training.checkpoints.blocks import array_shapes
 from hybridnn.training.checkpoints.folder import checkpoint_folders
 from hybridnn.training.checkpoints.manifest import Manifest, Origin
@@ -22,7 +23,7 @@ from hybridnn.training.checkpoints.origin import origin_of
 from hybridnn.training.checkpoints.reading import Checkpoint, newest_sound
 from hybridnn.training.data_placement import PlacedData
 from hybridnn.training.history import EpochRecord
-from hybridnn.training.history_file import read_history, read_sound_history, run_status
+from hybridnn.training.history_file import HISTORY, read_history, read_sound_history, run_status
 from hybridnn.training.run_folder import CHECKPOINTS, CONFIG, Start, read_config
 from hybridnn.training.settings import Settings
 from hybridnn.training.settings_file import load_settings
@@ -242,7 +243,11 @@ def resume(folder: Path, settings: Settings, trainer: Trainer, data: str, sample
     history, damage = agree(world, lambda: read_sound_history(folder))
     if damage:
         problems.append(damage)
-    return Resumed(found, problems, [record for record in history.epochs if record.epoch < progress.epoch])
+    epochs = [record for record in history.epochs if record.epoch < progress.epoch]
+    if settings.training.epochs == done and not epochs:
+        lost = damage or f"{shown_path(folder / HISTORY)}: is cut off"
+        raise DataError(f"{lost}; no epoch is on record and nothing is left to train: evaluate and export still work")
+    return Resumed(found, problems, epochs)
 
 
 def _impossible(manifest: Manifest, new: Origin, trainer: Trainer, samples: int) -> str:

@@ -428,3 +428,18 @@ def test_settings_that_were_cut_off_are_refused(run_hybridnn: Run, command: tupl
         assert "run/config.toml: is cut off" in said
     Path("run/config.toml").write_text("".join(lines))
     assert run_hybridnn(*command)[0] == 0
+
+
+@pytest.mark.parametrize("content", ["", "[" * 10_000 + "\n"])
+def test_a_finished_run_without_a_record_of_an_epoch_is_refused_and_usable(run_hybridnn: Run, content: str) -> None:
+    assert run_hybridnn(*TRAIN, *SMALL, "--out", "run")[0] == 0
+    history = Path("run/history.jsonl")
+    whole = history.read_text()
+    history.write_text(whole.splitlines(keepends=True)[0] + content)
+    code, _, said = run_hybridnn("train", "--resume", "run")
+    assert (code, said.count("\n")) == (2, 1)
+    assert "run/history.jsonl" in said
+    assert "nothing is left to train" in said
+    assert run_hybridnn("export", "run", "weights.npz")[0] == 0
+    history.write_text(whole)
+    assert run_hybridnn("train", "--resume", "run", "--epochs", "4", "-q")[0] == 0
