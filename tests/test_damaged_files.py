@@ -28,6 +28,7 @@ from hybridnn.study.study_folder import StudyFolder, read_manifest
 from hybridnn.training.checkpoints.manifest import Progress
 from hybridnn.training.checkpoints.reading import Checkpoint, newest_sound
 from hybridnn.training.history_file import lines_until, read_history, run_status
+from hybridnn.training.run_folder import CONFIG_END
 from hybridnn.training.run_record import read_run
 from hybridnn.training.settings import Settings
 from hybridnn.training.settings_file import load_settings, to_toml
@@ -187,9 +188,10 @@ class Case:
         """The content with one place changed."""
         text = content.decode()
         if self.language == "toml":
+            end = CONFIG_END if text.endswith(CONFIG_END) else ""
             for document in forged(parse_toml(text), EVERY):
                 with contextlib.suppress(TypeError):  # TOML has no null
-                    yield tomli_w.dumps(document).encode(errors="surrogatepass")
+                    yield (tomli_w.dumps(document) + end).encode(errors="surrogatepass")
             return
         lines = text.splitlines() if self.language == "lines" else [text]
         for number, line in enumerate(lines):

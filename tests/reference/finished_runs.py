@@ -8,6 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from hybridnn.training.run_folder import CONFIG_END
 from hybridnn.training.settings import settings_from
 from hybridnn.training.settings_file import to_toml
 
@@ -62,7 +63,7 @@ def write_run(
     folder.mkdir(parents=True, exist_ok=True)
     parallel = {"pipeline": pipeline, "batch": batch, "model": model}
     settings = {"parallel": parallel, "training": {"batch_size": batch_size}, "model": {"hidden": list(hidden)}}
-    (folder / "config.toml").write_text(to_toml(settings_from(settings)))
+    (folder / "config.toml").write_text(to_toml(settings_from(settings)) + CONFIG_END)
     memory = dict.fromkeys(
         ("weight_bytes", "optimizer_bytes", "weight_version_bytes", "activation_bytes", "buffer_bytes"), 0
     )
