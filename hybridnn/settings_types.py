@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
@@ -22,6 +23,7 @@ __all__ = [
     "Seed",
     "Text",
     "Texts",
+    "by_dotted_name",
     "list_as_tuple",
     "seconds_of",
 ]
@@ -81,3 +83,11 @@ class Section(BaseModel):
         """Refuse a key that was set and means nothing beside `beside`."""
         for key in sorted(self.foreign_keys() & self.model_fields_set):
             raise refused(key, getattr(self, key), f"does not belong to {beside}")
+
+
+def by_dotted_name(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested mappings as one, with keys such as ``optimizer.lr``."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat |= by_dotted_name(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat

@@ -13,7 +13,7 @@ from pydantic import Field, ValidationError
 
 from hybridnn.errors import SettingError
 from hybridnn.settings_errors import setting_error
-from hybridnn.settings_types import Count, Section
+from hybridnn.settings_types import Count, Section, by_dotted_name
 from hybridnn.small_files import FileError, read_toml, shown_path
 from hybridnn.study.axes import AXES, Axis, axis_of
 
@@ -127,7 +127,7 @@ def _read(path: Path) -> Table:
 
 def _ordered(axes: Table, variants: Mapping[str, Table]) -> tuple[tuple[Axis, list[Any]], ...]:
     """Check the axes; variants come first, then the known axes, settings and at last the repeats."""
-    given = _flat(axes)
+    given = by_dotted_name(axes)  # optimizer.lr may be written with or without quotes
     found: list[tuple[Axis, list[Any]]] = []
     chosen = given.pop("variants", list(variants))
     if chosen or variants:
@@ -144,14 +144,6 @@ def _values(name: str, values: Any) -> list[Any]:
     if not isinstance(values, list) or not values:
         raise SettingError(f"axes.{name}", values, "must be a list with at least one value")
     return values
-
-
-def _flat(axes: Table, prefix: str = "") -> Table:
-    """Join nested keys, so that ``optimizer.lr`` may be written with or without quotes."""
-    flat: Table = {}
-    for key, value in axes.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
-    return flat
 
 
 def _variant_axis(variants: Mapping[str, Table]) -> Axis:

@@ -16,6 +16,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from hybridnn.errors import DataError, EnvironmentProblem, SettingError
 from hybridnn.settings_errors import first_problem
+from hybridnn.settings_types import by_dotted_name
 from hybridnn.small_files import JSON_BYTES, FileError, parse_json, read_bytes, read_json, shown_path
 from hybridnn.study.cells import Cell, CellPlan
 from hybridnn.study.study_file import Study
@@ -24,7 +25,6 @@ from hybridnn.training.folder_lock import FolderLock
 from hybridnn.training.history_file import HISTORY, run_status
 from hybridnn.training.json_text import to_json
 from hybridnn.training.run_folder import CHECKPOINTS
-from hybridnn.training.settings import Settings
 from hybridnn.training.settings_file import load_settings, to_toml
 from hybridnn.whole_files import replace_whole
 
@@ -244,7 +244,7 @@ class StudyFolder:
             ran = load_settings(self.cell(cell.id) / SETTINGS)
         except SettingError as error:
             return str(error)
-        before, now = _flat(ran), _flat(cell.settings)
+        before, now = by_dotted_name(ran.model_dump()), by_dotted_name(cell.settings.model_dump())
         changed = [name for name in now if before[name] != now[name]]
         return f"{changed[0]} was {before[changed[0]]!r}, is {now[changed[0]]!r}" if changed else ""
 
@@ -301,17 +301,3 @@ def _who_started(text: str) -> str:
         return f"started {start['time']} by {by} on {start['host']}"
     except (ValueError, LookupError, TypeError):  # cut off by a full disk
         return "started"
-
-
-def _flat(settings: Settings) -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-
-    def walk(values: dict[str, Any], prefix: str) -> None:
-        for key, value in values.items():
-            if isinstance(value, dict):
-                walk(value, f"{prefix}{key}.")
-            else:
-                flat[prefix + key] = value
-
-    walk(settings.model_dump(), "")
-    return flat

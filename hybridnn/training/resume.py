@@ -14,7 +14,7 @@ from hybridnn.comm.agreement import agree
 from hybridnn.comm.mpi import running_ranks
 from hybridnn.errors import DataError, SettingError
 from hybridnn.pipeline.schedules.methods import METHODS
-from hybridnn.settings_types import Section
+from hybridnn.settings_types import by_dotted_name
 from hybridnn.small_files import shown_path
 from hybridnn.training.checkpoints.blocks import array_shapes
 from hybridnn.training.checkpoints.folder import checkpoint_folders
@@ -183,19 +183,10 @@ def _differences(old: Settings, new: Settings) -> list[tuple[str, Any, Any]]:
     free = {f"training.{key}" for key in FREE} | {"data.distribution", "data.file", "data.inputs", "model.init_from"}
     if new.schedule.name not in RATES_BY_LENGTH:
         free.add("training.epochs")
-    before, now = _flat(old), _flat(new)
+    before, now = by_dotted_name(old.model_dump()), by_dotted_name(new.model_dump())
     sections = ("model", "data", "training", "optimizer", "schedule")
     names = [name for name in before if name.startswith(sections) and name not in free]
     return [(name, before[name], now[name]) for name in names if before[name] != now[name]]
-
-
-def _flat(section: Section, prefix: str = "") -> dict[str, Any]:
-    """All settings by dotted name."""
-    found: dict[str, Any] = {}
-    for key in type(section).model_fields:
-        value = getattr(section, key)
-        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, Section) else {f"{prefix}{key}": value}
-    return found
 
 
 def data_identity(settings: Settings, data: PlacedData) -> str:

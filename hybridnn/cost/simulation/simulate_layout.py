@@ -29,6 +29,9 @@ __all__ = [
 CALM = Disturbance()
 """No disturbance."""
 
+ROUNDING = 1e-12
+"""Share of the simulated time that sums of times may be off by: what is left of it below that is no bubble."""
+
 
 @dataclass(frozen=True)
 class StageSeconds:
@@ -179,8 +182,9 @@ def _stage_seconds(
         collectives = sum(costs.shares(stage, instruction).communication for instruction in own)
         computing = float(_mean_over_ranks(busy, lanes, stage)) - collectives
         communication = float(_mean_over_ranks(receiving, lanes, stage)) + collectives
-        waiting = max(0.0, seconds - computing - communication)  # rounding may leave less than nothing
-        stages.append(StageSeconds(computing * scale, communication * scale, waiting * scale))
+        rest = seconds - computing - communication
+        bubble = rest if rest > ROUNDING * seconds else 0.0
+        stages.append(StageSeconds(computing * scale, communication * scale, bubble * scale))
     return tuple(stages)
 
 
