@@ -8,7 +8,7 @@ import signal
 import pytest
 from mpi4py import MPI
 
-pytestmark = [pytest.mark.mpi(ranks=[2]), pytest.mark.timeout(4)]
+pytestmark = [pytest.mark.mpi(ranks=[2]), pytest.mark.timeout(30)]  # of which only the deadlock needs one
 
 
 def test_before(comm: MPI.Intracomm) -> None:
