@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import sys
 from importlib.machinery import PathFinder
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -28,8 +28,14 @@ def run(
     module: Annotated[bool, typer.Option("-m", help="SCRIPT is the name of a module, as in python -m.")] = False,
 ) -> None:
     """Run a Python script on several ranks: hybridnn run -n 4 script.py."""
-    if module and PathFinder.find_spec(script.partition(".")[0], [os.getcwd(), *sys.path]) is None:
+    package = script.partition(".")[0]
+    if module and not (package and _is_there(package)):
         raise SettingError("-m", script, "there is no such module")
     if not module and not Path(script).is_file():
         raise SettingError("SCRIPT", script, "there is no such file")
     replace_by_ranks(ranks, [*(["-m"] if module else []), script, *(arguments or ())])
+
+
+def _is_there(module: str) -> bool:
+    """Whether a rank can import a module or package; Python with -m looks into the working folder, too."""
+    return (find_spec(module) or PathFinder.find_spec(module, [os.getcwd()])) is not None

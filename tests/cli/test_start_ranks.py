@@ -205,9 +205,10 @@ def test_ranks_have_every_argument_but_their_number(
 def test_modules_run_as_scripts_do(
     started: Callable[..., tuple[list[str], dict[str, str]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "mine.py").touch()
-    command, _ = started("run", "-n", "2", "-m", "mine", "-m", "x")
-    assert command[3:] == [sys.executable, "-m", "mine", "-m", "x"]
+    (tmp_path / "mine.py").touch()  # in the working folder; the other is installed
+    for module in ("mine", "hybridnn.comm.launch_check"):
+        command, _ = started("run", "-n", "2", "-m", module, "-m", "x")
+        assert command[3:] == [sys.executable, "-m", module, "-m", "x"]
 
 
 @pytest.mark.parametrize(
