@@ -140,7 +140,7 @@ def _fitting_mpirun(environment: Mapping[str, str]) -> str:
         If there is none, or only one of another MPI library than mpi4py loads.
     """
     if importlib.util.find_spec("mpi4py") is None:
-        raise EnvironmentProblem(f"mpi4py is not installed; {NO_MPI}")
+        raise EnvironmentProblem(f"{NO_MPI}; mpi4py is not installed")
     program = find_mpirun(environment)
     if program is not None and Path(program).parent == Path(sys.executable).parent:
         return program

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hybridnn.comm.launcher import NO_MPI
-from hybridnn.comm.open_mpi import rank_settings
 from hybridnn.comm.stand_in import current_stand_in
 from hybridnn.errors import EnvironmentProblem
 
@@ -25,8 +22,6 @@ __all__ = ["import_mpi", "library_version", "ranks_within", "require_buffer", "r
 def import_mpi() -> ModuleType:
     """``mpi4py.MPI``, initialized, or what stands for it in a rank that is a thread.
 
-    Before MPI is loaded, the settings of Open MPI that a rank can make for itself are set in its environment.
-
     Raises
     ------
     EnvironmentProblem
@@ -35,9 +30,6 @@ def import_mpi() -> ModuleType:
     stand_in = current_stand_in()
     if stand_in is not None:
         return cast("ModuleType", stand_in)
-    if "mpi4py.MPI" not in sys.modules:
-        for name, value in rank_settings(os.environ).items():
-            os.environ.setdefault(name, value)
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:

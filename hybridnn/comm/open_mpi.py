@@ -7,9 +7,9 @@ version 4 differ from those of version 5 in name; both are given.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import MutableMapping
 
-__all__ = ["OVERSUBSCRIBED", "mpirun_settings", "rank_settings"]
+__all__ = ["OVERSUBSCRIBED", "mpirun_settings", "set_rank_settings"]
 
 TRANSPORTS = {
     "OMPI_MCA_btl": "^ofi",  # its probe of the network sleeps for a second
@@ -54,17 +54,18 @@ def mpirun_settings(*, as_root: bool = True, oversubscribed: bool = True, bound:
     }
 
 
-def rank_settings(environment: Mapping[str, str]) -> dict[str, str]:
-    """Environment variables that a rank sets for itself before MPI is initialized.
+def set_rank_settings(environment: MutableMapping[str, str]) -> None:
+    """Set what a rank can set for itself before MPI is initialized, where the environment does not have it.
 
     A rank that is bound to some cores cannot tell them from those of its job, so that waiting ranks yield where there
     are more of them than the whole node has cores.
 
     Parameters
     ----------
-    environment : mapping
+    environment : mutable mapping
         Of the rank, as its launcher made it.
     """
     on_node = environment.get("OMPI_COMM_WORLD_LOCAL_SIZE", "")
     crowded = on_node.isdigit() and int(on_node) > (os.cpu_count() or 1)
-    return TRANSPORTS | (YIELD if crowded else {})
+    for name, value in (TRANSPORTS | (YIELD if crowded else {})).items():
+        environment.setdefault(name, value)

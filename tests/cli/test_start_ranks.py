@@ -29,8 +29,8 @@ LINES = 300
 SCRIPT = f"""
 import json, os, sys
 import hybridnn
-rank = hybridnn.ProcessGrid().rank
 from mpi4py import MPI
+rank = hybridnn.ProcessGrid().rank
 MPI.Win.Allocate(8, comm=MPI.COMM_WORLD).Free()
 for number in range({LINES}):
     os.write(1, f"rank {{rank}} line {{number}}\\n".encode())

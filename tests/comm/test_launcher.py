@@ -10,7 +10,7 @@ import pytest
 
 from hybridnn.comm import launcher
 from hybridnn.comm.launcher import RankLauncher
-from hybridnn.comm.open_mpi import rank_settings
+from hybridnn.comm.open_mpi import set_rank_settings
 from hybridnn.errors import EnvironmentProblem
 
 OPEN_MPI, MPICH = "Open MPI v5.0.11", "MPICH Version: 5.0.2"
@@ -144,6 +144,10 @@ def test_hardware_threads_of_a_core_are_one_core(monkeypatch: pytest.MonkeyPatch
 
 def test_a_rank_yields_where_its_node_is_crowded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 4)
-    assert set(rank_settings({"OMPI_COMM_WORLD_LOCAL_SIZE": "4"})) == TRANSPORTS
-    assert set(rank_settings({"OMPI_COMM_WORLD_LOCAL_SIZE": "5"})) == TRANSPORTS | {"OMPI_MCA_mpi_yield_when_idle"}
-    assert set(rank_settings({})) == TRANSPORTS
+    for ranks, more in (("4", set()), ("5", {"OMPI_MCA_mpi_yield_when_idle"})):
+        environment = {"OMPI_COMM_WORLD_LOCAL_SIZE": ranks}
+        set_rank_settings(environment)
+        assert set(environment) == {"OMPI_COMM_WORLD_LOCAL_SIZE"} | TRANSPORTS | more
+    environment = {"OMPI_MCA_btl": "tcp,self"}
+    set_rank_settings(environment)
+    assert environment == {"OMPI_MCA_btl": "tcp,self", "OMPI_MCA_osc": "^ucx"}
