@@ -22,23 +22,12 @@ BIN := $(VENV)/bin
 comma := ,
 # $(call extras,a) is a, and the extra of the chosen MPI where there is one
 extras = $(subst $() ,$(comma),$(strip $(MPI) $(1)))
-MPIRUN = $(if $(MPI),$(BIN)/mpirun,mpirun)
-
-# Open MPI 5: run as root, with more ranks than cores, unbound, without the network probe that sleeps for a second.
-# What the environment sets already stays as it is.
-export OMPI_ALLOW_RUN_AS_ROOT ?= 1
-export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM ?= 1
-export PRTE_MCA_rmaps_default_mapping_policy ?= :oversubscribe
-export PRTE_MCA_hwloc_default_binding_policy ?= none
-export OMPI_MCA_btl ?= ^ofi
-export OMPI_MCA_osc ?= ^ucx
-export OMPI_MCA_mpi_yield_when_idle ?= 1
 
 .PHONY: train test test-slurm test-gpu bench-gpu lint types bench cost-check fault-drill outputs clean
 .DELETE_ON_ERROR:
 
 train: $(VENV)/.installed-run
-	$(MPIRUN) -n 4 $(BIN)/hybridnn train --batch 2 --model 2 $(ARGS)
+	$(BIN)/hybridnn train -n 4 --batch 2 --model 2 $(ARGS)
 
 test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest $(ARGS)
@@ -78,7 +67,7 @@ bench: $(VENV)/.installed-bench
 	$(BIN)/python -m benchmarks $(ARGS)
 
 cost-check: $(VENV)/.installed-bench
-	$(MPIRUN) -n 2 $(BIN)/python -m benchmarks.cost_check $(ARGS)
+	$(BIN)/hybridnn run -n 2 -m benchmarks.cost_check $(ARGS)
 
 fault-drill: $(VENV)/.installed-test
 	PYTHONPATH=tests $(BIN)/python -m fault_drill $(ARGS)

@@ -6,8 +6,9 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
+
+from hybridnn.comm.launcher import RankLauncher
 
 __all__ = ["run_lines"]
 
@@ -23,11 +24,14 @@ def run_lines(ranks: int, module: str, *arguments: str) -> list[dict[str, Any]]:
 
     A job that fails without a word on its standard output is started again.
     """
-    beside = Path(sys.executable).with_name("mpirun")
-    mpirun = [str(beside) if beside.exists() else "mpirun", "-n", str(ranks)]
-    command = [*(mpirun if ranks > 1 else []), sys.executable, "-m", f"benchmarks.{module}", *arguments]
+    command = [sys.executable, "-m", f"benchmarks.{module}", *arguments]
+    environment = os.environ | ONE_THREAD
+    if ranks > 1:
+        launcher = RankLauncher.find(environment)
+        environment |= launcher.settings(ranks, environment)
+        command = launcher.command(ranks, command, environment)
     for start in range(1, STARTS + 1):
-        done = subprocess.run(command, env=os.environ | ONE_THREAD, stdout=subprocess.PIPE, text=True, check=False)
+        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=False)
         if done.stdout.strip() or start == STARTS:
             done.check_returncode()
         if done.returncode == 0:

@@ -34,6 +34,8 @@ from difflib import unified_diff
 from itertools import pairwise
 from pathlib import Path
 
+from hybridnn.comm.open_mpi import mpirun_settings
+
 __all__ = ["PAGES", "Command", "PageError", "Session", "fill_in", "run_page", "sessions", "shape"]
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -260,10 +262,8 @@ def main() -> int:
     parser.add_argument("--slurm", action="store_true", help="run the sessions that need a Slurm, and no others")
     given = parser.parse_args()
     failed = 0
-    environment = dict(os.environ)
-    if given.slurm:
-        # It would put all ranks of a job on its first node.
-        environment.pop("PRTE_MCA_rmaps_default_mapping_policy", None)
+    # Pages show `mpirun` too, and a job of Slurm has several nodes.
+    environment = mpirun_settings(oversubscribed=not given.slurm) | os.environ
     for path in given.pages:
         try:
             text = path.read_text(encoding="utf-8")

@@ -9,13 +9,13 @@ FILE, where the next call finds it: after a requeue, or in the other tasks of an
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from hybridnn.comm.launcher import has_plugin, offered_plugins
 from hybridnn.whole_files import replace_whole
 
 __all__ = ["candidates", "find_launcher"]
@@ -43,7 +43,7 @@ def candidates(plugins: str, programs: Sequence[str]) -> Iterator[tuple[str, ...
     if "srun" in programs:
         yield "srun", "-n"
         for plugin in SRUN_PLUGINS:
-            if re.search(rf"\b{plugin}\b", plugins):
+            if has_plugin(plugins, plugin):
                 yield "srun", f"--mpi={plugin}", "-n"
     if "mpirun" in programs:
         yield MPIRUN
@@ -115,10 +115,7 @@ def _main(environment: Mapping[str, str], file: Path | None) -> int:
         print(f"{error.args[0]} is not set: call this in a Slurm job that asked for --ntasks", file=sys.stderr)
         return 2
     programs = [name for name in ("srun", "mpirun") if shutil.which(name)]
-    plugins = ""
-    if "srun" in programs:  # the list goes to standard error in some versions of Slurm
-        listed = subprocess.run(["srun", "--mpi=list"], capture_output=True, text=True, timeout=SECONDS, check=False)
-        plugins = listed.stdout + listed.stderr
+    plugins = offered_plugins(environment) if "srun" in programs else ""
     launcher, failures = find_launcher(candidates(plugins, programs), lambda words: _attempt(words, ranks, nodes))
     for failure in failures:
         print(f"launcher: not {failure}", file=sys.stderr)

@@ -5,11 +5,13 @@ Importing this package is cheap: NumPy, mpi4py and the rest are loaded when some
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from hybridnn._version import __version__
 from hybridnn.comm.failsafe import install
+from hybridnn.comm.open_mpi import set_rank_settings
 
 if TYPE_CHECKING:
     from hybridnn.comm.grid import ProcessGrid
@@ -55,6 +57,7 @@ _HOME = {
 }
 
 install()
+set_rank_settings(os.environ)
 
 
 def __getattr__(name: str) -> Any:

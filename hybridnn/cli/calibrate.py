@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from hybridnn.cli.output import Format, make_console, print_json
+from hybridnn.cli.start_ranks import Ranks, start_ranks
 from hybridnn.errors import SettingError
 
 __all__ = ["calibrate"]
@@ -39,8 +40,9 @@ def calibrate(
         ),
     ] = False,
     output_format: Annotated[Format, typer.Option("--format", help="How to print the result.")] = Format.text,
+    ranks: Ranks = None,
 ) -> None:
-    """Measure this machine, for plans and predictions; start it under mpirun with as many ranks as you will use."""
+    """Measure this machine, for plans and predictions; start it with -n and as many ranks as you will use."""
     from hybridnn.checks import require_number
 
     require_number("--seconds", seconds, 0, 86_400, "above 0, at most a day", open_ends="(")
@@ -51,6 +53,7 @@ def calibrate(
     _check_suffix("--out", out, ".toml")
     if plot is not None:
         _check_suffix("--plot", plot, ".png")
+    start_ranks(ranks)
 
     # Only now, so that a wrong option is reported without waiting for the rest to load.
     from hybridnn.cli.calibrate_view import calibration_facts, print_calibration

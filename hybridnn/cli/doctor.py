@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from hybridnn.cli.output import Format
+from hybridnn.cli.start_ranks import Ranks, start_ranks
 
 __all__ = ["doctor"]
 
@@ -15,11 +16,13 @@ def doctor(
     strict: Annotated[bool, typer.Option("--strict", help="Let warnings count as failures.")] = False,
     limit: Annotated[float, typer.Option(help="Time for each check with other ranks.", metavar="SECONDS")] = 15.0,
     output_format: Annotated[Format, typer.Option("--format", help="How to print the result.")] = Format.text,
+    ranks: Ranks = None,
 ) -> None:
-    """Check this machine, alone or under mpirun or srun: MPI, threads, cores, GPU, folders; exit code 1 on failures."""
+    """Check this machine, alone or on several ranks: MPI, threads, cores, GPU, folders; exit code 1 on failures."""
     from hybridnn.checks import require_number
 
     require_number("--limit", limit, 0, 3600, "seconds, above 0, at most an hour", open_ends="(")
+    start_ranks(ranks)
 
     # Only now, so that a wrong option is reported without waiting for the rest to load.
     from hybridnn.cli.doctor_view import print_report, report_text

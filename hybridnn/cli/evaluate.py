@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from hybridnn.cli.output import Format
+from hybridnn.cli.start_ranks import Ranks, start_ranks
 from hybridnn.cli.trained_options import BatchRanks, Best, Checkpoint, ModelRanks, Run, Stages
 
 __all__ = ["evaluate"]
@@ -50,8 +51,10 @@ def evaluate(
     batch: BatchRanks = None,
     model: ModelRanks = None,
     output_format: Annotated[Format, typer.Option("--format", help="How to print the result.")] = Format.text,
+    ranks: Ranks = None,
 ) -> None:
-    """Evaluate the weights of a run, on its own data or others; start it under mpirun to use several ranks."""
+    """Evaluate the weights of a run, on its own data or others; -n starts it on several ranks, as mpirun does."""
+    start_ranks(ranks)
     from hybridnn.cli.evaluate_view import print_evaluation
     from hybridnn.cli.trained_options import make_grid
     from hybridnn.training.trained.evaluation import Samples, evaluate_run

@@ -20,6 +20,7 @@ from hybridnn.cli.plan import plan
 from hybridnn.cli.predict import predict
 from hybridnn.cli.ranks import FirstRankError, launch_rank, leave
 from hybridnn.cli.report import report
+from hybridnn.cli.run import run
 from hybridnn.cli.schedule import schedule
 from hybridnn.cli.simulate import simulate
 from hybridnn.cli.stall import stall
@@ -37,6 +38,7 @@ SUMMARY = "Train multi-layer perceptrons over MPI: batch and model parallelism, 
 
 app = typer.Typer(add_completion=False, help=SUMMARY)
 app.command()(train)
+app.command(context_settings={"allow_interspersed_args": False})(run)
 app.command()(schedule)
 app.command()(partition)
 app.command()(plan)

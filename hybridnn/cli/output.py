@@ -34,7 +34,7 @@ def make_console(stream: TextIO) -> Console:
     width = terminal_width(stream)
     # Without a terminal rich would take the width of a window that does not exist.
     return Console(
-        file=stream, width=width or PLAIN_WIDTH, force_terminal=width is not None, markup=False, highlight=False
+        file=stream, width=width or _plain_width(), force_terminal=width is not None, markup=False, highlight=False
     )
 
 
@@ -73,6 +73,12 @@ def terminal_width(stream: TextIO) -> int | None:
     if columns == 0 and launch_rank() is not None:
         return _width_of_parent()
     return columns or UNKNOWN_TERMINAL_WIDTH
+
+
+def _plain_width() -> int:
+    """Columns of a pipe or file; what a rank writes to one is shown on the terminal from which `-n` started it."""
+    columns = os.environ.get("COLUMNS", "") if launch_rank() is not None else ""
+    return int(columns) if columns.isdigit() and int(columns) else PLAIN_WIDTH
 
 
 def _width_of_parent() -> int | None:

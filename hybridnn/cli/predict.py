@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from hybridnn.cli.start_ranks import Ranks, start_ranks
 from hybridnn.cli.trained_options import BatchRanks, Best, Checkpoint, Force, ModelRanks, Run, Stages
 
 __all__ = ["predict"]
@@ -32,8 +33,10 @@ def predict(
     batch: BatchRanks = None,
     model: ModelRanks = None,
     force: Force = False,
+    ranks: Ranks = None,
 ) -> None:
     """Write classes and their probabilities, or numbers in the units of the targets, for samples without targets."""
+    start_ranks(ranks)
     from hybridnn.cli.trained_options import make_grid, require_new_file, warn_of_columns, warn_of_damage, weights_words
     from hybridnn.comm.agreement import agree
     from hybridnn.training.trained.prediction import predict_file

@@ -19,6 +19,9 @@ __all__ = ["FirstRankError", "first_rank_alone", "launch_rank", "leave"]
 LAUNCHER_RANKS = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 """Set by mpirun, mpiexec and srun for every rank, before MPI is loaded."""
 
+INTERACTIVE_STEP = str(0xFFFFFFFA)
+"""Step of the shell that salloc starts on a node of the allocation; Slurm's number for it."""
+
 ALONE_SECONDS = 0.5
 """Lead of the first of several processes that do not see each other: a launcher may end the job with the first."""
 
@@ -29,7 +32,8 @@ PATIENCE = 5.0
 def launch_rank() -> int | None:
     """Rank of this process as its launcher numbered it; None without a launcher. Loads nothing."""
     # Slurm numbers the batch script itself too; only a step has tasks.
-    names = (*LAUNCHER_RANKS, "SLURM_PROCID") if "SLURM_STEP_NUM_TASKS" in os.environ else LAUNCHER_RANKS
+    by_srun = "SLURM_STEP_NUM_TASKS" in os.environ and os.environ.get("SLURM_STEP_ID") != INTERACTIVE_STEP
+    names = (*LAUNCHER_RANKS, "SLURM_PROCID") if by_srun else LAUNCHER_RANKS
     for name in names:
         text = os.environ.get(name, "")
         if text.isdigit():

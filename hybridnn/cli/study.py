@@ -54,13 +54,14 @@ def list_studies(output_format: OutputFormat = Format.text) -> None:
 def run(
     file: StudyName,
     launcher: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--launcher",
-            help="Starts a program on {ranks} ranks; in Slurm jobs also {nodes}.",
+            help="Starts a program on {ranks} ranks; in Slurm jobs also {nodes}. By default as -n of train does.",
             metavar="COMMAND",
+            show_default=False,
         ),
-    ] = "mpirun -n {ranks}",
+    ] = None,
     out: OutFolder = None,
     reduced: Reduced = False,
     only: Annotated[

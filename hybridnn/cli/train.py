@@ -11,6 +11,7 @@ import typer
 
 from hybridnn.cli.output import Format
 from hybridnn.cli.ranks import launch_rank
+from hybridnn.cli.start_ranks import Ranks, start_ranks
 from hybridnn.errors import SettingError
 
 __all__ = ["train"]
@@ -60,8 +61,9 @@ def train(
     ),
     output_format: Annotated[Format, typer.Option("--format", help="How to print the result.")] = Format.text,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the final table.")] = False,
+    ranks: Ranks = None,
 ) -> None:
-    """Train a multi-layer perceptron; start it under mpirun to use several ranks."""
+    """Train a multi-layer perceptron; -n starts it on several ranks, as mpirun and srun do."""
     from hybridnn.training.settings_file import load_settings
 
     numbers = {
@@ -89,6 +91,7 @@ def train(
     _check_one_source(overrides or (), data, file)
     asked = [*(overrides or ()), *given]
     settings = None if resume not in (None, "auto") and config is None else load_settings(config, asked)
+    start_ranks(ranks)
 
     # Only now, so that a wrong setting is reported without waiting for the rest to load.
     from hybridnn.cli.losses import announce_loss, leave_after_loss

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
-import shutil
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from hybridnn.child_process import ChildEnd, run_child, without_launcher
+from hybridnn.comm.launcher import find_mpirun
+from hybridnn.comm.open_mpi import mpirun_settings
 
 __all__ = ["GPUS", "PROBLEM", "RANKS", "DeviceMpiTrial", "try_device_mpi"]
 
@@ -26,14 +27,6 @@ GRACE_SECONDS = 10
 
 BY_SIGNAL = re.compile(r"signal:? (\d+)")
 """How launchers say that a process crashed."""
-
-LOCAL_JOB = {
-    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
-    "PRTE_MCA_hwloc_default_binding_policy": "none",
-    "OMPI_MCA_rmaps_base_oversubscribe": "1",
-    "OMPI_MCA_hwloc_base_binding_policy": "none",
-}
-"""Open MPI 5 and 4 start no two ranks where one core is free, and bind them, unless told so."""
 
 
 @dataclass(frozen=True)
@@ -70,20 +63,14 @@ def try_device_mpi(
     """
     program = [sys.executable, "-m", "hybridnn.comm.device_probe", str(max(1, int(seconds) - GRACE_SECONDS)), *places]
     clean = without_launcher(environment)
-    mpirun = _find_mpirun(environment)
+    mpirun = find_mpirun(environment)
     if mpirun is not None:
-        end = run([mpirun, "-n", "2", *program], seconds, clean | LOCAL_JOB)
+        end = run([mpirun, "-n", "2", *program], seconds, mpirun_settings(as_root=os.geteuid() == 0) | clean)
         if f"{RANKS}2" in end.output:
             gpus = [words for number, words in ON_GPUS.items() if f"{GPUS}{number}" in end.output]
             return DeviceMpiTrial(_problem_of(end), "".join(["between two processes", *gpus]))
     end = run(program, seconds, clean)
     return DeviceMpiTrial(_problem_of(end), "from a process to itself, as no two could be started")
-
-
-def _find_mpirun(environment: Mapping[str, str]) -> str | None:
-    """The launcher of the MPI library: packages that bring one put it beside the interpreter."""
-    beside = Path(sys.executable).with_name("mpirun")
-    return str(beside) if beside.exists() else shutil.which("mpirun", path=environment.get("PATH", ""))
 
 
 def _problem_of(end: ChildEnd) -> str:

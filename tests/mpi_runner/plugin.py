@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from hybridnn.comm.open_mpi import mpirun_settings
 from hybridnn.in_process import run_ranks
 
-from .launch import JobResult, open_mpi_settings
+from .launch import JobResult
 from .launch import run_mpi as run_mpi_job
 from .outer import MpiJobs, ranks_of
 from .rank import RECORDS_FOLDER, RankRecorder
@@ -38,7 +39,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Measure the machine, and register the plugin of a rank or of the outer process."""
     os.environ.setdefault(SLOWNESS, f"{slowness():.2f}")  # every process of this run has the same deadlines
-    for name, value in open_mpi_settings().items():
+    for name, value in mpirun_settings().items():
         os.environ.setdefault(name, value)  # serial tests import MPI too, and start programs that do
     if not _under_mpi(config):
         config.pluginmanager.register(MpiJobs(config))

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from hybridnn.comm.open_mpi import OVERSUBSCRIBED
 from hybridnn.study.submit import filled_in
 from mpi_runner.launch import JOB_MARK, job_environment, marked_processes
 from mpi_runner.slowness import patience
@@ -97,7 +98,7 @@ class Cluster:
         self.mark = f"{JOB_MARK}={uuid.uuid4().hex}"
         name, _, value = self.mark.partition("=")
         # A policy that lets nodes be overbooked makes Open MPI put all ranks on the first one.
-        changes = {"PRTE_MCA_rmaps_default_mapping_policy": None, "SLURM_CONF": configuration, name: value}
+        changes = {**dict.fromkeys(OVERSUBSCRIBED), "SLURM_CONF": configuration, name: value}
         self.environment = job_environment(changes)
         self._jobs: list[str] = []
 

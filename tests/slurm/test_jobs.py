@@ -285,6 +285,25 @@ def test_cells_of_a_study_run_in_turn_in_one_job(cluster: Cluster, tmp_path: Pat
     assert "0 of 3 cells to run" in again
 
 
+OWN_RANKS = """#!/bin/bash
+#SBATCH --job-name=own-ranks
+set -e
+{python} -m hybridnn train config.toml -n 4 --out run --epochs 1
+{python} -m hybridnn run -n 2 -m hybridnn.comm.launch_check 2 1
+"""
+
+
+def test_commands_start_their_ranks_in_a_job(cluster: Cluster, tmp_path: Path) -> None:
+    """Four ranks take both nodes; two fill the first, or the check of the launch fails."""
+    (tmp_path / "config.toml").write_text(RUN)
+    script = tmp_path / "own-ranks.sbatch"
+    script.write_text(OWN_RANKS.format(python=sys.executable))
+    cluster.submit(script).wait(LONG)
+    header = _records(tmp_path / "run")[0]
+    assert (header["ranks"], header["nodes"]) == (4, 2)
+    assert run_status(tmp_path / "run") == "finished"
+
+
 def test_bad_partition_is_one_line(cluster: Cluster, tmp_path: Path) -> None:
     (tmp_path / "tiny.toml").write_text(STUDY)
     command = [sys.executable, "-m", "hybridnn", "study", "submit", "tiny.toml", "--partition", "none"]

