@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hybridnn._version import __version__
 from hybridnn.comm.failsafe import install
+from hybridnn.comm.stand_in import ONE_RANK_FACTORY
 
 if TYPE_CHECKING:
     from hybridnn.comm.grid import ProcessGrid
@@ -55,6 +56,8 @@ _HOME = {
 }
 
 install()
+ONE_RANK_FACTORY.append(lambda: import_module("hybridnn.in_process.run").one_rank())
+
 
 
 def __getattr__(name: str) -> Any:
