@@ -59,7 +59,6 @@ install()
 ONE_RANK_FACTORY.append(lambda: import_module("hybridnn.in_process.run").one_rank())
 
 
-
 def __getattr__(name: str) -> Any:
     """Load a public name from its module when it is first used."""
     if name not in _HOME:
