@@ -17,9 +17,10 @@ import pytest
 from hybridnn.cli.in_process import require_one_way
 from hybridnn.cli.train_view import TrainView
 from hybridnn.errors import SettingError
+from hybridnn.in_process import run_ranks
 from hybridnn.training.history import StepRecord
 from hybridnn.training.history_file import run_status
-from hybridnn.training.stop_signals import INTERRUPTED
+from hybridnn.training.stop_signals import INTERRUPTED, SIGNALS, StopSignals
 from hybridnn.training.trainer import Trainer
 from mpi_runner.launch import run_mpi
 from mpi_runner.slowness import patience
@@ -134,7 +135,7 @@ def test_a_signal_leaves_a_checkpoint_for_other_layouts(
         announced.append(data)
         return len(data)
 
-    before = [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)]
+    before = [signal.getsignal(one) for one in SIGNALS]
     with monkeypatch.context() as patch:
         patch.setattr(TrainView, "on_step", on_step)
         patch.setattr("os.write", write)
@@ -146,13 +147,28 @@ def test_a_signal_leaves_a_checkpoint_for_other_layouts(
         "go on with: hybridnn train --resume run\n"
     )
     assert announced == ([INTERRUPTED] if number == signal.SIGINT else [])
-    assert [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)] == before
+    assert [signal.getsignal(one) for one in SIGNALS] == before
     code, text, err = run_hybridnn("train", "--resume", "run", "--in-process", "3", "--batch", "3", "--model", "1")
     assert (code, err) == (0, "")
     assert "goes on from step-00000003: step 3, in epoch 1 after 3 minibatches" in text
     assert_same_training("run", "alone")
     again = run_hybridnn("train", "--resume", "run", "--in-process", "2")
     assert again == (0, "run: the run has ended, nothing is left to do\n", "")
+
+
+@pytest.mark.parametrize("order", ["in turn", 1, 2, 3, 4])
+def test_signals_are_given_back_in_whatever_order_ranks_leave(order: int | str) -> None:
+    def program(comm: Any) -> None:
+        with StopSignals(announces=comm.rank == 0) as signals:
+            comm.Barrier()
+            if comm.rank == 3:
+                os.kill(os.getpid(), signal.SIGUSR1)
+            comm.Barrier()
+            assert signals.received == (signal.SIGUSR1 if comm.rank == 0 else 0), "the ranks agree on it later"
+
+    before = [signal.getsignal(one) for one in SIGNALS]
+    run_ranks(4, program, order=order)
+    assert [signal.getsignal(one) for one in SIGNALS] == before
 
 
 def test_an_interrupt_before_the_first_step_ends_the_command(
