@@ -195,3 +195,14 @@ def test_python_and_packages() -> None:
     assert "missing: scipy" in found.what
     assert "'numpy>=2'" in found.advice
     assert "mpi4py>=" not in found.advice
+
+
+def test_a_missing_mpi4py_is_a_warning() -> None:
+    def versions(name: str) -> str:
+        if name == "mpi4py":
+            raise metadata.PackageNotFoundError(name)
+        return "9.0"
+
+    found = check_packages(versions)
+    assert (found.verdict, found.advice) == ("warning", "pip install --upgrade mpi4py")
+    assert "missing: mpi4py" in found.what
