@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from hybridnn._version import __version__
 from hybridnn.comm.failsafe import install
 from hybridnn.comm.open_mpi import set_rank_settings
+from hybridnn.comm.stand_in import ONE_RANK_FACTORY
 
 if TYPE_CHECKING:
     from hybridnn.comm.grid import ProcessGrid
@@ -58,6 +59,7 @@ _HOME = {
 
 install()
 set_rank_settings(os.environ)
+ONE_RANK_FACTORY.append(lambda: import_module("hybridnn.in_process.run").one_rank())
 
 
 def __getattr__(name: str) -> Any:

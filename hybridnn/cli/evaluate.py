@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from hybridnn.cli.in_process import InProcess, on_ranks, require_one_way
 from hybridnn.cli.output import Format
 from hybridnn.cli.start_ranks import Ranks, start_ranks
 from hybridnn.cli.trained_options import BatchRanks, Best, Checkpoint, ModelRanks, Run, Stages
@@ -52,17 +53,24 @@ def evaluate(
     model: ModelRanks = None,
     output_format: Annotated[Format, typer.Option("--format", help="How to print the result.")] = Format.text,
     ranks: Ranks = None,
+    in_process: InProcess = None,
 ) -> None:
-    """Evaluate the weights of a run, on its own data or others; -n starts it on several ranks, as mpirun does."""
+    """Evaluate the weights of a run, on its own data or others; several ranks as for train."""
+    require_one_way(ranks, in_process)
     start_ranks(ranks)
     from hybridnn.cli.evaluate_view import print_evaluation
     from hybridnn.cli.trained_options import make_grid
     from hybridnn.training.trained.evaluation import Samples, evaluate_run
     from hybridnn.training.trained.trained_run import open_run
 
-    grid = make_grid(pipeline, batch, model)
-    trained = open_run(run, checkpoint, grid.world, best=best)
     columns = tuple(name.strip() for name in targets.split(",")) if targets else ()
-    result = evaluate_run(trained, grid, Samples(data, columns, None if part is None else part.value))
-    if grid.rank == 0:
-        print_evaluation(trained, result, as_json=output_format is Format.json)
+    samples = Samples(data, columns, None if part is None else part.value)
+
+    def evaluate_rank() -> None:
+        grid = make_grid(pipeline, batch, model)
+        trained = open_run(run, checkpoint, grid.world, best=best)
+        result = evaluate_run(trained, grid, samples)
+        if grid.rank == 0:
+            print_evaluation(trained, result, as_json=output_format is Format.json)
+
+    on_ranks(in_process, evaluate_rank)

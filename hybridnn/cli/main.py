@@ -6,7 +6,8 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Annotated, NoReturn
+from functools import lru_cache
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -80,11 +81,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     A user's mistake ends all ranks with one line and its exit code; any other exception propagates, so that the hook
     that ends the whole job sees it.
     """
-    # The application object itself would replace `sys.excepthook`; its command does not.
-    command = typer.main.get_command(app)
     try:
         with _silent_unless_first_rank():
-            status = command.main(
+            status = _command().main(
                 args=None if arguments is None else list(arguments), prog_name="hybridnn", standalone_mode=False
             )
     except USAGE_ERROR as error:
@@ -96,6 +95,12 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     if status == INTERRUPTED:  # the parser turns an interrupt into a status
         leave("interrupted", INTERRUPTED)
     sys.exit(status if isinstance(status, int) else 0)
+
+
+@lru_cache(maxsize=1)
+def _command() -> Any:
+    """The parser of all subcommands; the application object itself would replace `sys.excepthook`."""
+    return typer.main.get_command(app)
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from hybridnn.cli.in_process import InProcess, on_ranks, require_one_way
 from hybridnn.cli.start_ranks import Ranks, start_ranks
 from hybridnn.cli.trained_options import BatchRanks, Best, Checkpoint, Force, ModelRanks, Run, Stages
 
@@ -34,8 +35,10 @@ def predict(
     model: ModelRanks = None,
     force: Force = False,
     ranks: Ranks = None,
+    in_process: InProcess = None,
 ) -> None:
     """Write classes and their probabilities, or numbers in the units of the targets, for samples without targets."""
+    require_one_way(ranks, in_process)
     start_ranks(ranks)
     from hybridnn.cli.trained_options import make_grid, require_new_file, warn_of_columns, warn_of_damage, weights_words
     from hybridnn.comm.agreement import agree
@@ -43,18 +46,21 @@ def predict(
     from hybridnn.training.trained.trained_run import open_run
     from hybridnn.whole_files import write_whole
 
-    grid = make_grid(pipeline, batch, model)
-    suffixes = [".csv", ".npz"]
-    agree(grid.world, lambda: require_new_file("--out", out, suffixes, replace=force) if grid.rank == 0 else None)
-    trained = open_run(run, checkpoint, grid.world, best=best)
-    found = predict_file(trained, grid, file)
+    def predict_rank() -> None:
+        grid = make_grid(pipeline, batch, model)
+        suffixes = [".csv", ".npz"]
+        agree(grid.world, lambda: require_new_file("--out", out, suffixes, replace=force) if grid.rank == 0 else None)
+        trained = open_run(run, checkpoint, grid.world, best=best)
+        found = predict_file(trained, grid, file)
 
-    def write() -> None:
+        def write() -> None:
+            if found is not None:
+                write_whole(out, found.to_csv() if out.suffix == ".csv" else found.to_npz())
+
+        agree(grid.world, write)
         if found is not None:
-            write_whole(out, found.to_csv() if out.suffix == ".csv" else found.to_npz())
+            warn_of_damage(trained.source)
+            warn_of_columns(str(file), found.ignored)
+            print(f"{out}: {len(found.values):,} predictions with the weights of {weights_words(trained.source)}")
 
-    agree(grid.world, write)
-    if found is not None:
-        warn_of_damage(trained.source)
-        warn_of_columns(str(file), found.ignored)
-        print(f"{out}: {len(found.values):,} predictions with the weights of {weights_words(trained.source)}")
+    on_ranks(in_process, predict_rank)

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from hybridnn.cli.in_process import InProcess, on_ranks, require_one_way
 from hybridnn.cli.output import Format
 from hybridnn.cli.ranks import launch_rank
 from hybridnn.cli.start_ranks import Ranks, start_ranks
@@ -62,8 +63,10 @@ def train(
     output_format: Annotated[Format, typer.Option("--format", help="How to print the result.")] = Format.text,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the final table.")] = False,
     ranks: Ranks = None,
+    in_process: InProcess = None,
 ) -> None:
-    """Train a multi-layer perceptron; -n starts it on several ranks, as mpirun and srun do."""
+    """Train a multi-layer perceptron; -n or --in-process starts it on several ranks, as mpirun and srun do."""
+    require_one_way(ranks, in_process)
     from hybridnn.training.settings_file import load_settings
 
     numbers = {
@@ -98,22 +101,24 @@ def train(
     from hybridnn.cli.train_view import TrainView
     from hybridnn.comm.survivors import start_in_time
     from hybridnn.training.resume import what_to_train
-    from hybridnn.training.survivors import Loss, train_on_survivors
+    from hybridnn.training.survivors import Ended, Loss, train_on_survivors
 
     start_in_time()
-    what = what_to_train(settings, resume, asked, forced=force)
-    if what is None:
-        if launch_rank() in (None, 0):
-            print(f"{settings.output.folder if settings else resume}: the run has ended, nothing is left to do")
-        return
 
     def view_of(loss: Loss | None) -> TrainView:
         if loss is not None:
             announce_loss(loss)
         return TrainView(as_json=output_format is Format.json, quiet=quiet)
 
-    ended = train_on_survivors(what.settings, view_of, what.start, forced=force)
-    if ended.loss is not None:
+    def train_rank() -> Ended | None:
+        what = what_to_train(settings, resume, asked, forced=force)
+        return None if what is None else train_on_survivors(what.settings, view_of, what.start, forced=force)
+
+    ended = on_ranks(in_process, train_rank)
+    if ended is None:
+        if launch_rank() in (None, 0):
+            print(f"{settings.output.folder if settings else resume}: the run has ended, nothing is left to do")
+    elif ended.loss is not None:
         leave_after_loss(ended)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from hybridnn.comm.agreement import agree, broadcast_text
 from hybridnn.comm.group import Group
+from hybridnn.comm.stand_in import is_in_process
 from hybridnn.errors import EnvironmentProblem, SettingError
 from hybridnn.kernels.cupy_loading import load_cupy
 
@@ -62,6 +63,10 @@ def choose_device(name: str, node_rank: int, load: Callable[[], Any] = load_cupy
         raise SettingError("device.name", name, f"one of {', '.join(NAMES)}")
     if name == "cpu":
         return _cpu("as asked for")
+    if is_in_process():
+        if name == "gpu":
+            raise SettingError("device.name", name, "ranks of one process compute on the CPU: 'auto' or 'cpu'")
+        return _cpu("ranks of one process")
     try:
         cupy = load()
         return _gpu(cupy, node_rank % cupy.cuda.runtime.getDeviceCount())

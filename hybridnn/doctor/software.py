@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from importlib import metadata
 
 from hybridnn._version import __version__
-from hybridnn.doctor.finding import Finding
+from hybridnn.doctor.finding import Finding, Verdict
 
 __all__ = ["check_packages", "check_python"]
 
@@ -45,5 +45,6 @@ def check_packages(version_of: Callable[[str], str] = metadata.version) -> Findi
             old.append(f"'{name}>={least}'")
     if missing or old:
         what = "; ".join(filter(None, [", ".join(found), f"missing: {', '.join(missing)}" if missing else ""]))
-        return Finding("packages", "failure", what, f"pip install --upgrade {' '.join([*missing, *old])}")
+        verdict: Verdict = "warning" if [*missing, *old] == ["mpi4py"] else "failure"  # one process needs no MPI
+        return Finding("packages", verdict, what, f"pip install --upgrade {' '.join([*missing, *old])}")
     return Finding("packages", "ok", ", ".join(found))

@@ -94,6 +94,11 @@ class Comm:
         self._entered = 0
 
     @property
+    def engine(self) -> Engine:
+        """What all communicators of a program have in common."""
+        return self._engine
+
+    @property
     def size(self) -> int:
         """Number of ranks."""
         return len(self._context.members)
@@ -432,6 +437,8 @@ class Namespace:
     ----------
     world, alone : Comm
         Of all ranks, and of this one.
+    library : str
+        Its name.
     """
 
     IN_PLACE, PROC_NULL, ANY_SOURCE, ANY_TAG = IN_PLACE, PROC_NULL, ANY_SOURCE, ANY_TAG
@@ -440,8 +447,8 @@ class Namespace:
     THREAD_SINGLE, THREAD_FUNNELED, THREAD_SERIALIZED, THREAD_MULTIPLE = range(4)
     Intracomm, Request, Group, Win, Exception = Comm, Request, Group, Win, Error
 
-    def __init__(self, world: Comm, alone: Comm) -> None:
-        self.COMM_WORLD, self.COMM_SELF = world, alone
+    def __init__(self, world: Comm, alone: Comm, library: str = LIBRARY) -> None:
+        self.COMM_WORLD, self.COMM_SELF, self._library = world, alone, library
 
     def Is_initialized(self) -> bool:
         """True."""
@@ -457,11 +464,11 @@ class Namespace:
 
     def Get_library_version(self) -> str:
         """What this is."""
-        return LIBRARY
+        return self._library
 
     def get_vendor(self) -> tuple[str, tuple[int, ...]]:
         """What this is, as mpi4py says it."""
-        return LIBRARY, (1, 0, 0)
+        return self._library, (1, 0, 0)
 
 
 def _in_place(buffer: Any) -> bool:

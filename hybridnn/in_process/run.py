@@ -22,7 +22,7 @@ from hybridnn.pipeline.drawing.svg import svg_text
 if TYPE_CHECKING:
     from hybridnn.cost.machine.machine import Machine
 
-__all__ = ["Run", "run_ranks"]
+__all__ = ["MOST_RANKS", "Run", "one_rank", "run_ranks"]
 
 EAGER_BYTES = 4096
 MOST_RANKS = 1024
@@ -153,3 +153,9 @@ def run_ranks(
     if left:
         raise CommunicationError("\n".join(["all ranks have ended, and left calls behind:", *left]))
     return Run(tuple(results), tuple(engine.messages), tuple(engine.clock.now))
+
+
+def one_rank() -> Namespace:
+    """Stand-in for ``mpi4py.MPI`` in a process that is alone and has no MPI library: a world of one rank."""
+    alone = Comm(Engine(1, Clock(1, 0.0, 0.0, None), seed=None, eager_bytes=-1, late=False, keep=0), Context((0,)), 0)
+    return Namespace(alone, alone, library="none")

@@ -15,6 +15,8 @@ from time import monotonic
 from types import FrameType, TracebackType
 from typing import Any
 
+from hybridnn.comm.stand_in import is_in_process
+
 __all__ = ["SIGNALS", "StopSignals"]
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
@@ -28,7 +30,8 @@ TWICE_SECONDS = 1.0
 class StopSignals:
     """Notes the signals of `SIGNALS` while the context is open; in other threads than the main one it does nothing.
 
-    An interrupt that this process ignores, as shells start their background commands, stays ignored.
+    An interrupt that this process ignores, as shells start their background commands, stays ignored. Of ranks in one
+    process, which leave the context in any order, only the one that announces takes over the signals.
 
     Parameters
     ----------
@@ -49,7 +52,8 @@ class StopSignals:
 
     def __enter__(self) -> StopSignals:
         """Take over the signals."""
-        if threading.current_thread() is threading.main_thread():
+        takes_over = self._announces or not is_in_process()
+        if takes_over and threading.current_thread() is threading.main_thread():
             ignored = {signal.SIGINT} if signal.getsignal(signal.SIGINT) is signal.SIG_IGN else set()
             self._before = {number: signal.signal(number, self._note) for number in SIGNALS if number not in ignored}
         return self

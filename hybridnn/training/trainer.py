@@ -13,6 +13,7 @@ from numpy.typing import DTypeLike
 
 from hybridnn.checks import require_number, require_whole
 from hybridnn.comm.grid import ProcessGrid
+from hybridnn.comm.mpi import require_communicator
 from hybridnn.comm.threads import limit_blas_threads
 from hybridnn.nn.learning_rates import Constant, LearningRateSchedule
 from hybridnn.nn.mlp import MLP
@@ -130,6 +131,7 @@ class Trainer(TrainedNetwork):
     ) -> None:
         optimizer = optimizer if optimizer is not None else SGD()
         grid = grid if grid is not None else ProcessGrid()
+        require_communicator(grid.node_comm)
         require_number("output.stall_seconds", stall_seconds, 0, float("inf"), "a finite number, 0 or more")
         self._end_watch = None if grid.stall_watch is None else grid.stall_watch.begin(self, stall_seconds)
         schedule = schedule if schedule is not None else Constant()

