@@ -7,14 +7,14 @@ is filled with NaN until its wait, and a send buffer is compared with what it wa
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hybridnn.in_process.buffers import Flat, copies, equal_bytes
 from hybridnn.in_process.clock import Clock
 from hybridnn.in_process.messages import Instant, Message
 from hybridnn.in_process.picture import draw
@@ -26,7 +26,6 @@ from hybridnn.in_process.verdict import Waiting, deadlock
 __all__ = ["ANY_TAG", "Context", "Engine", "Pending"]
 
 ANY_TAG = -1
-Flat = NDArray[Any]
 
 
 @dataclass(slots=True, eq=False)
@@ -45,8 +44,10 @@ class Pending:
     begun : Instant
     peer : int
         The other rank of a message, the root of a collective, or -1.
-    awaited : callable
-        Ranks that have to arrive before it can end.
+    members : tuple of int
+        Ranks that take part in a collective.
+    entries : mapping
+        What the ranks that have entered it brought.
     done : bool
         Whether it has met its other side.
     end : float
@@ -68,7 +69,8 @@ class Pending:
     begun: Instant
     peer: int = -1
     tag: int = 0
-    awaited: Callable[[], frozenset[int]] = frozenset
+    members: tuple[int, ...] = ()
+    entries: Mapping[int, Entry] = field(default_factory=dict)
     done: bool = False
     end: float = 0.0
     deliver: Callable[[], None] | None = None
@@ -76,6 +78,12 @@ class Pending:
     buffer: Flat | None = None
     number: int = -1
     waited: Instant | None = None
+
+    def awaited(self) -> frozenset[int]:
+        """Ranks that have to arrive before it can end."""
+        if not self.members:
+            return frozenset([self.peer])
+        return frozenset(self.members) - {entry.pending.rank for entry in self.entries.values()}
 
     def __str__(self) -> str:
         size = f" of {self.nbytes:,} bytes" if self.nbytes else ""
@@ -102,6 +110,10 @@ class Entry:
     pending: Pending
 
 
+def _queues() -> defaultdict[tuple[int, int], deque[Pending]]:
+    return defaultdict(deque)
+
+
 @dataclass(slots=True, eq=False)
 class Context:
     """What the ranks of one communicator have in common.
@@ -118,8 +130,8 @@ class Context:
 
     members: tuple[int, ...]
     rounds: dict[int, dict[int, Entry]] = field(default_factory=dict)
-    sends: dict[tuple[int, int], deque[Pending]] = field(default_factory=dict)
-    receives: dict[tuple[int, int], deque[Pending]] = field(default_factory=dict)
+    sends: defaultdict[tuple[int, int], deque[Pending]] = field(default_factory=_queues)
+    receives: defaultdict[tuple[int, int], deque[Pending]] = field(default_factory=_queues)
 
 
 class Engine:
@@ -156,18 +168,16 @@ class Engine:
         pending = self._begin(context.members[source], "send", buffer.nbytes, context.members[target], tag)
         pending.sent = buffer.copy()
         pending.buffer = buffer if self.late else None
-        queue = context.receives.setdefault((source, target), deque())
+        queue = context.receives[source, target]
         for receive in queue:
             if receive.tag in (tag, ANY_TAG):
                 queue.remove(receive)
                 self._meet(pending, receive)
                 return pending
-        context.sends.setdefault((source, target), deque()).append(pending)
+        context.sends[source, target].append(pending)
         self.unreceived[pending] = None
         if not synchronous and buffer.nbytes <= self._eager:
             self._end(pending, self.clock.now[pending.rank])
-        else:
-            pending.awaited = lambda: frozenset([pending.peer])
         return pending
 
     def receive(self, context: Context, source: int, target: int, tag: int, buffer: Flat) -> Pending:
@@ -175,14 +185,13 @@ class Engine:
         pending = self._begin(context.members[target], "receive", buffer.nbytes, context.members[source], tag)
         pending.buffer = buffer
         self.poison(buffer)
-        queue = context.sends.setdefault((source, target), deque())
+        queue = context.sends[source, target]
         for send in queue:
             if tag in (send.tag, ANY_TAG):
                 queue.remove(send)
                 self._meet(send, pending)
                 return pending
-        context.receives.setdefault((source, target), deque()).append(pending)
-        pending.awaited = lambda: frozenset([pending.peer])
+        context.receives[source, target].append(pending)
         return pending
 
     def _meet(self, send: Pending, receive: Pending) -> None:
@@ -195,12 +204,8 @@ class Engine:
                 f"rank {send.rank} sends {data.size:,} elements of {data.dtype} ({send.site}), but rank {receive.rank} "
                 f"receives up to {buffer.size:,} of {buffer.dtype} ({receive.site})"
             )
-
-        def deliver() -> None:
-            buffer[: data.size] = data
-
         end = self.clock.message(send.rank, receive.rank, data.nbytes, send.begun.seconds, receive.begun.seconds)
-        receive.deliver, receive.nbytes = deliver, data.nbytes
+        receive.deliver, receive.nbytes = copies(buffer, data), data.nbytes
         send.number = receive.number = self.count
         if not send.done:
             self._end(send, end)
@@ -246,8 +251,7 @@ class Engine:
                     f"({other.pending.site}), rank {pending.rank} {_words(signature)} ({pending.site})"
                 )
         entries[rank] = Entry(signature, payload, pending)
-        members = frozenset(context.members)
-        pending.awaited = lambda: members - {entry.pending.rank for entry in entries.values()}
+        pending.members, pending.entries = context.members, entries
         if len(entries) == len(context.members):
             del context.rounds[number]
             self._carry_out(name, nbytes, [entries[one] for one in range(len(entries))], act)
@@ -328,7 +332,7 @@ class Engine:
         now[pending.rank] = max(now[pending.rank], pending.end)
         if pending.deliver is not None:
             pending.deliver()
-        if pending.sent is not None and pending.buffer is not None and not _same_bytes(pending.sent, pending.buffer):
+        if pending.sent is not None and pending.buffer is not None and not equal_bytes(pending.sent, pending.buffer):
             raise CommunicationError(
                 f"rank {pending.rank} changed the buffer of its {pending} before the wait: sent at {pending.site}, "
                 f"waited for at {call_site()}"
@@ -371,10 +375,6 @@ class Engine:
             waiting[rank] = Waiting(rank, tuple((str(one), str(one.site)) for one in unmet), awaited)
             self.messages += [self._message(one, one.waited or one.begun, arrived=False) for one in unmet]
         return deadlock(waiting, self.scheduler.ended, self.count - 1, draw(self.size, tuple(self.messages)))
-
-
-def _same_bytes(one: Flat, other: Flat) -> bool:
-    return bool((one.view(np.uint8) == other.view(np.uint8)).all())
 
 
 def _words(signature: tuple[Any, ...]) -> str:

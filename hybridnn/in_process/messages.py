@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from hybridnn.in_process.sites import Site
 
 __all__ = ["Instant", "Message"]
 
 
-@dataclass(frozen=True, slots=True)
-class Instant:
+class Instant(NamedTuple):
     """When something happened.
 
     Attributes
@@ -25,8 +24,7 @@ class Instant:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
+class Message(NamedTuple):
     """A message or collective of a rank.
 
     Attributes

@@ -143,7 +143,10 @@ class Scheduler:
             return None
         if self._random is not None:
             return self._random.choice(sorted(self._ready))
-        return min(self._ready, key=lambda other: (other - rank - 1) % self._size)
+        following = rank + 1
+        while following % self._size not in self._ready:
+            following += 1
+        return following % self._size
 
     def _hand_over(self, rank: int) -> None:
         following = self._next(rank)

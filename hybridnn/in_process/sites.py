@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from types import CodeType, FrameType
+from typing import NamedTuple
 
 __all__ = ["Site", "call_site", "place_of", "place_of_thread"]
 
@@ -14,8 +15,7 @@ HIDDEN = (str(Path(__file__).resolve().parent), str(Path(PACKAGE) / "comm"))
 """Code whose lines say nothing about the program: this package, and the groups that wrap every call."""
 
 
-@dataclass(frozen=True, slots=True)
-class Site:
+class Site(NamedTuple):
     """A line of code.
 
     Attributes
@@ -66,6 +66,11 @@ def _site(frame: FrameType) -> Site:
 
 def _outside(frame: FrameType | None, folders: tuple[str, ...]) -> FrameType | None:
     """The innermost frame from `frame` outwards whose file lies in none of `folders`."""
-    while frame is not None and frame.f_code.co_filename.startswith(folders):
+    while frame is not None and _lies_in(frame.f_code.co_filename, folders):
         frame = frame.f_back
     return frame
+
+
+@lru_cache(maxsize=1024)
+def _lies_in(path: str, folders: tuple[str, ...]) -> bool:
+    return path.startswith(folders)
