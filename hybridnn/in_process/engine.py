@@ -16,11 +16,11 @@ import numpy as np
 
 from hybridnn.in_process.buffers import Flat, copies, equal_bytes
 from hybridnn.in_process.clock import Clock
-from hybridnn.in_process.messages import Instant, Message
+from hybridnn.in_process.messages import Moment, Record, message_of
 from hybridnn.in_process.picture import draw
 from hybridnn.in_process.problems import CommunicationError, DeadlockError
 from hybridnn.in_process.scheduler import Scheduler
-from hybridnn.in_process.sites import Site, call_site
+from hybridnn.in_process.sites import Line, Site, calling_line
 from hybridnn.in_process.verdict import Waiting, deadlock
 
 __all__ = ["ANY_TAG", "Context", "Engine", "Pending"]
@@ -39,9 +39,10 @@ class Pending:
     name : str
         The operation.
     nbytes : int
-    site : Site
+    line : tuple
         Where it was begun.
-    begun : Instant
+    begun : tuple
+        When: calls of all ranks before it, and seconds of its rank.
     peer : int
         The other rank of a message, the root of a collective, or -1.
     members : tuple of int
@@ -58,15 +59,15 @@ class Pending:
         What a send began with, and its buffer, which must not change before its wait.
     number : int
         The same for a send and its receive; -1 before they meet, and for collectives.
-    waited : Instant or None
-        When its wait, or a test that succeeded, began.
+    waited : tuple or None
+        When its wait, or a test that succeeded, began; as `begun`.
     """
 
     rank: int
     name: str
     nbytes: int
-    site: Site
-    begun: Instant
+    line: Line
+    begun: Moment
     peer: int = -1
     tag: int = 0
     members: tuple[int, ...] = ()
@@ -77,7 +78,12 @@ class Pending:
     sent: Flat | None = None
     buffer: Flat | None = None
     number: int = -1
-    waited: Instant | None = None
+    waited: Moment | None = None
+
+    @property
+    def site(self) -> Site:
+        """Where it was begun."""
+        return Site(*self.line)
 
     def awaited(self) -> frozenset[int]:
         """Ranks that have to arrive before it can end."""
@@ -155,7 +161,7 @@ class Engine:
     def __init__(self, size: int, clock: Clock, *, seed: int | None, eager_bytes: int, late: bool, keep: int) -> None:
         self.size, self.clock, self._eager, self.late = size, clock, eager_bytes, late
         self.scheduler = Scheduler(size, seed, self._verdict)
-        self.messages: deque[Message] = deque(maxlen=keep)
+        self.records: deque[Record] = deque(maxlen=keep)
         self.count = 0
         self.begun: dict[Pending, None] = {}
         self.unreceived: dict[Pending, None] = {}
@@ -204,7 +210,7 @@ class Engine:
                 f"rank {send.rank} sends {data.size:,} elements of {data.dtype} ({send.site}), but rank {receive.rank} "
                 f"receives up to {buffer.size:,} of {buffer.dtype} ({receive.site})"
             )
-        end = self.clock.message(send.rank, receive.rank, data.nbytes, send.begun.seconds, receive.begun.seconds)
+        end = self.clock.message(send.rank, receive.rank, data.nbytes, send.begun[1], receive.begun[1])
         receive.deliver, receive.nbytes = copies(buffer, data), data.nbytes
         send.number = receive.number = self.count
         if not send.done:
@@ -269,7 +275,7 @@ class Engine:
         except (ValueError, IndexError, TypeError) as error:
             places = "; ".join(f"rank {entry.pending.rank}: {entry.pending.site}" for entry in entries)
             raise CommunicationError(f"the arrays of a {name} do not fit: {error} ({places})") from error
-        end = self.clock.collective(name, nbytes, [entry.pending.begun.seconds for entry in entries])
+        end = self.clock.collective(name, nbytes, [entry.pending.begun[1] for entry in entries])
         for entry, deliver in zip(entries, delivers, strict=True):
             entry.pending.deliver = deliver
             self._end(entry.pending, end)
@@ -281,7 +287,7 @@ class Engine:
         if not pendings:
             return
         rank = pendings[0].rank
-        began = self._instant(rank)
+        began = self.count, self.clock.now[rank]
         missing = [pending for pending in pendings if not pending.done]
         if missing:
             for pending in missing:
@@ -309,7 +315,7 @@ class Engine:
     def _begin(self, rank: int, name: str, nbytes: int, peer: int, tag: int = 0) -> Pending:
         self.scheduler.progress()
         self.count += 1
-        pending = Pending(rank, name, nbytes, call_site(), self._instant(rank), peer, tag)
+        pending = Pending(rank, name, nbytes, calling_line(), (self.count, self.clock.now[rank]), peer, tag)
         self.begun[pending] = None
         return pending
 
@@ -323,7 +329,7 @@ class Engine:
         if waiting is not None and any(pending is one for one in waiting):
             self.scheduler.done(pending.rank)
 
-    def _finish(self, pending: Pending, began: Instant) -> None:
+    def _finish(self, pending: Pending, began: Moment) -> None:
         """The rank has waited: the data are there, and its clock goes on."""
         if pending not in self.begun:
             return
@@ -335,28 +341,16 @@ class Engine:
         if pending.sent is not None and pending.buffer is not None and not equal_bytes(pending.sent, pending.buffer):
             raise CommunicationError(
                 f"rank {pending.rank} changed the buffer of its {pending} before the wait: sent at {pending.site}, "
-                f"waited for at {call_site()}"
+                f"waited for at {Site(*calling_line())}"
             )
         pending.buffer = pending.deliver = None
-        self.messages.append(self._message(pending, began))
+        self.records.append(self._record(pending, began, arrived=True))
 
-    def _message(self, pending: Pending, began: Instant, *, arrived: bool = True) -> Message:
-        ended = self._instant(pending.rank)
-        return Message(
-            pending.rank,
-            pending.name,
-            pending.peer,
-            pending.nbytes,
-            pending.begun,
-            began,
-            ended,
-            pending.site,
-            pending.number,
-            arrived,
-        )
-
-    def _instant(self, rank: int) -> Instant:
-        return Instant(self.count, self.clock.now[rank])
+    def _record(self, pending: Pending, began: Moment, *, arrived: bool) -> Record:
+        rank = pending.rank
+        ended = self.count, self.clock.now[rank]
+        call = rank, pending.name, pending.peer, pending.nbytes
+        return (*call, pending.begun, began, ended, pending.line, pending.number, arrived)
 
     def leftovers(self) -> list[str]:
         """Messages that were not received and calls without a wait, once all ranks have ended."""
@@ -373,8 +367,10 @@ class Engine:
             unmet = [pending for pending in pendings if not pending.done]
             awaited = frozenset().union(*(pending.awaited() for pending in unmet))
             waiting[rank] = Waiting(rank, tuple((str(one), str(one.site)) for one in unmet), awaited)
-            self.messages += [self._message(one, one.waited or one.begun, arrived=False) for one in unmet]
-        return deadlock(waiting, self.scheduler.ended, self.count - 1, draw(self.size, tuple(self.messages)))
+            self.records += [self._record(one, one.waited or one.begun, arrived=False) for one in unmet]
+        return deadlock(
+            waiting, self.scheduler.ended, self.count - 1, draw(self.size, tuple(map(message_of, self.records)))
+        )
 
 
 def _words(signature: tuple[Any, ...]) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from hybridnn.comm.stand_in import standing_in
 from hybridnn.errors import SettingError
 from hybridnn.in_process.clock import Clock
 from hybridnn.in_process.engine import Context, Engine
-from hybridnn.in_process.messages import Message
+from hybridnn.in_process.messages import Message, Record, message_of
 from hybridnn.in_process.namespace import Comm, Namespace
 from hybridnn.in_process.picture import draw, write_svg
 from hybridnn.in_process.problems import CommunicationError
@@ -36,15 +37,18 @@ class Run:
     ----------
     results : tuple
         What the function returned, by rank.
-    messages : tuple of Message
-        Calls in the order in which they ended; the last ones of a long program.
     clock : tuple of float
         Seconds of communication by the virtual clock, by rank.
     """
 
     results: tuple[Any, ...]
-    messages: tuple[Message, ...]
     clock: tuple[float, ...]
+    _records: tuple[Record, ...] = field(repr=False)
+
+    @cached_property
+    def messages(self) -> tuple[Message, ...]:
+        """Calls in the order in which they ended; the last ones of a long program."""
+        return tuple(map(message_of, self._records))
 
     @property
     def drawing(self) -> Drawing:
@@ -152,4 +156,4 @@ def run_ranks(
     left = engine.leftovers()
     if left:
         raise CommunicationError("\n".join(["all ranks have ended, and left calls behind:", *left]))
-    return Run(tuple(results), tuple(engine.messages), tuple(engine.clock.now))
+    return Run(tuple(results), tuple(engine.clock.now), tuple(engine.records))
