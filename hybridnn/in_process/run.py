@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,7 +29,7 @@ EAGER_BYTES = 4096
 MOST_RANKS = 1024
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Run:
     """What became of a program on several ranks.
 
@@ -43,7 +43,7 @@ class Run:
 
     results: tuple[Any, ...]
     clock: tuple[float, ...]
-    _records: tuple[Record, ...] = field(repr=False)
+    _records: tuple[Record, ...]
 
     @cached_property
     def messages(self) -> tuple[Message, ...]:
@@ -54,6 +54,9 @@ class Run:
     def drawing(self) -> Drawing:
         """Its calls: a row for each rank, an arrow for each message."""
         return draw(len(self.results), self.messages)
+
+    def __repr__(self) -> str:
+        return f"<Run: {len(self.results)} ranks, {len(self._records):,} calls, {max(self.clock):g} s on the clock>"
 
     def draw(self, path: str | Path) -> None:
         """Write its calls as an SVG picture."""

@@ -16,6 +16,9 @@ HIDDEN = (str(Path(__file__).resolve().parent), str(Path(PACKAGE) / "comm"))
 """Code whose lines say nothing about the program: this package, and the groups that wrap every call."""
 
 
+KERNEL = "ipykernel_"
+"""How the name of the folder begins that the cells of a notebook are said to lie in."""
+
 Line = tuple[CodeType, int]
 """What a `Site` is made of: a plain tuple, which takes a tenth of the time, as most calls are never looked at."""
 
@@ -34,7 +37,10 @@ class Site(NamedTuple):
 
     def __str__(self) -> str:
         path = Path(self.code.co_filename)
-        name = str(Path("hybridnn") / path.relative_to(PACKAGE)) if path.is_relative_to(PACKAGE) else path.name
+        if path.is_relative_to(PACKAGE):
+            name = str(Path("hybridnn") / path.relative_to(PACKAGE))
+        else:
+            name = "cell" if path.parent.name.startswith(KERNEL) else path.name
         return f"{name}:{self.line} in {self.code.co_name}"
 
 
