@@ -109,3 +109,15 @@ def test_a_cell_that_raises_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     empty = json.dumps({**json.loads(NOTEBOOK.read_text(encoding="utf-8")), "cells": []})
     with pytest.raises(outputs.PageError, match="ZeroDivisionError"):
         executed(with_cell(empty, "1 / 0"))
+
+
+def test_cells_that_print_something_else_are_named_unless_they_vary() -> None:
+    text = NOTEBOOK.read_text(encoding="utf-8")
+    other = json.loads(text)
+    for cell in other["cells"]:
+        for output in cell.get("outputs", ()):
+            output["text"] = ["something else"]
+    printing = [cell["id"] for cell in other["cells"] if cell.get("outputs")]
+    (varying,) = [cell["id"] for cell in other["cells"] if "varies" in cell["metadata"].get("tags", ())]
+    assert outputs.differing_cells(text, text) == []
+    assert outputs.differing_cells(text, json.dumps(other)) == [name for name in printing if name != varying]
