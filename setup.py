@@ -15,7 +15,8 @@ MAPPED = {"hybridnn.datasets": "datasets", "hybridnn.hpc_jobs": "hpc_jobs"}
 TORCH = "torch==2.13.0"
 # The last version that compiles for every GPU from 2017 on, and the newest: CuPy calls the one it was built for.
 NVRTC = ["nvidia-cuda-nvrtc-cu12; sys_platform == 'linux'", "nvidia-cuda-nvrtc>=13; sys_platform == 'linux'"]
-TEST = ["pytest>=8.2", "pytest-mpi>=0.6", "pytest-timeout>=2.3", "hypothesis", TORCH, *NVRTC]
+NOTEBOOK = ["nbclient", "ipykernel"]
+TEST = ["pytest>=8.2", "pytest-mpi>=0.6", "pytest-timeout>=2.3", "hypothesis", TORCH, *NOTEBOOK, *NVRTC]
 
 
 def version() -> str:
@@ -87,7 +88,7 @@ setup(
         "cuda12": ["cupy-cuda12x[ctk]>=14"],
         "cuda13": ["cupy-cuda13x[ctk]>=14"],
         "test": TEST,
-        "bench": [TORCH, "scikit-learn"],
+        "bench": [TORCH, "scikit-learn", *NOTEBOOK],
         "dev": [*TEST, "ruff", "mypy"],
     },
     entry_points={"console_scripts": ["hybridnn = hybridnn.cli.main:main"]},

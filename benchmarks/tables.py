@@ -11,7 +11,7 @@ from rich.table import Table
 
 from benchmarks.cases import MICROBATCHES
 
-__all__ = ["BATCH", "METHODS", "MODEL", "PIPELINE", "PROGRESS", "SERIAL", "SHARED", "Sheet"]
+__all__ = ["BATCH", "ENGINE", "METHODS", "MODEL", "PIPELINE", "PROGRESS", "RANKS", "SERIAL", "SHARED", "Sheet"]
 
 Row = Mapping[str, Any]
 Columns = Mapping[str, Callable[[Row], str]]
@@ -164,4 +164,28 @@ PROGRESS = Sheet(
         "over after backward": _spread,
     },
     "ratio",
+)
+
+RANKS = Sheet(
+    "Digits on 2 x 2 ranks of one process, beside one rank",
+    {
+        **NETWORK,
+        "timed": lambda row: row["way"],
+        "2 x 2, s": lambda row: f"{row['seconds_of_four']:.2f}",
+        "one, s": lambda row: f"{row['seconds_of_one']:.2f}",
+        "times": lambda row: f"{1 / row['ratio']:.2f} ({1 / row['ratio_max']:.2f}-{1 / row['ratio_min']:.2f})",
+        "aim": lambda row: f"{row['asked_times']:g} at most",
+    },
+    "ratio",
+)
+
+ENGINE = Sheet(
+    "The engine of ranks in one process",
+    {
+        "quantity": lambda row: row["quantity"],
+        "measured": lambda row: f"{row['measured']:.3g}",
+        "aim": lambda row: f"{row['asked']:g} at most",
+        "unit": lambda row: row["unit"],
+    },
+    "quantity",
 )

@@ -1,4 +1,4 @@
-"""Run the commands that README.md and the pages of docs/ show, and put what they print below them.
+"""Run the commands that README.md, the pages and the notebooks of docs/ show, and put what they print below them.
 
     python docs/outputs.py [PAGE …]            print anew what the commands of these pages, or of all, print
     python docs/outputs.py --check [PAGE …]    compare the shape of it with the pages: exit code 1 where it differs
@@ -16,12 +16,15 @@ HTML comment above a session says more:
     Needs a Slurm (``tests/slurm/slurm.sh start``): left alone unless ``--slurm`` is given, which runs these alone.
 ``<!-- by hand: REASON -->``
     Not run.
+
+A notebook is executed from its first cell to its last, and compared whole, but for cells with the tag ``varies``.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import re
 import signal
@@ -36,15 +39,33 @@ from pathlib import Path
 
 from hybridnn.comm.open_mpi import mpirun_settings
 
-__all__ = ["PAGES", "Command", "PageError", "Session", "fill_in", "run_page", "sessions", "shape"]
+__all__ = [
+    "NOTEBOOKS",
+    "PAGES",
+    "Command",
+    "PageError",
+    "Session",
+    "differing_cells",
+    "fill_in",
+    "run_notebook",
+    "run_page",
+    "sessions",
+    "shape",
+]
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+NOTEBOOKS = tuple(sorted((ROOT / "docs").glob("*.ipynb")))
 
 GAP = "…"
 BLOCK = re.compile(r"(?P<notes>(?:<!--(?:(?!-->).)*-->\n)*)```\n(?P<body>\$ .*?)^```$", re.MULTILINE | re.DOTALL)
 FILE = re.compile(r"^`(?P<name>[\w.-]+)`:\n```\w*\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?(?:-\d+)*\s?(?:%|(?:ns|us|µs|ms|min|s|B|kB|MB|GB)\b)?")
+KERNEL = re.compile(r"(?:/[\w.+-]+)*/ipykernel_\d+/")
+"""Folder of the files that a kernel says its cells are in; it has the number of the process."""
+NOTED = {"record_timing": False, "coalesce_streams": True}
+"""So that a notebook depends neither on when its cells ran nor on when they were heard of."""
+
 DRAWN = re.compile(r"[─━═\s]+")
 
 
@@ -254,10 +275,53 @@ def run_page(
     return "".join([*written, page[at:]])
 
 
+def run_notebook(text: str, *, limit: float = 1200.0) -> str:
+    """Execute a notebook in a new kernel of this Python.
+
+    Parameters
+    ----------
+    text : str
+        Its text.
+    limit : float
+        Seconds for one cell.
+
+    Returns
+    -------
+    str
+        The text with its outputs, without what differs between two kernels.
+
+    Raises
+    ------
+    PageError
+        If a cell raises, or does not end in time.
+    """
+    import nbformat
+    from nbclient import NotebookClient
+    from nbclient.exceptions import CellExecutionError, CellTimeoutError
+
+    notebook = nbformat.reads(text, as_version=4)
+    metadata = dict(notebook.metadata)
+    client = NotebookClient(
+        notebook, timeout=round(limit), startup_timeout=round(limit), kernel_name="python3", **NOTED
+    )
+    try:
+        client.execute(cwd=str(ROOT / "docs"))
+    except (CellExecutionError, CellTimeoutError) as error:
+        raise PageError(str(error)) from error
+    notebook.metadata = metadata
+    return KERNEL.sub("", nbformat.writes(notebook)) + "\n"
+
+
+def differing_cells(text: str, executed: str) -> list[str]:
+    """The names of the cells of a notebook whose outputs differ, but for those with the tag ``varies``."""
+    pairs = zip(json.loads(text)["cells"], json.loads(executed)["cells"], strict=True)
+    return [one["id"] for one, other in pairs if one != other and "varies" not in one["metadata"].get("tags", ())]
+
+
 def main() -> int:
     """Print pages anew or check them; the exit code."""
     parser = argparse.ArgumentParser(description="run the commands that the pages show")
-    parser.add_argument("pages", nargs="*", type=Path, default=PAGES)
+    parser.add_argument("pages", nargs="*", type=Path, default=(*PAGES, *NOTEBOOKS))
     parser.add_argument("--check", action="store_true", help="compare shapes, write nothing")
     parser.add_argument("--slurm", action="store_true", help="run the sessions that need a Slurm, and no others")
     given = parser.parse_args()
@@ -267,7 +331,12 @@ def main() -> int:
     for path in given.pages:
         try:
             text = path.read_text(encoding="utf-8")
-            written = run_page(text, check=given.check, slurm=given.slurm, environment=environment)
+            if path.suffix == ".ipynb":
+                written = text if given.slurm else run_notebook(text)
+                if given.check and (differing := differing_cells(text, written)):
+                    raise PageError(f"cells print something else: {', '.join(differing)}")
+            else:
+                written = run_page(text, check=given.check, slurm=given.slurm, environment=environment)
             if not given.check:
                 path.write_text(written, encoding="utf-8")
         except PageError as error:

@@ -7,26 +7,25 @@ is filled with NaN until its wait, and a send buffer is compared with what it wa
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hybridnn.in_process.buffers import Flat, copies, equal_bytes
 from hybridnn.in_process.clock import Clock
-from hybridnn.in_process.messages import Instant, Message
+from hybridnn.in_process.messages import Moment, Record, message_of
 from hybridnn.in_process.picture import draw
 from hybridnn.in_process.problems import CommunicationError, DeadlockError
 from hybridnn.in_process.scheduler import Scheduler
-from hybridnn.in_process.sites import Site, call_site
+from hybridnn.in_process.sites import Line, Site, calling_line
 from hybridnn.in_process.verdict import Waiting, deadlock
 
 __all__ = ["ANY_TAG", "Context", "Engine", "Pending"]
 
 ANY_TAG = -1
-Flat = NDArray[Any]
 
 
 @dataclass(slots=True, eq=False)
@@ -40,13 +39,16 @@ class Pending:
     name : str
         The operation.
     nbytes : int
-    site : Site
+    line : tuple
         Where it was begun.
-    begun : Instant
+    begun : tuple
+        When: calls of all ranks before it, and seconds of its rank.
     peer : int
         The other rank of a message, the root of a collective, or -1.
-    awaited : callable
-        Ranks that have to arrive before it can end.
+    members : tuple of int
+        Ranks that take part in a collective.
+    entries : mapping
+        What the ranks that have entered it brought.
     done : bool
         Whether it has met its other side.
     end : float
@@ -57,25 +59,37 @@ class Pending:
         What a send began with, and its buffer, which must not change before its wait.
     number : int
         The same for a send and its receive; -1 before they meet, and for collectives.
-    waited : Instant or None
-        When its wait, or a test that succeeded, began.
+    waited : tuple or None
+        When its wait, or a test that succeeded, began; as `begun`.
     """
 
     rank: int
     name: str
     nbytes: int
-    site: Site
-    begun: Instant
+    line: Line
+    begun: Moment
     peer: int = -1
     tag: int = 0
-    awaited: Callable[[], frozenset[int]] = frozenset
+    members: tuple[int, ...] = ()
+    entries: Mapping[int, Entry] = field(default_factory=dict)
     done: bool = False
     end: float = 0.0
     deliver: Callable[[], None] | None = None
     sent: Flat | None = None
     buffer: Flat | None = None
     number: int = -1
-    waited: Instant | None = None
+    waited: Moment | None = None
+
+    @property
+    def site(self) -> Site:
+        """Where it was begun."""
+        return Site(*self.line)
+
+    def awaited(self) -> frozenset[int]:
+        """Ranks that have to arrive before it can end."""
+        if not self.members:
+            return frozenset([self.peer])
+        return frozenset(self.members) - {entry.pending.rank for entry in self.entries.values()}
 
     def __str__(self) -> str:
         size = f" of {self.nbytes:,} bytes" if self.nbytes else ""
@@ -102,6 +116,10 @@ class Entry:
     pending: Pending
 
 
+def _queues() -> defaultdict[tuple[int, int], deque[Pending]]:
+    return defaultdict(deque)
+
+
 @dataclass(slots=True, eq=False)
 class Context:
     """What the ranks of one communicator have in common.
@@ -118,8 +136,8 @@ class Context:
 
     members: tuple[int, ...]
     rounds: dict[int, dict[int, Entry]] = field(default_factory=dict)
-    sends: dict[tuple[int, int], deque[Pending]] = field(default_factory=dict)
-    receives: dict[tuple[int, int], deque[Pending]] = field(default_factory=dict)
+    sends: defaultdict[tuple[int, int], deque[Pending]] = field(default_factory=_queues)
+    receives: defaultdict[tuple[int, int], deque[Pending]] = field(default_factory=_queues)
 
 
 class Engine:
@@ -143,7 +161,7 @@ class Engine:
     def __init__(self, size: int, clock: Clock, *, seed: int | None, eager_bytes: int, late: bool, keep: int) -> None:
         self.size, self.clock, self._eager, self.late = size, clock, eager_bytes, late
         self.scheduler = Scheduler(size, seed, self._verdict)
-        self.messages: deque[Message] = deque(maxlen=keep)
+        self.records: deque[Record] = deque(maxlen=keep)
         self.count = 0
         self.begun: dict[Pending, None] = {}
         self.unreceived: dict[Pending, None] = {}
@@ -156,18 +174,16 @@ class Engine:
         pending = self._begin(context.members[source], "send", buffer.nbytes, context.members[target], tag)
         pending.sent = buffer.copy()
         pending.buffer = buffer if self.late else None
-        queue = context.receives.setdefault((source, target), deque())
+        queue = context.receives[source, target]
         for receive in queue:
             if receive.tag in (tag, ANY_TAG):
                 queue.remove(receive)
                 self._meet(pending, receive)
                 return pending
-        context.sends.setdefault((source, target), deque()).append(pending)
+        context.sends[source, target].append(pending)
         self.unreceived[pending] = None
         if not synchronous and buffer.nbytes <= self._eager:
             self._end(pending, self.clock.now[pending.rank])
-        else:
-            pending.awaited = lambda: frozenset([pending.peer])
         return pending
 
     def receive(self, context: Context, source: int, target: int, tag: int, buffer: Flat) -> Pending:
@@ -175,14 +191,13 @@ class Engine:
         pending = self._begin(context.members[target], "receive", buffer.nbytes, context.members[source], tag)
         pending.buffer = buffer
         self.poison(buffer)
-        queue = context.sends.setdefault((source, target), deque())
+        queue = context.sends[source, target]
         for send in queue:
             if tag in (send.tag, ANY_TAG):
                 queue.remove(send)
                 self._meet(send, pending)
                 return pending
-        context.receives.setdefault((source, target), deque()).append(pending)
-        pending.awaited = lambda: frozenset([pending.peer])
+        context.receives[source, target].append(pending)
         return pending
 
     def _meet(self, send: Pending, receive: Pending) -> None:
@@ -195,12 +210,8 @@ class Engine:
                 f"rank {send.rank} sends {data.size:,} elements of {data.dtype} ({send.site}), but rank {receive.rank} "
                 f"receives up to {buffer.size:,} of {buffer.dtype} ({receive.site})"
             )
-
-        def deliver() -> None:
-            buffer[: data.size] = data
-
-        end = self.clock.message(send.rank, receive.rank, data.nbytes, send.begun.seconds, receive.begun.seconds)
-        receive.deliver, receive.nbytes = deliver, data.nbytes
+        end = self.clock.message(send.rank, receive.rank, data.nbytes, send.begun[1], receive.begun[1])
+        receive.deliver, receive.nbytes = copies(buffer, data), data.nbytes
         send.number = receive.number = self.count
         if not send.done:
             self._end(send, end)
@@ -246,8 +257,7 @@ class Engine:
                     f"({other.pending.site}), rank {pending.rank} {_words(signature)} ({pending.site})"
                 )
         entries[rank] = Entry(signature, payload, pending)
-        members = frozenset(context.members)
-        pending.awaited = lambda: members - {entry.pending.rank for entry in entries.values()}
+        pending.members, pending.entries = context.members, entries
         if len(entries) == len(context.members):
             del context.rounds[number]
             self._carry_out(name, nbytes, [entries[one] for one in range(len(entries))], act)
@@ -265,7 +275,7 @@ class Engine:
         except (ValueError, IndexError, TypeError) as error:
             places = "; ".join(f"rank {entry.pending.rank}: {entry.pending.site}" for entry in entries)
             raise CommunicationError(f"the arrays of a {name} do not fit: {error} ({places})") from error
-        end = self.clock.collective(name, nbytes, [entry.pending.begun.seconds for entry in entries])
+        end = self.clock.collective(name, nbytes, [entry.pending.begun[1] for entry in entries])
         for entry, deliver in zip(entries, delivers, strict=True):
             entry.pending.deliver = deliver
             self._end(entry.pending, end)
@@ -277,7 +287,7 @@ class Engine:
         if not pendings:
             return
         rank = pendings[0].rank
-        began = self._instant(rank)
+        began = self.count, self.clock.now[rank]
         missing = [pending for pending in pendings if not pending.done]
         if missing:
             for pending in missing:
@@ -305,7 +315,7 @@ class Engine:
     def _begin(self, rank: int, name: str, nbytes: int, peer: int, tag: int = 0) -> Pending:
         self.scheduler.progress()
         self.count += 1
-        pending = Pending(rank, name, nbytes, call_site(), self._instant(rank), peer, tag)
+        pending = Pending(rank, name, nbytes, calling_line(), (self.count, self.clock.now[rank]), peer, tag)
         self.begun[pending] = None
         return pending
 
@@ -319,7 +329,7 @@ class Engine:
         if waiting is not None and any(pending is one for one in waiting):
             self.scheduler.done(pending.rank)
 
-    def _finish(self, pending: Pending, began: Instant) -> None:
+    def _finish(self, pending: Pending, began: Moment) -> None:
         """The rank has waited: the data are there, and its clock goes on."""
         if pending not in self.begun:
             return
@@ -328,31 +338,19 @@ class Engine:
         now[pending.rank] = max(now[pending.rank], pending.end)
         if pending.deliver is not None:
             pending.deliver()
-        if pending.sent is not None and pending.buffer is not None and not _same_bytes(pending.sent, pending.buffer):
+        if pending.sent is not None and pending.buffer is not None and not equal_bytes(pending.sent, pending.buffer):
             raise CommunicationError(
                 f"rank {pending.rank} changed the buffer of its {pending} before the wait: sent at {pending.site}, "
-                f"waited for at {call_site()}"
+                f"waited for at {Site(*calling_line())}"
             )
         pending.buffer = pending.deliver = None
-        self.messages.append(self._message(pending, began))
+        self.records.append(self._record(pending, began, arrived=True))
 
-    def _message(self, pending: Pending, began: Instant, *, arrived: bool = True) -> Message:
-        ended = self._instant(pending.rank)
-        return Message(
-            pending.rank,
-            pending.name,
-            pending.peer,
-            pending.nbytes,
-            pending.begun,
-            began,
-            ended,
-            pending.site,
-            pending.number,
-            arrived,
-        )
-
-    def _instant(self, rank: int) -> Instant:
-        return Instant(self.count, self.clock.now[rank])
+    def _record(self, pending: Pending, began: Moment, *, arrived: bool) -> Record:
+        rank = pending.rank
+        ended = self.count, self.clock.now[rank]
+        call = rank, pending.name, pending.peer, pending.nbytes
+        return (*call, pending.begun, began, ended, pending.line, pending.number, arrived)
 
     def leftovers(self) -> list[str]:
         """Messages that were not received and calls without a wait, once all ranks have ended."""
@@ -369,12 +367,10 @@ class Engine:
             unmet = [pending for pending in pendings if not pending.done]
             awaited = frozenset().union(*(pending.awaited() for pending in unmet))
             waiting[rank] = Waiting(rank, tuple((str(one), str(one.site)) for one in unmet), awaited)
-            self.messages += [self._message(one, one.waited or one.begun, arrived=False) for one in unmet]
-        return deadlock(waiting, self.scheduler.ended, self.count - 1, draw(self.size, tuple(self.messages)))
-
-
-def _same_bytes(one: Flat, other: Flat) -> bool:
-    return bool((one.view(np.uint8) == other.view(np.uint8)).all())
+            self.records += [self._record(one, one.waited or one.begun, arrived=False) for one in unmet]
+        return deadlock(
+            waiting, self.scheduler.ended, self.count - 1, draw(self.size, tuple(map(message_of, self.records)))
+        )
 
 
 def _words(signature: tuple[Any, ...]) -> str:

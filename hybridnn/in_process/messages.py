@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
-from hybridnn.in_process.sites import Site
+from hybridnn.in_process.sites import Line, Site
 
-__all__ = ["Instant", "Message"]
+__all__ = ["Instant", "Message", "Moment", "Record", "message_of"]
+
+Moment = tuple[int, float]
+"""What an `Instant` is made of."""
+
+Record = tuple[int, str, int, int, Moment, Moment, Moment, Line, int, bool]
+"""What a `Message` is made of: plain tuples, which are fast to make, as most calls are never looked at."""
 
 
-@dataclass(frozen=True, slots=True)
-class Instant:
+class Instant(NamedTuple):
     """When something happened.
 
     Attributes
@@ -25,8 +30,7 @@ class Instant:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
+class Message(NamedTuple):
     """A message or collective of a rank.
 
     Attributes
@@ -57,3 +61,10 @@ class Message:
     site: Site
     number: int = -1
     arrived: bool = True
+
+
+def message_of(record: Record) -> Message:
+    """The message or collective of a record."""
+    rank, name, peer, nbytes, begun, waited, ended, line, number, arrived = record
+    instants = Instant(*begun), Instant(*waited), Instant(*ended)
+    return Message(rank, name, peer, nbytes, *instants, Site(*line), number, arrived)

@@ -13,16 +13,24 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
+from hybridnn.in_process.buffers import (
+    IN_PLACE,
+    Delivers,
+    Flat,
+    combined,
+    copies,
+    flat_of,
+    is_in_place,
+    parts_of,
+    places,
+    reduced,
+)
 from hybridnn.in_process.engine import ANY_TAG, Context, Engine, Pending
 from hybridnn.in_process.problems import CommunicationError
 
 __all__ = ["Comm", "Namespace"]
 
-Flat = NDArray[Any]
-Delivers = Sequence[Callable[[], None] | None]
-
-IN_PLACE, PROC_NULL, ANY_SOURCE = "IN_PLACE", -2, -1
-REDUCTIONS: dict[str, Any] = {"SUM": np.add, "MAX": np.maximum, "MIN": np.minimum, "PROD": np.multiply}
+PROC_NULL, ANY_SOURCE = -2, -1
 LIBRARY = "ranks as threads of one process"
 
 
@@ -144,7 +152,7 @@ class Comm:
         if source == ANY_SOURCE:
             raise CommunicationError("a receive must name its source: ranks as threads have no ANY_SOURCE")
         self._require_rank(source)
-        flat, _, _ = _buffer(buffer)
+        flat = flat_of(buffer)
         return Request(self._engine, self._engine.receive(self._context, source, self._rank, tag, flat))
 
     def Send(self, buffer: Any, dest: int, tag: int = 0) -> None:
@@ -177,7 +185,7 @@ class Comm:
         if dest == PROC_NULL:
             return Request(self._engine, None)
         self._require_rank(dest)
-        flat, _, _ = _buffer(buffer)
+        flat = flat_of(buffer)
         pending = self._engine.send(self._context, self._rank, dest, tag, flat, synchronous=synchronous)
         return Request(self._engine, pending)
 
@@ -193,57 +201,57 @@ class Comm:
 
     def Iallreduce(self, sendbuf: Any, recvbuf: Any, op: str = "SUM") -> Request:
         """Begin an all-reduce."""
-        out, _, _ = _buffer(recvbuf)
-        given = self._taken(out if _in_place(sendbuf) else _buffer(sendbuf)[0], out)
-        return self._enter(("allreduce", op), (given, out), lambda all_: _reduced(all_, op, range(len(all_))), out)
+        out = flat_of(recvbuf)
+        given = self._taken(out if is_in_place(sendbuf) else flat_of(sendbuf), out)
+        return self._enter(("allreduce", op), (given, out), lambda all_: reduced(all_, op, range(len(all_))), out)
 
     def Ireduce(self, sendbuf: Any, recvbuf: Any, op: str = "SUM", root: int = 0) -> Request:
         """Begin a reduction to a root."""
-        out = None if recvbuf is None else _buffer(recvbuf)[0]
-        source = out if _in_place(sendbuf) else _buffer(sendbuf)[0]
+        out = None if recvbuf is None else flat_of(recvbuf)
+        source = out if is_in_place(sendbuf) else flat_of(sendbuf)
         assert source is not None
         given = self._taken(source, out if self._rank == root else None)
-        act = lambda all_: _reduced(all_, op, [root])  # noqa: E731 - it needs the names above
+        act = lambda all_: reduced(all_, op, [root])  # noqa: E731 - it needs the names above
         return self._enter(("reduce", op, root), (given, out), act, given, root)
 
     def Ireduce_scatter(self, sendbuf: Any, recvbuf: Any, recvcounts: Sequence[int], op: str = "SUM") -> Request:
         """Begin a reduction of which every rank gets a block."""
-        out, source = _buffer(recvbuf)[0], _buffer(sendbuf)[0]
+        out, source = flat_of(recvbuf), flat_of(sendbuf)
         given = self._taken(source, out)
         counts = list(recvcounts)
 
         def act(all_: Sequence[Any]) -> Delivers:
-            total = _combined([one for one, _ in all_], op)
+            total = combined([one for one, _ in all_], op)
             ends = list(accumulate(counts))
             return [
-                _copies(target, total[end - n : end]) for (_, target), n, end in zip(all_, counts, ends, strict=True)
+                copies(target, total[end - n : end]) for (_, target), n, end in zip(all_, counts, ends, strict=True)
             ]
 
         return self._enter(("reduce_scatter", op), (given, out), act, given)
 
     def Ibcast(self, buffer: Any, root: int = 0) -> Request:
         """Begin a broadcast."""
-        out, _, _ = _buffer(buffer)
+        out = flat_of(buffer)
         given = self._taken(out, None if self._rank == root else out)
 
         def act(all_: Sequence[Any]) -> Delivers:
             sent, _ = all_[root]
-            return [None if rank == root else _copies(target, sent) for rank, (_, target) in enumerate(all_)]
+            return [None if rank == root else copies(target, sent) for rank, (_, target) in enumerate(all_)]
 
         return self._enter(("broadcast", root), (given, out), act, out, root)
 
     def Iallgatherv(self, sendbuf: Any, recvbuf: Any) -> Request:
         """Begin an all-gather."""
-        out, counts, offsets = _buffer(recvbuf, self.size)
+        out, counts, offsets = parts_of(recvbuf, self.size)
         mine = slice(offsets[self._rank], offsets[self._rank] + counts[self._rank])
-        given = (out[mine] if _in_place(sendbuf) else _buffer(sendbuf)[0]).copy()
+        given = (out[mine] if is_in_place(sendbuf) else flat_of(sendbuf)).copy()
         self._engine.poison(out)
-        if _in_place(sendbuf):
+        if is_in_place(sendbuf):
             out[mine] = given
 
         def act(all_: Sequence[Any]) -> Delivers:
             parts = [part for part, _ in all_]
-            return [_places(target, parts, offsets) for _, target in all_]
+            return [places(target, parts, offsets) for _, target in all_]
 
         return self._enter(("allgather",), (given, out), act, out)
 
@@ -251,15 +259,15 @@ class Comm:
 
     def Iscatterv(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> Request:
         """Begin a scatter of the root's array."""
-        out, _, _ = _buffer(recvbuf)
+        out = flat_of(recvbuf)
         given = None
         if self._rank == root:
-            whole, counts, offsets = _buffer(sendbuf, self.size)
+            whole, counts, offsets = parts_of(sendbuf, self.size)
             given = [whole[at : at + n].copy() for at, n in zip(offsets, counts, strict=True)]
         self._engine.poison(out)
 
         def act(all_: Sequence[Any]) -> Delivers:
-            return [_copies(target, all_[root][0][rank]) for rank, (_, target) in enumerate(all_)]
+            return [copies(target, all_[root][0][rank]) for rank, (_, target) in enumerate(all_)]
 
         return self._enter(("scatter", root), (given, out), act, out, root)
 
@@ -267,16 +275,16 @@ class Comm:
 
     def Igatherv(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> Request:
         """Begin to gather at the root."""
-        given = _buffer(sendbuf)[0].copy()
+        given = flat_of(sendbuf).copy()
         out: Flat | None = None
         offsets: list[int] = []
         if self._rank == root:
-            out, _, offsets = _buffer(recvbuf, self.size)
+            out, _, offsets = parts_of(recvbuf, self.size)
             self._engine.poison(out)
 
         def act(all_: Sequence[Any]) -> Delivers:
             _, (target, at) = all_[root]
-            whole = _places(target, [part for part, _ in all_], at)
+            whole = places(target, [part for part, _ in all_], at)
             return [whole if rank == root else None for rank in range(len(all_))]
 
         return self._enter(("gather", root), (given, (out, offsets)), act, given, root)
@@ -285,13 +293,13 @@ class Comm:
 
     def Ialltoall(self, sendbuf: Any, recvbuf: Any) -> Request:
         """Begin an exchange of equal blocks between all ranks."""
-        given, out = _buffer(sendbuf)[0].copy(), _buffer(recvbuf)[0]
+        given, out = flat_of(sendbuf).copy(), flat_of(recvbuf)
         self._engine.poison(out)
 
         def act(all_: Sequence[Any]) -> Delivers:
             blocks = [one.reshape(len(all_), -1) for one, _ in all_]
             return [
-                _copies(target, np.concatenate([block[rank] for block in blocks]))
+                copies(target, np.concatenate([block[rank] for block in blocks]))
                 for rank, (_, target) in enumerate(all_)
             ]
 
@@ -469,58 +477,3 @@ class Namespace:
     def get_vendor(self) -> tuple[str, tuple[int, ...]]:
         """What this is, as mpi4py says it."""
         return self._library, (1, 0, 0)
-
-
-def _in_place(buffer: Any) -> bool:
-    return isinstance(buffer, str) and buffer == IN_PLACE
-
-
-def _buffer(given: Any, parts: int = 1) -> tuple[Flat, list[int], list[int]]:
-    """The flat view of a buffer specification, and the counts and offsets of its parts, by default equal ones."""
-    array, *rest = given if isinstance(given, (list, tuple)) else [given]
-    if not isinstance(array, np.ndarray) or not array.flags.c_contiguous:
-        raise CommunicationError(f"a buffer must be a contiguous array, not {type(array).__name__}")
-    flat = array.reshape(-1)
-    if rest and rest[0] is not None and not isinstance(rest[0], str):
-        counts = list(rest[0])
-        offsets = list(rest[1]) if len(rest) > 1 and rest[1] is not None else [0, *accumulate(counts)][:-1]
-        return flat, counts, offsets
-    count = flat.size // parts
-    return flat, [count] * parts, [count * part for part in range(parts)]
-
-
-def _combined(arrays: Sequence[Flat], op: str) -> Flat:
-    total = arrays[0].copy()
-    for array in arrays[1:]:
-        if array.shape != total.shape or array.dtype != total.dtype:
-            raise ValueError(f"{array.size:,} elements of {array.dtype} beside {total.size:,} of {total.dtype}")
-        REDUCTIONS[op](total, array, out=total)
-    return total
-
-
-def _reduced(all_: Sequence[tuple[Flat, Flat | None]], op: str, targets: Sequence[int]) -> Delivers:
-    total = _combined([given for given, _ in all_], op)
-    return [_copies(out, total) if rank in targets else None for rank, (_, out) in enumerate(all_)]
-
-
-def _copies(target: Flat | None, data: Flat) -> Callable[[], None]:
-    if target is None or target.size < data.size or target.dtype != data.dtype:
-        room = "none" if target is None else f"{target.size:,} of {target.dtype}"
-        raise ValueError(f"{data.size:,} elements of {data.dtype} for a buffer of {room}")
-
-    def copy() -> None:
-        target[: data.size] = data
-
-    return copy
-
-
-def _places(target: Flat, parts: Sequence[Flat], offsets: Sequence[int]) -> Callable[[], None]:
-    for part, at in zip(parts, offsets, strict=True):
-        if at + part.size > target.size or part.dtype != target.dtype:
-            raise ValueError(f"{part.size:,} elements of {part.dtype} at {at:,} of {target.size:,} of {target.dtype}")
-
-    def place() -> None:
-        for part, at in zip(parts, offsets, strict=True):
-            target[at : at + part.size] = part
-
-    return place

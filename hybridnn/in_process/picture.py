@@ -44,7 +44,7 @@ def draw(size: int, messages: Sequence[Message]) -> Drawing:
                 Box(
                     time(one.waited) - first,
                     time(one.ended) - first,
-                    "",
+                    "" if one.name in KINDS else one.name,
                     KINDS.get(one.name, "reduce"),
                     detail=_text(one),
                 )

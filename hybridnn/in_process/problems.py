@@ -7,6 +7,7 @@ from pathlib import Path
 from hybridnn.errors import HybridnnError
 from hybridnn.in_process.picture import write_svg
 from hybridnn.pipeline.drawing.drawing import Drawing
+from hybridnn.pipeline.drawing.svg import svg_text
 
 __all__ = ["CommunicationError", "DeadlockError", "RankStopped", "StuckError"]
 
@@ -34,6 +35,10 @@ class DeadlockError(CommunicationError):
     def draw(self, path: str | Path) -> None:
         """Write the calls up to the deadlock as an SVG picture: a row for each rank, an arrow for each message."""
         write_svg(self.drawing, path)
+
+    def _repr_svg_(self) -> str:
+        """Shown by a notebook."""
+        return svg_text(self.drawing)
 
 
 class StuckError(CommunicationError):

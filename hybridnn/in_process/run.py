@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from hybridnn.comm.stand_in import standing_in
 from hybridnn.errors import SettingError
 from hybridnn.in_process.clock import Clock
 from hybridnn.in_process.engine import Context, Engine
-from hybridnn.in_process.messages import Message
+from hybridnn.in_process.messages import Message, Record, message_of
 from hybridnn.in_process.namespace import Comm, Namespace
 from hybridnn.in_process.picture import draw, write_svg
 from hybridnn.in_process.problems import CommunicationError
@@ -28,7 +29,7 @@ EAGER_BYTES = 4096
 MOST_RANKS = 1024
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Run:
     """What became of a program on several ranks.
 
@@ -36,20 +37,26 @@ class Run:
     ----------
     results : tuple
         What the function returned, by rank.
-    messages : tuple of Message
-        Calls in the order in which they ended; the last ones of a long program.
     clock : tuple of float
         Seconds of communication by the virtual clock, by rank.
     """
 
     results: tuple[Any, ...]
-    messages: tuple[Message, ...]
     clock: tuple[float, ...]
+    _records: tuple[Record, ...]
+
+    @cached_property
+    def messages(self) -> tuple[Message, ...]:
+        """Calls in the order in which they ended; the last ones of a long program."""
+        return tuple(map(message_of, self._records))
 
     @property
     def drawing(self) -> Drawing:
         """Its calls: a row for each rank, an arrow for each message."""
         return draw(len(self.results), self.messages)
+
+    def __repr__(self) -> str:
+        return f"<Run: {len(self.results)} ranks, {len(self._records):,} calls, {max(self.clock):g} s on the clock>"
 
     def draw(self, path: str | Path) -> None:
         """Write its calls as an SVG picture."""
@@ -152,7 +159,7 @@ def run_ranks(
     left = engine.leftovers()
     if left:
         raise CommunicationError("\n".join(["all ranks have ended, and left calls behind:", *left]))
-    return Run(tuple(results), tuple(engine.messages), tuple(engine.clock.now))
+    return Run(tuple(results), tuple(engine.clock.now), tuple(engine.records))
 
 
 def one_rank() -> Namespace:

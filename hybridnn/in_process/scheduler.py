@@ -12,6 +12,7 @@ import contextlib
 import contextvars
 import ctypes
 import threading
+from bdb import BdbQuit
 from collections.abc import Callable, Iterator, Sequence
 from random import Random
 from types import FrameType
@@ -20,7 +21,7 @@ from typing import Any
 from greenlet import getcurrent, greenlet
 
 from hybridnn.in_process.problems import DeadlockError, RankStopped, StuckError
-from hybridnn.in_process.sites import place_of_thread
+from hybridnn.in_process.sites import is_debugged, place_of_thread
 
 __all__ = ["Scheduler"]
 
@@ -74,7 +75,7 @@ class Scheduler:
         Raises
         ------
         BaseException
-            The first that a rank raised, or the verdict.
+            The first that a rank raised, or the verdict; `SystemExit` when the debugger was left in a rank.
         """
         results: list[Any] = [None] * self._size
 
@@ -82,6 +83,9 @@ class Scheduler:
             try:
                 results[rank] = functions[rank]()
             except RankStopped:
+                return
+            except BdbQuit:
+                self._fail(SystemExit(f"the debugger was left on rank {rank} of {self._size}: all ranks have ended"))
                 return
             except BaseException as error:
                 self._fail(error, rank)
@@ -143,7 +147,10 @@ class Scheduler:
             return None
         if self._random is not None:
             return self._random.choice(sorted(self._ready))
-        return min(self._ready, key=lambda other: (other - rank - 1) % self._size)
+        following = rank + 1
+        while following % self._size not in self._ready:
+            following += 1
+        return following % self._size
 
     def _hand_over(self, rank: int) -> None:
         following = self._next(rank)
@@ -193,7 +200,7 @@ class Scheduler:
         def watch() -> None:
             switches = -1
             while not done.wait(limit):
-                if self._switches == switches:
+                if self._switches == switches and not is_debugged(thread):
                     place = place_of_thread(thread)
                     text = f"rank {self._current} computed for {limit:g} s without a communication call, at {place}"
                     self._fail(StuckError(text), self._current)

@@ -81,6 +81,7 @@ def test_without_names_all_parts_run(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         "pipeline",
         "shared_replicas",
         "progress_thread",
+        "in_process",
     ]
 
 

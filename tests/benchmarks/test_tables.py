@@ -57,6 +57,10 @@ FIGURES: dict[str, list[dict[str, Any]]] = {
         }
     ],
     "progress": [{**NETWORK, **RATIO, "way": "polling", "ms_per_step": 27.8}],
+    "in-process": [
+        {**NETWORK, **RATIO, "way": "program", "seconds_of_four": 2.4, "seconds_of_one": 6.0, "asked_times": 1.5},
+        {"quantity": "message: Send and Recv", "unit": "µs", "measured": 21.4321, "asked": 50.0},
+    ],
 }
 
 LIMITS_AND_MEMORY = ["87%", "11%", "54", "41.3", "45.9"]
@@ -77,6 +81,10 @@ EXPECTED = {
         [SPEED[0], "35.10", "27.80", "24.06", "1.22 (1.25-4.00)", "2.50 (1.25-4.00)", "1.18 (1.25-4.00)"],
     ],
     "progress": [[SPEED[0], "polling", "27.80", "2.50 (1.25-4.00)"]],
+    "in-process": [
+        [SPEED[0], "program", "2.40", "6.00", "0.40 (0.25-0.80)", "1.5 at most"],
+        ["message: Send and Recv", "21.4", "50 at most", "µs"],
+    ],
 }
 
 
@@ -109,9 +117,9 @@ def test_the_chart_shows_ratios_shares_and_memory(monkeypatch: pytest.MonkeyPatc
     ratios, shares, memory = figure.axes
     labels = [label.get_text() for label in ratios.get_yticklabels()]
     network = "16-4x1024-2, batch 100"
-    ways = ["", "", "", ", columns", ", 1f1b", "", ", polling"]
+    ways = ["", "", "", ", columns", ", 1f1b", "", ", polling", ", program"]
     assert labels == [network + way for way in ways]
-    assert [bar.get_width() for bar in ratios.patches] == [2.5] * 7
+    assert [bar.get_width() for bar in ratios.patches] == [2.5] * 8
     # Five rows are beside PyTorch: products, and the update behind them; our memory, and PyTorch's.
     assert [bar.get_width() for bar in shares.patches] == pytest.approx([0.87] * 5 + [0.11] * 5)
     assert {bar.get_x() for bar in shares.patches[5:]} == {0.87}

@@ -27,8 +27,11 @@ ROW, GAP, EDGE = 26.0, 6.0, 14.0
 ARROW_GAP = 24.0
 """Space between rows that arrows cross."""
 
-LEAST_PIXELS = 420.0
-"""Narrowest time axis of a drawing with arrows."""
+LEAST_PIXELS = 640.0
+"""Narrowest time axis of a drawing of messages, whose boxes have no labels to be made room for."""
+
+LEAST_EDGED = 6.0
+"""Widest message without an edge."""
 
 TICK_PIXELS = 60.0
 MOST_PIXELS = 20_000.0
@@ -71,7 +74,7 @@ def svg_text(drawing: Drawing) -> str:
 
 def _pixels_per_time(drawing: Drawing) -> float:
     wanted = (CHARACTER * longest_label(drawing) + 14) / readable_duration(drawing)
-    if drawing.arrows:
+    if drawing.arrows or not any(kind.computes for kind in kinds_drawn(drawing)):
         wanted = max(wanted, LEAST_PIXELS / (drawing.makespan or 1.0))
     return min(wanted, MOST_PIXELS / (drawing.makespan or 1.0))
 
@@ -105,7 +108,7 @@ def _box(box: Box, left: float, scale: float, y: float) -> str:
     kind = KINDS[box.kind]
     x, width = left + scale * box.start, scale * (box.end - box.start)
     # A white edge parts boxes of one colour; it would hide the short ones of a measured run.
-    edge = ' stroke="#ffffff"' if kind.computes else ""
+    edge = ' stroke="#ffffff"' if kind.computes or width > LEAST_EDGED else ""
     rect = f'<rect x="{_n(x)}" y="{_n(y)}" width="{_n(width)}" height="{_n(ROW)}" fill="{kind.fill}"{edge}/>'
     title = f"<title>{escape(box.detail or kind.name)}</title>"
     label = ""

@@ -1,0 +1,123 @@
+"""The notebook of ranks in one process: executed, and what it shows."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from hybridnn import MLP, SGD, ProcessGrid, Trainer
+from hybridnn.datasets import load_dataset
+from hybridnn.in_process import run_ranks
+from mpi_runner.slowness import patience
+
+DOCS = Path(__file__).parents[2] / "docs"
+NOTEBOOK = DOCS / "ranks_in_one_process.ipynb"
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def load_outputs() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("docs_outputs_of_notebooks", DOCS / "outputs.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+outputs = load_outputs()
+
+
+def executed(text: str) -> str:
+    written: str = outputs.run_notebook(text, limit=patience(120))
+    return written
+
+
+def with_cell(text: str, source: str) -> str:
+    """The notebook with one more cell at its end."""
+    notebook = json.loads(text)
+    cell = {"cell_type": "code", "id": "last", "metadata": {}, "outputs": [], "execution_count": None}
+    notebook["cells"].append({**cell, "source": source})
+    return json.dumps(notebook)
+
+
+def printed(cell: dict[str, Any]) -> str:
+    return "".join("".join(output.get("text", ())) for output in cell.get("outputs", ()))
+
+
+def pictures(notebook: dict[str, Any]) -> list[ElementTree.Element]:
+    found = []
+    for cell in notebook["cells"]:
+        for output in cell.get("outputs", ()):
+            svg = output.get("data", {}).get("image/svg+xml")
+            if svg is not None:
+                found.append(ElementTree.fromstring("".join(svg)))
+    return found
+
+
+def one_rank(comm: Any) -> list[float]:
+    trainer = Trainer(MLP([64, 32, 10]), SGD(lr=0.1), grid=ProcessGrid(comm), batch_size=300, dtype="float64")
+    return [epoch.train_loss for epoch in trainer.fit(load_dataset("digits").train, epochs=5).epochs]
+
+
+@pytest.mark.timeout(900)
+def test_the_notebook_runs_and_shows_what_is_committed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+    committed = NOTEBOOK.read_text(encoding="utf-8")
+    again = executed(with_cell(committed, "import json\nprint(json.dumps(run.results))"))
+    notebook = json.loads(again)
+    losses = json.loads(printed(notebook["cells"].pop()))
+    assert outputs.differing_cells(committed, json.dumps(notebook)) == []
+
+    assert len(losses) == 4
+    np.testing.assert_allclose(losses, 4 * [run_ranks(1, one_rank).results[0]], rtol=1e-10)
+    training, deadlock, mended, ring = pictures(notebook)
+    for picture in (training, deadlock, mended, ring):
+        assert picture.tag == f"{SVG}svg"
+        names = [text.text for text in picture.iter(f"{SVG}text") if (text.text or "").startswith("rank ")]
+        assert names == [f"rank {rank}" for rank in range(4)]
+    assert "allreduce" in {text.text for text in training.iter(f"{SVG}text")}
+    dashed = {
+        name: sum("stroke-dasharray" in line.attrib for line in picture.iter(f"{SVG}line"))
+        for name, picture in (("deadlock", deadlock), ("mended", mended), ("ring", ring))
+    }
+    assert dashed == {"deadlock": 4, "mended": 0, "ring": 0}
+
+    cells = {cell["id"]: printed(cell) for cell in notebook["cells"]}
+    everything = "".join(cells.values())
+    assert "the circle: rank 0 -> rank 1 -> rank 2 -> rank 3 -> rank 0" in everything
+    assert "rank 2 waits in send of 8 bytes to rank 3, at cell:3 in ring" in everything
+    (debugged,) = [text for text in cells.values() if "pdb> " in text.lower() or "(Pdb) " in text]
+    values = re.findall(r"(?:ipdb>|\(Pdb\)) (\(2, \[20\.0\]\)|\[60\.0\])", debugged)
+    assert values == ["(2, [20.0])", "[60.0]"]
+    # 6 steps of alpha + (32,000 bytes / 4) beta
+    assert "clock 60.000 µs, formula 60.000 µs" in everything
+
+
+def test_a_cell_that_raises_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
+    empty = json.dumps({**json.loads(NOTEBOOK.read_text(encoding="utf-8")), "cells": []})
+    with pytest.raises(outputs.PageError, match="ZeroDivisionError"):
+        executed(with_cell(empty, "1 / 0"))
+
+
+def test_cells_that_print_something_else_are_named_unless_they_vary() -> None:
+    text = NOTEBOOK.read_text(encoding="utf-8")
+    other = json.loads(text)
+    for cell in other["cells"]:
+        for output in cell.get("outputs", ()):
+            output["text"] = ["something else"]
+    printing = [cell["id"] for cell in other["cells"] if cell.get("outputs")]
+    (varying,) = [cell["id"] for cell in other["cells"] if "varies" in cell["metadata"].get("tags", ())]
+    assert outputs.differing_cells(text, text) == []
+    assert outputs.differing_cells(text, json.dumps(other)) == [name for name in printing if name != varying]
