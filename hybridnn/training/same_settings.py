@@ -126,8 +126,8 @@ def software(node: Group) -> dict[str, str]:
     node : Group
         The ranks of this node.
     """
-    folder = str(Path(hybridnn.__file__).parent)
-    read = broadcast_text(node, f"{source_digest()}{folder}" if node.rank == 0 else "", 0)
+    folder = hashlib.sha256(str(Path(hybridnn.__file__).parent).encode()).hexdigest()
+    read = broadcast_text(node, source_digest() + folder if node.rank == 0 else "", 0)
     digest = read[:SHORT_DIGEST] if read[SHORT_DIGEST:] == folder else source_digest()
     return {"hybridnn": f"{hybridnn.__version__} with source files {digest}", "numpy": np.__version__}
 
