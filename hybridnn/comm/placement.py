@@ -69,7 +69,7 @@ def resolve_axes(ranks: int, pipeline: int, batch: int | None, model: int) -> tu
         fits = ", ".join(f"{b} x {m}" for b, m in fitting_grids(ranks, pipeline))
         raise GridError(
             f"the process grid {asked} does not fit {ranks} rank{'s' * (ranks != 1)}: "
-            f"start it on {needed}{' or a multiple of that' * (batch is None)}, as with mpirun -n {needed}"
+            f"start it on {needed}{' or a multiple of that' * (batch is None)}, as with -n {needed}"
             + (f"; batch x model grids that would fit {ranks}: {fits}" if fits else "")
         )
     return pipeline, batch, model

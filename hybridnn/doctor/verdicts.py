@@ -61,5 +61,5 @@ def judge_together(
 
 
 def _no_messages() -> Finding:
-    advice = "mpirun -n 2 hybridnn doctor tries messages and sums as well"
+    advice = "hybridnn doctor -n 2 tries messages and sums as well"
     return Finding("messages", "ok", "not tried: there is one rank", advice)

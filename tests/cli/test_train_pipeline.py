@@ -114,7 +114,7 @@ def test_a_method_on_one_rank_is_refused(run_hybridnn: Run, arguments: list[str]
     assert (code, err) == (
         2,
         f"Error: parallel.method = '{arguments[1]}': needs at least 2 stages, and there is 1: start it on more ranks, "
-        "for example mpirun -n 2, with parallel.pipeline at least 2 where that is set\n",
+        "for example with -n 2, with parallel.pipeline at least 2 where that is set\n",
     )
     assert not Path("run").exists()
 

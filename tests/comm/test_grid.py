@@ -48,9 +48,9 @@ def test_too_few_ranks_are_told_how_many_it_takes(comm: MPI.Intracomm) -> None:
         ProcessGrid(comm, pipeline=2)
     assert str(caught.value) == (
         "the process grid pipeline 2 x batch ? x model 1 does not fit 1 rank: "
-        "start it on 2 or a multiple of that, as with mpirun -n 2"
+        "start it on 2 or a multiple of that, as with -n 2"
     )
-    with pytest.raises(GridError, match=r": start it on 12, as with mpirun -n 12$"):
+    with pytest.raises(GridError, match=r": start it on 12, as with -n 12$"):
         ProcessGrid(comm, pipeline=2, batch=2, model=3)
 
 

@@ -44,6 +44,6 @@ def require_machine(given: Path | str | None = None) -> Machine:
     found = find_machine(given)
     if found is None:
         missing = f"there is none in this folder, and ${MACHINE_VARIABLE} is not set"
-        how = "`mpirun -n 2 hybridnn calibrate --out machine.toml` writes one"
+        how = "`hybridnn calibrate -n 2 --out machine.toml` writes one"
         raise SettingError("machine file", MACHINE_FILE, f"{missing}; {how}")
     return read_machine(found)

@@ -49,7 +49,7 @@ def find_method(name: str) -> Method:
 
 def too_few_stages(method: str) -> SettingError:
     """The error of a method that was asked for on one stage, where it would not be what runs."""
-    more = "start it on more ranks, for example mpirun -n 2, with parallel.pipeline at least 2 where that is set"
+    more = "start it on more ranks, for example with -n 2, with parallel.pipeline at least 2 where that is set"
     return SettingError("parallel.method", method, f"needs at least 2 stages, and there is 1: {more}")
 
 
