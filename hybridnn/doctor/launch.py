@@ -81,8 +81,10 @@ def check_mpirun(library: str, environment: Mapping[str, str], python: str = sys
     """
     beside = Path(python).with_name("mpirun")
     program = shutil.which("mpirun", path=environment.get("PATH", ""))
+    if program is None and beside.exists():
+        return Finding("mpirun", "ok", f"there is none on PATH; -n uses {beside}")
     if program is None:
-        advice = f"use {beside}" if beside.exists() else "use srun, or the mpirun of that library by its full path"
+        advice = "use srun, or the mpirun of that library by its full path"
         return Finding("mpirun", "warning", "there is none on PATH", advice)
     end = run_child([program, "--version"], MPIRUN_SECONDS, without_launcher(environment))
     return _compare(library, program, end, beside)

@@ -176,8 +176,12 @@ def test_the_mpirun_beside_python_is_advised(tmp_path: Path) -> None:
 
 
 def test_no_mpirun_on_the_path(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
     found = check_mpirun(OPEN_MPI, {"PATH": str(tmp_path)}, python="/no/python")
     assert (found.verdict, found.what) == ("warning", "there is none on PATH")
+    mpirun_that_says(tmp_path / "bin", "mine")
+    found = check_mpirun(OPEN_MPI, {"PATH": str(tmp_path)}, python=str(tmp_path / "bin" / "python"))
+    assert (found.verdict, found.what) == ("ok", f"there is none on PATH; -n uses {tmp_path / 'bin' / 'mpirun'}")
 
 
 def test_python_and_packages() -> None:

@@ -34,10 +34,12 @@ def test_every_operation_is_measured_in_every_group(comm: MPI.Intracomm) -> None
         assert {sample.operation for sample in own} == operations
         assert Counter(sample.held_out for sample in own)[True] >= 20
     assert all(np.isfinite(sample.seconds) and 0 < sample.seconds < 10 for sample in samples)
-    # A larger all-reduce takes longer, whatever the machine: 256 KiB against 8 bytes.
+    # The quickest all-reduce of many bytes takes longer than that of few, whatever the machine and its load.
     for ranks in groups:
         reduced = [one for one in samples if (one.operation, one.ranks) == ("allreduce", ranks)]
-        assert max(reduced, key=lambda one: one.nbytes).seconds > min(reduced, key=lambda one: one.nbytes).seconds
+        large = [one.seconds for one in reduced if one.nbytes >= 1 << 16]
+        small = [one.seconds for one in reduced if one.nbytes <= 64]
+        assert min(large) > min(small)
 
 
 @pytest.mark.mpi(ranks=[2, 3])
