@@ -72,11 +72,9 @@ LAYOUTS: dict[int, dict[str, Layout]] = {
         ),
         "stages of uneven widths": Layout(replace(ADAM, sizes=(*DEEP[:-1], 4)), {"stages": [(3, 1), (1, 1)]}),
     },
-    8: {
+    6: {
         f"pipeline x batch x model, {method}": Layout(
-            replace(MOMENTUM, epochs=1),
-            {"pipeline": 2, "batch": 2, "model": 2},
-            settings={"pipelining": Pipelining(method)},
+            replace(MOMENTUM, epochs=1), {"stages": [(2, 2), (1, 2)]}, settings={"pipelining": Pipelining(method)}
         )
         for method in ("1f1b", "interleaved", "pipedream", "spectrain")
     },
