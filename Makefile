@@ -1,7 +1,9 @@
 # hybridnn: `make train` and `make test` set up everything they need in .venv and then do what they say.
 #
 #   make train                 train digits with 4 ranks as a 2 x 2 grid (more options: make train ARGS="--set training.epochs=3")
-#   make test                  every test, serial and MPI                (one test: make test ARGS="-k name")
+#   make test                  all that an installation has to pass      (one test: make test ARGS="-k name")
+#   make test-slow             what else the library has to pass: long drills, compilers, the runner of the MPI tests
+#   make test-all              test, test-slow and test-slurm
 #   make test-slurm            the batch scripts on a real Slurm, brought up on this machine and ended afterwards; as root
 #   make test-gpu bench-gpu    the tests and measurements of the GPU kernels, on a machine that has a GPU and CuPy
 #   make lint types bench      ruff, mypy, the comparison with PyTorch      (parts: make bench ARGS="batch pipeline")
@@ -23,14 +25,22 @@ comma := ,
 # $(call extras,a) is a, and the extra of the chosen MPI where there is one
 extras = $(subst $() ,$(comma),$(strip $(MPI) $(1)))
 
-.PHONY: train test test-slurm test-gpu bench-gpu lint types bench cost-check fault-drill outputs clean
+.PHONY: train test test-slow test-all test-slurm test-gpu bench-gpu lint types bench cost-check fault-drill outputs clean
 .DELETE_ON_ERROR:
 
 train: $(VENV)/.installed-run
 	$(BIN)/hybridnn train -n 4 --batch 2 --model 2 $(ARGS)
 
 test: $(VENV)/.installed-test
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+test-slow: $(VENV)/.installed-test
+	$(BIN)/python -m pytest -m slow $(ARGS)
+
+test-all:
+	$(MAKE) test
+	$(MAKE) test-slow
+	$(MAKE) test-slurm
 
 test-slurm: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -m slurm tests/slurm $(ARGS)

@@ -21,6 +21,8 @@ from mpi_runner.outer import wait_for_job
 from mpi_runner.slowness import SLOWNESS, patience
 from mpi_runner.verdicts import JobEnd, judge
 
+pytestmark = pytest.mark.slow
+
 CASES = Path(__file__).parent / "mpi_runner_cases"
 
 

@@ -36,6 +36,7 @@ from reference.messages import check_float32, float32_case, watch_messages
 from reference.network import Weights
 from reference.pipeline_cases import UNEVEN, PipelineCase, check_pipelined
 from reference.pipelines import DELAYED
+from reference.ranks import brought_together
 from reference.serial import sample_order
 from reference.sweeps import DISTRIBUTIONS, SPLITS, grids, sizes_for
 
@@ -67,7 +68,7 @@ def check_every_gradient(case: Case, grid: ProcessGrid) -> None:
         weights = after
 
 
-@pytest.mark.mpi(ranks=[1, 2, 3, 4])
+@pytest.mark.in_process(ranks=[1, 2, 3, 4])
 def test_promise_1_one_gradient(comm: MPI.Intracomm) -> None:
     for grid in grids(comm):
         for samples, batch_size in ((10, 10), (11, 5), (7, 3), (3, 8), (1, 1)):
@@ -76,7 +77,7 @@ def test_promise_1_one_gradient(comm: MPI.Intracomm) -> None:
             check_every_gradient(replace(case, classification=False), grid)
 
 
-@pytest.mark.mpi(ranks=[1, 2, 3, 4, 6])
+@pytest.mark.in_process(ranks=[1, 2, 3, 4, 6])
 def test_promise_2_the_layout_does_not_change_the_training(comm: MPI.Intracomm) -> None:
     sizes = (5, 13, 7, 11, 6)
     for grid in grids(comm):
@@ -88,7 +89,7 @@ def test_promise_2_the_layout_does_not_change_the_training(comm: MPI.Intracomm) 
             assert_arrays_same(run(case, grid).weights(), run(case, grid).weights())
 
 
-@pytest.mark.mpi(ranks=[2, 3])
+@pytest.mark.in_process(ranks=[2, 3])
 def test_promise_3_stale_means_exactly_as_stale_as_stated(comm: MPI.Intracomm) -> None:
     grid = ProcessGrid(comm, pipeline=comm.size, batch=1)
     for method in DELAYED:
@@ -96,7 +97,7 @@ def test_promise_3_stale_means_exactly_as_stale_as_stated(comm: MPI.Intracomm) -
     check_pipelined(PipelineCase("pipedream", vertical_sync=True), grid)
 
 
-@pytest.mark.mpi(ranks=[1, 2, 4])
+@pytest.mark.in_process(ranks=[1, 2, 4])
 def test_promise_4_float32_stays_float32(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = watch_messages(monkeypatch)
     for grid in grids(comm):
@@ -104,7 +105,7 @@ def test_promise_4_float32_stays_float32(comm: MPI.Intracomm, monkeypatch: pytes
             check_float32(grid, float32_case(grid, split, distribution, classification=True), seen)
 
 
-@pytest.mark.mpi(ranks=[2, 4])
+@pytest.mark.in_process(ranks=[2, 4])
 def test_promise_5_received_arrays_are_not_overwritten_before_the_backward_has_used_them(comm: MPI.Intracomm) -> None:
     # Deep, so that buffers take many turns; minibatches of several sizes, so that views of them change.
     for grid in grids(comm):
@@ -118,7 +119,7 @@ def test_promise_5_received_arrays_are_not_overwritten_before_the_backward_has_u
                 check_every_gradient(replace(case, overlap=False), grid)
 
 
-@pytest.mark.mpi(ranks=[1, 2, 3, 4])
+@pytest.mark.in_process(ranks=[1, 2, 3, 4])
 def test_promise_6_evaluation_counts_every_sample_once(comm: MPI.Intracomm) -> None:
     for grid in grids(comm):
         for batch_size in (1, 5, 22, 23, 40):
@@ -136,7 +137,7 @@ def test_promise_6_evaluation_counts_every_sample_once(comm: MPI.Intracomm) -> N
                     assert found.r2 == pytest.approx(net.r2(outputs, y), rel=1e-11)
 
 
-@pytest.mark.mpi(ranks=[1, 2, 3, 4])
+@pytest.mark.in_process(ranks=[1, 2, 3, 4])
 def test_promise_7_a_norm_counts_every_parameter_once(comm: MPI.Intracomm) -> None:
     for grid in grids(comm):
         for split in SPLITS:
@@ -178,7 +179,7 @@ def test_promise_8_a_rank_that_raises_ends_the_job_with_its_traceback(run_mpi: C
     assert "MPI_ABORT" not in before_the_traceback
 
 
-@pytest.mark.mpi(ranks=[1, 2, 4])
+@pytest.mark.in_process(ranks=[1, 2, 4])
 def test_promise_9_a_loss_that_is_not_finite_stops_every_rank_before_the_step(comm: MPI.Intracomm) -> None:
     random = np.random.default_rng(0)
     x, y = random.standard_normal((40, 5)), random.standard_normal((40, 4))
@@ -195,11 +196,11 @@ def test_promise_9_a_loss_that_is_not_finite_stops_every_rank_before_the_step(co
         assert f"step {len(kept) + 1} " in str(caught.value)
         assert_arrays_same(trainer.weights(), kept[-1])
         assert all(np.isfinite(array).all() for array in kept[-1].values())
-        messages = comm.allgather(str(caught.value))
+        messages = brought_together(comm, str(caught.value))
         assert len(set(messages)) == 1
 
 
-@pytest.mark.mpi(ranks=[1, 3])
+@pytest.mark.in_process(ranks=[1, 3])
 def test_promise_10_wrong_input_on_one_rank_is_refused_on_all_before_the_first_step(comm: MPI.Intracomm) -> None:
     random = np.random.default_rng(0)
     x, y = random.standard_normal((20, 5)), random.integers(0, 4, 20)
@@ -218,7 +219,7 @@ def test_promise_10_wrong_input_on_one_rank_is_refused_on_all_before_the_first_s
         with pytest.raises(HybridnnError, match=words) as caught:
             trainer.fit(samples, targets, epochs=1)
         assert "\n" not in str(caught.value)
-        assert len(set(comm.allgather(str(caught.value)))) == 1
+        assert len(set(brought_together(comm, str(caught.value)))) == 1
         assert trainer.step == 0
         assert_arrays_same(trainer.weights(), before)
 

@@ -67,20 +67,20 @@ def limit_blas_threads(grid: ProcessGrid, multiply_adds: int = 0) -> BlasThreads
         Of the largest matrix product of this rank. Up to `LARGE_PRODUCT` one thread computes it; beyond, as many as
         leave every rank of the node its own cores.
     """
-    from threadpoolctl import threadpool_info, threadpool_limits
+    from threadpoolctl import ThreadpoolController
 
-    cores = cores_of_node(grid)
+    cores, pools = cores_of_node(grid), ThreadpoolController()  # which reads the list of loaded libraries
     named = next((name for name in USER_VARIABLES if os.environ.get(name)), None)
     if named is not None:
         why = f"{named}={os.environ[named]}"
     elif multiply_adds <= LARGE_PRODUCT:
-        threadpool_limits(limits=1, user_api="blas")
+        pools.limit(limits=1, user_api="blas")
         why = "small products"
     else:
         ranks = grid.node_group.size
-        threadpool_limits(limits=threads_for(ranks, cores, len(_my_cores())), user_api="blas")
+        pools.limit(limits=threads_for(ranks, cores, len(_my_cores())), user_api="blas")
         why = f"large products, {cores} core{'s' * (cores > 1)} for {ranks} rank{'s' * (ranks > 1)}"
-    count = max((pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"), default=1)
+    count = max((pool["num_threads"] for pool in pools.info() if pool["user_api"] == "blas"), default=1)
     return BlasThreads(count, why)
 
 

@@ -297,6 +297,8 @@ class Engine:
         ]
 
     def _stop(self, what: str) -> NoReturn:
+        for chunk in self._executors.chunks:
+            chunk.finish()  # an exact method stops within its schedule, after the last message of the minibatch
         norms = np.sqrt(self.arrays.squared_norms([stage.weights for stage in self.stages]))
         layers = ", ".join(f"layer {index}: {norm:.3g}" for index, norm in enumerate(norms))
         raise NonFiniteLossError(

@@ -15,6 +15,8 @@ from hybridnn.kernels.cupy_launch import FOLDER, OPTIONS, source
 from kernels.missing_compilers import without_compiler
 from mpi_runner.slowness import patience
 
+pytestmark = pytest.mark.slow
+
 WANTED = {12: ("70", "80", "90", "100"), 13: ("80", "90", "100")}
 """Volta, Ampere, Hopper and Blackwell, by version of CUDA; the 13th dropped the first."""
 TARGETS = [(version, architecture) for version, architectures in WANTED.items() for architecture in architectures]

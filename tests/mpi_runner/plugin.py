@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -100,7 +100,11 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     given = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
     ranks = pyfuncitem.callspec.params["in_process_ranks"]
     options = {name: value for name, value in mark.kwargs.items() if name != "ranks"}
-    run_ranks(ranks, lambda comm: pyfuncitem.obj(**given | {"comm": comm}), **options)
+
+    def of_rank(comm: Any) -> None:
+        pyfuncitem.obj(**given | ({"comm": comm} if "comm" in given else {}))
+
+    run_ranks(ranks, of_rank, **options)
     return True
 
 

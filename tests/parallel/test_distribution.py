@@ -12,12 +12,13 @@ from hybridnn.comm.partition import block_slice
 from hybridnn.comm.placement import fitting_grids
 from hybridnn.datasets import ArrayRows
 from hybridnn.parallel.distribution import DISTRIBUTIONS, make_distributor
+from reference.ranks import brought_together
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 
-@pytest.mark.mpi(ranks=[1, 2, 4, 6])
+@pytest.mark.in_process(ranks=[1, 2, 4, 6])
 def test_every_rank_gets_its_block(comm: MPI.Intracomm) -> None:
     x = np.arange(60.0, dtype=np.float32).reshape(20, 3)
     labels, numbers = np.arange(20) * 7, np.arange(40.0, dtype=np.float32).reshape(20, 2)
@@ -37,7 +38,7 @@ def test_every_rank_gets_its_block(comm: MPI.Intracomm) -> None:
                     np.testing.assert_array_equal(got_y, targets[mine])
 
 
-@pytest.mark.mpi(ranks=[4])
+@pytest.mark.in_process(ranks=[4])
 def test_the_two_scatter_methods_send_what_the_paper_says(comm: MPI.Intracomm) -> None:
     # Laugier et al. 2018, section 7: method one sends every rank its part from rank 0 (less its own); method two
     # sends one copy of every batch part and then broadcasts it.
@@ -48,7 +49,7 @@ def test_the_two_scatter_methods_send_what_the_paper_says(comm: MPI.Intracomm) -
         grid = ProcessGrid(comm, batch=2, model=2)
         rows = ArrayRows(x, y) if grid.rank == 0 else None
         make_distributor(grid, distribution).fetch(rows, np.arange(8), np.empty((4, 5)), np.empty(4, np.int64))
-        sent[distribution] = comm.allreduce(grid.recorder.totals.bytes_sent)
+        sent[distribution] = sum(brought_together(comm, grid.recorder.totals.bytes_sent))
     part = 4 * sample_bytes
     assert sent["scatter"] == 3 * part
     assert sent["scatter-broadcast"] == part + 2 * part

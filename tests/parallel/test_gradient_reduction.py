@@ -34,7 +34,7 @@ def test_buckets_cover_the_buffer_once_from_its_end(sizes: list[int], least: int
         assert stop - start >= least or layer == 0
 
 
-@pytest.mark.mpi(ranks=[2, 3])
+@pytest.mark.in_process(ranks=[2, 3])
 @pytest.mark.parametrize("pace", [HOST_PACE, DEVICE_PACE])
 def test_overlapped_buckets_sum_to_the_same_as_one_allreduce(comm: MPI.Intracomm, pace: Pace) -> None:
     group = ProcessGrid(comm).batch_group

@@ -47,7 +47,7 @@ def test_slices_cover_the_buffer_in_whole_cache_lines(size: int, slices: int) ->
     assert max(lengths) - min(lengths) <= 16
 
 
-@pytest.mark.mpi(ranks=RANKS)
+@pytest.mark.in_process(ranks=RANKS)
 def test_every_slice_has_one_owner_on_every_node_and_all_ranks_of_the_widest_node_work(comm: MPI.Intracomm) -> None:
     for nodes in NODES[comm.size]:
         grid, sharing = shared(comm, nodes)
@@ -64,7 +64,7 @@ def test_every_slice_has_one_owner_on_every_node_and_all_ranks_of_the_widest_nod
             assert owners == set(np.flatnonzero(owned[:, item.number]).tolist())
 
 
-@pytest.mark.mpi(ranks=[2, 3, 4])
+@pytest.mark.in_process(ranks=[2, 3, 4])
 def test_model_groups_share_only_with_their_batch_group(comm: MPI.Intracomm) -> None:
     assert share_replicas(ProcessGrid(comm, batch=1, model=comm.size)) is None
     assert share_replicas(ProcessGrid(on_nodes(comm, range(comm.size)))) is None, "every rank has a node of its own"
@@ -112,19 +112,19 @@ def steps_of(
         assert state.updates == step + 1
 
 
-@pytest.mark.mpi(ranks=RANKS)
+@pytest.mark.parametrize("block", [shared_replica.SUM_BLOCK, 48], ids=["in one piece", "in several, the last short"])
+@pytest.mark.in_process(ranks=RANKS)
 def test_updates_are_those_of_one_rank_with_the_sum_of_all_gradients(
-    comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+    comm: MPI.Intracomm, block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for block in (shared_replica.SUM_BLOCK, 48):  # in one piece, and in several of which the last is short
-        monkeypatch.setattr(shared_replica, "SUM_BLOCK", block)
-        for number, nodes in enumerate(NODES[comm.size]):
-            for size in (16, 720):  # fewer lines than ranks, and more
-                optimizer = (SGD(momentum=0.0), Adam(0.01, weight_decay=0.1), SGD(nesterov=True))[number % 3]
-                steps_of(comm, nodes, optimizer, size, into=number % 2 == 1, looks=block == 48)
+    monkeypatch.setattr(shared_replica, "SUM_BLOCK", block)
+    for number, nodes in enumerate(NODES[comm.size]):
+        for size in (16, 720):  # fewer lines than ranks, and more
+            optimizer = (SGD(momentum=0.0), Adam(0.01, weight_decay=0.1), SGD(nesterov=True))[number % 3]
+            steps_of(comm, nodes, optimizer, size, into=number % 2 == 1, looks=block == 48)
 
 
-@pytest.mark.mpi(ranks=RANKS)
+@pytest.mark.in_process(ranks=RANKS)
 def test_all_ranks_of_all_nodes_hold_the_same_bits(comm: MPI.Intracomm) -> None:
     size = 1600
     for nodes in NODES[comm.size]:

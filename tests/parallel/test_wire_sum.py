@@ -45,7 +45,7 @@ def cases() -> Iterator[tuple[str, str, int]]:
     return ((name, dtype, size) for name in WORD_FORMATS for dtype in ("float32", "float64") for size in SIZES)
 
 
-@pytest.mark.mpi(ranks=[2, 3, 4])
+@pytest.mark.in_process(ranks=[2, 3, 4])
 def test_sums_are_as_near_as_stated_and_the_same_bits_everywhere(comm: MPI.Intracomm) -> None:
     world = ProcessGrid(comm).world
     for name, dtype, size in cases():
@@ -66,7 +66,7 @@ def test_sums_are_as_near_as_stated_and_the_same_bits_everywhere(comm: MPI.Intra
         assert (alike[0] == -alike[1]).all()
 
 
-@pytest.mark.mpi(ranks=[2, 3])
+@pytest.mark.in_process(ranks=[2, 3])
 def test_sums_are_those_of_numbers_rounded_by_others(comm: MPI.Intracomm) -> None:
     world = ProcessGrid(comm).world
     for name, dtype, size in cases():
@@ -82,7 +82,7 @@ def test_sums_are_those_of_numbers_rounded_by_others(comm: MPI.Intracomm) -> Non
             assert np.mean(total == expected) > 0.9
 
 
-@pytest.mark.mpi(ranks=[2, 3])
+@pytest.mark.in_process(ranks=[2, 3])
 def test_what_is_not_finite_reaches_all(comm: MPI.Intracomm) -> None:
     world = ProcessGrid(comm).world
     for name in WORD_FORMATS:
@@ -95,7 +95,7 @@ def test_what_is_not_finite_reaches_all(comm: MPI.Intracomm) -> None:
             assert numbers[0] == comm.size
 
 
-@pytest.mark.mpi(ranks=[2, 4])
+@pytest.mark.in_process(ranks=[2, 4])
 def test_bytes_and_calls(comm: MPI.Intracomm) -> None:
     for name, head in (("bfloat16", 0), ("float16", 1)):
         for size in SIZES:

@@ -12,6 +12,7 @@ from hybridnn import ProcessGrid
 from hybridnn.comm.group import Group
 from hybridnn.training.step_clock import KINDS
 from reference.cases import Case, assert_arrays_close, reference, run
+from reference.ranks import this_rank
 from reference.sweeps import sizes_for
 
 Message = tuple[str, Any, tuple[int, ...]]
@@ -20,13 +21,15 @@ SENDING = ("allreduce", "allgather_rows", "reduce_scatter_rows", "broadcast", "s
 
 
 def watch_messages(monkeypatch: pytest.MonkeyPatch) -> list[Message]:
-    """Note method, dtype and shape of every array that any group is handed from now on."""
+    """Note method, dtype and shape of every array that this rank hands to any group from now on."""
     seen: list[Message] = []
+    rank = this_rank()
 
     def watched(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         def call(self: Group, *args: Any, **kwargs: Any) -> Any:
             arrays = [array for array in (*args, *kwargs.values()) if isinstance(array, np.ndarray)]
-            seen.extend((name, array.dtype, array.shape) for array in arrays)
+            if this_rank() == rank:
+                seen.extend((name, array.dtype, array.shape) for array in arrays)
             return method(self, *args, **kwargs)
 
         return call

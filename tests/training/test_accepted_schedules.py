@@ -15,6 +15,7 @@ from hybridnn.pipeline.schedules.instructions import Backward, InputGradient, In
 from hybridnn.pipeline.schedules.methods import make_schedule
 from hybridnn.pipeline.schedules.schedule import Schedule
 from hybridnn.training.pipelining import PipelinePlan
+from reference.ranks import replace_on_this_rank
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -67,7 +68,7 @@ def disturbed(schedule: Schedule, seed: int) -> Schedule:
     return schedule
 
 
-@pytest.mark.mpi(ranks=[2, 3])
+@pytest.mark.in_process(ranks=[2, 3])
 def test_accepted_schedules_train_as_one_process(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
     numbers = np.random.default_rng(0)
     x, y = numbers.standard_normal((22, 5)), numbers.standard_normal((22, 3))
@@ -82,12 +83,13 @@ def test_accepted_schedules_train_as_one_process(comm: MPI.Intracomm, monkeypatc
     alone = trained(ProcessGrid(comm.Split(comm.rank)), Pipelining())
     grid = ProcessGrid(comm, pipeline=comm.size, batch=1)
     seen = set()
+    schedule = None
+    replace_on_this_rank(monkeypatch, PipelinePlan, "training", lambda plan, minibatches: schedule)
     for seed in range(24):
         method = ("gpipe", "1f1b")[seed % 2]
         made = make_schedule(method, stages=comm.size, minibatches=1, microbatches=MICROBATCHES)
         schedule = disturbed(made, seed)
         seen.add(schedule.orders)
-        monkeypatch.setattr(PipelinePlan, "training", lambda plan, minibatches, schedule=schedule: schedule)
         weights = trained(grid, Pipelining(method, microbatches=MICROBATCHES, weight_grad="per-microbatch"))
         for name, array in weights.items():
             np.testing.assert_allclose(array, alone[name], rtol=1e-10, atol=1e-13, err_msg=f"seed {seed}: {name}")

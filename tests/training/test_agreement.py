@@ -21,7 +21,7 @@ def trainer_on(comm: MPI.Intracomm, **options: Any) -> Trainer:
     return Trainer(MLP([4, 6, 3]), grid=ProcessGrid(comm), batch_size=5, **options)
 
 
-@pytest.mark.mpi(ranks=[2, 3])
+@pytest.mark.in_process(ranks=[2, 3])
 @pytest.mark.parametrize("distribution", ["scatter", "scatter-broadcast"])
 def test_rank_0_alone_may_bring_the_validation_samples(comm: MPI.Intracomm, distribution: str) -> None:
     trainer = trainer_on(comm, distribution=distribution)
@@ -30,7 +30,7 @@ def test_rank_0_alone_may_bring_the_validation_samples(comm: MPI.Intracomm, dist
     assert history.epochs[-1].test_accuracy is not None
 
 
-@pytest.mark.mpi(ranks=[2, 3])
+@pytest.mark.in_process(ranks=[2, 3])
 def test_different_data_on_the_ranks_are_refused_on_all(comm: MPI.Intracomm) -> None:
     first = comm.rank == 0
     given: list[tuple[str, Any]] = [
@@ -45,7 +45,7 @@ def test_different_data_on_the_ranks_are_refused_on_all(comm: MPI.Intracomm) -> 
     comm.Barrier()
 
 
-@pytest.mark.mpi(ranks=[1, 2])
+@pytest.mark.in_process(ranks=[1, 2])
 def test_weights_that_overflow_in_the_last_step_stop_the_run(comm: MPI.Intracomm) -> None:
     from hybridnn import SGD
 
@@ -54,13 +54,13 @@ def test_weights_that_overflow_in_the_last_step_stop_the_run(comm: MPI.Intracomm
         trainer.fit(X * 1e3, Y, epochs=1, validation=(X, Y))
 
 
-@pytest.mark.mpi(ranks=[1, 2])
+@pytest.mark.in_process(ranks=[1, 2])
 def test_a_model_larger_than_memory_is_refused(comm: MPI.Intracomm) -> None:
     with pytest.raises(SettingError, match=r"model\.sizes .* do not fit this rank's memory"):
         Trainer(MLP([4, 10**8, 10**8, 3]), grid=ProcessGrid(comm))
 
 
-@pytest.mark.mpi(ranks=[2, 3])
+@pytest.mark.in_process(ranks=[2, 3])
 def test_what_only_one_rank_was_given_wrong_is_refused_on_all(comm: MPI.Intracomm) -> None:
     last = comm.rank == comm.size - 1
     with pytest.raises(HybridnnError, match=r"samples of shape \(12, 3\).* the model takes \(samples, 4\)"):

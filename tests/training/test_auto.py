@@ -47,7 +47,7 @@ def folder(comm: MPI.Intracomm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     return tmp_path
 
 
-@pytest.mark.mpi(ranks=[1, 4])
+@pytest.mark.in_process(ranks=[1, 4])
 @pytest.mark.usefixtures("folder")
 def test_the_best_exact_layout_is_chosen_on_every_rank(comm: MPI.Intracomm) -> None:
     settings = settings_with()
@@ -62,7 +62,7 @@ def test_the_best_exact_layout_is_chosen_on_every_rank(comm: MPI.Intracomm) -> N
     assert settle_layout(settled) == settled
 
 
-@pytest.mark.mpi(ranks=[4])
+@pytest.mark.in_process(ranks=[4])
 @pytest.mark.usefixtures("folder")
 def test_keys_that_are_set_are_kept(comm: MPI.Intracomm) -> None:
     grid = settle_layout(settings_with("parallel.model=2", "parallel.overlap=false")).parallel
@@ -92,7 +92,7 @@ REFUSED = [
 ]
 
 
-@pytest.mark.mpi(ranks=[4])
+@pytest.mark.in_process(ranks=[4])
 @pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize(("changes", "message"), REFUSED)
 def test_what_cannot_be_chosen_is_refused_on_every_rank(comm: MPI.Intracomm, changes: list[str], message: str) -> None:
@@ -102,7 +102,7 @@ def test_what_cannot_be_chosen_is_refused_on_every_rank(comm: MPI.Intracomm, cha
         settle_layout(settings)
 
 
-@pytest.mark.mpi(ranks=[2])
+@pytest.mark.in_process(ranks=[2])
 def test_without_a_machine_file_the_error_says_how_to_make_one(
     comm: MPI.Intracomm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -112,7 +112,7 @@ def test_without_a_machine_file_the_error_says_how_to_make_one(
         settle_layout(settings_with())
 
 
-@pytest.mark.mpi(ranks=[2])
+@pytest.mark.in_process(ranks=[2])
 def test_the_run_folder_has_the_layout_that_ran(comm: MPI.Intracomm, folder: Path) -> None:
     run_training(settings_with("output.folder=run", "parallel.pipeline=2"), _Silent())
     if comm.rank == 0:

@@ -13,6 +13,7 @@ from hybridnn.datasets import ArrayRows, Dataset, Rows, SyntheticRows, Synthetic
 from hybridnn.errors import DataError, HybridnnError
 from hybridnn.training import data_placement
 from hybridnn.training.data_placement import PlacedData, place_data
+from reference.ranks import replace_on_this_rank
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -39,7 +40,7 @@ def regression() -> Dataset:
     return Dataset("made up", "regression", 4, 2, rows, None)
 
 
-@pytest.mark.mpi(ranks=RANKS)
+@pytest.mark.in_process(ranks=RANKS)
 def test_standardized_with_statistics_of_the_training_part_alone(comm: MPI.Intracomm) -> None:
     data = regression()
     train, test = (everything(part) for part in split(data.train, 0.25, 3))
@@ -62,7 +63,7 @@ def test_standardized_with_statistics_of_the_training_part_alone(comm: MPI.Intra
         placed.memory.free()
 
 
-@pytest.mark.mpi(ranks=RANKS)
+@pytest.mark.in_process(ranks=RANKS)
 def test_labels_stay_labels_and_raw_data_stay_raw(comm: MPI.Intracomm) -> None:
     grid = ProcessGrid(comm)
     digits = load_dataset("digits")
@@ -75,7 +76,7 @@ def test_labels_stay_labels_and_raw_data_stay_raw(comm: MPI.Intracomm) -> None:
     placed.memory.free()
 
 
-@pytest.mark.mpi(ranks=RANKS)
+@pytest.mark.in_process(ranks=RANKS)
 @pytest.mark.parametrize("shared_bytes", [2**30, 0])
 def test_generated_data_are_the_same_shared_or_made_on_demand(
     comm: MPI.Intracomm, shared_bytes: int, monkeypatch: pytest.MonkeyPatch
@@ -88,7 +89,7 @@ def test_generated_data_are_the_same_shared_or_made_on_demand(
         taken.append(len(indices))
         take(self, indices, x, y)
 
-    monkeypatch.setattr(SyntheticRows, "take", counted)
+    replace_on_this_rank(monkeypatch, SyntheticRows, "take", counted)
     data = load_dataset("synthetic", synthetic=SyntheticSpec(samples=500, test_samples=60, inputs=3))
     expected = everything(data.train)
     taken.clear()
@@ -102,7 +103,7 @@ def test_generated_data_are_the_same_shared_or_made_on_demand(
     placed.memory.free()
 
 
-@pytest.mark.mpi(ranks=[2, 3])
+@pytest.mark.in_process(ranks=[2, 3])
 def test_a_loader_that_fails_on_one_rank_fails_on_all(comm: MPI.Intracomm) -> None:
     def load() -> Dataset:
         raise DataError("digits.npz: cannot be read")

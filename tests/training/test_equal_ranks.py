@@ -28,6 +28,7 @@ from hybridnn.nn.learning_rates import Cosine, Step, WarmupLinear
 from hybridnn.training import same_settings
 from hybridnn.training.data_placement import place_data
 from reference.nodes import on_nodes
+from reference.ranks import brought_together
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -75,7 +76,7 @@ def refusal(comm: MPI.Intracomm, error: type[HybridnnError], action: Callable[[]
     with pytest.raises(error) as caught:
         action()
     assert caught.value.exit_code == 2
-    messages = comm.allgather(str(caught.value))
+    messages = brought_together(comm, str(caught.value))
     assert len(set(messages)) == 1, messages
     assert "\n" not in messages[0]
     return messages[0]
@@ -150,7 +151,7 @@ def test_trainers_that_differ_are_refused_when_they_are_made(
         assert refusal(comm, SettingError, lambda: trainer_on(comm)).startswith(f"numpy: {LAST.format('1.0', '2.0')}")
 
 
-@pytest.mark.mpi(ranks=[RANKS])
+@pytest.mark.in_process(ranks=[RANKS])
 @pytest.mark.timeout(600)
 def test_what_differs_later_is_refused_before_anything_changes(comm: MPI.Intracomm) -> None:
     is_last = comm.rank == comm.size - 1
@@ -204,7 +205,7 @@ def test_what_differs_later_is_refused_before_anything_changes(comm: MPI.Intraco
     assert faded.step == 2
 
 
-@pytest.mark.mpi(ranks=[RANKS])
+@pytest.mark.in_process(ranks=[RANKS])
 @pytest.mark.timeout(600)
 def test_ranks_that_train_the_same_pass_however_it_is_written(comm: MPI.Intracomm) -> None:
     is_last = comm.rank == comm.size - 1
@@ -229,7 +230,7 @@ def test_ranks_that_train_the_same_pass_however_it_is_written(comm: MPI.Intracom
     sent.fit(*((X, Y) if comm.rank == 0 else (None, None) if is_last else (X[:5], Y[:5])), epochs=1)
 
 
-@pytest.mark.mpi(ranks=[RANKS])
+@pytest.mark.in_process(ranks=[RANKS])
 @pytest.mark.timeout(600)
 def test_a_difference_between_the_compared_rows_is_found_where_everything_is_checked(comm: MPI.Intracomm) -> None:
     x = changed(X, (UNSEEN, 0), 8.0) if comm.rank == comm.size - 1 else X

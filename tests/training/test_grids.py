@@ -31,21 +31,21 @@ if TYPE_CHECKING:
 RANKS = [2, 3, 4, 6, 8]
 
 
-@pytest.mark.mpi(ranks=RANKS)
+@pytest.mark.in_process(ranks=RANKS)
 def test_every_layout_trains_as_the_reference(comm: MPI.Intracomm) -> None:
     for grid in grids(comm):
         for case in layouts((grid.batch, grid.model)):
             check_against_reference(case, grid)
 
 
-@pytest.mark.mpi(ranks=RANKS)
+@pytest.mark.in_process(ranks=RANKS)
 def test_every_optimizer_and_task_trains_as_the_reference(comm: MPI.Intracomm) -> None:
     for grid in grids(comm):
         for case in trainings((grid.batch, grid.model)):
             check_against_reference(case, grid)
 
 
-@pytest.mark.mpi(ranks=[2, 4])
+@pytest.mark.in_process(ranks=[2, 4])
 @pytest.mark.parametrize("bucket_bytes", [1, 700])
 def test_gradients_sent_in_many_buckets_train_as_the_reference(
     comm: MPI.Intracomm, bucket_bytes: int, monkeypatch: pytest.MonkeyPatch
@@ -57,7 +57,7 @@ def test_gradients_sent_in_many_buckets_train_as_the_reference(
             check_against_reference(replace(case, shared_replicas=False), grid)
 
 
-@pytest.mark.mpi(ranks=[2, 4])
+@pytest.mark.in_process(ranks=[2, 4])
 def test_messages_in_pieces_train_as_the_reference(comm: MPI.Intracomm) -> None:
     for batch, model in grid_shapes(comm.size):
         grid = ProcessGrid(comm, batch=batch, model=model, message_limit=200)
@@ -73,7 +73,7 @@ def test_messages_in_pieces_train_as_the_reference(comm: MPI.Intracomm) -> None:
                 check_against_reference(case, grid)
 
 
-@pytest.mark.mpi(ranks=[2, 3, 4])
+@pytest.mark.in_process(ranks=[2, 3, 4])
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_training_goes_on_where_it_stopped(comm: MPI.Intracomm, shuffle: bool) -> None:
     grid = ProcessGrid(comm, model=comm.size if comm.size < 4 else 2)
@@ -86,7 +86,7 @@ def test_training_goes_on_where_it_stopped(comm: MPI.Intracomm, shuffle: bool) -
     assert [record.epoch for record in twice.history.epochs] == [1, 2, 3]
 
 
-@pytest.mark.mpi(ranks=[2, 4])
+@pytest.mark.in_process(ranks=[2, 4])
 @pytest.mark.parametrize("overlap", [True, False])
 def test_the_same_layout_twice_is_bit_identical(comm: MPI.Intracomm, overlap: bool) -> None:
     for grid in grids(comm):
@@ -106,7 +106,7 @@ def test_the_same_layout_twice_is_bit_identical(comm: MPI.Intracomm, overlap: bo
             assert [r.train_loss for r in first.history.steps] == [r.train_loss for r in second.history.steps]
 
 
-@pytest.mark.mpi(ranks=[1, 2, 4])
+@pytest.mark.in_process(ranks=[1, 2, 4])
 def test_float32_stays_float32_in_memory_and_in_messages(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = watch_messages(monkeypatch)
     for grid in grids(comm):
@@ -114,7 +114,7 @@ def test_float32_stays_float32_in_memory_and_in_messages(comm: MPI.Intracomm, mo
             check_float32(grid, float32_case(grid, split, distribution, classification), seen)
 
 
-@pytest.mark.mpi(ranks=[2, 3, 4])
+@pytest.mark.in_process(ranks=[2, 3, 4])
 def test_more_model_ranks_than_outputs_is_refused_with_both_numbers(comm: MPI.Intracomm) -> None:
     grid = ProcessGrid(comm, model=comm.size)
     with pytest.raises(GridError) as caught:
@@ -124,7 +124,7 @@ def test_more_model_ranks_than_outputs_is_refused_with_both_numbers(comm: MPI.In
     assert f"{comm.size - 1} outputs" in message
 
 
-@pytest.mark.mpi(ranks=[2, 3, 4])
+@pytest.mark.in_process(ranks=[2, 3, 4])
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS[1:])
 def test_sent_minibatches_need_data_on_rank_0_alone(comm: MPI.Intracomm, distribution: str) -> None:
     for grid in grids(comm):
@@ -137,7 +137,7 @@ def test_sent_minibatches_need_data_on_rank_0_alone(comm: MPI.Intracomm, distrib
         assert trainer.evaluate(x, y).samples == case.samples
 
 
-@pytest.mark.mpi(ranks=[2, 4])
+@pytest.mark.in_process(ranks=[2, 4])
 def test_weights_handed_in_are_split_and_come_back_whole(comm: MPI.Intracomm) -> None:
     for grid in grids(comm):
         for split in SPLITS:

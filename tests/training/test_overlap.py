@@ -24,7 +24,7 @@ def test_messages_overlap_where_others_than_the_computing_cores_move_them() -> N
         assert overlaps(wanted, spans_nodes=not wanted) is wanted
 
 
-@pytest.mark.mpi(ranks=[2])
+@pytest.mark.in_process(ranks=[2])
 def test_a_trainer_on_one_node_sums_gradients_once(comm: MPI.Intracomm) -> None:
     """Layers of more than a bucket each: in one message after the backward pass, or in one for each layer."""
     x, y = np.zeros((8, 400), np.float32), np.zeros((8, 1), np.float32)

@@ -31,6 +31,7 @@ from reference.pipeline_cases import (
     run_pipelined,
 )
 from reference.pipelines import uniform
+from reference.ranks import brought_together
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -43,7 +44,7 @@ def cases(stages: int) -> list[PipelineCase]:
     return [*DELAYED_CASES.values(), *exact_cases(stages).values()]
 
 
-@pytest.mark.mpi(ranks=RANKS)
+@pytest.mark.in_process(ranks=RANKS)
 @pytest.mark.parametrize("name", EXACT_NAMES)
 def test_exact_methods_clip_the_gradient_of_all_stages_together(comm: MPI.Intracomm, name: str) -> None:
     case = replace(MOMENTUM, clip_norm=0.05)
@@ -52,7 +53,7 @@ def test_exact_methods_clip_the_gradient_of_all_stages_together(comm: MPI.Intrac
     assert trainer.gradient_norm() == pytest.approx(0.05, rel=1e-10)
 
 
-@pytest.mark.mpi(ranks=[4])
+@pytest.mark.in_process(ranks=[4])
 def test_clipping_counts_split_and_replicated_parameters_once(comm: MPI.Intracomm) -> None:
     case = replace(MOMENTUM, clip_norm=0.05)
     for batch, model in ((2, 1), (1, 2)):
@@ -61,7 +62,7 @@ def test_clipping_counts_split_and_replicated_parameters_once(comm: MPI.Intracom
     check_pipelined(PipelineCase("gpipe", case, microbatches=3), ProcessGrid(comm, stages=[(2, 1), (1, 2)]))
 
 
-@pytest.mark.mpi(ranks=RANKS)
+@pytest.mark.in_process(ranks=RANKS)
 def test_every_step_is_in_the_history_and_the_optimizers_state_can_be_read(comm: MPI.Intracomm) -> None:
     grid = ProcessGrid(comm, pipeline=comm.size)
     for it in cases(comm.size):
@@ -71,7 +72,7 @@ def test_every_step_is_in_the_history_and_the_optimizers_state_can_be_read(comm:
             check_state(run_pipelined(run, grid), expected, f"{run} on {grid!r}")
 
 
-@pytest.mark.mpi(ranks=RANKS)
+@pytest.mark.in_process(ranks=RANKS)
 def test_training_goes_on_where_it_stopped(comm: MPI.Intracomm) -> None:
     grid = ProcessGrid(comm, pipeline=comm.size)
     x, y = data(ADAM)
@@ -85,7 +86,7 @@ def test_training_goes_on_where_it_stopped(comm: MPI.Intracomm) -> None:
         assert twice.step == once.step == 8
 
 
-@pytest.mark.mpi(ranks=RANKS)
+@pytest.mark.in_process(ranks=RANKS)
 def test_evaluating_and_predicting_do_not_change_the_training(comm: MPI.Intracomm) -> None:
     grid = ProcessGrid(comm, pipeline=comm.size)
     x, y = data(MOMENTUM)
@@ -99,7 +100,7 @@ def test_evaluating_and_predicting_do_not_change_the_training(comm: MPI.Intracom
         assert_arrays_same(plain.weights(), watched.weights())
 
 
-@pytest.mark.mpi(ranks=RANKS)
+@pytest.mark.in_process(ranks=RANKS)
 def test_evaluation_counts_every_sample_once(comm: MPI.Intracomm) -> None:
     grid = ProcessGrid(comm, pipeline=comm.size)
     for batch_size in (1, 5, 22, 23, 40):
@@ -114,7 +115,7 @@ def test_evaluation_counts_every_sample_once(comm: MPI.Intracomm) -> None:
             np.testing.assert_allclose(trainer.predict(x), outputs, rtol=0, atol=1e-12)
 
 
-@pytest.mark.mpi(ranks=RANKS)
+@pytest.mark.in_process(ranks=RANKS)
 def test_weights_handed_in_come_back_whole_and_are_the_start(comm: MPI.Intracomm) -> None:
     grid = ProcessGrid(comm, pipeline=comm.size)
     start = reference(replace(MOMENTUM, seed=8)).weights
@@ -130,7 +131,7 @@ def test_weights_handed_in_come_back_whole_and_are_the_start(comm: MPI.Intracomm
         assert_arrays_same(trainer.weights(), other.weights())
 
 
-@pytest.mark.mpi(ranks=RANKS)
+@pytest.mark.in_process(ranks=RANKS)
 def test_nothing_large_is_sent_but_activations_and_their_gradients_between_stages(comm: MPI.Intracomm) -> None:
     # One number for each sample and output at a boundary, forward and backward: else stages would not be apart.
     minibatches = 4
@@ -142,12 +143,12 @@ def test_nothing_large_is_sent_but_activations_and_their_gradients_between_stage
             assert 0 <= beside <= 64 * minibatches, f"{it}: {record.bytes_sent} bytes, {expected} expected"
 
 
-@pytest.mark.mpi(ranks=RANKS)
+@pytest.mark.in_process(ranks=RANKS)
 def test_a_partition_by_measured_times_trains_the_same(comm: MPI.Intracomm) -> None:
     check_pipelined(PipelineCase("1f1b", microbatches=3, partition="profile"), ProcessGrid(comm, pipeline=comm.size))
 
 
-@pytest.mark.mpi(ranks=RANKS)
+@pytest.mark.in_process(ranks=RANKS)
 def test_float32_stays_float32_and_close_to_float64(comm: MPI.Intracomm) -> None:
     grid = ProcessGrid(comm, pipeline=comm.size)
     for it in (replace(each, case=ADAM) for each in cases(comm.size)):
@@ -159,7 +160,7 @@ def test_float32_stays_float32_and_close_to_float64(comm: MPI.Intracomm) -> None
         assert_arrays_close(trainer.weights(), expected, str(it), tolerance=1e-4)
 
 
-@pytest.mark.mpi(ranks=RANKS)
+@pytest.mark.in_process(ranks=RANKS)
 def test_a_diverging_run_stops_on_every_rank_with_the_same_words(comm: MPI.Intracomm) -> None:
     random = np.random.default_rng(0)
     x, y = random.standard_normal((40, 5)), random.standard_normal((40, 3))
@@ -173,7 +174,7 @@ def test_a_diverging_run_stops_on_every_rank_with_the_same_words(comm: MPI.Intra
         )
         with pytest.raises(NonFiniteLossError) as caught:
             trainer.fit(x, y, epochs=100)
-        assert len(set(comm.allgather(str(caught.value)))) == 1, str(it)
+        assert len(set(brought_together(comm, str(caught.value)))) == 1, str(it)
 
 
 def wrong_settings(stages: int) -> dict[str, tuple[Callable[[], Pipelining], dict[str, Any], str]]:
@@ -212,7 +213,7 @@ def wrong_settings(stages: int) -> dict[str, tuple[Callable[[], Pipelining], dic
     }
 
 
-@pytest.mark.mpi(ranks=RANKS)
+@pytest.mark.in_process(ranks=RANKS)
 @pytest.mark.parametrize("name", wrong_settings(2))
 def test_wrong_settings_are_refused_in_one_line_on_every_rank(comm: MPI.Intracomm, name: str) -> None:
     pipelining, settings, pattern = wrong_settings(comm.size)[name]
@@ -221,7 +222,7 @@ def test_wrong_settings_are_refused_in_one_line_on_every_rank(comm: MPI.Intracom
         Trainer(grid=ProcessGrid(comm, pipeline=comm.size), pipelining=pipelining(), **given)
     assert caught.value.exit_code == 2
     assert "\n" not in str(caught.value)
-    assert len(set(comm.allgather(str(caught.value)))) == 1
+    assert len(set(brought_together(comm, str(caught.value)))) == 1
 
 
 def test_one_stage_takes_exact_methods_alone() -> None:
@@ -242,13 +243,13 @@ def test_one_stage_takes_exact_methods_alone() -> None:
     assert_arrays_same(trained(pipelining=Pipelining()), plain)
 
 
-@pytest.mark.mpi(ranks=[3])
+@pytest.mark.in_process(ranks=[3])
 def test_a_stage_wider_than_a_layer_is_refused(comm: MPI.Intracomm) -> None:
     with pytest.raises(HybridnnError, match=r"1 output.*2 model ranks"):
         Trainer(MLP([5, 8, 4, 1]), grid=ProcessGrid(comm, stages=[(1, 1), (1, 2)]), pipelining=Pipelining())
 
 
-@pytest.mark.mpi(ranks=[2, 3])
+@pytest.mark.in_process(ranks=[2, 3])
 def test_ranks_that_were_given_different_pipelines_are_refused(comm: MPI.Intracomm) -> None:
     grid = ProcessGrid(comm, pipeline=comm.size, batch=1)
     last = comm.rank == comm.size - 1
@@ -265,7 +266,7 @@ def test_ranks_that_were_given_different_pipelines_are_refused(comm: MPI.Intraco
             Trainer(MLP([4, 5, 6, 7, 3]), grid=grid, **(other_too if last else mine_too))
 
 
-@pytest.mark.mpi(ranks=[4])
+@pytest.mark.in_process(ranks=[4])
 def test_a_partition_by_times_gives_a_wide_stage_more_layers(
     comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -286,7 +287,7 @@ def test_a_partition_by_times_gives_a_wide_stage_more_layers(
         assert Trainer(model, grid=grid, batch_size=600, pipelining=pipelining).plan.layers == layers
 
 
-@pytest.mark.mpi(ranks=[2])
+@pytest.mark.in_process(ranks=[2])
 def test_data_of_both_tasks_in_turn_train_as_if_each_came_first(comm: MPI.Intracomm) -> None:
     grid = ProcessGrid(comm, pipeline=2, batch=1)
     random = np.random.default_rng(0)

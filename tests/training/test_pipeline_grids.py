@@ -48,7 +48,7 @@ def few_of_each(stages: int) -> Iterator[PipelineCase]:
         yield replace(it, case=MOMENTUM if 2 * stages > len(case.sizes) - 1 and it.chunks == 2 else case)
 
 
-@pytest.mark.mpi(ranks=[4])
+@pytest.mark.in_process(ranks=[4])
 @pytest.mark.parametrize(("batch", "model"), [(2, 1), (1, 2)])
 def test_a_pipeline_of_two_by_two(comm: MPI.Intracomm, batch: int, model: int) -> None:
     grid = ProcessGrid(comm, pipeline=2, batch=batch, model=model)
@@ -56,7 +56,7 @@ def test_a_pipeline_of_two_by_two(comm: MPI.Intracomm, batch: int, model: int) -
         check_pipelined(it, grid)
 
 
-@pytest.mark.mpi(ranks=[4])
+@pytest.mark.in_process(ranks=[4])
 @pytest.mark.parametrize(("batch", "model"), [(2, 1), (1, 2)])
 @pytest.mark.parametrize("name", DELAYED_CASES)
 def test_every_delayed_method_on_two_by_two(comm: MPI.Intracomm, batch: int, model: int, name: str) -> None:
@@ -65,14 +65,14 @@ def test_every_delayed_method_on_two_by_two(comm: MPI.Intracomm, batch: int, mod
         check_pipelined(replace(DELAYED_CASES[name], case=training), grid)
 
 
-@pytest.mark.mpi(ranks=[8])
+@pytest.mark.in_process(ranks=[8])
 def test_a_pipeline_on_all_three_axes(comm: MPI.Intracomm) -> None:
     grid = ProcessGrid(comm, pipeline=2, batch=2, model=2)
     for it in few_of_each(2):
         check_pipelined(it, grid)
 
 
-@pytest.mark.mpi(ranks=[8])
+@pytest.mark.in_process(ranks=[8])
 def test_four_stages_of_two(comm: MPI.Intracomm) -> None:
     for batch, model in ((2, 1), (1, 2)):
         grid = ProcessGrid(comm, pipeline=4, batch=batch, model=model)
@@ -81,7 +81,7 @@ def test_four_stages_of_two(comm: MPI.Intracomm) -> None:
         check_pipelined(replace(exact_cases(4)["zb-h1"], case=ODD), grid)
 
 
-@pytest.mark.mpi(ranks=list(WIDTHS))
+@pytest.mark.in_process(ranks=list(WIDTHS))
 def test_stages_of_their_own_widths(comm: MPI.Intracomm) -> None:
     """Every method on every layout of four ranks, and on every second of the others."""
     for place, stages in enumerate(WIDTHS[comm.size]):
@@ -91,7 +91,7 @@ def test_stages_of_their_own_widths(comm: MPI.Intracomm) -> None:
                 check_pipelined(it, grid)
 
 
-@pytest.mark.mpi(ranks=[3, 4])
+@pytest.mark.in_process(ranks=[3, 4])
 def test_synchronous_sends_between_stages_of_several_ranks(comm: MPI.Intracomm) -> None:
     for stages in WIDTHS[comm.size]:
         grid = ProcessGrid(comm, stages=stages)
@@ -100,7 +100,7 @@ def test_synchronous_sends_between_stages_of_several_ranks(comm: MPI.Intracomm) 
         check_pipelined(PipelineCase("1f1b", ODD, microbatches=3, synchronous_sends=True), grid)
 
 
-@pytest.mark.mpi(ranks=[4])
+@pytest.mark.in_process(ranks=[4])
 @pytest.mark.parametrize("split", ["columns", "alternating"])
 def test_messages_that_do_not_overlap_and_other_splits_train_the_same(comm: MPI.Intracomm, split: str) -> None:
     for overlap in (True, False):
@@ -111,7 +111,7 @@ def test_messages_that_do_not_overlap_and_other_splits_train_the_same(comm: MPI.
                 check_pipelined(it, grid)
 
 
-@pytest.mark.mpi(ranks=[4])
+@pytest.mark.in_process(ranks=[4])
 def test_messages_in_pieces_train_the_same(comm: MPI.Intracomm) -> None:
     for batch, model in ((2, 1), (1, 2)):
         grid = ProcessGrid(comm, pipeline=2, batch=batch, model=model, message_limit=200)
@@ -120,7 +120,7 @@ def test_messages_in_pieces_train_the_same(comm: MPI.Intracomm) -> None:
             check_pipelined(it, grid)
 
 
-@pytest.mark.mpi(ranks=[4])
+@pytest.mark.in_process(ranks=[4])
 def test_the_same_layout_twice_is_bit_identical(comm: MPI.Intracomm) -> None:
     for grid in (ProcessGrid(comm, pipeline=2, batch=2), ProcessGrid(comm, stages=[(1, 1), (3, 1)])):
         for it in (PipelineCase("pipedream", ADAM), PipelineCase("zb-h1", ADAM, microbatches=3)):
@@ -129,7 +129,7 @@ def test_the_same_layout_twice_is_bit_identical(comm: MPI.Intracomm) -> None:
             assert [r.train_loss for r in first.history.epochs] == [r.train_loss for r in second.history.epochs]
 
 
-@pytest.mark.mpi(ranks=[4])
+@pytest.mark.in_process(ranks=[4])
 def test_pipedream_and_ddg_are_the_same_to_the_last_bit_on_a_grid(comm: MPI.Intracomm) -> None:
     grid = ProcessGrid(comm, pipeline=2, batch=2, model=1)
     first, second = (run_pipelined(PipelineCase(method, ODD), grid) for method in ("pipedream", "ddg"))

@@ -29,7 +29,7 @@ def trainer_of(comm: MPI.Intracomm, **pipelining: object) -> Trainer:
     return Trainer(MLP(SIZES), SGD(1e-3), grid=grid, batch_size=BATCH, pipelining=Pipelining(**pipelining))
 
 
-@pytest.mark.mpi(ranks=[4])
+@pytest.mark.in_process(ranks=[4])
 def test_stashed_weights_take_k_minus_k_versions_with_the_current_one(comm: MPI.Intracomm) -> None:
     stages, stage = comm.size, comm.rank
     one_version = 4 * sum(layer.parameters for layer in MLP(SIZES).layers[:2])  # two equal layers on every stage
@@ -46,7 +46,7 @@ def test_stashed_weights_take_k_minus_k_versions_with_the_current_one(comm: MPI.
         assert memory.weight_versions == pytest.approx((versions - 1) * one_version, rel=0.05)
 
 
-@pytest.mark.mpi(ranks=[4])
+@pytest.mark.in_process(ranks=[4])
 def test_features_replay_keeps_inputs_where_delayed_gradients_keeps_activations(comm: MPI.Intracomm) -> None:
     stages, stage = comm.size, comm.rank
     layers, one = 2, 4 * BATCH * SIZES[0]

@@ -70,21 +70,21 @@ def test_one_stage_trains_as_the_replay(name: str) -> None:
     check_pipelined(cases(1)[name], ProcessGrid())
 
 
-@pytest.mark.mpi(ranks=RANKS)
+@pytest.mark.in_process(ranks=RANKS)
 @pytest.mark.parametrize("name", DELAYED_CASES)
 def test_delayed_methods_train_as_their_replays(comm: MPI.Intracomm, name: str) -> None:
     for it in partitions_in_turn(name, comm.size):
         check_pipelined(it, ProcessGrid(comm, pipeline=comm.size))
 
 
-@pytest.mark.mpi(ranks=RANKS)
+@pytest.mark.in_process(ranks=RANKS)
 @pytest.mark.parametrize("name", EXACT_NAMES)
 def test_exact_methods_train_as_one_process(comm: MPI.Intracomm, name: str) -> None:
     for it in partitions_in_turn(name, comm.size):
         check_pipelined(it, ProcessGrid(comm, pipeline=comm.size))
 
 
-@pytest.mark.mpi(ranks=[3])
+@pytest.mark.in_process(ranks=[3])
 def test_every_optimizer_trains_as_its_replay(comm: MPI.Intracomm) -> None:
     grid = ProcessGrid(comm, pipeline=comm.size)
     for optimizer in OPTIMIZERS:
@@ -93,14 +93,14 @@ def test_every_optimizer_trains_as_its_replay(comm: MPI.Intracomm) -> None:
                 check_pipelined(replace(it, case=replace(MOMENTUM, optimizer=optimizer)), grid)
 
 
-@pytest.mark.mpi(ranks=[2, 3])
+@pytest.mark.in_process(ranks=[2, 3])
 def test_minibatches_of_one_sample_train_as_any_other(comm: MPI.Intracomm) -> None:
     grid, case = ProcessGrid(comm, pipeline=comm.size), replace(MOMENTUM, batch_size=1, samples=6)
     for it in (*DELAYED_CASES.values(), PipelineCase("1f1b"), PipelineCase("gpipe", microbatches=2)):
         check_pipelined(replace(it, case=case), grid)
 
 
-@pytest.mark.mpi(ranks=[2, 4])
+@pytest.mark.in_process(ranks=[2, 4])
 def test_a_minibatch_may_have_fewer_samples_than_microbatches(comm: MPI.Intracomm) -> None:
     grid = ProcessGrid(comm, pipeline=comm.size)
     for method in ("gpipe", "1f1b", "zb-h1"):
@@ -109,7 +109,7 @@ def test_a_minibatch_may_have_fewer_samples_than_microbatches(comm: MPI.Intracom
     check_pipelined(PipelineCase("interleaved", ADAM, 2 * comm.size, chunks=2), grid)
 
 
-@pytest.mark.mpi(ranks=RANKS)
+@pytest.mark.in_process(ranks=RANKS)
 def test_pipedream_and_ddg_train_the_same_to_the_last_bit(comm: MPI.Intracomm) -> None:
     grid = ProcessGrid(comm, pipeline=comm.size)
     for training in TRAININGS.values():
@@ -119,7 +119,7 @@ def test_pipedream_and_ddg_train_the_same_to_the_last_bit(comm: MPI.Intracomm) -
         assert losses == expected
 
 
-@pytest.mark.mpi(ranks=RANKS)
+@pytest.mark.in_process(ranks=RANKS)
 def test_the_same_pipeline_twice_is_bit_identical(comm: MPI.Intracomm) -> None:
     grid = ProcessGrid(comm, pipeline=comm.size)
     for it in cases(comm.size).values():
@@ -130,7 +130,7 @@ def test_the_same_pipeline_twice_is_bit_identical(comm: MPI.Intracomm) -> None:
         assert [r.train_loss for r in first.history.epochs] == [r.train_loss for r in second.history.epochs]
 
 
-@pytest.mark.mpi(ranks=[2, 3, 4])
+@pytest.mark.in_process(ranks=[2, 3, 4])
 def test_no_method_needs_sends_that_return_before_they_are_received(comm: MPI.Intracomm) -> None:
     grid = ProcessGrid(comm, pipeline=comm.size)
     for it in cases(comm.size).values():

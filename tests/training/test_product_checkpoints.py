@@ -71,7 +71,7 @@ GRIDS: dict[int, tuple[tuple[tuple[int, int], tuple[int, int]], ...]] = {
 """Batch and model ranks before and behind a checkpoint, by the ranks of the job."""
 
 
-@pytest.mark.mpi(ranks=list(GRIDS))
+@pytest.mark.in_process(ranks=list(GRIDS))
 def test_goes_on_with_other_ranks_as_one_process_does(comm: MPI.Intracomm, mpi_tmp_path: Path) -> None:
     expected = reference(CASE)
     for number, (before, after) in enumerate(GRIDS[comm.size]):
@@ -91,7 +91,7 @@ def test_goes_on_with_other_ranks_as_one_process_does(comm: MPI.Intracomm, mpi_t
             comm.Barrier()
 
 
-@pytest.mark.mpi(ranks=[1, 2, 3])
+@pytest.mark.in_process(ranks=[1, 2, 3])
 def test_goes_on_with_the_same_ranks_to_the_last_bit(comm: MPI.Intracomm, mpi_tmp_path: Path) -> None:
     for optimizer in ("momentum", "plain"):
         case, grid = replace(CASE, optimizer=optimizer), ProcessGrid(comm)
@@ -108,7 +108,7 @@ def test_goes_on_with_the_same_ranks_to_the_last_bit(comm: MPI.Intracomm, mpi_tm
         ]
 
 
-@pytest.mark.mpi(ranks=[3])
+@pytest.mark.in_process(ranks=[3])
 def test_goes_on_where_gradients_are_kept(comm: MPI.Intracomm, mpi_tmp_path: Path) -> None:
     """A checkpoint says nothing of how the gradients were taken."""
     first_part(ProcessGrid(comm), mpi_tmp_path)

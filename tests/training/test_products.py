@@ -96,13 +96,13 @@ def check_exactly(case: Case, grid: ProcessGrid) -> None:
         assert_arrays_close(slot, expected.slots[name], f"{case}: {name}", 1e-12)
 
 
-@pytest.mark.mpi(ranks=[1, 2, 3, 4])
+@pytest.mark.in_process(ranks=[1, 2, 3, 4])
 def test_trains_as_the_reference(comm: MPI.Intracomm) -> None:
     for case in CASES:
         check_exactly(case, ProcessGrid(comm))
 
 
-@pytest.mark.mpi(ranks=[1, 2])
+@pytest.mark.in_process(ranks=[1, 2])
 def test_clips_products_where_it_is_asked_to(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
     """The trainer keeps gradients that it clips, as their norm is wanted first; the replica can do without."""
     monkeypatch.setattr("hybridnn.training.engine.takes_products", lambda *arguments, **settings: True)
@@ -110,13 +110,13 @@ def test_clips_products_where_it_is_asked_to(comm: MPI.Intracomm, monkeypatch: p
         check_exactly(replace(LARGE, clip_norm=limit), ProcessGrid(comm))
 
 
-@pytest.mark.mpi(ranks=[2, 3, 4])
+@pytest.mark.in_process(ranks=[2, 3, 4])
 def test_trains_as_the_reference_where_the_layers_are_split(comm: MPI.Intracomm) -> None:
     for case, grid in split_cases(comm):
         check_exactly(case, grid)
 
 
-@pytest.mark.mpi(ranks=[1, 2])
+@pytest.mark.in_process(ranks=[1, 2])
 def test_trains_in_single_precision(comm: MPI.Intracomm) -> None:
     for case in CASES:
         trainer, expected = run(case, ProcessGrid(comm), "float32"), reference(case)
@@ -128,7 +128,7 @@ def test_trains_in_single_precision(comm: MPI.Intracomm) -> None:
             assert_arrays_close(slot, expected.slots[name], f"{case}: {name}", 1e-5)
 
 
-@pytest.mark.mpi(ranks=[4])
+@pytest.mark.in_process(ranks=[4])
 def test_batch_groups_on_one_node_and_on_two_train_together(comm: MPI.Intracomm) -> None:
     grid = ProcessGrid(on_nodes(comm, (0, 0, 0, 1)), model=2)
     case = replace(LARGE, sizes=FOR_TWO, model_split="alternating", classification=False)
@@ -136,13 +136,13 @@ def test_batch_groups_on_one_node_and_on_two_train_together(comm: MPI.Intracomm)
     assert takes_products(trainer) == (grid.rank in (0, 2)), "only one of the two groups is on one node"
 
 
-@pytest.mark.mpi(ranks=[2])
+@pytest.mark.in_process(ranks=[2])
 @pytest.mark.parametrize("distribution", ["scatter", "scatter-broadcast"])
 def test_minibatches_may_come_from_one_rank(comm: MPI.Intracomm, distribution: str) -> None:
     assert takes_products(check_against_reference(replace(CASES[0], distribution=distribution), ProcessGrid(comm)))
 
 
-@pytest.mark.mpi(ranks=[1, 2])
+@pytest.mark.in_process(ranks=[1, 2])
 def test_gradients_are_kept_where_something_else_wants_them(comm: MPI.Intracomm) -> None:
     model, pays = MLP([16, 256, 256, 3]), SGD(momentum=0.9)
 
@@ -173,7 +173,7 @@ def test_gradients_are_kept_where_something_else_wants_them(comm: MPI.Intracomm)
     assert kind(sizes=MLP([16, 352, 352, 3]), grid={"batch": 1, "model": 2}) is ProductReplica, "131,299 parameters"
 
 
-@pytest.mark.mpi(ranks=[2, 3])
+@pytest.mark.in_process(ranks=[2, 3])
 def test_two_nodes_keep_gradients(comm: MPI.Intracomm) -> None:
     nodes = (0, 1) if comm.size == 2 else (0, 0, 1)
     trainer = make_trainer(LARGE, ProcessGrid(on_nodes(comm, nodes)))
@@ -202,7 +202,7 @@ def test_ranks_that_come_late_read_and_write_the_same(comm: MPI.Intracomm, monke
         assert_arrays_close(trainer.gradients(), reference(case).gradients, str(case))
 
 
-@pytest.mark.mpi(ranks=[2, 3])
+@pytest.mark.in_process(ranks=[2, 3])
 def test_a_step_meets_twice_and_sends_nothing_but_the_loss(comm: MPI.Intracomm) -> None:
     grid = ProcessGrid(comm)
     trainer = make_trainer(LARGE, grid)
@@ -233,7 +233,7 @@ def gradients_of_steps(case: Case) -> list[Weights]:
     return gradients
 
 
-@pytest.mark.mpi(ranks=[1, 2, 3, 4])
+@pytest.mark.in_process(ranks=[1, 2, 3, 4])
 def test_gradients_can_be_asked_for_at_any_time(comm: MPI.Intracomm) -> None:
     plain = (replace(LARGE, optimizer="plain", samples=31), ProcessGrid(comm))
     for case, grid in (plain, *split_cases(comm)[-1:]):
@@ -263,7 +263,7 @@ def test_gradients_can_be_asked_for_at_any_time(comm: MPI.Intracomm) -> None:
         check_state(trainer, reference(case), str(case))
 
 
-@pytest.mark.mpi(ranks=[1, 2])
+@pytest.mark.in_process(ranks=[1, 2])
 def test_a_loss_that_is_not_finite_leaves_everything_as_it_was(comm: MPI.Intracomm) -> None:
     x, y = data(replace(LARGE, classification=False, samples=60))
     for dtype, lr in (("float32", 1e25), ("float64", 1e160)):

@@ -128,7 +128,7 @@ EXACT = {
 }
 
 
-@pytest.mark.mpi(ranks=[1, 2, 4])
+@pytest.mark.in_process(ranks=[1, 2, 4])
 def test_exact_layouts_go_on_as_if_nothing_had_happened(tmp_path: Path) -> None:
     folder = shared_folder(tmp_path)
     layouts = EXACT[ProcessGrid().size]
@@ -142,7 +142,7 @@ def test_exact_layouts_go_on_as_if_nothing_had_happened(tmp_path: Path) -> None:
             assert_same(again, uninterrupted(first, optimizer), 0)
 
 
-@pytest.mark.mpi(ranks=[2])
+@pytest.mark.in_process(ranks=[2])
 @pytest.mark.parametrize("method", ["ddg", "fr", "pipedream", "vanilla", "spectrain"])
 def test_asynchronous_methods_go_on_from_the_end_of_an_epoch(method: str, tmp_path: Path) -> None:
     layout = Layout({"pipeline": 2, "batch": 1}, method)

@@ -44,6 +44,7 @@ from reference.pipeline_cases import (
     exact_cases,
     run_pipelined,
 )
+from reference.ranks import replace_on_this_rank, this_rank
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -60,7 +61,7 @@ def replica_of(trainer: Trainer) -> object:
     return trainer._engine.stages[0].replica
 
 
-@pytest.mark.mpi(ranks=[2, 3, 4])
+@pytest.mark.in_process(ranks=[2, 3, 4])
 def test_own_and_shared_replicas_train_the_same(comm: MPI.Intracomm) -> None:
     grid = ProcessGrid(comm)
     for case in CASES:
@@ -79,7 +80,7 @@ NODES: dict[int, list[tuple[Sequence[int], int]]] = {
 """Node of every rank, and model ranks."""
 
 
-@pytest.mark.mpi(ranks=list(NODES))
+@pytest.mark.in_process(ranks=list(NODES))
 def test_several_nodes_train_as_the_reference(comm: MPI.Intracomm) -> None:
     for nodes, model in NODES[comm.size]:
         grid = ProcessGrid(on_nodes(comm, nodes), model=model)
@@ -87,7 +88,7 @@ def test_several_nodes_train_as_the_reference(comm: MPI.Intracomm) -> None:
             check_against_reference(replace(case, shared_replicas=True), grid)
 
 
-@pytest.mark.mpi(ranks=[4])
+@pytest.mark.in_process(ranks=[4])
 def test_pipelines_share_within_their_stages(comm: MPI.Intracomm) -> None:
     """Every method; the weights of asynchronous ones are read in several versions and written while they are."""
     two_by_two = ProcessGrid(comm, pipeline=2, batch=2)
@@ -101,7 +102,7 @@ def test_pipelines_share_within_their_stages(comm: MPI.Intracomm) -> None:
             assert isinstance(replica_of(trainer), SharedReplica) == (grid.batch > 1)
 
 
-@pytest.mark.mpi(ranks=[4])
+@pytest.mark.in_process(ranks=[4])
 def test_versions_of_weights_that_are_shared_repeat_to_the_last_bit(comm: MPI.Intracomm) -> None:
     grid = ProcessGrid(comm, pipeline=2, batch=2)
     for method in ("pipedream", "ddg", "spectrain"):
@@ -137,7 +138,7 @@ def test_ranks_that_come_late_read_and_write_the_same(comm: MPI.Intracomm, monke
         check_pipelined(replace(DELAYED_CASES[name], case=replace(ADAM, shared_replicas=True)), grid)
 
 
-@pytest.mark.mpi(ranks=[2, 4])
+@pytest.mark.in_process(ranks=[2, 4])
 def test_a_step_meets_twice_and_sends_nothing_but_the_loss(comm: MPI.Intracomm) -> None:
     grid = ProcessGrid(comm)
     trainer = make_trainer(Case(shared_replicas=True), grid)
@@ -156,7 +157,7 @@ def test_a_step_meets_twice_and_sends_nothing_but_the_loss(comm: MPI.Intracomm) 
     assert steps == [expected] * 4
 
 
-@pytest.mark.mpi(ranks=[4])
+@pytest.mark.in_process(ranks=[4])
 def test_between_nodes_only_slices_travel(comm: MPI.Intracomm) -> None:
     grid = ProcessGrid(on_nodes(comm, (0, 0, 1, 1)))
     trainer = make_trainer(Case(shared_replicas=True), grid)
@@ -166,7 +167,7 @@ def test_between_nodes_only_slices_travel(comm: MPI.Intracomm) -> None:
     assert sent == pytest.approx(4 * gradients / 2, rel=0.02)
 
 
-@pytest.mark.mpi(ranks=[2, 3])
+@pytest.mark.in_process(ranks=[2, 3])
 def test_gradients_can_be_asked_for_between_steps(comm: MPI.Intracomm) -> None:
     case = Case(shared_replicas=True, clip_norm=0.3)
     asked = make_trainer(case, ProcessGrid(comm))
@@ -185,7 +186,7 @@ def test_gradients_can_be_asked_for_between_steps(comm: MPI.Intracomm) -> None:
     assert_arrays_close(asked.weights(), reference(case).weights if case.epochs == 2 else alone.weights(), "weights")
 
 
-@pytest.mark.mpi(ranks=[2, 4])
+@pytest.mark.in_process(ranks=[2, 4])
 def test_a_checkpoint_is_read_once_per_node_and_goes_on_to_the_last_bit(
     comm: MPI.Intracomm, mpi_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -199,7 +200,7 @@ def test_a_checkpoint_is_read_once_per_node_and_goes_on_to_the_last_bit(
     assert found is not None
     readers = []
     read = Checkpoint.read_into
-    monkeypatch.setattr(Checkpoint, "read_into", lambda *these: (readers.append(1), read(*these)))
+    replace_on_this_rank(monkeypatch, Checkpoint, "read_into", lambda *these: (readers.append(1), read(*these)))
     second.restore(found)
     assert len(readers) == (grid.node_group.rank == 0)
     assert second.step == first.step == 4
@@ -233,7 +234,7 @@ def shared_mappings() -> int:
     return sum(int(stop, 16) - int(start, 16) for start, stop in spans)
 
 
-@pytest.mark.mpi(ranks=[2])
+@pytest.mark.in_process(ranks=[2])
 def test_weights_and_slots_are_held_once(comm: MPI.Intracomm) -> None:
     model = MLP([100, 600, 600, 10])
     shared, own = (
@@ -246,7 +247,7 @@ def test_weights_and_slots_are_held_once(comm: MPI.Intracomm) -> None:
     assert of_own.optimizer - of_shared.optimizer >= numbers, "half of two slots"
 
 
-@pytest.mark.mpi(ranks=[1, 2])
+@pytest.mark.in_process(ranks=[1, 2])
 def test_what_cannot_be_is_refused_and_left_alone_by_default(
     comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -262,19 +263,20 @@ def test_what_cannot_be_is_refused_and_left_alone_by_default(
     if comm.size == 1:
         return
     assert isinstance(made("auto"), SharedReplica)
-    with monkeypatch.context() as patch:
-        patch.setattr(replicas, "tolerates_losses", lambda: True)
-        assert isinstance(made("auto"), OwnReplica)
-        with pytest.raises(SettingError, match="started to outlive lost ranks"):
-            made(True)
+    tolerates = True
+    replace_on_this_rank(monkeypatch, replicas, "tolerates_losses", lambda: tolerates)
+    assert isinstance(made("auto"), OwnReplica)
+    with pytest.raises(SettingError, match="started to outlive lost ranks"):
+        made(True)
+    tolerates = False
     # Only one rank has too little room: all of them hear of it.
-    monkeypatch.setattr(replicas, "shared_memory_room", lambda: 1000.0 if comm.rank else np.inf)
+    monkeypatch.setattr(replicas, "shared_memory_room", lambda: 1000.0 if this_rank() else np.inf)
     assert isinstance(made("auto"), OwnReplica)
     with pytest.raises(SettingError, match=r"\(/dev/shm\) has no room for 2,\d{3} bytes"):
         made(True)
 
 
-@pytest.mark.mpi(ranks=[4])
+@pytest.mark.in_process(ranks=[4])
 def test_predictions_and_versions_count_as_memory(comm: MPI.Intracomm) -> None:
     def memory(method: str, is_shared: bool) -> Any:
         grid = ProcessGrid(comm, pipeline=2, batch=2)

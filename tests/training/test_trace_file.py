@@ -21,6 +21,7 @@ from hybridnn.pipeline.schedules.instructions import (
 )
 from hybridnn.pipeline.tracing.recorded import Lane, Trace
 from hybridnn.training.trace_file import read_trace, write_trace
+from reference.ranks import this_rank
 from reference.traces import communication, compute, file_of
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def entries(path: Path) -> list[dict[str, Any]]:
     return content["traceEvents"]
 
 
-@pytest.mark.mpi(ranks=[3])
+@pytest.mark.in_process(ranks=[3])
 def test_lanes_are_named_and_described(comm: MPI.Intracomm, mpi_tmp_path: Path) -> None:
     path = mpi_tmp_path / "trace.json"
     grid = ProcessGrid(comm, stages=[(1, 2), (1, 1)])
@@ -56,13 +57,13 @@ def test_lanes_are_named_and_described(comm: MPI.Intracomm, mpi_tmp_path: Path) 
     assert [entry["name"] for entry in entries(path) if entry["ph"] == "X"] == ["barrier"] * 3
 
 
-@pytest.mark.mpi(ranks=[2])
+@pytest.mark.in_process(ranks=[2])
 def test_clocks_of_nodes_are_put_together(
     comm: MPI.Intracomm, mpi_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The second rank's clock is 1000 s fast.
     for module in ("comm.recorded_calls", "comm.recorder", "training.trace_file"):
-        monkeypatch.setattr(f"hybridnn.{module}.perf_counter", lambda: perf_counter() + 1000 * comm.rank)
+        monkeypatch.setattr(f"hybridnn.{module}.perf_counter", lambda: perf_counter() + 1000 * this_rank())
     grid, path = ProcessGrid(comm), mpi_tmp_path / "trace.json"
     for nodes in (1, 2):
         grid.nodes = nodes
@@ -73,7 +74,7 @@ def test_clocks_of_nodes_are_put_together(
         assert other - one == pytest.approx(1000 if nodes == 1 else 0, abs=5)
 
 
-@pytest.mark.mpi(ranks=[2])
+@pytest.mark.in_process(ranks=[2])
 def test_a_file_that_cannot_be_written_is_every_ranks_error(comm: MPI.Intracomm, mpi_tmp_path: Path) -> None:
     grid = ProcessGrid(comm)
     if grid.rank == 0:

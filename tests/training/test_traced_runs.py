@@ -95,7 +95,7 @@ def check_lanes(path: Path, ranks: int) -> None:
             around.append(stop)
 
 
-@pytest.mark.mpi(ranks=[2, 4])
+@pytest.mark.in_process(ranks=[2, 4])
 @pytest.mark.parametrize("method", ["pipedream", "fr", "spectrain"])
 def test_an_epoch_of_a_pipeline_without_flush_is_traced(comm: MPI.Intracomm, mpi_tmp_path: Path, method: str) -> None:
     for axes in ({"pipeline": comm.size}, {"pipeline": 2, "batch": comm.size // 2}):
@@ -112,7 +112,7 @@ def test_an_epoch_of_a_pipeline_without_flush_is_traced(comm: MPI.Intracomm, mpi
         check_lanes(mpi_tmp_path / "trace.json", comm.size)
 
 
-@pytest.mark.mpi(ranks=[2])
+@pytest.mark.in_process(ranks=[2])
 @pytest.mark.parametrize(
     ("it", "options"),
     [
@@ -141,7 +141,7 @@ def test_an_epoch_of_an_exact_method_is_traced(
     check_lanes(mpi_tmp_path / "trace.json", 2)
 
 
-@pytest.mark.mpi(ranks=[4])
+@pytest.mark.in_process(ranks=[4])
 def test_parts_of_a_run_add_up_on_every_rank(comm: MPI.Intracomm, mpi_tmp_path: Path) -> None:
     for method, axes in (
         ("pipedream", {"pipeline": 4}),
@@ -159,7 +159,7 @@ def test_parts_of_a_run_add_up_on_every_rank(comm: MPI.Intracomm, mpi_tmp_path: 
                 assert item.computing > 0
 
 
-@pytest.mark.mpi(ranks=[2])
+@pytest.mark.in_process(ranks=[2])
 def test_an_epoch_whose_beginning_was_dropped(comm: MPI.Intracomm, mpi_tmp_path: Path) -> None:
     it, path = PipelineCase("1f1b", microbatches=2), mpi_tmp_path / "trace.json"
     whole = traced(it, big_grid(comm, pipeline=2), path)

@@ -101,7 +101,7 @@ def alone(ranks: int) -> Sharers:
     return [[rank] for rank in range(ranks)]
 
 
-@pytest.mark.mpi(ranks=[2, 3])
+@pytest.mark.in_process(ranks=[2, 3])
 def test_own_replicas_on_several_nodes(comm: MPI.Intracomm) -> None:
     for nodes in {2: ((0, 1),), 3: ((0, 0, 1), (0, 1, 2))}[comm.size]:
         grid = ProcessGrid(on_nodes(comm, nodes))
@@ -131,7 +131,7 @@ def test_gradients_of_a_device_are_rounded_by_the_host(
         assert trainer.rounds_gradients()
 
 
-@pytest.mark.mpi(ranks=[3, 4])
+@pytest.mark.in_process(ranks=[3, 4])
 def test_shared_replicas_on_several_nodes(comm: MPI.Intracomm) -> None:
     """What a node's ranks add up in its memory is not rounded, but their sum is."""
     nodes: dict[int, Sequence[tuple[Sequence[int], Sharers]]] = {
@@ -146,7 +146,7 @@ def test_shared_replicas_on_several_nodes(comm: MPI.Intracomm) -> None:
                 assert isinstance(trainer._engine.stages[0].replica, SharedReplica)
 
 
-@pytest.mark.mpi(ranks=[4])
+@pytest.mark.in_process(ranks=[4])
 def test_model_ranks_and_pipelines(comm: MPI.Intracomm) -> None:
     apart = on_nodes(comm, (0, 1, 2, 3))
     for split in ("columns", "alternating"):
@@ -156,7 +156,7 @@ def test_model_ranks_and_pipelines(comm: MPI.Intracomm) -> None:
         check(replace(CASES[1], samples=32), "float16", grid, alone(2), pipelining=Pipelining(method, microbatches=2))
 
 
-@pytest.mark.mpi(ranks=[2])
+@pytest.mark.in_process(ranks=[2])
 def test_float32_and_compared_collectives(comm: MPI.Intracomm) -> None:
     grid = ProcessGrid(on_nodes(comm, (0, 1)), check_collectives=True)
     for words in WORDS:
@@ -167,7 +167,7 @@ def test_float32_and_compared_collectives(comm: MPI.Intracomm) -> None:
         assert_arrays_same(trainer.weights(), again.weights())
 
 
-@pytest.mark.mpi(ranks=[1, 2])
+@pytest.mark.in_process(ranks=[1, 2])
 def test_on_one_node_nothing_changes(comm: MPI.Intracomm) -> None:
     grid = ProcessGrid(comm)
     for shared in ("auto", False):
@@ -178,7 +178,7 @@ def test_on_one_node_nothing_changes(comm: MPI.Intracomm) -> None:
         assert not same.rounds_gradients()
 
 
-@pytest.mark.mpi(ranks=[2])
+@pytest.mark.in_process(ranks=[2])
 def test_a_checkpoint_goes_on_to_the_last_bit_and_with_another_rounding(
     comm: MPI.Intracomm, mpi_tmp_path: Path
 ) -> None:
@@ -197,7 +197,7 @@ def test_a_checkpoint_goes_on_to_the_last_bit_and_with_another_rounding(
     assert any((other.weights()[name] != weights).any() for name, weights in first.weights().items())
 
 
-@pytest.mark.mpi(ranks=[2])
+@pytest.mark.in_process(ranks=[2])
 def test_losses_are_not_rounded_and_what_diverges_is_found(comm: MPI.Intracomm) -> None:
     grid, case = ProcessGrid(on_nodes(comm, (0, 1))), CASES[0]
     for words in WORDS:
@@ -208,7 +208,7 @@ def test_losses_are_not_rounded_and_what_diverges_is_found(comm: MPI.Intracomm) 
             trainer.fit(*data(case), epochs=3)
 
 
-@pytest.mark.mpi(ranks=[1])
+@pytest.mark.in_process(ranks=[1])
 def test_what_is_allowed_and_what_is_said(comm: MPI.Intracomm) -> None:
     with pytest.raises(SettingError, match=r"^parallel.wire_dtype = 'float8': allowed are same, bfloat16, float16$"):
         Trainer(MLP([3, 2]), grid=ProcessGrid(comm), wire_dtype="float8")

@@ -74,7 +74,7 @@ def check(comm: MPI.Intracomm, folder: Path, *changes: str) -> None:
         assert counted["buffers"] == reported["buffer_bytes"]
 
 
-@pytest.mark.mpi(ranks=[1])
+@pytest.mark.in_process(ranks=[1])
 def test_one_rank(comm: MPI.Intracomm, tmp_path: Path) -> None:
     check(comm, tmp_path / "plain", "optimizer.name=adam")
     # Exact methods are all the same on one stage.
@@ -90,7 +90,7 @@ def test_one_rank(comm: MPI.Intracomm, tmp_path: Path) -> None:
     check(comm, tmp_path / "csv", f"data.file={tmp_path / 'own.csv'}", "data.targets=['c']")
 
 
-@pytest.mark.mpi(ranks=[2])
+@pytest.mark.in_process(ranks=[2])
 def test_two_ranks(comm: MPI.Intracomm, mpi_tmp_path: Path) -> None:
     for number, changes in enumerate(
         (
@@ -105,7 +105,7 @@ def test_two_ranks(comm: MPI.Intracomm, mpi_tmp_path: Path) -> None:
         check(comm, mpi_tmp_path / str(number), *changes)
 
 
-@pytest.mark.mpi(ranks=[4])
+@pytest.mark.in_process(ranks=[4])
 def test_four_ranks(comm: MPI.Intracomm, mpi_tmp_path: Path) -> None:
     for number, changes in enumerate(
         (

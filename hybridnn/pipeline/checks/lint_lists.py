@@ -41,7 +41,6 @@ _BEFORE: dict[Kind, tuple[Kind, ...]] = {
     InputGradient: (Forward, Recompute, ReceiveGradients),
     WeightGradient: (InputGradient,),
     SendGradients: (Backward, InputGradient),
-    Update: (ReduceGradients,),
 }
 """What has to come before an instruction of a kind, of the same minibatch, microbatch and chunk."""
 
@@ -110,6 +109,10 @@ def check_order(schedule: Schedule, stage: int, places: dict[Key, int]) -> None:
             before: list[Key] = [(kind, t, part, c) for part, c in parts for kind in (Backward, WeightGradient)]
         elif isinstance(instruction, WeightGradient) and m == ALL_MICROBATCHES:
             before = [(InputGradient, t, part, chunk) for part in _microbatches(schedule)]
+        elif isinstance(instruction, Update):
+            # An update of an exact method is collective: a stage that meets the others there sends no gradient later.
+            parts = [(part, c) for c in range(schedule.chunks) for part in _microbatches(schedule)]
+            before = [(ReduceGradients, t, 0, 0), *((SendGradients, t, part, c) for part, c in parts)]
         else:
             before = [(kind, t, m, chunk) for kind in _BEFORE.get(type(instruction), ())]
         for key in before:

@@ -67,7 +67,7 @@ def check(
         assert astuple(memory_bytes(workload, layout, stage)) == astuple(reported), (layout, stage)
 
 
-@pytest.mark.mpi(ranks=[1])
+@pytest.mark.in_process(ranks=[1])
 def test_one_rank(comm: MPI.Intracomm) -> None:
     grid = ProcessGrid(comm)
     for optimizer in OPTIMIZERS:
@@ -76,7 +76,7 @@ def test_one_rank(comm: MPI.Intracomm) -> None:
     check(grid, Workload(WIDE, 120, 60, classification=False))  # more samples than products are transposed for
 
 
-@pytest.mark.mpi(ranks=[1, 2, 4])
+@pytest.mark.in_process(ranks=[1, 2, 4])
 def test_weight_gradients_as_products(comm: MPI.Intracomm) -> None:
     for optimizer, dtype, task in (("sgd", "float64", True), ("momentum", "float32", False)):
         workload = Workload(LARGE, 60, 13, dtype, optimizer, classification=task)
@@ -88,7 +88,7 @@ def test_weight_gradients_as_products(comm: MPI.Intracomm) -> None:
                 check(grid, replace(workload, clips=True), split=split)
 
 
-@pytest.mark.mpi(ranks=[2, 4])
+@pytest.mark.in_process(ranks=[2, 4])
 def test_batch_and_model_ranks(comm: MPI.Intracomm) -> None:
     for batch in (1, 2, 4):
         if comm.size % batch:
@@ -116,20 +116,20 @@ METHODS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.mpi(ranks=[2, 4])
+@pytest.mark.in_process(ranks=[2, 4])
 @pytest.mark.parametrize("pipelining", METHODS, ids=lambda item: "-".join(map(str, item.values())))
 def test_pipelines_of_every_method(comm: MPI.Intracomm, pipelining: dict[str, Any]) -> None:
     check(ProcessGrid(comm, pipeline=comm.size), Workload(MODEL, 60, 13), **pipelining)
 
 
-@pytest.mark.mpi(ranks=[2, 4])
+@pytest.mark.in_process(ranks=[2, 4])
 def test_chunks_and_layers_dealt_out_unevenly(comm: MPI.Intracomm) -> None:
     grid, workload = ProcessGrid(comm, pipeline=comm.size), Workload(MODEL, 60, 13, "float64", classification=False)
     check(grid, workload, method="interleaved", microbatches=4)
     check(grid, workload, method="pipedream", partition=(8 - comm.size + 1, *[1] * (comm.size - 1)))
 
 
-@pytest.mark.mpi(ranks=[4])
+@pytest.mark.in_process(ranks=[4])
 def test_stages_of_several_ranks_and_of_uneven_widths(comm: MPI.Intracomm) -> None:
     workload = Workload(MODEL, 60, 13, optimizer="adam")
     for batch, model in ((2, 1), (1, 2)):
@@ -140,13 +140,13 @@ def test_stages_of_several_ranks_and_of_uneven_widths(comm: MPI.Intracomm) -> No
         check(ProcessGrid(comm, stages=stages), workload, method="pipedream", shared=False)
 
 
-@pytest.mark.mpi(ranks=[4])
+@pytest.mark.in_process(ranks=[4])
 def test_replicas_on_several_nodes(comm: MPI.Intracomm) -> None:
     for nodes in ((0, 0, 1, 1), (0, 0, 0, 1)):
         check(ProcessGrid(on_nodes(comm, nodes)), Workload(WIDE, 240, 101, optimizer="adam"))
 
 
-@pytest.mark.mpi(ranks=[2, 4])
+@pytest.mark.in_process(ranks=[2, 4])
 def test_gradients_rounded_between_nodes(comm: MPI.Intracomm) -> None:
     for nodes in {2: ((0, 0), (0, 1)), 4: ((0, 0, 1, 1), (0, 0, 0, 1))}[comm.size]:
         for dtype, words in (("float32", "bfloat16"), ("float64", "float16")):

@@ -51,7 +51,7 @@ def check(comm: MPI.Intracomm, axes: dict[str, Any], **settings: Any) -> int:
     return sent
 
 
-@pytest.mark.mpi(ranks=[2])
+@pytest.mark.in_process(ranks=[2])
 def test_two_ranks_send_what_is_predicted(comm: MPI.Intracomm) -> None:
     check(comm, {"batch": 2})
     check(comm, {"batch": 2}, shared_replicas=False)
@@ -62,7 +62,7 @@ def test_two_ranks_send_what_is_predicted(comm: MPI.Intracomm) -> None:
         check(comm, {"pipeline": 2, "batch": 1}, pipelining=Pipelining(method))
 
 
-@pytest.mark.mpi(ranks=[4])
+@pytest.mark.in_process(ranks=[4])
 def test_four_ranks_send_what_is_predicted(comm: MPI.Intracomm) -> None:
     check(comm, {"batch": 2, "model": 2})
     for is_shared in (True, False):
@@ -80,7 +80,7 @@ def test_four_ranks_send_what_is_predicted(comm: MPI.Intracomm) -> None:
     check(comm, {"stages": [(1, 1), (1, 3)]})
 
 
-@pytest.mark.mpi(ranks=[2, 4])
+@pytest.mark.in_process(ranks=[2, 4])
 def test_rounded_gradients_send_what_is_predicted_and_half_of_the_rest(comm: MPI.Intracomm) -> None:
     for nodes in {2: ((0, 1),), 4: ((0, 0, 1, 1), (0, 0, 0, 1), (0, 1, 2, 3))}[comm.size]:
         for is_shared in ("auto", False):
@@ -95,7 +95,7 @@ def test_rounded_gradients_send_what_is_predicted_and_half_of_the_rest(comm: MPI
     assert one_node[0] == one_node[1]
 
 
-@pytest.mark.mpi(ranks=[4])
+@pytest.mark.in_process(ranks=[4])
 def test_pipelines_round_between_the_nodes_of_a_stage_alone(comm: MPI.Intracomm) -> None:
     axes: dict[str, Any] = {"pipeline": 2, "batch": 2}
     for nodes, share in (((0, 0, 1, 1), 1), ((0, 1, 2, 3), 0.5)):

@@ -172,6 +172,11 @@ BROKEN = [
     ("fr", before(0, Recompute(1), Forward(1)), "(recompute 1): comes before forward 1, which it needs"),
     ("1f1b", before(2, ReduceGradients(0), Backward(0, 3)), "(reduce gradients 0): comes before backward 0.3, which"),
     ("1f1b", before(2, Update(0), ReduceGradients(0)), "(update 0): comes before reduce gradients 0, which it needs"),
+    (
+        "1f1b",
+        before(2, SendGradients(0, 3), ReceiveActivations(1)),
+        "(update 0): comes before send gradients 0.3, which",
+    ),
     ("pipedream", swap(2, Update(1), Update(2)), "(update 2): comes before reduce gradients 2"),
     (
         "pipedream",

@@ -56,7 +56,7 @@ def exchange(grid: ProcessGrid, in_depth: int, out_depth: int, synchronous: bool
         np.testing.assert_array_equal(taken[number], expected)
 
 
-@pytest.mark.mpi(ranks=[2, 3, 4])
+@pytest.mark.in_process(ranks=[2, 3, 4])
 def test_messages_arrive_whole_and_in_order(comm: MPI.Intracomm) -> None:
     splits = [[(1, 1), (comm.size - 1, 1)], [(comm.size - 1, 1), (1, 1)], [(1, 1), (1, comm.size - 1)]]
     for stages in [*splits, *([[(2, 1), (1, 2)], [(1, 2), (2, 1)]] if comm.size == 4 else [])]:
@@ -66,7 +66,7 @@ def test_messages_arrive_whole_and_in_order(comm: MPI.Intracomm) -> None:
                 exchange(grid, in_depth, out_depth, synchronous, SIZES)
 
 
-@pytest.mark.mpi(ranks=[2])
+@pytest.mark.in_process(ranks=[2])
 def test_a_run_can_be_repeated_with_other_sizes(comm: MPI.Intracomm) -> None:
     grid = ProcessGrid(comm, pipeline=2, batch=1)
     for sizes in ([3, 3], [12], [1, 2, 3, 4, 5, 6]):

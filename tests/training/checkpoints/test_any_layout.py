@@ -5,16 +5,20 @@ from __future__ import annotations
 import hashlib
 import subprocess
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from mpi4py import MPI
 
 from hybridnn import __version__
+from hybridnn.comm.mpi import import_mpi
 from hybridnn.errors import DataError, HybridnnError
 from hybridnn.training.checkpoints import shares
 from hybridnn.training.checkpoints.reading import Checkpoint, newest_sound
 from reference.checkpoint_cases import LAYERS, OPTIMIZERS, PLACE, SIZES, Held, Layout, at_step, expected_arrays, layouts
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
 
 RANKS = [2, 3, 4]
 
@@ -51,7 +55,7 @@ def require_digests(checkpoint: Checkpoint) -> None:
     assert sums == "\n".join(sorted(by_hand))
 
 
-@pytest.mark.mpi(ranks=RANKS)
+@pytest.mark.in_process(ranks=RANKS)
 def test_every_layout_writes_the_same_files_and_others_read_them(comm: MPI.Intracomm, mpi_tmp_path: Path) -> None:
     everything, optimizers = layouts(comm.size), list(OPTIMIZERS)
     for place, layout in enumerate(everything):
@@ -74,7 +78,7 @@ def test_every_layout_writes_the_same_files_and_others_read_them(comm: MPI.Intra
                 other.require()
 
 
-@pytest.mark.mpi(ranks=RANKS)
+@pytest.mark.in_process(ranks=RANKS)
 def test_what_is_written_beside_the_training_is_what_was_there_at_the_beginning(
     comm: MPI.Intracomm, mpi_tmp_path: Path
 ) -> None:
@@ -96,9 +100,9 @@ def test_what_is_written_beside_the_training_is_what_was_there_at_the_beginning(
             comm.Barrier()
 
 
-@pytest.mark.mpi(ranks=RANKS)
+@pytest.mark.in_process(ranks=RANKS)
 def test_one_process_reads_what_many_wrote_and_the_reverse(comm: MPI.Intracomm, mpi_tmp_path: Path) -> None:
-    alone = Held.of(MPI.COMM_SELF, Layout(((1, 1),)), "adam", "float32")
+    alone = Held.of(import_mpi().COMM_SELF, Layout(((1, 1),)), "adam", "float32")
     alone.fill()
     if comm.rank == 0:
         alone.writer(mpi_tmp_path / "one").write(PLACE)
@@ -115,7 +119,7 @@ def test_one_process_reads_what_many_wrote_and_the_reverse(comm: MPI.Intracomm, 
     together.require()
 
 
-@pytest.mark.mpi(ranks=[2])
+@pytest.mark.in_process(ranks=[2])
 def test_the_manifest_says_everything(comm: MPI.Intracomm, mpi_tmp_path: Path) -> None:
     held = Held.of(comm, Layout(((1, 1), (1, 1)), partition=(1, 2, 1, 1)), "momentum", "float64")
     held.fill()
@@ -131,12 +135,12 @@ def test_the_manifest_says_everything(comm: MPI.Intracomm, mpi_tmp_path: Path) -
     assert manifest.origin.partition == (1, 2, 1, 1)
     assert manifest.origin.stages == ((1, 1), (1, 1))
     assert manifest.origin.seed == 5
-    whole = Held.of(MPI.COMM_SELF, Layout(((1, 1),)), "momentum", "float64")
+    whole = Held.of(import_mpi().COMM_SELF, Layout(((1, 1),)), "momentum", "float64")
     with pytest.raises(DataError, match=r"the layers of a stage have \[20, 21\] updates"):
         checkpoint.read_into(whole.stages, whole.states)
 
 
-@pytest.mark.mpi(ranks=[2])
+@pytest.mark.in_process(ranks=[2])
 def test_an_error_of_one_rank_that_reads_is_raised_on_all(comm: MPI.Intracomm, mpi_tmp_path: Path) -> None:
     held = Held.of(comm, Layout(((1, 1), (1, 1)), partition=(2, 3)), "sgd", "float64")
     held.writer(mpi_tmp_path).write(PLACE)
@@ -149,7 +153,7 @@ def test_an_error_of_one_rank_that_reads_is_raised_on_all(comm: MPI.Intracomm, m
         checkpoint.read_into(held.stages, held.states, held.grid.world)
 
 
-@pytest.mark.mpi(ranks=[4])
+@pytest.mark.in_process(ranks=[4])
 def test_every_rank_writes_about_the_same_bytes(comm: MPI.Intracomm, mpi_tmp_path: Path) -> None:
     for stages in (((4, 1),), ((2, 2),), ((1, 4),), ((2, 1), (2, 1))):
         held = Held.of(comm, Layout(stages, partition=(LAYERS,) if len(stages) == 1 else (2, 3)), "adam", "float64")
@@ -163,7 +167,7 @@ def test_every_rank_writes_about_the_same_bytes(comm: MPI.Intracomm, mpi_tmp_pat
 
 
 def test_the_files_are_those_that_sha256sum_knows(tmp_path: Path) -> None:
-    held = Held.of(MPI.COMM_SELF, Layout(((1, 1),)), "adam", "float64")
+    held = Held.of(import_mpi().COMM_SELF, Layout(((1, 1),)), "adam", "float64")
     path = held.writer(tmp_path).write(PLACE)
     checked = subprocess.run(["sha256sum", "--check", "--strict", "SHA256SUMS"], cwd=path, capture_output=True)
     assert checked.returncode == 0, checked.stderr
@@ -171,19 +175,19 @@ def test_the_files_are_those_that_sha256sum_knows(tmp_path: Path) -> None:
 
 def test_other_networks_optimizers_and_dtypes_are_refused(tmp_path: Path) -> None:
     layout = Layout(((1, 1),))
-    Held.of(MPI.COMM_SELF, layout, "momentum", "float64").writer(tmp_path).write(PLACE)
+    Held.of(import_mpi().COMM_SELF, layout, "momentum", "float64").writer(tmp_path).write(PLACE)
     checkpoint, _ = newest_sound(tmp_path)
     assert checkpoint is not None
-    other = Held.of(MPI.COMM_SELF, layout, "adam", "float64")
+    other = Held.of(import_mpi().COMM_SELF, layout, "adam", "float64")
     with pytest.raises(DataError, match=r"holds velocity of the optimizer, this one remembers first, second"):
         checkpoint.read_into(other.stages, other.states)
-    other = Held.of(MPI.COMM_SELF, layout, "momentum", "float32")
+    other = Held.of(import_mpi().COMM_SELF, layout, "momentum", "float32")
     with pytest.raises(DataError, match=r"layers\.0\.weight\.npy: has shape \(13, 5\) of float64, .* of float32"):
         checkpoint.read_into(other.stages, other.states)
 
 
 def test_the_weights_alone_are_plain_arrays(tmp_path: Path) -> None:
-    held = Held.of(MPI.COMM_SELF, Layout(((1, 1),)), "adam", "float32")
+    held = Held.of(import_mpi().COMM_SELF, Layout(((1, 1),)), "adam", "float32")
     held.fill()
     held.writer(tmp_path).write(PLACE)
     checkpoint, _ = newest_sound(tmp_path)

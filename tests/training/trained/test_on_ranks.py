@@ -43,7 +43,7 @@ def own_run(comm: MPI.Intracomm, tmp_path: Path, shape: tuple[int, int, int], di
     return folder / "run"
 
 
-@pytest.mark.mpi(ranks=[3, 4])
+@pytest.mark.in_process(ranks=[3, 4])
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_figures_of_the_run_on_its_own_and_other_grids(comm: MPI.Intracomm, tmp_path: Path, place: int) -> None:
     shapes = GRIDS[comm.size]
@@ -60,7 +60,7 @@ def test_figures_of_the_run_on_its_own_and_other_grids(comm: MPI.Intracomm, tmp_
         assert found.metrics.r2 == pytest.approx(r2, rel=1e-10)
 
 
-@pytest.mark.mpi(ranks=[3, 4])
+@pytest.mark.in_process(ranks=[3, 4])
 def test_predictions_keep_their_order_on_every_grid(comm: MPI.Intracomm, tmp_path: Path) -> None:
     run = own_run(comm, tmp_path, GRIDS[comm.size][0])
     x = np.random.default_rng(8).normal(size=(37, FEATURES)) * 20
@@ -77,7 +77,7 @@ def test_predictions_keep_their_order_on_every_grid(comm: MPI.Intracomm, tmp_pat
             np.testing.assert_allclose(found.values, expected, rtol=1e-11)
 
 
-@pytest.mark.mpi(ranks=[3])
+@pytest.mark.in_process(ranks=[3])
 def test_checkpoints_are_chosen_alike_on_every_rank(comm: MPI.Intracomm, tmp_path: Path) -> None:
     run = own_run(comm, tmp_path, (1, 3, 1))
     arrays = weights_of(run)
@@ -97,7 +97,7 @@ def test_checkpoints_are_chosen_alike_on_every_rank(comm: MPI.Intracomm, tmp_pat
             open_run(run, name, world)
 
 
-@pytest.mark.mpi(ranks=[3])
+@pytest.mark.in_process(ranks=[3])
 def test_mistakes_are_raised_on_every_rank(comm: MPI.Intracomm, tmp_path: Path) -> None:
     grid = ProcessGrid(comm)
     with pytest.raises(HybridnnError, match="is not a run folder"):
