@@ -177,15 +177,20 @@ def test_several_processes_without_an_mpi_library_are_refused_with_the_two_extra
     assert not (tmp_path / "runs").exists()
 
 
-INTERRUPTED_RANK_1 = f"""
-import os, signal, threading
+INTERRUPTED_RANK_1 = """
+import os, signal
 import hybridnn
 from hybridnn.cli.main import main
+from hybridnn.training.boundary import StepBoundary
 signal.signal(signal.SIGINT, signal.default_int_handler)
-if hybridnn.ProcessGrid().rank == 1:
-    timer = threading.Timer({patience(2)}, os.kill, (os.getpid(), signal.SIGINT))
-    timer.daemon = True
-    timer.start()
+rank, ask = hybridnn.ProcessGrid().rank, StepBoundary.__call__
+
+def interrupted(self, reached):
+    if rank == 1 and reached.step == 20:
+        os.kill(os.getpid(), signal.SIGINT)
+    return ask(self, reached)
+
+StepBoundary.__call__ = interrupted
 main(["train", "--epochs", "1000000", "--quiet"])
 """
 
