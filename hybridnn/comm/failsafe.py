@@ -14,7 +14,6 @@ import sys
 import threading
 import time
 import traceback
-from array import array
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, NoReturn
@@ -153,15 +152,17 @@ def all_ranks_arrive(patience: float) -> bool:
     return not answers[1]
 
 
-def _call_the_roll(comm: Any, *, leaves: bool) -> tuple[Any, array[int]]:
+def _call_the_roll(comm: Any, *, leaves: bool) -> tuple[Any, memoryview]:
     """Begin to meet all ranks: the request, and when it is through, whether any rank leaves, and whether any stays.
 
     Ranks that leave with an error and ranks that make their process grid meet in the same collective, so that neither
     takes the other for one of its kind.
     """
-    mpi = sys.modules["mpi4py.MPI"]
-    answers = array("i", [leaves, not leaves])
-    return comm.Iallreduce(mpi.IN_PLACE, answers, mpi.MAX), answers
+    mpi: Any = sys.modules["mpi4py.MPI"]
+    memory = mpi.Alloc_mem(2)  # never freed: MPI may write to it when a rank has long given up waiting
+    answers = memoryview(memory)
+    answers[:] = bytes([leaves, not leaves])
+    return comm.Iallreduce(mpi.IN_PLACE, [memory, mpi.UNSIGNED_CHAR], mpi.MAX), answers
 
 
 def wait_for_ranks(comm: Any) -> None:
