@@ -85,6 +85,7 @@ def leave(message: str, exit_code: int, *, together: bool = True) -> NoReturn:
                 time.sleep(PATIENCE)  # that rank ends the job when it has spoken
             else:
                 print(f"Error on rank {world.Get_rank()}: {message}", file=sys.stderr, flush=True)
+        time.sleep(ALONE_SECONDS)  # for the launcher to forward the line
         world.Abort(exit_code)
     sys.exit(exit_code)
 

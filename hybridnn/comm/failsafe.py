@@ -52,6 +52,9 @@ LEFT_TAG = 32766
 LEFT_BYTES = 400
 """Of that message, which says how it leaves."""
 
+ERROR_SECONDS = 30.0
+"""After which a job is ended that a rank with an error was to end."""
+
 SPINS = 200
 """Tests for the other ranks before a rank gives up its core between two of them."""
 
@@ -133,17 +136,33 @@ def _abort(world: Any) -> None:
 
 
 def all_ranks_arrive(patience: float) -> bool:
-    """Whether every rank of the job calls this within `patience` seconds; True where there is one rank."""
+    """Whether every rank of the job calls this within `patience` seconds; True where there is one rank.
+
+    False at once where the other ranks call this or `wait_for_ranks`, and one the latter.
+    """
     world = running_world()
     if world is None:
         return True
-    everyone = world.Ibarrier()
+    everyone, answers = _call_the_roll(world, leaves=True)
     deadline = time.monotonic() + patience
     while not everyone.Test():
         if time.monotonic() > deadline:
             return False
         time.sleep(0.005)
-    return True
+    return not answers[1]
+
+
+def _call_the_roll(comm: Any, *, leaves: bool) -> tuple[Any, memoryview]:
+    """Begin to meet all ranks: the request, and when it is through, whether any rank leaves, and whether any stays.
+
+    Ranks that leave with an error and ranks that make their process grid meet in the same collective, so that neither
+    takes the other for one of its kind.
+    """
+    mpi: Any = sys.modules["mpi4py.MPI"]
+    memory = mpi.Alloc_mem(2)  # never freed: MPI may write to it when a rank has long given up waiting
+    answers = memoryview(memory)
+    answers[:] = bytes([leaves, not leaves])
+    return comm.Iallreduce(mpi.IN_PLACE, [memory, mpi.UNSIGNED_CHAR], mpi.MAX), answers
 
 
 def wait_for_ranks(comm: Any) -> None:
@@ -157,7 +176,7 @@ def wait_for_ranks(comm: Any) -> None:
     if world is None or comm.Get_size() == 1:
         return
     members = comm.Get_group().Translate_ranks(None, world.Get_group())
-    everyone, tests = comm.Ibarrier(), 0
+    (everyone, answers), tests = _call_the_roll(comm, leaves=False), 0
     while not everyone.Test():
         tests += 1
         if tests > SPINS:
@@ -165,6 +184,9 @@ def wait_for_ranks(comm: Any) -> None:
             if gone is not None:
                 _end_without(world, gone)
             time.sleep(0.001)
+    if answers[0]:
+        time.sleep(ERROR_SECONDS)  # that rank prints its error and ends the job
+        end_job("\n=== the job cannot go on: another rank left it with an error; the job was ended ===\n")
     atexit.unregister(_send_departure)  # from here on the watchdog of the process grid sees it
 
 

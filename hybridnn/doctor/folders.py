@@ -26,6 +26,11 @@ def free_bytes(path: Path) -> int:
     return shutil.disk_usage(path).free
 
 
+def _at_least(room: int) -> str:
+    """The room in words that stay the same while other programs write: rounded down to a power of two."""
+    return f"at least {size_of(1 << room.bit_length() - 1 if room else 0)} free"
+
+
 def check_cache_folder(folder: Path, free: Free = free_bytes) -> Finding:
     """Whether data sets can be downloaded to their folder, which need not be there yet."""
     return _check_folder("cache folder", folder, "export HYBRIDNN_CACHE=FOLDER with one that you can write to", free)
@@ -41,7 +46,7 @@ def check_shared_memory_room(folder: Path = WINDOWS, free: Free = free_bytes) ->
     if not folder.is_dir():
         return None
     room = free(folder)
-    what = f"{size_of(room)} free in {folder}"
+    what = f"{_at_least(room)} in {folder}"
     if room < LITTLE_SHARED_MEMORY:
         advice = "messages and data of a node's ranks pass there: enlarge it (docker run --shm-size=2g), or empty it"
         return Finding("shared memory room", "warning", what, advice)
@@ -63,7 +68,7 @@ def _check_folder(name: str, folder: Path, advice: str, free: Free) -> Finding:
     except OSError as error:
         return Finding(name, "failure", f"{folder} cannot be written to: {error.strerror or error}", advice)
     room = free(place)
-    what = f"{folder} can be written to, {size_of(room)} free"
+    what = f"{folder} can be written to, {_at_least(room)}"
     if room < LITTLE_DISK:
         return Finding(name, "warning", what, f"make room, or {advice}")
     return Finding(name, "ok", what)

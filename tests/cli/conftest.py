@@ -31,6 +31,35 @@ def run_hybridnn(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyP
 
 
 @pytest.fixture
+def run_as_ranks(run_hybridnn: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
+    """Run a command that needs one rank as each of three ranks of a launcher; returns what it did as rank 0.
+
+    As another rank it prints and writes nothing, and ends well or with the error that rank 0 meets too; only then may
+    rank 0 wait for it.
+    """
+
+    def run_arguments(*arguments: str) -> tuple[int, str, str]:
+        with monkeypatch.context() as patch:
+            patch.setattr("hybridnn.cli.ranks._start_mpi_under_a_launcher", lambda: None)
+            patch.setattr("hybridnn.cli.ranks.ALONE_SECONDS", 0.0)
+            patch.setenv("OMPI_COMM_WORLD_SIZE", "3")
+            before, codes = sorted(tmp_path.rglob("*")), []
+            for rank in (2, 1):
+                patch.setenv("OMPI_COMM_WORLD_RANK", str(rank))
+                code, out, err = run_hybridnn(*arguments)
+                assert (out, err) == ("", "")
+                codes.append(code)
+            assert sorted(tmp_path.rglob("*")) == before
+            patch.setenv("OMPI_COMM_WORLD_RANK", "0")
+            patch.setattr("hybridnn.cli.ranks.all_ranks_arrive", lambda patience: all(codes))
+            result = run_hybridnn(*arguments)
+            assert codes in ([0, 0], [result[0], result[0]])
+            return result
+
+    return run_arguments
+
+
+@pytest.fixture
 def run_on_ranks(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, mpi_tmp_path: Path, comm: MPI.Intracomm
 ) -> Run:

@@ -5,18 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 
 from hybridnn import ProcessGrid
+from hybridnn.in_process import run_ranks
 from hybridnn.training.trained.evaluation import Samples, evaluate_run
 from hybridnn.training.trained.trained_run import open_run
 from reference.trained_runs import train
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -148,16 +146,15 @@ def test_weights_of_an_epoch_that_the_history_does_not_have_are_replaced(run_hyb
     assert marks_of(run)[0] == 4
 
 
-@pytest.mark.timeout(300)
-@pytest.mark.mpi(ranks=[2])
-def test_a_run_that_goes_on_on_another_grid(run_on_ranks: Run, comm: MPI.Intracomm, mpi_tmp_path: Path) -> None:
-    assert run_on_ranks(*RESTLESS, "--batch", "2", "--epochs", "4", "--out", "run")[0] == 0
-    first = marks_of(mpi_tmp_path / "run")
-    assert_reproduced(mpi_tmp_path / "run", ProcessGrid(comm))
+def test_a_run_that_goes_on_on_another_grid(run_hybridnn: Run) -> None:
+    two, run = ("--in-process", "2"), Path("run")
+    assert run_hybridnn(*RESTLESS, *two, "--batch", "2", "--epochs", "4", "--out", "run")[0] == 0
+    first = marks_of(run)
+    run_ranks(2, lambda comm: assert_reproduced(run, ProcessGrid(comm)))
     pipeline = ("--pipeline", "2", "--batch", "1", "--method", "gpipe")
-    assert run_on_ranks("train", "--resume", "run", "-q", *pipeline, "--epochs", "9")[0] == 0
-    assert marks_of(mpi_tmp_path / "run") >= first
-    assert_reproduced(mpi_tmp_path / "run", ProcessGrid(comm), 1e-12)
+    assert run_hybridnn("train", "--resume", "run", "-q", *two, *pipeline, "--epochs", "9")[0] == 0
+    assert marks_of(run) >= first
+    run_ranks(2, lambda comm: assert_reproduced(run, ProcessGrid(comm), 1e-12))
 
 
 def test_weights_of_an_epoch_that_the_run_no_longer_has_are_removed(run_hybridnn: Run) -> None:

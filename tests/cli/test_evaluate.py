@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from mpi_runner.launch import run_mpi
 from reference.trained_runs import put_checkpoint, regression_file, train, weights_of
 
 Run = Callable[..., tuple[int, str, str]]
-COMMAND = [sys.executable, "-m", "hybridnn", "evaluate"]
 
 DIGITS = {"model": {"hidden": [12]}, "training": {"epochs": 2, "dtype": "float64"}}
 STEPS = 30
@@ -78,17 +75,17 @@ def test_damaged_checkpoint_is_named_as_a_warning(run_hybridnn: Run, tmp_path: P
     assert err == "Warning: run/checkpoints/step-00000006/layers.0.bias.npy: the file is missing\n"
 
 
-def test_any_number_of_ranks(run_hybridnn: Run, tmp_path: Path) -> None:
+def test_any_number_of_ranks(run_hybridnn: Run) -> None:
     last = train(Path("run"), **DIGITS)
-    result = run_mpi(3, [*COMMAND, "run", "--format", "json"], cwd=tmp_path)
-    assert result.returncode == 0, result.stderr
-    found = json.loads(result.stdout)
+    code, text, err = run_hybridnn("evaluate", "run", "--in-process", "3", "--format", "json")
+    assert (code, err) == (0, "")
+    found = json.loads(text)
     assert found["loss"] == pytest.approx(last.test_loss, rel=1e-12)
     assert (found["accuracy"], found["samples"]) == (last.test_accuracy, 359)
-    result = run_mpi(2, [*COMMAND, "run", "--pipeline", "2", "--part", "train"], cwd=tmp_path)
-    assert result.returncode == 0, result.stderr
-    assert "digits, the train part" in result.stdout
-    assert result.stdout.count("samples") == 1
+    code, text, err = run_hybridnn("evaluate", "run", "--in-process", "2", "--pipeline", "2", "--part", "train")
+    assert (code, err) == (0, "")
+    assert "digits, the train part" in text
+    assert text.count("samples") == 1
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from hybridnn.training.stop_signals import INTERRUPTED, SIGNALS, StopSignals
 from hybridnn.training.trainer import Trainer
 from mpi_runner.launch import run_mpi
 from mpi_runner.slowness import patience
+from reference.commands import WITHOUT_PICTURE
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -327,9 +328,11 @@ def structure(text: str) -> list[str]:
 @pytest.mark.timeout(240)
 def test_the_output_is_that_of_the_same_command_under_mpirun(run_hybridnn: Run, tmp_path: Path) -> None:
     options = ("train", "--epochs", "2", "--hidden", "20", "--batch", "2", "--model", "2", "--out")
-    program = f"from hybridnn.cli.main import main\nmain({[*options, 'processes']!r})\n"
-    result = run_mpi(4, program, timeout=patience(60), cwd=tmp_path)
+    result = run_mpi(4, [*WITHOUT_PICTURE, *options, "processes"], timeout=patience(60), cwd=tmp_path)
     assert result.returncode == 0, result.stderr
+    assert result.stdout.count("2 x 2 (batch x model)") == 1, "rank 0 alone prints"
+    assert "\x1b" not in result.stdout, "it goes to a file, though every rank sees a terminal"
+    assert run_status(tmp_path / "processes") == "finished"
     code, text, err = run_hybridnn(*options, "threads", "--in-process", "4")
     assert (code, err) == (0, "")
     assert len(structure(text)) > 10

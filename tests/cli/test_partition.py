@@ -1,17 +1,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
-
-if TYPE_CHECKING:
-    from mpi_runner.launch import JobResult
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -176,11 +172,9 @@ def test_wrong_input_is_one_line_and_exit_code_2(run: Run, arguments: list[str],
     assert err.count("\n") == 1
 
 
-def test_several_ranks_print_once_and_fail_together(run_mpi: Callable[..., JobResult], profile: str) -> None:
-    command = [sys.executable, "-m", "hybridnn", "partition", "--profile", profile]
-    good = run_mpi(2, [*command, "--stages", "2"])
-    assert (good.returncode, good.stdout.count("uniform: parallel.partition")) == (0, 1)
-    bad = run_mpi(2, [*command, "--stages", "5"])
-    assert not bad.timed_out
-    assert bad.returncode == 2
-    assert bad.stderr.count("Error: parallel.pipeline = 5: at most 4") == 1
+def test_several_ranks_print_once_and_fail_together(run_as_ranks: Run, profile: str) -> None:
+    code, text, err = run_as_ranks("partition", "--profile", profile, "--stages", "2")
+    assert (code, text.count("uniform: parallel.partition"), err) == (0, 1, "")
+    code, text, err = run_as_ranks("partition", "--profile", profile, "--stages", "5")
+    assert (code, text, err.count("\n")) == (2, "", 1)
+    assert err.startswith("Error: parallel.pipeline = 5: at most 4")

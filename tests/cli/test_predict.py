@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +9,6 @@ import numpy as np
 import pytest
 
 from hybridnn.datasets import load_dataset
-from mpi_runner.launch import run_mpi
 from reference import network as net
 from reference.trained_runs import train, weights_of
 
@@ -47,15 +45,14 @@ def test_csv_and_npz_say_the_same(run: Run, tmp_path: Path) -> None:
 
 
 def test_any_number_of_ranks_writes_one_file(run: Run, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "hybridnn", "predict", "run", "x.npz"]
-    result = run_mpi(3, command, cwd=tmp_path)
-    assert (result.returncode, result.stdout.count("predictions with")) == (0, 1), result.stderr
+    code, text, err = run("run", "x.npz", "--in-process", "3")
+    assert (code, text.count("predictions with"), err) == (0, 1, "")
     table = np.loadtxt(tmp_path / "predictions.csv", delimiter=",", skiprows=1)
     assert table[:, 0].tolist() == expected_classes(tmp_path)
     before = (tmp_path / "predictions.csv").read_bytes()
-    result = run_mpi(3, command, cwd=tmp_path)
-    assert result.returncode == 2
-    assert result.stderr.count("Error: --out = 'predictions.csv': is there already; --force replaces it") == 1
+    code, text, err = run("run", "x.npz", "--in-process", "3")
+    assert (code, text) == (2, "")
+    assert err == "Error: --out = 'predictions.csv': is there already; --force replaces it\n"
     assert (tmp_path / "predictions.csv").read_bytes() == before
 
 

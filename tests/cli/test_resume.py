@@ -204,17 +204,15 @@ def test_a_finished_run_is_trained_on(run_hybridnn: Run, optimizer: tuple[str, .
     assert "run/weights.npz, step 320" in run_hybridnn("evaluate", "run")[1]
 
 
-@pytest.mark.timeout(300)
-@pytest.mark.mpi(ranks=[2])
-def test_a_finished_run_is_trained_on_by_a_grid(run_on_ranks: Run) -> None:
+def test_a_finished_run_is_trained_on_by_a_grid(run_hybridnn: Run) -> None:
     few = ("--set", "data.synthetic.samples=50", "--set", "data.synthetic.test_samples=20")
-    grid = ("--pipeline", "2", "--method", "gpipe")
-    options = (*TRAIN, *few, *FLOAT64, "--set", "training.keep_best=false")
+    two, grid = ("--in-process", "2"), ("--pipeline", "2", "--method", "gpipe")
+    options = (*TRAIN, *two, *few, *FLOAT64, "--set", "training.keep_best=false")
     for number, optimizer in enumerate(OPTIMIZERS):
         whole, parts = f"whole-{number}", f"run-{number}"
-        assert run_on_ranks(*options, *optimizer, *grid, "--epochs", "40", "--out", whole)[0] == 0
-        assert run_on_ranks(*options, *optimizer, "--epochs", "20", "--out", parts)[0] == 0
-        assert run_on_ranks("train", "--resume", parts, "-q", *grid, "--epochs", "40")[0] == 0
+        assert run_hybridnn(*options, *optimizer, *grid, "--epochs", "40", "--out", whole)[0] == 0
+        assert run_hybridnn(*options, *optimizer, "--epochs", "20", "--out", parts)[0] == 0
+        assert run_hybridnn("train", "--resume", parts, "-q", *two, *grid, "--epochs", "40")[0] == 0
         assert_close_weights(parts, whole)
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -18,11 +18,6 @@ from rich.console import Console
 from hybridnn.cli.pictures import print_drawing
 from hybridnn.pipeline.drawing.drawing import Box, Drawing, Row
 from hybridnn.pipeline.schedules.methods import METHODS, make_schedule
-
-if TYPE_CHECKING:
-    from mpi_runner.launch import JobResult
-
-COMMAND = [sys.executable, "-c", "from hybridnn.cli.main import main; main()"]
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -266,14 +261,13 @@ def test_help_loads_nothing_heavy() -> None:
         assert {"numpy", "scipy", "matplotlib", "mpi4py", "pooch"} & set(loaded.split()) == set()
 
 
-def test_several_ranks_speak_and_write_once(run_mpi: Callable[..., JobResult], tmp_path: Path) -> None:
-    result = run_mpi(3, [*COMMAND, "schedule", "ddg", "--stages", "2", "--out", "a.svg"], cwd=tmp_path)
-    assert (result.returncode, result.stdout) == (0, "a.svg\n")
-    assert ElementTree.parse(tmp_path / "a.svg").getroot().attrib["viewBox"]
+def test_several_ranks_speak_and_write_once(run_as_ranks: Run) -> None:
+    assert run_as_ranks("schedule", "ddg", "--stages", "2", "--out", "a.svg") == (0, "a.svg\n", "")
+    assert ElementTree.parse("a.svg").getroot().attrib["viewBox"]
 
 
-def test_wrong_input_is_reported_once_on_several_ranks(run_mpi: Callable[..., JobResult], tmp_path: Path) -> None:
-    result = run_mpi(3, [*COMMAND, "schedule", "gpip"], cwd=tmp_path)
-    assert result.returncode == 2
-    assert result.stdout.count("Error:") + result.stderr.count("Error:") == 1
-    assert "did you mean gpipe?" in result.stderr
+def test_wrong_input_is_reported_once_on_several_ranks(run_as_ranks: Run) -> None:
+    code, text, err = run_as_ranks("schedule", "gpip")
+    assert (code, text, err.count("\n")) == (2, "", 1)
+    assert err.startswith("Error: ")
+    assert "did you mean gpipe?" in err

@@ -40,7 +40,7 @@ def _hybridnn(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]
     )
 
 
-def test_real_study_runs_goes_on_and_is_reported(tmp_path: Path) -> None:
+def test_real_study_runs_goes_on_and_is_reported(run_hybridnn: Run, tmp_path: Path) -> None:
     (tmp_path / "tiny.toml").write_text(STUDY)
     run = ["study", "run", "tiny.toml", "--limit", "60", "--launcher", f"{find_mpirun()} -n {{ranks}}"]
     first = _hybridnn(tmp_path, *run)
@@ -51,14 +51,14 @@ def test_real_study_runs_goes_on_and_is_reported(tmp_path: Path) -> None:
     assert [read_run(folder / "cells" / f"ranks-{ranks}").header.ranks for ranks in (1, 2)] == [1, 2]
     histories = [(folder / "cells" / f"ranks-{ranks}" / "history.jsonl").read_bytes() for ranks in (1, 2)]
 
-    again = _hybridnn(tmp_path, *run)
-    assert again.returncode == 0
-    assert "0 of 2 cells to run" in again.stdout
+    code, text, _ = run_hybridnn(*run)
+    assert code == 0
+    assert "0 of 2 cells to run" in text
     assert [(folder / "cells" / f"ranks-{ranks}" / "history.jsonl").read_bytes() for ranks in (1, 2)] == histories
 
-    report = _hybridnn(tmp_path, "study", "report", "runs/studies/tiny", "--format", "json")
-    assert report.returncode == 0, report.stderr
-    facts = json.loads(report.stdout)
+    code, text, err = run_hybridnn("study", "report", "runs/studies/tiny", "--format", "json")
+    assert code == 0, err
+    facts = json.loads(text)
     assert (facts["study"], facts["finished_cells"], facts["unfinished"]) == ("tiny", 2, [])
     assert [point["ranks"] for point in facts["points"]] == [1, 2]
     assert facts["points"][0]["speed_up"] == 1

@@ -137,7 +137,7 @@ def test_the_others_go_on(
 
 
 def test_the_same_as_resumed_by_hand(
-    ulfm: tuple[str, ...], undisturbed: dict[str, np.ndarray[Any, Any]], tmp_path: Path
+    ulfm: tuple[str, ...], undisturbed: dict[str, np.ndarray[Any, Any]], run_hybridnn: Run, tmp_path: Path
 ) -> None:
     by_itself, by_hand = tmp_path / "itself", tmp_path / "hand"
     by_itself.mkdir()
@@ -146,15 +146,14 @@ def test_the_same_as_resumed_by_hand(
     every = ("--set", "training.checkpoint_every=1", "--set", "training.checkpoint_async=false")
     result = disturbed(by_hand, 3, *every, deaths={2: 11})
     assert (result.timed_out, result.returncode != 0) == (False, True)
-    again = run_mpi(2, [sys.executable, "-m", "hybridnn", "train", "--resume", "run", "-q"], cwd=by_hand)
-    assert again.returncode == 0, again.stderr
+    assert run_hybridnn("train", "--resume", str(by_hand / "run"), "-q", "--in-process", "2")[::2] == (0, "")
     assert resumed_from(by_hand / "run") == [10]
     assert_same_training(by_hand / "run", undisturbed)
     assert_same_training(by_itself / "run", weights_of(by_hand / "run"))
 
 
 def test_what_cannot_go_on_ends_with_the_reason_and_the_command(
-    undisturbed: dict[str, np.ndarray[Any, Any]], tmp_path: Path
+    undisturbed: dict[str, np.ndarray[Any, Any]], run_hybridnn: Run, tmp_path: Path
 ) -> None:
     every = ("--set", "training.checkpoint_every=4", "--set", "training.checkpoint_async=false")
     result = disturbed(tmp_path, 3, *every, deaths={0: 11})
@@ -162,9 +161,7 @@ def test_what_cannot_go_on_ends_with_the_reason_and_the_command(
     assert "=== rank 0 (process " in result.stderr
     assert re.search("is gone: killed( by signal 9|, or ended without a word); the job ends ===", result.stderr)
     assert result.stderr.count(TO_GO_ON) == 1
-    assert (
-        run_mpi(2, [sys.executable, "-m", "hybridnn", "train", "--resume", "run", "-q"], cwd=tmp_path).returncode == 0
-    )
+    assert run_hybridnn("train", "--resume", "run", "-q", "--in-process", "2")[::2] == (0, "")
     assert_same_training(tmp_path / "run", undisturbed)
 
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -19,11 +19,6 @@ from hybridnn.pipeline.schedules.instructions import (
     Update,
 )
 from reference.traces import communication, compute, file_of, phase, two_stages
-
-if TYPE_CHECKING:
-    from mpi_runner.launch import JobResult
-
-COMMAND = [sys.executable, "-c", "from hybridnn.cli.main import main; main()"]
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -280,9 +275,7 @@ def test_reading_a_trace_needs_no_mpi(run: Run) -> None:
     subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
 
 
-def test_several_ranks_speak_and_write_once(run: Run, run_mpi: Callable[..., JobResult], tmp_path: Path) -> None:
-    result = run_mpi(2, [*COMMAND, "trace", "done", "--out", "a.svg"], cwd=tmp_path)
-    assert (result.returncode, result.stdout) == (0, "a.svg\n")
-    result = run_mpi(2, [*COMMAND, "trace", "nowhere"], cwd=tmp_path)
-    assert result.returncode == 2
-    assert (result.stdout + result.stderr).count("Error:") == 1
+def test_several_ranks_speak_and_write_once(run: Run, run_as_ranks: Run) -> None:
+    assert run_as_ranks("trace", "done", "--out", "a.svg") == (0, "a.svg\n", "")
+    code, text, err = run_as_ranks("trace", "nowhere")
+    assert (code, text, err.count("Error:")) == (2, "", 1)

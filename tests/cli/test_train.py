@@ -5,13 +5,11 @@ import io
 import json
 import os
 import pty
-import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -20,15 +18,13 @@ from hybridnn.cli.output import terminal_width
 from hybridnn.cli.train_tables import MOST_ROWS, Totals, epoch_table
 from hybridnn.cli.train_view import TrainView
 from hybridnn.comm.threads import USER_VARIABLES
+from hybridnn.training import run_report
 from hybridnn.training.history import EpochRecord, RunHeader, RunSummary, StageHeader, StepRecord
 from hybridnn.training.history_file import read_history, run_status
+from hybridnn.training.learning_curve import draw_learning_curve
 from hybridnn.training.settings import Settings
 from mpi_runner.slowness import patience
 
-if TYPE_CHECKING:
-    from mpi_runner.launch import JobResult
-
-COMMAND = [sys.executable, "-c", "from hybridnn.cli.main import main; main()"]
 HEADER = RunHeader(
     ranks=4,
     pipeline=1,
@@ -212,20 +208,25 @@ def test_progress_bar_is_drawn_on_a_terminal(monkeypatch: pytest.MonkeyPatch) ->
     assert "30/30" in text
 
 
-def test_one_rank_trains_and_leaves_a_finished_folder(tmp_path: Path) -> None:
+def test_one_rank_trains_and_leaves_a_finished_folder(
+    run_hybridnn: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(run_report, "draw_learning_curve", draw_learning_curve)  # which other tests do without
     options = ["--epochs", "2", "--hidden", "16", "--out", "here", "--format", "json"]
-    done = subprocess.run([*COMMAND, "train", *options], cwd=tmp_path, capture_output=True, text=True, check=True)
-    result = json.loads(done.stdout)
+    code, text, err = run_hybridnn("train", *options)
+    assert (code, err) == (0, "")
+    result = json.loads(text)
     folder = tmp_path / "here"
     assert (result["header"]["sizes"], result["folder"]) == ([64, 16, 10], "here")
     assert run_status(folder) == "finished"
     assert [record.test_accuracy for record in read_history(folder).epochs] == [
         epoch["test_accuracy"] for epoch in result["epochs"]
     ]
-    assert {"config.toml", "learning_curve.png", "weights.npz"} <= set(os.listdir(folder))
-    again = subprocess.run([*COMMAND, "train", "--out", "here"], cwd=tmp_path, capture_output=True, text=True)
-    assert again.returncode == 2
-    assert "already holds a finished run" in again.stderr
+    assert {"config.toml", "weights.npz"} <= set(os.listdir(folder))
+    assert (folder / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
+    code, _, err = run_hybridnn("train", "--out", "here")
+    assert code == 2
+    assert "already holds a finished run" in err
 
 
 @pytest.mark.parametrize(
@@ -267,15 +268,6 @@ def test_an_option_replaces_the_source_in_the_settings_file(
         main(["train", str(tmp_path / "c.toml"), *options])
     assert caught.value.code == 0
     assert [(settings.data.name, settings.data.file) for settings in runs] == [source]
-
-
-def test_four_ranks_train_on_a_grid_and_one_of_them_speaks(run_mpi: Callable[..., JobResult], tmp_path: Path) -> None:
-    options = ["--epochs", "1", "--hidden", "16", "--batch", "2", "--model", "2", "--out", "here"]
-    result = run_mpi(4, [*COMMAND, "train", *options], cwd=tmp_path)
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.count("2 x 2 (batch x model)") == 1
-    assert "\x1b" not in result.stdout  # mpirun's output goes to a file, though every rank sees a terminal
-    assert run_status(tmp_path / "here") == "finished"
 
 
 def test_the_header_of_a_run_has_its_threads_and_what_settled_them(

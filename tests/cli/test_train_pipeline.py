@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,17 +15,20 @@ from hybridnn.pipeline.schedules.methods import METHODS
 
 Run = Callable[..., tuple[int, str, str]]
 
+ON_FOUR = ("train", "--in-process", "4")
 HIDDEN = ["--hidden", "32,32,32,32,32,32,32"]
 DIGITS = [*HIDDEN, "--epochs", "12", "--lr", "0.02", "--set", "model.activation=tanh", "--pipeline", "4"]
 
 
-def history(folder: Path) -> list[dict[str, object]]:
-    return [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+def history(folder: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in Path(folder, "history.jsonl").read_text().splitlines()]
 
 
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 README_COMMANDS = [
-    line.split() for line in README.splitlines() if re.match(r"mpirun -n 4 hybridnn train .*--method", line)
+    command[1].split()
+    for line in README.splitlines()
+    if (command := re.match(r"(?:mpirun -n 4 )?hybridnn train (?:-n 4 )?(.*--method \S+)$", line))
 ]
 
 
@@ -32,26 +36,24 @@ def test_the_readme_has_a_command_for_every_method() -> None:
     assert {command[-1] for command in README_COMMANDS} == set(METHODS)
 
 
-@pytest.mark.mpi(ranks=[4])
 @pytest.mark.parametrize("command", README_COMMANDS, ids=lambda command: command[-1])
-def test_the_readmes_commands_train_digits(command: list[str], run_on_ranks: Run, mpi_tmp_path: Path) -> None:
-    code, out, err = run_on_ranks(*command[command.index("train") :], "--epochs", "6", "--out", "run")
+def test_the_readmes_commands_train_digits(command: list[str], run_hybridnn: Run) -> None:
+    code, out, err = run_hybridnn(*ON_FOUR, *command, "--epochs", "6", "--out", "run")
     assert code == 0, err
-    header, *_, last, end = history(mpi_tmp_path / "run")
+    header, *_, last, end = history("run")
     assert end["kind"] == "end"
     assert last["test_accuracy"] > 0.8
     assert (header["kind"], header["method"], header["pipeline"]) == ("header", command[-1], 4)
     assert "4 x 1 x 1 (pipeline x batch x model)" in out
     assert "stage 3" in out
-    weights = np.load(mpi_tmp_path / "run" / "weights.npz")
+    weights = np.load("run/weights.npz")
     assert weights[f"layers.{len(header['sizes']) - 2}.weight"].shape == (10, 64)
 
 
-@pytest.mark.mpi(ranks=[4])
-def test_header_and_history_say_what_every_stage_holds(run_on_ranks: Run, mpi_tmp_path: Path) -> None:
+def test_header_and_history_say_what_every_stage_holds(run_hybridnn: Run) -> None:
     options = ["--method", "pipedream", "--epochs", "1", "--out", "run", "--format", "json"]
-    _, out, _ = run_on_ranks("train", *DIGITS, *options)
-    printed, kept = json.loads(out)["header"], history(mpi_tmp_path / "run")[0]
+    _, out, _ = run_hybridnn(*ON_FOUR, *DIGITS, *options)
+    printed, kept = json.loads(out)["header"], history("run")[0]
     assert kept == {"kind": "header", **printed}
     for stage in kept["stages"]:
         one = 4 * sum(rows * (columns + 1) for rows, columns in LAYERS_OF[stage["stage"]])
@@ -64,42 +66,38 @@ def test_header_and_history_say_what_every_stage_holds(run_on_ranks: Run, mpi_tm
 LAYERS_OF = [[(32, 64), (32, 32)], [(32, 32)] * 2, [(32, 32)] * 2, [(32, 32), (10, 32)]]
 
 
-@pytest.mark.mpi(ranks=[4])
-def test_the_settings_that_ran_repeat_the_run(run_on_ranks: Run, mpi_tmp_path: Path) -> None:
-    assert run_on_ranks("train", *DIGITS, "--epochs", "1", "--method", "gpipe", "--out", "first")[0] == 0
-    assert run_on_ranks("train", "first/config.toml", "--out", "again")[0] == 0
-    one, other = (np.load(mpi_tmp_path / name / "weights.npz") for name in ("first", "again"))
+def test_the_settings_that_ran_repeat_the_run(run_hybridnn: Run) -> None:
+    assert run_hybridnn(*ON_FOUR, *DIGITS, "--epochs", "1", "--method", "gpipe", "--out", "first")[0] == 0
+    assert run_hybridnn(*ON_FOUR, "first/config.toml", "--out", "again")[0] == 0
+    one, other = (np.load(Path(name, "weights.npz")) for name in ("first", "again"))
     assert all(np.array_equal(one[name], other[name]) for name in one.files)
 
 
-@pytest.mark.mpi(ranks=[4])
-def test_stages_of_different_widths_train_from_the_command_line(run_on_ranks: Run) -> None:
+def test_stages_of_different_widths_train_from_the_command_line(run_hybridnn: Run) -> None:
     stages = ["--set", "parallel.stages=[{batch=2}, {model=2}]"]
-    code, out, err = run_on_ranks("train", *HIDDEN, "--epochs", "2", *stages, "--method", "pipedream", "--out", "run")
+    code, out, err = run_hybridnn(*ON_FOUR, *HIDDEN, "--epochs", "2", *stages, "--method", "pipedream", "--out", "run")
     assert code == 0, err
     assert "2 x 1 + 1 x 2 (batch x model of each stage)" in out
-    code, _, err = run_on_ranks("train", "run/config.toml", "--out", "again")
+    code, _, err = run_hybridnn(*ON_FOUR, "run/config.toml", "--out", "again")
     assert code == 0, err
 
 
-@pytest.mark.timeout(300)
-@pytest.mark.mpi(ranks=[4])
-def test_a_method_alone_makes_all_ranks_stages(run_on_ranks: Run, mpi_tmp_path: Path) -> None:
+def test_a_method_alone_makes_all_ranks_stages(run_hybridnn: Run) -> None:
     options = ["--set", "data.rows=60", *HIDDEN, "--batch-size", "24", "--method", "pipedream", "-q"]
-    assert run_on_ranks("train", *options, "--epochs", "1", "--out", "run")[0] == 0
-    header = history(mpi_tmp_path / "run")[0]
+    assert run_hybridnn(*ON_FOUR, *options, "--epochs", "1", "--out", "run")[0] == 0
+    header = history("run")[0]
     assert (header["pipeline"], header["batch"], header["method"]) == (4, 1, "pipedream")
-    code, _, err = run_on_ranks("train", "--resume", "run", "--epochs", "2", "-q")
+    code, _, err = run_hybridnn(*ON_FOUR, "--resume", "run", "--epochs", "2", "-q")
     assert code == 0, err
     exact = ["--method", "1f1b", "--batch", "2", "-q"]
-    code, _, err = run_on_ranks("train", "--resume", "run", "--epochs", "3", "--pipeline", "2", *exact, "--force")
+    code, _, err = run_hybridnn(*ON_FOUR, "--resume", "run", "--epochs", "3", "--pipeline", "2", *exact, "--force")
     assert code == 0, err
     plain = ["--pipeline", "1", "--batch", "4", "--method", "sequential", "-q"]
-    code, _, err = run_on_ranks("train", "--resume", "run", "--epochs", "4", *plain)
+    code, _, err = run_hybridnn(*ON_FOUR, "--resume", "run", "--epochs", "4", *plain)
     assert code == 0, err
-    code, _, err = run_on_ranks("train", "--resume", "run", "--epochs", "5", "--method", "gpipe", "-q")
+    code, _, err = run_hybridnn(*ON_FOUR, "--resume", "run", "--epochs", "5", "--method", "gpipe", "-q")
     assert code == 0, err
-    *lines, last, end = history(mpi_tmp_path / "run")
+    *lines, last, end = history("run")
     assert (last["epoch"], end["kind"]) == (5, "end")
     headers = [line for line in lines if line["kind"] == "header"]
     layouts = [(line["pipeline"], line["batch"], line["method"]) for line in headers]
@@ -161,36 +159,19 @@ WRONG = {
 }
 
 
-def _wrong(ranks: int) -> list[str]:
-    return [case for case, (wanted, _, _) in WRONG.items() if wanted == ranks]
-
-
-@pytest.mark.mpi(ranks=[2])
-@pytest.mark.parametrize("case", _wrong(2))
-def test_one_clear_line_and_exit_code_2(case: str, run_on_ranks: Run, mpi_tmp_path: Path) -> None:
-    assert_refused(case, run_on_ranks, mpi_tmp_path)
-
-
-@pytest.mark.mpi(ranks=[3])
-@pytest.mark.parametrize("case", _wrong(3))
-def test_one_clear_line_and_exit_code_2_on_three_ranks(case: str, run_on_ranks: Run, mpi_tmp_path: Path) -> None:
-    assert_refused(case, run_on_ranks, mpi_tmp_path)
-
-
-def assert_refused(case: str, run_on_ranks: Run, folder: Path) -> None:
-    _, arguments, words = WRONG[case]
-    code, _, err = run_on_ranks("train", *arguments)
-    assert code == 2
-    lines = [line for line in err.splitlines() if line.startswith("Error")]
-    assert len(lines) == 1
+@pytest.mark.parametrize("case", WRONG)
+def test_one_clear_line_and_exit_code_2(case: str, run_hybridnn: Run) -> None:
+    ranks, arguments, words = WRONG[case]
+    code, out, err = run_hybridnn("train", "--in-process", str(ranks), *arguments)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith("Error: ")
     for word in words:
-        assert word in lines[0]
-    assert not (folder / "runs").exists()
+        assert word in err
+    assert not Path("runs").exists()
 
 
-@pytest.mark.mpi(ranks=[4])
-def test_fewer_minibatches_than_stages_work(run_on_ranks: Run, mpi_tmp_path: Path) -> None:
+def test_fewer_minibatches_than_stages_work(run_hybridnn: Run) -> None:
     options = ["--epochs", "1", "--method", "pipedream", "--batch-size", "1000", "--out", "run"]
-    code, _, err = run_on_ranks("train", *DIGITS, *options)
+    code, _, err = run_hybridnn(*ON_FOUR, *DIGITS, *options)
     assert code == 0, err
-    assert history(mpi_tmp_path / "run")[-1]["steps"] == 2
+    assert history("run")[-1]["steps"] == 2

@@ -24,6 +24,11 @@ Run = Callable[..., tuple[int, str, str]]
 RANKS = [1, 3]
 
 
+def on_ranks(ranks: int) -> tuple[str, ...]:
+    """Options that make so many ranks of this process."""
+    return ("--in-process", str(ranks)) if ranks > 1 else ()
+
+
 def save(folder: Path, **arrays: object) -> str:
     path = folder / "mine.npz"
     good: dict[str, object] = {"x_train": np.random.default_rng(0).normal(size=(30, 4)), "y_train": np.arange(30) % 3}
@@ -79,42 +84,56 @@ CASES: dict[str, tuple[Callable[[Path], list[str]], list[str]]] = {
 }
 
 
-@pytest.mark.mpi(ranks=RANKS)
+@pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize("case", CASES)
 def test_one_clear_line_and_exit_code_2(
-    case: str, run_on_ranks: Run, mpi_tmp_path: Path, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+    case: str, ranks: int, run_hybridnn: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write, words = CASES[case]
-    arguments = comm.bcast(write(mpi_tmp_path) if comm.rank == 0 else None)
-    monkeypatch.setenv("HYBRIDNN_DATA", str(mpi_tmp_path))
-    code, _, err = run_on_ranks("train", *arguments)
+    monkeypatch.setenv("HYBRIDNN_DATA", str(tmp_path))
+    assert_refused(run_hybridnn("train", *on_ranks(ranks), *write(tmp_path)), words, tmp_path)
+
+
+@pytest.mark.mpi(ranks=[3])
+def test_what_one_of_several_processes_finds_is_one_line(
+    run_on_ranks: Run, mpi_tmp_path: Path, comm: MPI.Intracomm
+) -> None:
+    """Rank 0 alone reads the data and writes the run folder."""
+    for case in ("label outside the classes", "an unwritable folder"):
+        write, words = CASES[case]
+        arguments = comm.bcast(write(mpi_tmp_path) if comm.rank == 0 else None)
+        assert_refused(run_on_ranks("train", *arguments), words, mpi_tmp_path)
+
+
+def assert_refused(result: tuple[int, str, str], words: list[str], folder: Path) -> None:
+    code, _, err = result
     assert code == 2, err
     errors = [line for line in err.splitlines() if "Error" in line]
     assert len(errors) == 1, err
     assert all(word in errors[0] for word in words), errors[0]
     assert "Traceback" not in err
-    assert not list(mpi_tmp_path.glob("runs/*/weights.npz"))
-    assert not any('"end"' in path.read_text() for path in mpi_tmp_path.glob("runs/*/history.jsonl"))
-
-
-@pytest.mark.mpi(ranks=RANKS)
-def test_more_model_ranks_than_outputs(run_on_ranks: Run, comm: MPI.Intracomm) -> None:
-    code, _, err = run_on_ranks("train", "--model", str(comm.size), "--hidden", "16,2")
-    assert code == (0 if comm.size == 1 else 2), err
-    if comm.size > 1:
-        assert "Error: parallel.model = 3: layer 1 has 2 outputs, fewer than the 3 model ranks" in err
+    assert not list(folder.glob("runs/*/weights.npz"))
+    assert not any('"end"' in path.read_text() for path in folder.glob("runs/*/history.jsonl"))
 
 
 @pytest.mark.parametrize("ranks", RANKS)
-def test_a_loss_that_is_not_finite_stops_the_run(ranks: int, tmp_path: Path) -> None:
-    program = [sys.executable, "-m", "hybridnn", "train", "--lr", "1e6", "--quiet"]
-    result = run_mpi(ranks, program, timeout=60, cwd=tmp_path)
-    assert result.returncode == 1
-    errors = [line for line in result.stderr.splitlines() if "Error" in line]
-    assert len(errors) == 1, result.stderr
+def test_more_model_ranks_than_outputs(ranks: int, run_hybridnn: Run) -> None:
+    code, _, err = run_hybridnn("train", *on_ranks(ranks), "--model", str(ranks), "--hidden", "16,2")
+    assert code == (0 if ranks == 1 else 2), err
+    if ranks > 1:
+        assert "Error: parallel.model = 3: layer 1 has 2 outputs, fewer than the 3 model ranks" in err
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("ranks", RANKS)
+def test_a_loss_that_is_not_finite_stops_the_run(ranks: int, run_hybridnn: Run, tmp_path: Path) -> None:
+    code, _, err = run_hybridnn("train", *on_ranks(ranks), "--lr", "1e6", "--quiet")
+    assert code == 1
+    errors = [line for line in err.splitlines() if "Error" in line]
+    assert len(errors) == 1, err
     assert all(word in errors[0] for word in ("step", "layer 2:", "optimizer.lr", "clip_norm")), errors[0]
     assert not list(tmp_path.glob("runs/*/weights.npz"))
-    assert "Warning" not in result.stderr
+    assert "Warning" not in err
 
 
 FULL_DISK_ON_RANK_0 = """
@@ -177,15 +196,20 @@ def test_several_processes_without_an_mpi_library_are_refused_with_the_two_extra
     assert not (tmp_path / "runs").exists()
 
 
-INTERRUPTED_RANK_1 = f"""
-import os, signal, threading
+INTERRUPTED_RANK_1 = """
+import os, signal
 import hybridnn
 from hybridnn.cli.main import main
+from hybridnn.training.boundary import StepBoundary
 signal.signal(signal.SIGINT, signal.default_int_handler)
-if hybridnn.ProcessGrid().rank == 1:
-    timer = threading.Timer({patience(2)}, os.kill, (os.getpid(), signal.SIGINT))
-    timer.daemon = True
-    timer.start()
+rank, ask = hybridnn.ProcessGrid().rank, StepBoundary.__call__
+
+def interrupted(self, reached):
+    if rank == 1 and reached.step == 20:
+        os.kill(os.getpid(), signal.SIGINT)
+    return ask(self, reached)
+
+StepBoundary.__call__ = interrupted
 main(["train", "--epochs", "1000000", "--quiet"])
 """
 

@@ -30,6 +30,15 @@ def test_folders_that_can_be_written_to(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_ranks_that_look_while_others_write_find_the_same(tmp_path: Path) -> None:
+    for check in (check_working_folder, check_cache_folder, check_shared_memory_room):
+        one, other = (check(tmp_path, lambda path, room=room: room) for room in (23_500_000_000, 23_400_000_000))
+        assert one == other
+        assert one is not None
+        assert "at least 16 GiB free" in one.what
+    assert "at least 0 B free" in check_working_folder(tmp_path, lambda path: 0).what
+
+
 def test_a_full_disk(tmp_path: Path) -> None:
     found = check_working_folder(tmp_path, lambda path: LITTLE)
     assert found.verdict == "warning"

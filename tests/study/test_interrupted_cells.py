@@ -14,11 +14,13 @@ from typing import Any
 import pytest
 
 from hybridnn.errors import SettingError, StoppedBySignal
+from hybridnn.study.launch import train_command
 from hybridnn.study.report.results import read_results
 from hybridnn.study.runner import CellOutcome, StudyRun, plan_study, run_study
 from hybridnn.study.study_file import load_study
 from hybridnn.study.study_folder import StudyFolder
 from hybridnn.training.folder_lock import FolderInUse, FolderLock
+from reference.commands import WITHOUT_PICTURE
 from reference.finished_runs import write_run
 
 pytestmark = pytest.mark.timeout(600)
@@ -49,6 +51,10 @@ def _plan(tmp_path: Path, epochs: int, key: str = "", more: str = "") -> StudyRu
     file = tmp_path / "s.toml"
     file.write_text(STUDY.format(key=key, epochs=epochs, more=more))
     return plan_study(load_study(file), tmp_path / "out", "env")
+
+
+def _without_picture(settings: Path, folder: Path) -> list[str]:
+    return [*WITHOUT_PICTURE, *train_command(settings, folder)[3:]]
 
 
 def _records(folder: Path, kind: str) -> list[dict[str, Any]]:
@@ -92,7 +98,7 @@ def test_interrupted_cell_begins_anew(tmp_path: Path, number: int, more: str) ->
     assert list((cell / "checkpoints").iterdir())  # which is why it could not be run again
 
     again = _plan(tmp_path, 2)
-    assert [outcome.fate for outcome in run_study(again, View())] == ["finished"]
+    assert [outcome.fate for outcome in run_study(again, View(), train=_without_picture)] == ["finished"]
     assert [record["epoch"] for record in _records(cell, "epoch")] == [1, 2]
     assert _records(cell, "resumed") == []
     assert again.folder.state(CELL).status == "finished"
@@ -108,7 +114,7 @@ def test_cell_ended_at_its_limit_begins_anew(tmp_path: Path) -> None:
             break
     else:
         raise AssertionError("no checkpoint within 64 s")
-    assert [outcome.fate for outcome in run_study(_plan(tmp_path, 2), View())] == ["finished"]
+    assert [outcome.fate for outcome in run_study(_plan(tmp_path, 2), View(), train=_without_picture)] == ["finished"]
     assert [record["epoch"] for record in _records(cell, "epoch")] == [1, 2]
 
 
@@ -127,7 +133,7 @@ def test_interrupted_cell_of_a_study_that_resumes_goes_on(tmp_path: Path, number
     last_step = max(int(path.name.removeprefix("step-")) for path in (cell / "checkpoints").glob("step-*"))
 
     again = _plan(tmp_path, done[-1] + 2, key)
-    assert [outcome.fate for outcome in run_study(again, View())] == ["finished"]
+    assert [outcome.fate for outcome in run_study(again, View(), train=_without_picture)] == ["finished"]
     assert [record["step"] for record in _records(cell, "resumed")] == [last_step]
     assert [record["epoch"] for record in _records(cell, "epoch")] == list(range(1, done[-1] + 3))
 
