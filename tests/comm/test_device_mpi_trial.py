@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from comm.stand_in_device import StandInCupy
 from hybridnn.child_process import ChildEnd
 from hybridnn.comm.device_mpi_trial import DeviceMpiTrial, try_device_mpi
 from hybridnn.comm.device_probe import what_goes_wrong
 from hybridnn.comm.transports.device import Device
 from hybridnn.errors import EnvironmentProblem
 from hybridnn.kernels.cupy_loading import load_cupy
+from reference.stand_in_device import StandInCupy
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from comm.device_groups import data_of
-from comm.stand_in_device import StandInCupy
 from hybridnn.comm.grid import ProcessGrid
 from hybridnn.comm.group import Group
 from hybridnn.comm.transports.carrier import Carrier
 from hybridnn.comm.transports.device import Device
 from hybridnn.comm.transports.nccl_start import start_nccl
+from reference.device_groups import data_of
+from reference.stand_in_device import StandInCupy
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from comm.device_groups import CHUNKS, NAMES, data_of, device_group
-from comm.stand_in_device import STALE, StandInCupy
-from comm.stand_in_streams import StandInError
 from hybridnn.comm.partition import block_slice
 from hybridnn.kernels.cupy_kernels import CupyKernels
+from reference.device_groups import CHUNKS, NAMES, data_of, device_group
+from reference.stand_in_device import STALE, StandInCupy
+from reference.stand_in_streams import StandInError
 
 if TYPE_CHECKING:
     from mpi4py import MPI

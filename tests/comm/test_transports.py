@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from comm.device_groups import CHUNKS, NAMES, WHOLE, data_of, device_group
-from comm.stand_in_device import DeviceArray, StandInCupy
 from hybridnn.comm.grid import ProcessGrid
 from hybridnn.comm.group import Group
 from hybridnn.comm.partition import block_sizes, block_slice
+from reference.device_groups import CHUNKS, NAMES, WHOLE, data_of, device_group
+from reference.stand_in_device import DeviceArray, StandInCupy
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from comm.stand_in_device import STALE, DeviceArray, StandInCupy
 from hybridnn import ProcessGrid
 from hybridnn.comm.transports.carrier import Carrier
 from hybridnn.comm.transports.device import Device
@@ -23,6 +22,7 @@ from hybridnn.kernels.device_events import Progress, mark, wait_for
 from hybridnn.kernels.numpy_backend import NUMPY
 from hybridnn.kernels.pinned_memory import PinnedMemory
 from hybridnn.training.device import TrainingDevice
+from reference.stand_in_device import STALE, DeviceArray, StandInCupy
 
 if TYPE_CHECKING:
     from mpi4py import MPI

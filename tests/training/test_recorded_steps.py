@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from comm.stand_in_device import StandInCupy
 from hybridnn import ProcessGrid, Trainer
 from hybridnn.comm.calls import Call
 from hybridnn.comm.transports.carrier import Carrier
@@ -17,6 +16,7 @@ from hybridnn.parallel.gradient_reduction import DEVICE_PACE
 from hybridnn.training.device import DeviceOptions, settle_device
 from hybridnn.training.history import StepRecord
 from reference.cases import Case, assert_arrays_close, check_against_reference, data, make_trainer, run
+from reference.stand_in_device import StandInCupy
 from training.device_cases import CASES, CLIPPED, EXACTLY, check
 from training.stand_in_training import cupy_with_a_gpu, kernels_of, stand_in
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from comm.stand_in_device import StandInCupy
 from hybridnn.comm.grid import ProcessGrid
 from hybridnn.comm.group import Group
 from hybridnn.comm.transports.carrier import Carrier
 from hybridnn.comm.transports.device import Device
+from reference.stand_in_device import StandInCupy
 
 if TYPE_CHECKING:
     from mpi4py import MPI

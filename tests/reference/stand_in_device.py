@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from comm.stand_in_nccl import StandInNccl
-from comm.stand_in_streams import Event, StandInError, Stream
+from reference.stand_in_nccl import StandInNccl
+from reference.stand_in_streams import Event, StandInError, Stream
 
 if TYPE_CHECKING:
     from mpi4py import MPI

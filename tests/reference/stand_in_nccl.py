@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from comm.stand_in_device import StandInCupy
+    from reference.stand_in_device import StandInCupy
 
 __all__ = ["StandInNccl"]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from weakref import WeakValueDictionary, finalize, ref
 
 if TYPE_CHECKING:
-    from comm.stand_in_device import StandInCupy
+    from reference.stand_in_device import StandInCupy
 
 __all__ = ["Event", "StandInError", "Stream"]
 
