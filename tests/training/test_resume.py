@@ -132,12 +132,12 @@ EXACT = {
 def test_exact_layouts_go_on_as_if_nothing_had_happened(tmp_path: Path) -> None:
     folder = shared_folder(tmp_path)
     layouts = EXACT[ProcessGrid().size]
+    alone = [uninterrupted(Layout({}), optimizer, alone=True) for optimizer in (ADAM, MOMENTUM)]
     for place, (first, second) in enumerate(zip(layouts, layouts[1:] + layouts[:1], strict=True)):
-        for optimizer in (ADAM, MOMENTUM):
+        for optimizer, expected in zip((ADAM, MOMENTUM), alone, strict=True):
             stop_at = (7, 10, 1, 13)[place]  # within an epoch, at the end of one, after the first step
             case = folder / f"{place}-{type(optimizer).__name__}"
-            alone = uninterrupted(Layout({}), optimizer, alone=True)
-            assert_same(stopped_and_resumed(first, second, optimizer, stop_at, case / "other"), alone, 1e-10)
+            assert_same(stopped_and_resumed(first, second, optimizer, stop_at, case / "other"), expected, 1e-10)
             again = stopped_and_resumed(first, first, optimizer, stop_at, case / "same")
             assert_same(again, uninterrupted(first, optimizer), 0)
 
