@@ -1,17 +1,13 @@
-"""The command line run in this process: alone, or on every rank of an MPI test."""
+"""The command line run in this process: as its only rank, or as each rank of a launcher."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from hybridnn.cli.main import main
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -55,26 +51,5 @@ def run_as_ranks(run_hybridnn: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: P
             result = run_hybridnn(*arguments)
             assert codes in ([0, 0], [result[0], result[0]])
             return result
-
-    return run_arguments
-
-
-@pytest.fixture
-def run_on_ranks(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, mpi_tmp_path: Path, comm: MPI.Intracomm
-) -> Run:
-    """Run ``hybridnn`` on all ranks in one empty folder; returns their exit code, and what all of them printed.
-
-    It takes a tenth of the time of a job of its own. What only a job shows, how it begins and ends, is seen elsewhere.
-    """
-    monkeypatch.chdir(mpi_tmp_path)
-
-    def run_arguments(*arguments: str) -> tuple[int, str, str]:
-        comm.Barrier()  # no rank is still at what came before
-        with pytest.raises(SystemExit) as end:
-            main(arguments)
-        codes, out, err = zip(*comm.allgather((end.value.code, *capfd.readouterr())), strict=True)
-        assert len(set(codes)) == 1, codes
-        return codes[0], "".join(out), "".join(err)
 
     return run_arguments

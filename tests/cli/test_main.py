@@ -156,7 +156,7 @@ def test_only_rank_0_prints(run_mpi: Callable[..., JobResult], run_as_ranks: Run
     assert run_as_ranks("--version") == (0, f"hybridnn {__version__}\n", "")
 
 
-@pytest.mark.parametrize("wait", ["MPI.COMM_WORLD.Recv(bytearray(1), source=1)", "hybridnn.ProcessGrid()"])
+@pytest.mark.parametrize("wait", ["MPI.COMM_WORLD.Recv(bytearray(1), source=1, tag=0)", "hybridnn.ProcessGrid()"])
 def test_error_that_only_one_rank_has_ends_the_job(run_mpi: Callable[..., JobResult], wait: str) -> None:
     program = (
         "from mpi4py import MPI\nimport hybridnn\nfrom hybridnn.cli.ranks import leave\n"
