@@ -247,6 +247,8 @@ def _impossible(manifest: Manifest, new: Origin, trainer: Trainer, samples: int)
     per_epoch = ceil(samples / trainer.batch_size)
     if progress.minibatches >= per_epoch:
         return f"progress.minibatches = {progress.minibatches}, of an epoch of {per_epoch}"
+    if progress.epoch - 1 + progress.minibatches > progress.step:  # of other data, an epoch may have had one step
+        return f"progress.epoch = {progress.epoch} after {progress.step} steps"
     if progress.samples != progress.minibatches * trainer.batch_size:
         return f"progress.samples = {progress.samples} in {progress.minibatches} minibatches of {trainer.batch_size}"
     if set(manifest.weight_versions) != {progress.step}:

@@ -299,6 +299,7 @@ HARM: dict[str, Callable[[Path], object]] = {
     "more samples": at("progress/samples", 7000),
     "a loss that is no number": at("progress/loss_sum", "x"),
     "epoch 0": at("progress/epoch", 0),
+    "an epoch that cannot have begun": at("progress/epoch", 10**12),
     "huge step": at("progress/step", 10**30),
     "another step": at("progress/step", 16),
     "huge weight versions": at("weight_versions", [10**30] * 2),
