@@ -14,21 +14,14 @@ if TYPE_CHECKING:
 
 def on_nodes(comm: MPI.Intracomm, nodes: Sequence[int]) -> MPI.Intracomm:
     """`comm`, which says that its ranks run on these nodes."""
-    kind: type[Any] = InProcess if is_in_process() else import_mpi().Intracomm
+    kind: type[Any] = import_mpi().Intracomm
 
     class OnNodes(kind):  # type: ignore[misc]
         def Split_type(self, split_type: int, key: int = 0, info: Any = None) -> MPI.Intracomm:  # noqa: N802
             return comm.Split(nodes[comm.rank], key)
 
-    made: MPI.Intracomm = OnNodes(comm)
-    return made
-
-
-class InProcess:
-    """A communicator of ranks of one process; a copy of one would count its collectives apart."""
-
-    def __init__(self, comm: Any) -> None:
-        self._comm = comm
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._comm, name)
+    if is_in_process():  # a copy would count its collectives apart
+        made: MPI.Intracomm = OnNodes.__new__(OnNodes)
+        made.__dict__ = comm.__dict__
+        return made
+    return OnNodes(comm)
