@@ -9,10 +9,12 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import NamedTuple
 
+from hybridnn.comm.stalls.state import place_in_code
+
 __all__ = ["Line", "Site", "calling_line", "is_debugged", "place_of", "place_of_thread"]
 
-PACKAGE = str(Path(__file__).resolve().parents[1])
-HIDDEN = (str(Path(__file__).resolve().parent), str(Path(PACKAGE) / "comm"))
+PACKAGE = str(Path(__file__).parents[1])
+HIDDEN = (str(Path(__file__).parent), str(Path(PACKAGE) / "comm"))
 """Code whose lines say nothing about the program: this package, and the groups that wrap every call."""
 
 
@@ -36,12 +38,9 @@ class Site(NamedTuple):
     line: int
 
     def __str__(self) -> str:
-        path = Path(self.code.co_filename)
-        if path.is_relative_to(PACKAGE):
-            name = str(Path("hybridnn") / path.relative_to(PACKAGE))
-        else:
-            name = "cell" if path.parent.name.startswith(KERNEL) else path.name
-        return f"{name}:{self.line} in {self.code.co_name}"
+        file = self.code.co_filename
+        in_cell = Path(file).parent.name.startswith(KERNEL)
+        return place_in_code("cell" if in_cell else file, self.line, self.code.co_name)
 
 
 def calling_line() -> Line:

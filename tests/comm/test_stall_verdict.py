@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import hybridnn
 from hybridnn.comm.stalls.ranks_text import ranks_in, ranks_text
-from hybridnn.comm.stalls.state import RankState
+from hybridnn.comm.stalls.state import RankState, place_in_code
 from hybridnn.comm.stalls.verdict import Finding, judge
 from reference.stalls import Job, Step, collective, message, progress, rank_state
 
@@ -259,3 +260,8 @@ def test_sets_of_ranks_are_read_as_they_are_written(ranks: set[int]) -> None:
 )
 def test_sets_of_ranks_are_short(ranks: list[int], text: str) -> None:
     assert ranks_text(ranks) == text
+
+
+def test_a_folder_of_the_users_may_have_the_name_of_the_package() -> None:
+    assert place_in_code("/home/me/hybridnn/job.py", 3, "f") == "job.py:3 in f"
+    assert place_in_code(hybridnn.__file__, 3, "f") == "hybridnn/__init__.py:3 in f"

@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+import hybridnn
 from hybridnn.comm.stalls.ranks_text import ranks_text
 from hybridnn.comm.stalls.state import CallState, Finished, Frame, GroupState, RankState
 
 __all__ = ["Job", "collective", "message", "progress", "rank_state"]
 
 SLOW_LINE = Frame("/home/somebody/slow.py", 12, "on_step", "time.sleep(1000)")
-CALL_LINE = Frame("/lib/hybridnn/training/engine.py", 204, "_check", "group.allreduce(total)")
+ENGINE = str(Path(hybridnn.__file__).parent / "training" / "engine.py")
+CALL_LINE = Frame(ENGINE, 204, "_check", "group.allreduce(total)")
 
 
 def collective(

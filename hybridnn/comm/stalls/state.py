@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 __all__ = ["CallState", "Finished", "Frame", "GroupKey", "GroupState", "JobState", "RankState", "place_in_code"]
 
@@ -10,13 +11,13 @@ GroupKey = tuple[str, str, int]
 """What tells the groups of a job from one another: axis, members, and the number among groups alike in both."""
 
 OUTSIDE = "nothing: outside of communication"
-PACKAGE = "/hybridnn/"
+PACKAGE = f"{Path(__file__).parents[2]}/"
+"""As frames name it: links stay."""
 
 
 def place_in_code(file: str, line: int, function: str) -> str:
     """A line of code, without the folders in which Python or the user keep the file."""
-    _, package, inside = file.rpartition(PACKAGE)
-    name = f"hybridnn/{inside}" if package else file.rpartition("/")[2]
+    name = f"hybridnn/{file.removeprefix(PACKAGE)}" if file.startswith(PACKAGE) else file.rpartition("/")[2]
     return f"{name}:{line} in {function}"
 
 
