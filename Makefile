@@ -1,7 +1,7 @@
 # hybridnn: `make train` and `make test` set up everything they need in .venv and then do what they say.
 #
 #   make train                 train digits with 4 ranks as a 2 x 2 grid (more options: make train ARGS="--set training.epochs=3")
-#   make test                  all that an installation has to pass      (one test: make test ARGS="-k name")
+#   make test                  all that an installation has to pass, two tests at a time  (one test: make test ARGS="-k name -n 0")
 #   make test-slow             what else the library has to pass: long drills, compilers, the runner of the MPI tests
 #   make test-all              test, test-slow and test-slurm
 #   make test-slurm            the batch scripts on a real Slurm, brought up on this machine and ended afterwards; as root
@@ -32,10 +32,10 @@ train: $(VENV)/.installed-run
 	$(BIN)/hybridnn train -n 4 --batch 2 --model 2 $(ARGS)
 
 test: $(VENV)/.installed-test
-	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+	$(BIN)/python -m pytest -m "not slow" -n 2 $(ARGS)
 
 test-slow: $(VENV)/.installed-test
-	$(BIN)/python -m pytest -m slow $(ARGS)
+	$(BIN)/python -m pytest -m slow -n 2 $(ARGS)
 
 test-all:
 	$(MAKE) test

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -60,5 +61,7 @@ def unpacked(pytestconfig: pytest.Config) -> Path:
     if not (REAL / "unpack.py").is_file():
         pytest.skip(f"the official data files are not in {REAL}")
     folder = pytestconfig.cache.mkdir("official-data")
-    subprocess.run([sys.executable, str(REAL / "unpack.py"), str(folder)], check=True, capture_output=True)
+    with open(folder.parent / "official-data.lock", "w", encoding="utf-8") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # tests may run side by side
+        subprocess.run([sys.executable, str(REAL / "unpack.py"), str(folder)], check=True, capture_output=True)
     return folder

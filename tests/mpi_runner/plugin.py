@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 USUAL_RANKS = (2, 3)
+
+UNDER_MPI = re.compile(r"\[(.*-)?np\d+[-\]]")
+"""In the name of a test that was collected for a number of ranks under MPI."""
 
 
 def _under_mpi(config: pytest.Config) -> bool:
@@ -49,6 +53,18 @@ def pytest_configure(config: pytest.Config) -> None:
         folder = Path(os.environ[RECORDS_FOLDER])
         config.option.basetemp = str(folder / f"tmp-{MPI.COMM_WORLD.rank}")  # removed with the job
         config.pluginmanager.register(RankRecorder(folder, MPI.COMM_WORLD))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Tests side by side: a file in one process, and what runs under MPI in one too, which starts few jobs."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return "under MPI" if UNDER_MPI.search(nodeid) else nodeid.split("::")[0]
+
+    return ByFile(config, log)
 
 
 def pytest_report_header() -> str:
