@@ -16,7 +16,16 @@ TORCH = "torch==2.13.0"
 # The last version that compiles for every GPU from 2017 on, and the newest: CuPy calls the one it was built for.
 NVRTC = ["nvidia-cuda-nvrtc-cu12; sys_platform == 'linux'", "nvidia-cuda-nvrtc>=13; sys_platform == 'linux'"]
 NOTEBOOK = ["nbclient", "ipykernel"]
-TEST = ["pytest>=8.2", "pytest-mpi>=0.6", "pytest-timeout>=2.3", "pytest-xdist>=3.6", "hypothesis", TORCH, *NOTEBOOK, *NVRTC]
+TEST = [
+    "pytest>=8.2",
+    "pytest-mpi>=0.6",
+    "pytest-timeout>=2.3",
+    "pytest-xdist>=3.6",
+    "hypothesis",
+    TORCH,
+    *NOTEBOOK,
+    *NVRTC,
+]
 
 
 def version() -> str:

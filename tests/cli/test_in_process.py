@@ -330,6 +330,7 @@ def test_the_output_is_that_of_the_same_command_under_mpirun(
     run_hybridnn: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPENBLAS_NUM_THREADS", "1")  # as jobs of tests have
+    monkeypatch.setenv("COLUMNS", "120")  # so that no line is broken
     options = ("train", "--epochs", "2", "--hidden", "20", "--batch", "2", "--model", "2", "--out")
     result = run_mpi(4, [*WITHOUT_PICTURE, *options, "processes"], timeout=patience(60), cwd=tmp_path)
     assert result.returncode == 0, result.stderr

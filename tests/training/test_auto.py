@@ -108,7 +108,7 @@ def test_without_a_machine_file_the_error_says_how_to_make_one(
 ) -> None:
     monkeypatch.delenv("HYBRIDNN_MACHINE", raising=False)
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(HybridnnError, match=r"hybridnn calibrate --out machine\.toml"):
+    with pytest.raises(HybridnnError, match=r"hybridnn calibrate -n 2 --out machine\.toml"):
         settle_layout(settings_with())
 
 
