@@ -49,11 +49,9 @@ NEW = (
 """What ranks of scripts do and what befalls files, as far as it is tried here; `FAULTS` are all tried."""
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(2500)
-@pytest.mark.parametrize(
-    "faults",
-    [pytest.param(tuple(FAULTS), marks=pytest.mark.slow, id="struck"), pytest.param(NEW, id="scripts and files")],
-)
+@pytest.mark.parametrize("faults", [tuple(FAULTS), NEW], ids=["struck", "scripts and files"])
 def test_short_drill_loses_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path, faults: tuple[str, ...]) -> None:
     number = len(faults)
     arguments = ["--trials", str(number), "--seed", "3", "--most-ranks", "2", "--folder", str(tmp_path / "drill")]
