@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
-import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 from xml.etree import ElementTree
 
@@ -18,23 +15,10 @@ from hybridnn import MLP, SGD, ProcessGrid, Trainer
 from hybridnn.datasets import load_dataset
 from hybridnn.in_process import run_ranks
 from mpi_runner.slowness import patience
+from reference.pages import ROOT, outputs
 
-DOCS = Path(__file__).parents[2] / "docs"
-NOTEBOOK = DOCS / "ranks_in_one_process.ipynb"
+NOTEBOOK = ROOT / "docs" / "ranks_in_one_process.ipynb"
 SVG = "{http://www.w3.org/2000/svg}"
-
-
-def load_outputs() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("docs_outputs_of_notebooks", DOCS / "outputs.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-outputs = load_outputs()
 
 
 def executed(text: str) -> str:

@@ -2,30 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 from mpi_runner.launch import job_environment
 from mpi_runner.slowness import patience
-
-ROOT = Path(__file__).parents[2]
-
-
-def load() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("docs_outputs", ROOT / "docs" / "outputs.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-outputs = load()
+from reference.pages import outputs
 
 
 def checked(page: Path) -> list[str]:
