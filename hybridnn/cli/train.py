@@ -94,7 +94,7 @@ def train(
     _check_one_source(overrides or (), data, file)
     asked = [*(overrides or ()), *given]
     settings = None if resume not in (None, "auto") and config is None else load_settings(config, asked)
-    start_ranks(ranks)
+    start_ranks(ranks, stops_on_signals=True)
 
     # Only now, so that a wrong setting is reported without waiting for the rest to load.
     from hybridnn.cli.losses import announce_loss, leave_after_loss

@@ -74,6 +74,13 @@ class RankLauncher:
         """Whether Slurm starts the ranks."""
         return self.words[0] == "srun"
 
+    def ends_ranks_on_signals(self, environment: Mapping[str, str]) -> bool:
+        """Whether SIGINT and SIGTERM end the ranks instead of reaching them: so it is with Open MPI's ``mpirun``."""
+        if self.is_srun:
+            return False
+        end = run_child([self.words[0], "--version"], SECONDS, without_launcher(environment))
+        return mpi_family(end.output + end.errors) == "Open MPI"
+
     def command(self, ranks: int, program: Sequence[str], environment: Mapping[str, str]) -> list[str]:
         """Words that start a program on so many ranks.
 

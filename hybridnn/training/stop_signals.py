@@ -1,7 +1,8 @@
 """Signals that stop a run of the command line: it finishes its step, writes a checkpoint and leaves.
 
 SIGUSR1 is what a batch script has Slurm send before the time limit (``--signal``), SIGTERM what ``scancel`` and
-preemption send, SIGINT what Ctrl-C sends. `Trainer.fit` installs no handlers: there Ctrl-C raises
+preemption send, SIGINT what Ctrl-C sends, and SIGUSR2 stands for SIGINT where a launcher would end the ranks on
+that (`hybridnn.cli.start_ranks`). `Trainer.fit` installs no handlers: there Ctrl-C raises
 ``KeyboardInterrupt`` as in any Python program. A second signal ends the process at once, but for one so soon after the
 first that a launcher must have sent it twice.
 """
@@ -17,9 +18,9 @@ from typing import Any
 
 from hybridnn.comm.stand_in import is_in_process
 
-__all__ = ["SIGNALS", "StopSignals"]
+__all__ = ["SIGNALS", "TWICE_SECONDS", "StopSignals"]
 
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
 
 INTERRUPTED = b"\ninterrupted: a checkpoint is written at the next step boundary; Ctrl-C again ends the run at once\n"
 
@@ -64,6 +65,7 @@ class StopSignals:
             signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
+        number = signal.SIGINT if number == signal.SIGUSR2 else number
         if self._received and monotonic() - self._when > TWICE_SECONDS:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)

@@ -10,14 +10,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from hybridnn.cli.output import make_console
-from mpi_runner.launch import find_mpirun, job_environment, started_job
+from hybridnn.comm.launcher import RankLauncher
+from hybridnn.training.stop_signals import TWICE_SECONDS
+from mpi_runner.launch import find_mpirun, job_environment, marked_processes, started_job
 from mpi_runner.slowness import patience
 
 Run = Callable[..., tuple[int, str, str]]
@@ -106,6 +108,79 @@ def test_signals_reach_the_ranks_and_their_exit_code_the_caller(tmp_path: Path) 
         assert job.wait(patience(60)) == 5, (tmp_path / "out").read_text()
 
 
+@contextlib.contextmanager
+def _training(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A training on two ranks that ends by a signal alone, once it has made steps; its output is in ``out``."""
+    command = [*HYBRIDNN, "train", "-n", "2", "--epochs", "1000000", "-q", "--out", "run"]
+    with (
+        open(folder / "out", "wb") as out,
+        started_job(command, stdout=out, environment=_bare(OF_TEST=str(folder)), folder=folder) as job,
+    ):
+        history = folder / "run" / "history.jsonl"
+        deadline = time.monotonic() + patience(120)
+        while not history.exists() or len(history.read_bytes().splitlines()) < 5:
+            assert job.poll() is None, (folder / "out").read_text()
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        yield job
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("number", "code", "word"),
+    [(signal.SIGINT, 130, "SIGINT"), (signal.SIGTERM, 75, "SIG"), (signal.SIGUSR1, 75, "SIG")],
+)
+def test_a_signal_to_all_processes_of_a_training_lets_it_save(
+    tmp_path: Path, number: signal.Signals, code: int, word: str
+) -> None:
+    """Ctrl-C in a terminal reaches the launcher too, and `timeout` signals all processes as well."""
+    with _training(tmp_path) as job:
+        os.killpg(job.pid, number)
+        ended = job.wait(patience(60))
+    printed = (tmp_path / "out").read_text()
+    assert ended == code, printed
+    assert f"Error: stopped by {word}" in printed
+    assert "go on with: hybridnn train --resume run" in printed
+    assert len(list((tmp_path / "run" / "checkpoints").glob("step-*"))) == 1
+
+
+def _left(folder: Path) -> list[int]:
+    """What lives of a training in a folder, after some time to end."""
+    deadline = time.monotonic() + patience(30)
+    while (left := marked_processes(f"OF_TEST={folder}")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return left
+
+
+@pytest.fixture
+def open_mpi() -> None:
+    """Skip the test under another MPI library."""
+    if not RankLauncher.find(_bare()).ends_ranks_on_signals(_bare()):
+        pytest.skip("this launcher forwards signals itself")
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.usefixtures("open_mpi")
+def test_a_second_interrupt_ends_ranks_that_are_stuck(tmp_path: Path) -> None:
+    with _training(tmp_path) as job:
+        (last,) = {*marked_processes(f"OF_TEST={tmp_path}")} & {*marked_processes("OMPI_COMM_WORLD_RANK=1")}
+        os.kill(last, signal.SIGSTOP)
+        os.killpg(job.pid, signal.SIGINT)
+        with pytest.raises(subprocess.TimeoutExpired):
+            job.wait(2 * TWICE_SECONDS)
+        os.killpg(job.pid, signal.SIGINT)
+        assert job.wait(patience(60)) == 130
+        assert _left(tmp_path) == []
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.usefixtures("open_mpi")
+def test_a_training_ends_with_the_command_that_started_it(tmp_path: Path) -> None:
+    with _training(tmp_path) as job:
+        job.kill()
+        assert _left(tmp_path) == []
+
+
 @pytest.mark.timeout(300)
 def test_train_starts_its_ranks_without_any_setting(tmp_path: Path) -> None:
     """The losses are those that the README shows for four ranks."""
@@ -169,6 +244,7 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tu
         raise Started(command, environment)
 
     monkeypatch.setattr(os, "execvpe", replaced)
+    monkeypatch.setattr(RankLauncher, "ends_ranks_on_signals", lambda launcher, environment: False)
 
     def run(*arguments: str) -> tuple[list[str], dict[str, str]]:
         from hybridnn.cli.main import main
