@@ -20,7 +20,8 @@ def require_whole(name: str, value: object, least: int, below: int = 2**63) -> N
         Naming the setting.
     """
     if not isinstance(value, Integral) or isinstance(value, bool) or not least <= int(value) < below:
-        raise SettingError(name, value, f"a whole number, {least} or more")
+        allowed = f", {least} or more" if below == 2**63 else f" from {least} to {below - 1:,}"
+        raise SettingError(name, value, f"a whole number{allowed}")
 
 
 def require_number(name: str, value: object, least: float, most: float, allowed: str, *, open_ends: str = "") -> None:

@@ -31,8 +31,8 @@ PATIENCE = 5.0
 
 def launch_rank() -> int | None:
     """Rank of this process as its launcher numbered it; None without a launcher. Loads nothing."""
-    # Slurm numbers the batch script itself too; only a step has tasks.
-    by_srun = "SLURM_STEP_NUM_TASKS" in os.environ and os.environ.get("SLURM_STEP_ID") != INTERACTIVE_STEP
+    # Slurm numbers the batch script itself too, and the shell of `srun --pty`; only a step has several tasks.
+    by_srun = os.environ.get("SLURM_STEP_NUM_TASKS", "1") != "1" and os.environ.get("SLURM_STEP_ID") != INTERACTIVE_STEP
     names = (*LAUNCHER_RANKS, "SLURM_PROCID") if by_srun else LAUNCHER_RANKS
     for name in names:
         text = os.environ.get(name, "")

@@ -31,8 +31,8 @@ FAMILIES: Mapping[str, str] = {
 }
 """Words of libraries and launchers, and the family they belong to; looked for in this order."""
 
-BATCH_JOBS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "PE_HOSTFILE")
-"""Set by batch systems, from which ``mpirun`` reads the nodes of a job: the cores of this node are not all there is."""
+BATCH_JOBS = ("SLURM_JOB_NODELIST", "PBS_NODEFILE", "LSB_DJOB_HOSTFILE", "PE_HOSTFILE")
+"""Where batch systems list the nodes of a job, which ``mpirun`` reads: the cores of this node are not all there is."""
 
 RANKS_PER_NODE = "SLURM_NTASKS_PER_NODE"
 

@@ -1,4 +1,4 @@
-"""All ranks as threads of one process: deterministic, without an MPI library, with verdicts in words."""
+"""All ranks in one process: deterministic, without an MPI library, with verdicts in words."""
 
 from hybridnn.in_process.messages import Message
 from hybridnn.in_process.problems import CommunicationError, DeadlockError, StuckError

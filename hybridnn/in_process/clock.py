@@ -1,7 +1,8 @@
 """A virtual clock: what the communication of a program would take, exactly and repeatably.
 
 Every rank has a time. A message begins when both sides have called and the sender's and the receiver's port are free,
-and takes alpha + n beta; a collective begins when its last rank has entered, and takes what the cost models say.
+and takes alpha + n beta; a collective begins when its last rank has entered, and takes what the cost models say
+(an all-to-all: one message to each other rank, in turn).
 Computing takes no time.
 """
 
@@ -61,10 +62,7 @@ class Clock:
             When its two sides were called.
         """
         begun = max(sent, received, self._sending[source], self._receiving[target])
-        if self._machine is None:
-            end = begun + self._alpha + nbytes * self._beta
-        else:
-            end = begun + self._machine.message_seconds(nbytes)
+        end = begun + self._message_seconds(nbytes)
         self._sending[source] = self._receiving[target] = end
         return end
 
@@ -72,7 +70,14 @@ class Clock:
         """When a collective has ended on all ranks, which entered it at these times."""
         return max(entered) + self._collective(name, nbytes, len(entered))
 
+    def _message_seconds(self, nbytes: int) -> float:
+        if self._machine is None:
+            return self._alpha + nbytes * self._beta
+        return self._machine.message_seconds(nbytes)
+
     def _collective_seconds(self, name: str, nbytes: int, ranks: int) -> float:
+        if name == "alltoall":
+            return (ranks - 1) * self._message_seconds(nbytes // ranks)
         if ranks == 1 or name not in ALGORITHMS:
             return 0.0
         if self._machine is not None:

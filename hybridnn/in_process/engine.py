@@ -7,20 +7,20 @@ is filled with NaN until its wait, and a send buffer is compared with what it wa
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
-from hybridnn.in_process.buffers import Flat, copies, equal_bytes
+from hybridnn.comm.stalls.ranks_text import name_ranks
+from hybridnn.in_process.buffers import Flat, ReceiveBuffer, equal_bytes
 from hybridnn.in_process.clock import Clock
 from hybridnn.in_process.messages import Moment, Record, message_of
 from hybridnn.in_process.picture import draw
 from hybridnn.in_process.problems import CommunicationError, DeadlockError
 from hybridnn.in_process.scheduler import Scheduler
-from hybridnn.in_process.sites import Line, Site, calling_line
+from hybridnn.in_process.sites import Line, Site, calling_line, with_caller
 from hybridnn.in_process.verdict import Waiting, deadlock
 
 __all__ = ["ANY_TAG", "Context", "Engine", "Pending"]
@@ -47,6 +47,8 @@ class Pending:
         The other rank of a message, the root of a collective, or -1.
     members : tuple of int
         Ranks that take part in a collective.
+    within : tuple of int
+        Ranks of the communicator, where these are not all.
     entries : mapping
         What the ranks that have entered it brought.
     done : bool
@@ -55,8 +57,10 @@ class Pending:
         When it ended on the virtual clock.
     deliver : callable or None
         Copies what arrived into its buffer; at the wait, or at once with early delivery.
+    target : ReceiveBuffer or None
+        Of a receive.
     sent, buffer : ndarray or None
-        What a send began with, and its buffer, which must not change before its wait.
+        What a send or a collective began with, and its send buffer, which must not change before its wait.
     number : int
         The same for a send and its receive; -1 before they meet, and for collectives.
     waited : tuple or None
@@ -71,10 +75,12 @@ class Pending:
     peer: int = -1
     tag: int = 0
     members: tuple[int, ...] = ()
+    within: tuple[int, ...] = ()
     entries: Mapping[int, Entry] = field(default_factory=dict)
     done: bool = False
     end: float = 0.0
     deliver: Callable[[], None] | None = None
+    target: ReceiveBuffer | None = None
     sent: Flat | None = None
     buffer: Flat | None = None
     number: int = -1
@@ -93,9 +99,11 @@ class Pending:
 
     def __str__(self) -> str:
         size = f" of {self.nbytes:,} bytes" if self.nbytes else ""
+        tag = f" with tag {self.tag}" if self.tag not in (0, ANY_TAG) else ""
+        of = f", in the communicator of {name_ranks(self.within)}" if self.within else ""
         if self.name in ("send", "receive"):
-            return f"{self.name}{size} {'to' if self.name == 'send' else 'from'} rank {self.peer}"
-        return f"{self.name}{size}"
+            return f"{self.name}{size} {'to' if self.name == 'send' else 'from'} rank {self.peer}{tag}{of}"
+        return f"{self.name}{size}{of}"
 
 
 @dataclass(slots=True, eq=False)
@@ -109,11 +117,14 @@ class Entry:
     payload : object
         Arrays or values for the function that carries the collective out.
     pending : Pending
+    part : int or None
+        Bytes of this rank's part, where the whole is the sum of them.
     """
 
     signature: tuple[Any, ...]
     payload: Any
     pending: Pending
+    part: int | None = None
 
 
 def _queues() -> defaultdict[tuple[int, int], deque[Pending]]:
@@ -171,9 +182,8 @@ class Engine:
 
     def send(self, context: Context, source: int, target: int, tag: int, buffer: Flat, *, synchronous: bool) -> Pending:
         """Begin to send; `source` and `target` are numbers in the communicator."""
-        pending = self._begin(context.members[source], "send", buffer.nbytes, context.members[target], tag)
-        pending.sent = buffer.copy()
-        pending.buffer = buffer if self.late else None
+        pending = self._begin(context, source, "send", buffer.nbytes, context.members[target], tag)
+        self.lend(pending, buffer.copy(), buffer)
         queue = context.receives[source, target]
         for receive in queue:
             if receive.tag in (tag, ANY_TAG):
@@ -188,9 +198,8 @@ class Engine:
 
     def receive(self, context: Context, source: int, target: int, tag: int, buffer: Flat) -> Pending:
         """Begin to receive; `source` and `target` are numbers in the communicator."""
-        pending = self._begin(context.members[target], "receive", buffer.nbytes, context.members[source], tag)
-        pending.buffer = buffer
-        self.poison(buffer)
+        pending = self._begin(context, target, "receive", buffer.nbytes, context.members[source], tag)
+        pending.target = self.receive_buffer(buffer)
         queue = context.sends[source, target]
         for send in queue:
             if tag in (send.tag, ANY_TAG):
@@ -202,16 +211,17 @@ class Engine:
 
     def _meet(self, send: Pending, receive: Pending) -> None:
         self.unreceived.pop(send, None)
-        data, buffer = send.sent, receive.buffer
+        data, target = send.sent, receive.target
         assert data is not None
-        assert buffer is not None
+        assert target is not None
+        buffer = target.array
         if data.dtype != buffer.dtype or data.size > buffer.size:
             raise CommunicationError(
                 f"rank {send.rank} sends {data.size:,} elements of {data.dtype} ({send.site}), but rank {receive.rank} "
                 f"receives up to {buffer.size:,} of {buffer.dtype} ({receive.site})"
             )
         end = self.clock.message(send.rank, receive.rank, data.nbytes, send.begun[1], receive.begun[1])
-        receive.deliver, receive.nbytes = copies(buffer, data), data.nbytes
+        receive.deliver, receive.nbytes = target.takes(data, at_most=True), data.nbytes
         send.number = receive.number = self.count
         if not send.done:
             self._end(send, end)
@@ -227,7 +237,9 @@ class Engine:
         signature: tuple[Any, ...],
         payload: Any,
         act: Callable[[Sequence[Any]], Sequence[Callable[[], None] | None]],
+        *,
         nbytes: int = 0,
+        part: int | None = None,
         root: int = -1,
     ) -> Pending:
         """Enter the collective `number` of a communicator.
@@ -244,11 +256,13 @@ class Engine:
             Carries it out with everybody's payload; returns for each rank what delivers its result.
         nbytes : int
             Of the full vector.
+        part : int, optional
+            Bytes of this rank's part, where the full vector is made of such.
         root : int
             Number in the communicator, or -1.
         """
         name = signature[0]
-        pending = self._begin(context.members[rank], name, nbytes, context.members[root] if root >= 0 else -1)
+        pending = self._begin(context, rank, name, nbytes, context.members[root] if root >= 0 else -1)
         entries = context.rounds.setdefault(number, {})
         for other in entries.values():
             if other.signature != signature:
@@ -256,17 +270,16 @@ class Engine:
                     f"ranks entered different collectives: rank {other.pending.rank} {_words(other.signature)} "
                     f"({other.pending.site}), rank {pending.rank} {_words(signature)} ({pending.site})"
                 )
-        entries[rank] = Entry(signature, payload, pending)
+        entries[rank] = Entry(signature, payload, pending, part)
         pending.members, pending.entries = context.members, entries
         if len(entries) == len(context.members):
             del context.rounds[number]
-            self._carry_out(name, nbytes, [entries[one] for one in range(len(entries))], act)
+            self._carry_out(name, [entries[one] for one in range(len(entries))], act)
         return pending
 
     def _carry_out(
         self,
         name: str,
-        nbytes: int,
         entries: Sequence[Entry],
         act: Callable[[Sequence[Any]], Sequence[Callable[[], None] | None]],
     ) -> None:
@@ -275,6 +288,8 @@ class Engine:
         except (ValueError, IndexError, TypeError) as error:
             places = "; ".join(f"rank {entry.pending.rank}: {entry.pending.site}" for entry in entries)
             raise CommunicationError(f"the arrays of a {name} do not fit: {error} ({places})") from error
+        parts = [entry.part for entry in entries if entry.part is not None]
+        nbytes = sum(parts) if parts else max(entry.pending.nbytes for entry in entries)
         end = self.clock.collective(name, nbytes, [entry.pending.begun[1] for entry in entries])
         for entry, deliver in zip(entries, delivers, strict=True):
             entry.pending.deliver = deliver
@@ -300,22 +315,31 @@ class Engine:
 
     def test(self, pendings: Sequence[Pending]) -> bool:
         """Whether all have ended, after the other ranks had their turn where they have not."""
+        rank = pendings[0].rank
         if not all(pending.done for pending in pendings):
-            self.scheduler.poll(pendings[0].rank)
+            self._waiting[rank] = [pending for pending in pendings if not pending.done]
+            self.scheduler.poll(rank)
+            del self._waiting[rank]
         if not all(pending.done for pending in pendings):
             return False
         self.wait(pendings)
         return True
 
-    def poison(self, buffer: Flat) -> None:
-        """Fill a buffer that data will arrive in with what no program can use by accident."""
-        if self.late and buffer.size:
-            buffer.fill(np.nan if buffer.dtype.kind in "fc" else np.frombuffer(b"\xa5" * 16, buffer.dtype, 1)[0])
+    def receive_buffer(self, array: Flat) -> ReceiveBuffer:
+        """An array that data will arrive in; with late delivery it is unreadable until then."""
+        return ReceiveBuffer(array, unreadable=self.late)
 
-    def _begin(self, rank: int, name: str, nbytes: int, peer: int, tag: int = 0) -> Pending:
+    def lend(self, pending: Pending, sent: Flat, buffer: Flat) -> None:
+        """Note what a call sends, and with late delivery the buffer that must not change before its wait."""
+        pending.sent, pending.buffer = sent, buffer if self.late else None
+
+    def _begin(self, context: Context, number: int, name: str, nbytes: int, peer: int, tag: int = 0) -> Pending:
         self.scheduler.progress()
         self.count += 1
+        rank = context.members[number]
         pending = Pending(rank, name, nbytes, calling_line(), (self.count, self.clock.now[rank]), peer, tag)
+        if len(context.members) < self.size:
+            pending.within = context.members
         self.begun[pending] = None
         return pending
 
@@ -340,10 +364,11 @@ class Engine:
             pending.deliver()
         if pending.sent is not None and pending.buffer is not None and not equal_bytes(pending.sent, pending.buffer):
             raise CommunicationError(
-                f"rank {pending.rank} changed the buffer of its {pending} before the wait: sent at {pending.site}, "
+                f"rank {pending.rank} changed the buffer of its {pending} before the wait: "
+                f"{'sent' if pending.name == 'send' else 'begun'} at {pending.site}, "
                 f"waited for at {Site(*calling_line())}"
             )
-        pending.buffer = pending.deliver = None
+        pending.buffer = pending.target = pending.deliver = None
         self.records.append(self._record(pending, began, arrived=True))
 
     def _record(self, pending: Pending, began: Moment, *, arrived: bool) -> Record:
@@ -366,7 +391,8 @@ class Engine:
         for rank, pendings in self._waiting.items():
             unmet = [pending for pending in pendings if not pending.done]
             awaited = frozenset().union(*(pending.awaited() for pending in unmet))
-            waiting[rank] = Waiting(rank, tuple((str(one), str(one.site)) for one in unmet), awaited)
+            frame = self.scheduler.frame_of(rank) or sys._getframe()
+            waiting[rank] = Waiting(rank, tuple((str(one), with_caller(one.site, frame)) for one in unmet), awaited)
             self.records += [self._record(one, one.waited or one.begun, arrived=False) for one in unmet]
         return deadlock(
             waiting, self.scheduler.ended, self.count - 1, draw(self.size, tuple(map(message_of, self.records)))

@@ -1,13 +1,12 @@
 """Stand-in for the module ``mpi4py.MPI`` in ranks of one process: the part of its interface that the library uses.
 
-Names, arguments and buffer specifications are those of mpi4py's upper-case methods: a contiguous array, or
-``[array, counts, displacements, datatype]``.
+Names, arguments and buffer specifications are those of mpi4py's upper-case methods: a contiguous array,
+``[array, count, datatype]``, or ``[array, counts, displacements, datatype]``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import accumulate
 from typing import Any, NoReturn
 
 import numpy as np
@@ -17,12 +16,12 @@ from hybridnn.in_process.buffers import (
     IN_PLACE,
     Delivers,
     Flat,
+    ReceiveBuffer,
     combined,
-    copies,
     flat_of,
     is_in_place,
+    operation,
     parts_of,
-    places,
     reduced,
 )
 from hybridnn.in_process.engine import ANY_TAG, Context, Engine, Pending
@@ -30,8 +29,8 @@ from hybridnn.in_process.problems import CommunicationError
 
 __all__ = ["Comm", "Namespace"]
 
-PROC_NULL, ANY_SOURCE = -2, -1
-LIBRARY = "ranks as threads of one process"
+PROC_NULL, ANY_SOURCE, UNDEFINED = -2, -1, -32766
+LIBRARY = "ranks of one process"
 
 
 class Request:
@@ -131,6 +130,12 @@ class Comm:
     def Free(self) -> None:
         """Nothing to give back."""
 
+    def __getattr__(self, name: str) -> Any:
+        """Name the method that is there."""
+        upper = name.capitalize()
+        there = f": use {upper}, with arrays" if name != upper and hasattr(type(self), upper) else ""
+        raise AttributeError(f"a communicator of ranks of one process has no {name!r}{there}")
+
     def Abort(self, code: int = 1) -> NoReturn:
         """End all ranks."""
         raise SystemExit(code)
@@ -150,9 +155,9 @@ class Comm:
         if source == PROC_NULL:
             return Request(self._engine, None)
         if source == ANY_SOURCE:
-            raise CommunicationError("a receive must name its source: ranks as threads have no ANY_SOURCE")
+            raise CommunicationError("a receive must name its source: ranks of one process have no ANY_SOURCE")
         self._require_rank(source)
-        flat = flat_of(buffer)
+        flat = flat_of(buffer, writable=True)
         return Request(self._engine, self._engine.receive(self._context, source, self._rank, tag, flat))
 
     def Send(self, buffer: Any, dest: int, tag: int = 0) -> None:
@@ -178,6 +183,8 @@ class Comm:
         status: object = None,
     ) -> None:
         """Send and receive at once."""
+        if PROC_NULL not in (dest, source):
+            _require_apart(flat_of(sendbuf), flat_of(recvbuf))
         receive = self.Irecv(recvbuf, source, recvtag)
         Request.Waitall([receive, self.Isend(sendbuf, dest, sendtag)])
 
@@ -199,111 +206,116 @@ class Comm:
         """Begin a barrier."""
         return self._enter(("barrier",), None, lambda given: [None] * len(given))
 
-    def Iallreduce(self, sendbuf: Any, recvbuf: Any, op: str = "SUM") -> Request:
+    def Iallreduce(self, sendbuf: Any, recvbuf: Any, op: Any = "SUM") -> Request:
         """Begin an all-reduce."""
-        out = flat_of(recvbuf)
-        given = self._taken(out if is_in_place(sendbuf) else flat_of(sendbuf), out)
-        return self._enter(("allreduce", op), (given, out), lambda all_: reduced(all_, op, range(len(all_))), out)
+        op, out = operation(op), flat_of(recvbuf, writable=True)
+        given, target, lent = self._taken(sendbuf, out, out)
+        act = lambda all_: reduced(all_, op, range(len(all_)))  # noqa: E731 - it needs the name above
+        return self._enter(("allreduce", op), (given, target), act, given, lent=lent)
 
-    def Ireduce(self, sendbuf: Any, recvbuf: Any, op: str = "SUM", root: int = 0) -> Request:
+    def Ireduce(self, sendbuf: Any, recvbuf: Any, op: Any = "SUM", root: int = 0) -> Request:
         """Begin a reduction to a root."""
-        out = None if recvbuf is None else flat_of(recvbuf)
-        source = out if is_in_place(sendbuf) else flat_of(sendbuf)
-        assert source is not None
-        given = self._taken(source, out if self._rank == root else None)
+        op = operation(op)
+        self._require_rank(root)
+        out = flat_of(recvbuf, writable=True) if self._rank == root else None
+        given, target, lent = self._taken(sendbuf, out, out)
         act = lambda all_: reduced(all_, op, [root])  # noqa: E731 - it needs the names above
-        return self._enter(("reduce", op, root), (given, out), act, given, root)
+        return self._enter(("reduce", op, root), (given, target), act, given, root, lent=lent)
 
-    def Ireduce_scatter(self, sendbuf: Any, recvbuf: Any, recvcounts: Sequence[int], op: str = "SUM") -> Request:
+    def Ireduce_scatter(self, sendbuf: Any, recvbuf: Any, recvcounts: Sequence[int], op: Any = "SUM") -> Request:
         """Begin a reduction of which every rank gets a block."""
-        out, source = flat_of(recvbuf), flat_of(sendbuf)
-        given = self._taken(source, out)
-        counts = list(recvcounts)
+        op = operation(op)
+        given, target, lent = self._taken(sendbuf, flat_of(recvbuf, writable=True))
+        _, counts, offsets = parts_of([given, recvcounts], self.size)
+        if sum(counts) != given.size:
+            raise CommunicationError(f"recvcounts {counts} of an array of {given.size:,} elements")
 
         def act(all_: Sequence[Any]) -> Delivers:
             total = combined([one for one, _ in all_], op)
-            ends = list(accumulate(counts))
-            return [
-                copies(target, total[end - n : end]) for (_, target), n, end in zip(all_, counts, ends, strict=True)
-            ]
+            return [one.takes(total[at : at + n]) for (_, one), n, at in zip(all_, counts, offsets, strict=True)]
 
-        return self._enter(("reduce_scatter", op), (given, out), act, given)
+        signature = "reduce_scatter", op, tuple(counts)
+        return self._enter(signature, (given, target), act, given, lent=lent)
 
     def Ibcast(self, buffer: Any, root: int = 0) -> Request:
         """Begin a broadcast."""
-        out = flat_of(buffer)
-        given = self._taken(out, None if self._rank == root else out)
+        self._require_rank(root)
+        array = flat_of(buffer, writable=self._rank != root)
+        given = array.copy()
+        target = None if self._rank == root else self._engine.receive_buffer(array)
 
         def act(all_: Sequence[Any]) -> Delivers:
-            sent, _ = all_[root]
-            return [None if rank == root else copies(target, sent) for rank, (_, target) in enumerate(all_)]
+            return [None if rank == root else one.takes(all_[root][0]) for rank, (_, one) in enumerate(all_)]
 
-        return self._enter(("broadcast", root), (given, out), act, out, root)
+        lent = array if self._rank == root else None
+        return self._enter(("broadcast", root), (given, target), act, array, root, lent=lent)
 
     def Iallgatherv(self, sendbuf: Any, recvbuf: Any) -> Request:
         """Begin an all-gather."""
-        out, counts, offsets = parts_of(recvbuf, self.size)
-        mine = slice(offsets[self._rank], offsets[self._rank] + counts[self._rank])
-        given = (out[mine] if is_in_place(sendbuf) else flat_of(sendbuf)).copy()
-        self._engine.poison(out)
-        if is_in_place(sendbuf):
-            out[mine] = given
+        out, counts, offsets = parts_of(recvbuf, self.size, writable=True)
+        mine = out[offsets[self._rank] : offsets[self._rank] + counts[self._rank]]
+        given, target, lent = self._taken(sendbuf, out, mine)
+        if lent is None:
+            mine[:] = given
 
         def act(all_: Sequence[Any]) -> Delivers:
             parts = [part for part, _ in all_]
-            return [places(target, parts, offsets) for _, target in all_]
+            return [one.takes_parts(parts, counts, offsets) for _, one in all_]
 
-        return self._enter(("allgather",), (given, out), act, out)
+        return self._enter(("allgather",), (given, target), act, out, lent=lent, part=given)
 
     Iallgather = Iallgatherv
 
     def Iscatterv(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> Request:
         """Begin a scatter of the root's array."""
-        out = flat_of(recvbuf)
+        self._require_rank(root)
+        out = flat_of(recvbuf, writable=True)
         given = None
         if self._rank == root:
             whole, counts, offsets = parts_of(sendbuf, self.size)
             given = [whole[at : at + n].copy() for at, n in zip(offsets, counts, strict=True)]
-        self._engine.poison(out)
+        target = self._engine.receive_buffer(out)
 
         def act(all_: Sequence[Any]) -> Delivers:
-            return [copies(target, all_[root][0][rank]) for rank, (_, target) in enumerate(all_)]
+            return [one.takes(all_[root][0][rank], at_most=True) for rank, (_, one) in enumerate(all_)]
 
-        return self._enter(("scatter", root), (given, out), act, out, root)
+        return self._enter(("scatter", root), (given, target), act, out, root, part=out)
 
     Iscatter = Iscatterv
 
     def Igatherv(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> Request:
         """Begin to gather at the root."""
-        given = flat_of(sendbuf).copy()
+        self._require_rank(root)
         out: Flat | None = None
-        offsets: list[int] = []
+        mine: Flat | None = None
+        places: tuple[list[int], list[int]] = [], []
         if self._rank == root:
-            out, _, offsets = parts_of(recvbuf, self.size)
-            self._engine.poison(out)
+            out, counts, offsets = parts_of(recvbuf, self.size, writable=True)
+            places = counts, offsets
+            mine = out[offsets[root] :][: counts[root]]
+        given, target, lent = self._taken(sendbuf, out, mine)
 
         def act(all_: Sequence[Any]) -> Delivers:
-            _, (target, at) = all_[root]
-            whole = places(target, [part for part, _ in all_], at)
+            _, (one, (counts, offsets)) = all_[root]
+            whole = one.takes_parts([part for part, _ in all_], counts, offsets)
             return [whole if rank == root else None for rank in range(len(all_))]
 
-        return self._enter(("gather", root), (given, (out, offsets)), act, given, root)
+        return self._enter(("gather", root), (given, (target, places)), act, given, root, lent=lent, part=given)
 
     Igather = Igatherv
 
     def Ialltoall(self, sendbuf: Any, recvbuf: Any) -> Request:
         """Begin an exchange of equal blocks between all ranks."""
-        given, out = flat_of(sendbuf).copy(), flat_of(recvbuf)
-        self._engine.poison(out)
+        _, counts, offsets = parts_of(sendbuf, self.size)
+        given, target, lent = self._taken(sendbuf, flat_of(recvbuf, writable=True))
 
         def act(all_: Sequence[Any]) -> Delivers:
-            blocks = [one.reshape(len(all_), -1) for one, _ in all_]
             return [
-                copies(target, np.concatenate([block[rank] for block in blocks]))
-                for rank, (_, target) in enumerate(all_)
+                target.takes_parts([one[at : at + n] for one, _ in all_], counts, offsets)
+                for (_, target), n, at in zip(all_, counts, offsets, strict=True)
             ]
 
-        return self._enter(("alltoall",), (given, out), act, out)
+        return self._enter(("alltoall", given.size), (given, target), act, given, lent=lent)
 
     def Barrier(self) -> None:
         """Return when all have come."""
@@ -347,11 +359,13 @@ class Comm:
         """Exchange equal blocks between all ranks."""
         self.Ialltoall(sendbuf, recvbuf).Wait()
 
-    def Split(self, color: int = 0, key: int = 0) -> Comm:
-        """A communicator of the ranks of one color, ordered by key."""
+    def Split(self, color: int = 0, key: int = 0) -> Comm | None:
+        """A communicator of the ranks of one color, ordered by key; None for the color ``MPI.UNDEFINED``."""
+        if not isinstance(color, (int, np.integer)) or (color < 0 and color != UNDEFINED):
+            raise CommunicationError(f"color = {color!r}: a whole number, 0 or more, or MPI.UNDEFINED")
 
         def act(all_: Sequence[Any]) -> Delivers:
-            for chosen in {color for color, _, _ in all_}:
+            for chosen in {color for color, _, _ in all_ if color != UNDEFINED}:
                 ranks = sorted(
                     (rank for rank, one in enumerate(all_) if one[0] == chosen), key=lambda r: (all_[r][1], r)
                 )
@@ -362,13 +376,13 @@ class Comm:
 
         made: list[Comm] = []
         self._enter(("split",), (color, key, made), act).Wait()
-        return made[0]
+        return made[0] if made else None
 
-    def Split_type(self, split_type: int, key: int = 0, info: object = None) -> Comm:
+    def Split_type(self, split_type: int, key: int = 0, info: object = None) -> Comm | None:
         """A communicator of the ranks that share memory: all."""
         return self.Split(0, key)
 
-    def Dup(self, info: object = None) -> Comm:
+    def Dup(self, info: object = None) -> Comm | None:
         """A communicator of the same ranks."""
         return self.Split(0, self._rank)
 
@@ -379,20 +393,72 @@ class Comm:
         act: Callable[[Sequence[Any]], Delivers],
         vector: Flat | None = None,
         root: int = -1,
+        *,
+        lent: Flat | None = None,
+        part: Flat | None = None,
     ) -> Request:
-        nbytes = 0 if vector is None else vector.nbytes
+        """Begin a collective.
+
+        Parameters
+        ----------
+        signature, payload, act
+            As in `Engine.collective`.
+        vector, part : ndarray, optional
+            Their bytes are those of the full vector, and of this rank's part of it.
+        root : int
+        lent : ndarray, optional
+            The send buffer, of which the first item of `payload` is a copy.
+        """
         number, self._entered = self._entered, self._entered + 1
         pending = self._engine.collective(
-            self._context, self._rank, number, signature, payload, act, nbytes=nbytes, root=root
+            self._context,
+            self._rank,
+            number,
+            signature,
+            payload,
+            act,
+            nbytes=0 if vector is None else vector.nbytes,
+            part=None if part is None else part.nbytes,
+            root=root,
         )
+        if lent is not None:
+            self._engine.lend(pending, payload[0], lent)
         return Request(self._engine, pending)
 
-    def _taken(self, source: Flat, out: Flat | None) -> Flat:
-        """A copy of what a rank brings, before its receive buffer is filled with what must not be read."""
+    def _taken(
+        self, sendbuf: Any, out: Flat | None, own: Flat | None = None
+    ) -> tuple[Flat, ReceiveBuffer | None, Flat | None]:
+        """What a rank brings to a collective.
+
+        Parameters
+        ----------
+        sendbuf : buffer specification
+        out : ndarray or None
+            Where the result arrives.
+        own : ndarray, optional
+            What is sent in place of `sendbuf`, where that says so.
+
+        Returns
+        -------
+        given : ndarray
+            A copy of what is sent.
+        target : ReceiveBuffer or None
+            Of `out`, which is unreadable from now on.
+        lent : ndarray or None
+            The send buffer; None in place.
+        """
+        in_place = own is not None and is_in_place(sendbuf)
+        source = own if own is not None and in_place else flat_of(sendbuf)
+        if out is not None and not in_place:
+            _require_apart(source, out)
         given = source.copy()
-        if out is not None:
-            self._engine.poison(out)
-        return given
+        target = None if out is None else self._engine.receive_buffer(out)
+        return given, target, None if in_place else source
+
+
+def _require_apart(source: Flat, target: Flat) -> None:
+    if np.may_share_memory(source, target):
+        raise CommunicationError("the send and the receive buffer overlap: use two arrays, or MPI.IN_PLACE")
 
 
 class Win:
@@ -418,7 +484,7 @@ class Win:
     def Shared_query(self, rank: int) -> tuple[memoryview, int]:
         """The memory from the first rank's part on."""
         if rank:
-            raise CommunicationError("ranks as threads share windows whose memory rank 0 has brought")
+            raise CommunicationError("ranks of one process share windows whose memory rank 0 has brought")
         return self._memory.data, self._item
 
     def Lock_all(self, assertion: int = 0) -> None:
@@ -450,6 +516,7 @@ class Namespace:
     """
 
     IN_PLACE, PROC_NULL, ANY_SOURCE, ANY_TAG = IN_PLACE, PROC_NULL, ANY_SOURCE, ANY_TAG
+    UNDEFINED, COMM_NULL = UNDEFINED, None
     SUM, MAX, MIN, PROD = "SUM", "MAX", "MIN", "PROD"
     COMM_TYPE_SHARED, MODE_NOCHECK = 0, 0
     THREAD_SINGLE, THREAD_FUNNELED, THREAD_SERIALIZED, THREAD_MULTIPLE = range(4)

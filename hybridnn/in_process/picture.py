@@ -56,7 +56,8 @@ def draw(size: int, messages: Sequence[Message]) -> Drawing:
     )
     makespan = max((time(message.ended) for message in shown), default=0.0) - first
     arrows = tuple(_arrows(shown, makespan, lambda instant: time(instant) - first))
-    left_out = f", the last {len(shown)} of {len(messages)}" if len(shown) < len(messages) else ""
+    since = f"{first:,.6g} µs" if by_clock else f"call {first:.0f}"
+    left_out = f", the last {len(shown)} of {len(messages)}, from {since} on" if len(shown) < len(messages) else ""
     return Drawing(
         f"{size} ranks: {len(shown)} calls{left_out}",
         rows,
@@ -92,8 +93,10 @@ def write_svg(drawing: Drawing, path: str | Path) -> None:
     Raises
     ------
     SettingError
-        If it cannot be written.
+        If it cannot be written, or its name is not that of an SVG picture.
     """
+    if Path(path).suffix.lower() != ".svg":
+        raise SettingError("picture", str(path), "the picture is SVG: a name that ends with .svg")
     try:
         Path(path).write_text(svg_text(drawing), encoding="utf-8")
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Errors in how the ranks of a program communicate, found while they run as threads of one process."""
+"""Errors in how the ranks of a program communicate, found while all of them run in one process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run a function on several ranks that are threads of this process, and look at what they sent one another."""
+"""Run a function on several ranks of this process, and look at what they sent one another."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def run_ranks(
     limit: float | None = None,
     keep: int = 100_000,
 ) -> Run:
-    """Run ``function(comm, *args)`` on every rank, each a thread of this process, one at a time.
+    """Run ``function(comm, *args)`` on every rank, all of them in this process, one at a time.
 
     Neither mpi4py nor an MPI library is needed. The same arguments give the same bits. `comm` has mpi4py's upper-case
     methods; `ProcessGrid` and `Trainer` use it by themselves.
@@ -133,8 +133,11 @@ def run_ranks(
     require_whole("ranks", ranks, 1, MOST_RANKS + 1)
     require_choice("sends", sends, ("rendezvous", "eager"))
     require_choice("delivery", delivery, ("late", "early"))
-    if order != "in turn" and (isinstance(order, bool) or not isinstance(order, int)):
-        raise SettingError("order", order, "'in turn', or a whole number, the seed of an order")
+    if order != "in turn" and (isinstance(order, bool) or not isinstance(order, int) or order < 0):
+        raise SettingError("order", order, "'in turn', or a whole number, 0 or more, the seed of an order")
+    require_whole("keep", keep, 0)
+    if machine is not None and (alpha or beta or not hasattr(machine, "collective_seconds")):
+        raise SettingError("machine", machine, "of read_machine(file), and then neither alpha nor beta")
     if limit is not None:
         require_number("limit", limit, 0.0, 1e9, "seconds, above 0", open_ends="(")
     engine = Engine(

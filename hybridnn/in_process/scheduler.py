@@ -50,7 +50,7 @@ class Scheduler:
         self._missing: dict[int, int] = {}
         self._alive = set(range(size))
         self._idle_polls = 0
-        self._switches = 0
+        self._calls = 0
         self._current = 0
         self._failure: BaseException | None = None
 
@@ -98,7 +98,7 @@ class Scheduler:
             one.gr_context = contextvars.copy_context()
             self._ranks.append(one)
         with self._limited(limit):
-            self._start(0)
+            self._start(self._next(-1) or 0)
             while self._alive and self._failure is None:
                 self._start(self._current)
         self._end_all()
@@ -138,6 +138,7 @@ class Scheduler:
     # -- turns -------------------------------------------------------------------------------------------------------
 
     def _check(self) -> None:
+        self._calls += 1
         if self._failure is not None:
             raise RankStopped
 
@@ -162,7 +163,6 @@ class Scheduler:
             self._check()
 
     def _start(self, rank: int) -> None:
-        self._switches += 1
         self._current = rank
         self._ranks[rank].switch()
 
@@ -198,16 +198,16 @@ class Scheduler:
         done, thread = threading.Event(), threading.get_ident()
 
         def watch() -> None:
-            switches = -1
+            calls = -1
             while not done.wait(limit):
-                if self._switches == switches and not is_debugged(thread):
+                if self._calls == calls and not is_debugged(thread):
                     place = place_of_thread(thread)
                     text = f"rank {self._current} computed for {limit:g} s without a communication call, at {place}"
                     self._fail(StuckError(text), self._current)
                     # Ends a loop of Python; a call into the system ends first.
                     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(RankStopped))
                     return
-                switches = self._switches
+                calls = self._calls
 
         if limit is not None:
             threading.Thread(target=watch, name="limit of ranks", daemon=True).start()

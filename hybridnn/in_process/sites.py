@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from hybridnn.comm.stalls.state import place_in_code
 
-__all__ = ["Line", "Site", "calling_line", "is_debugged", "place_of", "place_of_thread"]
+__all__ = ["Line", "Site", "calling_line", "is_debugged", "place_of", "place_of_thread", "with_caller"]
 
 PACKAGE = str(Path(__file__).parents[1])
 HIDDEN = (str(Path(__file__).parent), str(Path(PACKAGE) / "comm"))
@@ -71,10 +71,13 @@ def place_of(frame: FrameType | None) -> str:
     """
     if frame is None:
         return "an unknown line"
-    inner, caller = Site(*_line(frame)), _outside(frame, (PACKAGE,))
-    if caller is None or caller.f_code is inner.code:
-        return str(inner)
-    return f"{inner}, called from {Site(caller.f_code, caller.f_lineno)}"
+    return with_caller(Site(*_line(frame)), frame)
+
+
+def with_caller(site: Site, frame: FrameType | None) -> str:
+    """A line, and where it lies in the package, the user's line that led to the innermost frame of the same stack."""
+    caller = _outside(frame, (PACKAGE,)) if _lies_in(site.code.co_filename, (PACKAGE,)) else None
+    return f"{site}, called from {Site(caller.f_code, caller.f_lineno)}" if caller else str(site)
 
 
 def _line(frame: FrameType) -> Line:

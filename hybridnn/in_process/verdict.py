@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hybridnn.comm.stalls.ranks_text import name_ranks
@@ -45,38 +45,53 @@ def deadlock(waiting: Mapping[int, Waiting], ended: frozenset[int], calls: int, 
         Of these.
     """
     circle = _circle(waiting)
-    lines = [f"deadlock after {calls} calls: {_reason(waiting, ended, circle)}"]
+    lines = [f"deadlock after {calls} {'call' if calls == 1 else 'calls'}: {_reason(waiting, ended, circle)}"]
     for rank, one in sorted(waiting.items()):
         lines += [f"  rank {rank} waits in {call}, at {site}" for call, site in one.calls]
     if circle:
         lines.append(f"the circle: {' -> '.join(f'rank {rank}' for rank in (*circle, circle[0]))}")
-        if all(call.startswith("send") for rank in circle for call, _ in waiting[rank].calls):
-            lines.append(
-                "every rank of it sends, and none has come to its receive; a send need not end before its receive "
-                "begins, however small the message: let one side receive first, or use Isend or Sendrecv"
-            )
+        lines += _advice([call for rank in circle for call, _ in waiting[rank].calls])
     return DeadlockError("\n".join(lines), drawing)
 
 
 def _reason(waiting: Mapping[int, Waiting], ended: frozenset[int], circle: tuple[int, ...]) -> str:
+    if len(circle) == 1:
+        return f"rank {circle[0]} waits for itself"
     if circle:
         return f"{name_ranks(circle)} wait for one another"
     for one in waiting.values():
         gone = one.awaited & ended
         if gone:
             return f"rank {one.rank} waits for {name_ranks(gone)}, whose program has ended"
-    return f"{name_ranks(waiting)} wait for what no rank does"
+    return f"{name_ranks(waiting)} {'waits' if len(waiting) == 1 else 'wait'} for what no rank does"
+
+
+def _advice(calls: Sequence[str]) -> list[str]:
+    if all(call.startswith("send") for call in calls):
+        return [
+            "every rank of it sends, and none has come to its receive; a send need not end before its receive "
+            "begins, however small the message: let one side receive first, or use Isend or Sendrecv"
+        ]
+    if all(call.startswith("receive") for call in calls):
+        return ["every rank of it receives, and none has come to its send: let one side send first, or use Sendrecv"]
+    return []
 
 
 def _circle(waiting: Mapping[int, Waiting]) -> tuple[int, ...]:
-    """Ranks of which each waits for the next, and the last for the first; empty where there are none."""
-    for start in sorted(waiting):
-        path = [start]
-        while True:
-            following = sorted(waiting[path[-1]].awaited & waiting.keys())
-            if not following:
-                break
-            if following[0] in path:
-                return tuple(path[path.index(following[0]) :])
-            path.append(following[0])
+    """Ranks of which each waits for the next, and the last for the first, the fewest; empty where there are none."""
+    circles = (_path_back(waiting, rank) for rank in sorted(waiting))
+    return min((circle for circle in circles if circle), key=len, default=())
+
+
+def _path_back(waiting: Mapping[int, Waiting], start: int) -> tuple[int, ...]:
+    """The shortest way from a rank over those that are awaited back to it; empty where there is none."""
+    paths: list[tuple[int, ...]] = [(start,)]
+    seen: set[int] = set()
+    for path in paths:
+        for following in sorted(waiting[path[-1]].awaited & waiting.keys()):
+            if following == start:
+                return path
+            if following not in seen:
+                seen.add(following)
+                paths.append((*path, following))
     return ()

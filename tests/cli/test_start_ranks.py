@@ -278,6 +278,15 @@ def test_ranks_have_every_argument_but_their_number(
     assert environment["PATH"] == os.environ["PATH"]
 
 
+def test_the_shell_of_a_slurm_step_is_no_rank(
+    started: Callable[..., tuple[list[str], dict[str, str]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`srun --pty bash` is a step of one task, whose variables its shell keeps."""
+    for name, value in {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_ID": "0"}.items():
+        monkeypatch.setenv(name, value)
+    assert started("doctor", "-n", "3")[0][1:3] == ["-n", "3"]
+
+
 def test_modules_run_as_scripts_do(
     started: Callable[..., tuple[list[str], dict[str, str]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

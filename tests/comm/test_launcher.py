@@ -117,8 +117,8 @@ def test_srun_fills_one_node_before_the_next() -> None:
         (1000, 3, {}, TRANSPORTS | CROWDED),
         (0, 2, {}, TRANSPORTS | ROOT),
         (0, 3, {}, TRANSPORTS | ROOT | CROWDED),
-        (1000, 3, {"SLURM_JOB_ID": "7"}, TRANSPORTS | UNBOUND),  # the nodes of a job have more cores than this one
-        (1000, 3, {"PBS_JOBID": "7"}, TRANSPORTS | UNBOUND),
+        (1000, 3, {"SLURM_JOB_NODELIST": "n[1-4]"}, TRANSPORTS | UNBOUND),  # they have more cores than this one
+        (1000, 3, {"PBS_NODEFILE": "nodes"}, TRANSPORTS | UNBOUND),
         (1000, 3, {"OMPI_MCA_btl": "tcp,self", "PRTE_MCA_hwloc_default_binding_policy": "core"}, None),
     ],
 )

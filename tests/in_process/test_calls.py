@@ -13,10 +13,13 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
+from hybridnn import MLP, ProcessGrid, Trainer
+from hybridnn.comm.mpi import import_mpi
 from hybridnn.comm.partition import block_bounds, block_sizes
-from hybridnn.cost.collectives import counts
+from hybridnn.cost.collectives import ALGORITHMS, counts
 from hybridnn.errors import SettingError
 from hybridnn.in_process import CommunicationError, DeadlockError, StuckError, run_ranks
+from mpi_runner.slowness import patience
 
 IN_PLACE = "IN_PLACE"
 RANKS = range(1, 8)
@@ -120,7 +123,7 @@ def test_a_blocking_ring_is_a_deadlock_with_its_circle_line_and_picture(ranks: i
     start = monotonic()
     with pytest.raises(DeadlockError) as caught:
         run_ranks(ranks, ring)
-    assert monotonic() - start < 20
+    assert monotonic() - start < patience(2)
     text = str(caught.value)
     line = ring.__code__.co_firstlineno + 2
     for rank in range(ranks):
@@ -202,6 +205,96 @@ def line_of(function: Callable[..., Any], offset: int) -> str:
     return f"test_calls.py:{function.__code__.co_firstlineno + offset} in {function.__name__}"
 
 
+def polls_for_a_message(comm: Any) -> None:
+    if comm.rank != 2:
+        request = comm.Irecv(np.empty(2), 1 - comm.rank, 6)
+        while not request.Test():
+            pass
+
+
+def tags_differ(comm: Any) -> None:
+    if comm.rank == 0:
+        comm.Send(np.ones(4), 1, tag=5)
+    elif comm.rank == 1:
+        comm.Recv(np.ones(4), 0, tag=6)
+
+
+def sends_to_itself(comm: Any) -> None:
+    if comm.rank == 1:
+        comm.Send(np.ones(4), 1)
+
+
+def waits_in_part_of_the_ranks(comm: Any) -> None:
+    pair = comm.Split(comm.rank // 2)
+    if comm.rank == 0:
+        pair.Barrier()
+    elif comm.rank == 1:
+        comm.Recv(np.empty(1), 0)
+
+
+def has_a_circle_beside_others(comm: Any) -> None:
+    """Rank 0 waits for rank 1, which has ended, and for rank 2, which waits for rank 0."""
+    if comm.rank == 0:
+        requests = [comm.Irecv(np.empty(1), peer) for peer in (1, 2)]
+        type(requests[0]).Waitall(requests)
+    elif comm.rank == 2:
+        comm.Recv(np.empty(1), 0)
+
+
+def reuses_a_buffer_of_a_broadcast(comm: Any) -> None:
+    data = np.ones(3)
+    request = comm.Ibcast(data, 0)
+    if comm.rank == 0:
+        data += 5
+    request.Wait()
+
+
+def reuses_a_buffer_of_an_allreduce(comm: Any) -> None:
+    data, total = np.ones(3), np.empty(3)
+    request = comm.Iallreduce(data, total)
+    data += 5
+    request.Wait()
+
+
+def sends_what_it_receives(comm: Any) -> None:
+    data = np.ones(3)
+    comm.Allreduce(data, data)
+
+
+def gathers_other_sizes(comm: Any) -> None:
+    comm.Allgather(np.ones(2 if comm.rank == 0 else 1), np.empty(3))
+
+
+def broadcasts_into_a_longer_buffer(comm: Any) -> None:
+    comm.Bcast(np.ones(2 if comm.rank == 0 else 4))
+
+
+def scatters_a_wrong_sum(comm: Any) -> None:
+    comm.Reduce_scatter(np.ones(4), np.empty(1), [1, 1, 1])
+
+
+def names_a_root_that_is_not_there(comm: Any) -> None:
+    comm.Bcast(np.ones(2), root=5)
+
+
+def names_an_unknown_reduction(comm: Any) -> None:
+    comm.Allreduce(np.ones(2), np.empty(2), op="AVG")
+
+
+def splits_without_a_color(comm: Any) -> None:
+    comm.Split(None)
+
+
+def sends_a_column(comm: Any) -> None:
+    comm.Send(np.ones((4, 4))[:, 0], 1)
+
+
+def receives_into_a_constant(comm: Any) -> None:
+    data = np.ones(2)
+    data.flags.writeable = False
+    comm.Allreduce(np.ones(2), data)
+
+
 @pytest.mark.parametrize(
     ("program", "kind", "said"),
     [
@@ -216,13 +309,106 @@ def line_of(function: Callable[..., Any], offset: int) -> str:
         (sends_another_type, CommunicationError, ["float32", "float64"]),
         (reduces_other_sizes, CommunicationError, ["allreduce", "4 elements", "3 of float64"]),
         (forgets_a_wait, CommunicationError, ["no wait for its send of 32 bytes to rank 1"]),
-        (polls_for_ever, DeadlockError, ["deadlock"]),
+        (polls_for_ever, DeadlockError, ["rank 0 waits in barrier, at", line_of(polls_for_ever, 2)]),
+        (
+            polls_for_a_message,
+            DeadlockError,
+            ["ranks 0, 1 wait for one another", line_of(polls_for_a_message, 2), "from rank 1 with tag 6"],
+        ),
+        (tags_differ, DeadlockError, ["to rank 1 with tag 5", "from rank 0 with tag 6"]),
+        (sends_to_itself, DeadlockError, ["deadlock after 1 call: rank 1 waits for itself"]),
+        (waits_in_part_of_the_ranks, DeadlockError, ["rank 0 waits in barrier, in the communicator of ranks 0, 1, at"]),
+        (has_a_circle_beside_others, DeadlockError, ["the circle: rank 0 -> rank 2 -> rank 0"]),
+        (
+            reuses_a_buffer_of_a_broadcast,
+            CommunicationError,
+            ["rank 0 changed the buffer of its broadcast"],
+        ),
+        (reuses_a_buffer_of_an_allreduce, CommunicationError, ["changed the buffer of its allreduce"]),
+        (sends_what_it_receives, CommunicationError, ["the send and the receive buffer overlap"]),
+        (gathers_other_sizes, CommunicationError, ["allgather", "2 elements of float64 for 1"]),
+        (broadcasts_into_a_longer_buffer, CommunicationError, ["broadcast", "2 elements", "buffer of 4"]),
+        (scatters_a_wrong_sum, CommunicationError, ["recvcounts [1, 1, 1] of an array of 4 elements"]),
+        (names_a_root_that_is_not_there, CommunicationError, ["rank 5: the communicator has ranks 0 to 2"]),
+        (names_an_unknown_reduction, CommunicationError, ["op = 'AVG'", "SUM, MAX, MIN, PROD"]),
+        (splits_without_a_color, CommunicationError, ["color = None"]),
+        (sends_a_column, CommunicationError, ["a buffer must be contiguous"]),
+        (receives_into_a_constant, CommunicationError, ["must not be read-only"]),
+        (lambda comm: comm.bcast(1), AttributeError, ["no 'bcast': use Bcast, with arrays"]),
     ],
 )
 def test_calls_that_do_not_fit_are_named(program: Callable[..., Any], kind: type[Exception], said: list[str]) -> None:
     with pytest.raises(kind) as caught:
         run_ranks(3, program)
     assert all(words in str(caught.value) for words in said), str(caught.value)
+
+
+def test_a_deadlock_inside_the_library_names_the_line_of_the_user() -> None:
+    def program(comm: Any) -> None:
+        grid = ProcessGrid(comm, batch=2)
+        if comm.rank == 0:
+            Trainer(MLP([2, 3, 2]), grid=grid)
+
+    with pytest.raises(DeadlockError, match=r"called from \S*test_calls.py:\d+ in program"):
+        run_ranks(2, program)
+
+
+def test_what_a_message_does_not_fill_stays_as_it_was() -> None:
+    def program(comm: Any) -> tuple[list[float], list[float]]:
+        got, gathered = np.zeros(4), np.full(5, -1.0)
+        if comm.rank == 1:
+            comm.Send(np.ones(2), 0)
+        else:
+            comm.Recv(got, 1)
+        comm.Allgatherv(np.full(2, float(comm.rank)), [gathered, (2, 2), (0, 3), "d"])
+        return got.tolist(), gathered.tolist()
+
+    assert run_ranks(2, program).results[0] == ([1.0, 1.0, 0.0, 0.0], [0.0, 0.0, -1.0, 1.0, 1.0])
+
+
+def test_counts_of_a_buffer_are_those_of_mpi4py() -> None:
+    def program(comm: Any) -> tuple[list[float], list[float]]:
+        got, gathered = np.zeros(4), np.zeros(4)
+        if comm.rank == 1:
+            comm.Send([np.arange(4.0), 2, "d"], 0)
+        else:
+            comm.Recv([got, 3, "d"], 1)
+        comm.Allgatherv(np.full(2, float(comm.rank)), [gathered, ((2, 2), (2, 0)), "d"])
+        return got.tolist(), gathered.tolist()
+
+    assert run_ranks(2, program).results[0] == ([0.0, 1.0, 0.0, 0.0], [1.0, 1.0, 0.0, 0.0])
+
+
+PROGRAM_OF_BOTH = """
+import numpy as np
+def program(comm, MPI):
+    total, largest, gathered = np.array([10.0 * comm.rank]), np.empty(1), np.zeros(comm.size)
+    comm.Allreduce(MPI.IN_PLACE, total)
+    comm.Allreduce(total + comm.rank, largest, op=MPI.MAX)
+    comm.Allgather(total + comm.rank, [gathered, 1, MPI.DOUBLE])
+    none = comm.Split(MPI.UNDEFINED if comm.rank else 0)
+    return total[0], largest[0], gathered.tolist(), none == MPI.COMM_NULL
+"""
+
+
+@pytest.mark.mpi(ranks=[3])
+def test_a_program_with_the_constants_of_mpi4py_runs_in_one_process_too(comm: Any) -> None:
+    from mpi4py import MPI
+
+    names: dict[str, Any] = {}
+    exec(PROGRAM_OF_BOTH, names)
+    expected = names["program"](comm, MPI)
+    found = run_ranks(3, names["program"], MPI).results[comm.rank]
+    assert found[:3] == expected[:3]
+    assert expected[3] is (comm.rank > 0)
+
+
+def test_a_split_leaves_out_ranks_without_a_color() -> None:
+    def program(comm: Any) -> int:
+        part = comm.Split(import_mpi().UNDEFINED if comm.rank == 1 else 0)
+        return part.Get_size() if part is not None else 0
+
+    assert run_ranks(3, program).results == (2, 0, 2)
 
 
 def test_a_message_that_nobody_received_is_named() -> None:
@@ -255,6 +441,16 @@ def test_a_rank_that_computes_for_ever_is_named_with_its_line() -> None:
         run_ranks(2, program, limit=0.2)
 
 
+def test_a_rank_that_communicates_is_not_stuck() -> None:
+    def program(comm: Any) -> None:
+        data, end = np.ones(1), monotonic() + 0.6
+        while comm.rank == 0 and monotonic() < end:
+            comm.Sendrecv(data, 0, recvbuf=np.empty(1), source=0)
+        comm.Barrier()
+
+    run_ranks(2, program, limit=0.2)
+
+
 def test_an_error_of_one_rank_ends_all_and_is_raised() -> None:
     left: list[int] = []
 
@@ -273,13 +469,25 @@ def test_an_error_of_one_rank_ends_all_and_is_raised() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"order": "any"}, {"order": True}, {"sends": "fast"}, {"delivery": 1}, {"alpha": -1.0}, {"limit": 0}]
+    "wrong",
+    [
+        {"keep": -1},
+        {"machine": "vm"},
+        {"order": -1},
+        {"order": "any"},
+        {"order": True},
+        {"sends": "fast"},
+        {"delivery": 1},
+        {"alpha": -1.0},
+        {"limit": 0},
+    ],
 )
 def test_wrong_settings_are_named(wrong: dict[str, Any]) -> None:
     with pytest.raises(SettingError, match=next(iter(wrong))):
         run_ranks(2, ring, **wrong)
-    with pytest.raises(SettingError, match="ranks"):
-        run_ranks(0, ring)
+    for ranks in (0, 5000):
+        with pytest.raises(SettingError, match=r"ranks = .*: a whole number from 1 to "):
+            run_ranks(ranks, ring)
 
 
 # -- order and time --------------------------------------------------------------------------------------------------
@@ -298,6 +506,7 @@ def test_the_order_of_ranks_is_drawn_from_the_seed() -> None:
         orders.append(tuple(order))
     assert orders[:20] == orders[20:]
     assert len(set(orders[:20])) > 5
+    assert {order[0] for order in orders} == {0, 1, 2, 3}
 
 
 def ring_allreduce(comm: Any, array: Any) -> None:
@@ -326,6 +535,27 @@ def test_a_ring_from_sends_takes_what_the_formula_says(ranks: int) -> None:
     expected = counts("allreduce", "ring", 960, ranks).seconds(alpha, beta)
     assert run.clock == pytest.approx([expected] * ranks, rel=1e-12)
     assert sum(message.name == "send" for message in run.messages) == ranks * 2 * (ranks - 1)
+
+
+def test_collectives_take_what_the_formulas_say_for_all_their_parts() -> None:
+    alpha, beta = 1e-6, 1e-9
+
+    def program(comm: Any, name: str) -> None:
+        part, whole = np.ones(100), np.ones(400)
+        if name == "gather":
+            comm.Gather(part, whole if comm.rank == 2 else None, root=2)
+        elif name == "scatter":
+            comm.Scatter(whole if comm.rank == 2 else None, part, root=2)
+        elif name == "allgather":
+            comm.Allgather(part, whole)
+        else:
+            comm.Alltoall(whole, np.empty(400))
+
+    for name in ("gather", "scatter", "allgather"):
+        times = {counts(name, way, 3200, 4).seconds(alpha, beta) for way in ALGORITHMS[name]}
+        assert max(run_ranks(4, program, name, alpha=alpha, beta=beta).clock) == pytest.approx(min(times), rel=1e-12)
+    clock = run_ranks(4, program, "alltoall", alpha=alpha, beta=beta).clock
+    assert clock == pytest.approx([3 * (alpha + 800 * beta)] * 4, rel=1e-12)
 
 
 def test_a_port_sends_one_message_at_a_time() -> None:
