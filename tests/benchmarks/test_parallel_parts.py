@@ -14,6 +14,8 @@ from hybridnn.parallel.gradient_reduction import HOST_PACE, Pace
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+pytestmark = pytest.mark.slow
+
 TINY = Case("4-6-6-2", (4, 6, 6, 2), 8, "regression", 2, 1, stages=(2, 1))
 LIMITS = {"products_share", "update_share", "gflops", "copy_bytes_per_second"}
 

@@ -180,6 +180,7 @@ def test_last_words_are_not_said_when_all_is_well(capfd: pytest.CaptureFixture[s
     assert capfd.readouterr().out == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rank", "how"), [("1", "raises"), ("1", "stops"), ("0", "stops")])
 def test_a_rank_that_fails_or_stops_in_a_try(run_mpi: RunMpi, tmp_path: Path, rank: str, how: str) -> None:
     limit = f"{patience(1):g}"

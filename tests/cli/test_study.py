@@ -40,6 +40,7 @@ def _hybridnn(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]
     )
 
 
+@pytest.mark.slow
 def test_real_study_runs_goes_on_and_is_reported(run_hybridnn: Run, tmp_path: Path) -> None:
     (tmp_path / "tiny.toml").write_text(STUDY)
     run = ["study", "run", "tiny.toml", "--limit", "60", "--launcher", f"{find_mpirun()} -n {{ranks}}"]

@@ -16,6 +16,8 @@ import pytest
 
 from mpi_runner.launch import JobResult, find_mpirun, job_environment, run_mpi
 
+pytestmark = pytest.mark.slow
+
 Run = Callable[..., tuple[int, str, str]]
 
 FAULTS = """

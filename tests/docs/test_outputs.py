@@ -10,6 +10,8 @@ from mpi_runner.launch import job_environment
 from mpi_runner.slowness import patience
 from reference.pages import outputs
 
+pytestmark = pytest.mark.slow
+
 
 def checked(page: Path) -> list[str]:
     """The commands of a page that are compared."""

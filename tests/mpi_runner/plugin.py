@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 USUAL_RANKS = (2, 3)
 
+MOST_QUICK_RANKS = 4
+"""In-process tests of more ranks are slow ones: sweeps over all grids of 8 ranks."""
+
 UNDER_MPI = re.compile(r"\[(.*-)?np\d+[-\]]")
 """In the name of a test that was collected for a number of ranks under MPI."""
 
@@ -92,7 +95,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if in_process is not None:
         counts = in_process.kwargs["ranks"]
         metafunc.fixturenames.append("in_process_ranks")
-        metafunc.parametrize("in_process_ranks", counts, ids=[f"{ranks} in process" for ranks in counts])
+        metafunc.parametrize(
+            "in_process_ranks",
+            [
+                pytest.param(ranks, id=f"{ranks} in process", marks=[pytest.mark.slow] * (ranks > MOST_QUICK_RANKS))
+                for ranks in counts
+            ],
+        )
         return
     mark = metafunc.definition.get_closest_marker("mpi")
     if mark is None:

@@ -23,7 +23,7 @@ from hybridnn.training.folder_lock import FolderInUse, FolderLock
 from reference.commands import WITHOUT_PICTURE
 from reference.finished_runs import write_run
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
 
 WITHOUT_END = 10**6
 STUDY = """

@@ -29,6 +29,7 @@ def test_airfoil_reaches_an_r2_of_0_90(unpacked: Path, tmp_path: Path) -> None:
     assert printed["epochs"][-1]["test_r2"] >= 0.90
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_mnist_reaches_98_percent(unpacked: Path, tmp_path: Path) -> None:
     recipe = "--data mnist --set data.standardize=false --hidden 512,256 --lr 0.02 --epochs 12"

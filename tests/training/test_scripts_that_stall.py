@@ -15,6 +15,8 @@ from hybridnn.comm.stalls.files import read_stall
 from hybridnn.errors import SettingError
 from mpi_runner.launch import JobResult, run_mpi
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = """
 import os, sys, time
 import numpy as np

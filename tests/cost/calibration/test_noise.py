@@ -6,6 +6,8 @@ import pytest
 from hybridnn.cost.calibration.noise import fit_noise
 from hybridnn.cost.machine.machine_file import read_machine
 
+pytestmark = pytest.mark.slow
+
 
 def test_exponential_delays_are_found_again() -> None:
     generator = np.random.default_rng(0)

@@ -14,6 +14,8 @@ from hybridnn.cost.prediction.predict import predict
 from hybridnn.cost.prediction.workload import Workload
 from reference.machines import make_machine
 
+pytestmark = pytest.mark.slow
+
 OVERLAP = {"hidden_fraction": 0.6, "compute_slowdown": 1.3, "nonblocking_factor": 1.2}
 WORKLOAD = Workload(MLP([20, 40, 60, 30, 40, 50, 40, 16, 16]), 700, 37, classification=False)
 MACHINES = {

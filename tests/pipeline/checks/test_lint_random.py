@@ -16,6 +16,8 @@ from hybridnn.pipeline.schedules.methods import METHODS, make_schedule
 from hybridnn.pipeline.schedules.schedule import Schedule
 from reference.schedule_semantics import Definition, WrongSchedule, check
 
+pytestmark = pytest.mark.slow
+
 Orders = tuple[tuple[Instruction, ...], ...]
 
 

@@ -77,6 +77,7 @@ def crashes(folder: Path, write: Callable[[], object], at: int) -> bool:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("existing", "keep"), [((10,), 1), ((10, 20), 3)], ids=["replaces an older one", "replaces one of the same step"]
 )
