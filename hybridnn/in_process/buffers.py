@@ -130,7 +130,15 @@ class ReceiveBuffer:
         self.array = array
         self._before = array.copy() if unreadable and array.size else None
         if self._before is not None:
-            array.fill(np.nan if array.dtype.kind in "fc" else np.frombuffer(b"\xa5" * 16, array.dtype, 1)[0])
+            array.fill(_unreadable(array))
+
+    @property
+    def is_touched(self) -> bool:
+        """Whether the program has written to it, or read it and written what it made of it."""
+        if self._before is None:
+            return False
+        array = self.array
+        return not (np.isnan(array) if array.dtype.kind in "fc" else array == _unreadable(array)).all()
 
     def takes(self, data: Flat, *, at_most: bool = False) -> Callable[[], None]:
         """What copies `data` to the beginning.
@@ -163,6 +171,10 @@ class ReceiveBuffer:
                 self.array[at : at + part.size] = part
 
         return place
+
+
+def _unreadable(array: Flat) -> Any:
+    return np.nan if array.dtype.kind in "fc" else np.frombuffer(b"\xa5" * 16, array.dtype, 1)[0]
 
 
 def combined(arrays: Sequence[Flat], op: str) -> Flat:

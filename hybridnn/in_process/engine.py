@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from hybridnn.comm.stalls.ranks_text import name_ranks
 from hybridnn.in_process.buffers import Flat, ReceiveBuffer, equal_bytes
 from hybridnn.in_process.clock import Clock
@@ -177,6 +179,7 @@ class Engine:
         self.begun: dict[Pending, None] = {}
         self.unreceived: dict[Pending, None] = {}
         self._waiting: dict[int, list[Pending]] = {}
+        self._receives: tuple[dict[Pending, None], ...] = tuple({} for _ in range(size))
 
     # -- messages ----------------------------------------------------------------------------------------------------
 
@@ -200,6 +203,7 @@ class Engine:
         """Begin to receive; `source` and `target` are numbers in the communicator."""
         pending = self._begin(context, target, "receive", buffer.nbytes, context.members[source], tag)
         pending.target = self.receive_buffer(buffer)
+        self._receives[pending.rank][pending] = None
         queue = context.sends[source, target]
         for send in queue:
             if tag in (send.tag, ANY_TAG):
@@ -330,8 +334,20 @@ class Engine:
         return ReceiveBuffer(array, unreadable=self.late)
 
     def lend(self, pending: Pending, sent: Flat, buffer: Flat) -> None:
-        """Note what a call sends, and with late delivery the buffer that must not change before its wait."""
+        """Note what a call sends, and with late delivery the buffer that must not change before its wait.
+
+        Raises
+        ------
+        CommunicationError
+            If data have yet to arrive in that buffer.
+        """
         pending.sent, pending.buffer = sent, buffer if self.late else None
+        for receive in self._receives[pending.rank] if self.late else ():
+            if receive.target is not None and np.may_share_memory(receive.target.array, buffer):
+                raise CommunicationError(
+                    f"rank {pending.rank} sends what its {receive} has not brought yet: sent at {pending.site}, "
+                    f"received at {receive.site}; wait for that first"
+                )
 
     def _begin(self, context: Context, number: int, name: str, nbytes: int, peer: int, tag: int = 0) -> Pending:
         self.scheduler.progress()
@@ -360,6 +376,13 @@ class Engine:
         del self.begun[pending]
         now = self.clock.now
         now[pending.rank] = max(now[pending.rank], pending.end)
+        if pending.name == "receive":
+            self._receives[pending.rank].pop(pending, None)
+            if pending.target is not None and self.late and pending.target.is_touched:
+                raise CommunicationError(
+                    f"rank {pending.rank} wrote to the buffer of its {pending} before the wait: received at "
+                    f"{pending.site}, waited for at {Site(*calling_line())}"
+                )
         if pending.deliver is not None:
             pending.deliver()
         if pending.sent is not None and pending.buffer is not None and not equal_bytes(pending.sent, pending.buffer):

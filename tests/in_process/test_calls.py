@@ -241,6 +241,28 @@ def has_a_circle_beside_others(comm: Any) -> None:
         comm.Recv(np.empty(1), 0)
 
 
+def passes_on_what_has_not_arrived(comm: Any) -> None:
+    data = np.empty(3)
+    if comm.rank == 0:
+        comm.Send(np.ones(3), 1)
+    elif comm.rank == 1:
+        receive = comm.Irecv(data, 0)
+        comm.Send(data, 2)
+        receive.Wait()
+    else:
+        comm.Recv(data, 1)
+
+
+def adds_to_what_has_not_arrived(comm: Any) -> None:
+    data = np.zeros(3, np.int64)
+    if comm.rank == 0:
+        comm.Send(np.ones(3, np.int64), 1)
+    elif comm.rank == 1:
+        receive = comm.Irecv(data, 0)
+        data += 1
+        receive.Wait()
+
+
 def reuses_a_buffer_of_a_broadcast(comm: Any) -> None:
     data = np.ones(3)
     request = comm.Ibcast(data, 0)
@@ -320,10 +342,24 @@ def receives_into_a_constant(comm: Any) -> None:
         (waits_in_part_of_the_ranks, DeadlockError, ["rank 0 waits in barrier, in the communicator of ranks 0, 1, at"]),
         (has_a_circle_beside_others, DeadlockError, ["the circle: rank 0 -> rank 2 -> rank 0"]),
         (
-            reuses_a_buffer_of_a_broadcast,
+            passes_on_what_has_not_arrived,
             CommunicationError,
-            ["rank 0 changed the buffer of its broadcast"],
+            [
+                "rank 1 sends what its receive of 24 bytes from rank 0 has not brought yet",
+                f"sent at {line_of(passes_on_what_has_not_arrived, 6)}",
+                f"received at {line_of(passes_on_what_has_not_arrived, 5)}",
+            ],
         ),
+        (
+            adds_to_what_has_not_arrived,
+            CommunicationError,
+            [
+                "rank 1 wrote to the buffer of its receive of 24 bytes from rank 0 before the wait",
+                line_of(adds_to_what_has_not_arrived, 5),
+                line_of(adds_to_what_has_not_arrived, 7),
+            ],
+        ),
+        (reuses_a_buffer_of_a_broadcast, CommunicationError, ["rank 0 changed the buffer of its broadcast"]),
         (reuses_a_buffer_of_an_allreduce, CommunicationError, ["changed the buffer of its allreduce"]),
         (sends_what_it_receives, CommunicationError, ["the send and the receive buffer overlap"]),
         (gathers_other_sizes, CommunicationError, ["allgather", "2 elements of float64 for 1"]),
