@@ -91,6 +91,16 @@ def exact_cases(stages: int) -> dict[str, PipelineCase]:
 EXACT_NAMES = tuple(exact_cases(1))
 
 
+def short_training(method: str, stages: int) -> Case:
+    """One epoch of few minibatches, the last of them one sample: with stale weights, enough to show every delay.
+
+    Every stage has layers enough for two chunks, and one has one more than the others. Four ranks can split each layer.
+    """
+    sizes = tuple(DEEP[layer % 8] for layer in range(2 * stages + 2))
+    minibatches = stages + 2 if method in DELAYED else 3
+    return Case(sizes, samples=4 * minibatches - 3, batch_size=4, epochs=1)
+
+
 @lru_cache(maxsize=256)
 def _replay(case: Case, pipeline: Pipeline) -> Outcome:
     plan = Plan(
