@@ -2,7 +2,7 @@
 #
 #   make train                 train digits with 4 ranks as a 2 x 2 grid (more options: make train ARGS="--set training.epochs=3")
 #   make test                  all that an installation has to pass, two tests at a time  (one test: make test ARGS="-k name -n 0")
-#   make test-slow             what else the library has to pass: long drills, compilers, the runner of the MPI tests
+#   make test-slow             what else the library has to pass: sweeps of more than 4 ranks, long drills, compilers
 #   make test-all              test, test-slow and test-slurm
 #   make test-slurm            the batch scripts on a real Slurm, brought up on this machine and ended afterwards; as root
 #   make test-gpu bench-gpu    the tests and measurements of the GPU kernels, on a machine that has a GPU and CuPy
