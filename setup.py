@@ -18,6 +18,7 @@ NVRTC = ["nvidia-cuda-nvrtc-cu12; sys_platform == 'linux'", "nvidia-cuda-nvrtc>=
 NOTEBOOK = ["nbclient", "ipykernel"]
 TEST = [
     "pytest>=8.2",
+    "pytest-cov>=7",
     "pytest-mpi>=0.6",
     "pytest-timeout>=2.3",
     "pytest-xdist>=3.6",
