@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from itertools import accumulate
 from typing import Any
 
@@ -67,8 +68,10 @@ def flat_of(given: Any, *, writable: bool = False) -> Flat:
     CommunicationError
         If it is not a contiguous array of numbers, is read-only where it must not be, or shorter than the count.
     """
-    flat = _flat(given[0] if isinstance(given, (list, tuple)) and given else given, writable)
-    count = given[1] if isinstance(given, (list, tuple)) and len(given) > 1 else None
+    if not isinstance(given, (list, tuple)):
+        return _flat(given, writable)
+    flat = _flat(given[0] if given else given, writable)
+    count = given[1] if len(given) > 1 else None
     if not isinstance(count, (int, np.integer)):
         return flat
     if not 0 <= count <= flat.size:
@@ -115,6 +118,12 @@ def parts_of(given: Any, parts: int, *, writable: bool = False) -> tuple[Flat, l
     return flat, counts, offsets
 
 
+@lru_cache(maxsize=64)
+def _unreadable(dtype: np.dtype[Any]) -> Flat:
+    """One element that no program can use by accident: NaN, or a number that stands out."""
+    return np.full(1, np.nan, dtype) if dtype.kind in "fc" else np.frombuffer(b"\xa5" * 16, dtype, 1)
+
+
 class ReceiveBuffer:
     """An array that data will arrive in.
 
@@ -123,22 +132,29 @@ class ReceiveBuffer:
     array : ndarray
         Flat.
     unreadable : bool
-        Fill it, until they have arrived, with what no program can use by accident: NaN, or a large number.
+        Fill it, until they have arrived, with what no program can use by accident.
+    may_stay : bool
+        Fewer data may arrive than it has room for: what they do not fill is as it was before.
     """
 
-    def __init__(self, array: Flat, *, unreadable: bool) -> None:
+    __slots__ = ("_before", "_unreadable", "array")
+
+    def __init__(self, array: Flat, *, unreadable: bool, may_stay: bool = False) -> None:
         self.array = array
-        self._before = array.copy() if unreadable and array.size else None
-        if self._before is not None:
-            array.fill(_unreadable(array))
+        self._unreadable = unreadable and array.size > 0
+        self._before = array.copy() if self._unreadable and may_stay else None
+        if self._unreadable:
+            array.fill(_unreadable(array.dtype)[0])
 
     @property
     def is_touched(self) -> bool:
-        """Whether the program has written to it, or read it and written what it made of it."""
-        if self._before is None:
+        """Whether the program has written to it."""
+        if not self._unreadable:
             return False
-        array = self.array
-        return not (np.isnan(array) if array.dtype.kind in "fc" else array == _unreadable(array)).all()
+        array, element = self.array, _unreadable(self.array.dtype)
+        if array.nbytes <= SMALL_BYTES:
+            return array.tobytes() != element.tobytes() * array.size
+        return not (np.isnan(array) if array.dtype.kind in "fc" else array == element).all()
 
     def takes(self, data: Flat, *, at_most: bool = False) -> Callable[[], None]:
         """What copies `data` to the beginning.
@@ -148,9 +164,16 @@ class ReceiveBuffer:
         ValueError
             If it is of another type, or not as long as the buffer; with `at_most`, if it is longer.
         """
-        if data.size > self.array.size or (data.size < self.array.size and not at_most):
-            raise ValueError(f"{data.size:,} elements of {data.dtype} for a buffer of {self.array.size:,}")
-        return self.takes_parts([data], [data.size], [0])
+        array, size = self.array, data.size
+        if data.dtype != array.dtype or size > array.size or (size < array.size and not at_most):
+            raise ValueError(f"{size:,} elements of {data.dtype} for a buffer of {array.size:,} of {array.dtype}")
+
+        def place() -> None:
+            if self._before is not None and size < array.size:
+                array[size:] = self._before[size:]
+            array[:size] = data
+
+        return place
 
     def takes_parts(self, parts: Sequence[Flat], counts: Sequence[int], offsets: Sequence[int]) -> Callable[[], None]:
         """What copies parts of these lengths to their offsets; what lies between them stays as it was.
@@ -171,10 +194,6 @@ class ReceiveBuffer:
                 self.array[at : at + part.size] = part
 
         return place
-
-
-def _unreadable(array: Flat) -> Any:
-    return np.nan if array.dtype.kind in "fc" else np.frombuffer(b"\xa5" * 16, array.dtype, 1)[0]
 
 
 def combined(arrays: Sequence[Flat], op: str) -> Flat:

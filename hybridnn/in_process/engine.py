@@ -202,7 +202,7 @@ class Engine:
     def receive(self, context: Context, source: int, target: int, tag: int, buffer: Flat) -> Pending:
         """Begin to receive; `source` and `target` are numbers in the communicator."""
         pending = self._begin(context, target, "receive", buffer.nbytes, context.members[source], tag)
-        pending.target = self.receive_buffer(buffer)
+        pending.target = self.receive_buffer(buffer, may_stay=True)
         self._receives[pending.rank][pending] = None
         queue = context.sends[source, target]
         for send in queue:
@@ -329,9 +329,9 @@ class Engine:
         self.wait(pendings)
         return True
 
-    def receive_buffer(self, array: Flat) -> ReceiveBuffer:
+    def receive_buffer(self, array: Flat, *, may_stay: bool = False) -> ReceiveBuffer:
         """An array that data will arrive in; with late delivery it is unreadable until then."""
-        return ReceiveBuffer(array, unreadable=self.late)
+        return ReceiveBuffer(array, unreadable=self.late, may_stay=may_stay)
 
     def lend(self, pending: Pending, sent: Flat, buffer: Flat) -> None:
         """Note what a call sends, and with late delivery the buffer that must not change before its wait.

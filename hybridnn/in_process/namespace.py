@@ -183,8 +183,6 @@ class Comm:
         status: object = None,
     ) -> None:
         """Send and receive at once."""
-        if PROC_NULL not in (dest, source):
-            _require_apart(flat_of(sendbuf), flat_of(recvbuf))
         receive = self.Irecv(recvbuf, source, recvtag)
         Request.Waitall([receive, self.Isend(sendbuf, dest, sendtag)])
 
@@ -254,7 +252,7 @@ class Comm:
         """Begin an all-gather."""
         out, counts, offsets = parts_of(recvbuf, self.size, writable=True)
         mine = out[offsets[self._rank] : offsets[self._rank] + counts[self._rank]]
-        given, target, lent = self._taken(sendbuf, out, mine)
+        given, target, lent = self._taken(sendbuf, out, mine, may_stay=sum(counts) < out.size)
         if lent is None:
             mine[:] = given
 
@@ -274,7 +272,7 @@ class Comm:
         if self._rank == root:
             whole, counts, offsets = parts_of(sendbuf, self.size)
             given = [whole[at : at + n].copy() for at, n in zip(offsets, counts, strict=True)]
-        target = self._engine.receive_buffer(out)
+        target = self._engine.receive_buffer(out, may_stay=True)
 
         def act(all_: Sequence[Any]) -> Delivers:
             return [one.takes(all_[root][0][rank], at_most=True) for rank, (_, one) in enumerate(all_)]
@@ -293,7 +291,7 @@ class Comm:
             out, counts, offsets = parts_of(recvbuf, self.size, writable=True)
             places = counts, offsets
             mine = out[offsets[root] :][: counts[root]]
-        given, target, lent = self._taken(sendbuf, out, mine)
+        given, target, lent = self._taken(sendbuf, out, mine, may_stay=out is not None and sum(places[0]) < out.size)
 
         def act(all_: Sequence[Any]) -> Delivers:
             _, (one, (counts, offsets)) = all_[root]
@@ -426,7 +424,7 @@ class Comm:
         return Request(self._engine, pending)
 
     def _taken(
-        self, sendbuf: Any, out: Flat | None, own: Flat | None = None
+        self, sendbuf: Any, out: Flat | None, own: Flat | None = None, *, may_stay: bool = False
     ) -> tuple[Flat, ReceiveBuffer | None, Flat | None]:
         """What a rank brings to a collective.
 
@@ -437,6 +435,8 @@ class Comm:
             Where the result arrives.
         own : ndarray, optional
             What is sent in place of `sendbuf`, where that says so.
+        may_stay : bool
+            Some of `out` may not be filled.
 
         Returns
         -------
@@ -452,7 +452,7 @@ class Comm:
         if out is not None and not in_place:
             _require_apart(source, out)
         given = source.copy()
-        target = None if out is None else self._engine.receive_buffer(out)
+        target = None if out is None else self._engine.receive_buffer(out, may_stay=may_stay)
         return given, target, None if in_place else source
 
 
