@@ -77,7 +77,8 @@ def _job(folder: Path, script: str, program: str, **changes: str) -> Iterator[Jo
         if name in changes:
             values[variable] = changes.pop(name)
     arguments = changes.pop("arguments", "config.toml --set data.name=a*b").split()
-    (folder / script).write_text(filled_in((JOBS / script).read_text(), values))
+    text = filled_in((JOBS / script).read_text(), values)
+    (folder / script).write_text(text.replace("step=$!\n", changes.pop("before_step", "") + "step=$!\n"))
     environment = {"PATH": f"{folder}:{os.environ['PATH']}", **variables, **changes}
     process = subprocess.Popen(
         ["bash", script, *(argument.replace("*", " ") for argument in arguments)],
@@ -248,6 +249,16 @@ def test_task_whose_cell_goes_on_is_requeued_alone(tmp_path: Path) -> None:
         assert job.wait() == (0, "requeue: the cell runs later\n")
         assert job.lines("signals") == ["USR1"]
         assert job.lines("scontrol-calls") == ["requeue 16_2"]  # the number of the job alone would be the whole array
+
+
+@pytest.mark.parametrize("name", [*REQUEUING, "study_array.sbatch"])
+def test_warning_that_comes_while_the_run_is_started_is_not_lost(tmp_path: Path, name: str) -> None:
+    """Before the script knows the process that it has to warn."""
+    more = {"arguments": "", **ARRAY} if name == "study_array.sbatch" else {}
+    with _job(tmp_path, name, WAITS, before_step="kill -USR1 $$\n", **more) as job:
+        code, out = job.wait()
+        assert (code, out.startswith("requeue: ")) == (0, True)
+        assert len(job.lines("scontrol-calls")) == 1
 
 
 def test_cancelled_task_ends_its_study_and_is_not_requeued(tmp_path: Path) -> None:
