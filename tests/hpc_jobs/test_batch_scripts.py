@@ -261,6 +261,13 @@ def test_warning_that_comes_while_the_run_is_started_is_not_lost(tmp_path: Path,
         assert len(job.lines("scontrol-calls")) == 1
 
 
+def test_cancellation_that_comes_while_the_study_is_started_is_not_lost(tmp_path: Path) -> None:
+    with _job(tmp_path, "study_array.sbatch", WAITS, arguments="", before_step="kill -TERM $$\n", **ARRAY) as job:
+        assert job.wait() == (75, "")
+        assert job.lines("signals") == ["TERM"]
+        assert job.lines("scontrol-calls") == []
+
+
 def test_cancelled_task_ends_its_study_and_is_not_requeued(tmp_path: Path) -> None:
     with _job(tmp_path, "study_array.sbatch", WAITS, arguments="", **ARRAY) as job:
         job.wait_until_it_trains()
