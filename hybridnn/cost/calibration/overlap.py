@@ -16,7 +16,7 @@ LAYERS = 16
 """Buckets of the measured gradient, of one layer each."""
 WIDTH = 128
 """Rows and columns of the matrices; their product takes about a tenth of a millisecond."""
-LEAST_ROUNDS = 3
+LEAST_OVERLAP_ROUNDS = 3
 
 
 def measure_overlap(group: Group, seconds: float) -> tuple[float, float]:
@@ -41,7 +41,7 @@ def measure_overlap(group: Group, seconds: float) -> tuple[float, float]:
     trial.balance(*_slowest(group, trial.alone()))
     start = perf_counter()
     rounds: list[list[float]] = []
-    while len(rounds) < LEAST_ROUNDS or rounds[-1][-1] < seconds:
+    while len(rounds) < LEAST_OVERLAP_ROUNDS or rounds[-1][-1] < seconds:
         # The clock travels along, so that all ranks agree when to stop.
         rounds.append(_slowest(group, (*trial.alone(), *trial.together(), perf_counter() - start)))
     compute, messages, compute_beside, total, _ = np.median(rounds, axis=0).tolist()
