@@ -6,7 +6,7 @@
 #   make test-all              test, test-slow and test-slurm
 #   make test-slurm            the batch scripts on a real Slurm, brought up on this machine and ended afterwards; as root
 #   make test-gpu bench-gpu    the tests and measurements of the GPU kernels, on a machine that has a GPU and CuPy
-#   make lint types bench      ruff, mypy, the comparison with PyTorch      (parts: make bench ARGS="batch pipeline")
+#   make lint types bench      ruff and the order of imports, mypy, the comparison with PyTorch      (parts: make bench ARGS="batch pipeline")
 #   make cost-check            calibrate the cost models with two ranks and compare predictions with the clock, 10 minutes
 #   make fault-drill           break runs at random and judge what comes of it  (more: make fault-drill ARGS="--trials 300")
 #   make outputs               print anew what README and docs show below their commands   (ARGS="--check README.md")
@@ -67,6 +67,8 @@ bench-gpu:
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(call link_tree,build/typing)
+	cd build/typing && $(CURDIR)/$(BIN)/lint-imports --no-cache --config $(CURDIR)/pyproject.toml
 
 # mypy knows packages by their folders alone, so it is shown the tree as it is installed.
 types: $(VENV)/.installed-dev

@@ -99,7 +99,7 @@ setup(
         "cuda13": ["cupy-cuda13x[ctk]>=14"],
         "test": TEST,
         "bench": [TORCH, "scikit-learn", *NOTEBOOK],
-        "dev": [*TEST, "ruff", "mypy"],
+        "dev": [*TEST, "ruff", "mypy", "import-linter"],
     },
     entry_points={"console_scripts": ["hybridnn = hybridnn.cli.main:main"]},
     zip_safe=False,

@@ -23,8 +23,8 @@ from mpi4py import MPI
 
 from benchmarks.timing import seconds_of
 from hybridnn import MLP, Adam, ProcessGrid, Trainer
-from hybridnn.training.checkpoints.manifest import Progress
-from hybridnn.training.checkpoints.writing import CheckpointWriter
+from hybridnn.checkpoints.manifest import Progress
+from hybridnn.checkpoints.writing import CheckpointWriter
 
 WIDTHS = (1024,) * 12
 EPOCH_WIDTHS = (1024,) * 6

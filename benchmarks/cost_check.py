@@ -23,15 +23,15 @@ from hybridnn import MLP, SGD, ProcessGrid, Trainer
 from hybridnn.comm.mpi import import_mpi
 from hybridnn.comm.threads import limit_blas_threads
 from hybridnn.cost.calibration.calibrate import Calibration, calibrate
-from hybridnn.cost.calibration.fitted import LARGE_BYTES
+from hybridnn.cost.calibration.fit import LARGE_BYTES
+from hybridnn.cost.machine.file import read_machine, write_machine
 from hybridnn.cost.machine.machine import Machine
-from hybridnn.cost.machine.machine_file import read_machine, write_machine
 from hybridnn.cost.prediction.predict import predict
 from hybridnn.cost.prediction.workload import Workload
 from hybridnn.pipeline.schedules.methods import METHODS
+from hybridnn.runs.timed_run import TrainingTimer
+from hybridnn.runs.workload_of import layout_of_plan
 from hybridnn.training.pipelining import Pipelining
-from hybridnn.training.timed_run import TrainingTimer
-from hybridnn.training.workload_of import layout_of_plan
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -214,7 +214,7 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, help="where to write the calibrated machine")
     arguments = parser.parse_args()
     grid = ProcessGrid()
-    limit_blas_threads(grid)
+    limit_blas_threads(grid.node_group)
     collectives: list[dict[str, Any]] = []
     if arguments.machine:
         machine = read_machine(arguments.machine)

@@ -15,7 +15,7 @@ from mpi4py import MPI
 from benchmarks.cases import CASES, our_run
 from benchmarks.timing import seconds_of
 from hybridnn import ProcessGrid
-from hybridnn.comm.recorded_calls import RecordedCalls
+from hybridnn.comm.group import RecordedCalls
 from hybridnn.comm.recorder import Recorder
 
 CALLS = 20_000

@@ -13,9 +13,9 @@ from typing import Any
 from mpi4py import MPI
 
 from hybridnn import MLP, SGD, ProcessGrid, Trainer
-from hybridnn.training.data_placement import place_data
-from hybridnn.training.made_of_settings import load_data
-from hybridnn.training.settings import DataSettings
+from hybridnn.config.build import load_data
+from hybridnn.config.settings import DataSettings
+from hybridnn.runs.data import place_data
 from reference.nodes import on_nodes
 
 WIRES = ("same", "bfloat16", "float16")

@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridnn.errors import DataError, SettingError
-from hybridnn.npz_files import read_npz
-from hybridnn.small_files import open_regular
+from hybridnn.utils.files import open_regular, read_npz
 
 from .arrays import as_rows, class_count
 from .info import Task

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridnn.errors import DataError, SettingError
-from hybridnn.npz_files import printable, read_npz
+from hybridnn.utils.files import printable, read_npz
 
 from .arrays import as_rows
 from .own_file import require_readable

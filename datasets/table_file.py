@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridnn.errors import DataError
-from hybridnn.npz_files import printable
-from hybridnn.small_files import open_regular
+from hybridnn.utils.files import open_regular, printable
 
 __all__ = ["NAMES_SHOWN", "column_list", "input_columns", "read_columns"]
 

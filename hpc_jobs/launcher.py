@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from hybridnn.comm.launcher import has_plugin, offered_plugins
-from hybridnn.whole_files import replace_whole
+from hybridnn.utils.files import replace_whole
 
 __all__ = ["candidates", "find_launcher"]
 

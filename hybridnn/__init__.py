@@ -10,16 +10,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from hybridnn._version import __version__
-from hybridnn.comm.failsafe import install
 from hybridnn.comm.open_mpi import set_rank_settings
 from hybridnn.comm.stand_in import ONE_RANK_FACTORY
+from hybridnn.diagnostics.failsafe import install
 
 if TYPE_CHECKING:
-    from hybridnn.comm.grid import ProcessGrid
     from hybridnn.errors import HybridnnError
     from hybridnn.nn.learning_rates import Constant, Cosine, Step, WarmupLinear
     from hybridnn.nn.mlp import MLP
     from hybridnn.nn.optimizers import SGD, Adam, AdamW
+    from hybridnn.parallel.grid import ProcessGrid
     from hybridnn.training.device import DeviceOptions
     from hybridnn.training.pipelining import Pipelining
     from hybridnn.training.trainer import Trainer
@@ -53,7 +53,7 @@ _HOME = {
     "DeviceOptions": "training.device",
     "HybridnnError": "errors",
     "Pipelining": "training.pipelining",
-    "ProcessGrid": "comm.grid",
+    "ProcessGrid": "parallel.grid",
     "Trainer": "training.trainer",
 }
 

@@ -7,19 +7,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = [
-    "INTERRUPTED",
-    "DataError",
-    "EnvironmentProblem",
-    "GridError",
-    "HybridnnError",
-    "NonFiniteLossError",
-    "SettingError",
-    "StoppedBySignal",
-    "UnequalSettingError",
-    "one_line",
-]
-
 INTERRUPTED = 130
 """Exit code after an interrupt from the keyboard, as shells have it: 128 + SIGINT."""
 

@@ -35,7 +35,7 @@ def _no_pictures() -> Iterator[None]:
     The picture has tests of its own, and a run that `test_train` starts leaves one.
     """
     try:
-        from hybridnn.training import run_report
+        from hybridnn.runs import report as run_report
     except ImportError:  # the kernels are also tested on a machine that has little beside a GPU
         yield
         return

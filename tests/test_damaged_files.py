@@ -14,25 +14,25 @@ import numpy as np
 import pytest
 import tomli_w
 
-from hybridnn.comm.stalls.files import read_stall
-from hybridnn.comm.stalls.report import stall_report
-from hybridnn.comm.stalls.state import JobState
-from hybridnn.cost.machine.machine_file import read_machine, write_machine
+from hybridnn.checkpoints.manifest import Progress
+from hybridnn.checkpoints.reading import Checkpoint, newest_sound
+from hybridnn.config.file import load_settings, to_toml
+from hybridnn.config.settings import Settings
+from hybridnn.cost.machine.file import read_machine, write_machine
+from hybridnn.diagnostics.stalls.files import read_stall
+from hybridnn.diagnostics.stalls.report import stall_report
+from hybridnn.diagnostics.stalls.state import JobState
 from hybridnn.errors import HybridnnError
 from hybridnn.pipeline.partition.layer_profile import LayerProfile, read_profile, write_profile
 from hybridnn.pipeline.schedules.instructions import Forward
-from hybridnn.small_files import parse_toml
-from hybridnn.study.runs.figures import figures_of
+from hybridnn.runs.folder import CONFIG_END
+from hybridnn.runs.history_file import lines_until, read_history, run_status
+from hybridnn.runs.run_record import read_run
+from hybridnn.runs.trace.trace_file import read_trace
+from hybridnn.study.figures import figures_of
 from hybridnn.study.study_file import load_study, ready_studies
 from hybridnn.study.study_folder import StudyFolder, read_manifest
-from hybridnn.training.checkpoints.manifest import Progress
-from hybridnn.training.checkpoints.reading import Checkpoint, newest_sound
-from hybridnn.training.history_file import lines_until, read_history, run_status
-from hybridnn.training.run_folder import CONFIG_END
-from hybridnn.training.run_record import read_run
-from hybridnn.training.settings import Settings
-from hybridnn.training.settings_file import load_settings, to_toml
-from hybridnn.training.trace_file import read_trace
+from hybridnn.utils.files import parse_toml
 from reference.finished_runs import prediction_line, write_run
 from reference.forged import damaged, forged
 from reference.stalls import collective, progress, rank_state

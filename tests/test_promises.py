@@ -18,7 +18,7 @@ import pytest
 
 from hybridnn import MLP, SGD, ProcessGrid, Trainer
 from hybridnn.errors import HybridnnError, NonFiniteLossError
-from hybridnn.training.history import StepRecord
+from hybridnn.training.records import StepRecord
 from mpi_runner.slowness import patience
 from reference import network as net
 from reference.cases import (

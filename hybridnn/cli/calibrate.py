@@ -14,8 +14,6 @@ from hybridnn.cli.output import Format, make_console, print_json
 from hybridnn.cli.start_ranks import Ranks, start_ranks
 from hybridnn.errors import SettingError
 
-__all__ = ["calibrate"]
-
 
 def calibrate(
     out: Annotated[Path, typer.Option("--out", help="The machine file to write.", metavar="FILE.toml")] = Path(
@@ -43,7 +41,7 @@ def calibrate(
     ranks: Ranks = None,
 ) -> None:
     """Measure this machine, for plans and predictions; start it with -n and as many ranks as you will use."""
-    from hybridnn.checks import require_number
+    from hybridnn.utils.checks import require_number
 
     require_number("--seconds", seconds, 0, 86_400, "above 0, at most a day", open_ends="(")
     if memory is not None:
@@ -58,11 +56,11 @@ def calibrate(
     # Only now, so that a wrong option is reported without waiting for the rest to load.
     from hybridnn.cli.calibrate_view import calibration_facts, print_calibration
     from hybridnn.comm.agreement import agree
-    from hybridnn.comm.grid import ProcessGrid
     from hybridnn.cost.calibration import calibrate as calibration
     from hybridnn.cost.calibration.fit_plot import draw_fits
-    from hybridnn.cost.machine.machine_file import write_machine
-    from hybridnn.training.timed_run import TrainingTimer
+    from hybridnn.cost.machine.file import write_machine
+    from hybridnn.parallel.grid import ProcessGrid
+    from hybridnn.runs.timed_run import TrainingTimer
 
     grid = ProcessGrid()
     if plot is not None and grid.size == 1:

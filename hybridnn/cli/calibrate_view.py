@@ -9,15 +9,13 @@ from typing import TYPE_CHECKING
 
 from hybridnn.cli.output import print_table
 from hybridnn.cost.calibration.calibrate import Calibration
-from hybridnn.cost.calibration.fitted import LARGE_BYTES, FittedOperation, HeldOutError
+from hybridnn.cost.calibration.fit import LARGE_BYTES, FittedOperation, HeldOutError
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
     from hybridnn.cost.machine.machine import Machine
-
-__all__ = ["calibration_facts", "print_calibration"]
 
 
 def print_calibration(console: Console, found: Calibration, out: Path | None) -> None:

@@ -13,7 +13,6 @@ from hybridnn.cli.ranks import first_rank_alone
 if TYPE_CHECKING:
     from hybridnn.datasets import DatasetInfo
 
-__all__ = ["app"]
 
 app = typer.Typer(help="List, describe and download data sets.")
 

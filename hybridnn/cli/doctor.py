@@ -9,8 +9,6 @@ import typer
 from hybridnn.cli.output import Format
 from hybridnn.cli.start_ranks import Ranks, start_ranks
 
-__all__ = ["doctor"]
-
 
 def doctor(
     strict: Annotated[bool, typer.Option("--strict", help="Let warnings count as failures.")] = False,
@@ -19,7 +17,7 @@ def doctor(
     ranks: Ranks = None,
 ) -> None:
     """Check this machine, alone or on several ranks: MPI, threads, cores, GPU, folders; exit code 1 on failures."""
-    from hybridnn.checks import require_number
+    from hybridnn.utils.checks import require_number
 
     require_number("--limit", limit, 0, 3600, "seconds, above 0, at most an hour", open_ends="(")
     start_ranks(ranks)

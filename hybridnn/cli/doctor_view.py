@@ -8,20 +8,19 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from hybridnn.cli.output import make_console
-from hybridnn.doctor.words import counted, rank_names
-from hybridnn.training.json_text import to_json
+from hybridnn.doctor.finding import counted, rank_names
+from hybridnn.utils.text import to_json
 
 if TYPE_CHECKING:
+    from hybridnn.doctor.examine import DoctorReport
     from hybridnn.doctor.finding import Verdict
-    from hybridnn.doctor.report import Report
 
-__all__ = ["print_report", "report_text"]
 
 STYLES: Mapping[Verdict, str] = {"ok": "green", "warning": "yellow", "failure": "bold red"}
 VERDICT_WIDTH = len("warning")
 
 
-def print_report(report: Report, *, as_json: bool) -> None:
+def print_report(report: DoctorReport, *, as_json: bool) -> None:
     """Print a report on standard output."""
     if as_json:
         print(_json(report), flush=True)
@@ -34,14 +33,14 @@ def print_report(report: Report, *, as_json: bool) -> None:
     sys.stdout.flush()
 
 
-def report_text(report: Report, *, as_json: bool) -> str:
+def report_text(report: DoctorReport, *, as_json: bool) -> str:
     """The same as plain text."""
     if as_json:
         return _json(report)
     return "\n".join([*(f"{verdict:{VERDICT_WIDTH}}{rest}" for verdict, rest in _lines(report)), _summary(report)])
 
 
-def _lines(report: Report) -> Iterator[tuple[Verdict, str]]:
+def _lines(report: DoctorReport) -> Iterator[tuple[Verdict, str]]:
     """Verdict and the rest of every line."""
     width = max((len(entry.finding.name) for entry in report.merged), default=0)
     for entry in report.merged:
@@ -51,14 +50,14 @@ def _lines(report: Report) -> Iterator[tuple[Verdict, str]]:
         yield finding.verdict, f"  {finding.name:{width}}  {who}{finding.what}{advice}"
 
 
-def _summary(report: Report) -> str:
+def _summary(report: DoctorReport) -> str:
     warnings, failures = report.count("warning"), report.count("failure")
     return f"{counted(report.ranks, 'rank')}: {report.count('ok')} ok, {counted(warnings, 'warning')}, " + counted(
         failures, "failure"
     )
 
 
-def _json(report: Report) -> str:
+def _json(report: DoctorReport) -> str:
     facts = {
         "verdict": report.verdict,
         "ranks": report.ranks,

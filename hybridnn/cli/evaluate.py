@@ -12,8 +12,6 @@ from hybridnn.cli.output import Format
 from hybridnn.cli.start_ranks import Ranks, start_ranks
 from hybridnn.cli.trained_options import BatchRanks, Best, Checkpoint, ModelRanks, Run, Stages
 
-__all__ = ["evaluate"]
-
 
 class PartName(str, Enum):
     """Parts of a data set."""
@@ -60,11 +58,11 @@ def evaluate(
     start_ranks(ranks)
     from hybridnn.cli.evaluate_view import print_evaluation
     from hybridnn.cli.trained_options import make_grid
-    from hybridnn.training.trained.evaluation import Samples, evaluate_run
-    from hybridnn.training.trained.trained_run import open_run
+    from hybridnn.runs.trained.evaluation import EvaluationSamples, evaluate_run
+    from hybridnn.runs.trained.trained_run import open_run
 
     columns = tuple(name.strip() for name in targets.split(",")) if targets else ()
-    samples = Samples(data, columns, None if part is None else part.value)
+    samples = EvaluationSamples(data, columns, None if part is None else part.value)
 
     def evaluate_rank() -> None:
         grid = make_grid(pipeline, batch, model)

@@ -10,8 +10,6 @@ import typer
 from hybridnn.cli.ranks import first_rank_alone
 from hybridnn.cli.trained_options import Best, Checkpoint, Force, Run
 
-__all__ = ["export"]
-
 
 def export(
     run: Run,
@@ -30,10 +28,9 @@ def export(
 ) -> None:
     """Write the weights of a run, and what its inputs were standardized with, as plain arrays."""
     from hybridnn.cli.trained_options import require_new_file, warn_of_damage, weights_words
-    from hybridnn.npz_files import npz_bytes
-    from hybridnn.training.trained.export import export_arrays
-    from hybridnn.training.trained.trained_run import open_run
-    from hybridnn.whole_files import write_whole
+    from hybridnn.runs.trained.export import export_arrays
+    from hybridnn.runs.trained.trained_run import open_run
+    from hybridnn.utils.files import npz_bytes, write_whole
 
     with first_rank_alone():
         require_new_file("WEIGHTS.npz", out, [".npz"], replace=force)

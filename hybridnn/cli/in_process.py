@@ -11,8 +11,6 @@ import typer
 from hybridnn.cli.ranks import launch_rank
 from hybridnn.errors import SettingError
 
-__all__ = ["InProcess", "on_ranks", "require_one_way"]
-
 Result = TypeVar("Result")
 
 InProcess = Annotated[
@@ -44,7 +42,7 @@ def require_one_way(ranks: int | None, in_process: int | None) -> None:
     if ranks is not None:
         raise SettingError("--in-process", in_process, f"not together with -n {ranks}: both start the ranks")
     if launch_rank() is not None:
-        from hybridnn.comm.launch_check import launch_of
+        from hybridnn.comm.launcher import launch_of
 
         launch = launch_of(os.environ)
         if launch is None or launch.ranks > 1:

@@ -6,14 +6,12 @@ import sys
 from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
-    from hybridnn.training.survivors import Ended, Loss
-
-__all__ = ["announce_loss", "leave_after_loss"]
+    from hybridnn.runs.recovery import Loss, RunOutcome
 
 
 def announce_loss(loss: Loss) -> None:
     """Say, on the first rank that is left, that the run goes on; from now on it is this rank that speaks."""
-    from hybridnn.comm.stalls.ranks_text import name_ranks
+    from hybridnn.utils.text import name_ranks
 
     if loss.speaks:
         sys.stdout = sys.__stdout__
@@ -21,9 +19,9 @@ def announce_loss(loss: Loss) -> None:
         print(f"{gone}; {loss.left} go on" if loss.left > 1 else f"{gone}; one goes on", file=sys.stderr, flush=True)
 
 
-def leave_after_loss(ended: Ended) -> NoReturn:
+def leave_after_loss(ended: RunOutcome) -> NoReturn:
     """End this process; its last line is the error that ended the run, if one did."""
-    from hybridnn.comm.survivors import leave_job
+    from hybridnn.diagnostics.lost_ranks import leave_job
 
     if ended.error is not None and ended.loss is not None and ended.loss.speaks:
         print(f"Error: {ended.error}", file=sys.stderr)

@@ -30,8 +30,6 @@ from hybridnn.cli.trace import trace
 from hybridnn.cli.train import train
 from hybridnn.errors import INTERRUPTED, HybridnnError
 
-__all__ = ["app", "main"]
-
 USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
 """The base of all errors of the parser, which typer does not export under a name of its own."""
 

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
     from hybridnn.cost.machine.machine import Machine
 
-__all__ = ["Format", "make_console", "print_json", "print_machine", "print_table", "terminal_width"]
 
 PLAIN_WIDTH = 100
 UNKNOWN_TERMINAL_WIDTH = 80
@@ -56,7 +55,7 @@ def print_table(console: Console, table: Table) -> None:
 
 def print_json(value: object) -> None:
     """Print one JSON value and nothing else on standard output."""
-    from hybridnn.training.json_text import to_json
+    from hybridnn.utils.text import to_json
 
     print(to_json(value, indent=2), flush=True)
 

@@ -16,10 +16,8 @@ from hybridnn.pipeline.partition.stage_partition import USUAL
 
 if TYPE_CHECKING:
     from hybridnn.cli.partition_view import LayerCosts
+    from hybridnn.config.settings import Settings
     from hybridnn.nn.mlp import MLP
-    from hybridnn.training.settings import Settings
-
-__all__ = ["partition"]
 
 
 def _count(text: str) -> Any:
@@ -62,16 +60,16 @@ def partition(
     if save_profile is not None and not os.path.isdir(save_profile.parent):
         raise SettingError("--save-profile", str(save_profile), f"there is no folder {str(save_profile.parent)!r}")
 
-    from hybridnn.training.settings_file import load_settings
+    from hybridnn.config.file import load_settings
 
     settings = None if profile and not (config or overrides) else load_settings(config, overrides or ())
 
     # Only now, so that a wrong setting is reported without waiting for the rest to load.
     from hybridnn.cli.partition_view import make_plans, print_plans
     from hybridnn.pipeline.partition.layer_profile import write_profile
-    from hybridnn.pipeline.partition.stage_partition import Link, check_stages
+    from hybridnn.pipeline.partition.stage_partition import LinkCost, check_stages
 
-    link = Link(alpha, beta)
+    link = LinkCost(alpha, beta)
 
     def check(layers: int) -> None:
         check_stages(layers, stages or 1, ranks)

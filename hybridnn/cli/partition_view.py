@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from hybridnn.cli.output import make_console, print_json
 from hybridnn.pipeline.partition.layer_profile import LayerProfile
 from hybridnn.pipeline.partition.stage_partition import (
-    Link,
+    LinkCost,
     PartitionPlan,
     balanced_partition,
     plan_partition,
@@ -21,7 +21,6 @@ from hybridnn.pipeline.partition.stage_partition import (
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["LayerCosts", "make_plans", "print_plans"]
 
 Plans = Mapping[str, PartitionPlan]
 
@@ -44,7 +43,7 @@ class LayerCosts:
     source: Mapping[str, object]
 
 
-def make_plans(profile: tuple[LayerProfile, ...], link: Link, stages: int | None, ranks: int | None) -> Plans:
+def make_plans(profile: tuple[LayerProfile, ...], link: LinkCost, stages: int | None, ranks: int | None) -> Plans:
     """Partition uniformly, by the profile, and for `ranks` with replicated stages; without `stages` as that chooses."""
     message, reduction = link.message_seconds, link.reduction_seconds
     plans: dict[str, PartitionPlan] = {}
@@ -68,7 +67,7 @@ def make_plans(profile: tuple[LayerProfile, ...], link: Link, stages: int | None
     return compared | plans
 
 
-def print_plans(costs: LayerCosts, link: Link, plans: Plans, *, as_json: bool) -> None:
+def print_plans(costs: LayerCosts, link: LinkCost, plans: Plans, *, as_json: bool) -> None:
     """Print everything on standard output."""
     if as_json:
         print_json(_facts(costs, link, plans))
@@ -88,7 +87,7 @@ def print_plans(costs: LayerCosts, link: Link, plans: Plans, *, as_json: bool) -
         console.print(f"{name}: {_setting(plan)}", soft_wrap=True)
 
 
-def _facts(costs: LayerCosts, link: Link, plans: Plans) -> dict[str, object]:
+def _facts(costs: LayerCosts, link: LinkCost, plans: Plans) -> dict[str, object]:
     layers = [asdict(layer) for layer in costs.profile]
     if costs.sizes is not None:
         for layer, inputs, outputs in zip(layers, costs.sizes, costs.sizes[1:], strict=False):

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from hybridnn.pipeline.drawing.drawing import Drawing
 
-__all__ = ["PictureFormat", "choose_format", "print_drawing", "write_file", "write_picture", "write_text"]
-
 
 class PictureFormat(str, Enum):
     """How a command shows a schedule."""

@@ -10,8 +10,6 @@ import typer
 from hybridnn.cli.output import Format
 from hybridnn.cli.ranks import first_rank_alone
 
-__all__ = ["plan"]
-
 
 def plan(
     config: Annotated[
@@ -41,17 +39,17 @@ def plan(
     output_format: Annotated[Format, typer.Option("--format", help="How to print the result.")] = Format.text,
 ) -> None:
     """List the fastest layouts of a number of ranks, as the machine file predicts them."""
-    from hybridnn.training.settings_file import load_settings
+    from hybridnn.config.file import load_settings
 
     settings = load_settings(config, overrides or ())
 
     # Only now, so that a wrong setting is reported without waiting for the rest to load.
     from hybridnn.cli.plan_view import print_plan
-    from hybridnn.cost.machine.find import require_machine
+    from hybridnn.cost.machine.file import require_machine
     from hybridnn.cost.planning.plan import plan as make_plan
     from hybridnn.cost.planning.reasons import best_by_ranks
-    from hybridnn.training.auto_layout import fixed_constraints
-    from hybridnn.training.workload_of import workload_from_settings
+    from hybridnn.runs.auto_layout import fixed_constraints
+    from hybridnn.runs.workload_of import workload_from_settings
 
     with first_rank_alone():
         known = require_machine(machine)

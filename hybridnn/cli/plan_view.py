@@ -9,18 +9,17 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from hybridnn.cli.output import make_console, print_json, print_machine
+from hybridnn.cost.planning.layouts import layout_settings, layout_words, staleness
 from hybridnn.cost.planning.plan import Plan
 from hybridnn.cost.planning.reasons import bottleneck_sentence, reason_sentence
-from hybridnn.cost.planning.words import layout_settings, layout_words, staleness
 from hybridnn.cost.prediction.memory import data_bytes
-from hybridnn.cost.prediction.prediction import Prediction
+from hybridnn.cost.prediction.predict import Prediction
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from hybridnn.training.settings import ParallelSettings
+    from hybridnn.config.settings import ParallelSettings
 
-__all__ = ["plan_facts", "print_plan"]
 
 Around = Mapping[int, Prediction]
 """The best exact layouts of numbers of ranks."""
@@ -149,7 +148,7 @@ def _conclusions(plan: Plan, around: Around | None, parallel: ParallelSettings) 
 
 def _set_words(option: Prediction, parallel: ParallelSettings) -> str:
     """What `hybridnn train` has to be given to use a layout."""
-    from hybridnn.training.json_text import to_json
+    from hybridnn.utils.text import to_json
 
     keys = layout_settings(option.layout)
     present = json.loads(to_json(parallel.model_dump()))

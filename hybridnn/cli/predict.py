@@ -11,8 +11,6 @@ from hybridnn.cli.in_process import InProcess, on_ranks, require_one_way
 from hybridnn.cli.start_ranks import Ranks, start_ranks
 from hybridnn.cli.trained_options import BatchRanks, Best, Checkpoint, Force, ModelRanks, Run, Stages
 
-__all__ = ["predict"]
-
 
 def predict(
     run: Run,
@@ -42,9 +40,9 @@ def predict(
     start_ranks(ranks)
     from hybridnn.cli.trained_options import make_grid, require_new_file, warn_of_columns, warn_of_damage, weights_words
     from hybridnn.comm.agreement import agree
-    from hybridnn.training.trained.prediction import predict_file
-    from hybridnn.training.trained.trained_run import open_run
-    from hybridnn.whole_files import write_whole
+    from hybridnn.runs.trained.prediction import predict_file
+    from hybridnn.runs.trained.trained_run import open_run
+    from hybridnn.utils.files import write_whole
 
     def predict_rank() -> None:
         grid = make_grid(pipeline, batch, model)

@@ -11,10 +11,8 @@ from typing import NoReturn
 
 import typer
 
-from hybridnn.comm.failsafe import all_ranks_arrive, lower_rank_reports, notify_higher_ranks, running_world
+from hybridnn.diagnostics.failsafe import all_ranks_arrive, lower_rank_reports, notify_higher_ranks, running_world
 from hybridnn.errors import EnvironmentProblem, HybridnnError
-
-__all__ = ["FirstRankError", "first_rank_alone", "launch_rank", "leave"]
 
 LAUNCHER_RANKS = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 """Set by mpirun, mpiexec and srun for every rank, before MPI is loaded."""

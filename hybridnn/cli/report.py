@@ -10,8 +10,6 @@ import typer
 from hybridnn.cli.output import Format
 from hybridnn.cli.ranks import first_rank_alone
 
-__all__ = ["report"]
-
 
 def report(
     folders: Annotated[list[Path], typer.Argument(help="Run folders.", metavar="RUN...")],
@@ -24,10 +22,10 @@ def report(
     """Tell where the time of a run went; of several runs, how they scale."""
     from hybridnn.cli.pictures import PictureFormat, choose_format
     from hybridnn.cli.report_view import print_run, print_runs
-    from hybridnn.study.runs.check_plot import draw_run_check, draw_runs_check
-    from hybridnn.study.runs.figures import figures_of
-    from hybridnn.training.run_record import read_run
-    from hybridnn.whole_files import write_whole
+    from hybridnn.runs.run_record import read_run
+    from hybridnn.study.figures import figures_of
+    from hybridnn.study.report.check_plot import draw_run_check, draw_runs_check
+    from hybridnn.utils.files import write_whole
 
     with first_rank_alone():
         if out is not None:

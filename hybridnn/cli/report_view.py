@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from hybridnn.cli.output import make_console, print_json
 from hybridnn.cli.train_tables import header_table
-from hybridnn.study.runs.figures import InstructionFigures, RunFigures, instruction_figures
-from hybridnn.study.runs.scaling import ScalingGroup, ScalingRow, compare_runs
-from hybridnn.training.run_record import RunRecord
+from hybridnn.runs.run_record import RunRecord
+from hybridnn.study.figures import InstructionFigures, RunFigures, instruction_figures
+from hybridnn.study.report.scaling import ScalingGroup, ScalingRow, compare_runs
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["print_run", "print_runs"]
 
 MISSING = "-"
 

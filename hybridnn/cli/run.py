@@ -13,8 +13,6 @@ import typer
 from hybridnn.cli.start_ranks import replace_by_ranks
 from hybridnn.errors import SettingError
 
-__all__ = ["run"]
-
 
 def run(
     ranks: Annotated[int, typer.Option("-n", min=1, help="Number of ranks.", metavar="N", show_default=False)],

@@ -10,8 +10,6 @@ import typer
 
 from hybridnn.cli.pictures import PictureFormat, choose_format, write_file, write_picture, write_text
 
-__all__ = ["schedule"]
-
 
 class WeightGrad(str, Enum):
     """How an exact method takes the weight gradients of a minibatch's microbatches."""
@@ -77,7 +75,7 @@ def schedule(
     from hybridnn.pipeline.checks.simulate import Durations, simulate
     from hybridnn.pipeline.drawing.drawing import draw_timeline
     from hybridnn.pipeline.schedules.methods import METHODS, make_schedule
-    from hybridnn.training.json_text import to_json
+    from hybridnn.utils.text import to_json
 
     if method is None:
         print_methods()

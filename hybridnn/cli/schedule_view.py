@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from hybridnn.pipeline.schedules.schedule import Schedule
     from hybridnn.pipeline.schedules.weight_policies import WeightRead
 
-__all__ = ["print_methods", "print_report", "schedule_facts"]
 
 FEW_MINIBATCHES = 12
 """Rows of the table of weight versions, unless there are more stages or all are asked for."""

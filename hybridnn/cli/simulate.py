@@ -13,13 +13,11 @@ from hybridnn.cli.pictures import PictureFormat, choose_format
 from hybridnn.cli.ranks import first_rank_alone
 from hybridnn.errors import SettingError
 
-__all__ = ["simulate"]
-
 MOST_MINIBATCHES = 10_000
 """More take minutes, and a steady state is reached long before."""
 
 
-class Curve(str, Enum):
+class ScalingKind(str, Enum):
     """Which scaling curve."""
 
     strong = "strong"
@@ -66,7 +64,7 @@ def simulate(
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the jitter.")] = 0,
     curve: Annotated[
-        Curve | None,
+        ScalingKind | None,
         typer.Option(
             help="Simulate 1, 2, 4, ... replicas up to --ranks: strong keeps the minibatch, weak lets it grow.",
             show_default=False,
@@ -84,9 +82,9 @@ def simulate(
         raise SettingError("--format", picture.value, "a curve is text, json or png")
 
     with first_rank_alone():
-        from hybridnn.cost.machine.find import require_machine
+        from hybridnn.config.file import load_settings
+        from hybridnn.cost.machine.file import require_machine
         from hybridnn.cost.simulation.disturbance import Disturbance
-        from hybridnn.training.settings_file import load_settings
 
         disturbance = Disturbance(jitter, _slow_ranks(slow or ()), seed)
         settings, cluster = load_settings(config, overrides or ()), require_machine(machine)
@@ -95,7 +93,7 @@ def simulate(
         from hybridnn.cli.simulate_view import write_curve, write_step
         from hybridnn.cost.simulation.scaling import scaling_curve
         from hybridnn.cost.simulation.simulate_layout import compile_layout, simulate_layout, usual_minibatches
-        from hybridnn.training.workload_of import layout_from_settings, workload_from_settings
+        from hybridnn.runs.workload_of import layout_from_settings, workload_from_settings
 
         workload = workload_from_settings(settings)
         layout = layout_from_settings(settings, ranks, workload.model, cluster)

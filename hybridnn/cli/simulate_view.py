@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hybridnn.cli.output import print_machine
 from hybridnn.cli.pictures import PictureFormat, print_drawing, write_file, write_picture, write_text
 from hybridnn.cost.simulation.timeline import draw_simulation, stages_shown
-from hybridnn.training.json_text import to_json
+from hybridnn.utils.text import to_json
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from hybridnn.cost.simulation.scaling import ScalingCurve
     from hybridnn.cost.simulation.simulate_layout import SimulatedStep, StageSeconds
 
-__all__ = ["simulated_layout", "write_curve", "write_step"]
 
 MILLISECONDS = 1e3
 

@@ -10,8 +10,6 @@ import typer
 from hybridnn.cli.output import Format
 from hybridnn.cli.ranks import first_rank_alone
 
-__all__ = ["stall"]
-
 
 def stall(
     run: Annotated[Path, typer.Argument(help="A run folder.", metavar="RUN", show_default=False)],
@@ -19,9 +17,9 @@ def stall(
 ) -> None:
     """Tell which rank a run waited for when it stood still, and what every rank was doing."""
     from hybridnn.cli.stall_view import print_stall
-    from hybridnn.comm.stalls.files import read_stall
+    from hybridnn.diagnostics.stalls.files import read_stall
     from hybridnn.errors import DataError
-    from hybridnn.training.history_file import run_status
+    from hybridnn.runs.history_file import run_status
 
     with first_rank_alone():
         record = read_stall(run)

@@ -6,10 +6,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from hybridnn.cli.output import print_json
-from hybridnn.comm.stalls.files import FOLDER, StallRecord
-from hybridnn.comm.stalls.report import stall_report
-
-__all__ = ["print_stall"]
+from hybridnn.diagnostics.stalls.files import FOLDER, StallRecord
+from hybridnn.diagnostics.stalls.report import stall_report
 
 
 def print_stall(record: StallRecord | None, run: Path, *, as_json: bool) -> None:

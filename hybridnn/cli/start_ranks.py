@@ -17,9 +17,7 @@ import typer
 
 from hybridnn.cli.ranks import launch_rank
 from hybridnn.errors import EnvironmentProblem, SettingError
-from hybridnn.training.stop_signals import TWICE_SECONDS
-
-__all__ = ["Ranks", "replace_by_ranks", "start_ranks"]
+from hybridnn.runs.stop_signals import TWICE_SECONDS
 
 FORWARDED = {
     signal.SIGINT: signal.SIGUSR2,
@@ -52,7 +50,7 @@ def start_ranks(ranks: int | None, *, stops_on_signals: bool = False) -> None:
     ----------
     ranks : int or None
     stops_on_signals : bool
-        The ranks end their step and write a checkpoint on the signals of `hybridnn.training.stop_signals`.
+        The ranks end their step and write a checkpoint on the signals of `hybridnn.runs.stop_signals`.
 
     Raises
     ------

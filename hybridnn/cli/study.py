@@ -11,8 +11,6 @@ from hybridnn.cli.output import Format, print_json
 from hybridnn.cli.ranks import first_rank_alone, launch_rank
 from hybridnn.errors import EnvironmentProblem
 
-__all__ = ["app"]
-
 app = typer.Typer(help="Run and report a study: many runs along a few axes.")
 
 OutputFormat = Annotated[Format, typer.Option("--format", help="How to print the result.")]
@@ -154,8 +152,8 @@ def report(
 ) -> None:
     """Write the tables, plots and page of a study's finished cells; exit code 1 where cells did not end well."""
     from hybridnn.cli.study_view import print_report
+    from hybridnn.study.report.page import write_report
     from hybridnn.study.report.results import read_results
-    from hybridnn.study.report.write import write_report
 
     with first_rank_alone():
         results = read_results(folder)

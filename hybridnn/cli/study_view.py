@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 from hybridnn.cli.output import make_console, print_json
 from hybridnn.study.cells import Cell
-from hybridnn.study.report.results import Results
+from hybridnn.study.report.results import StudyResults
+from hybridnn.study.report.scaling import warnings_of
 from hybridnn.study.report.tables import THREADS, point_facts, point_rows
-from hybridnn.study.report.warnings import warnings_of
 from hybridnn.study.runner import CellOutcome, StudyRun
 from hybridnn.study.study_file import Study
 from hybridnn.study.study_folder import FAILURES
@@ -23,8 +23,6 @@ from hybridnn.study.submit import Submission
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
-
-__all__ = ["StudyProgress", "print_plan", "print_report", "print_studies", "print_submission", "print_submitted"]
 
 
 def print_studies(studies: Mapping[Path, Study]) -> None:
@@ -79,7 +77,7 @@ def print_submitted(submission: Submission, jobs: Sequence[str], report: str) ->
     console.print(f"script and output in {submission.place}", soft_wrap=True)
 
 
-def print_report(results: Results, files: Sequence[Path], *, as_json: bool) -> None:
+def print_report(results: StudyResults, files: Sequence[Path], *, as_json: bool) -> None:
     """Print the table of points, warnings, the cells that are not finished with the reasons, and the report's files."""
     manifest = results.manifest
     if as_json:

@@ -12,10 +12,8 @@ from hybridnn.cli.pictures import PictureFormat, choose_format, write_file, writ
 from hybridnn.errors import DataError, SettingError
 
 if TYPE_CHECKING:
-    from hybridnn.cli.trace_view import Window
-    from hybridnn.pipeline.tracing.recorded import Epoch, Trace
-
-__all__ = ["trace"]
+    from hybridnn.cli.trace_view import TimeWindow
+    from hybridnn.runs.trace.recorded import Epoch, Trace
 
 
 def trace(
@@ -47,9 +45,9 @@ def trace(
 ) -> None:
     """Break down where the time of a traced epoch went, and draw what every rank did."""
     from hybridnn.cli.trace_view import print_trace, trace_facts
-    from hybridnn.pipeline.tracing.measured import draw_epoch
-    from hybridnn.training.json_text import to_json
-    from hybridnn.training.trace_file import read_trace
+    from hybridnn.runs.trace.measured import draw_epoch
+    from hybridnn.runs.trace.trace_file import read_trace
+    from hybridnn.utils.text import to_json
 
     picture = choose_format(output_format, out)
     measured = _choose_epoch(run, read_trace(run), epoch)
@@ -76,19 +74,19 @@ def _choose_epoch(run: Path, trace: Trace, number: int | None) -> Epoch:
     return measured
 
 
-def _choose_window(epoch: Epoch, begin: float | None, end: float | None, minibatches: str | None) -> Window:
+def _choose_window(epoch: Epoch, begin: float | None, end: float | None, minibatches: str | None) -> TimeWindow:
     """Return the span of time that the user named, or that of the first few minibatches."""
-    from hybridnn.cli.trace_view import Window
-    from hybridnn.pipeline.tracing.measured import readable_minibatches, span_of_minibatches
+    from hybridnn.cli.trace_view import TimeWindow
+    from hybridnn.runs.trace.measured import readable_minibatches, span_of_minibatches
 
     if minibatches is not None:
         if begin is not None or end is not None:
             raise SettingError("--minibatches", minibatches, "not together with --from and --to")
         wanted = _range(minibatches, epoch.minibatches)
-        return Window(*span_of_minibatches(epoch, wanted), _words(wanted, epoch), chosen=True)
+        return TimeWindow(*span_of_minibatches(epoch, wanted), _words(wanted, epoch), chosen=True)
     if begin is None and end is None:
         wanted = readable_minibatches(epoch)
-        return Window(*span_of_minibatches(epoch, wanted), _words(wanted, epoch), chosen=False)
+        return TimeWindow(*span_of_minibatches(epoch, wanted), _words(wanted, epoch), chosen=False)
     length = epoch.stop - epoch.start
     begin = 0.0 if begin is None else begin
     if not 0 <= begin < length:
@@ -97,7 +95,7 @@ def _choose_window(epoch: Epoch, begin: float | None, end: float | None, minibat
     if not begin < end:
         raise SettingError("--to", end, f"above {begin:g}, where the drawing begins")
     end = min(end, length)
-    return Window(epoch.start + begin, epoch.start + end, f"{begin:g} s to {end:.6g} s", chosen=True)
+    return TimeWindow(epoch.start + begin, epoch.start + end, f"{begin:g} s to {end:.6g} s", chosen=True)
 
 
 def _range(text: str, known: range) -> range:

@@ -5,16 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hybridnn.cli.pictures import print_drawing
-from hybridnn.pipeline.tracing.breakdown import Breakdown, break_down, mean_of, sum_of
+from hybridnn.runs.trace.breakdown import Breakdown, break_down, mean_of, sum_of
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
     from hybridnn.pipeline.drawing.drawing import Drawing
-    from hybridnn.pipeline.tracing.recorded import Epoch
+    from hybridnn.runs.trace.recorded import Epoch
 
-__all__ = ["Window", "print_trace", "trace_facts"]
 
 TITLES = ("computing", "transfer", "idle: data\nunder way", "idle: work\nnot done", "other")
 """Of the parts of a `Breakdown`."""
@@ -26,7 +25,7 @@ idle: work not done  imbalance-induced: it has not been computed, or other ranks
 other                loading and copying, and what lies between the instructions"""
 
 
-class Window(NamedTuple):
+class TimeWindow(NamedTuple):
     """The span of an epoch that is drawn.
 
     Attributes
@@ -45,7 +44,7 @@ class Window(NamedTuple):
     chosen: bool
 
 
-def print_trace(console: Console, epoch: Epoch, drawing: Drawing, window: Window) -> None:
+def print_trace(console: Console, epoch: Epoch, drawing: Drawing, window: TimeWindow) -> None:
     """Print the drawing and the breakdown."""
     print_drawing(console, drawing)
     console.print()
@@ -60,7 +59,7 @@ def print_trace(console: Console, epoch: Epoch, drawing: Drawing, window: Window
     console.print(EXPLANATION)
 
 
-def trace_facts(epoch: Epoch, drawing: Drawing, window: Window) -> dict[str, Any]:
+def trace_facts(epoch: Epoch, drawing: Drawing, window: TimeWindow) -> dict[str, Any]:
     """Everything about a traced epoch, with minibatches, ranks and stages from 0 and times in seconds.
 
     Only the boxes of the drawing have its unit, and begin at its start.
@@ -95,7 +94,7 @@ def trace_facts(epoch: Epoch, drawing: Drawing, window: Window) -> dict[str, Any
     }
 
 
-def _breakdowns(epoch: Epoch, window: Window) -> tuple[Breakdown, ...]:
+def _breakdowns(epoch: Epoch, window: TimeWindow) -> tuple[Breakdown, ...]:
     return break_down(epoch, window.start, window.stop) if window.chosen else break_down(epoch)
 
 

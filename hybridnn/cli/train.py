@@ -15,8 +15,6 @@ from hybridnn.cli.ranks import launch_rank
 from hybridnn.cli.start_ranks import Ranks, start_ranks
 from hybridnn.errors import SettingError
 
-__all__ = ["train"]
-
 Text = str | None
 
 
@@ -67,7 +65,7 @@ def train(
 ) -> None:
     """Train a multi-layer perceptron; -n or --in-process starts it on several ranks, as mpirun and srun do."""
     require_one_way(ranks, in_process)
-    from hybridnn.training.settings_file import load_settings
+    from hybridnn.config.file import load_settings
 
     numbers = {
         "training.epochs": epochs,
@@ -99,9 +97,9 @@ def train(
     # Only now, so that a wrong setting is reported without waiting for the rest to load.
     from hybridnn.cli.losses import announce_loss, leave_after_loss
     from hybridnn.cli.train_view import TrainView
-    from hybridnn.comm.survivors import start_in_time
-    from hybridnn.training.resume import what_to_train
-    from hybridnn.training.survivors import Ended, Loss, train_on_survivors
+    from hybridnn.diagnostics.lost_ranks import start_in_time
+    from hybridnn.runs.recovery import Loss, RunOutcome, train_on_survivors
+    from hybridnn.runs.resume import what_to_train
 
     start_in_time()
 
@@ -110,7 +108,7 @@ def train(
             announce_loss(loss)
         return TrainView(as_json=output_format is Format.json, quiet=quiet)
 
-    def train_rank() -> Ended | None:
+    def train_rank() -> RunOutcome | None:
         what = what_to_train(settings, resume, asked, forced=force)
         return None if what is None else train_on_survivors(what.settings, view_of, what.start, forced=force)
 

@@ -6,18 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hybridnn.training.history import EpochRecord, RunHeader, RunSummary, best_epoch
+from hybridnn.training.records import EpochRecord, RunHeader, RunSummary, best_epoch
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["Totals", "epoch_line", "epoch_table", "header_table", "summary_table"]
 
 MOST_ROWS = 20
 
 
 @dataclass(frozen=True)
-class Totals:
+class RunTotals:
     """Figures of a whole run.
 
     Attributes
@@ -41,7 +40,7 @@ class Totals:
     waiting_seconds: float
 
     @classmethod
-    def of(cls, epochs: Sequence[EpochRecord]) -> Totals:
+    def of(cls, epochs: Sequence[EpochRecord]) -> RunTotals:
         """Add up the records of a run."""
         best = best_epoch(epochs)
         compute = sum(record.compute_seconds for record in epochs)
@@ -162,7 +161,7 @@ def epoch_table(epochs: Sequence[EpochRecord], *, pipelined: bool = False) -> Ta
     )
     for title in titles:
         table.add_column(title, justify="right", vertical="bottom", no_wrap=True)
-    best = Totals.of(epochs).best_epoch
+    best = RunTotals.of(epochs).best_epoch
     for record in _shown(epochs, best):
         table.add_row(
             str(record.epoch),
@@ -184,7 +183,7 @@ def _communication_cells(record: EpochRecord, *, pipelined: bool) -> list[str]:
     return [f"{record.communication_seconds - record.waiting_seconds:.3f}", f"{record.waiting_seconds:.3f}"]
 
 
-def summary_table(summary: RunSummary, totals: Totals, *, pipelined: bool = False) -> Table:
+def summary_table(summary: RunSummary, totals: RunTotals, *, pipelined: bool = False) -> Table:
     """Last and best metric, speed, where the time went, and the folder."""
     best = f", best {_number(totals.best_metric)} in epoch {totals.best_epoch}" if totals.best_epoch else ""
     steps, here = f"{summary.steps:,}", summary.steps - summary.resumed_at

@@ -8,15 +8,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from hybridnn.cli.output import make_console, print_json
-from hybridnn.cli.train_tables import Totals, epoch_line, epoch_table, header_table, summary_table
-from hybridnn.training.history import EpochRecord, RunHeader, RunSummary, StepRecord
+from hybridnn.cli.train_tables import RunTotals, epoch_line, epoch_table, header_table, summary_table
+from hybridnn.training.records import EpochRecord, RunHeader, RunSummary, StepRecord
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-    from hybridnn.training.resume import Resumed
-
-__all__ = ["TrainView"]
+    from hybridnn.runs.resume import Resumed
 
 
 class TrainView:
@@ -84,7 +82,7 @@ class TrainView:
     def on_end(self, summary: RunSummary) -> None:
         """Print the final tables, or the JSON object."""
         self._stop_progress()
-        totals = Totals.of(summary.epochs)
+        totals = RunTotals.of(summary.epochs)
         if self._as_json:
             figures = {**asdict(summary), **asdict(totals)}
             print_json({"header": asdict(self._header) if self._header else None, **figures})

@@ -13,23 +13,9 @@ import typer
 from hybridnn.errors import SettingError
 
 if TYPE_CHECKING:
-    from hybridnn.comm.grid import ProcessGrid
-    from hybridnn.training.trained.weights_source import WeightsSource
+    from hybridnn.parallel.grid import ProcessGrid
+    from hybridnn.runs.trained.weights_source import WeightsSource
 
-__all__ = [
-    "BatchRanks",
-    "Best",
-    "Checkpoint",
-    "Force",
-    "ModelRanks",
-    "Run",
-    "Stages",
-    "make_grid",
-    "require_new_file",
-    "warn_of_columns",
-    "warn_of_damage",
-    "weights_words",
-]
 
 Run = Annotated[Path, typer.Argument(help="A run folder.", metavar="RUN", show_default=False)]
 Checkpoint = Annotated[
@@ -56,7 +42,7 @@ ModelRanks = Annotated[int | None, _ranks("--model", "Ranks that every layer is 
 
 def make_grid(pipeline: int | None, batch: int | None, model: int | None) -> ProcessGrid:
     """Arrange all ranks of the job; without any number as batch ranks."""
-    from hybridnn.comm.grid import ProcessGrid
+    from hybridnn.parallel.grid import ProcessGrid
 
     return ProcessGrid(pipeline=pipeline or 1, batch=batch, model=model or 1)
 

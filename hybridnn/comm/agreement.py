@@ -14,10 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridnn.comm.group import Group
-from hybridnn.comm.stalls.ranks_text import name_ranks
 from hybridnn.errors import HybridnnError
-
-__all__ = ["Unequal", "agree", "broadcast_text", "same_on_all", "same_text_on_all", "texts_of_all", "unequal_on"]
+from hybridnn.utils.text import name_ranks
 
 Result = TypeVar("Result")
 
@@ -103,7 +101,7 @@ def texts_of_all(group: Group, text: str) -> list[str]:
     return [row[:length].tobytes().decode() for row, length in zip(rows, lengths, strict=True)]
 
 
-class Unequal(NamedTuple):
+class UnequalValue(NamedTuple):
     """A fact that is not the same on all ranks.
 
     Attributes
@@ -119,7 +117,7 @@ class Unequal(NamedTuple):
 
 def unequal_on(
     group: Group, facts: Callable[[], Mapping[str, str]], details: Callable[[], Mapping[str, str]] = dict
-) -> list[Unequal]:
+) -> list[UnequalValue]:
     """Facts that are not the same on every rank of `group`; collective, and the same list on every rank.
 
     One small all-reduce where they are all the same; the values travel only where they are not.
@@ -149,7 +147,7 @@ def unequal_on(
     return _unequal(group, tables, shared) or _unequal(group, tables, names)
 
 
-def _unequal(group: Group, tables: Sequence[Mapping[str, str]], names: Iterable[str]) -> list[Unequal]:
+def _unequal(group: Group, tables: Sequence[Mapping[str, str]], names: Iterable[str]) -> list[UnequalValue]:
     """Those of the named facts that the ranks of `group` have different values of."""
     found = []
     for name in names:
@@ -157,7 +155,7 @@ def _unequal(group: Group, tables: Sequence[Mapping[str, str]], names: Iterable[
         for rank, table in zip(group.members, tables, strict=True):
             ranks_with.setdefault(table.get(name, "none"), []).append(rank)
         if len(ranks_with) > 1:
-            found.append(Unequal(name, f"{name}: {_who_has_what(ranks_with)}"))
+            found.append(UnequalValue(name, f"{name}: {_who_has_what(ranks_with)}"))
     return found
 
 

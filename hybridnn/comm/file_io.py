@@ -19,18 +19,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridnn.small_files import open_regular
-
-__all__ = [
-    "Rectangle",
-    "file_sha256",
-    "npy_header",
-    "read_npy_header",
-    "read_rectangle",
-    "sync",
-    "write_file",
-    "write_rectangle",
-]
+from hybridnn.utils.files import open_regular
 
 CHUNK = 1 << 20
 """Bytes read at a time for a digest: they stay in the processor's cache until they are hashed."""

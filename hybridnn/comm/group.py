@@ -3,26 +3,227 @@
 The methods are thin: they check the arrays, tell the recorder, and hand the arrays to a transport, or where a call
 blocks straight to MPI. In a group of one rank every one of them does nothing, so that code for many ranks is also the
 code for one. Arrays over the message limit travel in pieces, because MPI counts are 32-bit integers in most libraries.
+
+What a group refuses before anything is sent, beside what `require_buffer` does.
+
+How a group tells the recorder what its rank is about to do, and what it has done.
+
+What carries the arrays of a group: MPI as it is, or a transport for a device.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import lru_cache, partial
 from math import prod
-from typing import Any
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from numpy.typing import NDArray
 
-from hybridnn.comm.array_checks import require_root_array, require_shape
-from hybridnn.comm.carried_calls import MESSAGE_LIMIT, CarriedCalls
-from hybridnn.comm.large_messages import offsets_of, pieces, row_layout
-from hybridnn.comm.mpi import require_buffer
-from hybridnn.comm.partition import block_slice
+from hybridnn.comm.mpi import import_mpi, ranks_within, require_buffer
+from hybridnn.comm.partition import block_slice, offsets_of, pieces, row_layout
+from hybridnn.comm.recorder import CallRecord, Recorder, bytes_sent_by_rank
 from hybridnn.comm.request import DONE, Request
-from hybridnn.comm.transports.transport import copy_rows
+from hybridnn.comm.transports.device import Device
+from hybridnn.comm.transports.direct import Direct
+from hybridnn.comm.transports.factory import TransportFactory
+from hybridnn.comm.transports.transport import Transport, copy_rows
 
-__all__ = ["MESSAGE_LIMIT", "Group"]
+if TYPE_CHECKING:
+    from mpi4py import MPI
+    from typing_extensions import Self
+
+
+def require_root_array(what: str, array: NDArray[Any] | None, part: NDArray[Any], rows: int) -> NDArray[Any]:
+    """The root's `array`, if it is `rows` rows like those of `part`.
+
+    Raises
+    ------
+    ValueError
+        If there is none, or its shape is another.
+    TypeError
+        If its dtype is another.
+    """
+    if array is None:
+        raise ValueError(f"{what}: the root needs the whole array")
+    require_buffer(array, what, part.dtype)
+    require_shape(what, array, (rows, *part.shape[1:]))
+    return array
+
+
+def require_shape(what: str, array: NDArray[Any], shape: tuple[int, ...]) -> None:
+    """Refuse an array of another shape.
+
+    Raises
+    ------
+    ValueError
+        Naming both shapes.
+    """
+    if array.shape != shape:
+        raise ValueError(f"{what}: expected an array of shape {shape}, got {array.shape}")
+
+
+class RecordedCalls:
+    """The base of a group: every call is noted before it begins and when it has ended.
+
+    Parameters
+    ----------
+    axis : str
+        Name of the axis.
+    recorder : Recorder
+    members : sequence of int
+        Ranks of the grid, in the order of the group.
+    rank : int
+        This rank's number in the group.
+    """
+
+    def __init__(self, axis: str, recorder: Recorder, members: Sequence[int], rank: int) -> None:
+        self.axis = axis
+        self.recorder = recorder
+        self.size = len(members)
+        self.rank = rank
+        self._channel = recorder.open_channel(axis, tuple(members))
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """Ranks of the grid, in the order of the group."""
+        return self._channel.members
+
+    def _begin(
+        self,
+        name: str,
+        nbytes: int,
+        dtype: np.dtype[Any] | None = None,
+        root: int = -1,
+        reduction: str | None = None,
+    ) -> CallRecord:
+        """Note that this rank enters a collective."""
+        channel = self._channel
+        channel.entered = number = channel.entered + 1
+        call: CallRecord = (name, channel, number, nbytes, dtype, root, reduction, perf_counter(), None)
+        channel.recent.append(call)
+        self.recorder.now = call
+        return call
+
+    def _finish(self, call: CallRecord) -> None:
+        """Note that a call has ended: the whole operation, or the start of a non-blocking one."""
+        name, _, _, nbytes, _, peer, _, start, about = call
+        sent = _bytes_sent(name, nbytes, self.size, peer == self.rank)
+        self.recorder.end_communication(name, self.axis, start, sent, 1, about)
+        if self.recorder.kept is not None:
+            self.recorder.kept.append((call, sent))
+
+    def _start(
+        self,
+        name: str,
+        nbytes: int,
+        start: Callable[[], list[Any]],
+        arrays: tuple[NDArray[Any], ...],
+        root: int = -1,
+        reduction: str | None = None,
+    ) -> Request:
+        """Enter a non-blocking collective of `arrays`, which `start` hands to MPI."""
+        call = self._begin(name, nbytes, arrays[-1].dtype, root, reduction)
+        return self._started(call, start(), arrays)
+
+    def _begin_message(self, name: str, array: NDArray[Any], peer: int, tag: int, about: object) -> CallRecord:
+        """Note that this rank begins a message."""
+        call: CallRecord = (name, self._channel, 0, array.nbytes, array.dtype, peer, tag, perf_counter(), about)
+        self.recorder.now = call
+        return call
+
+    def _started(self, call: CallRecord, requests: list[Any], arrays: tuple[NDArray[Any], ...]) -> Request:
+        """Note that MPI has been given what `requests` are for."""
+        self._finish(call)
+        return Request(requests, arrays, call, self.recorder)
+
+
+@lru_cache(maxsize=4096)
+def _bytes_sent(name: str, nbytes: int, ranks: int, is_root: bool) -> int:
+    return 0 if name == "barrier" else bytes_sent_by_rank(name, nbytes, ranks, is_root=is_root)
+
+
+MESSAGE_LIMIT = 2**30
+"""Bytes one MPI call may carry; far below the 2 GiB where 32-bit counts and some transports break."""
+
+
+class CarriedCalls(RecordedCalls):
+    """The base of a group: its communicator, and the transport that begins its calls.
+
+    Parameters are those of `Group`.
+    """
+
+    def __init__(
+        self,
+        comm: MPI.Intracomm | None,
+        axis: str,
+        recorder: Recorder,
+        message_limit: int = MESSAGE_LIMIT,
+        members: Sequence[int] | None = None,
+    ) -> None:
+        size, rank = (1, 0) if comm is None else (comm.Get_size(), comm.Get_rank())
+        super().__init__(axis, recorder, range(size) if members is None else members, rank)
+        self._comm: Any = comm
+        self._limit = message_limit
+        self._mpi: Any = import_mpi() if self.size > 1 else None
+        self._transport: Transport = Direct(comm, message_limit)
+        self._transports: TransportFactory | None = None
+
+    def attach_device(self, transports: TransportFactory) -> str:
+        """From now on take arrays of this rank's device too; collective, and nothing may be in flight.
+
+        Returns
+        -------
+        str
+            As `Transport.problem`.
+        """
+        if self.size == 1:
+            return ""
+        self.disconnect()
+        self._transport = transports.transport(self._comm, self.axis, self._limit)
+        self._transports = transports
+        return self._transport.problem
+
+    def disconnect(self) -> None:
+        """End what connects the ranks beside MPI, whose arrays are staged from then on.
+
+        Collective, and nothing may be in flight. What was recorded of the group's calls is given up before.
+        """
+        self._transport.disconnect()
+
+    @property
+    def transport(self) -> Transport:
+        """What begins the calls that do not block; `attach_device` replaces it."""
+        return self._transport
+
+    @property
+    def device(self) -> Device | None:
+        """This rank's device, whose arrays are taken; None where there is none, and in a group of one rank."""
+        return None if self._transports is None else self._transports.device
+
+    def split(self, color: int, axis: str, *, carries: bool = True) -> Self:
+        """Divide the group: the ranks that name the same `color` are a new one, in the same order; collective.
+
+        Parameters
+        ----------
+        color : int
+        axis : str
+        carries : bool
+            Whether the new group takes arrays of the device where this one does. NCCL does not connect it.
+        """
+        if self.size == 1:
+            return type(self)(None, axis, self.recorder, self._limit, self.members)
+        comm = self._comm.Split(color, self.rank)
+        members = [self.members[number] for number in ranks_within(comm, self._comm)]
+        part = type(self)(comm, axis, self.recorder, self._limit, members)
+        if carries and self._transports is not None:
+            staged = self._transports.name == "nccl"
+            part.attach_device(replace(self._transports, name="staging") if staged else self._transports)
+        return part
+
 
 REDUCE_PIECE = 2**21
 """Bytes of one blocking all-reduce. Pieces stay in the processor's cache between their steps: see
@@ -32,7 +233,7 @@ REDUCE_PIECE = 2**21
 class Group(CarriedCalls):
     """Ranks that communicate with one another.
 
-    Arrays lie in the host's memory; after `carry` they may lie on this rank's device just as well.
+    Arrays lie in the host's memory; after `attach_device` they may lie on this rank's device just as well.
 
     Parameters
     ----------
@@ -60,7 +261,7 @@ class Group(CarriedCalls):
         """Replace `array` by its sum (``"max"``: maximum) over the ranks, in place."""
         if self.size == 1:
             return
-        if self._carrier is not None:
+        if self._transports is not None:
             self.iallreduce(array, operation).wait()
             return
         require_buffer(array, "allreduce")
@@ -87,7 +288,7 @@ class Group(CarriedCalls):
         """
         if self.size == 1:
             return
-        if self._carrier is not None or array.nbytes > self._limit:
+        if self._transports is not None or array.nbytes > self._limit:
             self.iallgather_rows(array).wait()
             return
         require_buffer(array, "allgather")
@@ -152,7 +353,7 @@ class Group(CarriedCalls):
         """Give every rank the root's `array`, in place."""
         if self.size == 1:
             return
-        if self._carrier is not None:
+        if self._transports is not None:
             self.ibroadcast(array, root).wait()
             return
         require_buffer(array, "broadcast")
@@ -218,7 +419,7 @@ class Group(CarriedCalls):
             return
         width = prod(array.shape[1:])
         total = sum(rows) * width * array.itemsize
-        if self._carrier is not None or total > self._limit:
+        if self._transports is not None or total > self._limit:
             start = partial(self._transport.gather, array, out, rows, root)
             self._start("gather", total, start, (array,) if out is None else (out, array), root).wait()
             return

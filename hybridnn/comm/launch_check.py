@@ -14,70 +14,16 @@ import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
-from hybridnn.comm.launcher import srun_option
+from hybridnn.comm.launcher import launch_of, srun_option
 from hybridnn.comm.mpi import import_mpi, library_version
 from hybridnn.comm.stand_in import is_in_process
 from hybridnn.errors import EnvironmentProblem
-
-__all__ = ["Launch", "launch_of", "launch_problem", "require_whole_launch"]
-
-MPIRUN_SIZES = {
-    "OMPI_COMM_WORLD_SIZE": "the mpirun of Open MPI",
-    "PMI_SIZE": "the mpiexec of MPICH or one of its kind",
-}
-"""Set for every rank; a launcher within a launcher sets them anew, so that they tell of the innermost one."""
-
-STEP_SIZE, STEP_RANK = "SLURM_STEP_NUM_TASKS", "SLURM_PROCID"
-"""Set by srun for every process; a batch script has a number of its own but is no step of srun."""
-
 
 FIRST_MESSAGE_SECONDS = 0.25
 """Pause of Open MPI's ranks under srun before they send. One may leave the initialization of Open MPI 5 while another
 is still in it, and a message that comes so early ends that other one with a segmentation fault: once in some forty
 starts on busy nodes (reported as open-mpi/ompi#12495). Under mpirun it was not seen."""
-
-
-@dataclass(frozen=True)
-class Launch:
-    """What a launcher says that it started.
-
-    Attributes
-    ----------
-    launcher : str
-        Which one, in words.
-    by_srun : bool
-    ranks : int
-        Processes that belong together.
-    """
-
-    launcher: str
-    by_srun: bool
-    ranks: int
-
-
-def launch_of(environment: Mapping[str, str]) -> Launch | None:
-    """What the launcher of a process says about it; None where no launcher did, or none that this function knows.
-
-    The variables of ``mpirun`` go before Slurm's: in a job, mpirun starts a helper on each node as a step of srun, and
-    the ranks below it inherit how many helpers there are. Of a batch script's own variables, which count what was
-    allocated, nothing is believed: a single process there may well be meant.
-
-    Parameters
-    ----------
-    environment : mapping
-        Of the process, as it was before MPI was loaded.
-    """
-    step = _number(environment, STEP_SIZE) if STEP_RANK in environment else None
-    for name, launcher in MPIRUN_SIZES.items():
-        ranks = _number(environment, name)
-        if ranks is not None and (name != "PMI_SIZE" or ranks != step):
-            return Launch(launcher, False, ranks)
-    # Steps of several components number their tasks in a way that differs between versions of Slurm.
-    if step is None or "SLURM_HET_SIZE" in environment:
-        return None
-    return Launch("srun", True, step)
 
 
 def launch_problem(environment: Mapping[str, str], size: int, library: str) -> str | None:
@@ -121,11 +67,6 @@ def require_whole_launch() -> None:
     launch = launch_of(os.environ)
     if size > 1 and launch is not None and launch.by_srun and srun_option(library) == "pmix":
         time.sleep(FIRST_MESSAGE_SECONDS)
-
-
-def _number(environment: Mapping[str, str], name: str) -> int | None:
-    text = environment.get(name, "")
-    return int(text) if text.isdigit() else None
 
 
 def _main(arguments: Sequence[str]) -> int:

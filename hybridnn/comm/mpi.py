@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridnn.comm.launcher import NO_MPI
+from hybridnn.comm.launcher import NO_MPI, launch_of
 from hybridnn.comm.stand_in import ONE_RANK_FACTORY, current_stand_in
 from hybridnn.errors import EnvironmentProblem, GridError
 
@@ -17,16 +17,6 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from mpi4py import MPI
-
-__all__ = [
-    "import_mpi",
-    "library_version",
-    "load_mpi_library",
-    "ranks_within",
-    "require_buffer",
-    "require_communicator",
-    "running_ranks",
-]
 
 
 def import_mpi() -> ModuleType:
@@ -58,8 +48,6 @@ def load_mpi_library() -> ModuleType:
 @lru_cache(maxsize=1)
 def _mpi_of_process() -> object:
     """MPI's module, or without an MPI library the stand-in of a single rank."""
-    from hybridnn.comm.launch_check import launch_of  # which imports this file
-
     try:
         return load_mpi_library()
     except EnvironmentProblem:

@@ -9,8 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import MutableMapping
 
-__all__ = ["OVERSUBSCRIBED", "mpirun_settings", "set_rank_settings"]
-
 TRANSPORTS = {
     "OMPI_MCA_btl": "^ofi",  # its probe of the network sleeps for a second
     "OMPI_MCA_osc": "^ucx",  # prints an error about its own priority for every window

@@ -7,10 +7,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from hybridnn.comm.calls import CallRecord, Channel
-from hybridnn.comm.recorder import Recorder
-
-__all__ = ["DONE", "Request"]
+from hybridnn.comm.recorder import CallRecord, CollectiveProgress, Recorder
 
 
 class Request:
@@ -67,5 +64,5 @@ class Request:
         self._arrays = ()
 
 
-DONE = Request([], (), ("", Channel("", ()), 0, 0, None, -1, None, 0.0, None), Recorder(0))
+DONE = Request([], (), ("", CollectiveProgress("", ()), 0, 0, None, -1, None, 0.0, None), Recorder(0))
 """The request of an operation that had nothing to do."""

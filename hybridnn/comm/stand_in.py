@@ -9,8 +9,6 @@ import contextlib
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 
-__all__ = ["ONE_RANK_FACTORY", "current_stand_in", "is_in_process", "standing_in"]
-
 ONE_RANK_FACTORY: list[Callable[[], object]] = []
 """Makes the stand-in of a single rank; `hybridnn` puts it here when it is imported."""
 

@@ -14,9 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hybridnn.comm.grid import ProcessGrid
-
-__all__ = ["BlasThreads", "cores_of_node", "limit_blas_threads", "threads_for"]
+from hybridnn.comm.group import Group
 
 USER_VARIABLES = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS", "OMP_NUM_THREADS")
 
@@ -45,16 +43,16 @@ def threads_for(ranks_on_node: int, cores_of_node: int, cores_of_rank: int) -> i
     return max(1, min(cores_of_rank, cores_of_node // ranks_on_node))
 
 
-def cores_of_node(grid: ProcessGrid) -> int:
+def cores_of_node(node_group: Group) -> int:
     """Cores that the ranks of this rank's node may use, all together; collective over the node."""
     mine = _my_cores()
     cores = np.zeros(max(os.cpu_count() or 1, max(mine) + 1), np.uint8)
     cores[list(mine)] = 1
-    grid.node_group.allreduce(cores, "max")
+    node_group.allreduce(cores, "max")
     return int(cores.sum())
 
 
-def limit_blas_threads(grid: ProcessGrid, multiply_adds: int = 0) -> BlasThreads:
+def limit_blas_threads(node_group: Group, multiply_adds: int = 0) -> BlasThreads:
     """Settle the BLAS threads of this process; collective over the node.
 
     A user's own setting (one of ``OPENBLAS_NUM_THREADS``, ``MKL_NUM_THREADS``, ``BLIS_NUM_THREADS``,
@@ -62,14 +60,15 @@ def limit_blas_threads(grid: ProcessGrid, multiply_adds: int = 0) -> BlasThreads
 
     Parameters
     ----------
-    grid : ProcessGrid
+    node_group : Group
+        The ranks that share this rank's node.
     multiply_adds : int
         Of the largest matrix product of this rank. Up to `LARGE_PRODUCT` one thread computes it; beyond, as many as
         leave every rank of the node its own cores.
     """
     from threadpoolctl import ThreadpoolController
 
-    cores, pools = cores_of_node(grid), ThreadpoolController()  # which reads the list of loaded libraries
+    cores, pools = cores_of_node(node_group), ThreadpoolController()  # which reads the list of loaded libraries
     named = next((name for name in USER_VARIABLES if os.environ.get(name)), None)
     if named is not None:
         why = f"{named}={os.environ[named]}"
@@ -77,7 +76,7 @@ def limit_blas_threads(grid: ProcessGrid, multiply_adds: int = 0) -> BlasThreads
         pools.limit(limits=1, user_api="blas")
         why = "small products"
     else:
-        ranks = grid.node_group.size
+        ranks = node_group.size
         pools.limit(limits=threads_for(ranks, cores, len(_my_cores())), user_api="blas")
         why = f"large products, {cores} core{'s' * (cores > 1)} for {ranks} rank{'s' * (ranks > 1)}"
     count = max((pool["num_threads"] for pool in pools.info() if pool["user_api"] == "blas"), default=1)

@@ -1,6 +1,6 @@
 """Messages, bytes and reductions of the collectives: one function per operation and algorithm.
 
-Every function takes the bytes of the full vector, as `hybridnn.comm.accounting` counts them (the array that all ranks
+Every function takes the bytes of the full vector, as `hybridnn.comm.recorder` counts them (the array that all ranks
 end up with, or start with; for scatter and gather all parts together), and the ranks of the group, 1 or more. It gives
 the `Rounds` of the algorithm, whose sum (`counts`) is the critical path; the closed forms are those of the sum. The
 root is rank 0. In the closed forms n stands for the bytes, p for the ranks and lg for the logarithm to base 2.
@@ -16,55 +16,92 @@ the first 2 r ranks every even one hands its data to its neighbour, waits, and i
 Sources: Thakur, Rabenseifner and Gropp 2005, "Optimization of collective communication operations in MPICH"; Chan,
 Heimlich, Purkayastha and van de Geijn 2007, "Collective communication: theory, practice, and experience". What differs
 is said where it is.
+
+The currency of the cost models: messages, bytes and reductions that have to follow one another.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
 
-from hybridnn.checks import require_choice, require_whole
 from hybridnn.comm.partition import block_bounds, block_size
-from hybridnn.cost.counts import Counts, Rounds
+from hybridnn.utils.checks import require_choice, require_whole
 
-__all__ = [
-    "ALGORITHMS",
-    "Counts",
-    "allgather_bruck",
-    "allgather_recursive_doubling",
-    "allgather_ring",
-    "allreduce_binomial",
-    "allreduce_rabenseifner",
-    "allreduce_recursive_doubling",
-    "allreduce_ring",
-    "barrier_dissemination",
-    "broadcast_binomial",
-    "broadcast_scatter_recursive_doubling",
-    "broadcast_scatter_ring",
-    "counts",
-    "gather_binomial",
-    "gather_linear",
-    "point_to_point",
-    "reduce_binomial",
-    "reduce_scatter_recursive_halving",
-    "reduce_scatter_ring",
-    "rounds_of",
-    "scatter_binomial",
-    "scatter_linear",
-]
+
+@dataclass(frozen=True, slots=True)
+class CommunicationCounts:
+    """What lies on the critical path of an operation.
+
+    Attributes
+    ----------
+    messages : float
+        Messages sent one after another. What travels at the same time between other ranks is one message with them.
+    nbytes : float
+        Bytes of these messages.
+    reduced : float
+        Received bytes that are added to a rank's own, one after another.
+    """
+
+    messages: float = 0
+    nbytes: float = 0
+    reduced: float = 0
+
+    def seconds(self, alpha: float, beta: float, gamma: float = 0.0) -> float:
+        """Seconds of the operation (Hockney's model with a term for reductions).
+
+        Parameters
+        ----------
+        alpha : float
+            Seconds per message.
+        beta : float
+            Seconds per byte sent.
+        gamma : float
+            Seconds per *byte* reduced: the gamma of a floating-point operation, divided by the bytes of a number.
+        """
+        return self.messages * alpha + self.nbytes * beta + self.reduced * gamma
+
+    def __add__(self, other: CommunicationCounts) -> CommunicationCounts:
+        return CommunicationCounts(
+            self.messages + other.messages, self.nbytes + other.nbytes, self.reduced + other.reduced
+        )
+
+    def __mul__(self, times: float) -> CommunicationCounts:
+        return CommunicationCounts(self.messages * times, self.nbytes * times, self.reduced * times)
+
+
+@dataclass(frozen=True, slots=True)
+class Rounds:
+    """Rounds of a collective in which the same ranks send, one round after another.
+
+    Attributes
+    ----------
+    pattern : str
+        Which ranks send to which, a key of `hybridnn.cost.crossings.PATTERNS`.
+    distance : int
+        Between sender and receiver, as far as the pattern has one.
+    counts : CommunicationCounts
+        Of these rounds together.
+    """
+
+    pattern: str
+    distance: int
+    counts: CommunicationCounts
+
 
 Schedule = tuple[Rounds, ...]
 
 
 def point_to_point(nbytes: int, ranks: int) -> Schedule:
     """One message from a rank to another: alpha + n beta; nothing where there is no other rank. Hockney 1994."""
-    return (Rounds("tree", 1, Counts(1, nbytes)),) if ranks > 1 else ()
+    return (Rounds("tree", 1, CommunicationCounts(1, nbytes)),) if ranks > 1 else ()
 
 
 def broadcast_binomial(nbytes: int, ranks: int) -> Schedule:
     """In every round all ranks that have the vector pass it on: ceil(lg p) (alpha + n beta)."""
-    return tuple(Rounds("tree", gap, Counts(1, nbytes)) for gap in _gaps(ranks))
+    return tuple(Rounds("tree", gap, CommunicationCounts(1, nbytes)) for gap in _gaps(ranks))
 
 
 def broadcast_scatter_recursive_doubling(nbytes: int, ranks: int) -> Schedule:
@@ -91,12 +128,12 @@ def scatter_binomial(nbytes: int, ranks: int) -> Schedule:
     ends = [_leading_bytes(nbytes, ranks, min(2 * gap, ranks)) for gap in _gaps(ranks)]
     starts = [_leading_bytes(nbytes, ranks, gap) for gap in _gaps(ranks)]
     messages = zip(_gaps(ranks), starts, ends, strict=True)
-    return tuple(Rounds("scatter tree", gap, Counts(1, end - start)) for gap, start, end in messages)
+    return tuple(Rounds("scatter tree", gap, CommunicationCounts(1, end - start)) for gap, start, end in messages)
 
 
 def scatter_linear(nbytes: int, ranks: int) -> Schedule:
     """The root sends every other rank its block: (p-1) alpha + n (p-1)/p beta."""
-    return (Rounds("root", 0, Counts(ranks - 1, nbytes - _largest_block(nbytes, ranks))),)
+    return (Rounds("root", 0, CommunicationCounts(ranks - 1, nbytes - _largest_block(nbytes, ranks))),)
 
 
 def gather_binomial(nbytes: int, ranks: int) -> Schedule:
@@ -114,7 +151,7 @@ def allgather_ring(nbytes: int, ranks: int) -> Schedule:
 
     All blocks travel in every round, so that each round costs the largest.
     """
-    return (Rounds("shift", 1, Counts(ranks - 1, (ranks - 1) * _largest_block(nbytes, ranks))),)
+    return (Rounds("shift", 1, CommunicationCounts(ranks - 1, (ranks - 1) * _largest_block(nbytes, ranks))),)
 
 
 def allgather_recursive_doubling(nbytes: int, ranks: int) -> Schedule:
@@ -123,8 +160,8 @@ def allgather_recursive_doubling(nbytes: int, ranks: int) -> Schedule:
     Else two more messages: a folded rank's block before and the whole vector after. (MPICH instead passes what is
     missing through the subtrees.)
     """
-    core = [(gap, Counts(1, _doubled_bytes(nbytes, ranks, gap))) for gap in _core_gaps(ranks)]
-    return _folded(ranks, Counts(1, _largest_block(nbytes, ranks)), core, Counts(1, nbytes))
+    core = [(gap, CommunicationCounts(1, _doubled_bytes(nbytes, ranks, gap))) for gap in _core_gaps(ranks)]
+    return _folded(ranks, CommunicationCounts(1, _largest_block(nbytes, ranks)), core, CommunicationCounts(1, nbytes))
 
 
 def allgather_bruck(nbytes: int, ranks: int) -> Schedule:
@@ -134,7 +171,7 @@ def allgather_bruck(nbytes: int, ranks: int) -> Schedule:
     """
     # The largest of all runs of blocks, which may go round the end, is the one at the start.
     sent = {gap: _leading_bytes(nbytes, ranks, min(gap, ranks - gap)) for gap in _gaps(ranks)}
-    return tuple(Rounds("shift", gap, Counts(1, size)) for gap, size in sent.items())
+    return tuple(Rounds("shift", gap, CommunicationCounts(1, size)) for gap, size in sent.items())
 
 
 def reduce_scatter_ring(nbytes: int, ranks: int) -> Schedule:
@@ -151,8 +188,10 @@ def reduce_scatter_recursive_halving(nbytes: int, ranks: int) -> Schedule:
     Else two more messages: a folded rank's vector before and its reduced block after. The neighbours of the folded
     ranks keep two blocks through the rounds between, so the bytes are somewhat more than n (p-1)/p there.
     """
-    core = [(gap, _added(Counts(1, _doubled_bytes(nbytes, ranks, gap)))) for gap in _core_gaps(ranks)]
-    return _folded(ranks, _added(Counts(1, nbytes)), core, Counts(1, _largest_block(nbytes, ranks)))
+    core = [(gap, _added(CommunicationCounts(1, _doubled_bytes(nbytes, ranks, gap)))) for gap in _core_gaps(ranks)]
+    return _folded(
+        ranks, _added(CommunicationCounts(1, nbytes)), core, CommunicationCounts(1, _largest_block(nbytes, ranks))
+    )
 
 
 def reduce_binomial(nbytes: int, ranks: int) -> Schedule:
@@ -170,7 +209,7 @@ def allreduce_recursive_doubling(nbytes: int, ranks: int) -> Schedule:
 
     Else (floor(lg p) + 2) (alpha + n beta) + (floor(lg p) + 1) n gamma.
     """
-    whole = Counts(1, nbytes)
+    whole = CommunicationCounts(1, nbytes)
     return _folded(ranks, _added(whole), [(gap, _added(whole)) for gap in _core_gaps(ranks)], whole)
 
 
@@ -185,8 +224,8 @@ def allreduce_rabenseifner(nbytes: int, ranks: int) -> Schedule:
     # The vector is cut anew for the ranks that are left, so none of them keeps two blocks.
     left = 1 << (ranks.bit_length() - 1)
     sizes = {gap: _leading_bytes(nbytes, left, left // (2 * gap)) for gap in _core_gaps(ranks)}
-    core = [(gap, _added(Counts(1, size)) + Counts(1, size)) for gap, size in sizes.items()]
-    whole = Counts(1, nbytes)
+    core = [(gap, _added(CommunicationCounts(1, size)) + CommunicationCounts(1, size)) for gap, size in sizes.items()]
+    whole = CommunicationCounts(1, nbytes)
     return _folded(ranks, _added(whole), core, whole)
 
 
@@ -203,7 +242,7 @@ def barrier_dissemination(nbytes: int, ranks: int) -> Schedule:
 
     `nbytes` is there so that all functions are called alike, and has no effect.
     """
-    return tuple(Rounds("shift", gap, Counts(1)) for gap in _gaps(ranks))
+    return tuple(Rounds("shift", gap, CommunicationCounts(1)) for gap in _gaps(ranks))
 
 
 ALGORITHMS: Mapping[str, Mapping[str, Callable[[int, int], Schedule]]] = MappingProxyType(
@@ -238,7 +277,7 @@ ALGORITHMS: Mapping[str, Mapping[str, Callable[[int, int], Schedule]]] = Mapping
         }.items()
     }
 )
-"""From operation, named as in `hybridnn.comm.accounting`, and algorithm to its function of (nbytes, ranks)."""
+"""From operation, named as in `hybridnn.comm.recorder`, and algorithm to its function of (nbytes, ranks)."""
 
 
 KEPT_ROUNDS = 1 << 16
@@ -270,9 +309,9 @@ def rounds_of(operation: str, algorithm: str, nbytes: int, ranks: int) -> Schedu
     return ALGORITHMS[operation][algorithm](nbytes, ranks)
 
 
-def counts(operation: str, algorithm: str, nbytes: int, ranks: int) -> Counts:
+def counts(operation: str, algorithm: str, nbytes: int, ranks: int) -> CommunicationCounts:
     """Counts of an operation by an algorithm: its rounds added up; parameters and errors as for `rounds_of`."""
-    return sum((one.counts for one in rounds_of(operation, algorithm, nbytes, ranks)), Counts())
+    return sum((one.counts for one in rounds_of(operation, algorithm, nbytes, ranks)), CommunicationCounts())
 
 
 def _gaps(ranks: int) -> list[int]:
@@ -285,7 +324,9 @@ def _core_gaps(ranks: int) -> list[int]:
     return [1 << level for level in range(ranks.bit_length() - 1)]
 
 
-def _folded(ranks: int, before: Counts, core: Iterable[tuple[int, Counts]], after: Counts) -> Schedule:
+def _folded(
+    ranks: int, before: CommunicationCounts, core: Iterable[tuple[int, CommunicationCounts]], after: CommunicationCounts
+) -> Schedule:
     """An exchange among the power of two of ranks that is left, and what folding adds where some are left out."""
     exchanges = tuple(Rounds("pairs", gap, moved) for gap, moved in core)
     if not ranks & (ranks - 1):
@@ -293,9 +334,9 @@ def _folded(ranks: int, before: Counts, core: Iterable[tuple[int, Counts]], afte
     return (Rounds("fold", 1, before), *exchanges, Rounds("fold", 1, after))
 
 
-def _added(moved: Counts) -> Counts:
+def _added(moved: CommunicationCounts) -> CommunicationCounts:
     """The same messages, where all that is received is added to the receiver's own."""
-    return Counts(moved.messages, moved.nbytes, moved.nbytes)
+    return CommunicationCounts(moved.messages, moved.nbytes, moved.nbytes)
 
 
 def _reducing(rounds: Schedule) -> Schedule:

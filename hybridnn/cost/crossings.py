@@ -9,8 +9,6 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["PATTERNS", "Crossings", "crossings_of", "one_per_node", "way_out"]
-
 Nodes = NDArray[np.int64]
 Pairs = tuple[Nodes, Nodes]
 """Members of a group that send, and those that receive from them."""

@@ -7,10 +7,7 @@ from collections.abc import Callable, Mapping
 from itertools import pairwise
 
 from hybridnn.doctor.facts import RankFacts
-from hybridnn.doctor.finding import Finding
-from hybridnn.doctor.words import duration, rank_names
-
-__all__ = ["check_clock", "check_clocks_agree"]
+from hybridnn.doctor.finding import Finding, duration, rank_names
 
 COARSE_SECONDS = 1e-5
 READINGS = 2000

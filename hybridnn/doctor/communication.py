@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hybridnn.comm.probes import Timing
-from hybridnn.doctor.finding import Finding
-from hybridnn.doctor.words import duration, size_of
-
-__all__ = ["SIZES", "judge_all_reduce", "judge_ping_pong"]
+from hybridnn.doctor.finding import Finding, duration, size_of
+from hybridnn.doctor.probes import Timing
 
 SIZES = (8, 64 << 10, 4 << 20)
 """Bytes: the first shows the latency, the last the bandwidth."""

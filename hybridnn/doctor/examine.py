@@ -1,4 +1,9 @@
-"""The round of all checks: what each rank finds alone, what the ranks try together, and what rank 0 makes of it."""
+"""The round of all checks: what each rank finds alone, what the ranks try together, and what rank 0 makes of it.
+
+What rank 0 makes of the facts and figures of all ranks.
+
+The report: the findings of all ranks, how many of each verdict, and the exit code.
+"""
 
 from __future__ import annotations
 
@@ -6,23 +11,111 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hybridnn.comm import roll_call
 from hybridnn.comm.mpi import import_mpi
-from hybridnn.doctor.alone import look_alone, thread_pools
-from hybridnn.doctor.facts import RankFacts, gather_facts
-from hybridnn.doctor.finding import Check, Finding, guarded
-from hybridnn.doctor.last_words import LastWords
+from hybridnn.doctor import roll_call
+from hybridnn.doctor.clock import check_clocks_agree
+from hybridnn.doctor.communication import judge_all_reduce, judge_ping_pong
+from hybridnn.doctor.cores import check_binding, check_cores, check_nodes, check_threads
+from hybridnn.doctor.facts import RankFacts, cores_of_nodes, gather_facts, ranks_by_node
+from hybridnn.doctor.finding import Check, Finding, Merged, Verdict, guarded, merge, rank_names, worst
 from hybridnn.doctor.launch import check_job_size, check_launch, check_thread_level, failed_start, launched_place
-from hybridnn.doctor.report import Report, report_of
-from hybridnn.doctor.together import Trials, try_together
-from hybridnn.doctor.verdicts import judge_together
-from hybridnn.doctor.words import rank_names
+from hybridnn.doctor.node import look_alone, thread_pools
+from hybridnn.doctor.startup_watchdog import StartupWatchdog
+from hybridnn.doctor.together import PING_PONG, PING_PONG_BETWEEN_NODES, SUMS, CollectiveTrials, try_together
 
-__all__ = ["Examination", "examine"]
+if TYPE_CHECKING:
+    from hybridnn.doctor.probes import Timing
+
+
+def judge_together(
+    facts: Mapping[int, RankFacts],
+    timings: Mapping[str, Sequence[Timing]],
+    environment: Mapping[str, str],
+    library: str,
+) -> list[Finding]:
+    """Judge the job as a whole.
+
+    Parameters
+    ----------
+    facts : mapping
+        Of every rank that reported, by its number; nothing is judged where there are none.
+    timings : mapping
+        Of messages and sums, by the name of the try.
+    environment : mapping
+        Variables of rank 0.
+    library : str
+        Name and version of the MPI library.
+    """
+    if not facts:
+        return []
+    cores = cores_of_nodes(facts)
+    crowded = any(len(ranks) > cores[node] for node, ranks in ranks_by_node(facts).items())
+    checks: dict[str, Check] = {
+        "nodes": lambda: check_nodes(facts, environment),
+        "binding": lambda: check_binding(facts),
+        "cores": lambda: check_cores(facts, environment, library),
+        "threads": lambda: check_threads(facts),
+        "dates": lambda: check_clocks_agree(facts),
+    }
+    if PING_PONG in timings:
+        checks[PING_PONG] = lambda: judge_ping_pong(timings[PING_PONG], True, crowded)
+    if PING_PONG_BETWEEN_NODES in timings:
+        checks[PING_PONG_BETWEEN_NODES] = lambda: judge_ping_pong(timings[PING_PONG_BETWEEN_NODES], False, crowded)
+    if SUMS in timings:
+        checks[SUMS] = lambda: judge_all_reduce(timings[SUMS], len(facts), crowded)
+    if len(facts) == 1:
+        checks["messages"] = _no_messages
+    return [found for name, check in checks.items() if (found := guarded(name, check)) is not None]
+
+
+def _no_messages() -> Finding:
+    advice = "hybridnn doctor -n 2 tries messages and sums as well"
+    return Finding("messages", "ok", "not tried: there is one rank", advice)
+
+
+SAME_EVERYWHERE = ("python", "packages", "MPI library", "BLAS")
+"""Findings in which ranks must not differ, or they would not train the same network alike."""
+
+
+@dataclass(frozen=True)
+class DoctorReport:
+    """What doctor says in the end.
+
+    Attributes
+    ----------
+    merged : tuple of Merged
+        In the order of the checks.
+    ranks : int
+        Ranks that MPI sees.
+    """
+
+    merged: tuple[Merged, ...]
+    ranks: int
+
+    @property
+    def verdict(self) -> Verdict:
+        """The worst of all."""
+        return worst(entry.finding for entry in self.merged)
+
+    def count(self, verdict: Verdict) -> int:
+        """How many findings have this verdict."""
+        return Counter(entry.finding.verdict for entry in self.merged)[verdict]
+
+    def exit_code(self, strict: bool) -> int:
+        """1 if something failed, or, where `strict`, was warned of; otherwise 0."""
+        return int(self.verdict == "failure" or (strict and self.verdict == "warning"))
+
+
+def report_of(reports: Sequence[Sequence[Finding] | None], together: Sequence[Finding] = ()) -> DoctorReport:
+    """Merge the findings of every rank, None for one without a report, and add what is about all of them together."""
+    merged = [*merge(reports, SAME_EVERYWHERE), *(Merged(finding) for finding in together)]
+    return DoctorReport(tuple(merged), len(reports))
+
 
 START_SECONDS = 90.0
 """What starting MPI may take: ranks wait there for each other, and one may still be asking its GPUs."""
@@ -38,7 +131,7 @@ class Examination:
 
     Attributes
     ----------
-    report : Report or None
+    report : DoctorReport or None
         None on ranks that have handed their findings to rank 0.
     speaks : bool
         Whether this process prints.
@@ -48,7 +141,7 @@ class Examination:
         Seconds, the time limit of the checks.
     """
 
-    report: Report | None
+    report: DoctorReport | None
     speaks: bool
     stuck: bool
     limit: float
@@ -67,7 +160,7 @@ class Examination:
         return 1 if agreed is None else agreed
 
 
-def examine(limit: float, say: Callable[[Report], str]) -> Examination:
+def examine(limit: float, say: Callable[[DoctorReport], str]) -> Examination:
     """Carry out all checks; collective over the ranks that find each other.
 
     Parameters
@@ -99,7 +192,12 @@ def examine(limit: float, say: Callable[[Report], str]) -> Examination:
 
 
 def _start(
-    environment: Mapping[str, str], library: str, findings: list[Finding], say: Callable[[Report], str], *, speaks: bool
+    environment: Mapping[str, str],
+    library: str,
+    findings: list[Finding],
+    say: Callable[[DoctorReport], str],
+    *,
+    speaks: bool,
 ) -> str | None:
     """Start MPI; its thread level, or None after a finding if that fails."""
 
@@ -108,7 +206,7 @@ def _start(
 
     dead = "MPI ended this process while it started"
     stuck = f"MPI did not start within {START_SECONDS:g} s"
-    watch = LastWords(words(dead), words(stuck), START_SECONDS) if speaks else contextlib.nullcontext()
+    watch = StartupWatchdog(words(dead), words(stuck), START_SECONDS) if speaks else contextlib.nullcontext()
     try:
         with watch:
             return roll_call.start_mpi()
@@ -119,8 +217,8 @@ def _start(
 
 
 def _gather(
-    findings: list[Finding], trials: Trials, environment: Mapping[str, str], library: str, limit: float
-) -> Report | None:
+    findings: list[Finding], trials: CollectiveTrials, environment: Mapping[str, str], library: str, limit: float
+) -> DoctorReport | None:
     """Hand everything to rank 0, and there make the report."""
     mine = {"findings": [asdict(finding) for finding in findings], "facts": trials.facts and asdict(trials.facts)}
     texts = roll_call.collect_texts(json.dumps(mine), REPORT_LIMITS * limit)
@@ -139,5 +237,5 @@ def _gather(
     return report_of(reports, together)
 
 
-def _is_missing(report: Report) -> bool:
+def _is_missing(report: DoctorReport) -> bool:
     return any(entry.finding.name == "ranks" for entry in report.merged)

@@ -12,8 +12,6 @@ from typing import Any
 
 from hybridnn.comm.threads import USER_VARIABLES
 
-__all__ = ["RankFacts", "cores_of_nodes", "cpu_limit", "gather_facts", "ranks_by_node"]
-
 CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 

@@ -10,12 +10,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from hybridnn.child_process import ChildEnd, run_child, without_launcher
-from hybridnn.comm.device_mpi_trial import try_device_mpi
-from hybridnn.doctor.finding import Finding
-from hybridnn.doctor.words import size_of
-
-__all__ = ["CHILD_SECONDS", "Gpus", "check_cupy", "check_device_mpi", "check_gpus", "look_for_gpus"]
+from hybridnn.diagnostics.device_mpi_trial import try_device_mpi
+from hybridnn.doctor.finding import Finding, size_of
+from hybridnn.utils.processes import ChildEnd, run_child, without_launcher
 
 CHILD_SECONDS = 30.0
 LITTLE_FREE = 0.1

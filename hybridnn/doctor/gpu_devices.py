@@ -8,8 +8,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-__all__ = ["devices"]
-
 
 def devices() -> dict[str, Any]:
     """Versions of CuPy, driver and runtime, and name and memory of every device that can add two numbers."""

@@ -8,23 +8,10 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from hybridnn.child_process import ChildEnd, run_child, without_launcher
-from hybridnn.comm.launch_check import launch_of
-from hybridnn.comm.launcher import mpi_family, srun_option
-from hybridnn.doctor.finding import Finding
-from hybridnn.doctor.words import counted
+from hybridnn.comm.launcher import launch_of, mpi_family, srun_option
+from hybridnn.doctor.finding import Finding, counted
 from hybridnn.errors import EnvironmentProblem
-
-__all__ = [
-    "check_job_size",
-    "check_launch",
-    "check_library",
-    "check_mpirun",
-    "check_slurm",
-    "check_thread_level",
-    "failed_start",
-    "launched_place",
-]
+from hybridnn.utils.processes import ChildEnd, run_child, without_launcher
 
 RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
 LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")

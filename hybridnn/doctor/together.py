@@ -8,18 +8,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hybridnn.comm import probes, roll_call
-from hybridnn.comm.patience import OutOfTimeError
+from hybridnn.doctor import probes, roll_call
 from hybridnn.doctor.communication import SIZES
+from hybridnn.doctor.deadline import OutOfTimeError
 from hybridnn.doctor.facts import RankFacts
 from hybridnn.doctor.finding import Check, Finding, guarded
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from hybridnn.comm.probes import Timing
+    from hybridnn.doctor.probes import Timing
 
-__all__ = ["PING_PONG", "PING_PONG_BETWEEN_NODES", "SUMS", "Trials", "try_together"]
 
 PING_PONG, PING_PONG_BETWEEN_NODES, SUMS = "ping-pong", "ping-pong between nodes", "all-reduce"
 MEETING_LIMITS = 2
@@ -27,7 +26,7 @@ MEETING_LIMITS = 2
 
 
 @dataclass
-class Trials:
+class CollectiveTrials:
     """What came of them on this rank.
 
     Attributes
@@ -45,7 +44,7 @@ class Trials:
     stuck: bool = False
 
 
-def try_together(findings: list[Finding], gather: Callable[[int], RankFacts], limit: float) -> Trials:
+def try_together(findings: list[Finding], gather: Callable[[int], RankFacts], limit: float) -> CollectiveTrials:
     """Try everything that needs MPI; collective over all ranks, and no rank waits without end.
 
     Parameters
@@ -57,7 +56,7 @@ def try_together(findings: list[Finding], gather: Callable[[int], RankFacts], li
     limit : float
         Seconds for each try.
     """
-    trials = Trials()
+    trials = CollectiveTrials()
 
     def attempt(name: str, action: Check) -> None:
         def noting() -> Finding | None:
@@ -99,7 +98,7 @@ def try_together(findings: list[Finding], gather: Callable[[int], RankFacts], li
 
 
 def _tries(
-    comm: MPI.Intracomm, node: MPI.Intracomm, nodes: list[int], trials: Trials, limit: float
+    comm: MPI.Intracomm, node: MPI.Intracomm, nodes: list[int], trials: CollectiveTrials, limit: float
 ) -> Mapping[str, Check]:
     """The tries in their order, the same on every rank."""
 

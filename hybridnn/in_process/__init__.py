@@ -2,6 +2,6 @@
 
 from hybridnn.in_process.messages import Message
 from hybridnn.in_process.problems import CommunicationError, DeadlockError, StuckError
-from hybridnn.in_process.run import Run, run_ranks
+from hybridnn.in_process.run import RunResult, run_ranks
 
-__all__ = ["CommunicationError", "DeadlockError", "Message", "Run", "StuckError", "run_ranks"]
+__all__ = ["CommunicationError", "DeadlockError", "Message", "RunResult", "StuckError", "run_ranks"]

@@ -13,20 +13,6 @@ from numpy.typing import NDArray
 
 from hybridnn.in_process.problems import CommunicationError
 
-__all__ = [
-    "IN_PLACE",
-    "Delivers",
-    "Flat",
-    "ReceiveBuffer",
-    "combined",
-    "equal_bytes",
-    "flat_of",
-    "is_in_place",
-    "operation",
-    "parts_of",
-    "reduced",
-]
-
 Flat = NDArray[Any]
 Delivers = Sequence[Callable[[], None] | None]
 

@@ -12,13 +12,12 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from hybridnn.checks import require_number
 from hybridnn.cost.collectives import ALGORITHMS, counts
+from hybridnn.utils.checks import require_number
 
 if TYPE_CHECKING:
     from hybridnn.cost.machine.machine import Machine
 
-__all__ = ["Clock"]
 
 INFINITE = float("inf")
 

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from hybridnn.comm.stalls.ranks_text import name_ranks
 from hybridnn.in_process.buffers import Flat, ReceiveBuffer, equal_bytes
 from hybridnn.in_process.clock import Clock
 from hybridnn.in_process.messages import Moment, Record, message_of
@@ -23,9 +22,8 @@ from hybridnn.in_process.picture import draw
 from hybridnn.in_process.problems import CommunicationError, DeadlockError
 from hybridnn.in_process.scheduler import Scheduler
 from hybridnn.in_process.sites import Line, Site, calling_line, with_caller
-from hybridnn.in_process.verdict import Waiting, deadlock
-
-__all__ = ["ANY_TAG", "Context", "Engine", "Pending"]
+from hybridnn.in_process.verdict import BlockedRank, deadlock
+from hybridnn.utils.text import name_ranks
 
 ANY_TAG = -1
 
@@ -78,7 +76,7 @@ class Pending:
     tag: int = 0
     members: tuple[int, ...] = ()
     within: tuple[int, ...] = ()
-    entries: Mapping[int, Entry] = field(default_factory=dict)
+    entries: Mapping[int, CollectiveEntry] = field(default_factory=dict)
     done: bool = False
     end: float = 0.0
     deliver: Callable[[], None] | None = None
@@ -109,7 +107,7 @@ class Pending:
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
+class CollectiveEntry:
     """What a rank brings to a collective.
 
     Attributes
@@ -148,12 +146,12 @@ class Context:
     """
 
     members: tuple[int, ...]
-    rounds: dict[int, dict[int, Entry]] = field(default_factory=dict)
+    rounds: dict[int, dict[int, CollectiveEntry]] = field(default_factory=dict)
     sends: defaultdict[tuple[int, int], deque[Pending]] = field(default_factory=_queues)
     receives: defaultdict[tuple[int, int], deque[Pending]] = field(default_factory=_queues)
 
 
-class Engine:
+class MessageEngine:
     """Carries out the calls of all ranks.
 
     Parameters
@@ -274,7 +272,7 @@ class Engine:
                     f"ranks entered different collectives: rank {other.pending.rank} {_words(other.signature)} "
                     f"({other.pending.site}), rank {pending.rank} {_words(signature)} ({pending.site})"
                 )
-        entries[rank] = Entry(signature, payload, pending, part)
+        entries[rank] = CollectiveEntry(signature, payload, pending, part)
         pending.members, pending.entries = context.members, entries
         if len(entries) == len(context.members):
             del context.rounds[number]
@@ -284,7 +282,7 @@ class Engine:
     def _carry_out(
         self,
         name: str,
-        entries: Sequence[Entry],
+        entries: Sequence[CollectiveEntry],
         act: Callable[[Sequence[Any]], Sequence[Callable[[], None] | None]],
     ) -> None:
         try:
@@ -415,7 +413,7 @@ class Engine:
             unmet = [pending for pending in pendings if not pending.done]
             awaited = frozenset().union(*(pending.awaited() for pending in unmet))
             frame = self.scheduler.frame_of(rank) or sys._getframe()
-            waiting[rank] = Waiting(rank, tuple((str(one), with_caller(one.site, frame)) for one in unmet), awaited)
+            waiting[rank] = BlockedRank(rank, tuple((str(one), with_caller(one.site, frame)) for one in unmet), awaited)
             self.records += [self._record(one, one.waited or one.begun, arrived=False) for one in unmet]
         return deadlock(
             waiting, self.scheduler.ended, self.count - 1, draw(self.size, tuple(map(message_of, self.records)))

@@ -6,8 +6,6 @@ from typing import NamedTuple
 
 from hybridnn.in_process.sites import Line, Site
 
-__all__ = ["Instant", "Message", "Moment", "Record", "message_of"]
-
 Moment = tuple[int, float]
 """What an `Instant` is made of."""
 

@@ -24,19 +24,17 @@ from hybridnn.in_process.buffers import (
     parts_of,
     reduced,
 )
-from hybridnn.in_process.engine import ANY_TAG, Context, Engine, Pending
+from hybridnn.in_process.engine import ANY_TAG, Context, MessageEngine, Pending
 from hybridnn.in_process.problems import CommunicationError
-
-__all__ = ["Comm", "Namespace"]
 
 PROC_NULL, ANY_SOURCE, UNDEFINED = -2, -1, -32766
 LIBRARY = "ranks of one process"
 
 
-class Request:
+class MpiRequest:
     """Stand-in for ``MPI.Request``."""
 
-    def __init__(self, engine: Engine, pending: Pending | None) -> None:
+    def __init__(self, engine: MessageEngine, pending: Pending | None) -> None:
         self._engine, self._pending = engine, pending
 
     def Wait(self, status: object = None) -> bool:
@@ -49,30 +47,30 @@ class Request:
         return self.Testall([self])
 
     @staticmethod
-    def Waitall(requests: Sequence[Request], statuses: object = None) -> bool:
+    def Waitall(requests: Sequence[MpiRequest], statuses: object = None) -> bool:
         """Return when all have ended."""
         if requests:
             requests[0]._engine.wait(_pendings(requests))
         return True
 
     @staticmethod
-    def Testall(requests: Sequence[Request], statuses: object = None) -> bool:
+    def Testall(requests: Sequence[MpiRequest], statuses: object = None) -> bool:
         """Whether all have ended; lets the other ranks run."""
         pendings = _pendings(requests)
         return not pendings or requests[0]._engine.test(pendings)
 
 
-def _pendings(requests: Sequence[Request]) -> list[Pending]:
+def _pendings(requests: Sequence[MpiRequest]) -> list[Pending]:
     return [one._pending for one in requests if one._pending is not None]
 
 
-class Group:
+class MpiGroup:
     """Stand-in for ``MPI.Group``."""
 
     def __init__(self, members: tuple[int, ...]) -> None:
         self._members = members
 
-    def Translate_ranks(self, ranks: Sequence[int] | None, other: Group) -> list[int]:
+    def Translate_ranks(self, ranks: Sequence[int] | None, other: MpiGroup) -> list[int]:
         """Numbers in `other` of these ranks, or of all."""
         chosen = self._members if ranks is None else [self._members[rank] for rank in ranks]
         return [other._members.index(member) for member in chosen]
@@ -90,18 +88,18 @@ class Comm:
 
     Parameters
     ----------
-    engine : Engine
+    engine : MessageEngine
     context : Context
     rank : int
         This rank's number in it.
     """
 
-    def __init__(self, engine: Engine, context: Context, rank: int) -> None:
+    def __init__(self, engine: MessageEngine, context: Context, rank: int) -> None:
         self._engine, self._context, self._rank = engine, context, rank
         self._entered = 0
 
     @property
-    def engine(self) -> Engine:
+    def engine(self) -> MessageEngine:
         """What all communicators of a program have in common."""
         return self._engine
 
@@ -123,9 +121,9 @@ class Comm:
         """This rank's number."""
         return self._rank
 
-    def Get_group(self) -> Group:
+    def Get_group(self) -> MpiGroup:
         """Its ranks."""
-        return Group(self._context.members)
+        return MpiGroup(self._context.members)
 
     def Free(self) -> None:
         """Nothing to give back."""
@@ -142,23 +140,23 @@ class Comm:
 
     # -- messages ----------------------------------------------------------------------------------------------------
 
-    def Isend(self, buffer: Any, dest: int, tag: int = 0) -> Request:
+    def Isend(self, buffer: Any, dest: int, tag: int = 0) -> MpiRequest:
         """Begin to send."""
         return self._send(buffer, dest, tag, synchronous=False)
 
-    def Issend(self, buffer: Any, dest: int, tag: int = 0) -> Request:
+    def Issend(self, buffer: Any, dest: int, tag: int = 0) -> MpiRequest:
         """Begin to send, and end only when the receiver has come to its receive."""
         return self._send(buffer, dest, tag, synchronous=True)
 
-    def Irecv(self, buffer: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> Request:
+    def Irecv(self, buffer: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> MpiRequest:
         """Begin to receive."""
         if source == PROC_NULL:
-            return Request(self._engine, None)
+            return MpiRequest(self._engine, None)
         if source == ANY_SOURCE:
             raise CommunicationError("a receive must name its source: ranks of one process have no ANY_SOURCE")
         self._require_rank(source)
         flat = flat_of(buffer, writable=True)
-        return Request(self._engine, self._engine.receive(self._context, source, self._rank, tag, flat))
+        return MpiRequest(self._engine, self._engine.receive(self._context, source, self._rank, tag, flat))
 
     def Send(self, buffer: Any, dest: int, tag: int = 0) -> None:
         """Send."""
@@ -184,15 +182,15 @@ class Comm:
     ) -> None:
         """Send and receive at once."""
         receive = self.Irecv(recvbuf, source, recvtag)
-        Request.Waitall([receive, self.Isend(sendbuf, dest, sendtag)])
+        MpiRequest.Waitall([receive, self.Isend(sendbuf, dest, sendtag)])
 
-    def _send(self, buffer: Any, dest: int, tag: int, *, synchronous: bool) -> Request:
+    def _send(self, buffer: Any, dest: int, tag: int, *, synchronous: bool) -> MpiRequest:
         if dest == PROC_NULL:
-            return Request(self._engine, None)
+            return MpiRequest(self._engine, None)
         self._require_rank(dest)
         flat = flat_of(buffer)
         pending = self._engine.send(self._context, self._rank, dest, tag, flat, synchronous=synchronous)
-        return Request(self._engine, pending)
+        return MpiRequest(self._engine, pending)
 
     def _require_rank(self, rank: int) -> None:
         if not 0 <= rank < self.size:
@@ -200,18 +198,18 @@ class Comm:
 
     # -- collectives -------------------------------------------------------------------------------------------------
 
-    def Ibarrier(self) -> Request:
+    def Ibarrier(self) -> MpiRequest:
         """Begin a barrier."""
         return self._enter(("barrier",), None, lambda given: [None] * len(given))
 
-    def Iallreduce(self, sendbuf: Any, recvbuf: Any, op: Any = "SUM") -> Request:
+    def Iallreduce(self, sendbuf: Any, recvbuf: Any, op: Any = "SUM") -> MpiRequest:
         """Begin an all-reduce."""
         op, out = operation(op), flat_of(recvbuf, writable=True)
         given, target, lent = self._taken(sendbuf, out, out)
         act = lambda all_: reduced(all_, op, range(len(all_)))  # noqa: E731 - it needs the name above
         return self._enter(("allreduce", op), (given, target), act, given, lent=lent)
 
-    def Ireduce(self, sendbuf: Any, recvbuf: Any, op: Any = "SUM", root: int = 0) -> Request:
+    def Ireduce(self, sendbuf: Any, recvbuf: Any, op: Any = "SUM", root: int = 0) -> MpiRequest:
         """Begin a reduction to a root."""
         op = operation(op)
         self._require_rank(root)
@@ -220,7 +218,7 @@ class Comm:
         act = lambda all_: reduced(all_, op, [root])  # noqa: E731 - it needs the names above
         return self._enter(("reduce", op, root), (given, target), act, given, root, lent=lent)
 
-    def Ireduce_scatter(self, sendbuf: Any, recvbuf: Any, recvcounts: Sequence[int], op: Any = "SUM") -> Request:
+    def Ireduce_scatter(self, sendbuf: Any, recvbuf: Any, recvcounts: Sequence[int], op: Any = "SUM") -> MpiRequest:
         """Begin a reduction of which every rank gets a block."""
         op = operation(op)
         given, target, lent = self._taken(sendbuf, flat_of(recvbuf, writable=True))
@@ -235,7 +233,7 @@ class Comm:
         signature = "reduce_scatter", op, tuple(counts)
         return self._enter(signature, (given, target), act, given, lent=lent)
 
-    def Ibcast(self, buffer: Any, root: int = 0) -> Request:
+    def Ibcast(self, buffer: Any, root: int = 0) -> MpiRequest:
         """Begin a broadcast."""
         self._require_rank(root)
         array = flat_of(buffer, writable=self._rank != root)
@@ -248,7 +246,7 @@ class Comm:
         lent = array if self._rank == root else None
         return self._enter(("broadcast", root), (given, target), act, array, root, lent=lent)
 
-    def Iallgatherv(self, sendbuf: Any, recvbuf: Any) -> Request:
+    def Iallgatherv(self, sendbuf: Any, recvbuf: Any) -> MpiRequest:
         """Begin an all-gather."""
         out, counts, offsets = parts_of(recvbuf, self.size, writable=True)
         mine = out[offsets[self._rank] : offsets[self._rank] + counts[self._rank]]
@@ -264,7 +262,7 @@ class Comm:
 
     Iallgather = Iallgatherv
 
-    def Iscatterv(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> Request:
+    def Iscatterv(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> MpiRequest:
         """Begin a scatter of the root's array."""
         self._require_rank(root)
         out = flat_of(recvbuf, writable=True)
@@ -281,7 +279,7 @@ class Comm:
 
     Iscatter = Iscatterv
 
-    def Igatherv(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> Request:
+    def Igatherv(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> MpiRequest:
         """Begin to gather at the root."""
         self._require_rank(root)
         out: Flat | None = None
@@ -302,7 +300,7 @@ class Comm:
 
     Igather = Igatherv
 
-    def Ialltoall(self, sendbuf: Any, recvbuf: Any) -> Request:
+    def Ialltoall(self, sendbuf: Any, recvbuf: Any) -> MpiRequest:
         """Begin an exchange of equal blocks between all ranks."""
         _, counts, offsets = parts_of(sendbuf, self.size)
         given, target, lent = self._taken(sendbuf, flat_of(recvbuf, writable=True))
@@ -394,13 +392,13 @@ class Comm:
         *,
         lent: Flat | None = None,
         part: Flat | None = None,
-    ) -> Request:
+    ) -> MpiRequest:
         """Begin a collective.
 
         Parameters
         ----------
         signature, payload, act
-            As in `Engine.collective`.
+            As in `MessageEngine.collective`.
         vector, part : ndarray, optional
             Their bytes are those of the full vector, and of this rank's part of it.
         root : int
@@ -421,7 +419,7 @@ class Comm:
         )
         if lent is not None:
             self._engine.lend(pending, payload[0], lent)
-        return Request(self._engine, pending)
+        return MpiRequest(self._engine, pending)
 
     def _taken(
         self, sendbuf: Any, out: Flat | None, own: Flat | None = None, *, may_stay: bool = False
@@ -461,14 +459,14 @@ def _require_apart(source: Flat, target: Flat) -> None:
         raise CommunicationError("the send and the receive buffer overlap: use two arrays, or MPI.IN_PLACE")
 
 
-class Win:
+class MpiWindow:
     """Stand-in for a window of ``MPI.Win.Allocate_shared``: memory that all ranks see, as they are one process."""
 
     def __init__(self, memory: NDArray[np.uint8], item: int) -> None:
         self._memory, self._item = memory, item
 
     @classmethod
-    def Allocate_shared(cls, size: int, disp_unit: int = 1, info: object = None, comm: Any = None) -> Win:
+    def Allocate_shared(cls, size: int, disp_unit: int = 1, info: object = None, comm: Any = None) -> MpiWindow:
         """Collective: memory of the sum of the sizes."""
 
         def act(all_: Sequence[Any]) -> Delivers:
@@ -520,7 +518,7 @@ class Namespace:
     SUM, MAX, MIN, PROD = "SUM", "MAX", "MIN", "PROD"
     COMM_TYPE_SHARED, MODE_NOCHECK = 0, 0
     THREAD_SINGLE, THREAD_FUNNELED, THREAD_SERIALIZED, THREAD_MULTIPLE = range(4)
-    Intracomm, Request, Group, Win, Exception = Comm, Request, Group, Win, Error
+    Intracomm, Request, Group, Win, Exception = Comm, MpiRequest, MpiGroup, MpiWindow, Error
 
     def __init__(self, world: Comm, alone: Comm, library: str = LIBRARY) -> None:
         self.COMM_WORLD, self.COMM_SELF, self._library = world, alone, library

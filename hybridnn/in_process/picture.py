@@ -10,8 +10,6 @@ from hybridnn.in_process.messages import Instant, Message
 from hybridnn.pipeline.drawing.drawing import Arrow, Box, Drawing, Row
 from hybridnn.pipeline.drawing.svg import svg_text
 
-__all__ = ["draw", "write_svg"]
-
 MOST_CALLS = 400
 """Calls of a picture: the last ones."""
 

@@ -9,8 +9,6 @@ from hybridnn.in_process.picture import write_svg
 from hybridnn.pipeline.drawing.drawing import Drawing
 from hybridnn.pipeline.drawing.svg import svg_text
 
-__all__ = ["CommunicationError", "DeadlockError", "RankStopped", "StuckError"]
-
 
 class CommunicationError(HybridnnError):
     """Ranks made calls that do not fit, or touched a buffer that a call owned."""

@@ -8,29 +8,28 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hybridnn.checks import require_choice, require_number, require_whole
 from hybridnn.comm.stand_in import standing_in
 from hybridnn.errors import SettingError
 from hybridnn.in_process.clock import Clock
-from hybridnn.in_process.engine import Context, Engine
+from hybridnn.in_process.engine import Context, MessageEngine
 from hybridnn.in_process.messages import Message, Record, message_of
 from hybridnn.in_process.namespace import Comm, Namespace
 from hybridnn.in_process.picture import draw, write_svg
 from hybridnn.in_process.problems import CommunicationError
 from hybridnn.pipeline.drawing.drawing import Drawing
 from hybridnn.pipeline.drawing.svg import svg_text
+from hybridnn.utils.checks import require_choice, require_number, require_whole
 
 if TYPE_CHECKING:
     from hybridnn.cost.machine.machine import Machine
 
-__all__ = ["MOST_RANKS", "Run", "one_rank", "run_ranks"]
 
 EAGER_BYTES = 4096
 MOST_RANKS = 1024
 
 
 @dataclass(frozen=True, repr=False)
-class Run:
+class RunResult:
     """What became of a program on several ranks.
 
     Attributes
@@ -79,7 +78,7 @@ def run_ranks(
     machine: Machine | None = None,
     limit: float | None = None,
     keep: int = 100_000,
-) -> Run:
+) -> RunResult:
     """Run ``function(comm, *args)`` on every rank, all of them in this process, one at a time.
 
     Neither mpi4py nor an MPI library is needed. The same arguments give the same bits. `comm` has mpi4py's upper-case
@@ -109,7 +108,7 @@ def run_ranks(
 
     Returns
     -------
-    Run
+    RunResult
 
     Raises
     ------
@@ -140,7 +139,7 @@ def run_ranks(
         raise SettingError("machine", machine, "of read_machine(file), and then neither alpha nor beta")
     if limit is not None:
         require_number("limit", limit, 0.0, 1e9, "seconds, above 0", open_ends="(")
-    engine = Engine(
+    engine = MessageEngine(
         ranks,
         Clock(ranks, alpha, beta, machine),
         seed=order if isinstance(order, int) else None,
@@ -162,10 +161,12 @@ def run_ranks(
     left = engine.leftovers()
     if left:
         raise CommunicationError("\n".join(["all ranks have ended, and left calls behind:", *left]))
-    return Run(tuple(results), tuple(engine.clock.now), tuple(engine.records))
+    return RunResult(tuple(results), tuple(engine.clock.now), tuple(engine.records))
 
 
 def one_rank() -> Namespace:
     """Stand-in for ``mpi4py.MPI`` in a process that is alone and has no MPI library: a world of one rank."""
-    alone = Comm(Engine(1, Clock(1, 0.0, 0.0, None), seed=None, eager_bytes=-1, late=False, keep=0), Context((0,)), 0)
+    alone = Comm(
+        MessageEngine(1, Clock(1, 0.0, 0.0, None), seed=None, eager_bytes=-1, late=False, keep=0), Context((0,)), 0
+    )
     return Namespace(alone, alone, library="none")

@@ -23,8 +23,6 @@ from greenlet import getcurrent, greenlet
 from hybridnn.in_process.problems import DeadlockError, RankStopped, StuckError
 from hybridnn.in_process.sites import is_debugged, place_of_thread
 
-__all__ = ["Scheduler"]
-
 IDLE_POLLS = 1000
 """A rank that polls so often while no rank does anything else waits for ever."""
 

@@ -9,12 +9,10 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import NamedTuple
 
-from hybridnn.comm.stalls.state import place_in_code
-
-__all__ = ["Line", "Site", "calling_line", "is_debugged", "place_of", "place_of_thread", "with_caller"]
+from hybridnn.diagnostics.stalls.state import COMMUNICATION, place_in_code
 
 PACKAGE = str(Path(__file__).parents[1])
-HIDDEN = (str(Path(__file__).parent), str(Path(PACKAGE) / "comm"))
+HIDDEN = (str(Path(__file__).parent), *COMMUNICATION)
 """Code whose lines say nothing about the program: this package, and the groups that wrap every call."""
 
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from hybridnn.comm.stalls.ranks_text import name_ranks
 from hybridnn.in_process.problems import DeadlockError
 from hybridnn.pipeline.drawing.drawing import Drawing
-
-__all__ = ["Waiting", "deadlock"]
+from hybridnn.utils.text import name_ranks
 
 
 @dataclass(frozen=True)
-class Waiting:
+class BlockedRank:
     """A rank that cannot go on.
 
     Attributes
@@ -30,7 +28,7 @@ class Waiting:
     awaited: frozenset[int]
 
 
-def deadlock(waiting: Mapping[int, Waiting], ended: frozenset[int], calls: int, drawing: Drawing) -> DeadlockError:
+def deadlock(waiting: Mapping[int, BlockedRank], ended: frozenset[int], calls: int, drawing: Drawing) -> DeadlockError:
     """The verdict on ranks of which none can go on.
 
     Parameters
@@ -54,7 +52,7 @@ def deadlock(waiting: Mapping[int, Waiting], ended: frozenset[int], calls: int, 
     return DeadlockError("\n".join(lines), drawing)
 
 
-def _reason(waiting: Mapping[int, Waiting], ended: frozenset[int], circle: tuple[int, ...]) -> str:
+def _reason(waiting: Mapping[int, BlockedRank], ended: frozenset[int], circle: tuple[int, ...]) -> str:
     if len(circle) == 1:
         return f"rank {circle[0]} waits for itself"
     if circle:
@@ -77,13 +75,13 @@ def _advice(calls: Sequence[str]) -> list[str]:
     return []
 
 
-def _circle(waiting: Mapping[int, Waiting]) -> tuple[int, ...]:
+def _circle(waiting: Mapping[int, BlockedRank]) -> tuple[int, ...]:
     """Ranks of which each waits for the next, and the last for the first, the fewest; empty where there are none."""
     circles = (_path_back(waiting, rank) for rank in sorted(waiting))
     return min((circle for circle in circles if circle), key=len, default=())
 
 
-def _path_back(waiting: Mapping[int, Waiting], start: int) -> tuple[int, ...]:
+def _path_back(waiting: Mapping[int, BlockedRank], start: int) -> tuple[int, ...]:
     """The shortest way from a rank over those that are awaited back to it; empty where there is none."""
     paths: list[tuple[int, ...]] = [(start,)]
     seen: set[int] = set()

@@ -16,8 +16,6 @@ from typing import Any, Protocol
 
 from numpy.typing import DTypeLike, NDArray
 
-__all__ = ["Array", "Kernels"]
-
 Array = Any
 """An array of the device."""
 

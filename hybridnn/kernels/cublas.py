@@ -15,8 +15,6 @@ import numpy as np
 
 from hybridnn.errors import EnvironmentProblem
 
-__all__ = ["Products", "load_cublas"]
-
 NO_TRANSPOSE, TRANSPOSE = 0, 1
 DATA_TYPES = {np.dtype(np.float32): 0, np.dtype(np.float64): 1}
 COMPUTE_32F, COMPUTE_64F, COMPUTE_32F_FAST_TF32 = 68, 70, 77
@@ -52,7 +50,7 @@ def load_cublas(cupy: Any) -> ctypes.CDLL:
         ) from error
 
 
-class Products:
+class CublasProducts:
     """Products of matrices on the current device.
 
     Parameters

@@ -17,12 +17,12 @@ from numpy.typing import DTypeLike, NDArray
 
 from hybridnn.errors import EnvironmentProblem
 from hybridnn.kernels.backend import Array
-from hybridnn.kernels.cublas import Products, load_cublas
+from hybridnn.kernels.cublas import CublasProducts, load_cublas
 from hybridnn.kernels.cupy_launch import (
     FLAT_BLOCK,
     FLOAT64,
     MOST_PARTS,
-    Launcher,
+    KernelLauncher,
     blocks_of_columns,
     blocks_of_rows,
     column_block,
@@ -38,8 +38,6 @@ from hybridnn.kernels.cupy_updates import CupyUpdates
 from hybridnn.kernels.device_events import Progress, mark, wait_for
 from hybridnn.kernels.pinned_memory import PinnedMemory
 
-__all__ = ["COPIES_AHEAD", "CupyKernels", "cupy_kernels"]
-
 COPIES_AHEAD = 4
 """Inputs and targets of two minibatches: the host reads while the device computes, and takes no more memory for it."""
 
@@ -50,7 +48,7 @@ def cupy_kernels(*, tf32: bool = False, progress: Progress | None = None) -> Cup
     Parameters
     ----------
     tf32 : bool
-        As for `Products`.
+        As for `CublasProducts`.
     progress : callable, optional
         As for `CupyKernels`.
 
@@ -60,7 +58,7 @@ def cupy_kernels(*, tf32: bool = False, progress: Progress | None = None) -> Cup
         If CuPy, a driver, a device or cuBLAS is missing; the message says what was found.
     """
     cupy = load_cupy()
-    return CupyKernels(cupy, Products(cupy, load_cublas(cupy), tf32), progress)
+    return CupyKernels(cupy, CublasProducts(cupy, load_cublas(cupy), tf32), progress)
 
 
 class CupyKernels(CupyUpdates):
@@ -71,15 +69,15 @@ class CupyKernels(CupyUpdates):
     Parameters
     ----------
     cupy : module
-    products : Products
+    products : CublasProducts
     progress : callable, optional
         Called again and again while the host waits for the device, where other ranks may need this one meanwhile.
     """
 
     on_host = False
 
-    def __init__(self, cupy: Any, products: Products, progress: Progress | None = None) -> None:
-        super().__init__(Launcher(cupy))
+    def __init__(self, cupy: Any, products: CublasProducts, progress: Progress | None = None) -> None:
+        super().__init__(KernelLauncher(cupy))
         self._cupy, self._products, self._progress = cupy, products, progress
         self._parts = cupy.empty((MOST_PARTS,), np.float64)
         self._arrived = cupy.zeros((1,), np.uint32)

@@ -12,27 +12,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-__all__ = [
-    "FLAT_BLOCK",
-    "FLOAT64",
-    "MOST_PARTS",
-    "OPTIONS",
-    "THREADS",
-    "WARP",
-    "Launcher",
-    "Size",
-    "blocks_of_columns",
-    "blocks_of_rows",
-    "column_block",
-    "flat_grid",
-    "require",
-    "row_block",
-    "same_dtype",
-    "same_size",
-    "source",
-    "tiled_rows",
-]
-
 FOLDER = Path(__file__).parent / "cuda"
 FILES = ("common", "arrays", "layers", "losses", "updates")
 
@@ -111,7 +90,7 @@ def _clamp(blocks: int, most: int) -> int:
     return min(max(blocks, 1), most)
 
 
-class Launcher:
+class KernelLauncher:
     """Kernels of one device, compiled for a dtype when they are first wanted.
 
     Parameters

@@ -11,8 +11,6 @@ from typing import Any
 
 from hybridnn.errors import EnvironmentProblem
 
-__all__ = ["OLDEST_CUPY", "load_cupy"]
-
 OLDEST_CUPY = 14
 
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hybridnn.kernels import step_numbers
+from hybridnn.kernels import step_scalars as step_numbers
 from hybridnn.kernels.backend import Array
-from hybridnn.kernels.cupy_launch import FLOAT64, WARP, Launcher, require, same_size
-
-__all__ = ["CupyUpdates"]
+from hybridnn.kernels.cupy_launch import FLOAT64, WARP, KernelLauncher, require, same_size
 
 
 class CupyUpdates:
@@ -16,10 +14,10 @@ class CupyUpdates:
 
     Parameters
     ----------
-    launch : Launcher
+    launch : KernelLauncher
     """
 
-    def __init__(self, launch: Launcher) -> None:
+    def __init__(self, launch: KernelLauncher) -> None:
         self._launch = launch
 
     def write_numbers(self, numbers: Array, values: Sequence[float]) -> None:

@@ -6,8 +6,6 @@ from collections.abc import Callable
 from time import sleep
 from typing import Any
 
-__all__ = ["Progress", "has_passed", "mark", "wait_for"]
-
 SUCCESS, NOT_READY = 0, 600
 """``cudaSuccess`` and ``cudaErrorNotReady``."""
 

@@ -13,8 +13,6 @@ from numpy.typing import DTypeLike, NDArray
 from hybridnn.kernels import numpy_kernels, numpy_updates
 from hybridnn.kernels.backend import Kernels
 
-__all__ = ["NUMPY", "NumpyKernels"]
-
 Array = NDArray[Any]
 
 

@@ -15,28 +15,6 @@ from numpy.typing import DTypeLike, NDArray
 from scipy.linalg.blas import daxpy, dgemm, dgemv, saxpy, sgemm, sgemv
 from scipy.special import expit
 
-__all__ = [
-    "SELU_ALPHA",
-    "SELU_SCALE",
-    "activate",
-    "add",
-    "add_bias",
-    "add_product",
-    "add_row_sums",
-    "add_scaled",
-    "copy",
-    "cross_entropy",
-    "empty",
-    "gradient_of_activation",
-    "matmul",
-    "matmul_transposed",
-    "mean_squared_error",
-    "row_sums",
-    "scale",
-    "squared_norm",
-    "zeros",
-]
-
 Array = NDArray[Any]
 
 SELU_ALPHA = 1.6732632423543772

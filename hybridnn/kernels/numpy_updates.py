@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 
 from hybridnn.kernels.numpy_kernels import add_scaled
 
-__all__ = ["BLOCK", "adam_prediction", "adam_update", "sgd_prediction", "sgd_update"]
-
 Array = NDArray[Any]
 
 BLOCK = 1 << 16

@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 
 from hybridnn.kernels.device_events import Progress, has_passed, wait_for
 
-__all__ = ["PinnedMemory"]
-
 LEAST_BYTES = 4096
 """Smaller arrays share one size of memory."""
 

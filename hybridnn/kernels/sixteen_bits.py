@@ -21,8 +21,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["WORD_BYTES", "WORD_FORMATS", "WordFormat"]
-
 Array = NDArray[Any]
 Words = NDArray[np.uint16]
 

@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 
 from hybridnn.nn.mlp import DenseLayer
 
-__all__ = ["initialize_rows"]
-
 
 def initialize_rows(layer: DenseLayer, seed: int, rows: slice, columns: slice, out: NDArray[Any]) -> None:
     """Fill `out` with a block of the initial weights of `layer`.

@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from math import cos, pi
 from typing import Protocol
 
-from hybridnn.checks import require_number
 from hybridnn.errors import SettingError
-
-__all__ = ["Constant", "Cosine", "LearningRateSchedule", "Step", "WarmupLinear"]
+from hybridnn.utils.checks import require_number
 
 
 class LearningRateSchedule(Protocol):

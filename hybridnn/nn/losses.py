@@ -10,8 +10,6 @@ from hybridnn.errors import SettingError
 from hybridnn.kernels.backend import Array, Kernels
 from hybridnn.nn.mlp import MLP
 
-__all__ = ["loss_gradient", "resolve_loss"]
-
 
 def resolve_loss(model: MLP, task: str) -> str:
     """The loss of `model` on data of `task`; ``auto`` is settled by the task.

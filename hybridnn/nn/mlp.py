@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from numbers import Integral
 
-from hybridnn.checks import require_choice
 from hybridnn.errors import SettingError
-
-__all__ = ["ACTIVATIONS", "INITIALIZERS", "LOSSES", "MLP", "DenseLayer"]
+from hybridnn.utils.checks import require_choice
 
 ACTIVATIONS = ("relu", "identity", "tanh", "sigmoid", "selu")
 INITIALIZERS = ("he", "glorot", "lecun")

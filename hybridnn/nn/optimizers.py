@@ -10,14 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from hybridnn.checks import require_number
 from hybridnn.errors import SettingError
-from hybridnn.kernels import step_numbers
+from hybridnn.kernels import step_scalars as step_numbers
 from hybridnn.kernels.backend import Array, Kernels
 from hybridnn.kernels.numpy_backend import NUMPY
 from hybridnn.kernels.numpy_updates import BLOCK
-
-__all__ = ["SGD", "Adam", "AdamW", "Entry", "Optimizer", "OptimizerState", "new_state"]
+from hybridnn.utils.checks import require_number
 
 
 @dataclass
@@ -45,7 +43,7 @@ class OptimizerState:
     numbers: Array | None = None
 
 
-class Entry(NamedTuple):
+class LinearUpdate(NamedTuple):
     """Where a gradient enters an update that reads it only once, so that nobody needs to keep it.
 
     ``into = keep * into + factor * gradient``, and then, with a `step`, ``weights += step * into``.
@@ -86,10 +84,10 @@ class Optimizer(Protocol):
 
     @property
     def reads_gradient_once(self) -> bool:
-        """Whether an update is an `Entry`."""
+        """Whether an update is an `LinearUpdate`."""
         ...
 
-    def entry(self, weights: Array, state: OptimizerState, lr: float) -> Entry | None:
+    def entry(self, weights: Array, state: OptimizerState, lr: float) -> LinearUpdate | None:
         """The next update, which counts as done with that, or None where the gradient is read more than once."""
         ...
 
@@ -177,12 +175,12 @@ class SGD:
         """Unless there is decay, which adds the weights to it, or Nesterov's step, which takes it a second time."""
         return not (self.nesterov or self.weight_decay)
 
-    def entry(self, weights: Array, state: OptimizerState, lr: float) -> Entry:
+    def entry(self, weights: Array, state: OptimizerState, lr: float) -> LinearUpdate:
         """The gradient enters the velocity, or without momentum the weights."""
         state.updates += 1
         if not self.momentum:
-            return Entry(weights, -lr, 1.0, None)
-        return Entry(state.slots["velocity"], 1.0 - self.dampening, self.momentum, -lr)
+            return LinearUpdate(weights, -lr, 1.0, None)
+        return LinearUpdate(state.slots["velocity"], 1.0 - self.dampening, self.momentum, -lr)
 
     def step_numbers(self, state: OptimizerState, lr: float) -> Sequence[float]:
         """The learning rate."""

@@ -16,8 +16,6 @@ from hybridnn.errors import DataError
 from hybridnn.nn.initializers import initialize_rows
 from hybridnn.nn.mlp import MLP, DenseLayer
 
-__all__ = ["LayerParameters", "LayerShard", "ParameterLayout", "check_weights", "parameter_name", "parameter_shapes"]
-
 ALIGNMENT = 16
 """Every array of the buffer starts at a multiple of this many numbers: 64 bytes in float32."""
 

@@ -16,8 +16,6 @@ from hybridnn.kernels.backend import Array, Kernels
 from hybridnn.nn.parameters import LayerParameters
 from hybridnn.parallel.layer_split import SplitLayer
 
-__all__ = ["ColumnDense", "LayerArrays", "ParallelDense", "RowDense", "WeightGradientArrays", "parallel_dense"]
-
 
 @dataclass
 class LayerArrays:

@@ -13,10 +13,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridnn.comm.grid import ProcessGrid
 from hybridnn.comm.partition import block_sizes, block_slice
-
-__all__ = ["DISTRIBUTIONS", "Distributor", "LocalDistributor", "RowSource", "ScatterDistributor", "make_distributor"]
+from hybridnn.parallel.grid import ProcessGrid
 
 DISTRIBUTIONS = ("local", "scatter", "scatter-broadcast")
 

@@ -13,24 +13,17 @@ from dataclasses import dataclass
 from functools import partial
 
 from hybridnn.comm.group import Group
-from hybridnn.comm.large_messages import pieces
+from hybridnn.comm.partition import pieces
 from hybridnn.comm.request import Request
 from hybridnn.kernels.backend import Array
 from hybridnn.kernels.sixteen_bits import WordFormat
-from hybridnn.parallel.staged_wire_sum import StagedWireSum
-from hybridnn.parallel.wire_sum import WireRoom, WireSum, piece_sizes
-from hybridnn.parallel.wire_sums import WireSums
-
-__all__ = [
-    "DEVICE_PACE",
-    "HOST_PACE",
-    "STAGED_PACE",
-    "GradientReducer",
-    "Pace",
-    "bucket_numbers",
-    "plan_buckets",
-    "wire_pieces",
-]
+from hybridnn.parallel.compressed_allreduce import (
+    CompressedAllreduce,
+    CompressedReducer,
+    CompressionWorkspace,
+    StagedCompressedAllreduce,
+    piece_sizes,
+)
 
 BUCKET_BYTES = 1 << 19
 """Gradients are sent when at least this many bytes are ready: smaller messages pay more latency than they hide."""
@@ -43,7 +36,7 @@ cores are all busy, overlap has nothing to gain."""
 
 
 @dataclass(frozen=True)
-class Pace:
+class BucketConfig:
     """How an overlapped sum is cut into messages.
 
     Attributes
@@ -62,15 +55,15 @@ class Pace:
     single_blocks: bool
 
 
-HOST_PACE = Pace(BUCKET_BYTES, PIECE_BYTES, IN_FLIGHT, single_blocks=True)
-DEVICE_PACE = Pace(1 << 24, 1 << 30, 1 << 10, single_blocks=False)
+HOST_BUCKETS = BucketConfig(BUCKET_BYTES, PIECE_BYTES, IN_FLIGHT, single_blocks=True)
+DEVICE_BUCKETS = BucketConfig(1 << 24, 1 << 30, 1 << 10, single_blocks=False)
 """A device computes beside the messages, and its transports cut them as they need: nothing is held back. The bucket's
 size is one at which a connection of many GB/s is busy for about as long as a collective takes to begin."""
 
-STAGED_PACE = Pace(1 << 22, 1 << 22, 4, single_blocks=False)
+STAGED_BUCKETS = BucketConfig(1 << 22, 1 << 22, 4, single_blocks=False)
 """Where the host rounds a device's gradients: the copies, the rounding and the messages of some pieces at a time."""
 
-Sum = Request | WireSum | StagedWireSum
+Sum = Request | CompressedAllreduce | StagedCompressedAllreduce
 
 
 def plan_buckets(ends: Sequence[int], size: int, bucket_numbers: int) -> dict[int, tuple[int, int]]:
@@ -100,12 +93,12 @@ def plan_buckets(ends: Sequence[int], size: int, bucket_numbers: int) -> dict[in
     return buckets
 
 
-def bucket_numbers(size: int, itemsize: int, overlap: bool, pace: Pace = HOST_PACE) -> int:
+def bucket_numbers(size: int, itemsize: int, overlap: bool, pace: BucketConfig = HOST_BUCKETS) -> int:
     """Numbers that a bucket holds at least, of a buffer of `size` numbers."""
     return max(pace.bucket_bytes // itemsize if overlap else size, 1)
 
 
-def wire_pieces(ends: Sequence[int], itemsize: int, overlap: bool, pace: Pace = HOST_PACE) -> list[int]:
+def wire_pieces(ends: Sequence[int], itemsize: int, overlap: bool, pace: BucketConfig = HOST_BUCKETS) -> list[int]:
     """Numbers of every piece of the gradients of layers with these ends, where they are rounded on their way."""
     plan = plan_buckets(ends, ends[-1], bucket_numbers(ends[-1], itemsize, overlap, pace))
     return [n for start, stop in plan.values() for n in piece_sizes(stop - start, pace.piece_bytes // itemsize)]
@@ -124,7 +117,7 @@ class GradientReducer:
         End of every layer in it.
     overlap : bool
         False: one all-reduce after the backward pass (Laugier et al. 2018, Algorithm 1).
-    pace : Pace
+    pace : BucketConfig
     words : WordFormat, optional
         What gradients are rounded to on their way, by the host; the last number of the buffer is not.
 
@@ -140,7 +133,7 @@ class GradientReducer:
         gradient: Array,
         ends: Sequence[int],
         overlap: bool,
-        pace: Pace = HOST_PACE,
+        pace: BucketConfig = HOST_BUCKETS,
         words: WordFormat | None = None,
     ) -> None:
         self._group, self._pace, self._words = group, pace, words
@@ -149,8 +142,8 @@ class GradientReducer:
         if words is not None:
             gradient = gradient[:-1]
             piece = min(gradient.size, pace.piece_bytes // gradient.itemsize)
-            rooms = [WireRoom(words, group.size, piece, gradient.dtype) for _ in range(pace.in_flight)]
-            self._begin, self.nbytes = WireSums(group, rooms).iallreduce, sum(room.nbytes for room in rooms)
+            rooms = [CompressionWorkspace(words, group.size, piece, gradient.dtype) for _ in range(pace.in_flight)]
+            self._begin, self.nbytes = CompressedReducer(group, rooms).iallreduce, sum(room.nbytes for room in rooms)
         plan = plan_buckets(ends, gradient.size, bucket_numbers(gradient.size, gradient.itemsize, overlap, pace))
         self._buckets = {layer: gradient[start:stop] for layer, (start, stop) in plan.items()}
         self._waiting: deque[Callable[[], Sum]] = deque()

@@ -16,8 +16,6 @@ from hybridnn.errors import GridError
 from hybridnn.nn.mlp import DenseLayer
 from hybridnn.nn.parameters import LayerShard
 
-__all__ = ["MODEL_SPLITS", "SplitLayer", "split_layers"]
-
 MODEL_SPLITS = ("columns", "alternating")
 
 

@@ -9,23 +9,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from hybridnn.comm.grid import ProcessGrid
 from hybridnn.comm.group import Group
-from hybridnn.comm.node_memory import OwnMemory
 from hybridnn.kernels.backend import Array, Kernels
 from hybridnn.kernels.numpy_backend import NUMPY
 from hybridnn.kernels.sixteen_bits import WordFormat
 from hybridnn.nn.mlp import DenseLayer
 from hybridnn.nn.parameters import LayerParameters, ParameterLayout, parameter_name
 from hybridnn.parallel.dense import LayerArrays, WeightGradientArrays, parallel_dense
+from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.parallel.layer_split import split_layers
-from hybridnn.parallel.product_replica import ProductReplica
-from hybridnn.parallel.replica import OwnReplica, Replica
-from hybridnn.parallel.shared_replica import SharedReplica
-from hybridnn.parallel.sharing import Sharing
+from hybridnn.parallel.node_memory import OwnMemory
+from hybridnn.parallel.replicas.fused_update import FusedUpdateReplica
+from hybridnn.parallel.replicas.replica import OwnReplica, Replica
+from hybridnn.parallel.replicas.shared_replica import SharedReplica
+from hybridnn.parallel.replicas.sharing import Sharing
 from hybridnn.parallel.workspace import StageArrays, StageRole, Workspace, kept_numbers
-
-__all__ = ["Stage"]
 
 
 class Stage:
@@ -51,7 +49,7 @@ class Stage:
     words : WordFormat, optional
         What gradients of a batch group that spans several nodes are rounded to between ranks that share no replica.
     products : bool
-        Take weight gradients as products at the update: see `ProductReplica`. Of a batch group on one node.
+        Take weight gradients as products at the update: see `FusedUpdateReplica`. Of a batch group on one node.
 
     Attributes
     ----------
@@ -89,11 +87,11 @@ class Stage:
         self._dense = [parallel_dense(item, group, overlap, kernels) for item in self.splits]
         self.layout = ParameterLayout([item.shard for item in self.splits])
         self.replica: Replica
-        self._products: ProductReplica | None = None
+        self._products: FusedUpdateReplica | None = None
         self._gradients: list[LayerParameters] = []
         if products:
             memory = OwnMemory(grid.batch_group) if sharing is None else sharing.memory
-            self.replica = self._products = ProductReplica(memory, grid.batch_group, self.layout, dtype, arrays)
+            self.replica = self._products = FusedUpdateReplica(memory, grid.batch_group, self.layout, dtype, arrays)
         else:
             replica = self.replica = (
                 OwnReplica(grid.batch_group, self.layout.ends, dtype, overlap, kernels, words)

@@ -21,8 +21,6 @@ from hybridnn.kernels.numpy_backend import NUMPY
 from hybridnn.parallel.dense import LayerArrays
 from hybridnn.parallel.layer_split import SplitLayer
 
-__all__ = ["StageArrays", "StageRole", "Workspace", "kept_numbers", "samples_lie_whole"]
-
 NARROW = 48
 """Samples up to which input gradients are taken as a transposed product: see `matmul_transposed`."""
 

@@ -11,18 +11,14 @@ from itertools import product
 from math import prod
 from typing import Any
 
-from hybridnn.comm.placement import fitting_grids, resolve_axes, resolve_stages
+from hybridnn.config.build import describe_data, make_model
+from hybridnn.config.settings import Settings, settings_from, with_stages
 from hybridnn.errors import GridError, HybridnnError, SettingError
 from hybridnn.parallel.layer_split import split_layers
+from hybridnn.parallel.placement import fitting_grids, resolve_axes, resolve_stages
 from hybridnn.pipeline.partition.stage_partition import check_stages
 from hybridnn.pipeline.schedules.methods import METHODS, too_few_stages
-from hybridnn.study.axes import value_text
-from hybridnn.study.study_file import Study
-from hybridnn.training.made_of_settings import describe_data, make_model
-from hybridnn.training.settings import Settings, settings_from
-from hybridnn.training.settings_parallel import with_stages
-
-__all__ = ["Cell", "CellPlan", "SkippedCell", "make_cells"]
+from hybridnn.study.study_file import Study, value_text
 
 LONGEST_ID = 150
 Combination = dict[str, Any]

@@ -22,9 +22,7 @@ from typing import Literal
 from hybridnn.comm.launcher import RankLauncher
 from hybridnn.comm.threads import USER_VARIABLES
 from hybridnn.errors import EnvironmentProblem, SettingError
-from hybridnn.small_files import read_tail
-
-__all__ = ["Ended", "Launcher", "last_words", "run_process", "thread_words", "train_command"]
+from hybridnn.utils.files import read_tail
 
 RANKS, NODES = "{ranks}", "{nodes}"
 RANKS_PER_NODE = "SLURM_NTASKS_PER_NODE"
@@ -51,7 +49,7 @@ DEATHS = (
 
 
 @dataclass(frozen=True)
-class Launcher:
+class RunLauncher:
     """The command that starts a program on several ranks.
 
     Attributes
@@ -69,7 +67,7 @@ class Launcher:
     found: RankLauncher | None = None
 
     @classmethod
-    def of(cls, text: str | None, most_ranks: int) -> Launcher:
+    def of(cls, text: str | None, most_ranks: int) -> RunLauncher:
         """Split a launcher as a shell does, and check it; None stands for the launcher of this environment.
 
         Raises
@@ -107,7 +105,7 @@ class Launcher:
 
 
 @dataclass(frozen=True)
-class Ended:
+class ProcessOutcome:
     """How a process ended.
 
     Attributes
@@ -124,7 +122,7 @@ class Ended:
 
 def run_process(
     command: Sequence[str], folder: Path, limit: float | None, keep_open: int, *, checkpoint: bool = False
-) -> Ended:
+) -> ProcessOutcome:
     """Run a command to its end; what it prints goes to ``stdout.log`` and ``stderr.log`` in `folder`.
 
     Parameters
@@ -158,11 +156,11 @@ def run_process(
             raise EnvironmentProblem(f"{command[0]} cannot be started: {error.strerror}") from error
         try:
             # With a limit Python looks again and again; without, a signal might be heeded only after the process's end.
-            return Ended(process.wait(inf if limit is None else limit))
+            return ProcessOutcome(process.wait(inf if limit is None else limit))
         except subprocess.TimeoutExpired:
-            return Ended(_end(process, checkpoint=checkpoint), "limit")
+            return ProcessOutcome(_end(process, checkpoint=checkpoint), "limit")
         except _Warned:
-            return Ended(_end(process, checkpoint=checkpoint), "warning")
+            return ProcessOutcome(_end(process, checkpoint=checkpoint), "warning")
         except BaseException:
             _end(process, checkpoint=checkpoint)
             raise

@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["COLORS", "MARKERS", "MUTED", "new_figure", "png_bytes", "rank_axis", "tidy"]
 
 COLORS = ("#2a6fbb", "#d9822b", "#3a8f5c", "#a23b72", "#7a5cc2", "#c94f3d", "#1b8a9e", "#8a6d1d")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")

@@ -10,13 +10,11 @@ from time import perf_counter
 from typing import Literal, Protocol
 
 from hybridnn.errors import INTERRUPTED, SettingError, StoppedBySignal
+from hybridnn.runs.lock import FolderInUse
 from hybridnn.study.cells import Cell, CellPlan, make_cells
-from hybridnn.study.launch import Ended, Launcher, last_words, run_process, thread_words, train_command
+from hybridnn.study.launch import ProcessOutcome, RunLauncher, last_words, run_process, thread_words, train_command
 from hybridnn.study.study_file import Study
 from hybridnn.study.study_folder import SETTINGS, Failure, StudyFolder
-from hybridnn.training.folder_lock import FolderInUse
-
-__all__ = ["CellOutcome", "StudyRun", "StudyView", "default_folder", "plan_study", "run_study"]
 
 Command = Callable[[Path, Path], list[str]]
 WILDCARDS = "*?["
@@ -67,14 +65,14 @@ class StudyRun:
     chosen : tuple of Cell
         The cells to run, unless they are finished.
     folder : StudyFolder
-    launcher : Launcher
+    launcher : RunLauncher
     """
 
     study: Study
     plan: CellPlan
     chosen: tuple[Cell, ...]
     folder: StudyFolder
-    launcher: Launcher
+    launcher: RunLauncher
 
     def command(self, cell: Cell, train: Command = train_command) -> list[str]:
         """Return the command that runs a cell, or goes on with it where the study resumes cells."""
@@ -118,7 +116,7 @@ def plan_study(
     chosen = chosen if only is None else _matching(chosen, only)
     cells = StudyFolder(folder)
     cells.check(study, plan)
-    return StudyRun(study, plan, chosen, cells, Launcher.of(launcher, max(cell.ranks for cell in chosen)))
+    return StudyRun(study, plan, chosen, cells, RunLauncher.of(launcher, max(cell.ranks for cell in chosen)))
 
 
 def run_study(
@@ -195,7 +193,7 @@ def _run_cell(run: StudyRun, cell: Cell, limit: float | None, train: Command) ->
         return CellOutcome(cell, fate, seconds, reason), warned
 
 
-def _fate(ended: Ended, limit: float | None) -> tuple[Failure, str]:
+def _fate(ended: ProcessOutcome, limit: float | None) -> tuple[Failure, str]:
     """What became of a cell that did not finish, and how it ended."""
     if ended.ended_by == "limit":
         return "timed out", f"ended after the limit of {limit:g} s"

@@ -1,8 +1,12 @@
-"""The file of a study: a base configuration, and the axes along which it varies."""
+"""The axes of a study: what may vary from cell to cell, and what a value changes in the settings of a run.
+
+The file of a study: a base configuration, and the axes along which it varies.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from importlib.resources import files
@@ -12,12 +16,176 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError
 
 from hybridnn.errors import SettingError
-from hybridnn.settings_errors import setting_error
-from hybridnn.settings_types import Count, Section, by_dotted_name
-from hybridnn.small_files import FileError, read_toml, shown_path
-from hybridnn.study.axes import AXES, Axis, axis_of
+from hybridnn.utils.checks import require_whole
+from hybridnn.utils.files import FileError, read_toml, shown_path
+from hybridnn.utils.settings_models import Count, Section, by_dotted_name, setting_error
 
-__all__ = ["VARIANT", "Study", "load_study", "ready_studies"]
+ALL_GRIDS = ("batch", "model", "all")
+"""Words in place of a grid: all ranks along one axis, or every grid of batch x model that the ranks allow."""
+
+DEFAULT_HIDDEN = (256, 256)
+Values = dict[str, Any]
+Apply = Callable[[Values, Any, int], None]
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One thing that varies.
+
+    Attributes
+    ----------
+    name : str
+        In the study file, ``"widths"``; a dotted setting has its own name.
+    label : str
+        In the names of cells and the columns of tables, ``"width"``.
+    check : callable
+        ``check(value)`` returns the value in one form, or raises `SettingError`.
+    apply : callable
+        ``apply(settings, value, ranks)`` changes nested plain settings.
+    """
+
+    name: str
+    label: str
+    check: Callable[[Any], Any]
+    apply: Apply
+
+
+def set_value(settings: Values, name: str, value: Any) -> None:
+    """Set a dotted name in nested plain settings."""
+    *sections, key = name.split(".")
+    for section in sections:
+        settings = settings.setdefault(section, {})
+        if not isinstance(settings, dict):
+            raise SettingError(name, value, f"{section} is a value, not a section")
+    settings[key] = value
+
+
+def chosen_grid(value: Any) -> tuple[int, int, int] | str:
+    """Ranks along pipeline, batch and model, from any of the forms a study file may use.
+
+    Parameters
+    ----------
+    value : str, list or table
+        ``"2x4"`` or ``[2, 4]`` (batch x model), ``"2x2x1"`` or ``[2, 2, 1]`` (with the pipeline first),
+        ``{pipeline = 2, batch = 2}``, or one of `ALL_GRIDS`, which is returned as it is.
+
+    Raises
+    ------
+    SettingError
+        If it is none of these.
+    """
+    if isinstance(value, str) and value in ALL_GRIDS:
+        return value
+    sizes: list[Any] = []
+    if isinstance(value, str) and re.fullmatch(r"[0-9]+(x[0-9]+){1,2}", value):
+        sizes = [int(part) for part in value.split("x")]
+    elif isinstance(value, list):
+        sizes = value
+    elif isinstance(value, Mapping) and set(value) <= {"pipeline", "batch", "model"}:
+        sizes = [value.get(axis, 1) for axis in ("pipeline", "batch", "model")]
+    if len(sizes) not in (2, 3) or any(type(size) is not int or size < 1 for size in sizes):
+        forms = "'2x4' (batch x model), '2x2x1' (pipeline x batch x model), a list or a table of these"
+        raise SettingError("axes.grids", value, f"must be {forms}, or one of {', '.join(ALL_GRIDS)}")
+    pipeline, batch, model = [1, *sizes] if len(sizes) == 2 else sizes
+    return pipeline, batch, model
+
+
+def value_text(value: Any) -> str:
+    """Write the value of an axis for people and for names: ``2x4``, ``512``, ``0.001``."""
+    if isinstance(value, tuple):  # a grid
+        return "x".join(map(str, value[1:] if value[0] == 1 else value))
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "-".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def axis_of(name: str) -> Axis:
+    """Return the axis of a name in ``[axes]``; any dotted name is a setting.
+
+    Raises
+    ------
+    SettingError
+        Listing the known axes.
+    """
+    if name in AXES:
+        return AXES[name]
+    if "." not in name:
+        raise SettingError(
+            "axes", name, f"not an axis; known are {', '.join(AXES)}, and any setting, for example 'optimizer.lr'"
+        )
+    return Axis(name, name, lambda value: value, lambda settings, value, ranks: set_value(settings, name, value))
+
+
+def _whole(name: str, least: int = 1) -> Callable[[Any], Any]:
+    def check(value: Any) -> Any:
+        require_whole(f"axes.{name}", value, least)
+        return value
+
+    return check
+
+
+def _apply_nothing(settings: Values, value: Any, ranks: int) -> None:
+    """Change no setting: the axis says how, or how often, a run is started."""
+
+
+def _apply_grid(settings: Values, value: Any, ranks: int) -> None:
+    parallel = _section(settings, "parallel")
+    parallel.pop("stages", None)
+    parallel.update(zip(("pipeline", "batch", "model"), value, strict=True))
+
+
+def _hidden(settings: Values) -> Sequence[Any]:
+    model = _section(settings, "model")
+    hidden: Any = model.get("hidden", DEFAULT_HIDDEN)
+    if not isinstance(hidden, list | tuple) or any(isinstance(width, list | dict) for width in hidden):
+        raise SettingError("model.hidden", hidden, "must be a list of widths")
+    return hidden
+
+
+def _section(settings: Values, name: str) -> Values:
+    """A section of nested plain settings, made where there is none."""
+    section = settings.setdefault(name, {})
+    if not isinstance(section, dict):
+        raise SettingError(name, section, "must be a section")
+    return section
+
+
+def _apply_depth(settings: Values, value: Any, ranks: int) -> None:
+    hidden = _hidden(settings)
+    if len(set(hidden)) != 1:
+        raise SettingError("model.hidden", list(hidden), "must be layers of one width where depths is an axis")
+    set_value(settings, "model.hidden", [hidden[0]] * value)
+
+
+def _apply_width(settings: Values, value: Any, ranks: int) -> None:
+    set_value(settings, "model.hidden", [value] * len(_hidden(settings)))
+
+
+def _setting(dotted: str) -> Apply:
+    return lambda settings, value, ranks: set_value(settings, dotted, value)
+
+
+def _per_rank(dotted: str) -> Apply:
+    return lambda settings, value, ranks: set_value(settings, dotted, value * ranks)
+
+
+_TABLE = (
+    Axis("ranks", "ranks", _whole("ranks"), _apply_nothing),
+    Axis("grids", "grid", chosen_grid, _apply_grid),
+    Axis("depths", "depth", _whole("depths"), _apply_depth),
+    Axis("widths", "width", _whole("widths"), _apply_width),
+    Axis("batch_sizes", "batch", _whole("batch_sizes"), _setting("training.batch_size")),
+    Axis("batch_per_rank", "batch-per-rank", _whole("batch_per_rank"), _per_rank("training.batch_size")),
+    Axis("samples_per_rank", "samples-per-rank", _whole("samples_per_rank"), _per_rank("data.synthetic.samples")),
+    Axis("methods", "method", lambda value: value, _setting("parallel.method")),
+    Axis("splits", "split", lambda value: value, _setting("parallel.model_split")),
+    Axis("dtypes", "dtype", lambda value: value, _setting("training.dtype")),
+    Axis("seeds", "seed", _whole("seeds", 0), _setting("training.seed")),
+    Axis("repeats", "repeat", _whole("repeats"), _apply_nothing),
+)
+AXES = {axis.name: axis for axis in _TABLE}
+"""In the order in which they are applied and named: a width needs the depth before it."""
+
 
 VARIANT = "variant"
 """Label of the axis that ``[variants]`` makes."""

@@ -14,21 +14,17 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
 
+from hybridnn.checkpoints.folder import checkpoint_folders
+from hybridnn.config.file import load_settings, to_toml
 from hybridnn.errors import DataError, EnvironmentProblem, SettingError
-from hybridnn.settings_errors import first_problem
-from hybridnn.settings_types import by_dotted_name
-from hybridnn.small_files import JSON_BYTES, FileError, parse_json, read_bytes, read_json, shown_path
+from hybridnn.runs.folder import CHECKPOINTS
+from hybridnn.runs.history_file import HISTORY, run_status
+from hybridnn.runs.lock import FolderLock
 from hybridnn.study.cells import Cell, CellPlan
 from hybridnn.study.study_file import Study
-from hybridnn.training.checkpoints.folder import checkpoint_folders
-from hybridnn.training.folder_lock import FolderLock
-from hybridnn.training.history_file import HISTORY, run_status
-from hybridnn.training.json_text import to_json
-from hybridnn.training.run_folder import CHECKPOINTS
-from hybridnn.training.settings_file import load_settings, to_toml
-from hybridnn.whole_files import replace_whole
-
-__all__ = ["FAILURES", "CellState", "CellStatus", "Failure", "Manifest", "ManifestCell", "StudyFolder", "read_manifest"]
+from hybridnn.utils.files import JSON_BYTES, FileError, parse_json, read_bytes, read_json, replace_whole, shown_path
+from hybridnn.utils.settings_models import by_dotted_name, first_problem
+from hybridnn.utils.text import to_json
 
 MANIFEST = "study.json"
 SETTINGS = "settings.toml"
@@ -80,7 +76,7 @@ class ManifestCell:
 
 
 @dataclass(frozen=True)
-class Manifest:
+class StudyManifest:
     """What a study's folder is about.
 
     Attributes
@@ -100,7 +96,7 @@ class Manifest:
     threads: int | None = None
 
 
-_MANIFEST = TypeAdapter(Manifest)
+_MANIFEST = TypeAdapter(StudyManifest)
 
 
 class StudyFolder:
@@ -256,7 +252,7 @@ class StudyFolder:
             raise EnvironmentProblem(f"{error.filename or self.path} cannot be written: {error.strerror}") from error
 
 
-def read_manifest(folder: Path) -> Manifest:
+def read_manifest(folder: Path) -> StudyManifest:
     """Read what a study's folder is about.
 
     Raises

@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from hybridnn.comm.agreement import agree
-from hybridnn.comm.grid import ProcessGrid
 from hybridnn.errors import NonFiniteLossError
 from hybridnn.kernels.backend import Kernels
 from hybridnn.kernels.numpy_backend import NUMPY
@@ -20,24 +19,23 @@ from hybridnn.nn.losses import resolve_loss
 from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import Optimizer
 from hybridnn.parallel.distribution import make_distributor
-from hybridnn.parallel.sharing import Sharing
+from hybridnn.parallel.grid import ProcessGrid
+from hybridnn.parallel.replicas.sharing import Sharing
 from hybridnn.parallel.stage import Stage
 from hybridnn.pipeline.execution.chunk import Chunk, make_chunk
+from hybridnn.training.cuda_graphs import CudaGraphSteps, Record
+from hybridnn.training.data_split import DataSplit
+from hybridnn.training.device_samples import DeviceSampleCache
 from hybridnn.training.executors import Executors
 from hybridnn.training.forward_passes import ForwardPasses, tell_from_last_stage
 from hybridnn.training.global_arrays import GlobalArrays
-from hybridnn.training.kept_samples import KeptSamples
 from hybridnn.training.loading import DeviceLoader, make_loader
 from hybridnn.training.metrics import Metrics
 from hybridnn.training.minibatch_losses import MinibatchLosses
-from hybridnn.training.part import Part
 from hybridnn.training.pipelining import PipelinePlan
-from hybridnn.training.recorded_steps import Record, RecordedSteps
-from hybridnn.training.replicas import shared_arrays, takes_products
+from hybridnn.training.replica_choice import shared_arrays, takes_products
 from hybridnn.training.stage_memory import StageMemory
 from hybridnn.training.work import TrainingWork
-
-__all__ = ["Engine"]
 
 Array = NDArray[Any]
 Indices = NDArray[np.int64]
@@ -80,7 +78,7 @@ class Engine:
         Layers, parameters and gradients of this rank: one stage, or one per chunk.
     states : list of OptimizerState
         What the optimizer remembers of each.
-    samples : KeptSamples
+    samples : DeviceSampleCache
         On the device that trains.
     evaluate, predict : callable
         As of `ForwardPasses`.
@@ -126,9 +124,9 @@ class Engine:
         self._recorded = (
             None
             if record is None
-            else RecordedSteps(record, self.stages[0], optimizer, self.states[0], batch_size, grid.batch_group)
+            else CudaGraphSteps(record, self.stages[0], optimizer, self.states[0], batch_size, grid.batch_group)
         )
-        self.samples = KeptSamples(kernels, grid, self.dtype)
+        self.samples = DeviceSampleCache(kernels, grid, self.dtype)
         passes = ForwardPasses(model, grid, plan, self._executors, self._distributor, kernels, batch_size, self.dtype)
         self.evaluate, self.predict = passes.evaluate, passes.predict
 
@@ -159,7 +157,7 @@ class Engine:
 
     def train(
         self,
-        part: Part,
+        part: DataSplit,
         batches: Sequence[Indices],
         rates: Callable[[int], float],
         losses: MinibatchLosses,

@@ -1,4 +1,7 @@
-"""One pass over the training samples, or the rest of one, with its records."""
+"""One pass over the training samples, or the rest of one, with its records.
+
+Where the time of steps goes: every kind of instruction, communication, waiting; the mean over the ranks.
+"""
 
 from __future__ import annotations
 
@@ -11,18 +14,55 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridnn.comm.grid import ProcessGrid
-from hybridnn.training.checkpoints.manifest import Progress
+from hybridnn.checkpoints.manifest import Progress
+from hybridnn.parallel.grid import ProcessGrid
+from hybridnn.pipeline.schedules.instructions import (
+    Backward,
+    Forward,
+    InputGradient,
+    Recompute,
+    Update,
+    WeightGradient,
+)
+from hybridnn.training.data_split import DataSplit
 from hybridnn.training.engine import Engine
-from hybridnn.training.history import MeasuredStep, StepRecord
-from hybridnn.training.meter import Meter, Speed
-from hybridnn.training.part import Part
-from hybridnn.training.step_clock import StepClock
+from hybridnn.training.records import MeasuredStep, Meter, Speed, StepRecord
 
-__all__ = ["Pass", "Reached", "train_epoch"]
+KINDS = (*(kind.name for kind in (Forward, Recompute, Backward, InputGradient, WeightGradient, Update)), "loss", "step")
+"""All that is recorded as computing, in an order that the ranks share."""
 
 
-class Reached(NamedTuple):
+class StepClock:
+    """Measures the steps between its making and `stop`.
+
+    Parameters
+    ----------
+    grid : ProcessGrid
+    """
+
+    def __init__(self, grid: ProcessGrid) -> None:
+        self._grid = grid
+        self._begun = self._now()
+
+    def stop(self) -> None:
+        """End the span; not collective."""
+        self._seconds = self._now() - self._begun
+
+    def read(self, epoch: int, steps: int) -> MeasuredStep:
+        """Figures of a span of so many steps; collective over the grid."""
+        total = self._seconds.copy()
+        self._grid.world.allreduce(total)
+        seconds, communication, waiting, *computing = (total / (self._grid.size * steps)).tolist()
+        kinds = {kind: spent for kind, spent in zip(KINDS, computing, strict=True) if spent}
+        return MeasuredStep(epoch, seconds, kinds, communication - waiting, waiting)
+
+    def _now(self) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+        totals, computing = self._grid.recorder.totals, self._grid.recorder.computing_seconds
+        spent = [computing.get(kind, 0.0) for kind in KINDS]
+        return np.array([perf_counter(), totals.communication_seconds, totals.waiting_seconds, *spent])
+
+
+class StepPosition(NamedTuple):
     """A moment between two steps.
 
     Attributes
@@ -42,7 +82,7 @@ class Reached(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Pass:
+class EpochResult:
     """What became of an epoch.
 
     Attributes
@@ -66,14 +106,14 @@ class Pass:
 def train_epoch(
     engine: Engine,
     grid: ProcessGrid,
-    part: Part,
+    part: DataSplit,
     before: Progress,
     batches: Sequence[NDArray[np.int64]],
     rates: Sequence[float],
     log_every: int,
     logged: Callable[[StepRecord], None],
-    stops: Callable[[Reached], bool] | None = None,
-) -> Pass:
+    stops: Callable[[StepPosition], bool] | None = None,
+) -> EpochResult:
     """Train on the minibatches of an epoch that are left, once each; collective.
 
     Parameters
@@ -115,7 +155,7 @@ def train_epoch(
         if step % log_every == 0:
             logged(StepRecord(step, before.epoch, losses.means[number], rates[number], **asdict(since_record.read())))
         if stops is not None and done < len(batches):
-            reached = Reached(step, before.minibatches + done, partial(losses.progress, before, done))
+            reached = StepPosition(step, before.minibatches + done, partial(losses.progress, before, done))
             if stops(reached):
                 stopped = True
                 break
@@ -123,4 +163,6 @@ def train_epoch(
     grid.recorder.end_phase("training", start, before.epoch)
     whole.mark(progress.samples - before.samples)
     clock.stop()
-    return Pass(progress, stopped, whole.read(), clock.read(before.epoch, progress.minibatches - before.minibatches))
+    return EpochResult(
+        progress, stopped, whole.read(), clock.read(before.epoch, progress.minibatches - before.minibatches)
+    )

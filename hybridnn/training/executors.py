@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from hybridnn.comm.grid import ProcessGrid
+from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.pipeline.execution.chunk import Chunk
 from hybridnn.pipeline.execution.executor import Executor
 from hybridnn.training.pipelining import PipelinePlan
-
-__all__ = ["Executors"]
 
 KEPT_EXECUTORS = 4
 """Schedules that are kept for the next run of as many minibatches: of training, of tests, and of other data."""

@@ -8,21 +8,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridnn.comm.grid import ProcessGrid
 from hybridnn.comm.partition import block_slice
 from hybridnn.kernels.backend import Kernels
 from hybridnn.nn.losses import resolve_loss
 from hybridnn.nn.mlp import MLP
 from hybridnn.parallel.distribution import Distributor
+from hybridnn.parallel.grid import ProcessGrid
+from hybridnn.training.data_split import DataSplit, minibatches
 from hybridnn.training.executors import Executors
 from hybridnn.training.loading import make_loader
 from hybridnn.training.metrics import Metrics, MetricSums
-from hybridnn.training.part import Part
 from hybridnn.training.pipelining import PipelinePlan
-from hybridnn.training.sampling import minibatches
 from hybridnn.training.work import EvaluationWork, PredictionWork
-
-__all__ = ["ForwardPasses", "tell_from_last_stage"]
 
 Array = NDArray[Any]
 
@@ -66,7 +63,7 @@ class ForwardPasses:
         # Samples go through the pipeline as many together as its memory is for.
         self._block = ceil(batch_size / plan.microbatches)
 
-    def evaluate(self, part: Part) -> Metrics:
+    def evaluate(self, part: DataSplit) -> Metrics:
         """Loss and accuracy or R² on all samples of `part`; every sample counts once."""
         classification = part.task == "classification"
         sums = MetricSums(self._model.sizes[-1], classification)

@@ -10,14 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridnn.comm.grid import ProcessGrid
 from hybridnn.kernels.backend import Array as DeviceArray
 from hybridnn.nn.mlp import MLP
 from hybridnn.nn.parameters import parameter_name
+from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.parallel.stage import Stage
 from hybridnn.training.pipelining import PipelinePlan
-
-__all__ = ["GlobalArrays"]
 
 Array = NDArray[Any]
 

@@ -16,13 +16,11 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridnn.comm.grid import ProcessGrid
 from hybridnn.comm.partition import block_slice
 from hybridnn.kernels.backend import Array, Kernels
 from hybridnn.parallel.distribution import Distributor
-from hybridnn.training.part import DeviceSamples, Part
-
-__all__ = ["DeviceLoader", "Loader", "make_loader"]
+from hybridnn.parallel.grid import ProcessGrid
+from hybridnn.training.data_split import DataSplit, DeviceSamples
 
 Minibatches = Sequence[NDArray[np.int64]]
 
@@ -36,7 +34,7 @@ class Loader(Protocol):
 
 
 def make_loader(
-    part: Part, minibatches: Minibatches, distributor: Distributor, kernels: Kernels, grid: ProcessGrid
+    part: DataSplit, minibatches: Minibatches, distributor: Distributor, kernels: Kernels, grid: ProcessGrid
 ) -> Loader:
     """The loader for the minibatches of a part.
 
@@ -59,7 +57,7 @@ def make_loader(
 class _HostLoader:
     """Samples are read where they are used."""
 
-    part: Part
+    part: DataSplit
     minibatches: Minibatches
     distributor: Distributor
 

@@ -5,19 +5,17 @@ from __future__ import annotations
 from numpy.typing import DTypeLike
 
 from hybridnn.comm.agreement import agree
-from hybridnn.comm.grid import ProcessGrid
 from hybridnn.errors import SettingError
 from hybridnn.kernels.backend import Kernels
 from hybridnn.kernels.numpy_backend import NUMPY
 from hybridnn.kernels.sixteen_bits import WORD_FORMATS
 from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import Optimizer
+from hybridnn.parallel.grid import ProcessGrid
+from hybridnn.training.cuda_graphs import Record
 from hybridnn.training.engine import Engine
 from hybridnn.training.pipelining import PipelinePlan
-from hybridnn.training.recorded_steps import Record
-from hybridnn.training.replicas import settle_sharing
-
-__all__ = ["make_engine"]
+from hybridnn.training.replica_choice import settle_sharing
 
 
 def make_engine(

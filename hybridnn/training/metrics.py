@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 
 from hybridnn.comm.group import Group
 
-__all__ = ["MetricSums", "Metrics"]
-
 
 @dataclass(frozen=True)
 class Metrics:

@@ -8,10 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hybridnn.checkpoints.manifest import Progress
 from hybridnn.kernels.backend import Array, Kernels
-from hybridnn.training.checkpoints.manifest import Progress
-
-__all__ = ["MinibatchLosses"]
 
 
 class MinibatchLosses:

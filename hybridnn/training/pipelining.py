@@ -1,4 +1,7 @@
-"""How a model is cut into pipeline stages and by which method they are trained."""
+"""How a model is cut into pipeline stages and by which method they are trained.
+
+``parallel.overlap``: whether messages travel while the backward pass computes.
+"""
 
 from __future__ import annotations
 
@@ -10,26 +13,44 @@ from typing import Any
 
 import numpy as np
 
-from hybridnn.checks import require_choice, require_whole
 from hybridnn.comm.agreement import agree
-from hybridnn.comm.grid import ProcessGrid
 from hybridnn.errors import SettingError
 from hybridnn.nn.mlp import MLP, DenseLayer
 from hybridnn.nn.optimizers import Optimizer
+from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.pipeline.checks.lint import lint
 from hybridnn.pipeline.partition.layer_profile import time_layers
-from hybridnn.pipeline.partition.partition_search import best_cuts
 from hybridnn.pipeline.partition.stage_partition import (
     PARTITIONS,
     USUAL,
+    best_cuts,
     check_partition,
     check_stages,
     uniform_partition,
 )
 from hybridnn.pipeline.schedules.methods import METHODS, Method, forward_only, make_schedule, too_few_stages
 from hybridnn.pipeline.schedules.schedule import Schedule
+from hybridnn.utils.checks import require_choice, require_whole
 
-__all__ = ["PipelinePlan", "Pipelining", "plan_pipeline", "settle_pipeline"]
+
+def overlaps(wanted: bool | str, *, spans_nodes: bool, on_host: bool = True) -> bool:
+    """What is done where `wanted` is asked for.
+
+    Parameters
+    ----------
+    wanted : bool or "auto"
+        ``"auto"``: where somebody else than the computing cores moves the messages, a network between nodes or a GPU
+        that computes meanwhile. Within a node the cores move them themselves, so that nothing is gained, and the
+        algorithms of collectives that do not block are slower (``benchmarks/batch_parallel.py``).
+    spans_nodes : bool
+        Whether the ranks are on several nodes.
+    on_host : bool
+        Whether CPUs train.
+    """
+    if isinstance(wanted, bool):
+        return wanted
+    return spans_nodes or not on_host
+
 
 WEIGHT_GRADS = ("auto", "merged", "per-microbatch")
 

@@ -19,8 +19,6 @@ from hybridnn.comm.group import Group
 from hybridnn.datasets import ArrayRows, Rows, SyntheticRows
 from hybridnn.errors import DataError
 
-__all__ = ["array_facts", "digest_of", "require_same_data", "row_details", "rows_facts", "sample_blocks"]
-
 SAMPLED_ROWS = 64
 """Rows of inputs, or of an array of weights, that are looked at."""
 

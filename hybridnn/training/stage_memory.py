@@ -7,12 +7,10 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from hybridnn.comm.grid import ProcessGrid
 from hybridnn.nn.optimizers import OptimizerState
+from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.parallel.stage import Stage
 from hybridnn.pipeline.execution.chunk import Chunk
-
-__all__ = ["StageMemory", "memory_of_stages"]
 
 
 @dataclass(frozen=True)

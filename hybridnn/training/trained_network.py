@@ -10,19 +10,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridnn.comm.agreement import agree
-from hybridnn.comm.grid import ProcessGrid
 from hybridnn.nn.losses import resolve_loss
 from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import Optimizer
 from hybridnn.nn.parameters import check_weights, parameter_shapes
-from hybridnn.parallel.replica import OwnReplica
+from hybridnn.parallel.grid import ProcessGrid
+from hybridnn.parallel.replicas.replica import OwnReplica
+from hybridnn.training.data_split import DataSplit, as_samples, holds_validation, make_part
 from hybridnn.training.engine import Engine
 from hybridnn.training.metrics import Metrics
-from hybridnn.training.part import Part, as_samples, holds_validation, make_part
 from hybridnn.training.sample_digests import array_facts, require_same_data
 from hybridnn.training.stage_memory import StageMemory, memory_of_stages
-
-__all__ = ["TrainedNetwork"]
 
 Array = NDArray[Any]
 """Arrays of the public interface are (samples, features)."""
@@ -151,7 +149,9 @@ class TrainedNetwork:
         self.grid.world.allreduce(found, "max")
         return int(found[0])
 
-    def _parts(self, x: Any, y: Array | None, validation: tuple[Any, Array | None] | None) -> tuple[Part, Part | None]:
+    def _parts(
+        self, x: Any, y: Array | None, validation: tuple[Any, Array | None] | None
+    ) -> tuple[DataSplit, DataSplit | None]:
         """The training samples, and those to evaluate on where there are any."""
         train = self._part(x, y, "training data")
         if not holds_validation(self.grid, self._distribution, validation is not None):
@@ -159,7 +159,7 @@ class TrainedNetwork:
         test_x, test_y = (None, None) if validation is None else validation
         return train, self._part(test_x, test_y, "test data")
 
-    def _part(self, x: Any, y: Array | None, what: str, *, keeps: bool = True) -> Part:
+    def _part(self, x: Any, y: Array | None, what: str, *, keeps: bool = True) -> DataSplit:
         part = make_part(self.grid, self._distribution, self.model, x, y, what, self._engine.dtype)
         resolve_loss(self.model, part.task)  # refuses a loss that does not belong to the data before the first step
         # A rank that sends minibatches reads them as the others receive them.

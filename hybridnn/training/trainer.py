@@ -11,30 +11,30 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from hybridnn.checks import require_number, require_whole
-from hybridnn.comm.grid import ProcessGrid
+from hybridnn.checkpoints.manifest import Origin, Progress
+from hybridnn.checkpoints.reading import Checkpoint
+from hybridnn.checkpoints.writing import CheckpointWriter
 from hybridnn.comm.mpi import require_communicator
 from hybridnn.comm.threads import limit_blas_threads
 from hybridnn.nn.learning_rates import Constant, LearningRateSchedule
 from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import SGD, Optimizer
-from hybridnn.training.checkpoints.manifest import Progress
-from hybridnn.training.checkpoints.origin import origin_of
-from hybridnn.training.checkpoints.reading import Checkpoint
-from hybridnn.training.checkpoints.writing import CheckpointWriter
+from hybridnn.parallel.grid import ProcessGrid
+from hybridnn.training.argument_checks import (
+    check_trainer_settings,
+    require_same_rates,
+    require_same_settings,
+    software,
+    trainer_facts,
+)
+from hybridnn.training.data_split import DataSplit, epoch_order, minibatches
 from hybridnn.training.device import DeviceOptions, TrainingDevice, settle_device
-from hybridnn.training.epoch import Reached, train_epoch
-from hybridnn.training.history import EpochRecord, History, StepRecord
+from hybridnn.training.epoch import StepPosition, train_epoch
 from hybridnn.training.make_engine import make_engine
-from hybridnn.training.overlap import overlaps
-from hybridnn.training.part import Part
-from hybridnn.training.pipelining import Pipelining, settle_pipeline
-from hybridnn.training.same_settings import require_same_rates, require_same_settings, software
-from hybridnn.training.sampling import epoch_order, minibatches
+from hybridnn.training.pipelining import Pipelining, overlaps, settle_pipeline
+from hybridnn.training.records import EpochRecord, History, StepRecord
 from hybridnn.training.trained_network import Array, TrainedNetwork
-from hybridnn.training.trainer_settings import check_trainer_settings, trainer_facts
-
-__all__ = ["Trainer"]
+from hybridnn.utils.checks import require_number, require_whole
 
 
 class Trainer(TrainedNetwork):
@@ -69,7 +69,7 @@ class Trainer(TrainedNetwork):
         updates a part: see `settle_sharing`. The training is the same.
     wire_dtype : {"same", "bfloat16", "float16"}
         What gradients are rounded to where they are summed between nodes, if not sent as they are computed: see
-        `hybridnn.parallel.wire_sum`. Without a batch group on several nodes it means nothing.
+        `hybridnn.parallel.compressed_allreduce`. Without a batch group on several nodes it means nothing.
     device : str, DeviceOptions or TrainingDevice
         What computes: ``"cpu"``, ``"gpu"``, or ``"auto"``, a GPU where every rank finds one; see `settle_device`.
     distribution : {"local", "scatter", "scatter-broadcast"}
@@ -154,7 +154,7 @@ class Trainer(TrainedNetwork):
         require_same_settings(grid.world, lambda: software(grid.node_group) | trainer_facts(parts | numbers | others))
         check_trainer_settings(**numbers)  # after it, so that a wrong one is found by all ranks or by none
         self.batch_size = int(batch_size)
-        self.threads = limit_blas_threads(grid, _largest_product(model, self.batch_size, grid))
+        self.threads = limit_blas_threads(grid.node_group, _largest_product(model, self.batch_size, grid))
         self.schedule: LearningRateSchedule = schedule
         self.seed, self.shuffle, self.model_split = seed, shuffle, model_split
         self.log_every, self.evaluate_every = log_every, evaluate_every
@@ -203,7 +203,7 @@ class Trainer(TrainedNetwork):
         validation: tuple[Any, Array | None] | None = None,
         on_step: Callable[[StepRecord], None] | None = None,
         on_epoch: Callable[[EpochRecord], None] | None = None,
-        stops: Callable[[Reached], bool] | None = None,
+        stops: Callable[[StepPosition], bool] | None = None,
     ) -> History:
         """Train for a number of epochs; one that was left before its end is the first of them.
 
@@ -256,11 +256,11 @@ class Trainer(TrainedNetwork):
             self.history.epochs.append(record)
             if on_epoch is not None:
                 on_epoch(record)
-            if stops is not None and stops(Reached(self.step, 0, lambda: self.progress)):
+            if stops is not None and stops(StepPosition(self.step, 0, lambda: self.progress)):
                 break
         return self.history
 
-    def _fit_facts(self, epochs: int, stops: Callable[[Reached], bool] | None) -> dict[str, str]:
+    def _fit_facts(self, epochs: int, stops: Callable[[StepPosition], bool] | None) -> dict[str, str]:
         """What must be the same on all ranks to train on; a script may have changed the attributes."""
         names = "optimizer", "schedule", "batch_size", "seed", "shuffle", "log_every", "evaluate_every"
         now: dict[str, Any] = {name: getattr(self, name) for name in names}
@@ -270,12 +270,12 @@ class Trainer(TrainedNetwork):
 
     def _train_epoch(
         self,
-        train: Part,
-        test: Part | None,
+        train: DataSplit,
+        test: DataSplit | None,
         per_epoch: int,
         updates: int,
         on_step: Callable[[StepRecord], None] | None,
-        stops: Callable[[Reached], bool] | None,
+        stops: Callable[[StepPosition], bool] | None,
     ) -> EpochRecord | None:
         """Train on what is left of the epoch; None if it was left before its end."""
         before = self.progress
@@ -330,6 +330,27 @@ class Trainer(TrainedNetwork):
         watch = self.grid.stall_watch
         return nullcontext() if watch is None else watch.busy(what, at_most)
 
+    def origin(self, data: str) -> Origin:
+        """Description of this training that its checkpoints carry, so that a later training can be compared with it.
+
+        Parameters
+        ----------
+        data : str
+            Identity of the data.
+        """
+        return Origin(
+            model=repr(self.model),
+            optimizer=repr(self.optimizer),
+            data=data,
+            seed=self.seed,
+            shuffle=self.shuffle,
+            stages=self.grid.stages,
+            model_split=self.model_split,
+            partition=self.plan.layers,
+            chunks=self.plan.chunks,
+            method=self.plan.label,
+        )
+
     def checkpoint_writer(
         self, folder: Path, data: str, keep: int = 3, *, grid: ProcessGrid | None = None
     ) -> CheckpointWriter:
@@ -346,7 +367,7 @@ class Trainer(TrainedNetwork):
         grid : ProcessGrid, optional
             Of the ranks that write, by default all; with the batch axis alone any of them hold everything.
         """
-        engine, origin = self._engine, origin_of(self, data)
+        engine, origin = self._engine, self.origin(data)
         return CheckpointWriter(folder, grid or self.grid, self.model, engine.stages, engine.states, origin, keep=keep)
 
     def restore(self, checkpoint: Checkpoint) -> None:

@@ -14,8 +14,6 @@ from hybridnn.parallel.workspace import StageArrays
 from hybridnn.training.loading import Loader
 from hybridnn.training.metrics import MetricSums
 
-__all__ = ["EvaluationWork", "PredictionWork", "TrainingWork"]
-
 Array = NDArray[Any]
 
 

@@ -10,7 +10,7 @@ import pytest
 from benchmarks import memory
 from benchmarks.cases import CASES, Case
 from hybridnn import ProcessGrid
-from hybridnn.comm.node_memory import NodeMemory
+from hybridnn.parallel.node_memory import NodeMemory
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.cases import Case, our_run
 from hybridnn import ProcessGrid
-from hybridnn.parallel.gradient_reduction import HOST_PACE, Pace
+from hybridnn.parallel.gradient_reduction import HOST_BUCKETS, BucketConfig
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 TINY = Case("4-6-6-2", (4, 6, 6, 2), 8, "regression", 2, 1, stages=(2, 1))
 LIMITS = {"products_share", "update_share", "gflops", "copy_bytes_per_second"}
 
-SMALL_BUCKETS = Pace(bucket_bytes=8 * 60, piece_bytes=8 * 25, in_flight=2, single_blocks=True)
+SMALL_BUCKETS = BucketConfig(bucket_bytes=8 * 60, piece_bytes=8 * 25, in_flight=2, single_blocks=True)
 
 
 @pytest.mark.mpi(ranks=[2])
@@ -65,8 +65,8 @@ def test_all_ways_to_move_an_allreduce_are_timed(comm: MPI.Intracomm) -> None:
 
 @pytest.mark.mpi(ranks=[2])
 @pytest.mark.parametrize("pause", [0.0, 0.0002])
-@pytest.mark.parametrize("pace", [HOST_PACE, SMALL_BUCKETS], ids=["one bucket", "many pieces"])
-def test_a_thread_sums_what_the_ranks_have(comm: MPI.Intracomm, pause: float, pace: Pace) -> None:
+@pytest.mark.parametrize("pace", [HOST_BUCKETS, SMALL_BUCKETS], ids=["one bucket", "many pieces"])
+def test_a_thread_sums_what_the_ranks_have(comm: MPI.Intracomm, pause: float, pace: BucketConfig) -> None:
     from benchmarks.progress_thread import ThreadedReducer
 
     everyone = [np.random.default_rng(rank).normal(size=201) for rank in range(comm.size)]
@@ -89,8 +89,8 @@ def test_a_thread_trains_as_nothing_beside_does(comm: MPI.Intracomm, monkeypatch
 
     plain, run = our_run(TINY, ProcessGrid(comm), shared_replicas=False, overlap=False)
     run()
-    monkeypatch.setattr("hybridnn.parallel.replica.GradientReducer", partial(ThreadedReducer, pause=0.0))
-    monkeypatch.setattr("hybridnn.parallel.replica.HOST_PACE", Pace(8, 64, 2, single_blocks=False))
+    monkeypatch.setattr("hybridnn.parallel.replicas.replica.GradientReducer", partial(ThreadedReducer, pause=0.0))
+    monkeypatch.setattr("hybridnn.parallel.replicas.replica.HOST_BUCKETS", BucketConfig(8, 64, 2, single_blocks=False))
     threaded, run = our_run(TINY, ProcessGrid(comm), shared_replicas=False, overlap=True)
     run()
     expected = plain.weights()

@@ -14,9 +14,9 @@ from rich.console import Console
 from hybridnn.cli.calibrate_view import _fit_table
 from hybridnn.cli.output import print_table
 from hybridnn.cost.calibration.compute import ComputeError
-from hybridnn.cost.calibration.fitted import fit_operations
-from hybridnn.cost.calibration.samples import Sample
-from hybridnn.cost.machine.machine_file import read_machine
+from hybridnn.cost.calibration.fit import fit_operations
+from hybridnn.cost.calibration.samples import TimedCase
+from hybridnn.cost.machine.file import read_machine
 from mpi_runner.launch import JobResult
 
 Run = Callable[..., tuple[int, str, str]]
@@ -40,7 +40,7 @@ finally:
 WITHOUT_COMPUTING = """
 from hybridnn.cli.main import main
 from hybridnn.cost.calibration import calibrate
-from hybridnn.cost.machine.machine_file import read_machine
+from hybridnn.cost.machine.file import read_machine
 
 calibrate.calibrate_compute = lambda *arguments: (read_machine("cluster-1024").compute, [])
 main()
@@ -179,9 +179,9 @@ def test_the_table_is_whole_however_narrow_the_log_is(width: int) -> None:
     """Groups on several nodes and sizes of many digits, in the 80 columns of a batch job or fewer."""
     console = Console(file=StringIO(), width=width)
     samples = [
-        Sample("barrier", 313, True, 0, 5e-6, False),
-        *(Sample("allgather", 313, True, size, 1e-6 + size * 1e-9, False) for size in range(10**9, 10**9 + 20)),
-        *(Sample("allgather", 313, True, size, 1e-6 + size * 1e-8, False) for size in range(10, 30)),
+        TimedCase("barrier", 313, True, 0, 5e-6, False),
+        *(TimedCase("allgather", 313, True, size, 1e-6 + size * 1e-9, False) for size in range(10**9, 10**9 + 20)),
+        *(TimedCase("allgather", 313, True, size, 1e-6 + size * 1e-8, False) for size in range(10, 30)),
     ]
     print_table(console, _fit_table(fit_operations(samples)))
     text = console.file.getvalue()

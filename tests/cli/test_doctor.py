@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from hybridnn.doctor.last_words import LastWords
+from hybridnn.doctor.startup_watchdog import StartupWatchdog
 from mpi_runner.launch import JobResult, job_environment
 from mpi_runner.slowness import patience
 
@@ -26,7 +26,7 @@ WITH_RANKS = {"ping-pong", "all-reduce", "dates"}
 
 BROKEN = """
 import os, signal, sys, time
-from hybridnn.comm import probes
+from hybridnn.doctor import probes
 from hybridnn.cli.main import main
 
 def raises(*arguments):
@@ -151,7 +151,7 @@ def test_mpi_that_does_not_start(tmp_path: Path, how: str) -> None:
     program = f"""
 import os, time
 from hybridnn.cli.main import main
-from hybridnn.comm import roll_call
+from hybridnn.doctor import roll_call
 from hybridnn.doctor import examine
 examine.START_SECONDS = {patience(1)}
 
@@ -175,7 +175,7 @@ main()
 
 
 def test_last_words_are_not_said_when_all_is_well(capfd: pytest.CaptureFixture[str]) -> None:
-    with LastWords("dead", "stuck", 30):
+    with StartupWatchdog("dead", "stuck", 30):
         time.sleep(0.05)
     assert capfd.readouterr().out == ""
 

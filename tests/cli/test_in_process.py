@@ -18,9 +18,9 @@ from hybridnn.cli.in_process import require_one_way
 from hybridnn.cli.train_view import TrainView
 from hybridnn.errors import SettingError
 from hybridnn.in_process import run_ranks
-from hybridnn.training.history import StepRecord
-from hybridnn.training.history_file import run_status
-from hybridnn.training.stop_signals import INTERRUPTED, SIGNALS, StopSignals
+from hybridnn.runs.history_file import run_status
+from hybridnn.runs.stop_signals import INTERRUPTED, SIGNALS, StopSignals
+from hybridnn.training.records import StepRecord
 from hybridnn.training.trainer import Trainer
 from mpi_runner.launch import run_mpi
 from mpi_runner.slowness import patience
@@ -140,7 +140,7 @@ def test_a_signal_leaves_a_checkpoint_for_other_layouts(
     with monkeypatch.context() as patch:
         patch.setattr(TrainView, "on_step", on_step)
         patch.setattr("os.write", write)
-        patch.setattr("hybridnn.training.boundary.AGREEMENT_SECONDS", 0.0)  # after every step
+        patch.setattr("hybridnn.runs.checkpoint_hook.AGREEMENT_SECONDS", 0.0)  # after every step
         code, _, err = run_hybridnn(*TRAIN, *every, "--out", "run", "--in-process", "4", "--batch", "2", "--model", "2")
     assert code == exit_code
     assert err == (
@@ -178,7 +178,7 @@ def test_an_interrupt_before_the_first_step_ends_the_command(
     def interrupted(settings: object) -> None:
         os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr("hybridnn.training.run.load_data", interrupted)
+    monkeypatch.setattr("hybridnn.runs.run.load_data", interrupted)
     assert run_hybridnn(*TRAIN, "--out", "run", "--in-process", "3") == (130, "", "Error: interrupted\n")
     assert not Path("run").exists()
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from hybridnn.cli.train_view import TrainView
-from hybridnn.training.history import StepRecord
+from hybridnn.training.records import StepRecord
 
 Run = Callable[..., tuple[int, str, str]]
 SMALL = ("--hidden", "6", "--epochs", "3", "--batch-size", "16", "--set", "training.dtype=float64")
@@ -261,7 +261,7 @@ def test_run_is_resumed_from_another_folder_and_with_its_columns_in_another_orde
     assert run_hybridnn(*train, "--out", "whole")[0] == 0
     with monkeypatch.context() as armed:
         armed.setattr(TrainView, "on_step", on_step)
-        armed.setattr("hybridnn.training.boundary.AGREEMENT_SECONDS", 0.0)
+        armed.setattr("hybridnn.runs.checkpoint_hook.AGREEMENT_SECONDS", 0.0)
         assert run_hybridnn(*train, "--out", "run")[0] == 75
     table("num.csv", ["churn", "income", "age"])
     left = elsewhere(monkeypatch)

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from hybridnn.cost.machine.machine_file import write_machine
+from hybridnn.config.file import load_settings
+from hybridnn.cost.machine.file import write_machine
 from hybridnn.cost.prediction.predict import predict
-from hybridnn.training.settings_file import load_settings
-from hybridnn.training.workload_of import layout_from_settings, workload_from_settings
+from hybridnn.runs.workload_of import layout_from_settings, workload_from_settings
 from reference.machines import make_machine
 
 Run = Callable[..., tuple[int, str, str]]

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hybridnn.checkpoints.pending import PendingCheckpoint
 from hybridnn.cli.train_view import TrainView
-from hybridnn.training.checkpoints.draft import Draft
-from hybridnn.training.folder_lock import FolderLock
-from hybridnn.training.history import StepRecord
-from hybridnn.training.resume import settings_of_run
-from hybridnn.training.run_folder import RunFolder
-from hybridnn.training.settings_parallel import with_stages
+from hybridnn.config.settings import with_stages
+from hybridnn.runs.folder import RunFolder
+from hybridnn.runs.lock import FolderLock
+from hybridnn.runs.resume import settings_of_run
+from hybridnn.training.records import StepRecord
 
 Run = Callable[..., tuple[int, str, str]]
 TRAIN = ("train", "--data", "synthetic", "--hidden", "9", "--epochs", "3", "--batch-size", "25", "-q")
@@ -58,7 +58,7 @@ def signal_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
                 os.kill(os.getpid(), number)
 
         monkeypatch.setattr(TrainView, "on_step", on_step)
-        monkeypatch.setattr("hybridnn.training.boundary.AGREEMENT_SECONDS", 0.0)  # after every step
+        monkeypatch.setattr("hybridnn.runs.checkpoint_hook.AGREEMENT_SECONDS", 0.0)  # after every step
 
     return arm
 
@@ -244,10 +244,10 @@ def test_a_run_that_ends_by_an_error_leaves_no_empty_folder(run_hybridnn: Run) -
 def test_a_disk_without_room_for_the_last_checkpoint_keeps_the_results(
     run_hybridnn: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(draft: Draft) -> None:
+    def full(draft: PendingCheckpoint) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(Draft, "require_space", full)
+    monkeypatch.setattr(PendingCheckpoint, "require_space", full)
     code, _, said = run_hybridnn(*TRAIN, *SMALL, "--out", "run")
     assert code == 0
     assert said == (

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hybridnn.cost.machine.machine_file import write_machine
+from hybridnn.cost.machine.file import write_machine
 from reference.machines import make_machine
 
 Run = Callable[..., tuple[int, str, str]]

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from hybridnn.runs.history_file import run_status
+from hybridnn.runs.run_record import read_run
 from hybridnn.study.study_folder import StudyFolder
-from hybridnn.training.history_file import run_status
-from hybridnn.training.run_record import read_run
 from mpi_runner.launch import JobResult, find_mpirun, job_environment
 from mpi_runner.slowness import patience
 from reference.finished_runs import write_run

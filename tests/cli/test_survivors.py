@@ -24,14 +24,14 @@ FAULTS = """
 import os, signal, sys
 from pathlib import Path
 from hybridnn.cli.main import main
-from hybridnn.training import run_report
-from hybridnn.training.boundary import StepBoundary
+from hybridnn.runs import report as run_report
+from hybridnn.runs.checkpoint_hook import CheckpointHook
 
 run_report.draw_learning_curve = lambda epochs, path: None  # which nobody looks at takes a third of the time
 
 deaths, signals, errors = {deaths}, {signals}, {errors}
 rank = next(int(os.environ[name]) for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK") if name in os.environ)
-ask = StepBoundary.__call__
+ask = CheckpointHook.__call__
 
 def disturbed(self, progress):
     if deaths.get(rank) == progress.step:
@@ -43,7 +43,7 @@ def disturbed(self, progress):
         raise RuntimeError("a mistake of our own")
     return ask(self, progress)
 
-StepBoundary.__call__ = disturbed
+CheckpointHook.__call__ = disturbed
 main(sys.argv[1:])
 """
 """A rank kills itself, sends itself a signal or fails when it has done so many steps."""

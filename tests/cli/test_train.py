@@ -15,14 +15,14 @@ import pytest
 
 from hybridnn.cli.main import main
 from hybridnn.cli.output import terminal_width
-from hybridnn.cli.train_tables import MOST_ROWS, Totals, epoch_table
+from hybridnn.cli.train_tables import MOST_ROWS, RunTotals, epoch_table
 from hybridnn.cli.train_view import TrainView
 from hybridnn.comm.threads import USER_VARIABLES
-from hybridnn.training import run_report
-from hybridnn.training.history import EpochRecord, RunHeader, RunSummary, StageHeader, StepRecord
-from hybridnn.training.history_file import read_history, run_status
-from hybridnn.training.learning_curve import draw_learning_curve
-from hybridnn.training.settings import Settings
+from hybridnn.config.settings import Settings
+from hybridnn.runs import report as run_report
+from hybridnn.runs.history_file import read_history, run_status
+from hybridnn.runs.learning_curve import draw_learning_curve
+from hybridnn.training.records import EpochRecord, RunHeader, RunSummary, StageHeader, StepRecord
 from mpi_runner.slowness import patience
 
 HEADER = RunHeader(
@@ -163,11 +163,11 @@ def test_json_is_one_object_with_the_same_figures(capsys: pytest.CaptureFixture[
 def test_totals_weigh_the_speed_of_an_epoch_by_its_time() -> None:
     slow = _epoch(1, samples_per_second=100.0, compute_seconds=9.0, communication_seconds=1.0)
     fast = _epoch(2, samples_per_second=1000.0, compute_seconds=1.0, communication_seconds=0.0)
-    assert Totals.of([slow, fast]).samples_per_second == pytest.approx(2000 / 11)
+    assert RunTotals.of([slow, fast]).samples_per_second == pytest.approx(2000 / 11)
 
 
 def test_totals_of_a_run_without_test_data() -> None:
-    totals = Totals.of([_epoch(1, None)])
+    totals = RunTotals.of([_epoch(1, None)])
     assert (totals.best_metric, totals.best_epoch) == (None, None)
 
 
@@ -262,7 +262,7 @@ def test_an_option_replaces_the_source_in_the_settings_file(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     runs: list[Settings] = []
-    monkeypatch.setattr("hybridnn.training.run.run_training", lambda settings, _, **how: runs.append(settings))
+    monkeypatch.setattr("hybridnn.runs.run.run_training", lambda settings, _, **how: runs.append(settings))
     (tmp_path / "c.toml").write_text(f"[data]\n{config}\n")
     with pytest.raises(SystemExit) as caught:
         main(["train", str(tmp_path / "c.toml"), *options])

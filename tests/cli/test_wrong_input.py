@@ -200,16 +200,16 @@ INTERRUPTED_RANK_1 = """
 import os, signal
 import hybridnn
 from hybridnn.cli.main import main
-from hybridnn.training.boundary import StepBoundary
+from hybridnn.runs.checkpoint_hook import CheckpointHook
 signal.signal(signal.SIGINT, signal.default_int_handler)
-rank, ask = hybridnn.ProcessGrid().rank, StepBoundary.__call__
+rank, ask = hybridnn.ProcessGrid().rank, CheckpointHook.__call__
 
 def interrupted(self, reached):
     if rank == 1 and reached.step == 20:
         os.kill(os.getpid(), signal.SIGINT)
     return ask(self, reached)
 
-StepBoundary.__call__ = interrupted
+CheckpointHook.__call__ = interrupted
 main(["train", "--epochs", "1000000", "--quiet"])
 """
 

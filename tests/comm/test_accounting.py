@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hybridnn.comm.accounting import bytes_sent_by_rank
+from hybridnn.comm.recorder import bytes_sent_by_rank
 
 
 def ring_allgather_bytes(nbytes: int, ranks: int) -> int:

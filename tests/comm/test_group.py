@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from hybridnn.comm.grid import ProcessGrid
 from hybridnn.comm.group import Group
 from hybridnn.comm.partition import block_sizes, block_slice
+from hybridnn.parallel.grid import ProcessGrid
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from hybridnn.comm.grid import ProcessGrid
+from hybridnn.parallel.grid import ProcessGrid
 
 if TYPE_CHECKING:
     from mpi4py import MPI

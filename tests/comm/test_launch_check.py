@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
-from hybridnn.comm.launch_check import launch_of, launch_problem
-from hybridnn.comm.launcher import srun_option
+from hybridnn.comm.launch_check import launch_problem
+from hybridnn.comm.launcher import launch_of, srun_option
 from mpi_runner.launch import run_mpi
 
 OPEN_MPI, MPICH = "Open MPI v5.0.11", "MPICH Version: 5.0.2"

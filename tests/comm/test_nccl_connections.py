@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from hybridnn.comm.grid import ProcessGrid
 from hybridnn.comm.group import Group
-from hybridnn.comm.transports.carrier import Carrier
 from hybridnn.comm.transports.device import Device
-from hybridnn.comm.transports.nccl_start import start_nccl
+from hybridnn.comm.transports.factory import TransportFactory
+from hybridnn.comm.transports.nccl import start_nccl
+from hybridnn.parallel.grid import ProcessGrid
 from reference.device_groups import data_of
 from reference.stand_in_device import StandInCupy
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 def connected(comm: MPI.Intracomm) -> tuple[ProcessGrid, StandInCupy]:
     grid, cupy = ProcessGrid(comm), StandInCupy(comm)
-    assert grid.carry(Carrier("nccl", Device(cupy))) == ""
+    assert grid.attach_device(TransportFactory("nccl", Device(cupy))) == ""
     return grid, cupy
 
 
@@ -54,7 +54,7 @@ def test_a_connection_ends_on_all_ranks_together_and_arrays_are_staged_then(comm
 def test_a_grid_that_is_connected_anew_ends_the_connection_before(comm: MPI.Intracomm) -> None:
     grid, cupy = connected(comm)
     for times in (1, 2):
-        grid.carry(Carrier("nccl", Device(cupy)))
+        grid.attach_device(TransportFactory("nccl", Device(cupy)))
         assert cupy.ended == ["connection"] * times
         check_sum(grid.batch_group, cupy)
     assert cupy.cuda.nccl.calls == ["allReduce"] * 2
@@ -78,7 +78,7 @@ def test_what_nobody_ended_is_aborted_without_the_other_ranks(comm: MPI.Intracom
 def test_a_rank_that_cannot_be_connected_keeps_no_other_waiting(comm: MPI.Intracomm) -> None:
     grid, cupy, last = ProcessGrid(comm), StandInCupy(comm), comm.size - 1
     cupy.cuda.nccl.failing = {last}
-    problem = grid.carry(Carrier("nccl", Device(cupy)))
+    problem = grid.attach_device(TransportFactory("nccl", Device(cupy)))
     found = "NCCL cannot connect the ranks (KeyError: 6; NCCL_DEBUG=INFO makes it say more)"
     assert problem == (found if comm.rank == last else "")
     check_sum(grid.batch_group, cupy)

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from hybridnn.comm.calls import Call
-from hybridnn.comm.grid import ProcessGrid
-from hybridnn.comm.recorder import Recorder
+from hybridnn.comm.recorder import Call, Recorder
+from hybridnn.parallel.grid import ProcessGrid
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -19,7 +19,7 @@ import numpy as np
 import hybridnn
 from threadpoolctl import threadpool_info
 from hybridnn.comm.threads import limit_blas_threads
-threads = limit_blas_threads(hybridnn.ProcessGrid(), 1 << 40).count
+threads = limit_blas_threads(hybridnn.ProcessGrid().node_group, 1 << 40).count
 pools = {pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"}
 print(f"threads={threads} pools={sorted(pools)}", flush=True)
 """
@@ -65,7 +65,7 @@ def blas_threads() -> set[int]:
 def test_one_process_takes_one_thread_for_small_products_and_its_cores_for_large_ones() -> None:
     grid, cores = ProcessGrid(), len(os.sched_getaffinity(0))
     for size, expected in ((LARGE_PRODUCT, 1), (LARGE_PRODUCT + 1, cores), (0, 1)):
-        found = limit_blas_threads(grid, size)
+        found = limit_blas_threads(grid.node_group, size)
         assert (found.count, blas_threads()) == (expected, {expected})
         assert found.why.startswith("small products" if size <= LARGE_PRODUCT else f"large products, {cores} core")
 
@@ -89,5 +89,5 @@ def test_a_variable_is_said_to_be_the_reason(monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     before = blas_threads()
-    assert limit_blas_threads(ProcessGrid()).why == "OMP_NUM_THREADS=3"
+    assert limit_blas_threads(ProcessGrid().node_group).why == "OMP_NUM_THREADS=3"
     assert blas_threads() == before

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from hybridnn.comm.grid import ProcessGrid
 from hybridnn.comm.group import Group
 from hybridnn.comm.partition import block_sizes, block_slice
+from hybridnn.parallel.grid import ProcessGrid
 from reference.device_groups import CHUNKS, NAMES, WHOLE, data_of, device_group
 from reference.stand_in_device import DeviceArray, StandInCupy
 

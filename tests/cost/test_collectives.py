@@ -8,7 +8,7 @@ from math import ceil, floor, log2
 
 import pytest
 
-from hybridnn.cost.collectives import ALGORITHMS, Counts, counts
+from hybridnn.cost.collectives import ALGORITHMS, CommunicationCounts, counts
 from hybridnn.errors import SettingError
 from reference.message_counts import algorithms, carry_out
 
@@ -18,7 +18,7 @@ ALL = [(operation, name) for operation, names in ALGORITHMS.items() for name in 
 Closed = Callable[[int, int], tuple[int, int, int]]
 
 
-def as_tuple(cost: Counts) -> tuple[float, float, float]:
+def as_tuple(cost: CommunicationCounts) -> tuple[float, float, float]:
     return cost.messages, cost.nbytes, cost.reduced
 
 
@@ -134,8 +134,8 @@ def test_nothing_is_below_the_lower_bounds(ranks: int) -> None:
 
 
 def test_seconds_and_sums() -> None:
-    cost = Counts(3, 100, 50) + Counts(1, 20) * 2
-    assert cost == Counts(5, 140, 50)
+    cost = CommunicationCounts(3, 100, 50) + CommunicationCounts(1, 20) * 2
+    assert cost == CommunicationCounts(5, 140, 50)
     assert cost.seconds(alpha=2.0, beta=0.5) == 10 + 70
     assert cost.seconds(alpha=2.0, beta=0.5, gamma=0.1) == pytest.approx(85)
 

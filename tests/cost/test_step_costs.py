@@ -9,8 +9,8 @@ from math import inf
 
 import pytest
 
-from hybridnn.cost.collectives import Counts
-from hybridnn.cost.step_costs import (
+from hybridnn.cost.collectives import CommunicationCounts
+from hybridnn.cost.formulas import (
     batch_step,
     best_grid,
     integrated_step,
@@ -29,8 +29,8 @@ def messages_and_bytes(operation: str, name: str, nbytes: int, ranks: int) -> tu
     return algorithms(ranks)[operation, name][0].count(nbytes)[:2]
 
 
-def added(parts: list[tuple[int, int]]) -> Counts:
-    return Counts(sum(messages for messages, _ in parts), sum(nbytes for _, nbytes in parts))
+def added(parts: list[tuple[int, int]]) -> CommunicationCounts:
+    return CommunicationCounts(sum(messages for messages, _ in parts), sum(nbytes for _, nbytes in parts))
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8])
@@ -93,7 +93,9 @@ def test_the_printed_formula_as_printed() -> None:
 
 
 def test_one_rank_sends_nothing_and_the_printed_formula_has_no_answer() -> None:
-    assert batch_step(WIDTHS, 1) == model_step(WIDTHS, 10, 1) == integrated_step(WIDTHS, 10, 1, 1) == Counts()
+    assert (
+        batch_step(WIDTHS, 1) == model_step(WIDTHS, 10, 1) == integrated_step(WIDTHS, 10, 1, 1) == CommunicationCounts()
+    )
     with pytest.raises(SettingError, match="divides by zero"):
         batch_step(WIDTHS, 1, formula="paper")
     with pytest.raises(SettingError, match="divides by zero"):
@@ -157,8 +159,8 @@ def test_direct_scatter_is_faster_below_the_threshold(batch_ranks: int, model_ra
 
 
 def test_scatter_formulas_as_printed() -> None:
-    assert scatter_direct(100, 4, 8) == Counts(1, 3200)
-    assert scatter_broadcast(100, 4, 8) == Counts(2, 800)
+    assert scatter_direct(100, 4, 8) == CommunicationCounts(1, 3200)
+    assert scatter_broadcast(100, 4, 8) == CommunicationCounts(2, 800)
 
 
 def test_printed_threshold() -> None:

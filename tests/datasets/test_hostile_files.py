@@ -16,10 +16,10 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from hybridnn import npz_files
 from hybridnn.datasets import load_file
 from hybridnn.datasets.samples_file import load_samples
 from hybridnn.errors import DataError, HybridnnError
+from hybridnn.utils import files as npz_files
 
 X = np.arange(12.0).reshape(4, 3)
 LABELS = np.array([2, 0, 1, 2])

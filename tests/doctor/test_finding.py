@@ -6,9 +6,8 @@ import time
 
 import pytest
 
-from hybridnn.doctor.finding import Finding, guarded, merge, worst
-from hybridnn.doctor.report import report_of
-from hybridnn.doctor.words import core_names, duration, rank_names, size_of
+from hybridnn.doctor.examine import report_of
+from hybridnn.doctor.finding import Finding, core_names, duration, guarded, merge, rank_names, size_of, worst
 from mpi_runner.slowness import patience
 
 FINE = Finding("a", "ok", "fine")

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from hybridnn.child_process import ChildEnd, run_child, without_launcher
-from hybridnn.comm.probes import Timing
 from hybridnn.doctor import gpu
 from hybridnn.doctor.communication import SIZES, judge_all_reduce, judge_ping_pong
-from hybridnn.doctor.folders import check_cache_folder, check_shared_memory_room, check_working_folder
+from hybridnn.doctor.node import check_cache_folder, check_shared_memory_room, check_working_folder
+from hybridnn.doctor.probes import Timing
+from hybridnn.utils.processes import ChildEnd, run_child, without_launcher
 from mpi_runner.slowness import patience
 
 MUCH, LITTLE = 1 << 40, 1 << 20
@@ -196,7 +196,7 @@ def test_device_aware_mpi_may_crash() -> None:
 
 
 def test_the_programs_of_the_children_exist_and_say_that_cupy_is_missing() -> None:
-    for module in ("hybridnn.doctor.gpu_devices", "hybridnn.comm.device_probe"):
+    for module in ("hybridnn.doctor.gpu_devices", "hybridnn.diagnostics.device_mpi_probe"):
         code = (
             f"import sys; sys.modules['cupy'] = None; import runpy; runpy.run_module({module!r}, run_name='__main__')"
         )

@@ -18,7 +18,7 @@ from hybridnn.doctor.launch import (
     failed_start,
     launched_place,
 )
-from hybridnn.doctor.software import check_packages, check_python
+from hybridnn.doctor.node import check_packages, check_python
 from hybridnn.errors import EnvironmentProblem
 
 OPEN_MPI, MPICH = "Open MPI v5.0.11", "MPICH Version: 5.0.2"

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from hybridnn.doctor.clock import check_clock, check_clocks_agree
+from hybridnn.doctor.cores import check_binding, check_blas, check_cores, check_nodes, check_threads
 from hybridnn.doctor.facts import RankFacts, cores_of_nodes, cpu_limit, gather_facts, ranks_by_node
-from hybridnn.doctor.placement import check_binding, check_cores, check_nodes
-from hybridnn.doctor.threads import check_blas, check_threads
 
 ONE = RankFacts(0, "n1", (0, 1, 2, 3), 4, None, 1, "", 1.8e9)
 OPEN_MPI, MPICH = "Open MPI v5.0.11", "MPICH Version: 5.0.2"

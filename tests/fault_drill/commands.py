@@ -19,7 +19,7 @@ __all__ = ["MEMORY", "main"]
 MEMORY = 4 << 30
 """Bytes of addresses a command may use, so that an endless file ends it and not the machine."""
 
-LOADED = ("numpy", "hybridnn.cli.main", "hybridnn.training.run", "hybridnn.training.trained.evaluation")
+LOADED = ("numpy", "hybridnn.cli.main", "hybridnn.runs.run", "hybridnn.runs.trained.evaluation")
 """Modules that most commands need, none of which starts MPI."""
 
 
@@ -44,7 +44,7 @@ def _become(arguments: Sequence[str], output: Path) -> None:
     for stream in (1, 2):
         os.dup2(descriptor, stream)
     from hybridnn.cli.main import main as hybridnn
-    from hybridnn.training import learning_curve
+    from hybridnn.runs import learning_curve
 
     learning_curve.draw_learning_curve = lambda epochs, path: None
     hybridnn(list(arguments))

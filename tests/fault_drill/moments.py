@@ -35,11 +35,11 @@ class Moment:
 
 START = "nothing has begun"
 
-_RUN = "hybridnn.training.run"
-_FOLDER = "hybridnn.training.run_folder"
-_WRITING = "hybridnn.training.checkpoints.writing"
-_DRAFT = "hybridnn.training.checkpoints.draft"
-_FILES = "hybridnn.training.checkpoints.folder"
+_RUN = "hybridnn.runs.run"
+_FOLDER = "hybridnn.runs.folder"
+_WRITING = "hybridnn.checkpoints.writing"
+_DRAFT = "hybridnn.checkpoints.pending"
+_FILES = "hybridnn.checkpoints.folder"
 
 MOMENTS = {
     START: Moment("start", ()),
@@ -52,16 +52,16 @@ MOMENTS = {
     "an evaluation": Moment("evaluation", ("hybridnn.training.forward_passes:ForwardPasses.evaluate",), 4),
     "a checkpoint begins": Moment("checkpoint", (f"{_WRITING}:CheckpointWriter._begin",), 3),
     "an array is written": Moment("checkpoint", (f"{_DRAFT}:write_rectangle",), 9),
-    "the arrays are digested": Moment("checkpoint", (f"{_DRAFT}:Draft.digest",), 3),
-    "the arrays go to disk": Moment("checkpoint", (f"{_DRAFT}:Draft.sync",), 3),
+    "the arrays are digested": Moment("checkpoint", (f"{_DRAFT}:PendingCheckpoint.digest",), 3),
+    "the arrays go to disk": Moment("checkpoint", (f"{_DRAFT}:PendingCheckpoint.sync",), 3),
     "a manifest or its sums": Moment("checkpoint", (f"{_DRAFT}:write_file",), 6, first_rank=True),
     "before or after a checkpoint gets its name": Moment("checkpoint", (f"{_FILES}:sync",), 6, first_rank=True),
     "old checkpoints are looked for": Moment("checkpoint", (f"{_WRITING}:prune",), 3, first_rank=True),
     "an old checkpoint is removed": Moment("checkpoint", (f"{_FILES}:shutil.rmtree",), first_rank=True),
-    "checkpoints are looked at": Moment("resume", ("hybridnn.training.resume:newest_sound",)),
-    "a checkpoint is read": Moment("resume", ("hybridnn.training.checkpoints.reading:Checkpoint.read_into",)),
+    "checkpoints are looked at": Moment("resume", ("hybridnn.runs.resume:newest_sound",)),
+    "a checkpoint is read": Moment("resume", ("hybridnn.checkpoints.reading:Checkpoint.read_into",)),
     "the history is taken up": Moment("resume", (f"{_FOLDER}:RunFolder.go_on",), first_rank=True),
-    "the taken history gets its name": Moment("resume", ("hybridnn.whole_files:os.replace",), first_rank=True),
+    "the taken history gets its name": Moment("resume", ("hybridnn.utils.files:os.replace",), first_rank=True),
     "the settings are written again": Moment("resume", (f"{_FOLDER}:RunFolder.write_config",), first_rank=True),
     "the weights are written": Moment("end", (f"{_FOLDER}:RunFolder.write_weights",), first_rank=True),
     "the history ends": Moment("end", (f"{_FOLDER}:RunFolder.end",), first_rank=True),

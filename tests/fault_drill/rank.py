@@ -42,7 +42,7 @@ def main() -> None:
 
 def _draw_no_picture() -> None:
     """Leave out what takes a third of the time of so short a run, and what nobody looks at."""
-    from hybridnn.training import learning_curve
+    from hybridnn.runs import learning_curve
 
     learning_curve.draw_learning_curve = lambda epochs, path: None
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hybridnn.kernels import step_numbers
+from hybridnn.kernels import step_scalars as step_numbers
 from hybridnn.kernels.cupy_kernels import cupy_kernels
 from hybridnn.kernels.cupy_loading import load_cupy
 from kernels.cuda_cases import FLAT_CASES, FLAT_SIZES, MATRIX_CASES, SHAPES, TOLERANCES, compare

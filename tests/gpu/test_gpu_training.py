@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from hybridnn import Adam, AdamW, ProcessGrid, Trainer
+from hybridnn.checkpoints.reading import newest_sound
 from hybridnn.comm.agreement import broadcast_text
 from hybridnn.errors import EnvironmentProblem
-from hybridnn.parallel.gradient_reduction import DEVICE_PACE
-from hybridnn.training.checkpoints.reading import newest_sound
+from hybridnn.parallel.gradient_reduction import DEVICE_BUCKETS
 from hybridnn.training.device import DeviceOptions, TrainingDevice, settle_device
 from reference.cases import Case, assert_arrays_close, assert_close, data, make_trainer, run
 from reference.nodes import on_nodes
@@ -176,10 +176,12 @@ def test_two_axes_at_once(comm: MPI.Intracomm) -> None:
 
 
 @pytest.mark.mpi(ranks=[2, 4])
-@pytest.mark.parametrize("bucket_bytes", [DEVICE_PACE.bucket_bytes, 1 << 10])
+@pytest.mark.parametrize("bucket_bytes", [DEVICE_BUCKETS.bucket_bytes, 1 << 10])
 def test_batch_ranks_replay_steps(comm: MPI.Intracomm, bucket_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each needs a GPU of its own. Of 257 samples the last minibatch has one, and other ranks none."""
-    monkeypatch.setattr("hybridnn.parallel.replica.DEVICE_PACE", replace(DEVICE_PACE, bucket_bytes=bucket_bytes))
+    monkeypatch.setattr(
+        "hybridnn.parallel.replicas.replica.DEVICE_BUCKETS", replace(DEVICE_BUCKETS, bucket_bytes=bucket_bytes)
+    )
     for dtype in TOLERANCES:
         for case in (WIDE, CASES["clipped"], CASES["residual"], replace(WIDE, samples=257), ADAPTIVE["adamw"]):
             grid = ProcessGrid(comm, batch=comm.size)

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from hybridnn.comm.device_choice import choose_device
-from hybridnn.comm.grid import ProcessGrid
 from hybridnn.comm.partition import block_slice
-from hybridnn.comm.transport_choice import choose_transport
-from hybridnn.comm.transports.carrier import Carrier
 from hybridnn.comm.transports.device import Device
+from hybridnn.comm.transports.factory import TransportFactory
 from hybridnn.comm.transports.nccl import Nccl
 from hybridnn.errors import EnvironmentProblem
 from hybridnn.kernels.cupy_kernels import cupy_kernels
+from hybridnn.parallel.grid import ProcessGrid
+from hybridnn.training.device import choose_device
+from hybridnn.training.transport_choice import choose_transport
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -51,7 +51,7 @@ def test_every_call(comm: MPI.Intracomm, dtype: str, name: str, chunk: int) -> N
         choice = choose_transport(grid, name, cupy)
     except EnvironmentProblem as problem:
         pytest.skip(str(problem))
-    assert grid.carry(Carrier(choice.name, Device(cupy, chunk))) == ""
+    assert grid.attach_device(TransportFactory(choice.name, Device(cupy, chunk))) == ""
     group, size, rank = grid.batch_group, comm.size, comm.rank
     after, before = (rank + 1) % size, (rank - 1) % size
     for shape in SHAPES:

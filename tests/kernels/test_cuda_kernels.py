@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hybridnn.kernels import step_numbers
+from hybridnn.kernels import step_scalars as step_numbers
 from hybridnn.kernels.cupy_kernels import CupyKernels
 from hybridnn.kernels.cupy_launch import (
     MOST_PARTS,

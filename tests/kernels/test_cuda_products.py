@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hybridnn.kernels.cublas import Products
+from hybridnn.kernels.cublas import CublasProducts
 from hybridnn.kernels.cupy_kernels import CupyKernels
 from kernels.cuda_emulator import HERE, Emulator, compile_cpp, device_array
 
@@ -29,8 +29,8 @@ def emulator(tmp_path: Any) -> Emulator:
 
 
 @pytest.fixture
-def products(library: ctypes.CDLL, emulator: Emulator) -> Products:
-    return Products(emulator, library, tf32=False)
+def products(library: ctypes.CDLL, emulator: Emulator) -> CublasProducts:
+    return CublasProducts(emulator, library, tf32=False)
 
 
 def matrices(random: np.random.Generator, rows: int, columns: int, dtype: str) -> list[Any]:
@@ -45,7 +45,7 @@ def matrices(random: np.random.Generator, rows: int, columns: int, dtype: str) -
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("m", "k", "n"), SHAPES)
-def test_products_of_matrices_in_every_order(products: Products, m: int, k: int, n: int, dtype: str) -> None:
+def test_products_of_matrices_in_every_order(products: CublasProducts, m: int, k: int, n: int, dtype: str) -> None:
     random = np.random.default_rng(m + k + n)
     factors = matrices(random, m, k, dtype), matrices(random, k, n, dtype)
     expected = np.einsum("ik,kj->ij", *(np.asarray(matrix[0], "d") for matrix in factors))
@@ -61,7 +61,7 @@ def test_products_of_matrices_in_every_order(products: Products, m: int, k: int,
                 assert np.isnan(around).sum() == kept, "written beside the result"
 
 
-def test_the_products_of_a_layer(products: Products, emulator: Emulator) -> None:
+def test_the_products_of_a_layer(products: CublasProducts, emulator: Emulator) -> None:
     kernels, random = CupyKernels(emulator, products), np.random.default_rng(0)
     samples = device_array(random.standard_normal((6, 5)))
     weight, dz = device_array(random.standard_normal((4, 5))), device_array(random.standard_normal((4, 6)))
@@ -75,7 +75,7 @@ def test_the_products_of_a_layer(products: Products, emulator: Emulator) -> None
 
 
 @pytest.mark.parametrize("shape", [(0, 3, 4), (3, 4, 0)])
-def test_nothing_to_compute(products: Products, library: ctypes.CDLL, shape: tuple[int, int, int]) -> None:
+def test_nothing_to_compute(products: CublasProducts, library: ctypes.CDLL, shape: tuple[int, int, int]) -> None:
     m, k, n = shape
     counter = ctypes.c_int.in_dll(library, "products")
     before = counter.value
@@ -83,7 +83,7 @@ def test_nothing_to_compute(products: Products, library: ctypes.CDLL, shape: tup
     assert counter.value == before
 
 
-def test_a_sum_of_nothing_is_zero(products: Products) -> None:
+def test_a_sum_of_nothing_is_zero(products: CublasProducts) -> None:
     out = device_array(np.ones((2, 3)))
     products.multiply(device_array(np.ones((2, 0))), device_array(np.ones((0, 3))), out)
     assert not out.any()
@@ -96,12 +96,12 @@ def test_a_sum_of_nothing_is_zero(products: Products) -> None:
 def test_tf32_is_a_setting(library: ctypes.CDLL, emulator: Emulator, dtype: str, tf32: bool, compute: int) -> None:
     # CUBLAS_COMPUTE_32F, CUBLAS_COMPUTE_32F_FAST_TF32 and CUBLAS_COMPUTE_64F of cublas_api.h.
     square = device_array(np.ones((2, 2), dtype))
-    Products(emulator, library, tf32).multiply(square, square, square.copy())
+    CublasProducts(emulator, library, tf32).multiply(square, square, square.copy())
     assert ctypes.c_int.in_dll(library, "last_compute_type").value == compute
 
 
 def test_the_workspace_is_set_again_for_another_stream(
-    products: Products, library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
+    products: CublasProducts, library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     square, counter = device_array(np.ones((2, 2))), ctypes.c_int.in_dll(library, "workspaces_set")
     before = counter.value
@@ -116,7 +116,7 @@ class _Stream:
         self.ptr = pointer
 
 
-def test_what_is_no_product_is_refused(products: Products) -> None:
+def test_what_is_no_product_is_refused(products: CublasProducts) -> None:
     square, single = device_array(np.ones((4, 4))), device_array(np.ones((4, 4), np.float32))
     with pytest.raises(ValueError, match="is not"):
         products.multiply(square, square[:3], square)
@@ -128,7 +128,7 @@ def test_what_is_no_product_is_refused(products: Products) -> None:
 
 def test_the_handle_ends_with_the_object(library: ctypes.CDLL, emulator: Emulator) -> None:
     destroyed = ctypes.c_int.in_dll(library, "destroyed")
-    before, products = destroyed.value, Products(emulator, library, tf32=False)
+    before, products = destroyed.value, CublasProducts(emulator, library, tf32=False)
     assert destroyed.value == before
     del products
     assert destroyed.value == before + 1

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from hybridnn.comm.grid import ProcessGrid
 from hybridnn.comm.partition import block_slice
-from hybridnn.comm.placement import fitting_grids
 from hybridnn.datasets import ArrayRows
 from hybridnn.parallel.distribution import DISTRIBUTIONS, make_distributor
+from hybridnn.parallel.grid import ProcessGrid
+from hybridnn.parallel.placement import fitting_grids
 from reference.ranks import brought_together
 
 if TYPE_CHECKING:

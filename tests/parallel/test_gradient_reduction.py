@@ -11,8 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridnn.comm.grid import ProcessGrid
-from hybridnn.parallel.gradient_reduction import DEVICE_PACE, HOST_PACE, GradientReducer, Pace, plan_buckets
+from hybridnn.parallel.gradient_reduction import (
+    DEVICE_BUCKETS,
+    HOST_BUCKETS,
+    BucketConfig,
+    GradientReducer,
+    plan_buckets,
+)
+from hybridnn.parallel.grid import ProcessGrid
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -35,8 +41,8 @@ def test_buckets_cover_the_buffer_once_from_its_end(sizes: list[int], least: int
 
 
 @pytest.mark.in_process(ranks=[2, 3])
-@pytest.mark.parametrize("pace", [HOST_PACE, DEVICE_PACE])
-def test_overlapped_buckets_sum_to_the_same_as_one_allreduce(comm: MPI.Intracomm, pace: Pace) -> None:
+@pytest.mark.parametrize("pace", [HOST_BUCKETS, DEVICE_BUCKETS])
+def test_overlapped_buckets_sum_to_the_same_as_one_allreduce(comm: MPI.Intracomm, pace: BucketConfig) -> None:
     group = ProcessGrid(comm).batch_group
     ends = [50, 90, 95, 200]
     everyone = [np.random.default_rng(rank).normal(size=201) for rank in range(comm.size)]

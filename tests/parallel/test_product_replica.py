@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hybridnn import MLP
 from hybridnn.nn.parameters import ParameterLayout
 from hybridnn.parallel.layer_split import split_layers
-from hybridnn.parallel.product_replica import owned_rows, products_pay
+from hybridnn.parallel.replicas.fused_update import owned_rows, products_pay
 
 BLOCK = 16
 

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridnn.comm.grid import ProcessGrid
 from hybridnn.nn.optimizers import SGD, Adam, Optimizer, OptimizerState
-from hybridnn.parallel import shared_replica
-from hybridnn.parallel.shared_replica import SharedReplica
-from hybridnn.parallel.sharing import Sharing, share_replicas, slice_bounds
+from hybridnn.parallel.grid import ProcessGrid
+from hybridnn.parallel.replicas import shared_replica
+from hybridnn.parallel.replicas.shared_replica import SharedReplica
+from hybridnn.parallel.replicas.sharing import Sharing, share_replicas, slice_bounds
 from reference.nodes import on_nodes
 
 if TYPE_CHECKING:

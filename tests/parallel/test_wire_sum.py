@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from hybridnn.comm.grid import ProcessGrid
 from hybridnn.comm.group import Group
 from hybridnn.kernels.sixteen_bits import WORD_FORMATS
-from hybridnn.parallel.gradient_reduction import HOST_PACE, GradientReducer
-from hybridnn.parallel.wire_sum import WireRoom, piece_sizes, wire_bytes
-from hybridnn.parallel.wire_sums import WireSums
+from hybridnn.parallel.compressed_allreduce import CompressedReducer, CompressionWorkspace, piece_sizes, wire_bytes
+from hybridnn.parallel.gradient_reduction import HOST_BUCKETS, GradientReducer
+from hybridnn.parallel.grid import ProcessGrid
 from reference.rounding import rounded_sum
 
 if TYPE_CHECKING:
@@ -29,8 +28,10 @@ MOST = 400
 """Numbers of a piece: the largest array travels in three, of which the last is short."""
 
 
-def sums_over(group: Group, name: str, dtype: str, in_flight: int = 1) -> WireSums:
-    return WireSums(group, [WireRoom(WORD_FORMATS[name], group.size, MOST, dtype) for _ in range(in_flight)])
+def sums_over(group: Group, name: str, dtype: str, in_flight: int = 1) -> CompressedReducer:
+    return CompressedReducer(
+        group, [CompressionWorkspace(WORD_FORMATS[name], group.size, MOST, dtype) for _ in range(in_flight)]
+    )
 
 
 def everyone(ranks: int, size: int, dtype: str) -> list[Array]:
@@ -123,7 +124,7 @@ def test_overlapped_buckets_are_the_blocking_sums_and_the_loss_is_not_rounded(
         for overlap in (True, False):
             for bucket_bytes in (1, 4 * 60, 1 << 20):
                 gradient = numbers[comm.rank].copy()
-                pace = replace(HOST_PACE, bucket_bytes=bucket_bytes, piece_bytes=4 * 37)
+                pace = replace(HOST_BUCKETS, bucket_bytes=bucket_bytes, piece_bytes=4 * 37)
                 reducer = GradientReducer(group, gradient, ends, overlap, pace, words)
                 for step in range(3):
                     gradient[...] = numbers[comm.rank]

@@ -13,10 +13,10 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from hybridnn import MLP, SGD, Adam, ProcessGrid
+from hybridnn.checkpoints.manifest import Origin, Progress
+from hybridnn.checkpoints.writing import CheckpointWriter
 from hybridnn.nn.optimizers import Optimizer, OptimizerState, new_state
 from hybridnn.parallel.stage import Stage
-from hybridnn.training.checkpoints.manifest import Origin, Progress
-from hybridnn.training.checkpoints.writing import CheckpointWriter
 
 OPTIMIZERS: dict[str, tuple[Optimizer, tuple[str, ...]]] = {
     "sgd": (SGD(momentum=0.0), ()),

@@ -9,7 +9,7 @@ __all__ = ["WITHOUT_PICTURE"]
 WITHOUT_PICTURE = (
     sys.executable,
     "-c",
-    "from hybridnn.training import learning_curve\n"
+    "from hybridnn.runs import learning_curve\n"
     "learning_curve.draw_learning_curve = lambda epochs, path: None\n"
     "from hybridnn.cli.main import main; main()",
 )

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridnn.comm.grid import ProcessGrid
 from hybridnn.comm.group import Group
-from hybridnn.comm.transports.carrier import Carrier
 from hybridnn.comm.transports.device import Device
+from hybridnn.comm.transports.factory import TransportFactory
+from hybridnn.parallel.grid import ProcessGrid
 from reference.stand_in_device import StandInCupy
 
 if TYPE_CHECKING:
@@ -27,5 +27,5 @@ def data_of(rank: int, shape: tuple[int, ...], dtype: str = "float32") -> NDArra
 def device_group(comm: MPI.Intracomm, name: Any, chunk: int = WHOLE, **how: Any) -> tuple[Group, StandInCupy]:
     """The batch group of all ranks."""
     grid, cupy = ProcessGrid(comm, **how), StandInCupy(comm)
-    grid.carry(Carrier(name, Device(cupy, chunk)))
+    grid.attach_device(TransportFactory(name, Device(cupy, chunk)))
     return grid.batch_group, cupy

@@ -8,9 +8,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from hybridnn.training.run_folder import CONFIG_END
-from hybridnn.training.settings import settings_from
-from hybridnn.training.settings_file import to_toml
+from hybridnn.config.file import to_toml
+from hybridnn.config.settings import settings_from
+from hybridnn.runs.folder import CONFIG_END
 
 __all__ = ["prediction_line", "write_run"]
 

@@ -10,7 +10,7 @@ import pytest
 
 from hybridnn import ProcessGrid
 from hybridnn.comm.group import Group
-from hybridnn.training.step_clock import KINDS
+from hybridnn.training.epoch import KINDS
 from reference.cases import Case, assert_arrays_close, reference, run
 from reference.ranks import this_rank
 from reference.sweeps import sizes_for

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import hybridnn
-from hybridnn.comm.stalls.ranks_text import ranks_text
-from hybridnn.comm.stalls.state import CallState, Finished, Frame, GroupState, RankState
+from hybridnn.diagnostics.stalls.state import CallState, Finished, Frame, GroupState, RankState
+from hybridnn.utils.text import ranks_text
 
 __all__ = ["Job", "collective", "message", "progress", "rank_state"]
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hybridnn.comm.recorder import Event
-from hybridnn.pipeline.execution.routes import Place
+from hybridnn.pipeline.execution.routes import StagePosition
 from hybridnn.pipeline.schedules.instructions import (
     Backward,
     Forward,
@@ -17,7 +17,7 @@ from hybridnn.pipeline.schedules.instructions import (
     SendGradients,
     Update,
 )
-from hybridnn.pipeline.tracing.recorded import Epoch, Lane
+from hybridnn.runs.trace.recorded import Epoch, RankTrace
 
 __all__ = ["communication", "compute", "epoch_of", "file_of", "phase", "two_stages"]
 
@@ -38,8 +38,10 @@ def phase(number: int, start: float, stop: float) -> Event:
     return Event("phase", "training", "", start, stop, 0, number)
 
 
-def places(widths: Widths) -> list[Place]:
-    return [Place(k, b, m) for k, (batch, model) in enumerate(widths) for b in range(batch) for m in range(model)]
+def places(widths: Widths) -> list[StagePosition]:
+    return [
+        StagePosition(k, b, m) for k, (batch, model) in enumerate(widths) for b in range(batch) for m in range(model)
+    ]
 
 
 def epoch_of(
@@ -47,7 +49,7 @@ def epoch_of(
 ) -> Epoch:
     """An epoch of ranks in the order of the grid."""
     assert len(lanes) == len(places(widths))
-    recorded = tuple(Lane(place, tuple(events)) for place, events in zip(places(widths), lanes, strict=True))
+    recorded = tuple(RankTrace(place, tuple(events)) for place, events in zip(places(widths), lanes, strict=True))
     return Epoch(1, method, tuple(widths), recorded, tuple(spans))
 
 

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridnn.training.history import EpochRecord, RunHeader, RunSummary, StepRecord
-from hybridnn.training.resume import Resumed
-from hybridnn.training.run import run_training
-from hybridnn.training.settings import settings_from
+from hybridnn.config.settings import settings_from
+from hybridnn.runs.resume import Resumed
+from hybridnn.runs.run import run_training
+from hybridnn.training.records import EpochRecord, RunHeader, RunSummary, StepRecord
 from reference.network import Network
 
 __all__ = ["FEATURES", "NETWORK", "REGRESSION", "put_checkpoint", "regression_file", "train", "weights_of"]

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hybridnn.runs.folder import run_status
 from hybridnn.study.study_folder import StudyFolder
-from hybridnn.training.run_folder import run_status
 from slurm.cluster import Cluster, Job, edited_script, wait_until
 
 pytestmark = pytest.mark.timeout(1500)

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from hybridnn.errors import SettingError, StoppedBySignal
+from hybridnn.runs.lock import FolderInUse, FolderLock
 from hybridnn.study.launch import train_command
 from hybridnn.study.report.results import read_results
 from hybridnn.study.runner import CellOutcome, StudyRun, plan_study, run_study
 from hybridnn.study.study_file import load_study
 from hybridnn.study.study_folder import StudyFolder
-from hybridnn.training.folder_lock import FolderInUse, FolderLock
 from reference.commands import WITHOUT_PICTURE
 from reference.finished_runs import write_run
 

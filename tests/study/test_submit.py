@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from hybridnn.config.file import to_toml
 from hybridnn.datasets import dataset_info
 from hybridnn.errors import DataError, EnvironmentProblem, SettingError
 from hybridnn.study.study_file import load_study
 from hybridnn.study.study_folder import read_manifest
 from hybridnn.study.submit import SlurmOptions, Submission, array_indices, filled_in, plan_submission, submit
-from hybridnn.training.settings_file import to_toml
 from reference.finished_runs import write_run
 
 STUDY = 'name = "s"\naxes = {ranks = [1, 4], seeds = [0, 1, 2]}'

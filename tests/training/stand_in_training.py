@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from hybridnn import ProcessGrid
-from hybridnn.comm.transports.carrier import Carrier
 from hybridnn.comm.transports.device import Device
+from hybridnn.comm.transports.factory import TransportFactory
 from hybridnn.kernels.cupy_kernels import CupyKernels
 from hybridnn.kernels.device_events import Progress, mark, wait_for
 from hybridnn.kernels.numpy_backend import NUMPY
@@ -151,7 +151,7 @@ def stand_in(
     """A device for the ranks of a grid, which NCCL can connect where `comm` has them and only one axis is used."""
     cupy = StandInCupy(comm)
     device = Device(cupy, CHUNK_BYTES)
-    grid.carry(Carrier(transport, device))
+    grid.attach_device(TransportFactory(transport, device))
     kernels = StandInKernels(cupy, free, device.progress if grid.size > 1 else None)
     record = kernels.record if graphs else None
     return TrainingDevice(kernels, "gpu", "a stand-in", transport, "as the test says", record)

@@ -25,8 +25,8 @@ from hybridnn.datasets import (
 )
 from hybridnn.errors import DataError, GridError, HybridnnError, SettingError
 from hybridnn.nn.learning_rates import Cosine, Step, WarmupLinear
-from hybridnn.training import same_settings
-from hybridnn.training.data_placement import place_data
+from hybridnn.runs.data import place_data
+from hybridnn.training import argument_checks as same_settings
 from reference.nodes import on_nodes
 from reference.ranks import brought_together
 

@@ -13,7 +13,7 @@ import pytest
 
 from hybridnn import MLP, SGD, Adam, ProcessGrid, Trainer
 from hybridnn.nn.mlp import ACTIVATIONS
-from hybridnn.training.history import StepRecord
+from hybridnn.training.records import StepRecord
 from reference.network import Array
 
 if TYPE_CHECKING:

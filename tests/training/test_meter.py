@@ -7,8 +7,8 @@ import pytest
 from hybridnn import ProcessGrid
 from hybridnn.comm import recorder
 from hybridnn.comm.recorder import Recorder
-from hybridnn.training import meter
-from hybridnn.training.meter import Meter, Speed
+from hybridnn.training import records as meter
+from hybridnn.training.records import Meter, Speed
 
 
 class Clock:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from hybridnn import MLP, SGD, ProcessGrid, Trainer
-from hybridnn.comm.placement import fitting_grids
 from hybridnn.parallel.distribution import DISTRIBUTIONS
+from hybridnn.parallel.placement import fitting_grids
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from hybridnn import MLP, ProcessGrid, Trainer
+from hybridnn.config.file import load_settings
 from hybridnn.errors import SettingError
-from hybridnn.training.overlap import overlaps
-from hybridnn.training.settings_file import load_settings
-from hybridnn.training.workload_of import layout_from_settings
+from hybridnn.runs.workload_of import layout_from_settings
+from hybridnn.training.pipelining import overlaps
 
 if TYPE_CHECKING:
     from mpi4py import MPI

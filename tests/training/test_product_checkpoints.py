@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hybridnn import ProcessGrid, Trainer
-from hybridnn.parallel.product_replica import ProductReplica
-from hybridnn.training.checkpoints.reading import newest_sound
-from hybridnn.training.epoch import Reached
+from hybridnn.checkpoints.reading import newest_sound
+from hybridnn.parallel.replicas.fused_update import FusedUpdateReplica
+from hybridnn.training.epoch import StepPosition
 from reference.cases import Case, assert_arrays_close, assert_arrays_same, data, make_trainer, reference
 from reference.nodes import on_nodes
 
@@ -27,7 +27,7 @@ STOPS_AT = 6
 
 def trainer_on(grid: ProcessGrid, case: Case = CASE) -> Trainer:
     trainer = make_trainer(case, grid)
-    assert isinstance(trainer._engine.stages[0].replica, ProductReplica)
+    assert isinstance(trainer._engine.stages[0].replica, FusedUpdateReplica)
     return trainer
 
 
@@ -36,7 +36,7 @@ def first_part(grid: ProcessGrid, folder: Path, case: Case = CASE) -> None:
     trainer = trainer_on(grid, case)
     writer = trainer.checkpoint_writer(folder, "numbers")
 
-    def stops(reached: Reached) -> bool:
+    def stops(reached: StepPosition) -> bool:
         if reached.step == STOPS_AT:
             writer.write(reached.progress())
         return reached.step == STOPS_AT
@@ -114,7 +114,7 @@ def test_goes_on_where_gradients_are_kept(comm: MPI.Intracomm, mpi_tmp_path: Pat
     first_part(ProcessGrid(comm), mpi_tmp_path)
     grid = ProcessGrid(on_nodes(comm, (0, 0, 1)))
     trainer = make_trainer(CASE, grid)
-    assert not isinstance(trainer._engine.stages[0].replica, ProductReplica)
+    assert not isinstance(trainer._engine.stages[0].replica, FusedUpdateReplica)
     checkpoint, _ = newest_sound(mpi_tmp_path, grid.world)
     assert checkpoint is not None
     trainer.restore(checkpoint)

@@ -15,9 +15,9 @@ import pytest
 
 from hybridnn import MLP, SGD, Adam, ProcessGrid, Trainer
 from hybridnn.errors import NonFiniteLossError
-from hybridnn.parallel.product_replica import ProductReplica
-from hybridnn.parallel.replica import OwnReplica
-from hybridnn.parallel.shared_replica import SharedReplica
+from hybridnn.parallel.replicas.fused_update import FusedUpdateReplica
+from hybridnn.parallel.replicas.replica import OwnReplica
+from hybridnn.parallel.replicas.shared_replica import SharedReplica
 from hybridnn.parallel.stage import Stage
 from reference import network as net
 from reference.cases import (
@@ -72,7 +72,7 @@ def replica_of(trainer: Trainer) -> object:
 
 
 def takes_products(trainer: Trainer) -> bool:
-    return isinstance(replica_of(trainer), ProductReplica)
+    return isinstance(replica_of(trainer), FusedUpdateReplica)
 
 
 def split_cases(comm: MPI.Intracomm) -> list[tuple[Case, ProcessGrid]]:
@@ -155,22 +155,22 @@ def test_gradients_are_kept_where_something_else_wants_them(comm: MPI.Intracomm)
 
     with_gradients: type = OwnReplica if comm.size == 1 else SharedReplica
     for optimizer in (pays, SGD(momentum=0.0), SGD(momentum=0.5, dampening=0.5)):
-        assert kind(optimizer) is ProductReplica
+        assert kind(optimizer) is FusedUpdateReplica
     for optimizer in (SGD(weight_decay=0.1), SGD(momentum=0.0, weight_decay=0.1), SGD(nesterov=True), Adam()):
         assert kind(optimizer) is with_gradients
     assert kind(clip_norm=1e9) is with_gradients
     assert kind(sizes=MLP([16, 240, 240, 3])) is with_gradients, "62,643 parameters"
     # Each rank's samples, twice, in arrays of 531 numbers: not more than 70,915.
-    assert kind(batch_size=66 * comm.size) is ProductReplica
+    assert kind(batch_size=66 * comm.size) is FusedUpdateReplica
     assert kind(batch_size=67 * comm.size) is with_gradients
     if comm.size == 1:
-        assert kind(shared_replicas=False) is ProductReplica, "there is nobody to share with"
+        assert kind(shared_replicas=False) is FusedUpdateReplica, "there is nobody to share with"
         return
-    assert kind(shared_replicas=True) is ProductReplica
+    assert kind(shared_replicas=True) is FusedUpdateReplica
     assert kind(shared_replicas=False) is OwnReplica
     assert kind(grid={"pipeline": 2, "batch": 1}) is OwnReplica
     assert kind(grid={"batch": 1, "model": 2}) is OwnReplica, "half of the weights are too few"
-    assert kind(sizes=MLP([16, 352, 352, 3]), grid={"batch": 1, "model": 2}) is ProductReplica, "131,299 parameters"
+    assert kind(sizes=MLP([16, 352, 352, 3]), grid={"batch": 1, "model": 2}) is FusedUpdateReplica, "131,299 parameters"
 
 
 @pytest.mark.in_process(ranks=[2, 3])
@@ -192,7 +192,12 @@ def test_ranks_that_come_late_read_and_write_the_same(comm: MPI.Intracomm, monke
 
         return call
 
-    for owner, name in ((Stage, "forward"), (Stage, "backward"), (SGD, "entry"), (ProductReplica, "whole_gradient")):
+    for owner, name in (
+        (Stage, "forward"),
+        (Stage, "backward"),
+        (SGD, "entry"),
+        (FusedUpdateReplica, "whole_gradient"),
+    ):
         monkeypatch.setattr(owner, name, late(getattr(owner, name)))
     for case in CASES[:3]:
         trainer = make_trainer(case, ProcessGrid(comm))

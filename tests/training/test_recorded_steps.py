@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hybridnn import ProcessGrid, Trainer
-from hybridnn.comm.calls import Call
-from hybridnn.comm.transports.carrier import Carrier
+from hybridnn.comm.recorder import Call
 from hybridnn.comm.transports.device import Device
-from hybridnn.parallel.gradient_reduction import DEVICE_PACE
+from hybridnn.comm.transports.factory import TransportFactory
+from hybridnn.parallel.gradient_reduction import DEVICE_BUCKETS
 from hybridnn.training.device import DeviceOptions, settle_device
-from hybridnn.training.history import StepRecord
+from hybridnn.training.records import StepRecord
 from reference.cases import Case, assert_arrays_close, check_against_reference, data, make_trainer, run
 from reference.stand_in_device import StandInCupy
 from training.device_cases import CASES, CLIPPED, EXACTLY, check
@@ -68,8 +68,10 @@ def test_samples_that_do_not_fit_are_trained_on_without_recordings() -> None:
 def test_batch_ranks_replay_steps(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 21 samples the last minibatch has one, and some ranks none; small buckets travel beside what is computed."""
     uneven = Case(samples=21, optimizer="adamw", schedule="warmup-linear")
-    for bucket_bytes in (DEVICE_PACE.bucket_bytes, 8):
-        monkeypatch.setattr("hybridnn.parallel.replica.DEVICE_PACE", replace(DEVICE_PACE, bucket_bytes=bucket_bytes))
+    for bucket_bytes in (DEVICE_BUCKETS.bucket_bytes, 8):
+        monkeypatch.setattr(
+            "hybridnn.parallel.replicas.replica.DEVICE_BUCKETS", replace(DEVICE_BUCKETS, bucket_bytes=bucket_bytes)
+        )
         for case in (CLIPPED, uneven, replace(CASES["adam"], overlap=False)):
             grid = ProcessGrid(comm, batch=comm.size)
             device = stand_in(grid, "nccl", comm, graphs=True)
@@ -79,7 +81,7 @@ def test_batch_ranks_replay_steps(comm: MPI.Intracomm, monkeypatch: pytest.Monke
 
 @pytest.mark.mpi(ranks=[2])
 def test_replays_count_as_steps(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hybridnn.parallel.replica.DEVICE_PACE", replace(DEVICE_PACE, bucket_bytes=1000))
+    monkeypatch.setattr("hybridnn.parallel.replicas.replica.DEVICE_BUCKETS", replace(DEVICE_BUCKETS, bucket_bytes=1000))
     case, told = Case(epochs=2), []
     for graphs in (False, True):
         grid, figures = ProcessGrid(comm, batch=2), []
@@ -115,7 +117,7 @@ def recorded(comm: MPI.Intracomm) -> tuple[Trainer, StandInCupy]:
 def test_recordings_go_before_the_connection_that_they_use(comm: MPI.Intracomm) -> None:
     """NCCL would wait for them for ever: here when somebody has the grid connected anew while a trainer lives."""
     trainer, cupy = recorded(comm)
-    trainer.grid.carry(Carrier("nccl", Device(cupy)))
+    trainer.grid.attach_device(TransportFactory("nccl", Device(cupy)))
     assert cupy.ended == ["graph", "graph", "connection"]
     trainer.fit(*data(Case()), epochs=1)
     assert cupy.launches[2:] == [3, 1]

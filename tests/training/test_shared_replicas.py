@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 from hybridnn import MLP, SGD, Adam, ProcessGrid, Trainer
+from hybridnn.checkpoints.reading import Checkpoint, newest_sound
 from hybridnn.errors import HybridnnError, SettingError
-from hybridnn.parallel.replica import OwnReplica
-from hybridnn.parallel.shared_replica import SUM_BLOCK, SharedReplica
+from hybridnn.parallel.replicas.replica import OwnReplica
+from hybridnn.parallel.replicas.shared_replica import SUM_BLOCK, SharedReplica
 from hybridnn.parallel.stage import Stage
-from hybridnn.training import replicas
-from hybridnn.training.checkpoints.reading import Checkpoint, newest_sound
+from hybridnn.training import replica_choice as replicas
 from hybridnn.training.pipelining import Pipelining
 from reference.cases import (
     Case,

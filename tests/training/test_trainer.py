@@ -11,7 +11,7 @@ import pytest
 import hybridnn
 from hybridnn import MLP, SGD, Trainer
 from hybridnn.errors import DataError, HybridnnError, NonFiniteLossError, SettingError
-from hybridnn.training.history import EpochRecord, StepRecord
+from hybridnn.training.records import EpochRecord, StepRecord
 from reference.network import Array
 
 

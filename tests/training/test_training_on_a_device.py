@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 
 from hybridnn import MLP, SGD, ProcessGrid, Trainer
+from hybridnn.checkpoints.reading import newest_sound
 from hybridnn.cli.train_view import TrainView
 from hybridnn.comm.agreement import broadcast_text
+from hybridnn.config.settings import DeviceSettings, settings_from
 from hybridnn.datasets import ArrayRows
 from hybridnn.errors import NonFiniteLossError, SettingError
 from hybridnn.kernels.pinned_memory import LEAST_BYTES
-from hybridnn.training.checkpoints.reading import newest_sound
+from hybridnn.runs.run import run_training
+from hybridnn.runs.run_record import read_run
+from hybridnn.runs.trained.weights_source import find_weights
 from hybridnn.training.device import DeviceOptions, TrainingDevice
-from hybridnn.training.epoch import Reached
-from hybridnn.training.run import run_training
-from hybridnn.training.run_record import read_run
-from hybridnn.training.settings import DeviceSettings, settings_from
-from hybridnn.training.trained.weights_source import find_weights
+from hybridnn.training.epoch import StepPosition
 from reference.cases import Case, assert_arrays_close, data, make_trainer, run
 from reference.pipeline_cases import ADAM, DELAYED_CASES, MOMENTUM, PipelineCase, check_pipelined, exact_cases
 from training.device_cases import CASES, CLIPPED, EXACTLY, SPLIT, check
@@ -169,7 +169,7 @@ def test_training_goes_on_from_a_checkpoint(
         first.log_every = 100
         writer = first.checkpoint_writer(folder, "noise")
 
-        def stops(reached: Reached, writer: Any = writer) -> bool:
+        def stops(reached: StepPosition, writer: Any = writer) -> bool:
             if reached.step == 6 and beside:
                 writer.begin(reached.progress())
             elif reached.step == 6:
@@ -255,7 +255,7 @@ def test_a_run_says_on_what_it_computed(
         asked.append(options)
         return stand_in(grid, graphs=options.graphs)
 
-    monkeypatch.setattr("hybridnn.training.run.settle_device", settle)
+    monkeypatch.setattr("hybridnn.runs.run.settle_device", settle)
     settings = settings_from(
         {
             "data": {"name": "digits", "rows": 200},

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from hybridnn import MLP, SGD, ProcessGrid, Trainer
+from hybridnn.checkpoints.reading import newest_sound
 from hybridnn.comm.partition import block_sizes, block_slice
 from hybridnn.errors import NonFiniteLossError, SettingError
-from hybridnn.parallel.gradient_reduction import STAGED_PACE, Pace
-from hybridnn.parallel.shared_replica import SharedReplica
-from hybridnn.training.checkpoints.reading import newest_sound
+from hybridnn.parallel.gradient_reduction import STAGED_BUCKETS, BucketConfig
+from hybridnn.parallel.replicas.shared_replica import SharedReplica
+from hybridnn.runs.report import wire_words
 from hybridnn.training.pipelining import Pipelining
-from hybridnn.training.run_report import wire_words
 from reference import network as net
 from reference import serial
 from reference.cases import (
@@ -117,13 +117,13 @@ def test_gradients_of_a_device_are_rounded_by_the_host(
     comm: MPI.Intracomm, transport: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In one piece, and in small ones of which several are under way."""
-    small = Pace(400, 200, 3, single_blocks=False)
+    small = BucketConfig(400, 200, 3, single_blocks=False)
     for case, overlap, words, pace in (
-        (CASES[0], True, "bfloat16", STAGED_PACE),
-        (CASES[1], False, "float16", STAGED_PACE),
+        (CASES[0], True, "bfloat16", STAGED_BUCKETS),
+        (CASES[1], False, "float16", STAGED_BUCKETS),
         (CASES[2], True, "bfloat16", small),
     ):
-        monkeypatch.setattr("hybridnn.parallel.replica.STAGED_PACE", pace)
+        monkeypatch.setattr("hybridnn.parallel.replicas.replica.STAGED_BUCKETS", pace)
         grid = ProcessGrid(on_nodes(comm, range(comm.size)))
         device = stand_in(grid, transport, comm)
         own = replace(case, shared_replicas=False, overlap=overlap)

@@ -1,19 +1,53 @@
-"""A rank's GPU as its transports see it: streams for copies and for NCCL, events, pinned memory."""
+"""A rank's GPU as its transports see it: streams for copies and for NCCL, events, pinned memory.
+
+Calls of MPI that may begin only when a device has come so far, in the order in which they were asked for.
+"""
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable
 from time import sleep
 from typing import Any
 
 from numpy.typing import NDArray
 
 from hybridnn.comm.mpi import import_mpi
-from hybridnn.comm.transports.departures import Departures
 from hybridnn.comm.transports.transport import Array
-from hybridnn.kernels.device_events import mark, wait_for
+from hybridnn.kernels.device_events import has_passed, mark, wait_for
 from hybridnn.kernels.pinned_memory import PinnedMemory
 
-__all__ = ["CHUNK_BYTES", "Device"]
+
+class DeferredCalls:
+    """A queue over all groups of a rank.
+
+    MPI wants the collectives of a group, and the messages between two ranks, in the same order on both sides; here
+    all calls keep the order in which the rank made them. They wait for this rank's own device, and with NCCL for the
+    collectives that it was told before, which all ranks are told in one order: so the queue always empties.
+
+    Parameters
+    ----------
+    cupy : module
+    """
+
+    def __init__(self, cupy: Any) -> None:
+        self._cupy = cupy
+        self._waiting: deque[tuple[Any, Callable[[], None]]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, ready: Any, depart: Callable[[], None]) -> None:
+        """Call `depart` once the event `ready`, if there is one, is done, and after all calls added before."""
+        self._waiting.append((ready, depart))
+        self.poll()
+
+    def poll(self) -> None:
+        """Make the calls that can be made."""
+        waiting = self._waiting
+        while waiting and (waiting[0][0] is None or has_passed(self._cupy, waiting[0][0])):
+            waiting.popleft()[1]()
+
 
 CHUNK_BYTES = 2**22
 """Bytes of one staged message: the copy of a chunk runs beside the messages of those before it."""
@@ -35,7 +69,7 @@ class Device:
     ----------
     cupy : module
     chunk_bytes : int
-    departures : Departures
+    departures : DeferredCalls
         Calls of MPI that wait for the device.
     pinned : PinnedMemory
     collectives : Stream
@@ -44,7 +78,7 @@ class Device:
 
     def __init__(self, cupy: Any, chunk_bytes: int = CHUNK_BYTES) -> None:
         self.cupy, self.chunk_bytes = cupy, chunk_bytes
-        self.departures, self._mpi = Departures(cupy), import_mpi()
+        self.departures, self._mpi = DeferredCalls(cupy), import_mpi()
         self.pinned = PinnedMemory(cupy)
         # A stream for each direction: a device copies both ways at once.
         self._outward = cupy.cuda.Stream(non_blocking=True)

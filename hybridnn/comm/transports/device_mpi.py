@@ -5,11 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from hybridnn.comm.transports.staging import DEAL_TAG, Staging
-from hybridnn.comm.transports.transfer import Transfer
+from hybridnn.comm.transports.staging import DEAL_TAG, Staging, Transfer
 from hybridnn.comm.transports.transport import Array
-
-__all__ = ["DeviceMpi"]
 
 
 class DeviceMpi(Staging):

@@ -8,12 +8,9 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from hybridnn.comm.large_messages import deal_by_messages, offsets_of, pieces, row_layout
 from hybridnn.comm.mpi import import_mpi
-from hybridnn.comm.partition import block_slice
+from hybridnn.comm.partition import block_slice, deal_by_messages, offsets_of, pieces, row_layout
 from hybridnn.comm.transports.transport import Recordings
-
-__all__ = ["Direct"]
 
 
 class Direct:

@@ -7,8 +7,6 @@ from typing import Any, Protocol
 
 import numpy as np
 
-__all__ = ["Array", "Recordings", "Transport", "copy_rows", "is_on_host"]
-
 Array = Any
 """An array of the host or of a device, contiguous."""
 

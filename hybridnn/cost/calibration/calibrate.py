@@ -1,30 +1,149 @@
-"""Measuring a machine: messages, collectives, overlap, computing and memory, put together as a `Machine`."""
+"""Measuring a machine: messages, collectives, overlap, computing and memory, put together as a `Machine`.
+
+What a calibration ran on: processor, memory, libraries, and how busy the machine was.
+
+Whether a calibration can be trusted: its errors on what was held out, its noise, and other work on the machine.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import platform
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from statistics import mean
 
-from hybridnn.comm.agreement import broadcast_text
-from hybridnn.comm.grid import ProcessGrid
+import numpy as np
+
+from hybridnn.comm.agreement import agree, broadcast_text
+from hybridnn.comm.mpi import library_version
 from hybridnn.comm.threads import cores_of_node, limit_blas_threads
-from hybridnn.cost.calibration.communication import measure_communication, measure_reduction
+from hybridnn.cost.calibration.communication import measure_communication, measure_overlap, measure_reduction
 from hybridnn.cost.calibration.compute import ComputeError, calibrate_compute
 from hybridnn.cost.calibration.compute_steps import StepTimer
-from hybridnn.cost.calibration.fitted import FittedOperation, fit_operations
-from hybridnn.cost.calibration.host import host_facts, memory_bytes_per_rank
-from hybridnn.cost.calibration.overlap import measure_overlap
-from hybridnn.cost.calibration.verdict import judge, other_load
-from hybridnn.cost.machine.machine import CollectiveCost, Link, Machine, Overlap, Segment
+from hybridnn.cost.calibration.fit import LARGE_BYTES, FittedOperation, fit_operations
+from hybridnn.cost.machine.compute import Compute
+from hybridnn.cost.machine.machine import CollectiveCost, Machine, NetworkLink, Overlap, Quality, Segment
+from hybridnn.errors import SettingError
+from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.pipeline.partition.stage_partition import USUAL
 
-__all__ = ["Calibration", "calibrate"]
+
+def host_facts(grid: ProcessGrid, threads: int) -> dict[str, str]:
+    """Where and with what this rank runs, for people."""
+    facts = {
+        "date": f"{datetime.now():%Y-%m-%d %H:%M}",
+        "host": platform.node(),
+        "processor": _proc_value("/proc/cpuinfo", "model name") or platform.processor() or platform.machine(),
+        "mpi": library_version(),
+        "numpy": f"{np.__version__}, {_blas()}",
+        "threads_per_rank": str(threads),
+        "ranks": str(grid.size),
+        "nodes": str(grid.nodes),
+    }
+    if hasattr(os, "getloadavg"):
+        facts["load_average"] = ", ".join(f"{load:.2f}" for load in os.getloadavg()) + " (1, 5 and 15 minutes, before)"
+    return facts
+
+
+def memory_bytes_per_rank(grid: ProcessGrid) -> float:
+    """Memory that is free on a node for each rank there, on the node that has least; collective.
+
+    Raises
+    ------
+    SettingError
+        If the system does not say.
+    """
+    least = np.array([-agree(grid.world, _free_memory) / grid.node_group.size])
+    grid.world.allreduce(least, "max")
+    return -float(least[0])
+
+
+def _free_memory() -> float:
+    """Bytes that this node could give to new processes."""
+    available = _proc_value("/proc/meminfo", "MemAvailable")
+    if available:
+        return 1024.0 * int(available.split()[0])
+    try:
+        return float(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    except (AttributeError, ValueError, OSError):
+        raise SettingError("--memory", None, "this system does not say how much is free; give bytes per rank") from None
+
+
+def _proc_value(path: str, key: str) -> str:
+    """Text behind the first ``key:`` of a file of ``/proc``; empty where there is none."""
+    try:
+        lines = Path(path).read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return ""
+    return next((line.partition(":")[2].strip() for line in lines if line.partition(":")[0].strip() == key), "")
+
+
+def _blas() -> str:
+    from threadpoolctl import threadpool_info
+
+    pools = [pool for pool in threadpool_info() if pool["user_api"] == "blas"]
+    return f"{pools[0]['internal_api']} {pools[0]['version']}" if pools else "unknown BLAS"
+
+
+def judge(
+    fits: Iterable[FittedOperation], errors: Sequence[ComputeError], compute: Iterable[Compute], load: float, ranks: int
+) -> Quality:
+    """The quality of a calibration.
+
+    Parameters
+    ----------
+    fits : iterable of FittedOperation
+    errors : sequence of ComputeError
+    compute : iterable of Compute
+    load : float
+        Load average of the busiest node before the measurement.
+    ranks : int
+        Ranks times threads of this job on that node.
+    """
+    judged = sorted([*_of_communication(fits), *_of_computing(errors)])
+    error, what = judged[-1] if judged else (0.0, "nothing was held out")
+    noise = max(entry.noise for entry in compute)
+    return Quality(held_out_error=error, held_out_of=what, noise=noise, load_average=load, busy_ranks=ranks)
+
+
+def other_load(grid: ProcessGrid, threads: int) -> tuple[float, int]:
+    """Load average of the last minute, and ranks times threads, on the node with most load beside them; collective."""
+    own = grid.node_group.size * threads
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    loads = np.zeros((grid.size, 2))
+    loads[grid.rank] = load, own
+    grid.world.allgather_rows(loads)
+    most = max(loads.tolist(), key=lambda pair: pair[0] - pair[1])
+    return float(most[0]), int(most[1])
+
+
+def _of_communication(fits: Iterable[FittedOperation]) -> Iterator[tuple[float, str]]:
+    """Mean error on the held-out sizes of 64 KiB and more, or on all where none is so large."""
+    for fit in fits:
+        error = fit.held_out_error(LARGE_BYTES) or fit.held_out_error()
+        if error is not None:
+            yield error.mean, f"{fit.operation} among {fit.cost.ranks} ranks"
+
+
+def _of_computing(errors: Iterable[ComputeError]) -> Iterator[tuple[float, str]]:
+    """Mean over the kinds of pass, each weighted by seconds, for every precision and number of busy ranks."""
+    kinds: defaultdict[tuple[str, int], list[float]] = defaultdict(list)
+    for error in errors:
+        if error.samples:
+            kinds[error.dtype, error.busy_ranks].append(error.mean)
+    for (dtype, busy), means in kinds.items():
+        yield mean(means), f"passes in {dtype} with {busy} busy rank{'s' * (busy > 1)}"
+
 
 DTYPES = ("float32", "float64")
 COMMUNICATION_SHARE, OVERLAP_SHARE = 0.5, 0.1
 """Parts of the time; computing has the rest."""
 
-USUAL_LINK = Link(segments=(Segment(alpha_seconds=USUAL.alpha, beta_seconds_per_byte=USUAL.beta),))
+USUAL_LINK = NetworkLink(segments=(Segment(alpha_seconds=USUAL.alpha, beta_seconds_per_byte=USUAL.beta),))
 """Stands for a link that could not be measured."""
 
 
@@ -72,7 +191,7 @@ def calibrate(
     seed : int
         Of what is random: sizes, shapes and their order.
     time_step : callable
-        Times steps of training on one rank; `hybridnn.training.timed_run.TrainingTimer`.
+        Times steps of training on one rank; `hybridnn.runs.timed_run.TrainingTimer`.
     name : str, optional
         Of the machine; the name of the host by default.
     memory_bytes : float, optional
@@ -86,8 +205,8 @@ def calibrate(
         If `memory_bytes` is not given and the system does not say.
     """
     memory = memory_bytes_per_rank(grid) if memory_bytes is None else memory_bytes
-    threads = limit_blas_threads(grid).count
-    cores = cores_of_node(grid)
+    threads = limit_blas_threads(grid.node_group).count
+    cores = cores_of_node(grid.node_group)
     load, own = other_load(grid, threads)
     about = host_facts(grid, threads) | {"cores_per_node": str(cores), "seconds": f"{seconds:g}", "seed": str(seed)}
     about["how"] = "one group of ranks at a time, while the others slept; one pair at a time for messages"
@@ -130,16 +249,16 @@ def _overlap(grid: ProcessGrid, seconds: float, fits: tuple[FittedOperation, ...
     return Overlap(hidden_fraction=hidden, compute_slowdown=slowdown, nonblocking_factor=factor)
 
 
-def _link(fits: tuple[FittedOperation, ...], *, spans_nodes: bool) -> Link | None:
+def _link(fits: tuple[FittedOperation, ...], *, spans_nodes: bool) -> NetworkLink | None:
     found = [fit.cost for fit in fits if fit.operation == "send" and fit.cost.spans_nodes == spans_nodes]
-    return Link(segments=found[0].segments) if found else None
+    return NetworkLink(segments=found[0].segments) if found else None
 
 
 def _collectives(fits: tuple[FittedOperation, ...]) -> tuple[CollectiveCost, ...]:
     return tuple(fit.cost for fit in fits if fit.operation not in ("send", "iallreduce"))
 
 
-def _missing(grid: ProcessGrid, inside: Link | None) -> tuple[str, ...]:
+def _missing(grid: ProcessGrid, inside: NetworkLink | None) -> tuple[str, ...]:
     """What the job had too few ranks for."""
     if grid.size == 1:
         link = f"alpha {USUAL.alpha:g} s and beta {USUAL.beta:g} s per byte, usual inside a node, stand for the link"

@@ -2,6 +2,8 @@
 
 All sizes of a group take turns in random order, round after round, so that a disturbance hits few turns of each; the
 median over the rounds counts. Ranks that are not in the group sleep.
+
+Measuring what an all-reduce during computation costs: how much of it hides, and how it slows the computation.
 """
 
 from __future__ import annotations
@@ -16,15 +18,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridnn.comm.grid import ProcessGrid
 from hybridnn.comm.group import Group
-from hybridnn.comm.large_messages import pieces
-from hybridnn.comm.meeting import meet_asleep
+from hybridnn.comm.partition import pieces
 from hybridnn.comm.request import Request
-from hybridnn.cost.calibration.samples import ITEMSIZE, Case, Sample, measured_groups, plan_cases
-from hybridnn.parallel.gradient_reduction import IN_FLIGHT, PIECE_BYTES
-
-__all__ = ["measure_communication", "measure_reduction"]
+from hybridnn.cost.calibration.samples import (
+    ITEMSIZE,
+    CollectiveCase,
+    TimedCase,
+    measured_groups,
+    meet_asleep,
+    plan_cases,
+)
+from hybridnn.parallel.gradient_reduction import BUCKET_BYTES, IN_FLIGHT, PIECE_BYTES, GradientReducer
+from hybridnn.parallel.grid import ProcessGrid
 
 BATCH_SECONDS = 2e-4
 """Short operations are repeated until a turn takes about so long, against the noise of the clock and of the barrier
@@ -38,7 +44,7 @@ Array = NDArray[np.float32]
 
 def measure_communication(
     grid: ProcessGrid, seconds: float, seed: int, report: Callable[[str], None] = lambda text: None
-) -> tuple[Sample, ...]:
+) -> tuple[TimedCase, ...]:
     """Measure every group of `measured_groups` in turn; collective over the grid, and the same result on every rank.
 
     Parameters
@@ -52,7 +58,7 @@ def measure_communication(
     report : callable
         Told what is measured next.
     """
-    samples: list[Sample] = []
+    samples: list[TimedCase] = []
     groups = measured_groups(_nodes_of_ranks(grid))
     for index, measured in enumerate(groups):
         share = seconds / len(groups)
@@ -68,7 +74,7 @@ def measure_communication(
         meet_asleep(grid.world)
         grid.world.allreduce(medians, "max")
         samples += [
-            Sample(
+            TimedCase(
                 case.operation,
                 ranks,
                 measured.spans_nodes,
@@ -97,7 +103,7 @@ def measure_reduction(group: Group) -> float:
 
 
 def _time_cases(
-    group: Group, cases: tuple[Case, ...], seconds: float, generator: np.random.Generator
+    group: Group, cases: tuple[CollectiveCase, ...], seconds: float, generator: np.random.Generator
 ) -> NDArray[np.float64]:
     """Median seconds of every case over as many rounds as fit the time, each of the slowest rank."""
     buffer = np.zeros(max(case.nbytes for case in cases) // ITEMSIZE, np.float32)
@@ -120,7 +126,7 @@ def _time_cases(
             return result
 
 
-def _repeats(case: Case, seconds: float) -> int:
+def _repeats(case: CollectiveCase, seconds: float) -> int:
     # A root could begin its next broadcast before the others have ended the last.
     return 1 if case.operation == "broadcast" else min(MOST_REPEATS, ceil(BATCH_SECONDS / seconds))
 
@@ -176,3 +182,102 @@ def _nodes_of_ranks(grid: ProcessGrid) -> list[int]:
     nodes[grid.rank] = first[0]
     grid.world.allgather_rows(nodes)
     return nodes.tolist()
+
+
+LAYERS = 16
+"""Buckets of the measured gradient, of one layer each."""
+WIDTH = 128
+"""Rows and columns of the matrices; their product takes about a tenth of a millisecond."""
+LEAST_OVERLAP_ROUNDS = 3
+
+
+def measure_overlap(group: Group, seconds: float) -> tuple[float, float]:
+    """All-reduce a gradient in buckets beside matrix products that take about as long, as a backward pass does.
+
+    Parameters
+    ----------
+    group : Group
+        Two ranks or more; collective.
+    seconds : float
+        Time for it.
+
+    Returns
+    -------
+    hidden_fraction : float
+        Part of the time of the all-reduce alone that passes behind the products when they are computed meanwhile.
+    compute_slowdown : float
+        Time of the products with messages under way over their time without, at least 1. Where nothing hides and the
+        messages take even longer than alone, that is counted here, so that the whole time is met.
+    """
+    trial = _Trial(group)
+    trial.balance(*_slowest(group, trial.alone()))
+    start = perf_counter()
+    rounds: list[list[float]] = []
+    while len(rounds) < LEAST_OVERLAP_ROUNDS or rounds[-1][-1] < seconds:
+        # The clock travels along, so that all ranks agree when to stop.
+        rounds.append(_slowest(group, (*trial.alone(), *trial.together(), perf_counter() - start)))
+    compute, messages, compute_beside, total, _ = np.median(rounds, axis=0).tolist()
+    # Of the slowest rank each: what a rank waits because another computes for longer is not the messages'.
+    hidden = 1 - (total - compute_beside) / messages
+    slowed = compute_beside if hidden >= 0 else total - messages
+    return min(max(hidden, 0.0), 1.0), max(slowed / compute, 1.0)
+
+
+def _slowest(group: Group, times: tuple[float, ...]) -> list[float]:
+    slowest = np.array(times)
+    group.allreduce(slowest, "max")
+    return [float(time) for time in slowest]
+
+
+class _Trial:
+    """A gradient of several layers, and products to compute after each becomes ready."""
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        self._gradient = np.zeros(LAYERS * BUCKET_BYTES // ITEMSIZE, np.float32)
+        self._ends = [(layer + 1) * BUCKET_BYTES // ITEMSIZE for layer in range(LAYERS)]
+        generator = np.random.default_rng(0)
+        self._left, self._right = generator.standard_normal((2, WIDTH, WIDTH), np.float32)
+        self._product = np.empty_like(self._left)
+        self._products = 1
+        self.alone()  # opens connections and touches memory
+
+    def balance(self, compute_seconds: float, message_seconds: float) -> None:
+        """Compute so many products for each layer that all together take about as long as the messages."""
+        self._products = max(1, round(self._products * message_seconds / compute_seconds))
+
+    def alone(self) -> tuple[float, float]:
+        """Seconds of the products, and of the messages, one after the other."""
+        self._group.barrier()
+        start = perf_counter()
+        for _ in range(LAYERS):
+            self._compute()
+        compute = perf_counter() - start
+        self._group.barrier()
+        start = perf_counter()
+        reducer = self._reducer()
+        for layer in reversed(range(LAYERS)):
+            reducer.ready(layer)
+        reducer.finish()
+        return compute, perf_counter() - start
+
+    def together(self) -> tuple[float, float]:
+        """Seconds in the products, and in all, with messages under way."""
+        self._group.barrier()
+        start = perf_counter()
+        compute = 0.0
+        reducer = self._reducer()
+        for layer in reversed(range(LAYERS)):
+            reducer.ready(layer)
+            begun = perf_counter()
+            self._compute()
+            compute += perf_counter() - begun
+        reducer.finish()
+        return compute, perf_counter() - start
+
+    def _reducer(self) -> GradientReducer:
+        return GradientReducer(self._group, self._gradient, self._ends, overlap=True)
+
+    def _compute(self) -> None:
+        for _ in range(self._products):
+            np.matmul(self._left, self._right, out=self._product)

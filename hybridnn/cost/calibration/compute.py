@@ -1,19 +1,21 @@
-"""Calibrating what computing costs: samples on all ranks of a node at once and on one alone, and fits to them."""
+"""Calibrating what computing costs: samples on all ranks of a node at once and on one alone, and fits to them.
+
+How much longer computing takes than its median, for the last of ranks that wait for each other.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridnn.comm.grid import ProcessGrid
 from hybridnn.comm.group import Group
-from hybridnn.comm.meeting import meet_asleep
 from hybridnn.cost.calibration.compute_samples import (
-    Crowd,
+    ConcurrentRanks,
     ElementSample,
     PassSample,
     measure_elements,
@@ -21,12 +23,49 @@ from hybridnn.cost.calibration.compute_samples import (
 )
 from hybridnn.cost.calibration.compute_steps import StepTimer, fit_element, fit_steps, measure_steps
 from hybridnn.cost.calibration.fit import LinearFit, fit_linear
-from hybridnn.cost.calibration.noise import fit_noise
+from hybridnn.cost.calibration.samples import meet_asleep
 from hybridnn.cost.machine.compute import ActivationCost, Compute, ElementCost, PassCost
 from hybridnn.nn.mlp import ACTIVATIONS
-from hybridnn.pipeline.partition.layer_passes import LayerSeconds
+from hybridnn.parallel.grid import ProcessGrid
+from hybridnn.pipeline.partition.layer_profile import LayerSeconds
 
-__all__ = ["ComputeError", "calibrate_compute"]
+QUARTILES = 0.25, 0.75
+
+TRIMMED = 0.1
+"""Share of the networks left out at both ends."""
+
+
+def fit_noise(networks: Sequence[Sequence[float]]) -> float:
+    """Mean delay of a computation relative to its median, with delays taken as exponential.
+
+    The distance between the quartiles of a network's rounds is divided by what it is expected to be for exponential
+    delays of mean 1; the trimmed mean over the networks counts. So neither a few slow rounds nor a few networks that
+    met another job decide it.
+
+    Parameters
+    ----------
+    networks : sequence of sequence of float
+        Seconds of a computation, two times or more, for each of several.
+
+    Notes
+    -----
+    Of n exponential delays of mean 1 the i-th smallest is expected to be 1/n + 1/(n-1) + ... + 1/(n-i+1) (Renyi 1953).
+    Quartiles are interpolated linearly between delays, and their expectations between these.
+    """
+    found = sorted(_spread(rounds) / (_expected_spread(len(rounds)) * float(np.median(rounds))) for rounds in networks)
+    cut = int(TRIMMED * len(found))
+    return float(np.mean(found[cut : len(found) - cut]))
+
+
+def _spread(seconds: Sequence[float]) -> float:
+    low, high = np.quantile(seconds, QUARTILES)
+    return float(high - low)
+
+
+@lru_cache
+def _expected_spread(count: int) -> float:
+    return _spread(np.cumsum(1 / np.arange(count, 0, -1)).tolist())
+
 
 PASSES = LayerSeconds._fields
 CACHES = tuple(2.0**power for power in range(17, 26))
@@ -106,7 +145,7 @@ def calibrate_compute(
 def _calibrate(
     dtype: str, ranks: Group, budget: float, seed: int, time_step: StepTimer
 ) -> tuple[Compute, list[ComputeError]]:
-    generator, crowd = np.random.default_rng([seed, ranks.size]), Crowd(ranks)
+    generator, crowd = np.random.default_rng([seed, ranks.size]), ConcurrentRanks(ranks)
     networks = measure_passes(dtype, budget * SHARES["passes"], generator, crowd)
     elements = measure_elements(dtype, budget * SHARES["elements"], generator, crowd)
     steps = measure_steps(dtype, budget * SHARES["steps"], generator, crowd, time_step)

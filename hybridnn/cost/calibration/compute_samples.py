@@ -19,18 +19,7 @@ from numpy.typing import NDArray
 from hybridnn.comm.group import Group
 from hybridnn.kernels import numpy_kernels as kernels
 from hybridnn.nn.mlp import ACTIVATIONS, MLP
-from hybridnn.pipeline.partition.layer_passes import LayerSeconds, layer_passes, time_passes
-
-__all__ = [
-    "ELEMENT_KINDS",
-    "Crowd",
-    "ElementSample",
-    "PassSample",
-    "TimedNetwork",
-    "draw_shape",
-    "measure_elements",
-    "measure_passes",
-]
+from hybridnn.pipeline.partition.layer_profile import LayerSeconds, layer_passes, time_passes
 
 WIDTHS = 4, 2600
 """Widths of layers, drawn evenly on a logarithmic scale; the network's last layer may be narrower."""
@@ -107,7 +96,7 @@ def draw_shape(generator: np.random.Generator) -> tuple[list[int], int]:
             return sizes, samples
 
 
-class Crowd:
+class ConcurrentRanks:
     """Ranks that compute at the same time; alone, one of them.
 
     Parameters
@@ -126,7 +115,7 @@ class Crowd:
 
 
 def measure_passes(
-    dtype: str, budget_seconds: float, generator: np.random.Generator, crowd: Crowd
+    dtype: str, budget_seconds: float, generator: np.random.Generator, crowd: ConcurrentRanks
 ) -> list[TimedNetwork]:
     """Time the passes of random networks without activations until the budget is spent.
 
@@ -148,7 +137,7 @@ def measure_passes(
 
 
 def measure_elements(
-    dtype: str, budget_seconds: float, generator: np.random.Generator, crowd: Crowd
+    dtype: str, budget_seconds: float, generator: np.random.Generator, crowd: ConcurrentRanks
 ) -> list[ElementSample]:
     """Time element-wise work of all kinds on arrays of random sizes until the budget is spent, once each at least."""
     works = list(_WORKS.items())

@@ -14,22 +14,10 @@ from typing import Protocol
 
 import numpy as np
 
-from hybridnn.cost.calibration.compute_samples import Crowd, draw_shape
+from hybridnn.cost.calibration.compute_samples import ConcurrentRanks, draw_shape
 from hybridnn.cost.calibration.fit import fit_linear
 from hybridnn.cost.machine.compute import ElementCost
 from hybridnn.nn.mlp import MLP
-
-__all__ = [
-    "SLOTS",
-    "StepCase",
-    "StepCosts",
-    "StepSample",
-    "StepTimer",
-    "TimedStep",
-    "fit_element",
-    "fit_steps",
-    "measure_steps",
-]
 
 SLOTS: Mapping[str, int] = MappingProxyType({"sgd": 0, "momentum": 1, "adam": 2})
 """Arrays that each optimizer keeps beside weights and gradients."""
@@ -104,7 +92,7 @@ class StepSample:
 
 
 def measure_steps(
-    dtype: str, budget_seconds: float, generator: np.random.Generator, crowd: Crowd, time_step: StepTimer
+    dtype: str, budget_seconds: float, generator: np.random.Generator, crowd: ConcurrentRanks, time_step: StepTimer
 ) -> list[StepSample]:
     """Time steps of random networks until the budget is spent; every rank of the crowd the same at the same time."""
     found: list[StepSample] = []

@@ -1,6 +1,8 @@
 """From measured seconds to coefficients that are not negative: linear models, alpha and beta by size, algorithms.
 
 All fits minimize the relative error, so that 10 % of a microsecond count as much as 10 % of a second.
+
+The fits of all measured operations, and how well each predicts the sizes that were held out of it.
 """
 
 from __future__ import annotations
@@ -9,17 +11,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise
 from math import inf, log, sqrt
-from statistics import median
+from statistics import mean, median
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import nnls
 
-from hybridnn.cost.collectives import ALGORITHMS, counts
-from hybridnn.cost.counts import Counts
+from hybridnn.cost.calibration.samples import TimedCase
+from hybridnn.cost.collectives import ALGORITHMS, CommunicationCounts, counts
 from hybridnn.cost.machine.machine import CollectiveCost, Segment
-
-__all__ = ["LinearFit", "fit_collective", "fit_linear", "fit_segments"]
 
 Timing = tuple[int, float]
 """Bytes and seconds."""
@@ -97,7 +97,7 @@ def fit_linear(features: ArrayLike, seconds: ArrayLike) -> LinearFit:
 
 def fit_segments(
     timings: Iterable[Timing],
-    counts_of: Callable[[int], Counts] = lambda nbytes: Counts(1, nbytes),
+    counts_of: Callable[[int], CommunicationCounts] = lambda nbytes: CommunicationCounts(1, nbytes),
     max_segments: int = SEGMENTS,
 ) -> tuple[Segment, ...]:
     """Alpha and beta by size.
@@ -183,7 +183,7 @@ def fit_collective(
     return candidates[best]
 
 
-def _in_group(operation: str, algorithm: str, ranks: int) -> Callable[[int], Counts]:
+def _in_group(operation: str, algorithm: str, ranks: int) -> Callable[[int], CommunicationCounts]:
     return lambda nbytes: counts(operation, algorithm, nbytes, ranks)
 
 
@@ -255,3 +255,120 @@ def _carried_error(costs: Sequence[CollectiveCost], timings: Mapping[int, Sequen
         for nbytes, seconds in timings[other.ranks]
     ]
     return float(np.mean(errors)) if errors else 0.0
+
+
+LARGE_BYTES = 1 << 16
+"""Sizes for which the accuracy of a machine file is stated."""
+
+NONBLOCKING = {"iallreduce": "allreduce"}
+
+
+@dataclass(frozen=True)
+class HeldOutError:
+    """Relative error of predicted seconds on sizes that were held out of the fit.
+
+    Attributes
+    ----------
+    sizes : int
+        How many.
+    mean, max : float
+    """
+
+    sizes: int
+    mean: float
+    max: float
+
+
+@dataclass(frozen=True)
+class FittedOperation:
+    """A measured operation in a group, what was fitted, and its samples.
+
+    Attributes
+    ----------
+    operation : str
+        As in `Case`.
+    cost : CollectiveCost
+        Of ``"iallreduce"`` that of the blocking all-reduce.
+    factor : float
+        On its seconds: 1, but for ``"iallreduce"``.
+    samples : tuple of TimedCase
+        Fitted and held out.
+    """
+
+    operation: str
+    cost: CollectiveCost
+    factor: float
+    samples: tuple[TimedCase, ...]
+
+    def seconds(self, nbytes: int) -> float:
+        """Predicted seconds in the group that was measured."""
+        return self.cost.seconds(nbytes, self.cost.ranks) * self.factor
+
+    def held_out_error(self, least_bytes: int = 0) -> HeldOutError | None:
+        """Error on held-out sizes from `least_bytes` up; None if there are none."""
+        errors = [
+            abs(self.seconds(sample.nbytes) / sample.seconds - 1)
+            for sample in self.samples
+            if sample.held_out and sample.nbytes >= least_bytes
+        ]
+        return HeldOutError(len(errors), mean(errors), max(errors)) if errors else None
+
+
+def fit_operations(samples: Sequence[TimedCase]) -> tuple[FittedOperation, ...]:
+    """Fit every operation inside a node and across nodes, for every size of group.
+
+    The non-blocking all-reduce is the blocking one times a factor, the same for all sizes and groups.
+    """
+    kinds = dict.fromkeys((sample.operation, sample.spans_nodes) for sample in samples)
+    fits = [
+        fitted
+        for operation, spans_nodes in kinds
+        if operation not in NONBLOCKING
+        for fitted in _fit(operation, spans_nodes, samples)
+    ]
+    factor = nonblocking_factor(samples, fits)
+    for operation, spans_nodes in kinds:
+        if operation in NONBLOCKING:
+            blocking = [
+                fit for fit in fits if fit.operation == NONBLOCKING[operation] and fit.cost.spans_nodes == spans_nodes
+            ]
+            fits += [
+                FittedOperation(operation, fit.cost, factor, _of(samples, operation, spans_nodes, fit.cost.ranks))
+                for fit in blocking
+            ]
+    return tuple(fits)
+
+
+def nonblocking_factor(samples: Sequence[TimedCase], fits: Sequence[FittedOperation]) -> float:
+    """Median over sizes and groups of the time of a non-blocking all-reduce over that of the fitted blocking one.
+
+    Large sizes count where there are some; held-out ones do not. Without samples it is 1.
+    """
+    costs = {(fit.cost.ranks, fit.cost.spans_nodes): fit.cost for fit in fits if fit.operation in NONBLOCKING.values()}
+    ratios = [
+        (sample.nbytes, sample.seconds / costs[sample.ranks, sample.spans_nodes].seconds(sample.nbytes, sample.ranks))
+        for sample in samples
+        if sample.operation in NONBLOCKING and not sample.held_out
+    ]
+    large = [ratio for nbytes, ratio in ratios if nbytes >= LARGE_BYTES]
+    return median(large or [ratio for _, ratio in ratios] or [1.0])
+
+
+def _fit(operation: str, spans_nodes: bool, samples: Sequence[TimedCase]) -> list[FittedOperation]:
+    by_ranks: dict[int, list[tuple[int, float]]] = {}
+    for sample in samples:
+        if (sample.operation, sample.spans_nodes, sample.held_out) == (operation, spans_nodes, False):
+            by_ranks.setdefault(sample.ranks, []).append((sample.nbytes, sample.seconds))
+    fits = []
+    for cost in fit_collective(operation, by_ranks, spans_nodes=spans_nodes):
+        own = _of(samples, operation, spans_nodes, cost.ranks)
+        large = FittedOperation(operation, cost, 1.0, own).held_out_error(LARGE_BYTES)
+        found = {"held_out_error": large.mean if large else None, "ranks_per_node": own[0].ranks_per_node}
+        judged = cost.model_copy(update=found)
+        fits.append(FittedOperation(operation, judged, 1.0, own))
+    return fits
+
+
+def _of(samples: Sequence[TimedCase], operation: str, spans_nodes: bool, ranks: int) -> tuple[TimedCase, ...]:
+    wanted = (operation, spans_nodes, ranks)
+    return tuple(sample for sample in samples if (sample.operation, sample.spans_nodes, sample.ranks) == wanted)

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hybridnn.cost.calibration.fitted import FittedOperation
+from hybridnn.cost.calibration.fit import FittedOperation
 from hybridnn.errors import EnvironmentProblem
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["draw_fits"]
 
 COLORS = "#2a6fbb", "#d9822b", "#3a8f5c", "#a8485b", "#7a5fb0", "#4fa3a5", "#8a6d3b", "#5f6b7a"
 MUTED = "#5f6b7a"

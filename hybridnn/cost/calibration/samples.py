@@ -1,14 +1,28 @@
-"""What is measured of communication: groups of ranks, operations and sizes, and the seconds they took."""
+"""What is measured of communication: groups of ranks, operations and sizes, and the seconds they took.
+
+Waiting for other ranks without keeping a core busy.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import exp, log
+from time import sleep
 
 import numpy as np
 
-__all__ = ["Case", "MeasuredGroup", "Sample", "measured_groups", "plan_cases"]
+from hybridnn.comm.group import Group
+
+DOZE_SECONDS = 1e-3
+
+
+def meet_asleep(group: Group) -> None:
+    """Return when every rank has arrived; asleep meanwhile, because ranks that wait in a barrier disturb the others."""
+    request = group.iallreduce(np.zeros(1))
+    while not request.test():
+        sleep(DOZE_SECONDS)
+
 
 SIZES = {"send": 42, "allreduce": 42, "allgather": 42, "iallreduce": 21, "broadcast": 21}
 """Sizes of every operation; multiples of three, so that neither the smallest nor the largest is held out."""
@@ -48,7 +62,7 @@ class MeasuredGroup:
 
 
 @dataclass(frozen=True)
-class Case:
+class CollectiveCase:
     """One operation at one size, in one group.
 
     Attributes
@@ -67,13 +81,13 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Sample:
+class TimedCase:
     """A case and its median seconds, each of the slowest rank.
 
     Attributes
     ----------
     operation, nbytes, held_out
-        As in `Case`.
+        As in `CollectiveCase`.
     ranks : int
         Size of the group.
     spans_nodes : bool
@@ -116,7 +130,7 @@ def measured_groups(nodes: Sequence[int]) -> tuple[MeasuredGroup, ...]:
     return tuple(groups)
 
 
-def plan_cases(ranks: int, seconds: float, generator: np.random.Generator) -> tuple[Case, ...]:
+def plan_cases(ranks: int, seconds: float, generator: np.random.Generator) -> tuple[CollectiveCase, ...]:
     """Operations and sizes for a group of so many ranks, to be measured in so many seconds.
 
     Sizes are random and spread evenly on a logarithmic scale: one from each of as many equal parts of it. The second of
@@ -135,8 +149,8 @@ def plan_cases(ranks: int, seconds: float, generator: np.random.Generator) -> tu
             numbers = max(round(LEAST_BYTES * exp(place * log(most / LEAST_BYTES)) / ITEMSIZE), numbers + 1)
             if operation == "allgather" and index % 2:
                 numbers += -numbers % ranks
-            cases.append(Case(operation, ITEMSIZE * numbers, held_out=index % 3 == 1))
-    return (*cases, Case("barrier", 0))
+            cases.append(CollectiveCase(operation, ITEMSIZE * numbers, held_out=index % 3 == 1))
+    return (*cases, CollectiveCase("barrier", 0))
 
 
 def _group_sizes(most: int) -> list[int]:

@@ -9,9 +9,7 @@ from typing import Literal, TypeVar
 
 from pydantic import Field
 
-from hybridnn.settings_types import AtLeastZero, Count, Section
-
-__all__ = ["ActivationCost", "Compute", "ElementCost", "PassCost"]
+from hybridnn.utils.settings_models import AtLeastZero, Count, Section
 
 Cost = TypeVar("Cost", bound="_Linear")
 

@@ -1,6 +1,8 @@
 """The machine: what messages, collectives, layers and updates cost there, in seconds.
 
 Every number is in the machine file, measured by ``hybridnn calibrate`` or written by hand; the names carry the units.
+
+How well a machine file was measured.
 """
 
 from __future__ import annotations
@@ -16,11 +18,56 @@ from pydantic import BeforeValidator, Field, model_validator
 from hybridnn.cost.collectives import ALGORITHMS, counts, rounds_of
 from hybridnn.cost.crossings import Crossings, crossings_of
 from hybridnn.cost.machine.compute import Compute
-from hybridnn.cost.machine.quality import Quality
-from hybridnn.settings_errors import refused
-from hybridnn.settings_types import AtLeastZero, Count, Fraction, Positive, Section, Text, list_as_tuple
+from hybridnn.utils.settings_models import AtLeastZero, Count, Fraction, Positive, Section, Text, list_as_tuple, refused
 
-__all__ = ["CollectiveCost", "Link", "Machine", "Overlap", "Segment"]
+MOST_ERROR, MOST_NOISE = 0.25, 0.30
+"""Beyond these, predictions are not worth much."""
+
+
+class Quality(Section):
+    """What a calibration found out about itself.
+
+    Attributes
+    ----------
+    held_out_error : float
+        The worst mean relative error on what was held out of the fits: of the operations the mean over sizes of 64 KiB
+        and more (all sizes where none is so large), of computing the mean over the kinds of pass, weighted by seconds.
+    held_out_of : str
+        What it is the error of.
+    noise : float
+        Largest mean delay of a computation relative to its median: see `Compute`.
+    load_average : float
+        Of the minute before the measurement, on the node with most load beside the job's.
+    busy_ranks : int
+        Ranks times threads of the job on that node.
+    """
+
+    held_out_error: AtLeastZero
+    held_out_of: Text
+    noise: AtLeastZero
+    load_average: AtLeastZero
+    busy_ranks: Count
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What makes the file doubtful, in words; empty where nothing does."""
+        found = []
+        if self.held_out_error > MOST_ERROR:
+            error = f"held-out error {self.held_out_error:.0%} ({self.held_out_of})"
+            found.append(f"{error}, more than {MOST_ERROR:.0%}")
+        if self.noise > MOST_NOISE:
+            found.append(f"noise {self.noise:.0%}, more than {MOST_NOISE:.0%}")
+        if self.load_average > self.busy_ranks:
+            found.append(f"load average {self.load_average:.1f}, more than the job's own {self.busy_ranks}")
+        return tuple(found)
+
+    @property
+    def line(self) -> str:
+        """The quality in a line, beginning with the verdict."""
+        if self.problems:
+            return f"doubtful: {'; '.join(self.problems)}"
+        error = f"held-out error up to {self.held_out_error:.0%} ({self.held_out_of})"
+        return f"good: {error}, noise {self.noise:.0%}, load average {self.load_average:.1f} before"
 
 
 class Segment(Section):
@@ -66,7 +113,7 @@ class _Piecewise(Section):
         raise AssertionError("the last segment has no end")
 
 
-class Link(_Piecewise):
+class NetworkLink(_Piecewise):
     """Messages from one rank to another (Hockney's model, piecewise)."""
 
     def seconds(self, nbytes: float) -> float:
@@ -187,8 +234,8 @@ class Machine(Section):
     nodes: Count = 1
     ranks_per_node: Count
     memory_bytes_per_rank: Positive
-    inside_node: Link
-    between_nodes: Link | None = None
+    inside_node: NetworkLink
+    between_nodes: NetworkLink | None = None
     gamma_seconds_per_byte: AtLeastZero = 0.0
     overlap: Overlap = Overlap()
     collectives: Annotated[tuple[CollectiveCost, ...], BeforeValidator(list_as_tuple)] = ()
@@ -211,7 +258,7 @@ class Machine(Section):
         """Ranks on a full node of a job of so many; more than the machine is made for share its nodes evenly."""
         return max(self.ranks_per_node, ceil(ranks / self.nodes))
 
-    def link(self, *, spans_nodes: bool) -> Link:
+    def link(self, *, spans_nodes: bool) -> NetworkLink:
         """The link inside a node or between nodes."""
         return self.between_nodes if spans_nodes and self.between_nodes is not None else self.inside_node
 
@@ -235,7 +282,7 @@ class Machine(Section):
         operation : str
             As in ``hybridnn.cost.collectives.ALGORITHMS``.
         nbytes : int
-            Of the full vector, as in ``hybridnn.comm.accounting``.
+            Of the full vector, as in ``hybridnn.comm.recorder``.
         ranks : int
             Size of the group.
         crossings : Crossings, optional

@@ -10,9 +10,7 @@ from hybridnn.cost.machine.machine import Machine
 from hybridnn.cost.prediction.groups import Groups
 from hybridnn.cost.prediction.layer_costs import ChunkCosts
 from hybridnn.cost.prediction.workload import Workload, uniform_layout
-from hybridnn.pipeline.partition.partition_search import best_cuts
-
-__all__ = ["balanced_layers"]
+from hybridnn.pipeline.partition.stage_partition import best_cuts
 
 
 def balanced_layers(

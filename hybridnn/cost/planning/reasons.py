@@ -6,14 +6,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields
 
 from hybridnn.cost.machine.machine import Machine
-from hybridnn.cost.planning.layouts import ANY, Constraints
+from hybridnn.cost.planning.layouts import ANY, Constraints, layout_words
 from hybridnn.cost.planning.plan import best_exact
-from hybridnn.cost.planning.words import layout_words
-from hybridnn.cost.prediction.prediction import Parts, Prediction
+from hybridnn.cost.prediction.predict import Prediction, StepSeconds
 from hybridnn.cost.prediction.workload import Workload
 from hybridnn.errors import SettingError
-
-__all__ = ["best_by_ranks", "bottleneck_sentence", "limit_of", "reason_sentence"]
 
 MOST_DOUBLINGS = 3
 
@@ -29,7 +26,7 @@ OPERATIONS = {"allreduce": "all-reduce", "allgather": "all-gather", "reduce_scat
 def limit_of(prediction: Prediction) -> str | None:
     """``communication``, ``bubble`` or ``overhead`` where that takes more of a step than computing does."""
     parts = prediction.parts
-    name = max((item.name for item in fields(Parts)), key=lambda item: getattr(parts, item))
+    name = max((item.name for item in fields(StepSeconds)), key=lambda item: getattr(parts, item))
     return None if name == "computing" else name
 
 
@@ -38,7 +35,9 @@ def reason_sentence(best: Prediction, other: Prediction | None) -> str:
     name = layout_words(best.layout)
     if other is None:
         return f"{name} is the only process grid that can be used and fits the memory."
-    saved = {item.name: getattr(other.parts, item.name) - getattr(best.parts, item.name) for item in fields(Parts)}
+    saved = {
+        item.name: getattr(other.parts, item.name) - getattr(best.parts, item.name) for item in fields(StepSeconds)
+    }
     gain = other.seconds_per_step - best.seconds_per_step
     most, least = max(saved, key=lambda key: saved[key]), min(saved, key=lambda key: saved[key])
     if gain <= 0 or saved[most] <= 0:

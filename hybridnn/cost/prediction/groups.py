@@ -11,8 +11,6 @@ from hybridnn.cost.crossings import Crossings, crossings_of, one_per_node, way_o
 from hybridnn.cost.machine.machine import Machine
 from hybridnn.cost.prediction.workload import Layout, nodes_of_stage
 
-__all__ = ["Groups"]
-
 Widths = tuple[tuple[int, int], ...]
 
 

@@ -1,4 +1,7 @@
-"""What the passes of a chunk of layers cost on one rank of its stage."""
+"""What the passes of a chunk of layers cost on one rank of its stage.
+
+Where the seconds of an instruction go.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,43 @@ from functools import cached_property
 from hybridnn.cost.machine.compute import Compute
 from hybridnn.cost.machine.machine import Overlap
 from hybridnn.cost.prediction.groups import Groups
-from hybridnn.cost.prediction.shares import Shares
 from hybridnn.nn.mlp import DenseLayer
 from hybridnn.nn.parameters import ParameterLayout
 from hybridnn.parallel.layer_split import SplitLayer, split_layers
 
-__all__ = ["ChunkCosts"]
+
+@dataclass(frozen=True, slots=True)
+class InstructionSeconds:
+    """Seconds of an instruction.
+
+    Attributes
+    ----------
+    computing : float
+    communication : float
+        Waited for.
+    overhead : float
+        Loading, copying, and Python between instructions.
+    hidden : float
+        Communication that passes while the rank computes; not part of the time.
+    """
+
+    computing: float = 0.0
+    communication: float = 0.0
+    overhead: float = 0.0
+    hidden: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """Time of the instruction."""
+        return self.computing + self.communication + self.overhead
+
+    def __add__(self, other: InstructionSeconds) -> InstructionSeconds:
+        return InstructionSeconds(
+            self.computing + other.computing,
+            self.communication + other.communication,
+            self.overhead + other.overhead,
+            self.hidden + other.hidden,
+        )
 
 
 @dataclass(frozen=True)
@@ -71,29 +105,33 @@ class ChunkCosts:
         """Numbers of that buffer."""
         return self.parameter_layout.size
 
-    def forward(self, samples: int) -> Shares:
+    def forward(self, samples: int) -> InstructionSeconds:
         """The forward pass of a microbatch."""
-        return sum((self._forward(split, samples) for split in self.splits), Shares())
+        return sum((self._forward(split, samples) for split in self.splits), InstructionSeconds())
 
-    def input_gradient(self, samples: int) -> Shares:
+    def input_gradient(self, samples: int) -> InstructionSeconds:
         """The backward pass without the weight gradients."""
-        return sum((self._input_gradient(place, samples, 0.0) for place in range(len(self.splits))), Shares())
+        return sum(
+            (self._input_gradient(place, samples, 0.0) for place in range(len(self.splits))), InstructionSeconds()
+        )
 
-    def weight_gradient(self, samples: int, *, accumulate: bool) -> Shares:
+    def weight_gradient(self, samples: int, *, accumulate: bool) -> InstructionSeconds:
         """The weight gradients of so many samples, added to those of earlier microbatches or not."""
-        return sum((self._weight_gradient(split, samples, accumulate) for split in self.splits), Shares())
+        return sum((self._weight_gradient(split, samples, accumulate) for split in self.splits), InstructionSeconds())
 
-    def backward(self, samples: int, *, accumulate: bool) -> Shares:
+    def backward(self, samples: int, *, accumulate: bool) -> InstructionSeconds:
         """The whole backward pass; a layer's weight gradient runs beside the sum of its input gradient."""
-        total = Shares()
+        total = InstructionSeconds()
         for place, split in enumerate(self.splits):
             weight = self._weight_gradient(split, samples, accumulate)
             total = total + weight + self._input_gradient(place, samples, weight.computing)
         return total
 
-    def products(self, samples: int, ranks: int) -> Shares:
+    def products(self, samples: int, ranks: int) -> InstructionSeconds:
         """One rank's part of the weight gradients of so many samples, where each of `ranks` takes some of the rows."""
-        return Shares(sum(self._weight_gradient(split, samples, False).computing for split in self.splits) / ranks)
+        return InstructionSeconds(
+            sum(self._weight_gradient(split, samples, False).computing for split in self.splits) / ranks
+        )
 
     def joining(self, samples: int) -> float:
         """Copying a microbatch's inputs and gradients side by side, for one product over all microbatches."""
@@ -107,7 +145,7 @@ class ChunkCosts:
     def _fits(self, numbers: int) -> bool:
         return numbers * self.itemsize < self.compute.cache_bytes
 
-    def _forward(self, split: SplitLayer, samples: int) -> Shares:
+    def _forward(self, split: SplitLayer, samples: int) -> InstructionSeconds:
         rows, columns = split.shard.weight_shape
         layer, compute = split.layer, self.compute
         seconds = compute.forward.seconds(rows, columns, samples, cached=self._cached(split))
@@ -122,9 +160,9 @@ class ChunkCosts:
             message = self.groups.model("allreduce", outputs, self.stage)
         elif split.gathers:
             message = self.groups.model("allgather", outputs, self.stage)
-        return Shares(seconds, message)
+        return InstructionSeconds(seconds, message)
 
-    def _input_gradient(self, place: int, samples: int, beside: float) -> Shares:
+    def _input_gradient(self, place: int, samples: int, beside: float) -> InstructionSeconds:
         """The gradient of one layer's input; its sum may travel beside `beside` seconds of computing."""
         split = self.splits[place]
         rows, columns = split.shard.weight_shape
@@ -133,29 +171,29 @@ class ChunkCosts:
             rows * samples, cached=self._fits(rows * samples)
         )
         if place == 0 and self.loads_input:
-            return Shares(seconds)
+            return InstructionSeconds(seconds)
         seconds += compute.input_gradient.seconds(rows, columns, samples, cached=self._cached(split))
         if layer.residual:
             seconds += compute.packing.seconds(columns * samples)
         if split.by_inputs or self.model == 1:
-            return Shares(seconds)
+            return InstructionSeconds(seconds)
         nbytes = columns * samples * self.itemsize
         travels = travel(self.groups.model("allreduce", nbytes, self.stage), beside, self.overlap)
-        return Shares(seconds) + travels
+        return InstructionSeconds(seconds) + travels
 
-    def _weight_gradient(self, split: SplitLayer, samples: int, accumulate: bool) -> Shares:
+    def _weight_gradient(self, split: SplitLayer, samples: int, accumulate: bool) -> InstructionSeconds:
         rows, columns = split.shard.weight_shape
         cached = self._cached(split)
         seconds = self.compute.weight_gradient.seconds(rows, columns, samples, cached=cached)
         if accumulate:
             seconds += self.compute.packing.seconds(rows * columns, cached=cached)
-        return Shares(seconds)
+        return InstructionSeconds(seconds)
 
 
-def travel(blocking: float, beside: float, overlap: Overlap | None) -> Shares:
+def travel(blocking: float, beside: float, overlap: Overlap | None) -> InstructionSeconds:
     """A collective that takes `blocking` seconds when waited for at once, and may run beside `beside` of computing."""
     if overlap is None:
-        return Shares(communication=blocking)
+        return InstructionSeconds(communication=blocking)
     alone = blocking * overlap.nonblocking_factor
     hidden = min(alone * overlap.hidden_fraction, beside)
-    return Shares(hidden * (overlap.compute_slowdown - 1), alone - hidden, 0.0, hidden)
+    return InstructionSeconds(hidden * (overlap.compute_slowdown - 1), alone - hidden, 0.0, hidden)

@@ -10,20 +10,18 @@ from math import ceil
 from hybridnn.cost.prediction.workload import Layout, Workload
 from hybridnn.kernels.numpy_updates import BLOCK
 from hybridnn.nn.parameters import ParameterLayout
-from hybridnn.parallel.gradient_reduction import HOST_PACE
+from hybridnn.parallel.compressed_allreduce import PIECE_ELEMENTS, wire_room_bytes
+from hybridnn.parallel.gradient_reduction import HOST_BUCKETS
 from hybridnn.parallel.layer_split import SplitLayer, split_layers
-from hybridnn.parallel.shared_replica import SUM_BLOCK
-from hybridnn.parallel.sharing import slice_bounds
-from hybridnn.parallel.wire_sum import PIECE_NUMBERS, wire_room_bytes
+from hybridnn.parallel.replicas.shared_replica import SUM_BLOCK
+from hybridnn.parallel.replicas.sharing import slice_bounds
 from hybridnn.parallel.workspace import NARROW
 from hybridnn.pipeline.execution.chunk import AHEAD
-from hybridnn.pipeline.execution.program import MessageDepths, Program, message_depths
+from hybridnn.pipeline.execution.program import MessageDepths, StageProgram, message_depths
 from hybridnn.pipeline.schedules.instructions import ALL_MICROBATCHES, Backward, WeightGradient
 from hybridnn.pipeline.schedules.memory_plan import plan_memory
 from hybridnn.pipeline.schedules.methods import forward_only
 from hybridnn.pipeline.schedules.schedule import Schedule
-
-__all__ = ["MemoryParts", "data_bytes", "fullest_rank", "memory_bytes"]
 
 INTEGER = 8
 """Bytes of a label, and of a column's number."""
@@ -130,7 +128,7 @@ def _slots(layout: Layout, stage: int, chunk: int) -> _Slots:
 @lru_cache(maxsize=4096)
 def _count_slots(pipeline: Layout, stage: int) -> tuple[_Slots, ...]:
     training, evaluation = _schedules(pipeline)
-    plan, program, order = plan_memory(training, stage), Program(training, stage), training.orders[stage]
+    plan, program, order = plan_memory(training, stage), StageProgram(training, stage), training.orders[stage]
     reads = [training.weights_read(stage, item) for item in order]
     gradients = [item for item in order if isinstance(item, Backward | WeightGradient)]
     return tuple(
@@ -188,10 +186,10 @@ def _bytes_of_group(
         block = min(SUM_BLOCK, slice_end)
         added = block + 1
         if words is not None and len(sharers) > 1:
-            rounded = wire_room_bytes(min(slice_end, PIECE_NUMBERS), len(sharers), words, item)
+            rounded = wire_room_bytes(min(slice_end, PIECE_ELEMENTS), len(sharers), words, item)
     elif words is not None:
-        piece = min(parameters.size, HOST_PACE.piece_bytes // item)
-        rounded = HOST_PACE.in_flight * wire_room_bytes(piece, batch_ranks, words, item)
+        piece = min(parameters.size, HOST_BUCKETS.piece_bytes // item)
+        rounded = HOST_BUCKETS.in_flight * wire_room_bytes(piece, batch_ranks, words, item)
     kept = item * _kept_numbers(splits, slots, model_ranks > 1)
     loaded = item * splits[0].layer.inputs + slots.loads_target * _target_bytes(workload)
     return MemoryParts(

@@ -1,4 +1,7 @@
-"""What a step of a layout takes on a machine: its schedule, simulated with the costs of every instruction."""
+"""What a step of a layout takes on a machine: its schedule, simulated with the costs of every instruction.
+
+What a prediction says.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +13,73 @@ from functools import lru_cache
 import numpy as np
 
 from hybridnn.cost.machine.machine import Machine
+from hybridnn.cost.prediction.layer_costs import InstructionSeconds
 from hybridnn.cost.prediction.memory import fullest_rank
-from hybridnn.cost.prediction.prediction import Parts, Prediction
-from hybridnn.cost.prediction.shares import Shares
 from hybridnn.cost.prediction.stage_costs import StageCosts
 from hybridnn.cost.prediction.traffic import Traffic, traffic_of
 from hybridnn.cost.prediction.workload import Layout, Workload
-from hybridnn.cost.simulation.engine import Program, Run, compile_schedule, run
+from hybridnn.pipeline.schedules.clock import CompiledSchedule, ScheduleTimes, compile_schedule, run
 from hybridnn.pipeline.schedules.instructions import Instruction
 
-__all__ = ["predict"]
+
+@dataclass(frozen=True)
+class StepSeconds:
+    """Seconds of a step, by where they go: the means over the ranks, which together are the whole step.
+
+    Attributes
+    ----------
+    computing : float
+        Passes, loss and update.
+    communication : float
+        Messages and collectives that the stage waits for.
+    bubble : float
+        Waiting for other stages.
+    overhead : float
+        Loading samples, copying messages, and Python between instructions.
+    """
+
+    computing: float
+    communication: float
+    bubble: float
+    overhead: float
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a step of a layout is expected to cost.
+
+    Attributes
+    ----------
+    layout : Layout
+    seconds_per_step : float
+        Per minibatch; in the long run, where minibatches overlap.
+    seconds_per_epoch : float
+        With filling and emptying the pipeline.
+    parts : StepSeconds
+    communication_hidden : float
+        Seconds per step of communication that passes behind computing.
+    bytes_per_step : int
+        Sent by all ranks, counted by the rule of ``hybridnn.comm.recorder``.
+    memory_bytes : int
+        Of the rank that needs most.
+    instructions : dict
+        Seconds per step by kind of instruction, the mean over the stages: ``forward``, ``backward``, ``input
+        gradient``, ``weight gradient``, ``recompute``, ``reduce gradients``, ``loss``, ``update``; collectives of the
+        model group are part of the passes.
+    largest_collective : tuple of (str, int, float)
+        Name, bytes and seconds per step of the communication that takes the longest.
+    """
+
+    layout: Layout
+    seconds_per_step: float
+    seconds_per_epoch: float
+    parts: StepSeconds
+    communication_hidden: float
+    bytes_per_step: int
+    memory_bytes: int
+    instructions: dict[str, float]
+    largest_collective: tuple[str, int, float]
+
 
 KEPT_PROGRAMS = 64
 """Schedules that are kept, because many layouts of a plan share them."""
@@ -93,7 +153,7 @@ def _time_endless(workload: Workload, layout: Layout, costs: StageCosts) -> _Tim
     return _Timing(per_step, epoch, orders, receiving)
 
 
-def _mean_parts(layout: Layout, timing: _Timing, by_stage: Sequence[Shares]) -> tuple[Parts, float]:
+def _mean_parts(layout: Layout, timing: _Timing, by_stage: Sequence[InstructionSeconds]) -> tuple[StepSeconds, float]:
     """Where the step's time goes, and what hides, as means over the ranks."""
     parts = np.zeros(5)
     for (batch, model), shares, receiving in zip(layout.stages, by_stage, timing.receiving, strict=True):
@@ -102,10 +162,10 @@ def _mean_parts(layout: Layout, timing: _Timing, by_stage: Sequence[Shares]) -> 
         of_stage = (shares.computing, communication, waiting, shares.overhead, shares.hidden)
         parts += batch * model / layout.ranks * np.array(of_stage)
     *mean, hidden = parts.tolist()
-    return Parts(*mean), hidden
+    return StepSeconds(*mean), hidden
 
 
-def _receiving(done: Run, minibatches: int) -> tuple[float, ...]:
+def _receiving(done: ScheduleTimes, minibatches: int) -> tuple[float, ...]:
     return tuple(float(seconds) / minibatches for seconds in done.communication)
 
 
@@ -113,8 +173,8 @@ def _of_minibatch(order: Sequence[Instruction], minibatch: int) -> tuple[Instruc
     return tuple(instruction for instruction in order if instruction.minibatch == minibatch)
 
 
-def _sum(costs: StageCosts, stage: int, instructions: Sequence[Instruction]) -> Shares:
-    return sum((costs.shares(stage, one) for one in instructions if costs.computes(one)), Shares())
+def _sum(costs: StageCosts, stage: int, instructions: Sequence[Instruction]) -> InstructionSeconds:
+    return sum((costs.shares(stage, one) for one in instructions if costs.computes(one)), InstructionSeconds())
 
 
 def _by_kind(costs: StageCosts, of_step: Sequence[Sequence[Instruction]]) -> dict[str, float]:
@@ -136,7 +196,7 @@ def _largest(traffic: Sequence[Traffic]) -> tuple[str, int, float]:
     return f"{most.operation} ({most.axis})", most.nbytes, most.seconds
 
 
-def _program(layout: Layout, minibatches: int) -> Program:
+def _program(layout: Layout, minibatches: int) -> CompiledSchedule:
     """The schedule of so many minibatches, compiled; many layouts of a plan share it."""
     stages = len(layout.stages)
     bare = Layout(
@@ -152,5 +212,5 @@ def _program(layout: Layout, minibatches: int) -> Program:
 
 
 @lru_cache(KEPT_PROGRAMS)
-def _compiled(layout: Layout, minibatches: int) -> Program:
+def _compiled(layout: Layout, minibatches: int) -> CompiledSchedule:
     return compile_schedule(layout.schedule(minibatches, messages=False))

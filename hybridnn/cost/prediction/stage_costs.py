@@ -1,4 +1,7 @@
-"""What every instruction of a layout's schedule costs on a machine."""
+"""What every instruction of a layout's schedule costs on a machine.
+
+Gradients on their way between ranks: their bytes, and what rounding them takes.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,11 @@ from typing import Any
 from hybridnn.cost.machine.compute import Compute
 from hybridnn.cost.machine.machine import Machine
 from hybridnn.cost.prediction.groups import Groups
-from hybridnn.cost.prediction.layer_costs import ChunkCosts, travel
-from hybridnn.cost.prediction.shares import Shares
-from hybridnn.cost.prediction.wire_costs import bytes_of_gradients, bytes_of_slice, rounding_seconds
+from hybridnn.cost.prediction.layer_costs import ChunkCosts, InstructionSeconds, travel
 from hybridnn.cost.prediction.workload import Layout, Workload
-from hybridnn.parallel.sharing import slice_bounds
+from hybridnn.parallel.compressed_allreduce import piece_sizes, wire_bytes
+from hybridnn.parallel.gradient_reduction import wire_pieces
+from hybridnn.parallel.replicas.sharing import slice_bounds
 from hybridnn.pipeline.schedules.instructions import (
     ALL_MICROBATCHES,
     Backward,
@@ -29,7 +32,32 @@ from hybridnn.pipeline.schedules.instructions import (
 from hybridnn.pipeline.schedules.message_flow import Message
 from hybridnn.pipeline.schedules.methods import METHODS
 
-__all__ = ["StageCosts"]
+ROUNDING_COPIES = {"bfloat16": 12, "float16": 65}
+"""Times that a number could be copied while it is rounded, added up, rounded again and read, by NumPy in the cache."""
+
+
+def bytes_of_gradients(layout: Layout, stage: int, costs: ChunkCosts) -> int:
+    """Bytes of a chunk's gradients that a batch group sums, with the loss behind them where they are not rounded."""
+    words = layout.words(stage)
+    if words is None:
+        return (costs.parameters + 1) * costs.itemsize
+    sizes = wire_pieces(costs.parameter_layout.ends, costs.itemsize, layout.overlap)
+    return wire_bytes(sizes, layout.stages[stage][0], words)
+
+
+def bytes_of_slice(layout: Layout, stage: int, numbers: int, itemsize: int, nodes: int) -> int:
+    """Bytes of a slice of shared gradients, of so many numbers, that its owners on so many nodes sum."""
+    words = layout.words(stage)
+    if words is None:
+        return numbers * itemsize
+    return wire_bytes(piece_sizes(numbers), nodes, words)
+
+
+def rounding_seconds(layout: Layout, stage: int, numbers: int, compute: Compute) -> float:
+    """Computing of a sum of so many numbers that is not part of it where they travel as computed."""
+    words = layout.words(stage)
+    # They are rounded in pieces that stay in the cache.
+    return 0.0 if words is None else ROUNDING_COPIES[words.name] * compute.packing.seconds(numbers, cached=True)
 
 
 class StageCosts:
@@ -59,7 +87,7 @@ class StageCosts:
         self.chunks = [
             [self._chunk(stage, chunk) for chunk in range(layout.chunks)] for stage in range(len(layout.stages))
         ]
-        self._known: dict[tuple[Any, ...], Shares] = {}
+        self._known: dict[tuple[Any, ...], InstructionSeconds] = {}
 
     def _chunk(self, stage: int, chunk: int) -> ChunkCosts:
         layout, workload = self._layout, self._workload
@@ -84,14 +112,14 @@ class StageCosts:
 
     # -- what a prediction asks for ----------------------------------------------------------------------------------
 
-    def shares(self, stage: int, instruction: Instruction) -> Shares:
+    def shares(self, stage: int, instruction: Instruction) -> InstructionSeconds:
         """Where the time of a computation goes."""
         kind, chunk, microbatch = type(instruction), instruction.chunk, instruction.microbatch
         ahead = self._reads_ahead(stage, instruction)
         samples = self._samples(stage, microbatch)
         key = (kind, stage, chunk, samples, microbatch == 0, microbatch == ALL_MICROBATCHES, ahead)
         if key not in self._known:
-            self._known[key] = _SHARES[kind](self, stage, chunk, microbatch) + Shares(overhead=ahead)
+            self._known[key] = _SHARES[kind](self, stage, chunk, microbatch) + InstructionSeconds(overhead=ahead)
         return self._known[key]
 
     @staticmethod
@@ -155,14 +183,14 @@ class StageCosts:
         numbers = self.chunks[stage][chunk].splits[-1].layer.outputs * samples
         return self.compute.loss(self._workload.classification).seconds(numbers)
 
-    def _instructions(self, count: int) -> Shares:
-        return Shares(overhead=count * self.compute.instruction_seconds)
+    def _instructions(self, count: int) -> InstructionSeconds:
+        return InstructionSeconds(overhead=count * self.compute.instruction_seconds)
 
-    def _load(self, features: int, samples: int) -> Shares:
+    def _load(self, features: int, samples: int) -> InstructionSeconds:
         """Taking a microbatch's samples, or targets, from the data; or rank 0 takes the minibatch, and sends it."""
         workload, groups = self._workload, self.groups
         if workload.distribution == "local":
-            return self._instructions(1) + Shares(overhead=self.compute.load.seconds(features * samples))
+            return self._instructions(1) + InstructionSeconds(overhead=self.compute.load.seconds(features * samples))
         _, model = self._layout.stages[0]
         nbytes = features * workload.batch_size * workload.itemsize
         if workload.distribution == "scatter":
@@ -170,14 +198,14 @@ class StageCosts:
         else:
             part = features * samples * workload.itemsize
             seconds = groups.batch("scatter", nbytes, 0) + groups.model("broadcast", part, 0)
-        taken = Shares(0.0, seconds, self.compute.load.seconds(features * workload.batch_size))
+        taken = InstructionSeconds(0.0, seconds, self.compute.load.seconds(features * workload.batch_size))
         return self._instructions(1) + taken
 
-    def _pack(self, features: int, samples: int) -> Shares:
+    def _pack(self, features: int, samples: int) -> InstructionSeconds:
         """Copying a message to or from its buffer, with the instruction that sends or receives it."""
-        return self._instructions(1) + Shares(overhead=self.compute.packing.seconds(features * samples))
+        return self._instructions(1) + InstructionSeconds(overhead=self.compute.packing.seconds(features * samples))
 
-    def _forward(self, stage: int, chunk: int, microbatch: int) -> Shares:
+    def _forward(self, stage: int, chunk: int, microbatch: int) -> InstructionSeconds:
         samples, costs = self._samples(stage, microbatch), self.chunks[stage][chunk]
         total = costs.forward(samples) + self._instructions(1)
         first, last = costs.splits[0].layer.inputs, costs.splits[-1].layer.outputs
@@ -191,22 +219,22 @@ class StageCosts:
             total += self._pack(last, samples)
         return total
 
-    def _recompute(self, stage: int, chunk: int, microbatch: int) -> Shares:
+    def _recompute(self, stage: int, chunk: int, microbatch: int) -> InstructionSeconds:
         return self.chunks[stage][chunk].forward(self._samples(stage, microbatch)) + self._instructions(1)
 
-    def _around_backward(self, stage: int, chunk: int, samples: int) -> Shares:
+    def _around_backward(self, stage: int, chunk: int, samples: int) -> InstructionSeconds:
         """The loss, or the message with the gradient of the outputs; and the message with that of the inputs."""
         costs = self.chunks[stage][chunk]
         total = self._instructions(1)
         if self._is_last(stage, chunk):
-            total += Shares(self._loss_seconds(stage, chunk, samples))
+            total += InstructionSeconds(self._loss_seconds(stage, chunk, samples))
         else:
             total += self._pack(costs.splits[-1].layer.outputs, samples)
         if not self._is_first(stage, chunk):
             total += self._pack(costs.splits[0].layer.inputs, samples)
         return total
 
-    def _backward(self, stage: int, chunk: int, microbatch: int) -> Shares:
+    def _backward(self, stage: int, chunk: int, microbatch: int) -> InstructionSeconds:
         samples, costs = self._samples(stage, microbatch), self.chunks[stage][chunk]
         if self._takes_products:
             backward = costs.input_gradient(samples)
@@ -214,67 +242,69 @@ class StageCosts:
             backward = costs.backward(samples, accumulate=microbatch > 0)
         return backward + self._around_backward(stage, chunk, samples)
 
-    def _input_gradient(self, stage: int, chunk: int, microbatch: int) -> Shares:
+    def _input_gradient(self, stage: int, chunk: int, microbatch: int) -> InstructionSeconds:
         samples, costs = self._samples(stage, microbatch), self.chunks[stage][chunk]
         total = costs.input_gradient(samples) + self._around_backward(stage, chunk, samples)
-        return total + Shares(overhead=costs.joining(samples)) if self._layout.merges else total
+        return total + InstructionSeconds(overhead=costs.joining(samples)) if self._layout.merges else total
 
-    def _weight_gradient(self, stage: int, chunk: int, microbatch: int) -> Shares:
+    def _weight_gradient(self, stage: int, chunk: int, microbatch: int) -> InstructionSeconds:
         samples = self._samples(stage, microbatch)
         return self.chunks[stage][chunk].weight_gradient(samples, accumulate=microbatch > 0) + self._instructions(1)
 
-    def _reduce(self, stage: int, chunk: int, microbatch: int) -> Shares:
+    def _reduce(self, stage: int, chunk: int, microbatch: int) -> InstructionSeconds:
         """The sum of all chunks' gradients; where it overlaps, it does so with the last microbatch's backward pass."""
         total = self._instructions(1)
         if self._layout.stages[stage][0] == 1:
             return total
         if not self._layout.keeps_replicas(stage):  # the loss alone; the gradients are summed as they are applied
             loss = self.groups.batch("allreduce", self._workload.itemsize, stage)
-            return total + Shares(communication=loss * len(self.chunks[stage]))
+            return total + InstructionSeconds(communication=loss * len(self.chunks[stage]))
         samples = self._samples(stage, self._layout.microbatches - 1)
         for number, costs in enumerate(self.chunks[stage]):
             blocking = self.groups.batch("allreduce", self.gradient_bytes(stage, number), stage)
             if self._layout.words(stage) is not None:
-                total += Shares(rounding_seconds(self._layout, stage, costs.parameters, self.compute))
+                total += InstructionSeconds(rounding_seconds(self._layout, stage, costs.parameters, self.compute))
                 blocking += self.groups.batch("allreduce", self._workload.itemsize, stage)
             beside = costs.backward(samples, accumulate=False).computing
             total += travel(blocking, beside, self._overlap)
         return total
 
-    def _update(self, stage: int, chunk: int, microbatch: int) -> Shares:
+    def _update(self, stage: int, chunk: int, microbatch: int) -> InstructionSeconds:
         if self._takes_products:
             total = self._update_with_products()
         else:
             # The groups that lie on nodes in the least favourable way are the slowest.
             ways = (self._update_of(stage, sharers) for sharers in self._layout.sharers(stage))
             total = max(ways, key=lambda shares: shares.total)
-        total += self._instructions(1) + Shares(overhead=self.compute.step_seconds)
+        total += self._instructions(1) + InstructionSeconds(overhead=self.compute.step_seconds)
         if self._layout.exact and len(self._layout.stages) > 1:
-            total += Shares(communication=self.groups.world("broadcast", 8))  # the loss, from the last stage
+            total += InstructionSeconds(
+                communication=self.groups.world("broadcast", 8)
+            )  # the loss, from the last stage
         return total
 
-    def _update_with_products(self) -> Shares:
+    def _update_with_products(self) -> InstructionSeconds:
         """Weight gradients taken straight to their place, of some rows with all samples, and the barrier behind."""
         (costs,), ranks = self.chunks[0], self._layout.stages[0][0]
         total = costs.products(self._workload.batch_size, ranks)
         if self._workload.optimizer == "momentum":  # they went to the velocity, which the weights follow
             numbers = costs.parameters // ranks
             follow = self.compute.update("sgd").seconds(numbers, cached=self._fits_cache(2 * numbers))
-            total += Shares(follow)
-        return total + Shares(communication=self.groups.sharers("barrier", 0, 0))
+            total += InstructionSeconds(follow)
+        return total + InstructionSeconds(communication=self.groups.sharers("barrier", 0, 0))
 
     def _update_seconds(self, parameters: int, arrays: int) -> float:
         update = self.compute.update(self._workload.optimizer)
         return update.seconds(parameters, cached=self._fits_cache(parameters * arrays))
 
-    def _update_of(self, stage: int, sharers: tuple[int, ...]) -> Shares:
+    def _update_of(self, stage: int, sharers: tuple[int, ...]) -> InstructionSeconds:
         """The update of a batch group with so many ranks on each of its nodes, without the Python around it."""
         parameters = [costs.parameters for costs in self.chunks[stage]]
         if max(sharers) == 1:
-            return Shares(self._update_seconds(sum(parameters), arrays=2 + self._workload.slots))
-        return sum((self._shared_update(stage, numbers, sharers) for numbers in parameters), Shares())
+            return InstructionSeconds(self._update_seconds(sum(parameters), arrays=2 + self._workload.slots))
+        return sum((self._shared_update(stage, numbers, sharers) for numbers in parameters), InstructionSeconds())
 
-    def _shared_update(self, stage: int, parameters: int, sharers: tuple[int, ...]) -> Shares:
+    def _shared_update(self, stage: int, parameters: int, sharers: tuple[int, ...]) -> InstructionSeconds:
         """Adding up a rank's slices of a chunk's gradients, over the nodes too, updating them, and the barrier behind.
 
         Of the ranks that do most: on nodes with fewer ranks each has more slices, and adds up fewer gradients.
@@ -291,10 +321,10 @@ class StageCosts:
             nbytes = bytes_of_slice(self._layout, stage, largest, self._workload.itemsize, len(sharers))
             travels += self.groups.owners("allreduce", nbytes, stage, sharers) * (updated // largest)
             seconds += rounding_seconds(self._layout, stage, updated, self.compute)
-        return Shares(seconds, travels)
+        return InstructionSeconds(seconds, travels)
 
 
-_SHARES: Mapping[type[Instruction], Callable[[StageCosts, int, int, int], Shares]] = MappingProxyType(
+_SHARES: Mapping[type[Instruction], Callable[[StageCosts, int, int, int], InstructionSeconds]] = MappingProxyType(
     {
         Forward: StageCosts._forward,
         Recompute: StageCosts._recompute,

@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from hybridnn.comm.accounting import bytes_sent_by_rank
-from hybridnn.cost.prediction.stage_costs import StageCosts
-from hybridnn.cost.prediction.wire_costs import bytes_of_slice
+from hybridnn.comm.recorder import bytes_sent_by_rank
+from hybridnn.cost.prediction.stage_costs import StageCosts, bytes_of_slice
 from hybridnn.cost.prediction.workload import Layout, Workload
-from hybridnn.parallel.sharing import slice_bounds
+from hybridnn.parallel.replicas.sharing import slice_bounds
 from hybridnn.pipeline.schedules.message_flow import Channel
-
-__all__ = ["Traffic", "traffic_of"]
 
 
 @dataclass(frozen=True)
@@ -22,7 +19,7 @@ class Traffic:
     Attributes
     ----------
     operation : str
-        As in ``hybridnn.comm.accounting``; ``"send"`` for messages between stages, and ``"barrier"``.
+        As in ``hybridnn.comm.recorder``; ``"send"`` for messages between stages, and ``"barrier"``.
     axis : {"batch", "model", "pipeline", "world"}
     nbytes : int
         Of one operation.

@@ -13,15 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridnn.comm.partition import block_size
-from hybridnn.comm.placement import place_ranks
 from hybridnn.kernels.sixteen_bits import WordFormat
 from hybridnn.nn.mlp import MLP, DenseLayer
-from hybridnn.parallel.product_replica import products_pay
+from hybridnn.parallel.placement import place_ranks
+from hybridnn.parallel.replicas.fused_update import products_pay
 from hybridnn.pipeline.schedules.methods import METHODS, make_schedule
 from hybridnn.pipeline.schedules.orders import features_replay
 from hybridnn.pipeline.schedules.schedule import Schedule
-
-__all__ = ["Layout", "Workload", "nodes_of_stage", "uniform_layout"]
 
 
 @dataclass(frozen=True)
@@ -75,7 +73,7 @@ class Workload:
 
 
 @dataclass(frozen=True)
-class Wire:
+class GradientRounding:
     """How gradients are rounded between nodes.
 
     Attributes
@@ -109,7 +107,7 @@ class Layout:
         Whether weight gradients are one product over all microbatches.
     sharing_ranks : int or None
         Ranks of a node, where the batch ranks of a node share a replica; None where every rank keeps its own.
-    wire : Wire or None
+    wire : GradientRounding or None
         What gradients are rounded to on their way between nodes; None where they travel as computed.
     """
 
@@ -123,7 +121,7 @@ class Layout:
     vertical_sync: bool = False
     merges: bool = False
     sharing_ranks: int | None = None
-    wire: Wire | None = None
+    wire: GradientRounding | None = None
 
     @property
     def ranks(self) -> int:

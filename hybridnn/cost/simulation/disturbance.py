@@ -1,8 +1,14 @@
-"""What makes equal ranks unequal: jitter of every computation, and ranks that are slow."""
+"""What makes equal ranks unequal: jitter of every computation, and ranks that are slow.
+
+The replicas of a pipeline, where its stages may have different numbers of them.
+
+The samples of a microbatch are cut at every border between two batch ranks of any stage. What lies between two borders
+is a lane: it is on one batch rank of every stage, so that every time is one number per lane.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf, log1p, sqrt
 from types import MappingProxyType
@@ -10,17 +16,55 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridnn.checks import require_number, require_whole
 from hybridnn.cost.prediction.stage_costs import StageCosts
 from hybridnn.cost.prediction.workload import Layout
-from hybridnn.cost.simulation.engine import Seconds
-from hybridnn.cost.simulation.lanes import Lanes
 from hybridnn.errors import SettingError
-from hybridnn.pipeline.schedules.instructions import Instruction
+from hybridnn.pipeline.schedules.clock import Seconds
+from hybridnn.pipeline.schedules.instructions import Instruction, ReduceGradients
 from hybridnn.pipeline.schedules.message_flow import Message
 from hybridnn.pipeline.schedules.timing import COMPUTATIONS
+from hybridnn.utils.checks import require_number, require_whole
 
-__all__ = ["Disturbance", "DisturbedCosts", "require_ranks"]
+
+@dataclass(frozen=True)
+class Lanes:
+    """Lanes of a pipeline.
+
+    Attributes
+    ----------
+    ranks : tuple of NDArray of int64
+        Per stage, the batch rank of every lane.
+    firsts : tuple of NDArray of int64
+        Per stage, the first lane of every batch rank.
+    """
+
+    ranks: tuple[NDArray[np.int64], ...]
+    firsts: tuple[NDArray[np.int64], ...]
+
+    def __len__(self) -> int:
+        return len(self.ranks[0])
+
+    def meet(self, stage: int, instruction: Instruction, times: NDArray[np.float64]) -> NDArray[np.float64]:
+        """When an instruction starts: all lanes of a rank together, and all ranks of a group that reduces gradients."""
+        if isinstance(instruction, ReduceGradients):
+            return np.full_like(times, times.max())
+        firsts = self.firsts[stage]
+        if len(firsts) == len(times):
+            return times
+        latest: NDArray[np.float64] = np.maximum.reduceat(times, firsts)[self.ranks[stage]]
+        return latest
+
+
+def make_lanes(batch_ranks: Sequence[int]) -> Lanes:
+    """Make the lanes of stages with so many batch ranks each; with equal numbers, one per replica of the pipeline."""
+    common = int(np.lcm.reduce(np.array(batch_ranks, dtype=object)))
+    borders = sorted({number * common // ranks for ranks in batch_ranks for number in range(ranks)})
+    ranks_of_lanes = tuple(
+        np.array([border * ranks // common for border in borders], dtype=np.int64) for ranks in batch_ranks
+    )
+    firsts = tuple(np.flatnonzero(np.diff(ranks, prepend=-1)) for ranks in ranks_of_lanes)
+    return Lanes(ranks_of_lanes, firsts)
+
 
 KIND_NUMBERS = MappingProxyType({kind: number for number, kind in enumerate(COMPUTATIONS)})
 """What tells the random numbers of one kind of computation from those of another."""

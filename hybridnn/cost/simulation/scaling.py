@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import gcd
 
-from hybridnn.checks import require_choice
 from hybridnn.cost.machine.machine import Machine
 from hybridnn.cost.prediction.workload import Layout, Workload, uniform_layout
 from hybridnn.cost.simulation.disturbance import Disturbance
@@ -16,8 +15,7 @@ from hybridnn.cost.simulation.simulate_layout import (
     compile_layout,
     simulate_layout,
 )
-
-__all__ = ["CURVES", "ScalingCurve", "ScalingPoint", "scaling_curve"]
+from hybridnn.utils.checks import require_choice
 
 CURVES = ("strong", "weak")
 """The same minibatch for all numbers of ranks, or one that grows with them."""

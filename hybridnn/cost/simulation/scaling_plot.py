@@ -10,7 +10,6 @@ from hybridnn.cost.simulation.scaling import ScalingCurve
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["scaling_png"]
 
 SPEED_UP_COLOR, IDEAL_COLOR, MUTED, RULE = "#2a6fbb", "#5f6b7a", "#5f6b7a", "#d7dce2"
 SHARES = (("computing", "#2b8259"), ("communication", "#f0a030"), ("bubble", "#d3e6fa"))

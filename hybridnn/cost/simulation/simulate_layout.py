@@ -9,22 +9,12 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridnn.checks import require_whole
 from hybridnn.cost.machine.machine import Machine
 from hybridnn.cost.prediction.stage_costs import StageCosts
 from hybridnn.cost.prediction.workload import Layout, Workload
-from hybridnn.cost.simulation.disturbance import Disturbance, DisturbedCosts, require_ranks
-from hybridnn.cost.simulation.engine import Program, Run, compile_schedule, run
-from hybridnn.cost.simulation.lanes import Lanes, make_lanes
-
-__all__ = [
-    "CALM",
-    "SimulatedStep",
-    "StageSeconds",
-    "compile_layout",
-    "simulate_layout",
-    "usual_minibatches",
-]
+from hybridnn.cost.simulation.disturbance import Disturbance, DisturbedCosts, Lanes, make_lanes, require_ranks
+from hybridnn.pipeline.schedules.clock import CompiledSchedule, ScheduleTimes, compile_schedule, run
+from hybridnn.utils.checks import require_whole
 
 CALM = Disturbance()
 """No disturbance."""
@@ -72,7 +62,7 @@ class SimulatedStep:
 
     workload: Workload
     layout: Layout
-    run: Run
+    run: ScheduleTimes
     lanes: Lanes | None
     seconds: float
     seconds_per_step: float
@@ -113,7 +103,7 @@ def usual_minibatches(layout: Layout) -> int:
     return 1 if layout.exact else 4 * len(layout.stages)
 
 
-def compile_layout(layout: Layout, minibatches: int) -> Program:
+def compile_layout(layout: Layout, minibatches: int) -> CompiledSchedule:
     """Compile the schedule of a layout; it depends on everything but the widths of the stages.
 
     Raises
@@ -126,7 +116,7 @@ def compile_layout(layout: Layout, minibatches: int) -> Program:
 
 
 def simulate_layout(
-    workload: Workload, layout: Layout, machine: Machine, program: Program, disturbance: Disturbance = CALM
+    workload: Workload, layout: Layout, machine: Machine, program: CompiledSchedule, disturbance: Disturbance = CALM
 ) -> SimulatedStep:
     """Simulate minibatches of a layout on a machine.
 
@@ -138,7 +128,7 @@ def simulate_layout(
     workload : Workload
     layout : Layout
     machine : Machine
-    program : Program
+    program : CompiledSchedule
         From `compile_layout`, of this layout or of one that differs in the widths of its stages only.
     disturbance : Disturbance
 
@@ -165,14 +155,16 @@ def simulate_layout(
     return SimulatedStep(workload, layout, done, lanes, seconds, per_step, stages)
 
 
-def _run(program: Program, costs: StageCosts, layout: Layout, lanes: Lanes | None, disturbance: Disturbance) -> Run:
+def _run(
+    program: CompiledSchedule, costs: StageCosts, layout: Layout, lanes: Lanes | None, disturbance: Disturbance
+) -> ScheduleTimes:
     if lanes is None:
         return run(program, costs)
     return run(program, DisturbedCosts(costs, layout, lanes, disturbance), lanes.meet)
 
 
 def _stage_seconds(
-    costs: StageCosts, done: Run, lanes: Lanes | None, seconds: float, per_step: float
+    costs: StageCosts, done: ScheduleTimes, lanes: Lanes | None, seconds: float, per_step: float
 ) -> tuple[StageSeconds, ...]:
     """Shares of the whole time, as seconds of a step."""
     program, scale = done.program, per_step / seconds if seconds else 0.0

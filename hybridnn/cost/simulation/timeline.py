@@ -13,8 +13,6 @@ from hybridnn.pipeline.checks.simulate import TimedInstruction, Timeline
 from hybridnn.pipeline.drawing.drawing import Box, Drawing, Row, draw_timeline
 from hybridnn.pipeline.schedules.instructions import ReduceGradients, Update
 
-__all__ = ["draw_simulation", "stages_shown"]
-
 MILLISECONDS = 1e3
 
 MOST_ROWS = 24

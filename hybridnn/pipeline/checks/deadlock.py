@@ -10,11 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from hybridnn.pipeline.schedules.instructions import Barrier
 from hybridnn.pipeline.schedules.message_flow import Message, MessageFlow
-from hybridnn.pipeline.schedules.schedule import Schedule
-from hybridnn.pipeline.schedules.schedule_error import ScheduleError
-
-__all__ = ["check_messages"]
-
+from hybridnn.pipeline.schedules.schedule import Schedule, ScheduleError
 
 _Meeting = Message | int
 """What stages wait for: the other end of a message, or all stages at the barrier of a number."""

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
 
-from hybridnn.checks import require_number
 from hybridnn.errors import SettingError
 from hybridnn.pipeline.schedules.instructions import (
     ALL_MICROBATCHES,
@@ -22,8 +21,7 @@ from hybridnn.pipeline.schedules.message_flow import MessageFlow
 from hybridnn.pipeline.schedules.schedule import Schedule
 from hybridnn.pipeline.schedules.timing import COMPUTATIONS, Duration, Times, time_computations
 from hybridnn.pipeline.schedules.weight_policies import WeightRead
-
-__all__ = ["Durations", "TimedInstruction", "Timeline", "simulate"]
+from hybridnn.utils.checks import require_number
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,6 @@ from hybridnn.pipeline.schedules.instructions import Backward, Forward, InputGra
 from hybridnn.pipeline.schedules.schedule import Schedule
 from hybridnn.pipeline.schedules.weight_policies import WeightRead
 
-__all__ = ["StalenessRow", "audit"]
-
 
 @dataclass(frozen=True)
 class StalenessRow:

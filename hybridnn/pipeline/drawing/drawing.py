@@ -22,20 +22,6 @@ from hybridnn.pipeline.schedules.schedule import Schedule
 if TYPE_CHECKING:
     from hybridnn.pipeline.checks.simulate import TimedInstruction, Timeline
 
-__all__ = [
-    "KINDS",
-    "Arrow",
-    "Box",
-    "Drawing",
-    "Kind",
-    "Row",
-    "axis_ticks",
-    "draw_timeline",
-    "kinds_drawn",
-    "longest_label",
-    "readable_duration",
-]
-
 
 @dataclass(frozen=True)
 class Kind:

@@ -17,8 +17,6 @@ from hybridnn.pipeline.drawing.drawing import (
     readable_duration,
 )
 
-__all__ = ["svg_text"]
-
 FONT = 12
 CHARACTER = 0.62 * FONT
 """Width of a character, on the safe side for the digits of sans-serif fonts."""

@@ -22,8 +22,6 @@ from hybridnn.pipeline.drawing.drawing import (
     readable_duration,
 )
 
-__all__ = ["Line", "Piece", "plain_text", "text_lines"]
-
 IDLE = "."
 MOST_BANDS = 4
 """Bands of a drawing that is wider than the page; what does not fit into them is left out."""
@@ -32,14 +30,14 @@ TICK_COLUMNS = 8
 """Fewest columns between two numbers of the time axis."""
 
 
-class Piece(NamedTuple):
+class TextSpan(NamedTuple):
     """Text that belongs to one kind of box, by its name in `KINDS`; to none where that is empty."""
 
     text: str
     kind: str = ""
 
 
-Line = tuple[Piece, ...]
+Line = tuple[TextSpan, ...]
 
 
 @dataclass(frozen=True)
@@ -77,15 +75,15 @@ def text_lines(drawing: Drawing, width: int = 100, most_bands: int = MOST_BANDS)
     scale = _scale(drawing, width - margin, most_bands)
     columns = min(scale.total, scale.band * most_bands)
     rows = [(row.label, _cells(row.boxes, scale, columns)) for row in drawing.rows]
-    lines: list[Line] = [(Piece(drawing.title),), ()]
+    lines: list[Line] = [(TextSpan(drawing.title),), ()]
     for start in range(0, columns, scale.band):
         end = min(start + scale.band, columns)
-        lines.append((Piece(drawing.axis_label.ljust(margin) + _axis(scale, columns, start, end)),))
-        lines += [(Piece(label.ljust(margin)), *_pieces(cells[start:end])) for label, cells in rows]
+        lines.append((TextSpan(drawing.axis_label.ljust(margin) + _axis(scale, columns, start, end)),))
+        lines += [(TextSpan(label.ljust(margin)), *_pieces(cells[start:end])) for label, cells in rows]
         lines.append(())
     if columns < scale.total:
         shown = columns / scale.columns_per_time
-        lines += [(Piece(f"shown up to time {shown:.6g} of {drawing.makespan:.6g}"),), ()]
+        lines += [(TextSpan(f"shown up to time {shown:.6g} of {drawing.makespan:.6g}"),), ()]
     return (*lines, *_legend(drawing, width))
 
 
@@ -105,9 +103,9 @@ def _scale(drawing: Drawing, available: int, most_bands: int) -> _Scale:
     return _Scale(columns_per_time, max(1, per_band) * cell, total)
 
 
-def _cells(boxes: Sequence[Box], scale: _Scale, columns: int) -> list[Piece]:
+def _cells(boxes: Sequence[Box], scale: _Scale, columns: int) -> list[TextSpan]:
     """One piece per column."""
-    cells = [Piece(IDLE)] * columns
+    cells = [TextSpan(IDLE)] * columns
     for box in boxes:
         start, end = scale.column(box.start), scale.column(box.end)
         shown = _box_cells(box, end - start, columns - start)
@@ -115,19 +113,21 @@ def _cells(boxes: Sequence[Box], scale: _Scale, columns: int) -> list[Piece]:
     return cells
 
 
-def _box_cells(box: Box, width: int, most: int) -> list[Piece]:
+def _box_cells(box: Box, width: int, most: int) -> list[TextSpan]:
     """Letter, label where there is room for it, a bar for the rest, and a gap to the next box: the first `most`."""
     letter = KINDS[box.kind].letter
     text = letter + box.label
     shown = text if len(text) < width else letter
     bar = shown.ljust(min(width - 1, most), "=")[: max(0, min(width, most))]
-    cells = [Piece(character, box.kind) for character in bar]
-    return [*cells, Piece(" ")] if 1 < width <= most else cells
+    cells = [TextSpan(character, box.kind) for character in bar]
+    return [*cells, TextSpan(" ")] if 1 < width <= most else cells
 
 
-def _pieces(cells: Sequence[Piece]) -> list[Piece]:
+def _pieces(cells: Sequence[TextSpan]) -> list[TextSpan]:
     """Join neighbours of one kind."""
-    return [Piece("".join(cell.text for cell in cells), kind) for kind, cells in groupby(cells, lambda cell: cell.kind)]
+    return [
+        TextSpan("".join(cell.text for cell in cells), kind) for kind, cells in groupby(cells, lambda cell: cell.kind)
+    ]
 
 
 def _axis(scale: _Scale, columns: int, start: int, end: int) -> str:
@@ -141,8 +141,10 @@ def _axis(scale: _Scale, columns: int, start: int, end: int) -> str:
 
 
 def _legend(drawing: Drawing, width: int) -> list[Line]:
-    entries: list[Line] = [(Piece(kind.letter, kind.name), Piece(f" {kind.name}   ")) for kind in kinds_drawn(drawing)]
-    entries += [(Piece(f"{IDLE} idle   "),), (Piece(drawing.numbering),)]
+    entries: list[Line] = [
+        (TextSpan(kind.letter, kind.name), TextSpan(f" {kind.name}   ")) for kind in kinds_drawn(drawing)
+    ]
+    entries += [(TextSpan(f"{IDLE} idle   "),), (TextSpan(drawing.numbering),)]
     lines: list[Line] = []
     current: Line = ()
     for entry in entries:

@@ -13,14 +13,14 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from hybridnn.comm.grid import ProcessGrid
 from hybridnn.nn.optimizers import Optimizer, OptimizerState
-from hybridnn.parallel.joined import JoinedMicrobatches
+from hybridnn.parallel.gradient_accumulation import JoinedMicrobatches
+from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.parallel.stage import Stage
 from hybridnn.parallel.workspace import StageRole, Workspace
 from hybridnn.pipeline.execution.mailbox import Inbox, Message, Outbox
-from hybridnn.pipeline.execution.program import MessageDepths, Program, message_depths
-from hybridnn.pipeline.execution.routes import Place, pieces_received, pieces_sent
+from hybridnn.pipeline.execution.program import MessageDepths, StageProgram, message_depths
+from hybridnn.pipeline.execution.routes import StagePosition, pieces_received, pieces_sent
 from hybridnn.pipeline.execution.weight_store import WeightStore
 from hybridnn.pipeline.schedules.instructions import (
     ALL_MICROBATCHES,
@@ -31,8 +31,6 @@ from hybridnn.pipeline.schedules.instructions import (
 )
 from hybridnn.pipeline.schedules.memory_plan import plan_memory
 from hybridnn.pipeline.schedules.schedule import Schedule
-
-__all__ = ["Chunk", "ChunkBytes", "make_chunk"]
 
 AHEAD = 1
 """Receives begun ahead of the schedule, and sends that may be under way while the next is packed, per channel."""
@@ -146,7 +144,7 @@ def make_chunk(
     """
     schedule, place = schedules[0], grid.pipeline_rank
     role = StageRole(schedule.is_first(place, index), schedule.is_last(place, index))
-    plan, program = plan_memory(schedule, place), Program(schedule, place)
+    plan, program = plan_memory(schedule, place), StageProgram(schedule, place)
     # A microbatch of the block partition, dealt out by the block partition once more.
     capacity = ceil(ceil(batch_size / schedule.microbatches) / grid.batch)
     dtype = stage.weights.dtype
@@ -154,7 +152,7 @@ def make_chunk(
     predicts = any(read is not None and read.ahead > 0 for read in reads)
     joins = any(isinstance(i, WeightGradient) and i.microbatch == ALL_MICROBATCHES for i in schedule.orders[place])
     everything = capacity * schedule.microbatches
-    here = Place(place, grid.batch_rank, grid.model_rank)
+    here = StagePosition(place, grid.batch_rank, grid.model_rank)
     depths = MessageDepths(*map(max, *(message_depths(item, place, index) for item in schedules)))
     first, last = stage.splits[0].layer, stage.splits[-1].layer
 

@@ -14,12 +14,12 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
-from hybridnn.comm.grid import ProcessGrid
 from hybridnn.comm.partition import block_bounds, block_size
 from hybridnn.nn.parameters import LayerParameters
+from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.parallel.workspace import StageArrays
 from hybridnn.pipeline.execution.chunk import Chunk
-from hybridnn.pipeline.execution.program import Program
+from hybridnn.pipeline.execution.program import StageProgram
 from hybridnn.pipeline.schedules.instructions import (
     ALL_MICROBATCHES,
     Backward,
@@ -40,8 +40,6 @@ from hybridnn.pipeline.schedules.instructions import (
 )
 from hybridnn.pipeline.schedules.memory_plan import MemoryPlan, plan_memory
 from hybridnn.pipeline.schedules.schedule import Schedule
-
-__all__ = ["Executor", "Work"]
 
 Array = NDArray[Any]
 
@@ -99,7 +97,7 @@ class Executor:
         self._work: Work
         self._stage = grid.pipeline_rank
         self._order = schedule.orders[self._stage]
-        self._program = Program(schedule, self._stage)
+        self._program = StageProgram(schedule, self._stage)
         self._firsts: dict[int, list[int]] = {}
         self._where: dict[tuple[int, int], tuple[int, int, int]] = {}
         self._handlers: dict[type[Instruction], Callable[[int, Instruction], None]] = {

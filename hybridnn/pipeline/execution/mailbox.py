@@ -12,18 +12,16 @@ from collections.abc import Callable, Iterable
 
 from numpy.typing import DTypeLike
 
-from hybridnn.comm.grid import ProcessGrid
 from hybridnn.comm.request import Request
 from hybridnn.kernels.backend import Array, Kernels
-from hybridnn.pipeline.execution.routes import Piece
+from hybridnn.parallel.grid import ProcessGrid
+from hybridnn.pipeline.execution.routes import ColumnRoute
 from hybridnn.pipeline.schedules.instructions import Instruction
-
-__all__ = ["Inbox", "Message", "Outbox"]
 
 Message = tuple[Instruction, int]
 """What a message is about, and the samples of its microbatch over all ranks."""
 
-Routes = Callable[[int], list[Piece]]
+Routes = Callable[[int], list[ColumnRoute]]
 """From the samples of a microbatch to this rank's pieces."""
 
 
@@ -46,7 +44,7 @@ class _Buffers:
         self._ring = deque(kernels.empty((features * capacity,), dtype) for _ in range(depth))
         self.nbytes = sum(buffer.nbytes for buffer in self._ring)
 
-    def _block(self, buffer: Array, piece: Piece) -> Array:
+    def _block(self, buffer: Array, piece: ColumnRoute) -> Array:
         """Contiguous room for a piece, shape (features, columns)."""
         features = self._features
         return buffer[features * piece.start : features * piece.stop].reshape(features, piece.stop - piece.start)
@@ -74,7 +72,7 @@ class Inbox(_Buffers):
     """
 
     _expected: deque[Message]
-    _begun: deque[tuple[Array, list[tuple[Piece, Request]]]]
+    _begun: deque[tuple[Array, list[tuple[ColumnRoute, Request]]]]
 
     def begin(self, messages: Iterable[Message]) -> None:
         """Expect `messages`, in this order, and begin to receive the first."""
@@ -133,7 +131,7 @@ class Outbox(_Buffers):
     ) -> None:
         super().__init__(grid, kernels, tag, routes, features, capacity, dtype, depth)
         self._synchronous = synchronous
-        self._packed: deque[tuple[Array, list[Piece]]] = deque()
+        self._packed: deque[tuple[Array, list[ColumnRoute]]] = deque()
         self._sent: deque[tuple[Array, list[Request]]] = deque()
 
     def pack(self, array: Array, samples: int) -> None:
@@ -143,7 +141,7 @@ class Outbox(_Buffers):
         buffer = self._ring.popleft()
         pieces = self._routes(samples)
         for start, stop in {(piece.start, piece.stop) for piece in pieces}:
-            self._kernels.copy(array[:, start:stop], self._block(buffer, Piece(pieces[0].peer, start, stop)))
+            self._kernels.copy(array[:, start:stop], self._block(buffer, ColumnRoute(pieces[0].peer, start, stop)))
         self._packed.append((buffer, pieces))
 
     def send(self, instruction: Instruction) -> None:

@@ -19,8 +19,6 @@ from hybridnn.pipeline.schedules.instructions import (
 )
 from hybridnn.pipeline.schedules.schedule import Schedule
 
-__all__ = ["MessageDepths", "Program", "message_depths"]
-
 Kind = type[Instruction]
 Kinds = Kind | tuple[Kind, ...]
 
@@ -34,7 +32,7 @@ class MessageDepths(NamedTuple):
     gradients_to_send: int
 
 
-class Program:
+class StageProgram:
     """Facts about one stage's list.
 
     Parameters

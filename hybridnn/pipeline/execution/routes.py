@@ -12,10 +12,8 @@ from typing import NamedTuple
 
 from hybridnn.comm.partition import block_bounds
 
-__all__ = ["Piece", "Place", "pieces_received", "pieces_sent"]
 
-
-class Place(NamedTuple):
+class StagePosition(NamedTuple):
     """Where a rank stands."""
 
     stage: int
@@ -23,7 +21,7 @@ class Place(NamedTuple):
     model_rank: int
 
 
-class Piece(NamedTuple):
+class ColumnRoute(NamedTuple):
     """Columns of this rank's block of a microbatch, and the other end of their way.
 
     Attributes
@@ -33,12 +31,14 @@ class Piece(NamedTuple):
         Columns within this rank's block.
     """
 
-    peer: Place
+    peer: StagePosition
     start: int
     stop: int
 
 
-def pieces_sent(widths: Sequence[tuple[int, int]], sender: Place, stage: int, samples: int) -> list[Piece]:
+def pieces_sent(
+    widths: Sequence[tuple[int, int]], sender: StagePosition, stage: int, samples: int
+) -> list[ColumnRoute]:
     """Pieces that `sender` sends to `stage`.
 
     Parameters
@@ -55,12 +55,16 @@ def pieces_sent(widths: Sequence[tuple[int, int]], sender: Place, stage: int, sa
     return [piece for model_rank in served for piece in _pieces(widths, sender, stage, model_rank, samples)]
 
 
-def pieces_received(widths: Sequence[tuple[int, int]], receiver: Place, stage: int, samples: int) -> list[Piece]:
+def pieces_received(
+    widths: Sequence[tuple[int, int]], receiver: StagePosition, stage: int, samples: int
+) -> list[ColumnRoute]:
     """Pieces that `receiver` gets from `stage`; parameters as for `pieces_sent`."""
     return _pieces(widths, receiver, stage, receiver.model_rank % widths[stage][1], samples)
 
 
-def _pieces(widths: Sequence[tuple[int, int]], mine: Place, stage: int, model_rank: int, samples: int) -> list[Piece]:
+def _pieces(
+    widths: Sequence[tuple[int, int]], mine: StagePosition, stage: int, model_rank: int, samples: int
+) -> list[ColumnRoute]:
     """The columns of this rank's block that each batch rank of the other stage has too."""
     first, end = block_bounds(samples, widths[mine.stage][0], mine.batch_rank)
     pieces = []
@@ -68,5 +72,5 @@ def _pieces(widths: Sequence[tuple[int, int]], mine: Place, stage: int, model_ra
         other_first, other_end = block_bounds(samples, widths[stage][0], batch_rank)
         start, stop = max(first, other_first), min(end, other_end)
         if start < stop:
-            pieces.append(Piece(Place(stage, batch_rank, model_rank), start - first, stop - first))
+            pieces.append(ColumnRoute(StagePosition(stage, batch_rank, model_rank), start - first, stop - first))
     return pieces

@@ -20,8 +20,6 @@ from hybridnn.nn.parameters import LayerParameters
 from hybridnn.parallel.stage import Stage
 from hybridnn.pipeline.schedules.weight_policies import WeightRead
 
-__all__ = ["WeightStore"]
-
 Array = NDArray[Any]
 Views = list[LayerParameters]
 

@@ -9,25 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-__all__ = [
-    "ALL_MICROBATCHES",
-    "Backward",
-    "Barrier",
-    "Forward",
-    "InputGradient",
-    "Instruction",
-    "LoadInput",
-    "LoadTarget",
-    "ReceiveActivations",
-    "ReceiveGradients",
-    "Recompute",
-    "ReduceGradients",
-    "SendActivations",
-    "SendGradients",
-    "Update",
-    "WeightGradient",
-]
-
 ALL_MICROBATCHES = -1
 """Microbatch of a `WeightGradient` that is one product over all microbatches of its minibatch."""
 

@@ -26,8 +26,6 @@ from hybridnn.pipeline.schedules.instructions import (
 )
 from hybridnn.pipeline.schedules.schedule import Schedule
 
-__all__ = ["MemoryPlan", "Part", "plan_memory"]
-
 Part = tuple[int, int, int]
 """Minibatch, microbatch and chunk."""
 

@@ -16,8 +16,6 @@ from hybridnn.pipeline.schedules.instructions import (
 )
 from hybridnn.pipeline.schedules.schedule import Schedule
 
-__all__ = ["Channel", "Message", "MessageFlow"]
-
 
 class Channel(NamedTuple):
     """Where messages of a kind travel.

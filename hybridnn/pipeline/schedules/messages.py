@@ -32,8 +32,6 @@ from hybridnn.pipeline.schedules.message_flow import Message
 from hybridnn.pipeline.schedules.schedule import Schedule
 from hybridnn.pipeline.schedules.timing import time_computations
 
-__all__ = ["place_messages"]
-
 
 def place_messages(schedule: Schedule) -> Schedule:
     """Add loads and messages to a schedule that lists computations only.

@@ -1,28 +1,194 @@
-"""Schedules by the name of their method."""
+"""Schedules by the name of their method.
+
+The pipeline methods: each an order of computations and a rule for the weights that are read.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from difflib import get_close_matches
+from types import MappingProxyType
 
-from hybridnn.checks import require_choice, require_whole
 from hybridnn.errors import SettingError
 from hybridnn.pipeline.schedules import orders
 from hybridnn.pipeline.schedules.messages import place_messages
-from hybridnn.pipeline.schedules.method_table import METHODS, Activations, Method, one_part, whole_minibatch
-from hybridnn.pipeline.schedules.orders import Extent, Order
+from hybridnn.pipeline.schedules.orders import Order, ScheduleSize
 from hybridnn.pipeline.schedules.schedule import Schedule
-from hybridnn.pipeline.schedules.weight_policies import WeightPolicy, WeightRead
+from hybridnn.pipeline.schedules.weight_policies import (
+    CURRENT,
+    EXACT,
+    PREDICTED,
+    STASHED,
+    VERTICAL_SYNC,
+    WeightPolicy,
+    WeightRead,
+)
+from hybridnn.utils.checks import require_choice, require_whole
 
-__all__ = [
-    "INITIAL",
-    "METHODS",
-    "WEIGHT_GRADIENTS",
-    "Method",
-    "find_method",
-    "forward_only",
-    "make_schedule",
-    "too_few_stages",
-]
+Activations = Callable[[ScheduleSize, int], int]
+"""From (extent, stage) to the most microbatches whose activations the stage holds at a time."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """A pipeline method.
+
+    Attributes
+    ----------
+    name : str
+    summary : str
+        One line for people.
+    order : callable
+        From (extent, stage) to the stage's computations.
+    policy : WeightPolicy
+        Which weights each pass reads.
+    activations : callable
+        From (extent, stage) to the most microbatches whose activations the stage holds at a time.
+    exact : bool
+        Every minibatch is complete before the next one begins.
+    cuts_minibatches : bool
+        A minibatch may be cut into microbatches.
+    chunked : bool
+        A rank owns several chunks of layers.
+    predicts : bool
+        Reads predicted weights, which needs an optimizer with momentum.
+    placed_weight_gradients : bool
+        The order itself says when weight gradients are computed.
+    placed_messages : bool
+        The order itself says where loads and messages stand.
+    synchronized : WeightPolicy or None
+        The policy with vertical synchronization, where the method has that option.
+    """
+
+    name: str
+    summary: str
+    order: Order
+    policy: WeightPolicy
+    activations: Activations
+    exact: bool = False
+    cuts_minibatches: bool = False
+    chunked: bool = False
+    predicts: bool = False
+    placed_weight_gradients: bool = False
+    placed_messages: bool = False
+    synchronized: WeightPolicy | None = None
+
+
+def one_part(extent: ScheduleSize, stage: int) -> int:
+    """One microbatch at a time."""
+    return 1
+
+
+def whole_minibatch(extent: ScheduleSize, stage: int) -> int:
+    """All microbatches of a minibatch, in all chunks."""
+    return extent.microbatches * extent.chunks
+
+
+def _microbatches_on_their_way(extent: ScheduleSize, stage: int) -> int:
+    return min(extent.stages - stage, extent.microbatches)
+
+
+def _minibatches_on_their_way(extent: ScheduleSize, stage: int) -> int:
+    """Kang 2019, Table 1: K - k + 1 minibatches at device k, which counts from 1."""
+    return min(extent.stages - stage, extent.minibatches)
+
+
+def _as_first_stage(extent: ScheduleSize, stage: int) -> int:
+    return min(extent.stages, extent.microbatches)
+
+
+def _interleaved(extent: ScheduleSize, stage: int) -> int:
+    return min(orders.interleaved_warm_up(extent, stage) + 1, extent.microbatches * extent.chunks)
+
+
+METHODS: Mapping[str, Method] = MappingProxyType(
+    {
+        method.name: method
+        for method in (
+            Method("sequential", "one minibatch at a time", orders.gpipe, EXACT, one_part, exact=True),
+            Method(
+                "gpipe",
+                "all forward passes of a minibatch's microbatches, then all backward passes",
+                orders.gpipe,
+                EXACT,
+                whole_minibatch,
+                exact=True,
+                cuts_minibatches=True,
+            ),
+            Method(
+                "1f1b",
+                "one forward and one backward pass in turn, empty after every minibatch",
+                orders.one_forward_one_backward,
+                EXACT,
+                _microbatches_on_their_way,
+                exact=True,
+                cuts_minibatches=True,
+            ),
+            Method(
+                "interleaved",
+                "1f1b over several chunks of layers per rank",
+                orders.interleaved,
+                EXACT,
+                _interleaved,
+                exact=True,
+                cuts_minibatches=True,
+                chunked=True,
+            ),
+            Method(
+                "zb-h1",
+                "1f1b with the weight gradients moved to where the pipeline would wait",
+                orders.zero_bubble_h1,
+                EXACT,
+                _as_first_stage,
+                exact=True,
+                cuts_minibatches=True,
+                placed_weight_gradients=True,
+            ),
+            Method(
+                "ddg",
+                "delayed gradients: one forward pass, then the backward passes of all stages at once",
+                orders.delayed_gradients,
+                STASHED,
+                _minibatches_on_their_way,
+                placed_messages=True,
+            ),
+            Method(
+                "fr",
+                "features replay: as ddg, but keeps inputs only and recomputes with the current weights",
+                orders.features_replay,
+                CURRENT,
+                one_part,
+                placed_messages=True,
+            ),
+            Method(
+                "pipedream",
+                "1f1b over minibatches that is never empty, with stashed weights",
+                orders.pipedream,
+                STASHED,
+                _minibatches_on_their_way,
+                synchronized=VERTICAL_SYNC,
+            ),
+            Method(
+                "vanilla",
+                "as pipedream without stashed weights",
+                orders.pipedream,
+                CURRENT,
+                _minibatches_on_their_way,
+            ),
+            Method(
+                "spectrain",
+                "as vanilla with predicted weights",
+                orders.pipedream,
+                PREDICTED,
+                _minibatches_on_their_way,
+                predicts=True,
+            ),
+        )
+    }
+)
+"""All methods by name."""
+
 
 WEIGHT_GRADIENTS = ("per-microbatch", "merged")
 """How the weight gradients of a minibatch's microbatches are taken: one by one, or as one product."""
@@ -107,7 +273,7 @@ def make_schedule(
             raise SettingError("parallel.vertical_sync", vertical_sync, f"only with {having}, not with {method}")
         policy = chosen.synchronized
 
-    extent = Extent(stages, minibatches, microbatches, 1 if stages == 1 else chunks)
+    extent = ScheduleSize(stages, minibatches, microbatches, 1 if stages == 1 else chunks)
     merged = weight_grad == "merged" and microbatches > 1
     activations = whole_minibatch if merged else chosen.activations
     schedule = _schedule(method, extent, policy, chosen.order, activations, merged=merged)
@@ -132,13 +298,13 @@ def forward_only(stages: int, minibatches: int, chunks: int = 1) -> Schedule:
         If a count is not a whole number, 1 or more.
     """
     _require_whole(stages, minibatches, 1, chunks)
-    extent = Extent(stages, minibatches, 1, 1 if stages == 1 else chunks)
+    extent = ScheduleSize(stages, minibatches, 1, 1 if stages == 1 else chunks)
     return place_messages(_schedule("evaluation", extent, INITIAL, orders.evaluation, one_part, merged=False))
 
 
 def _schedule(
     method: str,
-    extent: Extent,
+    extent: ScheduleSize,
     policy: WeightPolicy,
     order: Order,
     activations: Activations,

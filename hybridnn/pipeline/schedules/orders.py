@@ -29,24 +29,9 @@ from hybridnn.pipeline.schedules.instructions import (
     WeightGradient,
 )
 
-__all__ = [
-    "Extent",
-    "Order",
-    "delayed_gradients",
-    "evaluation",
-    "features_replay",
-    "gpipe",
-    "interleaved",
-    "interleaved_warm_up",
-    "merge_weight_gradients",
-    "one_forward_one_backward",
-    "pipedream",
-    "zero_bubble_h1",
-]
-
 
 @dataclass(frozen=True)
-class Extent:
+class ScheduleSize:
     """How large a schedule is.
 
     Attributes
@@ -61,11 +46,11 @@ class Extent:
     chunks: int = 1
 
 
-Order = Callable[[Extent, int], list[Instruction]]
+Order = Callable[[ScheduleSize, int], list[Instruction]]
 """From (extent, stage) to the stage's computations."""
 
 
-def gpipe(extent: Extent, stage: int) -> list[Instruction]:
+def gpipe(extent: ScheduleSize, stage: int) -> list[Instruction]:
     """All forward passes of a minibatch, then all its backward passes; with one microbatch, the naive order.
 
     Huang et al. 2019; for M = 1, Kang 2019, Table 2.
@@ -79,7 +64,7 @@ def gpipe(extent: Extent, stage: int) -> list[Instruction]:
     return order
 
 
-def one_forward_one_backward(extent: Extent, stage: int) -> list[Instruction]:
+def one_forward_one_backward(extent: ScheduleSize, stage: int) -> list[Instruction]:
     """Forward and backward passes in turn, and an empty pipeline after every minibatch (1F1B)."""
     microbatches = range(extent.microbatches)
     order: list[Instruction] = []
@@ -91,7 +76,7 @@ def one_forward_one_backward(extent: Extent, stage: int) -> list[Instruction]:
     return order
 
 
-def interleaved(extent: Extent, stage: int) -> list[Instruction]:
+def interleaved(extent: ScheduleSize, stage: int) -> list[Instruction]:
     """1F1B over the chunks of a rank: groups of K microbatches pass one chunk after the other (Narayanan et al. 2021).
 
     M is a multiple of K.
@@ -112,12 +97,12 @@ def interleaved(extent: Extent, stage: int) -> list[Instruction]:
     return order
 
 
-def interleaved_warm_up(extent: Extent, stage: int) -> int:
+def interleaved_warm_up(extent: ScheduleSize, stage: int) -> int:
     """Forward passes of chunks before a stage's first backward pass in the steady state of `interleaved`."""
     return (extent.stages - 1 - stage) * 2 + (extent.chunks - 1) * extent.stages
 
 
-def zero_bubble_h1(extent: Extent, stage: int) -> list[Instruction]:
+def zero_bubble_h1(extent: ScheduleSize, stage: int) -> list[Instruction]:
     """1F1B whose weight gradients come k microbatches late, where the pipeline would wait (Qi et al. 2024, ZB-H1).
 
     Stage k then holds the activations of K - k microbatches on their way and of k that wait for their weight gradient.
@@ -138,7 +123,7 @@ def zero_bubble_h1(extent: Extent, stage: int) -> list[Instruction]:
     return order
 
 
-def pipedream(extent: Extent, stage: int) -> list[Instruction]:
+def pipedream(extent: ScheduleSize, stage: int) -> list[Instruction]:
     """1F1B over minibatches without ever emptying the pipeline; each backward pass updates (Harlap et al. 2018)."""
     minibatches = range(extent.minibatches)
     forwards = [Forward(t) for t in minibatches]
@@ -146,7 +131,7 @@ def pipedream(extent: Extent, stage: int) -> list[Instruction]:
     return _in_turn(forwards, backwards, extent.stages - 1 - stage)
 
 
-def delayed_gradients(extent: Extent, stage: int) -> list[Instruction]:
+def delayed_gradients(extent: ScheduleSize, stage: int) -> list[Instruction]:
     """One forward pass through all stages, then the backward passes of all stages at once (Kang 2019, Table 3).
 
     The barriers lock the forward pass: without them the next one would start while backward passes still run.
@@ -154,7 +139,7 @@ def delayed_gradients(extent: Extent, stage: int) -> list[Instruction]:
     return _delayed(extent, stage, recompute=False)
 
 
-def features_replay(extent: Extent, stage: int) -> list[Instruction]:
+def features_replay(extent: ScheduleSize, stage: int) -> list[Instruction]:
     """As `delayed_gradients`, and each backward pass recomputes its activations (Kang 2019, Table 4).
 
     The last stage's backward pass follows its forward pass directly, so that nothing would change there.
@@ -162,7 +147,7 @@ def features_replay(extent: Extent, stage: int) -> list[Instruction]:
     return _delayed(extent, stage, recompute=stage < extent.stages - 1)
 
 
-def evaluation(extent: Extent, stage: int) -> list[Instruction]:
+def evaluation(extent: ScheduleSize, stage: int) -> list[Instruction]:
     """Forward passes alone; several chunks take turns by groups of K minibatches, the last group may be shorter."""
     return [
         Forward(t, 0, chunk)
@@ -202,7 +187,7 @@ def _in_turn(
     return order
 
 
-def _delayed(extent: Extent, stage: int, *, recompute: bool) -> list[Instruction]:
+def _delayed(extent: ScheduleSize, stage: int, *, recompute: bool) -> list[Instruction]:
     """Step by step, with loads, messages and barriers; the gradient for the next step is received as the last thing."""
     delay = extent.stages - 1 - stage
     order: list[Instruction] = []

@@ -20,10 +20,7 @@ from hybridnn.pipeline.schedules.instructions import (
     WeightGradient,
 )
 from hybridnn.pipeline.schedules.message_flow import Message, MessageFlow
-from hybridnn.pipeline.schedules.schedule import Schedule
-from hybridnn.pipeline.schedules.schedule_error import ScheduleError
-
-__all__ = ["COMPUTATIONS", "Duration", "Times", "time_computations"]
+from hybridnn.pipeline.schedules.schedule import Schedule, ScheduleError
 
 COMPUTATIONS = (Forward, Recompute, Backward, InputGradient, WeightGradient, ReduceGradients, Update)
 """What occupies a stage."""

@@ -10,8 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-__all__ = ["CURRENT", "EXACT", "PREDICTED", "STASHED", "VERTICAL_SYNC", "WeightPolicy", "WeightRead"]
-
 
 class WeightRead(NamedTuple):
     """Weights that a pass reads.

@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING
 
 from hybridnn.study.plot_style import COLORS, new_figure, png_bytes, tidy
 from hybridnn.study.report.groups import LAYOUT, point_name
-from hybridnn.study.report.results import Point, Results
-from hybridnn.training.history import EpochRecord
+from hybridnn.study.report.results import StudyPoint, StudyResults
+from hybridnn.training.records import EpochRecord
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["Curve", "curves_of", "draw_curves"]
 
 MOST_CURVES = 8
 LOG_SCALE_RATIO = 50.0
@@ -34,7 +33,7 @@ MEASURES: dict[str, Callable[[EpochRecord], float | None]] = {
 
 
 @dataclass(frozen=True)
-class Curve:
+class MedianCurve:
     """One measure of a point after each epoch: medians over its cells.
 
     Attributes
@@ -53,9 +52,9 @@ class Curve:
     values: tuple[float, ...]
 
 
-def curves_of(results: Results, measure: str) -> list[Curve]:
+def curves_of(results: StudyResults, measure: str) -> list[MedianCurve]:
     """Curves of the points that have the measure, for each network the fastest layout, in the order of the study."""
-    fastest: dict[tuple[tuple[str, str], ...], Point] = {}
+    fastest: dict[tuple[tuple[str, str], ...], StudyPoint] = {}
     for point in results.points:
         key = tuple((label, str(value)) for label, value in point.values if label not in LAYOUT)
         if key not in fastest or point.seconds_per_epoch.median < fastest[key].seconds_per_epoch.median:
@@ -64,7 +63,7 @@ def curves_of(results: Results, measure: str) -> list[Curve]:
     return [curve for curve in curves if curve.epochs]
 
 
-def draw_curves(results: Results) -> tuple[str, bytes] | None:
+def draw_curves(results: StudyResults) -> tuple[str, bytes] | None:
     """Draw the first measure that the cells have; None if no run has two epochs. Returns a caption and the PNG."""
     found = ((measure, curves_of(results, measure)) for measure in MEASURES)
     measure, curves = next(((name, curves) for name, curves in found if curves), ("", []))
@@ -91,7 +90,7 @@ def draw_curves(results: Results) -> tuple[str, bytes] | None:
     )
 
 
-def _curve(results: Results, point: Point, value: Callable[[EpochRecord], float | None]) -> Curve:
+def _curve(results: StudyResults, point: StudyPoint, value: Callable[[EpochRecord], float | None]) -> MedianCurve:
     runs = [cell.run.epochs for cell in point.cells]
     times = [list(accumulate(e.compute_seconds + e.communication_seconds for e in epochs)) for epochs in runs]
     rows = []
@@ -102,7 +101,7 @@ def _curve(results: Results, point: Point, value: Callable[[EpochRecord], float 
         if measured:
             rows.append((epoch.epoch, median(passed), median(measured)))
     epochs, seconds, values = zip(*rows, strict=True) if rows else ((), (), ())
-    return Curve(point_name(results, point), epochs, seconds, values)
+    return MedianCurve(point_name(results, point), epochs, seconds, values)
 
 
 def _draw(axes: Axes, curves: Sequence[tuple[str, Sequence[float], Sequence[float]]], label: str) -> None:

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 
-from hybridnn.study.report.results import Point, Results, Spread
-
-__all__ = ["GridMap", "Line", "grid_maps", "point_name", "speed_ups", "strong_lines", "weak_lines"]
+from hybridnn.study.report.results import Spread, StudyPoint, StudyResults
 
 LAYOUT = frozenset({"ranks", "grid"})
 WORK = frozenset(
@@ -19,14 +17,14 @@ Key = tuple[Hashable, ...]
 
 
 @dataclass(frozen=True)
-class Line:
+class ScalingLine:
     """Points of increasing ranks that differ in nothing else but their grid: for each number of ranks the fastest.
 
     Attributes
     ----------
     name : str
         What tells it from the other lines.
-    points : tuple of Point
+    points : tuple of StudyPoint
         At least two.
     seconds : tuple of Spread
         Of each point: per epoch, or per step where `per_step`.
@@ -36,7 +34,7 @@ class Line:
     """
 
     name: str
-    points: tuple[Point, ...]
+    points: tuple[StudyPoint, ...]
     seconds: tuple[Spread, ...]
     predicted: tuple[float | None, ...]
     per_step: bool = False
@@ -55,28 +53,28 @@ class GridMap:
     seconds: dict[tuple[int, int], float]
 
 
-def strong_lines(results: Results) -> list[Line]:
+def strong_lines(results: StudyResults) -> list[ScalingLine]:
     """Lines along which only the ranks grow."""
     groups = _grouped(results.points, _alike_but_layout)
     return _lines(groups.values(), lambda point: point_name(results, point, without=LAYOUT), per_step=False)
 
 
-def weak_lines(results: Results) -> list[Line]:
+def weak_lines(results: StudyResults) -> list[ScalingLine]:
     """Lines along which the work grows with the ranks: the samples of the epoch, or those of the minibatch."""
 
-    def alike_but_work(point: Point) -> Key:
+    def alike_but_work(point: StudyPoint) -> Key:
         return tuple((label, str(value)) for label, value in point.values if label not in LAYOUT | WORK)
 
-    def name(point: Point) -> str:
+    def name(point: StudyPoint) -> str:
         return point_name(results, point, without=LAYOUT | WORK)
 
-    def batch_each(point: Point) -> int:
+    def batch_each(point: StudyPoint) -> int:
         return round(point.first.batch_size / point.first.ranks)
 
-    def samples_each(point: Point) -> int:
+    def samples_each(point: StudyPoint) -> int:
         return round(point.first.train_samples / point.first.ranks)
 
-    keys: list[tuple[Callable[[Point], Key], Callable[[Point], str], bool]] = [
+    keys: list[tuple[Callable[[StudyPoint], Key], Callable[[StudyPoint], str], bool]] = [
         (
             lambda p: (*alike_but_work(p), samples_each(p), p.first.batch_size),
             lambda p: f"{name(p)}, {samples_each(p)} samples per rank, batch {p.first.batch_size}",
@@ -100,7 +98,7 @@ def weak_lines(results: Results) -> list[Line]:
     ]
 
 
-def grid_maps(results: Results) -> list[GridMap]:
+def grid_maps(results: StudyResults) -> list[GridMap]:
     """Maps of batch x model for every network that ran with several numbers of both, without regard to the ranks."""
     maps = []
     for points in _grouped(results.points, lambda point: (*_alike_but_layout(point), point.grid[0])).values():
@@ -115,7 +113,7 @@ def grid_maps(results: Results) -> list[GridMap]:
     return maps
 
 
-def speed_ups(results: Results) -> dict[str, tuple[float, int]]:
+def speed_ups(results: StudyResults) -> dict[str, tuple[float, int]]:
     """Speed-up of each point, by the id of its first cell, and the ranks it is against: the fewest for this work."""
     found = {}
     for points in _grouped(results.points, _alike_but_layout).values():
@@ -126,7 +124,7 @@ def speed_ups(results: Results) -> dict[str, tuple[float, int]]:
     return found
 
 
-def point_name(results: Results, point: Point, *, without: Iterable[str] = ()) -> str:
+def point_name(results: StudyResults, point: StudyPoint, *, without: Iterable[str] = ()) -> str:
     """What tells a point from others: the axes that vary, but for those in `without`."""
     left_out = set(without)
     parts = [f"{label} {value}" for label, value in point.values if label in results.varying and label not in left_out]
@@ -134,32 +132,34 @@ def point_name(results: Results, point: Point, *, without: Iterable[str] = ()) -
     return ", ".join(parts) or results.manifest.name
 
 
-def _alike_but_layout(point: Point) -> Key:
+def _alike_but_layout(point: StudyPoint) -> Key:
     values = tuple((label, str(value)) for label, value in point.values if label not in LAYOUT)
     return *values, point.first.train_samples, point.first.batch_size
 
 
-def _grouped(points: Iterable[Point], key: Callable[[Point], Key]) -> dict[Key, list[Point]]:
-    groups: dict[Key, list[Point]] = {}
+def _grouped(points: Iterable[StudyPoint], key: Callable[[StudyPoint], Key]) -> dict[Key, list[StudyPoint]]:
+    groups: dict[Key, list[StudyPoint]] = {}
     for point in points:
         groups.setdefault(key(point), []).append(point)
     return groups
 
 
-def _lines(groups: Iterable[list[Point]], name: Callable[[Point], str], *, per_step: bool) -> list[Line]:
+def _lines(
+    groups: Iterable[list[StudyPoint]], name: Callable[[StudyPoint], str], *, per_step: bool
+) -> list[ScalingLine]:
     lines = []
     for points in groups:
-        fastest: dict[int, Point] = {}
+        fastest: dict[int, StudyPoint] = {}
         for point in sorted(points, key=lambda point: (point.first.ranks, point.seconds_per_epoch.median)):
             fastest.setdefault(point.first.ranks, point)
         if len(fastest) > 1:
             chosen = tuple(fastest.values())
             seconds = tuple(point.seconds_per_step if per_step else point.seconds_per_epoch for point in chosen)
             predicted = tuple(_predicted(point, per_step=per_step) for point in chosen)
-            lines.append(Line(name(chosen[0]), chosen, seconds, predicted, per_step))
+            lines.append(ScalingLine(name(chosen[0]), chosen, seconds, predicted, per_step))
     return lines
 
 
-def _predicted(point: Point, *, per_step: bool) -> float | None:
+def _predicted(point: StudyPoint, *, per_step: bool) -> float | None:
     seconds = point.predicted_seconds_per_epoch
     return seconds / point.first.steps_per_epoch if seconds is not None and per_step else seconds

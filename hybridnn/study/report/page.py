@@ -1,16 +1,20 @@
-"""The report of a study as one page of HTML that needs nothing else."""
+"""The report of a study as one page of HTML that needs nothing else.
+
+Writes the report of a study: CSV, Markdown, plots and the page.
+"""
 
 from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
+from pathlib import Path
 
-from hybridnn.study.report.results import Results
-from hybridnn.study.report.tables import point_rows
-from hybridnn.study.report.warnings import warnings_of
-
-__all__ = ["page_html"]
+from hybridnn.study.report.plots import draw_plots
+from hybridnn.study.report.results import StudyResults
+from hybridnn.study.report.scaling import warnings_of
+from hybridnn.study.report.tables import csv_text, markdown_text, point_rows
+from hybridnn.utils.files import write_whole
 
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #1f2933; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; }
@@ -26,12 +30,12 @@ table.facts th, table.facts td { text-align: left; border: 0; vertical-align: to
 """
 
 
-def page_html(results: Results, plots: Mapping[str, tuple[str, bytes]]) -> str:
+def page_html(results: StudyResults, plots: Mapping[str, tuple[str, bytes]]) -> str:
     """Make the page: plots, warnings, table, unfinished cells, and how the figures were made.
 
     Parameters
     ----------
-    results : Results
+    results : StudyResults
     plots : mapping of str to (str, bytes)
         Caption and PNG of each plot, which become part of the page.
     """
@@ -64,7 +68,7 @@ def _table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return f'<div class="wide"><table><thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table></div>'
 
 
-def _unfinished(results: Results) -> str:
+def _unfinished(results: StudyResults) -> str:
     rows = "".join(
         f'<tr><th class="{cell.state.status.replace(" ", "-")}">{escape(cell.state.status)}</th>'
         f"<td>{escape(cell.id)}</td><td>{escape(cell.state.reason)}</td></tr>\n"
@@ -73,7 +77,7 @@ def _unfinished(results: Results) -> str:
     return f'<table class="facts">{rows}</table>'
 
 
-def _facts(results: Results) -> str:
+def _facts(results: StudyResults) -> str:
     headers = [cell.run.header for cell in results.cells]
     versions = {f"{name} {version}": None for header in headers for name, version in header.versions.items()}
     days = results.first_day if results.first_day == results.last_day else f"{results.first_day} to {results.last_day}"
@@ -97,3 +101,25 @@ def _facts(results: Results) -> str:
 def _several(values: Iterable[object]) -> str:
     """All different values, in order of appearance."""
     return ", ".join(dict.fromkeys(map(str, values)))
+
+
+def write_report(results: StudyResults, folder: Path) -> list[Path]:
+    """Write ``results.csv``, ``tables.md``, a PNG per plot and ``index.html`` into `folder`.
+
+    Returns
+    -------
+    list of Path
+        The files, the page last.
+
+    Raises
+    ------
+    EnvironmentProblem
+        If a file cannot be written.
+    """
+    plots = draw_plots(results)
+    contents: dict[str, str | bytes] = {"results.csv": csv_text(results), "tables.md": markdown_text(results)}
+    contents |= {name: png for name, (_, png) in plots.items()}
+    contents["index.html"] = page_html(results, plots)
+    for name, content in contents.items():
+        write_whole(folder / name, content)
+    return [folder / name for name in contents]

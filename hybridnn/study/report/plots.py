@@ -7,19 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 from hybridnn.study.plot_style import COLORS, MARKERS, MUTED, new_figure, png_bytes, rank_axis, tidy
 from hybridnn.study.report.curves import draw_curves
-from hybridnn.study.report.groups import GridMap, Line, grid_maps, strong_lines, weak_lines
-from hybridnn.study.report.results import Results
+from hybridnn.study.report.groups import GridMap, ScalingLine, grid_maps, strong_lines, weak_lines
+from hybridnn.study.report.results import StudyResults
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["draw_plots"]
 
 MOST_MAPS = 6
 COLUMNS = 3
 
 
-def draw_plots(results: Results) -> dict[str, tuple[str, bytes]]:
+def draw_plots(results: StudyResults) -> dict[str, tuple[str, bytes]]:
     """Draw what can be drawn of a study.
 
     Returns
@@ -50,7 +49,7 @@ def draw_plots(results: Results) -> dict[str, tuple[str, bytes]]:
     return plots
 
 
-def _draw_strong(lines: Sequence[Line]) -> bytes:
+def _draw_strong(lines: Sequence[ScalingLine]) -> bytes:
     figure = new_figure(10.5, 4.3)
     left, right = figure.subplots(1, 2)
     _draw_seconds(left, lines)
@@ -76,7 +75,7 @@ def _draw_strong(lines: Sequence[Line]) -> bytes:
     return png_bytes(figure)
 
 
-def _draw_weak(lines: Sequence[Line]) -> bytes:
+def _draw_weak(lines: Sequence[ScalingLine]) -> bytes:
     both = {"epoch": [line for line in lines if not line.per_step], "step": [line for line in lines if line.per_step]}
     kinds = {word: chosen for word, chosen in both.items() if chosen}
     figure = new_figure(5.6 * len(kinds), 4.3)
@@ -88,7 +87,7 @@ def _draw_weak(lines: Sequence[Line]) -> bytes:
     return png_bytes(figure)
 
 
-def _draw_seconds(axes: Axes, lines: Sequence[Line]) -> None:
+def _draw_seconds(axes: Axes, lines: Sequence[ScalingLine]) -> None:
     for number, line in enumerate(lines):
         medians = [spread.median for spread in line.seconds]
         below = [spread.median - spread.least for spread in line.seconds]

@@ -11,12 +11,10 @@ from statistics import median
 from typing import Any
 
 from hybridnn.errors import DataError
-from hybridnn.study.runs.figures import RunFigures, figures_of
-from hybridnn.study.study_folder import FAILURES, CellState, Manifest, StudyFolder, read_manifest
-from hybridnn.training.history_file import HISTORY
-from hybridnn.training.run_record import RunRecord, read_run
-
-__all__ = ["CellResult", "Point", "Results", "Spread", "UnfinishedCell", "read_results"]
+from hybridnn.runs.history_file import HISTORY
+from hybridnn.runs.run_record import RunRecord, read_run
+from hybridnn.study.figures import RunFigures, figures_of
+from hybridnn.study.study_folder import FAILURES, CellState, StudyFolder, StudyManifest, read_manifest
 
 REPEATED = frozenset({"repeat", "seed"})
 """Axes along which cells do the same again; a point is the median over them."""
@@ -62,7 +60,7 @@ class UnfinishedCell:
 
 
 @dataclass(frozen=True)
-class Point:
+class StudyPoint:
     """Cells that differ in repeat and seed alone.
 
     Attributes
@@ -114,24 +112,24 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Results:
+class StudyResults:
     """All that is finished of a study.
 
     Attributes
     ----------
-    manifest : Manifest
+    manifest : StudyManifest
     cells : tuple of CellResult
         In the order of the study.
-    points : tuple of Point
+    points : tuple of StudyPoint
     unfinished : tuple of UnfinishedCell
         The other cells.
     first_day, last_day : str
         When the first and the last of the cells ended, ``YYYY-MM-DD``.
     """
 
-    manifest: Manifest
+    manifest: StudyManifest
     cells: tuple[CellResult, ...]
-    points: tuple[Point, ...]
+    points: tuple[StudyPoint, ...]
     unfinished: tuple[UnfinishedCell, ...]
     first_day: str
     last_day: str
@@ -162,7 +160,7 @@ class Results:
         return names[0] if names else "test metric"
 
 
-def read_results(folder: Path) -> Results:
+def read_results(folder: Path) -> StudyResults:
     """Read the finished cells of a study's folder.
 
     Raises
@@ -185,20 +183,20 @@ def read_results(folder: Path) -> Results:
         cells.append(CellResult(cell.id, cell.values, run, figures_of(run)))
     ended = [(place.cell(cell.id) / HISTORY).stat().st_mtime for cell in finished]
     days = [f"{datetime.fromtimestamp(moment):%Y-%m-%d}" for moment in (min(ended), max(ended))]
-    return Results(manifest, tuple(cells), _points(cells), unfinished, *days)
+    return StudyResults(manifest, tuple(cells), _points(cells), unfinished, *days)
 
 
 def _counts(unfinished: Sequence[UnfinishedCell]) -> str:
     return ", ".join(f"{count} {status}" for status, count in Counter(cell.state.status for cell in unfinished).items())
 
 
-def _points(cells: Sequence[CellResult]) -> tuple[Point, ...]:
+def _points(cells: Sequence[CellResult]) -> tuple[StudyPoint, ...]:
     together: dict[Values, list[CellResult]] = {}
     for cell in cells:
         values = tuple((label, value) for label, value in cell.values.items() if label not in REPEATED)
         key = tuple((label, str(value)) for label, value in values)
         together.setdefault(key, []).append(cell)
     return tuple(
-        Point(tuple((k, v) for k, v in group[0].values.items() if k not in REPEATED), tuple(group))
+        StudyPoint(tuple((k, v) for k, v in group[0].values.items() if k not in REPEATED), tuple(group))
         for group in together.values()
     )

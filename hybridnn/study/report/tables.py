@@ -9,10 +9,8 @@ from dataclasses import asdict
 from typing import Any
 
 from hybridnn.study.report.groups import speed_ups
-from hybridnn.study.report.results import Point, Results, Spread
-from hybridnn.study.report.warnings import warnings_of
-
-__all__ = ["THREADS", "csv_text", "markdown_text", "point_facts", "point_rows"]
+from hybridnn.study.report.results import Spread, StudyPoint, StudyResults
+from hybridnn.study.report.scaling import warnings_of
 
 MISSING = "-"
 THREADS = "threads per rank"
@@ -38,7 +36,7 @@ FIGURES = (
 """Columns of the CSV that are attributes of `RunFigures`."""
 
 
-def csv_text(results: Results) -> str:
+def csv_text(results: StudyResults) -> str:
     """Every finished cell as a line: its id, axes (``axis.width``) and figures; what is not known is empty."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -60,7 +58,7 @@ def csv_text(results: Results) -> str:
     return text.getvalue()
 
 
-def markdown_text(results: Results) -> str:
+def markdown_text(results: StudyResults) -> str:
     """The study's name, description, warnings, the table of its points and the cells that are not finished."""
     titles, rows = point_rows(results)
     manifest = results.manifest
@@ -73,7 +71,7 @@ def markdown_text(results: Results) -> str:
     return "\n".join(lines)
 
 
-def point_rows(results: Results) -> tuple[list[str], list[list[str]]]:
+def point_rows(results: StudyResults) -> tuple[list[str], list[list[str]]]:
     """Titles and texts of the table of points: axes, times with least and greatest, speed-up, metric, limit.
 
     There is a column of nodes where some cell ran on several.
@@ -112,13 +110,13 @@ def point_rows(results: Results) -> tuple[list[str], list[list[str]]]:
     return titles, rows
 
 
-def point_facts(results: Results) -> list[dict[str, Any]]:
+def point_facts(results: StudyResults) -> list[dict[str, Any]]:
     """Return the points as plain values, with units in their names."""
     against = speed_ups(results)
     return [_facts(point, *against[point.cells[0].id]) for point in results.points]
 
 
-def _facts(point: Point, speed_up: float, base: int) -> dict[str, Any]:
+def _facts(point: StudyPoint, speed_up: float, base: int) -> dict[str, Any]:
     metric = point.metric
     return {
         "values": dict(point.values),
@@ -140,7 +138,7 @@ def _facts(point: Point, speed_up: float, base: int) -> dict[str, Any]:
     }
 
 
-def _note(results: Results) -> str:
+def _note(results: StudyResults) -> str:
     repeated = max(len(point.cells) for point in results.points)
     spread = f"Medians of up to {repeated} runs, with the least and the greatest. " if repeated > 1 else ""
     return f"{spread}Times are of training alone: the median of a run's epochs, without the first if there are more."

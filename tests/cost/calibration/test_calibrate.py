@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hybridnn.comm.grid import ProcessGrid
+from hybridnn.cost.calibration import calibrate as host
 from hybridnn.cost.calibration import calibrate as module
-from hybridnn.cost.calibration import communication, host
-from hybridnn.cost.calibration.calibrate import Calibration, calibrate
-from hybridnn.cost.calibration.host import memory_bytes_per_rank
-from hybridnn.cost.machine.machine_file import read_machine
+from hybridnn.cost.calibration import communication
+from hybridnn.cost.calibration.calibrate import Calibration, calibrate, memory_bytes_per_rank
+from hybridnn.cost.machine.file import read_machine
 from hybridnn.errors import SettingError
+from hybridnn.parallel.grid import ProcessGrid
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from hybridnn.comm.grid import ProcessGrid
 from hybridnn.comm.recorder import Recorder
-from hybridnn.cost.calibration.communication import measure_communication, measure_reduction
-from hybridnn.cost.calibration.overlap import measure_overlap
+from hybridnn.cost.calibration.communication import measure_communication, measure_overlap, measure_reduction
+from hybridnn.parallel.grid import ProcessGrid
 
 if TYPE_CHECKING:
     from mpi4py import MPI

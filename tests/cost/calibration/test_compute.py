@@ -14,7 +14,7 @@ from hybridnn.comm.recorder import Recorder
 from hybridnn.cost.calibration import compute, compute_samples
 from hybridnn.cost.calibration.compute import calibrate_compute
 from hybridnn.cost.calibration.compute_samples import (
-    Crowd,
+    ConcurrentRanks,
     ElementSample,
     PassSample,
     TimedNetwork,
@@ -23,8 +23,8 @@ from hybridnn.cost.calibration.compute_samples import (
     measure_passes,
 )
 from hybridnn.cost.calibration.compute_steps import StepCase, measure_steps
-from hybridnn.pipeline.partition.layer_passes import LayerSeconds
-from hybridnn.training.timed_run import TrainingTimer
+from hybridnn.pipeline.partition.layer_profile import LayerSeconds
+from hybridnn.runs.timed_run import TrainingTimer
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -62,7 +62,9 @@ class MadeUpStep:
         return sum(self.computing.values()) + beside
 
 
-def made_up_passes(dtype: str, budget: float, generator: np.random.Generator, crowd: Crowd) -> list[TimedNetwork]:
+def made_up_passes(
+    dtype: str, budget: float, generator: np.random.Generator, crowd: ConcurrentRanks
+) -> list[TimedNetwork]:
     def sample() -> PassSample:
         outputs, inputs, samples = (int(2 ** generator.uniform(2, 11)) for _ in range(3))
         weights = outputs * inputs
@@ -77,7 +79,9 @@ def made_up_passes(dtype: str, budget: float, generator: np.random.Generator, cr
     return [TimedNetwork(tuple(sample() for _ in range(3)), (1.0, 2.0, 1.0)) for _ in range(150)]
 
 
-def made_up_elements(dtype: str, budget: float, generator: np.random.Generator, crowd: Crowd) -> list[ElementSample]:
+def made_up_elements(
+    dtype: str, budget: float, generator: np.random.Generator, crowd: ConcurrentRanks
+) -> list[ElementSample]:
     kinds = compute_samples.ELEMENT_KINDS
     sizes = [int(2 ** generator.uniform(6, 22)) for _ in range(20)]
     return [ElementSample(kind, n, 1e-6 * (place + 1) + n * 1e-9) for place, kind in enumerate(kinds) for n in sizes]
@@ -143,7 +147,7 @@ def test_shapes_are_of_all_sizes_and_quick_to_time() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_everything_is_measured(dtype: str) -> None:
     generator = np.random.default_rng(0)
-    alone = Crowd(Group(None, "alone", Recorder()))
+    alone = ConcurrentRanks(Group(None, "alone", Recorder()))
     networks = measure_passes(dtype, 0.05, generator, alone)
     layers = [layer for one in networks for layer in one.layers]
     assert all(layer.seconds.forward > 0 and layer.seconds.weight_gradient > 0 for layer in layers)
@@ -173,7 +177,7 @@ def test_cases_of_steps_are_of_all_kinds() -> None:
         seen.append(case)
         return MadeUpStep(case)
 
-    measure_steps("float32", 0.05, np.random.default_rng(0), Crowd(Group(None, "alone", Recorder())), timing)
+    measure_steps("float32", 0.05, np.random.default_rng(0), ConcurrentRanks(Group(None, "alone", Recorder())), timing)
     assert {case.optimizer for case in seen} == {"sgd", "momentum", "adam"}
     assert {case.classification for case in seen} == {True, False}
     assert {1, 2, 4, 8} <= {case.microbatches for case in seen}

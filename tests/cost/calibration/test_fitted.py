@@ -7,21 +7,21 @@ from pathlib import Path
 
 import pytest
 
+from hybridnn.cost.calibration.fit import LARGE_BYTES, fit_operations
 from hybridnn.cost.calibration.fit_plot import draw_fits
-from hybridnn.cost.calibration.fitted import LARGE_BYTES, fit_operations
-from hybridnn.cost.calibration.samples import Sample
+from hybridnn.cost.calibration.samples import TimedCase
 from hybridnn.errors import EnvironmentProblem
 
 SIZES = [2**exponent for exponent in range(3, 27)]
 
 
-def samples(operation: str, alpha: float, beta: float, ranks: int = 2, spans_nodes: bool = False) -> list[Sample]:
+def samples(operation: str, alpha: float, beta: float, ranks: int = 2, spans_nodes: bool = False) -> list[TimedCase]:
     """Made to a line; the second of every three is held out, and took 10 % longer, 30 % from 1 MiB up."""
     made = []
     for index, nbytes in enumerate(SIZES):
         held_out = index % 3 == 1
         factor = (1.3 if nbytes >= 2**20 else 1.1) if held_out else 1.0
-        made.append(Sample(operation, ranks, spans_nodes, nbytes, factor * (alpha + beta * nbytes), held_out))
+        made.append(TimedCase(operation, ranks, spans_nodes, nbytes, factor * (alpha + beta * nbytes), held_out))
     return made
 
 
@@ -76,7 +76,7 @@ def test_nothing_measured_gives_no_fits() -> None:
 
 def test_the_plot_is_a_picture_and_says_where_it_cannot_be_written(tmp_path: Path) -> None:
     made = [*samples("send", 1e-6, 1e-9), *samples("allreduce", 9e-6, 1e-9, 4, spans_nodes=True)]
-    fits = fit_operations([*made, Sample("barrier", 2, False, 0, 3e-6, False)])
+    fits = fit_operations([*made, TimedCase("barrier", 2, False, 0, 3e-6, False)])
     draw_fits(fits, tmp_path / "fit.png")
     assert (tmp_path / "fit.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(EnvironmentProblem, match=r"no/fit\.png cannot be written"):

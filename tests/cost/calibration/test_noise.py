@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hybridnn.cost.calibration.noise import fit_noise
-from hybridnn.cost.machine.machine_file import read_machine
+from hybridnn.cost.calibration.compute import fit_noise
+from hybridnn.cost.machine.file import read_machine
 
 pytestmark = pytest.mark.slow
 

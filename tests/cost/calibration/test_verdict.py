@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from hybridnn.cost.calibration.calibrate import judge
 from hybridnn.cost.calibration.compute import ComputeError
-from hybridnn.cost.calibration.fitted import FittedOperation, fit_operations
-from hybridnn.cost.calibration.samples import Sample
-from hybridnn.cost.calibration.verdict import judge
-from hybridnn.cost.machine.machine_file import read_machine
+from hybridnn.cost.calibration.fit import FittedOperation, fit_operations
+from hybridnn.cost.calibration.samples import TimedCase
+from hybridnn.cost.machine.file import read_machine
 
 COMPUTE = read_machine("cluster-1024").compute
 
@@ -19,7 +19,7 @@ def fits(wrong: float, from_bytes: int) -> tuple[FittedOperation, ...]:
     for index, exponent in enumerate(range(3, 25)):
         nbytes, held_out = 2**exponent, index % 3 == 1
         factor = wrong if held_out and nbytes >= from_bytes else 1.0
-        made.append(Sample("allreduce", 2, False, nbytes, factor * (5e-6 + 1e-9 * nbytes), held_out))
+        made.append(TimedCase("allreduce", 2, False, nbytes, factor * (5e-6 + 1e-9 * nbytes), held_out))
     return fit_operations(made)
 
 

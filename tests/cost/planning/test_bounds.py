@@ -8,8 +8,8 @@ import pytest
 
 from hybridnn import MLP
 from hybridnn.cost.machine.machine import Machine
-from hybridnn.cost.planning.bounds import StepBounds
 from hybridnn.cost.planning.layouts import Constraints, feasible_layouts
+from hybridnn.cost.planning.plan import StepBounds
 from hybridnn.cost.prediction.predict import predict
 from hybridnn.cost.prediction.workload import Workload
 from reference.machines import make_machine

@@ -11,8 +11,7 @@ from hybridnn.cost.planning import plan as planning
 from hybridnn.cost.planning.layouts import Constraints, feasible_layouts
 from hybridnn.cost.planning.plan import best_exact, plan
 from hybridnn.cost.prediction.memory import fullest_rank
-from hybridnn.cost.prediction.predict import predict
-from hybridnn.cost.prediction.prediction import Prediction
+from hybridnn.cost.prediction.predict import Prediction, predict
 from hybridnn.cost.prediction.workload import Workload
 from hybridnn.errors import SettingError
 from reference.machines import make_machine

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hybridnn import MLP
 from hybridnn.cost.planning.plan import best_exact
 from hybridnn.cost.planning.reasons import best_by_ranks, bottleneck_sentence, limit_of, reason_sentence
-from hybridnn.cost.prediction.prediction import Parts, Prediction
+from hybridnn.cost.prediction.predict import Prediction, StepSeconds
 from hybridnn.cost.prediction.workload import Layout, Workload
 from reference.machines import make_machine
 
@@ -14,7 +14,7 @@ def prediction(
     batch: int, computing: float, communication: float = 0.0, bubble: float = 0.0, overhead: float = 0.0, model: int = 1
 ) -> Prediction:
     """A step of so many milliseconds of each part."""
-    parts = Parts(computing / 1e3, communication / 1e3, bubble / 1e3, overhead / 1e3)
+    parts = StepSeconds(computing / 1e3, communication / 1e3, bubble / 1e3, overhead / 1e3)
     return Prediction(
         layout=Layout(((batch, model),), (3,)),
         seconds_per_step=(computing + communication + bubble + overhead) / 1e3,

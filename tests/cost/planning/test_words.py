@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from hybridnn.cost.planning.words import layout_settings, layout_words, staleness
-from hybridnn.cost.prediction.workload import Layout, Wire
+from hybridnn.config.settings import ParallelSettings
+from hybridnn.cost.planning.layouts import layout_settings, layout_words, staleness
+from hybridnn.cost.prediction.workload import GradientRounding, Layout
 from hybridnn.kernels.sixteen_bits import WORD_FORMATS
 from hybridnn.pipeline.checks.staleness import audit
 from hybridnn.pipeline.schedules.methods import METHODS
-from hybridnn.training.settings import ParallelSettings
 
 WORDS = [
     (Layout(((1, 1),), (3,)), "one rank"),
@@ -71,5 +71,7 @@ def test_settings_are_those_of_the_parallel_section() -> None:
     assert (chosen.overlap, chosen.method, chosen.microbatches, chosen.partition) == (False, "gpipe", 8, (3, 1))
     assert chosen.weight_grad == "auto"
     assert "wire_dtype" not in layout_settings(layout)
-    assert layout_settings(replace(layout, wire=Wire(WORD_FORMATS["bfloat16"], 4)))["wire_dtype"] == "bfloat16"
+    assert (
+        layout_settings(replace(layout, wire=GradientRounding(WORD_FORMATS["bfloat16"], 4)))["wire_dtype"] == "bfloat16"
+    )
     assert "method" not in layout_settings(Layout(((4, 2),), (4,)))

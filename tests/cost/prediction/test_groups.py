@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from hybridnn import MLP
-from hybridnn.comm.placement import place_ranks
 from hybridnn.cost.collectives import rounds_of
 from hybridnn.cost.crossings import crossings_of
 from hybridnn.cost.machine.machine import Machine
@@ -18,9 +17,10 @@ from hybridnn.cost.planning.layouts import Constraints
 from hybridnn.cost.planning.plan import plan
 from hybridnn.cost.prediction.groups import Groups
 from hybridnn.cost.prediction.predict import predict
-from hybridnn.cost.prediction.workload import Layout, Wire, Workload
+from hybridnn.cost.prediction.workload import GradientRounding, Layout, Workload
 from hybridnn.kernels.sixteen_bits import WORD_FORMATS
-from hybridnn.pipeline.execution.routes import Place, pieces_sent
+from hybridnn.parallel.placement import place_ranks
+from hybridnn.pipeline.execution.routes import StagePosition, pieces_sent
 from reference.machines import make_machine
 from reference.message_counts import Algorithm, algorithms
 
@@ -80,7 +80,7 @@ def test_every_group_of_random_layouts_spans_the_nodes_of_its_ranks() -> None:
         machine = slow_between(ceil(ranks / ranks_per_node), ranks_per_node)
         layers = (1,) * len(stages)
         shared = Layout(
-            stages, layers, sharing_ranks=ranks_per_node, wire=Wire(WORD_FORMATS["float16"], ranks_per_node)
+            stages, layers, sharing_ranks=ranks_per_node, wire=GradientRounding(WORD_FORMATS["float16"], ranks_per_node)
         )
         groups, grid = Groups(shared, machine), placed(stages, ranks_per_node)
         for stage, (batch, model) in enumerate(stages):
@@ -113,7 +113,7 @@ def test_messages_between_stages_are_those_that_the_trainer_sends() -> None:
                     (grid[sender][i][j], grid[receiver][peer.batch_rank][peer.model_rank], (stop - start) / largest)
                     for i in range(stages[sender][0])
                     for j in range(stages[sender][1])
-                    for peer, start, stop in pieces_sent(stages, Place(sender, i, j), receiver, samples)
+                    for peer, start, stop in pieces_sent(stages, StagePosition(sender, i, j), receiver, samples)
                 ]
                 flows = groups.flows(sender, receiver)
                 assert flows == pytest.approx(busiest(messages)), (stages, ranks_per_node)

@@ -12,8 +12,8 @@ from hybridnn import MLP, SGD, Adam, ProcessGrid, Trainer
 from hybridnn.cost.prediction.memory import data_bytes, fullest_rank, memory_bytes
 from hybridnn.cost.prediction.workload import Workload, uniform_layout
 from hybridnn.errors import GridError
+from hybridnn.runs.workload_of import layout_of_plan, wire_of
 from hybridnn.training.pipelining import Pipelining
-from hybridnn.training.workload_of import layout_of_plan, wire_of
 from reference.nodes import on_nodes
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from hybridnn import MLP, SGD, ProcessGrid, Trainer
 from hybridnn.cost.prediction.predict import predict
 from hybridnn.cost.prediction.workload import Workload
 from hybridnn.pipeline.schedules.methods import METHODS
+from hybridnn.runs.workload_of import layout_of_plan, wire_of
 from hybridnn.training.pipelining import Pipelining
-from hybridnn.training.workload_of import layout_of_plan, wire_of
 from reference.machines import make_machine
 from reference.nodes import on_nodes
 

@@ -12,8 +12,7 @@ import pytest
 from hybridnn.cost.machine.machine import Machine
 from hybridnn.cost.prediction.stage_costs import StageCosts
 from hybridnn.cost.prediction.workload import Layout, Workload
-from hybridnn.cost.simulation.disturbance import Disturbance, DisturbedCosts
-from hybridnn.cost.simulation.lanes import make_lanes
+from hybridnn.cost.simulation.disturbance import Disturbance, DisturbedCosts, make_lanes
 from hybridnn.errors import SettingError
 from hybridnn.pipeline.schedules.instructions import (
     ALL_MICROBATCHES,

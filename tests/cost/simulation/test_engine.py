@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridnn.cost.simulation.engine import Seconds, compile_schedule, run
-from hybridnn.cost.simulation.program import BARRIER
+from hybridnn.pipeline.schedules.clock import BARRIER, Seconds, compile_schedule, run
 from hybridnn.pipeline.schedules.instructions import (
     Backward,
     Forward,
@@ -24,8 +23,7 @@ from hybridnn.pipeline.schedules.instructions import (
 )
 from hybridnn.pipeline.schedules.message_flow import Message
 from hybridnn.pipeline.schedules.methods import METHODS, make_schedule
-from hybridnn.pipeline.schedules.schedule import Schedule
-from hybridnn.pipeline.schedules.schedule_error import ScheduleError
+from hybridnn.pipeline.schedules.schedule import Schedule, ScheduleError
 from hybridnn.pipeline.schedules.timing import COMPUTATIONS, time_computations
 
 COUNTS = (1, 2, 3, 5, 8, 13)

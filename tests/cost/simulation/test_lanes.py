@@ -7,7 +7,7 @@ from math import lcm
 import numpy as np
 import pytest
 
-from hybridnn.cost.simulation.lanes import make_lanes
+from hybridnn.cost.simulation.disturbance import make_lanes
 from hybridnn.pipeline.schedules.instructions import Forward, ReduceGradients
 
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from hybridnn import MLP
+from hybridnn.cost.machine.file import read_machine
 from hybridnn.cost.machine.machine import Machine
-from hybridnn.cost.machine.machine_file import read_machine
 from hybridnn.cost.prediction.workload import Layout, Workload
 from hybridnn.cost.simulation.disturbance import Disturbance
 from hybridnn.cost.simulation.scaling import ScalingCurve, ScalingPoint, scaling_curve

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from hybridnn.comm.grid import ProcessGrid
 from hybridnn.comm.partition import block_slice
 from hybridnn.kernels.numpy_backend import NUMPY
+from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.pipeline.execution.mailbox import Inbox, Outbox
-from hybridnn.pipeline.execution.routes import Place, pieces_received, pieces_sent
+from hybridnn.pipeline.execution.routes import StagePosition, pieces_received, pieces_sent
 from hybridnn.pipeline.schedules.instructions import SendActivations
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def content(number: int, samples: int) -> np.ndarray:
 
 def exchange(grid: ProcessGrid, in_depth: int, out_depth: int, synchronous: bool, limit_sizes: list[int]) -> None:
     """Stage 0 sends messages of all sizes to stage 1, which checks its columns of each."""
-    here = Place(grid.pipeline_rank, grid.batch_rank, grid.model_rank)
+    here = StagePosition(grid.pipeline_rank, grid.batch_rank, grid.model_rank)
     messages = [(SendActivations(number), samples) for number, samples in enumerate(limit_sizes)]
     if grid.pipeline_rank == 0:
         routes = partial(pieces_sent, grid.stages, here, 1)

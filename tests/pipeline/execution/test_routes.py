@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridnn.pipeline.execution.routes import Place, pieces_received, pieces_sent
+from hybridnn.pipeline.execution.routes import StagePosition, pieces_received, pieces_sent
 
 WIDTHS = st.tuples(st.integers(1, 5), st.integers(1, 4))
 
@@ -19,8 +19,8 @@ def block_of(samples: int, parts: int, part: int) -> list[int]:
     return list(range(first, first + sizes[part]))
 
 
-def ranks_of(stage: int, width: tuple[int, int]) -> list[Place]:
-    return [Place(stage, batch, model) for batch in range(width[0]) for model in range(width[1])]
+def ranks_of(stage: int, width: tuple[int, int]) -> list[StagePosition]:
+    return [StagePosition(stage, batch, model) for batch in range(width[0]) for model in range(width[1])]
 
 
 @given(WIDTHS, WIDTHS, st.integers(0, 23))

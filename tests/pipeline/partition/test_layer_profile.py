@@ -13,7 +13,8 @@ from hybridnn import MLP
 from hybridnn.errors import DataError, SettingError
 from hybridnn.kernels import numpy_kernels
 from hybridnn.kernels.numpy_backend import NumpyKernels
-from hybridnn.pipeline.partition import layer_passes, layer_profile
+from hybridnn.pipeline.partition import layer_profile
+from hybridnn.pipeline.partition import layer_profile as layer_passes
 from hybridnn.pipeline.partition.layer_profile import LayerProfile, read_profile, time_layers, write_profile
 
 GOOD = {"forward_seconds": 0.5, "backward_seconds": 1, "output_bytes": 400, "parameter_bytes": 1e6}

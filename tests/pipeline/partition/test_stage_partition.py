@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from hybridnn.errors import SettingError
 from hybridnn.pipeline.partition.layer_profile import LayerProfile
-from hybridnn.pipeline.partition.partition_search import best_cuts
 from hybridnn.pipeline.partition.stage_partition import (
-    Link,
+    LinkCost,
     balanced_partition,
+    best_cuts,
     check_partition,
     plan_partition,
     replicated_partition,
@@ -25,7 +25,7 @@ from hybridnn.pipeline.partition.stage_partition import (
 LAYERS = st.lists(
     st.builds(LayerProfile, *(st.integers(0, most).map(float) for most in (20, 40, 30, 50))), min_size=1, max_size=8
 )
-LINKS = st.builds(Link, st.integers(0, 5).map(float), st.sampled_from([0.0, 0.5, 1.0, 2.0]))
+LINKS = st.builds(LinkCost, st.integers(0, 5).map(float), st.sampled_from([0.0, 0.5, 1.0, 2.0]))
 
 
 def layers(*seconds: float, output_bytes: Sequence[float] | None = None) -> list[LayerProfile]:
@@ -76,7 +76,9 @@ def test_uniform_counts_differ_by_one_and_the_larger_stand_in_front(count: int, 
 
 
 @given(LAYERS, LINKS, st.data())
-def test_balanced_is_the_best_of_all_partitions(profile: list[LayerProfile], link: Link, data: st.DataObject) -> None:
+def test_balanced_is_the_best_of_all_partitions(
+    profile: list[LayerProfile], link: LinkCost, data: st.DataObject
+) -> None:
     parts = data.draw(st.integers(1, min(4, len(profile))))
     found = balanced_partition(profile, parts, message_seconds=link.message_seconds)
 
@@ -90,7 +92,7 @@ def test_balanced_is_the_best_of_all_partitions(profile: list[LayerProfile], lin
 
 @given(LAYERS.filter(lambda profile: len(profile) <= 6), LINKS, st.integers(1, 6), st.data())
 def test_replicated_is_the_best_of_all_placements(
-    profile: list[LayerProfile], link: Link, ranks: int, data: st.DataObject
+    profile: list[LayerProfile], link: LinkCost, ranks: int, data: st.DataObject
 ) -> None:
     parts = data.draw(st.integers(1, min(len(profile), ranks)))
     found = replicated_partition(
@@ -109,7 +111,7 @@ def test_replicated_is_the_best_of_all_placements(
 
 @given(LAYERS.filter(lambda profile: len(profile) <= 5), LINKS, st.integers(1, 5))
 def test_the_number_of_stages_is_the_fastest_and_then_the_smallest(
-    profile: list[LayerProfile], link: Link, ranks: int
+    profile: list[LayerProfile], link: LinkCost, ranks: int
 ) -> None:
     found = replicated_partition(
         profile, ranks, message_seconds=link.message_seconds, reduction_seconds=link.reduction_seconds
@@ -145,7 +147,7 @@ def test_an_expensive_message_moves_the_boundary() -> None:
     profile = layers(3, 3, 3, 3, output_bytes=[1, 10, 12, 1])
     assert balanced_partition(profile, 2) == (2, 2)
     # At 0.5 s per byte the boundaries take 1, 10 and 12 s, the larger stages 9, 6 and 9 s.
-    link = Link(alpha=0.0, beta=0.5)
+    link = LinkCost(alpha=0.0, beta=0.5)
     assert balanced_partition(profile, 2, message_seconds=link.message_seconds) == (1, 3)
     plan = plan_partition(profile, (2, 2), message_seconds=link.message_seconds)
     assert plan.message_seconds == (10.0,)
@@ -155,7 +157,7 @@ def test_an_expensive_message_moves_the_boundary() -> None:
 def test_a_slow_first_stage_is_replicated() -> None:
     # The shape of VGG16 in the papers: nearly all work in the first layers, nearly all parameters in the last ones.
     profile = [LayerProfile(2.0, 4.0, 100, 10), LayerProfile(1.0, 2.0, 50, 10), LayerProfile(0.5, 1.0, 10, 10_000)]
-    link = Link(alpha=0.0, beta=0.001)
+    link = LinkCost(alpha=0.0, beta=0.001)
     found = replicated_partition(
         profile, 4, message_seconds=link.message_seconds, reduction_seconds=link.reduction_seconds
     )
@@ -178,7 +180,7 @@ def test_without_costs_of_messages_replication_is_perfect() -> None:
 
 
 def test_a_link_costs_what_the_formulas_say() -> None:
-    link = Link(alpha=3.0, beta=0.5)
+    link = LinkCost(alpha=3.0, beta=0.5)
     assert link.message_seconds(8) == 7.0
     # A ring of 4: 6 messages of a quarter each.
     assert link.reduction_seconds(8, 4) == 6 * (3.0 + 0.5 * 2)
@@ -225,8 +227,8 @@ def test_a_partition_that_is_none_is_refused(counts: tuple[int, ...], message: s
         (lambda: uniform_partition(3, 0), "parallel.pipeline = 0: a whole number, 1 or more"),
         (lambda: replicated_partition(layers(1, 2), 1, 2), "ranks = 1: at least 2, one for each stage"),
         (lambda: replicated_partition(layers(1, 2), 0), "ranks = 0: a whole number, 1 or more"),
-        (lambda: Link(alpha=-1.0), "alpha = -1.0: a finite number of seconds, 0 or more"),
-        (lambda: Link(beta=float("nan")), "beta = nan: a finite number of seconds, 0 or more"),
+        (lambda: LinkCost(alpha=-1.0), "alpha = -1.0: a finite number of seconds, 0 or more"),
+        (lambda: LinkCost(beta=float("nan")), "beta = nan: a finite number of seconds, 0 or more"),
     ],
 )
 def test_wrong_numbers_are_refused(action: Callable[[], object], message: str) -> None:

@@ -16,19 +16,18 @@ from matplotlib.image import imread
 from hybridnn.errors import DataError
 from hybridnn.study.report.curves import curves_of
 from hybridnn.study.report.groups import grid_maps, speed_ups, strong_lines, weak_lines
-from hybridnn.study.report.page import page_html
+from hybridnn.study.report.page import page_html, write_report
 from hybridnn.study.report.plots import draw_plots
-from hybridnn.study.report.results import Results, Spread, read_results
+from hybridnn.study.report.results import Spread, StudyResults, read_results
+from hybridnn.study.report.scaling import warnings_of
 from hybridnn.study.report.tables import csv_text, markdown_text, point_facts, point_rows
-from hybridnn.study.report.warnings import warnings_of
-from hybridnn.study.report.write import write_report
 from hybridnn.study.study_folder import StudyFolder
 from reference.finished_runs import prediction_line, write_run
 
 Runs = Mapping[str, tuple[dict[str, Any], dict[str, Any]]]
 
 
-def _study(folder: Path, runs: Runs, missing: Mapping[str, dict[str, Any]] | None = None) -> Results:
+def _study(folder: Path, runs: Runs, missing: Mapping[str, dict[str, Any]] | None = None) -> StudyResults:
     """Write a study of runs by id: the values of their axes, and options of `write_run`."""
     cells = []
     for name, (values, options) in runs.items():
@@ -40,7 +39,7 @@ def _study(folder: Path, runs: Runs, missing: Mapping[str, dict[str, Any]] | Non
     return read_results(folder)
 
 
-def _strong(folder: Path) -> Results:
+def _strong(folder: Path) -> StudyResults:
     """Two widths on 1, 2 and 4 ranks, each thrice."""
     seconds = {
         (8, 1): (4, 5, 9),
@@ -89,7 +88,7 @@ def test_strong_lines_have_speed_ups_against_one_rank(tmp_path: Path) -> None:
     }
 
 
-def _grids(folder: Path) -> Results:
+def _grids(folder: Path) -> StudyResults:
     seconds = {(4, 1): 2.0, (2, 2): 1.0, (1, 4): 3.0, (8, 1): 1.5, (4, 2): 0.5}
     runs = {
         f"{b}x{m}": (
@@ -265,7 +264,7 @@ def test_study_without_a_finished_cell_is_refused(tmp_path: Path) -> None:
         _study(tmp_path, {"a": ({}, {"ended": False})}, missing={"b": {}})
 
 
-def _with_every_state(folder: Path) -> Results:
+def _with_every_state(folder: Path) -> StudyResults:
     """A study with a finished cell and one of every way not to be finished."""
     place = StudyFolder(folder)
     for name, status in (("b", "failed"), ("c", "timed out"), ("d", "interrupted")):

@@ -1,0 +1,201 @@
+"""What a checkpoint says of itself: ``manifest.json``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from hybridnn.checkpoints.blocks import array_name
+from hybridnn.errors import DataError, one_line
+from hybridnn.pipeline.schedules.methods import METHODS
+from hybridnn.utils.files import parse_json
+from hybridnn.utils.settings_models import first_problem
+
+MANIFEST = "manifest.json"
+SUMS = "SHA256SUMS"
+"""The digests of all files, the manifest's too, as ``sha256sum -c`` reads them."""
+
+FORMAT_VERSION = 1
+"""Of the folder's contents; a reader refuses what is newer than itself."""
+
+NO_VERSION = 10**6
+"""From here on a number is no version of a format that will ever be."""
+
+Number = Annotated[int, Field(ge=0, lt=2**63)]
+Positive = Annotated[int, Field(ge=1, lt=2**63)]
+
+
+class _Frozen(BaseModel):
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class Progress(_Frozen):
+    """How far the training had come.
+
+    Attributes
+    ----------
+    step : int
+        Updates done.
+    epoch : int
+        The epoch under way, from 1; with no minibatches done it is about to begin.
+    minibatches : int
+        Minibatches of that epoch done.
+    loss_sum : float
+        Sum of the losses of the epoch's samples so far, each before its update.
+    samples : int
+        Those samples.
+    """
+
+    step: Number = 0
+    epoch: Positive = 1
+    minibatches: Number = 0
+    loss_sum: float = 0.0
+    samples: Number = 0
+
+    def next_epoch(self) -> Progress:
+        """The same moment, as the beginning of the epoch after it."""
+        return Progress(step=self.step, epoch=self.epoch + 1)
+
+
+class Origin(_Frozen):
+    """What was trained, and on which layout; the layout may be another when training goes on.
+
+    Attributes
+    ----------
+    model : str
+        The network, as text.
+    optimizer : str
+        With all its settings, as text.
+    data : str
+        Identity of the data set, as text.
+    seed : int
+        Of the initial weights and of the order of samples: with `shuffle`, the epoch and the minibatches done it is the
+        whole random state, as every generator counts from (seed, layer, row) or (seed, epoch).
+    shuffle : bool
+    stages : tuple of (int, int)
+        Batch and model ranks of every pipeline stage.
+    model_split : str
+    partition : tuple of int
+        Layers of every part of the pipeline, in the order of the network.
+    chunks : int
+        Such parts on every stage.
+    method : str
+        The pipeline's.
+    """
+
+    model: str
+    optimizer: str
+    data: str
+    seed: int
+    shuffle: bool
+    stages: Annotated[tuple[tuple[Positive, Positive], ...], Field(min_length=1)]
+    model_split: str
+    partition: Annotated[tuple[Positive, ...], Field(min_length=1)]
+    chunks: Positive
+    method: str
+
+    @field_validator("method")
+    @classmethod
+    def _known_method(cls, label: str) -> str:
+        if label.partition(" ")[0] not in METHODS:
+            raise ValueError(f"{label!r} is no pipeline method")
+        return label
+
+
+class ArrayEntry(_Frozen):
+    """One ``.npy`` file.
+
+    Attributes
+    ----------
+    shape : tuple of int
+    dtype : str
+        ``float32`` or ``float64``.
+    bytes : int
+        Of the file.
+    sha256 : str
+        Of the file, in hexadecimal digits.
+    """
+
+    shape: Annotated[tuple[Positive, ...], Field(min_length=1, max_length=2)]
+    dtype: Annotated[str, Field(pattern="^float(32|64)$")]
+    bytes: Positive
+    sha256: str
+
+
+class Manifest(_Frozen):
+    """The whole of ``manifest.json``.
+
+    Attributes
+    ----------
+    format_version : int
+    hybridnn : str
+        Version that wrote it.
+    progress : Progress
+    origin : Origin
+    slots : tuple of str
+        Names of the optimizer's arrays.
+    weight_versions : tuple of int
+        Updates that the weights of every layer have seen, and its optimizer has done; equal in a drained pipeline.
+    arrays : dict
+        By name of file.
+    """
+
+    format_version: int
+    hybridnn: str
+    progress: Progress
+    origin: Origin
+    slots: tuple[str, ...]
+    weight_versions: Annotated[tuple[Number, ...], Field(min_length=1)]
+    arrays: dict[str, ArrayEntry]
+
+    @model_validator(mode="after")
+    def _complete(self) -> Manifest:
+        """Refuse arrays that are not those of the layers and of the optimizer: their names become names of files."""
+        missing = set(_files_of(len(self.weight_versions), self.slots))
+        for name in self.arrays:
+            if name not in missing:
+                raise ValueError(f"{name!r} is no array of {len(self.weight_versions)} layers")
+            missing.remove(name)
+        if missing:
+            raise ValueError(f"the array {min(missing)} is missing")
+        return self
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """The shape of every array, by its name without the ending of a file."""
+        return {name.removesuffix(".npy"): entry.shape for name, entry in self.arrays.items()}
+
+
+def _files_of(layers: int, slots: Sequence[str]) -> Iterator[str]:
+    """Names of the files that a checkpoint of so many layers consists of, beside what describes them."""
+    for layer in range(layers):
+        for kind in ("weight", "bias"):
+            for slot in (None, *slots):
+                yield f"{array_name(f'layers.{layer}.{kind}', slot)}.npy"
+
+
+def parse_manifest(text: str, path: str) -> Manifest:
+    """The manifest that `text` holds.
+
+    Raises
+    ------
+    DataError
+        If it is of a newer format.
+    ValueError
+        With the reason, if it is no manifest.
+    """
+    try:
+        values: Any = parse_json(text)
+    except ValueError as error:
+        raise ValueError(f"not JSON ({error})") from None
+    version = values.get("format_version") if isinstance(values, dict) else None
+    if isinstance(version, int) and FORMAT_VERSION < version < NO_VERSION:
+        raise DataError(
+            f"{path}: format version {version}, written by hybridnn {one_line(str(values.get('hybridnn')))}; "
+            f"this version reads up to {FORMAT_VERSION}: install that hybridnn, or a newer one"
+        )
+    try:
+        return Manifest.model_validate_json(text, strict=True)
+    except ValidationError as error:
+        raise ValueError(first_problem(error)) from None

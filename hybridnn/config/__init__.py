@@ -1,0 +1,1 @@
+"""Settings of a run, their file, and the objects they build."""

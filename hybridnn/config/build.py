@@ -1,0 +1,97 @@
+"""What the sections of the settings stand for: data, network, optimizer, learning rates and pipeline."""
+
+from __future__ import annotations
+
+from hybridnn.config.settings import (
+    DataSettings,
+    DeviceSettings,
+    ModelSettings,
+    OptimizerSettings,
+    ParallelSettings,
+    ScheduleSettings,
+)
+from hybridnn.datasets import Dataset, DatasetInfo, SyntheticSpec, describe_dataset, load_dataset, load_file
+from hybridnn.nn.learning_rates import Constant, Cosine, LearningRateSchedule, Step, WarmupLinear
+from hybridnn.nn.losses import resolve_loss
+from hybridnn.nn.mlp import MLP
+from hybridnn.nn.optimizers import SGD, Adam, AdamW, Optimizer
+from hybridnn.training.device import DeviceOptions
+from hybridnn.training.pipelining import Pipelining
+
+
+def load_data(settings: DataSettings) -> Dataset:
+    """Load the data of ``[data]``; generated ones are not generated yet."""
+    if settings.file is not None:
+        return load_file(settings.file, settings.targets, inputs=settings.inputs)
+    name, spec = _named(settings)
+    return load_dataset(name, variant=settings.features, rows=settings.rows, synthetic=spec)
+
+
+def describe_data(settings: DataSettings) -> DatasetInfo | Dataset:
+    """Tell the shape of ``[data]``; only a file of the user's has to be read for it."""
+    if settings.file is not None:
+        return load_file(settings.file, settings.targets, inputs=settings.inputs)
+    name, spec = _named(settings)
+    return describe_dataset(name, variant=settings.features, rows=settings.rows, synthetic=spec)
+
+
+def _named(settings: DataSettings) -> tuple[str, SyntheticSpec | None]:
+    assert settings.name is not None, "the settings fill in a name where there is no file"
+    return settings.name, SyntheticSpec(**settings.synthetic.model_dump()) if settings.name == "synthetic" else None
+
+
+def make_model(settings: ModelSettings, features: int, outputs: int, task: str) -> MLP:
+    """Make the network of ``[model]`` for data of so many features and outputs.
+
+    Raises
+    ------
+    SettingError
+        If its loss does not belong to the task.
+    """
+    model = MLP(
+        [features, *settings.hidden, outputs],
+        settings.activation,
+        residual=settings.residual,
+        loss=settings.loss,
+        initializer=settings.initializer,
+    )
+    resolve_loss(model, task)
+    return model
+
+
+def make_pipelining(settings: ParallelSettings) -> Pipelining:
+    """Make the pipeline of ``[parallel]``."""
+    return Pipelining(
+        settings.method,
+        settings.microbatches,
+        settings.chunks,
+        settings.partition,
+        settings.vertical_sync,
+        settings.weight_grad,
+    )
+
+
+def make_device_options(settings: DeviceSettings) -> DeviceOptions:
+    """What ``[device]`` wants of the device."""
+    return DeviceOptions(settings.name, settings.transport, settings.tf32, settings.graphs)
+
+
+def make_optimizer(settings: OptimizerSettings) -> Optimizer:
+    """The optimizer of ``[optimizer]``."""
+    if settings.name == "sgd":
+        return SGD(settings.lr, settings.momentum, settings.dampening, settings.nesterov, settings.weight_decay)
+    kind = Adam if settings.name == "adam" else AdamW
+    return kind(settings.lr, settings.betas, settings.eps, settings.weight_decay)
+
+
+def make_schedule(settings: ScheduleSettings) -> LearningRateSchedule:
+    """The learning-rate schedule of ``[schedule]``."""
+    match settings.name:
+        case "step":
+            return Step(settings.milestones, settings.factor)
+        case "warmup-linear":
+            return WarmupLinear(settings.warmup_epochs, settings.final_factor)
+        case "cosine":
+            return Cosine(settings.warmup_epochs, settings.final_factor)
+        case _:
+            return Constant()

@@ -1,0 +1,104 @@
+"""Settings from a TOML file and ``section.key=value`` texts, and back to TOML."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hybridnn.config.settings import Settings, settings_from
+from hybridnn.errors import SettingError
+from hybridnn.utils.files import FileError, parse_toml, read_toml, shown_path
+
+OVERRIDE_FORM = "must have the form section.key=value, for example training.epochs=20"
+SHORT_FLOAT = re.compile(r"[+-]?([0-9]+\.[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+"""Numbers such as ``.01`` and ``1.``, which TOML refuses."""
+OTHER_SOURCE = {"data.name": ("data", "file"), "data.file": ("data", "name")}
+
+
+def load_settings(path: Path | None, overrides: Sequence[str] = (), *, forgotten: Sequence[str] = ()) -> Settings:
+    """Read the settings of a run.
+
+    Parameters
+    ----------
+    path : Path or None
+        A TOML file; None for the defaults.
+    overrides : sequence of str
+        ``section.key=value``, applied in order over the file. The value is read as TOML, or as a number such as
+        ``.01``; anything else is taken as text, so that ``optimizer.name=adam`` needs no quotes. Naming a data set
+        replaces a data file, and the reverse.
+    forgotten : sequence of str
+        ``section.key`` of what the file says and does not count.
+
+    Raises
+    ------
+    SettingError
+        If the file cannot be read or is not TOML, or any setting is unknown or not allowed.
+    """
+    values = {} if path is None else _read(path)
+    for section, key in (name.split(".") for name in forgotten):
+        if isinstance(table := values.get(section), dict):
+            table.pop(key, None)
+    for text in overrides:
+        _apply(values, text)
+    try:
+        return settings_from(values)
+    except SettingError as error:
+        given = {text.partition("=")[0].strip() for text in overrides}
+        if path is None or error.setting in given:
+            raise
+        raise error.in_file(shown_path(path)) from None
+
+
+def to_toml(settings: Settings) -> str:
+    """Write all settings that mean something in this run; `load_settings` reads equal settings back."""
+    import tomli_w
+
+    return tomli_w.dumps(_dump(settings))
+
+
+def _dump(section: Any) -> dict[str, Any]:
+    dumped: dict[str, Any] = {}
+    foreign = section.foreign_keys()
+    for key in type(section).model_fields:
+        value = getattr(section, key)
+        if value is None or key in foreign:
+            continue
+        dumped[key] = _plain(value)
+    return dumped
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "foreign_keys"):
+        return _dump(value)
+    return [_plain(item) for item in value] if isinstance(value, tuple) else value
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return read_toml(path)
+    except FileError as error:
+        raise SettingError("settings file", str(path), error.reason) from error
+
+
+def _apply(values: dict[str, Any], text: str) -> None:
+    name, equals, value = text.partition("=")
+    *sections, key = name.strip().split(".")
+    if not equals or not sections or not all((*sections, key)):
+        raise SettingError("--set", text, OVERRIDE_FORM)
+    table = values
+    for section in sections:
+        table = table.setdefault(section, {})
+        if not isinstance(table, dict):
+            raise SettingError("--set", text, f"{section} is a value, not a section; {OVERRIDE_FORM}")
+    table[key] = _value(value.strip())
+    if other := OTHER_SOURCE.get(".".join((*sections, key))):
+        values[other[0]].pop(other[1], None)
+
+
+def _value(text: str) -> Any:
+    try:
+        return parse_toml(f"value = {text}")["value"]
+    except ValueError:
+        return float(text) if SHORT_FLOAT.fullmatch(text) else text

@@ -1,0 +1,1 @@
+"""What ends a job that fails or stands still: fail-safe, stall watch, lost ranks."""

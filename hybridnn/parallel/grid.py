@@ -1,0 +1,225 @@
+"""The process grid: every rank's place on the axes pipeline, batch and model, and its groups along them.
+
+One `Split` per axis (Laugier et al. 2018, Figure 3: communicators along which either the weights or the samples are
+split). Ranks vary fastest along model, then batch, then pipeline.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hybridnn.comm.agreement import unequal_on
+from hybridnn.comm.group import MESSAGE_LIMIT, Group
+from hybridnn.comm.launch_check import require_whole_launch
+from hybridnn.comm.mpi import import_mpi, ranks_within, require_communicator
+from hybridnn.comm.recorder import Recorder
+from hybridnn.comm.transports.factory import TransportFactory
+from hybridnn.diagnostics.checked_group import CheckedGroup
+from hybridnn.diagnostics.failsafe import wait_for_ranks
+from hybridnn.diagnostics.stalls.watch import StallWatch
+from hybridnn.errors import GridError
+from hybridnn.parallel.placement import place_ranks, resolve_axes, resolve_stages
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+
+class ProcessGrid:
+    """Ranks arranged as pipeline × batch × model.
+
+    Parameters
+    ----------
+    comm : MPI.Intracomm, optional
+        The ranks to arrange; all of the job's (``COMM_WORLD``) by default. Collective over it.
+    pipeline : int
+        Stages of the layer pipeline.
+    batch : int, optional
+        Parts of the minibatch; by default all ranks the other axes leave.
+    model : int
+        Parts of every layer.
+    stages : sequence of (int, int), optional
+        Batch and model ranks of every stage, where stages differ in width; then without the three above.
+    recorder : Recorder, optional
+        Told of every message; a new one by default.
+    message_limit : int
+        Bytes above which an array travels in pieces.
+    check_collectives : bool
+        Compare every collective across its group before it begins: see `CheckedGroup`. A `Trainer` then compares all
+        samples and weights that the ranks are given, not some of them.
+
+    Attributes
+    ----------
+    world, pipeline_group, batch_group, model_group, node_group : Group
+        All ranks, this rank's three groups, and the ranks that share this rank's node and memory.
+    pipeline_rank, batch_rank, model_rank : int
+        This rank's place on each axis.
+    pipeline, batch, model : int
+        Ranks along each axis; batch and model are those of this rank's stage.
+    stages : tuple of (int, int)
+        Batch and model ranks of every stage.
+    nodes : int
+        Nodes the ranks run on.
+    check_collectives : bool
+        As it was asked for.
+    stall_watch : StallWatch or None
+        Ends a job that stands still, once something trains on the grid; None for one rank.
+
+    Raises
+    ------
+    GridError
+        If the axes do not multiply to the number of ranks, or, on every rank, the ranks ask for different grids.
+
+    Examples
+    --------
+    >>> grid = ProcessGrid()          # one rank: every group has one member
+    >>> grid.shape
+    (1, 1, 1)
+    """
+
+    def __init__(
+        self,
+        comm: MPI.Intracomm | None = None,
+        *,
+        pipeline: int = 1,
+        batch: int | None = None,
+        model: int = 1,
+        stages: Sequence[tuple[int, int]] | None = None,
+        recorder: Recorder | None = None,
+        message_limit: int = MESSAGE_LIMIT,
+        check_collectives: bool = False,
+    ) -> None:
+        mpi = import_mpi()
+        self.check_collectives = check_collectives
+        ranks: Any = comm if comm is not None else mpi.COMM_WORLD
+        asked = {"pipeline": pipeline, "batch": batch, "model": model, "stages": stages}
+        asked |= {"message_limit": message_limit, "check_collectives": check_collectives}
+        unequal = unequal_on(all_ranks_group(comm), lambda: {name: repr(value) for name, value in asked.items()})
+        if unequal:
+            texts = "; ".join(one.text for one in unequal)
+            raise GridError(f"process grid: {texts}; it must be the same on every rank")
+        if stages is None:
+            pipeline, batch, model = resolve_axes(ranks.Get_size(), pipeline, batch, model)
+            self.stages: tuple[tuple[int, int], ...] = ((batch, model),) * pipeline
+        else:
+            self.stages = resolve_stages(ranks.Get_size(), stages)
+        self.pipeline = len(self.stages)
+        self.recorder = recorder if recorder is not None else Recorder()
+
+        node_comm = ranks.Split_type(mpi.COMM_TYPE_SHARED)
+        nodes = _node_of_every_rank(ranks, node_comm)
+        self.nodes = len(set(nodes))
+        widest_model = max(model for _, model in self.stages)
+        position = place_ranks(nodes, widest_model).index(ranks.Get_rank())
+        self._first_of_stage = [0, *accumulate(batch * model for batch, model in self.stages)]
+        self.pipeline_rank = bisect_right(self._first_of_stage, position) - 1
+        self.batch, self.model = self.stages[self.pipeline_rank]
+        self.shape = self.pipeline, self.batch, self.model
+        place = position - self._first_of_stage[self.pipeline_rank]
+        self.batch_rank, self.model_rank = divmod(place, self.model)
+
+        kind = CheckedGroup if check_collectives else Group
+        world = ranks.Split(0, position)
+
+        def group(axis: str, color: int, key: int) -> Group:
+            comm = ranks.Split(color, key)
+            return kind(comm, axis, self.recorder, message_limit, ranks_within(comm, world))
+
+        self.world = kind(world, "world", self.recorder, message_limit)
+        first = self._first_of_stage[self.pipeline_rank]
+        self.model_group = group("model", first + self.batch_rank, self.model_rank)
+        self.batch_group = group("batch", first + self.model_rank, self.batch_rank)
+        self.pipeline_group = group(
+            "pipeline", self.batch_rank * ranks.Get_size() + self.model_rank, self.pipeline_rank
+        )
+        # Split again by position, so that the first rank of the grid is also the first of its node.
+        self.node_comm = node_comm.Split(0, position)
+        members = ranks_within(self.node_comm, world)
+        self.node_group = kind(self.node_comm, "node", self.recorder, message_limit, members)
+        self.stall_watch = StallWatch.of(self.recorder, world, self.node_comm)
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        """All of them, in one order on all ranks."""
+        return self.world, self.pipeline_group, self.batch_group, self.model_group, self.node_group
+
+    def attach_device(self, transports: TransportFactory) -> str:
+        """Let all groups take arrays of this rank's device too; collective, and nothing may be in flight.
+
+        Returns
+        -------
+        str
+            Why this rank could not be connected in a group, which then stages; empty if it was in all. Collective means
+            that it goes on to the other groups all the same.
+        """
+        problems = [group.attach_device(transports) for group in self.groups]
+        return next(filter(None, problems), "")
+
+    def disconnect(self) -> None:
+        """End what connects the ranks beside MPI: see `Group.disconnect`."""
+        for group in self.groups:
+            group.disconnect()
+
+    def rank_at(self, stage: int, batch_rank: int, model_rank: int) -> int:
+        """Position in the grid of a place in a stage."""
+        return self._first_of_stage[stage] + batch_rank * self.stages[stage][1] + model_rank
+
+    @property
+    def batch_spans_nodes(self) -> bool:
+        """Whether this rank's batch group has ranks on other nodes; the same on all its ranks."""
+        return not set(self.batch_group.members) <= set(self.node_group.members)
+
+    @property
+    def spans_nodes(self) -> bool:
+        """Whether its ranks are on several nodes; the same on all."""
+        return self.node_group.size < self.world.size
+
+    @property
+    def rank(self) -> int:
+        """Position in the grid; rank 0 loads, logs and writes files."""
+        return self.world.rank
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return self.world.size
+
+    def __repr__(self) -> str:
+        return (
+            f"ProcessGrid(pipeline={self.pipeline}, batch={self.batch}, model={self.model}, "
+            f"rank={self.rank} at {self.pipeline_rank, self.batch_rank, self.model_rank})"
+        )
+
+
+def all_ranks_group(comm: MPI.Intracomm | None = None) -> Group:
+    """The ranks of `comm`, by default all of the job, before they are arranged as a grid; collective.
+
+    A rank that leaves instead ends the job: see `wait_for_ranks`.
+
+    Raises
+    ------
+    EnvironmentProblem
+        On every process: MPI does not see all that were started.
+    GridError
+        If `comm` is of ranks that do not run here.
+    """
+    if comm is None:
+        require_whole_launch()
+    else:
+        require_communicator(comm)
+    ranks = comm if comm is not None else import_mpi().COMM_WORLD
+    wait_for_ranks(ranks)
+    return Group(ranks, "world", Recorder())
+
+
+def _node_of_every_rank(comm: MPI.Intracomm, node_comm: MPI.Intracomm) -> list[int]:
+    """Lowest rank on the node of every rank: a number for each node."""
+    lowest = np.array([comm.Get_rank()], np.int64)
+    node_comm.Allreduce(import_mpi().IN_PLACE, lowest, import_mpi().MIN)
+    nodes = np.empty(comm.Get_size(), np.int64)
+    comm.Allgather(lowest, nodes)
+    return nodes.tolist()

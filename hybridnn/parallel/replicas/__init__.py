@@ -1,0 +1,1 @@
+"""Replicas of a stage's parameters, gradients and optimizer state."""

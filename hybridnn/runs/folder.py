@@ -1,0 +1,275 @@
+"""The folder of a run: resolved settings, history, learning curve, weights.
+
+A run that did not end well never looks finished: ``weights.npz`` appears whole and only at the end, and only a run that
+ended well has a last line of kind ``"end"`` in ``history.jsonl``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hybridnn.checkpoints.folder import checkpoint_folders
+from hybridnn.checkpoints.manifest import Progress
+from hybridnn.config.file import load_settings, to_toml
+from hybridnn.config.settings import Settings
+from hybridnn.errors import DataError, EnvironmentProblem, HybridnnError, SettingError
+from hybridnn.runs.history_file import HISTORY, lines_until, run_status
+from hybridnn.runs.lock import FolderLock
+from hybridnn.training.records import EpochRecord, MeasuredStep, PredictedStep, RunHeader, RunSummary, StepRecord
+from hybridnn.utils.files import discard_partial, read_tail, replace_whole
+from hybridnn.utils.text import to_json
+
+Start = Literal["new", "again", "resume"]
+"""Whether a run takes a folder without results, begins anew in that of an unfinished run, or goes on with that run."""
+
+CONFIG = "config.toml"
+
+CONFIG_END = "\n# the end: a file that was cut off would name other settings\n"
+"""Last line of the settings of a run, since a part of them is valid too."""
+
+LEARNING_CURVE = "learning_curve.png"
+TRACE = "trace.json"
+STANDARDIZATION = "standardization.npz"
+WEIGHTS = "weights.npz"
+BEST_WEIGHTS = "best-weights.npz"
+CHECKPOINTS = "checkpoints"
+
+KINDS = {StepRecord: "step", EpochRecord: "epoch", PredictedStep: "prediction", MeasuredStep: "measured"}
+
+
+class RunFolder:
+    """An open run folder; only one rank of a job has it.
+
+    Attributes
+    ----------
+    path : Path
+        The folder.
+    """
+
+    def __init__(self, path: Path, lock: FolderLock) -> None:
+        self.path = path
+        self._lock = lock
+        self._history: io.TextIOBase | None = None
+
+    @classmethod
+    def create(cls, path: Path | str | None, name: str, start: Start = "new") -> RunFolder:
+        """Make the folder, or take over one whose run did not end.
+
+        Parameters
+        ----------
+        path : Path, str or None
+            None makes a new folder ``runs/NAME-YYYYmmdd-HHMMSS``.
+        name : str
+            What the run is called where `path` is None.
+        start : str
+            ``"again"`` replaces the weights of a run that did not end and has no checkpoints; ``"resume"`` leaves
+            everything to be taken up.
+
+        Raises
+        ------
+        SettingError
+            If a live job uses the folder, or it already holds a finished run, weights or checkpoints that this run
+            does not continue.
+        EnvironmentProblem
+            If the folder cannot be made or written.
+        """
+        folder = _new_folder(name) if path is None else Path(path)
+        with _named_if_unwritable(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = FolderLock.take(folder)
+            run = cls(folder, lock)
+            discard_partial(folder / BEST_WEIGHTS)
+            if start != "resume":
+                try:
+                    _require_free(folder, again=start == "again")
+                except HybridnnError:
+                    lock.release()
+                    raise
+                for name in (WEIGHTS, BEST_WEIGHTS):
+                    (folder / name).unlink(missing_ok=True)
+                run._open("w")
+            return run
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where the checkpoints belong."""
+        return self.path / CHECKPOINTS
+
+    @property
+    def learning_curve_path(self) -> Path:
+        """Where the plot of the learning curve belongs."""
+        return self.path / LEARNING_CURVE
+
+    @property
+    def trace_path(self) -> Path:
+        """Where the trace belongs."""
+        return self.path / TRACE
+
+    def write_config(self, settings: Settings) -> None:
+        """Write the resolved settings as ``config.toml``, whole or not at all: without it no run can be resumed."""
+        self._write(CONFIG, lambda file: file.write((to_toml(settings) + CONFIG_END).encode()))
+
+    def begin(self, header: RunHeader) -> None:
+        """Add the first line: what the run is about to do."""
+        self._append("header", asdict(header))
+
+    def go_on(self, header: RunHeader, progress: Progress, checkpoint: str) -> None:
+        """Take the history up where a checkpoint was written: what came after it will come again.
+
+        Parameters
+        ----------
+        header : RunHeader
+            Of what is about to be done.
+        progress : Progress
+            How far the checkpoint is.
+        checkpoint : str
+            Its name.
+        """
+        with _named_if_unwritable(self.path):
+            kept = "".join(lines_until(self.path / HISTORY, progress))
+        self._write(HISTORY, lambda file: file.write(kept.encode()))
+        self._open("a")
+        self._append("resumed", {"step": progress.step, "epoch": progress.epoch, "checkpoint": checkpoint})
+        self._append("header", asdict(header))
+
+    def append(self, record: StepRecord | EpochRecord | PredictedStep | MeasuredStep) -> None:
+        """Add one line to the history."""
+        self._append(KINDS[type(record)], asdict(record))
+
+    def end(self, summary: RunSummary) -> None:
+        """Add the last line, which says that the run ended well; call it after everything else is written."""
+        values = {"steps": summary.steps, "resumed_at": summary.resumed_at, "seconds": summary.seconds}
+        self._append("end", {**values, "metric_name": summary.metric_name, "metric": summary.metric})
+
+    def write_weights(self, arrays: Mapping[str, NDArray[Any]]) -> Path:
+        """Write ``weights.npz`` whole or not at all.
+
+        Parameters
+        ----------
+        arrays : mapping
+            ``layers.0.weight`` (outputs, inputs), ``layers.0.bias`` (outputs,), and so on.
+        """
+        return self._write_arrays(WEIGHTS, arrays)
+
+    def write_best_weights(self, arrays: Mapping[str, NDArray[Any]], record: EpochRecord) -> Path:
+        """Write ``best-weights.npz`` whole or not at all.
+
+        Parameters
+        ----------
+        arrays : mapping
+            As for `write_weights`.
+        record : EpochRecord
+            Of the epoch that made them; the file names its ``epoch``, ``step`` and test ``metric`` beside the arrays.
+        """
+        marks = {"epoch": record.epoch, "step": record.step, "metric": record.metric}
+        return self._write_arrays(BEST_WEIGHTS, {**arrays, **{name: np.array(mark) for name, mark in marks.items()}})
+
+    def write_standardization(self, arrays: Mapping[str, NDArray[Any]]) -> Path:
+        """Write the shift and scale of the data as ``standardization.npz``, whole or not at all."""
+        return self._write_arrays(STANDARDIZATION, arrays)
+
+    def close(self) -> None:
+        """Close the history, and leave the folder to others.
+
+        Raises
+        ------
+        EnvironmentProblem
+            If the last lines of the history cannot be written.
+        """
+        try:
+            if self._history is not None:
+                with _named_if_unwritable(self.path):
+                    self._history.close()
+        finally:
+            self._lock.release()
+
+    def __enter__(self) -> RunFolder:
+        """Return the folder itself."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        """Close the folder; where an error is on its way already, that of a line not written is the same again."""
+        with contextlib.nullcontext() if error is None else contextlib.suppress(EnvironmentProblem):
+            self.close()
+
+    def _open(self, mode: Literal["w", "a"]) -> None:
+        with _named_if_unwritable(self.path):
+            (self.path / LEARNING_CURVE).unlink(missing_ok=True)
+            # Line buffering: every record is in the file as soon as it is written, whatever happens to the run.
+            self._history = open(self.path / HISTORY, mode, encoding="utf-8", buffering=1)  # noqa: SIM115 - `close` does
+
+    def _append(self, kind: str, values: Mapping[str, Any]) -> None:
+        assert self._history is not None
+        with _named_if_unwritable(self.path):
+            self._history.write(to_json({"kind": kind, **values}) + "\n")
+
+    def _write_arrays(self, name: str, arrays: Mapping[str, NDArray[Any]]) -> Path:
+        return self._write(name, lambda file: np.savez(file, allow_pickle=False, **arrays))
+
+    def _write(self, name: str, fill: Callable[[BinaryIO], object]) -> Path:
+        with _named_if_unwritable(self.path):
+            replace_whole(self.path / name, fill)
+        return self.path / name
+
+
+def read_config(folder: Path) -> Settings:
+    """The settings of the run in `folder`, as it ran.
+
+    Raises
+    ------
+    DataError
+        If its file cannot be read or holds anything that is not allowed.
+    """
+    path = folder / CONFIG
+    try:
+        settings = load_settings(path)
+    except SettingError as error:
+        raise DataError(str(error)) from error
+    if read_tail(path, len(CONFIG_END)) != CONFIG_END.encode():
+        raise DataError(f"{path}: is cut off: its last line is not {CONFIG_END.strip()!r}")
+    return settings
+
+
+def _require_free(folder: Path, *, again: bool) -> None:
+    """Refuse a folder with results that a new run would overwrite; weights of an unfinished run may be, by `again`."""
+    status = run_status(folder)
+    if status == "finished":
+        raise SettingError("output.folder", str(folder), "already holds a finished run; name another folder")
+    if os.path.lexists(folder / WEIGHTS) and not (again and status == "unfinished"):
+        raise SettingError("output.folder", str(folder), f"already holds a {WEIGHTS}; name another folder")
+    if checkpoint_folders(folder / CHECKPOINTS):
+        advice = f"holds checkpoints of a run that did not end; go on with --resume {folder}, or name another folder"
+        raise SettingError("output.folder", str(folder), advice)
+
+
+def _new_folder(name: str) -> Path:
+    stem = Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
+    number = 1
+    while True:
+        folder = stem if number == 1 else stem.with_name(f"{stem.name}-{number}")
+        with _named_if_unwritable(folder):
+            try:
+                folder.mkdir(parents=True)
+            except FileExistsError:  # another run started in the same second
+                number += 1
+            else:
+                return folder
+
+
+@contextlib.contextmanager
+def _named_if_unwritable(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise EnvironmentProblem(f"output.folder = {str(folder)!r} cannot be written: {error.strerror}") from error

@@ -1,0 +1,107 @@
+"""The picture of a run: loss, and accuracy or R², over the epochs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hybridnn.errors import EnvironmentProblem
+from hybridnn.training.records import EpochRecord
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+TRAIN_COLOR, TEST_COLOR, MUTED = "#2a6fbb", "#d9822b", "#5f6b7a"
+LOG_SCALE_RATIO = 10.0
+"""Losses that span at least this factor are drawn on a logarithmic axis."""
+
+Points = list[tuple[int, float]]
+
+
+def draw_learning_curve(epochs: Sequence[EpochRecord], path: Path) -> None:
+    """Draw the loss of training and test, and the test accuracy or R² where there is one, as a PNG.
+
+    Parameters
+    ----------
+    epochs : sequence of EpochRecord
+        At least one; values that are None or not finite are left out.
+    path : Path
+        The file to write.
+
+    Raises
+    ------
+    EnvironmentProblem
+        If `path` cannot be written.
+    """
+    # A figure without pyplot: no display, no global state.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    train = _points((record.epoch, record.train_loss) for record in epochs)
+    test = _points((record.epoch, record.test_loss) for record in epochs)
+    accuracy = _points((record.epoch, record.test_accuracy) for record in epochs)
+    metric = accuracy or _points((record.epoch, record.test_r2) for record in epochs)
+    figure = Figure(figsize=(9.6, 3.9) if metric else (5.2, 3.9), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    panels = figure.subplots(1, 2 if metric else 1, squeeze=False)[0]
+    _draw_losses(panels[0], train, test)
+    if metric:
+        _draw_metric(panels[1], metric, is_accuracy=bool(accuracy))
+    for axes in panels:
+        _tidy(axes, max(record.epoch for record in epochs))
+    try:
+        figure.savefig(path)
+    except OSError as error:
+        raise EnvironmentProblem(f"{path} cannot be written: {error.strerror}") from error
+
+
+def _points(pairs: Iterable[tuple[int, float | None]]) -> Points:
+    return [(epoch, value) for epoch, value in pairs if value is not None and math.isfinite(value)]
+
+
+def _draw_losses(axes: Axes, train: Points, test: Points) -> None:
+    for points, label, color in ((train, "train", TRAIN_COLOR), (test, "test", TEST_COLOR)):
+        if points:
+            _line(axes, points, color, label)
+    values = [value for _, value in train + test]
+    if values and min(values) > 0 and max(values) >= LOG_SCALE_RATIO * min(values):
+        axes.set_yscale("log")
+    axes.set_title("Loss")
+    axes.set_ylabel("mean loss")
+    if values:
+        axes.legend(frameon=False)
+
+
+def _draw_metric(axes: Axes, points: Points, *, is_accuracy: bool) -> None:
+    from matplotlib.ticker import PercentFormatter
+
+    _line(axes, points, TEST_COLOR, "test")
+    best_epoch, best = max(points, key=lambda point: point[1])
+    axes.plot(best_epoch, best, marker="o", markersize=9, markerfacecolor="none", color=MUTED, linestyle="none")
+    text = f"{best:.2%}" if is_accuracy else f"{best:.4f}"
+    axes.set_title(f"Test {'accuracy' if is_accuracy else 'R²'}: best {text} in epoch {best_epoch}")
+    axes.set_ylabel("accuracy" if is_accuracy else "R²")
+    if is_accuracy:
+        axes.yaxis.set_major_formatter(PercentFormatter(xmax=1.0))
+
+
+def _line(axes: Axes, points: Points, color: str, label: str) -> None:
+    xs, ys = zip(*points, strict=True)
+    axes.plot(xs, ys, color=color, label=label, linewidth=1.8, marker="o", markersize=3.5 if len(points) <= 40 else 0)
+
+
+def _tidy(axes: Axes, last_epoch: int) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    axes.set_xlabel("epoch")
+    margin = max(0.5, 0.03 * last_epoch)
+    axes.set_xlim(1 - margin, last_epoch + margin)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    axes.grid(which="major", color="#d7dce2", linewidth=0.7)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(MUTED)
+    axes.tick_params(colors=MUTED, which="both")

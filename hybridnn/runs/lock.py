@@ -1,0 +1,140 @@
+"""A lock on a folder, held by one live process; the system releases it when the process ends."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import time
+from pathlib import Path
+from types import TracebackType
+
+from hybridnn.errors import SettingError
+
+LOCK = ".lock"
+
+PROBE_SECONDS = 0.05
+"""Longer than `FolderLock.holder` holds a lock that it finds free."""
+
+
+class FolderInUse(SettingError):  # noqa: N818 - a state, and no mistake where several processes share the work
+    """A folder is locked by another process.
+
+    Attributes
+    ----------
+    holder : str
+        That process, ``"process 17 on n1"``.
+    """
+
+    def __init__(self, folder: Path, holder: str) -> None:
+        super().__init__("output.folder", str(folder), f"is in use by another live job, {holder}")
+        self.holder = holder
+
+
+class FolderLock:
+    """A lock on a folder, held until `release` or the end of the process; a context manager that releases it.
+
+    On a file system without locks nothing is protected, and nothing is refused.
+
+    Parameters
+    ----------
+    path : Path
+        The locked file.
+    descriptor : int
+        Of it. A process that inherits it holds the lock too.
+    """
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self._path = path
+        self._descriptor: int | None = descriptor
+
+    @classmethod
+    def take(cls, folder: Path, name: str = LOCK) -> FolderLock:
+        """Lock the folder.
+
+        Parameters
+        ----------
+        folder : Path
+        name : str
+            The file in it to lock.
+
+        Raises
+        ------
+        FolderInUse
+            If another process holds the lock.
+        OSError
+            If the folder cannot be written.
+        """
+        path = folder / name
+        while True:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            try:
+                held = not _locked(descriptor, fcntl.LOCK_EX) and not _locked(descriptor, fcntl.LOCK_EX, PROBE_SECONDS)
+            except OSError:
+                break
+            if held:
+                holder = _holder_in(descriptor)
+                os.close(descriptor)
+                raise FolderInUse(folder, holder)
+            if _is_open_file(path, descriptor):
+                break
+            os.close(descriptor)  # its last holder removed the file between the two calls
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+        return cls(path, descriptor)
+
+    @staticmethod
+    def holder(folder: Path, name: str = LOCK) -> str | None:
+        """Return the process that holds the lock of a folder, or None without one or without locks."""
+        try:
+            descriptor = os.open(folder / name, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return None
+        try:
+            return None if _locked(descriptor, fcntl.LOCK_SH) else _holder_in(descriptor)
+        except OSError:
+            return None
+        finally:
+            os.close(descriptor)
+
+    @property
+    def descriptor(self) -> int:
+        """File descriptor of the locked file, for a process that is to inherit the lock."""
+        assert self._descriptor is not None, "the lock has been released"
+        return self._descriptor
+
+    def release(self) -> None:
+        """Let others have the folder."""
+        if self._descriptor is not None:
+            self._path.unlink(missing_ok=True)
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def __enter__(self) -> FolderLock:
+        """Return the lock itself."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        """Release the lock."""
+        self.release()
+
+
+def _locked(descriptor: int, kind: int, wait: float = 0.0) -> bool:
+    """Whether the open file could be locked, after a wait in seconds."""
+    time.sleep(wait)
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _holder_in(descriptor: int) -> str:
+    return os.pread(descriptor, 200, 0).decode(errors="replace").strip() or "which has just begun"
+
+
+def _is_open_file(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,73 @@
+"""Signals that stop a run of the command line: it finishes its step, writes a checkpoint and leaves.
+
+SIGUSR1 is what a batch script has Slurm send before the time limit (``--signal``), SIGTERM what ``scancel`` and
+preemption send, SIGINT what Ctrl-C sends, and SIGUSR2 stands for SIGINT where a launcher would end the ranks on
+that (`hybridnn.cli.start_ranks`). `Trainer.fit` installs no handlers: there Ctrl-C raises
+``KeyboardInterrupt`` as in any Python program. A second signal ends the process at once, but for one so soon after the
+first that a launcher must have sent it twice.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from time import monotonic
+from types import FrameType, TracebackType
+from typing import Any
+
+from hybridnn.comm.stand_in import is_in_process
+
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
+
+INTERRUPTED = b"\ninterrupted: a checkpoint is written at the next step boundary; Ctrl-C again ends the run at once\n"
+
+TWICE_SECONDS = 1.0
+"""Within which a signal that comes again is the same."""
+
+
+class StopSignals:
+    """Notes the signals of `SIGNALS` while the context is open; in other threads than the main one it does nothing.
+
+    An interrupt that this process ignores, as shells start their background commands, stays ignored. Of ranks in one
+    process, which leave the context in any order, only the one that announces takes over the signals.
+
+    Parameters
+    ----------
+    announces : bool
+        Print on standard error, once, that an interrupt was received.
+    """
+
+    def __init__(self, *, announces: bool = False) -> None:
+        self._announces = announces
+        self._received = 0
+        self._when = 0.0
+        self._before: dict[int, Any] = {}
+
+    @property
+    def received(self) -> int:
+        """Number of the signal that came, or 0."""
+        return self._received
+
+    def __enter__(self) -> StopSignals:
+        """Take over the signals."""
+        takes_over = self._announces or not is_in_process()
+        if takes_over and threading.current_thread() is threading.main_thread():
+            ignored = {signal.SIGINT} if signal.getsignal(signal.SIGINT) is signal.SIG_IGN else set()
+            self._before = {number: signal.signal(number, self._note) for number in SIGNALS if number not in ignored}
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        """Give them back."""
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        number = signal.SIGINT if number == signal.SIGUSR2 else number
+        if self._received and monotonic() - self._when > TWICE_SECONDS:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        if not self._received:
+            self._received, self._when = number, monotonic()
+            if self._announces and number == signal.SIGINT:
+                os.write(2, INTERRUPTED)  # the signal may have come in the middle of a print

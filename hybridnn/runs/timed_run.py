@@ -1,0 +1,111 @@
+"""Short training runs of random tasks on one rank, to see where the time of a step goes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from time import perf_counter
+
+import numpy as np
+
+from hybridnn.checkpoints.manifest import Progress
+from hybridnn.comm.mpi import import_mpi
+from hybridnn.cost.calibration.compute_steps import StepCase
+from hybridnn.nn.optimizers import SGD, Adam, Optimizer
+from hybridnn.parallel.grid import ProcessGrid
+from hybridnn.pipeline.schedules.methods import METHODS
+from hybridnn.training.data_split import make_part
+from hybridnn.training.engine import Engine
+from hybridnn.training.epoch import train_epoch
+from hybridnn.training.make_engine import make_engine
+from hybridnn.training.pipelining import PipelinePlan
+
+RATE = 1e-9
+"""Learning rate: so small that nothing diverges."""
+
+ROUNDS, STEPS = 3, 6
+"""Rounds of steps, of which the median counts."""
+
+MINIBATCHES = 8
+"""Minibatches that the samples are drawn from, so that they do not all stay in the cache."""
+
+
+@dataclass(frozen=True)
+class TimedRun:
+    """Seconds of a step.
+
+    Attributes
+    ----------
+    seconds : float
+        Of the whole step.
+    computing : mapping of str to float
+        By kind of computation.
+    instructions : int
+        Of the schedule.
+    """
+
+    seconds: float
+    computing: Mapping[str, float]
+    instructions: int
+
+    @property
+    def beside(self) -> float:
+        """Seconds outside computations."""
+        return self.seconds - sum(self.computing.values())
+
+
+class TrainingTimer:
+    """Times steps of training on random numbers, on this rank alone."""
+
+    def __init__(self) -> None:
+        self._grid = ProcessGrid(import_mpi().COMM_SELF)
+
+    def __call__(self, case: StepCase) -> TimedRun:
+        """Time a step."""
+        method = METHODS["gpipe" if case.microbatches > 1 else "sequential"]
+        plan = PipelinePlan(method, 1, 1, case.microbatches, False, False, False, (len(case.model.layers),))
+        engine = self._engine(case, plan)
+        generator = np.random.default_rng(0)
+        samples, sizes = MINIBATCHES * case.batch_size, case.model.sizes
+        x = generator.standard_normal((samples, sizes[0]))
+        y = generator.integers(sizes[-1], size=samples)
+        targets = y if case.classification else generator.standard_normal((samples, sizes[-1]))
+        part = make_part(self._grid, "local", case.model, x, targets, "random numbers", case.dtype)
+
+        def train() -> None:
+            batches = [generator.integers(samples, size=case.batch_size) for _ in range(STEPS)]
+            rates = [RATE] * STEPS
+            train_epoch(engine, self._grid, part, Progress(), batches, rates, STEPS + 1, lambda record: None)
+
+        train()  # warms up
+        instructions = len(plan.training(1).orders[0])
+        rounds = sorted((self._timed(train, instructions) for _ in range(ROUNDS)), key=lambda run: run.beside)
+        return rounds[ROUNDS // 2]
+
+    def _engine(self, case: StepCase, plan: PipelinePlan) -> Engine:
+        optimizers: dict[str, Optimizer] = {"sgd": SGD(RATE, momentum=0.0), "momentum": SGD(RATE), "adam": Adam(RATE)}
+        engine = make_engine(
+            case.model,
+            optimizers[case.optimizer],
+            self._grid,
+            plan,
+            batch_size=case.batch_size,
+            dtype=case.dtype,
+            model_split="columns",
+            overlap=False,
+            distribution="local",
+            clip_norm=None,
+            shared_replicas=False,
+            keeps_gradients=True,  # so that the update is timed by itself
+        )
+        engine.arrays.initialize(0)
+        return engine
+
+    def _timed(self, train: Callable[[], None], instructions: int) -> TimedRun:
+        recorder = self._grid.recorder
+        before, start = recorder.computing_seconds, perf_counter()
+        train()
+        seconds = perf_counter() - start
+        after = recorder.computing_seconds
+        spent = {kind: (after[kind] - before.get(kind, 0.0)) / STEPS for kind in after}
+        return TimedRun(seconds / STEPS, spent, instructions)

@@ -1,0 +1,259 @@
+"""The trace of a run: one file in the Chrome trace event format, which Perfetto and ``chrome://tracing`` open.
+
+Every rank is a thread; its instructions, communication and phases are complete events (``"ph": "X"``) that nest. Times
+are whole nanoseconds, written as microseconds from the first event.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from math import inf, isfinite
+from pathlib import Path
+from time import perf_counter
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hybridnn._version import __version__
+from hybridnn.comm.agreement import agree
+from hybridnn.comm.recorder import Event
+from hybridnn.errors import DataError
+from hybridnn.pipeline.schedules.instructions import Instruction
+from hybridnn.runs.folder import TRACE
+from hybridnn.runs.trace.recorded import RankTrace, Trace, count_updates, number_minibatches, places_of
+from hybridnn.utils.files import FileError, read_json, write_whole
+
+if TYPE_CHECKING:
+    from hybridnn.comm.recorder import Recorder
+    from hybridnn.parallel.grid import ProcessGrid
+
+
+TRACE_BYTES = 1 << 30
+"""Most bytes of a trace: some 80 ranks with all events they keep, and minutes of parsing."""
+
+MOST_RANKS = 1 << 16
+"""Of a trace; each has at least a line that names it."""
+
+MOST_MICROSECONDS = 2**53
+"""Of a time in a trace: centuries."""
+
+KINDS = ("compute", "communication", "phase")
+INSTRUCTIONS: Mapping[str, type[Instruction]] = MappingProxyType(
+    {kind.name: kind for kind in Instruction.__subclasses__()}
+)
+
+
+def write_trace(path: Path | None, grid: ProcessGrid, method: str = "") -> None:
+    """Write what the recorders of all ranks hold as one file, whole or not at all; collective over the grid.
+
+    The clocks of ranks on one node are one. On several nodes each rank takes its clock's moment right after a common
+    barrier as the same one; ranks leave a barrier some microseconds apart on a fast network, up to milliseconds on a
+    slow or busy one, and messages between nodes are that much off.
+
+    Parameters
+    ----------
+    path : Path or None
+        The file; needed on rank 0 alone.
+    grid : ProcessGrid
+        Its recorder's events are written; what writing them itself sends is not.
+    method : str
+        Name of the pipeline method, for people.
+
+    Raises
+    ------
+    EnvironmentProblem
+        On every rank: the file cannot be written.
+    """
+    events, lost = grid.recorder.events, _lost_until(grid.recorder)
+    clock = _clock(grid)
+    extremes = np.array([clock - min((event.start for event in events), default=inf), lost - clock])
+    grid.world.allreduce(extremes, "max")
+    if not isfinite(extremes[0]):  # nobody recorded anything
+        extremes[0] = 0.0
+    origin = clock - extremes[0]
+    complete_since = max(0.0, float(extremes[1] + extremes[0]))
+    # Of two events that last from one moment to another, the outer one was recorded later.
+    numbered = sorted([*number_minibatches(events, _updates_of_all(grid, events))][::-1], key=_outer_first)
+    lines = [*_names(grid), *(_line(event, grid.rank, origin) for event in numbered)]
+    everything = _gather(grid, ",\n".join(lines).encode())
+    about = {
+        "hybridnn": __version__,
+        "method": method,
+        "pipeline": grid.pipeline,
+        "stages": [list(widths) for widths in grid.stages],
+        "ranks": grid.size,
+        "nodes": grid.nodes,
+        "complete_since_us": _nanoseconds(complete_since) / 1000,
+    }
+    head = f'{{"displayTimeUnit": "ms", "otherData": {json.dumps(about)}, "traceEvents": [\n'
+
+    def write() -> None:
+        if everything is not None and path is not None:
+            write_whole(path, [head.encode(), *everything, b"\n]}\n"])
+
+    agree(grid.world, write)
+
+
+def read_trace(path: Path) -> Trace:
+    """Read the trace of a run.
+
+    Parameters
+    ----------
+    path : Path
+        A run folder, or the file itself.
+
+    Returns
+    -------
+    Trace
+        Times in seconds from the first event, to the nanosecond.
+
+    Raises
+    ------
+    DataError
+        If there is no trace, or the file is damaged or of another program.
+    """
+    is_folder = os.path.isdir(path)
+    file = path / TRACE if is_folder else path
+    try:
+        content = read_json(file, TRACE_BYTES)
+    except FileError as error:
+        if error.is_missing and is_folder:
+            raise DataError(f"{path}: holds no {TRACE}; train with --set output.trace=true") from None
+        if error.is_missing:
+            raise DataError(f"{path}: there is no such run folder or trace") from None
+        raise
+    try:
+        about = content["otherData"]
+        stages = tuple((_count(batch), _count(model)) for batch, model in about["stages"])
+        return Trace(
+            str(about["method"]),
+            stages,
+            tuple(_lanes(content["traceEvents"], stages)),
+            _whole_nanoseconds(about["complete_since_us"]) / 1e9,
+        )
+    except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
+        raise FileError(file, f"not a trace of hybridnn: {type(error).__name__} {error}") from error
+
+
+# -- writing ---------------------------------------------------------------------------------------------------------
+
+
+def _lost_until(recorder: Recorder) -> float:
+    """Until when events may have been dropped, by this rank's clock; minus infinity where none were."""
+    events = recorder.events
+    kept = sum(event.kind == "communication" and not event.name.endswith((".wait", ".test")) for event in events)
+    return events[0].stop if events and kept < recorder.totals.messages else -inf
+
+
+def _clock(grid: ProcessGrid) -> float:
+    """A moment, by this rank's clock, that is the same for all; 0 where the clocks are."""
+    if grid.nodes == 1:
+        return 0.0
+    grid.world.barrier()
+    return perf_counter()
+
+
+def _updates_of_all(grid: ProcessGrid, events: Sequence[Event]) -> dict[int, int]:
+    """By epoch, the most that `count_updates` finds on any rank."""
+    own = count_updates(events)
+    last = np.array([max(own, default=0)], np.int64)
+    grid.world.allreduce(last, "max")
+    updates = np.array([own.get(epoch, 0) for epoch in range(int(last[0]) + 1)], np.int64)
+    grid.world.allreduce(updates, "max")
+    return dict(enumerate(updates.tolist()))
+
+
+def _outer_first(event: Event) -> tuple[float, float]:
+    return event.start, -event.stop
+
+
+def _names(grid: ProcessGrid) -> list[str]:
+    """Events that name the rank, and keep the ranks in order."""
+    rank = grid.rank
+    name = f"rank {rank}: stage {grid.pipeline_rank}, batch {grid.batch_rank}, model {grid.model_rank}"
+    common = {"ph": "M", "pid": 0, "tid": rank}
+    return [
+        json.dumps({"name": "thread_name", **common, "args": {"name": name}}),
+        json.dumps({"name": "thread_sort_index", **common, "args": {"sort_index": rank}}),
+    ]
+
+
+def _line(event: Event, rank: int, origin: float) -> str:
+    """One event as JSON."""
+    args: dict[str, Any] = {}
+    if isinstance(event.about, Instruction):
+        about = event.about
+        args = {"instruction": about.name, "minibatch": about.minibatch, "microbatch": about.microbatch}
+        args["chunk"] = about.chunk
+    elif event.kind == "phase":
+        args = {"epoch": event.about}
+    if event.axis:
+        args |= {"axis": event.axis, "bytes": event.nbytes}
+    start, stop = _nanoseconds(event.start - origin), _nanoseconds(event.stop - origin)
+    times = {"ts": start / 1000, "dur": (stop - start) / 1000}
+    return json.dumps({"name": event.name, "cat": event.kind, "ph": "X", **times, "pid": 0, "tid": rank, "args": args})
+
+
+def _nanoseconds(seconds: float) -> int:
+    return round(seconds * 1e9)
+
+
+def _gather(grid: ProcessGrid, text: bytes) -> list[bytes] | None:
+    """Everybody's text on rank 0, parted by commas; elsewhere None."""
+    sizes = np.zeros(grid.size, np.int64)
+    sizes[grid.rank] = len(text)
+    grid.world.allreduce(sizes)
+    gathered = np.empty(int(sizes.sum()), np.uint8) if grid.rank == 0 else None
+    grid.world.gather_rows(np.frombuffer(text, np.uint8), gathered, sizes.tolist())
+    if gathered is None:
+        return None
+    parts = [part.tobytes() for part in np.split(gathered, np.cumsum(sizes)[:-1])]
+    return [piece for part in parts for piece in (b",\n", part)][1:]
+
+
+# -- reading ---------------------------------------------------------------------------------------------------------
+
+
+def _lanes(events: Sequence[Any], stages: Sequence[tuple[int, int]]) -> Iterator[RankTrace]:
+    """Lane of every rank."""
+    ranks = sum(batch * model for batch, model in stages)
+    if not 1 <= ranks <= MOST_RANKS:
+        raise ValueError(f"{ranks} ranks")
+    places = places_of(stages)
+    found: list[list[Event]] = [[] for _ in places]
+    for event in events:
+        if event["ph"] == "X":
+            found[_count(event["tid"], 0)].append(_event(event))
+    for place, own in zip(places, found, strict=True):
+        yield RankTrace(place, tuple(sorted(own, key=_outer_first)))
+
+
+def _event(values: Mapping[str, Any]) -> Event:
+    kind, args = values["cat"], values["args"]
+    if kind not in KINDS:
+        raise ValueError(f"{kind!r} events")
+    start = _whole_nanoseconds(values["ts"])
+    stop = start + _whole_nanoseconds(values["dur"])
+    about: object = None
+    if kind == "phase":
+        about = _count(args["epoch"], 0)
+    elif "instruction" in args:
+        numbers = (_count(args["minibatch"], 0), _count(args["microbatch"], -1), _count(args["chunk"], 0))
+        about = INSTRUCTIONS[args["instruction"]](*numbers)
+    axis, sent = str(args.get("axis", "")), _count(args.get("bytes", 0), 0)
+    return Event(kind, str(values["name"]), axis, start / 1e9, stop / 1e9, sent, about)
+
+
+def _whole_nanoseconds(microseconds: object) -> int:
+    if not isinstance(microseconds, int | float) or not 0 <= microseconds < MOST_MICROSECONDS:
+        raise ValueError(f"{microseconds!r} where a time belongs")
+    return round(microseconds * 1000)
+
+
+def _count(value: object, least: int = 1) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(f"{value!r} where a whole number, {least} or more, belongs")
+    return value

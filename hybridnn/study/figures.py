@@ -1,0 +1,230 @@
+"""The figures of a finished run, measured and predicted, with their units in their names.
+
+What limits a run: computing, communication, waiting, or that there is too little to do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import mean, median
+from typing import Literal
+
+from hybridnn.runs.run_record import RunRecord
+
+COSTLY_SHARE = 0.25
+"""Part of a step from which on something that is not computing limits a run: without it, the run would take at most
+three quarters of its time."""
+
+TOO_SMALL_FLOPS = 5e6
+"""Floating-point operations of a rank in a step below which their number hardly matters: at 10 GFlop/s they take
+half a millisecond, which is what Python needs for the calls of a step."""
+
+
+@dataclass(frozen=True)
+class TimeShares:
+    """Where the time of a step goes, each from 0 to 1.
+
+    Attributes
+    ----------
+    communication : float
+        Inside communication calls; where `waiting` is known, without it.
+    waiting : float or None
+        For messages of other stages, which is the bubble, and at barriers.
+    overhead : float or None
+        In no instruction and no communication call.
+    """
+
+    communication: float
+    waiting: float | None = None
+    overhead: float | None = None
+
+
+@dataclass(frozen=True)
+class Bottleneck:
+    """What limits a run.
+
+    Attributes
+    ----------
+    limit : {"computing", "communication", "waiting", "overhead"}
+    text : str
+        The same for people, with the share.
+    """
+
+    limit: Literal["computing", "communication", "waiting", "overhead"]
+    text: str
+
+
+def judge(shares: TimeShares, flops_per_step: float) -> Bottleneck:
+    """Say what limits a run.
+
+    The greatest share that is not computing, if it is at least `COSTLY_SHARE`; else overhead, if a rank has fewer than
+    `TOO_SMALL_FLOPS` operations to do in a step; else computing, which is where a run should be.
+
+    Parameters
+    ----------
+    shares : TimeShares
+    flops_per_step : float
+        Floating-point operations of one rank in a step.
+    """
+    waiting, overhead = shares.waiting or 0.0, shares.overhead or 0.0
+    most = max(shares.communication, waiting, overhead)
+    if most >= COSTLY_SHARE:
+        if most == shares.communication:
+            kind = "communication" if shares.waiting is not None else "communication and waiting"
+            return Bottleneck("communication", f"{kind}: {most:.0%} of the step")
+        if most == waiting:
+            return Bottleneck("waiting", f"bubble and waiting: {most:.0%} of the step")
+        return Bottleneck("overhead", f"too small: overhead, {most:.0%} of the step")
+    if flops_per_step < TOO_SMALL_FLOPS:
+        return Bottleneck("overhead", f"too small: overhead, {flops_per_step / 1e6:.2g} MFlop per rank and step")
+    return Bottleneck("computing", "computing")
+
+
+FLOPS_PER_WEIGHT = 6
+"""Of a sample in a step: a multiplication and an addition in the forward pass and in each half of the backward pass."""
+
+
+@dataclass(frozen=True)
+class RunFigures:
+    """What a run cost, per step and epoch.
+
+    Attributes
+    ----------
+    folder, data, grid : str
+    network : str
+        Its sizes.
+    ranks, nodes, batch_size, train_samples, parameters, steps_per_epoch : int
+    threads_per_rank : int
+        Of BLAS.
+    method : str or None
+        None without a pipeline.
+    seconds_per_epoch, seconds_per_step : float
+        Of training on rank 0: the median of the epochs, without the first if there are more.
+    samples_per_second : float
+    bytes_per_step : float
+        Sent by all ranks.
+    shares : TimeShares
+        Where the time of a step goes.
+    metric_name : str
+    metric : float or None
+        Test accuracy or R² of the last epoch.
+    predicted_seconds_per_step, predicted_seconds_per_epoch, predicted_bytes_per_step : float or None
+        None without a prediction.
+    verdict : Bottleneck
+        What limits the run.
+    """
+
+    folder: str
+    data: str
+    network: str
+    grid: str
+    ranks: int
+    nodes: int
+    threads_per_rank: int
+    method: str | None
+    batch_size: int
+    train_samples: int
+    parameters: int
+    steps_per_epoch: int
+    seconds_per_epoch: float
+    seconds_per_step: float
+    samples_per_second: float
+    bytes_per_step: float
+    shares: TimeShares
+    metric_name: str
+    metric: float | None
+    predicted_seconds_per_step: float | None
+    predicted_seconds_per_epoch: float | None
+    predicted_bytes_per_step: float | None
+    verdict: Bottleneck
+
+    @property
+    def prediction_error(self) -> float | None:
+        """Predicted over measured seconds per step, less one; None without a prediction."""
+        return relative_error(self.predicted_seconds_per_step, self.seconds_per_step)
+
+
+@dataclass(frozen=True)
+class InstructionFigures:
+    """Seconds per step of one kind of instruction; None where it was not measured or not predicted."""
+
+    kind: str
+    seconds_per_step: float | None
+    predicted_seconds_per_step: float | None
+
+    @property
+    def error(self) -> float | None:
+        """Predicted over measured, less one."""
+        return relative_error(self.predicted_seconds_per_step, self.seconds_per_step)
+
+
+def relative_error(predicted: float | None, measured: float | None) -> float | None:
+    """Predicted over measured, less one; None where one of them is missing or nothing was measured."""
+    return predicted / measured - 1 if predicted is not None and measured else None
+
+
+def figures_of(run: RunRecord) -> RunFigures:
+    """Work out the figures of a run."""
+    header, last, prediction = run.header, run.epochs[-1], run.prediction
+    steps = run.steps_per_epoch
+    seconds = run.seconds_per_epoch
+    shares = _shares(run)
+    flops = FLOPS_PER_WEIGHT * header.parameters * run.settings.training.batch_size / header.ranks
+    return RunFigures(
+        folder=str(run.folder),
+        data=header.data,
+        network="-".join(map(str, header.sizes)),
+        grid=grid_text(run),
+        ranks=header.ranks,
+        nodes=header.nodes,
+        threads_per_rank=header.threads_per_rank,
+        method=header.method,
+        batch_size=run.settings.training.batch_size,
+        train_samples=header.train_samples,
+        parameters=header.parameters,
+        steps_per_epoch=steps,
+        seconds_per_epoch=seconds,
+        seconds_per_step=seconds / steps,
+        samples_per_second=header.train_samples / seconds,
+        bytes_per_step=median(epoch.bytes_sent for epoch in run.settled_epochs) / steps,
+        shares=shares,
+        metric_name="test accuracy" if last.test_r2 is None else "test R²",
+        metric=last.test_accuracy if last.test_r2 is None else last.test_r2,
+        predicted_seconds_per_step=None if prediction is None else prediction.seconds_per_step,
+        predicted_seconds_per_epoch=None if prediction is None else prediction.seconds_per_epoch,
+        predicted_bytes_per_step=None if prediction is None else float(prediction.bytes_per_step),
+        verdict=judge(shares, flops),
+    )
+
+
+def instruction_figures(run: RunRecord) -> list[InstructionFigures]:
+    """Seconds per step of every kind of instruction that was measured or predicted, in the order of the run."""
+    predicted = {} if run.prediction is None else dict(run.prediction.instructions)
+    kinds = {kind: None for step in run.settled_steps for kind in step.instructions} | dict.fromkeys(predicted)
+    figures = []
+    for kind in kinds:
+        seconds = [step.instructions[kind] for step in run.settled_steps if kind in step.instructions]
+        figures.append(InstructionFigures(kind, median(seconds) if seconds else None, predicted.get(kind)))
+    return figures
+
+
+def grid_text(run: RunRecord) -> str:
+    """``2x4`` (batch x model), ``2x2x1`` with a pipeline, ``2x1+1x1`` where its stages differ."""
+    header = run.header
+    widths = [(stage.batch, stage.model) for stage in header.stages]
+    if len(set(widths)) > 1:
+        return "+".join(f"{batch}x{model}" for batch, model in widths)
+    return f"{header.pipeline}x" * (header.pipeline > 1) + f"{header.batch}x{header.model}"
+
+
+def _shares(run: RunRecord) -> TimeShares:
+    if not run.settled_steps:
+        inside = sum(epoch.communication_seconds for epoch in run.settled_epochs)
+        outside = sum(epoch.compute_seconds for epoch in run.settled_epochs)
+        return TimeShares(inside / (inside + outside))
+    steps = run.settled_steps
+    seconds = mean(step.seconds_per_step for step in steps)
+    communication = mean(step.communication for step in steps) / seconds
+    waiting = mean(step.waiting for step in steps) / seconds
+    computing = mean(sum(step.instructions.values()) for step in steps) / seconds
+    return TimeShares(communication, waiting, max(0.0, 1 - computing - communication - waiting))

@@ -1,0 +1,1 @@
+"""Helpers without MPI: checks of numbers, files, texts, child processes."""

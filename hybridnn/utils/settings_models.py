@@ -1,0 +1,188 @@
+"""From pydantic's report of what is wrong to the one line that a user reads.
+
+The kinds of values that settings have, and what all their sections share.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_core import PydanticCustomError
+
+from hybridnn.errors import HybridnnError, SettingError, one_line
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
+
+
+REFUSED = "refused"
+ALLOWED = {
+    "bool_type": "must be true or false",
+    "float_type": "must be a number",
+    "finite_number": "must be a finite number",
+    "greater_than": "must be greater than {gt:g}",
+    "greater_than_equal": "must be at least {ge:g}",
+    "int_type": "must be a whole number",
+    "less_than": "must be less than {lt:g}",
+    "less_than_equal": "must be at most {le:g}",
+    "literal_error": "must be {expected}",
+    "missing": "has too few values",
+    "model_type": "must be a section with keys of its own",
+    "string_too_short": "must not be empty",
+    "string_type": "must be text in quotes",
+    "too_long": "must have at most {max_length} values",
+    "tuple_type": "must be a list",
+}
+
+
+class UnknownSettingError(SettingError):
+    """A section or key that does not exist; the message names the nearest one that does."""
+
+    def __init__(self, setting: str, value: object, hint: str) -> None:
+        HybridnnError.__init__(self, f"unknown setting {one_line(setting)}; {hint}")
+        self.setting = setting
+        self.value = value
+        self.allowed = hint
+
+
+class MissingSettingError(SettingError):
+    """A key without a default is not there."""
+
+    def __init__(self, setting: str, hint: str = "") -> None:
+        HybridnnError.__init__(self, f"{one_line(setting)} is missing{hint}")
+        self.setting = setting
+        self.value = None
+        self.allowed = "is needed"
+
+
+def refused(key: str, value: object, allowed: str) -> PydanticCustomError:
+    """Error for validators that look at several keys; `key` is relative to the section that is checked."""
+    return PydanticCustomError(REFUSED, "{allowed}", {"key": key, "value": value, "allowed": allowed})
+
+
+def setting_error(error: ValidationError, known: Sequence[str]) -> SettingError:
+    """Return the first thing that is wrong, and the number of others.
+
+    Parameters
+    ----------
+    error : ValidationError
+        Raised by the models of the settings.
+    known : sequence of str
+        Dotted names of all sections and keys, for the nearest known name.
+    """
+    first, *others = error.errors(include_url=False)
+    more = f" (and {len(others)} more)" if others else ""
+    setting, value = _dotted(first["loc"]), first["input"]
+    if first["type"] == "extra_forbidden":
+        return UnknownSettingError(setting, value, _nearest(setting, known) + more)
+    context = first.get("ctx", {})
+    if first["type"] == REFUSED:
+        setting = ".".join(part for part in (setting, context["key"]) if part)
+        return SettingError(setting, _plain(context["value"]), context["allowed"] + more)
+    if first["type"] == "missing":
+        if isinstance(first["loc"][-1], str):
+            return MissingSettingError(setting, more)
+        setting = _dotted(first["loc"][:-1])  # an element of a list of fixed length
+    allowed = ALLOWED[first["type"]].format(**context) if first["type"] in ALLOWED else first["msg"]
+    return SettingError(setting, _plain(value), allowed + more)
+
+
+def first_problem(error: ValidationError) -> str:
+    """The first thing that is wrong with data that are no settings, and its place in them, as one line."""
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    where = ".".join(map(str, first["loc"]))
+    return one_line(f"{where}: {first['msg']}" if where else first["msg"])
+
+
+def _plain(value: object) -> object:
+    """Models and tuples as they stand in a settings file."""
+    dump = getattr(value, "model_dump", None)
+    return dump(exclude_unset=True) if dump else list(value) if isinstance(value, tuple) else value
+
+
+def _dotted(location: tuple[int | str, ...]) -> str:
+    """Join ``("model", "hidden", 1)`` to ``"model.hidden[1]"``."""
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).lstrip(".")
+
+
+def _nearest(setting: str, known: Sequence[str]) -> str:
+    """Suggest a similar key of the section, else the same or a similar key of another one, else list the section's."""
+    section, _, key = setting.rpartition(".")
+    siblings = {_key(name): name for name in known if name.rpartition(".")[0] == section}
+    everywhere = {_key(name): name for name in reversed(known)}
+    for names, cutoff in ((siblings, 0.6), (everywhere, 1.0), (everywhere, 0.7)):
+        if similar := difflib.get_close_matches(key, names, n=1, cutoff=cutoff):
+            return f"did you mean {names[similar[0]]}?"
+    return f"known in [{section}]: {', '.join(siblings)}" if section else f"known sections: {', '.join(siblings)}"
+
+
+def _key(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+def list_as_tuple(value: object) -> object:
+    """TOML has lists only; frozen settings hold tuples."""
+    return tuple(value) if isinstance(value, list) else value
+
+
+SECONDS = re.compile(r"(\d+(?:\.\d*)?) *s")
+"""Seconds as people write them."""
+
+
+def seconds_of(interval: int | str) -> float | None:
+    """The seconds of an `Interval`; None where it is a number of steps."""
+    found = SECONDS.fullmatch(interval) if isinstance(interval, str) else None
+    return float(found[1]) if found else None
+
+
+def _steps_or_seconds(value: object) -> object:
+    is_steps = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    if is_steps or (isinstance(value, str) and seconds_of(value)):
+        return value
+    raise refused("", value, "must be a whole number of steps, at least 1, or seconds in quotes, as '90 s'")
+
+
+def _without_nul(text: str) -> str:
+    if "\0" in text:
+        raise refused("", text, "must not hold the character NUL")
+    return text
+
+
+Text = Annotated[str, Field(min_length=1), AfterValidator(_without_nul)]
+Count = Annotated[int, Field(ge=1)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+BelowOne = Annotated[float, Field(ge=0, lt=1)]
+AtLeastZero = Annotated[float, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0)]
+Interval = Annotated[int | str, BeforeValidator(_steps_or_seconds)]
+Counts = Annotated[tuple[Count, ...], BeforeValidator(list_as_tuple)]
+Texts = Annotated[tuple[Text, ...], BeforeValidator(list_as_tuple)]
+Betas = Annotated[tuple[BelowOne, BelowOne], BeforeValidator(list_as_tuple)]
+
+
+class Section(BaseModel):
+    """Frozen, without unknown keys, and without silent conversion: ``epochs = "10"`` is refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    def foreign_keys(self) -> frozenset[str]:
+        """Keys that mean nothing beside the section's other values; setting one of them is refused."""
+        return frozenset()
+
+    def require_no_foreign_key(self, beside: str) -> None:
+        """Refuse a key that was set and means nothing beside `beside`."""
+        for key in sorted(self.foreign_keys() & self.model_fields_set):
+            raise refused(key, getattr(self, key), f"does not belong to {beside}")
+
+
+def by_dotted_name(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested mappings as one, with keys such as ``optimizer.lr``."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat |= by_dotted_name(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat

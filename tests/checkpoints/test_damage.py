@@ -1,0 +1,198 @@
+"""What is damaged is found and named, and the newest checkpoint that is sound is used instead."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from mpi4py import MPI
+
+from hybridnn.checkpoints.folder import checkpoint_folders
+from hybridnn.checkpoints.reading import newest_sound
+from hybridnn.errors import DataError
+from reference.checkpoint_cases import Held, Layout, at_step
+
+ONE = Layout(((1, 1),))
+FILE = "layers.2.weight.npy"
+
+
+def three_checkpoints(folder: Path, comm: MPI.Intracomm = MPI.COMM_SELF, layout: Layout = ONE) -> Held:
+    """Write steps 10, 20 and 30, with numbers of their own."""
+    held = Held.of(comm, layout, "sgd", "float32")
+    writer = held.writer(folder)
+    for step in (10, 20, 30):
+        held.fill(shift=step, updates=step)
+        writer.write(at_step(step))
+    return held
+
+
+def flip(path: Path, place: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[place] ^= 1
+    path.write_bytes(bytes(data))
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def lengthen(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + b"x")
+
+
+def replace_by_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def claim_another_step(path: Path) -> None:
+    path.write_text(path.read_text().replace('"step": 30', '"step": 31'))
+
+
+def forget_a_key(path: Path) -> None:
+    values = json.loads(path.read_text())
+    del values["origin"]["seed"]
+    path.write_text(json.dumps(values))
+
+
+DAMAGES: dict[str, tuple[str, Callable[[Path], None], str]] = {
+    "cut": (FILE, cut, "bytes"),
+    "longer": (FILE, lengthen, "bytes"),
+    "empty": (FILE, lambda path: path.write_bytes(b"") and None, "has 0 bytes"),
+    "missing": (FILE, Path.unlink, "the file is missing"),
+    "first byte": (FILE, lambda path: flip(path, 0), "SHA-256"),
+    "last byte": (FILE, lambda path: flip(path, -1), "SHA-256"),
+    "a folder": (FILE, replace_by_folder, "bytes"),
+    "manifest cut": ("manifest.json", cut, "SHA-256"),
+    "manifest empty": ("manifest.json", lambda path: path.write_bytes(b"") and None, "SHA-256"),
+    "manifest half": ("manifest.json", lambda path: path.write_bytes(path.read_bytes()[:99]) and None, "not JSON"),
+    "manifest no text": ("manifest.json", lambda path: path.write_bytes(b"\xff\xfe") and None, "cannot be read"),
+    "manifest a list": ("manifest.json", lambda path: path.write_text("[]") and None, "should be an object"),
+    "manifest changed": ("manifest.json", claim_another_step, "SHA-256"),
+    "manifest lacks": ("manifest.json", forget_a_key, "origin.seed"),
+    "manifest missing": ("manifest.json", Path.unlink, "missing"),
+    "sums missing": ("SHA256SUMS", Path.unlink, "missing"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damage_is_named_and_the_older_checkpoint_used(tmp_path: Path, damage: str) -> None:
+    held = three_checkpoints(tmp_path)
+    file, harm, said = DAMAGES[damage]
+    harm(tmp_path / "step-00000030" / file)
+    checkpoint, problems = newest_sound(tmp_path)
+    assert checkpoint is not None
+    assert checkpoint.path.name == "step-00000020"
+    assert len(problems) == 1
+    assert f"{tmp_path / 'step-00000030' / file}: " in problems[0]
+    assert said in problems[0]
+    checkpoint.read_into(held.stages, held.states)
+    held.require(shift=20, updates=20)
+
+
+@pytest.mark.mpi(ranks=[2, 3])
+def test_all_ranks_find_the_same_damage(comm: MPI.Intracomm, mpi_tmp_path: Path) -> None:
+    held = three_checkpoints(mpi_tmp_path, comm, Layout(((comm.size, 1),)))
+    for damage, (file, harm, said) in DAMAGES.items():
+        folder = mpi_tmp_path.with_name(f"{mpi_tmp_path.name}-{damage.replace(' ', '-')}")
+        if comm.rank == 0:
+            shutil.copytree(mpi_tmp_path, folder)
+            harm(folder / "step-00000030" / file)
+            flip(folder / "step-00000020" / "layers.4.bias.npy", -1)
+        comm.Barrier()
+        checkpoint, problems = newest_sound(folder, held.grid.world)
+        assert checkpoint is not None
+        assert checkpoint.path.name == "step-00000010"
+        assert len(problems) == 2
+        assert said in problems[0]
+        assert "layers.4.bias.npy" in problems[1]
+        assert comm.allgather(problems) == [problems] * comm.size
+        checkpoint.read_into(held.stages, held.states, held.grid.world)
+        held.require(shift=10, updates=10)
+
+
+def test_any_byte_that_changed_is_found(tmp_path: Path) -> None:
+    three_checkpoints(tmp_path)
+    newest = tmp_path / "step-00000030"
+    for name in ("layers.0.bias.npy", "layers.4.weight.npy", "manifest.json"):
+        data = (newest / name).read_bytes()
+        for place in range(0, len(data), 41):
+            flip(newest / name, place)
+            checkpoint, problems = newest_sound(tmp_path)
+            assert checkpoint is not None
+            assert checkpoint.path.name == "step-00000020", (name, place)
+            assert len(problems) == 1
+            (newest / name).write_bytes(data)
+    checkpoint, problems = newest_sound(tmp_path)
+    assert checkpoint is not None
+    assert checkpoint.path == newest
+    assert not problems
+
+
+def test_nothing_sound_is_none_with_all_problems(tmp_path: Path) -> None:
+    three_checkpoints(tmp_path)
+    for path in checkpoint_folders(tmp_path):
+        (path / FILE).unlink()
+    (tmp_path / "step-00000040").mkdir()
+    checkpoint, problems = newest_sound(tmp_path)
+    assert checkpoint is None
+    steps = [f"step-000000{step}" for step in (40, 30, 20, 10)]
+    assert [step in problem for step, problem in zip(steps, problems, strict=True)] == [True] * 4
+
+
+@pytest.mark.mpi(ranks=[1, 2])
+def test_no_folder_and_an_empty_one_have_no_checkpoint(comm: MPI.Intracomm, mpi_tmp_path: Path) -> None:
+    world = Held.of(comm, Layout(((comm.size, 1),)), "sgd", "float32").grid.world
+    assert newest_sound(mpi_tmp_path / "nothing", world) == (None, [])
+    assert newest_sound(mpi_tmp_path, world) == (None, [])
+
+
+@pytest.mark.mpi(ranks=[1, 2])
+def test_a_newer_version_is_an_error_on_every_rank(comm: MPI.Intracomm, mpi_tmp_path: Path) -> None:
+    held = three_checkpoints(mpi_tmp_path, comm, Layout(((comm.size, 1),)))
+    if comm.rank == 0:
+        manifest = mpi_tmp_path / "step-00000030" / "manifest.json"
+        values = json.loads(manifest.read_text()) | {"format_version": 2, "hybridnn": "7.8.9", "unheard": "of"}
+        manifest.write_text(json.dumps(values))
+        digest = hashlib.sha256(manifest.read_bytes()).hexdigest()  # a number that is only damaged is no version
+        manifest.with_name("SHA256SUMS").write_text(f"{digest}  manifest.json\n")
+    comm.Barrier()
+    with pytest.raises(DataError, match=r"step-00000030/manifest\.json: format version 2, .* hybridnn 7\.8\.9"):
+        newest_sound(mpi_tmp_path, held.grid.world)
+    comm.Barrier()
+    if comm.rank == 0:
+        manifest.write_text("{}")  # the newest is damaged now, those before it are of this version
+    comm.Barrier()
+    checkpoint, problems = newest_sound(mpi_tmp_path, held.grid.world)
+    assert checkpoint is not None
+    assert checkpoint.path.name == "step-00000020"
+    assert len(problems) == 1
+
+
+def test_other_names_are_left_alone(tmp_path: Path) -> None:
+    held = three_checkpoints(tmp_path)
+    others = ["notes.txt", "step-12", "step-00000050.bak", ".step-00000050", "best-00000050"]
+    for name in others:
+        (tmp_path / name).mkdir()
+    writer = held.writer(tmp_path, keep=1)
+    writer.write(at_step(40))
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*others, "step-00000040"])
+
+
+def test_those_that_are_kept(tmp_path: Path) -> None:
+    writer = (held := Held.of(MPI.COMM_SELF, ONE, "sgd", "float32")).writer(tmp_path, keep=2)
+    for step in (1, 2, 99_999_999, 100_000_000):
+        held.fill(step % 7)
+        writer.write(at_step(step))
+    assert [path.name for path in checkpoint_folders(tmp_path)] == ["step-100000000", "step-99999999"]
+
+
+def test_steps_after_the_one_just_written_belong_to_a_training_that_was_given_up(tmp_path: Path) -> None:
+    held = three_checkpoints(tmp_path)
+    (tmp_path / "step-00000030" / FILE).unlink()
+    held.writer(tmp_path, keep=2).write(at_step(25))
+    assert [path.name for path in checkpoint_folders(tmp_path)] == ["step-00000025", "step-00000020"]

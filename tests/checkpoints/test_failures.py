@@ -1,0 +1,294 @@
+"""A crash, a full disk, a folder that cannot be written: the checkpoints before stay, and every rank says why."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import subprocess
+import threading
+from collections import namedtuple
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mpi4py import MPI
+
+from hybridnn.checkpoints.reading import newest_sound
+from hybridnn.errors import EnvironmentProblem, SettingError
+from reference.checkpoint_cases import Held, Layout, at_step
+
+ONE = Layout(((1, 1),))
+CALLS = ("open", "pwrite", "fsync", "mkdir", "rename", "unlink", "rmdir")
+"""Everything that changes a folder goes through these, but the manifest, which is written by ``io.open``."""
+
+Usage = namedtuple("Usage", "total used free")
+
+
+class Counted:
+    """Stands before the calls of ``os`` that background threads make, and does something at one of them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, at: int, do: Callable[[str, tuple[Any, ...]], None]) -> None:
+        self.made: list[str] = []
+        self._lock = threading.Lock()
+        for name in CALLS:
+            monkeypatch.setattr(os, name, self._before(name, getattr(os, name), at, do))
+
+    def _before(self, name: str, call: Callable[..., Any], at: int, do: Callable[..., None]) -> Callable[..., Any]:
+        def counted(*arguments: Any, **options: Any) -> Any:
+            if threading.current_thread() is not threading.main_thread():
+                with self._lock:
+                    self.made.append(name)
+                    number = len(self.made)
+                if number == at:
+                    do(name, arguments)
+            return call(*arguments, **options)
+
+        return counted
+
+
+def die(name: str, arguments: tuple[Any, ...]) -> None:
+    """End the process on the spot; a write has been half done."""
+    if name == "pwrite":
+        descriptor, data, offset = arguments
+        os.lseek(descriptor, offset, os.SEEK_SET)
+        os.write(descriptor, data[: len(data) // 2])
+    os._exit(9)
+
+
+def fail(name: str, arguments: tuple[Any, ...]) -> None:
+    raise OSError(errno.EIO, "Input/output error")
+
+
+def names_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def crashes(folder: Path, write: Callable[[], object], at: int) -> bool:
+    """Write in a process that dies at its call number `at`; False where it made fewer."""
+    child = os.fork()
+    if child == 0:
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            Counted(monkeypatch, at, die)
+            write()
+            os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("existing", "keep"), [((10,), 1), ((10, 20), 3)], ids=["replaces an older one", "replaces one of the same step"]
+)
+def test_a_crash_at_any_moment_leaves_a_sound_checkpoint(tmp_path: Path, existing: tuple[int, ...], keep: int) -> None:
+    held = Held.of(MPI.COMM_SELF, ONE, "sgd", "float64")
+    before, folder = tmp_path / "before", tmp_path / "now"
+    for step in existing:
+        held.fill(shift=step)
+        held.writer(before).write(at_step(step))
+    shutil.copytree(before, folder)
+    writer = held.writer(folder, keep=keep)
+    held.fill(shift=1)
+
+    outcomes, number = [], 1
+    while crashes(folder, lambda: writer.write(at_step(20)), number):
+        checkpoint, problems = newest_sound(folder)
+        assert checkpoint is not None, number
+        assert not problems, number
+        found = Held.of(MPI.COMM_SELF, ONE, "sgd", "float64")
+        checkpoint.read_into(found.stages, found.states)
+        step = checkpoint.manifest.progress.step
+        shift = found.stages[0].weights[0] - 0.5
+        found.require(shift)
+        assert (step, shift) in [(existing[-1], existing[-1]), (20, 1)]
+        outcomes.append(shift == 1)
+
+        held.writer(folder, keep=keep).write(at_step(30))  # the next run finds nothing in its way
+        assert {"step-00000030"} <= set(names_in(folder)) <= {f"step-000000{step}" for step in (10, 20, 30)}
+        shutil.rmtree(folder)
+        shutil.copytree(before, folder)
+        number += 1
+    assert newest_sound(folder)[0] is not None
+    assert number > 40  # 10 files, each opened, written and synchronized
+    assert outcomes == sorted(outcomes)  # once the new one is there, it stays
+    assert not outcomes[0]
+    assert outcomes[-1]  # the one that is replaced is removed behind the rename
+
+
+def error_of(finish: Callable[[], object]) -> str | None:
+    """What an `EnvironmentProblem` says, where there is one."""
+    try:
+        finish()
+    except EnvironmentProblem as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.mpi(ranks=[2])
+@pytest.mark.parametrize("stages", [((2, 1),), ((1, 2),), ((1, 1), (1, 1))], ids=["batch", "model", "pipeline"])
+def test_an_error_of_one_rank_is_an_error_of_all_and_leaves_the_older(
+    comm: MPI.Intracomm, mpi_tmp_path: Path, stages: tuple[tuple[int, int], ...]
+) -> None:
+    held = Held.of(comm, Layout(stages, "alternating", (5,) if len(stages) == 1 else (2, 3)), "sgd", "float32")
+    held.fill()
+    writer = held.writer(mpi_tmp_path, keep=8)
+    writer.write(at_step(10))
+    for guilty in range(comm.size):
+        number, reached = 0, ["first"]
+        while reached:
+            number += 1
+            with pytest.MonkeyPatch.context() as monkeypatch:
+                calls = Counted(monkeypatch, number if comm.rank == guilty else 0, fail)
+                writer.begin(at_step(20))
+                error = error_of(writer.finish)
+                reached = comm.bcast(calls.made[number - 1 : number], guilty)
+            if reached and reached != ["mkdir"]:  # a folder that another rank has made need not be made
+                assert error == f"checkpoint {mpi_tmp_path / 'step-00000020'} cannot be written: Input/output error"
+            elif not reached:
+                assert error is None
+            checkpoint, problems = newest_sound(mpi_tmp_path, held.grid.world)
+            assert checkpoint is not None
+            assert not problems
+            if checkpoint.path.name == "step-00000010":
+                assert names_in(mpi_tmp_path) == ["step-00000010"]
+            comm.Barrier()
+        assert number > 10
+        assert checkpoint.path.name == "step-00000020"
+        comm.Barrier()
+        if comm.rank == 0:
+            shutil.rmtree(mpi_tmp_path / "step-00000020")
+        comm.Barrier()
+
+
+def test_everything_is_on_disk_before_the_folder_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[tuple[str, str]] = []
+    rename = os.rename
+
+    def synced(descriptor: int) -> None:
+        events.append(("sync", Path(os.readlink(f"/proc/self/fd/{descriptor}")).name))
+
+    def renamed(source: Path, target: Path) -> None:
+        events.append(("rename", Path(target).name))
+        rename(source, target)
+
+    monkeypatch.setattr("os.fsync", synced)
+    monkeypatch.setattr("os.rename", renamed)
+    path = Held.of(MPI.COMM_SELF, ONE, "adam", "float32").writer(tmp_path).write(at_step(20))
+    at = events.index(("rename", "step-00000020"))
+    files = {name for event, name in events[:at] if event == "sync"}
+    assert files == {*names_in(path), ".step-00000020.partial"}
+    assert ("sync", tmp_path.name) in events[at:]
+
+
+def test_a_write_is_finished_before_the_next_begins(tmp_path: Path) -> None:
+    writer = Held.of(MPI.COMM_SELF, ONE, "sgd", "float32").writer(tmp_path)
+    with pytest.raises(RuntimeError, match="no checkpoint was begun"):
+        writer.finish()
+    assert writer.written()
+    writer.begin(at_step(10))
+    with pytest.raises(RuntimeError, match="not finished"):
+        writer.begin(at_step(20))
+    assert writer.finish().name == "step-00000010"
+
+
+def test_what_an_earlier_run_left_is_removed(tmp_path: Path) -> None:
+    held = Held.of(MPI.COMM_SELF, ONE, "sgd", "float32")
+    for name in (".step-00000010.partial", ".step-00000020.removed"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "layers.0.weight.npy").write_bytes(b"longer than what will be written" * 99)
+    held.fill()
+    held.writer(tmp_path).write(at_step(10))
+    assert names_in(tmp_path) == ["step-00000010"]
+    checkpoint, problems = newest_sound(tmp_path)
+    assert checkpoint is not None
+    assert not problems
+
+
+def test_at_least_one_is_kept(tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match=r"training\.keep"):
+        Held.of(MPI.COMM_SELF, ONE, "sgd", "float32").writer(tmp_path, keep=0)
+
+
+# -- disks of its own --------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path, comm: MPI.Intracomm, size: str) -> Iterator[None]:
+    """A file system in memory of that size at `folder`; skips the test on every rank where it cannot be mounted."""
+    mounted = False
+    if comm.rank == 0:
+        folder.mkdir()
+        command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
+        mounted = os.geteuid() == 0 and subprocess.run(command, capture_output=True).returncode == 0
+    if not comm.bcast(mounted):
+        pytest.skip("needs to mount a small file system: only root may, and not in every container")
+    try:
+        yield
+    finally:
+        comm.Barrier()
+        if comm.rank == 0:
+            subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@pytest.mark.mpi(ranks=[1, 2])
+@pytest.mark.parametrize("told", [True, False], ids=["told before", "found out"])
+@pytest.mark.parametrize("model", [1, 2])
+def test_a_full_disk(
+    comm: MPI.Intracomm, mpi_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: bool, model: int
+) -> None:
+    if model > comm.size:
+        pytest.skip("needs as many ranks")
+    if not told:
+        monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(1 << 40, 0, 1 << 40))
+    held = Held.of(comm, Layout(((comm.size // model, model),), "alternating"), "adam", "float64")
+    held.fill()
+    disk = mpi_tmp_path / "disk"
+    with small_disk(disk, comm, "400k"):
+        writer = held.writer(disk / "checkpoints")
+        writer.write(at_step(10))  # 18 files and more, of a page of 4 KiB or two
+        if comm.rank == 0:
+            free = os.statvfs(disk).f_bavail * os.statvfs(disk).f_bsize
+            (disk / "others").write_bytes(bytes(free - 40_000))
+        comm.Barrier()
+        for _ in range(2):
+            with pytest.raises(EnvironmentProblem, match=r"step-00000020 cannot be written: No space left on device"):
+                writer.write(at_step(20))
+            comm.Barrier()
+            assert names_in(disk / "checkpoints") == ["step-00000010"]
+            comm.Barrier()
+        checkpoint, problems = newest_sound(disk / "checkpoints", held.grid.world)
+        assert checkpoint is not None
+        assert not problems
+        comm.Barrier()
+        if comm.rank == 0:
+            (disk / "others").unlink()
+        comm.Barrier()
+        assert writer.write(at_step(20)).name == "step-00000020"
+
+
+@pytest.mark.mpi(ranks=[1, 2])
+def test_a_disk_that_cannot_be_written(comm: MPI.Intracomm, mpi_tmp_path: Path) -> None:
+    held = Held.of(comm, Layout(((comm.size, 1),)), "sgd", "float64")
+    disk = mpi_tmp_path / "disk"
+    with small_disk(disk, comm, "1m"):
+        writer = held.writer(disk / "checkpoints")
+        comm.Barrier()
+        if comm.rank == 0:
+            subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+        comm.Barrier()
+        with pytest.raises(EnvironmentProblem, match=r"step-00000010 cannot be written: Read-only file system"):
+            writer.write(at_step(10))
+        for name in ("checkpoints", "others"):
+            with pytest.raises(EnvironmentProblem, match=rf"checkpoint folder .*/{name} cannot be written: "):
+                held.writer(disk / name)
+
+
+@pytest.mark.mpi(ranks=[1, 2])
+def test_a_folder_that_is_a_file(comm: MPI.Intracomm, mpi_tmp_path: Path) -> None:
+    if comm.rank == 0:
+        (mpi_tmp_path / "checkpoints").write_text("")
+    comm.Barrier()
+    held = Held.of(comm, Layout(((comm.size, 1),)), "sgd", "float64")
+    with pytest.raises(EnvironmentProblem, match=r"/checkpoints: cannot be read: Not a directory"):
+        held.writer(mpi_tmp_path / "checkpoints")

@@ -1,0 +1,362 @@
+from __future__ import annotations
+
+from inspect import signature
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+from hybridnn import SGD, Adam, AdamW, Trainer
+from hybridnn.config.build import make_device_options, make_optimizer
+from hybridnn.config.file import load_settings, to_toml
+from hybridnn.config.settings import (
+    DataSettings,
+    DeviceSettings,
+    ModelSettings,
+    ParallelSettings,
+    Settings,
+    settings_from,
+    with_stages,
+)
+from hybridnn.errors import SettingError
+from hybridnn.nn.mlp import ACTIVATIONS, INITIALIZERS, LOSSES
+from hybridnn.parallel.distribution import DISTRIBUTIONS
+from hybridnn.parallel.layer_split import MODEL_SPLITS
+from hybridnn.training import device as device_choice
+from hybridnn.training import transport_choice
+from hybridnn.training.argument_checks import WIRE_DTYPES
+from hybridnn.training.device import DeviceOptions
+from hybridnn.utils.settings_models import UnknownSettingError
+
+
+def test_defaults_are_the_documented_ones() -> None:
+    settings = load_settings(None)
+    assert settings == Settings()
+    assert (settings.data.name, settings.data.file, settings.data.distribution) == ("digits", None, "local")
+    assert settings.model.hidden == (256, 256)
+    assert (settings.training.epochs, settings.training.batch_size, settings.training.dtype) == (10, 100, "float32")
+    assert (settings.parallel.batch, settings.parallel.model, settings.parallel.overlap) == (None, 1, "auto")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "lr", "weight_decay"),
+    [
+        ([], 0.005, 0.0),
+        (["optimizer.name=adam"], 0.001, 0.0),
+        (["optimizer.name=adamw"], 0.001, 0.01),
+        (["optimizer.name=adamw", "optimizer.lr=0.5", "optimizer.weight_decay=0"], 0.5, 0.0),
+    ],
+)
+def test_defaults_depend_on_the_optimizer(overrides: list[str], lr: float, weight_decay: float) -> None:
+    optimizer = load_settings(None, overrides).optimizer
+    assert (optimizer.lr, optimizer.weight_decay) == (lr, weight_decay)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("training.epochs=0", "training.epochs = 0: must be at least 1"),
+        ("training.epochs=1.5", "training.epochs = 1.5: must be a whole number"),
+        ("training.epochs=true", "training.epochs = True: must be a whole number"),
+        ("training.epochs=many", "training.epochs = 'many': must be a whole number"),
+        ("training.batch_size=-5", "training.batch_size = -5: must be at least 1"),
+        ("training.shuffle=1", "training.shuffle = 1: must be true or false"),
+        ("training.dtype=float16", "training.dtype = 'float16': must be 'float32' or 'float64'"),
+        ("training.clip_norm=0", "training.clip_norm = 0: must be greater than 0"),
+        ("model.hidden=[3, -1]", "model.hidden[1] = -1: must be at least 1"),
+        ("model.hidden=5", "model.hidden = 5: must be a list"),
+        ("model.activation=gelu", "must be 'relu', 'identity', 'tanh', 'sigmoid' or 'selu'"),
+        ("data.test_fraction=1", "data.test_fraction = 1: must be less than 1"),
+        ("data.file=3", "data.file = 3: must be text in quotes"),
+        ("data.targets=['y']", "data.targets = ['y']: does not belong to name = 'digits'"),
+        ("data.synthetic.samples=9", "data.synthetic = {'samples': 9}: does not belong to name = 'digits'"),
+        ("optimizer.lr=nan", "optimizer.lr = nan: must be a finite number"),
+        ("optimizer.name=adm", "optimizer.name = 'adm': must be 'sgd', 'adam' or 'adamw'"),
+        ("optimizer.momentum=1", "optimizer.momentum = 1: must be less than 1"),
+        ("device.name=tpu", "device.name = 'tpu': must be 'auto', 'cpu' or 'gpu'"),
+        ("optimizer.betas=[0.9, 0.99]", "optimizer.betas = [0.9, 0.99]: does not belong to name = 'sgd'"),
+        ("optimizer.betas=[0.9]", "optimizer.betas = [0.9]: has too few values"),
+        ("optimizer.betas=[0.9, 1.0]", "optimizer.betas[1] = 1.0: must be less than 1"),
+        ("schedule.name=step", "schedule.milestones = []: name = 'step' needs at least one epoch"),
+        ("schedule.name=warmup-linear", "schedule.warmup_epochs = 0.0: name = 'warmup-linear' needs a number above 0"),
+        ("schedule.factor=0.5", "schedule.factor = 0.5: does not belong to name = 'constant'"),
+        ("parallel.batch=0", "parallel.batch = 0: must be at least 1"),
+        ("parallel.model_split=rows", "parallel.model_split = 'rows': must be 'columns' or 'alternating'"),
+        ("parallel.shared_replicas=1", "parallel.shared_replicas = 1: must be 'auto', true or false"),
+        ("output.folder=", "output.folder = '': must not be empty"),
+    ],
+)
+def test_wrong_value_is_named_with_what_is_allowed(override: str, message: str) -> None:
+    with pytest.raises(SettingError) as caught:
+        load_settings(None, [override])
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ["optimizer.name=adam", "optimizer.momentum=0.9"],
+            "optimizer.momentum = 0.9: does not belong to name = 'adam'",
+        ),
+        (
+            ["optimizer.momentum=0.9", "optimizer.nesterov=true", "optimizer.dampening=0.1"],
+            "optimizer.nesterov = True: needs momentum > 0 and dampening = 0",
+        ),
+        (["schedule.name=step", "schedule.milestones=[3, 3]"], "schedule.milestones = [3, 3]: must increase"),
+        (
+            ["schedule.name=cosine", "schedule.warmup_epochs=10"],
+            "schedule.warmup_epochs = 10.0: must be less than training.epochs = 10",
+        ),
+        (
+            ["data.file=mine.npz", "data.features=paper"],
+            "data.features = 'paper': does not belong to file = 'mine.npz'",
+        ),
+    ],
+)
+def test_values_that_do_not_go_together_are_refused(overrides: list[str], message: str) -> None:
+    with pytest.raises(SettingError) as caught:
+        load_settings(None, overrides)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("training.epoch=3", "unknown setting training.epoch; did you mean training.epochs?"),
+        ("model.epochs=3", "unknown setting model.epochs; did you mean training.epochs?"),
+        ("trainin.epochs=3", "unknown setting trainin; did you mean training?"),
+        ("data.synthetic.sample=3", "unknown setting data.synthetic.sample; did you mean data.synthetic.samples?"),
+        (
+            "parallel.zzz=3",
+            "unknown setting parallel.zzz; known in [parallel]: pipeline, batch, model, stages, "
+            "model_split, overlap, shared_replicas, wire_dtype, method, microbatches, chunks, partition, "
+            "vertical_sync, weight_grad, auto",
+        ),
+        (
+            "zzz.zzz=3",
+            "unknown setting zzz; known sections: data, model, training, optimizer, schedule, parallel, device, output",
+        ),
+    ],
+)
+def test_unknown_setting_names_the_nearest_known_one(override: str, message: str) -> None:
+    with pytest.raises(UnknownSettingError) as caught:
+        load_settings(None, [override])
+    assert str(caught.value) == message
+
+
+def test_several_mistakes_are_one_line() -> None:
+    with pytest.raises(SettingError) as caught:
+        load_settings(None, ["training.epochs=0", "training.batch_size=0", "optimizer.lr=-1"])
+    assert str(caught.value) == "training.epochs = 0: must be at least 1 (and 2 more)"
+    assert (caught.value.setting, caught.value.value) == ("training.epochs", 0)
+
+
+def test_both_sources_of_data_are_refused() -> None:
+    with pytest.raises(SettingError, match=r"data\.file = 'x\.npz': give either data\.name"):
+        settings_from({"data": {"name": "digits", "file": "x.npz"}})
+
+
+def test_override_of_the_source_replaces_the_other_one(tmp_path: Path) -> None:
+    config = tmp_path / "c.toml"
+    config.write_text('[data]\nname = "airfoil"\n')
+    assert load_settings(config, ["data.file=x.npz"]).data.name is None
+    assert load_settings(config, ["data.file=x.npz", "data.name=mnist"]).data.file is None
+
+
+@pytest.mark.parametrize(
+    ("text", "number"), [(".01", 0.01), ("1.", 1.0), ("+.5", 0.5), ("1.e-3", 0.001), (".5E1", 5.0), ("1e-3", 0.001)]
+)
+def test_numbers_need_no_digit_on_both_sides_of_the_point(text: str, number: float) -> None:
+    assert load_settings(None, [f"optimizer.lr={text}"]).optimizer.lr == number
+
+
+@pytest.mark.parametrize("text", ["007", "1_", "Infinity", "NaN", ".", "1.2.3", ".5x", "a.b"])
+def test_text_that_is_almost_a_number_stays_text(text: str) -> None:
+    assert load_settings(None, [f"output.folder={text}"]).output.folder == text
+
+
+@pytest.mark.parametrize(
+    "text", ["training.epochs", "epochs=3", "=3", ".epochs=3", "training.=3", "training.epochs.x=3"]
+)
+def test_override_of_wrong_form_is_refused(text: str) -> None:
+    with pytest.raises(SettingError, match=r"section\.key=value"):
+        load_settings(None, ["training.epochs=3", text])
+
+
+def test_overrides_apply_over_the_file_in_order(tmp_path: Path) -> None:
+    config = tmp_path / "c.toml"
+    config.write_text("[training]\nepochs = 3\nseed = 5\n")
+    training = load_settings(config, ["training.epochs=4", "training.epochs=7"]).training
+    assert (training.epochs, training.seed) == (7, 5)
+
+
+def test_section_that_is_a_value_is_refused(tmp_path: Path) -> None:
+    config = tmp_path / "c.toml"
+    config.write_text("training = 3\n")
+    with pytest.raises(SettingError, match="training = 3: must be a section"):
+        load_settings(config)
+
+
+def test_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match=r"no\.toml': cannot be read: No such file"):
+        load_settings(tmp_path / "no.toml")
+
+
+def test_syntax_error_names_the_line(tmp_path: Path) -> None:
+    config = tmp_path / "c.toml"
+    config.write_text("[training]\nepochs = = 3\n")
+    with pytest.raises(SettingError, match=r"is not valid TOML.*line 2"):
+        load_settings(config)
+
+
+def test_settings_are_frozen() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        Settings().training.epochs = 3  # type: ignore[misc]
+
+
+OPTIMIZERS = st.sampled_from(
+    [
+        {"name": "sgd", "momentum": 0.9, "nesterov": True},
+        {"name": "sgd", "dampening": 0.5, "lr": 1e-30},
+        {"name": "adam", "betas": [0.8, 0.9], "eps": 1e-6},
+        {"name": "adamw"},
+    ]
+)
+SCHEDULES = st.sampled_from(
+    [
+        {"name": "constant"},
+        {"name": "step", "milestones": [2, 4], "factor": 0.5},
+        {"name": "warmup-linear", "warmup_epochs": 0.5},
+        {"name": "cosine", "final_factor": 0.1},
+    ]
+)
+DATA = st.sampled_from(
+    [
+        {"name": "airfoil", "features": "paper", "rows": 100},
+        {"file": 'odd "name"\\é.csv', "targets": ["a b", "c"]},
+        {"name": "synthetic", "synthetic": {"task": "classification", "outputs": 3}},
+    ]
+)
+
+
+@given(
+    data=DATA, optimizer=OPTIMIZERS, schedule=SCHEDULES, hidden=st.lists(st.integers(1, 9)), norm=st.floats(1e-9, 1e9)
+)
+def test_resolved_settings_load_as_equal_settings(
+    tmp_path_factory: pytest.TempPathFactory,
+    data: dict[str, object],
+    optimizer: dict[str, object],
+    schedule: dict[str, object],
+    hidden: list[int],
+    norm: float,
+) -> None:
+    settings = settings_from(
+        {
+            "data": data,
+            "model": {"hidden": hidden},
+            "training": {"clip_norm": norm},
+            "optimizer": optimizer,
+            "schedule": schedule,
+        }
+    )
+    path = tmp_path_factory.getbasetemp() / "resolved.toml"
+    path.write_text(to_toml(settings), encoding="utf-8")
+    assert load_settings(path) == settings
+
+
+def test_resolved_settings_leave_out_what_means_nothing() -> None:
+    text = to_toml(load_settings(None, ["optimizer.name=adam"]))
+    assert "betas" in text
+    assert not any(key in text for key in ("momentum", "nesterov", "milestones", "[data.synthetic]", "targets"))
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "known"),
+    [
+        (ModelSettings, "activation", ACTIVATIONS),
+        (ModelSettings, "initializer", ("auto", *INITIALIZERS)),
+        (ModelSettings, "loss", ("auto", *LOSSES)),
+        (DataSettings, "distribution", DISTRIBUTIONS),
+        (ParallelSettings, "model_split", MODEL_SPLITS),
+        (ParallelSettings, "wire_dtype", WIRE_DTYPES),
+        (DeviceSettings, "name", device_choice.NAMES),
+        (DeviceSettings, "transport", transport_choice.NAMES),
+    ],
+)
+def test_the_choices_are_those_of_the_library(section: type[BaseModel], key: str, known: tuple[str, ...]) -> None:
+    assert set(get_args(section.model_fields[key].annotation)) == set(known)
+
+
+def test_what_only_a_gpu_has_is_not_kept_with_the_cpu() -> None:
+    on_gpu = ["device.name=gpu", "device.transport=staging", "device.tf32=true"]
+    assert 'transport = "staging"\ntf32 = true' in to_toml(load_settings(None, on_gpu))
+    assert '[device]\nname = "cpu"\n\n' in to_toml(load_settings(None, [*on_gpu, "device.name=cpu"]))
+
+
+def test_a_device_of_the_settings_is_what_the_library_has_by_default() -> None:
+    assert make_device_options(Settings().device) == DeviceOptions()
+    assert signature(Trainer).parameters["device"].default == DeviceOptions().name
+    chosen = load_settings(None, ["device.name=gpu", "device.transport=nccl", "device.tf32=true"]).device
+    assert make_device_options(chosen) == DeviceOptions("gpu", "nccl", tf32=True)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
+def test_an_optimizer_of_the_settings_is_the_library_s_default(name: str) -> None:
+    made = make_optimizer(load_settings(None, [f"optimizer.name={name}"]).optimizer)
+    assert made == {"sgd": SGD(), "adam": Adam(), "adamw": AdamW()}[name]
+
+
+def test_the_defaults_of_the_trainer_are_those_of_the_settings() -> None:
+    settings, defaults = Settings(), {p.name: p.default for p in signature(Trainer).parameters.values()}
+    for section, keys in (
+        (settings.training, ("batch_size", "seed", "dtype", "shuffle", "clip_norm", "evaluate_every")),
+        (settings.parallel, ("model_split", "overlap", "shared_replicas", "wire_dtype")),
+        (settings.data, ("distribution",)),
+        (settings.output, ("log_every",)),
+    ):
+        for key in keys:
+            assert defaults[key] == getattr(section, key), key
+
+
+@pytest.mark.parametrize(
+    ("given", "ranks", "stages"),
+    [
+        (["method=pipedream"], 4, 4),
+        (["method=sequential"], 4, 4),
+        (["method=gpipe", "batch=2"], 8, 4),
+        (["method=gpipe", "batch=2", "model=2"], 8, 2),
+        (["method=gpipe", "pipeline=2"], 8, 2),
+        (["method=sequential"], 1, 1),
+        (["method=gpipe", "pipeline=1"], 8, 1),
+        (["microbatches=4"], 8, 1),
+        ([], 8, 1),
+    ],
+)
+def test_a_method_that_is_set_makes_the_ranks_that_are_left_stages(given: list[str], ranks: int, stages: int) -> None:
+    settings = load_settings(None, [f"parallel.{text}" for text in given])
+    settled = with_stages(settings.parallel, ranks)
+    assert settled.pipeline == stages
+    assert with_stages(settled, 64) == settled
+    kept = load_settings(None, to_toml_lines(settings.model_copy(update={"parallel": settled}))).parallel
+    assert with_stages(kept, 64).pipeline == stages
+
+
+def to_toml_lines(settings: Settings) -> list[str]:
+    """The section ``[parallel]`` of a run's settings file, as overrides."""
+    section = to_toml(settings).partition("[parallel]\n")[2].partition("\n\n")[0]
+    return [f"parallel.{line}" for line in section.splitlines()]
+
+
+@pytest.mark.parametrize(("given", "ranks"), [([], 1), (["batch=4"], 4), (["model=4"], 7)])
+def test_a_method_that_is_set_is_refused_on_one_stage(given: list[str], ranks: int) -> None:
+    for method in ("pipedream", "gpipe"):
+        settings = load_settings(None, [f"parallel.{text}" for text in (f"method={method}", *given)])
+        with pytest.raises(
+            SettingError, match=rf"^parallel.method = '{method}': needs at least 2 stages, and there is 1"
+        ):
+            with_stages(settings.parallel, ranks)

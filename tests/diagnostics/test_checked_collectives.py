@@ -1,0 +1,185 @@
+"""With ``check_collectives`` ranks that call different things all get the same error; nothing else changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from hybridnn import MLP, SGD, ProcessGrid, Trainer
+from hybridnn.comm.group import Group
+from hybridnn.diagnostics.checked_group import CollectiveMismatchError
+from mpi_runner.launch import run_mpi
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+Call = Callable[[Group], Any]
+
+
+def of(size: int, dtype: str = "float64") -> NDArray[Any]:
+    return np.zeros(size, dtype)
+
+
+MISMATCHES: list[tuple[Call, Call, str, str]] = [
+    (lambda g: g.allreduce(of(6)), lambda g: g.barrier(), "allreduce (sum) of 48 bytes float64", "barrier"),
+    (
+        lambda g: g.allreduce(of(6)),
+        lambda g: g.allreduce(of(7)),
+        "allreduce (sum) of 48 bytes float64",
+        "allreduce (sum) of 56 bytes float64",
+    ),
+    (
+        lambda g: g.allreduce(of(6)),
+        lambda g: g.allreduce(of(6, "int64")),
+        "allreduce (sum) of 48 bytes float64",
+        "allreduce (sum) of 48 bytes int64",
+    ),
+    (
+        lambda g: g.allreduce(of(6)),
+        lambda g: g.allreduce(of(6), "max"),
+        "allreduce (sum) of 48 bytes float64",
+        "allreduce (max) of 48 bytes float64",
+    ),
+    (
+        lambda g: g.broadcast(of(6), 0),
+        lambda g: g.broadcast(of(6), 1),
+        "broadcast of 48 bytes float64 with root 0",
+        "broadcast of 48 bytes float64 with root 1",
+    ),
+    (
+        lambda g: g.allreduce(of(6)),
+        lambda g: g.iallreduce(of(6)).wait(),
+        "allreduce (sum) of 48 bytes float64",
+        "non-blocking allreduce (sum) of 48 bytes float64",
+    ),
+    (
+        lambda g: g.allgather_rows(of(6)),
+        lambda g: g.broadcast(of(6)),
+        "allgather of 48 bytes float64",
+        "broadcast of 48 bytes float64 with root 0",
+    ),
+    (
+        lambda g: g.iallgather_rows(of(6)).wait(),
+        lambda g: g.ibroadcast(of(6)).wait(),
+        "non-blocking allgather of 48 bytes float64",
+        "non-blocking broadcast of 48 bytes float64 with root 0",
+    ),
+    (
+        lambda g: g.gather_rows(of(1), of(g.size) if g.rank == 0 else None, [1] * g.size),
+        lambda g: g.iscatter_rows(None, of(1), [1] * g.size).wait(),
+        "gather of {sum} bytes float64 with root 0",
+        "non-blocking scatter of {sum} bytes float64 with root 0",
+    ),
+]
+
+
+@pytest.mark.mpi(ranks=[2, 3])
+def test_a_difference_is_raised_on_every_rank_with_who_called_what(comm: MPI.Intracomm) -> None:
+    last = comm.size - 1
+    usual = f"rank{'s' * (last > 1)} {', '.join(map(str, range(last)))}"
+    for usual_call, other_call, usual_text, other_text in MISMATCHES:
+        group = ProcessGrid(comm, check_collectives=True).world
+        group.allreduce(of(3))
+        with pytest.raises(CollectiveMismatchError) as raised:
+            (other_call if group.rank == last else usual_call)(group)
+        text = str(raised.value)
+        assert text.startswith(f"collective 2 of group world (ranks {'0, 1' if last == 1 else '0-2'}) is not the same ")
+        assert f"{usual} called {usual_text.format(sum=8 * comm.size)};" in text
+        assert f"rank {last} called {other_text.format(sum=8 * comm.size)};" in text
+        assert "rank 0 at test_checked_collectives.py:" in text
+        assert f"rank {last} at test_checked_collectives.py:" in text
+        assert comm.allgather(text) == [text] * comm.size
+
+
+@pytest.mark.mpi(ranks=[3])
+def test_a_difference_is_found_by_a_test_too(comm: MPI.Intracomm) -> None:
+    group = ProcessGrid(comm, check_collectives=True).world
+
+    def sum_up() -> None:
+        request = group.iallreduce(of(5 + (comm.rank == 1)))
+        while not request.test():
+            pass
+
+    with pytest.raises(CollectiveMismatchError, match="rank 1 called non-blocking allreduce"):
+        sum_up()
+
+
+@pytest.mark.mpi(ranks=[2, 3])
+def test_right_programs_get_the_same_numbers(comm: MPI.Intracomm) -> None:
+    numbers = np.arange(12.0).reshape(6, 2) * (comm.rank + 1)
+    results: list[list[NDArray[Any]]] = []
+    for checked in (False, True):
+        grid = ProcessGrid(comm, check_collectives=checked, message_limit=40)
+        group = grid.world.split(0, "all of them")
+        assert type(group) is type(grid.world) is (Group if not checked else type(group))
+        made = [numbers.copy() for _ in range(5)]
+        part = np.zeros((6 * (comm.rank + 1) // comm.size - 6 * comm.rank // comm.size, 2))
+        group.barrier()
+        first, second = group.iallreduce(made[0]), group.iallreduce(made[1], "max")
+        group.allreduce(made[2])  # while two others are under way
+        second.wait()
+        while not first.test():
+            pass
+        assert first.test()
+        group.allgather_rows(made[3])
+        group.broadcast(made[4], comm.size - 1)
+        group.reduce_scatter_rows(numbers.copy(), part)
+        results.append([*made, part])
+    for plain, checked_numbers in zip(*results, strict=True):
+        np.testing.assert_array_equal(plain, checked_numbers)
+    np.testing.assert_array_equal(results[1][0], np.arange(12.0).reshape(6, 2) * sum(range(1, comm.size + 1)))
+
+
+@pytest.mark.mpi(ranks=[2])
+def test_a_collective_in_the_background_waits_for_nobody(comm: MPI.Intracomm) -> None:
+    """Rank 0 begins it long before rank 1, which first needs a message that rank 0 sends later: MPI allows that."""
+    group = ProcessGrid(comm, check_collectives=True).world
+    numbers, word = np.full(1000, 1.0 + comm.rank), np.zeros(1)
+    if comm.rank == 0:
+        request = group.iallreduce(numbers)
+        assert not request.test()
+        group.isend(np.ones(1), 1, tag=4).wait()
+    else:
+        group.ireceive(word, 0, tag=4).wait()
+        request = group.iallreduce(numbers)
+    request.wait()
+    np.testing.assert_array_equal(numbers, 3.0)
+
+
+@pytest.mark.mpi(ranks=[2, 4])
+def test_training_is_the_same_to_the_last_bit(comm: MPI.Intracomm) -> None:
+    x, y = np.random.default_rng(0).normal(size=(40, 6)), np.arange(40) % 3
+    weights = []
+    for checked in (False, True):
+        grid = ProcessGrid(comm, model=2, check_collectives=checked)
+        trainer = Trainer(MLP([6, 300, 3]), SGD(0.1), grid=grid, batch_size=16)
+        trainer.fit(x, y, epochs=2)
+        weights.append(trainer.weights())
+    for name, array in weights[0].items():
+        np.testing.assert_array_equal(weights[1][name], array)
+
+
+@pytest.mark.mpi(ranks=[2])
+def test_without_it_nothing_is_compared(comm: MPI.Intracomm) -> None:
+    grid = ProcessGrid(comm)
+    groups = (grid.world, grid.batch_group, grid.model_group, grid.pipeline_group, grid.node_group)
+    assert {type(group) for group in groups} == {Group}
+
+
+def test_a_program_that_does_not_catch_it_ends_with_exit_code_1() -> None:
+    program = """
+import numpy as np
+from hybridnn import ProcessGrid
+grid = ProcessGrid(check_collectives=True)
+grid.world.allreduce(np.zeros(3 + (grid.rank == 1)))
+print("nobody gets here")
+"""
+    result = run_mpi(3, program, timeout=30)
+    assert not result.timed_out
+    assert result.returncode == 1
+    assert "rank 1 called allreduce (sum) of 32 bytes float64; ranks 0, 2 called allreduce (sum) of 24" in result.stderr
+    assert "nobody gets here" not in result.stdout

@@ -1,0 +1,131 @@
+"""Whether MPI takes arrays of a device: what the two processes do that try it, and what is made of their end."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hybridnn.comm.transports.device import Device
+from hybridnn.diagnostics.device_mpi_probe import what_goes_wrong
+from hybridnn.diagnostics.device_mpi_trial import DeviceMpiTrial, try_device_mpi
+from hybridnn.errors import EnvironmentProblem
+from hybridnn.kernels.cupy_loading import load_cupy
+from hybridnn.utils.processes import ChildEnd
+from reference.stand_in_device import StandInCupy
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+TWO, ONE = "between two processes", "from a process to itself, as no two could be started"
+SENT = "a process that sent from GPU memory "
+ABORTED = "prterun noticed that process rank 1 with PID 7 on node n exited on signal {} (a name)\n----\n"
+
+
+def tried(*ends: ChildEnd) -> DeviceMpiTrial:
+    """What is made of the ends of the processes, which are started one after the other."""
+    left = list(ends)
+    trial = try_device_mpi(os.environ, 60, ["a", "b"], run=lambda *arguments: left.pop(0))
+    assert not left
+    return trial
+
+
+@pytest.mark.parametrize(
+    ("end", "expected"),
+    [
+        (ChildEnd(0, "ranks: 2\nGPUs: 2\n", "", False), DeviceMpiTrial("", f"{TWO} with a GPU each")),
+        (ChildEnd(0, "ranks: 2\nGPUs: 1\n", "", False), DeviceMpiTrial("", f"{TWO} on one GPU")),
+        (
+            ChildEnd(1, "ranks: 2\nGPUs: 1\nproblem: other values\n", "prterun: non-zero exit\n", False),
+            DeviceMpiTrial(f"{SENT}says: other values", f"{TWO} on one GPU"),
+        ),
+        (
+            ChildEnd(139, "ranks: 2\nGPUs: 2\n", ABORTED.format(int(signal.SIGSEGV)), False),
+            DeviceMpiTrial(f"{SENT}was ended by SIGSEGV", f"{TWO} with a GPU each"),
+        ),
+        (
+            ChildEnd(142, "ranks: 2\nGPUs: 2\n", ABORTED.format(int(signal.SIGALRM)), False),
+            DeviceMpiTrial(f"{SENT}did not end in time", f"{TWO} with a GPU each"),
+        ),
+        (
+            ChildEnd(-9, "ranks: 2\nranks: 2\n", "", True),
+            DeviceMpiTrial(f"{SENT}did not end in time", TWO),
+        ),
+    ],
+)
+def test_two_processes(end: ChildEnd, expected: DeviceMpiTrial) -> None:
+    assert tried(end) == expected
+
+
+@pytest.mark.parametrize(
+    "not_started", [ChildEnd(1, "", "there are not enough slots", False), ChildEnd(-9, "", "", True)]
+)
+def test_one_process_where_two_cannot_be_had(not_started: ChildEnd) -> None:
+    assert tried(not_started, ChildEnd(0, "ranks: 1\nGPUs: 1\n", "", False)) == DeviceMpiTrial("", ONE)
+    crashed = ChildEnd(-int(signal.SIGSEGV), "ranks: 1\nGPUs: 1\n", "", False)
+    assert tried(not_started, crashed) == DeviceMpiTrial(f"{SENT}was ended by SIGSEGV", ONE)
+    hung = ChildEnd(-int(signal.SIGALRM), "ranks: 1\nGPUs: 1\n", "", False)
+    assert tried(not_started, hung).problem == f"{SENT}did not end in time"
+
+
+def test_its_processes_are_of_no_job_and_know_where_the_gpus_are() -> None:
+    asked: list[tuple[Sequence[str], Mapping[str, str]]] = []
+
+    def run(command: Sequence[str], seconds: float, environment: Mapping[str, str]) -> ChildEnd:
+        asked.append((command, environment))
+        return ChildEnd(0, "", "", False)
+
+    try_device_mpi({"PMIX_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "HOME": "/h"}, 60, ["0:1", "0:2"], run)
+    assert [command[-3:] for command, _ in asked] == [["50", "0:1", "0:2"]] * 2
+    assert asked[1][1] == {"HOME": "/h"}
+    assert not any(name.startswith(("PMIX_", "OMPI_COMM_")) for name in asked[0][1])
+
+
+@pytest.mark.parametrize(
+    ("breaks", "seconds", "problem"),
+    [
+        ("os.kill(os.getpid(), signal.SIGSEGV)", 60, "was ended by SIGSEGV"),
+        ("signal.pause()", 12, "did not end in time"),
+        ("raise ImportError('no libcuda')", 60, "says: ImportError: no libcuda"),
+    ],
+)
+def test_a_cupy_that_breaks_takes_only_its_own_processes_along(
+    breaks: str, seconds: float, problem: str, tmp_path: Path
+) -> None:
+    (tmp_path / "cupy.py").write_text(f"import os, signal\n{breaks}\n")
+    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
+    trial = try_device_mpi({**os.environ, "PYTHONPATH": path}, seconds)
+    assert trial == DeviceMpiTrial(SENT + problem, TWO)
+
+
+@pytest.mark.mpi(ranks=[1, 2])
+def test_messages_arrive_or_it_is_said_which_do_not(comm: MPI.Intracomm) -> None:
+    cupy = StandInCupy(comm)
+    assert what_goes_wrong(comm, Device(cupy), cupy.compute, cupy.numbers) == ""
+
+    def damaged(array: Any) -> Any:
+        numbers = cupy.numbers(array)
+        numbers[-1:] += numbers.size > 1 << 18  # the last number of the long message
+        return numbers
+
+    wrong = what_goes_wrong(comm, Device(cupy), cupy.compute, damaged)
+    assert wrong == "a message of 1,048,577 numbers arrived with other values than were sent"
+
+
+@pytest.mark.mpi(ranks=[2])
+def test_two_processes_start_beside_those_of_this_job(comm: MPI.Intracomm) -> None:
+    """Without a GPU they come as far as CuPy; with one, whether MPI takes its arrays is for the library to say."""
+    try:
+        load_cupy()
+        here = True
+    except EnvironmentProblem:
+        here = False
+    if comm.rank == 0:
+        trial = try_device_mpi(os.environ, 50)
+        assert trial.who.startswith(TWO)
+        assert here or trial.problem.startswith(f"{SENT}says: ")
+    comm.Barrier()

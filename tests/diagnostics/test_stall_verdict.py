@@ -1,0 +1,267 @@
+"""The verdict on constructed jobs, and on jobs of a small model whose one fault is known."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import hybridnn
+from hybridnn.diagnostics.stalls.state import RankState, place_in_code
+from hybridnn.diagnostics.stalls.verdict import StallFinding, judge
+from hybridnn.utils.text import ranks_in, ranks_text
+from reference.stalls import Job, Step, collective, message, progress, rank_state
+
+ALL = (0, 1, 2, 3)
+SUM = "allreduce (sum) of 800 bytes float64"
+
+
+def only(states: dict[int, RankState], size: int = 4, processes: tuple[str, ...] = ()) -> StallFinding:
+    (finding,) = judge(states, size, processes)
+    return finding
+
+
+def in_world(rank: int, number: int, *calls: str) -> RankState:
+    return rank_state(
+        rank, 4, collective("allreduce", "world", ALL, number), progress("world", ALL, *calls, entered=number)
+    )
+
+
+def test_the_rank_outside_of_communication_did_not_arrive() -> None:
+    states = {rank: in_world(rank, 57, SUM) for rank in (0, 1, 3)}
+    states[2] = rank_state(2, 4, None, progress("world", ALL, SUM, entered=56))
+    finding = only(states)
+    assert (finding.kind, finding.ranks) == ("outside", (2,))
+    assert finding.text == (
+        "rank 2 (host n1, process 4002) did not arrive: outside of communication, at slow.py:12 in on_step; "
+        "ranks 0, 1, 3 wait in allreduce 57 of group world (ranks 0-3)"
+    )
+
+
+def test_a_rank_busy_for_too_long_is_named_with_its_work() -> None:
+    states = {rank: in_world(rank, 57, SUM) for rank in (1, 2, 3)}
+    states[0] = rank_state(0, 4, None, progress("world", ALL, SUM, entered=56), busy="writing a checkpoint")
+    finding = only(states)
+    assert (finding.kind, finding.ranks) == ("outside", (0,))
+    assert "did not arrive: writing a checkpoint, at slow.py:12" in finding.text
+
+
+def test_ranks_without_a_sign_are_named_with_their_processes() -> None:
+    states = {rank: in_world(rank, 57, SUM) for rank in (0, 3)}
+    finding = only(states, processes=("a", "host n7, process 71", "host n8, process 82", "d"))
+    assert (finding.kind, finding.ranks) == ("silent", (1, 2))
+    assert finding.text.startswith("ranks 1, 2 (host n7, process 71; host n8, process 82) gave no sign: ")
+    assert finding.text.endswith("; ranks 0, 3 wait in allreduce 57 of group world (ranks 0-3)")
+
+
+def test_a_rank_that_left_is_named_where_others_wait_for_it() -> None:
+    """Rank 3 left too, but after the call that the others are in."""
+    states = {rank: in_world(rank, 57, SUM) for rank in (0, 1)}
+    for rank, entered in ((2, 56), (3, 57)):
+        states[rank] = rank_state(rank, 4, None, progress("world", ALL, entered=entered), left="its script ended")
+    finding = only(states, processes=("a", "b", "host n7, process 71", "d"))
+    assert (finding.kind, finding.ranks) == ("left", (2,))
+    assert finding.text == (
+        "rank 2 (host n7, process 71) left the job: its script ended; "
+        "ranks 0, 1 wait in allreduce 57 of group world (ranks 0-3)"
+    )
+
+
+def test_a_rank_in_a_call_that_no_group_records_waits_for_one_that_left() -> None:
+    states = {0: rank_state(0, 2, None, mpi_call="grid.py:9 in split", lost="1")}
+    states[1] = rank_state(1, 2, None, left="its script ended", exited=True)
+    finding = only(states, 2)
+    assert (finding.kind, finding.ranks) == ("left", (1,))
+    assert finding.text.endswith("; rank 0 waits in MPI, at grid.py:9 in split at slow.py:12 in on_step")
+
+
+def test_ranks_that_are_gone_and_ranks_on_other_nodes_did_not_fall_silent() -> None:
+    states = {rank: in_world(rank, 57, SUM) for rank in (0,)}
+    findings = judge(states, 4, ("a", "host n7, process 71", "c", "d"), gone=(1,), unseen=(2,))
+    assert [(finding.kind, finding.ranks) for finding in findings] == [
+        ("gone", (1,)),
+        ("silent", (3,)),
+        ("unseen", (2,)),
+    ]
+    assert findings[0].text.startswith("rank 1 (host n7, process 71) is gone: killed, or ended without a word; ")
+
+
+def test_the_chain_is_followed_to_its_end() -> None:
+    """0 and 1 wait for 2, which waits for a message of 3, which sleeps: only 3 holds up the job."""
+    states = {rank: in_world(rank, 5, SUM) for rank in (0, 1)}
+    states[2] = rank_state(2, 4, message("receive", 3, "receive activations 8"), progress("world", ALL, entered=4))
+    states[3] = rank_state(3, 4, None, progress("world", ALL, entered=4))
+    finding = only(states)
+    assert (finding.kind, finding.ranks) == ("outside", (3,))
+    assert "ranks 0, 1 wait in allreduce 5 of group world (ranks 0-3)" in finding.text
+    assert "rank 2 waits in receive from rank 3" in finding.text
+
+
+def test_another_operation_under_the_same_number() -> None:
+    other = "broadcast of 800 bytes float64 with root 0"
+    states = {rank: in_world(rank, 7, SUM, SUM) for rank in (0, 1, 3)}
+    states[2] = in_world(2, 7, SUM, other)
+    finding = only(states)
+    assert (finding.kind, finding.ranks) == ("disagreement", (2,))
+    assert finding.text == (
+        f"collective 7 of group world (ranks 0-3) is not the same call on all ranks: rank 2 called {other}; "
+        f"ranks 0, 1, 3 called {SUM}"
+    )
+
+
+def test_another_size_in_the_past_is_found_where_the_ranks_are_by_now() -> None:
+    small = "allreduce (sum) of 400 bytes float64"
+    states = {rank: in_world(rank, 9, SUM, SUM, SUM) for rank in (0, 2)}
+    states[1] = in_world(1, 8, SUM, small)
+    states[3] = in_world(3, 9, SUM, SUM, SUM)
+    finding = judge(states, 4)[0]
+    assert (finding.kind, finding.ranks) == ("disagreement", (1,))
+    assert "collective 8 " in finding.text
+
+
+def test_of_two_ranks_that_differ_both_are_named() -> None:
+    pair = (1, 3)
+    states = {rank: rank_state(rank, 4, None) for rank in (0, 2)}
+    for rank, what in ((1, SUM), (3, "barrier")):
+        states[rank] = rank_state(rank, 4, collective("allreduce", "batch", pair, 1), progress("batch", pair, what))
+    finding = judge(states, 4)[0]
+    assert (finding.kind, finding.ranks) == ("disagreement", pair)
+    assert "collective 1 of group batch (ranks 1, 3)" in finding.text
+
+
+def test_two_ranks_that_receive_from_each_other() -> None:
+    states = {0: rank_state(0, 2, message("receive", 1)), 1: rank_state(1, 2, message("receive", 0))}
+    finding = only(states, 2)
+    assert (finding.kind, finding.ranks) == ("circle", (0, 1))
+    assert "ranks 0, 1 wait for one another: rank 0 in receive from rank 1, 4,096 bytes float32" in finding.text
+
+
+def test_a_circle_tells_which_of_its_ranks_most_wait_for() -> None:
+    """Rank 2 left out a collective of the world and is in the next one of its model group."""
+    pair = (2, 3)
+    states = {rank: in_world(rank, 7, SUM) for rank in (0, 1, 3)}
+    states[2] = rank_state(
+        2,
+        4,
+        collective("allreduce", "model", pair, 7),
+        progress("world", ALL, entered=6),
+        progress("model", pair, entered=7),
+    )
+    finding = only(states)
+    assert (finding.kind, finding.ranks) == ("circle", (2, 3))
+    assert finding.text.startswith("ranks 2, 3 wait for one another: rank 2 in allreduce 7 of group model (ranks 2, 3)")
+    assert finding.text.endswith("; most wait for rank 2")
+
+
+def test_a_collective_that_all_have_entered_is_not_held_against_any_rank() -> None:
+    finding = only({rank: in_world(rank, 57, SUM) for rank in ALL})
+    assert (finding.kind, finding.ranks) == ("complete", ALL)
+    assert finding.text.startswith("all ranks entered allreduce 57 of group world (ranks 0-3), which does not end: ")
+
+
+def test_of_several_differences_the_first_is_told() -> None:
+    states = {rank: in_world(rank, 9, SUM, SUM, SUM) for rank in (0, 1, 2)}
+    states[3] = in_world(3, 9, SUM, "barrier", "broadcast of 8 bytes int64 with root 0")
+    assert "collective 8 of group world" in only(states).text
+
+
+def test_groups_alike_in_name_and_members_are_told_apart() -> None:
+    """All have entered nine collectives of the first group; in the second rank 1 is one behind."""
+    first, second = progress("world", ALL, "barrier", entered=9), progress("world", ALL, SUM, entered=5)
+    second, behind = replace(second, ordinal=1), replace(second, ordinal=1, entered=4, recent=())
+    call = replace(collective("allreduce", "world", ALL, 5), ordinal=1)
+    states = {rank: rank_state(rank, 4, call, first, second) for rank in (0, 2, 3)}
+    states[1] = rank_state(1, 4, None, first, behind)
+    finding = only(states)
+    assert (finding.kind, finding.ranks) == ("outside", (1,))
+    assert "rank 1 (host n1, process 4001) did not arrive: " in finding.text
+
+
+def test_one_rank_alone() -> None:
+    finding = only({0: rank_state(0, 1, None)}, 1)
+    assert (
+        finding.text
+        == "rank 0 (host n1, process 4000) did not go on: outside of communication, at slow.py:12 in on_step"
+    )
+
+
+GROUPS = {
+    "world": [range(6)],
+    "batch": [(0, 2, 4), (1, 3, 5)],
+    "model": [(0, 1), (2, 3), (4, 5)],
+    "pipeline": [(0, 1, 2), (3, 4, 5)],
+}
+OPERATIONS = ["allreduce", "allgather", "barrier"]
+END: Step = ("world", "end")
+faults = st.tuples(
+    st.lists(st.tuples(st.sampled_from(list(GROUPS)), st.sampled_from(OPERATIONS)), min_size=1, max_size=12),
+    st.integers(0, 5),
+    st.integers(0, 11),
+)
+"""A program that six ranks share, a rank, and a place."""
+
+
+def faulty(program: list[Step], rank: int, own: list[Step]) -> dict[int, RankState]:
+    """States when `rank` carries out its own list."""
+    return Job(GROUPS, [own if other == rank else [*program, END] for other in range(6)]).run()
+
+
+@given(faults)
+def test_whatever_the_program_a_rank_that_sleeps_or_is_dead_is_named(fault: tuple[list[Step], int, int]) -> None:
+    program, rank, place = fault
+    states = faulty(program, rank, [*program[:place], ("", "sleep")])
+    finding = only(states, 6)
+    assert (finding.kind, finding.ranks) == ("outside", (rank,))
+    del states[rank]
+    finding = only(states, 6)
+    assert (finding.kind, finding.ranks) == ("silent", (rank,))
+
+
+@given(faults)
+def test_whatever_the_program_a_rank_that_enters_something_else_is_named(fault: tuple[list[Step], int, int]) -> None:
+    program, rank, place = fault
+    place %= len(program)
+    axis = program[place][0]
+    states = faulty(program, rank, [*program[:place], (axis, "broadcast"), *program[place + 1 :], END])
+    finding = judge(states, 6)[0]
+    members = Job(GROUPS, []).members(axis, rank)
+    assert finding.kind == "disagreement"
+    assert finding.ranks == ((rank,) if len(members) > 2 else members)
+    assert f"of group {axis} " in finding.text
+
+
+@given(faults)
+def test_whatever_the_program_a_rank_that_leaves_a_call_out_is_among_the_named(
+    fault: tuple[list[Step], int, int],
+) -> None:
+    program, rank, place = fault
+    place %= len(program)
+    states = faulty(program, rank, [*program[:place], *program[place + 1 :], END])
+    assert rank in {named for finding in judge(states, 6) for named in finding.ranks}
+
+
+@given(st.sets(st.integers(0, 40)))
+def test_sets_of_ranks_are_read_as_they_are_written(ranks: set[int]) -> None:
+    assert ranks_in(ranks_text(ranks)) == tuple(sorted(ranks))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"),
+    [
+        ([], ""),
+        ([3], "3"),
+        ([1, 0], "0, 1"),
+        ([0, 1, 2, 5, 7, 8], "0-2, 5, 7, 8"),
+        ([1, 5, 9, 13], "1-13 by 4"),
+        ([1, 5, 9], "1, 5, 9"),
+    ],
+)
+def test_sets_of_ranks_are_short(ranks: list[int], text: str) -> None:
+    assert ranks_text(ranks) == text
+
+
+def test_a_folder_of_the_users_may_have_the_name_of_the_package() -> None:
+    assert place_in_code("/home/me/hybridnn/job.py", 3, "f") == "job.py:3 in f"
+    assert place_in_code(hybridnn.__file__, 3, "f") == "hybridnn/__init__.py:3 in f"

@@ -1,0 +1,105 @@
+"""Noticing that a rank is lost."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import threading
+from datetime import timedelta
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hybridnn.comm.mpi import import_mpi
+from hybridnn.diagnostics.lost_ranks import SWITCH, SurvivingRanks, tolerates_losses
+from hybridnn.errors import EnvironmentProblem
+from hybridnn.parallel.grid import ProcessGrid
+from mpi_runner.launch import run_mpi
+from mpi_runner.slowness import patience
+
+
+@pytest.mark.parametrize(("value", "expected"), [(None, False), ("0", False), ("1", True), ("true", True)])
+def test_only_a_job_started_for_it_tolerates_losses(
+    monkeypatch: pytest.MonkeyPatch, value: str | None, expected: bool
+) -> None:
+    monkeypatch.delenv(SWITCH, raising=False)
+    if value is not None:
+        monkeypatch.setenv(SWITCH, value)
+    library, version = import_mpi().get_vendor()
+    assert tolerates_losses() == (expected and library == "Open MPI" and version[0] >= 5)
+
+
+def test_losses_are_told_from_other_errors() -> None:
+    mpi = import_mpi()
+    if mpi.get_vendor()[0] != "Open MPI":
+        pytest.skip("MPICH numbers its errors in another way")
+    ranks = SurvivingRanks.of_job()
+    lost = mpi.Exception(mpi.ERR_REVOKED)
+    assert ranks.is_loss(lost)
+    assert ranks.is_loss(mpi.Exception(mpi.ERR_PROC_FAILED))
+    assert not ranks.is_loss(mpi.Exception(mpi.ERR_TRUNCATE))
+    assert not ranks.is_loss(RuntimeError("of our own"))
+    explained = EnvironmentProblem("no room in /dev/shm")
+    explained.__cause__ = lost
+    assert ranks.is_loss(explained)
+
+
+@pytest.mark.mpi(ranks=[1, 3])
+def test_a_watch_that_is_left_sees_nothing(mpi_ranks: int) -> None:
+    before, descriptors = threading.active_count(), len(os.listdir("/proc/self/fd"))
+    grid = ProcessGrid()
+    for _ in range(3):
+        watch = grid.stall_watch
+        end = watch.begin(grid, 1000) if watch is not None else int
+        grid.world.allreduce(np.zeros(1))
+        assert threading.active_count() == before + 2 * (mpi_ranks > 1)
+        end()
+        for thread in threading.enumerate():
+            if thread.name in ("stall watch", "peer watch"):
+                thread.join(60)
+    assert threading.active_count() == before
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+def test_a_start_that_another_rank_never_joins_ends() -> None:
+    seconds = round(patience(2))
+    program = f"""
+import os
+from hybridnn.diagnostics import lost_ranks as survivors
+survivors.START_SECONDS = {seconds}
+if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
+    os.kill(os.getpid(), 9)
+survivors.start_in_time()
+"""
+    if import_mpi().get_vendor()[0] != "Open MPI":
+        pytest.skip("only Open MPI leaves losses to the ranks")
+    options = ("--with-ft", "ulfm")
+    result = run_mpi(2, [*options, sys.executable, "-c", program], timeout=60)
+    assert (result.timed_out, result.returncode != 0) == (False, True)
+    assert f"Timeout ({timedelta(seconds=seconds)})!" in result.stderr
+    assert "in start_in_time" in result.stderr
+
+
+WORDS = "(killed by signal 9|ended with exit code 0 and without a word|killed, or ended without a word)"
+"""Those of a rank that is gone: how it ended is seen until the launcher takes note of it."""
+
+
+@pytest.mark.parametrize("how", ["os.kill(os.getpid(), 9)", "os._exit(0)"])
+def test_a_rank_that_is_gone_is_named(how: str, tmp_path: Path) -> None:
+    program = f"""
+import os, time
+from hybridnn.parallel.grid import ProcessGrid
+from pathlib import Path
+grid = ProcessGrid()
+grid.stall_watch.move_to(Path("run"), lambda: "go on like this")
+grid.world.barrier()
+if grid.rank == 2:
+    {how}
+grid.world.barrier()
+"""
+    result = run_mpi(3, program, timeout=60, cwd=tmp_path)
+    assert (result.timed_out, result.returncode != 0) == (False, True)
+    assert len(re.findall(rf"=== rank 2 \(process \d+\) is gone: {WORDS}; the job ends ===", result.stderr)) == 1
+    assert result.stderr.count("the job ends ===\ngo on like this\n") == 1

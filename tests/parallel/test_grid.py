@@ -1,0 +1,117 @@
+"""Coordinates and groups of the process grid."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from hybridnn.comm.agreement import agree
+from hybridnn.errors import DataError, GridError, HybridnnError, SettingError
+from hybridnn.parallel.grid import ProcessGrid
+from hybridnn.parallel.node_memory import NodeMemory
+from hybridnn.parallel.placement import fitting_grids
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+
+@pytest.mark.mpi(ranks=[1, 2, 4, 6])
+def test_groups_hold_the_ranks_that_differ_on_their_axis_alone(comm: MPI.Intracomm) -> None:
+    for pipeline in (1, 2):
+        for batch, model in fitting_grids(comm.size, pipeline):
+            grid = ProcessGrid(comm, pipeline=pipeline, batch=batch, model=model)
+            place = np.array([grid.pipeline_rank, grid.batch_rank, grid.model_rank], np.int64)
+            assert grid.rank == (place[0] * batch + place[1]) * model + place[2]
+            for axis, group in enumerate((grid.pipeline_group, grid.batch_group, grid.model_group)):
+                assert group.size == grid.shape[axis]
+                assert group.rank == place[axis]
+                members = np.zeros((group.size, 3), np.int64)
+                members[group.rank] = place
+                group.allgather_rows(members)
+                assert (members[:, axis] == np.arange(group.size)).all()
+                others = [other for other in range(3) if other != axis]
+                assert (members[:, others] == place[others]).all()
+
+
+@pytest.mark.mpi(ranks=[2, 3])
+def test_a_grid_that_does_not_fit_is_refused_on_every_rank(comm: MPI.Intracomm) -> None:
+    with pytest.raises(GridError, match=rf"does not fit {comm.size} ranks.*{comm.size} x 1, 1 x {comm.size}"):
+        ProcessGrid(comm, batch=5, model=5)
+    comm.Barrier()
+
+
+@pytest.mark.mpi(ranks=[1])
+def test_too_few_ranks_are_told_how_many_it_takes(comm: MPI.Intracomm) -> None:
+    with pytest.raises(GridError) as caught:
+        ProcessGrid(comm, pipeline=2)
+    assert str(caught.value) == (
+        "the process grid pipeline 2 x batch ? x model 1 does not fit 1 rank: "
+        "start it on 2 or a multiple of that, as with -n 2"
+    )
+    with pytest.raises(GridError, match=r": start it on 12, as with -n 12$"):
+        ProcessGrid(comm, pipeline=2, batch=2, model=3)
+
+
+@pytest.mark.mpi(ranks=[1, 3])
+def test_a_mistake_found_by_one_rank_is_raised_on_all(comm: MPI.Intracomm) -> None:
+    group = ProcessGrid(comm).world
+    finder = comm.size - 1
+
+    def look() -> int:
+        if comm.rank == finder:
+            raise DataError("row 7 is torn")
+        return comm.rank
+
+    with pytest.raises(HybridnnError, match=r"^row 7 is torn$") as found:
+        agree(group, look)
+    assert isinstance(found.value, DataError) == (comm.rank == finder)
+    assert agree(group, lambda: comm.rank) == comm.rank
+
+
+@pytest.mark.mpi(ranks=[1, 3])
+def test_node_memory_is_one_array_for_all_ranks_of_the_node(comm: MPI.Intracomm) -> None:
+    grid = ProcessGrid(comm)
+    memory = NodeMemory(grid)
+    shared, empty = memory.allocate((comm.size, 4), "float32"), memory.allocate((0, 4), "float64")
+    assert shared.dtype == np.float32
+    assert empty.shape == (0, 4)
+    shared[comm.rank] = comm.rank
+    memory.publish()
+    np.testing.assert_array_equal(shared, np.repeat(np.arange(comm.size), 4).reshape(-1, 4))
+    memory.publish()
+    memory.free()
+
+
+@pytest.mark.mpi(ranks=[4, 6])
+def test_stages_of_different_widths_have_groups_of_their_own(comm: MPI.Intracomm) -> None:
+    shapes = {4: [[(2, 1), (1, 1), (1, 1)], [(1, 2), (2, 1)]], 6: [[(2, 2), (1, 1), (1, 1)], [(1, 1), (1, 3), (2, 1)]]}
+    for stages in shapes[comm.size]:
+        grid = ProcessGrid(comm, stages=stages)
+        assert grid.stages == tuple(stages)
+        batch, model = stages[grid.pipeline_rank]
+        assert (grid.batch, grid.model) == (batch, model) == (grid.batch_group.size, grid.model_group.size)
+        assert (grid.batch_rank, grid.model_rank) == (grid.batch_group.rank, grid.model_group.rank)
+        assert grid.rank == grid.rank_at(grid.pipeline_rank, grid.batch_rank, grid.model_rank)
+        places = np.zeros((comm.size, 3), np.int64)
+        places[grid.rank] = grid.pipeline_rank, grid.batch_rank, grid.model_rank
+        grid.world.allreduce(places)
+        expected = [(k, b, m) for k, (width, parts) in enumerate(stages) for b in range(width) for m in range(parts)]
+        assert places.tolist() == [list(place) for place in expected]
+        for group, axis in ((grid.batch_group, 1), (grid.model_group, 2)):
+            members = np.zeros((group.size, 3), np.int64)
+            members[group.rank] = places[grid.rank]
+            group.allgather_rows(members)
+            assert (members[:, axis] == np.arange(group.size)).all()
+            assert (np.delete(members, axis, 1) == np.delete(places[grid.rank], axis)).all()
+
+
+@pytest.mark.mpi(ranks=[2])
+def test_stages_that_do_not_add_up_to_the_ranks_are_refused(comm: MPI.Intracomm) -> None:
+    with pytest.raises(GridError, match=r"parallel\.stages: .* 2 x 1 \+ 1 x 1 are 3 in all, the job has 2"):
+        ProcessGrid(comm, stages=[(2, 1), (1, 1)])
+    with pytest.raises(SettingError, match=r"parallel\.stages\[1\]\.model = 0"):
+        ProcessGrid(comm, stages=[(1, 1), (1, 0)])
+    with pytest.raises(SettingError, match=r"parallel\.stages = \[\]"):
+        ProcessGrid(comm, stages=[])

@@ -1,0 +1,76 @@
+"""Placement of ranks on nodes, without MPI."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hybridnn.comm.threads import threads_for
+from hybridnn.errors import GridError, SettingError
+from hybridnn.parallel.placement import fitting_grids, place_ranks, resolve_axes
+
+
+def crossing_groups(nodes: list[int], model: int) -> int:
+    """Model groups whose ranks are not all on one node."""
+    order = place_ranks(nodes, model)
+    groups = [order[start : start + model] for start in range(0, len(order), model)]
+    return sum(len({nodes[rank] for rank in group}) > 1 for group in groups)
+
+
+def test_ranks_in_node_order_stay_as_they_are() -> None:
+    assert place_ranks([0, 0, 0, 0, 1, 1, 1, 1], model=2) == list(range(8))
+
+
+def test_round_robin_ranks_are_regrouped_by_node() -> None:
+    nodes = [0, 1, 0, 1, 0, 1, 0, 1]
+    assert place_ranks(nodes, model=4) == [0, 2, 4, 6, 1, 3, 5, 7]
+    assert crossing_groups(nodes, 4) == 0
+
+
+def test_only_left_over_ranks_form_crossing_groups() -> None:
+    nodes = [0, 0, 0, 1, 1, 1]
+    assert crossing_groups(nodes, 2) == 1  # 3 ranks a node: one pair each, and one pair across
+    assert crossing_groups(nodes, 3) == 0
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=24), st.integers(1, 6))
+def test_placement_is_a_permutation_with_as_few_crossings_as_possible(nodes: list[int], model: int) -> None:
+    assert sorted(place_ranks(nodes, model)) == list(range(len(nodes)))
+    if len(nodes) % model == 0:
+        whole = sum(nodes.count(node) // model for node in set(nodes))
+        assert crossing_groups(nodes, model) <= len(nodes) // model - whole
+
+
+def test_fitting_grids() -> None:
+    assert fitting_grids(6) == [(6, 1), (3, 2), (2, 3), (1, 6)]
+    assert fitting_grids(8, pipeline=2) == [(4, 1), (2, 2), (1, 4)]
+    assert fitting_grids(7, pipeline=2) == []
+
+
+def test_silent_batch_axis_takes_the_remaining_ranks() -> None:
+    assert resolve_axes(12, 1, None, 3) == (1, 4, 3)
+
+
+@pytest.mark.parametrize(("ranks", "batch", "model"), [(4, 3, 2), (4, None, 3), (1, 2, 1)])
+def test_a_grid_that_does_not_fit_is_refused_with_those_that_would(ranks: int, batch: int | None, model: int) -> None:
+    with pytest.raises(GridError) as refusal:
+        resolve_axes(ranks, 1, batch, model)
+    for fitting_batch, fitting_model in fitting_grids(ranks):
+        assert f"{fitting_batch} x {fitting_model}" in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("batch", "model", "named"), [(0, 1, "batch = 0"), (4, 0, "model = 0"), (1.0, 1, "batch = 1.0")]
+)
+def test_an_axis_is_a_whole_number_of_ranks(batch: int, model: int, named: str) -> None:
+    with pytest.raises(SettingError, match=rf"parallel\.{named}: a whole number, 1 or more"):
+        resolve_axes(4, 1, batch, model)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "node", "own", "threads"), [(2, 8, 8, 4), (8, 8, 8, 1), (16, 8, 8, 1), (3, 8, 8, 2), (4, 8, 1, 1)]
+)
+def test_ranks_times_threads_fit_the_node(ranks: int, node: int, own: int, threads: int) -> None:
+    assert threads_for(ranks, node, own) == threads
+    assert threads == 1 or ranks * threads <= node

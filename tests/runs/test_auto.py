@@ -1,0 +1,122 @@
+"""`parallel.auto`: every rank trains in the layout that the machine file predicts to be the fastest exact one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hybridnn.config.file import load_settings
+from hybridnn.config.settings import ParallelSettings, Settings
+from hybridnn.cost.machine.file import write_machine
+from hybridnn.cost.planning.layouts import layout_settings
+from hybridnn.cost.planning.plan import best_exact
+from hybridnn.errors import HybridnnError
+from hybridnn.runs.auto_layout import settle_layout
+from hybridnn.runs.run import run_training
+from hybridnn.runs.workload_of import workload_from_settings
+from reference.machines import make_machine
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+CHANGES = ["data.rows=200", "model.hidden=[12,12,12]", "training.epochs=1", "training.batch_size=20"]
+
+
+class _Silent:
+    """Looks at nothing."""
+
+    def ignore(self, *_: Any) -> None: ...
+
+    on_header = on_epoch_start = on_step = on_epoch = on_end = ignore
+
+
+def settings_with(*changes: str) -> Settings:
+    return load_settings(None, [*CHANGES, "parallel.auto=true", *changes])
+
+
+@pytest.fixture
+def folder(comm: MPI.Intracomm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a working folder for rank 0 with a machine file where one message costs as much as a network."""
+    monkeypatch.delenv("HYBRIDNN_MACHINE", raising=False)
+    monkeypatch.chdir(tmp_path)
+    if comm.rank == 0:
+        write_machine(make_machine(alpha=1e-3), tmp_path / "machine.toml")
+    comm.Barrier()
+    return tmp_path
+
+
+@pytest.mark.in_process(ranks=[1, 4])
+@pytest.mark.usefixtures("folder")
+def test_the_best_exact_layout_is_chosen_on_every_rank(comm: MPI.Intracomm) -> None:
+    settings = settings_with()
+    settled = settle_layout(settings)
+    best = best_exact(workload_from_settings(settings), make_machine(alpha=1e-3), comm.size)
+    expected = ParallelSettings.model_validate(layout_settings(best.layout))
+    assert settled.parallel == expected
+    # One all-reduce costs least where messages are dear.
+    assert (settled.parallel.pipeline, settled.parallel.batch, settled.parallel.model) == (1, comm.size, 1)
+    assert not settled.parallel.auto
+    assert settled.model_copy(update={"parallel": settings.parallel}) == settings
+    assert settle_layout(settled) == settled
+
+
+@pytest.mark.in_process(ranks=[4])
+@pytest.mark.usefixtures("folder")
+def test_keys_that_are_set_are_kept(comm: MPI.Intracomm) -> None:
+    grid = settle_layout(settings_with("parallel.model=2", "parallel.overlap=false")).parallel
+    assert (grid.model, grid.overlap) == (2, False)
+    own = settle_layout(settings_with("parallel.batch=4", "parallel.shared_replicas=false")).parallel
+    assert (own.batch, own.shared_replicas) == (4, False)
+    rounded = settle_layout(settings_with("parallel.wire_dtype=bfloat16")).parallel
+    assert rounded.wire_dtype == "bfloat16"
+    pipeline = settle_layout(settings_with("parallel.pipeline=2", "parallel.method=gpipe")).parallel
+    assert (pipeline.pipeline, pipeline.method) == (2, "gpipe")
+    assert sum(pipeline.partition) == 4  # type: ignore[arg-type]  # counts
+    named = settle_layout(settings_with("parallel.method=gpipe")).parallel
+    assert (named.pipeline > 1, named.method) == (True, "gpipe")
+    cut = settle_layout(settings_with("parallel.pipeline=4", "parallel.microbatches=5")).parallel
+    assert (cut.pipeline, cut.microbatches) == (4, 5)
+    # Both ends of a pipeline read data, so there is none where rank 0 hands them out.
+    assert settle_layout(settings_with("data.distribution=scatter")).parallel.pipeline == 1
+
+
+REFUSED = [
+    (["parallel.method=pipedream"], r"parallel.method = 'pipedream': parallel.auto chooses among the exact methods"),
+    (["parallel.partition=[2,2]"], r"parallel.partition = \[2, 2\]: does not go with parallel.auto"),
+    (["parallel.stages=[{batch=3},{}]"], r"parallel.stages = .*: does not go with parallel.auto"),
+    (["parallel.vertical_sync=true"], r"parallel.vertical_sync = True: does not go with parallel.auto"),
+    (["parallel.pipeline=3"], r"pipeline = 3.*no layout of 4 ranks"),
+    (["data.name=no-such"], r"no such data set"),
+]
+
+
+@pytest.mark.in_process(ranks=[4])
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(("changes", "message"), REFUSED)
+def test_what_cannot_be_chosen_is_refused_on_every_rank(comm: MPI.Intracomm, changes: list[str], message: str) -> None:
+    others = ["data.rows=200"] if "data.name" in changes[0] else []
+    settings = load_settings(None, [*[c for c in CHANGES if c not in others], "parallel.auto=true", *changes])
+    with pytest.raises(HybridnnError, match=message):
+        settle_layout(settings)
+
+
+@pytest.mark.in_process(ranks=[2])
+def test_without_a_machine_file_the_error_says_how_to_make_one(
+    comm: MPI.Intracomm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HYBRIDNN_MACHINE", raising=False)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(HybridnnError, match=r"hybridnn calibrate -n 2 --out machine\.toml"):
+        settle_layout(settings_with())
+
+
+@pytest.mark.in_process(ranks=[2])
+def test_the_run_folder_has_the_layout_that_ran(comm: MPI.Intracomm, folder: Path) -> None:
+    run_training(settings_with("output.folder=run", "parallel.pipeline=2"), _Silent())
+    if comm.rank == 0:
+        kept = load_settings(folder / "run" / "config.toml").parallel
+        assert not kept.auto
+        assert (kept.pipeline, kept.batch, kept.model) == (2, 1, 1)
+        assert sum(kept.partition) == 4  # type: ignore[arg-type]  # counts

@@ -1,0 +1,122 @@
+"""Data reach every rank split, standardized and unharmed; large generated data are never held whole."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from hybridnn.datasets import ArrayRows, Dataset, Rows, SyntheticRows, SyntheticSpec, load_dataset, split
+from hybridnn.errors import DataError, HybridnnError
+from hybridnn.parallel.grid import ProcessGrid
+from hybridnn.runs import data as data_placement
+from hybridnn.runs.data import PlacedData, place_data
+from reference.ranks import replace_on_this_rank
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+RANKS = [1, 2, 3]
+
+
+def everything(rows: Rows) -> tuple[NDArray[Any], NDArray[Any]]:
+    x = np.empty((rows.samples, rows.features))
+    y = np.empty((rows.samples, *rows.targets_shape), np.float64 if rows.targets_shape else np.int64)
+    rows.take(np.arange(rows.samples), x, y)
+    return x, y
+
+
+def place(grid: ProcessGrid, data: Dataset, distribution: str, **changes: Any) -> PlacedData:
+    options: dict[str, Any] = {"generated": False, "standardize": True, "test_fraction": 0.25, "seed": 3}
+    options |= {"dtype": "float64"} | changes
+    return place_data(lambda: data, grid, distribution=distribution, **options)
+
+
+def regression() -> Dataset:
+    rng = np.random.default_rng(5)
+    rows = ArrayRows(rng.normal(3, 2, (41, 4)), rng.normal(-1, 5, (41, 2)))
+    return Dataset("made up", "regression", 4, 2, rows, None)
+
+
+@pytest.mark.in_process(ranks=RANKS)
+def test_standardized_with_statistics_of_the_training_part_alone(comm: MPI.Intracomm) -> None:
+    data = regression()
+    train, test = (everything(part) for part in split(data.train, 0.25, 3))
+    mean, scale = train[0].mean(axis=0), train[0].std(axis=0)
+    for distribution in ("local", "scatter"):
+        grid = ProcessGrid(comm)
+        placed = place(grid, data, distribution)
+        assert (placed.train_samples, placed.test_samples, placed.features, placed.outputs) == (31, 10, 4, 2)
+        if distribution == "local" or grid.rank == 0:
+            assert placed.train is not None
+            assert placed.test is not None
+            x, y = everything(placed.train)
+            np.testing.assert_allclose(x, (train[0] - mean) / scale, rtol=1e-12, atol=1e-12)
+            np.testing.assert_allclose(y, (train[1] - train[1].mean(0)) / train[1].std(0), rtol=1e-12, atol=1e-12)
+            np.testing.assert_allclose(everything(placed.test)[0], (test[0] - mean) / scale, rtol=1e-12, atol=1e-12)
+        else:
+            assert placed.train is None
+            assert placed.test is None
+        assert (placed.standardizer is not None) == (grid.rank == 0)
+        placed.memory.free()
+
+
+@pytest.mark.in_process(ranks=RANKS)
+def test_labels_stay_labels_and_raw_data_stay_raw(comm: MPI.Intracomm) -> None:
+    grid = ProcessGrid(comm)
+    digits = load_dataset("digits")
+    placed = place(grid, digits, "local", standardize=False, dtype="float32")
+    assert placed.train is not None
+    x, y = everything(placed.train)
+    whole_x, whole_y = everything(split(digits.train, 0.25, 3)[0])
+    np.testing.assert_allclose(x, whole_x, rtol=1e-6)
+    np.testing.assert_array_equal(y, whole_y)
+    placed.memory.free()
+
+
+@pytest.mark.in_process(ranks=RANKS)
+@pytest.mark.parametrize("shared_bytes", [2**30, 0])
+def test_generated_data_are_the_same_shared_or_made_on_demand(
+    comm: MPI.Intracomm, shared_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(data_placement, "SHARED_BYTES", shared_bytes)
+    taken: list[int] = []
+    take = SyntheticRows.take
+
+    def counted(self: SyntheticRows, indices: Any, x: Any, y: Any) -> None:
+        taken.append(len(indices))
+        take(self, indices, x, y)
+
+    replace_on_this_rank(monkeypatch, SyntheticRows, "take", counted)
+    data = load_dataset("synthetic", synthetic=SyntheticSpec(samples=500, test_samples=60, inputs=3))
+    expected = everything(data.train)
+    taken.clear()
+    placed = place(ProcessGrid(comm), data, "local", generated=True, standardize=False)
+    # Shared: every rank makes its shard. On demand: nothing is made before it is asked for.
+    shards = sum(taken)
+    assert shards == 0 if shared_bytes == 0 else shards <= 560 // comm.size + 2
+    assert placed.train is not None
+    for made, wanted in zip(everything(placed.train), expected, strict=True):
+        np.testing.assert_array_equal(made, wanted)
+    placed.memory.free()
+
+
+@pytest.mark.in_process(ranks=[2, 3])
+def test_a_loader_that_fails_on_one_rank_fails_on_all(comm: MPI.Intracomm) -> None:
+    def load() -> Dataset:
+        raise DataError("digits.npz: cannot be read")
+
+    for distribution in ("local", "scatter"):
+        with pytest.raises(HybridnnError, match=r"^digits\.npz: cannot be read$"):
+            place_data(
+                load,
+                ProcessGrid(comm),
+                generated=False,
+                distribution=distribution,
+                standardize=True,
+                test_fraction=0.2,
+                seed=0,
+                dtype="float32",
+            )

@@ -1,0 +1,152 @@
+"""Training that was stopped and goes on from a checkpoint, compared with training that was not stopped."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hybridnn import MLP, SGD, Adam, ProcessGrid, Trainer
+from hybridnn.checkpoints.reading import newest_sound
+from hybridnn.comm.agreement import broadcast_text
+from hybridnn.comm.mpi import import_mpi
+from hybridnn.nn.learning_rates import Cosine
+from hybridnn.nn.optimizers import Optimizer
+from hybridnn.training.epoch import StepPosition
+from hybridnn.training.pipelining import Pipelining
+
+SIZES, SAMPLES, BATCH, EPOCHS = [5, 9, 8, 7, 3], 53, 12, 3
+STEPS_PER_EPOCH = 5
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A grid, and how its pipeline and its layers run."""
+
+    axes: dict[str, int]
+    method: str = "1f1b"
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+def trainer_on(layout: Layout, optimizer: Optimizer, alone: bool = False) -> Trainer:
+    mpi = import_mpi()
+    return Trainer(
+        MLP(SIZES, "tanh"),
+        optimizer,
+        grid=ProcessGrid(mpi.COMM_SELF if alone else mpi.COMM_WORLD, **layout.axes),
+        batch_size=BATCH,
+        schedule=Cosine(0, 0.1),
+        seed=3,
+        dtype="float64",
+        log_every=1,
+        pipelining=Pipelining(layout.method),
+        **layout.settings,
+    )
+
+
+def data() -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    generator = np.random.default_rng(0)
+    return generator.standard_normal((SAMPLES, SIZES[0])), generator.standard_normal((SAMPLES, SIZES[-1]))
+
+
+def stopped_and_resumed(first: Layout, second: Layout, optimizer: Optimizer, stop_at: int, folder: Path) -> Trainer:
+    """Train on one layout up to a step, and from there on another one."""
+    x, y = data()
+    before = trainer_on(first, optimizer)
+    writer = before.checkpoint_writer(folder, "noise")
+
+    def stops(reached: StepPosition) -> bool:
+        if reached.step < stop_at:
+            return False
+        writer.write(reached.progress())
+        return True
+
+    before.fit(x, y, epochs=EPOCHS, validation=(x, y), stops=stops)
+    after = trainer_on(second, optimizer)
+    checkpoint, problems = newest_sound(folder, after.grid.world)
+    assert checkpoint is not None
+    assert not problems
+    after.restore(checkpoint)
+    assert after.step == before.step < EPOCHS * STEPS_PER_EPOCH
+    after.history.epochs.extend(before.history.epochs)
+    after.history.steps.extend(before.history.steps)
+    after.fit(x, y, epochs=EPOCHS - after.progress.epoch + 1, validation=(x, y))
+    return after
+
+
+def uninterrupted(layout: Layout, optimizer: Optimizer, alone: bool = False) -> Trainer:
+    x, y = data()
+    trainer = trainer_on(layout, optimizer, alone)
+    trainer.fit(x, y, epochs=EPOCHS, validation=(x, y))
+    return trainer
+
+
+def assert_same(found: Trainer, expected: Trainer, tolerance: float) -> None:
+    """Weights, optimizer and records; a tolerance of 0 stands for the same bits."""
+    pairs = [(found.weights(), expected.weights())]
+    slots, expected_slots = found.optimizer_slots(), expected.optimizer_slots()
+    pairs += [(slots[name], expected_slots[name]) for name in expected_slots]
+    for arrays, expected_arrays in pairs:
+        for name, array in expected_arrays.items():
+            np.testing.assert_allclose(arrays[name], array, rtol=tolerance, atol=tolerance, err_msg=name)
+    what = ("step", "epoch", "train_loss", "learning_rate")
+    for records, others in (
+        (found.history.steps, expected.history.steps),
+        (found.history.epochs, expected.history.epochs),
+    ):
+        assert [(one.step, one.epoch) for one in records] == [(one.step, one.epoch) for one in others]  # type: ignore[attr-defined]
+        numbers = [[getattr(one, key) for key in what] for one in records]  # type: ignore[attr-defined]
+        expected_numbers = [[getattr(one, key) for key in what] for one in others]  # type: ignore[attr-defined]
+        np.testing.assert_allclose(numbers, expected_numbers, rtol=tolerance)
+    losses = [one.test_loss for one in found.history.epochs]
+    np.testing.assert_allclose(losses, [one.test_loss for one in expected.history.epochs], rtol=tolerance)
+
+
+def shared_folder(tmp_path: Path) -> Path:
+    return Path(broadcast_text(ProcessGrid().world, str(tmp_path), 0))
+
+
+ADAM = Adam(0.01)
+MOMENTUM = SGD(0.05, momentum=0.8)
+EXACT = {
+    1: [Layout({})],
+    2: [
+        Layout({"batch": 2}),
+        Layout({"batch": 1, "model": 2}, settings={"model_split": "alternating"}),
+        Layout({"pipeline": 2, "batch": 1}, "gpipe"),
+        Layout({"pipeline": 2, "batch": 1}, "interleaved"),
+    ],
+    4: [
+        Layout({"batch": 2, "model": 2}),
+        Layout({"pipeline": 2, "batch": 2}, "zb-h1"),
+        Layout({"pipeline": 2, "batch": 1, "model": 2}, "1f1b", {"model_split": "alternating"}),
+        Layout({"pipeline": 4, "batch": 1}, "gpipe"),
+    ],
+}
+
+
+@pytest.mark.in_process(ranks=[1, 2, 4])
+def test_exact_layouts_go_on_as_if_nothing_had_happened(tmp_path: Path) -> None:
+    folder = shared_folder(tmp_path)
+    layouts = EXACT[ProcessGrid().size]
+    alone = [uninterrupted(Layout({}), optimizer, alone=True) for optimizer in (ADAM, MOMENTUM)]
+    for place, (first, second) in enumerate(zip(layouts, layouts[1:] + layouts[:1], strict=True)):
+        for optimizer, expected in zip((ADAM, MOMENTUM), alone, strict=True):
+            stop_at = (7, 10, 1, 13)[place]  # within an epoch, at the end of one, after the first step
+            case = folder / f"{place}-{type(optimizer).__name__}"
+            assert_same(stopped_and_resumed(first, second, optimizer, stop_at, case / "other"), expected, 1e-10)
+            again = stopped_and_resumed(first, first, optimizer, stop_at, case / "same")
+            assert_same(again, uninterrupted(first, optimizer), 0)
+
+
+@pytest.mark.in_process(ranks=[2])
+@pytest.mark.parametrize("method", ["ddg", "fr", "pipedream", "vanilla", "spectrain"])
+def test_asynchronous_methods_go_on_from_the_end_of_an_epoch(method: str, tmp_path: Path) -> None:
+    layout = Layout({"pipeline": 2, "batch": 1}, method)
+    optimizer = replace(MOMENTUM, lr=0.01)
+    # Asked for at step 3, which is when the pipeline is full; the epoch ends with it empty.
+    found = stopped_and_resumed(layout, layout, optimizer, 3, shared_folder(tmp_path))
+    assert_same(found, uninterrupted(layout, optimizer), 0)

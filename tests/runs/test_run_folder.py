@@ -1,0 +1,258 @@
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hybridnn.checkpoints.manifest import Progress
+from hybridnn.config.file import load_settings
+from hybridnn.config.settings import Settings
+from hybridnn.errors import DataError, EnvironmentProblem, SettingError
+from hybridnn.runs.folder import RunFolder
+from hybridnn.runs.history_file import read_history, run_status
+from hybridnn.runs.learning_curve import draw_learning_curve
+from hybridnn.training.records import EpochRecord, RunSummary, StepRecord
+
+SPEED = {
+    "samples_per_second": 1e4,
+    "compute_seconds": 0.5,
+    "communication_seconds": 0.25,
+    "bytes_sent": 7,
+    "waiting_seconds": 0.125,
+}
+STEP = StepRecord(step=1, epoch=1, train_loss=2.5, learning_rate=0.1, **SPEED)  # type: ignore[arg-type]  # by name
+EPOCH = EpochRecord(
+    step=15,
+    epoch=1,
+    train_loss=1.5,
+    learning_rate=0.1,
+    test_loss=1.6,
+    test_accuracy=0.75,
+    test_r2=None,
+    samples_per_second=1e5,
+    compute_seconds=0.2,
+    communication_seconds=0.1,
+    bytes_sent=1234,
+)
+NO_HEADER: Any = None
+SUMMARY = RunSummary("folder", [EPOCH], 1.5, "test accuracy", 0.75, 15)
+
+
+def test_whole_run_leaves_what_a_reader_expects(tmp_path: Path) -> None:
+    weights = {"layers.0.weight": np.arange(6.0).reshape(2, 3), "layers.0.bias": np.zeros(2, np.float32)}
+    with RunFolder.create(tmp_path / "run", "digits") as folder:
+        folder.write_config(Settings())
+        folder.append(STEP)
+        folder.append(EPOCH)
+        folder.write_standardization({"x_mean": np.ones(3)})
+        folder.write_weights(weights)
+        assert run_status(folder.path) == "unfinished"
+        folder.end(SUMMARY)
+    assert run_status(folder.path) == "finished"
+    assert load_settings(folder.path / "config.toml") == Settings()
+    with np.load(folder.path / "weights.npz", allow_pickle=False) as stored:
+        assert set(stored) == set(weights)
+        for name, array in weights.items():
+            assert stored[name].dtype == array.dtype
+            np.testing.assert_array_equal(stored[name], array)
+    assert sorted(path.name for path in folder.path.iterdir()) == [
+        "config.toml",
+        "history.jsonl",
+        "standardization.npz",
+        "weights.npz",
+    ]
+    history = read_history(folder.path)
+    assert (history.steps, history.epochs) == ([STEP], [EPOCH])
+
+
+def test_every_record_is_on_disk_at_once(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path, "x") as folder:
+        folder.append(STEP)
+        line = (tmp_path / "history.jsonl").read_text()
+        folder.append(EPOCH)
+        lines = (tmp_path / "history.jsonl").read_text().splitlines()
+    assert json.loads(line) == {"kind": "step", "step": 1, "epoch": 1, "train_loss": 2.5, "learning_rate": 0.1} | SPEED
+    assert json.loads(lines[1])["kind"] == "epoch"
+    assert run_status(tmp_path) == "unfinished"
+
+
+def test_full_disk_leaves_settings_and_history_as_they_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with RunFolder.create(tmp_path, "x") as folder:
+        folder.write_config(Settings())
+        folder.append(STEP)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with RunFolder.create(tmp_path, "x", "resume") as folder:
+        monkeypatch.setattr(os, "fsync", full)
+        with pytest.raises(EnvironmentProblem, match="cannot be written: No space left on device"):
+            folder.write_config(Settings())
+        with pytest.raises(EnvironmentProblem, match="cannot be written: No space left on device"):
+            folder.go_on(NO_HEADER, Progress(step=0), "step-00000000")
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+@contextmanager
+def file_limit() -> Iterator[Callable[[], None]]:
+    """Give what makes every file refuse another byte, as on a full disk; past the block the report may need one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        yield lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_line_that_cannot_be_written_is_told_once_and_the_folder_is_free_again(tmp_path: Path) -> None:
+    def run() -> None:
+        with file_limit() as nothing_can_grow, RunFolder.create(tmp_path, "x") as folder:
+            nothing_can_grow()
+            folder.append(STEP)
+
+    with pytest.raises(EnvironmentProblem, match="cannot be written: File too large"):
+        run()
+    assert not (tmp_path / ".lock").exists()
+
+
+def test_values_that_are_not_finite_become_null(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path, "x") as folder:
+        folder.append(replace(STEP, train_loss=math.nan, learning_rate=math.inf))
+    text = (tmp_path / "history.jsonl").read_text()
+    assert json.loads(text)["train_loss"] is None
+    assert "NaN" not in text
+    assert "Infinity" not in text
+    assert math.isnan(read_history(tmp_path).steps[0].train_loss)
+
+
+def test_finished_run_is_not_overwritten(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path, "x") as folder:
+        folder.end(SUMMARY)
+    before = (tmp_path / "history.jsonl").read_text()
+    with pytest.raises(SettingError, match="already holds a finished run"):
+        RunFolder.create(tmp_path, "x")
+    assert (tmp_path / "history.jsonl").read_text() == before
+
+
+def test_weights_are_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "weights.npz").write_bytes(b"precious")
+    with pytest.raises(SettingError, match=r"already holds a weights\.npz"):
+        RunFolder.create(tmp_path, "x")
+    with pytest.raises(SettingError, match=r"already holds a weights\.npz"):
+        RunFolder.create(tmp_path, "x", "again")
+    assert (tmp_path / "weights.npz").read_bytes() == b"precious"
+
+
+def test_weights_of_an_unfinished_run_are_replaced_where_it_begins_again(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path, "x") as folder:
+        folder.write_weights({"layers.0.bias": np.zeros(2)})
+    with pytest.raises(SettingError, match=r"already holds a weights\.npz"):
+        RunFolder.create(tmp_path, "x")
+    assert (tmp_path / "weights.npz").exists()
+    with RunFolder.create(tmp_path, "x", "again"):
+        assert not (tmp_path / "weights.npz").exists()
+        assert run_status(tmp_path) == "unfinished"
+
+
+def test_unfinished_run_is_started_anew(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path, "x") as folder:
+        folder.append(STEP)
+    with RunFolder.create(tmp_path, "x") as folder:
+        folder.append(EPOCH)
+    history = read_history(tmp_path)
+    assert (history.steps, history.epochs) == ([], [EPOCH])
+
+
+def test_failed_write_of_weights_leaves_nothing(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path, "x") as folder, pytest.raises(ValueError, match=r"[Oo]bject arrays"):
+        folder.write_weights({"fine": np.ones(3), "broken": np.array([object()])})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["history.jsonl"]
+
+
+def test_folders_without_a_name_are_new_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    folders = [RunFolder.create(None, "digits") for _ in range(3)]
+    for folder in folders:
+        folder.close()
+    assert len({folder.path for folder in folders}) == 3
+    assert all(folder.path.match("runs/digits-????????-??????*") for folder in folders)
+
+
+def test_unwritable_folder_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(EnvironmentProblem, match=r"output\.folder = '.*file/run' cannot be written: Not a directory"):
+        RunFolder.create(tmp_path / "file" / "run", "x")
+
+
+def test_history_that_was_cut_off_is_read_up_to_there(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path, "x") as folder:
+        folder.append(STEP)
+    with open(tmp_path / "history.jsonl", "a") as file:
+        file.write('{"kind": "step", "st')
+    assert read_history(tmp_path).steps == [STEP]
+
+
+@pytest.mark.parametrize("line", ["[]", "3", "{}", "not json", '{"kind": "step", "step": 1}'])
+def test_damaged_history_names_the_line(tmp_path: Path, line: str) -> None:
+    with RunFolder.create(tmp_path, "x") as folder:
+        folder.append(STEP)
+    with open(tmp_path / "history.jsonl", "a") as file:
+        file.write(line + "\n")
+    with pytest.raises(DataError, match=r"history\.jsonl, line 2: not a record"):
+        read_history(tmp_path)
+
+
+def test_missing_history_is_named(tmp_path: Path) -> None:
+    assert run_status(tmp_path) == "absent"
+    with pytest.raises(DataError, match=r"history\.jsonl: cannot be read"):
+        read_history(tmp_path)
+
+
+def _epoch(epoch: int, **changes: float | None) -> EpochRecord:
+    values = {**EPOCH.__dict__, "epoch": epoch, "train_loss": 2.0**-epoch, **changes}
+    return EpochRecord(**values)
+
+
+@pytest.mark.parametrize(
+    "epochs",
+    [
+        [_epoch(1)],
+        [_epoch(epoch) for epoch in range(1, 60)],
+        [_epoch(epoch, test_accuracy=None, test_r2=0.5) for epoch in range(1, 5)],
+        [_epoch(epoch, test_accuracy=None, test_loss=None) for epoch in range(1, 5)],
+        [_epoch(1, train_loss=math.nan, test_loss=None, test_accuracy=None)],
+    ],
+    ids=["one epoch", "many epochs", "regression", "without test data", "nothing finite"],
+)
+def test_learning_curve_is_a_picture(tmp_path: Path, epochs: list[EpochRecord]) -> None:
+    from matplotlib.image import imread
+
+    draw_learning_curve(epochs, tmp_path / "curve.png")
+    pixels = imread(tmp_path / "curve.png")
+    assert pixels.shape[0] > 400
+    assert pixels.std() > 0
+
+
+def test_learning_curve_of_few_orders_is_linear_and_of_many_logarithmic(monkeypatch: pytest.MonkeyPatch) -> None:
+    from matplotlib.figure import Figure
+
+    scales = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path: scales.append(figure.axes[0].get_yscale()))
+    draw_learning_curve([_epoch(epoch) for epoch in range(1, 3)], Path("unused.png"))
+    draw_learning_curve([_epoch(epoch) for epoch in range(1, 20)], Path("unused.png"))
+    assert scales == ["linear", "log"]
+
+
+def test_learning_curve_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentProblem, match=r"no/curve\.png cannot be written"):
+        draw_learning_curve([EPOCH], tmp_path / "no" / "curve.png")

@@ -1,0 +1,228 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hybridnn import ProcessGrid
+from hybridnn.comm.recorder import Event, Recorder
+from hybridnn.errors import DataError, EnvironmentProblem, HybridnnError
+from hybridnn.pipeline.execution.routes import StagePosition
+from hybridnn.pipeline.schedules.instructions import (
+    Forward,
+    Instruction,
+    ReceiveActivations,
+    SendActivations,
+    Update,
+    WeightGradient,
+)
+from hybridnn.runs.trace.recorded import RankTrace, Trace
+from hybridnn.runs.trace.trace_file import read_trace, write_trace
+from reference.ranks import this_rank
+from reference.traces import communication, compute, file_of
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+
+def refuse(name: str) -> float:
+    raise AssertionError(f"{name} in JSON")
+
+
+def entries(path: Path) -> list[dict[str, Any]]:
+    content = json.loads(path.read_text(encoding="utf-8"), parse_constant=refuse)
+    assert isinstance(content["traceEvents"], list)
+    return content["traceEvents"]
+
+
+@pytest.mark.in_process(ranks=[3])
+def test_lanes_are_named_and_described(comm: MPI.Intracomm, mpi_tmp_path: Path) -> None:
+    path = mpi_tmp_path / "trace.json"
+    grid = ProcessGrid(comm, stages=[(1, 2), (1, 1)])
+    grid.world.barrier()
+    write_trace(path if grid.rank == 0 else None, grid)
+    grid.world.barrier()
+    names = {entry["tid"]: entry["args"]["name"] for entry in entries(path) if entry["name"] == "thread_name"}
+    assert names == {
+        0: "rank 0: stage 0, batch 0, model 0",
+        1: "rank 1: stage 0, batch 0, model 1",
+        2: "rank 2: stage 1, batch 0, model 0",
+    }
+    about = json.loads(path.read_text())["otherData"]
+    assert (about["pipeline"], about["stages"], about["ranks"], about["nodes"]) == (2, [[1, 2], [1, 1]], 3, 1)
+    # The writing itself is not in the trace.
+    assert [entry["name"] for entry in entries(path) if entry["ph"] == "X"] == ["barrier"] * 3
+
+
+@pytest.mark.in_process(ranks=[2])
+def test_clocks_of_nodes_are_put_together(
+    comm: MPI.Intracomm, mpi_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The second rank's clock is 1000 s fast.
+    for module in ("comm.group", "comm.recorder", "runs.trace.trace_file"):
+        monkeypatch.setattr(f"hybridnn.{module}.perf_counter", lambda: perf_counter() + 1000 * this_rank())
+    grid, path = ProcessGrid(comm), mpi_tmp_path / "trace.json"
+    for nodes in (1, 2):
+        grid.nodes = nodes
+        grid.world.barrier()
+        write_trace(path if grid.rank == 0 else None, grid)
+        grid.world.barrier()
+        one, other = (lane.events[0].start for lane in read_trace(path).lanes)
+        assert other - one == pytest.approx(1000 if nodes == 1 else 0, abs=5)
+
+
+@pytest.mark.in_process(ranks=[2])
+def test_a_file_that_cannot_be_written_is_every_ranks_error(comm: MPI.Intracomm, mpi_tmp_path: Path) -> None:
+    grid = ProcessGrid(comm)
+    if grid.rank == 0:
+        (mpi_tmp_path / "file").touch()
+    with pytest.raises(HybridnnError, match=r"file/trace\.json cannot be written: File exists"):
+        write_trace(mpi_tmp_path / "file" / "trace.json" if grid.rank == 0 else None, grid)
+
+
+def test_what_was_recorded_is_read_back(tmp_path: Path) -> None:
+    recorder = Recorder()
+    start = 5.0
+    recorder.end_compute("forward", start, Forward(3, 1, 2))
+    recorder.end_communication("send", "world", start, 80, about=SendActivations(3, 1, 2))
+    recorder.end_communication("allreduce", "batch", start, 16)
+    recorder.end_compute("weight gradient", start, WeightGradient(3, -1))
+    recorder.end_phase("training", start, 7)
+    write_trace(tmp_path / "trace.json", ProcessGrid(recorder=recorder), "ddg")
+    trace = read_trace(tmp_path)
+    assert (trace.method, trace.stages, trace.complete_since) == ("ddg", ((1, 1),), 0)
+    (lane,) = trace.lanes
+    assert lane.place == StagePosition(0, 0, 0)
+    # All begin together, and the longest is the outermost.
+    assert [event._replace(start=0, stop=0) for event in lane.events] == [
+        event._replace(start=0, stop=0) for event in recorder.events[::-1]
+    ]
+    for found, expected in zip(lane.events, recorder.events[::-1], strict=True):
+        assert (found.start, found.stop) == (0, pytest.approx(expected.stop - start, abs=0.6e-9))
+    assert [path.name for path in tmp_path.iterdir()] == ["trace.json"]
+
+
+def test_of_events_of_one_span_the_outer_one_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hybridnn.comm.recorder.perf_counter", lambda: 6.0)
+    recorder = Recorder()
+    recorder.end_communication("broadcast", "world", 5.0, 8)
+    recorder.end_compute("update", 5.0, Update(0))
+    write_trace(tmp_path / "trace.json", ProcessGrid(recorder=recorder))
+    assert [event.name for event in read_trace(tmp_path).lanes[0].events] == ["update", "broadcast"]
+
+
+def test_reading_a_file_made_by_hand(tmp_path: Path) -> None:
+    widths = [(2, 1), (1, 1)]
+    lanes: list[list[Event]] = [
+        [Event("phase", "training", "", 0, 9, 0, 1), compute("forward", 1, 2.5, Forward(0))],
+        [],
+        [communication("receive.wait", 3, 4, ReceiveActivations(1, 2, 3), nbytes=5)],
+    ]
+    path = tmp_path / "any name"
+    path.write_text(json.dumps(file_of(widths, lanes, "fr")))
+    scaled = [
+        tuple(event._replace(start=event.start / 1e3, stop=event.stop / 1e3) for event in events) for events in lanes
+    ]
+    places = (StagePosition(0, 0, 0), StagePosition(0, 1, 0), StagePosition(1, 0, 0))
+    expected = tuple(RankTrace(place, events) for place, events in zip(places, scaled, strict=True))
+    assert read_trace(path) == Trace("fr", ((2, 1), (1, 1)), expected)
+
+
+def test_nothing_recorded_is_a_file_too(tmp_path: Path) -> None:
+    write_trace(tmp_path / "trace.json", ProcessGrid())
+    trace = read_trace(tmp_path)
+    assert trace.lanes == (RankTrace(StagePosition(0, 0, 0), ()),)
+    assert trace.epochs == ()
+
+
+def test_a_failed_write_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text("before")
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(EnvironmentProblem, match="No space left"):
+        write_trace(path, ProcessGrid())
+    assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("trace.json", "before")]
+
+
+def damaged(**changes: Any) -> str:
+    """A good file with other values in the event, or elsewhere by name."""
+    content = file_of([(1, 1)], [[compute("forward", 0, 1, Forward(0))]])
+    (entry,) = content["traceEvents"]
+    for name, value in changes.items():
+        place = content["otherData"] if name in content["otherData"] else entry
+        place = entry["args"] if name in entry["args"] else place
+        place[name] = value
+    return json.dumps(content)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        damaged()[:-20],
+        "[]",
+        "7",
+        "{}",
+        '{"traceEvents": []}',
+        "[" * 100_000,
+        damaged(stages=[]),
+        damaged(stages=[[1]]),
+        damaged(stages=[[1, 0]]),
+        damaged(stages=3),
+        damaged(tid=1),
+        damaged(tid=-1),
+        damaged(tid="0"),
+        damaged(cat="else"),
+        damaged(ts=-1),
+        damaged(ts="now"),
+        damaged(ts=1e999),
+        damaged(ts=float("nan")),
+        damaged(dur=-0.5),
+        damaged(dur=None),
+        damaged(args=None),
+        damaged(args=[]),
+        damaged(instruction="jump"),
+        damaged(instruction=["forward"]),
+        damaged(minibatch=1.5),
+        damaged(minibatch=-1),
+        damaged(microbatch=-2),
+        damaged(chunk=True),
+        damaged(complete_since_us="x"),
+    ],
+)
+def test_damaged_files_are_refused_in_one_line(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text(text)
+    with pytest.raises(DataError) as caught:
+        read_trace(path)
+    assert str(caught.value).startswith(str(path))
+    assert "\n" not in str(caught.value)
+
+
+def test_the_undamaged_file_is_read(tmp_path: Path) -> None:
+    (tmp_path / "trace.json").write_text(damaged())
+    assert len(read_trace(tmp_path).lanes) == 1
+
+
+def test_what_is_missing_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"holds no trace\.json; train with --set output.trace=true"):
+        read_trace(tmp_path)
+    with pytest.raises(DataError, match="there is no such run folder or trace"):
+        read_trace(tmp_path / "nowhere")
+    (tmp_path / "trace.json").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(DataError, match=r"trace\.json"):
+        read_trace(tmp_path)
+
+
+def test_instructions_are_told_apart() -> None:
+    # The reader finds the instruction of an event by its name.
+    names = [kind.name for kind in Instruction.__subclasses__() if kind.__module__ == Instruction.__module__]
+    assert len(set(names)) == len(names) == 14

@@ -1,0 +1,183 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import replace
+from itertools import pairwise, product
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from hybridnn import ProcessGrid
+from hybridnn.comm.recorder import Recorder
+from hybridnn.pipeline.schedules.instructions import (
+    Backward,
+    Forward,
+    InputGradient,
+    Instruction,
+    ReceiveActivations,
+    ReceiveGradients,
+    Recompute,
+    SendActivations,
+    SendGradients,
+    Update,
+    WeightGradient,
+)
+from hybridnn.pipeline.schedules.methods import make_schedule
+from hybridnn.runs.trace.breakdown import break_down
+from hybridnn.runs.trace.recorded import Epoch, Trace
+from hybridnn.runs.trace.trace_file import read_trace, write_trace
+from reference.cases import data
+from reference.pipeline_cases import PipelineCase, pipelined_trainer
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from hybridnn.pipeline.schedules.schedule import Schedule
+
+MINIBATCHES = 4
+"""Of an epoch of `MOMENTUM`."""
+
+COMPUTED = (Forward, Recompute, Backward, InputGradient, WeightGradient, Update)
+SENT = (SendActivations, SendGradients)
+RECEIVED = (ReceiveActivations, ReceiveGradients)
+
+
+def traced(it: PipelineCase, grid: ProcessGrid, path: Path) -> Trace:
+    """What two epochs, each with an evaluation, leave in the file."""
+    trainer = pipelined_trainer(it, grid)
+    for _ in range(2):
+        trainer.fit(*data(it.case), epochs=1, validation=data(it.case, "test"))
+    write_trace(path if grid.rank == 0 else None, grid, it.method)
+    grid.world.barrier()
+    return read_trace(path)
+
+
+def big_grid(comm: MPI.Intracomm, **axes: int) -> ProcessGrid:
+    return ProcessGrid(comm, recorder=Recorder(100_000), **axes)
+
+
+def check_instructions(epoch: Epoch, schedule: Schedule) -> None:
+    """Every instruction of the schedule once on every rank, in its order; receives where their content is used."""
+    for lane in epoch.lanes:
+        order = schedule.orders[lane.place.stage]
+        events = [event for event in lane.events if isinstance(event.about, Instruction) and event.name != "loss"]
+        done = [event.about for event in events if event.kind == "compute" or event.name == "send"]
+        assert done == [item for item in order if isinstance(item, COMPUTED + SENT)]
+        assert all(event.name == event.about.name for event in events if event.kind == "compute")
+        for name, kinds in (("send.wait", SENT), ("receive", RECEIVED), ("receive.wait", RECEIVED)):
+            for kind, chunk in product(kinds, range(schedule.chunks)):
+                about = [event.about for event in events if event.name == name]
+                assert of_channel(about, kind, chunk) == of_channel(order, kind, chunk), name
+
+
+def of_channel(items: Iterable[object], kind: type[Instruction], chunk: int) -> list[Instruction]:
+    """Messages of one kind of one chunk: those of different channels may overtake each other."""
+    return [item for item in items if isinstance(item, kind) and item.chunk == chunk]
+
+
+def check_lanes(path: Path, ranks: int) -> None:
+    """Complete events that begin one after the other and nest, as the format asks for."""
+    complete = [entry for entry in json.loads(path.read_text())["traceEvents"] if entry["ph"] == "X"]
+    assert min(entry["ts"] for entry in complete) == 0
+    for rank in range(ranks):
+        lane = [entry for entry in complete if entry["tid"] == rank]
+        spans = [(round(entry["ts"] * 1000), round((entry["ts"] + entry["dur"]) * 1000)) for entry in lane]
+        assert len(spans) > 20
+        assert all(one[0] <= other[0] for one, other in pairwise(spans))
+        around: list[int] = []
+        for start, stop in spans:
+            while around and around[-1] <= start:
+                around.pop()
+            assert start <= stop
+            assert not around or stop <= around[-1]
+            around.append(stop)
+
+
+@pytest.mark.in_process(ranks=[2, 4])
+@pytest.mark.parametrize("method", ["pipedream", "fr", "spectrain"])
+def test_an_epoch_of_a_pipeline_without_flush_is_traced(comm: MPI.Intracomm, mpi_tmp_path: Path, method: str) -> None:
+    for axes in ({"pipeline": comm.size}, {"pipeline": 2, "batch": comm.size // 2}):
+        grid = big_grid(comm, **axes)
+        trace = traced(PipelineCase(method), grid, mpi_tmp_path / "trace.json")
+        assert trace.epochs == (1, 2)
+        assert (trace.method, trace.stages) == (method, grid.stages)
+        schedule = make_schedule(method, stages=grid.pipeline, minibatches=MINIBATCHES)
+        for number in trace.epochs:
+            epoch = trace.epoch(number)
+            assert epoch.whole
+            assert epoch.minibatches == range(MINIBATCHES)
+            check_instructions(epoch, schedule)
+        check_lanes(mpi_tmp_path / "trace.json", comm.size)
+
+
+@pytest.mark.in_process(ranks=[2])
+@pytest.mark.parametrize(
+    ("it", "options"),
+    [
+        (PipelineCase("1f1b", microbatches=3, weight_grad="per-microbatch"), {}),
+        (PipelineCase("gpipe", microbatches=2), {"weight_grad": "merged"}),
+        (PipelineCase("interleaved", microbatches=4, chunks=2, weight_grad="per-microbatch"), {}),
+        (PipelineCase("zb-h1", microbatches=3), {}),
+        (PipelineCase("sequential"), {"weight_grad": "merged"}),
+    ],
+    ids=lambda it: it.method if isinstance(it, PipelineCase) else "",
+)
+def test_an_epoch_of_an_exact_method_is_traced(
+    comm: MPI.Intracomm, mpi_tmp_path: Path, it: PipelineCase, options: dict[str, str]
+) -> None:
+    trace = traced(it, big_grid(comm, pipeline=2), mpi_tmp_path / "trace.json")
+    counts = {"stages": 2, "microbatches": it.microbatches or 1, "chunks": it.chunks}
+    one = make_schedule(it.method, minibatches=1, **counts, **options)
+    # Every minibatch runs the schedule of one.
+    orders = tuple(
+        tuple(replace(item, minibatch=number) for number in range(MINIBATCHES) for item in order)
+        for order in one.orders
+    )
+    assert trace.epochs == (1, 2)
+    for number in trace.epochs:
+        check_instructions(trace.epoch(number), replace(one, orders=orders))
+    check_lanes(mpi_tmp_path / "trace.json", 2)
+
+
+@pytest.mark.in_process(ranks=[4])
+def test_parts_of_a_run_add_up_on_every_rank(comm: MPI.Intracomm, mpi_tmp_path: Path) -> None:
+    for method, axes in (
+        ("pipedream", {"pipeline": 4}),
+        ("pipedream", {"pipeline": 2, "model": 2}),
+        ("sequential", {"batch": 4}),
+    ):
+        trace = traced(PipelineCase(method), big_grid(comm, **axes), mpi_tmp_path / "trace.json")
+        for number in trace.epochs:
+            epoch = trace.epoch(number)
+            found = break_down(epoch)
+            assert len(found) == 4
+            for item in found:
+                assert item.span == pytest.approx(epoch.stop - epoch.start, rel=1e-9)
+                assert min(item.parts.values()) >= 0
+                assert item.computing > 0
+
+
+@pytest.mark.in_process(ranks=[2])
+def test_an_epoch_whose_beginning_was_dropped(comm: MPI.Intracomm, mpi_tmp_path: Path) -> None:
+    it, path = PipelineCase("1f1b", microbatches=2), mpi_tmp_path / "trace.json"
+    whole = traced(it, big_grid(comm, pipeline=2), path)
+    comm.Barrier()  # before the file is written anew
+    events = [len(lane.events) for lane in whole.epoch(2).lanes]
+    # The evaluation after the epoch takes room too.
+    after = [
+        sum(e.start > whole.epoch(2).start for e in lane.events) - n
+        for lane, n in zip(whole.lanes, events, strict=True)
+    ]
+    room = [n // 2 + rest + 40 * comm.rank for n, rest in zip(events, after, strict=True)][comm.rank]
+    part = traced(it, ProcessGrid(comm, pipeline=2, recorder=Recorder(room)), path)
+    assert part.epochs == (2,)
+    epoch = part.epoch(2)
+    assert not epoch.whole
+    assert 0 < sum(len(lane.events) for lane in epoch.lanes) < sum(events)
+    last = [
+        max(event.about.minibatch for event in lane.events if isinstance(event.about, Update)) for lane in epoch.lanes
+    ]
+    assert last[0] == last[1]  # ranks that dropped different numbers of minibatches count alike
+    assert [item.span for item in break_down(epoch)] == pytest.approx([epoch.stop - epoch.start] * 2)

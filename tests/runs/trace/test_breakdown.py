@@ -1,0 +1,232 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hybridnn.comm.recorder import Event
+from hybridnn.pipeline.schedules.instructions import (
+    Backward,
+    Forward,
+    ReceiveActivations,
+    ReceiveGradients,
+    SendActivations,
+    SendGradients,
+    Update,
+)
+from hybridnn.runs.trace.breakdown import Breakdown, break_down, mean_of, sum_of
+from reference.traces import communication, compute, epoch_of
+
+TWO = [(1, 1), (1, 1)]
+
+
+def parts(breakdown: Breakdown) -> tuple[float, ...]:
+    """Computing, transfer, transfer-induced idle, imbalance-induced idle, other."""
+    return tuple(breakdown.parts.values())
+
+
+def broken_down(
+    widths: list[tuple[int, int]], lanes: Sequence[Sequence[Event]], stop: float
+) -> list[tuple[float, ...]]:
+    return [parts(item) for item in break_down(epoch_of(widths, lanes, [(0, stop)] * len(lanes)))]
+
+
+def test_every_part_of_a_minibatch_of_two_stages() -> None:
+    first = [
+        compute("forward", 0, 2, Forward(0)),
+        communication("send", 2, 3, SendActivations(0)),
+        # Sent at 8: five of waiting for the other stage, then two for the message.
+        communication("receive.wait", 3, 10, ReceiveGradients(0)),
+        compute("backward", 10, 14, Backward(0)),
+        communication("send.wait", 14, 14.5, SendActivations(0)),
+        communication("barrier", 14.5, 15),
+    ]
+    second = [
+        communication("receive", 0, 0.5, ReceiveActivations(0)),
+        # Sent at 2, and waited for since 1.
+        communication("receive.wait", 1, 4, ReceiveActivations(0)),
+        compute("forward", 4, 5, Forward(0)),
+        compute("backward", 5, 8, Backward(0)),
+        communication("send", 8, 8.25, SendGradients(0)),
+        communication("barrier", 9, 15),
+    ]
+    assert broken_down(TWO, [first, second], 16) == [
+        (6, 1, 2 + 0.5, 5 + 0.5, 1),
+        (4, 0.75, 2, 1 + 6, 16 - 13.75),
+    ]
+
+
+def test_communication_within_a_computation_is_not_computing() -> None:
+    # Two model ranks: the second comes to the all-gather late, and to the non-blocking all-reduce early.
+    first = [
+        compute("forward", 0, 10, Forward(0)),
+        communication("allgather", 2, 6, axis="model"),
+        compute("backward", 10, 20, Backward(0)),
+        communication("allreduce", 11, 12, axis="model"),
+        communication("allreduce.wait", 15, 19, axis="model"),
+    ]
+    second = [
+        compute("forward", 0, 10, Forward(0)),
+        communication("allgather", 5, 6, axis="model"),
+        compute("backward", 10, 20, Backward(0)),
+        communication("allreduce", 17, 18, axis="model"),
+        communication("allreduce.wait", 18, 19, axis="model"),
+    ]
+    assert broken_down([(1, 2)], [first, second], 20) == [
+        (20 - 4 - 1 - 4, 1 + 1 + 2, 0, 3 + 2, 0),
+        (20 - 1 - 1 - 1, 3, 0, 0, 0),
+    ]
+
+
+def test_collectives_of_other_groups_do_not_count() -> None:
+    # Two stages of two batch ranks, each with an all-reduce of its own; then one of all.
+    def lane(begin: float, end: float, begin_all: float) -> list[Event]:
+        return [communication("allreduce", begin, end, axis="batch"), communication("allreduce", begin_all, 10)]
+
+    lanes = [lane(0, 3, 4), lane(2, 3, 4), lane(0, 6, 7), lane(5, 6, 8)]
+    found = broken_down([(2, 1), (2, 1)], lanes, 10)
+    assert [item[3] for item in found] == [2 + 4, 4, 5 + 1, 0]
+    assert [item[1] for item in found] == [1 + 2, 1 + 2, 1 + 2, 1 + 2]
+
+
+def test_a_broadcast_that_ends_before_a_rank_comes_did_not_wait_for_it() -> None:
+    lanes = [[communication("broadcast", 0, 2)], [communication("broadcast", 1, 3)], [communication("broadcast", 5, 6)]]
+    assert [item[3] for item in broken_down([(1, 1)] * 3, lanes, 6)] == [1, 0, 0]
+
+
+def test_a_message_in_pieces_is_sent_when_its_last_sender_sends() -> None:
+    wait = [communication("receive.wait", 0, 10, ReceiveActivations(3, 1))]
+    sends = [[communication("send", moment, moment + 1, SendActivations(3, 1))] for moment in (2, 6)]
+    # Both ranks of the first stage have a part of what the only one of the second gets.
+    assert broken_down([(2, 1), (1, 1)], [*sends, wait], 10)[2] == (0, 0, 4, 6, 0)
+    # Stages as wide as each other: every rank hears of its own counterpart alone.
+    assert [item[2:4] for item in broken_down([(2, 1)] * 2, [*sends, wait, wait], 10)[2:]] == [(8, 2), (4, 6)]
+    # One rank of a model group serves several of a wider one.
+    assert [item[2:4] for item in broken_down([(1, 2), (1, 3)], [*sends, wait, wait, wait], 10)[2:]] == [
+        (8, 2),
+        (4, 6),
+        (8, 2),
+    ]
+
+
+def test_what_is_sent_after_a_wait_is_not_what_it_was_for() -> None:
+    # The wait for the first rank's piece is over before the second sends its own.
+    waits = [communication("receive.wait", *span, ReceiveActivations(0)) for span in ((0, 5), (5, 10))]
+    sends = [[communication("send", moment, moment + 1, SendActivations(0))] for moment in (2, 8)]
+    assert broken_down([(2, 1), (1, 1)], [*sends, waits], 10)[2] == (0, 0, 3 + 2, 2 + 3, 0)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [SendActivations(2, 1), SendActivations(3, 0), SendActivations(3, 1, 1), SendGradients(3, 1)],
+)
+def test_a_message_that_was_not_sent_is_waited_for_as_work(other: SendActivations | SendGradients) -> None:
+    sender, receiver = (
+        communication("send", 1, 2, other),
+        communication("receive.wait", 0, 5, ReceiveActivations(3, 1)),
+    )
+    assert broken_down(TWO, [[sender], [receiver]], 5)[1] == (0, 0, 0, 5, 0)
+
+
+def test_messages_between_chunks() -> None:
+    # Interleaved: the last stage's chunk 0 feeds chunk 1 of the first one, and gets its gradients back.
+    first = [
+        communication("receive.wait", 0, 6, ReceiveActivations(0, 0, 1)),
+        communication("send", 7, 8, SendGradients(0, 0, 1)),
+    ]
+    last = [
+        communication("send", 4, 5, SendActivations(0, 0, 0)),
+        communication("receive.wait", 5, 10, ReceiveGradients(0, 0, 0)),
+    ]
+    assert broken_down(TWO, [first, last], 10) == [(0, 1, 2, 4, 3), (0, 1, 3, 2, 4)]
+
+
+def test_activations_and_gradients_for_one_chunk_from_one_stage() -> None:
+    # Of two stages with two chunks each, the first feeds chunk 0 of the second from both sides.
+    sends = [
+        communication("send", 1, 2, SendActivations(0, 0, 0)),
+        communication("send", 7, 8, SendGradients(0, 0, 1)),
+    ]
+    waits = [
+        communication("receive.wait", 0, 9, ReceiveActivations(0, 0, 0)),
+        communication("receive.wait", 9, 10, ReceiveGradients(0, 0, 0)),
+    ]
+    assert broken_down(TWO, [sends, waits], 10)[1] == (0, 0, 8 + 1, 1, 0)
+
+
+def test_a_rank_that_is_not_in_the_epoch_yet_or_any_more_waits_for_the_others() -> None:
+    lanes = [[compute("forward", 0, 10, Forward(0))], [compute("forward", 3, 7, Forward(0))]]
+    found = break_down(epoch_of(TWO, lanes, [(0, 10), (2, 8)]))
+    assert [parts(item) for item in found] == [(10, 0, 0, 0, 0), (4, 0, 0, 4, 2)]
+
+
+def test_a_span_counts_what_lies_in_it() -> None:
+    lanes = [
+        [compute("forward", 0, 4, Forward(0)), communication("receive.wait", 4, 9, ReceiveGradients(0))],
+        [communication("send", 6, 7, SendGradients(0)), compute("update", 7, 9, Update(0))],
+    ]
+    epoch = epoch_of(TWO, lanes, [(0, 10), (0, 8)])
+    assert [parts(item) for item in break_down(epoch, 3, 7)] == [(1, 0, 1, 2, 0), (0, 1, 0, 0, 3)]
+    assert [parts(item) for item in break_down(epoch, 6.5, 9.5)] == [(0, 0, 2.5, 0, 0.5), (1, 0.5, 0, 1.5, 0)]
+
+
+def test_sums_and_means() -> None:
+    items = [Breakdown(1, 2, 3, 4, 5), Breakdown(3, 2, 1, 0, 9)]
+    assert sum_of(items) == Breakdown(4, 4, 4, 4, 14)
+    assert mean_of(items) == Breakdown(2, 2, 2, 2, 7)
+    assert items[0].span == 15
+
+
+@st.composite
+def lanes_of_events(draw: st.DrawFn) -> tuple[list[Event], float]:
+    """One rank's events with whole moments, each around at most two more, and the moment of a send to it."""
+    cuts = sorted(draw(st.sets(st.integers(0, 60), min_size=2, max_size=16)))
+    names = st.sampled_from(["forward", "receive.wait", "send", "send.wait", "barrier", "allreduce"])
+    events: list[Event] = []
+    for start, stop in pairwise(cuts):
+        name = draw(names)
+        if draw(st.booleans()):
+            continue
+        if name == "forward":
+            events.append(compute(name, start, stop, Forward(0)))
+            inner = sorted(draw(st.sets(st.integers(start, stop), max_size=4)))
+            nested = zip(inner[::2], inner[1::2], strict=False)
+            events += [communication("barrier", begin, end) for begin, end in nested]
+        else:
+            events.append(communication(name, start, stop, ReceiveActivations(0)))
+    return events, draw(st.integers(0, 60))
+
+
+@given(lanes_of_events(), st.tuples(st.integers(0, 60), st.integers(0, 60)).map(sorted))
+def test_parts_are_those_of_every_moment_and_add_up(drawn: tuple[list[Event], float], own: list[int]) -> None:
+    events, sent = drawn
+    sender = [communication("send", sent, sent + 1, SendActivations(0))]
+    epoch = epoch_of(TWO, [sender, events], [(0, 60), (own[0], own[1])])
+    expected = dict.fromkeys(("computing", "transfer", "transfer_idle", "imbalance_idle", "other"), 0)
+    for moment in range(60):
+        around = [event for event in events[::-1] if event.start <= moment < event.stop]
+        event = min(around, key=lambda event: event.stop - event.start, default=None)
+        expected[part_of(event, moment, sent, own)] += 1
+    found = break_down(epoch)[1]
+    assert found.parts == expected
+    assert found.span == 60
+
+
+def part_of(event: Event | None, moment: int, sent: float, own: list[int]) -> str:
+    """Part to which the time from `moment` on belongs, with the words of the definition."""
+    if not own[0] <= moment < own[1]:
+        return "imbalance_idle"
+    if event is None:
+        return "other"
+    if event.name == "receive.wait":
+        return "transfer_idle" if sent <= moment else "imbalance_idle"
+    return {
+        "forward": "computing",
+        "send": "transfer",
+        "send.wait": "transfer_idle",
+        "barrier": "imbalance_idle",
+        "allreduce": "transfer",  # nobody else takes part in it
+    }[event.name]

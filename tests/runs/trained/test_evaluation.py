@@ -1,0 +1,172 @@
+"""Figures of an evaluation: those of the run itself on its own data, those of plain formulas on other data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hybridnn import ProcessGrid
+from hybridnn.datasets import load_dataset
+from hybridnn.errors import DataError, SettingError
+from hybridnn.runs.trained.evaluation import Evaluation, EvaluationSamples, evaluate_run
+from hybridnn.runs.trained.trained_run import open_run
+from reference import network as net
+from reference.trained_runs import FEATURES, NETWORK, REGRESSION, regression_file, train, weights_of
+
+DIGITS = {"data": {"name": "digits"}, "model": {"hidden": [12]}, "training": {"epochs": 2, "dtype": "float64"}}
+
+
+@pytest.fixture(scope="module")
+def regression(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("regression")
+    train(folder / "run", data={"file": str(regression_file(folder / "mine.npz"))}, **REGRESSION)
+    return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("digits")
+    train(folder / "run", **DIGITS)
+    return folder / "run"
+
+
+def evaluated(run: Path, source: str | Path | None = None, **choice: Any) -> Evaluation:
+    return evaluate_run(
+        open_run(run), ProcessGrid(), EvaluationSamples(None if source is None else str(source), **choice)
+    )
+
+
+@pytest.mark.parametrize("data", [{"name": "digits"}, {"name": "airfoil"}, {"name": "synthetic"}, {"file": "mine.npz"}])
+@pytest.mark.parametrize("standardize", [True, False])
+def test_figures_are_those_of_the_last_epoch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unpacked: Path, data: dict[str, Any], *, standardize: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HYBRIDNN_DATA", str(unpacked))
+    regression_file(tmp_path / "mine.npz")
+    training = {"epochs": 2, "batch_size": 64, "dtype": "float64", "clip_norm": 1e-3}
+    last = train(tmp_path / "run", data={**data, "standardize": standardize}, training=training)
+    found = evaluated(tmp_path / "run").metrics
+    assert (found.loss, found.accuracy, found.r2) == (last.test_loss, last.test_accuracy, last.test_r2)
+
+
+def standardized(run: Path, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    with np.load(run / "standardization.npz") as file:
+        return (x - file["x_mean"]) / file["x_scale"], (y - file["y_mean"]) / file["y_scale"]
+
+
+def other_samples(count: int = 23) -> tuple[np.ndarray, np.ndarray]:
+    generator = np.random.default_rng(77)
+    return generator.normal(size=(count, FEATURES)) * 30 + 11, generator.normal(size=(count, 3)) * 100
+
+
+def test_other_data_are_standardized_as_the_run_was(regression: Path, tmp_path: Path) -> None:
+    x, y = other_samples()
+    np.savez(tmp_path / "other.npz", x_train=x, y_train=y)
+    found = evaluated(regression, tmp_path / "other.npz")
+    inputs, targets = standardized(regression, x, y)
+    outputs, _ = net.forward(NETWORK, weights_of(regression), inputs)
+    assert found.metrics.samples == len(x)
+    assert found.metrics.loss == pytest.approx(net.loss(NETWORK, outputs, targets), rel=1e-12)
+    assert found.metrics.r2 == pytest.approx(net.r2(outputs, targets), rel=1e-10)
+    assert (found.part, found.data) == ("all", str(tmp_path / "other.npz"))
+
+
+def test_parts_of_a_file_with_a_test_part(regression: Path, tmp_path: Path) -> None:
+    x, y = other_samples()
+    np.savez(tmp_path / "other.npz", x_train=x[:9], y_train=y[:9], x_test=x[9:], y_test=y[9:])
+    for choice, rows in (({}, slice(9, None)), ({"part": "test"}, slice(9, None)), ({"part": "train"}, slice(0, 9))):
+        found = evaluated(regression, tmp_path / "other.npz", **choice)
+        inputs, targets = standardized(regression, x[rows], y[rows])
+        outputs, _ = net.forward(NETWORK, weights_of(regression), inputs)
+        assert found.part == choice.get("part", "test")
+        assert found.metrics.samples == len(inputs)
+        assert found.metrics.loss == pytest.approx(net.loss(NETWORK, outputs, targets), rel=1e-12)
+
+
+def test_parts_of_the_own_data_are_those_of_the_run(regression: Path) -> None:
+    assert evaluated(regression).metrics.samples == 11
+    assert evaluated(regression, part="train").metrics.samples == 46
+    own = regression.parent / "mine.npz"  # the same data by its name are split in the same way
+    assert evaluated(regression, own) == evaluated(regression)
+    with np.load(own) as file:
+        x, y = file["x_train"], file["y_train"]
+    inputs, targets = standardized(regression, x, y)
+    outputs, _ = net.forward(NETWORK, weights_of(regression), inputs)
+    both = 11 * evaluated(regression).metrics.loss + 46 * evaluated(regression, part="train").metrics.loss
+    assert both / 57 == pytest.approx(net.loss(NETWORK, outputs, targets), rel=1e-12)
+
+
+def test_accuracy_of_other_labels(digits: Path, tmp_path: Path) -> None:
+    data = load_dataset("digits").train
+    x, y = np.empty((30, 64)), np.empty(30, np.int64)
+    data.take(np.arange(30), x, y)
+    y[::2] = (y[::2] + 1) % 9
+    np.savez(tmp_path / "other.npz", x_train=x, y_train=y)
+    with np.load(digits / "standardization.npz") as file:
+        inputs = (x - file["x_mean"]) / file["x_scale"]
+    outputs, _ = net.forward(net.Network((64, 12, 10)), weights_of(digits), inputs)
+    found = evaluated(digits, tmp_path / "other.npz").metrics
+    assert found.accuracy == net.accuracy(outputs, y)
+    assert found.loss == pytest.approx(net.loss(net.Network((64, 12, 10), loss="cross_entropy"), outputs, y), rel=1e-12)
+
+
+def test_csv_takes_its_target_columns_from_the_run_or_from_the_call(tmp_path: Path) -> None:
+    def table(name: str, header: str) -> Path:
+        generator = np.random.default_rng(3)
+        lines = [",".join(map(str, row)) for row in generator.normal(size=(20, 3)).tolist()]
+        (tmp_path / name).write_text("\n".join([header, *lines]) + "\n")
+        return tmp_path / name
+
+    data = {"file": str(table("mine.csv", "a,b,c")), "targets": ["c"]}
+    train(tmp_path / "run", data=data, model={"hidden": [4]}, training={"epochs": 1, "batch_size": 5})
+    expected = evaluated(tmp_path / "run", table("same.csv", "a,b,c")).metrics
+    assert expected.samples == 20
+    assert evaluated(tmp_path / "run", table("other.csv", "a,b,z"), targets=("z",)).metrics == expected
+    with pytest.raises(SettingError, match=r"data\.targets = 'c'.*it has a, b, z"):
+        evaluated(tmp_path / "run", tmp_path / "other.csv")
+    (tmp_path / "whole.csv").write_text("a,b,c\n1,2,3\n4,5,6\n")  # integers, which are numbers in this run
+    assert evaluated(tmp_path / "run", tmp_path / "whole.csv").metrics.accuracy is None
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"x_train": np.ones((4, 6))}, "other.npz has 6 features; .*run was trained on 5"),
+        ({"y_train": np.ones((4, 2))}, "other.npz has 2 targets; .*run was trained on 3"),
+        ({"x_train": np.full((4, FEATURES), np.nan)}, "x_train is nan in row 0, column 0"),
+    ],
+)
+def test_data_of_another_kind_are_refused(
+    regression: Path, tmp_path: Path, arrays: dict[str, np.ndarray], message: str
+) -> None:
+    good = {"x_train": np.ones((4, FEATURES)), "y_train": np.ones((4, 3))}
+    np.savez(tmp_path / "other.npz", **(good | arrays))  # type: ignore[arg-type]  # arrays by name
+    with pytest.raises(DataError, match=message):
+        evaluated(regression, tmp_path / "other.npz")
+
+
+def test_data_of_another_task_or_more_classes_are_refused(digits: Path, regression: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"digits is for classification; .* was trained for regression"):
+        evaluated(regression, "digits")
+    np.savez(tmp_path / "other.npz", x_train=np.ones((20, 64)), y_train=np.arange(20) % 11)
+    with pytest.raises(DataError, match=r"has 11 classes; .* was trained on 10"):
+        evaluated(digits, tmp_path / "other.npz")
+
+
+def test_wrong_choices_are_refused(regression: Path, tmp_path: Path) -> None:
+    x, y = other_samples()
+    np.savez(tmp_path / "other.npz", x_train=x, y_train=y)
+    with pytest.raises(SettingError, match=r"--part = 'test': other\.npz has no test part"):
+        evaluated(regression, tmp_path / "other.npz", part="test")
+    with pytest.raises(SettingError, match=r"--targets = 'a': goes with --data FILE\.csv"):
+        evaluated(regression, tmp_path / "other.npz", targets=("a",))
+    with pytest.raises(DataError, match="no such file"):
+        evaluated(regression, tmp_path / "absent.npz")
+    with pytest.raises(DataError, match="digit"):
+        evaluated(regression, "digit")
+    with pytest.raises(SettingError, match=r"data\.name = ''"):
+        evaluated(regression, "")

@@ -1,0 +1,117 @@
+"""Predictions: what plain formulas give, in the units of the targets, in the order of the samples."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from hybridnn import ProcessGrid
+from hybridnn.errors import DataError
+from hybridnn.runs.trained import prediction
+from hybridnn.runs.trained.prediction import Predictions, predict_file
+from hybridnn.runs.trained.trained_run import open_run
+from reference import network as net
+from reference.trained_runs import FEATURES, NETWORK, REGRESSION, regression_file, train, weights_of
+
+
+def predicted(run: Path, file: Path) -> Predictions:
+    found = predict_file(open_run(run), ProcessGrid(), file)
+    assert found is not None
+    return found
+
+
+def outputs_of(run: Path, network: net.Network, x: NDArray[Any]) -> NDArray[Any]:
+    with np.load(run / "standardization.npz") as file:
+        return net.forward(network, weights_of(run), (x - file["x_mean"]) / file["x_scale"])[0]
+
+
+@pytest.mark.parametrize("numbers_at_once", [1, 1 << 22], ids=["in portions", "at once"])
+def test_numbers_are_in_the_units_of_the_targets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, numbers_at_once: int
+) -> None:
+    monkeypatch.setattr(prediction, "NUMBERS_AT_ONCE", numbers_at_once)
+    train(tmp_path / "run", **{**REGRESSION, "data": {"file": str(regression_file(tmp_path / "mine.npz"))}})
+    x = np.random.default_rng(4).normal(size=(37, FEATURES)) * 20
+    np.savez(tmp_path / "x.npz", x=x, unused=np.zeros(2))
+    found = predicted(tmp_path / "run", tmp_path / "x.npz")
+    with np.load(tmp_path / "run" / "standardization.npz") as file:
+        expected = outputs_of(tmp_path / "run", NETWORK, x) * file["y_scale"] + file["y_mean"]
+    np.testing.assert_allclose(found.values, expected, rtol=1e-12)
+    assert found.classes is None
+    assert found.columns == ("target_0", "target_1", "target_2")
+
+
+def test_float32_keeps_small_changes_about_a_large_mean(tmp_path: Path) -> None:
+    generator = np.random.default_rng(2)
+    x = generator.normal(size=(60, 2)) + 1e6
+    np.savez(tmp_path / "mine.npz", x_train=x, y_train=x[:, :1] + 1e7)
+    train(tmp_path / "run", data={"file": str(tmp_path / "mine.npz")}, model={"hidden": [4]}, training={"epochs": 1})
+    np.savez(tmp_path / "x.npz", x[:9])
+    found = predicted(tmp_path / "run", tmp_path / "x.npz").values
+    with np.load(tmp_path / "run" / "standardization.npz") as file:
+        expected = outputs_of(tmp_path / "run", net.Network((2, 4, 1)), x[:9]) * file["y_scale"] + file["y_mean"]
+    np.testing.assert_allclose(found, expected, atol=1e-5, rtol=0)  # a float32 of this size is right to 0.5
+
+
+def test_classes_and_probabilities(tmp_path: Path) -> None:
+    train(tmp_path / "run", model={"hidden": [12]}, training={"epochs": 2, "dtype": "float64"})
+    x = np.random.default_rng(4).integers(17, size=(21, 64))
+    np.savez(tmp_path / "x.npz", x=x)
+    found = predicted(tmp_path / "run", tmp_path / "x.npz")
+    outputs = outputs_of(tmp_path / "run", net.Network((64, 12, 10)), x)
+    np.testing.assert_allclose(found.values, [np.exp(net.log_softmax(row)) for row in outputs], rtol=1e-11)
+    assert found.classes is not None
+    assert found.classes.tolist() == [int(np.argmax(row)) for row in outputs]
+    assert found.columns[3] == "probability_3"
+
+
+def test_samples_of_a_csv_with_and_without_the_target_column(tmp_path: Path) -> None:
+    generator = np.random.default_rng(3)
+    table = generator.normal(size=(20, 3))
+    np.savetxt(tmp_path / "mine.csv", table, delimiter=",", header="a,speed,c", comments="")
+    np.savetxt(tmp_path / "x.csv", table[:, [0, 2]], delimiter=",", header="a,c", comments="")
+    np.savez(tmp_path / "x.npz", table[:, [0, 2]])
+    data = {"file": str(tmp_path / "mine.csv"), "targets": ["speed"]}
+    train(tmp_path / "run", data=data, model={"hidden": [4]}, training={"epochs": 1, "batch_size": 5})
+    found = [predicted(tmp_path / "run", tmp_path / name) for name in ("mine.csv", "x.csv", "x.npz")]
+    assert found[0].columns == ("speed",)
+    assert found[0].values.shape == (20, 1)
+    assert found[0].values.tolist() == found[1].values.tolist() == found[2].values.tolist()
+    np.savetxt(tmp_path / "more.csv", table, delimiter=",", header="a,b,c", comments="")
+    more = predicted(tmp_path / "run", tmp_path / "more.csv")
+    assert (more.values.tolist(), more.ignored) == (found[0].values.tolist(), ("b",))
+    np.savez(tmp_path / "more.npz", table)
+    with pytest.raises(DataError, match=r"more\.npz: samples of 3 features; the network takes 2"):
+        predicted(tmp_path / "run", tmp_path / "more.npz")
+
+
+def test_without_standardization_numbers_are_taken_as_they_are(tmp_path: Path) -> None:
+    x = np.random.default_rng(3).normal(size=(20, 2))
+    np.savez(tmp_path / "mine.npz", x_train=x, y_train=x.sum(axis=1))
+    settings = {"model": {"hidden": [4]}, "training": {"epochs": 1, "dtype": "float64"}}
+    train(tmp_path / "run", data={"file": str(tmp_path / "mine.npz"), "standardize": False}, **settings)
+    np.savez(tmp_path / "x.npz", x)
+    expected, _ = net.forward(net.Network((2, 4, 1)), weights_of(tmp_path / "run"), x)
+    np.testing.assert_allclose(predicted(tmp_path / "run", tmp_path / "x.npz").values, expected, rtol=1e-12)
+
+
+def test_files_hold_every_digit() -> None:
+    values = np.array([[0.1 + 0.2, 1e-300], [1 / 3, 2.0]])
+    numbers = Predictions(("a, b", "c"), values, None)
+    rows = list(csv.reader(io.StringIO(numbers.to_csv().decode())))
+    assert rows[0] == ["a, b", "c"]
+    assert [[float(cell) for cell in row] for row in rows[1:]] == values.tolist()
+    with np.load(io.BytesIO(numbers.to_npz())) as file:
+        assert {name: file[name].tolist() for name in file} == {"predictions": values.tolist()}
+    classes = Predictions(("probability_0", "probability_1"), values, np.array([0, 1]))
+    rows = list(csv.reader(io.StringIO(classes.to_csv().decode())))
+    assert rows[0] == ["class", "probability_0", "probability_1"]
+    assert [row[0] for row in rows[1:]] == ["0", "1"]
+    with np.load(io.BytesIO(classes.to_npz())) as file:
+        assert {name: file[name].tolist() for name in file} == {"classes": [0, 1], "probabilities": values.tolist()}

@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+from matplotlib.image import imread
+
+from hybridnn.runs.run_record import read_run
+from hybridnn.study.figures import RunFigures, figures_of, instruction_figures, relative_error
+from hybridnn.study.report.check_plot import draw_run_check, draw_runs_check
+from hybridnn.study.report.scaling import compare_runs
+from reference.finished_runs import prediction_line, write_run
+
+
+def _measured(epoch: int, seconds: float, **changes: object) -> dict[str, object]:
+    instructions = {"forward": 0.2 * seconds, "backward": 0.3 * seconds}
+    shares = {"communication": 0.3 * seconds, "waiting": 0.1 * seconds}
+    return {
+        "kind": "measured",
+        "epoch": epoch,
+        "seconds_per_step": seconds,
+        "instructions": instructions,
+        **shares,
+        **changes,
+    }
+
+
+def test_figures_of_a_run_without_a_prediction(tmp_path: Path) -> None:
+    figures = figures_of(read_run(write_run(tmp_path, ranks=4, grid=(1, 2, 2), samples=1000)))
+    # Epochs of 9, 2, 1 and 3 s, ten steps each: the median of the last three.
+    assert (figures.seconds_per_epoch, figures.seconds_per_step) == (2, 0.2)
+    assert figures.samples_per_second == 500
+    assert figures.bytes_per_step == 1500  # of 10, 15 and 20 kB per epoch
+    assert figures.shares.communication == pytest.approx(0.25)
+    assert figures.shares.waiting is None
+    assert (figures.grid, figures.network, figures.ranks) == ("2x2", "64-64-64-10", 4)
+    assert (figures.metric_name, figures.metric) == ("test accuracy", 0.5)
+    assert figures.predicted_seconds_per_step is None
+    assert figures.prediction_error is None
+    assert figures.verdict.limit == "communication"
+
+
+def test_figures_of_a_predicted_run(tmp_path: Path) -> None:
+    lines = [prediction_line(0.25), _measured(1, 9.0), _measured(2, 0.2), _measured(3, 0.2)]
+    run = read_run(write_run(tmp_path, accuracy=None, lines=lines))
+    figures = figures_of(run)
+    assert figures.prediction_error == pytest.approx(0.25)
+    assert (figures.predicted_seconds_per_epoch, figures.predicted_bytes_per_step) == (2.5, 4000)
+    assert figures.shares.communication == pytest.approx(0.3)
+    assert figures.shares.waiting == pytest.approx(0.1)
+    assert figures.shares.overhead == pytest.approx(0.1)
+    assert (figures.metric_name, figures.metric) == ("test R²", 0.75)
+    forward, backward, update = instruction_figures(run)
+    assert (forward.kind, backward.kind, update.kind) == ("forward", "backward", "update")
+    assert forward.seconds_per_step == pytest.approx(0.04)  # the first epoch does not count
+    assert forward.error == pytest.approx(0.05 / 0.04 - 1)
+    assert (backward.predicted_seconds_per_step, backward.error) == (None, None)
+    assert (update.seconds_per_step, update.error) == (None, None)
+
+
+def test_error_of_nothing_is_not_known() -> None:
+    assert relative_error(1.0, 0.0) is None
+    assert relative_error(None, 1.0) is None
+
+
+def test_small_runs_are_called_small(tmp_path: Path) -> None:
+    # 64 x 2 + 2 + 2 x 10 + 10 = 160 parameters, and six operations for each of 10 samples.
+    run = read_run(write_run(tmp_path, hidden=[2], batch_size=10, communication_share=0.0))
+    assert figures_of(run).verdict.text == "too small: overhead, 0.0096 MFlop per rank and step"
+
+
+def _figures(folder: Path, ranks: int, seconds: float, predicted: float | None = None, **options: object) -> RunFigures:
+    lines = [] if predicted is None else [prediction_line(predicted / 10)]
+    return figures_of(read_run(write_run(folder, ranks=ranks, seconds=[seconds], lines=lines, **options)))  # type: ignore[arg-type]
+
+
+def test_scaling_is_against_the_fewest_ranks(tmp_path: Path) -> None:
+    runs = [
+        _figures(tmp_path / "8", 8, 3.0, 2.0),
+        _figures(tmp_path / "2", 2, 6.0, 5.0),
+        _figures(tmp_path / "4", 4, 4.0),
+    ]
+    (group,) = compare_runs(runs)
+    assert group.base.folder.endswith("/2")
+    assert [row.figures.ranks for row in group.rows] == [2, 4, 8]
+    assert [row.speed_up for row in group.rows] == [1.0, 1.5, 2.0]
+    assert [row.efficiency for row in group.rows] == [1.0, 0.75, 0.5]
+    assert [row.predicted_speed_up for row in group.rows] == [1.0, None, 2.5]
+
+
+def test_only_runs_of_one_network_and_data_are_compared(tmp_path: Path) -> None:
+    runs = [
+        _figures(tmp_path / "a", 1, 6.0),
+        _figures(tmp_path / "b", 2, 3.0, hidden=[8]),
+        _figures(tmp_path / "c", 2, 3.0, samples=10),
+        _figures(tmp_path / "d", 2, 3.0),
+    ]
+    groups = compare_runs(runs)
+    assert [[row.figures.folder[-1] for row in group.rows] for group in groups] == [["a", "d"], ["b"], ["c"]]
+    assert [row.speed_up for group in groups for row in group.rows] == [1.0, 2.0, 1.0, 1.0]
+
+
+def test_bars_are_pictures(tmp_path: Path) -> None:
+    run = read_run(write_run(tmp_path / "a", lines=[prediction_line(0.25), _measured(1, 0.3)]))
+    bare = read_run(write_run(tmp_path / "b"))
+    pictures = [draw_run_check(run, figures_of(run)), draw_runs_check([figures_of(run), figures_of(bare)])]
+    for picture in pictures:
+        assert imread(BytesIO(picture)).std() > 0

@@ -1,0 +1,150 @@
+"""Which device and which transport are chosen, and what is said where the one asked for is not there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hybridnn.diagnostics.device_mpi_trial import DeviceMpiTrial
+from hybridnn.errors import EnvironmentProblem, HybridnnError, SettingError
+from hybridnn.kernels import cupy_loading
+from hybridnn.parallel.grid import ProcessGrid
+from hybridnn.training.device import choose_device, choose_device_together
+from hybridnn.training.transport_choice import TransportChoice, choose_transport
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+
+def cupy_with(places: list[str], *, nccl: bool = True, answers: bool = True) -> Any:
+    """CuPy that sees GPUs plugged in at `places`."""
+    current = [0]
+
+    class CudaError(RuntimeError): ...
+
+    def memory() -> tuple[int, int]:
+        if not answers:
+            raise CudaError("cudaErrorDevicesUnavailable: all CUDA-capable devices are busy or unavailable")
+        return 1, 2
+
+    runtime = SimpleNamespace(
+        CUDARuntimeError=CudaError,
+        getDeviceCount=lambda: len(places),
+        getDevice=lambda: current[0],
+        getDeviceProperties=lambda index: {"name": b"Card"},
+        deviceGetPCIBusId=lambda index: places[index],
+        memGetInfo=memory,
+        runtimeGetVersion=lambda: 12090,
+    )
+
+    def device(index: int) -> Any:
+        return SimpleNamespace(use=lambda: current.__setitem__(0, index))
+
+    return SimpleNamespace(
+        cuda=SimpleNamespace(runtime=runtime, Device=device, nccl=SimpleNamespace(available=nccl)), current=current
+    )
+
+
+def missing() -> Any:
+    raise EnvironmentProblem("a GPU was asked for: CuPy is not installed; pip install 'hybridnn[cuda13]'")
+
+
+def test_the_ranks_of_a_node_take_its_gpus_in_turn() -> None:
+    cupy = cupy_with(["a", "b", "c"])
+    for node_rank, index in enumerate([0, 1, 2, 0, 1]):
+        choice = choose_device("gpu", node_rank, lambda: cupy)
+        assert (choice.kind, choice.index, choice.why) == ("gpu", index, f"Card, GPU {index} of 3")
+        assert (choice.cupy, cupy.current) == (cupy, [index])
+
+
+def test_auto_is_the_cpu_where_there_is_no_gpu_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cupy_loading, "find_spec", lambda name: None)
+    choice = choose_device("auto", 0)
+    assert (choice.kind, choice.index, choice.cupy) == ("cpu", -1, None)
+    assert choice.why.startswith("CuPy is not installed; ")
+    assert choose_device("auto", 0, lambda: cupy_with(["a"])).kind == "gpu"
+    silent = choose_device("auto", 0, lambda: cupy_with(["a"], answers=False))
+    assert silent.why.startswith("GPU 0 does not answer (cudaErrorDevicesUnavailable")
+
+
+def test_a_gpu_that_is_asked_for_must_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cupy_loading, "find_spec", lambda name: None)
+    with pytest.raises(EnvironmentProblem, match=r"a GPU was asked for: CuPy is not installed; .*'hybridnn\[cuda1"):
+        choose_device("gpu", 0)
+    with pytest.raises(EnvironmentProblem, match="GPU 0 does not answer"):
+        choose_device("gpu", 0, lambda: cupy_with(["a"], answers=False))
+    with pytest.raises(SettingError, match=r"device\.name = 'tpu': one of auto, cpu, gpu"):
+        choose_device("tpu", 0)
+
+
+def test_the_cpu_is_chosen_without_a_look_at_cupy() -> None:
+    assert choose_device("cpu", 0, missing).why == "as asked for"
+
+
+@pytest.mark.mpi(ranks=[2, 3])
+def test_all_ranks_compute_on_the_same_kind_of_device(comm: MPI.Intracomm) -> None:
+    world, last = ProcessGrid(comm).world, comm.size - 1
+
+    def load() -> Any:
+        return missing() if comm.rank == last else cupy_with(["a"])
+
+    choice = choose_device_together(world, "auto", comm.rank, load)
+    assert choice.kind == "cpu"
+    reason = "CuPy is not installed; pip install 'hybridnn[cuda13]'"
+    assert choice.why == (reason if comm.rank == last else f"rank {last}: {reason}")
+    assert choose_device_together(world, "auto", comm.rank, lambda: cupy_with(["a"])).kind == "gpu"
+    with pytest.raises(HybridnnError, match="CuPy is not installed"):
+        choose_device_together(world, "gpu", comm.rank, load)
+
+
+@pytest.mark.mpi(ranks=[2, 3])
+def test_nccl_where_every_rank_has_a_gpu_of_its_own(comm: MPI.Intracomm) -> None:
+    grid, last = ProcessGrid(comm), comm.size - 1
+    own, shared = cupy_with([f"bus {comm.rank}"]), cupy_with(["bus 0" if comm.rank == last else f"bus {comm.rank}"])
+    without = cupy_with([f"bus {comm.rank}"], nccl=comm.rank != last)
+    for name in ("auto", "nccl"):
+        assert choose_transport(grid, name, own) == TransportChoice("nccl", "every rank has a GPU of its own")
+    problems = [
+        (shared, f"ranks 0, {last} share a GPU"),
+        (without, f"CuPy finds no NCCL (pip install nvidia-nccl-cu12) on rank {last}"),
+    ]
+    for cupy, problem in problems:
+        assert choose_transport(grid, "auto", cupy) == TransportChoice("staging", problem)
+        with pytest.raises(EnvironmentProblem) as raised:
+            choose_transport(grid, "nccl", cupy)
+        assert str(raised.value) == f"device.transport = 'nccl': {problem}; 'staging' always works"
+
+
+@pytest.mark.mpi(ranks=[2])
+def test_device_aware_mpi_only_after_its_probe(comm: MPI.Intracomm) -> None:
+    grid, cupy, asked = ProcessGrid(comm), cupy_with([f"bus {comm.rank}"]), []
+
+    def probe(places: Sequence[str], problem: str = "") -> DeviceMpiTrial:
+        asked.append((comm.rank, *places))
+        return DeviceMpiTrial(problem, "between two processes")
+
+    choice = choose_transport(grid, "mpi", cupy, probe)
+    arrived = "as asked for, and messages from GPU memory to GPU memory arrived, between two processes"
+    assert choice == TransportChoice("mpi", arrived)
+    with pytest.raises(
+        EnvironmentProblem, match="'mpi': a process that sent was ended by SIGSEGV on rank 0; 'staging'"
+    ):
+        choose_transport(grid, "mpi", cupy, partial(probe, problem="a process that sent was ended by SIGSEGV"))
+    assert asked == ([(0, "bus 0", "bus 1")] * 2 if comm.rank == 0 else [])
+    assert choose_transport(grid, "staging", cupy).why == "as asked for"
+    assert choose_transport(grid, "auto", cupy_with(["a"])).name == "staging"
+    with pytest.raises(SettingError, match=r"device\.transport = 'gloo': one of auto, staging, mpi, nccl"):
+        choose_transport(grid, "gloo", cupy)
+
+
+@pytest.mark.mpi(ranks=[2])
+def test_the_probe_fails_in_processes_of_its_own_where_there_is_no_gpu(comm: MPI.Intracomm) -> None:
+    try:
+        cupy_loading.load_cupy()
+    except EnvironmentProblem:
+        with pytest.raises(EnvironmentProblem, match=r"'mpi': a process that sent from GPU memory says: .* on rank 0"):
+            choose_transport(ProcessGrid(comm), "mpi", cupy_with(["bus 0"]))
