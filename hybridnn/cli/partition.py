@@ -12,7 +12,7 @@ import typer
 from hybridnn.cli.output import Format
 from hybridnn.cli.ranks import first_rank_alone
 from hybridnn.errors import DataError, SettingError
-from hybridnn.pipeline.partition.stage_partition import USUAL
+from hybridnn.pipeline.partition.stage_partition import TYPICAL_LINK
 
 if TYPE_CHECKING:
     from hybridnn.cli.partition_view import LayerCosts
@@ -45,10 +45,10 @@ def partition(
     threads: Annotated[int | None, _count("BLAS threads of a timed pass; without, 1.")] = None,
     alpha: Annotated[
         float, typer.Option(min=0.0, help="Seconds per message; the default is usual inside a node.", metavar="S")
-    ] = USUAL.alpha,
+    ] = TYPICAL_LINK.alpha,
     beta: Annotated[
         float, typer.Option(min=0.0, help="Seconds per byte; the default is usual inside a node.", metavar="S")
-    ] = USUAL.beta,
+    ] = TYPICAL_LINK.beta,
     output_format: Annotated[Format, typer.Option("--format", help="How to print the result.")] = Format.text,
 ) -> None:
     """Time the layers on this machine and divide them into stages: by their number, and by their time."""

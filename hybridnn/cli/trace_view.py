@@ -49,7 +49,7 @@ def print_trace(console: Console, epoch: Epoch, drawing: Drawing, window: TimeWi
     print_drawing(console, drawing)
     console.print()
     breakdowns = _breakdowns(epoch, window)
-    if not epoch.whole:
+    if not epoch.is_complete:
         console.print(
             f"the beginning of epoch {epoch.number} is not in the trace, which keeps the last events of a run"
         )
@@ -69,15 +69,15 @@ def trace_facts(epoch: Epoch, drawing: Drawing, window: TimeWindow) -> dict[str,
         "method": epoch.method,
         "epoch": epoch.number,
         "seconds": epoch.stop - epoch.start,
-        "whole": epoch.whole,
+        "whole": epoch.is_complete,
         "minibatches": list(epoch.minibatches),
         "microbatches": epoch.microbatches,
         "chunks": epoch.chunks,
         "breakdown": {
             "seconds": breakdowns[0].span,
             "ranks": [
-                {"rank": rank, **lane.place._asdict(), **_parts(item)}
-                for rank, (lane, item) in enumerate(zip(epoch.lanes, breakdowns, strict=True))
+                {"rank": rank, **lane.position._asdict(), **_parts(item)}
+                for rank, (lane, item) in enumerate(zip(epoch.ranks, breakdowns, strict=True))
             ],
             "stages": [{"stage": number, **_parts(item)} for number, item in enumerate(_by_stage(epoch, breakdowns))],
             "total": _parts(sum_of(breakdowns)),
@@ -101,7 +101,7 @@ def _breakdowns(epoch: Epoch, window: TimeWindow) -> tuple[Breakdown, ...]:
 def _by_stage(epoch: Epoch, breakdowns: tuple[Breakdown, ...]) -> list[Breakdown]:
     """Mean over the ranks of every stage."""
     return [
-        mean_of([item for lane, item in zip(epoch.lanes, breakdowns, strict=True) if lane.place.stage == stage])
+        mean_of([item for lane, item in zip(epoch.ranks, breakdowns, strict=True) if lane.position.stage == stage])
         for stage in range(len(epoch.stages))
     ]
 

@@ -1,7 +1,7 @@
 """All ranks in one process: deterministic, without an MPI library, with verdicts in words."""
 
-from hybridnn.in_process.messages import Message
-from hybridnn.in_process.problems import CommunicationError, DeadlockError, StuckError
+from hybridnn.in_process.errors import CommunicationError, DeadlockError, StuckError
+from hybridnn.in_process.records import Message
 from hybridnn.in_process.run import RunResult, run_ranks
 
 __all__ = ["CommunicationError", "DeadlockError", "Message", "RunResult", "StuckError", "run_ranks"]

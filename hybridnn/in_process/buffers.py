@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridnn.in_process.problems import CommunicationError
+from hybridnn.in_process.errors import CommunicationError
 
 Flat = NDArray[Any]
 Delivers = Sequence[Callable[[], None] | None]

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from hybridnn.comm.stand_in import standing_in
 from hybridnn.errors import SettingError
-from hybridnn.in_process.clock import Clock
-from hybridnn.in_process.engine import Context, MessageEngine
-from hybridnn.in_process.messages import Message, Record, message_of
-from hybridnn.in_process.namespace import Comm, Namespace
-from hybridnn.in_process.picture import draw, write_svg
-from hybridnn.in_process.problems import CommunicationError
+from hybridnn.in_process.drawing import draw, write_svg
+from hybridnn.in_process.errors import CommunicationError
+from hybridnn.in_process.matching import Context, MessageEngine
+from hybridnn.in_process.mpi_interface import Comm, Namespace
+from hybridnn.in_process.records import Message, Record, message_of
+from hybridnn.in_process.virtual_clock import Clock
 from hybridnn.pipeline.drawing.drawing import Drawing
 from hybridnn.pipeline.drawing.svg import svg_text
 from hybridnn.utils.checks import require_choice, require_number, require_whole

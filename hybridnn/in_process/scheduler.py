@@ -20,8 +20,8 @@ from typing import Any
 
 from greenlet import getcurrent, greenlet
 
-from hybridnn.in_process.problems import DeadlockError, RankStopped, StuckError
-from hybridnn.in_process.sites import is_debugged, place_of_thread
+from hybridnn.in_process.errors import DeadlockError, RankStopped, StuckError
+from hybridnn.in_process.source_lines import is_debugged, place_of_thread
 
 IDLE_POLLS = 1000
 """A rank that polls so often while no rank does anything else waits for ever."""

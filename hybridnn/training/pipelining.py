@@ -22,8 +22,8 @@ from hybridnn.pipeline.checks.lint import lint
 from hybridnn.pipeline.partition.layer_profile import time_layers
 from hybridnn.pipeline.partition.stage_partition import (
     PARTITIONS,
-    USUAL,
-    best_cuts,
+    TYPICAL_LINK,
+    balanced_counts,
     check_partition,
     check_stages,
     uniform_partition,
@@ -314,7 +314,7 @@ def _with_profiled_layers(
             return sum(layer.forward_seconds + layer.backward_seconds for layer in layers) / parts
 
         sizes = [layer.outputs * samples * dtype.itemsize for layer in model.layers[:-1]]
-        return best_cuts(seconds, [2 * USUAL.message_seconds(size) for size in sizes], len(plan.layers))
+        return balanced_counts(seconds, [2 * TYPICAL_LINK.message_seconds(size) for size in sizes], len(plan.layers))
 
     counts = agree(grid.world, lambda: measure() if grid.rank == 0 else plan.layers)
     numbers = np.array(counts, np.int64)

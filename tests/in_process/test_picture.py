@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import numpy as np
 
 from hybridnn.in_process import run_ranks
-from hybridnn.in_process.sites import Site
+from hybridnn.in_process.source_lines import Site
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -70,7 +70,7 @@ def test_clocks_of_nodes_are_put_together(
         grid.world.barrier()
         write_trace(path if grid.rank == 0 else None, grid)
         grid.world.barrier()
-        one, other = (lane.events[0].start for lane in read_trace(path).lanes)
+        one, other = (lane.events[0].start for lane in read_trace(path).ranks)
         assert other - one == pytest.approx(1000 if nodes == 1 else 0, abs=5)
 
 
@@ -94,8 +94,8 @@ def test_what_was_recorded_is_read_back(tmp_path: Path) -> None:
     write_trace(tmp_path / "trace.json", ProcessGrid(recorder=recorder), "ddg")
     trace = read_trace(tmp_path)
     assert (trace.method, trace.stages, trace.complete_since) == ("ddg", ((1, 1),), 0)
-    (lane,) = trace.lanes
-    assert lane.place == StagePosition(0, 0, 0)
+    (lane,) = trace.ranks
+    assert lane.position == StagePosition(0, 0, 0)
     # All begin together, and the longest is the outermost.
     assert [event._replace(start=0, stop=0) for event in lane.events] == [
         event._replace(start=0, stop=0) for event in recorder.events[::-1]
@@ -111,7 +111,7 @@ def test_of_events_of_one_span_the_outer_one_comes_first(tmp_path: Path, monkeyp
     recorder.end_communication("broadcast", "world", 5.0, 8)
     recorder.end_compute("update", 5.0, Update(0))
     write_trace(tmp_path / "trace.json", ProcessGrid(recorder=recorder))
-    assert [event.name for event in read_trace(tmp_path).lanes[0].events] == ["update", "broadcast"]
+    assert [event.name for event in read_trace(tmp_path).ranks[0].events] == ["update", "broadcast"]
 
 
 def test_reading_a_file_made_by_hand(tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_reading_a_file_made_by_hand(tmp_path: Path) -> None:
 def test_nothing_recorded_is_a_file_too(tmp_path: Path) -> None:
     write_trace(tmp_path / "trace.json", ProcessGrid())
     trace = read_trace(tmp_path)
-    assert trace.lanes == (RankTrace(StagePosition(0, 0, 0), ()),)
+    assert trace.ranks == (RankTrace(StagePosition(0, 0, 0), ()),)
     assert trace.epochs == ()
 
 
@@ -209,7 +209,7 @@ def test_damaged_files_are_refused_in_one_line(tmp_path: Path, text: str) -> Non
 
 def test_the_undamaged_file_is_read(tmp_path: Path) -> None:
     (tmp_path / "trace.json").write_text(damaged())
-    assert len(read_trace(tmp_path).lanes) == 1
+    assert len(read_trace(tmp_path).ranks) == 1
 
 
 def test_what_is_missing_is_named(tmp_path: Path) -> None:

@@ -60,8 +60,8 @@ def big_grid(comm: MPI.Intracomm, **axes: int) -> ProcessGrid:
 
 def check_instructions(epoch: Epoch, schedule: Schedule) -> None:
     """Every instruction of the schedule once on every rank, in its order; receives where their content is used."""
-    for lane in epoch.lanes:
-        order = schedule.orders[lane.place.stage]
+    for lane in epoch.ranks:
+        order = schedule.orders[lane.position.stage]
         events = [event for event in lane.events if isinstance(event.about, Instruction) and event.name != "loss"]
         done = [event.about for event in events if event.kind == "compute" or event.name == "send"]
         assert done == [item for item in order if isinstance(item, COMPUTED + SENT)]
@@ -106,7 +106,7 @@ def test_an_epoch_of_a_pipeline_without_flush_is_traced(comm: MPI.Intracomm, mpi
         schedule = make_schedule(method, stages=grid.pipeline, minibatches=MINIBATCHES)
         for number in trace.epochs:
             epoch = trace.epoch(number)
-            assert epoch.whole
+            assert epoch.is_complete
             assert epoch.minibatches == range(MINIBATCHES)
             check_instructions(epoch, schedule)
         check_lanes(mpi_tmp_path / "trace.json", comm.size)
@@ -164,20 +164,20 @@ def test_an_epoch_whose_beginning_was_dropped(comm: MPI.Intracomm, mpi_tmp_path:
     it, path = PipelineCase("1f1b", microbatches=2), mpi_tmp_path / "trace.json"
     whole = traced(it, big_grid(comm, pipeline=2), path)
     comm.Barrier()  # before the file is written anew
-    events = [len(lane.events) for lane in whole.epoch(2).lanes]
+    events = [len(lane.events) for lane in whole.epoch(2).ranks]
     # The evaluation after the epoch takes room too.
     after = [
         sum(e.start > whole.epoch(2).start for e in lane.events) - n
-        for lane, n in zip(whole.lanes, events, strict=True)
+        for lane, n in zip(whole.ranks, events, strict=True)
     ]
     room = [n // 2 + rest + 40 * comm.rank for n, rest in zip(events, after, strict=True)][comm.rank]
     part = traced(it, ProcessGrid(comm, pipeline=2, recorder=Recorder(room)), path)
     assert part.epochs == (2,)
     epoch = part.epoch(2)
-    assert not epoch.whole
-    assert 0 < sum(len(lane.events) for lane in epoch.lanes) < sum(events)
+    assert not epoch.is_complete
+    assert 0 < sum(len(lane.events) for lane in epoch.ranks) < sum(events)
     last = [
-        max(event.about.minibatch for event in lane.events if isinstance(event.about, Update)) for lane in epoch.lanes
+        max(event.about.minibatch for event in lane.events if isinstance(event.about, Update)) for lane in epoch.ranks
     ]
     assert last[0] == last[1]  # ranks that dropped different numbers of minibatches count alike
     assert [item.span for item in break_down(epoch)] == pytest.approx([epoch.stop - epoch.start] * 2)

@@ -29,7 +29,7 @@ from hybridnn.cost.machine.compute import Compute
 from hybridnn.cost.machine.machine import CollectiveCost, Machine, NetworkLink, Overlap, Quality, Segment
 from hybridnn.errors import SettingError
 from hybridnn.parallel.grid import ProcessGrid
-from hybridnn.pipeline.partition.stage_partition import USUAL
+from hybridnn.pipeline.partition.stage_partition import TYPICAL_LINK
 
 
 def host_facts(grid: ProcessGrid, threads: int) -> dict[str, str]:
@@ -143,7 +143,7 @@ DTYPES = ("float32", "float64")
 COMMUNICATION_SHARE, OVERLAP_SHARE = 0.5, 0.1
 """Parts of the time; computing has the rest."""
 
-USUAL_LINK = NetworkLink(segments=(Segment(alpha_seconds=USUAL.alpha, beta_seconds_per_byte=USUAL.beta),))
+USUAL_LINK = NetworkLink(segments=(Segment(alpha_seconds=TYPICAL_LINK.alpha, beta_seconds_per_byte=TYPICAL_LINK.beta),))
 """Stands for a link that could not be measured."""
 
 
@@ -261,7 +261,8 @@ def _collectives(fits: tuple[FittedOperation, ...]) -> tuple[CollectiveCost, ...
 def _missing(grid: ProcessGrid, inside: NetworkLink | None) -> tuple[str, ...]:
     """What the job had too few ranks for."""
     if grid.size == 1:
-        link = f"alpha {USUAL.alpha:g} s and beta {USUAL.beta:g} s per byte, usual inside a node, stand for the link"
+        alpha, beta = TYPICAL_LINK.alpha, TYPICAL_LINK.beta
+        link = f"alpha {alpha:g} s and beta {beta:g} s per byte, usual inside a node, stand for the link"
         return (
             f"messages need 2 ranks: {link}",
             "collectives need 2 ranks: they cost what the best algorithm costs over that link",

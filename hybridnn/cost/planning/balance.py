@@ -10,7 +10,7 @@ from hybridnn.cost.machine.machine import Machine
 from hybridnn.cost.prediction.groups import Groups
 from hybridnn.cost.prediction.layer_costs import ChunkCosts
 from hybridnn.cost.prediction.workload import Workload, uniform_layout
-from hybridnn.pipeline.partition.stage_partition import best_cuts
+from hybridnn.pipeline.partition.stage_partition import balanced_counts
 
 
 def balanced_layers(
@@ -58,7 +58,7 @@ def balanced_layers(
     ways = {groups.flows(stage, stage + 1) for stage in range(len(stages) - 1)}
     sizes = [layer.outputs * samples * workload.itemsize for layer in layers[:-1]]
     boundaries = [2 * max(groups.message_by(nbytes, flows) for flows in ways) for nbytes in sizes]
-    return best_cuts(seconds, boundaries, len(stages) * chunks)
+    return balanced_counts(seconds, boundaries, len(stages) * chunks)
 
 
 def _running_sums(

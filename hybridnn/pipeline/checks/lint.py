@@ -296,11 +296,11 @@ def _check_bounds(schedule: Schedule, stage: int) -> None:
     order = schedule.orders[stage]
     versions = schedule.policy.versions(stage, schedule.stages)
     if plan.peak_weight_versions > versions:
-        place = plan.most_versions_at
+        place = plan.peak_versions_at
         reason = f"keeps {plan.peak_weight_versions} weight versions, but the bound is {versions}"
         raise ScheduleError(stage, place, order[place], reason)
     bound = schedule.activation_bound[stage]
     if plan.peak_live_activations > bound:
-        place = plan.most_activations_at
+        place = plan.peak_activations_at
         reason = f"holds the activations of {plan.peak_live_activations} microbatches, but the bound is {bound}"
         raise ScheduleError(stage, place, order[place], reason)

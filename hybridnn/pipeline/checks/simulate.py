@@ -9,6 +9,7 @@ from typing import NamedTuple
 from hybridnn.errors import SettingError
 from hybridnn.pipeline.schedules.instructions import (
     ALL_MICROBATCHES,
+    COMPUTATIONS,
     Backward,
     Forward,
     InputGradient,
@@ -19,7 +20,7 @@ from hybridnn.pipeline.schedules.instructions import (
 from hybridnn.pipeline.schedules.memory_plan import plan_memory
 from hybridnn.pipeline.schedules.message_flow import MessageFlow
 from hybridnn.pipeline.schedules.schedule import Schedule
-from hybridnn.pipeline.schedules.timing import COMPUTATIONS, Duration, Times, time_computations
+from hybridnn.pipeline.schedules.timing import Duration, Times, time_computations
 from hybridnn.pipeline.schedules.weight_policies import WeightRead
 from hybridnn.utils.checks import require_number
 

@@ -101,7 +101,9 @@ def _extended(
     return found
 
 
-def best_cuts(seconds: Callable[[int, int, int], float], boundaries: Sequence[float], stages: int) -> tuple[int, ...]:
+def balanced_counts(
+    seconds: Callable[[int, int, int], float], boundaries: Sequence[float], stages: int
+) -> tuple[int, ...]:
     """Counts of layers for stages that differ, so that the slowest stage or boundary is as fast as possible.
 
     The same recurrence with the ranks of every stage given.
@@ -180,8 +182,8 @@ class LinkCost:
         return 2 * (ranks - 1) * (self.alpha + self.beta * nbytes / ranks)
 
 
-FREE = LinkCost()
-USUAL = LinkCost(alpha=5e-6, beta=2e-10)
+FREE_LINK = LinkCost()
+TYPICAL_LINK = LinkCost(alpha=5e-6, beta=2e-10)
 """Usual inside a node, to the order of magnitude; not measured."""
 
 
@@ -271,7 +273,7 @@ def check_partition(counts: Sequence[int], layers: int, parts: int) -> None:
 
 
 def balanced_partition(
-    profile: Sequence[LayerProfile], parts: int, *, message_seconds: MessageSeconds = FREE.message_seconds
+    profile: Sequence[LayerProfile], parts: int, *, message_seconds: MessageSeconds = FREE_LINK.message_seconds
 ) -> tuple[int, ...]:
     """Counts of layers that make the slowest stage or boundary as fast as possible, exactly.
 
@@ -294,7 +296,7 @@ def balanced_partition(
         If there are more stages than layers.
     """
     check_stages(len(profile), parts)
-    return _search(profile, (parts,), parts, message_seconds, FREE.reduction_seconds).stages
+    return _search(profile, (parts,), parts, message_seconds, FREE_LINK.reduction_seconds).stages
 
 
 def replicated_partition(
@@ -302,8 +304,8 @@ def replicated_partition(
     ranks: int,
     stages: int | None = None,
     *,
-    message_seconds: MessageSeconds = FREE.message_seconds,
-    reduction_seconds: ReductionSeconds = FREE.reduction_seconds,
+    message_seconds: MessageSeconds = FREE_LINK.message_seconds,
+    reduction_seconds: ReductionSeconds = FREE_LINK.reduction_seconds,
 ) -> tuple[tuple[int, int], ...]:
     """Layers and replicas of every stage that make the slowest stage or boundary as fast as possible, exactly.
 
@@ -345,8 +347,8 @@ def plan_partition(
     stages: Sequence[int],
     replicas: Sequence[int] | None = None,
     *,
-    message_seconds: MessageSeconds = FREE.message_seconds,
-    reduction_seconds: ReductionSeconds = FREE.reduction_seconds,
+    message_seconds: MessageSeconds = FREE_LINK.message_seconds,
+    reduction_seconds: ReductionSeconds = FREE_LINK.reduction_seconds,
 ) -> PartitionPlan:
     """Expected costs of a partition.
 

@@ -15,10 +15,9 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridnn.pipeline.schedules.instructions import Barrier, Instruction
+from hybridnn.pipeline.schedules.instructions import COMPUTATIONS, Barrier, Instruction
 from hybridnn.pipeline.schedules.message_flow import Message, MessageFlow
 from hybridnn.pipeline.schedules.schedule import Schedule, ScheduleError
-from hybridnn.pipeline.schedules.timing import COMPUTATIONS
 
 BARRIER = -1
 """Stands for a barrier of all stages in the order of a program."""

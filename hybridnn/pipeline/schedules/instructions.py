@@ -135,3 +135,7 @@ class Barrier(Instruction):
 
     __slots__ = ()
     name = "barrier"
+
+
+COMPUTATIONS = (Forward, Recompute, Backward, InputGradient, WeightGradient, ReduceGradients, Update)
+"""Instructions that occupy a stage."""

@@ -58,7 +58,7 @@ class MemoryPlan:
         one weight-gradient product over all microbatches count until then.
     peak_weight_versions : int
         Most weight versions alive at a time, the current one included.
-    most_activations_at, most_versions_at : int
+    peak_activations_at, peak_versions_at : int
         Places where these peaks are first reached.
     """
 
@@ -70,8 +70,8 @@ class MemoryPlan:
     peak_live_inputs: int
     peak_live_activations: int
     peak_weight_versions: int
-    most_activations_at: int
-    most_versions_at: int
+    peak_activations_at: int
+    peak_versions_at: int
 
 
 def plan_memory(schedule: Schedule, stage: int) -> MemoryPlan:
@@ -96,8 +96,8 @@ def plan_memory(schedule: Schedule, stage: int) -> MemoryPlan:
     activation_slots, activation_counts = _assign(activations, lambda item: item.chunk, schedule.chunks)
     last_readers, copies = _versions(schedule, stage)
     peak_inputs, _ = _peak(inputs.values())
-    peak_activations, most_activations_at = _peak(alive)
-    peak_copies, most_versions_at = _peak(copies)
+    peak_activations, peak_activations_at = _peak(alive)
+    peak_copies, peak_versions_at = _peak(copies)
     return MemoryPlan(
         input_slots,
         activation_slots,
@@ -107,8 +107,8 @@ def plan_memory(schedule: Schedule, stage: int) -> MemoryPlan:
         peak_inputs,
         peak_activations,
         1 + peak_copies,
-        most_activations_at,
-        most_versions_at,
+        peak_activations_at,
+        peak_versions_at,
     )
 
 

@@ -27,7 +27,7 @@ class ScheduleError(HybridnnError):
     ----------
     stage : int
         Whose list breaks it, from 0.
-    place : int
+    position : int
         Number of the instruction in that list, from 0; the list's length where something is missing.
     instruction : Instruction or None
         The instruction there; None at the end of the list.
@@ -35,11 +35,11 @@ class ScheduleError(HybridnnError):
         The rule and how it is broken, in words.
     """
 
-    def __init__(self, stage: int, place: int, instruction: Instruction | None, reason: str) -> None:
-        where = "end of the list" if instruction is None else f"instruction {place} ({instruction})"
+    def __init__(self, stage: int, position: int, instruction: Instruction | None, reason: str) -> None:
+        where = "end of the list" if instruction is None else f"instruction {position} ({instruction})"
         super().__init__(f"stage {stage}, {where}: {reason}")
         self.stage = stage
-        self.place = place
+        self.position = position
         self.instruction = instruction
         self.reason = reason
 

@@ -8,22 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from hybridnn.pipeline.schedules.instructions import (
-    Backward,
-    Barrier,
-    Forward,
-    InputGradient,
-    Instruction,
-    Recompute,
-    ReduceGradients,
-    Update,
-    WeightGradient,
-)
+from hybridnn.pipeline.schedules.instructions import COMPUTATIONS, Barrier, Instruction
 from hybridnn.pipeline.schedules.message_flow import Message, MessageFlow
 from hybridnn.pipeline.schedules.schedule import Schedule, ScheduleError
-
-COMPUTATIONS = (Forward, Recompute, Backward, InputGradient, WeightGradient, ReduceGradients, Update)
-"""What occupies a stage."""
 
 Duration = Callable[[int, Instruction], float]
 """From (stage, computation) to how long it takes."""

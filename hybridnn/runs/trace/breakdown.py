@@ -78,7 +78,7 @@ def break_down(epoch: Epoch, start: float | None = None, stop: float | None = No
     start = epoch.start if start is None else start
     stop = epoch.stop if stop is None else stop
     meetings = _Meetings(epoch)
-    return tuple(_of_rank(epoch, rank, meetings, start, stop) for rank in range(len(epoch.lanes)))
+    return tuple(_of_rank(epoch, rank, meetings, start, stop) for rank in range(len(epoch.ranks)))
 
 
 def sum_of(breakdowns: Iterable[Breakdown]) -> Breakdown:
@@ -107,12 +107,12 @@ class _Meetings:
         self._epoch = epoch
         self._sends: defaultdict[tuple[StagePosition, _Message], list[float]] = defaultdict(list)
         self._begun: list[defaultdict[str, list[float]]] = []
-        for lane in epoch.lanes:
+        for lane in epoch.ranks:
             begun: defaultdict[str, list[float]] = defaultdict(list)
             self._begun.append(begun)
             for event in lane.events:
                 if event.name == "send" and isinstance(event.about, Instruction):
-                    self._sends[lane.place, self._message(lane.place.stage, event.about)].append(event.start)
+                    self._sends[lane.position, self._message(lane.position.stage, event.about)].append(event.start)
                 elif _begins_collective(event):
                     begun[event.axis].append(event.start)
 
@@ -120,21 +120,21 @@ class _Meetings:
         """When the last part of a message that came before the end of a wait was sent; infinite if none was."""
         if not isinstance(wait.about, Instruction):
             return inf
-        place = self._epoch.lanes[rank].place
+        place = self._epoch.ranks[rank].position
         message = self._message(place.stage, wait.about)
         sends = [start for sender in self._senders(place, wait.about) for start in self._sends[sender, message]]
         return max((start for start in sends if start <= wait.stop), default=inf)
 
     def complete(self, rank: int, event: Event) -> float:
         """When the last member of its group came to a collective, of those that came before it ended here."""
-        place = self._epoch.lanes[rank].place
+        place = self._epoch.ranks[rank].position
         # Counted from the end of the epoch, whose beginning may have been dropped on some ranks.
         own = self._begun[rank][event.axis]
         number = len(own) - bisect_right(own, event.start) + 1
         begun = [
             self._begun[other][event.axis]
-            for other, lane in enumerate(self._epoch.lanes)
-            if other == rank or _share_group(event.axis, place, lane.place)
+            for other, lane in enumerate(self._epoch.ranks)
+            if other == rank or _share_group(event.axis, place, lane.position)
         ]
         came = [moments[-number] for moments in begun if number <= len(moments)]
         return max((moment for moment in came if moment <= event.stop), default=event.start)
@@ -174,7 +174,7 @@ def _share_group(axis: str, one: StagePosition, other: StagePosition) -> bool:
 def _of_rank(epoch: Epoch, rank: int, meetings: _Meetings, start: float, stop: float) -> Breakdown:
     first, last = (min(max(moment, start), stop) for moment in epoch.spans[rank])
     seconds = {"computing": 0.0, "transfer": 0.0, "transfer_idle": 0.0, "imbalance_idle": first - start + stop - last}
-    for event, begin, end in _innermost(epoch.lanes[rank].events):
+    for event, begin, end in _innermost(epoch.ranks[rank].events):
         begin, end = max(begin, first), min(end, last)
         if begin < end:
             moment, before, after = _parting(event, rank, meetings)

@@ -47,7 +47,7 @@ def draw_epoch(epoch: Epoch, start: float, stop: float, what: str) -> Drawing:
     """
     rows = tuple(
         Row(_row_label(epoch, rank), tuple(_box(epoch, event, start, stop) for event in _seen(lane, start, stop)))
-        for rank, lane in enumerate(epoch.lanes)
+        for rank, lane in enumerate(epoch.ranks)
     )
     stages = len(epoch.stages)
     parts = [epoch.method, f"{stages} stage{'s' if stages != 1 else ''}", f"measured in epoch {epoch.number}", what]
@@ -126,7 +126,7 @@ def _detail(epoch: Epoch, event: Event, about: Instruction | None, start: float)
 
 
 def _row_label(epoch: Epoch, rank: int) -> str:
-    stage, batch_rank, model_rank = epoch.lanes[rank].place
+    stage, batch_rank, model_rank = epoch.ranks[rank].position
     batch, model = epoch.stages[stage]
     return " ".join(
         [f"stage {stage}"]

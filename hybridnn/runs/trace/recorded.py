@@ -20,13 +20,13 @@ class RankTrace:
 
     Attributes
     ----------
-    place : Place
+    position : StagePosition
         Of the rank.
     events : tuple of Event
         By beginning, an event before those within it.
     """
 
-    place: StagePosition
+    position: StagePosition
     events: tuple[Event, ...]
 
 
@@ -42,20 +42,20 @@ class Epoch:
         Name of the pipeline method, for people.
     stages : tuple of (int, int)
         Batch and model ranks of every stage.
-    lanes : tuple of RankTrace
+    ranks : tuple of RankTrace
         By rank: instructions and communication.
     spans : tuple of (float, float)
         When each rank began and ended the training, seconds; where it is not whole, when what is left of it begins.
-    whole : bool
+    is_complete : bool
         Whether nothing of it was dropped.
     """
 
     number: int
     method: str
     stages: tuple[tuple[int, int], ...]
-    lanes: tuple[RankTrace, ...]
+    ranks: tuple[RankTrace, ...]
     spans: tuple[tuple[float, float], ...]
-    whole: bool = True
+    is_complete: bool = True
 
     @property
     def start(self) -> float:
@@ -72,7 +72,7 @@ class Epoch:
         """Computations of all ranks and their instructions."""
         return tuple(
             (event, event.about)
-            for lane in self.lanes
+            for lane in self.ranks
             for event in lane.events
             if event.kind == "compute" and isinstance(event.about, Instruction)
         )
@@ -104,7 +104,7 @@ class Trace:
         Name of the pipeline method, for people; may be empty.
     stages : tuple of (int, int)
         Batch and model ranks of every stage.
-    lanes : tuple of RankTrace
+    ranks : tuple of RankTrace
         By rank; times in seconds, of one clock.
     complete_since : float
         Before this moment some rank's events may have been dropped.
@@ -112,21 +112,21 @@ class Trace:
 
     method: str
     stages: tuple[tuple[int, int], ...]
-    lanes: tuple[RankTrace, ...]
+    ranks: tuple[RankTrace, ...]
     complete_since: float = 0.0
 
     @cached_property
     def epochs(self) -> tuple[int, ...]:
         """Numbers of the epochs of which every rank has something."""
-        phases = [self._phases(lane) for lane in self.lanes]
+        phases = [self._phases(lane) for lane in self.ranks]
         common = set.intersection(*(set(own) for own in phases)) if phases else set()
         return tuple(sorted(n for n in common if all(own[n].stop > self.complete_since for own in phases)))
 
     def epoch(self, number: int) -> Epoch:
         """What was recorded during the training of one of the `epochs`."""
-        phases = [self._phases(lane)[number] for lane in self.lanes]
+        phases = [self._phases(lane)[number] for lane in self.ranks]
         spans = tuple((max(phase.start, self.complete_since), phase.stop) for phase in phases)
-        lanes = tuple(_within(lane, *span) for lane, span in zip(self.lanes, spans, strict=True))
+        lanes = tuple(_within(lane, *span) for lane, span in zip(self.ranks, spans, strict=True))
         whole = all(phase.start >= self.complete_since for phase in phases)
         return Epoch(number, self.method, self.stages, lanes, spans, whole)
 
@@ -227,4 +227,4 @@ def _numbered(events: Iterable[Event], done: int) -> Iterator[Event]:
 def _within(lane: RankTrace, start: float, stop: float) -> RankTrace:
     """The events of a rank between two moments, without phases."""
     events = (event for event in lane.events if event.kind != "phase")
-    return RankTrace(lane.place, tuple(event for event in events if start <= event.start and event.stop <= stop))
+    return RankTrace(lane.position, tuple(event for event in events if start <= event.start and event.stop <= stop))

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from hybridnn.pipeline.schedules.clock import BARRIER, Seconds, compile_schedule, run
 from hybridnn.pipeline.schedules.instructions import (
+    COMPUTATIONS,
     Backward,
     Forward,
     InputGradient,
@@ -24,7 +25,7 @@ from hybridnn.pipeline.schedules.instructions import (
 from hybridnn.pipeline.schedules.message_flow import Message
 from hybridnn.pipeline.schedules.methods import METHODS, make_schedule
 from hybridnn.pipeline.schedules.schedule import Schedule, ScheduleError
-from hybridnn.pipeline.schedules.timing import COMPUTATIONS, time_computations
+from hybridnn.pipeline.schedules.timing import time_computations
 
 COUNTS = (1, 2, 3, 5, 8, 13)
 

@@ -83,7 +83,7 @@ def test_too_few_weight_versions() -> None:
     with pytest.raises(ScheduleError) as caught:
         lint(replace(schedule, policy=less))
     assert str(caught.value) == (
-        f"stage 0, instruction {caught.value.place} (update 1): keeps 3 weight versions, but the bound is 2"
+        f"stage 0, instruction {caught.value.position} (update 1): keeps 3 weight versions, but the bound is 2"
     )
 
 
@@ -210,7 +210,7 @@ def test_rules(method: str, edit: Edit, message: str) -> None:
     assert message in str(caught.value)
     assert isinstance(caught.value, HybridnnError)
     assert caught.value.exit_code == 2
-    place, order = caught.value.place, orders[caught.value.stage]
+    place, order = caught.value.position, orders[caught.value.stage]
     assert caught.value.instruction == (order[place] if place < len(order) else None)
 
 

@@ -13,8 +13,8 @@ from hybridnn.errors import SettingError
 from hybridnn.pipeline.partition.layer_profile import LayerProfile
 from hybridnn.pipeline.partition.stage_partition import (
     LinkCost,
+    balanced_counts,
     balanced_partition,
-    best_cuts,
     check_partition,
     plan_partition,
     replicated_partition,
@@ -251,6 +251,6 @@ def test_cuts_for_stages_that_differ_equal_the_best_of_all(data: st.DataObject) 
         return max([*parts, *(boundaries[end - 1] for end in ends[:-1])])
 
     possible = [c for c in product(range(1, layers + 1), repeat=stages) if sum(c) == layers]
-    found = best_cuts(lambda place, first, end: sum(costs[place][first:end]), boundaries, stages)
+    found = balanced_counts(lambda place, first, end: sum(costs[place][first:end]), boundaries, stages)
     assert found in possible
     assert slowest(found) == min(map(slowest, possible))

@@ -88,9 +88,9 @@ def test_merged_weight_gradients_keep_everything() -> None:
 def test_where_the_peak_is() -> None:
     """1f1b, K = 3, stage 1, M = 4: the second forward pass; pipedream, stage 0: the update that makes version 2."""
     schedule = make_schedule("1f1b", stages=3, minibatches=1, microbatches=4)
-    assert str(schedule.orders[1][plan_memory(schedule, 1).most_activations_at]) == "forward 0.1"
+    assert str(schedule.orders[1][plan_memory(schedule, 1).peak_activations_at]) == "forward 0.1"
     schedule = make_schedule("pipedream", stages=3, minibatches=9)
-    assert str(schedule.orders[0][plan_memory(schedule, 0).most_versions_at]) == "update 1"
+    assert str(schedule.orders[0][plan_memory(schedule, 0).peak_versions_at]) == "update 1"
 
 
 def all_schedules() -> list[Any]:

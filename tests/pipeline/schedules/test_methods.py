@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hybridnn.pipeline.schedules.instructions import ReceiveActivations, SendActivations
+from hybridnn.pipeline.schedules.instructions import COMPUTATIONS, ReceiveActivations, SendActivations
 from hybridnn.pipeline.schedules.methods import METHODS, make_schedule
-from hybridnn.pipeline.schedules.timing import COMPUTATIONS
 
 
 @pytest.mark.parametrize("method", METHODS)

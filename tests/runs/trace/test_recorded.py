@@ -85,8 +85,8 @@ def test_epochs_hold_what_lies_in_their_phases() -> None:
     assert epoch.spans == ((40, 50), (40.5, 50.5))
     assert (epoch.start, epoch.stop) == (40, 50.5)
     assert (epoch.minibatches, epoch.microbatches, epoch.chunks) == (range(1, 9), 1, 1)
-    assert [len(lane.events) for lane in epoch.lanes] == [8, 8]
-    assert epoch.whole
+    assert [len(lane.events) for lane in epoch.ranks] == [8, 8]
+    assert epoch.is_complete
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_epochs_that_a_rank_has_dropped_are_not_there(complete_since: float, epo
 
 def test_the_end_of_an_epoch_begins_where_no_rank_has_dropped_anything() -> None:
     epoch = trace(43.5).epoch(2)
-    assert not epoch.whole
+    assert not epoch.is_complete
     assert epoch.spans == ((43.5, 50), (43.5, 50.5))
     assert epoch.minibatches == range(4, 9)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from hybridnn.errors import SettingError
-from hybridnn.in_process.messages import Instant, Message
+from hybridnn.in_process.records import Instant, Message
 from hybridnn.pipeline.drawing.drawing import Arrow, Box, Drawing, Row
 from hybridnn.pipeline.drawing.svg import svg_text
 

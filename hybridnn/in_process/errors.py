@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from hybridnn.errors import HybridnnError
-from hybridnn.in_process.picture import write_svg
+from hybridnn.in_process.drawing import write_svg
 from hybridnn.pipeline.drawing.drawing import Drawing
 from hybridnn.pipeline.drawing.svg import svg_text
 

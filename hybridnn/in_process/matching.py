@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 
 from hybridnn.in_process.buffers import Flat, ReceiveBuffer, equal_bytes
-from hybridnn.in_process.clock import Clock
-from hybridnn.in_process.messages import Moment, Record, message_of
-from hybridnn.in_process.picture import draw
-from hybridnn.in_process.problems import CommunicationError, DeadlockError
+from hybridnn.in_process.deadlock import BlockedRank, deadlock
+from hybridnn.in_process.drawing import draw
+from hybridnn.in_process.errors import CommunicationError, DeadlockError
+from hybridnn.in_process.records import Moment, Record, message_of
 from hybridnn.in_process.scheduler import Scheduler
-from hybridnn.in_process.sites import Line, Site, calling_line, with_caller
-from hybridnn.in_process.verdict import BlockedRank, deadlock
+from hybridnn.in_process.source_lines import Line, Site, calling_line, with_caller
+from hybridnn.in_process.virtual_clock import Clock
 from hybridnn.utils.text import name_ranks
 
 ANY_TAG = -1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from hybridnn.in_process.problems import DeadlockError
+from hybridnn.in_process.errors import DeadlockError
 from hybridnn.pipeline.drawing.drawing import Drawing
 from hybridnn.utils.text import name_ranks
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from hybridnn.in_process.sites import Line, Site
+from hybridnn.in_process.source_lines import Line, Site
 
 Moment = tuple[int, float]
 """What an `Instant` is made of."""

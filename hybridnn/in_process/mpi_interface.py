@@ -24,8 +24,8 @@ from hybridnn.in_process.buffers import (
     parts_of,
     reduced,
 )
-from hybridnn.in_process.engine import ANY_TAG, Context, MessageEngine, Pending
-from hybridnn.in_process.problems import CommunicationError
+from hybridnn.in_process.errors import CommunicationError
+from hybridnn.in_process.matching import ANY_TAG, Context, MessageEngine, Pending
 
 PROC_NULL, ANY_SOURCE, UNDEFINED = -2, -1, -32766
 LIBRARY = "ranks of one process"
