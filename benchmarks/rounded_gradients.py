@@ -16,7 +16,7 @@ from hybridnn import MLP, SGD, ProcessGrid, Trainer
 from hybridnn.config.build import load_data
 from hybridnn.config.settings import DataSettings
 from hybridnn.runs.data import place_data
-from reference.nodes import on_nodes
+from reference.ranks import on_nodes
 
 WIRES = ("same", "bfloat16", "float16")
 SHOWN = (1, 2, 5, 10, 20)

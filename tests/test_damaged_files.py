@@ -1,4 +1,4 @@
-"""Every reader of a file, given damaged and forged ones: what it holds, or one line that names the file."""
+"""Every reader of a damaged or altered file returns its content or raises an error of one line with its name."""
 
 from __future__ import annotations
 
@@ -33,15 +33,14 @@ from hybridnn.study.figures import figures_of
 from hybridnn.study.study_file import load_study, ready_studies
 from hybridnn.study.study_folder import StudyFolder, read_manifest
 from hybridnn.utils.files import parse_toml
+from reference.damaged_files import UNREADABLE, corruptions, mutations, replace_by_unreadable
 from reference.finished_runs import prediction_line, write_run
-from reference.forged import damaged, forged
 from reference.stalls import collective, progress, rank_state
-from reference.strange_files import STRANGE, put
-from reference.traces import communication, compute, file_of, phase
-from reference.trained_runs import put_checkpoint
+from reference.traces import communication, compute, phase, trace_document
+from reference.trained_runs import write_checkpoint
 
 EVERY = 7
-"""Of the forged documents, so that all takes seconds; no common factor with the values."""
+"""Only every so many altered documents are read, so that all takes seconds; no common factor with the values."""
 
 ALL = (0, 1)
 MEASURED = {
@@ -110,7 +109,7 @@ def config(folder: Path) -> Path:
 
 def trace(folder: Path) -> Path:
     events = [phase(1, 0, 9), compute("forward", 0, 2, Forward(0)), communication("allreduce", 2, 5, None, nbytes=8)]
-    (folder / "trace.json").write_text(json.dumps(file_of([(1, 1), (1, 1)], [events, events])))
+    (folder / "trace.json").write_text(json.dumps(trace_document([(1, 1), (1, 1)], [events, events])))
     return folder / "trace.json"
 
 
@@ -127,7 +126,7 @@ def stall(folder: Path, which: str = "rank-1.json") -> Path:
 def manifest(folder: Path) -> Path:
     generator = np.random.default_rng(0)
     arrays = {f"layers.{layer}.{kind}": generator.normal(size=size) for layer in ALL for kind, size in SHAPES.items()}
-    return put_checkpoint(folder, 7, arrays) / "manifest.json"
+    return write_checkpoint(folder, 7, arrays) / "manifest.json"
 
 
 SHAPES = {"weight": (3, 3), "bias": (3,)}
@@ -161,7 +160,7 @@ def use_stall(path: Path) -> None:
 
 
 def use_manifest(path: Path) -> None:
-    """Use a checkpoint whose digests are right, so that nothing but the manifest itself tells that it is forged."""
+    """Use a checkpoint whose digests are right, so that nothing but the manifest itself shows the change."""
     if path.is_file() and path.stat().st_size < 1 << 20:
         sums = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in path.parent.glob("*.*")}
         (path.parent / "SHA256SUMS").write_text("".join(f"{sha}  {name}\n" for name, sha in sums.items()))
@@ -184,18 +183,18 @@ class Case:
     read: Callable[[Path], object]
     language: str = "json"
 
-    def forged(self, content: bytes) -> Iterator[bytes]:
+    def mutations(self, content: bytes) -> Iterator[bytes]:
         """The content with one place changed."""
         text = content.decode()
         if self.language == "toml":
             end = CONFIG_END if text.endswith(CONFIG_END) else ""
-            for document in forged(parse_toml(text), EVERY):
+            for document in mutations(parse_toml(text), EVERY):
                 with contextlib.suppress(TypeError):  # TOML has no null
                     yield (tomli_w.dumps(document) + end).encode(errors="surrogatepass")
             return
         lines = text.splitlines() if self.language == "lines" else [text]
         for number, line in enumerate(lines):
-            for document in forged(json.loads(line), EVERY):
+            for document in mutations(json.loads(line), EVERY):
                 yield "\n".join([*lines[:number], json.dumps(document), *lines[number + 1 :], ""]).encode()
 
 
@@ -235,7 +234,7 @@ def test_a_forged_place_is_one_line(kind: str, tmp_path: Path) -> None:
     path = case.write(tmp_path)
     assert outcome(case, path) == ""
     found = set()
-    for content in case.forged(path.read_bytes()):
+    for content in case.mutations(path.read_bytes()):
         path.write_bytes(content)
         found.add(outcome(case, path) == "")
     assert found == {True, False}  # some values may stand there
@@ -247,7 +246,7 @@ def test_a_file_that_is_cut_or_has_another_bit_is_one_line(kind: str, tmp_path: 
     case = CASES[kind]
     path = case.write(tmp_path)
     outcomes = []
-    for content in damaged(path.read_bytes(), cuts=60, flips=100):
+    for content in corruptions(path.read_bytes(), cuts=60, flips=100):
         path.write_bytes(content)
         outcomes.append(outcome(case, path))
     assert any(outcomes)
@@ -276,7 +275,7 @@ def test_a_deep_or_long_document_is_one_line(kind: str, tmp_path: Path) -> None:
 def test_what_is_no_file_is_one_line(strange: str, kind: str, tmp_path: Path) -> None:
     case = CASES[kind]
     path = case.write(tmp_path)
-    put(strange, path)
+    replace_by_unreadable(strange, path)
     try:
         case.read(path)
     except HybridnnError as error:
@@ -292,7 +291,7 @@ def test_what_is_no_file_is_one_line(strange: str, kind: str, tmp_path: Path) ->
 @pytest.mark.parametrize("kind", ["settings", "study", "machine.toml", "profile", "trace"])
 @pytest.mark.parametrize("strange", ["inside a file", "name too long", "path too long", "NUL in the name"])
 def test_a_name_that_cannot_be_is_one_line(strange: str, kind: str, tmp_path: Path) -> None:
-    path, reason = STRANGE[strange](tmp_path)
+    path, reason = UNREADABLE[strange](tmp_path)
     path = path.with_name(path.name + ".toml")
     with pytest.raises(HybridnnError, match=f"cannot be read: {reason}|no such run folder") as caught:
         CASES[kind].read(path)

@@ -18,7 +18,7 @@ import pytest
 
 from mpi_runner.launch import JobResult, job_environment, marked_processes, started_job
 from mpi_runner.outer import wait_for_job
-from mpi_runner.slowness import SLOWNESS, patience
+from mpi_runner.slowness import SLOWNESS, deadline
 from mpi_runner.verdicts import JobEnd, judge
 
 pytestmark = pytest.mark.slow
@@ -52,7 +52,7 @@ def started_suite(tmp_path: Path, case: str, *options: str) -> Iterator[tuple[su
 def run_suite(tmp_path: Path, case: str, *options: str) -> tuple[dict[str, str], str]:
     """Run pytest on a file of cases; return the outcome of each test and all the output."""
     with started_suite(tmp_path, case, *options) as (process, mark):
-        process.wait(patience(60))
+        process.wait(deadline(60))
         assert marked_processes(mark) == []
     text = (tmp_path / "output").read_text()
     outcomes = re.findall(r"^\S+::(.+?) (PASSED|FAILED|SKIPPED|XFAIL)", text, re.MULTILINE)
@@ -83,7 +83,7 @@ def test_green_suite_is_green(tmp_path: Path) -> None:
 def test_each_failure_is_reported_and_the_tests_around_it_pass(tmp_path: Path) -> None:
     start = time.monotonic()
     outcomes, text = run_suite(tmp_path, "case_broken.py")
-    assert time.monotonic() - start < patience(60)
+    assert time.monotonic() - start < deadline(60)
     assert outcomes == {
         "test_before[np2]": "PASSED",
         "test_one_rank_asserts[np2]": "FAILED",
@@ -116,9 +116,9 @@ def test_selection_and_stop_at_the_first_failure(tmp_path: Path) -> None:
 
 def wait_until(condition: Callable[[], bool], seconds: float) -> None:
     """Wait for a condition to hold, which it has to within some seconds of a quiet machine."""
-    deadline = time.monotonic() + patience(seconds)
+    end = time.monotonic() + deadline(seconds)
     while not condition():
-        assert time.monotonic() < deadline
+        assert time.monotonic() < end
         time.sleep(0.05)
 
 
@@ -145,7 +145,7 @@ def test_nothing_outlives_an_ended_run(tmp_path: Path) -> None:
             assert len(marked_processes(mark)) >= 4
             os.kill(process.pid, number)
         for process, mark in suites:
-            process.wait(patience(20))
+            process.wait(deadline(20))
             wait_until(partial(all_gone, mark), 10)
     assert [process.returncode for process, _ in suites] == [128 + signal.SIGTERM, -signal.SIGKILL]
 
@@ -165,7 +165,7 @@ def test_started_job_is_killed_at_its_limit(run_mpi: Callable[..., JobResult]) -
         2, "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(3600)", timeout=1
     )
     assert result.timed_out
-    assert result.seconds < patience(10)
+    assert result.seconds < deadline(10)
 
 
 def test_started_job_returns_its_output_and_exit_code(run_mpi: Callable[..., JobResult]) -> None:
@@ -194,7 +194,7 @@ def test_mpi_mark_refuses_unknown_arguments(tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": str(CASES.parent)},
         capture_output=True,
         text=True,
-        timeout=patience(60),
+        timeout=deadline(60),
         check=False,
     )
     assert result.returncode != 0

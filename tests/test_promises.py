@@ -19,7 +19,7 @@ import pytest
 from hybridnn import MLP, SGD, ProcessGrid, Trainer
 from hybridnn.errors import HybridnnError, NonFiniteLossError
 from hybridnn.training.records import StepRecord
-from mpi_runner.slowness import patience
+from mpi_runner.slowness import deadline
 from reference import network as net
 from reference.cases import (
     Case,
@@ -32,11 +32,11 @@ from reference.cases import (
     reference,
     run,
 )
-from reference.messages import check_float32, float32_case, watch_messages
+from reference.messages import check_float32, float32_case, record_messages
 from reference.network import Weights
 from reference.pipeline_cases import UNEVEN, PipelineCase, check_pipelined
 from reference.pipelines import DELAYED
-from reference.ranks import brought_together
+from reference.ranks import allgather_objects
 from reference.serial import sample_order
 from reference.sweeps import DISTRIBUTIONS, SPLITS, grids, sizes_for
 
@@ -99,7 +99,7 @@ def test_promise_3_stale_means_exactly_as_stale_as_stated(comm: MPI.Intracomm) -
 
 @pytest.mark.in_process(ranks=[1, 2, 4])
 def test_promise_4_float32_stays_float32(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = watch_messages(monkeypatch)
+    seen = record_messages(monkeypatch)
     for grid in grids(comm):
         for split, distribution in zip((*SPLITS, "columns"), DISTRIBUTIONS, strict=True):
             check_float32(grid, float32_case(grid, split, distribution, classification=True), seen)
@@ -171,7 +171,7 @@ def test_promise_8_a_rank_that_raises_ends_the_job_with_its_traceback(run_mpi: C
     result = run_mpi(4, RAISE_ON_ONE_RANK, timeout=60)
     assert not result.timed_out
     assert result.returncode != 0
-    assert result.seconds < patience(10)
+    assert result.seconds < deadline(10)
     assert "rank 2 of 4 failed" in result.stderr
     assert "RuntimeError: rank 2 lost its way" in result.stderr
     assert result.stderr.count("Traceback") == 1
@@ -196,7 +196,7 @@ def test_promise_9_a_loss_that_is_not_finite_stops_every_rank_before_the_step(co
         assert f"step {len(kept) + 1} " in str(caught.value)
         assert_arrays_same(trainer.weights(), kept[-1])
         assert all(np.isfinite(array).all() for array in kept[-1].values())
-        messages = brought_together(comm, str(caught.value))
+        messages = allgather_objects(comm, str(caught.value))
         assert len(set(messages)) == 1
 
 
@@ -219,7 +219,7 @@ def test_promise_10_wrong_input_on_one_rank_is_refused_on_all_before_the_first_s
         with pytest.raises(HybridnnError, match=words) as caught:
             trainer.fit(samples, targets, epochs=1)
         assert "\n" not in str(caught.value)
-        assert len(set(brought_together(comm, str(caught.value)))) == 1
+        assert len(set(allgather_objects(comm, str(caught.value)))) == 1
         assert trainer.step == 0
         assert_arrays_same(trainer.weights(), before)
 

@@ -15,7 +15,17 @@ from hybridnn.checkpoints import blocks as shares
 from hybridnn.checkpoints.reading import Checkpoint, newest_sound
 from hybridnn.comm.mpi import import_mpi
 from hybridnn.errors import DataError, HybridnnError
-from reference.checkpoint_cases import LAYERS, OPTIMIZERS, PLACE, SIZES, Held, Layout, at_step, expected_arrays, layouts
+from reference.checkpoint_cases import (
+    LAYERS,
+    OPTIMIZERS,
+    PROGRESS,
+    SIZES,
+    Layout,
+    LocalArrays,
+    expected_arrays,
+    layouts,
+    progress_at,
+)
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -61,10 +71,10 @@ def test_every_layout_writes_the_same_files_and_others_read_them(comm: MPI.Intra
     for place, layout in enumerate(everything):
         for turn, dtype in enumerate(("float32", "float64")):
             optimizer = optimizers[(place + turn) % len(optimizers)]
-            held = Held.of(comm, layout, optimizer, dtype)
+            held = LocalArrays.of(comm, layout, optimizer, dtype)
             held.fill()
             folder = mpi_tmp_path / f"{place}-{optimizer}-{dtype}"
-            held.writer(folder).write(PLACE)
+            held.writer(folder).write(PROGRESS)
             checkpoint, problems = newest_sound(folder, held.grid.world)
             assert checkpoint is not None
             assert not problems
@@ -73,9 +83,9 @@ def test_every_layout_writes_the_same_files_and_others_read_them(comm: MPI.Intra
                 require_digests(checkpoint)
             comm.Barrier()
             for step in (0, 1, 5):  # over all layouts, many pairs of a writing and a reading one
-                other = Held.of(comm, everything[(place + step) % len(everything)], optimizer, dtype)
+                other = LocalArrays.of(comm, everything[(place + step) % len(everything)], optimizer, dtype)
                 checkpoint.read_into(other.stages, other.states, other.grid.world)
-                other.require()
+                other.check()
 
 
 @pytest.mark.in_process(ranks=RANKS)
@@ -83,13 +93,13 @@ def test_what_is_written_beside_the_training_is_what_was_there_at_the_beginning(
     comm: MPI.Intracomm, mpi_tmp_path: Path
 ) -> None:
     for place, layout in enumerate(layouts(comm.size)):
-        held = Held.of(comm, layout, "momentum", "float64")
+        held = LocalArrays.of(comm, layout, "momentum", "float64")
         writer = held.writer(mpi_tmp_path / f"{place}")
         for shift, step in enumerate((10, 20)):
             for stage in held.stages:
                 stage.weights = stage.weights.copy()  # as an update does where an older version is still read
             held.fill(shift)
-            writer.begin(at_step(step))
+            writer.begin(progress_at(step))
             assert writer.busy
             held.fill(9)
             path = writer.finish()
@@ -102,48 +112,48 @@ def test_what_is_written_beside_the_training_is_what_was_there_at_the_beginning(
 
 @pytest.mark.in_process(ranks=RANKS)
 def test_one_process_reads_what_many_wrote_and_the_reverse(comm: MPI.Intracomm, mpi_tmp_path: Path) -> None:
-    alone = Held.of(import_mpi().COMM_SELF, Layout(((1, 1),)), "adam", "float32")
+    alone = LocalArrays.of(import_mpi().COMM_SELF, Layout(((1, 1),)), "adam", "float32")
     alone.fill()
     if comm.rank == 0:
-        alone.writer(mpi_tmp_path / "one").write(PLACE)
-    together = Held.of(comm, Layout(((1, comm.size),), "alternating"), "adam", "float32")
+        alone.writer(mpi_tmp_path / "one").write(PROGRESS)
+    together = LocalArrays.of(comm, Layout(((1, comm.size),), "alternating"), "adam", "float32")
     together.fill(shift=1)
-    together.writer(mpi_tmp_path / "many").write(PLACE)
+    together.writer(mpi_tmp_path / "many").write(PROGRESS)
     checkpoint, _ = newest_sound(mpi_tmp_path / "many")
     assert checkpoint is not None
     checkpoint.read_into(alone.stages, alone.states)
-    alone.require(shift=1)
+    alone.check(shift=1)
     checkpoint, _ = newest_sound(mpi_tmp_path / "one", together.grid.world)
     assert checkpoint is not None
     checkpoint.read_into(together.stages, together.states, together.grid.world)
-    together.require()
+    together.check()
 
 
 @pytest.mark.in_process(ranks=[2])
 def test_the_manifest_says_everything(comm: MPI.Intracomm, mpi_tmp_path: Path) -> None:
-    held = Held.of(comm, Layout(((1, 1), (1, 1)), partition=(1, 2, 1, 1)), "momentum", "float64")
+    held = LocalArrays.of(comm, Layout(((1, 1), (1, 1)), partition=(1, 2, 1, 1)), "momentum", "float64")
     held.fill()
     for state in held.states:
         state.updates = 20 + comm.rank  # of an undrained pipeline: told apart here
-    held.writer(mpi_tmp_path).write(PLACE)
+    held.writer(mpi_tmp_path).write(PROGRESS)
     checkpoint, _ = newest_sound(mpi_tmp_path, held.grid.world)
     assert checkpoint is not None
     manifest = checkpoint.manifest
     assert (manifest.format_version, manifest.hybridnn, manifest.slots) == (1, __version__, ("velocity",))
-    assert manifest.progress == PLACE  # the sum of the losses to its last digit
+    assert manifest.progress == PROGRESS  # the sum of the losses to its last digit
     assert manifest.weight_versions == (20, 21, 21, 20, 21)
     assert manifest.origin.partition == (1, 2, 1, 1)
     assert manifest.origin.stages == ((1, 1), (1, 1))
     assert manifest.origin.seed == 5
-    whole = Held.of(import_mpi().COMM_SELF, Layout(((1, 1),)), "momentum", "float64")
+    whole = LocalArrays.of(import_mpi().COMM_SELF, Layout(((1, 1),)), "momentum", "float64")
     with pytest.raises(DataError, match=r"the layers of a stage have \[20, 21\] updates"):
         checkpoint.read_into(whole.stages, whole.states)
 
 
 @pytest.mark.in_process(ranks=[2])
 def test_an_error_of_one_rank_that_reads_is_raised_on_all(comm: MPI.Intracomm, mpi_tmp_path: Path) -> None:
-    held = Held.of(comm, Layout(((1, 1), (1, 1)), partition=(2, 3)), "sgd", "float64")
-    held.writer(mpi_tmp_path).write(PLACE)
+    held = LocalArrays.of(comm, Layout(((1, 1), (1, 1)), partition=(2, 3)), "sgd", "float64")
+    held.writer(mpi_tmp_path).write(PROGRESS)
     checkpoint, _ = newest_sound(mpi_tmp_path, held.grid.world)
     assert checkpoint is not None
     if comm.rank == 0:
@@ -156,9 +166,11 @@ def test_an_error_of_one_rank_that_reads_is_raised_on_all(comm: MPI.Intracomm, m
 @pytest.mark.in_process(ranks=[4])
 def test_every_rank_writes_about_the_same_bytes(comm: MPI.Intracomm, mpi_tmp_path: Path) -> None:
     for stages in (((4, 1),), ((2, 2),), ((1, 4),), ((2, 1), (2, 1))):
-        held = Held.of(comm, Layout(stages, partition=(LAYERS,) if len(stages) == 1 else (2, 3)), "adam", "float64")
+        held = LocalArrays.of(
+            comm, Layout(stages, partition=(LAYERS,) if len(stages) == 1 else (2, 3)), "adam", "float64"
+        )
         writer = held.writer(mpi_tmp_path)
-        draft = writer._new_draft(PLACE, copies=True)
+        draft = writer._new_draft(PROGRESS, copies=True)
         mine = sum(numbers.nbytes for _, _, numbers in draft.written)
         stage = sum(stage.weights.nbytes * 3 for stage in held.stages) * held.grid.model
         widest_row = 13 * 8
@@ -167,29 +179,29 @@ def test_every_rank_writes_about_the_same_bytes(comm: MPI.Intracomm, mpi_tmp_pat
 
 
 def test_the_files_are_those_that_sha256sum_knows(tmp_path: Path) -> None:
-    held = Held.of(import_mpi().COMM_SELF, Layout(((1, 1),)), "adam", "float64")
-    path = held.writer(tmp_path).write(PLACE)
+    held = LocalArrays.of(import_mpi().COMM_SELF, Layout(((1, 1),)), "adam", "float64")
+    path = held.writer(tmp_path).write(PROGRESS)
     checked = subprocess.run(["sha256sum", "--check", "--strict", "SHA256SUMS"], cwd=path, capture_output=True)
     assert checked.returncode == 0, checked.stderr
 
 
 def test_other_networks_optimizers_and_dtypes_are_refused(tmp_path: Path) -> None:
     layout = Layout(((1, 1),))
-    Held.of(import_mpi().COMM_SELF, layout, "momentum", "float64").writer(tmp_path).write(PLACE)
+    LocalArrays.of(import_mpi().COMM_SELF, layout, "momentum", "float64").writer(tmp_path).write(PROGRESS)
     checkpoint, _ = newest_sound(tmp_path)
     assert checkpoint is not None
-    other = Held.of(import_mpi().COMM_SELF, layout, "adam", "float64")
+    other = LocalArrays.of(import_mpi().COMM_SELF, layout, "adam", "float64")
     with pytest.raises(DataError, match=r"holds velocity of the optimizer, this one remembers first, second"):
         checkpoint.read_into(other.stages, other.states)
-    other = Held.of(import_mpi().COMM_SELF, layout, "momentum", "float32")
+    other = LocalArrays.of(import_mpi().COMM_SELF, layout, "momentum", "float32")
     with pytest.raises(DataError, match=r"layers\.0\.weight\.npy: has shape \(13, 5\) of float64, .* of float32"):
         checkpoint.read_into(other.stages, other.states)
 
 
 def test_the_weights_alone_are_plain_arrays(tmp_path: Path) -> None:
-    held = Held.of(import_mpi().COMM_SELF, Layout(((1, 1),)), "adam", "float32")
+    held = LocalArrays.of(import_mpi().COMM_SELF, Layout(((1, 1),)), "adam", "float32")
     held.fill()
-    held.writer(tmp_path).write(PLACE)
+    held.writer(tmp_path).write(PROGRESS)
     checkpoint, _ = newest_sound(tmp_path)
     assert checkpoint is not None
     weights, expected = checkpoint.weights(), expected_arrays("sgd", "float32")

@@ -14,19 +14,19 @@ from mpi4py import MPI
 from hybridnn.checkpoints.folder import checkpoint_folders
 from hybridnn.checkpoints.reading import newest_sound
 from hybridnn.errors import DataError
-from reference.checkpoint_cases import Held, Layout, at_step
+from reference.checkpoint_cases import Layout, LocalArrays, progress_at
 
 ONE = Layout(((1, 1),))
 FILE = "layers.2.weight.npy"
 
 
-def three_checkpoints(folder: Path, comm: MPI.Intracomm = MPI.COMM_SELF, layout: Layout = ONE) -> Held:
+def three_checkpoints(folder: Path, comm: MPI.Intracomm = MPI.COMM_SELF, layout: Layout = ONE) -> LocalArrays:
     """Write steps 10, 20 and 30, with numbers of their own."""
-    held = Held.of(comm, layout, "sgd", "float32")
+    held = LocalArrays.of(comm, layout, "sgd", "float32")
     writer = held.writer(folder)
     for step in (10, 20, 30):
         held.fill(shift=step, updates=step)
-        writer.write(at_step(step))
+        writer.write(progress_at(step))
     return held
 
 
@@ -91,7 +91,7 @@ def test_damage_is_named_and_the_older_checkpoint_used(tmp_path: Path, damage: s
     assert f"{tmp_path / 'step-00000030' / file}: " in problems[0]
     assert said in problems[0]
     checkpoint.read_into(held.stages, held.states)
-    held.require(shift=20, updates=20)
+    held.check(shift=20, updates=20)
 
 
 @pytest.mark.mpi(ranks=[2, 3])
@@ -112,7 +112,7 @@ def test_all_ranks_find_the_same_damage(comm: MPI.Intracomm, mpi_tmp_path: Path)
         assert "layers.4.bias.npy" in problems[1]
         assert comm.allgather(problems) == [problems] * comm.size
         checkpoint.read_into(held.stages, held.states, held.grid.world)
-        held.require(shift=10, updates=10)
+        held.check(shift=10, updates=10)
 
 
 def test_any_byte_that_changed_is_found(tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_nothing_sound_is_none_with_all_problems(tmp_path: Path) -> None:
 
 @pytest.mark.mpi(ranks=[1, 2])
 def test_no_folder_and_an_empty_one_have_no_checkpoint(comm: MPI.Intracomm, mpi_tmp_path: Path) -> None:
-    world = Held.of(comm, Layout(((comm.size, 1),)), "sgd", "float32").grid.world
+    world = LocalArrays.of(comm, Layout(((comm.size, 1),)), "sgd", "float32").grid.world
     assert newest_sound(mpi_tmp_path / "nothing", world) == (None, [])
     assert newest_sound(mpi_tmp_path, world) == (None, [])
 
@@ -179,20 +179,20 @@ def test_other_names_are_left_alone(tmp_path: Path) -> None:
     for name in others:
         (tmp_path / name).mkdir()
     writer = held.writer(tmp_path, keep=1)
-    writer.write(at_step(40))
+    writer.write(progress_at(40))
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*others, "step-00000040"])
 
 
 def test_those_that_are_kept(tmp_path: Path) -> None:
-    writer = (held := Held.of(MPI.COMM_SELF, ONE, "sgd", "float32")).writer(tmp_path, keep=2)
+    writer = (held := LocalArrays.of(MPI.COMM_SELF, ONE, "sgd", "float32")).writer(tmp_path, keep=2)
     for step in (1, 2, 99_999_999, 100_000_000):
         held.fill(step % 7)
-        writer.write(at_step(step))
+        writer.write(progress_at(step))
     assert [path.name for path in checkpoint_folders(tmp_path)] == ["step-100000000", "step-99999999"]
 
 
 def test_steps_after_the_one_just_written_belong_to_a_training_that_was_given_up(tmp_path: Path) -> None:
     held = three_checkpoints(tmp_path)
     (tmp_path / "step-00000030" / FILE).unlink()
-    held.writer(tmp_path, keep=2).write(at_step(25))
+    held.writer(tmp_path, keep=2).write(progress_at(25))
     assert [path.name for path in checkpoint_folders(tmp_path)] == ["step-00000025", "step-00000020"]

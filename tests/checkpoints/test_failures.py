@@ -18,7 +18,7 @@ from mpi4py import MPI
 
 from hybridnn.checkpoints.reading import newest_sound
 from hybridnn.errors import EnvironmentProblem, SettingError
-from reference.checkpoint_cases import Held, Layout, at_step
+from reference.checkpoint_cases import Layout, LocalArrays, progress_at
 
 ONE = Layout(((1, 1),))
 CALLS = ("open", "pwrite", "fsync", "mkdir", "rename", "unlink", "rmdir")
@@ -82,29 +82,29 @@ def crashes(folder: Path, write: Callable[[], object], at: int) -> bool:
     ("existing", "keep"), [((10,), 1), ((10, 20), 3)], ids=["replaces an older one", "replaces one of the same step"]
 )
 def test_a_crash_at_any_moment_leaves_a_sound_checkpoint(tmp_path: Path, existing: tuple[int, ...], keep: int) -> None:
-    held = Held.of(MPI.COMM_SELF, ONE, "sgd", "float64")
+    held = LocalArrays.of(MPI.COMM_SELF, ONE, "sgd", "float64")
     before, folder = tmp_path / "before", tmp_path / "now"
     for step in existing:
         held.fill(shift=step)
-        held.writer(before).write(at_step(step))
+        held.writer(before).write(progress_at(step))
     shutil.copytree(before, folder)
     writer = held.writer(folder, keep=keep)
     held.fill(shift=1)
 
     outcomes, number = [], 1
-    while crashes(folder, lambda: writer.write(at_step(20)), number):
+    while crashes(folder, lambda: writer.write(progress_at(20)), number):
         checkpoint, problems = newest_sound(folder)
         assert checkpoint is not None, number
         assert not problems, number
-        found = Held.of(MPI.COMM_SELF, ONE, "sgd", "float64")
+        found = LocalArrays.of(MPI.COMM_SELF, ONE, "sgd", "float64")
         checkpoint.read_into(found.stages, found.states)
         step = checkpoint.manifest.progress.step
         shift = found.stages[0].weights[0] - 0.5
-        found.require(shift)
+        found.check(shift)
         assert (step, shift) in [(existing[-1], existing[-1]), (20, 1)]
         outcomes.append(shift == 1)
 
-        held.writer(folder, keep=keep).write(at_step(30))  # the next run finds nothing in its way
+        held.writer(folder, keep=keep).write(progress_at(30))  # the next run finds nothing in its way
         assert {"step-00000030"} <= set(names_in(folder)) <= {f"step-000000{step}" for step in (10, 20, 30)}
         shutil.rmtree(folder)
         shutil.copytree(before, folder)
@@ -130,17 +130,17 @@ def error_of(finish: Callable[[], object]) -> str | None:
 def test_an_error_of_one_rank_is_an_error_of_all_and_leaves_the_older(
     comm: MPI.Intracomm, mpi_tmp_path: Path, stages: tuple[tuple[int, int], ...]
 ) -> None:
-    held = Held.of(comm, Layout(stages, "alternating", (5,) if len(stages) == 1 else (2, 3)), "sgd", "float32")
+    held = LocalArrays.of(comm, Layout(stages, "alternating", (5,) if len(stages) == 1 else (2, 3)), "sgd", "float32")
     held.fill()
     writer = held.writer(mpi_tmp_path, keep=8)
-    writer.write(at_step(10))
+    writer.write(progress_at(10))
     for guilty in range(comm.size):
         number, reached = 0, ["first"]
         while reached:
             number += 1
             with pytest.MonkeyPatch.context() as monkeypatch:
                 calls = Counted(monkeypatch, number if comm.rank == guilty else 0, fail)
-                writer.begin(at_step(20))
+                writer.begin(progress_at(20))
                 error = error_of(writer.finish)
                 reached = comm.bcast(calls.made[number - 1 : number], guilty)
             if reached and reached != ["mkdir"]:  # a folder that another rank has made need not be made
@@ -174,7 +174,7 @@ def test_everything_is_on_disk_before_the_folder_has_its_name(tmp_path: Path, mo
 
     monkeypatch.setattr("os.fsync", synced)
     monkeypatch.setattr("os.rename", renamed)
-    path = Held.of(MPI.COMM_SELF, ONE, "adam", "float32").writer(tmp_path).write(at_step(20))
+    path = LocalArrays.of(MPI.COMM_SELF, ONE, "adam", "float32").writer(tmp_path).write(progress_at(20))
     at = events.index(("rename", "step-00000020"))
     files = {name for event, name in events[:at] if event == "sync"}
     assert files == {*names_in(path), ".step-00000020.partial"}
@@ -182,23 +182,23 @@ def test_everything_is_on_disk_before_the_folder_has_its_name(tmp_path: Path, mo
 
 
 def test_a_write_is_finished_before_the_next_begins(tmp_path: Path) -> None:
-    writer = Held.of(MPI.COMM_SELF, ONE, "sgd", "float32").writer(tmp_path)
+    writer = LocalArrays.of(MPI.COMM_SELF, ONE, "sgd", "float32").writer(tmp_path)
     with pytest.raises(RuntimeError, match="no checkpoint was begun"):
         writer.finish()
     assert writer.written()
-    writer.begin(at_step(10))
+    writer.begin(progress_at(10))
     with pytest.raises(RuntimeError, match="not finished"):
-        writer.begin(at_step(20))
+        writer.begin(progress_at(20))
     assert writer.finish().name == "step-00000010"
 
 
 def test_what_an_earlier_run_left_is_removed(tmp_path: Path) -> None:
-    held = Held.of(MPI.COMM_SELF, ONE, "sgd", "float32")
+    held = LocalArrays.of(MPI.COMM_SELF, ONE, "sgd", "float32")
     for name in (".step-00000010.partial", ".step-00000020.removed"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "layers.0.weight.npy").write_bytes(b"longer than what will be written" * 99)
     held.fill()
-    held.writer(tmp_path).write(at_step(10))
+    held.writer(tmp_path).write(progress_at(10))
     assert names_in(tmp_path) == ["step-00000010"]
     checkpoint, problems = newest_sound(tmp_path)
     assert checkpoint is not None
@@ -207,7 +207,7 @@ def test_what_an_earlier_run_left_is_removed(tmp_path: Path) -> None:
 
 def test_at_least_one_is_kept(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match=r"training\.keep"):
-        Held.of(MPI.COMM_SELF, ONE, "sgd", "float32").writer(tmp_path, keep=0)
+        LocalArrays.of(MPI.COMM_SELF, ONE, "sgd", "float32").writer(tmp_path, keep=0)
 
 
 # -- disks of its own --------------------------------------------------------------------------------------------------
@@ -241,19 +241,19 @@ def test_a_full_disk(
         pytest.skip("needs as many ranks")
     if not told:
         monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(1 << 40, 0, 1 << 40))
-    held = Held.of(comm, Layout(((comm.size // model, model),), "alternating"), "adam", "float64")
+    held = LocalArrays.of(comm, Layout(((comm.size // model, model),), "alternating"), "adam", "float64")
     held.fill()
     disk = mpi_tmp_path / "disk"
     with small_disk(disk, comm, "400k"):
         writer = held.writer(disk / "checkpoints")
-        writer.write(at_step(10))  # 18 files and more, of a page of 4 KiB or two
+        writer.write(progress_at(10))  # 18 files and more, of a page of 4 KiB or two
         if comm.rank == 0:
             free = os.statvfs(disk).f_bavail * os.statvfs(disk).f_bsize
             (disk / "others").write_bytes(bytes(free - 40_000))
         comm.Barrier()
         for _ in range(2):
             with pytest.raises(EnvironmentProblem, match=r"step-00000020 cannot be written: No space left on device"):
-                writer.write(at_step(20))
+                writer.write(progress_at(20))
             comm.Barrier()
             assert names_in(disk / "checkpoints") == ["step-00000010"]
             comm.Barrier()
@@ -264,12 +264,12 @@ def test_a_full_disk(
         if comm.rank == 0:
             (disk / "others").unlink()
         comm.Barrier()
-        assert writer.write(at_step(20)).name == "step-00000020"
+        assert writer.write(progress_at(20)).name == "step-00000020"
 
 
 @pytest.mark.mpi(ranks=[1, 2])
 def test_a_disk_that_cannot_be_written(comm: MPI.Intracomm, mpi_tmp_path: Path) -> None:
-    held = Held.of(comm, Layout(((comm.size, 1),)), "sgd", "float64")
+    held = LocalArrays.of(comm, Layout(((comm.size, 1),)), "sgd", "float64")
     disk = mpi_tmp_path / "disk"
     with small_disk(disk, comm, "1m"):
         writer = held.writer(disk / "checkpoints")
@@ -278,7 +278,7 @@ def test_a_disk_that_cannot_be_written(comm: MPI.Intracomm, mpi_tmp_path: Path) 
             subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
         comm.Barrier()
         with pytest.raises(EnvironmentProblem, match=r"step-00000010 cannot be written: Read-only file system"):
-            writer.write(at_step(10))
+            writer.write(progress_at(10))
         for name in ("checkpoints", "others"):
             with pytest.raises(EnvironmentProblem, match=rf"checkpoint folder .*/{name} cannot be written: "):
                 held.writer(disk / name)
@@ -289,6 +289,6 @@ def test_a_folder_that_is_a_file(comm: MPI.Intracomm, mpi_tmp_path: Path) -> Non
     if comm.rank == 0:
         (mpi_tmp_path / "checkpoints").write_text("")
     comm.Barrier()
-    held = Held.of(comm, Layout(((comm.size, 1),)), "sgd", "float64")
+    held = LocalArrays.of(comm, Layout(((comm.size, 1),)), "sgd", "float64")
     with pytest.raises(EnvironmentProblem, match=r"/checkpoints: cannot be read: Not a directory"):
         held.writer(mpi_tmp_path / "checkpoints")

@@ -15,7 +15,7 @@ import pytest
 
 from hybridnn.doctor.startup_watchdog import StartupWatchdog
 from mpi_runner.launch import JobResult, job_environment
-from mpi_runner.slowness import patience
+from mpi_runner.slowness import deadline
 
 Run = Callable[..., tuple[int, str, str]]
 RunMpi = Callable[..., JobResult]
@@ -51,7 +51,7 @@ def doctor(cwd: Path, *arguments: str, program: str = "", **changes: str) -> sub
         cwd=cwd,
         capture_output=True,
         text=True,
-        timeout=patience(60),
+        timeout=deadline(60),
         stdin=subprocess.DEVNULL,
     )
 
@@ -153,7 +153,7 @@ import os, time
 from hybridnn.cli.main import main
 from hybridnn.doctor import roll_call
 from hybridnn.doctor import examine
-examine.START_SECONDS = {patience(1)}
+examine.START_SECONDS = {deadline(1)}
 
 def fail():
     raise RuntimeError("no such network")
@@ -166,7 +166,7 @@ main()
     found = by_name(done.stdout)
     assert set(found) >= ALWAYS  # what was known before is not lost
     said = {
-        "hangs": f"did not start within {patience(1):g} s",
+        "hangs": f"did not start within {deadline(1):g} s",
         "dies": "ended this process",
         "raises": "no such network",
     }[how]
@@ -183,7 +183,7 @@ def test_last_words_are_not_said_when_all_is_well(capfd: pytest.CaptureFixture[s
 @pytest.mark.slow
 @pytest.mark.parametrize(("rank", "how"), [("1", "raises"), ("1", "stops"), ("0", "stops")])
 def test_a_rank_that_fails_or_stops_in_a_try(run_mpi: RunMpi, tmp_path: Path, rank: str, how: str) -> None:
-    limit = f"{patience(1):g}"
+    limit = f"{deadline(1):g}"
     result = run_mpi(3, [sys.executable, "-c", BROKEN, rank, how, limit], timeout=50, cwd=tmp_path)
     assert not result.timed_out
     assert result.returncode == 1

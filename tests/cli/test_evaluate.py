@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from reference.trained_runs import put_checkpoint, regression_file, train, weights_of
+from reference.trained_runs import regression_file, train, weights_of, write_checkpoint
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -53,7 +53,7 @@ def test_file_part_targets_and_checkpoint_are_taken(run_hybridnn: Run, tmp_path:
     (tmp_path / "other.csv").write_text(f"a,b,z\n{table}\n")
     data = {"file": "mine.csv", "targets": ["c"]}
     train(Path("run"), data=data, model={"hidden": [4]}, training={"epochs": 2, "batch_size": 16})
-    put_checkpoint(tmp_path / "run", 1, weights_of(tmp_path / "run"))
+    write_checkpoint(tmp_path / "run", 1, weights_of(tmp_path / "run"))
     arguments = ["--data", "other.csv", "--targets", "z", "--checkpoint", "step-00000001", "--format", "json"]
     code, text, err = run_hybridnn("evaluate", "run", *arguments)
     assert (code, err) == (0, "")
@@ -66,7 +66,7 @@ def test_file_part_targets_and_checkpoint_are_taken(run_hybridnn: Run, tmp_path:
 def test_damaged_checkpoint_is_named_as_a_warning(run_hybridnn: Run, tmp_path: Path) -> None:
     train(Path("run"), **DIGITS)
     for step in (4, 6):
-        put_checkpoint(tmp_path / "run", step, weights_of(tmp_path / "run"))
+        write_checkpoint(tmp_path / "run", step, weights_of(tmp_path / "run"))
     (tmp_path / "run" / "weights.npz").unlink()
     (tmp_path / "run" / "checkpoints" / "step-00000006" / "layers.0.bias.npy").unlink()
     code, text, err = run_hybridnn("evaluate", "run")

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from reference.trained_runs import put_checkpoint, train, weights_of
+from reference.trained_runs import train, weights_of, write_checkpoint
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -32,7 +32,7 @@ def test_file_holds_the_weights_and_the_standardization(run: Run, tmp_path: Path
 
 def test_folded_file_and_chosen_checkpoint(run: Run, tmp_path: Path) -> None:
     twice = {name: 2 * array for name, array in weights_of(tmp_path / "run").items()}
-    put_checkpoint(tmp_path / "run", 7, twice)
+    write_checkpoint(tmp_path / "run", 7, twice)
     code, text, _ = run("run", "w.npz", "--fold-standardization", "--checkpoint", "step-00000007")
     assert (code, text) == (0, "w.npz: the weights of run/checkpoints/step-00000007, step 7\n")
     with np.load(tmp_path / "w.npz") as file:

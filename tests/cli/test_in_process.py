@@ -23,8 +23,8 @@ from hybridnn.runs.stop_signals import INTERRUPTED, SIGNALS, StopSignals
 from hybridnn.training.records import StepRecord
 from hybridnn.training.trainer import Trainer
 from mpi_runner.launch import run_mpi
-from mpi_runner.slowness import patience
-from reference.commands import WITHOUT_PICTURE
+from mpi_runner.slowness import deadline
+from reference.trained_runs import HYBRIDNN_WITHOUT_CURVE
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -332,7 +332,7 @@ def test_the_output_is_that_of_the_same_command_under_mpirun(
     monkeypatch.setenv("OPENBLAS_NUM_THREADS", "1")  # as jobs of tests have
     monkeypatch.setenv("COLUMNS", "120")  # so that no line is broken
     options = ("train", "--epochs", "2", "--hidden", "20", "--batch", "2", "--model", "2", "--out")
-    result = run_mpi(4, [*WITHOUT_PICTURE, *options, "processes"], timeout=patience(60), cwd=tmp_path)
+    result = run_mpi(4, [*HYBRIDNN_WITHOUT_CURVE, *options, "processes"], timeout=deadline(60), cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("2 x 2 (batch x model)") == 1, "rank 0 alone prints"
     assert "\x1b" not in result.stdout, "it goes to a file, though every rank sees a terminal"

@@ -20,7 +20,7 @@ from hybridnn.cli.output import make_console
 from hybridnn.comm.launcher import RankLauncher
 from hybridnn.runs.stop_signals import TWICE_SECONDS
 from mpi_runner.launch import find_mpirun, job_environment, marked_processes, started_job
-from mpi_runner.slowness import patience
+from mpi_runner.slowness import deadline
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -79,8 +79,8 @@ def test_a_script_runs_on_ranks_with_its_arguments_output_and_the_width_of_the_t
         with os.fdopen(terminal, "wb") as out:
             command = [*HYBRIDNN, "run", "-n", "4", "a script.py", *arguments]
             with started_job(command, stdout=out, stderr=errors.fileno(), environment=_bare(), folder=tmp_path) as job:
-                code = job.wait(patience(120))
-        text = shown.result(timeout=patience(60))
+                code = job.wait(deadline(120))
+        text = shown.result(timeout=deadline(60))
     os.close(controller)
     assert (code, (tmp_path / "stderr").read_text()) == (0, "")
     for rank in range(4):
@@ -99,13 +99,13 @@ def test_signals_reach_the_ranks_and_their_exit_code_the_caller(tmp_path: Path) 
         open(tmp_path / "out", "wb") as out,
         started_job(command, stdout=out, environment=_bare(), folder=tmp_path) as job,
     ):
-        deadline = time.monotonic() + patience(120)
+        end = time.monotonic() + deadline(120)
         while len(list(tmp_path.glob("ready-*"))) < 2:
             assert job.poll() is None, (tmp_path / "out").read_text()
-            assert time.monotonic() < deadline
+            assert time.monotonic() < end
             time.sleep(0.05)
         job.send_signal(signal.SIGUSR1)
-        assert job.wait(patience(60)) == 5, (tmp_path / "out").read_text()
+        assert job.wait(deadline(60)) == 5, (tmp_path / "out").read_text()
 
 
 @contextlib.contextmanager
@@ -117,10 +117,10 @@ def _training(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
         started_job(command, stdout=out, environment=_bare(OF_TEST=str(folder)), folder=folder) as job,
     ):
         history = folder / "run" / "history.jsonl"
-        deadline = time.monotonic() + patience(120)
+        end = time.monotonic() + deadline(120)
         while not history.exists() or len(history.read_bytes().splitlines()) < 5:
             assert job.poll() is None, (folder / "out").read_text()
-            assert time.monotonic() < deadline
+            assert time.monotonic() < end
             time.sleep(0.05)
         yield job
 
@@ -136,7 +136,7 @@ def test_a_signal_to_all_processes_of_a_training_lets_it_save(
     """Ctrl-C in a terminal reaches the launcher too, and `timeout` signals all processes as well."""
     with _training(tmp_path) as job:
         os.killpg(job.pid, number)
-        ended = job.wait(patience(60))
+        ended = job.wait(deadline(60))
     printed = (tmp_path / "out").read_text()
     assert ended == code, printed
     assert f"Error: stopped by {word}" in printed
@@ -146,8 +146,8 @@ def test_a_signal_to_all_processes_of_a_training_lets_it_save(
 
 def _left(folder: Path) -> list[int]:
     """What lives of a training in a folder, after some time to end."""
-    deadline = time.monotonic() + patience(30)
-    while (left := marked_processes(f"OF_TEST={folder}")) and time.monotonic() < deadline:
+    end = time.monotonic() + deadline(30)
+    while (left := marked_processes(f"OF_TEST={folder}")) and time.monotonic() < end:
         time.sleep(0.05)
     return left
 
@@ -169,7 +169,7 @@ def test_a_second_interrupt_ends_ranks_that_are_stuck(tmp_path: Path) -> None:
         with pytest.raises(subprocess.TimeoutExpired):
             job.wait(2 * TWICE_SECONDS)
         os.killpg(job.pid, signal.SIGINT)
-        assert job.wait(patience(60)) == 130
+        assert job.wait(deadline(60)) == 130
         assert _left(tmp_path) == []
 
 
@@ -190,7 +190,7 @@ def test_train_starts_its_ranks_without_any_setting(tmp_path: Path) -> None:
         env=_bare(),
         capture_output=True,
         text=True,
-        timeout=patience(120),
+        timeout=deadline(120),
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
@@ -214,7 +214,7 @@ def test_plain_mpirun_prints_no_warning_of_its_ranks(tmp_path: Path) -> None:
         env=_bare(**told),
         capture_output=True,
         text=True,
-        timeout=patience(120),
+        timeout=deadline(120),
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from hybridnn.cli.train_view import TrainView
+from reference.damaged_files import replace_by_unreadable
 from reference.finished_runs import write_run
-from reference.strange_files import put
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -60,7 +60,7 @@ def test_what_is_no_file_is_one_line(kind: str, command: str, run_hybridnn: Run)
     file, arguments = COMMANDS[command]
     write_run(Path("run"))
     Path("run/stall").mkdir()
-    put(kind, Path(file))
+    replace_by_unreadable(kind, Path(file))
     if (command, kind) in FINE:
         assert run_hybridnn(*arguments)[0] == 0
         return
@@ -267,7 +267,7 @@ def no_folder(how: Callable[[Path], object]) -> Callable[[Path], None]:
 
 def no_file(kind: str, name: str) -> Callable[[Path], None]:
     def replace(checkpoint: Path) -> None:
-        put(kind, checkpoint / name)
+        replace_by_unreadable(kind, checkpoint / name)
 
     return replace
 

@@ -12,7 +12,7 @@ from hybridnn.runs.history_file import run_status
 from hybridnn.runs.run_record import read_run
 from hybridnn.study.study_folder import StudyFolder
 from mpi_runner.launch import JobResult, find_mpirun, job_environment
-from mpi_runner.slowness import patience
+from mpi_runner.slowness import deadline
 from reference.finished_runs import write_run
 
 Run = Callable[..., tuple[int, str, str]]
@@ -36,7 +36,7 @@ def _hybridnn(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]
     """Run the command in a process of its own, as MPI may already be loaded in this one."""
     command = [sys.executable, "-m", "hybridnn", *arguments]
     return subprocess.run(
-        command, cwd=folder, env=job_environment(), capture_output=True, text=True, timeout=patience(100), check=False
+        command, cwd=folder, env=job_environment(), capture_output=True, text=True, timeout=deadline(100), check=False
     )
 
 

@@ -18,7 +18,7 @@ from hybridnn.pipeline.schedules.instructions import (
     ReceiveActivations,
     Update,
 )
-from reference.traces import communication, compute, file_of, phase, two_stages
+from reference.traces import communication, compute, phase, trace_document, two_stages
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -31,7 +31,7 @@ def run(run_hybridnn: Run) -> Run:
 
 
 def write(lanes: list[list[Event]], widths: list[tuple[int, int]] | None = None, **about: Any) -> None:
-    content = file_of(widths or [(1, 1), (1, 1)], lanes, "pipedream")
+    content = trace_document(widths or [(1, 1), (1, 1)], lanes, "pipedream")
     content["otherData"] |= about
     Path("done").mkdir(exist_ok=True)
     (Path("done") / "trace.json").write_text(json.dumps(content))
@@ -246,8 +246,8 @@ def test_wrong_input_is_one_line_and_exit_code_2(run: Run, arguments: list[str],
     Path("empty").mkdir()
     Path("damaged.json").write_text(Path("done/trace.json").read_text()[:-30])
     Path("other.json").write_text('{"traceEvents": []}')
-    Path("idle.json").write_text(json.dumps(file_of([(1, 1)], [[compute("forward", 0, 1, Forward(0))]])))
-    Path("bare.json").write_text(json.dumps(file_of([(1, 1)], [[phase(4, 0, 1)]])))
+    Path("idle.json").write_text(json.dumps(trace_document([(1, 1)], [[compute("forward", 0, 1, Forward(0))]])))
+    Path("bare.json").write_text(json.dumps(trace_document([(1, 1)], [[phase(4, 0, 1)]])))
     before = sorted(Path.cwd().iterdir())
     code, out, err = run(*arguments)
     assert (code, out) == (2, "")

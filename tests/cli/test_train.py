@@ -23,7 +23,7 @@ from hybridnn.runs import report as run_report
 from hybridnn.runs.history_file import read_history, run_status
 from hybridnn.runs.learning_curve import draw_learning_curve
 from hybridnn.training.records import EpochRecord, RunHeader, RunSummary, StageHeader, StepRecord
-from mpi_runner.slowness import patience
+from mpi_runner.slowness import deadline
 
 HEADER = RunHeader(
     ranks=4,
@@ -200,7 +200,7 @@ def test_progress_bar_is_drawn_on_a_terminal(monkeypatch: pytest.MonkeyPatch) ->
             monkeypatch.setattr(sys, "stdout", stream)
             _play(TrainView(), [_epoch(1), _epoch(2)])
             monkeypatch.undo()
-        text = shown.result(timeout=patience(30))
+        text = shown.result(timeout=deadline(30))
     os.close(controller)
     assert "\x1b[?25l" in text  # the cursor is hidden ...
     assert "\x1b[?25h" in text  # ... and given back

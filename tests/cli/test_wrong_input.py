@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from mpi_runner.launch import run_mpi
-from mpi_runner.slowness import patience
+from mpi_runner.slowness import deadline
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -186,7 +186,7 @@ def test_several_processes_without_an_mpi_library_are_refused_with_the_two_extra
     launch = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0"}
     environment = os.environ | launch | {"PYTHONPATH": str(tmp_path)}
     result = subprocess.run(
-        command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=patience(60), check=False
+        command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=deadline(60), check=False
     )
     assert result.returncode == 2, result.stderr
     (line,) = result.stderr.splitlines()

@@ -14,8 +14,7 @@ from hybridnn.comm.transports.device import Device
 from hybridnn.comm.transports.factory import TransportFactory
 from hybridnn.comm.transports.nccl import start_nccl
 from hybridnn.parallel.grid import ProcessGrid
-from reference.device_groups import data_of
-from reference.stand_in_device import StandInCupy
+from reference.stand_in_device import StandInCupy, data_of
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -14,8 +14,7 @@ import pytest
 
 from hybridnn.comm.partition import block_slice
 from hybridnn.kernels.cupy_kernels import CupyKernels
-from reference.device_groups import CHUNKS, NAMES, data_of, device_group
-from reference.stand_in_device import STALE, StandInCupy
+from reference.stand_in_device import SMALL_PIECES, STALE, TRANSPORTS, StandInCupy, data_of, device_group
 from reference.stand_in_streams import StandInError
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.mpi(ranks=[2])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", TRANSPORTS)
 def test_a_message_that_waits_for_the_device_leaves_while_its_rank_waits_for_another(
     comm: MPI.Intracomm, name: str
 ) -> None:
@@ -42,9 +41,9 @@ def test_a_message_that_waits_for_the_device_leaves_while_its_rank_waits_for_ano
 
 
 @pytest.mark.mpi(ranks=[2])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", TRANSPORTS)
 def test_beginning_waits_for_no_device(comm: MPI.Intracomm, name: str) -> None:
-    group, cupy = device_group(comm, name, CHUNKS)
+    group, cupy = device_group(comm, name, SMALL_PIECES)
     computed = cupy.current.given + 1000
     for _ in range(1000):
         cupy.current.give(lambda: None)
@@ -118,7 +117,7 @@ def test_what_cannot_be_recorded_is_refused_and_spoils_nothing(comm: MPI.Intraco
 
 @pytest.mark.mpi(ranks=[2])
 def test_what_an_array_was_used_for_before_ends_before_it_is_filled(comm: MPI.Intracomm) -> None:
-    for name in NAMES:
+    for name in TRANSPORTS:
         group, cupy = device_group(comm, name)
         array = cupy.compute(np.full(30, 1, np.float32))
         seen: list[float] = []

@@ -15,8 +15,15 @@ from numpy.typing import NDArray
 from hybridnn.comm.group import Group
 from hybridnn.comm.partition import block_sizes, block_slice
 from hybridnn.parallel.grid import ProcessGrid
-from reference.device_groups import CHUNKS, NAMES, WHOLE, data_of, device_group
-from reference.stand_in_device import DeviceArray, StandInCupy
+from reference.stand_in_device import (
+    ONE_MESSAGE,
+    SMALL_PIECES,
+    TRANSPORTS,
+    DeviceArray,
+    StandInCupy,
+    data_of,
+    device_group,
+)
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -25,7 +32,7 @@ SHAPES = ((11, 3), (6, 2), (2, 5), (7,), (1, 4), (5, 0))
 
 
 def cases(comm: MPI.Intracomm, name: str) -> Iterator[tuple[Group, StandInCupy, str, tuple[int, ...]]]:
-    for chunk in (WHOLE, CHUNKS):
+    for chunk in (ONE_MESSAGE, SMALL_PIECES):
         group, cupy = device_group(comm, name, chunk)
         for dtype in ("float32", "int64"):
             for shape in SHAPES:
@@ -33,7 +40,7 @@ def cases(comm: MPI.Intracomm, name: str) -> Iterator[tuple[Group, StandInCupy, 
 
 
 @pytest.mark.mpi(ranks=[2, 3])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", TRANSPORTS)
 def test_sums_and_maxima(comm: MPI.Intracomm, name: str) -> None:
     for group, cupy, dtype, shape in cases(comm, name):
         everyone = [data_of(rank, shape, dtype) for rank in range(comm.size)]
@@ -46,7 +53,7 @@ def test_sums_and_maxima(comm: MPI.Intracomm, name: str) -> None:
 
 
 @pytest.mark.mpi(ranks=[2, 3])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", TRANSPORTS)
 def test_rows_are_gathered_everywhere(comm: MPI.Intracomm, name: str) -> None:
     for group, cupy, dtype, shape in cases(comm, name):
         expected = data_of(0, shape, dtype)
@@ -61,7 +68,7 @@ def test_rows_are_gathered_everywhere(comm: MPI.Intracomm, name: str) -> None:
 
 
 @pytest.mark.mpi(ranks=[2, 3])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", TRANSPORTS)
 def test_each_rank_gets_its_rows_of_the_sum(comm: MPI.Intracomm, name: str) -> None:
     for group, cupy, dtype, shape in cases(comm, name):
         everyone = [data_of(rank, shape, dtype) for rank in range(comm.size)]
@@ -72,7 +79,7 @@ def test_each_rank_gets_its_rows_of_the_sum(comm: MPI.Intracomm, name: str) -> N
 
 
 @pytest.mark.mpi(ranks=[2, 3])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", TRANSPORTS)
 def test_every_rank_gets_its_row_of_all(comm: MPI.Intracomm, name: str) -> None:
     for group, cupy, dtype, shape in cases(comm, name):
         rows = (comm.size, *shape)
@@ -83,7 +90,7 @@ def test_every_rank_gets_its_row_of_all(comm: MPI.Intracomm, name: str) -> None:
 
 
 @pytest.mark.mpi(ranks=[2, 3])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", TRANSPORTS)
 def test_broadcasts_from_every_root(comm: MPI.Intracomm, name: str) -> None:
     for group, cupy, dtype, shape in cases(comm, name):
         for root in range(comm.size):
@@ -95,7 +102,7 @@ def test_broadcasts_from_every_root(comm: MPI.Intracomm, name: str) -> None:
 
 
 @pytest.mark.mpi(ranks=[2, 3])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", TRANSPORTS)
 @pytest.mark.parametrize("whole_on_host", [False, True])
 def test_rows_are_dealt_out_and_collected(comm: MPI.Intracomm, name: str, whole_on_host: bool) -> None:
     for group, cupy, dtype, shape in cases(comm, name):
@@ -116,7 +123,7 @@ def test_rows_are_dealt_out_and_collected(comm: MPI.Intracomm, name: str, whole_
 
 
 @pytest.mark.mpi(ranks=[2, 3])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", TRANSPORTS)
 def test_messages_keep_their_order_whoever_is_waited_for_first(comm: MPI.Intracomm, name: str) -> None:
     after, before = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     for group, cupy, dtype, shape in cases(comm, name):
@@ -132,9 +139,9 @@ def test_messages_keep_their_order_whoever_is_waited_for_first(comm: MPI.Intraco
 
 
 @pytest.mark.mpi(ranks=[2, 3])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", TRANSPORTS)
 def test_collectives_in_flight_end_in_any_order_beside_those_of_the_host(comm: MPI.Intracomm, name: str) -> None:
-    group, cupy = device_group(comm, name, CHUNKS)
+    group, cupy = device_group(comm, name, SMALL_PIECES)
     arrays = [cupy.compute(data_of(comm.rank, (size,))) for size in (40, 3, 25)]
     hosts = [data_of(comm.rank, (size,)) for size in (30, 2)]
     requests = [group.iallreduce(arrays[0]), group.iallreduce(hosts[0]), group.iallreduce(arrays[1])]
@@ -153,7 +160,7 @@ def test_collectives_in_flight_end_in_any_order_beside_those_of_the_host(comm: M
 
 
 @pytest.mark.mpi(ranks=[2])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", TRANSPORTS)
 def test_calls_are_recorded_with_their_bytes_and_message_limits_hold(comm: MPI.Intracomm, name: str) -> None:
     group, cupy = device_group(comm, name, message_limit=64)
     array = cupy.compute(data_of(comm.rank, (100,)))
@@ -170,9 +177,9 @@ def test_calls_are_recorded_with_their_bytes_and_message_limits_hold(comm: MPI.I
 
 
 @pytest.mark.mpi(ranks=[2, 3])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", TRANSPORTS)
 def test_compared_collectives_and_groups_divided_further(comm: MPI.Intracomm, name: str) -> None:
-    group, cupy = device_group(comm, name, CHUNKS, check_collectives=True)
+    group, cupy = device_group(comm, name, SMALL_PIECES, check_collectives=True)
     part = group.split(0, "part")
     expected = sum(data_of(rank, (40,)) for rank in range(comm.size))
     for one in (group, part):

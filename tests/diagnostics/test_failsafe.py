@@ -10,7 +10,7 @@ import pytest
 
 from hybridnn.diagnostics.failsafe import LEFT_TAG, _send_departure, running_world
 from mpi_runner.launch import run_mpi
-from mpi_runner.slowness import patience
+from mpi_runner.slowness import deadline
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -34,7 +34,7 @@ print("nobody gets here")
 def test_an_exception_on_one_of_four_ranks_ends_the_job(failure: str) -> None:
     result = run_mpi(4, WAIT_FOR_RANK_2.format(failure=failure), timeout=60)
     assert not result.timed_out
-    assert result.seconds < patience(10)
+    assert result.seconds < deadline(10)
     assert result.returncode != 0
     assert "nobody gets here" not in result.stdout
     assert "=== rank 2 of 4 failed" in result.stderr
@@ -56,7 +56,7 @@ trainer.fit(x, y, epochs=5, on_step=fail)
 """
     result = run_mpi(3, program, timeout=60)
     assert not result.timed_out
-    assert result.seconds < patience(10)
+    assert result.seconds < deadline(10)
     assert result.returncode != 0
     assert "=== rank 1 of 3 failed" in result.stderr
     assert "ValueError: a bug in step 3" in result.stderr
@@ -65,7 +65,7 @@ trainer.fit(x, y, epochs=5, on_step=fail)
 def test_an_interrupt_of_one_rank_ends_the_job() -> None:
     result = run_mpi(4, WAIT_FOR_RANK_2.format(failure="raise KeyboardInterrupt"), timeout=60)
     assert not result.timed_out
-    assert result.seconds < patience(10)
+    assert result.seconds < deadline(10)
     assert result.returncode != 0
     assert "=== rank 2 of 4 failed" in result.stderr
     assert "nobody gets here" not in result.stdout
@@ -74,7 +74,7 @@ def test_an_interrupt_of_one_rank_ends_the_job() -> None:
 def test_one_rank_keeps_pythons_own_behaviour() -> None:
     program = "import hybridnn; hybridnn.ProcessGrid(); raise KeyError('mine')"
     result = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=patience(60), check=False
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=deadline(60), check=False
     )
     assert result.returncode == 1
     assert "KeyError: 'mine'" in result.stderr
@@ -89,7 +89,7 @@ def test_the_hook_can_be_switched_off() -> None:
             env={"HYBRIDNN_NO_ABORT": value, "PATH": "/usr/bin"},
             capture_output=True,
             text=True,
-            timeout=patience(60),
+            timeout=deadline(60),
             check=True,
         )
         assert result.stdout.strip() == expected

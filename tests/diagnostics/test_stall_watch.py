@@ -18,7 +18,7 @@ import pytest
 from hybridnn.comm.recorder import Recorder
 from hybridnn.diagnostics.stalls.watch import SharedFolder, StallWatch, find_place
 from mpi_runner.launch import JobResult, run_mpi
-from mpi_runner.slowness import patience
+from mpi_runner.slowness import deadline
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -51,7 +51,7 @@ STOPPED = "os.kill(os.getpid(), signal.SIGSTOP)"
 
 
 def program(folder: Path, fault: str, rank: int, seconds: float, *, ends_with_barrier: bool = False) -> list[str]:
-    text = PROGRAM.format(fault=fault, rank=rank, seconds=patience(seconds), ends_with_barrier=ends_with_barrier)
+    text = PROGRAM.format(fault=fault, rank=rank, seconds=deadline(seconds), ends_with_barrier=ends_with_barrier)
     (folder / "job.py").write_text(text)
     return [sys.executable, "job.py"]
 
@@ -130,7 +130,7 @@ def test_a_rank_that_leaves_ends_the_job_long_before_it_has_stood_still(tmp_path
 def test_a_killed_process_ends_the_job_at_once(tmp_path: Path) -> None:
     result = job(tmp_path, "os.kill(os.getpid(), signal.SIGKILL)", seconds=30)
     assert result.returncode not in (0, 1)
-    assert result.seconds < patience(15)
+    assert result.seconds < deadline(15)
     assert "rank 1" in result.stderr
     assert "9 (Killed)" in result.stderr or "Killed" in result.stderr
 
@@ -176,7 +176,7 @@ def test_two_ranks_that_receive_from_each_other_are_named(tmp_path: Path) -> Non
 
 
 def test_announced_work_is_no_stall(tmp_path: Path) -> None:
-    announced = f"\n        with watch.busy('writing a checkpoint'): time.sleep({patience(4)})"
+    announced = f"\n        with watch.busy('writing a checkpoint'): time.sleep({deadline(4)})"
     result = job(tmp_path, announced, ends_with_barrier=True)
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("is done") == 3
@@ -234,7 +234,7 @@ def lonely(folder: Path, program: str, seconds: float) -> list[str]:
 
 def test_a_node_that_sees_no_other_ends_its_job_and_says_what_the_account_covers(tmp_path: Path) -> None:
     command = lonely(tmp_path, "print('so far', end=''); wait(1000)", 0.5)
-    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=patience(60), check=False)
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=deadline(60), check=False)
     assert result.returncode == 1
     assert result.stdout == "so far"
     assert "* rank 1 is on other nodes, which share no folder with this one: this account covers" in result.stderr
@@ -243,7 +243,7 @@ def test_a_node_that_sees_no_other_ends_its_job_and_says_what_the_account_covers
 
 def test_work_for_which_no_rank_waits_is_no_stall(tmp_path: Path) -> None:
     command = lonely(tmp_path, "wait(0.1); time.sleep(3); wait(0.1)", 0.5)
-    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=patience(60), check=False)
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=deadline(60), check=False)
     assert (result.returncode, result.stdout, result.stderr) == (0, "done\n", "")
 
 
@@ -253,7 +253,7 @@ def test_time_in_which_the_process_is_suspended_does_not_count(tmp_path: Path) -
         os.waitpid(process.pid, os.WUNTRACED)
         time.sleep(8)
         process.send_signal(signal.SIGCONT)
-        out, _ = process.communicate(timeout=patience(60))
+        out, _ = process.communicate(timeout=deadline(60))
     assert process.returncode == 0
     assert b"done" in out
 
@@ -279,8 +279,8 @@ def test_a_watch_ends_with_its_owners_and_leaves_nothing(tmp_path: Path) -> None
         if number % 2:
             end()
         del first, second, watch, end
-    deadline = time.monotonic() + 60
-    while watches() > before and time.monotonic() < deadline:
+    end = time.monotonic() + 60
+    while watches() > before and time.monotonic() < end:
         time.sleep(0.05)
     assert watches() == before
     assert list(tmp_path.iterdir()) == []

@@ -17,7 +17,7 @@ from hybridnn.diagnostics.lost_ranks import SWITCH, SurvivingRanks, tolerates_lo
 from hybridnn.errors import EnvironmentProblem
 from hybridnn.parallel.grid import ProcessGrid
 from mpi_runner.launch import run_mpi
-from mpi_runner.slowness import patience
+from mpi_runner.slowness import deadline
 
 
 @pytest.mark.parametrize(("value", "expected"), [(None, False), ("0", False), ("1", True), ("true", True)])
@@ -64,7 +64,7 @@ def test_a_watch_that_is_left_sees_nothing(mpi_ranks: int) -> None:
 
 
 def test_a_start_that_another_rank_never_joins_ends() -> None:
-    seconds = round(patience(2))
+    seconds = round(deadline(2))
     program = f"""
 import os
 from hybridnn.diagnostics import lost_ranks as survivors

@@ -14,7 +14,7 @@ import pytest
 from hybridnn import MLP, SGD, ProcessGrid, Trainer
 from hybridnn.datasets import load_dataset
 from hybridnn.in_process import run_ranks
-from mpi_runner.slowness import patience
+from mpi_runner.slowness import deadline
 from reference.pages import ROOT, outputs
 
 NOTEBOOK = ROOT / "docs" / "ranks_in_one_process.ipynb"
@@ -22,7 +22,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 def executed(text: str) -> str:
-    written: str = outputs.run_notebook(text, limit=patience(120))
+    written: str = outputs.run_notebook(text, limit=deadline(120))
     return written
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mpi_runner.launch import job_environment
-from mpi_runner.slowness import patience
+from mpi_runner.slowness import deadline
 from reference.pages import outputs
 
 pytestmark = pytest.mark.slow
@@ -29,7 +29,7 @@ def checked(page: Path) -> list[str]:
 def test_what_the_commands_print_has_the_shape_that_the_page_shows(page: Path) -> None:
     # As a user has them, whose environment names no threads.
     environment = job_environment(dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")))
-    outputs.run_page(page.read_text(encoding="utf-8"), check=True, environment=environment, limit=patience(60))
+    outputs.run_page(page.read_text(encoding="utf-8"), check=True, environment=environment, limit=deadline(60))
 
 
 def test_commands_of_every_page_with_outputs_are_compared() -> None:

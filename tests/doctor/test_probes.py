@@ -10,12 +10,12 @@ import pytest
 
 from hybridnn.doctor import probes, roll_call
 from hybridnn.doctor.deadline import Deadline, OutOfTimeError, finish, within
-from mpi_runner.slowness import patience
+from mpi_runner.slowness import deadline
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-LIMIT = patience(30)
+LIMIT = deadline(30)
 
 
 class Never:
@@ -111,6 +111,6 @@ def test_a_rank_that_does_not_come_is_not_waited_for(comm: MPI.Intracomm) -> Non
 @pytest.mark.mpi(ranks=[3])
 def test_a_rank_without_a_text_is_known(comm: MPI.Intracomm) -> None:
     if comm.Get_rank() != 1:
-        texts = roll_call.collect_texts("here", patience(1))
+        texts = roll_call.collect_texts("here", deadline(1))
         assert texts == (["here", None, "here"] if comm.Get_rank() == 0 else [])
     comm.Barrier()

@@ -19,7 +19,7 @@ from fault_drill.forgeries import devices_can_be_made
 from fault_drill.outcomes import AnyTrial, Outcome
 from fault_drill.tables import counts, markdown, table
 from fault_drill.turns import EVERY_FAULT, KIND_OF, SHARES, Drills, draw
-from mpi_runner.slowness import patience
+from mpi_runner.slowness import deadline
 
 __all__ = ["main"]
 
@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = parser.parse_args(arguments)
     faults = _faults(parser, asked)
     folder = Path(asked.folder or tempfile.mkdtemp(prefix="hybridnn-fault-drill-")).resolve()
-    drills, start = Drills(folder, patience(asked.limit)), time.monotonic()
+    drills, start = Drills(folder, deadline(asked.limit)), time.monotonic()
     numbers = range(asked.trials) if asked.number is None else [asked.number]
     trials = [draw(asked.seed, number, faults, asked.most_ranks, evenly=bool(asked.faults)) for number in numbers]
     outcomes = [_told(drills, trial, _again(asked, trial), keeps=asked.number is not None) for trial in trials]

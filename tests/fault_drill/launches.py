@@ -20,14 +20,14 @@ from fault_drill.rank import HERE, OVER, PROCESS
 from fault_drill.recipes import Recipe
 from fault_drill.strikes import Strike
 from mpi_runner.launch import NOT_STARTED, STARTS, job_environment, marked_processes, started_job
-from mpi_runner.slowness import patience
+from mpi_runner.slowness import deadline
 
 __all__ = ["Launched", "launch", "run_job"]
 
 TESTS = Path(__file__).resolve().parents[1]
 MARK = "HYBRIDNN_FAULT_DRILL"
 TICK = 0.0005
-SECONDS_TO_GO = patience(20)
+SECONDS_TO_GO = deadline(20)
 """What ranks may take to notice that their launcher is gone."""
 
 

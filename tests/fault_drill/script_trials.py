@@ -20,7 +20,7 @@ from fault_drill.outcomes import Outcome
 from fault_drill.rank import HERE
 from fault_drill.script import EXIT, PLACES, RANK_FAULTS, faulty_line, script_text
 from mpi_runner.launch import find_mpirun
-from mpi_runner.slowness import patience
+from mpi_runner.slowness import deadline
 
 __all__ = ["ScriptDrill", "ScriptTrial", "draw_script_trial"]
 
@@ -107,7 +107,7 @@ class ScriptDrill:
         """Do what the trial says in an empty folder, and judge it."""
         expected = self.expected
         # How a rank leaves must not be noticed by the stall watch alone: that keeps its usual 60 seconds then.
-        watch = {} if trial.fault in EXIT else {"stall_seconds": patience(STALL_SECONDS)}
+        watch = {} if trial.fault in EXIT else {"stall_seconds": deadline(STALL_SECONDS)}
         axis, ranks = trial.grid
 
         def command(signs: Path) -> list[str]:
@@ -155,7 +155,7 @@ def _judge(
     elif missing := _not_said(done.said, trial, (folder / SCRIPT).read_text()):
         outcome.named = False
         outcome.complaints.append(f"no word of it in the output ({missing}) after: {trial.fault} of rank {trial.rank}")
-    if fault.seconds is not None and outcome.end_seconds > patience(fault.seconds):
+    if fault.seconds is not None and outcome.end_seconds > deadline(fault.seconds):
         outcome.complaints.append(f"it took {outcome.end_seconds:.1f} s to end after: {trial.fault}")
 
 

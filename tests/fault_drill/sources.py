@@ -15,7 +15,7 @@ from fault_drill.finished import Finished, checkpoints, read_finished
 from fault_drill.launches import Launched, launch, run_job
 from fault_drill.recipes import RECIPES, Recipe, new_run
 from fault_drill.strikes import Strike, draw_strike
-from mpi_runner.slowness import patience
+from mpi_runner.slowness import deadline
 
 __all__ = ["COMMANDS", "NEWEST", "RUN", "TARGETS", "Sources"]
 
@@ -120,7 +120,7 @@ class Sources:
     def _stalled(self) -> Path:
         folder = self._empty("stalled")
         strike = replace(draw_strike(Random(0), "rank stopped", PAIR, resumed=False), moment="an update", call=3)
-        self._run(PAIR, [*new_run(PAIR, RUN), "--set", f"output.stall_seconds={patience(2.5)}"], strike, folder)
+        self._run(PAIR, [*new_run(PAIR, RUN), "--set", f"output.stall_seconds={deadline(2.5)}"], strike, folder)
         if not (folder / RUN / "stall" / "job.json").exists():
             raise RuntimeError(f"{folder}: no account of a stall")
         return folder

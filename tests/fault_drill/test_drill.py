@@ -28,7 +28,7 @@ from fault_drill.strikes import FAULTS, Strike
 from fault_drill.tables import markdown
 from fault_drill.trials import draw_trial
 from fault_drill.turns import EVERY_FAULT, KIND_OF, SHARES, draw
-from mpi_runner.slowness import patience
+from mpi_runner.slowness import deadline
 
 NEW = (
     "sys.exit(3)",
@@ -271,13 +271,13 @@ def test_program_that_does_not_end_is_ended_and_named(tmp_path: Path) -> None:
     done = launch(PROGRAM, ["import time; print('begun', flush=True); time.sleep(3600)"], None, tmp_path, "run", 2.0)
     assert done.hung == "the job did not end within 2 s"
     assert "begun" in done.said
-    assert done.seconds < patience(30)
+    assert done.seconds < deadline(30)
 
 
 def test_process_that_outlives_its_launcher_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launches, "SECONDS_TO_GO", 0.5)
     program = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(3600)'])"
-    done = launch(PROGRAM, [program], None, tmp_path, "run", patience(60))
+    done = launch(PROGRAM, [program], None, tmp_path, "run", deadline(60))
     assert "lived on for 0.5 s after their launcher" in str(done.hung)
 
 
@@ -306,6 +306,6 @@ def test_strike_comes_exactly_at_its_moment(
     tmp_path: Path, fault: str, before: str, after: str, code: int, said: str
 ) -> None:
     program = STRIKABLE.format(before=before, after=after)
-    done = launch(PROGRAM, [program], strike(fault, rank=0, pause=0.1), tmp_path, "run", patience(60))
+    done = launch(PROGRAM, [program], strike(fault, rank=0, pause=0.1), tmp_path, "run", deadline(60))
     assert (done.code, done.said, done.hung) == (code, said, None)
     assert done.struck_seconds is not None

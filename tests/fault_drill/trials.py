@@ -15,7 +15,7 @@ from fault_drill.launches import Launched, launch
 from fault_drill.outcomes import Outcome
 from fault_drill.recipes import RECIPES, Recipe, new_run
 from fault_drill.strikes import FAULTS, Strike, draw_strike
-from mpi_runner.slowness import patience
+from mpi_runner.slowness import deadline
 
 __all__ = ["Drill", "Trial", "draw_trial"]
 
@@ -94,7 +94,7 @@ def draw_trial(seed: int, number: int, name: str, most_ranks: int = 4) -> Trial:
         "training.checkpoint_every": random.choice((5, 7, 11)),  # never at the last step
         "training.checkpoint_async": random.choice(("true", "false")),
         "training.keep": random.choice((2, 3)),
-        "output.stall_seconds": patience(STALL_SECONDS if name == "rank stopped" else 25),
+        "output.stall_seconds": deadline(STALL_SECONDS if name == "rank stopped" else 25),
     }
     options = [word for key, value in given.items() for word in ("--set", f"{key}={value}")]
     by_folder = tuple(random.random() < 0.5 for _ in names)

@@ -16,8 +16,8 @@ from hybridnn.errors import EnvironmentProblem
 from hybridnn.parallel.gradient_reduction import DEVICE_BUCKETS
 from hybridnn.training.device import DeviceOptions, TrainingDevice, settle_device
 from reference.cases import Case, assert_arrays_close, assert_close, data, make_trainer, run
-from reference.nodes import on_nodes
 from reference.pipeline_cases import ADAM, DELAYED_CASES, MOMENTUM, PipelineCase, exact_cases, run_pipelined
+from reference.ranks import on_nodes
 
 if TYPE_CHECKING:
     from mpi4py import MPI

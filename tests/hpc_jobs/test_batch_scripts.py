@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from hybridnn.study.submit import filled_in
-from mpi_runner.slowness import patience
+from mpi_runner.slowness import deadline
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -43,7 +43,7 @@ class Job:
     process: subprocess.Popen[str]
 
     def wait(self) -> tuple[int, str]:
-        out, _ = self.process.communicate(timeout=patience(30))
+        out, _ = self.process.communicate(timeout=deadline(30))
         return self.process.returncode, out
 
     def lines(self, name: str) -> list[str]:
@@ -52,9 +52,9 @@ class Job:
 
     def wait_until_it_trains(self) -> int:
         """Return the process id of the training."""
-        deadline = time.monotonic() + patience(20)
+        end = time.monotonic() + deadline(20)
         while not self.lines("ready"):
-            assert time.monotonic() < deadline
+            assert time.monotonic() < end
             time.sleep(0.02)
         return int(self.lines("ready")[0])
 
@@ -161,9 +161,9 @@ fi
 def test_warning_during_the_search_for_a_launcher_requeues(tmp_path: Path, name: str, line: str) -> None:
     task = {"SLURM_ARRAY_JOB_ID": "16", "SLURM_ARRAY_TASK_ID": "2"} if name == "study_array.sbatch" else {}
     with _job(tmp_path, name, SEARCH + "exit 4", launcher="", arguments="", **task) as job:
-        deadline = time.monotonic() + patience(20)
+        end = time.monotonic() + deadline(20)
         while not job.lines("searched"):
-            assert time.monotonic() < deadline
+            assert time.monotonic() < end
             time.sleep(0.02)
         job.process.send_signal(signal.SIGUSR1)
         time.sleep(0.2)  # the shell hears it when the search has ended

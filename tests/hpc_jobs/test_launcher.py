@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hybridnn.hpc_jobs.launcher import candidates, find_launcher
-from mpi_runner.slowness import patience
+from mpi_runner.slowness import deadline
 
 LIST = (
     "MPI plugin types are...\n\tpmix\n\tnone\n\tcray_shasta\n\tpmi2\nspecific pmix plugin versions available: pmix_v4"
@@ -60,7 +60,7 @@ def _run(tmp_path: Path, works: str, *arguments: str, **variables: str) -> subpr
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=patience(60),
+        timeout=deadline(60),
         check=False,
     )
 

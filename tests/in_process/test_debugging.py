@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from hybridnn.in_process import DeadlockError, run_ranks
-from mpi_runner.slowness import patience
+from mpi_runner.slowness import deadline
 
 TRAINING = """
 import numpy as np
@@ -61,7 +61,7 @@ def debugged(tmp_path: Path, *commands: str) -> subprocess.CompletedProcess[str]
     script.write_text(TRAINING, encoding="utf-8")
     text = "".join(f"{command}\n" for command in commands)
     return subprocess.run(
-        [sys.executable, str(script)], input=text, capture_output=True, text=True, timeout=patience(120), check=False
+        [sys.executable, str(script)], input=text, capture_output=True, text=True, timeout=deadline(120), check=False
     )
 
 

@@ -16,7 +16,7 @@ from hybridnn.errors import GridError, SettingError
 from hybridnn.in_process import run_ranks
 from hybridnn.training.device import choose_device
 from mpi_runner.launch import job_environment
-from mpi_runner.slowness import patience
+from mpi_runner.slowness import deadline
 
 EXAMPLE = """
 x = np.random.default_rng(0).normal(size=(120, 5))
@@ -80,7 +80,7 @@ def without_mpi(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=patience(120),
+        timeout=deadline(120),
         check=False,
     )
     assert result.returncode == 0, result.stderr

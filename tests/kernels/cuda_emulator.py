@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from kernels.missing_compilers import without_compiler
-from mpi_runner.slowness import patience
+from mpi_runner.slowness import deadline
 
 HERE = Path(__file__).parent
 OUTCOMES = {1: "threads wait for each other for ever", 2: "a block or a grid is too large"}
@@ -139,6 +139,6 @@ def compile_cpp(path: Path, *options: str) -> str:
     if compiler is None:
         without_compiler("no g++, which makes functions of the processor of them")
     command = [compiler, "-std=c++20", f"-I{HERE}", *options, str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=patience(100))
+    done = subprocess.run(command, capture_output=True, text=True, timeout=deadline(100))
     assert done.returncode == 0, done.stderr
     return done.stdout

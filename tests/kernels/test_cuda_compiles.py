@@ -13,7 +13,7 @@ import pytest
 
 from hybridnn.kernels.cupy_launch import FOLDER, OPTIONS, source
 from kernels.missing_compilers import without_compiler
-from mpi_runner.slowness import patience
+from mpi_runner.slowness import deadline
 
 pytestmark = pytest.mark.slow
 
@@ -107,7 +107,7 @@ def test_nvcc_compiles(tmp_path: Path, architecture: str) -> None:
     if nvcc is None:
         pytest.skip("no nvcc")
     offered = subprocess.run(
-        [nvcc, "--list-gpu-arch"], capture_output=True, text=True, timeout=patience(SECONDS)
+        [nvcc, "--list-gpu-arch"], capture_output=True, text=True, timeout=deadline(SECONDS)
     ).stdout
     if f"compute_{architecture}" not in offered.split():
         pytest.skip(f"this nvcc does not compile for sm_{architecture}, which CUDA 13 has dropped if it is sm_70")
@@ -116,7 +116,7 @@ def test_nvcc_compiles(tmp_path: Path, architecture: str) -> None:
     for real in ("float", "double"):
         options = [OPTIONS[0], f"-DREAL={real}", f"-arch=sm_{architecture}", "-Werror", "all-warnings"]
         command = [nvcc, *options, "--cubin", "-o", str(tmp_path / real), str(path)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=patience(SECONDS))
+        done = subprocess.run(command, capture_output=True, text=True, timeout=deadline(SECONDS))
         assert done.returncode == 0, done.stderr
 
 

@@ -13,7 +13,7 @@ from hybridnn.errors import EnvironmentProblem
 from hybridnn.kernels import cupy_loading
 from hybridnn.kernels.cublas import load_cublas
 from hybridnn.kernels.cupy_kernels import CupyKernels, cupy_kernels
-from mpi_runner.slowness import patience
+from mpi_runner.slowness import deadline
 
 
 class NoDriverError(RuntimeError):
@@ -84,7 +84,7 @@ def test_a_library_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_nothing_imports_cupy_before_a_gpu_is_asked_for() -> None:
     program = "import sys; sys.modules['cupy'] = None; import hybridnn, hybridnn.kernels.cupy_kernels"
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=patience(60))
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=deadline(60))
 
 
 @pytest.mark.parametrize("has_nccl", [True, False])

@@ -15,7 +15,7 @@ a job that cannot end by itself, from the inside to the outside:
 4. whatever ended the job, every process that carries its mark in the environment is killed.
 
 Every limit is stretched by how much slower the machine is, when the tests begin, than a quiet one; so are the deadlines
-that tests set themselves through ``slowness.patience``.
+that tests set themselves through ``slowness.deadline``.
 
 The test that was running is reported as failed and the tests after it run in a new job.
 

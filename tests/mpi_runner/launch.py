@@ -19,7 +19,7 @@ from typing import IO
 from hybridnn.comm.launcher import find_mpirun as product_find_mpirun
 from hybridnn.comm.open_mpi import mpirun_settings
 
-from .slowness import patience
+from .slowness import deadline
 
 __all__ = [
     "JobResult",
@@ -222,7 +222,7 @@ def run_mpi(
     """
     arguments = [sys.executable, "-c", program] if isinstance(program, str) else list(program)
     command = [find_mpirun(), "-n", str(ranks), *arguments]
-    limit = patience(timeout)
+    limit = deadline(timeout)
     for _ in range(STARTS - 1):
         result = _run(command, limit, env, cwd)
         if NOT_STARTED not in result.stderr:

@@ -15,7 +15,7 @@ import pytest
 
 from .launch import MpirunNotFound, find_mpirun, job_environment, started_job
 from .rank import RECORDS_FOLDER, read_records, records_size
-from .slowness import patience
+from .slowness import deadline
 from .verdicts import JobEnd, Verdict, judge
 
 __all__ = ["MpiJobs", "ranks_of", "wait_for_job"]
@@ -82,8 +82,8 @@ class MpiJobs:
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
-        self._limit = patience(float(config.getini("mpi_timeout")))
-        self._grace = patience(float(config.getini("mpi_grace")))
+        self._limit = deadline(float(config.getini("mpi_timeout")))
+        self._grace = deadline(float(config.getini("mpi_grace")))
         self._verdicts: dict[str, Verdict] = {}
         # `timeout` and batch systems end a run with SIGTERM: unwind, so that the running job ends too.
         self._previous = signal.signal(signal.SIGTERM, self._leave)

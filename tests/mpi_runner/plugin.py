@@ -17,7 +17,7 @@ from .launch import JobResult
 from .launch import run_mpi as run_mpi_job
 from .outer import MpiJobs, ranks_of
 from .rank import RECORDS_FOLDER, RankRecorder
-from .slowness import SLOWNESS, patience, slowness
+from .slowness import SLOWNESS, deadline, slowness
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -84,9 +84,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item], config: pytest.Confi
         if mark is not None:
             seconds = float(mark.args[0] if mark.args else mark.kwargs["timeout"])
             others = {name: value for name, value in mark.kwargs.items() if name != "timeout"}
-            item.add_marker(pytest.mark.timeout(patience(seconds), *mark.args[1:], **others), append=False)
+            item.add_marker(pytest.mark.timeout(deadline(seconds), *mark.args[1:], **others), append=False)
         elif usual and (ranks_of(item) is None or _under_mpi(config)):
-            item.add_marker(pytest.mark.timeout(patience(float(usual))), append=False)
+            item.add_marker(pytest.mark.timeout(deadline(float(usual))), append=False)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 
-__all__ = ["SLOWNESS", "measure", "patience", "slowness"]
+__all__ = ["SLOWNESS", "deadline", "measure", "slowness"]
 
 SLOWNESS = "HYBRIDNN_TEST_SLOWNESS"
 """Environment variable with the factor: set by the first process of a run, for all that it starts."""
@@ -50,6 +50,6 @@ def slowness() -> float:
     return factor
 
 
-def patience(seconds: float) -> float:
+def deadline(seconds: float) -> float:
     """A deadline, given as seconds on a quiet machine, as seconds on this one."""
     return seconds * slowness()

@@ -7,7 +7,7 @@ import time
 import pytest
 from mpi4py import MPI
 
-from mpi_runner.slowness import patience
+from mpi_runner.slowness import deadline
 
 
 @pytest.mark.timeout(0.3)
@@ -28,4 +28,4 @@ def test_usual() -> None:
 @pytest.mark.timeout(0.3)
 def test_ranks(comm: MPI.Intracomm) -> None:
     time.sleep(0.5)
-    assert patience(0.5) == 500
+    assert deadline(0.5) == 500

@@ -8,7 +8,7 @@ import pytest
 
 from hybridnn import Constant, Cosine, Step, WarmupLinear
 from hybridnn.errors import SettingError
-from reference.updates import Schedule
+from reference.serial import Schedule
 
 PER_EPOCH, UPDATES = 7, 35
 

@@ -12,7 +12,7 @@ from hybridnn.datasets import ArrayRows
 from hybridnn.parallel.distribution import DISTRIBUTIONS, make_distributor
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.parallel.placement import fitting_grids
-from reference.ranks import brought_together
+from reference.ranks import allgather_objects
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -49,7 +49,7 @@ def test_the_two_scatter_methods_send_what_the_paper_says(comm: MPI.Intracomm) -
         grid = ProcessGrid(comm, batch=2, model=2)
         rows = ArrayRows(x, y) if grid.rank == 0 else None
         make_distributor(grid, distribution).fetch(rows, np.arange(8), np.empty((4, 5)), np.empty(4, np.int64))
-        sent[distribution] = sum(brought_together(comm, grid.recorder.totals.bytes_sent))
+        sent[distribution] = sum(allgather_objects(comm, grid.recorder.totals.bytes_sent))
     part = 4 * sample_bytes
     assert sent["scatter"] == 3 * part
     assert sent["scatter-broadcast"] == part + 2 * part

@@ -16,7 +16,7 @@ from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.parallel.replicas import shared_replica
 from hybridnn.parallel.replicas.shared_replica import SharedReplica
 from hybridnn.parallel.replicas.sharing import Sharing, share_replicas, slice_bounds
-from reference.nodes import on_nodes
+from reference.ranks import on_nodes
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -11,46 +11,46 @@ import numpy as np
 import hybridnn
 from hybridnn.nn.optimizers import Optimizer
 from reference import network as net
-from reference import serial, updates
+from reference import serial
 from reference.network import Array, Network
 
 TOLERANCE = 1e-10
 """Relative to the largest number of an array, float64."""
 
-OPTIMIZERS: dict[str, tuple[Optimizer, updates.Rule]] = {
-    "plain": (hybridnn.SGD(lr=0.005, momentum=0.0), updates.SGD(lr=0.005)),
+OPTIMIZERS: dict[str, tuple[Optimizer, serial.Rule]] = {
+    "plain": (hybridnn.SGD(lr=0.005, momentum=0.0), serial.SGD(lr=0.005)),
     "decay": (
         hybridnn.SGD(lr=0.005, momentum=0.0, weight_decay=0.05),
-        updates.SGD(lr=0.005, weight_decay=0.05),
+        serial.SGD(lr=0.005, weight_decay=0.05),
     ),
-    "momentum": (hybridnn.SGD(lr=0.002, momentum=0.9), updates.SGD(lr=0.002, momentum=0.9)),
+    "momentum": (hybridnn.SGD(lr=0.002, momentum=0.9), serial.SGD(lr=0.002, momentum=0.9)),
     "dampened": (
         hybridnn.SGD(lr=0.003, momentum=0.8, dampening=0.3, weight_decay=0.01),
-        updates.SGD(lr=0.003, momentum=0.8, dampening=0.3, weight_decay=0.01),
+        serial.SGD(lr=0.003, momentum=0.8, dampening=0.3, weight_decay=0.01),
     ),
     "dampened-alone": (
         hybridnn.SGD(lr=0.003, momentum=0.8, dampening=0.3),
-        updates.SGD(lr=0.003, momentum=0.8, dampening=0.3),
+        serial.SGD(lr=0.003, momentum=0.8, dampening=0.3),
     ),
     "nesterov": (
         hybridnn.SGD(lr=0.002, momentum=0.7, nesterov=True, weight_decay=0.02),
-        updates.SGD(lr=0.002, momentum=0.7, nesterov=True, weight_decay=0.02),
+        serial.SGD(lr=0.002, momentum=0.7, nesterov=True, weight_decay=0.02),
     ),
     "adam": (
         hybridnn.Adam(lr=0.01, betas=(0.8, 0.95), weight_decay=0.1),
-        updates.Adam(lr=0.01, betas=(0.8, 0.95), weight_decay=0.1),
+        serial.Adam(lr=0.01, betas=(0.8, 0.95), weight_decay=0.1),
     ),
     "adamw": (
         hybridnn.AdamW(lr=0.01, eps=1e-6, weight_decay=0.2),
-        updates.Adam(lr=0.01, eps=1e-6, weight_decay=0.2, decoupled=True),
+        serial.Adam(lr=0.01, eps=1e-6, weight_decay=0.2, decoupled=True),
     ),
 }
 
-SCHEDULES: dict[str, tuple[Any, updates.Schedule]] = {
-    "constant": (hybridnn.Constant(), updates.Schedule()),
-    "step": (hybridnn.Step((1, 2), 0.3), updates.Schedule("step", milestones=(1, 2), factor=0.3)),
-    "warmup-linear": (hybridnn.WarmupLinear(0.5, 0.1), updates.Schedule("linear", warmup_epochs=0.5, final=0.1)),
-    "cosine": (hybridnn.Cosine(1.0, 0.2), updates.Schedule("cosine", warmup_epochs=1.0, final=0.2)),
+SCHEDULES: dict[str, tuple[Any, serial.Schedule]] = {
+    "constant": (hybridnn.Constant(), serial.Schedule()),
+    "step": (hybridnn.Step((1, 2), 0.3), serial.Schedule("step", milestones=(1, 2), factor=0.3)),
+    "warmup-linear": (hybridnn.WarmupLinear(0.5, 0.1), serial.Schedule("linear", warmup_epochs=0.5, final=0.1)),
+    "cosine": (hybridnn.Cosine(1.0, 0.2), serial.Schedule("cosine", warmup_epochs=1.0, final=0.2)),
 }
 
 

@@ -27,7 +27,7 @@ OPTIMIZERS: dict[str, tuple[Optimizer, tuple[str, ...]]] = {
 
 SIZES = (5, 13, 9, 11, 8, 7)
 LAYERS = len(SIZES) - 1
-PLACE = Progress(step=20, epoch=3, minibatches=7, loss_sum=0.1 + 0.2, samples=123)
+PROGRESS = Progress(step=20, epoch=3, minibatches=7, loss_sum=0.1 + 0.2, samples=123)
 
 
 def number(layer: int, kind: str, slot: int, row: Any, column: Any) -> Any:
@@ -57,7 +57,7 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class Held:
+class LocalArrays:
     """What a rank of a layout holds."""
 
     layout: Layout
@@ -66,7 +66,7 @@ class Held:
     states: list[OptimizerState]
 
     @classmethod
-    def of(cls, comm: MPI.Intracomm, layout: Layout, optimizer: str, dtype: str) -> Held:
+    def of(cls, comm: MPI.Intracomm, layout: Layout, optimizer: str, dtype: str) -> LocalArrays:
         """Everything zero."""
         grid = ProcessGrid(comm, stages=layout.stages)
         ends = list(accumulate(layout.partition, initial=0))
@@ -91,7 +91,7 @@ class Held:
         for state in self.states:
             state.updates = updates
 
-    def require(self, shift: float = 0, updates: int = 20) -> None:
+    def check(self, shift: float = 0, updates: int = 20) -> None:
         """Compare every number with the formula."""
         for layer, kind, slot, rows, columns, memory in self.blocks():
             i, j = np.ogrid[rows, columns]
@@ -115,9 +115,9 @@ class Held:
         return CheckpointWriter(folder, self.grid, MLP(SIZES), self.stages, self.states, origin, keep=keep)
 
 
-def at_step(step: int) -> Progress:
+def progress_at(step: int) -> Progress:
     """A place in the training, told apart by its step alone."""
-    return PLACE.model_copy(update={"step": step})
+    return PROGRESS.model_copy(update={"step": step})
 
 
 def layouts(ranks: int) -> list[Layout]:

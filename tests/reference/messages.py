@@ -20,7 +20,7 @@ Message = tuple[str, Any, tuple[int, ...]]
 SENDING = ("allreduce", "allgather_rows", "reduce_scatter_rows", "broadcast", "scatter_rows", "gather_rows")
 
 
-def watch_messages(monkeypatch: pytest.MonkeyPatch) -> list[Message]:
+def record_messages(monkeypatch: pytest.MonkeyPatch) -> list[Message]:
     """Note method, dtype and shape of every array that this rank hands to any group from now on."""
     seen: list[Message] = []
     rank = this_rank()

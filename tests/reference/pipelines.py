@@ -13,8 +13,7 @@ import numpy as np
 
 from reference import network as net
 from reference.network import Array, Network, Weights
-from reference.serial import Outcome, Plan, sample_order
-from reference.updates import SGD, Rule
+from reference.serial import SGD, Outcome, Plan, Rule, sample_order
 
 DELAYED = ("ddg", "fr", "pipedream", "vanilla", "spectrain")
 """The methods whose gradients are stale; the others are exact, which is `reference.serial.train`."""

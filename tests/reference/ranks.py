@@ -1,35 +1,54 @@
-"""What tests do on ranks of MPI and on ranks of one process alike: exchange objects, and patch for one rank alone."""
+"""Helpers for ranks under MPI and in one process: gather objects, patch one rank, simulate several nodes."""
 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
 from hybridnn.comm.mpi import import_mpi
+from hybridnn.comm.stand_in import is_in_process
 
-__all__ = ["brought_together", "replace_on_this_rank", "this_rank"]
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+__all__ = ["allgather_objects", "on_nodes", "replace_on_this_rank", "this_rank"]
 
 
 def this_rank() -> int:
-    """Number of the rank that calls, among all of the test."""
+    """Rank of the caller in `COMM_WORLD`."""
     rank: int = import_mpi().COMM_WORLD.Get_rank()
     return rank
 
 
-def brought_together(comm: Any, value: Any) -> list[Any]:
-    """What every rank of a communicator brings, by rank: an all-gather of objects."""
-    mine, sizes = pickle.dumps(value), np.empty(comm.Get_size(), np.int64)
-    comm.Allgather(np.array([len(mine)]), sizes)
+def allgather_objects(comm: Any, value: Any) -> list[Any]:
+    """The objects of all ranks of a communicator, by rank."""
+    pickled, sizes = pickle.dumps(value), np.empty(comm.Get_size(), np.int64)
+    comm.Allgather(np.array([len(pickled)]), sizes)
     everything = np.empty((sizes.size, sizes.max()), np.uint8)
-    comm.Allgather(np.frombuffer(mine.ljust(sizes.max()), np.uint8).copy(), everything)
-    return [pickle.loads(row.tobytes()) for row in everything]  # what follows a pickle is not read
+    comm.Allgather(np.frombuffer(pickled.ljust(sizes.max()), np.uint8).copy(), everything)
+    return [pickle.loads(row.tobytes()) for row in everything]  # loads ignores the padding
 
 
 def replace_on_this_rank(patch: pytest.MonkeyPatch, owner: Any, name: str, new: Callable[..., Any]) -> None:
     """Replace a function for the calling rank; other ranks of the same process keep theirs."""
     rank, old = this_rank(), getattr(owner, name)
     patch.setattr(owner, name, lambda *args, **kwargs: (new if this_rank() == rank else old)(*args, **kwargs))
+
+
+def on_nodes(comm: MPI.Intracomm, nodes: Sequence[int]) -> MPI.Intracomm:
+    """A communicator whose `Split_type` reports that rank r runs on node `nodes[r]`."""
+    kind: type[Any] = import_mpi().Intracomm
+
+    class OnNodes(kind):  # type: ignore[misc]
+        def Split_type(self, split_type: int, key: int = 0, info: Any = None) -> MPI.Intracomm:  # noqa: N802
+            return comm.Split(nodes[comm.rank], key)
+
+    if is_in_process():  # shares the count of collectives with `comm`
+        result: MPI.Intracomm = OnNodes.__new__(OnNodes)
+        result.__dict__ = comm.__dict__
+        return result
+    return OnNodes(comm)

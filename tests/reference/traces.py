@@ -19,7 +19,7 @@ from hybridnn.pipeline.schedules.instructions import (
 )
 from hybridnn.runs.trace.recorded import Epoch, RankTrace
 
-__all__ = ["communication", "compute", "epoch_of", "file_of", "phase", "two_stages"]
+__all__ = ["communication", "compute", "make_epoch", "phase", "trace_document", "two_stages"]
 
 Widths = Sequence[tuple[int, int]]
 
@@ -44,7 +44,7 @@ def places(widths: Widths) -> list[StagePosition]:
     ]
 
 
-def epoch_of(
+def make_epoch(
     widths: Widths, lanes: Sequence[Sequence[Event]], spans: Sequence[tuple[float, float]], method: str = ""
 ) -> Epoch:
     """An epoch of ranks in the order of the grid."""
@@ -53,7 +53,7 @@ def epoch_of(
     return Epoch(1, method, tuple(widths), recorded, tuple(spans))
 
 
-def file_of(widths: Widths, lanes: Sequence[Sequence[Event]], method: str = "") -> dict[str, Any]:
+def trace_document(widths: Widths, lanes: Sequence[Sequence[Event]], method: str = "") -> dict[str, Any]:
     """The content of a trace file whose events have times in milliseconds."""
     return {
         "displayTimeUnit": "ms",

@@ -1,10 +1,11 @@
-"""Runs that were really trained, small and in this process, and their checkpoints written by plain NumPy."""
+"""Small runs trained in this process, their checkpoints written by NumPy, and a command without learning curves."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import shutil
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,16 @@ from hybridnn.runs.run import run_training
 from hybridnn.training.records import EpochRecord, RunHeader, RunSummary, StepRecord
 from reference.network import Network
 
-__all__ = ["FEATURES", "NETWORK", "REGRESSION", "put_checkpoint", "regression_file", "train", "weights_of"]
+__all__ = [
+    "FEATURES",
+    "HYBRIDNN_WITHOUT_CURVE",
+    "NETWORK",
+    "REGRESSION",
+    "regression_file",
+    "train",
+    "weights_of",
+    "write_checkpoint",
+]
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -26,9 +36,18 @@ FEATURES = 5
 NETWORK = Network((FEATURES, 7, 6, 3), "tanh")
 """What `train` trains on `regression_file`."""
 
+HYBRIDNN_WITHOUT_CURVE = (
+    sys.executable,
+    "-c",
+    "from hybridnn.runs import learning_curve\n"
+    "learning_curve.draw_learning_curve = lambda epochs, path: None\n"
+    "from hybridnn.cli.main import main; main()",
+)
+"""The command ``hybridnn`` without the learning curve, which would take most of the time of a small run."""
+
 
 class _Silent:
-    """Says nothing."""
+    """A view that prints nothing."""
 
     def on_header(self, header: RunHeader) -> None: ...
 
@@ -75,7 +94,7 @@ def weights_of(folder: Path) -> Arrays:
         return {name: file[name] for name in file.files}
 
 
-def put_checkpoint(folder: Path, step: int, arrays: Arrays) -> Path:
+def write_checkpoint(folder: Path, step: int, arrays: Arrays) -> Path:
     """Write `arrays` as the checkpoint of a run after so many updates."""
     path = folder / "checkpoints" / f"step-{step:08d}"
     path.mkdir(parents=True)

@@ -14,7 +14,7 @@ import pytest
 from hybridnn import MLP, Trainer
 from hybridnn.runs.stop_signals import SIGNALS, StopSignals
 from hybridnn.training.records import StepRecord
-from mpi_runner.slowness import patience
+from mpi_runner.slowness import deadline
 
 PROGRAM = """
 import os, signal, time
@@ -56,7 +56,7 @@ def test_a_signal_is_noted_and_the_handlers_come_back(number: signal.Signals) ->
 @pytest.mark.parametrize(("first", "second"), [("SIGTERM", "SIGTERM"), ("SIGUSR1", "SIGTERM"), ("SIGINT", "SIGINT")])
 def test_the_same_at_once_is_one_signal_and_a_later_one_ends_the_process(first: str, second: str) -> None:
     program = PROGRAM.format(first=first, second=second)
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=patience(60))
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=deadline(60))
     assert ended.stdout == f"noted {getattr(signal, first).value}\n"
     assert ended.returncode == -getattr(signal, second)
 

@@ -22,7 +22,7 @@ from hybridnn.pipeline.schedules.instructions import (
 from hybridnn.runs.trace.recorded import RankTrace, Trace
 from hybridnn.runs.trace.trace_file import read_trace, write_trace
 from reference.ranks import this_rank
-from reference.traces import communication, compute, file_of
+from reference.traces import communication, compute, trace_document
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -122,7 +122,7 @@ def test_reading_a_file_made_by_hand(tmp_path: Path) -> None:
         [communication("receive.wait", 3, 4, ReceiveActivations(1, 2, 3), nbytes=5)],
     ]
     path = tmp_path / "any name"
-    path.write_text(json.dumps(file_of(widths, lanes, "fr")))
+    path.write_text(json.dumps(trace_document(widths, lanes, "fr")))
     scaled = [
         tuple(event._replace(start=event.start / 1e3, stop=event.stop / 1e3) for event in events) for events in lanes
     ]
@@ -153,7 +153,7 @@ def test_a_failed_write_leaves_what_was_there(tmp_path: Path, monkeypatch: pytes
 
 def damaged(**changes: Any) -> str:
     """A good file with other values in the event, or elsewhere by name."""
-    content = file_of([(1, 1)], [[compute("forward", 0, 1, Forward(0))]])
+    content = trace_document([(1, 1)], [[compute("forward", 0, 1, Forward(0))]])
     (entry,) = content["traceEvents"]
     for name, value in changes.items():
         place = content["otherData"] if name in content["otherData"] else entry

@@ -17,7 +17,7 @@ import pytest
 from hybridnn.comm.open_mpi import OVERSUBSCRIBED
 from hybridnn.study.submit import filled_in
 from mpi_runner.launch import JOB_MARK, job_environment, marked_processes
-from mpi_runner.slowness import patience
+from mpi_runner.slowness import deadline
 
 __all__ = ["Cluster", "Job", "edited_script", "wait_until"]
 
@@ -28,10 +28,10 @@ def wait_until(
     condition: Callable[[], object], seconds: float, what: str, why_not: Callable[[], str] = lambda: ""
 ) -> None:
     """Return when `condition` holds; fail the test, saying what it waited for and why not, when the time is over."""
-    deadline = time.monotonic() + patience(seconds)
+    end = time.monotonic() + deadline(seconds)
     while not condition():
-        if time.monotonic() > deadline:
-            pytest.fail(f"after {patience(seconds):g} s still waiting until {what}\n{why_not()}")
+        if time.monotonic() > end:
+            pytest.fail(f"after {deadline(seconds):g} s still waiting until {what}\n{why_not()}")
         time.sleep(0.05)
 
 
@@ -110,7 +110,7 @@ class Cluster:
             env=self.environment,
             capture_output=True,
             text=True,
-            timeout=patience(seconds),
+            timeout=deadline(seconds),
             check=False,
         )
 

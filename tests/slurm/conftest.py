@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mpi_runner.slowness import patience
+from mpi_runner.slowness import deadline
 from slurm.cluster import Cluster
 
 HERE = Path(__file__).parent
@@ -71,7 +71,7 @@ def _slurm(what: str) -> subprocess.CompletedProcess[str]:
         [SCRIPT, what],
         capture_output=True,
         text=True,
-        timeout=patience(SECONDS_TO_INSTALL),
+        timeout=deadline(SECONDS_TO_INSTALL),
         check=False,
         env=os.environ,
     )

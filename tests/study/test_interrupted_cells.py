@@ -20,8 +20,8 @@ from hybridnn.study.report.results import read_results
 from hybridnn.study.runner import CellOutcome, StudyRun, plan_study, run_study
 from hybridnn.study.study_file import load_study
 from hybridnn.study.study_folder import StudyFolder
-from reference.commands import WITHOUT_PICTURE
 from reference.finished_runs import write_run
+from reference.trained_runs import HYBRIDNN_WITHOUT_CURVE
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
 
@@ -54,7 +54,7 @@ def _plan(tmp_path: Path, epochs: int, key: str = "", more: str = "") -> StudyRu
 
 
 def _without_picture(settings: Path, folder: Path) -> list[str]:
-    return [*WITHOUT_PICTURE, *train_command(settings, folder)[3:]]
+    return [*HYBRIDNN_WITHOUT_CURVE, *train_command(settings, folder)[3:]]
 
 
 def _records(folder: Path, kind: str) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from hybridnn.study.cells import Cell
 from hybridnn.study.runner import CellOutcome, StudyRun, default_folder, plan_study, run_study
 from hybridnn.study.study_file import Study, load_study
 from hybridnn.study.study_folder import StudyFolder, read_manifest
-from mpi_runner.slowness import patience
+from mpi_runner.slowness import deadline
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -138,7 +138,7 @@ def test_cell_is_ended_at_the_limit(tmp_path: Path) -> None:
     body = 'if "seed-0" in folder.name:\n    time.sleep(3600)\n' + FINISH
     start = time.monotonic()
     outcomes = run_study(_plan(tmp_path), View(), limit=1.5, train=_fake(tmp_path, body))
-    assert time.monotonic() - start < patience(30)
+    assert time.monotonic() - start < deadline(30)
     assert _fates(outcomes) == {"seed-0": "timed out", "seed-1": "finished", "seed-2": "finished"}
     assert outcomes[0].reason.startswith("ended after the limit of 1.5 s")
 
@@ -156,7 +156,7 @@ def test_two_at_once_share_the_cells(tmp_path: Path) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(patience(60))
+        thread.join(deadline(60))
     assert sorted(_calls(tmp_path)) == [f"seed-{seed} on 1" for seed in range(5)]
     assert {outcome.fate for outcomes in found for outcome in outcomes} <= {"finished", "held"}
 
@@ -217,7 +217,7 @@ def _runs(pid: int, script: str) -> bool:
 
 
 def _wait_for(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + patience(60)
+    end = time.monotonic() + deadline(60)
     while not condition():
         assert time.monotonic() < end, "it did not happen"
         time.sleep(0.1)

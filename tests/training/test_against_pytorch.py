@@ -13,8 +13,7 @@ from hybridnn.kernels import numpy_kernels
 from reference import network as net
 from reference.cases import TOLERANCE, assert_arrays_close, assert_close
 from reference.network import Network
-from reference.serial import Plan
-from reference.updates import SGD
+from reference.serial import SGD, Plan
 
 torch = pytest.importorskip("torch")
 

@@ -14,8 +14,8 @@ from hybridnn.in_process import run_ranks
 from hybridnn.training.pipelining import Pipelining
 from reference.cases import Case, assert_arrays_close, given, make_trainer
 from reference.network import Weights
-from reference.nodes import on_nodes
 from reference.pipeline_cases import ADAM, DEEP, DELAYED_CASES, MOMENTUM, exact_cases
+from reference.ranks import on_nodes
 
 if TYPE_CHECKING:
     from mpi4py import MPI

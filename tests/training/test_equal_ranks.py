@@ -27,8 +27,7 @@ from hybridnn.errors import DataError, GridError, HybridnnError, SettingError
 from hybridnn.nn.learning_rates import Cosine, Step, WarmupLinear
 from hybridnn.runs.data import place_data
 from hybridnn.training import argument_checks as same_settings
-from reference.nodes import on_nodes
-from reference.ranks import brought_together
+from reference.ranks import allgather_objects, on_nodes
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -76,7 +75,7 @@ def refusal(comm: MPI.Intracomm, error: type[HybridnnError], action: Callable[[]
     with pytest.raises(error) as caught:
         action()
     assert caught.value.exit_code == 2
-    messages = brought_together(comm, str(caught.value))
+    messages = allgather_objects(comm, str(caught.value))
     assert len(set(messages)) == 1, messages
     assert "\n" not in messages[0]
     return messages[0]

@@ -22,7 +22,7 @@ from reference.cases import (
     reference,
     run,
 )
-from reference.messages import check_float32, float32_case, watch_messages
+from reference.messages import check_float32, float32_case, record_messages
 from reference.sweeps import DISTRIBUTIONS, SPLITS, grid_shapes, grids, layouts, sizes_for, trainings
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def test_the_same_layout_twice_is_bit_identical(comm: MPI.Intracomm, overlap: bo
 
 @pytest.mark.in_process(ranks=[1, 2, 4])
 def test_float32_stays_float32_in_memory_and_in_messages(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = watch_messages(monkeypatch)
+    seen = record_messages(monkeypatch)
     for grid in grids(comm):
         for split, distribution, classification in product(SPLITS, DISTRIBUTIONS, (True, False)):
             check_float32(grid, float32_case(grid, split, distribution, classification), seen)

@@ -31,7 +31,7 @@ from reference.pipeline_cases import (
     run_pipelined,
 )
 from reference.pipelines import uniform
-from reference.ranks import brought_together
+from reference.ranks import allgather_objects
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -174,7 +174,7 @@ def test_a_diverging_run_stops_on_every_rank_with_the_same_words(comm: MPI.Intra
         )
         with pytest.raises(NonFiniteLossError) as caught:
             trainer.fit(x, y, epochs=100)
-        assert len(set(brought_together(comm, str(caught.value)))) == 1, str(it)
+        assert len(set(allgather_objects(comm, str(caught.value)))) == 1, str(it)
 
 
 def wrong_settings(stages: int) -> dict[str, tuple[Callable[[], Pipelining], dict[str, Any], str]]:
@@ -222,7 +222,7 @@ def test_wrong_settings_are_refused_in_one_line_on_every_rank(comm: MPI.Intracom
         Trainer(grid=ProcessGrid(comm, pipeline=comm.size), pipelining=pipelining(), **given)
     assert caught.value.exit_code == 2
     assert "\n" not in str(caught.value)
-    assert len(set(brought_together(comm, str(caught.value)))) == 1
+    assert len(set(allgather_objects(comm, str(caught.value)))) == 1
 
 
 def test_one_stage_takes_exact_methods_alone() -> None:

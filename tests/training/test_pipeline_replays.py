@@ -8,25 +8,25 @@ import numpy as np
 import pytest
 
 from reference import network as net
-from reference import serial, updates
+from reference import serial
 from reference.cases import assert_arrays_close, assert_arrays_same
 from reference.network import Array, Network, Weights
 from reference.pipelines import DELAYED, Pipeline, train, uniform
 from reference.serial import Outcome, Plan
 
 NETWORK = Network((4, 6, 5, 5, 7, 3), "tanh", True, "cross_entropy")
-SGD = updates.SGD(lr=0.1)
-RULES: dict[str, updates.Rule] = {
+SGD = serial.SGD(lr=0.1)
+RULES: dict[str, serial.Rule] = {
     "sgd": SGD,
-    "nesterov": updates.SGD(lr=0.05, momentum=0.7, nesterov=True, weight_decay=0.02),
-    "adam": updates.Adam(lr=0.02, betas=(0.8, 0.95), weight_decay=0.1),
-    "adamw": updates.Adam(lr=0.02, eps=1e-6, weight_decay=0.2, decoupled=True),
+    "nesterov": serial.SGD(lr=0.05, momentum=0.7, nesterov=True, weight_decay=0.02),
+    "adam": serial.Adam(lr=0.02, betas=(0.8, 0.95), weight_decay=0.1),
+    "adamw": serial.Adam(lr=0.02, eps=1e-6, weight_decay=0.2, decoupled=True),
 }
 BATCH = 4
 FALL = 0.8
 
 
-class Falling(updates.Schedule):
+class Falling(serial.Schedule):
     """Every update has `FALL` times the rate of the one before, however many there will be."""
 
     def at(self, u: int, per_epoch: int, updates: int) -> float:
@@ -39,11 +39,11 @@ def samples(number: int) -> tuple[Array, Array]:
 
 
 def after(
-    minibatches: int, pipeline: Pipeline, rule: updates.Rule = SGD, schedule: updates.Schedule | None = None
+    minibatches: int, pipeline: Pipeline, rule: serial.Rule = SGD, schedule: serial.Schedule | None = None
 ) -> Outcome:
     """The first so many minibatches of an epoch; at 0, the weights before the first."""
     x, y = samples(BATCH * max(1, minibatches))
-    schedule = schedule or updates.Schedule()
+    schedule = schedule or serial.Schedule()
     plan = Plan(rule, epochs=1 if minibatches else 0, batch_size=BATCH, seed=5, shuffle=False, schedule=schedule)
     return train(NETWORK, plan, pipeline, x, y)
 
@@ -68,9 +68,7 @@ def of_stages(pipeline: Pipeline, versions: list[Weights]) -> Weights:
 @pytest.mark.parametrize("method", DELAYED)
 def test_one_stage_is_serial_training_to_the_last_bit(method: str, rule: str) -> None:
     x, y = samples(22)
-    plan = Plan(
-        RULES[rule], epochs=3, batch_size=BATCH, schedule=updates.Schedule("cosine", warmup_epochs=1, final=0.2)
-    )
+    plan = Plan(RULES[rule], epochs=3, batch_size=BATCH, schedule=serial.Schedule("cosine", warmup_epochs=1, final=0.2))
     found, expected = train(NETWORK, plan, Pipeline(method, (5,)), x, y), serial.train(NETWORK, plan, x, y)
     assert_arrays_same(found.weights, expected.weights)
     assert found.step_losses == expected.step_losses
@@ -132,7 +130,7 @@ def test_vertical_sync_is_gradient_descent_with_delayed_gradients(layers: tuple[
 @pytest.mark.parametrize("rule", ["momentum", "adam", "adamw"])
 def test_a_prediction_by_one_update_repeats_the_last_one_at_the_next_rate(rule: str) -> None:
     # The first of the two stages has one layer, whose backward reads no weights: the gradient is its forward's.
-    it: updates.Rule = updates.SGD(lr=0.05, momentum=0.7) if rule == "momentum" else RULES[rule]
+    it: serial.Rule = serial.SGD(lr=0.05, momentum=0.7) if rule == "momentum" else RULES[rule]
     pipeline = Pipeline("spectrain", (1, 4))
     weights = [after(version, pipeline, it, Falling()).weights for version in range(6)]
     for t in range(2, 6):
@@ -146,8 +144,8 @@ def test_a_prediction_by_one_update_repeats_the_last_one_at_the_next_rate(rule: 
 
 def test_a_prediction_takes_the_velocity_of_the_epoch_before_and_the_rate_of_the_next_update() -> None:
     x, y = samples(BATCH)
-    rule, factor = updates.SGD(lr=0.05, momentum=0.7), 0.3
-    schedule = updates.Schedule("step", milestones=(1,), factor=factor)
+    rule, factor = serial.SGD(lr=0.05, momentum=0.7), 0.3
+    schedule = serial.Schedule("step", milestones=(1,), factor=factor)
     pipeline = Pipeline("spectrain", (1, 4))
     before = net.initial_weights(NETWORK, 5)
     first, second = (
@@ -163,7 +161,7 @@ LINE = Network((1, 1, 1, 1), "identity")
 """w3 (w2 (w1 x + b1) + b2) + b3; all start at w = 1, b = 0."""
 
 
-def hand_worked(pipeline: Pipeline, rule: updates.Rule, targets: tuple[int, ...]) -> Outcome:
+def hand_worked(pipeline: Pipeline, rule: serial.Rule, targets: tuple[int, ...]) -> Outcome:
     """Three minibatches of one sample each, x = 1, 2, 1."""
     start = {f"layers.{i}.weight": np.ones((1, 1)) for i in range(3)} | {
         f"layers.{i}.bias": np.zeros(1) for i in range(3)
@@ -209,7 +207,7 @@ def numbers(weights: Weights) -> list[float]:
 def test_two_stages_and_three_minibatches_by_hand(
     pipeline: Pipeline, losses: tuple[float, ...], expected: tuple[float, ...]
 ) -> None:
-    outcome = hand_worked(pipeline, updates.SGD(lr=1 / 8), (-1, -1, 2))
+    outcome = hand_worked(pipeline, serial.SGD(lr=1 / 8), (-1, -1, 2))
     assert outcome.step_losses == list(losses)
     assert numbers(outcome.weights) == list(expected)
 
@@ -221,7 +219,7 @@ def test_spectrain_with_three_stages_by_hand() -> None:
     #   out = 1/2, slope -1; to stage 1: -1 * 1/2 (predicted), to stage 0: -1/2 * 3/4 (version 1 as it is) = -3/8.
     # Minibatch 2: stage 0 reads version 0: h1 = 1; stage 1 version 1 ahead by 1, 1/2 and -1/2: h2 = 0; stage 2 reads
     #   version 2 ahead by 1, 3/4 and -3/8: out = -3/8, slope -19/4; to stage 1: * 3/4 = -57/16; to stage 0: * 11/16.
-    outcome = hand_worked(Pipeline("spectrain", (1, 1, 1)), updates.SGD(lr=1 / 16, momentum=1 / 2), (-1, 1, 2))
+    outcome = hand_worked(Pipeline("spectrain", (1, 1, 1)), serial.SGD(lr=1 / 16, momentum=1 / 2), (-1, 1, 2))
     assert outcome.step_losses == [4, 1 / 4, 361 / 64]
     assert numbers(outcome.slots["velocity"]) == [-467 / 256, -419 / 256, -49 / 16, -45 / 16, 0, -17 / 4]
     assert numbers(outcome.weights) == [3219 / 4096, -1021 / 4096, 225 / 256, -43 / 256, 3 / 4, -3 / 64]

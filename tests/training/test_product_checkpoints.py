@@ -13,7 +13,7 @@ from hybridnn.checkpoints.reading import newest_sound
 from hybridnn.parallel.replicas.fused_update import FusedUpdateReplica
 from hybridnn.training.epoch import StepPosition
 from reference.cases import Case, assert_arrays_close, assert_arrays_same, data, make_trainer, reference
-from reference.nodes import on_nodes
+from reference.ranks import on_nodes
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -33,7 +33,7 @@ from reference.cases import (
     run,
 )
 from reference.network import Array, Network, Weights
-from reference.nodes import on_nodes
+from reference.ranks import on_nodes
 from reference.serial import train
 
 if TYPE_CHECKING:

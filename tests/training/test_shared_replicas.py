@@ -32,7 +32,6 @@ from reference.cases import (
     reference,
     run,
 )
-from reference.nodes import on_nodes
 from reference.pipeline_cases import (
     ADAM,
     COSINE,
@@ -44,7 +43,7 @@ from reference.pipeline_cases import (
     exact_cases,
     run_pipelined,
 )
-from reference.ranks import replace_on_this_rank, this_rank
+from reference.ranks import on_nodes, replace_on_this_rank, this_rank
 
 if TYPE_CHECKING:
     from mpi4py import MPI

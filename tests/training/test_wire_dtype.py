@@ -34,7 +34,7 @@ from reference.cases import (
     run,
 )
 from reference.network import Array, Network, Weights
-from reference.nodes import on_nodes
+from reference.ranks import on_nodes
 from reference.rounding import rounded_sum
 from training.stand_in_training import stand_in
 

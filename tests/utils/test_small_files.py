@@ -27,7 +27,7 @@ from hybridnn.utils.files import (
     read_text,
     read_toml,
 )
-from reference.strange_files import STRANGE
+from reference.damaged_files import UNREADABLE
 
 READERS: dict[str, Callable[[Path], Any]] = {
     "bytes": lambda path: read_bytes(path, 1000),
@@ -41,9 +41,9 @@ READERS: dict[str, Callable[[Path], Any]] = {
 
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize("reader", READERS)
-@pytest.mark.parametrize("strange", STRANGE)
+@pytest.mark.parametrize("strange", UNREADABLE)
 def test_what_is_no_regular_file_is_refused_at_once(strange: str, reader: str, tmp_path: Path) -> None:
-    path, reason = STRANGE[strange](tmp_path)
+    path, reason = UNREADABLE[strange](tmp_path)
     if strange == "endless" and reader in ("lines", "tail"):
         return  # of which one part is read
     with pytest.raises(FileError, match=f"cannot be read: {reason}") as caught:

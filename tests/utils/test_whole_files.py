@@ -13,7 +13,7 @@ import pytest
 
 from hybridnn.errors import EnvironmentProblem
 from hybridnn.utils.files import replace_whole, write_whole
-from mpi_runner.slowness import patience
+from mpi_runner.slowness import deadline
 
 KILLED = """
 import os, signal, sys
@@ -54,7 +54,7 @@ def test_an_error_leaves_the_old_file_and_nothing_else(tmp_path: Path, alone: bo
 def test_what_a_killed_process_left_is_gone_after_the_next(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_text("old")
-    subprocess.run([sys.executable, "-c", KILLED, str(path)], timeout=patience(60))
+    subprocess.run([sys.executable, "-c", KILLED, str(path)], timeout=deadline(60))
     assert path.read_text() == "old"
     assert len(os.listdir(tmp_path)) == 2
     write_whole(path, "new")

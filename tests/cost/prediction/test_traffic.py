@@ -14,7 +14,7 @@ from hybridnn.pipeline.schedules.methods import METHODS
 from hybridnn.runs.workload_of import layout_of_plan, wire_of
 from hybridnn.training.pipelining import Pipelining
 from reference.machines import make_machine
-from reference.nodes import on_nodes
+from reference.ranks import on_nodes
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -18,7 +18,7 @@ from hybridnn.pipeline.schedules.instructions import (
     Update,
 )
 from hybridnn.runs.trace.breakdown import Breakdown, break_down, mean_of, sum_of
-from reference.traces import communication, compute, epoch_of
+from reference.traces import communication, compute, make_epoch
 
 TWO = [(1, 1), (1, 1)]
 
@@ -31,7 +31,7 @@ def parts(breakdown: Breakdown) -> tuple[float, ...]:
 def broken_down(
     widths: list[tuple[int, int]], lanes: Sequence[Sequence[Event]], stop: float
 ) -> list[tuple[float, ...]]:
-    return [parts(item) for item in break_down(epoch_of(widths, lanes, [(0, stop)] * len(lanes)))]
+    return [parts(item) for item in break_down(make_epoch(widths, lanes, [(0, stop)] * len(lanes)))]
 
 
 def test_every_part_of_a_minibatch_of_two_stages() -> None:
@@ -159,7 +159,7 @@ def test_activations_and_gradients_for_one_chunk_from_one_stage() -> None:
 
 def test_a_rank_that_is_not_in_the_epoch_yet_or_any_more_waits_for_the_others() -> None:
     lanes = [[compute("forward", 0, 10, Forward(0))], [compute("forward", 3, 7, Forward(0))]]
-    found = break_down(epoch_of(TWO, lanes, [(0, 10), (2, 8)]))
+    found = break_down(make_epoch(TWO, lanes, [(0, 10), (2, 8)]))
     assert [parts(item) for item in found] == [(10, 0, 0, 0, 0), (4, 0, 0, 4, 2)]
 
 
@@ -168,7 +168,7 @@ def test_a_span_counts_what_lies_in_it() -> None:
         [compute("forward", 0, 4, Forward(0)), communication("receive.wait", 4, 9, ReceiveGradients(0))],
         [communication("send", 6, 7, SendGradients(0)), compute("update", 7, 9, Update(0))],
     ]
-    epoch = epoch_of(TWO, lanes, [(0, 10), (0, 8)])
+    epoch = make_epoch(TWO, lanes, [(0, 10), (0, 8)])
     assert [parts(item) for item in break_down(epoch, 3, 7)] == [(1, 0, 1, 2, 0), (0, 1, 0, 0, 3)]
     assert [parts(item) for item in break_down(epoch, 6.5, 9.5)] == [(0, 0, 2.5, 0, 0.5), (1, 0.5, 0, 1.5, 0)]
 
@@ -204,7 +204,7 @@ def lanes_of_events(draw: st.DrawFn) -> tuple[list[Event], float]:
 def test_parts_are_those_of_every_moment_and_add_up(drawn: tuple[list[Event], float], own: list[int]) -> None:
     events, sent = drawn
     sender = [communication("send", sent, sent + 1, SendActivations(0))]
-    epoch = epoch_of(TWO, [sender, events], [(0, 60), (own[0], own[1])])
+    epoch = make_epoch(TWO, [sender, events], [(0, 60), (own[0], own[1])])
     expected = dict.fromkeys(("computing", "transfer", "transfer_idle", "imbalance_idle", "other"), 0)
     for moment in range(60):
         around = [event for event in events[::-1] if event.start <= moment < event.stop]

@@ -15,7 +15,7 @@ from hybridnn.runs.trained.evaluation import EvaluationSamples, evaluate_run
 from hybridnn.runs.trained.prediction import predict_file
 from hybridnn.runs.trained.trained_run import open_run
 from reference import network as net
-from reference.trained_runs import FEATURES, NETWORK, REGRESSION, put_checkpoint, regression_file, train, weights_of
+from reference.trained_runs import FEATURES, NETWORK, REGRESSION, regression_file, train, weights_of, write_checkpoint
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -84,8 +84,8 @@ def test_checkpoints_are_chosen_alike_on_every_rank(comm: MPI.Intracomm, tmp_pat
     comm.Barrier()
     if comm.rank == 0:
         (run / "weights.npz").unlink()
-        put_checkpoint(run, 4, arrays)
-        (put_checkpoint(run, 6, arrays) / "layers.0.bias.npy").write_bytes(b"cut")
+        write_checkpoint(run, 4, arrays)
+        (write_checkpoint(run, 6, arrays) / "layers.0.bias.npy").write_bytes(b"cut")
     comm.Barrier()
     world = ProcessGrid(comm).world
     found = open_run(run, None, world)

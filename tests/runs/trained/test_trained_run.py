@@ -10,7 +10,7 @@ import pytest
 
 from hybridnn.errors import DataError, SettingError
 from hybridnn.runs.trained.trained_run import open_run
-from reference.trained_runs import FEATURES, REGRESSION, put_checkpoint, regression_file, train, weights_of
+from reference.trained_runs import FEATURES, REGRESSION, regression_file, train, weights_of, write_checkpoint
 
 STEPS = 10
 """Two epochs of 46 samples, ten at a time."""
@@ -30,7 +30,7 @@ def run(finished: Path, tmp_path: Path) -> Path:
 
 
 def test_finished_run_is_read_whole(run: Path) -> None:
-    put_checkpoint(run, 4, weights_of(run))
+    write_checkpoint(run, 4, weights_of(run))
     found = open_run(run)
     assert (found.source.path, found.source.step, found.source.damaged) == (run / "weights.npz", STEPS, ())
     assert (found.task, found.features, found.outputs) == ("regression", FEATURES, 3)
@@ -41,8 +41,8 @@ def test_finished_run_is_read_whole(run: Path) -> None:
 
 def test_unfinished_run_gives_its_newest_checkpoint(run: Path) -> None:
     arrays = weights_of(run)
-    put_checkpoint(run, 4, {name: array + 4 for name, array in arrays.items()})
-    put_checkpoint(run, 6, {name: array + 6 for name, array in arrays.items()})
+    write_checkpoint(run, 4, {name: array + 4 for name, array in arrays.items()})
+    write_checkpoint(run, 6, {name: array + 6 for name, array in arrays.items()})
     (run / "weights.npz").unlink()
     found = open_run(run)
     assert (found.source.path.name, found.source.step) == ("step-00000006", 6)
@@ -52,8 +52,8 @@ def test_unfinished_run_gives_its_newest_checkpoint(run: Path) -> None:
 
 def test_damaged_checkpoint_is_passed_over_and_named(run: Path) -> None:
     arrays = weights_of(run)
-    put_checkpoint(run, 4, {name: array + 4 for name, array in arrays.items()})
-    (put_checkpoint(run, 6, arrays) / "layers.1.bias.npy").write_bytes(b"cut")
+    write_checkpoint(run, 4, {name: array + 4 for name, array in arrays.items()})
+    (write_checkpoint(run, 6, arrays) / "layers.1.bias.npy").write_bytes(b"cut")
     (run / "weights.npz").unlink()
     found = open_run(run)
     assert found.source.step == 4
@@ -65,7 +65,7 @@ def test_damaged_checkpoint_is_passed_over_and_named(run: Path) -> None:
 def test_checkpoint_can_be_chosen(run: Path) -> None:
     arrays = weights_of(run)
     for step in (4, 6):
-        put_checkpoint(run, step, {name: array + step for name, array in arrays.items()})
+        write_checkpoint(run, step, {name: array + step for name, array in arrays.items()})
     found = open_run(run, "step-00000004")
     assert found.source.step == 4
     np.testing.assert_array_equal(found.weights["layers.0.weight"], arrays["layers.0.weight"] + 4)
@@ -74,7 +74,7 @@ def test_checkpoint_can_be_chosen(run: Path) -> None:
 def test_chosen_checkpoint_must_be_there_and_sound(run: Path) -> None:
     with pytest.raises(SettingError, match=r"--checkpoint = 'step-00000004': not in .*checkpoints, which holds none"):
         open_run(run, "step-00000004")
-    path = put_checkpoint(run, 6, weights_of(run))
+    path = write_checkpoint(run, 6, weights_of(run))
     with pytest.raises(SettingError, match="which holds step-00000006"):
         open_run(run, "../run")
     (path / "layers.0.bias.npy").unlink()
@@ -87,7 +87,7 @@ def test_run_without_weights_is_refused(run: Path) -> None:
     with pytest.raises(DataError, match=r"run: no weights\.npz, .* and no sound checkpoint$"):
         open_run(run)
     arrays = {"layers.0.weight": np.zeros((3, 2)), "layers.0.bias": np.zeros(3)}
-    (put_checkpoint(run, 6, arrays) / "layers.0.bias.npy").write_bytes(b"")
+    (write_checkpoint(run, 6, arrays) / "layers.0.bias.npy").write_bytes(b"")
     with pytest.raises(DataError, match=r"no sound checkpoint: .*step-00000006/layers\.0\.bias\.npy"):
         open_run(run)
 
