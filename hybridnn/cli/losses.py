@@ -21,8 +21,8 @@ def announce_loss(loss: Loss) -> None:
 
 def leave_after_loss(ended: RunOutcome) -> NoReturn:
     """End this process; its last line is the error that ended the run, if one did."""
-    from hybridnn.diagnostics.lost_ranks import leave_job
+    from hybridnn.diagnostics.lost_ranks import exit_without_mpi
 
     if ended.error is not None and ended.loss is not None and ended.loss.speaks:
         print(f"Error: {ended.error}", file=sys.stderr)
-    leave_job(ended.exit_code)
+    exit_without_mpi(ended.exit_code)

@@ -97,11 +97,11 @@ def train(
     # Only now, so that a wrong setting is reported without waiting for the rest to load.
     from hybridnn.cli.losses import announce_loss, leave_after_loss
     from hybridnn.cli.train_view import TrainView
-    from hybridnn.diagnostics.lost_ranks import start_in_time
+    from hybridnn.diagnostics.lost_ranks import start_mpi_with_timeout
     from hybridnn.runs.recovery import Loss, RunOutcome, train_on_survivors
     from hybridnn.runs.resume import what_to_train
 
-    start_in_time()
+    start_mpi_with_timeout()
 
     def view_of(loss: Loss | None) -> TrainView:
         if loss is not None:

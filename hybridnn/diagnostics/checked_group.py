@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from hybridnn.comm.group import MESSAGE_LIMIT, Group
 from hybridnn.comm.recorder import Call, CallRecord, Recorder
 from hybridnn.comm.request import Request
-from hybridnn.diagnostics.stalls.state import COMMUNICATION, place_in_code
-from hybridnn.diagnostics.stalls.verdict import disagreement
+from hybridnn.diagnostics.stalls.diagnosis import disagreement
+from hybridnn.diagnostics.stalls.state import COMMUNICATION_FILES, code_location
 from hybridnn.errors import HybridnnError
 
 if TYPE_CHECKING:
@@ -195,6 +195,6 @@ def _text(row: NDArray[np.uint8]) -> str:
 def _call_site() -> str:
     """The innermost line that is not communication itself."""
     frame: FrameType | None = sys._getframe()
-    while frame is not None and frame.f_code.co_filename.startswith(COMMUNICATION):
+    while frame is not None and frame.f_code.co_filename.startswith(COMMUNICATION_FILES):
         frame = frame.f_back
-    return "" if frame is None else place_in_code(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+    return "" if frame is None else code_location(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)

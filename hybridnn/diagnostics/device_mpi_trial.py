@@ -35,12 +35,12 @@ class DeviceMpiTrial:
     ----------
     problem : str
         Why MPI cannot send an array that lies on a GPU; empty if it can.
-    who : str
+    endpoints : str
         Between whom messages were tried, in words.
     """
 
     problem: str
-    who: str
+    endpoints: str
 
 
 def try_device_mpi(

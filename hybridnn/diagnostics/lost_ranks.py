@@ -5,7 +5,7 @@ notice a loss; they revoke every communicator of the run, so that the others lea
 what happened, and shrink the job to the ranks that are left.
 
 With Open MPI 5.0.11 ``MPI_Finalize`` now and then waits for ever for a non-blocking collective that a loss interrupted,
-while a process that ends without it ends well; `leave_job` does that.
+while a process that ends without it ends well; `exit_without_mpi` does that.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ START_SECONDS = 60
 """In which MPI starts on all ranks, however late some of them come."""
 
 
-def start_in_time() -> None:
+def start_mpi_with_timeout() -> None:
     """Start MPI; where a rank that was lost before keeps it from starting, end this process with a traceback.
 
     A launcher that leaves losses to its ranks lets the others wait in ``MPI_Init`` for ever. Does nothing otherwise.
@@ -58,7 +58,7 @@ def _is_started_for_losses() -> bool:
     return os.environ.get(SWITCH, "").lower() in ("1", "true", "yes", "enabled")
 
 
-def leave_job(exit_code: int) -> NoReturn:
+def exit_without_mpi(exit_code: int) -> NoReturn:
     """End this process after a loss, without MPI."""
     sys.stdout.flush()
     sys.stderr.flush()
@@ -96,7 +96,7 @@ class SurvivingRanks:
         return rank
 
     @property
-    def names(self) -> frozenset[int]:
+    def world_ranks(self) -> frozenset[int]:
         """Their numbers in the job."""
         return frozenset(ranks_within(self._own, import_mpi().COMM_WORLD))
 
@@ -124,7 +124,7 @@ class SurvivingRanks:
         for comm in (*self._splits, self._own):
             comm.Revoke()
 
-    def unite(self, word: int) -> int | None:
+    def combine_flags(self, word: int) -> int | None:
         """The bits that are set in `word` on any of the ranks that are left; collective, whatever was lost or revoked.
 
         Returns

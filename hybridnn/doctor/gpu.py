@@ -114,9 +114,9 @@ def check_device_mpi(gpus: Gpus, environment: Mapping[str, str], run: RunChild =
         return None
     trial = try_device_mpi(environment, CHILD_SECONDS, run=run)
     if not trial.problem:
-        return Finding("device-aware MPI", "ok", f"messages from GPU memory to GPU memory arrived, {trial.who}")
+        return Finding("device-aware MPI", "ok", f"messages from GPU memory to GPU memory arrived, {trial.endpoints}")
     advice = "let arrays travel through the host's memory, or use an MPI library built with CUDA"
-    return Finding("device-aware MPI", "warning", f"{trial.problem} ({trial.who})", advice)
+    return Finding("device-aware MPI", "warning", f"{trial.problem} ({trial.endpoints})", advice)
 
 
 def _version(number: int) -> str:

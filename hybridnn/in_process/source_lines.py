@@ -9,10 +9,10 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import NamedTuple
 
-from hybridnn.diagnostics.stalls.state import COMMUNICATION, place_in_code
+from hybridnn.diagnostics.stalls.state import COMMUNICATION_FILES, code_location
 
 PACKAGE = str(Path(__file__).parents[1])
-HIDDEN = (str(Path(__file__).parent), *COMMUNICATION)
+HIDDEN = (str(Path(__file__).parent), *COMMUNICATION_FILES)
 """Code whose lines say nothing about the program: this package, and the groups that wrap every call."""
 
 
@@ -38,7 +38,7 @@ class Site(NamedTuple):
     def __str__(self) -> str:
         file = self.code.co_filename
         in_cell = Path(file).parent.name.startswith(KERNEL)
-        return place_in_code("cell" if in_cell else file, self.line, self.code.co_name)
+        return code_location("cell" if in_cell else file, self.line, self.code.co_name)
 
 
 def calling_line() -> Line:

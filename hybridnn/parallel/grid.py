@@ -21,7 +21,7 @@ from hybridnn.comm.recorder import Recorder
 from hybridnn.comm.transports.factory import TransportFactory
 from hybridnn.diagnostics.checked_group import CheckedGroup
 from hybridnn.diagnostics.failsafe import wait_for_ranks
-from hybridnn.diagnostics.stalls.watch import StallWatch
+from hybridnn.diagnostics.stalls.watchdog import StallWatchdog
 from hybridnn.errors import GridError
 from hybridnn.parallel.placement import place_ranks, resolve_axes, resolve_stages
 
@@ -66,7 +66,7 @@ class ProcessGrid:
         Nodes the ranks run on.
     check_collectives : bool
         As it was asked for.
-    stall_watch : StallWatch or None
+    stall_watchdog : StallWatchdog or None
         Ends a job that stands still, once something trains on the grid; None for one rank.
 
     Raises
@@ -140,7 +140,7 @@ class ProcessGrid:
         self.node_comm = node_comm.Split(0, position)
         members = ranks_within(self.node_comm, world)
         self.node_group = kind(self.node_comm, "node", self.recorder, message_limit, members)
-        self.stall_watch = StallWatch.of(self.recorder, world, self.node_comm)
+        self.stall_watchdog = StallWatchdog.of(self.recorder, world, self.node_comm)
 
     @property
     def groups(self) -> tuple[Group, ...]:

@@ -153,7 +153,7 @@ class RunOutcome:
     Attributes
     ----------
     loss : Loss or None
-        The last one: after it, MPI cannot be ended properly, and every process is to end by `leave_job`.
+        The last one: after it, MPI cannot be ended properly, and every process is to end by `exit_without_mpi`.
     exit_code : int
     error : HybridnnError or None
         What ended the run after the loss, where this rank knows.
@@ -208,7 +208,7 @@ class _Tries:
         parallel = settings.parallel
         self._is_replicated = parallel.pipeline == 1 and parallel.model == 1 and not parallel.stages
         self._is_on_one_node = ranks.on_one_node
-        self._everyone = ranks.names
+        self._everyone = ranks.world_ranks
         self._loss: Loss | None = None
         self._underway = RecoveryState()
         self._interrupted: list[BaseException] = []
@@ -221,7 +221,7 @@ class _Tries:
             self._loss = Loss((), 0, speaks=True) if word == LOST else None
         else:
             with self._at_most(self._settings.output.stall_seconds, "did not find together"):
-                told = self._ranks.unite(word)
+                told = self._ranks.combine_flags(word)
                 if told is None or told & LOST:
                     self._shrink()
         if told == 0:
@@ -263,7 +263,7 @@ class _Tries:
         if self._underway.writer is not None:
             self._underway.writer.settle()
         self._ranks = self._ranks.shrink()
-        left = self._ranks.names
+        left = self._ranks.world_ranks
         self._loss = Loss(tuple(sorted(self._everyone - left)), len(left), self._ranks.rank == 0)
 
     def _take_over(self, grid: ProcessGrid) -> bool:

@@ -115,8 +115,8 @@ def run_training(
         held.callback(trainer.end_watch)
         if folder is not None:
             held.enter_context(folder)
-        if grid.stall_watch is not None:
-            grid.stall_watch.move_to(path, lambda: how_to_go_on(path))
+        if grid.stall_watchdog is not None:
+            grid.stall_watchdog.use_folder(path, lambda: how_to_go_on(path))
         resumed = None
         if start == "resume":
             with trainer.busy("reading the checkpoint"):

@@ -133,7 +133,7 @@ class Trainer(TrainedNetwork):
         grid = grid if grid is not None else ProcessGrid()
         require_communicator(grid.node_comm)
         require_number("output.stall_seconds", stall_seconds, 0, float("inf"), "a finite number, 0 or more")
-        self._end_watch = None if grid.stall_watch is None else grid.stall_watch.begin(self, stall_seconds)
+        self._end_watch = None if grid.stall_watchdog is None else grid.stall_watchdog.start(self, stall_seconds)
         schedule = schedule if schedule is not None else Constant()
         pipelining = pipelining or Pipelining()
         numbers: dict[str, Any] = {
@@ -327,7 +327,7 @@ class Trainer(TrainedNetwork):
         at_most : float, optional
             Seconds after which it counts as a stall; ten times `stall_seconds` by default.
         """
-        watch = self.grid.stall_watch
+        watch = self.grid.stall_watchdog
         return nullcontext() if watch is None else watch.busy(what, at_most)
 
     def origin(self, data: str) -> Origin:

@@ -90,7 +90,7 @@ def _device_mpi(grid: ProcessGrid, cupy: Any, probe: Callable[[Sequence[str]], D
     problem = first_problem(grid, trial.problem)
     if problem:
         raise _not_to_be_had("mpi", problem)
-    who = broadcast_text(grid.world, trial.who, 0)
+    who = broadcast_text(grid.world, trial.endpoints, 0)
     return TransportChoice("mpi", f"as asked for, and messages from GPU memory to GPU memory arrived, {who}")
 
 

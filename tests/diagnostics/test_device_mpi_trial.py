@@ -126,6 +126,6 @@ def test_two_processes_start_beside_those_of_this_job(comm: MPI.Intracomm) -> No
         here = False
     if comm.rank == 0:
         trial = try_device_mpi(os.environ, 50)
-        assert trial.who.startswith(TWO)
+        assert trial.endpoints.startswith(TWO)
         assert here or trial.problem.startswith(f"{SENT}says: ")
     comm.Barrier()

@@ -51,8 +51,8 @@ def test_a_watch_that_is_left_sees_nothing(mpi_ranks: int) -> None:
     before, descriptors = threading.active_count(), len(os.listdir("/proc/self/fd"))
     grid = ProcessGrid()
     for _ in range(3):
-        watch = grid.stall_watch
-        end = watch.begin(grid, 1000) if watch is not None else int
+        watch = grid.stall_watchdog
+        end = watch.start(grid, 1000) if watch is not None else int
         grid.world.allreduce(np.zeros(1))
         assert threading.active_count() == before + 2 * (mpi_ranks > 1)
         end()
@@ -71,7 +71,7 @@ from hybridnn.diagnostics import lost_ranks as survivors
 survivors.START_SECONDS = {seconds}
 if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
     os.kill(os.getpid(), 9)
-survivors.start_in_time()
+survivors.start_mpi_with_timeout()
 """
     if import_mpi().get_vendor()[0] != "Open MPI":
         pytest.skip("only Open MPI leaves losses to the ranks")
@@ -79,7 +79,7 @@ survivors.start_in_time()
     result = run_mpi(2, [*options, sys.executable, "-c", program], timeout=60)
     assert (result.timed_out, result.returncode != 0) == (False, True)
     assert f"Timeout ({timedelta(seconds=seconds)})!" in result.stderr
-    assert "in start_in_time" in result.stderr
+    assert "in start_mpi_with_timeout" in result.stderr
 
 
 WORDS = "(killed by signal 9|ended with exit code 0 and without a word|killed, or ended without a word)"
@@ -93,7 +93,7 @@ import os, time
 from hybridnn.parallel.grid import ProcessGrid
 from pathlib import Path
 grid = ProcessGrid()
-grid.stall_watch.move_to(Path("run"), lambda: "go on like this")
+grid.stall_watchdog.use_folder(Path("run"), lambda: "go on like this")
 grid.world.barrier()
 if grid.rank == 2:
     {how}

@@ -165,7 +165,7 @@ def test_a_time_that_is_none_is_refused() -> None:
 
 def test_one_process_is_not_watched() -> None:
     trainer = Trainer(MLP([3, 2]), stall_seconds=1)
-    assert trainer.grid.stall_watch is None
+    assert trainer.grid.stall_watchdog is None
     with trainer.busy("plotting"):
         pass
     trainer.free()

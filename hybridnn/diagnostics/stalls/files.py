@@ -16,8 +16,8 @@ from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from hybridnn.diagnostics.stalls.diagnosis import StallFinding, diagnose
 from hybridnn.diagnostics.stalls.state import JobState, RankState
-from hybridnn.diagnostics.stalls.verdict import StallFinding, judge
 from hybridnn.errors import DataError
 from hybridnn.utils.files import JSON_BYTES, FileError, folder_names, parse_json, read_bytes
 from hybridnn.utils.text import MOST_RANKS, ranks_in
@@ -148,9 +148,9 @@ class StallRecord:
     def findings(self) -> tuple[StallFinding, ...]:
         """Who did not arrive."""
         if self.job is None:
-            return judge(self.states, self.size)
+            return diagnose(self.states, self.size)
         gone, unseen = ranks_in(self.job.gone), ranks_in(self.job.unseen)
-        return judge(self.states, self.size, self.job.processes, gone, unseen)
+        return diagnose(self.states, self.size, self.job.processes, gone, unseen)
 
 
 def read_stall(folder: Path) -> StallRecord | None:

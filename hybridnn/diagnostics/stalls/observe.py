@@ -27,13 +27,13 @@ from hybridnn.comm.recorder import Call, CallRecord, CollectiveProgress, Event, 
 from hybridnn.diagnostics.failsafe import RecordedExit, streams_are_open
 from hybridnn.diagnostics.stalls.files import StallFiles
 from hybridnn.diagnostics.stalls.state import (
-    COMMUNICATION,
+    COMMUNICATION_FILES,
     CallState,
     Finished,
     Frame,
     GroupState,
     RankState,
-    place_in_code,
+    code_location,
 )
 from hybridnn.utils.text import ranks_text
 
@@ -98,7 +98,7 @@ class Activity:
         elif call is None and not any(other.now for other in others):
             frame = frames[inside]
             if _is_communication(frame.f_code.co_filename):
-                mpi_call = place_in_code(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+                mpi_call = code_location(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
         if call is None and recorder.polled is not None:
             polled, moment = recorder.polled
             if moment > perf_counter() - lately:
@@ -141,7 +141,7 @@ def observe(
         stalled=stalled,
         busy=busy,
         waits_for=None if activity.call is None else _call_state(activity.call, now),
-        site=_innermost(stack, lambda file: not file.startswith(COMMUNICATION)),
+        site=_innermost(stack, lambda file: not file.startswith(COMMUNICATION_FILES)),
         caller=_innermost(stack, _is_users),
         stack=tuple(stack[-LAST_FRAMES:]),
         groups=groups_of(recorder.channels),
@@ -158,7 +158,7 @@ def groups_of(channels: Sequence[CollectiveProgress]) -> tuple[GroupState, ...]:
 
 
 def _is_communication(file: str) -> bool:
-    return file.startswith(COMMUNICATION) and not file.startswith(NO_CALLS)
+    return file.startswith(COMMUNICATION_FILES) and not file.startswith(NO_CALLS)
 
 
 def _communicates(frame: FrameType | None) -> bool:

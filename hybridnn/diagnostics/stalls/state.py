@@ -12,13 +12,13 @@ OUTSIDE = "nothing: outside of communication"
 PACKAGE = f"{Path(__file__).parents[2]}/"
 """As frames name it: links stay."""
 
-COMMUNICATION = tuple(
+COMMUNICATION_FILES = tuple(
     PACKAGE + name for name in ("comm/", "diagnostics/", "parallel/grid.py", "parallel/node_memory.py")
 )
 """Beginnings of the paths of the files that communicate."""
 
 
-def place_in_code(file: str, line: int, function: str) -> str:
+def code_location(file: str, line: int, function: str) -> str:
     """A line of code, without the folders in which Python or the user keep the file."""
     name = f"hybridnn/{file.removeprefix(PACKAGE)}" if file.startswith(PACKAGE) else file.rpartition("/")[2]
     return f"{name}:{line} in {function}"
@@ -148,7 +148,7 @@ class Frame:
     text: str
 
     def __str__(self) -> str:
-        return place_in_code(self.file, self.line, self.function)
+        return code_location(self.file, self.line, self.function)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hybridnn.comm.recorder import Recorder
-from hybridnn.diagnostics.stalls.watch import SharedFolder, StallWatch, find_place
+from hybridnn.diagnostics.stalls.watchdog import SharedFolder, StallWatchdog, find_place
 from mpi_runner.launch import JobResult, run_mpi
 from mpi_runner.slowness import deadline
 
@@ -30,9 +30,9 @@ import numpy as np
 from hybridnn import ProcessGrid
 
 grid = ProcessGrid()
-world, numbers, watch = grid.world, np.zeros(100), grid.stall_watch
-end_watch = watch.begin(grid, {seconds})
-watch.move_to(Path("run"), str)
+world, numbers, watch = grid.world, np.zeros(100), grid.stall_watchdog
+end_watch = watch.start(grid, {seconds})
+watch.use_folder(Path("run"), str)
 
 def oversleep():
     time.sleep(1000)
@@ -204,13 +204,13 @@ from time import perf_counter
 import numpy as np
 from hybridnn.comm.group import RecordedCalls
 from hybridnn.comm.recorder import Recorder
-from hybridnn.diagnostics.stalls.watch import SharedFolder
-from hybridnn.diagnostics.stalls.watch import StallWatch
+from hybridnn.diagnostics.stalls.watchdog import SharedFolder
+from hybridnn.diagnostics.stalls.watchdog import StallWatchdog
 
 recorder = Recorder()
 world = RecordedCalls("world", recorder, range(2), 0)
-watch = StallWatch(recorder, SharedFolder(Path("notes"), (0,)), 0, 2)
-end_watch = watch.begin(recorder, {seconds})
+watch = StallWatchdog(recorder, SharedFolder(Path("notes"), (0,)), 0, 2)
+end_watch = watch.start(recorder, {seconds})
 
 def wait(seconds):
     "Test again and again whether a call is done that no other rank enters."
@@ -271,10 +271,10 @@ def test_a_watch_ends_with_its_owners_and_leaves_nothing(tmp_path: Path) -> None
     for number in range(100):
         folder = tmp_path / str(number)
         folder.mkdir()
-        watch = StallWatch(Recorder(), SharedFolder(folder, (0,)), 0, 1)
+        watch = StallWatchdog(Recorder(), SharedFolder(folder, (0,)), 0, 1)
         first, second = Owner(), Owner()
-        watch.begin(first, 30.0)
-        end = watch.begin(second, 30.0)
+        watch.start(first, 30.0)
+        end = watch.start(second, 30.0)
         assert watches() > before
         if number % 2:
             end()
@@ -288,8 +288,8 @@ def test_a_watch_ends_with_its_owners_and_leaves_nothing(tmp_path: Path) -> None
 
 def test_a_watch_of_no_seconds_starts_no_thread(tmp_path: Path) -> None:
     before = watches()
-    watch = StallWatch(Recorder(), SharedFolder(tmp_path / "notes", (0,)), 0, 1)
-    end = watch.begin(watch, 0.0)
+    watch = StallWatchdog(Recorder(), SharedFolder(tmp_path / "notes", (0,)), 0, 1)
+    end = watch.start(watch, 0.0)
     with watch.busy("something"):
         assert watches() == before
     end()
@@ -301,8 +301,8 @@ def test_files_of_an_earlier_run_are_removed(tmp_path: Path) -> None:
     old.mkdir(parents=True)
     for name in ("rank-0.json", "rank-7.json", "left-7.json", "job.json", "alarm"):
         (old / name).write_text("{}")
-    watch = StallWatch(Recorder(), SharedFolder(tmp_path / "notes", (0,)), 0, 1)
-    watch.move_to(tmp_path / "run", str)
+    watch = StallWatchdog(Recorder(), SharedFolder(tmp_path / "notes", (0,)), 0, 1)
+    watch.use_folder(tmp_path / "run", str)
     assert not old.exists()
 
 

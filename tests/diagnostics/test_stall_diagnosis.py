@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hybridnn
-from hybridnn.diagnostics.stalls.state import RankState, place_in_code
-from hybridnn.diagnostics.stalls.verdict import StallFinding, judge
+from hybridnn.diagnostics.stalls.diagnosis import StallFinding, diagnose
+from hybridnn.diagnostics.stalls.state import RankState, code_location
 from hybridnn.utils.text import ranks_in, ranks_text
 from reference.stalls import Job, Step, collective, message, progress, rank_state
 
@@ -19,7 +19,7 @@ SUM = "allreduce (sum) of 800 bytes float64"
 
 
 def only(states: dict[int, RankState], size: int = 4, processes: tuple[str, ...] = ()) -> StallFinding:
-    (finding,) = judge(states, size, processes)
+    (finding,) = diagnose(states, size, processes)
     return finding
 
 
@@ -79,7 +79,7 @@ def test_a_rank_in_a_call_that_no_group_records_waits_for_one_that_left() -> Non
 
 def test_ranks_that_are_gone_and_ranks_on_other_nodes_did_not_fall_silent() -> None:
     states = {rank: in_world(rank, 57, SUM) for rank in (0,)}
-    findings = judge(states, 4, ("a", "host n7, process 71", "c", "d"), gone=(1,), unseen=(2,))
+    findings = diagnose(states, 4, ("a", "host n7, process 71", "c", "d"), gone=(1,), unseen=(2,))
     assert [(finding.kind, finding.ranks) for finding in findings] == [
         ("gone", (1,)),
         ("silent", (3,)),
@@ -116,7 +116,7 @@ def test_another_size_in_the_past_is_found_where_the_ranks_are_by_now() -> None:
     states = {rank: in_world(rank, 9, SUM, SUM, SUM) for rank in (0, 2)}
     states[1] = in_world(1, 8, SUM, small)
     states[3] = in_world(3, 9, SUM, SUM, SUM)
-    finding = judge(states, 4)[0]
+    finding = diagnose(states, 4)[0]
     assert (finding.kind, finding.ranks) == ("disagreement", (1,))
     assert "collective 8 " in finding.text
 
@@ -126,7 +126,7 @@ def test_of_two_ranks_that_differ_both_are_named() -> None:
     states = {rank: rank_state(rank, 4, None) for rank in (0, 2)}
     for rank, what in ((1, SUM), (3, "barrier")):
         states[rank] = rank_state(rank, 4, collective("allreduce", "batch", pair, 1), progress("batch", pair, what))
-    finding = judge(states, 4)[0]
+    finding = diagnose(states, 4)[0]
     assert (finding.kind, finding.ranks) == ("disagreement", pair)
     assert "collective 1 of group batch (ranks 1, 3)" in finding.text
 
@@ -225,7 +225,7 @@ def test_whatever_the_program_a_rank_that_enters_something_else_is_named(fault: 
     place %= len(program)
     axis = program[place][0]
     states = faulty(program, rank, [*program[:place], (axis, "broadcast"), *program[place + 1 :], END])
-    finding = judge(states, 6)[0]
+    finding = diagnose(states, 6)[0]
     members = Job(GROUPS, []).members(axis, rank)
     assert finding.kind == "disagreement"
     assert finding.ranks == ((rank,) if len(members) > 2 else members)
@@ -239,7 +239,7 @@ def test_whatever_the_program_a_rank_that_leaves_a_call_out_is_among_the_named(
     program, rank, place = fault
     place %= len(program)
     states = faulty(program, rank, [*program[:place], *program[place + 1 :], END])
-    assert rank in {named for finding in judge(states, 6) for named in finding.ranks}
+    assert rank in {named for finding in diagnose(states, 6) for named in finding.ranks}
 
 
 @given(st.sets(st.integers(0, 40)))
@@ -263,5 +263,5 @@ def test_sets_of_ranks_are_short(ranks: list[int], text: str) -> None:
 
 
 def test_a_folder_of_the_users_may_have_the_name_of_the_package() -> None:
-    assert place_in_code("/home/me/hybridnn/job.py", 3, "f") == "job.py:3 in f"
-    assert place_in_code(hybridnn.__file__, 3, "f") == "hybridnn/__init__.py:3 in f"
+    assert code_location("/home/me/hybridnn/job.py", 3, "f") == "job.py:3 in f"
+    assert code_location(hybridnn.__file__, 3, "f") == "hybridnn/__init__.py:3 in f"

@@ -46,7 +46,7 @@ class StallFinding:
     text: str
 
 
-def judge(
+def diagnose(
     states: States, size: int, processes: Sequence[str] = (), gone: Sequence[int] = (), unseen: Sequence[int] = ()
 ) -> tuple[StallFinding, ...]:
     """What keeps the job from going on.

@@ -123,7 +123,7 @@ BUSY_FACTOR = 10
 """Announced work outside of training may take so many times as long as an instruction."""
 
 
-class StallWatch:
+class StallWatchdog:
     """Watches this rank of a process grid; ends the job with exit code 1 when it stands still.
 
     One thread per grid, which runs while something trains on it. It makes no call of MPI before it ends the job.
@@ -173,7 +173,7 @@ class StallWatch:
         self._notes_departure = finalize(recorder, self._departure.note)
 
     @classmethod
-    def of(cls, recorder: Recorder, world: MPI.Intracomm, node: MPI.Intracomm) -> StallWatch | None:
+    def of(cls, recorder: Recorder, world: MPI.Intracomm, node: MPI.Intracomm) -> StallWatchdog | None:
         """Prepare to watch the ranks of a grid, of which `node` are on this node; collective.
 
         None for one rank, and for ranks of one process, which end with a verdict as soon as none can go on.
@@ -182,7 +182,7 @@ class StallWatch:
             return None
         return cls(recorder, find_place(world, node), world.Get_rank(), world.Get_size(), processes_of(world))
 
-    def begin(self, owner: object, seconds: float) -> Callable[[], None]:
+    def start(self, owner: object, seconds: float) -> Callable[[], None]:
         """Watch the thread that calls this, while `owner` lives.
 
         Parameters
@@ -247,7 +247,7 @@ class StallWatch:
             self._peer_watch.end()
             self._peer_watch = None
 
-    def move_to(self, folder: Path, advice: Callable[[], str]) -> None:
+    def use_folder(self, folder: Path, advice: Callable[[], str]) -> None:
         """From now on write into the folder of a run, and end the job when a process of the node is gone.
 
         Parameters
