@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridnn.errors import DataError, SettingError
-from hybridnn.utils.files import printable, read_npz
+from hybridnn.utils.files import read_npz
+from hybridnn.utils.text import shown_path
 
 from .arrays import as_rows
 from .own_file import require_readable
@@ -63,7 +64,7 @@ def load_samples(
     path = Path(path)
     if path.suffix not in (".npz", ".csv"):
         raise SettingError("samples", str(path), "must end in .npz or .csv")
-    require_readable(path, printable(str(path)))
+    require_readable(path, shown_path(path))
     samples = _from_csv(path, targets, inputs) if path.suffix == ".csv" else InputSamples(_from_npz(path))
     try:
         checked = as_rows(samples.x, np.zeros(samples.x.shape[:1]), "regression").x

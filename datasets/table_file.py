@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridnn.errors import DataError
-from hybridnn.utils.files import open_regular, printable
+from hybridnn.utils.files import open_regular
+from hybridnn.utils.text import printable, shown_path
 
 __all__ = ["NAMES_SHOWN", "column_list", "input_columns", "read_columns"]
 
@@ -53,7 +54,7 @@ def read_columns(
     DataError
         If the file cannot be used; the message names the file, and the line and column.
     """
-    called = printable(str(path))
+    called = shown_path(path)
     try:
         # utf-8-sig: spreadsheets write a byte-order mark
         with io.TextIOWrapper(open_regular(path), encoding="utf-8-sig", newline="") as file:
@@ -89,7 +90,7 @@ def input_columns(path: Path, names: Sequence[str], targets: Sequence[str], inpu
     missing = [repr(name) for name in inputs if name not in there]
     if missing:
         which = f"column{'s' if len(missing) > 1 else ''} {column_list(missing)}"
-        raise DataError(f"{printable(str(path))}: no {which}, which the inputs need; it has {column_list(names)}")
+        raise DataError(f"{shown_path(path)}: no {which}, which the inputs need; it has {column_list(names)}")
     return list(inputs) or [name for name in names if name not in left_out]
 
 

@@ -8,8 +8,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from hybridnn.cli.output import make_console
-from hybridnn.doctor.finding import counted, rank_names
-from hybridnn.utils.text import to_json
+from hybridnn.utils.text import counted, name_numbers, to_json
 
 if TYPE_CHECKING:
     from hybridnn.doctor.examine import DoctorReport
@@ -45,7 +44,7 @@ def _lines(report: DoctorReport) -> Iterator[tuple[Verdict, str]]:
     width = max((len(entry.finding.name) for entry in report.merged), default=0)
     for entry in report.merged:
         finding = entry.finding
-        who = f"{rank_names(entry.ranks)}: " if entry.ranks else ""
+        who = f"{name_numbers('rank', entry.ranks)}: " if entry.ranks else ""
         advice = f" -> {finding.advice}" if finding.advice else ""
         yield finding.verdict, f"  {finding.name:{width}}  {who}{finding.what}{advice}"
 

@@ -14,6 +14,7 @@ from hybridnn.cost.planning.plan import Plan
 from hybridnn.cost.planning.reasons import bottleneck_sentence, reason_sentence
 from hybridnn.cost.prediction.memory import data_bytes
 from hybridnn.cost.prediction.predict import Prediction
+from hybridnn.utils.text import format_bytes
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -48,7 +49,7 @@ def print_plan(plan: Plan, around: Around | None, parallel: ParallelSettings, *,
     )
     print_machine(console, machine, plan.ranks)
     console.print(_table(plan))
-    there, samples = _bytes(machine.memory_bytes_per_rank), _bytes(data_bytes(workload))
+    there, samples = format_bytes(machine.memory_bytes_per_rank), format_bytes(data_bytes(workload))
     console.print(f"times and bytes of a step; memory of the fullest rank, of {there}; samples take {samples} a node")
     for line in _conclusions(plan, around, parallel):
         console.print(line, soft_wrap=True)
@@ -105,8 +106,8 @@ def _table(plan: Plan) -> Table:
             _digits(option.seconds_per_step * factor),
             _digits(option.seconds_per_epoch),
             *(_digits(value * factor) for value in seconds),
-            _bytes(option.bytes_per_step),
-            _bytes(option.memory_bytes),
+            format_bytes(option.bytes_per_step),
+            format_bytes(option.memory_bytes),
             style="bold" if option in (plan.best, plan.best_exact) else None,
         )
     return table
@@ -168,11 +169,3 @@ def _digits(value: float) -> str:
         if value < limit:
             return f"{value:.{decimals}f}"
     return f"{value:.0f}"
-
-
-def _bytes(count: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} TB"

@@ -12,6 +12,7 @@ from hybridnn.cli.train_tables import header_table
 from hybridnn.runs.run_record import RunRecord
 from hybridnn.study.figures import InstructionFigures, RunFigures, instruction_figures
 from hybridnn.study.report.scaling import ScalingGroup, ScalingRow, compare_runs
+from hybridnn.utils.text import counted
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -50,11 +51,15 @@ def print_runs(figures: Sequence[RunFigures], *, as_json: bool) -> None:
     for group in groups:
         base = group.base
         data = f"{base.data} ({base.train_samples:,} training samples)"
-        console.print(f"{base.network} on {data}; speed-up against {_ranks(base.ranks)}, {base.folder}", soft_wrap=True)
+        console.print(
+            f"{base.network} on {data}; speed-up against {counted(base.ranks, 'rank')}, {base.folder}", soft_wrap=True
+        )
         console.print(_scaling_table(group))
         for row in group.rows:
             method = f", {row.figures.method}" if row.figures.method else ""
-            console.print(f"  {_ranks(row.figures.ranks)}, {row.figures.grid}{method}: {row.figures.verdict.text}")
+            console.print(
+                f"  {counted(row.figures.ranks, 'rank')}, {row.figures.grid}{method}: {row.figures.verdict.text}"
+            )
         for warning in group.warnings:
             console.print(f"warning: {warning}", soft_wrap=True)
         console.print()
@@ -125,10 +130,6 @@ def _table(first: str, *titles: str) -> Table:
     for title in titles:
         table.add_column(title, justify="right", vertical="bottom", no_wrap=True)
     return table
-
-
-def _ranks(count: int) -> str:
-    return f"{count} rank{'s' * (count > 1)}"
 
 
 def _ms(seconds: float | None) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hybridnn.cli.output import print_machine
 from hybridnn.cli.pictures import PictureFormat, print_drawing, write_file, write_picture, write_text
 from hybridnn.cost.simulation.timeline import draw_simulation, stages_shown
-from hybridnn.utils.text import to_json
+from hybridnn.utils.text import counted, to_json
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,7 +47,7 @@ def simulated_layout(layout: Layout, machine: Machine) -> str:
     stages = len(layout.stages)
     pipeline = f"{layout.method} over {stages} stages of " if stages > 1 else ""
     cut = f", {layout.microbatches} microbatches" if layout.microbatches > 1 else ""
-    return f"{layout.ranks} rank{'s' * (layout.ranks > 1)} of {machine.name}: {pipeline}{grid} (batch x model){cut}"
+    return f"{counted(layout.ranks, 'rank')} of {machine.name}: {pipeline}{grid} (batch x model){cut}"
 
 
 def write_step(

@@ -20,6 +20,7 @@ from hybridnn.study.runner import CellOutcome, StudyRun
 from hybridnn.study.study_file import Study
 from hybridnn.study.study_folder import FAILURES
 from hybridnn.study.submit import Submission
+from hybridnn.utils.text import counted
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -63,7 +64,7 @@ def _print_queued(submission: Submission) -> None:
     console = make_console(sys.stdout)
     for job in dict.fromkeys(submission.queued.values()):
         count = sum(other == job for other in submission.queued.values())
-        console.print(f"job {job}: {count} cell{'s' * (count != 1)} of an earlier submission", soft_wrap=True)
+        console.print(f"job {job}: {counted(count, 'cell')} of an earlier submission", soft_wrap=True)
 
 
 def print_submitted(submission: Submission, jobs: Sequence[str], report: str) -> None:
@@ -71,8 +72,8 @@ def print_submitted(submission: Submission, jobs: Sequence[str], report: str) ->
     console = make_console(sys.stdout)
     _print_queued(submission)
     for job, array in zip(jobs, submission.arrays, strict=True):
-        cells = f"{len(array.cells)} cell{'s' * (len(array.cells) != 1)}"
-        console.print(f"job {job}: {cells} on {array.ranks} rank{'s' * (array.ranks != 1)}", soft_wrap=True)
+        cells = counted(len(array.cells), "cell")
+        console.print(f"job {job}: {cells} on {counted(array.ranks, 'rank')}", soft_wrap=True)
     console.print(f"job {report}: the report, when they have ended", soft_wrap=True)
     console.print(f"script and output in {submission.place}", soft_wrap=True)
 

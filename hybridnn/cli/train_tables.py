@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hybridnn.training.records import EpochRecord, RunHeader, RunSummary, best_epoch
+from hybridnn.utils.text import counted, format_bytes, plural
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -69,8 +70,8 @@ class RunTotals:
 
 def header_table(header: RunHeader) -> Table:
     """Ranks, grid, threads, data, network, optimizer, versions and folder."""
-    nodes = f"{header.nodes} node{'s' if header.nodes > 1 else ''}"
-    threads = f"{header.threads_per_rank} thread{'s' if header.threads_per_rank > 1 else ''} per rank"
+    nodes = counted(header.nodes, "node")
+    threads = f"{counted(header.threads_per_rank, 'thread')} per rank"
     threads += f" ({header.threads_why})" if header.threads_why else ""
     samples = f"{header.train_samples:,} training and {header.test_samples:,} test samples"
     network = f"{'-'.join(map(str, header.sizes))}, {header.parameters:,} parameters, {header.dtype}"
@@ -118,9 +119,10 @@ def _pipeline_rows(header: RunHeader) -> list[tuple[str, str]]:
         rows.append(
             (
                 f"stage {stage.stage}",
-                f"layer{'s' * (len(stage.layers) > 1)} {layers}: "
-                f"other weight versions {_bytes(stage.weight_version_bytes)}, "
-                f"activations {_bytes(stage.activation_bytes)}, buffers {_bytes(stage.buffer_bytes)}",
+                f"{plural('layer', len(stage.layers))} {layers}: "
+                f"other weight versions {format_bytes(stage.weight_version_bytes, decimals=1)}, "
+                f"activations {format_bytes(stage.activation_bytes, decimals=1)}, "
+                f"buffers {format_bytes(stage.buffer_bytes, decimals=1)}",
             )
         )
     return rows
@@ -171,7 +173,7 @@ def epoch_table(epochs: Sequence[EpochRecord], *, pipelined: bool = False) -> Ta
             f"{record.samples_per_second:,.0f}",
             f"{record.compute_seconds:.3f}",
             *_communication_cells(record, pipelined=pipelined),
-            _bytes(record.bytes_sent),
+            format_bytes(record.bytes_sent, decimals=1),
             style="bold" if record.epoch == best else None,
         )
     return table
@@ -193,7 +195,7 @@ def summary_table(summary: RunSummary, totals: RunTotals, *, pipelined: bool = F
         (summary.metric_name, f"{_number(summary.metric)}{best}"),
         ("steps", f"{steps} in {summary.seconds:.1f} s, {totals.samples_per_second:,.0f} samples/s"),
         ("time", f"{totals.shares(pipelined=pipelined)} (rank 0)"),
-        ("sent", f"{_bytes(totals.bytes_sent)} by all ranks"),
+        ("sent", f"{format_bytes(totals.bytes_sent, decimals=1)} by all ranks"),
         ("folder", summary.folder),
     )
 
@@ -217,12 +219,3 @@ def _grid(*rows: tuple[str, str]) -> Table:
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.4f}" if 1e-3 <= abs(value) < 1e4 or value == 0 else f"{value:.3e}"
-
-
-def _bytes(count: int) -> str:
-    size = float(count)
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} TB"

@@ -19,6 +19,7 @@ from hybridnn.comm.launcher import launch_of, srun_option
 from hybridnn.comm.mpi import import_mpi, library_version
 from hybridnn.comm.stand_in import is_in_process
 from hybridnn.errors import EnvironmentProblem
+from hybridnn.utils.text import counted
 
 FIRST_MESSAGE_SECONDS = 0.25
 """Pause of Open MPI's ranks under srun before they send. One may leave the initialization of Open MPI 5 while another
@@ -41,7 +42,7 @@ def launch_problem(environment: Mapping[str, str], size: int, library: str) -> s
     launch = launch_of(environment)
     if launch is None or launch.ranks == size:
         return None
-    seen = f"{launch.launcher} started {launch.ranks} processes, but MPI sees {size} rank{'s' * (size != 1)}"
+    seen = f"{launch.launcher} started {launch.ranks} processes, but MPI sees {counted(size, 'rank')}"
     if launch.by_srun:
         right = f"srun --mpi={srun_option(library)}"
         return f"{seen}: start {library} with {right} (srun --mpi=list shows what is there), or with its mpirun"

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hybridnn.comm.group import Group
+from hybridnn.utils.text import counted
 
 USER_VARIABLES = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS", "OMP_NUM_THREADS")
 
@@ -78,7 +79,7 @@ def limit_blas_threads(node_group: Group, multiply_adds: int = 0) -> BlasThreads
     else:
         ranks = node_group.size
         pools.limit(limits=threads_for(ranks, cores, len(_my_cores())), user_api="blas")
-        why = f"large products, {cores} core{'s' * (cores > 1)} for {ranks} rank{'s' * (ranks > 1)}"
+        why = f"large products, {counted(cores, 'core')} for {counted(ranks, 'rank')}"
     count = max((pool["num_threads"] for pool in pools.info() if pool["user_api"] == "blas"), default=1)
     return BlasThreads(count, why)
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from hybridnn.config.settings import Settings, settings_from
 from hybridnn.errors import SettingError
-from hybridnn.utils.files import FileError, parse_toml, read_toml, shown_path
+from hybridnn.utils.files import FileError, parse_toml, read_toml
+from hybridnn.utils.text import shown_path
 
 OVERRIDE_FORM = "must have the form section.key=value, for example training.epochs=20"
 SHORT_FLOAT = re.compile(r"[+-]?([0-9]+\.[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")

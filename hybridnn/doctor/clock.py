@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from itertools import pairwise
 
 from hybridnn.doctor.facts import RankFacts
-from hybridnn.doctor.finding import Finding, duration, rank_names
+from hybridnn.doctor.finding import Finding
+from hybridnn.utils.text import format_seconds, name_numbers
 
 COARSE_SECONDS = 1e-5
 READINGS = 2000
@@ -36,10 +37,13 @@ def check_clock(
             "clock", "failure", "the clock that times steps runs backwards", "times of this machine mean nothing"
         )
     if napped < 0.5 * NAP_SECONDS:
-        what = f"a nap of {duration(NAP_SECONDS)} took {duration(max(napped, 0.0))} by the clock that times steps"
+        took = format_seconds(max(napped, 0.0))
+        what = f"a nap of {format_seconds(NAP_SECONDS)} took {took} by the clock that times steps"
         return Finding("clock", "failure", what, MEANINGLESS)
     if finest > COARSE_SECONDS:
-        return Finding("clock", "warning", f"steps of {duration(finest)}", "too coarse to time layers and messages")
+        return Finding(
+            "clock", "warning", f"steps of {format_seconds(finest)}", "too coarse to time layers and messages"
+        )
     if date() < OLDEST:
         return Finding("clock", "warning", "the date is wrong", "set it: files and downloads rely on it")
     return Finding("clock", "ok", "goes forward, in steps finer than 10 us")
@@ -55,5 +59,10 @@ def check_clocks_agree(facts: Mapping[int, RankFacts]) -> Finding | None:
     if apart:
         most = max(abs(dates[rank] - middle) for rank in apart)
         advice = "let nodes set their clocks by NTP: times in files of different ranks cannot be compared"
-        return Finding("dates", "warning", f"{rank_names(apart)} up to {duration(most)} away from the others", advice)
+        return Finding(
+            "dates",
+            "warning",
+            f"{name_numbers('rank', apart)} up to {format_seconds(most)} away from the others",
+            advice,
+        )
     return Finding("dates", "ok", f"the ranks agree to {APART_SECONDS:g} s")

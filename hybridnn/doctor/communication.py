@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hybridnn.doctor.finding import Finding, duration, size_of
+from hybridnn.doctor.finding import Finding
 from hybridnn.doctor.probes import Timing
+from hybridnn.utils.text import format_bytes, format_seconds
 
 SIZES = (8, 64 << 10, 4 << 20)
 """Bytes: the first shows the latency, the last the bandwidth."""
@@ -72,4 +73,6 @@ def judge_all_reduce(timings: Sequence[Timing], ranks: int, crowded: bool) -> Fi
 
 
 def _figures(timings: Sequence[Timing]) -> str:
-    return ", ".join(f"{size_of(timing.nbytes)} {duration(timing.seconds)}" for timing in timings)
+    return ", ".join(
+        f"{format_bytes(timing.nbytes, binary=True)} {format_seconds(timing.seconds)}" for timing in timings
+    )

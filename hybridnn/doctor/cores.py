@@ -11,7 +11,8 @@ from typing import Any
 
 from hybridnn.comm.threads import threads_for
 from hybridnn.doctor.facts import RankFacts, cores_of_nodes, ranks_by_node
-from hybridnn.doctor.finding import Finding, core_names, counted, rank_names
+from hybridnn.doctor.finding import Finding
+from hybridnn.utils.text import counted, name_numbers
 
 
 def check_blas(pools: Sequence[Mapping[str, Any]]) -> Finding:
@@ -56,7 +57,7 @@ def check_threads(facts: Mapping[int, RankFacts]) -> Finding:
             return Finding(
                 "threads",
                 "warning",
-                f"{where}, but {rank_names(narrow)} may run on {counted(bound, 'core')} only",
+                f"{where}, but {name_numbers('rank', narrow)} may run on {counted(bound, 'core')} only",
                 f"export OPENBLAS_NUM_THREADS={bound}, or bind each rank to as many cores as it has threads "
                 "(mpirun --map-by slot:PE=N, srun --cpus-per-task=N)",
             )
@@ -113,7 +114,7 @@ def check_binding(facts: Mapping[int, RankFacts]) -> Finding:
                 return Finding(
                     "binding",
                     "warning",
-                    f"{rank_names(sharing)} on {fact.host} are all bound to {core_names(cores)}, "
+                    f"{name_numbers('rank', sharing)} on {fact.host} are all bound to {name_numbers('core', cores)}, "
                     f"of {counted(fact.machine_cores, 'core')}",
                     "give each rank its own: mpirun --map-by core --bind-to core (or --bind-to none), "
                     "srun --cpus-per-task=1 --cpu-bind=cores; or ask for more cores",

@@ -22,11 +22,12 @@ from hybridnn.doctor.clock import check_clocks_agree
 from hybridnn.doctor.communication import judge_all_reduce, judge_ping_pong
 from hybridnn.doctor.cores import check_binding, check_cores, check_nodes, check_threads
 from hybridnn.doctor.facts import RankFacts, cores_of_nodes, gather_facts, ranks_by_node
-from hybridnn.doctor.finding import Check, Finding, Merged, Verdict, guarded, merge, rank_names, worst
+from hybridnn.doctor.finding import Check, Finding, Merged, Verdict, guarded, merge, worst
 from hybridnn.doctor.launch import check_job_size, check_launch, check_thread_level, failed_start, launched_place
 from hybridnn.doctor.node import look_alone, thread_pools
 from hybridnn.doctor.startup_watchdog import StartupWatchdog
 from hybridnn.doctor.together import PING_PONG, PING_PONG_BETWEEN_NODES, SUMS, CollectiveTrials, try_together
+from hybridnn.utils.text import name_numbers
 
 if TYPE_CHECKING:
     from hybridnn.doctor.probes import Timing
@@ -229,7 +230,7 @@ def _gather(
     missing = [rank for rank, said in enumerate(heard) if said is None]
     together = judge_together(facts, trials.timings, environment, library)
     if missing:
-        what = f"{rank_names(missing)} sent no report within {REPORT_LIMITS * limit:g} s"
+        what = f"{name_numbers('rank', missing)} sent no report within {REPORT_LIMITS * limit:g} s"
         together.append(
             Finding("ranks", "failure", what, "see whether they still run, and whether the network lets them answer")
         )

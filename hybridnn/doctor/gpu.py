@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from hybridnn.diagnostics.device_mpi_trial import try_device_mpi
-from hybridnn.doctor.finding import Finding, size_of
+from hybridnn.doctor.finding import Finding
 from hybridnn.utils.processes import ChildEnd, run_child, without_launcher
+from hybridnn.utils.text import format_bytes
 
 CHILD_SECONDS = 30.0
 LITTLE_FREE = 0.1
@@ -90,7 +91,7 @@ def check_gpus(gpus: Gpus) -> Finding | None:
     if not devices:
         advice = "ask Slurm for a GPU (--gres=gpu:1), and see that CUDA_VISIBLE_DEVICES is not empty"
         return Finding("GPU", "warning", f"driver for CUDA {_version(driver)}, but no device", advice)
-    named = ", ".join(f"{device['name']} ({size_of(device['total'])})" for device in devices)
+    named = ", ".join(f"{device['name']} ({format_bytes(device['total'], binary=True)})" for device in devices)
     what = f"{len(devices)}: {named}; driver for CUDA {_version(driver)}"
     full = [str(index) for index, device in enumerate(devices) if device["free"] < LITTLE_FREE * device["total"]]
     if full:

@@ -9,9 +9,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from hybridnn.comm.launcher import launch_of, mpi_family, srun_option
-from hybridnn.doctor.finding import Finding, counted
+from hybridnn.doctor.finding import Finding
 from hybridnn.errors import EnvironmentProblem
 from hybridnn.utils.processes import ChildEnd, run_child, without_launcher
+from hybridnn.utils.text import counted
 
 RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
 LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
@@ -115,7 +116,7 @@ def check_launch(environment: Mapping[str, str], size: int, library: str) -> Fin
     evidence = ", ".join(f"{name}={environment[name]}" for name in EVIDENCE if environment.get(name))
     started = f"{launch.launcher} started {counted(launch.ranks, 'process')}" if launch else f"this is process {rank}"
     alone = ", each alone as rank 0 of 1" if size == 1 else ""
-    what = f"{started.replace('processs', 'processes')} ({evidence}), but {seen}{alone}"
+    what = f"{started} ({evidence}), but {seen}{alone}"
     return Finding("launch", "failure", what, _belonging(environment, library))
 
 

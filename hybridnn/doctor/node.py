@@ -19,11 +19,12 @@ from typing import Any
 from hybridnn._version import __version__
 from hybridnn.doctor.clock import check_clock
 from hybridnn.doctor.cores import check_blas
-from hybridnn.doctor.finding import Check, Finding, Verdict, guarded, size_of
+from hybridnn.doctor.finding import Check, Finding, Verdict, guarded
 from hybridnn.doctor.gpu import CHILD_SECONDS, Gpus, check_cupy, check_device_mpi, check_gpus, look_for_gpus
 from hybridnn.doctor.launch import check_library, check_mpirun, check_slurm, launched_place
 from hybridnn.doctor.roll_call import load_mpi
 from hybridnn.parallel.node_memory import SHARED_MEMORY
+from hybridnn.utils.text import format_bytes
 
 LEAST_PYTHON = (3, 10)
 LEAST_MAJOR: Mapping[str, int] = {"numpy": 2, "scipy": 1, "mpi4py": 4, "pydantic": 2}
@@ -78,7 +79,7 @@ def free_bytes(path: Path) -> int:
 
 def _at_least(room: int) -> str:
     """The room in words that stay the same while other programs write: rounded down to a power of two."""
-    return f"at least {size_of(1 << room.bit_length() - 1 if room else 0)} free"
+    return f"at least {format_bytes(1 << room.bit_length() - 1 if room else 0, binary=True)} free"
 
 
 def check_cache_folder(folder: Path, free: Free = free_bytes) -> Finding:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from hybridnn.errors import GridError, SettingError
 from hybridnn.utils.checks import require_whole
+from hybridnn.utils.text import counted
 
 
 def place_ranks(nodes: Sequence[int], model: int) -> list[int]:
@@ -66,7 +67,7 @@ def resolve_axes(ranks: int, pipeline: int, batch: int | None, model: int) -> tu
         needed = pipeline * (batch or 1) * model
         fits = ", ".join(f"{b} x {m}" for b, m in fitting_grids(ranks, pipeline))
         raise GridError(
-            f"the process grid {asked} does not fit {ranks} rank{'s' * (ranks != 1)}: "
+            f"the process grid {asked} does not fit {counted(ranks, 'rank')}: "
             f"start it on {needed}{' or a multiple of that' * (batch is None)}, as with -n {needed}"
             + (f"; batch x model grids that would fit {ranks}: {fits}" if fits else "")
         )

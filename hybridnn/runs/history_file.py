@@ -16,8 +16,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 from hybridnn.checkpoints.manifest import Progress
 from hybridnn.errors import DataError, one_line
 from hybridnn.training.records import EpochRecord, History, StepRecord
-from hybridnn.utils.files import LINE_BYTES, parse_json, read_lines, read_tail, shown_path
+from hybridnn.utils.files import LINE_BYTES, parse_json, read_lines, read_tail
 from hybridnn.utils.settings_models import first_problem
+from hybridnn.utils.text import shown_path
 
 HISTORY = "history.jsonl"
 

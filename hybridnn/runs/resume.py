@@ -25,8 +25,8 @@ from hybridnn.runs.folder import CHECKPOINTS, CONFIG, Start, read_config
 from hybridnn.runs.history_file import HISTORY, read_history, read_sound_history, run_status
 from hybridnn.training.records import EpochRecord
 from hybridnn.training.trainer import Trainer
-from hybridnn.utils.files import shown_path
 from hybridnn.utils.settings_models import by_dotted_name
+from hybridnn.utils.text import shown_path
 
 FREE = frozenset({"evaluate_every", "check_collectives", "checkpoint_every", "keep", "checkpoint_async", "keep_best"})
 """Keys of ``[training]`` that do not change what is trained."""

@@ -15,7 +15,8 @@ from hybridnn.errors import DataError
 from hybridnn.runs.folder import read_config
 from hybridnn.runs.history_file import HISTORY, history_lines, read_history, run_status
 from hybridnn.training.records import EpochRecord, MeasuredStep, PredictedStep, RunHeader, StageHeader, StepRecord
-from hybridnn.utils.files import FileError, shown_path
+from hybridnn.utils.files import FileError
+from hybridnn.utils.text import shown_path
 
 Made = TypeVar("Made")
 

@@ -17,8 +17,9 @@ from pydantic import Field, ValidationError
 
 from hybridnn.errors import SettingError
 from hybridnn.utils.checks import require_whole
-from hybridnn.utils.files import FileError, read_toml, shown_path
+from hybridnn.utils.files import FileError, read_toml
 from hybridnn.utils.settings_models import Count, Section, by_dotted_name, setting_error
+from hybridnn.utils.text import shown_path
 
 ALL_GRIDS = ("batch", "model", "all")
 """Words in place of a grid: all ranks along one axis, or every grid of batch x model that the ranks allow."""

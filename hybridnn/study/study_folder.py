@@ -22,9 +22,9 @@ from hybridnn.runs.history_file import HISTORY, run_status
 from hybridnn.runs.lock import FolderLock
 from hybridnn.study.cells import Cell, CellPlan
 from hybridnn.study.study_file import Study
-from hybridnn.utils.files import JSON_BYTES, FileError, parse_json, read_bytes, read_json, replace_whole, shown_path
+from hybridnn.utils.files import JSON_BYTES, FileError, parse_json, read_bytes, read_json, replace_whole
 from hybridnn.utils.settings_models import by_dotted_name, first_problem
-from hybridnn.utils.text import to_json
+from hybridnn.utils.text import shown_path, to_json
 
 MANIFEST = "study.json"
 SETTINGS = "settings.toml"

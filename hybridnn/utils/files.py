@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 from pydantic_core import from_json
 
 from hybridnn.errors import DataError, EnvironmentProblem, one_line
+from hybridnn.utils.text import printable, shown_path
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -77,12 +78,6 @@ class FileError(DataError):
         self.reason = one_line(reason)
         self.is_missing = is_missing
         super().__init__(f"{shown_path(path)}: {self.reason}")
-
-
-def shown_path(path: Path | str) -> str:
-    """The name of a file as text for one line of a message."""
-    text = str(path)
-    return text if text.isprintable() else repr(text)
 
 
 def open_regular(path: Path | str) -> BufferedReader:
@@ -340,7 +335,7 @@ def read_npz(path: Path | str, called: str | None = None) -> dict[str, NDArray[A
     DataError
         If the file is missing, damaged, larger than the memory, or not an ``.npz`` of plain arrays.
     """
-    called = called or printable(str(path))
+    called = called or shown_path(path)
     try:
         with open_regular(path) as stream:
             return _read(stream, called)
@@ -348,11 +343,6 @@ def read_npz(path: Path | str, called: str | None = None) -> dict[str, NDArray[A
         raise DataError(f"{called}: there is no such file") from None
     except OSError as error:
         raise DataError(f"{called}: cannot read the file: {error.strerror or error}") from error
-
-
-def printable(text: str, most: int = 1000) -> str:
-    """`text` as it is where it is printable and short, else quoted, with escapes, and cut to `most` characters."""
-    return text if text.isprintable() and len(text) <= most else f"{text[:most]!r}{'…' * (len(text) > most)}"
 
 
 def _read(stream: BinaryIO, called: str) -> dict[str, NDArray[Any]]:

@@ -1,13 +1,11 @@
-"""Sets of ranks as people write them: ``0-3, 8``, or ``0-28 by 4``.
-
-JSON that every reader accepts: what is not finite becomes null.
-"""
+"""Text helpers: counts, byte sizes, seconds, ranges of ranks, printable names and JSON."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from hybridnn.errors import one_line
@@ -15,17 +13,63 @@ from hybridnn.errors import one_line
 STEP = " by "
 
 MOST_RANKS = 1 << 20
-"""Of a job: a text may stand in a file that is damaged."""
+"""Ranks that `parse_ranks` accepts: its text may come from a damaged file."""
 
 
-def ranks_text(ranks: Iterable[int]) -> str:
-    """Numbers in rising order, with a dash where at least three follow one another, or four at the same distance."""
-    numbers = sorted(set(ranks))
-    step = numbers[1] - numbers[0] if len(numbers) > 3 else 1
-    if step > 1 and numbers == list(range(numbers[0], numbers[-1] + 1, step)):
-        return f"{numbers[0]}-{numbers[-1]}{STEP}{step}"
+def plural(noun: str, number: int) -> str:
+    """The noun in the singular for 1, else in the plural."""
+    if number == 1:
+        return noun
+    return noun + ("es" if noun.endswith("s") else "s")
+
+
+def counted(number: int, noun: str) -> str:
+    """``1 rank``, ``2 ranks``."""
+    return f"{number} {plural(noun, number)}"
+
+
+def format_bytes(nbytes: float, *, binary: bool = False, decimals: int | None = None) -> str:
+    """Bytes in the largest unit in which the number is at least 1: ``8 B``, ``65.5 kB``, ``23 GB``.
+
+    Parameters
+    ----------
+    nbytes : float
+    binary : bool
+        Units of powers of 1024 (KiB, MiB) in place of 1000 (kB, MB).
+    decimals : int, optional
+        Fixed decimals in all units but bytes; by default three significant digits.
+    """
+    factor, prefixes = (1024, ("", "Ki", "Mi", "Gi", "Ti")) if binary else (1000, ("", "k", "M", "G", "T"))
+    power = 0
+    while nbytes >= factor and power < len(prefixes) - 1:
+        nbytes /= factor
+        power += 1
+    if decimals is None:
+        number = f"{nbytes:.0f}" if nbytes >= 100 else f"{nbytes:.3g}"
+    else:
+        number = f"{nbytes:.{decimals if power else 0}f}"
+    return f"{number} {prefixes[power]}B"
+
+
+def format_seconds(seconds: float, micro: str = "us") -> str:
+    """Three digits in the largest unit in which the number is at least 1: ``0.93 us``, ``12 ms``, ``3.2 s``.
+
+    Parameters
+    ----------
+    seconds : float
+    micro : str
+        Unit of microseconds; the default is ASCII.
+    """
+    for factor, unit in ((1.0, "s"), (1e3, "ms")):
+        if seconds * factor >= 1:
+            return f"{seconds * factor:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} {micro}"
+
+
+def format_numbers(numbers: Iterable[int]) -> str:
+    """Numbers in rising order, with a dash where at least three are consecutive: ``0-3, 8``."""
     spans: list[list[int]] = []
-    for number in numbers:
+    for number in sorted(set(numbers)):
         if spans and number == spans[-1][-1] + 1:
             spans[-1].append(number)
         else:
@@ -33,13 +77,22 @@ def ranks_text(ranks: Iterable[int]) -> str:
     return ", ".join(f"{span[0]}-{span[-1]}" if len(span) > 2 else ", ".join(map(str, span)) for span in spans)
 
 
-def ranks_in(text: str) -> tuple[int, ...]:
-    """The ranks of a `ranks_text`.
+def format_ranks(ranks: Iterable[int]) -> str:
+    """As `format_numbers`, but four or more ranks at one distance above 1 are shortened: ``0-28 by 4``."""
+    numbers = sorted(set(ranks))
+    step = numbers[1] - numbers[0] if len(numbers) > 3 else 1
+    if step > 1 and numbers == list(range(numbers[0], numbers[-1] + 1, step)):
+        return f"{numbers[0]}-{numbers[-1]}{STEP}{step}"
+    return format_numbers(numbers)
+
+
+def parse_ranks(text: str) -> tuple[int, ...]:
+    """The ranks that `format_ranks` wrote.
 
     Raises
     ------
     ValueError
-        If `text` is none, or has more ranks than any job.
+        If `text` has another form, or more than `MOST_RANKS` ranks.
     """
     found: list[int] = []
     for part in filter(None, text.split(", ")):
@@ -52,10 +105,29 @@ def ranks_in(text: str) -> tuple[int, ...]:
     return tuple(found)
 
 
+def name_numbers(noun: str, numbers: Iterable[int]) -> str:
+    """``core 3``, ``cores 0-7``."""
+    distinct = set(numbers)
+    return f"{plural(noun, len(distinct))} {format_numbers(distinct)}"
+
+
 def name_ranks(ranks: Iterable[int]) -> str:
-    """``rank 2`` or ``ranks 0-3``."""
-    ranks = list(ranks)
-    return f"rank{'s' * (len(ranks) != 1)} {ranks_text(ranks)}"
+    """``rank 2``, ``ranks 0-3``, ``ranks 0-28 by 4``."""
+    distinct = set(ranks)
+    return f"{plural('rank', len(distinct))} {format_ranks(distinct)}"
+
+
+def printable(text: str, limit: int) -> str:
+    """`text` if it is printable and has at most `limit` characters; else quoted, with escapes, and cut."""
+    if text.isprintable() and len(text) <= limit:
+        return text
+    return f"{text[:limit]!r}{'…' * (len(text) > limit)}"
+
+
+def shown_path(path: Path | str) -> str:
+    """The name of a file as text for one line of a message."""
+    text = str(path)
+    return text if text.isprintable() else repr(text)
 
 
 def to_json(value: Any, *, indent: int | None = None) -> str:

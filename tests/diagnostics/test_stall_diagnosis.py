@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import hybridnn
 from hybridnn.diagnostics.stalls.diagnosis import StallFinding, diagnose
 from hybridnn.diagnostics.stalls.state import RankState, code_location
-from hybridnn.utils.text import ranks_in, ranks_text
 from reference.stalls import Job, Step, collective, message, progress, rank_state
 
 ALL = (0, 1, 2, 3)
@@ -240,26 +238,6 @@ def test_whatever_the_program_a_rank_that_leaves_a_call_out_is_among_the_named(
     place %= len(program)
     states = faulty(program, rank, [*program[:place], *program[place + 1 :], END])
     assert rank in {named for finding in diagnose(states, 6) for named in finding.ranks}
-
-
-@given(st.sets(st.integers(0, 40)))
-def test_sets_of_ranks_are_read_as_they_are_written(ranks: set[int]) -> None:
-    assert ranks_in(ranks_text(ranks)) == tuple(sorted(ranks))
-
-
-@pytest.mark.parametrize(
-    ("ranks", "text"),
-    [
-        ([], ""),
-        ([3], "3"),
-        ([1, 0], "0, 1"),
-        ([0, 1, 2, 5, 7, 8], "0-2, 5, 7, 8"),
-        ([1, 5, 9, 13], "1-13 by 4"),
-        ([1, 5, 9], "1, 5, 9"),
-    ],
-)
-def test_sets_of_ranks_are_short(ranks: list[int], text: str) -> None:
-    assert ranks_text(ranks) == text
 
 
 def test_a_folder_of_the_users_may_have_the_name_of_the_package() -> None:

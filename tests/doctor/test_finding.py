@@ -7,7 +7,7 @@ import time
 import pytest
 
 from hybridnn.doctor.examine import report_of
-from hybridnn.doctor.finding import Finding, core_names, duration, guarded, merge, rank_names, size_of, worst
+from hybridnn.doctor.finding import Finding, guarded, merge, worst
 from mpi_runner.slowness import deadline
 
 FINE = Finding("a", "ok", "fine")
@@ -96,11 +96,3 @@ def test_exit_code(findings: list[Finding], code: int, strict_code: int) -> None
 def test_findings_about_all_ranks_count_as_well() -> None:
     report = report_of([[FINE], [FINE]], [BAD])
     assert (report.exit_code(strict=False), report.count("failure"), report.count("ok"), report.ranks) == (1, 1, 1, 2)
-
-
-def test_words() -> None:
-    assert rank_names([3]) == "rank 3"
-    assert rank_names([9, 8, 7, 5, 0, 1]) == "ranks 0, 1, 5, 7-9"
-    assert core_names([0]) == "core 0"
-    assert [size_of(n) for n in (8, 1 << 16, 999 << 20, 3 << 39)] == ["8 B", "64 KiB", "999 MiB", "1.5 TiB"]
-    assert [duration(s) for s in (9.3e-7, 0.012, 3.25)] == ["0.93 us", "12 ms", "3.25 s"]

@@ -10,7 +10,7 @@ from typing import Any
 
 import hybridnn
 from hybridnn.diagnostics.stalls.state import CallState, Finished, Frame, GroupState, RankState
-from hybridnn.utils.text import ranks_text
+from hybridnn.utils.text import format_ranks
 
 __all__ = ["Job", "collective", "message", "progress", "rank_state"]
 
@@ -23,7 +23,7 @@ def collective(
     operation: str, axis: str, members: Sequence[int], number: int, nbytes: int = 800, dtype: str = "float64"
 ) -> CallState:
     """Return a collective without a root."""
-    return CallState(operation, axis, ranks_text(members), 0, number, nbytes, dtype, None, "", "", 60.0)
+    return CallState(operation, axis, format_ranks(members), 0, number, nbytes, dtype, None, "", "", 60.0)
 
 
 def message(operation: str, peer: int, about: str = "") -> CallState:
@@ -35,7 +35,7 @@ def progress(axis: str, members: Sequence[int], *calls: str, entered: int | None
     """Return a group in which this rank made `calls`, the last of `entered` in all."""
     last = len(calls) if entered is None else entered
     recent = tuple(enumerate(calls, last - len(calls) + 1))
-    return GroupState(axis, ranks_text(members), 0, last, recent)
+    return GroupState(axis, format_ranks(members), 0, last, recent)
 
 
 def rank_state(rank: int, size: int, waits_for: CallState | None, *groups: GroupState, **changes: Any) -> RankState:

@@ -30,6 +30,7 @@ from hybridnn.cost.machine.machine import CollectiveCost, Machine, NetworkLink, 
 from hybridnn.errors import SettingError
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.pipeline.partition.stage_partition import TYPICAL_LINK
+from hybridnn.utils.text import counted
 
 
 def host_facts(grid: ProcessGrid, threads: int) -> dict[str, str]:
@@ -136,7 +137,7 @@ def _of_computing(errors: Iterable[ComputeError]) -> Iterator[tuple[float, str]]
         if error.samples:
             kinds[error.dtype, error.busy_ranks].append(error.mean)
     for (dtype, busy), means in kinds.items():
-        yield mean(means), f"passes in {dtype} with {busy} busy rank{'s' * (busy > 1)}"
+        yield mean(means), f"passes in {dtype} with {counted(busy, 'busy rank')}"
 
 
 DTYPES = ("float32", "float64")

@@ -17,8 +17,9 @@ from pydantic import BaseModel, ValidationError
 
 from hybridnn.cost.machine.machine import Machine
 from hybridnn.errors import DataError, SettingError, one_line
-from hybridnn.utils.files import FileError, parse_toml, read_json, read_toml, shown_path, write_whole
+from hybridnn.utils.files import FileError, parse_toml, read_json, read_toml, write_whole
 from hybridnn.utils.settings_models import setting_error
+from hybridnn.utils.text import shown_path
 
 HEADER = """\
 # A machine for `hybridnn plan`, `simulate` and `train`. Every key is explained in cluster-1024.toml, which ships with

@@ -18,6 +18,7 @@ from hybridnn.parallel.layer_split import MODEL_SPLITS, split_layers
 from hybridnn.pipeline.schedules.methods import METHODS, Method
 from hybridnn.pipeline.schedules.weight_policies import PREDICTED, STASHED
 from hybridnn.utils.checks import require_whole
+from hybridnn.utils.text import counted
 
 
 def layout_words(layout: Layout) -> str:
@@ -68,7 +69,7 @@ def staleness(layout: Layout) -> str:
     if layout.exact:
         return "exact"
     most = len(layout.stages) - 1
-    updates = f"{most} update{'s' * (most > 1)}"
+    updates = counted(most, "update")
     if layout.vertical_sync:
         return f"stale by {updates}"
     policy = METHODS[layout.method].policy

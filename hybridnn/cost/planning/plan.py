@@ -33,6 +33,7 @@ from hybridnn.pipeline.schedules.instructions import (
 from hybridnn.pipeline.schedules.message_flow import Channel
 from hybridnn.pipeline.schedules.methods import METHODS
 from hybridnn.utils.checks import require_whole
+from hybridnn.utils.text import counted
 
 
 @dataclass(frozen=True)
@@ -298,7 +299,7 @@ class _Search:
         return SettingError(
             "memory_bytes_per_rank",
             there,
-            f"no layout of {ranks} rank{'s' * (ranks > 1)} fits; the smallest, {layout_words(self.layouts[number])}, "
+            f"no layout of {counted(ranks, 'rank')} fits; the smallest, {layout_words(self.layouts[number])}, "
             f"needs {least:,} bytes per rank, {least - there:,.0f} more than there are",
         )
 

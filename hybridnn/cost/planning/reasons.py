@@ -11,6 +11,7 @@ from hybridnn.cost.planning.plan import best_exact
 from hybridnn.cost.prediction.predict import Prediction, StepSeconds
 from hybridnn.cost.prediction.workload import Workload
 from hybridnn.errors import SettingError
+from hybridnn.utils.text import format_bytes, format_seconds, plural
 
 MOST_DOUBLINGS = 3
 
@@ -115,20 +116,12 @@ def _detail(prediction: Prediction, limit: str) -> str:
 
 
 def _ranks(count: int) -> str:
-    return f"{count:,} rank{'s' * (count != 1)}"
+    return f"{count:,} {plural('rank', count)}"
 
 
 def _time(seconds: float) -> str:
-    for unit, size in (("s", 1.0), ("ms", 1e-3)):
-        if seconds >= size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds * 1e6:.3g} µs"
+    return format_seconds(seconds, "µs")
 
 
 def _bytes(count: int) -> str:
-    size = float(count)
-    for unit in ("bytes", "kB", "MB"):
-        if size < 1000:
-            return f"{size:.3g} {unit}"
-        size /= 1000
-    return f"{size:.3g} GB"
+    return f"{count} bytes" if count < 1000 else format_bytes(count)

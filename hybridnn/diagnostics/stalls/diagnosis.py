@@ -13,7 +13,7 @@ from functools import cache
 from typing import Literal
 
 from hybridnn.diagnostics.stalls.state import GroupKey, RankState
-from hybridnn.utils.text import name_ranks, ranks_in
+from hybridnn.utils.text import name_ranks, parse_ranks
 
 Kind = Literal["disagreement", "left", "gone", "silent", "unseen", "outside", "circle", "complete"]
 States = Mapping[int, RankState]
@@ -99,12 +99,12 @@ def _waits(states: States) -> dict[int, frozenset[int]]:
     @cache
     def not_arrived(key: GroupKey, number: int) -> frozenset[int]:
         _, members, _ = key
-        return frozenset(rank for rank in ranks_in(members) if entered[key].get(rank, 0) < number)
+        return frozenset(rank for rank in parse_ranks(members) if entered[key].get(rank, 0) < number)
 
     def waited_for(state: RankState) -> frozenset[int]:
         call = state.waits_for
         if call is None:
-            return frozenset(ranks_in(state.lost))
+            return frozenset(parse_ranks(state.lost))
         if call.is_message:
             return frozenset(() if call.peer is None else (call.peer,))
         return not_arrived(call.group, call.number)
@@ -140,7 +140,7 @@ def _disagreements(states: States) -> Iterator[StallFinding]:
         different = [number for number, made in by_number.items() if len(set(made.values())) > 1]
         if different:
             number = min(different)
-            yield disagreement(axis, ranks_in(members), number, by_number[number])
+            yield disagreement(axis, parse_ranks(members), number, by_number[number])
 
 
 def disagreement(axis: str, members: Sequence[int], number: int, made: Mapping[int, str]) -> StallFinding:
@@ -175,7 +175,7 @@ def _named(ranks: Sequence[int], processes: Sequence[str]) -> str:
 def _left(waits: Waits, states: States, processes: Sequence[str]) -> Iterator[StallFinding]:
     """Ranks that left, and that others wait for."""
     awaited = {rank for others in waits.values() for rank in others}
-    awaited |= {rank for state in states.values() for rank in ranks_in(state.lost)}
+    awaited |= {rank for state in states.values() for rank in parse_ranks(state.lost)}
     ways: defaultdict[str, list[int]] = defaultdict(list)
     for rank, state in states.items():
         if state.left and rank in awaited:

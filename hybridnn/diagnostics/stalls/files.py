@@ -20,7 +20,7 @@ from hybridnn.diagnostics.stalls.diagnosis import StallFinding, diagnose
 from hybridnn.diagnostics.stalls.state import JobState, RankState
 from hybridnn.errors import DataError
 from hybridnn.utils.files import JSON_BYTES, FileError, folder_names, parse_json, read_bytes
-from hybridnn.utils.text import MOST_RANKS, ranks_in
+from hybridnn.utils.text import MOST_RANKS, parse_ranks
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -149,7 +149,7 @@ class StallRecord:
         """Who did not arrive."""
         if self.job is None:
             return diagnose(self.states, self.size)
-        gone, unseen = ranks_in(self.job.gone), ranks_in(self.job.unseen)
+        gone, unseen = parse_ranks(self.job.gone), parse_ranks(self.job.unseen)
         return diagnose(self.states, self.size, self.job.processes, gone, unseen)
 
 
@@ -169,7 +169,7 @@ def read_stall(folder: Path) -> StallRecord | None:
         for name in names
         if any(fnmatchcase(name, kind) for kind in (RANK_FILES, LEFT_FILES))
     ]
-    silent = ranks_in(job.silent) if job is not None else ()
+    silent = parse_ranks(job.silent) if job is not None else ()
     states.sort(key=lambda state: (state.rank, state.left))
     told = {state.rank: state for state in states if state.rank not in silent}
     return StallRecord(told, job) if any(not state.left for state in told.values()) else None
@@ -223,5 +223,5 @@ def _require_possible(state: RankState | JobState) -> None:
     if not 1 <= state.size <= MOST_RANKS:
         raise ValueError(f"{state.size} ranks")
     for text in set(texts):
-        if outside := [rank for rank in ranks_in(text) if not 0 <= rank < state.size]:
+        if outside := [rank for rank in parse_ranks(text) if not 0 <= rank < state.size]:
             raise ValueError(f"rank {outside[0]} of {state.size}")

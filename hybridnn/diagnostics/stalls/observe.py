@@ -35,7 +35,7 @@ from hybridnn.diagnostics.stalls.state import (
     RankState,
     code_location,
 )
-from hybridnn.utils.text import ranks_text
+from hybridnn.utils.text import format_ranks
 
 LAST_EVENTS = 8
 LAST_FRAMES = 12
@@ -175,7 +175,7 @@ def _call_state(record: CallRecord, now: float) -> CallState:
     return CallState(
         operation=call.name,
         axis=call.channel.axis,
-        members=ranks_text(call.channel.members),
+        members=format_ranks(call.channel.members),
         ordinal=call.channel.ordinal,
         number=call.number,
         nbytes=call.nbytes,
@@ -189,7 +189,7 @@ def _call_state(record: CallRecord, now: float) -> CallState:
 
 def _group_state(channel: CollectiveProgress) -> GroupState:
     recent = tuple((call.number, call.what) for call in map(Call._make, channel.recent.copy()))
-    return GroupState(channel.axis, ranks_text(channel.members), channel.ordinal, channel.entered, recent)
+    return GroupState(channel.axis, format_ranks(channel.members), channel.ordinal, channel.entered, recent)
 
 
 def _finished(event: Event, now: float) -> Finished:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hybridnn.diagnostics.stalls.files import StallRecord
 from hybridnn.diagnostics.stalls.state import RankState
-from hybridnn.utils.text import name_ranks, ranks_in, ranks_text
+from hybridnn.utils.text import format_ranks, name_ranks, parse_ranks
 
 HEADINGS = ("ranks", "waits for", "since", "finished last", "at")
 MISSING = "-"
@@ -50,7 +50,7 @@ def stall_report(record: StallRecord, folder: Path, unwritten: str = "") -> str:
 def _headline(record: StallRecord) -> str:
     job = record.job
     if job is not None and job.lost:
-        lost = ranks_in(job.lost)
+        lost = parse_ranks(job.lost)
         return f"the job cannot go on: {name_ranks(lost)} left it, and others wait; the job was ended"
     limit = "" if job is None else f" for {job.seconds:g} s; the job was ended"
     return f"the job stood still: no rank finished anything{limit}"
@@ -74,9 +74,9 @@ def stall_table(states: Mapping[int, RankState], size: int) -> str:
     for (doing, last, site), ranks in sorted(alike.items(), key=lambda item: min(item[1])):
         seconds = max(states[rank].idle_seconds for rank in ranks)
         since = f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
-        rows.append((ranks_text(ranks), doing, MISSING if states[ranks[0]].left else since, last, site))
+        rows.append((format_ranks(ranks), doing, MISSING if states[ranks[0]].left else since, last, site))
     if silent := [rank for rank in range(size) if rank not in states]:
-        rows.append((ranks_text(silent), "no sign", MISSING, MISSING, MISSING))
+        rows.append((format_ranks(silent), "no sign", MISSING, MISSING, MISSING))
     widths = [max(len(row[column]) for row in rows) for column in range(len(HEADINGS))]
     return "\n".join(
         "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows

@@ -32,7 +32,7 @@ from hybridnn.diagnostics.stalls.observe import Activity, DepartureNote, observe
 from hybridnn.diagnostics.stalls.peers import PeerWatch, Process, processes_of, start_of
 from hybridnn.diagnostics.stalls.report import stall_report
 from hybridnn.diagnostics.stalls.state import JobState, RankState
-from hybridnn.utils.text import ranks_in, ranks_text
+from hybridnn.utils.text import format_ranks, parse_ranks
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -329,7 +329,7 @@ class StallWatchdog:
             idle_seconds=self._idle,
             stalled=stalled,
             busy="" if busy is None else busy.what,
-            lost=ranks_text(lost),
+            lost=format_ranks(lost),
         )
         try:
             self._files.write(state)
@@ -347,7 +347,7 @@ class StallWatchdog:
         if activity.call is None:
             return sorted(gone | {rank for rank, state in left.items() if state.exited})
         _, channel, number, _, _, peer, *_ = activity.call
-        key = channel.axis, ranks_text(channel.members), channel.ordinal
+        key = channel.axis, format_ranks(channel.members), channel.ordinal
         if number == 0:
             return [rank for rank in (channel.members[peer],) if rank in gone or rank in left]
 
@@ -374,7 +374,7 @@ class StallWatchdog:
         # The lowest rank that can print the account, or the lowest where all streams are closed.
         if min(states, key=lambda rank: (not states[rank].can_print, rank)) != self._rank:
             return
-        lost = sorted({rank for state in states.values() for rank in ranks_in(state.lost)})
+        lost = sorted({rank for state in states.values() for rank in parse_ranks(state.lost)})
         # Ranks above 0 also wait for those below them.
         factor = 1 if self._rank == 0 else 2
         if lost:
@@ -407,10 +407,10 @@ class StallWatchdog:
             self._size,
             self._seconds,
             tuple(map(str, self._processes)),
-            ranks_text(rank for rank in missing if rank in self._ranks),
-            lost=ranks_text(lost),
-            gone=ranks_text(gone),
-            unseen=ranks_text(rank for rank in missing if rank not in self._ranks),
+            format_ranks(rank for rank in missing if rank in self._ranks),
+            lost=format_ranks(lost),
+            gone=format_ranks(gone),
+            unseen=format_ranks(rank for rank in missing if rank not in self._ranks),
         )
         with contextlib.suppress(OSError):
             self._files.write(job)

@@ -27,7 +27,8 @@ from hybridnn.parallel.dense import parallel_dense
 from hybridnn.parallel.layer_split import split_layers
 from hybridnn.parallel.workspace import StageRole, Workspace
 from hybridnn.utils.checks import require_whole
-from hybridnn.utils.files import FileError, read_json, shown_path
+from hybridnn.utils.files import FileError, read_json
+from hybridnn.utils.text import shown_path
 
 Pass = Callable[[], object]
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from hybridnn.comm.partition import block_sizes
 from hybridnn.errors import SettingError
 from hybridnn.utils.checks import require_number, require_whole
+from hybridnn.utils.text import counted
 
 if TYPE_CHECKING:
     from hybridnn.pipeline.partition.layer_profile import LayerProfile
@@ -265,7 +266,7 @@ def check_partition(counts: Sequence[int], layers: int, parts: int) -> None:
         return SettingError("parallel.partition", list(counts), allowed)
 
     if len(counts) != parts:
-        raise refuse(f"needs one count of layers for each of {parts} stage{'s' * (parts > 1)}")
+        raise refuse(f"needs one count of layers for each of {counted(parts, 'stage')}")
     if any(isinstance(count, bool) or not isinstance(count, int) or count < 1 for count in counts):
         raise refuse("each stage needs a whole number of layers, 1 or more")
     if sum(counts) != layers:

@@ -9,6 +9,7 @@ from hybridnn.comm.recorder import Event
 from hybridnn.pipeline.drawing.drawing import KINDS, Box, Drawing, Row
 from hybridnn.pipeline.schedules.instructions import ALL_MICROBATCHES, Instruction, Update
 from hybridnn.runs.trace.recorded import Epoch, RankTrace
+from hybridnn.utils.text import counted
 
 MILLISECONDS = 1e3
 COMMUNICATION_KINDS = {
@@ -50,7 +51,7 @@ def draw_epoch(epoch: Epoch, start: float, stop: float, what: str) -> Drawing:
         for rank, lane in enumerate(epoch.ranks)
     )
     stages = len(epoch.stages)
-    parts = [epoch.method, f"{stages} stage{'s' if stages != 1 else ''}", f"measured in epoch {epoch.number}", what]
+    parts = [epoch.method, counted(stages, "stage"), f"measured in epoch {epoch.number}", what]
     title = ", ".join(part for part in parts if part)
     return Drawing(title, rows, (stop - start) * MILLISECONDS, _numbering(epoch), "ms")
 

@@ -26,7 +26,8 @@ from hybridnn.runs.history_file import read_sound_history
 from hybridnn.runs.trained.weights_source import WeightsSource, find_weights
 from hybridnn.training.pipelining import Pipelining
 from hybridnn.training.trainer import Trainer
-from hybridnn.utils.files import read_npz, shown_path
+from hybridnn.utils.files import read_npz
+from hybridnn.utils.text import shown_path
 
 Array = NDArray[Any]
 

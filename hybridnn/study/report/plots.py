@@ -9,6 +9,7 @@ from hybridnn.study.plot_style import COLORS, MARKERS, MUTED, new_figure, png_by
 from hybridnn.study.report.curves import draw_curves
 from hybridnn.study.report.groups import GridMap, ScalingLine, grid_maps, strong_lines, weak_lines
 from hybridnn.study.report.results import StudyResults
+from hybridnn.utils.text import counted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -68,7 +69,7 @@ def _draw_strong(lines: Sequence[ScalingLine]) -> bytes:
     right.set_yscale("log", base=2)
     right.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     rank_axis(right, [count for line in lines for count in line.ranks])
-    word = f"{min(bases)} rank{'s' * (min(bases) > 1)}" if len(bases) == 1 else "the fewest ranks of the line"
+    word = counted(min(bases), "rank") if len(bases) == 1 else "the fewest ranks of the line"
     right.set_ylabel(f"speed-up against {word}")
     tidy(right)
     _legend(left)
