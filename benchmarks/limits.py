@@ -15,7 +15,7 @@ from benchmarks.timing import Run, alternate, seconds_of
 from hybridnn.kernels import numpy_kernels
 from hybridnn.kernels.backend import Array, Kernels
 from hybridnn.kernels.numpy_backend import NUMPY, NumpyKernels
-from hybridnn.parallel.workspace import samples_lie_whole
+from hybridnn.parallel.workspace import samples_are_contiguous
 
 __all__ = ["beside_limits", "copy_bandwidth", "products_in", "products_of", "update_bytes"]
 
@@ -116,7 +116,7 @@ def products_of(case: Case, kernels: Kernels = NUMPY) -> Callable[[], None]:
     """The matrix products of a timed run and nothing else, on arrays of the same shapes and layouts."""
     rng = np.random.default_rng(0)
     widths, n = case.sizes, case.batch_size
-    by_samples = kernels.on_host and samples_lie_whole(n)
+    by_samples = kernels.on_host and samples_are_contiguous(n)
 
     def drawn(*shape: int) -> Array:
         return kernels.to_device(rng.standard_normal(shape, np.float32))

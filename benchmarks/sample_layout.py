@@ -1,7 +1,7 @@
 """Steps with samples whole in memory beside steps with the same feature of all samples side by side.
 
 ``python -m benchmarks.sample_layout``, one process of one thread: for every network the median of the ratios of
-alternating runs, and what `samples_lie_whole` chooses.
+alternating runs, and what `samples_are_contiguous` chooses.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from unittest.mock import patch
 from benchmarks.cases import CASES, Case, our_run
 from benchmarks.timing import seconds_of
 from hybridnn import ProcessGrid
-from hybridnn.parallel.workspace import samples_lie_whole
+from hybridnn.parallel.workspace import samples_are_contiguous
 
 ROUNDS = 21
 SHORT = 10
@@ -24,7 +24,7 @@ SHORT = 10
 
 def run_with(case: Case, *, whole: bool) -> Callable[[], Any]:
     """A function that makes one timed run; the layout is settled in the run that this does first."""
-    with patch("hybridnn.parallel.workspace.samples_lie_whole", lambda n: whole):
+    with patch("hybridnn.parallel.workspace.samples_are_contiguous", lambda n: whole):
         _, run = our_run(case, ProcessGrid())
         run()
     return run
@@ -47,7 +47,7 @@ def main() -> None:
     for case in CASES:
         for size in (case.batch_size, case.batch_size // 2):
             ratio = measure(replace(case, batch_size=size))
-            chosen = "whole" if samples_lie_whole(size) else "split"
+            chosen = "whole" if samples_are_contiguous(size) else "split"
             print(f"{case.name:32} batch {size:4}: whole {ratio:.3f} times as fast as split; chosen: {chosen}")
 
 

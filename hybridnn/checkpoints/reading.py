@@ -77,7 +77,7 @@ class Checkpoint:
             raise DataError(f"{self.path}: holds {has} of the optimizer, this one remembers {needs}")
         versions = self.manifest.weight_versions
         for stage, state in zip(stages, states, strict=True):
-            updates = {versions[split.layer.index] for split in stage.splits if split.layer.index < len(versions)}
+            updates = {versions[shard.layer.index] for shard in stage.shards if shard.layer.index < len(versions)}
             if len(updates) != 1:
                 raise DataError(f"{self.path}: the layers of a stage have {sorted(updates)} updates, not one number")
             state.updates = updates.pop()

@@ -323,8 +323,8 @@ class CheckpointWriter:
         first = len(draft.written) * self._model_group.rank // self._model_group.size
         draft.written[:] = draft.written[first:] + draft.written[:first]
         for stage, state in zip(self._stages, self._states, strict=True):
-            for split in stage.splits:
-                draft.findings.versions[split.layer.index] = state.updates
+            for shard in stage.shards:
+                draft.findings.versions[shard.layer.index] = state.updates
         return draft
 
     def _whole_rows(self, place: int, block: HeldBlock, share: ArrayShare, copies: bool) -> NDArray[Any]:

@@ -25,8 +25,8 @@ class Kernels(Protocol):
 
     Updates and predictions have arguments that change from step to step: `lr`, `step`, `distance`. A launch that is
     recorded once and replayed in many steps keeps its arguments, so it reads what follows from them in `numbers`, an
-    array of float64 and shape (3,) on the device. Before every replay `write_numbers` puts there what the function of
-    the same name in `step_numbers` says. Where nothing is recorded `numbers` is None.
+    array of float64 and shape (3,) on the device. Before every replay `write_scalars` puts there what the function of
+    the same name in `step_scalars` says. Where nothing is recorded `numbers` is None.
 
     Attributes
     ----------
@@ -168,7 +168,7 @@ class Kernels(Protocol):
         """
         ...
 
-    def write_numbers(self, numbers: Array, values: Sequence[float]) -> None:
+    def write_scalars(self, numbers: Array, values: Sequence[float]) -> None:
         """Put up to three `values` into an array of float64 and shape (3,)."""
         ...
 

@@ -35,7 +35,7 @@ from hybridnn.kernels.cupy_launch import (
 )
 from hybridnn.kernels.cupy_loading import load_cupy
 from hybridnn.kernels.cupy_updates import CupyUpdates
-from hybridnn.kernels.device_events import Progress, mark, wait_for
+from hybridnn.kernels.device_events import Progress, record_event, wait_for
 from hybridnn.kernels.pinned_memory import PinnedMemory
 
 COPIES_AHEAD = 4
@@ -116,7 +116,7 @@ class CupyKernels(CupyUpdates):
     def to_host(self, array: Array) -> NDArray[Any]:
         """The numbers in a new array of the host, once the device has computed them."""
         if self._progress is not None:  # else CUDA does all the waiting
-            wait_for(self._cupy, mark(self._cupy), self._progress)
+            wait_for(self._cupy, record_event(self._cupy), self._progress)
         host: NDArray[Any] = self._cupy.asnumpy(array)
         return host
 
@@ -128,12 +128,12 @@ class CupyKernels(CupyUpdates):
     def filling(self, out: Array) -> Iterator[NDArray[Any]]:
         """Pinned memory for the numbers of `out`, copied at the end; waits where many such copies are in line."""
         self._pinned.wait_for_all_but(COPIES_AHEAD)
-        memory = self._pinned.lend(out.nbytes)
+        memory = self._pinned.acquire(out.nbytes)
         numbers = memory[: out.nbytes].view(out.dtype).reshape(out.shape)
         yield numbers
         if out.size:
             out.set(numbers, stream=self._cupy.cuda.get_current_stream())
-        self._pinned.give_back(memory, mark(self._cupy))
+        self._pinned.release(memory, record_event(self._cupy))
 
     def free_bytes(self) -> int:
         """Bytes of the device that nobody has, and those that CuPy keeps for new arrays."""

@@ -13,14 +13,14 @@ Progress = Callable[[], None]
 """Does what other ranks may need of this one while it waits for its device."""
 
 
-def mark(cupy: Any, stream: Any = None) -> Any:
+def record_event(cupy: Any, stream: Any = None) -> Any:
     """An event after all that `stream`, by default the current one, was told so far."""
     event = cupy.cuda.Event(disable_timing=True)
     event.record(cupy.cuda.get_current_stream() if stream is None else stream)
     return event
 
 
-def has_passed(cupy: Any, event: Any) -> bool:
+def is_complete(cupy: Any, event: Any) -> bool:
     """Ask without waiting; ``Event.done`` of CuPy takes every error for "not yet", and so would be asked for ever.
 
     Parameters
@@ -57,6 +57,6 @@ def wait_for(cupy: Any, event: Any, progress: Progress | None) -> None:
     if progress is None:
         event.synchronize()
         return
-    while not has_passed(cupy, event):
+    while not is_complete(cupy, event):
         progress()
         sleep(0)  # ranks may share a core

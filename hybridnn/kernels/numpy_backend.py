@@ -87,7 +87,7 @@ class NumpyKernels:
         if norm > limit:
             numpy_kernels.scale(flat, limit / norm)
 
-    def write_numbers(self, numbers: NDArray[np.float64], values: Sequence[float]) -> None:
+    def write_scalars(self, numbers: NDArray[np.float64], values: Sequence[float]) -> None:
         """Put `values` into `numbers`."""
         numbers[: len(values)] = values
 

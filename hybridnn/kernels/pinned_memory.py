@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridnn.kernels.device_events import Progress, has_passed, wait_for
+from hybridnn.kernels.device_events import Progress, is_complete, wait_for
 
-LEAST_BYTES = 4096
+MIN_PINNED_BYTES = 4096
 """Smaller arrays share one size of memory."""
 
 
@@ -32,17 +32,17 @@ class PinnedMemory:
         self._free: defaultdict[int, list[NDArray[np.uint8]]] = defaultdict(list)
         self._copied_from: deque[tuple[Any, NDArray[np.uint8]]] = deque()
 
-    def lend(self, nbytes: int) -> NDArray[np.uint8]:
+    def acquire(self, nbytes: int) -> NDArray[np.uint8]:
         """At least so many bytes."""
-        while self._copied_from and has_passed(self._cupy, self._copied_from[0][0]):
+        while self._copied_from and is_complete(self._cupy, self._copied_from[0][0]):
             self._put_away(self._copied_from.popleft()[1])
-        size = max(LEAST_BYTES, 1 << max(nbytes - 1, 0).bit_length())
+        size = max(MIN_PINNED_BYTES, 1 << max(nbytes - 1, 0).bit_length())
         free = self._free[size]
         if free:
             return free.pop()
         return np.frombuffer(self._cupy.cuda.alloc_pinned_memory(size), np.uint8, size)
 
-    def give_back(self, memory: NDArray[np.uint8], after: Any = None) -> None:
+    def release(self, memory: NDArray[np.uint8], after: Any = None) -> None:
         """Take `memory` back, to lend it again after the event `after`, if there is one."""
         if after is None:
             self._put_away(memory)

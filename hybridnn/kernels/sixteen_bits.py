@@ -34,7 +34,7 @@ TOP = 15
 
 
 @dataclass(frozen=True)
-class WordFormat:
+class CompressedFormat:
     """A way to write numbers as words of 16 bits.
 
     Attributes
@@ -106,10 +106,10 @@ def _read_float16(words: Words, numbers: Array) -> None:
     np.multiply(words[1:].view(np.float16), numbers.dtype.type(ldexp(1.0, exponent)), out=numbers)
 
 
-WORD_FORMATS: Mapping[str, WordFormat] = MappingProxyType(
+COMPRESSED_FORMATS: Mapping[str, CompressedFormat] = MappingProxyType(
     {
-        "bfloat16": WordFormat("bfloat16", 0, 2.0**-8, _write_bfloat16, _read_bfloat16),
-        "float16": WordFormat("float16", 1, 2.0**-11, _write_float16, _read_float16),
+        "bfloat16": CompressedFormat("bfloat16", 0, 2.0**-8, _write_bfloat16, _read_bfloat16),
+        "float16": CompressedFormat("float16", 1, 2.0**-11, _write_float16, _read_float16),
     }
 )
 """By name."""

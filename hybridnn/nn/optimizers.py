@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from hybridnn.errors import SettingError
-from hybridnn.kernels import step_scalars as step_numbers
+from hybridnn.kernels import step_scalars
 from hybridnn.kernels.backend import Array, Kernels
 from hybridnn.kernels.numpy_backend import NUMPY
 from hybridnn.kernels.numpy_updates import BLOCK
@@ -87,11 +87,11 @@ class Optimizer(Protocol):
         """Whether an update is an `LinearUpdate`."""
         ...
 
-    def entry(self, weights: Array, state: OptimizerState, lr: float) -> LinearUpdate | None:
+    def linear_update(self, weights: Array, state: OptimizerState, lr: float) -> LinearUpdate | None:
         """The next update, which counts as done with that, or None where the gradient is read more than once."""
         ...
 
-    def step_numbers(self, state: OptimizerState, lr: float) -> Sequence[float]:
+    def step_scalars(self, state: OptimizerState, lr: float) -> Sequence[float]:
         """What the next update wants to find in `state.numbers`."""
         ...
 
@@ -175,16 +175,16 @@ class SGD:
         """Unless there is decay, which adds the weights to it, or Nesterov's step, which takes it a second time."""
         return not (self.nesterov or self.weight_decay)
 
-    def entry(self, weights: Array, state: OptimizerState, lr: float) -> LinearUpdate:
+    def linear_update(self, weights: Array, state: OptimizerState, lr: float) -> LinearUpdate:
         """The gradient enters the velocity, or without momentum the weights."""
         state.updates += 1
         if not self.momentum:
             return LinearUpdate(weights, -lr, 1.0, None)
         return LinearUpdate(state.slots["velocity"], 1.0 - self.dampening, self.momentum, -lr)
 
-    def step_numbers(self, state: OptimizerState, lr: float) -> Sequence[float]:
+    def step_scalars(self, state: OptimizerState, lr: float) -> Sequence[float]:
         """The learning rate."""
-        return step_numbers.sgd_update(lr=lr)
+        return step_scalars.sgd_update(lr=lr)
 
     def predict(self, weights: Array, state: OptimizerState, lr: float, steps: int, out: Array) -> None:
         """``out = w - steps lr v``; needs momentum."""
@@ -250,12 +250,12 @@ class Adam:
 
     reads_gradient_once = False
 
-    def entry(self, weights: Array, state: OptimizerState, lr: float) -> None:
+    def linear_update(self, weights: Array, state: OptimizerState, lr: float) -> None:
         """There is none: the gradient enters both moments."""
 
-    def step_numbers(self, state: OptimizerState, lr: float) -> Sequence[float]:
+    def step_scalars(self, state: OptimizerState, lr: float) -> Sequence[float]:
         """Step size, bias correction and decay of the next update."""
-        return step_numbers.adam_update(
+        return step_scalars.adam_update(
             step=state.updates + 1,
             lr=lr,
             betas=self.betas,

@@ -31,12 +31,18 @@ class LayerShard:
         Block of the weight matrix, shape (outputs, inputs).
     bias_rows : slice
         Block of the bias; may be empty.
+    by_inputs : bool
+        Whether the weights are split by inputs (row split), not by outputs (column split).
+    gathers : bool
+        Whether the outputs are gathered after the forward pass; only for a layer split by outputs.
     """
 
     layer: DenseLayer
     rows: slice
     columns: slice
     bias_rows: slice
+    by_inputs: bool
+    gathers: bool
 
     @property
     def weight_shape(self) -> tuple[int, int]:

@@ -32,7 +32,7 @@ from hybridnn.comm.transports.device import Device
 from hybridnn.comm.transports.transport import is_on_host
 from hybridnn.kernels import numpy_kernels as kernels
 from hybridnn.kernels.backend import Array
-from hybridnn.kernels.sixteen_bits import WORD_BYTES, WordFormat
+from hybridnn.kernels.sixteen_bits import WORD_BYTES, CompressedFormat
 
 PIECE_ELEMENTS = 1 << 18
 """Numbers that are summed at a time, so that working memory is small and stays in the cache."""
@@ -44,17 +44,17 @@ def piece_sizes(numbers: int, most: int = PIECE_ELEMENTS) -> list[int]:
     return [most] * whole + [rest] * (rest > 0)
 
 
-def wire_bytes(sizes: Iterable[int], ranks: int, words: WordFormat) -> int:
+def compressed_bytes(sizes: Iterable[int], ranks: int, words: CompressedFormat) -> int:
     """Bytes of the words of all blocks of pieces of these sizes; an all-to-all and an all-gather carry as many each."""
     return sum(ranks * _row_words(size, ranks, words) * WORD_BYTES for size in sizes)
 
 
-def wire_room_bytes(numbers: int, ranks: int, words: WordFormat, itemsize: int) -> int:
+def compressed_workspace_bytes(numbers: int, ranks: int, words: CompressedFormat, itemsize: int) -> int:
     """Bytes of the working memory of a sum of a piece."""
-    return 2 * wire_bytes([numbers], ranks, words) + 2 * block_size(numbers, ranks, 0) * itemsize
+    return 2 * compressed_bytes([numbers], ranks, words) + 2 * block_size(numbers, ranks, 0) * itemsize
 
 
-def _row_words(numbers: int, ranks: int, words: WordFormat) -> int:
+def _row_words(numbers: int, ranks: int, words: CompressedFormat) -> int:
     """Words of a block; all have as many, so that the shorter ones end with words that nobody reads."""
     return words.head + block_size(numbers, ranks, 0)
 
@@ -64,7 +64,7 @@ class CompressionWorkspace:
 
     Parameters
     ----------
-    words : WordFormat
+    words : CompressedFormat
     ranks : int
         Of the group.
     numbers : int
@@ -77,7 +77,7 @@ class CompressionWorkspace:
     numbers : ndarray, shape (2, most numbers of a block)
     """
 
-    def __init__(self, words: WordFormat, ranks: int, numbers: int, dtype: DTypeLike) -> None:
+    def __init__(self, words: CompressedFormat, ranks: int, numbers: int, dtype: DTypeLike) -> None:
         self.words, self.most = words, numbers
         self._flat = np.zeros((2, ranks * _row_words(numbers, ranks, words)), np.uint16)
         self.numbers = kernels.empty((2, block_size(numbers, ranks, 0)), dtype)
@@ -170,7 +170,7 @@ class StagedCompressedAllreduce:
         self._device, self._array, self._begin = device, array, begin
         self._sum: CompressedAllreduce | None = None
         self._is_done = False
-        self._memory = device.pinned.lend(array.nbytes)
+        self._memory = device.pinned.acquire(array.nbytes)
         self._host = self._memory[: array.nbytes].view(array.dtype)
         device.copies_follow(device.mark())
         device.departures.add(device.fetch(array, self._host), self._depart)
@@ -182,7 +182,7 @@ class StagedCompressedAllreduce:
         self._device.progress()
         if self._sum is not None and self._sum.test():
             copied = self._device.deliver(self._host, self._array)
-            self._device.pinned.give_back(self._memory, copied)
+            self._device.pinned.release(self._memory, copied)
             self._device.continue_after(copied)
             self._is_done = True
         return self._is_done

@@ -13,8 +13,7 @@ from typing import Protocol
 from hybridnn.comm.group import Group
 from hybridnn.comm.request import DONE, Request
 from hybridnn.kernels.backend import Array, Kernels
-from hybridnn.nn.parameters import LayerParameters
-from hybridnn.parallel.layer_split import SplitLayer
+from hybridnn.nn.parameters import LayerParameters, LayerShard
 
 
 @dataclass
@@ -79,7 +78,7 @@ class ColumnDense:
 
     Parameters
     ----------
-    split : SplitLayer
+    split : LayerShard
     group : Group
         The model group.
     overlap : bool
@@ -88,7 +87,7 @@ class ColumnDense:
         Of the device that holds the arrays.
     """
 
-    def __init__(self, split: SplitLayer, group: Group, overlap: bool, kernels: Kernels) -> None:
+    def __init__(self, split: LayerShard, group: Group, overlap: bool, kernels: Kernels) -> None:
         self.split = split
         self._group, self._kernels = group, kernels
         self._overlap = overlap
@@ -142,19 +141,19 @@ class RowDense:
 
     Parameters
     ----------
-    split : SplitLayer
+    split : LayerShard
     group : Group
         The model group.
     kernels : Kernels
         Of the device that holds the arrays.
     """
 
-    def __init__(self, split: SplitLayer, group: Group, kernels: Kernels) -> None:
+    def __init__(self, split: LayerShard, group: Group, kernels: Kernels) -> None:
         self.split = split
         self._group, self._kernels = group, kernels
         self._activation = split.layer.activation
         self._residual = split.layer.residual
-        self._bias_rows = split.shard.bias_rows
+        self._bias_rows = split.bias_rows
 
     def forward(self, p: LayerParameters, s: LayerArrays) -> None:
         """Fill ``s.y`` from ``s.x``."""
@@ -197,6 +196,6 @@ class RowDense:
 ParallelDense = ColumnDense | RowDense
 
 
-def parallel_dense(split: SplitLayer, group: Group, overlap: bool, kernels: Kernels) -> ParallelDense:
+def parallel_dense(split: LayerShard, group: Group, overlap: bool, kernels: Kernels) -> ParallelDense:
     """The layer for a split."""
     return RowDense(split, group, kernels) if split.by_inputs else ColumnDense(split, group, overlap, kernels)

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from numpy.typing import DTypeLike
 
 from hybridnn.kernels.backend import Array, Kernels
+from hybridnn.nn.parameters import LayerShard
 from hybridnn.parallel.dense import LayerArrays
-from hybridnn.parallel.layer_split import SplitLayer
 
 
 @dataclass
@@ -30,7 +30,7 @@ class JoinedMicrobatches:
 
     Parameters
     ----------
-    splits : sequence of SplitLayer
+    splits : sequence of LayerShard
         The layers of the stage.
     capacity : int
         Most samples.
@@ -42,10 +42,10 @@ class JoinedMicrobatches:
     """
 
     def __init__(
-        self, splits: Sequence[SplitLayer], capacity: int, dtype: DTypeLike, loads_input: bool, kernels: Kernels
+        self, splits: Sequence[LayerShard], capacity: int, dtype: DTypeLike, loads_input: bool, kernels: Kernels
     ) -> None:
         self._kernels = kernels
-        shapes = [split.shard.weight_shape for split in splits]
+        shapes = [split.weight_shape for split in splits]
         self._loads_input = loads_input
         self._x = [kernels.empty((columns * capacity,), dtype) for _, columns in shapes]
         self._dz = [kernels.empty((rows * capacity,), dtype) for rows, _ in shapes]

@@ -16,7 +16,7 @@ from hybridnn.comm.group import Group
 from hybridnn.comm.partition import pieces
 from hybridnn.comm.request import Request
 from hybridnn.kernels.backend import Array
-from hybridnn.kernels.sixteen_bits import WordFormat
+from hybridnn.kernels.sixteen_bits import CompressedFormat
 from hybridnn.parallel.compressed_allreduce import (
     CompressedAllreduce,
     CompressedReducer,
@@ -98,7 +98,9 @@ def bucket_numbers(size: int, itemsize: int, overlap: bool, pace: BucketConfig =
     return max(pace.bucket_bytes // itemsize if overlap else size, 1)
 
 
-def wire_pieces(ends: Sequence[int], itemsize: int, overlap: bool, pace: BucketConfig = HOST_BUCKETS) -> list[int]:
+def compressed_piece_sizes(
+    ends: Sequence[int], itemsize: int, overlap: bool, pace: BucketConfig = HOST_BUCKETS
+) -> list[int]:
     """Numbers of every piece of the gradients of layers with these ends, where they are rounded on their way."""
     plan = plan_buckets(ends, ends[-1], bucket_numbers(ends[-1], itemsize, overlap, pace))
     return [n for start, stop in plan.values() for n in piece_sizes(stop - start, pace.piece_bytes // itemsize)]
@@ -118,7 +120,7 @@ class GradientReducer:
     overlap : bool
         False: one all-reduce after the backward pass (Laugier et al. 2018, Algorithm 1).
     pace : BucketConfig
-    words : WordFormat, optional
+    words : CompressedFormat, optional
         What gradients are rounded to on their way, by the host; the last number of the buffer is not.
 
     Attributes
@@ -134,7 +136,7 @@ class GradientReducer:
         ends: Sequence[int],
         overlap: bool,
         pace: BucketConfig = HOST_BUCKETS,
-        words: WordFormat | None = None,
+        words: CompressedFormat | None = None,
     ) -> None:
         self._group, self._pace, self._words = group, pace, words
         self._begin: Callable[[Array], Sum] = group.iallreduce

@@ -9,7 +9,6 @@ input and layer split; row split).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from hybridnn.comm.partition import block_slice
 from hybridnn.errors import GridError
@@ -19,31 +18,7 @@ from hybridnn.nn.parameters import LayerShard
 MODEL_SPLITS = ("columns", "alternating")
 
 
-@dataclass(frozen=True)
-class SplitLayer:
-    """One layer as a rank of a model group sees it.
-
-    Attributes
-    ----------
-    shard : LayerShard
-        The parameters it owns.
-    by_inputs : bool
-        True: the weights are split by inputs; False: by outputs.
-    gathers : bool
-        Whether the outputs are gathered after the forward; only for a layer split by outputs.
-    """
-
-    shard: LayerShard
-    by_inputs: bool
-    gathers: bool
-
-    @property
-    def layer(self) -> DenseLayer:
-        """The whole layer."""
-        return self.shard.layer
-
-
-def split_layers(layers: Sequence[DenseLayer], split: str, ranks: int, rank: int) -> list[SplitLayer]:
+def split_layers(layers: Sequence[DenseLayer], split: str, ranks: int, rank: int) -> list[LayerShard]:
     """Split consecutive layers over a model group.
 
     Parameters
@@ -59,7 +34,7 @@ def split_layers(layers: Sequence[DenseLayer], split: str, ranks: int, rank: int
     GridError
         If a layer has fewer outputs than there are ranks to split them; the message names both numbers.
     """
-    result = []
+    shards = []
     for place, layer in enumerate(layers):
         by_inputs = split == "alternating" and place % 2 == 1
         if not by_inputs and layer.outputs < ranks:
@@ -73,10 +48,9 @@ def split_layers(layers: Sequence[DenseLayer], split: str, ranks: int, rank: int
                 f"fewer than the {ranks} model ranks it is split over{hint}"
             )
         outputs = block_slice(layer.outputs, ranks, rank)
+        rows, columns = outputs, slice(0, layer.inputs)
         if by_inputs:
-            shard = LayerShard(layer, slice(0, layer.outputs), block_slice(layer.inputs, ranks, rank), outputs)
-        else:
-            shard = LayerShard(layer, outputs, slice(0, layer.inputs), outputs)
+            rows, columns = slice(0, layer.outputs), block_slice(layer.inputs, ranks, rank)
         paired = split == "alternating" and place % 2 == 0 and place + 1 < len(layers)
-        result.append(SplitLayer(shard, by_inputs, gathers=not by_inputs and not paired))
-    return result
+        shards.append(LayerShard(layer, rows, columns, outputs, by_inputs, gathers=not by_inputs and not paired))
+    return shards

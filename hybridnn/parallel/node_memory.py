@@ -103,7 +103,7 @@ class NodeMemory:
         self._windows = []
 
 
-class OwnMemory:
+class PrivateMemory:
     """The same for a rank that shares with nobody.
 
     Parameters
@@ -125,7 +125,7 @@ class OwnMemory:
         """Nobody has to see anything."""
 
 
-def shared_memory_room() -> float:
+def free_shared_memory() -> float:
     """Bytes that a window of this rank can still take; infinite where the system does not tell.
 
     Writing to a window beyond them would end the process without a word, and where one rank alone cannot make its

@@ -12,18 +12,18 @@ from numpy.typing import DTypeLike, NDArray
 from hybridnn.comm.group import Group
 from hybridnn.kernels.backend import Array, Kernels
 from hybridnn.kernels.numpy_backend import NUMPY
-from hybridnn.kernels.sixteen_bits import WordFormat
+from hybridnn.kernels.sixteen_bits import CompressedFormat
 from hybridnn.nn.mlp import DenseLayer
 from hybridnn.nn.parameters import LayerParameters, ParameterLayout, parameter_name
 from hybridnn.parallel.dense import LayerArrays, WeightGradientArrays, parallel_dense
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.parallel.layer_split import split_layers
-from hybridnn.parallel.node_memory import OwnMemory
+from hybridnn.parallel.node_memory import PrivateMemory
 from hybridnn.parallel.replicas.fused_update import FusedUpdateReplica
-from hybridnn.parallel.replicas.replica import OwnReplica, Replica
+from hybridnn.parallel.replicas.replica import PrivateReplica, Replica
 from hybridnn.parallel.replicas.shared_replica import SharedReplica
 from hybridnn.parallel.replicas.sharing import Sharing
-from hybridnn.parallel.workspace import StageArrays, StageRole, Workspace, kept_numbers
+from hybridnn.parallel.workspace import StageArrays, StageRole, Workspace, weight_gradient_input_sizes
 
 
 class Stage:
@@ -46,7 +46,7 @@ class Stage:
         As for `SharedReplica`.
     kernels : Kernels
         Of the device that holds the arrays.
-    words : WordFormat, optional
+    words : CompressedFormat, optional
         What gradients of a batch group that spans several nodes are rounded to between ranks that share no replica.
     products : bool
         Take weight gradients as products at the update: see `FusedUpdateReplica`. Of a batch group on one node.
@@ -56,7 +56,7 @@ class Stage:
     kernels : Kernels
     layout : ParameterLayout
         Where the arrays of the layers lie in the flat buffers.
-    splits : list of SplitLayer
+    shards : list of LayerShard
         The layers as this rank has them.
     parameters : list of LayerParameters
         Views of the weights.
@@ -77,24 +77,24 @@ class Stage:
         sharing: Sharing | None = None,
         arrays: int = 1,
         kernels: Kernels = NUMPY,
-        words: WordFormat | None = None,
+        words: CompressedFormat | None = None,
         products: bool = False,
     ) -> None:
         words = words if grid.batch_spans_nodes else None
         self.kernels, group = kernels, grid.model_group
-        self.splits = split_layers(layers, split, group.size, group.rank)
+        self.shards = split_layers(layers, split, group.size, group.rank)
         self._group = group
-        self._dense = [parallel_dense(item, group, overlap, kernels) for item in self.splits]
-        self.layout = ParameterLayout([item.shard for item in self.splits])
+        self._dense = [parallel_dense(item, group, overlap, kernels) for item in self.shards]
+        self.layout = ParameterLayout(self.shards)
         self.replica: Replica
         self._products: FusedUpdateReplica | None = None
         self._gradients: list[LayerParameters] = []
         if products:
-            memory = OwnMemory(grid.batch_group) if sharing is None else sharing.memory
+            memory = PrivateMemory(grid.batch_group) if sharing is None else sharing.memory
             self.replica = self._products = FusedUpdateReplica(memory, grid.batch_group, self.layout, dtype, arrays)
         else:
             replica = self.replica = (
-                OwnReplica(grid.batch_group, self.layout.ends, dtype, overlap, kernels, words)
+                PrivateReplica(grid.batch_group, self.layout.ends, dtype, overlap, kernels, words)
                 if sharing is None
                 else SharedReplica(sharing, self.layout.size, dtype, arrays, words)
             )
@@ -109,7 +109,7 @@ class Stage:
         # Between stages and within a model group rows travel, and the kernels of a device read along them.
         travels = group.size > 1 or not all(role) or not self.kernels.on_host
         return Workspace(
-            self.splits,
+            self.shards,
             group.size,
             group.rank,
             capacity,
@@ -126,7 +126,7 @@ class Stage:
             return None
         spaces = [
             self.workspace(capacity, role, keeps_dz=True, kept=arrays)
-            for arrays in self._products.shown_arrays(kept_numbers(self.splits, capacity))
+            for arrays in self._products.shown_arrays(weight_gradient_input_sizes(self.shards, capacity))
         ]
         self._products.take_from([partial(_layers, space) for space in spaces])
         return spaces[self._products.rank]
@@ -223,15 +223,15 @@ class Stage:
     @cached_property
     def _addends(self) -> tuple[NDArray[Any], list[LayerParameters]]:
         """Room for one layer's gradient before it is added, and its views as each of the layers."""
-        sizes = [stop - start for start, stop in map(self.layout.bounds, range(len(self.splits)))]
+        sizes = [stop - start for start, stop in map(self.layout.bounds, range(len(self.shards)))]
         room = self.kernels.empty((max(sizes),), self.weights.dtype)
-        return room, [ParameterLayout([item.shard]).views(room)[0] for item in self.splits]
+        return room, [ParameterLayout([item]).views(room)[0] for item in self.shards]
 
     @property
     def nbytes(self) -> int:
         """Bytes of weights and gradients, of shared ones this rank's part."""
         addends = self.__dict__.get("_addends")
-        held = self.replica.share(self.weights.nbytes) + self.replica.nbytes
+        held = self.replica.bytes_per_rank(self.weights.nbytes) + self.replica.nbytes
         return held + (0 if addends is None else addends[0].nbytes)
 
     def squared_norms(self, flat: NDArray[Any]) -> NDArray[np.float64]:
@@ -245,7 +245,7 @@ class Stage:
         -------
         ndarray, shape (layers,)
         """
-        bounds = map(self.layout.bounds, range(len(self.splits)))
+        bounds = map(self.layout.bounds, range(len(self.shards)))
         squares = [self.kernels.squared_norm(flat[start:stop]) for start, stop in bounds]
         return _summed(self._group, np.array(squares))
 
@@ -260,7 +260,7 @@ class Stage:
         self.replica.squared_norm_into(norm)
         self._group.allreduce(norm)
 
-    def whole_parameters(self, flat: NDArray[Any]) -> dict[str, NDArray[Any]]:
+    def gather_parameters(self, flat: NDArray[Any]) -> dict[str, NDArray[Any]]:
         """Collect the global arrays that `flat` holds the blocks of; collective over the model group.
 
         Returns

@@ -18,8 +18,8 @@ from numpy.typing import DTypeLike, NDArray
 from hybridnn.comm.partition import block_slice
 from hybridnn.kernels.backend import Array, Kernels
 from hybridnn.kernels.numpy_backend import NUMPY
+from hybridnn.nn.parameters import LayerShard
 from hybridnn.parallel.dense import LayerArrays
-from hybridnn.parallel.layer_split import SplitLayer
 
 NARROW = 48
 """Samples up to which input gradients are taken as a transposed product: see `matmul_transposed`."""
@@ -27,7 +27,7 @@ NARROW = 48
 WIDE, STEP = 128, 16
 
 
-def samples_lie_whole(n: int) -> bool:
+def samples_are_contiguous(n: int) -> bool:
     """Whether `n` samples are better kept with the features of each side by side, where nobody else needs to know.
 
     A library of matrix products works on blocks of the axis whose numbers lie side by side. Where samples are few, or
@@ -36,7 +36,7 @@ def samples_lie_whole(n: int) -> bool:
     return n < WIDE or n % STEP != 0
 
 
-def kept_numbers(splits: Sequence[SplitLayer], capacity: int) -> list[int]:
+def weight_gradient_input_sizes(splits: Sequence[LayerShard], capacity: int) -> list[int]:
     """Numbers of each array that weight gradients are taken from, of a stage that loads its input.
 
     They are the input, the layers' outputs, and their ``dz``, for `capacity` samples.
@@ -109,7 +109,7 @@ class Workspace:
 
     Parameters
     ----------
-    splits : sequence of SplitLayer
+    splits : sequence of LayerShard
         The layers of the stage.
     ranks, rank : int
         Size of the model group and this rank's place in it.
@@ -128,12 +128,12 @@ class Workspace:
         Of the device that is to hold the arrays.
     kept : iterator of ndarray, optional
         Memory for what weight gradients are taken from, where others are to see it: one set, with ``dz``, in the order
-        of `kept_numbers`.
+        of `weight_gradient_input_sizes`.
     """
 
     def __init__(
         self,
-        splits: Sequence[SplitLayer],
+        splits: Sequence[LayerShard],
         ranks: int,
         rank: int,
         capacity: int,
@@ -244,9 +244,9 @@ class Workspace:
 
     def _view_layer(self, place: int, x: Array, n: int, kept: _Activations) -> LayerArrays:
         split = self._splits[place]
-        layer, shard = split.layer, split.shard
+        layer, shard = split.layer, split
 
-        by_samples = not self._travels and samples_lie_whole(n)
+        by_samples = not self._travels and samples_are_contiguous(n)
 
         def view(flat: Array, height: int) -> Array:
             numbers = flat[: height * n]
@@ -291,11 +291,11 @@ class Workspace:
         )
 
 
-def _own_height(split: SplitLayer) -> int:
+def _own_height(split: LayerShard) -> int:
     """Rows of the output this rank computes: its block, or all (a part of every sum) where split by inputs."""
-    return split.shard.weight_shape[0]
+    return split.weight_shape[0]
 
 
-def _output_height(split: SplitLayer) -> int:
+def _output_height(split: LayerShard) -> int:
     """Rows of the output the next layer gets."""
-    return split.layer.outputs if split.gathers else split.shard.weight_shape[0]
+    return split.layer.outputs if split.gathers else split.weight_shape[0]

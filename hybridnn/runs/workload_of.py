@@ -11,7 +11,7 @@ from hybridnn.cost.planning.balance import balanced_layers
 from hybridnn.cost.prediction.workload import GradientRounding, Layout, Workload
 from hybridnn.datasets import Dataset, count_tests
 from hybridnn.errors import SettingError
-from hybridnn.kernels.sixteen_bits import WORD_FORMATS
+from hybridnn.kernels.sixteen_bits import COMPRESSED_FORMATS
 from hybridnn.nn.mlp import MLP
 from hybridnn.parallel.layer_split import split_layers
 from hybridnn.parallel.placement import resolve_axes, resolve_stages
@@ -141,7 +141,7 @@ def layout_of_plan(
 
 def wire_of(wire_dtype: str, node_ranks: int) -> GradientRounding | None:
     """What ``parallel.wire_dtype`` means on nodes of so many ranks."""
-    return None if wire_dtype == "same" else GradientRounding(WORD_FORMATS[wire_dtype], node_ranks)
+    return None if wire_dtype == "same" else GradientRounding(COMPRESSED_FORMATS[wire_dtype], node_ranks)
 
 
 def _training_shape(settings: DataSettings) -> _Shape:

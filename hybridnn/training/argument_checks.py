@@ -21,7 +21,7 @@ import hybridnn.datasets
 from hybridnn.comm.agreement import broadcast_text, unequal_on
 from hybridnn.comm.group import Group
 from hybridnn.errors import SettingError, UnequalSettingError
-from hybridnn.kernels.sixteen_bits import WORD_FORMATS
+from hybridnn.kernels.sixteen_bits import COMPRESSED_FORMATS
 from hybridnn.nn.learning_rates import Constant, Cosine, Step, WarmupLinear
 from hybridnn.parallel.distribution import DISTRIBUTIONS
 from hybridnn.parallel.layer_split import MODEL_SPLITS
@@ -173,7 +173,7 @@ def _written_out(value: object) -> str | None:
     return None
 
 
-WIRE_DTYPES = ("same", *WORD_FORMATS)
+WIRE_DTYPES = ("same", *COMPRESSED_FORMATS)
 
 SETTING_OF = {
     "pipelining": "parallel",

@@ -112,7 +112,7 @@ class CudaGraphSteps:
                     lambda _: None,
                 )
                 self._kernels.copy(loader.indices(number), self._indices[:size])
-                self._kernels.write_numbers(self._numbers, self._optimizer.step_numbers(self._state, rates(number)))
+                self._kernels.write_scalars(self._numbers, self._optimizer.step_scalars(self._state, rates(number)))
                 start = perf_counter()
                 self._step(size, partial(executor.run, work))
                 self._group.recorder.end_compute("step", start)

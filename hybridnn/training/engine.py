@@ -14,7 +14,7 @@ from hybridnn.comm.agreement import agree
 from hybridnn.errors import NonFiniteLossError
 from hybridnn.kernels.backend import Kernels
 from hybridnn.kernels.numpy_backend import NUMPY
-from hybridnn.kernels.sixteen_bits import WordFormat
+from hybridnn.kernels.sixteen_bits import CompressedFormat
 from hybridnn.nn.losses import resolve_loss
 from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import Optimizer
@@ -63,7 +63,7 @@ class Engine:
         As for `Trainer`.
     sharing : Sharing, optional
         Ranks that share one replica.
-    words : WordFormat, optional
+    compression : CompressedFormat, optional
         As for `Stage`.
     kernels : Kernels
         Of the device that trains.
@@ -98,7 +98,7 @@ class Engine:
         distribution: str,
         clip_norm: float | None,
         sharing: Sharing | None = None,
-        words: WordFormat | None = None,
+        compression: CompressedFormat | None = None,
         kernels: Kernels = NUMPY,
         record: Record | None = None,
         keeps_gradients: bool = False,
@@ -115,7 +115,7 @@ class Engine:
         )
         arrays = shared_arrays(optimizer, self._representatives[0], grid.pipeline_rank)
         self.stages = [
-            Stage(part, grid, model_split, np.dtype(dtype), overlap, sharing, arrays, kernels, words, products)
+            Stage(part, grid, model_split, np.dtype(dtype), overlap, sharing, arrays, kernels, compression, products)
             for part in layers
         ]
         self.states = [stage.replica.new_state(optimizer, stage.weights) for stage in self.stages]
@@ -255,12 +255,12 @@ class Engine:
 
     def restore(self, read: Callable[[], None]) -> None:
         """Let `read` fill weights and states on the ranks that have to; a user's mistake on one is raised on all."""
-        leads = all(stage.replica.leads for stage in self.stages)
+        leads = all(stage.replica.is_leader for stage in self.stages)
         for stage in self.stages:
             stage.replica.publish()
         agree(self._grid.world, read if leads else lambda: None)
         for stage, state in zip(self.stages, self.states, strict=True):
-            stage.replica.settle(state)
+            stage.replica.synchronize_state(state)
 
     def free(self) -> None:
         """Give back the memory that ranks share, kept samples and recordings; nothing may be used afterwards."""

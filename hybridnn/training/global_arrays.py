@@ -54,7 +54,7 @@ class GlobalArrays:
         norms = np.zeros(len(self._model.layers))
         for stage, flat in zip(self._stages, flats, strict=True):
             first = stage.layout.shards[0].layer.index
-            norms[first : first + len(stage.splits)] = stage.squared_norms(flat)
+            norms[first : first + len(stage.shards)] = stage.squared_norms(flat)
         if grid.pipeline > 1:
             if (grid.batch_rank, grid.model_rank) != (0, 0):
                 norms[...] = 0
@@ -84,7 +84,7 @@ class GlobalArrays:
         """The global arrays ``layers.<i>.weight`` and ``.bias`` that `flats` hold the blocks of, on every rank."""
         own: dict[str, Array] = {}
         for stage, flat in zip(self._stages, flats, strict=True):
-            own |= stage.whole_parameters(flat)
+            own |= stage.gather_parameters(flat)
         if self._grid.pipeline == 1:
             return own
         whole: dict[str, Array] = {}

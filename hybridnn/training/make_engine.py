@@ -8,7 +8,7 @@ from hybridnn.comm.agreement import agree
 from hybridnn.errors import SettingError
 from hybridnn.kernels.backend import Kernels
 from hybridnn.kernels.numpy_backend import NUMPY
-from hybridnn.kernels.sixteen_bits import WORD_FORMATS
+from hybridnn.kernels.sixteen_bits import COMPRESSED_FORMATS
 from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import Optimizer
 from hybridnn.parallel.grid import ProcessGrid
@@ -82,7 +82,7 @@ def make_engine(
                 distribution=distribution,
                 clip_norm=clip_norm,
                 sharing=sharing,
-                words=WORD_FORMATS.get(wire_dtype),
+                compression=COMPRESSED_FORMATS.get(wire_dtype),
                 kernels=kernels,
                 record=record,
                 keeps_gradients=keeps_gradients,

@@ -13,8 +13,8 @@ from hybridnn.nn.optimizers import Optimizer
 from hybridnn.nn.parameters import ParameterLayout
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.parallel.layer_split import split_layers
-from hybridnn.parallel.node_memory import shared_memory_room
-from hybridnn.parallel.replicas.fused_update import products_pay
+from hybridnn.parallel.node_memory import free_shared_memory
+from hybridnn.parallel.replicas.fused_update import fused_update_pays
 from hybridnn.parallel.replicas.sharing import Sharing, share_replicas
 from hybridnn.pipeline.schedules.memory_plan import plan_memory
 from hybridnn.pipeline.schedules.schedule import Schedule
@@ -92,7 +92,7 @@ def takes_products(
         and clip_norm is None
         and optimizer.reads_gradient_once
         and (grid.batch == 1 if sharing is None else sharing.is_whole)
-        and products_pay(model, batch_size, grid.batch, grid.model)
+        and fused_update_pays(model, batch_size, grid.batch, grid.model)
     )
 
 
@@ -122,12 +122,12 @@ def _what_is_missing(
             split_layers(layers, model_split, grid.model, grid.model_rank)
             for layers in plan.layers_of(model, grid.pipeline_rank)
         ]
-        numbers = sum(ParameterLayout([item.shard for item in chunk]).size for chunk in splits)
+        numbers = sum(ParameterLayout(chunk).size for chunk in splits)
         return arrays * numbers * np.dtype(dtype).itemsize
 
     needed = np.array([agree(grid.world, window_bytes)], np.int64)
     grid.node_group.allreduce(needed)
-    lacks = needed[0] > shared_memory_room()
+    lacks = needed[0] > free_shared_memory()
     found = np.array([sharing is not None, lacks, needed[0] * lacks], np.int64)
     grid.world.allreduce(found, "max")
     if not found[0]:

@@ -56,7 +56,7 @@ class StageMemory:
 
 
 def _state_bytes(stage: Stage, state: OptimizerState) -> int:
-    return int(state.scratch.nbytes + sum(stage.replica.share(slot.nbytes) for slot in state.slots.values()))
+    return int(state.scratch.nbytes + sum(stage.replica.bytes_per_rank(slot.nbytes) for slot in state.slots.values()))
 
 
 def memory_of_stages(grid: ProcessGrid, mine: StageMemory) -> tuple[StageMemory, ...]:

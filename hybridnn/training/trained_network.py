@@ -15,7 +15,7 @@ from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import Optimizer
 from hybridnn.nn.parameters import check_weights, parameter_shapes
 from hybridnn.parallel.grid import ProcessGrid
-from hybridnn.parallel.replicas.replica import OwnReplica
+from hybridnn.parallel.replicas.replica import PrivateReplica
 from hybridnn.training.data_split import DataSplit, as_samples, holds_validation, make_part
 from hybridnn.training.engine import Engine
 from hybridnn.training.metrics import Metrics
@@ -104,7 +104,7 @@ class TrainedNetwork:
 
     def gradients(self) -> dict[str, Array]:
         """Gradient of the mean loss over the last minibatch, after clipping, as global arrays by name of parameter."""
-        return self._engine.arrays.collect([stage.replica.whole_gradient() for stage in self._engine.stages])
+        return self._engine.arrays.collect([stage.replica.full_gradient() for stage in self._engine.stages])
 
     @property
     def step(self) -> int:
@@ -129,7 +129,7 @@ class TrainedNetwork:
 
     def sharing_ranks(self) -> int | None:
         """Ranks of the fullest node, where the batch ranks of a node share a replica, else None; collective."""
-        own = isinstance(self._engine.stages[0].replica, OwnReplica)
+        own = isinstance(self._engine.stages[0].replica, PrivateReplica)
         return self.node_ranks() if self._largest(not own) else None
 
     def node_ranks(self) -> int:

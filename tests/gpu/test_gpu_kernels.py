@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hybridnn.kernels import step_scalars as step_numbers
+from hybridnn.kernels import step_scalars
 from hybridnn.kernels.cupy_kernels import cupy_kernels
 from hybridnn.kernels.cupy_loading import load_cupy
 from kernels.cuda_cases import FLAT_CASES, FLAT_SIZES, MATRIX_CASES, SHAPES, TOLERANCES, compare
@@ -168,7 +168,7 @@ def test_a_step_recorded_in_a_graph_is_the_step(cupy: Any, dtype: str) -> None:
         numbers = kernels.zeros((3,), np.float64)
         plain, replayed, warm = (Training(kernels, dtype) for _ in range(3))
         warm.step(1, 0.1)  # everything is compiled and loaded before it is recorded
-        kernels.write_numbers(numbers, (0.0, 1.0, 1.0))
+        kernels.write_scalars(numbers, (0.0, 1.0, 1.0))
         stream.synchronize()
         stream.begin_capture()
         replayed.step(1, 0.1, numbers)
@@ -178,7 +178,7 @@ def test_a_step_recorded_in_a_graph_is_the_step(cupy: Any, dtype: str) -> None:
             kernels.copy(one, plain.index)
             plain.step(step, lr)
             kernels.copy(other, replayed.index)
-            kernels.write_numbers(numbers, step_numbers.adam_update(step=step, lr=lr, **plain.SETTINGS))
+            kernels.write_scalars(numbers, step_scalars.adam_update(step=step, lr=lr, **plain.SETTINGS))
             graph.launch(stream)
         stream.synchronize()
         assert plain.weights.tobytes() == replayed.weights.tobytes()

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hybridnn.kernels import step_scalars as step_numbers
+from hybridnn.kernels import step_scalars
 from hybridnn.kernels.cupy_kernels import CupyKernels
 from hybridnn.kernels.cupy_launch import (
     MOST_PARTS,
@@ -124,7 +124,7 @@ def test_a_recorded_update_reads_the_numbers_of_its_step(kernels: CupyKernels, n
     for step, gradient in enumerate(map(device_array, gradients), start=1):
         lr = 0.1 / step
         kernels.adam_update(gradient=gradient, **given, out=given["weights"], step=step, lr=lr, **settings)
-        kernels.write_numbers(numbers, step_numbers.adam_update(step=step, lr=lr, **kept))
+        kernels.write_scalars(numbers, step_scalars.adam_update(step=step, lr=lr, **kept))
         # As a replay would: with the arguments of the first step.
         first = {"step": 1, "lr": 0.1, "numbers": numbers, **settings}
         kernels.adam_update(gradient=gradient, **recorded, out=recorded["weights"], **first)
@@ -134,14 +134,14 @@ def test_a_recorded_update_reads_the_numbers_of_its_step(kernels: CupyKernels, n
 def test_recorded_steps_and_predictions_of_sgd(kernels: CupyKernels) -> None:
     weights, velocity = device_array(np.ones(5)), device_array(np.full(5, 2.0))
     out, numbers = kernels.empty((5,), np.float64), kernels.zeros((3,), np.float64)
-    kernels.write_numbers(numbers, step_numbers.sgd_prediction(distance=0.25))
+    kernels.write_scalars(numbers, step_scalars.sgd_prediction(distance=0.25))
     kernels.sgd_prediction(weights, velocity, out, distance=9.0, numbers=numbers)
     assert out.tolist() == [0.5] * 5
     settings: dict[str, Any] = {"momentum": 0.0, "dampening": 0.0, "nesterov": False, "weight_decay": 0.0}
-    kernels.write_numbers(numbers, step_numbers.sgd_update(lr=0.5))
+    kernels.write_scalars(numbers, step_scalars.sgd_update(lr=0.5))
     kernels.sgd_update(weights, velocity, None, lr=9.0, out=out, numbers=numbers, **settings)
     assert out.tolist() == [0.0] * 5
-    kernels.write_numbers(numbers, step_numbers.adam_prediction(step=1, distance=0.5, betas=(0.5, 0.75)))
+    kernels.write_scalars(numbers, step_scalars.adam_prediction(step=1, distance=0.5, betas=(0.5, 0.75)))
     given = {"step": 9, "distance": 9.0, "betas": (0.5, 0.75), "eps": 1.0, "numbers": numbers}
     kernels.adam_prediction(weights, velocity, device_array(np.full(5, 4.0)), out, **given)
     # Step size 0.5 / (1 - 0.5) = 1, correction sqrt(1 - 0.75) = 0.5: 1 - 1 * 2 / (2 / 0.5 + 1).

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from hybridnn.kernels.device_events import has_passed, wait_for
+from hybridnn.kernels.device_events import is_complete, wait_for
 from hybridnn.kernels.pinned_memory import PinnedMemory
 
 
@@ -26,12 +26,12 @@ def cupy_that_answers(status: int) -> Any:
 
 @pytest.mark.parametrize(("status", "passed"), [(0, True), (600, False)])
 def test_an_event_is_passed_or_not_yet(status: int, passed: bool) -> None:
-    assert has_passed(cupy_that_answers(status), FailedEvent()) is passed
+    assert is_complete(cupy_that_answers(status), FailedEvent()) is passed
 
 
 def test_a_device_that_failed_is_not_asked_for_ever() -> None:
     with pytest.raises(DeviceError, match="illegal memory access"):
-        has_passed(cupy_that_answers(700), FailedEvent())
+        is_complete(cupy_that_answers(700), FailedEvent())
 
 
 class SlowEvent:
@@ -61,13 +61,13 @@ def test_a_rank_that_others_need_serves_them_while_it_waits() -> None:
     assert event.done == 3
     event = SlowEvent()
     pinned = PinnedMemory(event.cupy, event.progress)
-    memory = pinned.lend(10)
-    pinned.give_back(memory, event)
+    memory = pinned.acquire(10)
+    pinned.release(memory, event)
     pinned.wait_for_all_but(1)
     assert event.done == 0
     pinned.wait_for_all_but(0)
     assert event.done == 3
-    assert pinned.lend(10) is memory
+    assert pinned.acquire(10) is memory
 
 
 def test_a_rank_that_nobody_needs_asks_nothing_again_and_again() -> None:

@@ -12,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from hybridnn.kernels.sixteen_bits import WORD_FORMATS
+from hybridnn.kernels.sixteen_bits import COMPRESSED_FORMATS
 
 Array = NDArray[Any]
 
 
 def there_and_back(name: str, numbers: Array) -> Array:
     """What is read of the words that are written."""
-    words = WORD_FORMATS[name]
+    words = COMPRESSED_FORMATS[name]
     written = np.full(words.head + numbers.size, 0xABCD, np.uint16)
     read = np.full_like(numbers, 77)
     before = numbers.copy()
@@ -62,7 +62,7 @@ def test_no_word_is_further_from_its_number_than_stated(dtype: str, numbers: lis
     exact = [Fraction(number) for number in given_numbers.tolist()]
     largest = max(map(abs, exact))
     for name, absolute in (("bfloat16", Fraction(1025, 2**144)), ("float16", largest / 2**39)):
-        roundoff = Fraction(WORD_FORMATS[name].roundoff)
+        roundoff = Fraction(COMPRESSED_FORMATS[name].roundoff)
         read = there_and_back(name, given_numbers)
         for number, found in zip(exact, read.tolist(), strict=True):
             # A float64 is rounded to float32 before it is to bfloat16.
@@ -74,7 +74,7 @@ def test_roundoffs_are_reached() -> None:
     for name, bits in (("bfloat16", 8), ("float16", 11)):
         halfway = np.array([1 + 2.0**-bits], np.float32)
         assert there_and_back(name, halfway)[0] == 1
-        assert WORD_FORMATS[name].roundoff == 2.0**-bits
+        assert COMPRESSED_FORMATS[name].roundoff == 2.0**-bits
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -96,7 +96,7 @@ def test_the_smallest_float32_survive_among_themselves() -> None:
     np.testing.assert_array_equal(there_and_back("float16", numbers), numbers)
 
 
-@pytest.mark.parametrize("name", list(WORD_FORMATS))
+@pytest.mark.parametrize("name", list(COMPRESSED_FORMATS))
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_what_is_not_finite_stays_so(name: str, dtype: str) -> None:
     numbers = np.array([1.0, np.inf, -np.inf, np.nan, 0.0, -2.0], dtype)
@@ -108,11 +108,11 @@ def test_what_is_not_finite_stays_so(name: str, dtype: str) -> None:
 def test_what_rounds_to_more_than_there_is_becomes_infinite() -> None:
     largest = np.array([np.finfo(np.float32).max, 1], np.float32)
     with np.errstate(over="ignore"):
-        for name in WORD_FORMATS:
+        for name in COMPRESSED_FORMATS:
             assert there_and_back(name, largest).tolist() == [np.inf, 1 if name == "bfloat16" else 0]
 
 
-@pytest.mark.parametrize("name", list(WORD_FORMATS))
+@pytest.mark.parametrize("name", list(COMPRESSED_FORMATS))
 def test_zeros_and_nothing(name: str) -> None:
     assert not there_and_back(name, np.zeros(4, np.float32)).any()
     assert there_and_back(name, np.zeros(0, np.float32)).size == 0

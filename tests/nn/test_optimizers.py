@@ -70,7 +70,7 @@ def test_an_update_that_reads_the_gradient_once_is_an_entry(name: str) -> None:
     slots = {slot: np.zeros(50) for slot in rule.slots()}
     for step in range(1, 5):
         gradient, rate = random.standard_normal(50), rule.lr / step
-        entry = optimizer.entry(found, state, rate)
+        entry = optimizer.linear_update(found, state, rate)
         assert entry is not None
         entry.into[...] = entry.keep * entry.into + entry.factor * gradient
         if entry.step is not None:

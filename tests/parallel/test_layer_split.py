@@ -22,15 +22,15 @@ def test_every_parameter_is_owned_by_exactly_one_rank(sizes: list[int], ranks: i
     owners = [(np.zeros((layer.outputs, layer.inputs), int), np.zeros(layer.outputs, int)) for layer in layers]
     for rank in range(ranks):
         for (weight, bias), item in zip(owners, split_layers(layers, split, ranks, rank), strict=True):
-            weight[item.shard.rows, item.shard.columns] += 1
-            bias[item.shard.bias_rows] += 1
+            weight[item.rows, item.columns] += 1
+            bias[item.bias_rows] += 1
     assert all((weight == 1).all() and (bias == 1).all() for weight, bias in owners)
 
 
 def test_columns_gathers_after_every_layer() -> None:
     splits = split_layers(MLP([4, 5, 6, 7]).layers, "columns", 2, 1)
     assert [(item.by_inputs, item.gathers) for item in splits] == [(False, True)] * 3
-    assert [item.shard.rows for item in splits] == [slice(3, 5), slice(3, 6), slice(4, 7)]
+    assert [item.rows for item in splits] == [slice(3, 5), slice(3, 6), slice(4, 7)]
 
 
 @pytest.mark.parametrize(
@@ -51,4 +51,4 @@ def test_too_many_model_ranks_are_refused_with_both_numbers() -> None:
     with pytest.raises(GridError, match=r"parallel\.model = 4: layer 1 has 3 outputs, fewer than the 4 model ranks"):
         split_layers(MLP([8, 8, 3]).layers, "columns", 4, 0)
     # Split by its inputs, the same layer is fine.
-    assert split_layers(MLP([8, 8, 3]).layers, "alternating", 4, 3)[1].shard.weight_shape == (3, 2)
+    assert split_layers(MLP([8, 8, 3]).layers, "alternating", 4, 3)[1].weight_shape == (3, 2)

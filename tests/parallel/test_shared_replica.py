@@ -106,7 +106,7 @@ def steps_of(
             weights, other = other, weights
         optimizer.update(alone, total, expected, 0.1 * (step + 1))
         np.testing.assert_allclose(weights, alone, rtol=1e-12, atol=1e-12)
-        np.testing.assert_allclose(replica.whole_gradient(), total, rtol=1e-12, atol=1e-13)
+        np.testing.assert_allclose(replica.full_gradient(), total, rtol=1e-12, atol=1e-13)
         for name, slot in expected.slots.items():
             np.testing.assert_allclose(state.slots[name], slot, rtol=1e-12, atol=1e-13)
         assert state.updates == step + 1
@@ -155,7 +155,7 @@ def test_a_node_holds_one_copy_and_a_rank_counts_its_part(comm: MPI.Intracomm) -
         weights[...] = 7
     replica.publish()
     assert (weights == 7).all(), "what one rank writes, all see"
-    assert replica.share(weights.nbytes) == -(-640 // comm.size)
+    assert replica.bytes_per_rank(weights.nbytes) == -(-640 // comm.size)
     assert weights.ctypes.data % 64 == 0, "slices begin with lines of the cache"
     with pytest.raises(StopIteration):
         replica.new_array()

@@ -18,7 +18,7 @@ from hybridnn import ProcessGrid
 from hybridnn.comm.transports.device import Device
 from hybridnn.comm.transports.factory import TransportFactory
 from hybridnn.kernels.cupy_kernels import CupyKernels
-from hybridnn.kernels.device_events import Progress, mark, wait_for
+from hybridnn.kernels.device_events import Progress, record_event, wait_for
 from hybridnn.kernels.numpy_backend import NUMPY
 from hybridnn.kernels.pinned_memory import PinnedMemory
 from hybridnn.training.device import TrainingDevice
@@ -106,7 +106,7 @@ class StandInKernels:
         assert isinstance(array, DeviceArray)
         assert not self._records
         self.fetched.append(array.size)
-        wait_for(self._cupy, mark(self._cupy), self._progress)
+        wait_for(self._cupy, record_event(self._cupy), self._progress)
         return self._cupy.numbers(array)
 
     def squared_norm(self, flat: DeviceArray) -> float:

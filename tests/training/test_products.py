@@ -16,7 +16,7 @@ import pytest
 from hybridnn import MLP, SGD, Adam, ProcessGrid, Trainer
 from hybridnn.errors import NonFiniteLossError
 from hybridnn.parallel.replicas.fused_update import FusedUpdateReplica
-from hybridnn.parallel.replicas.replica import OwnReplica
+from hybridnn.parallel.replicas.replica import PrivateReplica
 from hybridnn.parallel.replicas.shared_replica import SharedReplica
 from hybridnn.parallel.stage import Stage
 from reference import network as net
@@ -153,7 +153,7 @@ def test_gradients_are_kept_where_something_else_wants_them(comm: MPI.Intracomm)
         trainer.free()
         return found
 
-    with_gradients: type = OwnReplica if comm.size == 1 else SharedReplica
+    with_gradients: type = PrivateReplica if comm.size == 1 else SharedReplica
     for optimizer in (pays, SGD(momentum=0.0), SGD(momentum=0.5, dampening=0.5)):
         assert kind(optimizer) is FusedUpdateReplica
     for optimizer in (SGD(weight_decay=0.1), SGD(momentum=0.0, weight_decay=0.1), SGD(nesterov=True), Adam()):
@@ -167,9 +167,9 @@ def test_gradients_are_kept_where_something_else_wants_them(comm: MPI.Intracomm)
         assert kind(shared_replicas=False) is FusedUpdateReplica, "there is nobody to share with"
         return
     assert kind(shared_replicas=True) is FusedUpdateReplica
-    assert kind(shared_replicas=False) is OwnReplica
-    assert kind(grid={"pipeline": 2, "batch": 1}) is OwnReplica
-    assert kind(grid={"batch": 1, "model": 2}) is OwnReplica, "half of the weights are too few"
+    assert kind(shared_replicas=False) is PrivateReplica
+    assert kind(grid={"pipeline": 2, "batch": 1}) is PrivateReplica
+    assert kind(grid={"batch": 1, "model": 2}) is PrivateReplica, "half of the weights are too few"
     assert kind(sizes=MLP([16, 352, 352, 3]), grid={"batch": 1, "model": 2}) is FusedUpdateReplica, "131,299 parameters"
 
 
@@ -177,7 +177,7 @@ def test_gradients_are_kept_where_something_else_wants_them(comm: MPI.Intracomm)
 def test_two_nodes_keep_gradients(comm: MPI.Intracomm) -> None:
     nodes = (0, 1) if comm.size == 2 else (0, 0, 1)
     trainer = make_trainer(LARGE, ProcessGrid(on_nodes(comm, nodes)))
-    assert type(replica_of(trainer)) is (OwnReplica if comm.size == 2 else SharedReplica)
+    assert type(replica_of(trainer)) is (PrivateReplica if comm.size == 2 else SharedReplica)
 
 
 @pytest.mark.mpi(ranks=[2, 3])
@@ -195,8 +195,8 @@ def test_ranks_that_come_late_read_and_write_the_same(comm: MPI.Intracomm, monke
     for owner, name in (
         (Stage, "forward"),
         (Stage, "backward"),
-        (SGD, "entry"),
-        (FusedUpdateReplica, "whole_gradient"),
+        (SGD, "linear_update"),
+        (FusedUpdateReplica, "full_gradient"),
     ):
         monkeypatch.setattr(owner, name, late(getattr(owner, name)))
     for case in CASES[:3]:

@@ -16,7 +16,7 @@ import pytest
 from hybridnn import MLP, SGD, Adam, ProcessGrid, Trainer
 from hybridnn.checkpoints.reading import Checkpoint, newest_sound
 from hybridnn.errors import HybridnnError, SettingError
-from hybridnn.parallel.replicas.replica import OwnReplica
+from hybridnn.parallel.replicas.replica import PrivateReplica
 from hybridnn.parallel.replicas.shared_replica import SUM_BLOCK, SharedReplica
 from hybridnn.parallel.stage import Stage
 from hybridnn.training import replica_choice as replicas
@@ -66,7 +66,7 @@ def test_own_and_shared_replicas_train_the_same(comm: MPI.Intracomm) -> None:
     for case in CASES:
         shared, own = (run(replace(case, shared_replicas=wanted), grid) for wanted in (True, False))
         assert isinstance(replica_of(shared), SharedReplica)
-        assert isinstance(replica_of(own), OwnReplica)
+        assert isinstance(replica_of(own), PrivateReplica)
         assert_arrays_close(shared.weights(), own.weights(), str(case), 1e-12)
         assert_arrays_close(shared.gradients(), own.gradients(), str(case), 1e-12)
 
@@ -256,7 +256,7 @@ def test_what_cannot_be_is_refused_and_left_alone_by_default(
     apart = {"batch": 1, "model": comm.size}
     with pytest.raises(SettingError, match=r"^parallel.shared_replicas = True: no node holds several ranks"):
         made(True, **apart)
-    assert isinstance(made("auto", **apart), OwnReplica)
+    assert isinstance(made("auto", **apart), PrivateReplica)
     with pytest.raises(SettingError, match=r"^parallel.shared_replicas = 1: allowed are 'auto', true and false$"):
         made(1)
     if comm.size == 1:
@@ -264,13 +264,13 @@ def test_what_cannot_be_is_refused_and_left_alone_by_default(
     assert isinstance(made("auto"), SharedReplica)
     tolerates = True
     replace_on_this_rank(monkeypatch, replicas, "tolerates_losses", lambda: tolerates)
-    assert isinstance(made("auto"), OwnReplica)
+    assert isinstance(made("auto"), PrivateReplica)
     with pytest.raises(SettingError, match="started to outlive lost ranks"):
         made(True)
     tolerates = False
     # Only one rank has too little room: all of them hear of it.
-    monkeypatch.setattr(replicas, "shared_memory_room", lambda: 1000.0 if this_rank() else np.inf)
-    assert isinstance(made("auto"), OwnReplica)
+    monkeypatch.setattr(replicas, "free_shared_memory", lambda: 1000.0 if this_rank() else np.inf)
+    assert isinstance(made("auto"), PrivateReplica)
     with pytest.raises(SettingError, match=r"\(/dev/shm\) has no room for 2,\d{3} bytes"):
         made(True)
 

@@ -16,7 +16,7 @@ from hybridnn.comm.agreement import broadcast_text
 from hybridnn.config.settings import DeviceSettings, settings_from
 from hybridnn.datasets import ArrayRows
 from hybridnn.errors import NonFiniteLossError, SettingError
-from hybridnn.kernels.pinned_memory import LEAST_BYTES
+from hybridnn.kernels.pinned_memory import MIN_PINNED_BYTES
 from hybridnn.runs.run import run_training
 from hybridnn.runs.run_record import read_run
 from hybridnn.runs.trained.weights_source import find_weights
@@ -78,7 +78,7 @@ def test_the_host_reads_minibatches_ahead_and_no_more_than_two() -> None:
     assert all(taken)
     assert min(left[5:]) > 0  # of the device's work: nobody has waited for all of it
     assert max(left[30:]) <= max(left[:30])
-    assert cupy.pinned_bytes <= 6 * LEAST_BYTES
+    assert cupy.pinned_bytes <= 6 * MIN_PINNED_BYTES
 
 
 @pytest.mark.parametrize("case", [Case(), CLIPPED], ids=["plain", "clipped"])
@@ -97,7 +97,7 @@ def test_no_step_waits_for_the_device_before_it_is_logged(case: Case) -> None:
 
 def layers_of(trainer: Trainer) -> list[Any]:
     stage = trainer._engine.stages[0]
-    return [stage.weights[slice(*stage.layout.bounds(place))] for place in range(len(stage.splits))]
+    return [stage.weights[slice(*stage.layout.bounds(place))] for place in range(len(stage.shards))]
 
 
 @pytest.mark.mpi(ranks=[2])

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from hybridnn.comm.mpi import import_mpi
 from hybridnn.comm.transports.transport import Array
-from hybridnn.kernels.device_events import has_passed, mark, wait_for
+from hybridnn.kernels.device_events import is_complete, record_event, wait_for
 from hybridnn.kernels.pinned_memory import PinnedMemory
 
 
@@ -45,7 +45,7 @@ class DeferredCalls:
     def poll(self) -> None:
         """Make the calls that can be made."""
         waiting = self._waiting
-        while waiting and (waiting[0][0] is None or has_passed(self._cupy, waiting[0][0])):
+        while waiting and (waiting[0][0] is None or is_complete(self._cupy, waiting[0][0])):
             waiting.popleft()[1]()
 
 
@@ -93,7 +93,7 @@ class Device:
 
     def mark(self, stream: Any = None) -> Any:
         """An event after all that `stream`, by default the current one, was told so far."""
-        return mark(self.cupy, stream)
+        return record_event(self.cupy, stream)
 
     def progress(self) -> None:
         """Let messages that wait for the device leave, and MPI go on with others, while this rank waits for it."""

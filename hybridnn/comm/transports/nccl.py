@@ -23,7 +23,7 @@ from hybridnn.comm.partition import row_layout
 from hybridnn.comm.transports.device import Device
 from hybridnn.comm.transports.staging import Staging
 from hybridnn.comm.transports.transport import Array, Recordings, is_on_host
-from hybridnn.kernels.device_events import has_passed
+from hybridnn.kernels.device_events import is_complete
 
 START_SECONDS = 120.0
 """In which NCCL connects the ranks, however many they are."""
@@ -271,7 +271,7 @@ class _InLine:
         if self._recorded:
             return False  # nothing happens while it is recorded, and to ask CUDA would spoil the recording
         self._device.departures.poll()
-        if not has_passed(self._device.cupy, self._event):
+        if not is_complete(self._device.cupy, self._event):
             return False
         self.Waitall(requests)
         return True

@@ -77,7 +77,7 @@ class Transfer:
             part.target = None if deliver is piece else deliver
         else:
             self._follow_the_stream()
-            part.memory = self._device.pinned.lend(piece.nbytes)
+            part.memory = self._device.pinned.acquire(piece.nbytes)
             part.array = part.memory[: piece.nbytes].view(piece.dtype)
             if fetch is not None:
                 ready = self._device.fetch(piece[fetch], part.array[fetch])
@@ -127,7 +127,7 @@ class Transfer:
         elif part.target is not None:
             event = self._delivered = self._device.deliver(part.array, part.target)
         if part.memory is not None:
-            self._device.pinned.give_back(part.memory, event)
+            self._device.pinned.release(part.memory, event)
 
     def _ended(self) -> bool:
         if self._delivered is not None:

@@ -13,7 +13,7 @@ from hybridnn.cost.machine.machine import Machine
 from hybridnn.cost.planning.balance import balanced_layers
 from hybridnn.cost.prediction.workload import GradientRounding, Layout, Workload
 from hybridnn.errors import GridError, SettingError
-from hybridnn.kernels.sixteen_bits import WORD_FORMATS
+from hybridnn.kernels.sixteen_bits import COMPRESSED_FORMATS
 from hybridnn.parallel.layer_split import MODEL_SPLITS, split_layers
 from hybridnn.pipeline.schedules.methods import METHODS, Method
 from hybridnn.pipeline.schedules.weight_policies import PREDICTED, STASHED
@@ -232,7 +232,7 @@ def _of_grid(
                     sharing_ranks=sharing_ranks,
                     wire=None
                     if wanted.wire_dtype is None
-                    else GradientRounding(WORD_FORMATS[wanted.wire_dtype], node_ranks),
+                    else GradientRounding(COMPRESSED_FORMATS[wanted.wire_dtype], node_ranks),
                 )
                 if _is(split, wanted.split) and _is(overlap, wanted.overlap) and _can_split(workload, layout):
                     yield layout

@@ -13,8 +13,8 @@ from hybridnn.cost.machine.compute import Compute
 from hybridnn.cost.machine.machine import Overlap
 from hybridnn.cost.prediction.groups import Groups
 from hybridnn.nn.mlp import DenseLayer
-from hybridnn.nn.parameters import ParameterLayout
-from hybridnn.parallel.layer_split import SplitLayer, split_layers
+from hybridnn.nn.parameters import LayerShard, ParameterLayout
+from hybridnn.parallel.layer_split import split_layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class ChunkCosts:
 
     Attributes
     ----------
-    splits : tuple of SplitLayer
+    splits : tuple of LayerShard
     stage : int
     model : int
         Ranks of the model group.
@@ -70,7 +70,7 @@ class ChunkCosts:
         None where the backward pass waits for its messages at once.
     """
 
-    splits: tuple[SplitLayer, ...]
+    splits: tuple[LayerShard, ...]
     stage: int
     model: int
     loads_input: bool
@@ -98,7 +98,7 @@ class ChunkCosts:
     @cached_property
     def parameter_layout(self) -> ParameterLayout:
         """Where the rank's weights and biases lie in its flat buffer."""
-        return ParameterLayout([split.shard for split in self.splits])
+        return ParameterLayout(self.splits)
 
     @property
     def parameters(self) -> int:
@@ -135,18 +135,18 @@ class ChunkCosts:
 
     def joining(self, samples: int) -> float:
         """Copying a microbatch's inputs and gradients side by side, for one product over all microbatches."""
-        numbers = sum(sum(split.shard.weight_shape) for split in self.splits) * samples
+        numbers = sum(sum(split.weight_shape) for split in self.splits) * samples
         return self.compute.packing.seconds(numbers) + self.compute.packing.call_seconds * (2 * len(self.splits) - 1)
 
-    def _cached(self, split: SplitLayer) -> bool:
-        rows, columns = split.shard.weight_shape
+    def _cached(self, split: LayerShard) -> bool:
+        rows, columns = split.weight_shape
         return self._fits(rows * columns)
 
     def _fits(self, numbers: int) -> bool:
         return numbers * self.itemsize < self.compute.cache_bytes
 
-    def _forward(self, split: SplitLayer, samples: int) -> InstructionSeconds:
-        rows, columns = split.shard.weight_shape
+    def _forward(self, split: LayerShard, samples: int) -> InstructionSeconds:
+        rows, columns = split.weight_shape
         layer, compute = split.layer, self.compute
         seconds = compute.forward.seconds(rows, columns, samples, cached=self._cached(split))
         seconds += compute.activation(layer.activation).forward.seconds(
@@ -165,7 +165,7 @@ class ChunkCosts:
     def _input_gradient(self, place: int, samples: int, beside: float) -> InstructionSeconds:
         """The gradient of one layer's input; its sum may travel beside `beside` seconds of computing."""
         split = self.splits[place]
-        rows, columns = split.shard.weight_shape
+        rows, columns = split.weight_shape
         layer, compute = split.layer, self.compute
         seconds = compute.activation(layer.activation).gradient.seconds(
             rows * samples, cached=self._fits(rows * samples)
@@ -181,8 +181,8 @@ class ChunkCosts:
         travels = travel(self.groups.model("allreduce", nbytes, self.stage), beside, self.overlap)
         return InstructionSeconds(seconds) + travels
 
-    def _weight_gradient(self, split: SplitLayer, samples: int, accumulate: bool) -> InstructionSeconds:
-        rows, columns = split.shard.weight_shape
+    def _weight_gradient(self, split: LayerShard, samples: int, accumulate: bool) -> InstructionSeconds:
+        rows, columns = split.weight_shape
         cached = self._cached(split)
         seconds = self.compute.weight_gradient.seconds(rows, columns, samples, cached=cached)
         if accumulate:

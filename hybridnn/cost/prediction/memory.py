@@ -9,10 +9,10 @@ from math import ceil
 
 from hybridnn.cost.prediction.workload import Layout, Workload
 from hybridnn.kernels.numpy_updates import BLOCK
-from hybridnn.nn.parameters import ParameterLayout
-from hybridnn.parallel.compressed_allreduce import PIECE_ELEMENTS, wire_room_bytes
+from hybridnn.nn.parameters import LayerShard, ParameterLayout
+from hybridnn.parallel.compressed_allreduce import PIECE_ELEMENTS, compressed_workspace_bytes
 from hybridnn.parallel.gradient_reduction import HOST_BUCKETS
-from hybridnn.parallel.layer_split import SplitLayer, split_layers
+from hybridnn.parallel.layer_split import split_layers
 from hybridnn.parallel.replicas.shared_replica import SUM_BLOCK
 from hybridnn.parallel.replicas.sharing import slice_bounds
 from hybridnn.parallel.workspace import NARROW
@@ -171,7 +171,7 @@ def _bytes_of_group(
     batch_ranks, model_ranks = layout.stages[stage]
     splits = split_layers(layout.layers_of(workload.model, stage, chunk), layout.split, model_ranks, 0)
     slots = _slots(layout, stage, chunk)
-    parameters = ParameterLayout([split.shard for split in splits])
+    parameters = ParameterLayout(splits)
     largest = max(stop - start for start, stop in map(parameters.bounds, range(len(splits))))
     samples = ceil(ceil(workload.batch_size / layout.microbatches) / batch_ranks)
     item, fewest = workload.itemsize, min(sharers)
@@ -186,10 +186,10 @@ def _bytes_of_group(
         block = min(SUM_BLOCK, slice_end)
         added = block + 1
         if words is not None and len(sharers) > 1:
-            rounded = wire_room_bytes(min(slice_end, PIECE_ELEMENTS), len(sharers), words, item)
+            rounded = compressed_workspace_bytes(min(slice_end, PIECE_ELEMENTS), len(sharers), words, item)
     elif words is not None:
         piece = min(parameters.size, HOST_BUCKETS.piece_bytes // item)
-        rounded = HOST_BUCKETS.in_flight * wire_room_bytes(piece, batch_ranks, words, item)
+        rounded = HOST_BUCKETS.in_flight * compressed_workspace_bytes(piece, batch_ranks, words, item)
     kept = item * _kept_numbers(splits, slots, model_ranks > 1)
     loaded = item * splits[0].layer.inputs + slots.loads_target * _target_bytes(workload)
     return MemoryParts(
@@ -208,10 +208,10 @@ def _bytes_of_group(
 
 
 def _bytes_with_products(
-    workload: Workload, splits: Sequence[SplitLayer], slots: _Slots, samples: int, sharers: int, model_ranks: int
+    workload: Workload, splits: Sequence[LayerShard], slots: _Slots, samples: int, sharers: int, model_ranks: int
 ) -> MemoryParts:
     """The same where weight gradients are products: training has arrays of its own, others are for forward passes."""
-    item, numbers = workload.itemsize, ParameterLayout([split.shard for split in splits]).size
+    item, numbers = workload.itemsize, ParameterLayout(splits).size
     once = -(-item * numbers // sharers)
     loaded = item * splits[0].layer.inputs + _target_bytes(workload)
     kept = sum(item * _kept_numbers(splits, replace(slots, keeps_dz=dz), model_ranks > 1) for dz in (False, True))
@@ -225,27 +225,27 @@ def _bytes_with_products(
     )
 
 
-def _kept_numbers(splits: Sequence[SplitLayer], slots: _Slots, shared: bool) -> int:
+def _kept_numbers(splits: Sequence[LayerShard], slots: _Slots, shared: bool) -> int:
     """Per sample, what one forward pass keeps until its backward pass."""
     numbers = 0
     for split in splits:
-        own = split.shard.weight_shape[0]
+        own = split.weight_shape[0]
         numbers += _output_height(split) + own * (split.layer.residual + slots.keeps_dz)
         if split.by_inputs and split.layer.residual and shared:
             numbers += split.layer.inputs  # gathered for the sum with the output
     return numbers
 
 
-def _passing_numbers(splits: Sequence[SplitLayer], slots: _Slots, samples: int, ranks: int) -> int:
+def _passing_numbers(splits: Sequence[LayerShard], slots: _Slots, samples: int, ranks: int) -> int:
     """Per sample, gradients that pass through the layers: two take turns, a third where products are transposed."""
     travels = ranks > 1 or not (slots.loads_input and slots.loads_target)
     entry = 0 if slots.loads_input else splits[0].layer.inputs
     widest = max(entry, *map(_output_height, splits))
-    residual = max((split.shard.weight_shape[0] for split in splits if split.layer.residual), default=0)
+    residual = max((split.weight_shape[0] for split in splits if split.layer.residual), default=0)
     return residual + widest * (3 if travels and samples <= NARROW else 2)
 
 
-def _message_numbers(splits: Sequence[SplitLayer], slots: _Slots) -> int:
+def _message_numbers(splits: Sequence[LayerShard], slots: _Slots) -> int:
     """Per sample, messages that are under way."""
     depths, numbers = slots.depths, 0
     if not slots.loads_input:
@@ -255,11 +255,11 @@ def _message_numbers(splits: Sequence[SplitLayer], slots: _Slots) -> int:
     return numbers
 
 
-def _joined_numbers(splits: Sequence[SplitLayer]) -> int:
+def _joined_numbers(splits: Sequence[LayerShard]) -> int:
     """Per sample, what one product over all microbatches takes the weight gradients from."""
-    return 1 + sum(sum(split.shard.weight_shape) for split in splits)
+    return 1 + sum(sum(split.weight_shape) for split in splits)
 
 
-def _output_height(split: SplitLayer) -> int:
+def _output_height(split: LayerShard) -> int:
     """Outputs that the next layer gets of a rank."""
-    return split.layer.outputs if split.gathers else split.shard.weight_shape[0]
+    return split.layer.outputs if split.gathers else split.weight_shape[0]

@@ -15,8 +15,8 @@ from hybridnn.cost.machine.machine import Machine
 from hybridnn.cost.prediction.groups import Groups
 from hybridnn.cost.prediction.layer_costs import ChunkCosts, InstructionSeconds, travel
 from hybridnn.cost.prediction.workload import Layout, Workload
-from hybridnn.parallel.compressed_allreduce import piece_sizes, wire_bytes
-from hybridnn.parallel.gradient_reduction import wire_pieces
+from hybridnn.parallel.compressed_allreduce import compressed_bytes, piece_sizes
+from hybridnn.parallel.gradient_reduction import compressed_piece_sizes
 from hybridnn.parallel.replicas.sharing import slice_bounds
 from hybridnn.pipeline.schedules.instructions import (
     ALL_MICROBATCHES,
@@ -41,8 +41,8 @@ def bytes_of_gradients(layout: Layout, stage: int, costs: ChunkCosts) -> int:
     words = layout.words(stage)
     if words is None:
         return (costs.parameters + 1) * costs.itemsize
-    sizes = wire_pieces(costs.parameter_layout.ends, costs.itemsize, layout.overlap)
-    return wire_bytes(sizes, layout.stages[stage][0], words)
+    sizes = compressed_piece_sizes(costs.parameter_layout.ends, costs.itemsize, layout.overlap)
+    return compressed_bytes(sizes, layout.stages[stage][0], words)
 
 
 def bytes_of_slice(layout: Layout, stage: int, numbers: int, itemsize: int, nodes: int) -> int:
@@ -50,7 +50,7 @@ def bytes_of_slice(layout: Layout, stage: int, numbers: int, itemsize: int, node
     words = layout.words(stage)
     if words is None:
         return numbers * itemsize
-    return wire_bytes(piece_sizes(numbers), nodes, words)
+    return compressed_bytes(piece_sizes(numbers), nodes, words)
 
 
 def rounding_seconds(layout: Layout, stage: int, numbers: int, compute: Compute) -> float:

@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridnn.comm.partition import block_size
-from hybridnn.kernels.sixteen_bits import WordFormat
+from hybridnn.kernels.sixteen_bits import CompressedFormat
 from hybridnn.nn.mlp import MLP, DenseLayer
 from hybridnn.parallel.placement import place_ranks
-from hybridnn.parallel.replicas.fused_update import products_pay
+from hybridnn.parallel.replicas.fused_update import fused_update_pays
 from hybridnn.pipeline.schedules.methods import METHODS, make_schedule
 from hybridnn.pipeline.schedules.orders import features_replay
 from hybridnn.pipeline.schedules.schedule import Schedule
@@ -78,12 +78,12 @@ class GradientRounding:
 
     Attributes
     ----------
-    words : WordFormat
+    words : CompressedFormat
     node_ranks : int
         Ranks of a node.
     """
 
-    words: WordFormat
+    words: CompressedFormat
     node_ranks: int
 
 
@@ -158,7 +158,7 @@ class Layout:
             return {(1,) * batch: model}
         return _ranks_by_node(self.stages, self.sharing_ranks, stage)
 
-    def words(self, stage: int) -> WordFormat | None:
+    def words(self, stage: int) -> CompressedFormat | None:
         """What a stage's gradients are rounded to on their way; None where its batch groups do not span nodes."""
         if self.wire is None:
             return None
@@ -182,7 +182,7 @@ class Layout:
             and not workload.clips
             and not workload.rereads_gradient
             and workload.optimizer != "adam"
-            and products_pay(workload.model, workload.batch_size, batch, split)
+            and fused_update_pays(workload.model, workload.batch_size, batch, split)
         )
 
     def layers_of(self, model: MLP, stage: int, chunk: int) -> tuple[DenseLayer, ...]:

@@ -65,7 +65,7 @@ KERNEL gather_rows(const char* source, const Index* index, char* out, Index rows
 }
 
 // A few numbers that come as arguments, into memory that launches recorded before will read.
-KERNEL write_numbers(double* numbers, Index count, double first, double second, double third) {
+KERNEL write_scalars(double* numbers, Index count, double first, double second, double third) {
     const double values[] = {first, second, third};
     if (threadIdx.x < count) numbers[threadIdx.x] = values[threadIdx.x];
 }

@@ -26,7 +26,7 @@ from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import Optimizer, OptimizerState
 from hybridnn.nn.parameters import ALIGNMENT, LayerParameters, ParameterLayout
 from hybridnn.parallel.dense import WeightGradientArrays
-from hybridnn.parallel.node_memory import NodeMemory, OwnMemory
+from hybridnn.parallel.node_memory import NodeMemory, PrivateMemory
 from hybridnn.parallel.replicas.node_replica import NodeReplica
 from hybridnn.parallel.replicas.sharing import slice_bounds
 
@@ -74,7 +74,7 @@ class _Rows:
         return views[self.place].weight[self.rows], views[self.place].bias[self.bias]
 
 
-def products_pay(model: MLP, batch_size: int, batch: int, split: int) -> bool:
+def fused_update_pays(model: MLP, batch_size: int, batch: int, split: int) -> bool:
     """Whether weight gradients are better products at the update than arrays.
 
     They then need no memory, but room for every layer's ``dz``, and for activations that are not those of training.
@@ -111,7 +111,7 @@ class FusedUpdateReplica(NodeReplica):
 
     Parameters
     ----------
-    memory : NodeMemory or OwnMemory
+    memory : NodeMemory or PrivateMemory
         Of the batch group.
     batch : Group
     layout : ParameterLayout
@@ -121,7 +121,7 @@ class FusedUpdateReplica(NodeReplica):
     """
 
     def __init__(
-        self, memory: NodeMemory | OwnMemory, batch: Group, layout: ParameterLayout, dtype: DTypeLike, arrays: int
+        self, memory: NodeMemory | PrivateMemory, batch: Group, layout: ParameterLayout, dtype: DTypeLike, arrays: int
     ) -> None:
         window = memory.allocate((arrays, layout.size), dtype)
         super().__init__(memory, batch, iter(window), dtype)
@@ -144,7 +144,7 @@ class FusedUpdateReplica(NodeReplica):
     @property
     def nbytes(self) -> int:
         """Bytes of the losses, and of everybody's numbers of samples."""
-        return self.loss.nbytes + self._total.nbytes + self.share(self._counts.nbytes)
+        return self.loss.nbytes + self._total.nbytes + self.bytes_per_rank(self._counts.nbytes)
 
     def shown_arrays(self, numbers: Sequence[int]) -> list[Iterator[Array]]:
         """Memory that all ranks see, for what products are taken from: of each rank, arrays of so many numbers."""
@@ -179,7 +179,7 @@ class FusedUpdateReplica(NodeReplica):
         self, optimizer: Optimizer, weights: Array, state: OptimizerState, rate: float, out: Array | None = None
     ) -> None:
         """Update the rows of this rank in place, and return when all rows are."""
-        entry = optimizer.entry(weights, state, rate)
+        entry = optimizer.linear_update(weights, state, rate)
         assert entry is not None, "gradients that are read more than once are kept by other replicas"
         assert out is None, "nor are there several versions of the weights"
         into = self._views(entry.into)
@@ -190,7 +190,7 @@ class FusedUpdateReplica(NodeReplica):
                     kernels.add_scaled(of_weights, entry.step, of_step)
         self.publish()
 
-    def whole_gradient(self) -> Array:
+    def full_gradient(self) -> Array:
         """The sum of all gradients, made anew."""
         whole = kernels.zeros((self._layout.size,), self._dtype)
         everything = [_Rows.of(self._layout, *item) for item in owned_rows(self._layout, 1, 0)]
@@ -200,7 +200,7 @@ class FusedUpdateReplica(NodeReplica):
 
     def squared_norm_into(self, norm: Array) -> None:
         """Squared norm of the sum of all gradients."""
-        norm[0] = kernels.squared_norm(self.whole_gradient())
+        norm[0] = kernels.squared_norm(self.full_gradient())
 
     def clip(self, squared_norm: Array, limit: float) -> None:
         """Scale the products of this step, which have not been taken yet."""

@@ -11,7 +11,7 @@ from hybridnn.comm.group import Group
 from hybridnn.kernels import numpy_kernels as kernels
 from hybridnn.kernels.backend import Array
 from hybridnn.nn.optimizers import OptimizerState
-from hybridnn.parallel.node_memory import NodeMemory, OwnMemory
+from hybridnn.parallel.node_memory import NodeMemory, PrivateMemory
 
 
 class NodeReplica:
@@ -19,7 +19,7 @@ class NodeReplica:
 
     Parameters
     ----------
-    memory : NodeMemory or OwnMemory
+    memory : NodeMemory or PrivateMemory
         Of the ranks that share; of one rank, which shares with nobody.
     batch : Group
         The whole batch group.
@@ -32,12 +32,14 @@ class NodeReplica:
     loss : ndarray, shape (1,)
     """
 
-    def __init__(self, memory: NodeMemory | OwnMemory, batch: Group, arrays: Iterator[Array], dtype: DTypeLike) -> None:
+    def __init__(
+        self, memory: NodeMemory | PrivateMemory, batch: Group, arrays: Iterator[Array], dtype: DTypeLike
+    ) -> None:
         self._memory, self._batch, self._arrays = memory, batch, arrays
         self.loss, self._total = kernels.zeros((1,), dtype), kernels.zeros((1,), dtype)
 
     @property
-    def leads(self) -> bool:
+    def is_leader(self) -> bool:
         """One rank of the node fills the replica."""
         return self._memory.is_leader
 
@@ -50,7 +52,7 @@ class NodeReplica:
         """The next of the arrays that there is room for; all ranks must ask for them in the same order."""
         return next(self._arrays)
 
-    def share(self, nbytes: int) -> int:
+    def bytes_per_rank(self, nbytes: int) -> int:
         """Its part of a shared array."""
         return -(-nbytes // self._memory.group.size)
 
@@ -65,7 +67,7 @@ class NodeReplica:
     def fill(self, write: Callable[[], None]) -> None:
         """One rank of the node fills the replica, when nobody reads it any more."""
         self.publish()
-        if self.leads:
+        if self.is_leader:
             write()
         self.publish()
 
@@ -73,7 +75,7 @@ class NodeReplica:
         """Return when every rank of the node sees what all have written."""
         self._memory.publish()
 
-    def settle(self, state: OptimizerState) -> None:
+    def synchronize_state(self, state: OptimizerState) -> None:
         """Let all see what the rank that leads has written, and count as many updates as it does."""
         updates = np.array([state.updates], np.int64)
         self._memory.group.broadcast(updates)

@@ -15,7 +15,7 @@ from numpy.typing import DTypeLike
 from hybridnn.comm.group import Group
 from hybridnn.kernels.backend import Array, Kernels
 from hybridnn.kernels.numpy_backend import NUMPY
-from hybridnn.kernels.sixteen_bits import WordFormat
+from hybridnn.kernels.sixteen_bits import CompressedFormat
 from hybridnn.nn.optimizers import Optimizer, OptimizerState, new_state
 from hybridnn.parallel.gradient_reduction import DEVICE_BUCKETS, HOST_BUCKETS, STAGED_BUCKETS, GradientReducer
 
@@ -29,7 +29,7 @@ class Replica(Protocol):
         ...
 
     @property
-    def leads(self) -> bool:
+    def is_leader(self) -> bool:
         """Whether this rank is one that fills a replica from outside."""
         ...
 
@@ -51,7 +51,7 @@ class Replica(Protocol):
         """State of the optimizer before the first update."""
         ...
 
-    def share(self, nbytes: int) -> int:
+    def bytes_per_rank(self, nbytes: int) -> int:
         """Bytes that count for this rank of an array of so many."""
         ...
 
@@ -69,7 +69,7 @@ class Replica(Protocol):
         """Apply the sum of all gradients: to `weights` in place, or leave them and fill `out`."""
         ...
 
-    def whole_gradient(self) -> Array:
+    def full_gradient(self) -> Array:
         """The sum of all gradients, shape (size,); to be read only."""
         ...
 
@@ -96,12 +96,12 @@ class Replica(Protocol):
         """Return when every rank sees what all have written to the replica."""
         ...
 
-    def settle(self, state: OptimizerState) -> None:
+    def synchronize_state(self, state: OptimizerState) -> None:
         """After the rank that leads has filled the replica: let all see it, and count as many updates as it does."""
         ...
 
 
-class OwnReplica:
+class PrivateReplica:
     """A replica in this rank's own memory.
 
     Parameters
@@ -115,7 +115,7 @@ class OwnReplica:
         As for `GradientReducer`.
     kernels : Kernels
         Of the device that holds the arrays.
-    words : WordFormat, optional
+    words : CompressedFormat, optional
         As for `GradientReducer`.
 
     Attributes
@@ -125,7 +125,7 @@ class OwnReplica:
         Behind the gradient in memory, so that it travels with it.
     """
 
-    leads = True
+    is_leader = True
 
     def __init__(
         self,
@@ -134,7 +134,7 @@ class OwnReplica:
         dtype: DTypeLike,
         overlap: bool,
         kernels: Kernels = NUMPY,
-        words: WordFormat | None = None,
+        words: CompressedFormat | None = None,
     ) -> None:
         self._kernels = kernels
         flat = kernels.zeros((ends[-1] + 1,), dtype)
@@ -157,7 +157,7 @@ class OwnReplica:
         """See `Replica.new_state`."""
         return new_state(optimizer, weights, self._kernels)
 
-    def share(self, nbytes: int) -> int:
+    def bytes_per_rank(self, nbytes: int) -> int:
         """All of them."""
         return nbytes
 
@@ -167,8 +167,8 @@ class OwnReplica:
         """See `Replica.update`."""
         optimizer.update(weights, self.gradient, state, rate, out)
 
-    def whole_gradient(self) -> Array:
-        """See `Replica.whole_gradient`."""
+    def full_gradient(self) -> Array:
+        """See `Replica.full_gradient`."""
         return self.gradient
 
     def squared_norm_into(self, norm: Array) -> None:
@@ -186,5 +186,5 @@ class OwnReplica:
     def publish(self) -> None:
         """Nobody else sees it."""
 
-    def settle(self, state: OptimizerState) -> None:
+    def synchronize_state(self, state: OptimizerState) -> None:
         """Every rank has filled its own."""

@@ -20,7 +20,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from hybridnn.kernels import numpy_kernels as kernels
 from hybridnn.kernels.numpy_backend import NUMPY
-from hybridnn.kernels.sixteen_bits import WordFormat
+from hybridnn.kernels.sixteen_bits import CompressedFormat
 from hybridnn.nn.optimizers import Optimizer, OptimizerState
 from hybridnn.parallel.compressed_allreduce import PIECE_ELEMENTS, CompressedReducer, CompressionWorkspace
 from hybridnn.parallel.replicas.node_replica import NodeReplica
@@ -75,7 +75,7 @@ class SharedReplica(NodeReplica):
     dtype : dtype
     arrays : int
         How often `new_array` will be asked: for weights, each of their versions, and each slot of the optimizer.
-    words : WordFormat, optional
+    words : CompressedFormat, optional
         What sums of a node's gradients are rounded to on their way to other nodes.
 
     Attributes
@@ -91,7 +91,7 @@ class SharedReplica(NodeReplica):
     """
 
     def __init__(
-        self, sharing: Sharing, size: int, dtype: DTypeLike, arrays: int, words: WordFormat | None = None
+        self, sharing: Sharing, size: int, dtype: DTypeLike, arrays: int, words: CompressedFormat | None = None
     ) -> None:
         self._sharing = sharing
         ranks, rank = sharing.memory.group.size, sharing.memory.group.rank
@@ -150,7 +150,7 @@ class SharedReplica(NodeReplica):
         state.updates += 1
         self.publish()
 
-    def whole_gradient(self) -> Array:
+    def full_gradient(self) -> Array:
         """A copy of the sum of all gradients."""
         self._sum()
         self.publish()

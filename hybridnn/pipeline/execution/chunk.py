@@ -154,7 +154,7 @@ def make_chunk(
     everything = capacity * schedule.microbatches
     here = StagePosition(place, grid.batch_rank, grid.model_rank)
     depths = MessageDepths(*map(max, *(message_depths(item, place, index) for item in schedules)))
-    first, last = stage.splits[0].layer, stage.splits[-1].layer
+    first, last = stage.shards[0].layer, stage.shards[-1].layer
 
     inbox = partial(Inbox, grid, stage.kernels, capacity=capacity, dtype=dtype)
     outbox = partial(Outbox, grid, stage.kernels, capacity=capacity, dtype=dtype, synchronous=synchronous)
@@ -184,7 +184,7 @@ def make_chunk(
         workspace,
         stage.training_workspace(capacity, role) or workspace,
         WeightStore(stage, optimizer, state, plan.peak_weight_versions, predicts=predicts),
-        JoinedMicrobatches(stage.splits, everything, dtype, role.loads_input, stage.kernels) if joins else None,
+        JoinedMicrobatches(stage.shards, everything, dtype, role.loads_input, stage.kernels) if joins else None,
         stage.kernels.zeros((1,), dtype),
         input_messages,
         gradient_messages,

@@ -49,7 +49,7 @@ class WeightStore:
         self._predicted = self._with_views(stage.kernels.empty(current.shape, current.dtype)) if predicts else None
         self._older: dict[int, tuple[Array, Views]] = {}
         self._last_readers: dict[int, int] = {}
-        self.nbytes = (versions - 1) * stage.replica.share(current.nbytes) + predicts * current.nbytes
+        self.nbytes = (versions - 1) * stage.replica.bytes_per_rank(current.nbytes) + predicts * current.nbytes
         self.version = 0
 
     def begin(self, last_readers: dict[int, int]) -> None:

@@ -68,7 +68,7 @@ def layer_passes(model: MLP, samples: int, dtype: DTypeLike) -> NetworkPasses:
     """
     alone = Group(None, "model", Recorder())
     splits = split_layers(model.layers, "columns", 1, 0)
-    layout = ParameterLayout([split.shard for split in splits])
+    layout = ParameterLayout(splits)
     generator = np.random.default_rng(0)
     # Numbers of usual size, because a processor is many times slower on denormal ones; repeated, because drawing them
     # all would take longer than what is timed.

@@ -12,7 +12,7 @@ from hybridnn.cost.planning.balance import balanced_layers
 from hybridnn.cost.planning.layouts import Constraints, feasible_layouts, most_ranks
 from hybridnn.cost.prediction.workload import Layout, Workload
 from hybridnn.errors import SettingError
-from hybridnn.kernels.sixteen_bits import WORD_FORMATS
+from hybridnn.kernels.sixteen_bits import COMPRESSED_FORMATS
 from hybridnn.pipeline.checks.lint import lint
 from hybridnn.pipeline.schedules.methods import METHODS
 from reference.machines import make_machine
@@ -124,7 +124,7 @@ def test_gradients_are_rounded_where_a_batch_group_spans_nodes_and_nowhere_unles
         for stage, (batch, model) in enumerate(one.stages):
             first = stage * batch * model
             nodes = {(first + place * model) // 4 for place in range(batch)}
-            assert (one.words(stage) is WORD_FORMATS["float16"]) == (len(nodes) > 1)
+            assert (one.words(stage) is COMPRESSED_FORMATS["float16"]) == (len(nodes) > 1)
 
 
 def test_constraints_are_met_and_nothing_else_is_lost() -> None:

@@ -7,7 +7,7 @@ import pytest
 from hybridnn.config.settings import ParallelSettings
 from hybridnn.cost.planning.layouts import layout_settings, layout_words, staleness
 from hybridnn.cost.prediction.workload import GradientRounding, Layout
-from hybridnn.kernels.sixteen_bits import WORD_FORMATS
+from hybridnn.kernels.sixteen_bits import COMPRESSED_FORMATS
 from hybridnn.pipeline.checks.staleness import audit
 from hybridnn.pipeline.schedules.methods import METHODS
 
@@ -72,6 +72,7 @@ def test_settings_are_those_of_the_parallel_section() -> None:
     assert chosen.weight_grad == "auto"
     assert "wire_dtype" not in layout_settings(layout)
     assert (
-        layout_settings(replace(layout, wire=GradientRounding(WORD_FORMATS["bfloat16"], 4)))["wire_dtype"] == "bfloat16"
+        layout_settings(replace(layout, wire=GradientRounding(COMPRESSED_FORMATS["bfloat16"], 4)))["wire_dtype"]
+        == "bfloat16"
     )
     assert "method" not in layout_settings(Layout(((4, 2),), (4,)))

@@ -18,7 +18,7 @@ from hybridnn.cost.planning.plan import plan
 from hybridnn.cost.prediction.groups import Groups
 from hybridnn.cost.prediction.predict import predict
 from hybridnn.cost.prediction.workload import GradientRounding, Layout, Workload
-from hybridnn.kernels.sixteen_bits import WORD_FORMATS
+from hybridnn.kernels.sixteen_bits import COMPRESSED_FORMATS
 from hybridnn.parallel.placement import place_ranks
 from hybridnn.pipeline.execution.routes import StagePosition, pieces_sent
 from reference.machines import make_machine
@@ -80,7 +80,10 @@ def test_every_group_of_random_layouts_spans_the_nodes_of_its_ranks() -> None:
         machine = slow_between(ceil(ranks / ranks_per_node), ranks_per_node)
         layers = (1,) * len(stages)
         shared = Layout(
-            stages, layers, sharing_ranks=ranks_per_node, wire=GradientRounding(WORD_FORMATS["float16"], ranks_per_node)
+            stages,
+            layers,
+            sharing_ranks=ranks_per_node,
+            wire=GradientRounding(COMPRESSED_FORMATS["float16"], ranks_per_node),
         )
         groups, grid = Groups(shared, machine), placed(stages, ranks_per_node)
         for stage, (batch, model) in enumerate(stages):

@@ -14,7 +14,7 @@ from hybridnn.cost.machine.compute import ElementCost
 from hybridnn.cost.machine.machine import Machine
 from hybridnn.cost.prediction.predict import predict
 from hybridnn.cost.prediction.workload import GradientRounding, Layout, Workload
-from hybridnn.kernels.sixteen_bits import WORD_FORMATS
+from hybridnn.kernels.sixteen_bits import COMPRESSED_FORMATS
 from hybridnn.pipeline.schedules.methods import METHODS
 from reference.machines import make_machine
 
@@ -127,7 +127,7 @@ def test_rounding_halves_the_bytes_between_nodes_and_takes_time(sharing_ranks: i
     loss = predict(work, layout((4, 1), layers=(5,), sharing_ranks=4), bytes_only)
     computing = [predict(work, layout((4, 1), **wide), elements).parts.computing]
     for name in ("bfloat16", "float16"):
-        rounds = layout((4, 1), **wide, wire=GradientRounding(WORD_FORMATS[name], 2))
+        rounds = layout((4, 1), **wide, wire=GradientRounding(COMPRESSED_FORMATS[name], 2))
         done = predict(work, rounds, bytes_only)
         # The loss is never rounded; where ranks keep their own replicas it travels with the gradients otherwise.
         apart = loss.parts.communication
@@ -137,7 +137,7 @@ def test_rounding_halves_the_bytes_between_nodes_and_takes_time(sharing_ranks: i
         )
         computing.append(predict(work, rounds, elements).parts.computing)
     assert computing[0] < computing[1] < computing[2]
-    inside = layout((4, 1), layers=(5,), wire=GradientRounding(WORD_FORMATS["bfloat16"], 4))
+    inside = layout((4, 1), layers=(5,), wire=GradientRounding(COMPRESSED_FORMATS["bfloat16"], 4))
     assert replace(predict(work, inside, bytes_only), layout=inside) == replace(
         predict(work, replace(inside, wire=None), bytes_only), layout=inside
     )

@@ -12,8 +12,13 @@ import pytest
 from numpy.typing import NDArray
 
 from hybridnn.comm.group import Group
-from hybridnn.kernels.sixteen_bits import WORD_FORMATS
-from hybridnn.parallel.compressed_allreduce import CompressedReducer, CompressionWorkspace, piece_sizes, wire_bytes
+from hybridnn.kernels.sixteen_bits import COMPRESSED_FORMATS
+from hybridnn.parallel.compressed_allreduce import (
+    CompressedReducer,
+    CompressionWorkspace,
+    compressed_bytes,
+    piece_sizes,
+)
 from hybridnn.parallel.gradient_reduction import HOST_BUCKETS, GradientReducer
 from hybridnn.parallel.grid import ProcessGrid
 from reference.rounding import rounded_sum
@@ -30,7 +35,7 @@ MOST = 400
 
 def sums_over(group: Group, name: str, dtype: str, in_flight: int = 1) -> CompressedReducer:
     return CompressedReducer(
-        group, [CompressionWorkspace(WORD_FORMATS[name], group.size, MOST, dtype) for _ in range(in_flight)]
+        group, [CompressionWorkspace(COMPRESSED_FORMATS[name], group.size, MOST, dtype) for _ in range(in_flight)]
     )
 
 
@@ -43,7 +48,7 @@ def everyone(ranks: int, size: int, dtype: str) -> list[Array]:
 
 
 def cases() -> Iterator[tuple[str, str, int]]:
-    return ((name, dtype, size) for name in WORD_FORMATS for dtype in ("float32", "float64") for size in SIZES)
+    return ((name, dtype, size) for name in COMPRESSED_FORMATS for dtype in ("float32", "float64") for size in SIZES)
 
 
 @pytest.mark.in_process(ranks=[2, 3, 4])
@@ -55,7 +60,7 @@ def test_sums_are_as_near_as_stated_and_the_same_bits_everywhere(comm: MPI.Intra
         sums_over(world, name, dtype).allreduce(total)
         exact = np.sum(numbers, axis=0, dtype=np.longdouble)
         apart = np.sum(np.abs(numbers), axis=0, dtype=np.longdouble)
-        u, s = WORD_FORMATS[name].roundoff, np.finfo(dtype).eps / 2
+        u, s = COMPRESSED_FORMATS[name].roundoff, np.finfo(dtype).eps / 2
         if (name, dtype) == ("bfloat16", "float64"):
             u += 2.0**-24 * (1 + u)  # rounded to float32 first
         bound = u * np.abs(exact) + (1 + u) * (u + (ranks - 1) * s * (1 + u)) * apart
@@ -86,7 +91,7 @@ def test_sums_are_those_of_numbers_rounded_by_others(comm: MPI.Intracomm) -> Non
 @pytest.mark.in_process(ranks=[2, 3])
 def test_what_is_not_finite_reaches_all(comm: MPI.Intracomm) -> None:
     world = ProcessGrid(comm).world
-    for name in WORD_FORMATS:
+    for name in COMPRESSED_FORMATS:
         for bad in (np.inf, -np.inf, np.nan):
             numbers = np.ones(10, np.float32)
             if comm.rank == comm.size - 1:
@@ -107,7 +112,7 @@ def test_bytes_and_calls(comm: MPI.Intracomm) -> None:
             assert totals.bytes_sent == 2 * (comm.size - 1) * 2 * words, "to every other rank a row, and one from it"
             assert totals.messages == 2 * len(pieces)
             assert piece_sizes(size, MOST) == pieces
-            expected = wire_bytes(pieces, comm.size, WORD_FORMATS[name])
+            expected = compressed_bytes(pieces, comm.size, COMPRESSED_FORMATS[name])
             assert totals.bytes_sent * comm.size == 2 * (comm.size - 1) * expected
 
 
@@ -119,7 +124,7 @@ def test_overlapped_buckets_are_the_blocking_sums_and_the_loss_is_not_rounded(
     """Whoever comes late, and however often it is asked whether a sum is there."""
     group, ends = ProcessGrid(comm, check_collectives=checked).batch_group, [50, 90, 95, 1200]
     numbers = [np.append(part, np.float32(1 / 3 + rank)) for rank, part in enumerate(everyone(comm.size, 1200, "f"))]
-    for name, words in WORD_FORMATS.items():
+    for name, words in COMPRESSED_FORMATS.items():
         expected = rounded_sum(name, [part[:-1] for part in numbers])
         for overlap in (True, False):
             for bucket_bytes in (1, 4 * 60, 1 << 20):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hybridnn import MLP
 from hybridnn.nn.parameters import ParameterLayout
 from hybridnn.parallel.layer_split import split_layers
-from hybridnn.parallel.replicas.fused_update import owned_rows, products_pay
+from hybridnn.parallel.replicas.fused_update import fused_update_pays, owned_rows
 
 BLOCK = 16
 
@@ -19,7 +19,7 @@ widths = st.one_of(st.integers(4, 40), st.sampled_from((64, 100, 256, 1000)))
 
 
 def layout_of(sizes: list[int], split: str, ranks: int, rank: int) -> ParameterLayout:
-    return ParameterLayout([item.shard for item in split_layers(MLP(sizes).layers, split, ranks, rank)])
+    return ParameterLayout(split_layers(MLP(sizes).layers, split, ranks, rank))
 
 
 @given(
@@ -84,4 +84,4 @@ def test_ranks_beyond_the_rows_have_nothing_to_do() -> None:
 def test_products_pay_where_arrays_of_samples_are_small_beside_the_weights(
     sizes: list[int], batch_size: int, batch: int, split: int, pays: bool
 ) -> None:
-    assert products_pay(MLP(sizes), batch_size, batch, split) is pays
+    assert fused_update_pays(MLP(sizes), batch_size, batch, split) is pays
