@@ -29,8 +29,8 @@ from hybridnn.cost.machine.machine import Machine
 from hybridnn.cost.prediction.predict import predict
 from hybridnn.cost.prediction.workload import Workload
 from hybridnn.pipeline.schedules.methods import METHODS
-from hybridnn.runs.timed_run import TrainingTimer
-from hybridnn.runs.workload_of import layout_of_plan
+from hybridnn.runs.step_timer import TrainingTimer
+from hybridnn.runs.workload import layout_of_plan
 from hybridnn.training.pipelining import Pipelining
 
 RESULTS = Path(__file__).parent / "results"

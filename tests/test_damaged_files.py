@@ -15,7 +15,7 @@ import pytest
 import tomli_w
 
 from hybridnn.checkpoints.manifest import Progress
-from hybridnn.checkpoints.reading import Checkpoint, newest_sound
+from hybridnn.checkpoints.reading import Checkpoint, newest_valid
 from hybridnn.config.file import load_settings, to_toml
 from hybridnn.config.settings import Settings
 from hybridnn.cost.machine.file import read_machine, write_machine
@@ -26,7 +26,7 @@ from hybridnn.errors import HybridnnError
 from hybridnn.pipeline.partition.layer_profile import LayerProfile, read_profile, write_profile
 from hybridnn.pipeline.schedules.instructions import Forward
 from hybridnn.runs.folder import CONFIG_END
-from hybridnn.runs.history_file import lines_until, read_history, run_status
+from hybridnn.runs.history_file import read_history, records_until, run_status
 from hybridnn.runs.run_record import read_run
 from hybridnn.runs.trace.trace_file import read_trace
 from hybridnn.study.figures import figures_of
@@ -137,7 +137,7 @@ SHAPES = {"weight": (3, 3), "bias": (3,)}
 
 def use_history(path: Path) -> None:
     run_status(path.parent)
-    lines_until(path, Progress(step=3, epoch=2))
+    records_until(path, Progress(step=3, epoch=2))
     read_history(path.parent)
     figures_of(read_run(path.parent))
 
@@ -164,7 +164,7 @@ def use_manifest(path: Path) -> None:
     if path.is_file() and path.stat().st_size < 1 << 20:
         sums = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in path.parent.glob("*.*")}
         (path.parent / "SHA256SUMS").write_text("".join(f"{sha}  {name}\n" for name, sha in sums.items()))
-    found, problems = newest_sound(path.parents[1])
+    found, problems = newest_valid(path.parents[1])
     if found is None:
         assert len(problems) == 1
         raise HybridnnError(problems[0])

@@ -113,7 +113,7 @@ class Checkpoint:
             raise DataError(f"{path}: cannot be read: {error}") from error
 
 
-def newest_sound(
+def newest_valid(
     folder: Path, group: Group | None = None, refusal: Callable[[Manifest], str] | None = None
 ) -> tuple[Checkpoint | None, list[str]]:
     """The newest checkpoint in `folder` with all its files as they were written; collective over `group`.

@@ -60,7 +60,7 @@ def calibrate(
     from hybridnn.cost.calibration.fit_plot import draw_fits
     from hybridnn.cost.machine.file import write_machine
     from hybridnn.parallel.grid import ProcessGrid
-    from hybridnn.runs.timed_run import TrainingTimer
+    from hybridnn.runs.step_timer import TrainingTimer
 
     grid = ProcessGrid()
     if plot is not None and grid.size == 1:

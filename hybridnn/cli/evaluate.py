@@ -58,8 +58,8 @@ def evaluate(
     start_ranks(ranks)
     from hybridnn.cli.evaluate_view import print_evaluation
     from hybridnn.cli.trained_options import make_grid
-    from hybridnn.runs.trained.evaluation import EvaluationSamples, evaluate_run
-    from hybridnn.runs.trained.trained_run import open_run
+    from hybridnn.runs.inference.evaluation import EvaluationSamples, evaluate_run
+    from hybridnn.runs.inference.trained_run import open_run
 
     columns = tuple(name.strip() for name in targets.split(",")) if targets else ()
     samples = EvaluationSamples(data, columns, None if part is None else part.value)

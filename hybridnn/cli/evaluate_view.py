@@ -10,8 +10,8 @@ from hybridnn.cli.output import make_console, print_json
 from hybridnn.cli.trained_options import warn_of_columns, warn_of_damage, weights_words
 
 if TYPE_CHECKING:
-    from hybridnn.runs.trained.evaluation import Evaluation
-    from hybridnn.runs.trained.trained_run import TrainedRun
+    from hybridnn.runs.inference.evaluation import Evaluation
+    from hybridnn.runs.inference.trained_run import TrainedRun
 
 
 def print_evaluation(run: TrainedRun, result: Evaluation, *, as_json: bool) -> None:

@@ -28,8 +28,8 @@ def export(
 ) -> None:
     """Write the weights of a run, and what its inputs were standardized with, as plain arrays."""
     from hybridnn.cli.trained_options import require_new_file, warn_of_damage, weights_words
-    from hybridnn.runs.trained.export import export_arrays
-    from hybridnn.runs.trained.trained_run import open_run
+    from hybridnn.runs.inference.export import export_arrays
+    from hybridnn.runs.inference.trained_run import open_run
     from hybridnn.utils.files import npz_bytes, write_whole
 
     with first_rank_alone():

@@ -49,7 +49,7 @@ def plan(
     from hybridnn.cost.planning.plan import plan as make_plan
     from hybridnn.cost.planning.reasons import best_by_ranks
     from hybridnn.runs.auto_layout import fixed_constraints
-    from hybridnn.runs.workload_of import workload_from_settings
+    from hybridnn.runs.workload import workload_from_settings
 
     with first_rank_alone():
         known = require_machine(machine)

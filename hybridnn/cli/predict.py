@@ -40,8 +40,8 @@ def predict(
     start_ranks(ranks)
     from hybridnn.cli.trained_options import make_grid, require_new_file, warn_of_columns, warn_of_damage, weights_words
     from hybridnn.comm.agreement import agree
-    from hybridnn.runs.trained.prediction import predict_file
-    from hybridnn.runs.trained.trained_run import open_run
+    from hybridnn.runs.inference.prediction import predict_file
+    from hybridnn.runs.inference.trained_run import open_run
     from hybridnn.utils.files import write_whole
 
     def predict_rank() -> None:

@@ -93,7 +93,7 @@ def simulate(
         from hybridnn.cli.simulate_view import write_curve, write_step
         from hybridnn.cost.simulation.scaling import scaling_curve
         from hybridnn.cost.simulation.simulate_layout import compile_layout, simulate_layout, usual_minibatches
-        from hybridnn.runs.workload_of import layout_from_settings, workload_from_settings
+        from hybridnn.runs.workload import layout_from_settings, workload_from_settings
 
         workload = workload_from_settings(settings)
         layout = layout_from_settings(settings, ranks, workload.model, cluster)

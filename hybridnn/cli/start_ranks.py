@@ -17,7 +17,7 @@ import typer
 
 from hybridnn.cli.ranks import launch_rank
 from hybridnn.errors import EnvironmentProblem, SettingError
-from hybridnn.runs.stop_signals import TWICE_SECONDS
+from hybridnn.runs.stop_signals import REPEAT_SECONDS
 
 FORWARDED = {
     signal.SIGINT: signal.SIGUSR2,
@@ -118,7 +118,7 @@ def _run_and_forward(command: Sequence[str], environment: Mapping[str, str]) -> 
 
     def forward(number: int, frame: FrameType | None) -> None:
         now = monotonic()
-        again = bool(sent) and now - sent[0][0] > TWICE_SECONDS
+        again = bool(sent) and now - sent[0][0] > REPEAT_SECONDS
         sent.append((now, number, signal.SIGHUP if again else FORWARDED[signal.Signals(number)]))
         process.send_signal(sent[-1][2])
 

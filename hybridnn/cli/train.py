@@ -49,7 +49,7 @@ def train(
     resume: Annotated[
         Text,
         typer.Option(
-            help="Go on with the run in this folder from its newest sound checkpoint, on this layout or another; auto: "
+            help="Go on with the run in this folder from its newest valid checkpoint, on this layout or another; auto: "
             "with the one in output.folder, if it has checkpoints.",
             metavar="FOLDER",
             show_default=False,
@@ -98,18 +98,18 @@ def train(
     from hybridnn.cli.losses import announce_loss, leave_after_loss
     from hybridnn.cli.train_view import TrainView
     from hybridnn.diagnostics.lost_ranks import start_mpi_with_timeout
-    from hybridnn.runs.recovery import Loss, RunOutcome, train_on_survivors
-    from hybridnn.runs.resume import what_to_train
+    from hybridnn.runs.recovery import RankLoss, RunOutcome, train_on_survivors
+    from hybridnn.runs.resume import resolve_request
 
     start_mpi_with_timeout()
 
-    def view_of(loss: Loss | None) -> TrainView:
+    def view_of(loss: RankLoss | None) -> TrainView:
         if loss is not None:
             announce_loss(loss)
         return TrainView(as_json=output_format is Format.json, quiet=quiet)
 
     def train_rank() -> RunOutcome | None:
-        what = what_to_train(settings, resume, asked, forced=force)
+        what = resolve_request(settings, resume, asked, forced=force)
         return None if what is None else train_on_survivors(what.settings, view_of, what.start, forced=force)
 
     ended = on_ranks(in_process, train_rank)

@@ -14,7 +14,7 @@ from hybridnn.errors import SettingError
 
 if TYPE_CHECKING:
     from hybridnn.parallel.grid import ProcessGrid
-    from hybridnn.runs.trained.weights_source import WeightsSource
+    from hybridnn.runs.inference.weights_source import WeightsSource
 
 
 Run = Annotated[Path, typer.Argument(help="A run folder.", metavar="RUN", show_default=False)]

@@ -14,7 +14,7 @@ from hybridnn.cost.planning.plan import best_exact
 from hybridnn.errors import SettingError
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.pipeline.schedules.methods import METHODS
-from hybridnn.runs.workload_of import workload_from_settings
+from hybridnn.runs.workload import workload_from_settings
 
 KEPT = {
     "pipeline": "pipeline",
@@ -32,7 +32,7 @@ REFUSED = ("stages", "partition", "vertical_sync", "weight_grad")
 """Keys that nothing is chosen for."""
 
 
-def settle_layout(settings: Settings) -> Settings:
+def resolve_layout(settings: Settings) -> Settings:
     """Fill in the layout under ``parallel.auto``, and the stages of a method that is set without; collective.
 
     With ``parallel.auto`` rank 0 chooses and tells the others. Of the other keys of ``[parallel]``, those that are set

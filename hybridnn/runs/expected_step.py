@@ -8,7 +8,7 @@ from hybridnn.comm.agreement import agree
 from hybridnn.config.settings import Settings
 from hybridnn.cost.machine.file import find_machine, read_machine
 from hybridnn.cost.prediction.predict import predict
-from hybridnn.runs.workload_of import layout_of_plan, wire_of, workload_of_run
+from hybridnn.runs.workload import gradient_rounding, layout_of_plan, workload_of_run
 from hybridnn.training.records import PredictedStep
 from hybridnn.training.trainer import Trainer
 
@@ -43,7 +43,7 @@ def expected_step(settings: Settings, trainer: Trainer, train_samples: int, task
             split=parallel.model_split,
             overlap=trainer.overlap,
             sharing_ranks=sharing_ranks,
-            wire=wire_of(parallel.wire_dtype, node_ranks),
+            wire=gradient_rounding(parallel.wire_dtype, node_ranks),
         )
         expected = predict(workload_of_run(settings, trainer.model, train_samples, task), layout, machine)
         return PredictedStep(

@@ -24,7 +24,7 @@ from hybridnn.checkpoints.manifest import Progress
 from hybridnn.config.file import load_settings, to_toml
 from hybridnn.config.settings import Settings
 from hybridnn.errors import DataError, EnvironmentProblem, HybridnnError, SettingError
-from hybridnn.runs.history_file import HISTORY, lines_until, run_status
+from hybridnn.runs.history_file import HISTORY, records_until, run_status
 from hybridnn.runs.lock import FolderLock
 from hybridnn.training.records import EpochRecord, MeasuredStep, PredictedStep, RunHeader, RunSummary, StepRecord
 from hybridnn.utils.files import discard_partial, read_tail, replace_whole
@@ -124,7 +124,7 @@ class RunFolder:
         """Add the first line: what the run is about to do."""
         self._append("header", asdict(header))
 
-    def go_on(self, header: RunHeader, progress: Progress, checkpoint: str) -> None:
+    def resume(self, header: RunHeader, progress: Progress, checkpoint: str) -> None:
         """Take the history up where a checkpoint was written: what came after it will come again.
 
         Parameters
@@ -137,7 +137,7 @@ class RunFolder:
             Its name.
         """
         with _named_if_unwritable(self.path):
-            kept = "".join(lines_until(self.path / HISTORY, progress))
+            kept = "".join(records_until(self.path / HISTORY, progress))
         self._write(HISTORY, lambda file: file.write(kept.encode()))
         self._open("a")
         self._append("resumed", {"step": progress.step, "epoch": progress.epoch, "checkpoint": checkpoint})

@@ -41,7 +41,7 @@ def run_status(folder: Path) -> Literal["absent", "unfinished", "finished"]:
     return "finished" if not cut and last.startswith(b'{"kind": "end"') else "unfinished"
 
 
-def lines_until(path: Path, progress: Progress) -> list[str]:
+def records_until(path: Path, progress: Progress) -> list[str]:
     """The lines of a history up to a moment: steps up to it, and epochs that had ended; none after a damaged line."""
     return [line.text for line in history_lines(path) if not line.problem and _is_until(line.values, progress)]
 
@@ -62,13 +62,13 @@ def read_history(folder: Path) -> History:
     DataError
         If there is no history, or a line of it is not a record. A last line that was cut off is left out.
     """
-    history, damage = read_sound_history(folder)
+    history, damage = read_valid_history(folder)
     if damage:
         raise DataError(damage)
     return history
 
 
-def read_sound_history(folder: Path) -> tuple[History, str]:
+def read_valid_history(folder: Path) -> tuple[History, str]:
     """Read the records of a run up to a damaged line.
 
     Returns

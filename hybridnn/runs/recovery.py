@@ -32,10 +32,10 @@ from hybridnn.diagnostics.lost_ranks import SurvivingRanks, tolerates_losses
 from hybridnn.errors import EnvironmentProblem, HybridnnError
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.runs import run
-from hybridnn.runs.auto_layout import settle_layout
+from hybridnn.runs.auto_layout import resolve_layout
 from hybridnn.runs.folder import CHECKPOINTS, KINDS, Start
 from hybridnn.runs.history_file import HISTORY, history_lines, run_status
-from hybridnn.runs.recovery_state import RecoveryState, how_to_go_on
+from hybridnn.runs.recovery_state import RecoveryState, resume_advice
 from hybridnn.training.records import EpochRecord, History, MeasuredStep, StepRecord
 from hybridnn.utils.files import write_whole
 from hybridnn.utils.text import name_ranks, to_json
@@ -124,26 +124,26 @@ NEEDED = "to go on without takes a grid of the batch axis alone, on one node"
 RESTART_FACTOR = 10
 """To start again may take so many times as long as an instruction: data are read."""
 
-ViewOf = Callable[["Loss | None"], "AbstractContextManager[RunView]"]
+ViewOf = Callable[["RankLoss | None"], "AbstractContextManager[RunView]"]
 
 
 @dataclass(frozen=True)
-class Loss:
+class RankLoss:
     """What happened.
 
     Attributes
     ----------
     lost : tuple of int
         Ranks that are gone, as the launcher numbered them.
-    left : int
+    remaining : int
         Ranks that go on.
-    speaks : bool
+    is_first : bool
         Whether this rank is the first of them.
     """
 
     lost: tuple[int, ...]
-    left: int
-    speaks: bool
+    remaining: int
+    is_first: bool
 
 
 @dataclass(frozen=True)
@@ -152,14 +152,14 @@ class RunOutcome:
 
     Attributes
     ----------
-    loss : Loss or None
+    loss : RankLoss or None
         The last one: after it, MPI cannot be ended properly, and every process is to end by `exit_without_mpi`.
     exit_code : int
     error : HybridnnError or None
         What ended the run after the loss, where this rank knows.
     """
 
-    loss: Loss | None = None
+    loss: RankLoss | None = None
     exit_code: int = 0
     error: HybridnnError | None = None
 
@@ -190,7 +190,7 @@ def train_on_survivors(
         return RunOutcome()
     ranks = SurvivingRanks.of_job()
     run.require_same_run(settings, start, forced=forced)
-    settings = settle_layout(settings)
+    settings = resolve_layout(settings)
     tries = _Tries(settings, view_of, ranks, start, forced=forced)
     while (ended := tries.train()) is None:
         pass
@@ -209,7 +209,7 @@ class _Tries:
         self._is_replicated = parallel.pipeline == 1 and parallel.model == 1 and not parallel.stages
         self._is_on_one_node = ranks.on_one_node
         self._everyone = ranks.world_ranks
-        self._loss: Loss | None = None
+        self._loss: RankLoss | None = None
         self._underway = RecoveryState()
         self._interrupted: list[BaseException] = []
 
@@ -218,7 +218,7 @@ class _Tries:
         error, word = self._try()
         if not self._is_on_one_node:  # where those that are left may never agree
             told: int | None = word
-            self._loss = Loss((), 0, speaks=True) if word == LOST else None
+            self._loss = RankLoss((), 0, is_first=True) if word == LOST else None
         else:
             with self._at_most(self._settings.output.stall_seconds, "did not find together"):
                 told = self._ranks.combine_flags(word)
@@ -264,7 +264,7 @@ class _Tries:
             self._underway.writer.settle()
         self._ranks = self._ranks.shrink()
         left = self._ranks.world_ranks
-        self._loss = Loss(tuple(sorted(self._everyone - left)), len(left), self._ranks.rank == 0)
+        self._loss = RankLoss(tuple(sorted(self._everyone - left)), len(left), self._ranks.rank == 0)
 
     def _take_over(self, grid: ProcessGrid) -> bool:
         """Settle from where to go on, after a loss; False if nothing is left to do. Collective."""
@@ -299,7 +299,7 @@ class _Tries:
 
     def _reason(self, what: str) -> str:
         gone = name_ranks(self._loss.lost) if self._loss is not None and self._loss.lost else "a rank"
-        return f"{gone} {what}. {how_to_go_on(self._underway.folder)}"
+        return f"{gone} {what}. {resume_advice(self._underway.folder)}"
 
     def _end(self, what: str) -> None:
         end_job(f"\nError: {self._reason(what)}\n")

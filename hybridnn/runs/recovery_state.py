@@ -71,7 +71,7 @@ class RecoveryState:
             self.on_begin()
 
 
-def how_to_go_on(folder: Path | None) -> str:
+def resume_advice(folder: Path | None) -> str:
     """What to do after a loss, in one line."""
     newest = [] if folder is None else checkpoint_folders(folder / CHECKPOINTS)[:1]
     if not newest:

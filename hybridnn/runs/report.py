@@ -70,7 +70,7 @@ class RunReport:
         if resumed is None:
             self.folder.begin(header)
         else:
-            self.folder.go_on(header, progress, resumed.checkpoint.path.name)
+            self.folder.resume(header, progress, resumed.checkpoint.path.name)
         self.folder.write_config(_found_from_anywhere(self.settings, self.data.inputs))
         if self.data.standardizer is not None:  # checkpoints need it too
             self.folder.write_standardization(self.data.standardizer.to_arrays())
@@ -173,7 +173,7 @@ def _found_from_anywhere(settings: Settings, inputs: tuple[str, ...]) -> Setting
     return settings.model_copy(update={"data": data, "model": model})
 
 
-def wire_words(wire_dtype: str, *, rounds: bool) -> str | None:
+def describe_wire_dtype(wire_dtype: str, *, rounds: bool) -> str | None:
     """How gradients travel between nodes, where that was asked for; `rounds` says whether any do."""
     if wire_dtype == "same":
         return None

@@ -1,4 +1,4 @@
-"""Going on with a run from its newest sound checkpoint, on the same layout or another one."""
+"""Going on with a run from its newest valid checkpoint, on the same layout or another one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from hybridnn.checkpoints.blocks import array_shapes
 from hybridnn.checkpoints.folder import checkpoint_folders
 from hybridnn.checkpoints.manifest import Manifest, Origin
-from hybridnn.checkpoints.reading import Checkpoint, newest_sound
+from hybridnn.checkpoints.reading import Checkpoint, newest_valid
 from hybridnn.comm.agreement import agree
 from hybridnn.comm.mpi import running_ranks
 from hybridnn.config.file import load_settings
@@ -22,7 +22,7 @@ from hybridnn.errors import DataError, SettingError
 from hybridnn.pipeline.schedules.methods import METHODS
 from hybridnn.runs.data import PlacedData
 from hybridnn.runs.folder import CHECKPOINTS, CONFIG, Start, read_config
-from hybridnn.runs.history_file import HISTORY, read_history, read_sound_history, run_status
+from hybridnn.runs.history_file import HISTORY, read_history, read_valid_history, run_status
 from hybridnn.training.records import EpochRecord
 from hybridnn.training.trainer import Trainer
 from hybridnn.utils.settings_models import by_dotted_name
@@ -60,16 +60,16 @@ class Resumed:
 
 
 @dataclass(frozen=True)
-class TrainingTask:
+class RunRequest:
     """What is to be trained, and how that takes its folder."""
 
     settings: Settings
     start: Start
 
 
-def what_to_train(
+def resolve_request(
     settings: Settings | None, resume: str | None, overrides: Sequence[str], *, forced: bool = False
-) -> TrainingTask | None:
+) -> RunRequest | None:
     """What a command line asks for.
 
     Parameters
@@ -95,7 +95,7 @@ def what_to_train(
     """
     if resume is None:
         assert settings is not None
-        return TrainingTask(settings, "new")
+        return RunRequest(settings, "new")
     if resume == "auto":
         assert settings is not None
         if settings.output.folder is None:
@@ -112,8 +112,8 @@ def what_to_train(
         _require_same_training(read_config(folder), settings, forced=forced)
         return None
     if resume == "auto" and not checkpoint_folders(folder / CHECKPOINTS):
-        return TrainingTask(settings, "again")
-    return TrainingTask(settings, "resume")
+        return RunRequest(settings, "again")
+    return RunRequest(settings, "resume")
 
 
 def settings_of_run(folder: Path, overrides: Sequence[str], ranks: int) -> Settings:
@@ -193,7 +193,7 @@ def data_identity(settings: Settings, data: PlacedData) -> str:
 
 
 def resume(folder: Path, settings: Settings, trainer: Trainer, data: str, samples: int, *, forced: bool) -> Resumed:
-    """Restore the newest sound checkpoint of the run in `folder`; collective.
+    """Restore the newest valid checkpoint of the run in `folder`; collective.
 
     Parameters
     ----------
@@ -217,7 +217,7 @@ def resume(folder: Path, settings: Settings, trainer: Trainer, data: str, sample
     _require_same_training(old, settings, forced=forced)
     new = trainer.origin(data)
     refusal = partial(_impossible, new=new, trainer=trainer, samples=samples)
-    found, problems = newest_sound(folder / CHECKPOINTS, world, refusal)
+    found, problems = newest_valid(folder / CHECKPOINTS, world, refusal)
     if found is None:
         damaged = "; ".join(problems)
         raise DataError(f"{folder}: no checkpoint to go on from" + (f": {damaged}" if damaged else ""))
@@ -227,7 +227,7 @@ def resume(folder: Path, settings: Settings, trainer: Trainer, data: str, sample
     if settings.training.epochs < done:
         raise SettingError("training.epochs", settings.training.epochs, f"the run has already done {done}")
     trainer.restore(found)
-    history, damage = agree(world, lambda: read_sound_history(folder))
+    history, damage = agree(world, lambda: read_valid_history(folder))
     if damage:
         problems.append(damage)
     epochs = [record for record in history.epochs if record.epoch < progress.epoch]

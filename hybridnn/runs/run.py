@@ -23,14 +23,14 @@ from hybridnn.config.build import (
 from hybridnn.config.settings import ParallelSettings, Settings
 from hybridnn.errors import EnvironmentProblem, HybridnnError
 from hybridnn.parallel.grid import ProcessGrid, all_ranks_group
-from hybridnn.runs.auto_layout import settle_layout
+from hybridnn.runs.auto_layout import resolve_layout
 from hybridnn.runs.best_weights import BestWeights
 from hybridnn.runs.checkpoint_hook import CheckpointHook, stopped_by_signal
 from hybridnn.runs.data import PlacedData, place_data
 from hybridnn.runs.expected_step import expected_step
 from hybridnn.runs.folder import CHECKPOINTS, RunFolder, Start
-from hybridnn.runs.recovery_state import RecoveryState, how_to_go_on
-from hybridnn.runs.report import RunReport, RunView, summarize, wire_words
+from hybridnn.runs.recovery_state import RecoveryState, resume_advice
+from hybridnn.runs.report import RunReport, RunView, describe_wire_dtype, summarize
 from hybridnn.runs.resume import data_identity, resume
 from hybridnn.runs.stop_signals import StopSignals
 from hybridnn.runs.trace.trace_file import write_trace
@@ -65,7 +65,7 @@ def run_training(
     view : RunView
         Told of the progress, on rank 0 only.
     start : str
-        ``"resume"`` goes on with the run in `output.folder` from its newest sound checkpoint, ``"again"`` begins anew
+        ``"resume"`` goes on with the run in `output.folder` from its newest valid checkpoint, ``"again"`` begins anew
         there.
     forced : bool
         Resume even where settings differ that change the training.
@@ -85,7 +85,7 @@ def run_training(
     """
     underway = underway if underway is not None else RecoveryState()
     require_same_run(settings, start, forced=forced, comm=underway.comm)
-    settings = settle_layout(settings)
+    settings = resolve_layout(settings)
     grid = _grid(settings, underway.comm)
     device = settle_device(make_device_options(settings.device), grid)  # before anything that takes long
     data = place_data(
@@ -106,7 +106,7 @@ def run_training(
     settings = settings.model_copy(update=ran)
     expected = expected_step(settings, trainer, data.train_samples, data.task)
     memory = trainer.stage_memory(data.task)
-    wire = wire_words(settings.parallel.wire_dtype, rounds=trainer.rounds_gradients())
+    wire = describe_wire_dtype(settings.parallel.wire_dtype, rounds=trainer.rounds_gradients())
     folder = agree(grid.world, lambda: _open_folder(settings, start) if grid.rank == 0 else None)
     path = Path(broadcast_text(grid.world, "" if folder is None else str(folder.path), 0))
     identity = data_identity(settings, data)
@@ -116,7 +116,7 @@ def run_training(
         if folder is not None:
             held.enter_context(folder)
         if grid.stall_watchdog is not None:
-            grid.stall_watchdog.use_folder(path, lambda: how_to_go_on(path))
+            grid.stall_watchdog.use_folder(path, lambda: resume_advice(path))
         resumed = None
         if start == "resume":
             with trainer.busy("reading the checkpoint"):
@@ -204,11 +204,11 @@ def _telling_how_to_go_on(folder: Path) -> Iterator[None]:
     try:
         yield
     except EnvironmentProblem as error:
-        raise EnvironmentProblem(f"{error}. {how_to_go_on(folder)}") from error
+        raise EnvironmentProblem(f"{error}. {resume_advice(folder)}") from error
     except HybridnnError:
         raise
     except Exception:
-        print(how_to_go_on(folder), file=sys.stderr)  # above the traceback
+        print(resume_advice(folder), file=sys.stderr)  # above the traceback
         raise
 
 

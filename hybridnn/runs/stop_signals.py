@@ -22,7 +22,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
 
 INTERRUPTED = b"\ninterrupted: a checkpoint is written at the next step boundary; Ctrl-C again ends the run at once\n"
 
-TWICE_SECONDS = 1.0
+REPEAT_SECONDS = 1.0
 """Within which a signal that comes again is the same."""
 
 
@@ -64,7 +64,7 @@ class StopSignals:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         number = signal.SIGINT if number == signal.SIGUSR2 else number
-        if self._received and monotonic() - self._when > TWICE_SECONDS:
+        if self._received and monotonic() - self._when > REPEAT_SECONDS:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         if not self._received:

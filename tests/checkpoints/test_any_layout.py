@@ -12,7 +12,7 @@ import pytest
 
 from hybridnn import __version__
 from hybridnn.checkpoints import blocks as shares
-from hybridnn.checkpoints.reading import Checkpoint, newest_sound
+from hybridnn.checkpoints.reading import Checkpoint, newest_valid
 from hybridnn.comm.mpi import import_mpi
 from hybridnn.errors import DataError, HybridnnError
 from reference.checkpoint_cases import (
@@ -75,7 +75,7 @@ def test_every_layout_writes_the_same_files_and_others_read_them(comm: MPI.Intra
             held.fill()
             folder = mpi_tmp_path / f"{place}-{optimizer}-{dtype}"
             held.writer(folder).write(PROGRESS)
-            checkpoint, problems = newest_sound(folder, held.grid.world)
+            checkpoint, problems = newest_valid(folder, held.grid.world)
             assert checkpoint is not None
             assert not problems
             if comm.rank == 0:
@@ -119,11 +119,11 @@ def test_one_process_reads_what_many_wrote_and_the_reverse(comm: MPI.Intracomm, 
     together = LocalArrays.of(comm, Layout(((1, comm.size),), "alternating"), "adam", "float32")
     together.fill(shift=1)
     together.writer(mpi_tmp_path / "many").write(PROGRESS)
-    checkpoint, _ = newest_sound(mpi_tmp_path / "many")
+    checkpoint, _ = newest_valid(mpi_tmp_path / "many")
     assert checkpoint is not None
     checkpoint.read_into(alone.stages, alone.states)
     alone.check(shift=1)
-    checkpoint, _ = newest_sound(mpi_tmp_path / "one", together.grid.world)
+    checkpoint, _ = newest_valid(mpi_tmp_path / "one", together.grid.world)
     assert checkpoint is not None
     checkpoint.read_into(together.stages, together.states, together.grid.world)
     together.check()
@@ -136,7 +136,7 @@ def test_the_manifest_says_everything(comm: MPI.Intracomm, mpi_tmp_path: Path) -
     for state in held.states:
         state.updates = 20 + comm.rank  # of an undrained pipeline: told apart here
     held.writer(mpi_tmp_path).write(PROGRESS)
-    checkpoint, _ = newest_sound(mpi_tmp_path, held.grid.world)
+    checkpoint, _ = newest_valid(mpi_tmp_path, held.grid.world)
     assert checkpoint is not None
     manifest = checkpoint.manifest
     assert (manifest.format_version, manifest.hybridnn, manifest.slots) == (1, __version__, ("velocity",))
@@ -154,7 +154,7 @@ def test_the_manifest_says_everything(comm: MPI.Intracomm, mpi_tmp_path: Path) -
 def test_an_error_of_one_rank_that_reads_is_raised_on_all(comm: MPI.Intracomm, mpi_tmp_path: Path) -> None:
     held = LocalArrays.of(comm, Layout(((1, 1), (1, 1)), partition=(2, 3)), "sgd", "float64")
     held.writer(mpi_tmp_path).write(PROGRESS)
-    checkpoint, _ = newest_sound(mpi_tmp_path, held.grid.world)
+    checkpoint, _ = newest_valid(mpi_tmp_path, held.grid.world)
     assert checkpoint is not None
     if comm.rank == 0:
         (checkpoint.path / "layers.4.weight.npy").unlink()  # which rank 1 reads
@@ -188,7 +188,7 @@ def test_the_files_are_those_that_sha256sum_knows(tmp_path: Path) -> None:
 def test_other_networks_optimizers_and_dtypes_are_refused(tmp_path: Path) -> None:
     layout = Layout(((1, 1),))
     LocalArrays.of(import_mpi().COMM_SELF, layout, "momentum", "float64").writer(tmp_path).write(PROGRESS)
-    checkpoint, _ = newest_sound(tmp_path)
+    checkpoint, _ = newest_valid(tmp_path)
     assert checkpoint is not None
     other = LocalArrays.of(import_mpi().COMM_SELF, layout, "adam", "float64")
     with pytest.raises(DataError, match=r"holds velocity of the optimizer, this one remembers first, second"):
@@ -202,7 +202,7 @@ def test_the_weights_alone_are_plain_arrays(tmp_path: Path) -> None:
     held = LocalArrays.of(import_mpi().COMM_SELF, Layout(((1, 1),)), "adam", "float32")
     held.fill()
     held.writer(tmp_path).write(PROGRESS)
-    checkpoint, _ = newest_sound(tmp_path)
+    checkpoint, _ = newest_valid(tmp_path)
     assert checkpoint is not None
     weights, expected = checkpoint.weights(), expected_arrays("sgd", "float32")
     assert set(weights) == {name.removesuffix(".npy") for name in expected}

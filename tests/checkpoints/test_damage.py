@@ -12,7 +12,7 @@ import pytest
 from mpi4py import MPI
 
 from hybridnn.checkpoints.folder import checkpoint_folders
-from hybridnn.checkpoints.reading import newest_sound
+from hybridnn.checkpoints.reading import newest_valid
 from hybridnn.errors import DataError
 from reference.checkpoint_cases import Layout, LocalArrays, progress_at
 
@@ -84,7 +84,7 @@ def test_damage_is_named_and_the_older_checkpoint_used(tmp_path: Path, damage: s
     held = three_checkpoints(tmp_path)
     file, harm, said = DAMAGES[damage]
     harm(tmp_path / "step-00000030" / file)
-    checkpoint, problems = newest_sound(tmp_path)
+    checkpoint, problems = newest_valid(tmp_path)
     assert checkpoint is not None
     assert checkpoint.path.name == "step-00000020"
     assert len(problems) == 1
@@ -104,7 +104,7 @@ def test_all_ranks_find_the_same_damage(comm: MPI.Intracomm, mpi_tmp_path: Path)
             harm(folder / "step-00000030" / file)
             flip(folder / "step-00000020" / "layers.4.bias.npy", -1)
         comm.Barrier()
-        checkpoint, problems = newest_sound(folder, held.grid.world)
+        checkpoint, problems = newest_valid(folder, held.grid.world)
         assert checkpoint is not None
         assert checkpoint.path.name == "step-00000010"
         assert len(problems) == 2
@@ -122,12 +122,12 @@ def test_any_byte_that_changed_is_found(tmp_path: Path) -> None:
         data = (newest / name).read_bytes()
         for place in range(0, len(data), 41):
             flip(newest / name, place)
-            checkpoint, problems = newest_sound(tmp_path)
+            checkpoint, problems = newest_valid(tmp_path)
             assert checkpoint is not None
             assert checkpoint.path.name == "step-00000020", (name, place)
             assert len(problems) == 1
             (newest / name).write_bytes(data)
-    checkpoint, problems = newest_sound(tmp_path)
+    checkpoint, problems = newest_valid(tmp_path)
     assert checkpoint is not None
     assert checkpoint.path == newest
     assert not problems
@@ -138,7 +138,7 @@ def test_nothing_sound_is_none_with_all_problems(tmp_path: Path) -> None:
     for path in checkpoint_folders(tmp_path):
         (path / FILE).unlink()
     (tmp_path / "step-00000040").mkdir()
-    checkpoint, problems = newest_sound(tmp_path)
+    checkpoint, problems = newest_valid(tmp_path)
     assert checkpoint is None
     steps = [f"step-000000{step}" for step in (40, 30, 20, 10)]
     assert [step in problem for step, problem in zip(steps, problems, strict=True)] == [True] * 4
@@ -147,8 +147,8 @@ def test_nothing_sound_is_none_with_all_problems(tmp_path: Path) -> None:
 @pytest.mark.mpi(ranks=[1, 2])
 def test_no_folder_and_an_empty_one_have_no_checkpoint(comm: MPI.Intracomm, mpi_tmp_path: Path) -> None:
     world = LocalArrays.of(comm, Layout(((comm.size, 1),)), "sgd", "float32").grid.world
-    assert newest_sound(mpi_tmp_path / "nothing", world) == (None, [])
-    assert newest_sound(mpi_tmp_path, world) == (None, [])
+    assert newest_valid(mpi_tmp_path / "nothing", world) == (None, [])
+    assert newest_valid(mpi_tmp_path, world) == (None, [])
 
 
 @pytest.mark.mpi(ranks=[1, 2])
@@ -162,12 +162,12 @@ def test_a_newer_version_is_an_error_on_every_rank(comm: MPI.Intracomm, mpi_tmp_
         manifest.with_name("SHA256SUMS").write_text(f"{digest}  manifest.json\n")
     comm.Barrier()
     with pytest.raises(DataError, match=r"step-00000030/manifest\.json: format version 2, .* hybridnn 7\.8\.9"):
-        newest_sound(mpi_tmp_path, held.grid.world)
+        newest_valid(mpi_tmp_path, held.grid.world)
     comm.Barrier()
     if comm.rank == 0:
         manifest.write_text("{}")  # the newest is damaged now, those before it are of this version
     comm.Barrier()
-    checkpoint, problems = newest_sound(mpi_tmp_path, held.grid.world)
+    checkpoint, problems = newest_valid(mpi_tmp_path, held.grid.world)
     assert checkpoint is not None
     assert checkpoint.path.name == "step-00000020"
     assert len(problems) == 1

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from mpi4py import MPI
 
-from hybridnn.checkpoints.reading import newest_sound
+from hybridnn.checkpoints.reading import newest_valid
 from hybridnn.errors import EnvironmentProblem, SettingError
 from reference.checkpoint_cases import Layout, LocalArrays, progress_at
 
@@ -93,7 +93,7 @@ def test_a_crash_at_any_moment_leaves_a_sound_checkpoint(tmp_path: Path, existin
 
     outcomes, number = [], 1
     while crashes(folder, lambda: writer.write(progress_at(20)), number):
-        checkpoint, problems = newest_sound(folder)
+        checkpoint, problems = newest_valid(folder)
         assert checkpoint is not None, number
         assert not problems, number
         found = LocalArrays.of(MPI.COMM_SELF, ONE, "sgd", "float64")
@@ -109,7 +109,7 @@ def test_a_crash_at_any_moment_leaves_a_sound_checkpoint(tmp_path: Path, existin
         shutil.rmtree(folder)
         shutil.copytree(before, folder)
         number += 1
-    assert newest_sound(folder)[0] is not None
+    assert newest_valid(folder)[0] is not None
     assert number > 40  # 10 files, each opened, written and synchronized
     assert outcomes == sorted(outcomes)  # once the new one is there, it stays
     assert not outcomes[0]
@@ -147,7 +147,7 @@ def test_an_error_of_one_rank_is_an_error_of_all_and_leaves_the_older(
                 assert error == f"checkpoint {mpi_tmp_path / 'step-00000020'} cannot be written: Input/output error"
             elif not reached:
                 assert error is None
-            checkpoint, problems = newest_sound(mpi_tmp_path, held.grid.world)
+            checkpoint, problems = newest_valid(mpi_tmp_path, held.grid.world)
             assert checkpoint is not None
             assert not problems
             if checkpoint.path.name == "step-00000010":
@@ -200,7 +200,7 @@ def test_what_an_earlier_run_left_is_removed(tmp_path: Path) -> None:
     held.fill()
     held.writer(tmp_path).write(progress_at(10))
     assert names_in(tmp_path) == ["step-00000010"]
-    checkpoint, problems = newest_sound(tmp_path)
+    checkpoint, problems = newest_valid(tmp_path)
     assert checkpoint is not None
     assert not problems
 
@@ -257,7 +257,7 @@ def test_a_full_disk(
             comm.Barrier()
             assert names_in(disk / "checkpoints") == ["step-00000010"]
             comm.Barrier()
-        checkpoint, problems = newest_sound(disk / "checkpoints", held.grid.world)
+        checkpoint, problems = newest_valid(disk / "checkpoints", held.grid.world)
         assert checkpoint is not None
         assert not problems
         comm.Barrier()

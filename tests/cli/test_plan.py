@@ -15,7 +15,7 @@ import pytest
 from hybridnn.config.file import load_settings
 from hybridnn.cost.machine.file import write_machine
 from hybridnn.cost.prediction.predict import predict
-from hybridnn.runs.workload_of import layout_from_settings, workload_from_settings
+from hybridnn.runs.workload import layout_from_settings, workload_from_settings
 from reference.machines import make_machine
 
 Run = Callable[..., tuple[int, str, str]]

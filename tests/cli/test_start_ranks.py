@@ -18,7 +18,7 @@ import pytest
 
 from hybridnn.cli.output import make_console
 from hybridnn.comm.launcher import RankLauncher
-from hybridnn.runs.stop_signals import TWICE_SECONDS
+from hybridnn.runs.stop_signals import REPEAT_SECONDS
 from mpi_runner.launch import find_mpirun, job_environment, marked_processes, started_job
 from mpi_runner.slowness import deadline
 
@@ -167,7 +167,7 @@ def test_a_second_interrupt_ends_ranks_that_are_stuck(tmp_path: Path) -> None:
         os.kill(last, signal.SIGSTOP)
         os.killpg(job.pid, signal.SIGINT)
         with pytest.raises(subprocess.TimeoutExpired):
-            job.wait(2 * TWICE_SECONDS)
+            job.wait(2 * REPEAT_SECONDS)
         os.killpg(job.pid, signal.SIGINT)
         assert job.wait(deadline(60)) == 130
         assert _left(tmp_path) == []

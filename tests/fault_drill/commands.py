@@ -19,7 +19,7 @@ __all__ = ["MEMORY", "main"]
 MEMORY = 4 << 30
 """Bytes of addresses a command may use, so that an endless file ends it and not the machine."""
 
-LOADED = ("numpy", "hybridnn.cli.main", "hybridnn.runs.run", "hybridnn.runs.trained.evaluation")
+LOADED = ("numpy", "hybridnn.cli.main", "hybridnn.runs.run", "hybridnn.runs.inference.evaluation")
 """Modules that most commands need, none of which starts MPI."""
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from hybridnn import Adam, AdamW, ProcessGrid, Trainer
-from hybridnn.checkpoints.reading import newest_sound
+from hybridnn.checkpoints.reading import newest_valid
 from hybridnn.comm.agreement import broadcast_text
 from hybridnn.errors import EnvironmentProblem
 from hybridnn.parallel.gradient_reduction import DEVICE_BUCKETS
@@ -218,7 +218,7 @@ def test_training_goes_on_from_a_checkpoint_of_the_cpu(comm: MPI.Intracomm, dtyp
             began.fit(*data(case), epochs=1)
             began.checkpoint_writer(folder, "noise").write(began.progress)
             goes_on = make_trainer(case, grid, dtype, device=second)
-            checkpoint, _ = newest_sound(folder, grid.world)
+            checkpoint, _ = newest_valid(folder, grid.world)
             assert checkpoint is not None
             goes_on.restore(checkpoint)
             began.fit(*data(case), epochs=2)

@@ -13,9 +13,9 @@ from hybridnn.cost.machine.file import write_machine
 from hybridnn.cost.planning.layouts import layout_settings
 from hybridnn.cost.planning.plan import best_exact
 from hybridnn.errors import HybridnnError
-from hybridnn.runs.auto_layout import settle_layout
+from hybridnn.runs.auto_layout import resolve_layout
 from hybridnn.runs.run import run_training
-from hybridnn.runs.workload_of import workload_from_settings
+from hybridnn.runs.workload import workload_from_settings
 from reference.machines import make_machine
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def folder(comm: MPI.Intracomm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.usefixtures("folder")
 def test_the_best_exact_layout_is_chosen_on_every_rank(comm: MPI.Intracomm) -> None:
     settings = settings_with()
-    settled = settle_layout(settings)
+    settled = resolve_layout(settings)
     best = best_exact(workload_from_settings(settings), make_machine(alpha=1e-3), comm.size)
     expected = ParallelSettings.model_validate(layout_settings(best.layout))
     assert settled.parallel == expected
@@ -59,27 +59,27 @@ def test_the_best_exact_layout_is_chosen_on_every_rank(comm: MPI.Intracomm) -> N
     assert (settled.parallel.pipeline, settled.parallel.batch, settled.parallel.model) == (1, comm.size, 1)
     assert not settled.parallel.auto
     assert settled.model_copy(update={"parallel": settings.parallel}) == settings
-    assert settle_layout(settled) == settled
+    assert resolve_layout(settled) == settled
 
 
 @pytest.mark.in_process(ranks=[4])
 @pytest.mark.usefixtures("folder")
 def test_keys_that_are_set_are_kept(comm: MPI.Intracomm) -> None:
-    grid = settle_layout(settings_with("parallel.model=2", "parallel.overlap=false")).parallel
+    grid = resolve_layout(settings_with("parallel.model=2", "parallel.overlap=false")).parallel
     assert (grid.model, grid.overlap) == (2, False)
-    own = settle_layout(settings_with("parallel.batch=4", "parallel.shared_replicas=false")).parallel
+    own = resolve_layout(settings_with("parallel.batch=4", "parallel.shared_replicas=false")).parallel
     assert (own.batch, own.shared_replicas) == (4, False)
-    rounded = settle_layout(settings_with("parallel.wire_dtype=bfloat16")).parallel
+    rounded = resolve_layout(settings_with("parallel.wire_dtype=bfloat16")).parallel
     assert rounded.wire_dtype == "bfloat16"
-    pipeline = settle_layout(settings_with("parallel.pipeline=2", "parallel.method=gpipe")).parallel
+    pipeline = resolve_layout(settings_with("parallel.pipeline=2", "parallel.method=gpipe")).parallel
     assert (pipeline.pipeline, pipeline.method) == (2, "gpipe")
     assert sum(pipeline.partition) == 4  # type: ignore[arg-type]  # counts
-    named = settle_layout(settings_with("parallel.method=gpipe")).parallel
+    named = resolve_layout(settings_with("parallel.method=gpipe")).parallel
     assert (named.pipeline > 1, named.method) == (True, "gpipe")
-    cut = settle_layout(settings_with("parallel.pipeline=4", "parallel.microbatches=5")).parallel
+    cut = resolve_layout(settings_with("parallel.pipeline=4", "parallel.microbatches=5")).parallel
     assert (cut.pipeline, cut.microbatches) == (4, 5)
     # Both ends of a pipeline read data, so there is none where rank 0 hands them out.
-    assert settle_layout(settings_with("data.distribution=scatter")).parallel.pipeline == 1
+    assert resolve_layout(settings_with("data.distribution=scatter")).parallel.pipeline == 1
 
 
 REFUSED = [
@@ -99,7 +99,7 @@ def test_what_cannot_be_chosen_is_refused_on_every_rank(comm: MPI.Intracomm, cha
     others = ["data.rows=200"] if "data.name" in changes[0] else []
     settings = load_settings(None, [*[c for c in CHANGES if c not in others], "parallel.auto=true", *changes])
     with pytest.raises(HybridnnError, match=message):
-        settle_layout(settings)
+        resolve_layout(settings)
 
 
 @pytest.mark.in_process(ranks=[2])
@@ -109,7 +109,7 @@ def test_without_a_machine_file_the_error_says_how_to_make_one(
     monkeypatch.delenv("HYBRIDNN_MACHINE", raising=False)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(HybridnnError, match=r"hybridnn calibrate -n 2 --out machine\.toml"):
-        settle_layout(settings_with())
+        resolve_layout(settings_with())
 
 
 @pytest.mark.in_process(ranks=[2])

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from hybridnn import MLP, SGD, Adam, ProcessGrid, Trainer
-from hybridnn.checkpoints.reading import newest_sound
+from hybridnn.checkpoints.reading import newest_valid
 from hybridnn.comm.agreement import broadcast_text
 from hybridnn.comm.mpi import import_mpi
 from hybridnn.nn.learning_rates import Cosine
@@ -66,7 +66,7 @@ def stopped_and_resumed(first: Layout, second: Layout, optimizer: Optimizer, sto
 
     before.fit(x, y, epochs=EPOCHS, validation=(x, y), stops=stops)
     after = trainer_on(second, optimizer)
-    checkpoint, problems = newest_sound(folder, after.grid.world)
+    checkpoint, problems = newest_valid(folder, after.grid.world)
     assert checkpoint is not None
     assert not problems
     after.restore(checkpoint)

@@ -100,7 +100,7 @@ def test_full_disk_leaves_settings_and_history_as_they_were(tmp_path: Path, monk
         with pytest.raises(EnvironmentProblem, match="cannot be written: No space left on device"):
             folder.write_config(Settings())
         with pytest.raises(EnvironmentProblem, match="cannot be written: No space left on device"):
-            folder.go_on(NO_HEADER, Progress(step=0), "step-00000000")
+            folder.resume(NO_HEADER, Progress(step=0), "step-00000000")
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 

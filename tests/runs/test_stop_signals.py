@@ -20,7 +20,7 @@ PROGRAM = """
 import os, signal, time
 from hybridnn.runs import stop_signals
 signal.signal(signal.SIGINT, signal.default_int_handler)
-stop_signals.TWICE_SECONDS = 1.0
+stop_signals.REPEAT_SECONDS = 1.0
 with stop_signals.StopSignals() as signals:
     os.kill(os.getpid(), signal.{first})
     os.kill(os.getpid(), signal.{first})

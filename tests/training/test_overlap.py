@@ -9,7 +9,7 @@ import pytest
 from hybridnn import MLP, ProcessGrid, Trainer
 from hybridnn.config.file import load_settings
 from hybridnn.errors import SettingError
-from hybridnn.runs.workload_of import layout_from_settings
+from hybridnn.runs.workload import layout_from_settings
 from hybridnn.training.pipelining import overlaps
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hybridnn import ProcessGrid, Trainer
-from hybridnn.checkpoints.reading import newest_sound
+from hybridnn.checkpoints.reading import newest_valid
 from hybridnn.parallel.replicas.fused_update import FusedUpdateReplica
 from hybridnn.training.epoch import StepPosition
 from reference.cases import Case, assert_arrays_close, assert_arrays_same, data, make_trainer, reference
@@ -49,7 +49,7 @@ def first_part(grid: ProcessGrid, folder: Path, case: Case = CASE) -> None:
 def rest(grid: ProcessGrid, folder: Path, case: Case = CASE) -> Trainer:
     """Go on from the checkpoint to the end."""
     trainer = trainer_on(grid, case)
-    checkpoint, problems = newest_sound(folder, grid.world)
+    checkpoint, problems = newest_valid(folder, grid.world)
     assert checkpoint is not None
     assert not problems
     trainer.restore(checkpoint)
@@ -115,7 +115,7 @@ def test_goes_on_where_gradients_are_kept(comm: MPI.Intracomm, mpi_tmp_path: Pat
     grid = ProcessGrid(on_nodes(comm, (0, 0, 1)))
     trainer = make_trainer(CASE, grid)
     assert not isinstance(trainer._engine.stages[0].replica, FusedUpdateReplica)
-    checkpoint, _ = newest_sound(mpi_tmp_path, grid.world)
+    checkpoint, _ = newest_valid(mpi_tmp_path, grid.world)
     assert checkpoint is not None
     trainer.restore(checkpoint)
     trainer.fit(*data(CASE), epochs=2)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from hybridnn import MLP, SGD, Adam, ProcessGrid, Trainer
-from hybridnn.checkpoints.reading import Checkpoint, newest_sound
+from hybridnn.checkpoints.reading import Checkpoint, newest_valid
 from hybridnn.errors import HybridnnError, SettingError
 from hybridnn.parallel.replicas.replica import PrivateReplica
 from hybridnn.parallel.replicas.shared_replica import SUM_BLOCK, SharedReplica
@@ -194,7 +194,7 @@ def test_a_checkpoint_is_read_once_per_node_and_goes_on_to_the_last_bit(
     first, second = (make_trainer(case, grid) for _ in range(2))
     first.fit(*given(case, grid), epochs=1)
     first.checkpoint_writer(mpi_tmp_path, "numbers").write(first.progress)
-    found, problems = newest_sound(mpi_tmp_path, grid.world)
+    found, problems = newest_valid(mpi_tmp_path, grid.world)
     assert not problems
     assert found is not None
     readers = []

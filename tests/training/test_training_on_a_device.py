@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 
 from hybridnn import MLP, SGD, ProcessGrid, Trainer
-from hybridnn.checkpoints.reading import newest_sound
+from hybridnn.checkpoints.reading import newest_valid
 from hybridnn.cli.train_view import TrainView
 from hybridnn.comm.agreement import broadcast_text
 from hybridnn.config.settings import DeviceSettings, settings_from
 from hybridnn.datasets import ArrayRows
 from hybridnn.errors import NonFiniteLossError, SettingError
 from hybridnn.kernels.pinned_memory import MIN_PINNED_BYTES
+from hybridnn.runs.inference.weights_source import find_weights
 from hybridnn.runs.run import run_training
 from hybridnn.runs.run_record import read_run
-from hybridnn.runs.trained.weights_source import find_weights
 from hybridnn.training.device import DeviceOptions, TrainingDevice
 from hybridnn.training.epoch import StepPosition
 from reference.cases import Case, assert_arrays_close, data, make_trainer, run
@@ -180,7 +180,7 @@ def test_training_goes_on_from_a_checkpoint(
 
         first.fit(x, y, epochs=3, stops=stops)
         second = trainer_on(where[1])
-        checkpoint, problems = newest_sound(folder, second.grid.world)
+        checkpoint, problems = newest_valid(folder, second.grid.world)
         assert checkpoint is not None
         assert not problems
         second.restore(checkpoint)
@@ -214,7 +214,7 @@ def test_a_checkpoint_fetches_each_number_once_and_is_read_without_fetching(
     writer.begin(trainer.progress)
     writer.finish()
     assert sum(comm.allgather(sum(fetched))) == numbers
-    checkpoint, _ = newest_sound(mpi_tmp_path, grid.world)
+    checkpoint, _ = newest_valid(mpi_tmp_path, grid.world)
     assert checkpoint is not None
     fetched.clear()
     trainer.restore(checkpoint)

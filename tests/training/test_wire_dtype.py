@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from hybridnn import MLP, SGD, ProcessGrid, Trainer
-from hybridnn.checkpoints.reading import newest_sound
+from hybridnn.checkpoints.reading import newest_valid
 from hybridnn.comm.partition import block_sizes, block_slice
 from hybridnn.errors import NonFiniteLossError, SettingError
 from hybridnn.parallel.gradient_reduction import STAGED_BUCKETS, BucketConfig
 from hybridnn.parallel.replicas.shared_replica import SharedReplica
-from hybridnn.runs.report import wire_words
+from hybridnn.runs.report import describe_wire_dtype
 from hybridnn.training.pipelining import Pipelining
 from reference import network as net
 from reference import serial
@@ -186,7 +186,7 @@ def test_a_checkpoint_goes_on_to_the_last_bit_and_with_another_rounding(
     first, second, other = (make_trainer(case, grid, wire_dtype=words) for words in ("bfloat16", "bfloat16", "same"))
     first.fit(*given(case, grid), epochs=1)
     first.checkpoint_writer(mpi_tmp_path, "numbers").write(first.progress)
-    found, _ = newest_sound(mpi_tmp_path, grid.world)
+    found, _ = newest_valid(mpi_tmp_path, grid.world)
     assert found is not None
     for trainer in (first, second, other):
         if trainer is not first:
@@ -212,7 +212,7 @@ def test_losses_are_not_rounded_and_what_diverges_is_found(comm: MPI.Intracomm) 
 def test_what_is_allowed_and_what_is_said(comm: MPI.Intracomm) -> None:
     with pytest.raises(SettingError, match=r"^parallel.wire_dtype = 'float8': allowed are same, bfloat16, float16$"):
         Trainer(MLP([3, 2]), grid=ProcessGrid(comm), wire_dtype="float8")
-    assert wire_words("same", rounds=True) is None
-    assert wire_words("float16", rounds=True) == "gradients travel between nodes as float16"
+    assert describe_wire_dtype("same", rounds=True) is None
+    assert describe_wire_dtype("float16", rounds=True) == "gradients travel between nodes as float16"
     nothing = "no gradients travel between nodes: parallel.wire_dtype = 'bfloat16' changes nothing"
-    assert wire_words("bfloat16", rounds=False) == nothing
+    assert describe_wire_dtype("bfloat16", rounds=False) == nothing

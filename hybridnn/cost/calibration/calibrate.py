@@ -192,7 +192,7 @@ def calibrate(
     seed : int
         Of what is random: sizes, shapes and their order.
     time_step : callable
-        Times steps of training on one rank; `hybridnn.runs.timed_run.TrainingTimer`.
+        Times steps of training on one rank; `hybridnn.runs.step_timer.TrainingTimer`.
     name : str, optional
         Of the machine; the name of the host by default.
     memory_bytes : float, optional

@@ -24,7 +24,7 @@ from hybridnn.cost.calibration.compute_samples import (
 )
 from hybridnn.cost.calibration.compute_steps import StepCase, measure_steps
 from hybridnn.pipeline.partition.layer_profile import LayerSeconds
-from hybridnn.runs.timed_run import TrainingTimer
+from hybridnn.runs.step_timer import TrainingTimer
 
 if TYPE_CHECKING:
     from mpi4py import MPI

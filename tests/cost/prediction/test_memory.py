@@ -12,7 +12,7 @@ from hybridnn import MLP, SGD, Adam, ProcessGrid, Trainer
 from hybridnn.cost.prediction.memory import data_bytes, fullest_rank, memory_bytes
 from hybridnn.cost.prediction.workload import Workload, uniform_layout
 from hybridnn.errors import GridError
-from hybridnn.runs.workload_of import layout_of_plan, wire_of
+from hybridnn.runs.workload import gradient_rounding, layout_of_plan
 from hybridnn.training.pipelining import Pipelining
 from reference.ranks import on_nodes
 
@@ -60,7 +60,7 @@ def check(
         split=split,
         overlap=True,
         sharing_ranks=trainer.sharing_ranks(),
-        wire=wire_of(wire_dtype, trainer.node_ranks()),
+        wire=gradient_rounding(wire_dtype, trainer.node_ranks()),
     )
     task = "classification" if workload.classification else "regression"
     for stage, reported in enumerate(trainer.stage_memory(task)):

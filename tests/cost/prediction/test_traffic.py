@@ -11,7 +11,7 @@ from hybridnn import MLP, SGD, ProcessGrid, Trainer
 from hybridnn.cost.prediction.predict import predict
 from hybridnn.cost.prediction.workload import Workload
 from hybridnn.pipeline.schedules.methods import METHODS
-from hybridnn.runs.workload_of import layout_of_plan, wire_of
+from hybridnn.runs.workload import gradient_rounding, layout_of_plan
 from hybridnn.training.pipelining import Pipelining
 from reference.machines import make_machine
 from reference.ranks import on_nodes
@@ -39,7 +39,7 @@ def check(comm: MPI.Intracomm, axes: dict[str, Any], **settings: Any) -> int:
         split=split,
         overlap=overlap,
         sharing_ranks=trainer.sharing_ranks(),
-        wire=wire_of(settings.get("wire_dtype", "same"), trainer.node_ranks()),
+        wire=gradient_rounding(settings.get("wire_dtype", "same"), trainer.node_ranks()),
     )
     way = settings.get("distribution", "local")
     work = Workload(model, STEPS * BATCH_SIZE, BATCH_SIZE, classification=False, distribution=way)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from hybridnn.datasets import Standardizer
 from hybridnn.errors import SettingError
 from hybridnn.nn.parameters import parameter_shapes
-from hybridnn.runs.trained.trained_run import TrainedRun
+from hybridnn.runs.inference.trained_run import TrainedRun
 
 Arrays = dict[str, NDArray[Any]]
 

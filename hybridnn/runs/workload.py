@@ -101,7 +101,7 @@ def layout_from_settings(settings: Settings, ranks: int, model: MLP, machine: Ma
         split=parallel.model_split,
         overlap=overlaps(parallel.overlap, spans_nodes=node_ranks < ranks),
         sharing_ranks=None if parallel.shared_replicas is False else node_ranks,
-        wire=wire_of(parallel.wire_dtype, node_ranks),
+        wire=gradient_rounding(parallel.wire_dtype, node_ranks),
     )
     for stage, (_, model_ranks) in enumerate(stages):
         for chunk in range(plan.chunks):
@@ -139,7 +139,7 @@ def layout_of_plan(
     )
 
 
-def wire_of(wire_dtype: str, node_ranks: int) -> GradientRounding | None:
+def gradient_rounding(wire_dtype: str, node_ranks: int) -> GradientRounding | None:
     """What ``parallel.wire_dtype`` means on nodes of so many ranks."""
     return None if wire_dtype == "same" else GradientRounding(COMPRESSED_FORMATS[wire_dtype], node_ranks)
 

@@ -14,7 +14,7 @@ from hybridnn.config.file import load_settings
 from hybridnn.cost.prediction.memory import memory_bytes
 from hybridnn.errors import DataError, GridError, HybridnnError, SettingError
 from hybridnn.runs.run import run_training
-from hybridnn.runs.workload_of import layout_from_settings, workload_from_settings
+from hybridnn.runs.workload import layout_from_settings, workload_from_settings
 from hybridnn.training.records import RunHeader
 from reference.machines import make_machine
 

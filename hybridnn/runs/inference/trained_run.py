@@ -22,8 +22,8 @@ from hybridnn.nn.optimizers import SGD
 from hybridnn.nn.parameters import check_weights
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.runs.folder import CONFIG, STANDARDIZATION, read_config
-from hybridnn.runs.history_file import read_sound_history
-from hybridnn.runs.trained.weights_source import WeightsSource, find_weights
+from hybridnn.runs.history_file import read_valid_history
+from hybridnn.runs.inference.weights_source import WeightsSource, find_weights
 from hybridnn.training.pipelining import Pipelining
 from hybridnn.training.trainer import Trainer
 from hybridnn.utils.files import read_npz
@@ -175,7 +175,7 @@ def _task(folder: Path, settings: Settings, standardizer: Standardizer | None) -
     if settings.model.loss != "auto":
         return "classification" if settings.model.loss == "cross_entropy" else "regression"
     with contextlib.suppress(DataError):  # the weights alone may be sound
-        for record in read_sound_history(folder)[0].epochs:
+        for record in read_valid_history(folder)[0].epochs:
             if record.test_accuracy is not None or record.test_r2 is not None:
                 return "regression" if record.test_accuracy is None else "classification"
     return describe_data(settings.data).task

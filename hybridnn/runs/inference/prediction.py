@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from hybridnn.comm.agreement import agree
 from hybridnn.datasets.samples_file import load_samples
 from hybridnn.parallel.grid import ProcessGrid
-from hybridnn.runs.trained.trained_run import TrainedRun, trainer_of
+from hybridnn.runs.inference.trained_run import TrainedRun, trainer_of
 from hybridnn.utils.files import npz_bytes
 
 NUMBERS_AT_ONCE = 2**22

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hybridnn.errors import DataError, SettingError
-from hybridnn.runs.trained.trained_run import open_run
+from hybridnn.runs.inference.trained_run import open_run
 from reference.trained_runs import FEATURES, REGRESSION, regression_file, train, weights_of, write_checkpoint
 
 STEPS = 10
@@ -84,11 +84,11 @@ def test_chosen_checkpoint_must_be_there_and_sound(run: Path) -> None:
 
 def test_run_without_weights_is_refused(run: Path) -> None:
     (run / "weights.npz").unlink()
-    with pytest.raises(DataError, match=r"run: no weights\.npz, .* and no sound checkpoint$"):
+    with pytest.raises(DataError, match=r"run: no weights\.npz, .* and no valid checkpoint$"):
         open_run(run)
     arrays = {"layers.0.weight": np.zeros((3, 2)), "layers.0.bias": np.zeros(3)}
     (write_checkpoint(run, 6, arrays) / "layers.0.bias.npy").write_bytes(b"")
-    with pytest.raises(DataError, match=r"no sound checkpoint: .*step-00000006/layers\.0\.bias\.npy"):
+    with pytest.raises(DataError, match=r"no valid checkpoint: .*step-00000006/layers\.0\.bias\.npy"):
         open_run(run)
 
 

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from hybridnn import ProcessGrid
 from hybridnn.errors import DataError
-from hybridnn.runs.trained import prediction
-from hybridnn.runs.trained.prediction import Predictions, predict_file
-from hybridnn.runs.trained.trained_run import open_run
+from hybridnn.runs.inference import prediction
+from hybridnn.runs.inference.prediction import Predictions, predict_file
+from hybridnn.runs.inference.trained_run import open_run
 from reference import network as net
 from reference.trained_runs import FEATURES, NETWORK, REGRESSION, regression_file, train, weights_of
 

@@ -31,7 +31,7 @@ MINIBATCHES = 8
 
 
 @dataclass(frozen=True)
-class TimedRun:
+class StepTime:
     """Seconds of a step.
 
     Attributes
@@ -60,7 +60,7 @@ class TrainingTimer:
     def __init__(self) -> None:
         self._grid = ProcessGrid(import_mpi().COMM_SELF)
 
-    def __call__(self, case: StepCase) -> TimedRun:
+    def __call__(self, case: StepCase) -> StepTime:
         """Time a step."""
         method = METHODS["gpipe" if case.microbatches > 1 else "sequential"]
         plan = PipelinePlan(method, 1, 1, case.microbatches, False, False, False, (len(case.model.layers),))
@@ -101,11 +101,11 @@ class TrainingTimer:
         engine.arrays.initialize(0)
         return engine
 
-    def _timed(self, train: Callable[[], None], instructions: int) -> TimedRun:
+    def _timed(self, train: Callable[[], None], instructions: int) -> StepTime:
         recorder = self._grid.recorder
         before, start = recorder.computing_seconds, perf_counter()
         train()
         seconds = perf_counter() - start
         after = recorder.computing_seconds
         spent = {kind: (after[kind] - before.get(kind, 0.0)) / STEPS for kind in after}
-        return TimedRun(seconds / STEPS, spent, instructions)
+        return StepTime(seconds / STEPS, spent, instructions)

@@ -12,12 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridnn.checkpoints.folder import checkpoint_folders
-from hybridnn.checkpoints.reading import Checkpoint, newest_sound, open_checkpoint
+from hybridnn.checkpoints.reading import Checkpoint, newest_valid, open_checkpoint
 from hybridnn.comm.agreement import agree
 from hybridnn.comm.group import Group
 from hybridnn.errors import DataError, SettingError
 from hybridnn.runs.folder import BEST_WEIGHTS, CHECKPOINTS, WEIGHTS
-from hybridnn.runs.history_file import read_history, read_sound_history, run_status
+from hybridnn.runs.history_file import read_history, read_valid_history, run_status
 from hybridnn.training.records import best_epoch
 from hybridnn.utils.files import read_npz
 
@@ -61,7 +61,7 @@ class WeightsSource:
 def find_weights(
     folder: Path, checkpoint: str | None = None, group: Group | None = None, *, best: bool = False
 ) -> WeightsSource:
-    """The weights that a run ended with, else those of its newest sound checkpoint.
+    """The weights that a run ended with, else those of its newest valid checkpoint.
 
     Parameters
     ----------
@@ -96,12 +96,12 @@ def find_weights(
     has_file, ended = facts
     if ended:
         return WeightsSource(folder / WEIGHTS, _last_step(folder))
-    newest, damaged = newest_sound(checkpoints, group)
+    newest, damaged = newest_valid(checkpoints, group)
     if newest is None:
         if has_file:  # of a run that goes on, from before
             return WeightsSource(folder / WEIGHTS, None, tuple(damaged))
         no_weights = f"{folder}: no {WEIGHTS}, which a run writes at its end"
-        raise DataError(f"{no_weights}, and no sound checkpoint{': ' if damaged else ''}{'; '.join(damaged)}")
+        raise DataError(f"{no_weights}, and no valid checkpoint{': ' if damaged else ''}{'; '.join(damaged)}")
     return _of_checkpoint(newest, damaged)
 
 
@@ -117,7 +117,7 @@ def _best_weights(folder: Path) -> WeightsSource:
         epoch, step, metric = int(arrays["epoch"]), int(arrays["step"]), float(arrays["metric"])
     except (LookupError, TypeError, ValueError) as error:
         raise DataError(f"{path}: does not name its epoch, step and metric") from error
-    epochs = read_sound_history(folder)[0].epochs
+    epochs = read_valid_history(folder)[0].epochs
     best = best_epoch(epochs)
     damaged: tuple[str, ...] = ()
     if epoch not in [record.epoch for record in epochs]:

@@ -17,7 +17,7 @@ from hybridnn.datasets import Dataset, Rows, SubsetRows, load_file, split, stand
 from hybridnn.errors import DataError, SettingError
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.runs.data import place_data
-from hybridnn.runs.trained.trained_run import TrainedRun, distribution_for, trainer_of
+from hybridnn.runs.inference.trained_run import TrainedRun, distribution_for, trainer_of
 from hybridnn.training.metrics import Metrics
 
 Part = Literal["test", "train", "all"]
