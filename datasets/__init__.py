@@ -1,15 +1,15 @@
-"""Data sets: a catalogue with sources and checksums, loaders, generated data, and preparation for training."""
+"""Data sets: a catalogue with sources and checksums, loaders, generated data, splitting and standardization."""
 
 from __future__ import annotations
 
 from .arrays import as_rows
-from .catalogue import catalogue, dataset_info
 from .download import fetch, is_fetched, locate
 from .info import DatasetInfo, RemoteFile, Task
-from .load import Variant, describe_dataset, load_dataset, load_file
-from .preparation import Standardizer, count_tests, split, standardized
+from .load import Variant, catalogue, dataset_info, describe_dataset, load_dataset
+from .preparation import StandardizedRows, Standardizer, count_tests, split
 from .rows import ArrayRows, Dataset, Rows, SubsetRows
 from .synthetic import SyntheticRows, SyntheticSpec
+from .user_file import load_file
 
 __all__ = [
     "ArrayRows",
@@ -17,6 +17,7 @@ __all__ = [
     "DatasetInfo",
     "RemoteFile",
     "Rows",
+    "StandardizedRows",
     "Standardizer",
     "SubsetRows",
     "SyntheticRows",
@@ -34,5 +35,4 @@ __all__ = [
     "load_file",
     "locate",
     "split",
-    "standardized",
 ]

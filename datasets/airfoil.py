@@ -10,9 +10,9 @@ from .rows import ArrayRows, Dataset
 
 __all__ = ["INFO", "PAPER_FEATURES", "load"]
 
-# Laugier et al. (2018, Table 1) train on 1503 x 4 inputs without naming them. We take the first four columns, the
-# conditions that were set: frequency, angle of attack, chord length and free-stream velocity. The fifth, the
-# displacement thickness of the boundary layer, is a consequence of these.
+# Laugier et al. (2018, Table 1) train on 1503 x 4 inputs without naming the columns. These are taken to be the
+# first four, the conditions of an experiment: frequency, angle of attack, chord length and free-stream velocity. The
+# fifth, the displacement thickness of the boundary layer, depends on them.
 PAPER_FEATURES = 4
 
 INFO = DatasetInfo(
@@ -53,7 +53,7 @@ def load(features: int = INFO.features, info: DatasetInfo = INFO) -> Dataset:
     Raises
     ------
     DataError
-        If the file is damaged or cannot be had.
+        If the file is damaged or cannot be downloaded.
     """
     for _, stream in open_members(info, info.files[0]):
         table = np.loadtxt(stream)

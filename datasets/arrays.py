@@ -1,4 +1,4 @@
-"""Checks of a user's arrays before anything is trained on them."""
+"""Checks of arrays that a user trains on."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ def as_rows(
     y : array_like, shape (samples,) or (samples, outputs)
         Integers are class labels, floats regression targets; one-dimensional targets become (samples, 1).
     task : {'classification', 'regression'}, optional
-        Decides instead of the dtype: integers with ``"regression"`` become floats.
+        Overrides the dtype: integers with ``"regression"`` become floats.
     classes : int, optional
-        Number of classes, where it is known: labels must lie below it.
+        Number of classes; labels must be less.
     part : str
-        Named in messages, for example ``"_train"`` gives "x_train".
+        Suffix of the names in messages: ``"_train"`` gives "x_train".
 
     Returns
     -------
     ArrayRows
-        Without a copy where the arrays are contiguous; labels as int64.
+        Contiguous arrays are not copied; labels are int64.
 
     Raises
     ------
     DataError
-        If shapes, dtypes or values do not fit; the message names the first bad row and column, counted from 0.
+        If shapes, dtypes or values are invalid; the message names the first such row and column, counted from 0.
     """
     inputs, targets = np.asarray(x), np.asarray(y)
     x_name, y_name = f"x{part}", f"y{part}"

@@ -1,4 +1,4 @@
-"""CIFAR-10: 32 x 32 colour images, published as pickles, which are read without letting them run anything."""
+"""CIFAR-10: 32 x 32 colour images from pickle files, read by an unpickler that executes no code of the file."""
 
 from __future__ import annotations
 
@@ -51,26 +51,28 @@ INFO = DatasetInfo(
 
 
 class _ArrayUnpickler(pickle.Unpickler):
-    """Admits NumPy arrays beside pickle's own strings, numbers, lists and dicts; every other name is refused."""
+    """Unpickler of NumPy arrays, strings, numbers, lists and dicts, which refuses all other objects."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return the object of an admitted name."""
+        """Return the object of an allowed name."""
         if (module, name) == ("numpy", "ndarray"):
             return np.ndarray
         if (module, name) == ("numpy", "dtype"):
             return np.dtype
         if module in ("numpy.core.multiarray", "numpy._core.multiarray") and name == "_reconstruct":
-            return np.empty(0).__reduce__()[0]  # wherever this version of NumPy keeps the function
-        raise DataError(f"the pickle asks for {module}.{name}: only arrays, strings, numbers, lists and dicts are read")
+            return np.empty(0).__reduce__()[0]  # its module depends on the version of NumPy
+        raise DataError(
+            f"the pickle refers to {module}.{name}: only arrays, strings, numbers, lists and dicts are read"
+        )
 
 
 def read_batch(stream: IO[bytes]) -> PixelRows:
-    """Read one pickled batch whose checksum held.
+    """Read one pickled batch, whose checksum has been verified.
 
     Raises
     ------
     DataError
-        If it holds anything but arrays, strings, numbers, lists and dicts.
+        If it contains other objects than arrays, strings, numbers, lists and dicts.
     """
     batch = _ArrayUnpickler(stream, encoding="bytes").load()
     return PixelRows(batch[b"data"], np.array(batch[b"labels"], dtype=np.uint8), white=255)
@@ -82,7 +84,7 @@ def load(info: DatasetInfo = INFO) -> Dataset:
     Raises
     ------
     DataError
-        If a file is damaged or cannot be had.
+        If a file is damaged or cannot be downloaded.
     """
     batches = {path: read_batch(stream) for path, stream in open_members(info, info.files[0])}
     train, test = (

@@ -1,4 +1,4 @@
-"""UCI handwritten digits, 8 x 8 pixels: small, and shipped with the package."""
+"""UCI handwritten digits, 8 x 8 pixels; the file is part of the package."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def load(info: DatasetInfo = INFO) -> Dataset:
     Raises
     ------
     DataError
-        If the shipped file is damaged.
+        If the file of the package is damaged.
     """
     with np.load(locate(info, info.files[0]), allow_pickle=False) as arrays:
         train = PixelRows(arrays["x"], arrays["y"], white=16)

@@ -1,4 +1,4 @@
-"""Find the files of a data set on disk, or download them; nothing is used before its checksum holds."""
+"""Search for the files of data sets on disk, download, and verification of their checksums."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["cache_folder", "fetch", "is_fetched", "locate", "open_members"]
 
 
 def cache_folder() -> Path:
-    """Return the folder for downloads: ``$HYBRIDNN_CACHE``, or the system's cache folder for the user."""
+    """Return the folder for downloads: ``$HYBRIDNN_CACHE``, or the user's cache folder of the system."""
     chosen = os.environ.get("HYBRIDNN_CACHE")
     if chosen:
         return Path(chosen).expanduser()
@@ -31,15 +31,15 @@ def cache_folder() -> Path:
 
 
 def locate(info: DatasetInfo, file: RemoteFile, folder: Path | None = None) -> Path:
-    """Return the path of a file of a data set, verified, downloading it if it is nowhere on disk.
+    """Return the verified path of a file of a data set, after a download if the file is not on disk.
 
-    Looked for in `folder` if given, otherwise in ``$HYBRIDNN_DATA`` and then in the cache folder; in each first in a
-    sub-folder named after the data set.
+    The search covers `folder` if given, otherwise ``$HYBRIDNN_DATA`` and then the cache folder; in each of them a
+    sub-folder named after the data set comes first.
 
     Raises
     ------
     DataError
-        If a file there has another checksum, or if the download fails; the message says what to do.
+        If a file has another checksum, or if the download fails; the message gives advice.
     """
     if not file.url:
         shipped = Path(__file__).with_name(file.name)
@@ -53,10 +53,10 @@ def locate(info: DatasetInfo, file: RemoteFile, folder: Path | None = None) -> P
 
 
 def open_members(info: DatasetInfo, archive: RemoteFile, folder: Path | None = None) -> Iterator[tuple[str, IO[bytes]]]:
-    """Yield (path, stream) of each member of an archive, verified, in no promised order.
+    """Yield (path, stream) of each verified member of an archive, in arbitrary order.
 
-    Members that lie unpacked in the folders of `locate` are read there, and the archive is not needed.
-    A stream is valid until the next one is asked for.
+    Unpacked members in the folders of `locate` are used in place of the archive. A stream is valid until the next one
+    is yielded.
 
     Raises
     ------
@@ -80,7 +80,7 @@ def open_members(info: DatasetInfo, archive: RemoteFile, folder: Path | None = N
 
 
 def fetch(info: DatasetInfo, folder: Path | None = None) -> list[Path]:
-    """Make all files of a data set present on disk, verified, and return their paths (see `locate`).
+    """Download the missing files of a data set, verify all of them, and return their paths (see `locate`).
 
     Raises
     ------
@@ -90,14 +90,14 @@ def fetch(info: DatasetInfo, folder: Path | None = None) -> list[Path]:
     paths = []
     for file in info.files:
         if file.members:
-            deque(open_members(info, file, folder), maxlen=0)  # running through the members verifies them
+            deque(open_members(info, file, folder), maxlen=0)  # iterating verifies the members
         unpacked = _unpacked(info, file, folder)
         paths.extend([path for _, path in unpacked] or [locate(info, file, folder)])
     return paths
 
 
 def is_fetched(info: DatasetInfo, folder: Path | None = None) -> bool:
-    """Whether all files of a data set are on disk, where `locate` looks for them; their checksums are not computed.
+    """Whether all files of a data set are on disk, in the folders of `locate`; checksums are not computed.
 
     Raises
     ------
@@ -129,7 +129,7 @@ def _find(info: DatasetInfo, name: str, folder: Path | None) -> Path | None:
 
 
 def _unpacked(info: DatasetInfo, archive: RemoteFile, folder: Path | None) -> list[tuple[Member, Path]]:
-    """Return all members with where they lie unpacked, or nothing when one of them is missing."""
+    """Return all members with the paths of their unpacked files; empty if one of them is missing."""
     found = [(member, _find(info, member.path, folder)) for member in archive.members]
     present = [(member, path) for member, path in found if path is not None]
     return present if len(present) == len(found) else []
@@ -140,14 +140,14 @@ def _zip_members(path: Path, members: Sequence[Member]) -> Iterator[tuple[str, I
         for member in members:
             with archive.open(member.path) as stream:
                 _compare(path, member.sha256, _sha256(stream), member.path)
-            with archive.open(member.path) as stream:  # twice: a member may be too large to keep
+            with archive.open(member.path) as stream:  # opened twice: a member may exceed the memory
                 yield member.path, stream
 
 
 def _tar_members(path: Path, members: Sequence[Member]) -> Iterator[tuple[str, IO[bytes]]]:
     wanted = {member.path: member for member in members}
     with tarfile.open(path) as archive:
-        for entry in archive:  # in the archive's order: a compressed stream only reads forward
+        for entry in archive:  # in this order, because a compressed stream is read only forward
             stream = archive.extractfile(entry) if entry.name in wanted else None
             if stream is None:
                 continue
@@ -162,7 +162,7 @@ def _download(info: DatasetInfo, file: RemoteFile, folder: Path) -> Path:
     import pooch
 
     known = f"sha256:{file.sha256}" if file.sha256 else None
-    try:  # pooch writes to a temporary file and moves it into place once its checksum holds
+    try:  # pooch moves a temporary file into place after it has verified the checksum
         return Path(pooch.retrieve(file.url, known_hash=known, fname=file.name, path=folder))
     except OSError as error:
         cause = f"{type(error).__name__}: {error}".splitlines()[0]

@@ -1,4 +1,4 @@
-"""UCI gas sensors under dynamic gas mixtures, the part with ethylene and methane."""
+"""UCI gas sensor array under dynamic gas mixtures: the file of ethylene and methane."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .rows import ArrayRows, Dataset
 __all__ = ["INFO", "ROWS", "load"]
 
 ROWS = 4_178_504
-"""Samples there are, of which the first are used unless set otherwise."""
+"""Samples in the file; by default only the first are used."""
 
 _GASES, _SENSORS = 2, 16
 
@@ -48,12 +48,12 @@ INFO = DatasetInfo(
 
 
 def load(rows: int = INFO.train_samples, info: DatasetInfo = INFO) -> Dataset:
-    """Load the first `rows` rows: 16 sensors in, methane and ethylene out.
+    """Load the first `rows` rows: 16 sensors as inputs, methane and ethylene as targets.
 
     Raises
     ------
     DataError
-        If the file is damaged or cannot be had.
+        If the file is damaged or cannot be downloaded.
     """
     columns = range(1, 1 + _GASES + _SENSORS)  # column 0 is the time
     for _, stream in open_members(info, info.files[0]):

@@ -1,4 +1,4 @@
-"""What is known of a data set: its shape, its source and how its files are recognized."""
+"""Catalogue entries of data sets: shapes, source, files and checksums."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class Member:
     Parameters
     ----------
     path : str
-        Its path inside the archive, and so below the folder where someone unpacked it.
+        Path inside the archive, and below the folder of an unpacked archive.
     sha256 : str
-        Its checksum, in hexadecimal.
+        Checksum in hexadecimal.
     """
 
     path: str
@@ -35,13 +35,13 @@ class RemoteFile:
     name : str
         File name on disk.
     url : str
-        Where to download it; empty when the file comes with the package.
+        Source of the download; empty for a file that is part of the package.
     sha256 : str or None
-        Checksum in hexadecimal. None when no checksum of the archive is published: then those of its members decide.
+        Checksum in hexadecimal; None if none is published for the archive, whose members are then verified.
     size : int or None
-        Bytes; None when not known.
+        Bytes; None if unknown.
     members : tuple of Member
-        For an archive, the files to read out of it.
+        Files that are read from an archive.
     """
 
     name: str
@@ -58,19 +58,20 @@ class DatasetInfo:
     Parameters
     ----------
     name, title, description : str
-        The key in the catalogue, a title and one sentence.
+        Key in the catalogue, title, and one sentence.
     task : {'classification', 'regression'}
-        What is learned.
+        Kind of the targets.
     features, outputs : int
         Inputs per sample; classes or target columns.
     train_samples, test_samples : int
-        Sizes of the parts; ``test_samples`` is 0 when the set has no test part of its own.
+        Sizes of the data splits; ``test_samples`` is 0 if the data set has no test split.
     licence, citation, source : str
         Terms of use, what to cite, and the page that describes the set.
     files : tuple of RemoteFile
-        What is downloaded or shipped; empty for generated data.
+        Empty for generated data.
     own_folder : bool
-        True when another set uses the same file names, so files count only in a folder named after the set.
+        True if another data set uses the same file names: files are then read only from a folder named after
+        this one.
     """
 
     name: str

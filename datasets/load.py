@@ -1,26 +1,56 @@
-"""Load any data set of the catalogue by its name."""
+"""The catalogue of data sets, and the function that loads one of them by name."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import difflib
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Literal
 
 import numpy as np
 
-from hybridnn.errors import SettingError
+from hybridnn.errors import DataError, SettingError
 
 from . import airfoil, cifar10, digits, ethylene, mnist
 from . import synthetic as generated
-from .catalogue import dataset_info
 from .info import DatasetInfo
-from .own_file import load_file
 from .rows import Dataset, SubsetRows
 from .synthetic import SyntheticSpec
 
-__all__ = ["Variant", "describe_dataset", "load_dataset", "load_file"]
+__all__ = ["Variant", "catalogue", "dataset_info", "describe_dataset", "load_dataset"]
 
 Variant = Literal["all", "paper"]
+
+
+def catalogue() -> Mapping[str, DatasetInfo]:
+    """Return every known data set by name, the default (digits) first."""
+    infos = (
+        digits.INFO,
+        airfoil.INFO,
+        ethylene.INFO,
+        mnist.INFO,
+        mnist.FASHION_INFO,
+        cifar10.INFO,
+        generated.INFO,
+    )
+    return MappingProxyType({info.name: info for info in infos})
+
+
+def dataset_info(name: str) -> DatasetInfo:
+    """Look up one data set.
+
+    Raises
+    ------
+    DataError
+        If the name is unknown; the message lists the nearest known names, or all of them.
+    """
+    known = catalogue()
+    if name in known:
+        return known[name]
+    near = difflib.get_close_matches(name.lower(), known, n=3)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(known)}"
+    raise DataError(f"data.name = {name!r}: no such data set; {hint}")
 
 
 def load_dataset(
@@ -31,19 +61,19 @@ def load_dataset(
     Parameters
     ----------
     name : str
-        Its name in the catalogue.
+        Key in the catalogue.
     variant : {'all', 'paper'}
         ``"paper"`` uses what Laugier et al. (2018, Table 1) did: four of the five features of airfoil (see
         `airfoil.PAPER_FEATURES`). For ethylene that is the default, the first 700,000 rows.
     rows : int, optional
-        Keep only the first so many training samples. For ethylene it may exceed the default, up to 4,178,504.
+        Number of training samples to keep, from the first on. At most 4,178,504 for ethylene.
     synthetic : SyntheticSpec, optional
-        What to generate, only for ``"synthetic"``.
+        Parameters of the generated data; only for ``"synthetic"``.
 
     Raises
     ------
     DataError
-        If there is no such data set, or its files are damaged or cannot be had.
+        If the name is unknown, or if files are damaged or cannot be downloaded.
     SettingError
         If an option does not fit the data set.
     """
@@ -60,19 +90,19 @@ def load_dataset(
     dataset = loaders[name]()
     if rows is None:
         return dataset
-    _require_rows(name, rows, dataset.train.samples)  # the file may be shorter than it should be
+    _require_rows(name, rows, dataset.train.samples)  # the file may have fewer rows than expected
     return replace(dataset, train=SubsetRows(dataset.train, np.arange(rows)))
 
 
 def describe_dataset(
     name: str, *, variant: Variant = "all", rows: int | None = None, synthetic: SyntheticSpec | None = None
 ) -> DatasetInfo:
-    """Tell the shape of what `load_dataset` loads with the same options, without a look at any file.
+    """Describe the data set that `load_dataset` loads with the same options, without reading any file.
 
     Raises
     ------
     DataError
-        If there is no such data set.
+        If the name is unknown.
     SettingError
         If an option does not fit the data set.
     """

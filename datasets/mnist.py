@@ -87,7 +87,7 @@ def load(info: DatasetInfo = INFO) -> Dataset:
     Raises
     ------
     DataError
-        If a file is damaged or cannot be had.
+        If a file is damaged or cannot be downloaded.
     """
     train_x, train_y, test_x, test_y = (read_idx(locate(info, file)) for file in info.files)
     train, test = (
@@ -103,7 +103,7 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
     Raises
     ------
     DataError
-        If the file is of another form.
+        If the file has another format.
     """
     content = gzip.decompress(path.read_bytes())
     if content[:3] != b"\0\0\x08":

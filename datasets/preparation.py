@@ -1,4 +1,4 @@
-"""Split off a test part, and standardize with the training part's statistics."""
+"""Splitting of samples into training and test split, and standardization with the statistics of the training split."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from numpy.typing import NDArray
 
 from hybridnn.errors import DataError, SettingError
 
-from .rows import Rows, SubsetRows
+from .rows import Rows, RowsView, SubsetRows
 
-__all__ = ["StandardizedRows", "Standardizer", "count_tests", "split", "standardized"]
+__all__ = ["StandardizedRows", "Standardizer", "count_tests", "split"]
 
-_SPLIT_STREAM = 0x73706C74  # keeps the split apart from other uses of the same seed
+_SPLIT_STREAM = 0x73706C74  # makes this use of a seed independent of others
 
 
 def split(rows: Rows, test_fraction: float, seed: int) -> tuple[SubsetRows, SubsetRows]:
-    """Divide samples at random into a training and a test part, the same for the same seed everywhere.
+    """Divide samples at random into a training and a test split, a function of the seed.
 
     Parameters
     ----------
     rows : Rows
-        All samples, of a set without a test part of its own.
+        All samples of a data set without a test split.
     test_fraction : float
-        Above 0 and below 1; rounded to whole samples, at least one on either side.
+        Above 0 and below 1; rounded to whole samples, at least one in each split.
     seed : int
         At least 0.
 
@@ -49,7 +49,7 @@ def split(rows: Rows, test_fraction: float, seed: int) -> tuple[SubsetRows, Subs
 
 
 def count_tests(samples: int, test_fraction: float) -> int:
-    """Count the samples that `split` puts into the test part; parameters and errors are those of `split`."""
+    """Number of samples that `split` puts into the test split; parameters and errors are those of `split`."""
     if not 0 < test_fraction < 1:
         raise SettingError("data.test_fraction", test_fraction, "must lie above 0 and below 1")
     if samples < 2:
@@ -59,7 +59,7 @@ def count_tests(samples: int, test_fraction: float) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Standardizer:
-    """Column means and scales of a training part; standardized is ``(value - mean) / scale``.
+    """Column means and scales of a training split; standardization computes ``(value - mean) / scale``.
 
     Parameters
     ----------
@@ -78,7 +78,7 @@ class Standardizer:
     def fit(cls, rows: Rows, block: int = 4096) -> Standardizer:
         """Compute means and standard deviations in float64, in two passes over blocks of `block` samples.
 
-        A constant column gets scale 1, and so becomes 0.
+        A constant column has scale 1 and is standardized to 0.
 
         Raises
         ------
@@ -100,23 +100,23 @@ class Standardizer:
         return _applied(x, self.x_mean, self.x_scale)
 
     def apply_y(self, y: NDArray[Any]) -> NDArray[Any]:
-        """Standardize targets (n, outputs) into a new array; labels are returned as they are."""
+        """Standardize targets (n, outputs) into a new array; labels are returned unchanged."""
         return y if self.y_mean is None or self.y_scale is None else _applied(y, self.y_mean, self.y_scale)
 
     def restore_y(self, y: NDArray[Any]) -> NDArray[Any]:
-        """Undo `apply_y`, for example on predictions; for classification `y` is returned as it is."""
+        """Undo `apply_y`, for example on predictions; for classification `y` is returned unchanged."""
         if self.y_mean is None or self.y_scale is None:
             return y
         restored: NDArray[Any] = (y * self.y_scale + self.y_mean).astype(_floating(y))
         return restored
 
     def to_arrays(self) -> dict[str, NDArray[np.float64]]:
-        """Return the arrays by name, for a file."""
+        """Return the arrays by name."""
         return {name: array for name, array in vars(self).items() if array is not None}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Standardizer:
-        """Build from what `to_arrays` returned; other keys are ignored.
+        """Build from the arrays of `to_arrays`; other keys are ignored.
 
         Raises
         ------
@@ -131,37 +131,36 @@ class Standardizer:
 
 
 @dataclass(frozen=True, eq=False)
-class StandardizedRows:
-    """Rows that are standardized when taken.
+class StandardizedRows(RowsView):
+    """Rows that are standardized when they are taken.
 
     Parameters
     ----------
     rows : Rows
-        The samples as they are.
+        Samples before standardization.
     standardizer : Standardizer
-        Means and scales, of the training part.
+        Means and scales of the training split.
+
+    Raises
+    ------
+    DataError
+        If the numbers of columns differ.
     """
 
-    rows: Rows
     standardizer: Standardizer
 
-    @property
-    def samples(self) -> int:
-        """Number of samples."""
-        return self.rows.samples
-
-    @property
-    def features(self) -> int:
-        """Inputs per sample."""
-        return self.rows.features
-
-    @property
-    def targets_shape(self) -> tuple[int, ...]:
-        """Shape of one target."""
-        return self.rows.targets_shape
+    def __post_init__(self) -> None:
+        """Compare the numbers of columns."""
+        x_mean, y_mean = self.standardizer.x_mean, self.standardizer.y_mean
+        outputs = () if y_mean is None else y_mean.shape
+        if (self.features, self.targets_shape) != (x_mean.size, outputs):
+            raise DataError(
+                f"the data have {self.features} features and targets of shape {self.targets_shape}, "
+                f"the standardization is for {x_mean.size} and {outputs}"
+            )
 
     def take(self, indices: NDArray[np.int64], x: NDArray[Any] | None, y: NDArray[Any] | None) -> None:
-        """See `Rows.take`; computed in float64, as float32 would lose small changes about a large mean."""
+        """See `Rows.take`; computed in float64, because float32 would lose small changes about a large mean."""
         wide_x = None if x is None else np.empty(x.shape)
         wide_y = np.empty(y.shape) if y is not None and self.targets_shape else y
         self.rows.take(indices, wide_x, wide_y)
@@ -171,32 +170,15 @@ class StandardizedRows:
             y[...] = self.standardizer.apply_y(wide_y)
 
 
-def standardized(rows: Rows, standardizer: Standardizer) -> StandardizedRows:
-    """Return rows that `standardizer` is applied to when they are taken.
-
-    Raises
-    ------
-    DataError
-        If the numbers of columns differ.
-    """
-    outputs = () if standardizer.y_mean is None else standardizer.y_mean.shape
-    if (rows.features, rows.targets_shape) != (standardizer.x_mean.size, outputs):
-        raise DataError(
-            f"the data have {rows.features} features and targets of shape {rows.targets_shape}, "
-            f"the standardization is for {standardizer.x_mean.size} and {outputs}"
-        )
-    return StandardizedRows(rows, standardizer)
-
-
 def _moments(rows: Rows, block: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return mean and summed squared distance from it of each column, the inputs and then the targets."""
+    """Mean of each column and sum of its squared deviations; inputs first, then targets."""
     total = np.zeros(rows.features + sum(rows.targets_shape))
     low, high = np.full_like(total, np.inf), np.full_like(total, -np.inf)
     for table in _tables(rows, block):
         total += table.sum(axis=0)
         np.minimum(low, table.min(axis=0), out=low)
         np.maximum(high, table.max(axis=0), out=high)
-    mean = np.where(low == high, low, total / rows.samples)  # a constant column's mean is exact
+    mean = np.where(low == high, low, total / rows.samples)  # exact for a constant column
     squares = np.zeros_like(total)
     for table in _tables(rows, block):
         table -= mean
@@ -205,12 +187,12 @@ def _moments(rows: Rows, block: int) -> tuple[NDArray[np.float64], NDArray[np.fl
 
 
 def _tables(rows: Rows, block: int) -> Iterator[NDArray[np.float64]]:
-    """Yield blocks of samples as (n, features + outputs); labels are left out. The memory is reused."""
-    memory = np.empty((min(block, rows.samples), rows.features + sum(rows.targets_shape)))
-    labels = np.empty(len(memory), dtype=np.int64)
+    """Yield blocks of samples as (n, features + outputs) without labels; the workspace is reused."""
+    workspace = np.empty((min(block, rows.samples), rows.features + sum(rows.targets_shape)))
+    labels = np.empty(len(workspace), dtype=np.int64)
     for start in range(0, rows.samples, block):
         indices = np.arange(start, min(start + block, rows.samples))
-        table = memory[: indices.size]
+        table = workspace[: indices.size]
         targets = table[:, rows.features :] if rows.targets_shape else labels[: indices.size]
         rows.take(indices, table[:, : rows.features], targets)
         yield table

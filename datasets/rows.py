@@ -1,4 +1,4 @@
-"""Samples of a data set behind one small interface, so that data may be held, shared or generated on demand."""
+"""Interface of samples, which may be held in arrays, derived from other samples, or generated on demand."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 from .info import Task
 
-__all__ = ["ArrayRows", "Dataset", "PixelRows", "Rows", "SubsetRows", "check_indices"]
+__all__ = ["ArrayRows", "Dataset", "PixelRows", "Rows", "RowsView", "SubsetRows", "check_indices"]
 
 
 class Rows(Protocol):
-    """The samples of one part of a data set.
+    """Samples of one data split.
 
     Attributes
     ----------
@@ -39,7 +39,7 @@ class Rows(Protocol):
     def take(self, indices: NDArray[np.int64], x: NDArray[Any] | None, y: NDArray[Any] | None) -> None:
         """Write the samples at `indices` to `x` (n, features) and `y` (n,) + targets_shape, in the dtypes of those.
 
-        Either may be None where it is not wanted.
+        None in place of an array skips it.
 
         Raises
         ------
@@ -50,24 +50,24 @@ class Rows(Protocol):
 
 def check_indices(indices: NDArray[np.int64], samples: int) -> None:
     """Raise IndexError unless all `indices` lie in [0, samples)."""
-    # Read as unsigned, a negative index is a huge one: a single reduction covers both ends.
+    # Negative indices become large when viewed as unsigned, so one reduction checks both ends.
     if indices.size and np.maximum.reduce(indices.view(np.uint64)) >= samples:
         raise IndexError(f"sample indices {indices.min()} to {indices.max()} do not all lie in 0 to {samples - 1}")
 
 
 def _gather(source: NDArray[Any], indices: NDArray[np.int64], out: NDArray[Any] | None) -> None:
-    """Copy rows of `source` to `out`, if wanted; without a temporary array when the dtypes agree."""
+    """Copy rows of `source` to `out` unless it is None; no temporary array if the dtypes agree."""
     if out is None:
         return
     if source.dtype == out.dtype:
-        source.take(indices, 0, out, "clip")  # checked before; "raise" would buffer the output
+        source.take(indices, 0, out, "clip")  # indices are checked; "raise" would buffer the output
     else:
         out[...] = source[indices]
 
 
 @dataclass(frozen=True, eq=False)
 class ArrayRows:
-    """Samples held in arrays; `hybridnn.datasets.as_rows` makes one from arrays that need checking.
+    """Samples held in arrays; `hybridnn.datasets.as_rows` checks arrays before it makes one.
 
     Parameters
     ----------
@@ -81,7 +81,7 @@ class ArrayRows:
     y: NDArray[Any]
 
     def __post_init__(self) -> None:
-        """Make both arrays contiguous: ``np.take`` would otherwise copy all of them at each call."""
+        """Make both arrays contiguous: ``np.take`` would otherwise copy each of them in every call."""
         object.__setattr__(self, "x", np.ascontiguousarray(self.x))
         object.__setattr__(self, "y", np.ascontiguousarray(self.y))
 
@@ -109,16 +109,16 @@ class ArrayRows:
 
 @dataclass(frozen=True, eq=False)
 class PixelRows:
-    """Images kept as bytes, an eighth of float64, and scaled to [0, 1] when taken.
+    """Images held as bytes and scaled to [0, 1] when they are taken.
 
     Parameters
     ----------
     pixels : ndarray of uint8, shape (samples, features)
-        Grey or colour values.
+        Grey values or colour components.
     labels : ndarray of integers, shape (samples,)
         Classes.
     white : int
-        The value that becomes 1.
+        Value that is scaled to 1.
     """
 
     pixels: NDArray[np.uint8]
@@ -137,7 +137,7 @@ class PixelRows:
 
     @property
     def targets_shape(self) -> tuple[int, ...]:
-        """Shape of one target: a label."""
+        """Shape of one target: that of an integer label."""
         return ()
 
     def take(self, indices: NDArray[np.int64], x: NDArray[Any] | None, y: NDArray[Any] | None) -> None:
@@ -149,24 +149,21 @@ class PixelRows:
 
 
 @dataclass(frozen=True, eq=False)
-class SubsetRows:
-    """Some samples of other rows, without a copy of them.
+class RowsView:
+    """Base of rows that are derived from other rows, of the same shapes.
 
     Parameters
     ----------
     rows : Rows
-        Where the samples are.
-    chosen : ndarray of int64, shape (n,)
-        Indices into `rows`.
+        Underlying samples.
     """
 
     rows: Rows
-    chosen: NDArray[np.int64]
 
     @property
     def samples(self) -> int:
-        """Number of chosen samples."""
-        return self.chosen.size
+        """Number of samples."""
+        return self.rows.samples
 
     @property
     def features(self) -> int:
@@ -178,6 +175,26 @@ class SubsetRows:
         """Shape of one target."""
         return self.rows.targets_shape
 
+
+@dataclass(frozen=True, eq=False)
+class SubsetRows(RowsView):
+    """A selection of other rows, without a copy.
+
+    Parameters
+    ----------
+    rows : Rows
+        All samples.
+    chosen : ndarray of int64, shape (n,)
+        Indices into `rows`.
+    """
+
+    chosen: NDArray[np.int64]
+
+    @property
+    def samples(self) -> int:
+        """Number of chosen samples."""
+        return self.chosen.size
+
     def take(self, indices: NDArray[np.int64], x: NDArray[Any] | None, y: NDArray[Any] | None) -> None:
         """See `Rows.take`."""
         check_indices(indices, self.samples)
@@ -186,22 +203,22 @@ class SubsetRows:
 
 @dataclass(frozen=True)
 class Dataset:
-    """A data set ready to train on.
+    """A data set: its data splits and the shapes of its samples.
 
     Parameters
     ----------
     name : str
         Name in the catalogue, or of the user's file.
     task : {'classification', 'regression'}
-        What is learned.
+        Kind of the targets.
     features, outputs : int
         Inputs per sample; classes or target columns.
     train, test : Rows
-        The two parts; `test` is None when the set has none of its own.
+        Data splits; `test` is None if the data set has no test split.
     inputs, ignored : tuple of str
-        Columns of a ``.csv`` file: those that are the features, in order, and those that are not used.
+        Columns of a ``.csv`` file: those that are the features, in order, and the unused ones.
     task_reason : str
-        What of a user's file made it this task, in words.
+        Property of a user's file from which the task follows.
     """
 
     name: str

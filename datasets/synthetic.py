@@ -1,8 +1,8 @@
-"""Data of any size, generated on demand.
+"""Generated data of any size, computed when samples are taken.
 
-Every number is a function of (seed, stream, position) alone: the SplitMix64 generator is a counter passed through a
-mixing function, so its n-th output costs the same as its first (Steele, Lea and Flood 2014,
-doi:10.1145/2660193.2660195). Any rank generates any rows, alike everywhere, and nobody holds the whole.
+Every element is a function of (seed, stream, position): the SplitMix64 generator passes a counter through a mixing
+function, so its n-th output costs as much as its first (Steele, Lea and Flood 2014, doi:10.1145/2660193.2660195). So
+any rank can generate any rows, with equal values on all ranks, and no rank holds the whole data set.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ HIDDEN = 32
 """Hidden units of the teacher network."""
 
 SEPARATION = 3.0
-"""Root mean square distance of a cluster's mean from the origin; two means lie about 4.2 standard deviations apart."""
+"""Root mean square distance of a cluster's mean from the origin; two means are about 4.2 standard deviations apart."""
 
 _GAMMA, _MIX_1, _MIX_2 = (np.uint64(c) for c in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 
 
 class _Stream(IntEnum):
-    """Independent sequences of one seed."""
+    """Independent random sequences of one seed."""
 
     INPUTS = 0
     NOISE = 1
@@ -42,18 +42,18 @@ class _Stream(IntEnum):
 
 @dataclass(frozen=True)
 class SyntheticSpec:
-    """What to generate.
+    """Parameters of generated data.
 
     Parameters
     ----------
     task : {'regression', 'classification'}
         A random teacher network, or Gaussian clusters of unit variance, one per class.
     samples, test_samples : int
-        Sizes of the two parts; no test part if `test_samples` is 0.
+        Sizes of the data splits; there is no test split if `test_samples` is 0.
     inputs, outputs : int
         Inputs per sample; target columns or classes.
     noise : float
-        Standard deviation of what is added to regression targets, which themselves vary by about 0.6.
+        Standard deviation of the noise in regression targets, which have a standard deviation of about 0.6 without it.
     seed : int
         At least 0.
 
@@ -85,14 +85,14 @@ class SyntheticSpec:
 
 
 class SyntheticRows:
-    """Samples `start` to `stop` of a specification, generated when taken.
+    """Samples of a specification, generated when they are taken.
 
     Parameters
     ----------
     spec : SyntheticSpec
-        What to generate.
+        Parameters of the data.
     start, stop : int
-        The first sample and the one after the last, in the numbering of the whole.
+        First sample and the one after the last, counted over both data splits.
     """
 
     def __init__(self, spec: SyntheticSpec, start: int, stop: int) -> None:
@@ -130,7 +130,7 @@ class SyntheticRows:
 
 
 def load(spec: SyntheticSpec | None = None) -> Dataset:
-    """Make the data set of a specification; nothing is generated yet."""
+    """Make the data set of a specification, without generating samples."""
     spec = spec or SyntheticSpec()
     train = SyntheticRows(spec, 0, spec.samples)
     test = SyntheticRows(spec, spec.samples, spec.samples + spec.test_samples) if spec.test_samples else None
@@ -165,7 +165,7 @@ INFO = DatasetInfo(
 
 
 def _mix(bits: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Scramble 64-bit counters in place (SplitMix64's finalizer)."""
+    """Mix the bits of 64-bit counters in place (finalizer of SplitMix64)."""
     bits ^= bits >> np.uint64(30)
     bits *= _MIX_1
     bits ^= bits >> np.uint64(27)
@@ -179,7 +179,7 @@ def _key(seed: int, stream: _Stream) -> np.uint64:
 
 
 def _random_bits(key: np.uint64, numbers: NDArray[np.uint64], width: int) -> NDArray[np.uint64]:
-    """Return `width` random words for each sample number, shape (n, width)."""
+    """Return `width` random 64-bit integers for each sample number, shape (n, width)."""
     first = numbers[:, None] * np.uint64(width)
     counters: NDArray[np.uint64] = np.add(first, np.arange(1, width + 1, dtype=np.uint64), dtype=np.uint64)
     counters *= _GAMMA
@@ -188,10 +188,10 @@ def _random_bits(key: np.uint64, numbers: NDArray[np.uint64], width: int) -> NDA
 
 
 def _normals(key: np.uint64, numbers: NDArray[np.uint64], width: int) -> NDArray[np.float64]:
-    """Return standard normal numbers, shape (n, width), by inversion of the distribution function."""
-    from scipy.special import ndtri  # here, because importing it takes longer than all else in this package
+    """Return standard normal variates, shape (n, width), by inversion of the distribution function."""
+    from scipy.special import ndtri  # imported here because the import is slow
 
-    # The middle of one of 2**52 equal intervals is never 0 or 1.
+    # Midpoints of 2**52 equal intervals: never 0 or 1.
     uniform = (_random_bits(key, numbers, width) >> np.uint64(12)).astype(np.float64)
     uniform += 0.5
     uniform *= 2.0**-52
@@ -204,7 +204,7 @@ def _philox(seed: int, stream: _Stream) -> np.random.Generator:
 
 
 def _teacher(spec: SyntheticSpec) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the teacher's weights, (inputs, 32) and (32, outputs), scaled to keep variances near one."""
+    """Weights of the teacher, (inputs, 32) and (32, outputs), scaled so that variances are about one."""
     generator = _philox(spec.seed, _Stream.TEACHER)
     first = generator.standard_normal((spec.inputs, HIDDEN)) / np.sqrt(spec.inputs)
     return first, generator.standard_normal((HIDDEN, spec.outputs)) / np.sqrt(HIDDEN)
@@ -216,10 +216,9 @@ def _teach(inputs: NDArray[np.float64], first: NDArray[np.float64], second: NDAr
 
 
 def _ordered_product(left: NDArray[np.float64], right: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return ``left @ right``, summed in one fixed order.
+    """Return ``left @ right``, summed in a fixed order.
 
-    A BLAS sums in an order that depends on the number of rows, so that a sample's last bits would depend on its
-    neighbours in the minibatch.
+    BLAS sums in an order that depends on the number of rows: the last bits of a sample would depend on the minibatch.
     """
     total = np.zeros((len(left), right.shape[1]))
     for column, row in zip(left.T, right, strict=True):

@@ -1,4 +1,4 @@
-"""Tables of named columns from `.csv` files."""
+"""Reader of `.csv` tables with named columns."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from hybridnn.utils.text import printable, shown_path
 __all__ = ["NAMES_SHOWN", "column_list", "input_columns", "read_columns"]
 
 LINE_CHARACTERS = 1 << 28
-"""Longest line that is read: ten million columns."""
+"""Limit of characters per line, enough for ten million columns."""
 
 NAMES_SHOWN = 12
-"""Names of columns that a message lists."""
+"""Limit of column names in a message."""
 
 PANDAS_INDEX = "pandas writes its index so; df.to_csv(file, index=False) leaves it out"
 
@@ -35,12 +35,11 @@ def read_columns(
 
     Parameters
     ----------
-    path : Path
     choose : callable
-        Takes the names of all columns, each there once, and returns those to read; cells of the others may hold
-        anything.
+        Takes the names of all columns, which are unique, and returns those to read; cells of other columns are not
+        checked.
     labels : sequence of str
-        Columns whose cells are examined for decimal points.
+        Columns that are checked for decimal points.
 
     Returns
     -------
@@ -72,14 +71,14 @@ def read_columns(
 
 
 def column_list(names: Sequence[str]) -> str:
-    """Names of columns for a message, not all of many."""
+    """Names of columns for a message, at most `NAMES_SHOWN` of them."""
     shown = ", ".join(printable(name, 40) for name in names[:NAMES_SHOWN])
     more = len(names) - NAMES_SHOWN
     return f"{shown} and {more:,} more" if more > 0 else shown or "none"
 
 
 def input_columns(path: Path, names: Sequence[str], targets: Sequence[str], inputs: Sequence[str]) -> list[str]:
-    """Columns to take as inputs: those of `inputs`, in their order; without any, all of `names` but `targets`.
+    """Input columns: those of `inputs`, in their order; if empty, all of `names` but `targets`.
 
     Raises
     ------
@@ -95,7 +94,7 @@ def input_columns(path: Path, names: Sequence[str], targets: Sequence[str], inpu
 
 
 def _lines(called: str, file: io.TextIOWrapper) -> Iterator[str]:
-    """Lines of a file, none of which may be endless."""
+    """Lines of a file; an error if one is longer than `LINE_CHARACTERS`."""
     number = 0
     while line := file.readline(LINE_CHARACTERS):
         number += 1
@@ -105,7 +104,7 @@ def _lines(called: str, file: io.TextIOWrapper) -> Iterator[str]:
 
 
 def _require_names(called: str, names: Sequence[str]) -> None:
-    """Refuse columns without a name, or of the same name."""
+    """Raise DataError for columns without a name, or with equal names."""
     if len(names) > 1 and "" in names:
         column = names.index("")
         why = PANDAS_INDEX if column == 0 else "every column needs one"
@@ -144,7 +143,7 @@ def _numbers(
 
 
 def _finite(cells: Sequence[str]) -> list[float] | None:
-    """The numbers of `cells`, or None where one is no finite number."""
+    """Values of `cells`, or None if one is not a finite number."""
     try:
         numbers = [float(cell) for cell in cells]
     except ValueError:

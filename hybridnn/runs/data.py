@@ -11,7 +11,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from hybridnn.comm.agreement import agree
 from hybridnn.comm.partition import block_bounds
-from hybridnn.datasets import ArrayRows, Dataset, Rows, Standardizer, SubsetRows, split, standardized
+from hybridnn.datasets import ArrayRows, Dataset, Rows, StandardizedRows, Standardizer, SubsetRows, split
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.parallel.node_memory import NodeMemory
 from hybridnn.training.sample_digests import require_same_data, sample_blocks
@@ -145,7 +145,7 @@ def place_data(
     standardizer = None if prepared is None else prepared.standardizer
     if standardize:
         applied = _of_first_rank(grid, standardizer, features, outputs * regression)
-        train, test = (None if part is None else standardized(part, applied) for part in (train, test))
+        train, test = (None if part is None else StandardizedRows(part, applied) for part in (train, test))
     numbers = (train_samples + test_samples) * (features + outputs * regression)
     if local and not (generated and numbers * np.dtype(dtype).itemsize > SHARED_BYTES):
         targets = (outputs,) if regression else ()

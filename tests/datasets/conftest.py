@@ -1,4 +1,4 @@
-"""What the tests of the data sets share."""
+"""Fixtures of the tests of data sets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hybridnn.datasets import Rows
 
 @pytest.fixture(autouse=True)
 def no_files_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Keep the user's own folders out of the tests; returns the empty cache folder."""
+    """Hide the data folders of the user from the tests; return the empty cache folder."""
     cache = tmp_path / "cache"
     monkeypatch.setenv("HYBRIDNN_CACHE", str(cache))
     monkeypatch.delenv("HYBRIDNN_DATA", raising=False)
@@ -31,7 +31,7 @@ def real_files(unpacked: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(scope="session")
 def all_of() -> Callable[..., tuple[NDArray[Any], NDArray[Any]]]:
-    """Return a function that takes all samples of some rows, or those at given indices, into arrays."""
+    """Return a function that takes all samples of rows, or those at the given indices, into new arrays."""
 
     def taken(rows: Rows, dtype: type = np.float64, indices: Any = None) -> tuple[NDArray[Any], NDArray[Any]]:
         chosen = np.arange(rows.samples) if indices is None else np.asarray(indices, dtype=np.int64)

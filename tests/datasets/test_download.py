@@ -1,4 +1,4 @@
-"""Files are found, verified, downloaded, or their absence explained."""
+"""Files of data sets are found, verified and downloaded, and errors say what is missing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hybridnn.datasets.info import Member
 from hybridnn.errors import DataError
 
 CONTENT = b"1 2 3\n"
-NOWHERE = "http://127.0.0.1:9/toy.txt"  # the discard port: refuses at once, as an absent network does
+NOWHERE = "http://127.0.0.1:9/toy.txt"  # the discard port refuses connections, like a machine without network
 
 
 def checksum(content: bytes) -> str:
@@ -137,7 +137,7 @@ def test_damaged_download_leaves_nothing_behind(served: tuple[Path, str], no_fil
 
 
 def archive_of(path: Path, kind: str, names: tuple[str, ...] = ("in/a.txt", "in/b.txt")) -> RemoteFile:
-    """Write an archive of small members beside a file nobody asks for."""
+    """Write an archive of small members and of one unused file."""
     if kind == "zip":
         with zipfile.ZipFile(path, "w") as packed:
             for name in ("other.txt", *names):

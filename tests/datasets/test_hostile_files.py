@@ -1,4 +1,4 @@
-"""Data files that are damaged, forged, or no files: read, or refused in one line, without waiting or much memory."""
+"""Damaged, forged and special data files: each is read, or refused in one line, without waiting and in little memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from hybridnn.datasets import load_file
-from hybridnn.datasets.samples_file import load_samples
+from hybridnn.datasets.user_file import load_samples
 from hybridnn.errors import DataError, HybridnnError
 from hybridnn.utils import files as npz_files
 
@@ -153,7 +153,7 @@ def test_names_of_arrays_in_a_message_are_short_and_printable(tmp_path: Path) ->
 
 @pytest.fixture(params=["fifo", "device", "folder", "loop", "socket", "too long", "nul", "broken link"])
 def strange(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str], Path]:
-    """Make something that is no data file, with any suffix."""
+    """Return a function that makes a path that is not a data file, with any suffix."""
 
     def make(suffix: str) -> Path:
         path = tmp_path / f"mine{suffix}"

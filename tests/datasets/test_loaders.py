@@ -1,4 +1,4 @@
-"""Each loader gives the data its catalogue entry promises."""
+"""Each loader returns the data that its catalogue entry describes."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def test_malicious_pickle_is_refused_before_it_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, protocol: int
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(DataError, match=r"asks for \w+\.eval"):
+    with pytest.raises(DataError, match=r"refers to \w+\.eval"):
         read_batch(io.BytesIO(pickle.dumps({"data": Malicious()}, protocol)))
     assert not (tmp_path / "ran").exists()
 
@@ -186,7 +186,7 @@ def test_malicious_pickle_is_refused_before_it_runs(
 @pytest.mark.parametrize("name", ["numpy.load", "numpy.core.multiarray.fromfile", "builtins.getattr", "os.system"])
 def test_pickle_may_name_nothing_but_arrays(name: str) -> None:
     module, _, attribute = name.rpartition(".")
-    with pytest.raises(DataError, match=f"asks for {name}"):
+    with pytest.raises(DataError, match=f"refers to {name}"):
         read_batch(io.BytesIO(f"c{module}\n{attribute}\n.".encode()))
 
 

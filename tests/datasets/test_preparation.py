@@ -1,4 +1,4 @@
-"""The split and the standardization."""
+"""Splitting and standardization."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from hybridnn.datasets import Standardizer, SyntheticRows, SyntheticSpec, as_rows, load_dataset, split, standardized
+from hybridnn.datasets import StandardizedRows, Standardizer, SyntheticRows, SyntheticSpec, as_rows, load_dataset, split
 from hybridnn.errors import DataError, SettingError
 
 AllOf = Callable[..., tuple[NDArray[Any], NDArray[Any]]]
@@ -37,7 +37,7 @@ def test_split_depends_on_the_seed_alone() -> None:
 
 
 def test_split_stays_what_it_was() -> None:
-    """Guard results that people published: a seed means the same samples in every version."""
+    """A seed selects the same samples in every version, so that published results can be repeated."""
     assert split(as_rows(X[:12], Y[:12]), 0.25, 0)[1].chosen.tolist() == [0, 5, 7]
 
 
@@ -79,7 +79,7 @@ def test_small_variation_about_a_large_mean(all_of: AllOf) -> None:
     x = 1e9 + np.array([[0.0], [1.0], [2.0], [3.0]])
     rows = as_rows(x, [0, 1, 0, 1])
     expected = (np.arange(4) - 1.5) / np.std(np.arange(4))
-    narrow, _ = all_of(standardized(rows, Standardizer.fit(rows)), np.float32)
+    narrow, _ = all_of(StandardizedRows(rows, Standardizer.fit(rows)), np.float32)
     np.testing.assert_allclose(narrow[:, 0], expected, rtol=1e-6)
 
 
@@ -88,7 +88,7 @@ def test_constant_columns_become_zero(all_of: AllOf) -> None:
     rows = as_rows(x, np.full(1000, 0.3))
     standardizer = Standardizer.fit(rows, 64)
     assert standardizer.x_scale[[0, 2]].tolist() == [1, 1]
-    got_x, got_y = all_of(standardized(rows, standardizer))
+    got_x, got_y = all_of(StandardizedRows(rows, standardizer))
     assert not got_x[:, [0, 2]].any()
     assert not got_y.any()
 
@@ -98,7 +98,7 @@ def test_classification_leaves_labels_alone(all_of: AllOf) -> None:
     standardizer = Standardizer.fit(rows)
     assert standardizer.y_mean is None
     assert standardizer.y_scale is None
-    x, y = all_of(standardized(rows, standardizer))
+    x, y = all_of(StandardizedRows(rows, standardizer))
     np.testing.assert_allclose(x.mean(axis=0), 0, atol=1e-12)
     np.testing.assert_array_equal(y, all_of(rows)[1])
     np.testing.assert_array_equal(standardizer.restore_y(y), y)
@@ -107,14 +107,14 @@ def test_classification_leaves_labels_alone(all_of: AllOf) -> None:
 
 def test_test_part_gets_the_training_parts_statistics(all_of: AllOf) -> None:
     train, test = as_rows(X[:800], Y[:800]), as_rows(X[800:] + 50, Y[800:])
-    got, _ = all_of(standardized(test, Standardizer.fit(train)))
+    got, _ = all_of(StandardizedRows(test, Standardizer.fit(train)))
     np.testing.assert_allclose(got, (X[800:] + 50 - X[:800].mean(axis=0)) / X[:800].std(axis=0), rtol=1e-10)
 
 
 def test_generated_rows_are_standardized_lazily(all_of: AllOf) -> None:
     spec = SyntheticSpec(samples=500)
     rows = SyntheticRows(spec, 0, 500)
-    x, y = all_of(standardized(rows, Standardizer.fit(rows, 100)))
+    x, y = all_of(StandardizedRows(rows, Standardizer.fit(rows, 100)))
     np.testing.assert_allclose([x.std(axis=0).min(), x.std(axis=0).max(), *y.std(axis=0)], 1, rtol=1e-12)
 
 
@@ -148,7 +148,7 @@ def test_from_arrays_without_all_of_them() -> None:
 
 def test_standardizer_of_other_data() -> None:
     with pytest.raises(DataError, match=r"2 features .* is for 3 and \(2,\)"):
-        standardized(as_rows(X[:, :2], Y), Standardizer.fit(as_rows(X, Y)))
+        StandardizedRows(as_rows(X[:, :2], Y), Standardizer.fit(as_rows(X, Y)))
 
 
 def test_values_whose_squares_overflow() -> None:

@@ -1,4 +1,4 @@
-"""Rows held in arrays, and the checks of a user's arrays."""
+"""Rows held in arrays, and the checks of arrays of users."""
 
 from __future__ import annotations
 

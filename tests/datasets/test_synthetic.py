@@ -1,4 +1,4 @@
-"""Generated data: a function of seed and sample number, of the promised distribution."""
+"""Generated data are functions of seed and sample number, and have the documented distributions."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ import numpy as np
 from hybridnn.comm.agreement import agree, broadcast_text
 from hybridnn.config.build import load_data
 from hybridnn.config.settings import DataSettings, settings_from
-from hybridnn.datasets import Dataset, Rows, SubsetRows, load_file, split, standardized
+from hybridnn.datasets import Dataset, Rows, StandardizedRows, SubsetRows, load_file, split
 from hybridnn.errors import DataError, SettingError
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.runs.data import place_data
@@ -134,7 +134,7 @@ def _chosen_part(run: TrainedRun, settings: DataSettings, wanted: str | None) ->
     part: Part = "train" if wanted == "train" else "all" if test is None else "test"
     rows: Rows = test if part == "test" and test is not None else train
     if run.standardizer is not None:
-        rows = standardized(rows, run.standardizer)
+        rows = StandardizedRows(rows, run.standardizer)
     nothing = SubsetRows(rows, np.empty(0, np.int64))
     return part, replace(data, train=rows, test=nothing)
 

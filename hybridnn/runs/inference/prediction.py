@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridnn.comm.agreement import agree
-from hybridnn.datasets.samples_file import load_samples
+from hybridnn.datasets.user_file import load_samples
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.runs.inference.trained_run import TrainedRun, trainer_of
 from hybridnn.utils.files import npz_bytes

@@ -1,9 +1,9 @@
-"""A user's own data: `.npz` files of arrays and `.csv` files with named columns."""
+"""Data files of a user, `.npz` or `.csv`: data to train on, and samples to predict from."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,22 +12,23 @@ from numpy.typing import NDArray
 
 from hybridnn.errors import DataError, SettingError
 from hybridnn.utils.files import open_regular, read_npz
+from hybridnn.utils.text import shown_path
 
 from .arrays import as_rows, class_count
 from .info import Task
 from .rows import ArrayRows, Dataset
 from .table_file import NAMES_SHOWN, column_list, input_columns, read_columns
 
-__all__ = ["load_file"]
+__all__ = ["InputSamples", "load_file", "load_samples"]
 
 EXACT = 2**53
-"""Integers from here on, of either sign, are not all numbers of float64."""
+"""From here on, float64 does not represent all integers."""
 
 
 def load_file(
     path: str | Path, targets: Sequence[str] = (), *, inputs: Sequence[str] = (), task: Task | None = None
 ) -> Dataset:
-    """Load a user's file.
+    """Load the training data of a user.
 
     Parameters
     ----------
@@ -36,10 +37,10 @@ def load_file(
     targets : sequence of str
         Target columns of a ``.csv``.
     inputs : sequence of str
-        Input columns of a ``.csv``, in this order wherever they are in the file; without any, all that are no targets.
+        Input columns of a ``.csv``, in this order; if empty, all columns but the targets.
     task : {'classification', 'regression'}, optional
-        Decides instead of the rule: floats are regression targets; integers, in a ``.csv`` one column of them without
-        decimal points, are labels.
+        By default, floats are regression targets, and integers are labels; in a ``.csv``, one target column of
+        integers without decimal points holds labels.
 
     Raises
     ------
@@ -51,7 +52,7 @@ def load_file(
     path = Path(path)
     if path.suffix not in (".npz", ".csv"):
         raise SettingError("data.file", str(path), "must end in .npz or .csv")
-    require_readable(path, f"data.file = {str(path)!r}")
+    _require_readable(path, f"data.file = {str(path)!r}")
     if path.suffix == ".csv" and not targets:
         how = "a .csv file needs the names of its target columns, as in --set data.targets='[\"price\"]'"
         raise SettingError("data.targets", [], how)
@@ -59,17 +60,11 @@ def load_file(
         raise SettingError("data.targets", list(targets), "only for .csv files; an .npz file has y_train")
     if path.suffix == ".npz" and inputs:
         raise SettingError("data.inputs", list(inputs[:NAMES_SHOWN]), "only for .csv files; an .npz file has x_train")
-    return _from_csv(path, targets, inputs, task) if path.suffix == ".csv" else _from_npz(path, task)
+    return _dataset_from_csv(path, targets, inputs, task) if path.suffix == ".csv" else _dataset_from_npz(path, task)
 
 
-def require_readable(path: Path, called: str) -> None:
-    """Refuse what is no regular file that can be opened.
-
-    Raises
-    ------
-    DataError
-        Which begins with `called`.
-    """
+def _require_readable(path: Path, called: str) -> None:
+    """Raise DataError, beginning with `called`, unless the path is a regular file that can be opened."""
     try:
         open_regular(path).close()
     except FileNotFoundError:
@@ -78,7 +73,7 @@ def require_readable(path: Path, called: str) -> None:
         raise DataError(f"{called}: cannot be read: {error.strerror}") from error
 
 
-def _from_npz(path: Path, task: Task | None) -> Dataset:
+def _dataset_from_npz(path: Path, task: Task | None) -> Dataset:
     arrays = read_npz(path)
     needed = ["x_train", "y_train"] + (["x_test", "y_test"] if {"x_test", "y_test"} & set(arrays) else [])
     missing = [key for key in needed if key not in arrays]
@@ -100,7 +95,7 @@ def _from_npz(path: Path, task: Task | None) -> Dataset:
     return _dataset(path, train, test, f"y_train is {arrays['y_train'].dtype}")
 
 
-def _from_csv(path: Path, targets: Sequence[str], inputs: Sequence[str], task: Task | None) -> Dataset:
+def _dataset_from_csv(path: Path, targets: Sequence[str], inputs: Sequence[str], task: Task | None) -> Dataset:
     taken: list[str] = []
     ignored: list[str] = []
 
@@ -143,7 +138,7 @@ def _labels(path: Path, column: str, values: NDArray[np.float64]) -> NDArray[np.
 
 
 def _rows(path: Path, x: NDArray[Any], y: NDArray[Any], task: Task | None, **known: Any) -> ArrayRows:
-    """`as_rows`, with the file in its errors."""
+    """`as_rows` with the path in its error messages."""
     try:
         return as_rows(x, y, task, **known)
     except DataError as error:
@@ -159,12 +154,12 @@ def _dataset(path: Path, train: ArrayRows, test: ArrayRows | None, why_regressio
         raise DataError(f"{path}: label {classes - 1} among {train.samples} samples; {_label_hint(path)}")
     if train.y.min() == train.y.max():
         raise DataError(f"{path}: all labels are {classes - 1}: classification needs at least 2 classes")
-    why = f"classification: {_class_words(train, classes)}"
+    why = f"classification: {_class_text(train, classes)}"
     return Dataset(path.name, "classification", train.features, classes, train, test, task_reason=why)
 
 
-def _class_words(train: ArrayRows, classes: int) -> str:
-    """How many classes there are, and which of them never occur."""
+def _class_text(train: ArrayRows, classes: int) -> str:
+    """Text of the number of classes and of the labels that do not occur."""
     absent = np.setdiff1d(np.arange(classes), train.y)
     if not absent.size:
         return f"{classes} classes"
@@ -175,3 +170,92 @@ def _class_words(train: ArrayRows, classes: int) -> str:
 def _label_hint(path: Path) -> str:
     otherwise = "write a decimal point" if path.suffix == ".csv" else "store floating point"
     return f"integers are class labels: number them from 0, or {otherwise} for regression"
+
+
+@dataclass(frozen=True)
+class InputSamples:
+    """Samples to predict from.
+
+    Attributes
+    ----------
+    x : ndarray, shape (samples, features)
+        Real and finite.
+    ignored : tuple of str
+        Columns of the file that are neither inputs nor targets.
+    """
+
+    x: NDArray[Any]
+    ignored: tuple[str, ...] = ()
+
+
+def load_samples(
+    path: str | Path, features: int, targets: Sequence[str] = (), inputs: Sequence[str] = ()
+) -> InputSamples:
+    """Load samples without targets, to predict from.
+
+    Parameters
+    ----------
+    path : str or Path
+        ``.npz`` with an array ``x``, or with one array of any name, or ``.csv`` with a header line.
+    features : int
+        Required number of inputs.
+    targets : sequence of str
+        Columns of a ``.csv`` that are skipped if they are present.
+    inputs : sequence of str
+        Input columns of a ``.csv``, in this order; if empty, all columns but the targets.
+
+    Raises
+    ------
+    DataError
+        If the file is missing or cannot be used; the message names the file and the key, or the line and column.
+    SettingError
+        If the file name has another suffix.
+    """
+    path = Path(path)
+    if path.suffix not in (".npz", ".csv"):
+        raise SettingError("samples", str(path), "must end in .npz or .csv")
+    _require_readable(path, shown_path(path))
+    if path.suffix == ".csv":
+        samples = _samples_from_csv(path, targets, inputs)
+    else:
+        samples = InputSamples(_samples_from_npz(path))
+    try:
+        checked = as_rows(samples.x, np.zeros(samples.x.shape[:1]), "regression").x
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from error
+    if checked.shape[1] != features:
+        raise DataError(f"{path}: samples of {checked.shape[1]} features; the network takes {features}")
+    return InputSamples(checked, samples.ignored)
+
+
+def _samples_from_npz(path: Path) -> NDArray[Any]:
+    arrays = read_npz(path)
+    if "x" not in arrays and len(arrays) != 1:
+        found = column_list(list(arrays)) if arrays else "nothing"
+        raise DataError(f"{path}: which array holds the samples? Name it x; found {found}")
+    return arrays["x"] if "x" in arrays else next(iter(arrays.values()))
+
+
+def _samples_from_csv(path: Path, targets: Sequence[str], inputs: Sequence[str]) -> InputSamples:
+    ignored: list[str] = []
+
+    def choose(names: list[str]) -> list[str]:
+        if not set(names) & set(inputs):
+            _require_header(path, names)
+        chosen = input_columns(path, names, targets, inputs)
+        used = {*chosen, *targets}
+        ignored.extend(name for name in names if name not in used)
+        return chosen
+
+    table, _ = read_columns(path, choose)
+    return InputSamples(table, tuple(ignored))
+
+
+def _require_header(path: Path, names: Sequence[str]) -> None:
+    """Raise DataError if the first line holds numbers, and so is not a header."""
+    try:
+        numbers = [float(name) for name in names]
+    except ValueError:
+        return
+    found = "holds numbers" if numbers else "is empty"
+    raise DataError(f"{path}: the first line {found}; it must name the columns")
