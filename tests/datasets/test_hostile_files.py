@@ -1,4 +1,4 @@
-"""Damaged, forged and special data files: each is read, or refused in one line, without waiting and in little memory."""
+"""Damaged, forged and special data files are read or refused in one line, without waiting and in little memory."""
 
 from __future__ import annotations
 
