@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from hybridnn.comm.launcher import has_plugin, offered_plugins
-from hybridnn.utils.files import replace_whole
+from hybridnn.utils.files import replace_atomically
 
 __all__ = ["candidates", "find_launcher"]
 
@@ -99,7 +99,7 @@ def _keep(file: Path, words: str) -> None:
     """Write the launcher down; without it the next call searches again."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        replace_whole(file, lambda opened: opened.write(f"{words}\n".encode()), alone=False)
+        replace_atomically(file, lambda opened: opened.write(f"{words}\n".encode()), exclusive=False)
     except OSError as error:
         print(f"launcher: {file} cannot be written: {error.strerror}", file=sys.stderr)
 

@@ -10,8 +10,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from hybridnn._version import __version__
+from hybridnn.comm.mpi import register_single_rank
 from hybridnn.comm.open_mpi import set_rank_settings
-from hybridnn.comm.stand_in import ONE_RANK_FACTORY
 from hybridnn.diagnostics.failsafe import install
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ _HOME = {
 
 install()
 set_rank_settings(os.environ)
-ONE_RANK_FACTORY.append(lambda: import_module("hybridnn.in_process.run").one_rank())
+register_single_rank(lambda: import_module("hybridnn.in_process.run").one_rank())
 
 
 def __getattr__(name: str) -> Any:

@@ -30,11 +30,11 @@ def export(
     from hybridnn.cli.trained_options import require_new_file, warn_of_damage, weights_words
     from hybridnn.runs.inference.export import export_arrays
     from hybridnn.runs.inference.trained_run import open_run
-    from hybridnn.utils.files import npz_bytes, write_whole
+    from hybridnn.utils.files import npz_bytes, write_atomically
 
     with first_rank_alone():
         require_new_file("WEIGHTS.npz", out, [".npz"], replace=force)
         trained = open_run(run, checkpoint, best=best)
-        write_whole(out, npz_bytes(export_arrays(trained, fold_standardization=fold_standardization)))
+        write_atomically(out, npz_bytes(export_arrays(trained, fold_standardization=fold_standardization)))
         warn_of_damage(trained.source)
         print(f"{out}: the weights of {weights_words(trained.source)}")

@@ -42,9 +42,9 @@ def require_one_way(ranks: int | None, in_process: int | None) -> None:
     if ranks is not None:
         raise SettingError("--in-process", in_process, f"not together with -n {ranks}: both start the ranks")
     if launch_rank() is not None:
-        from hybridnn.comm.launcher import launch_of
+        from hybridnn.comm.launcher import detect_launch
 
-        launch = launch_of(os.environ)
+        launch = detect_launch(os.environ)
         if launch is None or launch.ranks > 1:
             by = "a launcher" if launch is None else launch.launcher
             raise SettingError("--in-process", in_process, f"not under {by}, which has started the ranks")

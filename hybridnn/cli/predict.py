@@ -42,7 +42,7 @@ def predict(
     from hybridnn.comm.agreement import agree
     from hybridnn.runs.inference.prediction import predict_file
     from hybridnn.runs.inference.trained_run import open_run
-    from hybridnn.utils.files import write_whole
+    from hybridnn.utils.files import write_atomically
 
     def predict_rank() -> None:
         grid = make_grid(pipeline, batch, model)
@@ -53,7 +53,7 @@ def predict(
 
         def write() -> None:
             if found is not None:
-                write_whole(out, found.to_csv() if out.suffix == ".csv" else found.to_npz())
+                write_atomically(out, found.to_csv() if out.suffix == ".csv" else found.to_npz())
 
         agree(grid.world, write)
         if found is not None:

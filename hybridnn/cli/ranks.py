@@ -11,14 +11,9 @@ from typing import NoReturn
 
 import typer
 
+from hybridnn.comm.launcher import INTERACTIVE_STEP, RANK_VARIABLES, STEP_RANK, STEP_SIZE
 from hybridnn.diagnostics.failsafe import all_ranks_arrive, lower_rank_reports, notify_higher_ranks, running_world
 from hybridnn.errors import EnvironmentProblem, HybridnnError
-
-LAUNCHER_RANKS = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
-"""Set by mpirun, mpiexec and srun for every rank, before MPI is loaded."""
-
-INTERACTIVE_STEP = str(0xFFFFFFFA)
-"""Step of the shell that salloc starts on a node of the allocation; Slurm's number for it."""
 
 ALONE_SECONDS = 0.5
 """Lead of the first of several processes that do not see each other: a launcher may end the job with the first."""
@@ -30,8 +25,8 @@ PATIENCE = 5.0
 def launch_rank() -> int | None:
     """Rank of this process as its launcher numbered it; None without a launcher. Loads nothing."""
     # Slurm numbers the batch script itself too, and the shell of `srun --pty`; only a step has several tasks.
-    by_srun = os.environ.get("SLURM_STEP_NUM_TASKS", "1") != "1" and os.environ.get("SLURM_STEP_ID") != INTERACTIVE_STEP
-    names = (*LAUNCHER_RANKS, "SLURM_PROCID") if by_srun else LAUNCHER_RANKS
+    by_srun = os.environ.get(STEP_SIZE, "1") != "1" and os.environ.get("SLURM_STEP_ID") != INTERACTIVE_STEP
+    names = (*RANK_VARIABLES, STEP_RANK) if by_srun else RANK_VARIABLES
     for name in names:
         text = os.environ.get(name, "")
         if text.isdigit():

@@ -25,7 +25,7 @@ def report(
     from hybridnn.runs.run_record import read_run
     from hybridnn.study.figures import figures_of
     from hybridnn.study.report.check_plot import draw_run_check, draw_runs_check
-    from hybridnn.utils.files import write_whole
+    from hybridnn.utils.files import write_atomically
 
     with first_rank_alone():
         if out is not None:
@@ -39,6 +39,6 @@ def report(
             print_runs(figures, as_json=as_json)
         if out is not None:
             picture = draw_run_check(runs[0], figures[0]) if len(runs) == 1 else draw_runs_check(figures)
-            write_whole(out, picture)
+            write_atomically(out, picture)
             if not as_json:
                 print(out)

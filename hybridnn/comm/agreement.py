@@ -115,7 +115,7 @@ class UnequalValue(NamedTuple):
     text: str
 
 
-def unequal_on(
+def unequal_values(
     group: Group, facts: Callable[[], Mapping[str, str]], details: Callable[[], Mapping[str, str]] = dict
 ) -> list[UnequalValue]:
     """Facts that are not the same on every rank of `group`; collective, and the same list on every rank.

@@ -105,7 +105,7 @@ class RecordedCalls:
         channel.entered = number = channel.entered + 1
         call: CallRecord = (name, channel, number, nbytes, dtype, root, reduction, perf_counter(), None)
         channel.recent.append(call)
-        self.recorder.now = call
+        self.recorder.current_call = call
         return call
 
     def _finish(self, call: CallRecord) -> None:
@@ -113,8 +113,8 @@ class RecordedCalls:
         name, _, _, nbytes, _, peer, _, start, about = call
         sent = _bytes_sent(name, nbytes, self.size, peer == self.rank)
         self.recorder.end_communication(name, self.axis, start, sent, 1, about)
-        if self.recorder.kept is not None:
-            self.recorder.kept.append((call, sent))
+        if self.recorder.captured is not None:
+            self.recorder.captured.append((call, sent))
 
     def _start(
         self,
@@ -132,7 +132,7 @@ class RecordedCalls:
     def _begin_message(self, name: str, array: NDArray[Any], peer: int, tag: int, about: object) -> CallRecord:
         """Note that this rank begins a message."""
         call: CallRecord = (name, self._channel, 0, array.nbytes, array.dtype, peer, tag, perf_counter(), about)
-        self.recorder.now = call
+        self.recorder.current_call = call
         return call
 
     def _started(self, call: CallRecord, requests: list[Any], arrays: tuple[NDArray[Any], ...]) -> Request:
@@ -253,7 +253,7 @@ class Group(CarriedCalls):
         """Return when every rank has arrived."""
         if self.size > 1:
             call = self._begin("barrier", 0)
-            self._transport.settle()
+            self._transport.flush()
             self._comm.Barrier()
             self._finish(call)
 

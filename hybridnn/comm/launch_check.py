@@ -15,9 +15,8 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 
-from hybridnn.comm.launcher import launch_of, srun_option
-from hybridnn.comm.mpi import import_mpi, library_version
-from hybridnn.comm.stand_in import is_in_process
+from hybridnn.comm.launcher import detect_launch, srun_option
+from hybridnn.comm.mpi import import_mpi, is_in_process, library_version
 from hybridnn.errors import EnvironmentProblem
 from hybridnn.utils.text import counted
 
@@ -39,7 +38,7 @@ def launch_problem(environment: Mapping[str, str], size: int, library: str) -> s
     library : str
         Name and version of the MPI library.
     """
-    launch = launch_of(environment)
+    launch = detect_launch(environment)
     if launch is None or launch.ranks == size:
         return None
     seen = f"{launch.launcher} started {launch.ranks} processes, but MPI sees {counted(size, 'rank')}"
@@ -49,7 +48,7 @@ def launch_problem(environment: Mapping[str, str], size: int, library: str) -> s
     return f"{seen}: mpi4py uses {library}; start it with the mpirun of that library"
 
 
-def require_whole_launch() -> None:
+def require_complete_launch() -> None:
     """Refuse to go on where MPI does not see all the processes that this one was started with.
 
     Called before the first message: it returns when all ranks may be taken to have left MPI's initialization.
@@ -65,7 +64,7 @@ def require_whole_launch() -> None:
     problem = launch_problem(os.environ, size, library)
     if problem is not None:
         raise EnvironmentProblem(problem)
-    launch = launch_of(os.environ)
+    launch = detect_launch(os.environ)
     if size > 1 and launch is not None and launch.by_srun and srun_option(library) == "pmix":
         time.sleep(FIRST_MESSAGE_SECONDS)
 
@@ -74,7 +73,7 @@ def _main(arguments: Sequence[str]) -> int:
     ranks, nodes = map(int, arguments)
     world = import_mpi().COMM_WORLD
     if world.Get_size() == ranks:
-        require_whole_launch()
+        require_complete_launch()
     hosts = set(world.allgather(socket.gethostname()))
     if (world.Get_size(), len(hosts)) == (ranks, nodes):
         return 0

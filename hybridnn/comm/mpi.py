@@ -1,37 +1,65 @@
-"""The one door to mpi4py: importing it, naming what is missing, and datatypes."""
+"""Access to ``mpi4py.MPI``, and its substitute where all ranks run in one process.
+
+`hybridnn.in_process` makes two substitutes: one for the ranks of `run_ranks`, and one for a single process without an
+MPI library.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, cast
 
-import numpy as np
-from numpy.typing import NDArray
-
-from hybridnn.comm.launcher import NO_MPI, launch_of
-from hybridnn.comm.stand_in import ONE_RANK_FACTORY, current_stand_in
 from hybridnn.errors import EnvironmentProblem, GridError
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # importing `hybridnn` imports this module, and must not import NumPy
     from types import ModuleType
 
+    import numpy as np
     from mpi4py import MPI
+    from numpy.typing import NDArray
+
+_substitute: ContextVar[object | None] = ContextVar("substitute for mpi4py.MPI", default=None)
+_make_single_rank: Callable[[], object] | None = None
+
+
+def register_single_rank(make: Callable[[], object]) -> None:
+    """Set the function that makes the substitute for a single process without an MPI library."""
+    global _make_single_rank
+    _make_single_rank = make
+
+
+@contextlib.contextmanager
+def substitute_mpi(namespace: object) -> Iterator[None]:
+    """Make `import_mpi` return `namespace` in this context."""
+    token = _substitute.set(namespace)
+    try:
+        yield
+    finally:
+        _substitute.reset(token)
+
+
+def is_in_process() -> bool:
+    """Whether all ranks run in this process."""
+    return _substitute.get() is not None
 
 
 def import_mpi() -> ModuleType:
-    """``mpi4py.MPI``, initialized, or its stand-in: in a rank of `run_ranks`, and in a single process without MPI.
+    """``mpi4py.MPI``, initialized, or its substitute: in a rank of `run_ranks`, and in a single process without MPI.
 
     Raises
     ------
     EnvironmentProblem
         If a launcher started several processes and there is no MPI library; the message names the extras with one.
     """
-    return cast("ModuleType", current_stand_in() or _mpi_of_process())
+    return cast("ModuleType", _substitute.get() or _mpi_of_process())
 
 
 def load_mpi_library() -> ModuleType:
-    """``mpi4py.MPI``, initialized; never a stand-in.
+    """``mpi4py.MPI``, initialized; never a substitute.
 
     Raises
     ------
@@ -41,20 +69,23 @@ def load_mpi_library() -> ModuleType:
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
+        from hybridnn.comm.launcher import NO_MPI
+
         raise EnvironmentProblem(f"{NO_MPI}; mpi4py says: {str(error).splitlines()[0]}") from error
     return MPI
 
 
 @lru_cache(maxsize=1)
 def _mpi_of_process() -> object:
-    """MPI's module, or without an MPI library the stand-in of a single rank."""
     try:
         return load_mpi_library()
     except EnvironmentProblem:
-        launch = launch_of(os.environ)
-        if launch is not None and launch.ranks > 1:
+        from hybridnn.comm.launcher import detect_launch
+
+        launch = detect_launch(os.environ)
+        if _make_single_rank is None or (launch is not None and launch.ranks > 1):
             raise
-        return ONE_RANK_FACTORY[0]()
+        return _make_single_rank()
 
 
 def require_communicator(comm: object) -> None:
@@ -68,34 +99,34 @@ def require_communicator(comm: object) -> None:
     mpi: Any = import_mpi()
     if isinstance(comm, mpi.Intracomm) and getattr(comm, "engine", None) is getattr(mpi.COMM_WORLD, "engine", None):
         return
-    if current_stand_in() is None:
-        raise GridError("the communicator is one of run_ranks, whose ranks have ended or are not running here")
-    raise GridError("the communicator is not of this run_ranks: its ranks use the one that they were given")
+    if is_in_process():
+        raise GridError("the communicator is not of this run_ranks: its ranks use the one that they were given")
+    raise GridError("the communicator is one of run_ranks, whose ranks have ended or are not running here")
 
 
 def library_version() -> str:
-    """First line of the MPI library's own version text."""
+    """First line of the version text of the MPI library."""
     text: str = import_mpi().Get_library_version()
     return text.split("\n")[0].split(",")[0].strip("\0 ")
 
 
 def running_ranks() -> int:
-    """Ranks of the job."""
+    """Number of ranks of the job."""
     size: int = import_mpi().COMM_WORLD.Get_size()
     return size
 
 
 def ranks_within(comm: MPI.Intracomm, larger: MPI.Intracomm) -> list[int]:
-    """Numbers in `larger` of the ranks of `comm`, in the order of `comm`; needs no communication."""
-    ours, theirs = comm.Get_group(), larger.Get_group()
-    numbers: list[int] = ours.Translate_ranks(None, theirs)
-    ours.Free()
-    theirs.Free()
-    return numbers
+    """Ranks in `larger` of the ranks of `comm`, in the order of `comm`. Not collective."""
+    group, larger_group = comm.Get_group(), larger.Get_group()
+    ranks: list[int] = group.Translate_ranks(None, larger_group)
+    group.Free()
+    larger_group.Free()
+    return ranks
 
 
 def require_buffer(array: NDArray[Any], what: str, dtype: np.dtype[Any] | None = None) -> None:
-    """Refuse what MPI would misread: arrays with gaps, of object type, or of another dtype than agreed.
+    """Refuse an array that MPI would misread.
 
     Raises
     ------

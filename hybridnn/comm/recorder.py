@@ -100,7 +100,7 @@ class Call(NamedTuple):
     about: object
 
     @property
-    def what(self) -> str:
+    def signature(self) -> str:
         """What a collective must have in common on all ranks, in words."""
         reduction = "" if self.detail is None else f" ({self.detail})"
         array = "" if self.dtype is None else f" of {self.nbytes:,} bytes {self.dtype}"
@@ -226,34 +226,34 @@ class Recorder:
 
     Attributes
     ----------
-    now : CallRecord or None
+    current_call : CallRecord or None
         The communication call this rank is in; None outside of one. Whoever enters a call sets it.
-    polled : (CallRecord, float) or None
+    last_poll : (CallRecord, float) or None
         The last operation that was asked whether it is done, and was not, with the ``time.perf_counter`` of then.
     finished : int
         Instructions and calls ended so far. Asking an operation that is not done does not count.
     channels : list of CollectiveProgress
         The groups that record here.
-    kept : list of (CallRecord, int) or None
+    captured : list of (CallRecord, int) or None
         Where calls are kept as they begin, with the bytes that this rank sends; see ``comm/recorder.py``.
-    living : WeakSet of Recorder
+    instances : WeakSet of Recorder
         Those of this process, one for each process grid: its watchdog judges a rank by all of them.
     """
 
-    living: ClassVar[WeakSet[Recorder]] = WeakSet()
+    instances: ClassVar[WeakSet[Recorder]] = WeakSet()
 
     def __init__(self, capacity: int = 4096) -> None:
-        self.now: CallRecord | None = None
-        self.polled: tuple[CallRecord, float] | None = None
+        self.current_call: CallRecord | None = None
+        self.last_poll: tuple[CallRecord, float] | None = None
         self.finished = 0
         self.channels: list[CollectiveProgress] = []
-        self.kept: list[tuple[CallRecord, int]] | None = None
+        self.captured: list[tuple[CallRecord, int]] | None = None
         self._events: deque[EventRecord] = deque(maxlen=capacity)
         self._communication_seconds = self._waiting_seconds = 0.0
         self._bytes_sent = 0
         self._messages = 0
         self._computing: defaultdict[str, float] = defaultdict(float)
-        self.living.add(self)
+        self.instances.add(self)
 
     def open_channel(self, axis: str, members: tuple[int, ...]) -> CollectiveProgress:
         """A place for a new group's progress; groups of one rank have none to show."""
@@ -292,7 +292,7 @@ class Recorder:
             self._waiting_seconds += stop - start
         self._bytes_sent += nbytes
         self._messages += messages
-        self.now = None
+        self.current_call = None
         self.finished += 1
 
     def end_poll(self, call: CallRecord, start: float) -> None:
@@ -300,7 +300,7 @@ class Recorder:
         stop = perf_counter()
         self._events.append(("communication", call[0] + ".test", call[1].axis, start, stop, 0, call[-1]))
         self._communication_seconds += stop - start
-        self.polled = call, stop
+        self.last_poll = call, stop
 
     @property
     def totals(self) -> RecordedTotals:
@@ -325,22 +325,22 @@ class Recorder:
         return tuple(islice(told, count))[::-1]
 
 
-CallsMade = Sequence[tuple[CallRecord, int]]
+CapturedCalls = Sequence[tuple[CallRecord, int]]
 """Calls in their order, with the bytes that this rank sent."""
 
 
-def keep_calls(recorder: Recorder, work: Callable[[], None]) -> CallsMade:
+def capture_calls(recorder: Recorder, work: Callable[[], None]) -> CapturedCalls:
     """Do `work`, and return the calls that it began, which are noted as always."""
     kept: list[tuple[CallRecord, int]] = []
-    recorder.kept = kept
+    recorder.captured = kept
     try:
         work()
     finally:
-        recorder.kept = None
+        recorder.captured = None
     return kept
 
 
-def repeat_calls(recorder: Recorder, calls: CallsMade, work: Callable[[], None]) -> None:
+def replay_calls(recorder: Recorder, calls: CapturedCalls, work: Callable[[], None]) -> None:
     """Do `work`, which makes `calls` once more without this program, and note them.
 
     They count as any others, in the totals and in how far each group has come; `work` is done in the last of them. The
@@ -352,7 +352,7 @@ def repeat_calls(recorder: Recorder, calls: CallsMade, work: Callable[[], None])
             call.channel.entered += 1
             call = call._replace(number=call.channel.entered)
             call.channel.recent.append(call)
-        recorder.now = call
+        recorder.current_call = call
     work()
     for (name, channel, *_, about), sent in calls:
         recorder.end_communication(name, channel.axis, perf_counter(), sent, 1, about)

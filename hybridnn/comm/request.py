@@ -52,7 +52,7 @@ class Request:
         """Return when the operation is done."""
         if not self._requests:
             return
-        self._recorder.now = self._call
+        self._recorder.current_call = self._call
         start = perf_counter()
         self._requests[0].Waitall(self._requests)
         self._ended(".wait", start)

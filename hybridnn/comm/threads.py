@@ -17,7 +17,7 @@ import numpy as np
 from hybridnn.comm.group import Group
 from hybridnn.utils.text import counted
 
-USER_VARIABLES = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS", "OMP_NUM_THREADS")
+THREAD_VARIABLES = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS", "OMP_NUM_THREADS")
 
 LARGE_PRODUCT = 1 << 28
 """Multiply-adds up to which a matrix product gets one thread. On two cores with a load of 14, two threads took 7 times
@@ -70,7 +70,7 @@ def limit_blas_threads(node_group: Group, multiply_adds: int = 0) -> BlasThreads
     from threadpoolctl import ThreadpoolController
 
     cores, pools = cores_of_node(node_group), ThreadpoolController()  # which reads the list of loaded libraries
-    named = next((name for name in USER_VARIABLES if os.environ.get(name)), None)
+    named = next((name for name in THREAD_VARIABLES if os.environ.get(name)), None)
     if named is not None:
         why = f"{named}={os.environ[named]}"
     elif multiply_adds <= LARGE_PRODUCT:

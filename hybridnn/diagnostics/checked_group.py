@@ -72,7 +72,7 @@ class CheckedGroup(Group):
         call = super()._begin(name, nbytes, dtype, root, reduction)
         comparison = _Comparison(self._own, call, blocking=True)
         # MPI wants collectives in the same order on all ranks: those that still wait for their comparison go first.
-        self._transport.settle()
+        self._transport.flush()
         self._advance(None, wait=True)
         comparison.done(wait=True)
         return call
@@ -131,8 +131,8 @@ class _ComparedRequest(Request):
         return self.begun and super().test()
 
     def wait(self) -> None:
-        self._recorder.now = self._call
-        self._group._transport.settle()
+        self._recorder.current_call = self._call
+        self._group._transport.flush()
         self._group._advance(self, wait=True)
         super().wait()
 
@@ -152,7 +152,7 @@ class _Comparison:
 
     def __init__(self, comm: MPI.Intracomm, record: CallRecord, *, blocking: bool) -> None:
         self._call = Call._make(record)
-        what = self._call.what if blocking else f"non-blocking {self._call.what}"
+        what = self._call.signature if blocking else f"non-blocking {self._call.signature}"
         self._mine = np.concatenate([_fixed(what, CALL_BYTES), _fixed(_call_site(), SITE_BYTES)])
         self._all = np.zeros((comm.Get_size(), self._mine.size), np.uint8)
         self._gathering: Any = comm.Iallgather(self._mine, self._all)

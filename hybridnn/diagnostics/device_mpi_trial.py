@@ -9,14 +9,14 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from hybridnn.comm.launcher import find_mpirun
+from hybridnn.comm.launcher import find_mpirun, without_launcher
 from hybridnn.comm.open_mpi import mpirun_settings
-from hybridnn.utils.processes import ChildEnd, run_child, without_launcher
+from hybridnn.utils.processes import ChildResult, run_child
 
 RANKS, GPUS, PROBLEM = "ranks: ", "GPUs: ", "problem: "
 """What the lines of the program begin with: how many there are, and what is wrong."""
 
-RunChild = Callable[..., ChildEnd]
+RunChild = Callable[..., ChildResult]
 
 ON_GPUS = {1: " on one GPU", 2: " with a GPU each"}
 
@@ -77,7 +77,7 @@ def try_device_mpi(
     return DeviceMpiTrial(_problem_of(end), "from a process to itself, as no two could be started")
 
 
-def _problem_of(end: ChildEnd) -> str:
+def _problem_of(end: ChildResult) -> str:
     if end.code == 0 and not end.timed_out:
         return ""
     said = [line.removeprefix(PROBLEM) for line in end.output.splitlines() if line.startswith(PROBLEM)]
@@ -90,5 +90,5 @@ def _problem_of(end: ChildEnd) -> str:
     elif number in signal.valid_signals():
         what = f"was ended by {signal.Signals(number).name}"
     else:
-        what = end.story
+        what = end.summary
     return f"a process that sent from GPU memory {what}"

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, NoReturn
 
-from hybridnn.comm.stand_in import is_in_process
+from hybridnn.comm.mpi import is_in_process
 
 FORWARDING_SECONDS = 0.5
 """The launcher forwards what ranks write and adds words of its own: time to forward a rank's last words."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hybridnn.comm.threads import USER_VARIABLES
+from hybridnn.comm.threads import THREAD_VARIABLES
 
 CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
@@ -74,7 +74,7 @@ def gather_facts(node: int, environment: Mapping[str, str], pools: Sequence[Mapp
         machine_cores=machine_cores,
         cpu_limit=cpu_limit(environment, CPU_QUOTA),
         threads=max((pool["num_threads"] for pool in pools if pool["user_api"] == "blas"), default=1),
-        threads_set_by=next((f"{name}={environment[name]}" for name in USER_VARIABLES if environment.get(name)), ""),
+        threads_set_by=next((f"{name}={environment[name]}" for name in THREAD_VARIABLES if environment.get(name)), ""),
         wall_clock=time.time(),
     )
 

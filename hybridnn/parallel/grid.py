@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hybridnn.comm.agreement import unequal_on
+from hybridnn.comm.agreement import unequal_values
 from hybridnn.comm.group import MESSAGE_LIMIT, Group
-from hybridnn.comm.launch_check import require_whole_launch
+from hybridnn.comm.launch_check import require_complete_launch
 from hybridnn.comm.mpi import import_mpi, ranks_within, require_communicator
 from hybridnn.comm.recorder import Recorder
 from hybridnn.comm.transports.factory import TransportFactory
@@ -98,7 +98,7 @@ class ProcessGrid:
         ranks: Any = comm if comm is not None else mpi.COMM_WORLD
         asked = {"pipeline": pipeline, "batch": batch, "model": model, "stages": stages}
         asked |= {"message_limit": message_limit, "check_collectives": check_collectives}
-        unequal = unequal_on(all_ranks_group(comm), lambda: {name: repr(value) for name, value in asked.items()})
+        unequal = unequal_values(all_ranks_group(comm), lambda: {name: repr(value) for name, value in asked.items()})
         if unequal:
             texts = "; ".join(one.text for one in unequal)
             raise GridError(f"process grid: {texts}; it must be the same on every rank")
@@ -208,7 +208,7 @@ def all_ranks_group(comm: MPI.Intracomm | None = None) -> Group:
         If `comm` is of ranks that do not run here.
     """
     if comm is None:
-        require_whole_launch()
+        require_complete_launch()
     else:
         require_communicator(comm)
     ranks = comm if comm is not None else import_mpi().COMM_WORLD

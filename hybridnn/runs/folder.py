@@ -27,7 +27,7 @@ from hybridnn.errors import DataError, EnvironmentProblem, HybridnnError, Settin
 from hybridnn.runs.history_file import HISTORY, records_until, run_status
 from hybridnn.runs.lock import FolderLock
 from hybridnn.training.records import EpochRecord, MeasuredStep, PredictedStep, RunHeader, RunSummary, StepRecord
-from hybridnn.utils.files import discard_partial, read_tail, replace_whole
+from hybridnn.utils.files import discard_partial, read_tail, replace_atomically
 from hybridnn.utils.text import to_json
 
 Start = Literal["new", "again", "resume"]
@@ -219,7 +219,7 @@ class RunFolder:
 
     def _write(self, name: str, fill: Callable[[BinaryIO], object]) -> Path:
         with _named_if_unwritable(self.path):
-            replace_whole(self.path / name, fill)
+            replace_atomically(self.path / name, fill)
         return self.path / name
 
 

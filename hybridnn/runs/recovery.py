@@ -37,7 +37,7 @@ from hybridnn.runs.folder import CHECKPOINTS, KINDS, Start
 from hybridnn.runs.history_file import HISTORY, history_lines, run_status
 from hybridnn.runs.recovery_state import RecoveryState, resume_advice
 from hybridnn.training.records import EpochRecord, History, MeasuredStep, StepRecord
-from hybridnn.utils.files import write_whole
+from hybridnn.utils.files import write_atomically
 from hybridnn.utils.text import name_ranks, to_json
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def complete_history(path: Path, held: History, progress: Progress) -> None:
     ]
     values = [{"kind": KINDS[type(record)], **asdict(record)} for _, record in sorted(records, key=itemgetter(0))]
     added = [to_json(one) + "\n" for one in values if _identity(one) not in written]
-    write_whole(path, "".join([*(line.text for line in sound), *added]))
+    write_atomically(path, "".join([*(line.text for line in sound), *added]))
 
 
 def _identity(values: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -16,7 +16,7 @@ from time import monotonic
 from types import FrameType, TracebackType
 from typing import Any
 
-from hybridnn.comm.stand_in import is_in_process
+from hybridnn.comm.mpi import is_in_process
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
 

@@ -19,13 +19,12 @@ from time import monotonic
 from types import FrameType
 from typing import Literal
 
-from hybridnn.comm.launcher import RankLauncher
-from hybridnn.comm.threads import USER_VARIABLES
+from hybridnn.comm.launcher import RANKS_PER_NODE, RankLauncher
+from hybridnn.comm.threads import THREAD_VARIABLES
 from hybridnn.errors import EnvironmentProblem, SettingError
 from hybridnn.utils.files import read_tail
 
 RANKS, NODES = "{ranks}", "{nodes}"
-RANKS_PER_NODE = "SLURM_NTASKS_PER_NODE"
 GRACE = 10.0
 """Seconds that a launcher gets to end its ranks before it is killed."""
 
@@ -180,7 +179,7 @@ def last_words(folder: Path) -> str:
 
 def thread_words(threads: int) -> list[str]:
     """Return the words before a command that give it so many BLAS threads, on every node and under any launcher."""
-    return ["env", *(f"{name}={threads}" for name in USER_VARIABLES)]
+    return ["env", *(f"{name}={threads}" for name in THREAD_VARIABLES)]
 
 
 def train_command(settings: Path, folder: Path) -> list[str]:

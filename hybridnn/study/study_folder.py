@@ -22,7 +22,7 @@ from hybridnn.runs.history_file import HISTORY, run_status
 from hybridnn.runs.lock import FolderLock
 from hybridnn.study.cells import Cell, CellPlan
 from hybridnn.study.study_file import Study
-from hybridnn.utils.files import JSON_BYTES, FileError, parse_json, read_bytes, read_json, replace_whole
+from hybridnn.utils.files import JSON_BYTES, FileError, parse_json, read_bytes, read_json, replace_atomically
 from hybridnn.utils.settings_models import by_dotted_name, first_problem
 from hybridnn.utils.text import shown_path, to_json
 
@@ -183,7 +183,7 @@ class StudyFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             text = to_json({**about, "cells": cells}, indent=2) + "\n"
             # Jobs on several nodes may do this at once.
-            replace_whole(self.path / MANIFEST, lambda file: file.write(text.encode()), alone=False)
+            replace_atomically(self.path / MANIFEST, lambda file: file.write(text.encode()), exclusive=False)
 
     def holding(self, name: str) -> FolderLock:
         """Hold a cell, so that no other process runs it; release what is returned.

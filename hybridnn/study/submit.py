@@ -21,7 +21,7 @@ from hybridnn.errors import DataError, EnvironmentProblem, SettingError
 from hybridnn.study.cells import Cell, CellPlan, make_cells
 from hybridnn.study.study_file import Study, ready_studies
 from hybridnn.study.study_folder import StudyFolder
-from hybridnn.utils.files import TOML_BYTES, FileError, read_json, read_text, write_whole
+from hybridnn.utils.files import TOML_BYTES, FileError, read_json, read_text, write_atomically
 from hybridnn.utils.text import to_json
 
 SECONDS = 60
@@ -408,15 +408,15 @@ def submit(submission: Submission) -> tuple[list[str], str]:
     if shutil.which("sbatch") is None:
         raise EnvironmentProblem("study submit needs Slurm: there is no program 'sbatch' (--dry-run shows the script)")
     submission.folder.begin(submission.study, submission.plan)
-    write_whole(_study_copy(submission.place), _text_of(submission.source))
-    write_whole(submission.script_path, submission.script)
+    write_atomically(_study_copy(submission.place), _text_of(submission.source))
+    write_atomically(submission.script_path, submission.script)
     jobs: list[str] = []
     record: list[dict[str, Any]] = []
     for array in submission.arrays:
         jobs.append(_submitted(submission.array_command(array), jobs))
         names = (submission.plan.cells[number].id for number in array.cells)
         record.append({"job": jobs[-1], "cells": dict(zip(map(str, array.indices), names, strict=True))})
-        write_whole(submission.place / JOBS, to_json({"arrays": record}, indent=2) + "\n")
+        write_atomically(submission.place / JOBS, to_json({"arrays": record}, indent=2) + "\n")
     return jobs, _submitted(submission.report_command(jobs), jobs)
 
 

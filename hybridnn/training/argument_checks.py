@@ -18,7 +18,7 @@ from numpy.typing import DTypeLike
 
 import hybridnn
 import hybridnn.datasets
-from hybridnn.comm.agreement import broadcast_text, unequal_on
+from hybridnn.comm.agreement import broadcast_text, unequal_values
 from hybridnn.comm.group import Group
 from hybridnn.errors import SettingError, UnequalSettingError
 from hybridnn.kernels.sixteen_bits import COMPRESSED_FORMATS
@@ -52,7 +52,7 @@ def require_same_settings(group: Group, settings: Callable[[], Mapping[str, str]
     UnequalSettingError
         On every rank: names those that differ, with ranks and values.
     """
-    found = unequal_on(group, settings)
+    found = unequal_values(group, settings)
     if found:
         left_out = len(found) - REPORTED
         more = f"; {left_out} more settings differ" if left_out > 0 else ""
@@ -83,7 +83,7 @@ def require_same_rates(group: Group, steps: Sequence[int], rates: Sequence[float
         pairs = list(zip(steps, rates, strict=True))[:NAMED_RATES]
         return {f"learning rate of update {step + 1}": repr(float(rate)) for step, rate in pairs}
 
-    found = unequal_on(group, digest, named)
+    found = unequal_values(group, digest, named)
     if found:
         raise UnequalSettingError(found[0].name, found[0].text)
 

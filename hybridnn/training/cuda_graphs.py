@@ -19,7 +19,7 @@ from weakref import finalize, ref
 import numpy as np
 
 from hybridnn.comm.group import Group
-from hybridnn.comm.recorder import keep_calls, repeat_calls
+from hybridnn.comm.recorder import capture_calls, replay_calls
 from hybridnn.kernels.backend import Array
 from hybridnn.nn.optimizers import Optimizer, OptimizerState
 from hybridnn.parallel.stage import Stage
@@ -133,7 +133,7 @@ class CudaGraphSteps:
 
         Where the ranks are no longer connected, all are run plainly.
         """
-        if size not in self._tried or not self._group.transport.admits(self._replays):
+        if size not in self._tried or not self._group.transport.register_graphs(self._replays):
             self._tried.add(size)
             run()
             return
@@ -147,9 +147,9 @@ class CudaGraphSteps:
     def _recorded(self, run: Callable[[], None]) -> Replay:
         """Record a step, launch it, and return what launches it again."""
         replays: list[Replay] = []
-        calls = keep_calls(self._group.recorder, lambda: replays.append(self._record(run)))
+        calls = capture_calls(self._group.recorder, lambda: replays.append(self._record(run)))
         replays[0]()  # its calls are noted: while it was recorded nothing was computed
-        return partial(repeat_calls, self._group.recorder, calls, replays[0])
+        return partial(replay_calls, self._group.recorder, calls, replays[0])
 
 
 class _FixedLoader:

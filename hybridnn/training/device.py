@@ -13,7 +13,7 @@ import numpy as np
 
 from hybridnn.comm.agreement import agree, broadcast_text
 from hybridnn.comm.group import Group
-from hybridnn.comm.stand_in import is_in_process
+from hybridnn.comm.mpi import is_in_process
 from hybridnn.comm.transports.device import Device
 from hybridnn.errors import EnvironmentProblem, SettingError
 from hybridnn.kernels.backend import Kernels

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridnn.comm.agreement import unequal_on
+from hybridnn.comm.agreement import unequal_values
 from hybridnn.comm.group import Group
 from hybridnn.datasets import ArrayRows, Rows, SyntheticRows
 from hybridnn.errors import DataError
@@ -133,7 +133,7 @@ def require_same_data(
     what : str
         Named in the message.
     facts, details : callable
-        As for `unequal_on`.
+        As for `unequal_values`.
     advice : str
         End of the message.
 
@@ -142,7 +142,7 @@ def require_same_data(
     DataError
         On every rank: names what differs first, with ranks and values.
     """
-    found = unequal_on(group, facts, details)
+    found = unequal_values(group, facts, details)
     if found:
         raise DataError(f"{what}: {found[0].text}; it must be the same on every rank{advice}")
 

@@ -253,7 +253,7 @@ def _require_plain(value: Any, *, finite: bool) -> None:
         level, depth = inner, depth + 1
 
 
-def replace_whole(path: Path, fill: Callable[[BinaryIO], object], *, alone: bool = True) -> None:
+def replace_atomically(path: Path, fill: Callable[[BinaryIO], object], *, exclusive: bool = True) -> None:
     """Put a file in place of what there was; a crash or a full disk leaves that as it was.
 
     Parameters
@@ -261,14 +261,14 @@ def replace_whole(path: Path, fill: Callable[[BinaryIO], object], *, alone: bool
     path : Path
     fill : callable
         Writes into the open file it is given.
-    alone : bool
+    exclusive : bool
         Whether nobody else writes the same file meanwhile. Then what a killed process left of it is written over.
 
     Raises
     ------
     OSError
     """
-    writer = "" if alone else f".{socket.gethostname()}.{os.getpid()}.{threading.get_ident()}"
+    writer = "" if exclusive else f".{socket.gethostname()}.{os.getpid()}.{threading.get_ident()}"
     partial = _partial(path, writer)
     try:
         partial.unlink(missing_ok=True)  # to open what is not a regular file could wait for ever
@@ -295,8 +295,8 @@ def _partial(path: Path, writer: str = "") -> Path:
     return path.with_name(f".{path.name}{writer}.partial")
 
 
-def write_whole(path: Path, content: str | bytes | Iterable[bytes]) -> None:
-    """Write a file as `replace_whole` does, and make its folder.
+def write_atomically(path: Path, content: str | bytes | Iterable[bytes]) -> None:
+    """Write a file as `replace_atomically` does, and make its folder.
 
     Raises
     ------
@@ -307,7 +307,7 @@ def write_whole(path: Path, content: str | bytes | Iterable[bytes]) -> None:
     pieces = [whole] if isinstance(whole, bytes) else whole
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        replace_whole(path, lambda file: file.writelines(pieces))
+        replace_atomically(path, lambda file: file.writelines(pieces))
     except OSError as error:
         raise EnvironmentProblem(f"{shown_path(path)} cannot be written: {error.strerror}") from error
     except ValueError as error:  # NUL in the name

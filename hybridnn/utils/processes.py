@@ -10,12 +10,9 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-LAUNCHER_PREFIXES = ("OMPI_COMM_", "OMPI_UNIVERSE_", "PMIX_", "PMI_", "PRTE_", "SLURM_", "HYDI_", "MPI_LOCAL")
-"""Variables by which a process knows that it is a rank of a job."""
-
 
 @dataclass(frozen=True)
-class ChildEnd:
+class ChildResult:
     """How a child process ended.
 
     Attributes
@@ -34,7 +31,7 @@ class ChildEnd:
     timed_out: bool
 
     @property
-    def story(self) -> str:
+    def summary(self) -> str:
         """The end in words."""
         if self.timed_out:
             return "did not end in time"
@@ -45,7 +42,7 @@ class ChildEnd:
         return f"ended with exit code {self.code}" + (f": {lines[-1]}" if lines and self.code else "")
 
 
-def run_child(command: Sequence[str], seconds: float, environment: Mapping[str, str]) -> ChildEnd:
+def run_child(command: Sequence[str], seconds: float, environment: Mapping[str, str]) -> ChildResult:
     """Run a command, and kill it with all that it started when its time is over.
 
     Raises
@@ -71,9 +68,4 @@ def run_child(command: Sequence[str], seconds: float, environment: Mapping[str, 
         for file in (out, err):
             file.seek(0)
             texts.append(file.read().decode(errors="replace"))
-    return ChildEnd(code, texts[0], texts[1], timed_out)
-
-
-def without_launcher(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a process that is no rank of a job, for children that must not be taken for one."""
-    return {name: value for name, value in environment.items() if not name.startswith(LAUNCHER_PREFIXES)}
+    return ChildResult(code, texts[0], texts[1], timed_out)

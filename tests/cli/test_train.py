@@ -17,7 +17,7 @@ from hybridnn.cli.main import main
 from hybridnn.cli.output import terminal_width
 from hybridnn.cli.train_tables import MOST_ROWS, RunTotals, epoch_table
 from hybridnn.cli.train_view import TrainView
-from hybridnn.comm.threads import USER_VARIABLES
+from hybridnn.comm.threads import THREAD_VARIABLES
 from hybridnn.config.settings import Settings
 from hybridnn.runs import report as run_report
 from hybridnn.runs.history_file import read_history, run_status
@@ -273,7 +273,7 @@ def test_an_option_replaces_the_source_in_the_settings_file(
 def test_the_header_of_a_run_has_its_threads_and_what_settled_them(
     run_hybridnn: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in USER_VARIABLES:
+    for name in THREAD_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     code, _, error = run_hybridnn("train", "-q", "--epochs", "1", "--out", "run")
     assert (code, error) == (0, "")

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from hybridnn.comm.launch_check import launch_problem
-from hybridnn.comm.launcher import launch_of, srun_option
+from hybridnn.comm.launcher import detect_launch, srun_option
 from mpi_runner.launch import run_mpi
 
 OPEN_MPI, MPICH = "Open MPI v5.0.11", "MPICH Version: 5.0.2"
@@ -67,7 +67,7 @@ def test_mpirun_of_another_library_is_named(environment: dict[str, str], words: 
 
 
 def test_innermost_launcher_counts() -> None:
-    launch = launch_of(STEP | {"OMPI_COMM_WORLD_SIZE": "2"})
+    launch = detect_launch(STEP | {"OMPI_COMM_WORLD_SIZE": "2"})
     assert launch is not None
     assert (launch.ranks, launch.by_srun) == (2, False)
 
@@ -83,7 +83,7 @@ def test_a_launcher_can_be_tried(expected: str, code: int, words: str) -> None:
 
 
 def test_process_that_mpi_leaves_alone_is_refused() -> None:
-    program = "from hybridnn.comm.launch_check import require_whole_launch; require_whole_launch()"
+    program = "from hybridnn.comm.launch_check import require_complete_launch; require_complete_launch()"
     alone = run_mpi(1, program, env={"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2", "OMPI_COMM_WORLD_SIZE": None})
     assert alone.returncode == 0  # mpirun says one rank, and it is inside Slurm's step
     wrong = run_mpi(

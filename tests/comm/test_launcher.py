@@ -48,12 +48,12 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
 
 def test_mpirun_beside_python_goes_before_the_one_on_path(site: Site, tmp_path: Path) -> None:
     environment = site(MPICH, beside=True, mpirun="mpirun (Open MPI) 4.1.4")
-    assert RankLauncher.find(environment).words == (str(tmp_path / "python" / "mpirun"), "-n")
+    assert RankLauncher.find(environment).prefix == (str(tmp_path / "python" / "mpirun"), "-n")
 
 
 def test_mpirun_on_path_must_be_of_the_library(site: Site, tmp_path: Path) -> None:
     environment = site(OPEN_MPI, mpirun="mpirun (Open MPI) 4.1.4")
-    assert RankLauncher.find(environment).words == (str(tmp_path / "path" / "mpirun"), "-n")
+    assert RankLauncher.find(environment).prefix == (str(tmp_path / "path" / "mpirun"), "-n")
     environment = site(MPICH, mpirun="mpirun (Open MPI) 4.1.4")
     with pytest.raises(EnvironmentProblem, match=r"path/mpirun is of Open MPI, but mpi4py uses MPICH Version: 5\.0\.2"):
         RankLauncher.find(environment)
@@ -78,7 +78,7 @@ def test_no_library_says_what_to_install(finds: object, tmp_path: Path, monkeypa
 
 
 @pytest.mark.parametrize(
-    ("library", "plugins", "more", "words"),
+    ("library", "plugins", "more", "prefix"),
     [
         (OPEN_MPI, "none pmi2 pmix\npmix_v4", {}, ("srun", "--mpi=pmix", "-n")),
         (OPEN_MPI, "specific pmix plugin versions available: pmix_v4,pmix", {}, ("srun", "--mpi=pmix", "-n")),
@@ -87,18 +87,18 @@ def test_no_library_says_what_to_install(finds: object, tmp_path: Path, monkeypa
     ],
 )
 def test_in_a_slurm_job_srun_has_the_option_of_the_library(
-    site: Site, library: str, plugins: str, more: dict[str, str], words: tuple[str, ...]
+    site: Site, library: str, plugins: str, more: dict[str, str], prefix: tuple[str, ...]
 ) -> None:
     environment = site(library, beside=True, srun=f"MPI plugin types are... {plugins}")
-    assert RankLauncher.find(environment | {"SLURM_JOB_ID": "7"} | more).words == words
+    assert RankLauncher.find(environment | {"SLURM_JOB_ID": "7"} | more).prefix == prefix
 
 
 def test_in_a_slurm_job_without_the_plugin_mpirun_is_left(site: Site, tmp_path: Path) -> None:
     mpirun = (str(tmp_path / "python" / "mpirun"), "-n")
     job = site(OPEN_MPI, beside=True, srun="MPI plugin types are... none pmi2") | {"SLURM_JOB_ID": "7"}
-    assert RankLauncher.find(job).words == mpirun
+    assert RankLauncher.find(job).prefix == mpirun
     (tmp_path / "path" / "srun").unlink()
-    assert RankLauncher.find(job).words == mpirun
+    assert RankLauncher.find(job).prefix == mpirun
 
 
 def test_srun_fills_one_node_before_the_next() -> None:

@@ -67,9 +67,9 @@ def test_a_recorder_knows_what_its_rank_is_in(comm: MPI.Intracomm) -> None:
     numbers = np.zeros(10, "float32")
 
     def look() -> None:
-        while recorder.now is None:
+        while recorder.current_call is None:
             pass
-        seen.append((Call._make(recorder.now), recorder.finished))
+        seen.append((Call._make(recorder.current_call), recorder.finished))
         word = np.zeros(1)
         comm.Send(word, 1, tag=9)  # only now does rank 1 arrive
 
@@ -86,7 +86,7 @@ def test_a_recorder_knows_what_its_rank_is_in(comm: MPI.Intracomm) -> None:
     else:
         comm.Recv(np.zeros(1), 0, tag=9)
         grid.model_group.allreduce(numbers, "max")
-    assert recorder.now is None
+    assert recorder.current_call is None
     assert recorder.finished == 1
 
 
@@ -99,9 +99,9 @@ def test_asking_in_vain_is_no_progress(comm: MPI.Intracomm) -> None:
     for _ in range(3):
         assert not request.test()
     assert recorder.finished == begun
-    assert recorder.now is None
-    assert recorder.polled is not None
-    assert Call._make(recorder.polled[0]).name == "receive"
+    assert recorder.current_call is None
+    assert recorder.last_poll is not None
+    assert Call._make(recorder.last_poll[0]).name == "receive"
     comm.Barrier()
     grid.world.isend(np.ones(3), 1 - comm.rank, tag=5).wait()
     while not request.test():

@@ -173,7 +173,7 @@ def test_calls_are_recorded_with_their_bytes_and_message_limits_hold(comm: MPI.I
     names = [event.name for event in group.recorder.events]
     assert names == ["allreduce", "allreduce.wait", "send", "receive", "receive.wait", "send.wait"]
     assert group.recorder.totals.bytes_sent == 800
-    assert group.recorder.now is None
+    assert group.recorder.current_call is None
 
 
 @pytest.mark.mpi(ranks=[2, 3])

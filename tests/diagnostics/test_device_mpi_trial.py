@@ -15,7 +15,7 @@ from hybridnn.diagnostics.device_mpi_probe import what_goes_wrong
 from hybridnn.diagnostics.device_mpi_trial import DeviceMpiTrial, try_device_mpi
 from hybridnn.errors import EnvironmentProblem
 from hybridnn.kernels.cupy_loading import load_cupy
-from hybridnn.utils.processes import ChildEnd
+from hybridnn.utils.processes import ChildResult
 from reference.stand_in_device import StandInCupy
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ SENT = "a process that sent from GPU memory "
 ABORTED = "prterun noticed that process rank 1 with PID 7 on node n exited on signal {} (a name)\n----\n"
 
 
-def tried(*ends: ChildEnd) -> DeviceMpiTrial:
+def tried(*ends: ChildResult) -> DeviceMpiTrial:
     """What is made of the ends of the processes, which are started one after the other."""
     left = list(ends)
     trial = try_device_mpi(os.environ, 60, ["a", "b"], run=lambda *arguments: left.pop(0))
@@ -37,47 +37,47 @@ def tried(*ends: ChildEnd) -> DeviceMpiTrial:
 @pytest.mark.parametrize(
     ("end", "expected"),
     [
-        (ChildEnd(0, "ranks: 2\nGPUs: 2\n", "", False), DeviceMpiTrial("", f"{TWO} with a GPU each")),
-        (ChildEnd(0, "ranks: 2\nGPUs: 1\n", "", False), DeviceMpiTrial("", f"{TWO} on one GPU")),
+        (ChildResult(0, "ranks: 2\nGPUs: 2\n", "", False), DeviceMpiTrial("", f"{TWO} with a GPU each")),
+        (ChildResult(0, "ranks: 2\nGPUs: 1\n", "", False), DeviceMpiTrial("", f"{TWO} on one GPU")),
         (
-            ChildEnd(1, "ranks: 2\nGPUs: 1\nproblem: other values\n", "prterun: non-zero exit\n", False),
+            ChildResult(1, "ranks: 2\nGPUs: 1\nproblem: other values\n", "prterun: non-zero exit\n", False),
             DeviceMpiTrial(f"{SENT}says: other values", f"{TWO} on one GPU"),
         ),
         (
-            ChildEnd(139, "ranks: 2\nGPUs: 2\n", ABORTED.format(int(signal.SIGSEGV)), False),
+            ChildResult(139, "ranks: 2\nGPUs: 2\n", ABORTED.format(int(signal.SIGSEGV)), False),
             DeviceMpiTrial(f"{SENT}was ended by SIGSEGV", f"{TWO} with a GPU each"),
         ),
         (
-            ChildEnd(142, "ranks: 2\nGPUs: 2\n", ABORTED.format(int(signal.SIGALRM)), False),
+            ChildResult(142, "ranks: 2\nGPUs: 2\n", ABORTED.format(int(signal.SIGALRM)), False),
             DeviceMpiTrial(f"{SENT}did not end in time", f"{TWO} with a GPU each"),
         ),
         (
-            ChildEnd(-9, "ranks: 2\nranks: 2\n", "", True),
+            ChildResult(-9, "ranks: 2\nranks: 2\n", "", True),
             DeviceMpiTrial(f"{SENT}did not end in time", TWO),
         ),
     ],
 )
-def test_two_processes(end: ChildEnd, expected: DeviceMpiTrial) -> None:
+def test_two_processes(end: ChildResult, expected: DeviceMpiTrial) -> None:
     assert tried(end) == expected
 
 
 @pytest.mark.parametrize(
-    "not_started", [ChildEnd(1, "", "there are not enough slots", False), ChildEnd(-9, "", "", True)]
+    "not_started", [ChildResult(1, "", "there are not enough slots", False), ChildResult(-9, "", "", True)]
 )
-def test_one_process_where_two_cannot_be_had(not_started: ChildEnd) -> None:
-    assert tried(not_started, ChildEnd(0, "ranks: 1\nGPUs: 1\n", "", False)) == DeviceMpiTrial("", ONE)
-    crashed = ChildEnd(-int(signal.SIGSEGV), "ranks: 1\nGPUs: 1\n", "", False)
+def test_one_process_where_two_cannot_be_had(not_started: ChildResult) -> None:
+    assert tried(not_started, ChildResult(0, "ranks: 1\nGPUs: 1\n", "", False)) == DeviceMpiTrial("", ONE)
+    crashed = ChildResult(-int(signal.SIGSEGV), "ranks: 1\nGPUs: 1\n", "", False)
     assert tried(not_started, crashed) == DeviceMpiTrial(f"{SENT}was ended by SIGSEGV", ONE)
-    hung = ChildEnd(-int(signal.SIGALRM), "ranks: 1\nGPUs: 1\n", "", False)
+    hung = ChildResult(-int(signal.SIGALRM), "ranks: 1\nGPUs: 1\n", "", False)
     assert tried(not_started, hung).problem == f"{SENT}did not end in time"
 
 
 def test_its_processes_are_of_no_job_and_know_where_the_gpus_are() -> None:
     asked: list[tuple[Sequence[str], Mapping[str, str]]] = []
 
-    def run(command: Sequence[str], seconds: float, environment: Mapping[str, str]) -> ChildEnd:
+    def run(command: Sequence[str], seconds: float, environment: Mapping[str, str]) -> ChildResult:
         asked.append((command, environment))
-        return ChildEnd(0, "", "", False)
+        return ChildResult(0, "", "", False)
 
     try_device_mpi({"PMIX_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "HOME": "/h"}, 60, ["0:1", "0:2"], run)
     assert [command[-3:] for command, _ in asked] == [["50", "0:1", "0:2"]] * 2

@@ -215,7 +215,7 @@ end_watch = watch.start(recorder, {seconds})
 def wait(seconds):
     "Test again and again whether a call is done that no other rank enters."
     call, end = world._begin("allreduce", 800), time.monotonic() + seconds
-    recorder.now = None
+    recorder.current_call = None
     while time.monotonic() < end:
         recorder.end_poll(call, perf_counter())
         time.sleep(0.02)

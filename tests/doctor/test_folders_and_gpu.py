@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
+from hybridnn.comm.launcher import without_launcher
 from hybridnn.doctor import gpu
 from hybridnn.doctor.communication import SIZES, judge_all_reduce, judge_ping_pong
 from hybridnn.doctor.node import check_cache_folder, check_shared_memory_room, check_working_folder
 from hybridnn.doctor.probes import Timing
-from hybridnn.utils.processes import ChildEnd, run_child, without_launcher
+from hybridnn.utils.processes import ChildResult, run_child
 from mpi_runner.slowness import deadline
 
 MUCH, LITTLE = 1 << 40, 1 << 20
@@ -65,8 +66,8 @@ def test_room_in_shared_memory(tmp_path: Path) -> None:
 def test_children_end_as_they_end() -> None:
     end = run_child(["/bin/sh", "-c", "echo out; echo why >&2; exit 4"], 30, {})
     assert (end.code, end.output, end.errors, end.timed_out) == (4, "out\n", "why\n", False)
-    assert end.story == "ended with exit code 4: why"
-    assert run_child(["/bin/sh", "-c", "kill -SEGV $$"], 30, {}).story == "was ended by SIGSEGV"
+    assert end.summary == "ended with exit code 4: why"
+    assert run_child(["/bin/sh", "-c", "kill -SEGV $$"], 30, {}).summary == "was ended by SIGSEGV"
 
 
 def test_a_child_that_hangs_is_killed_with_its_children() -> None:
@@ -74,7 +75,7 @@ def test_a_child_that_hangs_is_killed_with_its_children() -> None:
     end = run_child(["/bin/sh", "-c", "sleep 3600 & sleep 3600"], 0.2, {"PATH": "/usr/bin:/bin"})
     assert time.monotonic() - start < deadline(30)
     assert end.timed_out
-    assert end.story == "did not end in time"
+    assert end.summary == "did not end in time"
 
 
 def test_a_child_is_no_rank() -> None:
@@ -131,7 +132,7 @@ def gpus(driver: bool = True, **changes: Any) -> gpu.Gpus:
 
 
 def ends(code: int = 0, output: str = "", errors: str = "", timed_out: bool = False) -> Any:
-    return lambda *arguments: ChildEnd(code, output, errors, timed_out)
+    return lambda *arguments: ChildResult(code, output, errors, timed_out)
 
 
 def test_no_cupy(monkeypatch: pytest.MonkeyPatch) -> None:

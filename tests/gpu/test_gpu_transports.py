@@ -149,7 +149,7 @@ def test_nccl_can_be_recorded() -> None:
     np.testing.assert_array_equal(array.get(), 63 * numbers)
     recordings = {1: replay}
     del replay
-    assert nccl.admits(recordings)
+    assert nccl.register_graphs(recordings)
     nccl.disconnect()
     assert not recordings
-    assert not nccl.admits(recordings)
+    assert not nccl.register_graphs(recordings)

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from hybridnn.comm.mpi import import_mpi
-from hybridnn.comm.stand_in import is_in_process
+from hybridnn.comm.mpi import import_mpi, is_in_process
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -94,8 +94,8 @@ def test_replays_count_as_steps(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyP
             totals, channel = grid.recorder.totals, grid.batch_group._channel
             calls = [Call._make(call) for call in list(channel.recent)[-3:]]
             figures.append((totals.bytes_sent, totals.messages, channel.entered))
-            figures.append([(call.number - channel.entered, call.what) for call in calls])
-            assert grid.recorder.now is None
+            figures.append([(call.number - channel.entered, call.signature) for call in calls])
+            assert grid.recorder.current_call is None
 
         trainer.fit(*data(case), epochs=2, on_step=at_step)
         told.append([(recorder.totals - before).bytes_sent, (recorder.totals - before).messages, *figures])

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from hybridnn import SGD
 from hybridnn.comm import agreement
-from hybridnn.comm.agreement import unequal_on
+from hybridnn.comm.agreement import unequal_values
 from hybridnn.datasets import ArrayRows, Rows, SubsetRows, SyntheticRows, SyntheticSpec
 from hybridnn.training.argument_checks import described
 from hybridnn.training.sample_digests import array_facts, row_details, rows_facts
@@ -131,8 +131,8 @@ def test_ranks_are_named_from_the_fewest_to_the_most(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(agreement, "same_text_on_all", lambda group, text: False)
     monkeypatch.setattr(agreement, "texts_of_all", lambda group, text: [json.dumps({"a": text}) for text in values])
     group: Any = SimpleNamespace(size=10, members=range(10))
-    (found,) = unequal_on(group, dict)
+    (found,) = unequal_values(group, dict)
     assert found.text == "a: rank 5 has 7, rank 6 has 8, rank 7 has 9, ranks 0-2, 8 have 5, and others have 2 more"
     values[:] = ["5"] * 9 + ["x" * 200]
-    (found,) = unequal_on(group, dict)
+    (found,) = unequal_values(group, dict)
     assert found.text == f"a: rank 9 has {'x' * 119}…, ranks 0-8 have 5"

@@ -37,9 +37,9 @@ class DeferredCalls:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def add(self, ready: Any, depart: Callable[[], None]) -> None:
-        """Call `depart` once the event `ready`, if there is one, is done, and after all calls added before."""
-        self._waiting.append((ready, depart))
+    def add(self, ready: Any, start: Callable[[], None]) -> None:
+        """Call `start` once the event `ready`, if there is one, is done, and after all calls added before."""
+        self._waiting.append((ready, start))
         self.poll()
 
     def poll(self) -> None:
@@ -69,7 +69,7 @@ class Device:
     ----------
     cupy : module
     chunk_bytes : int
-    departures : DeferredCalls
+    deferred_calls : DeferredCalls
         Calls of MPI that wait for the device.
     pinned : PinnedMemory
     collectives : Stream
@@ -78,7 +78,7 @@ class Device:
 
     def __init__(self, cupy: Any, chunk_bytes: int = CHUNK_BYTES) -> None:
         self.cupy, self.chunk_bytes = cupy, chunk_bytes
-        self.departures, self._mpi = DeferredCalls(cupy), import_mpi()
+        self.deferred_calls, self._mpi = DeferredCalls(cupy), import_mpi()
         self.pinned = PinnedMemory(cupy)
         # A stream for each direction: a device copies both ways at once.
         self._outward = cupy.cuda.Stream(non_blocking=True)
@@ -97,16 +97,16 @@ class Device:
 
     def progress(self) -> None:
         """Let messages that wait for the device leave, and MPI go on with others, while this rank waits for it."""
-        self.departures.poll()
+        self.deferred_calls.poll()
         self._mpi.COMM_SELF.Iprobe()  # which finds nothing, and lets MPI make progress
 
     def wait_for(self, event: Any) -> None:
         """Return when the device has come to `event`, whatever other ranks need of this one until then."""
         wait_for(self.cupy, event, self.progress)
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Hand to MPI all that waits for the device."""
-        while self.departures:
+        while self.deferred_calls:
             self.progress()
             sleep(0)  # ranks may share a core
 

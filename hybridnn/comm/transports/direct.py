@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from hybridnn.comm.mpi import import_mpi
 from hybridnn.comm.partition import block_slice, deal_by_messages, offsets_of, pieces, row_layout
-from hybridnn.comm.transports.transport import Recordings
+from hybridnn.comm.transports.transport import Graphs
 
 
 class Direct:
@@ -102,10 +102,10 @@ class Direct:
         """Receive a message."""
         return [self._comm.Irecv(piece, peer, tag) for piece in self._pieces(array)]
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Nothing waits: every call goes to MPI at once."""
 
-    def admits(self, recordings: Recordings) -> bool:
+    def register_graphs(self, recordings: Graphs) -> bool:
         """Only in a group of one rank, which has no calls to record."""
         return self._size == 1
 

@@ -22,7 +22,7 @@ from hybridnn.comm.mpi import import_mpi
 from hybridnn.comm.partition import row_layout
 from hybridnn.comm.transports.device import Device
 from hybridnn.comm.transports.staging import Staging
-from hybridnn.comm.transports.transport import Array, Recordings, is_on_host
+from hybridnn.comm.transports.transport import Array, Graphs, is_on_host
 from hybridnn.kernels.device_events import is_complete
 
 START_SECONDS = 120.0
@@ -138,7 +138,7 @@ class Nccl(Staging):
 
     While the current stream is recorded, collectives become a part of the recording: NCCL's stream is drawn into it by
     the event it waits for, and has come back once every request was waited for. All ranks then record the same
-    collectives and replay the recording equally often. Recordings go before the connection, which otherwise waits for
+    collectives and replay the recording equally often. Graphs go before the connection, which otherwise waits for
     them for ever (NCCL User Guide, "Using NCCL with CUDA Graphs").
 
     `disconnect` ends the connection on all ranks together. One that nobody ends so, as after an error, is aborted when
@@ -153,7 +153,7 @@ class Nccl(Staging):
         super().__init__(comm, limit, device)
         self._nccl: Any = device.cupy.cuda.nccl
         self._types = {name: getattr(self._nccl, f"NCCL_{name.upper()}") for name in TYPES}
-        self._recordings: list[Recordings] = []
+        self._recordings: list[Graphs] = []
         self._members, why = start_nccl(comm, device.cupy)
         self.problem = why and f"NCCL cannot connect the ranks ({why}; NCCL_DEBUG=INFO makes it say more)"
         if self._members is not None:
@@ -210,8 +210,8 @@ class Nccl(Staging):
         address, kind = array.data.ptr, self._type(array)
         return self._in_line(lambda on: self._members.broadcast(address, address, array.size, kind, root, on))
 
-    def admits(self, recordings: Recordings) -> bool:
-        """See `Transport.admits`."""
+    def register_graphs(self, recordings: Graphs) -> bool:
+        """See `Transport.register_graphs`."""
         if self._members is None:
             return False
         if not any(recordings is known for known in self._recordings):
@@ -222,7 +222,7 @@ class Nccl(Staging):
         """Wait for this rank's device, give up recordings, and end the connection when all ranks have come so far."""
         if self._members is None:
             return
-        self._device.settle()
+        self._device.flush()
         self._device.continue_after(self._device.mark(self._device.collectives))
         self._device.wait_for(self._device.mark())
         _drop(self._recordings)
@@ -250,12 +250,12 @@ class Nccl(Staging):
         return [_InLine(self._device, self._device.mark(stream), self._device.recording)]
 
 
-def _drop(recordings: list[Recordings]) -> None:
+def _drop(recordings: list[Graphs]) -> None:
     for some in recordings:
         some.clear()
 
 
-def _abandon(members: Any, recordings: list[Recordings]) -> None:
+def _abandon(members: Any, recordings: list[Graphs]) -> None:
     """End a connection, on this rank alone."""
     _drop(recordings)
     members.abort()
@@ -270,7 +270,7 @@ class _InLine:
     def Testall(self, requests: list[Any]) -> bool:  # noqa: N802 - the name MPI gives it
         if self._recorded:
             return False  # nothing happens while it is recorded, and to ask CUDA would spoil the recording
-        self._device.departures.poll()
+        self._device.deferred_calls.poll()
         if not is_complete(self._device.cupy, self._event):
             return False
         self.Waitall(requests)

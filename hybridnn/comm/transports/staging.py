@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from hybridnn.comm.mpi import import_mpi
 from hybridnn.comm.partition import block_slice, offsets_of, pieces, row_layout
 from hybridnn.comm.transports.device import Device
-from hybridnn.comm.transports.transport import Array, Recordings, copy_rows, is_on_host
+from hybridnn.comm.transports.transport import Array, Graphs, copy_rows, is_on_host
 
 Begin = Callable[[Array], Any]
 """Hands an array to MPI and returns the request."""
@@ -34,7 +34,7 @@ class _Part:
     target: Array | None = None
     request: Any = None
 
-    def depart(self) -> None:
+    def start(self) -> None:
         self.request = self.begin(self.array)
 
 
@@ -89,7 +89,7 @@ class Transfer:
 
     def Testall(self, _requests: list[Any]) -> bool:  # noqa: N802 - the name MPI gives it
         """Make progress, on everything that waits for the device too; True once done."""
-        self._device.departures.poll()
+        self._device.deferred_calls.poll()
         while self._parts and self._parts[0].request is not None and self._parts[0].request.Test():
             self._arrived(self._parts.popleft())
         return not self._parts and self._ended()
@@ -97,7 +97,7 @@ class Transfer:
     def Waitall(self, requests: list[Any]) -> None:  # noqa: N802 - the name MPI gives it
         """Return when done."""
         # While anything waits for the device somebody may need it from us, so MPI must not keep us.
-        while self._device.departures:
+        while self._device.deferred_calls:
             if self.Testall(requests):
                 return
             sleep(0)
@@ -116,9 +116,9 @@ class Transfer:
     def _add(self, part: _Part, ready: Any, waits_its_turn: bool) -> None:
         self._parts.append(part)
         if waits_its_turn:
-            self._device.departures.add(ready, part.depart)
+            self._device.deferred_calls.add(ready, part.start)
         else:
-            part.depart()
+            part.start()
 
     def _arrived(self, part: _Part) -> None:
         event = None
@@ -261,11 +261,11 @@ class Staging:
         self._receive(transfer, array, peer, tag)
         return [transfer]
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Hand to MPI what still waits for the device, on any group."""
-        self._device.settle()
+        self._device.flush()
 
-    def admits(self, recordings: Recordings) -> bool:
+    def register_graphs(self, recordings: Graphs) -> bool:
         """False: MPI's calls are the host's."""
         return False
 

@@ -10,7 +10,7 @@ import numpy as np
 Array = Any
 """An array of the host or of a device, contiguous."""
 
-Recordings = MutableMapping[int, Callable[[], None]]
+Graphs = MutableMapping[int, Callable[[], None]]
 """What a device replays, by a number; a recording ends when it is taken out of the last of them that holds it."""
 
 
@@ -65,11 +65,11 @@ class Transport(Protocol):
         """Receive a message."""
         ...
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Hand to MPI what still waits for a device, on any group: the caller is about to block without a transport."""
         ...
 
-    def admits(self, recordings: Recordings) -> bool:
+    def register_graphs(self, recordings: Graphs) -> bool:
         """Whether its collectives can be recorded; if so, `recordings` is emptied before what connects the ranks ends.
 
         The same on all ranks of the group.

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 
 from hybridnn.cost.machine.machine import Machine
 from hybridnn.errors import DataError, SettingError, one_line
-from hybridnn.utils.files import FileError, parse_toml, read_json, read_toml, write_whole
+from hybridnn.utils.files import FileError, parse_toml, read_json, read_toml, write_atomically
 from hybridnn.utils.settings_models import setting_error
 from hybridnn.utils.text import shown_path
 
@@ -68,7 +68,7 @@ def write_machine(machine: Machine, path: Path | str) -> None:
     import tomli_w
 
     text = HEADER + tomli_w.dumps(machine.model_dump(exclude_none=True))
-    write_whole(Path(path), text)
+    write_atomically(Path(path), text)
 
 
 def _shipped_text(name: str) -> str:

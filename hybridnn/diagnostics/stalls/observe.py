@@ -84,23 +84,23 @@ class Activity:
             An operation that was tested within so many seconds is still waited for.
         """
         try:
-            others = [other for other in Recorder.living if other is not recorder]
+            others = [other for other in Recorder.instances if other is not recorder]
         except RuntimeError:  # a grid is being made this moment
             others = []
         finished = recorder.finished + sum(other.finished for other in others)
         frames = sys._current_frames()
         threads = sorted(frames, key=lambda number: number != thread)
         inside = next((number for number in threads if _communicates(frames[number])), None)
-        call, mpi_call = recorder.now, ""
+        call, mpi_call = recorder.current_call, ""
         if inside is None:
             # A call that an exception left never ends for the recorder.
             call = None
-        elif call is None and not any(other.now for other in others):
+        elif call is None and not any(other.current_call for other in others):
             frame = frames[inside]
             if _is_communication(frame.f_code.co_filename):
                 mpi_call = code_location(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
-        if call is None and recorder.polled is not None:
-            polled, moment = recorder.polled
+        if call is None and recorder.last_poll is not None:
+            polled, moment = recorder.last_poll
             if moment > perf_counter() - lately:
                 call, mpi_call = polled, ""
         return cls(finished, call, mpi_call, thread if inside is None else inside)
@@ -188,7 +188,7 @@ def _call_state(record: CallRecord, now: float) -> CallState:
 
 
 def _group_state(channel: CollectiveProgress) -> GroupState:
-    recent = tuple((call.number, call.what) for call in map(Call._make, channel.recent.copy()))
+    recent = tuple((call.number, call.signature) for call in map(Call._make, channel.recent.copy()))
     return GroupState(channel.axis, format_ranks(channel.members), channel.ordinal, channel.entered, recent)
 
 

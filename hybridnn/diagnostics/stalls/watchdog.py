@@ -22,9 +22,8 @@ from weakref import finalize
 
 import numpy as np
 
-from hybridnn.comm.mpi import import_mpi, ranks_within
+from hybridnn.comm.mpi import import_mpi, is_in_process, ranks_within
 from hybridnn.comm.recorder import Recorder
-from hybridnn.comm.stand_in import is_in_process
 from hybridnn.diagnostics.failsafe import end_job
 from hybridnn.diagnostics.lost_ranks import tolerates_losses
 from hybridnn.diagnostics.stalls.files import StallFiles, StallRecord

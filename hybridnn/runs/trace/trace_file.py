@@ -24,7 +24,7 @@ from hybridnn.errors import DataError
 from hybridnn.pipeline.schedules.instructions import Instruction
 from hybridnn.runs.folder import TRACE
 from hybridnn.runs.trace.recorded import RankTrace, Trace, count_updates, number_minibatches, places_of
-from hybridnn.utils.files import FileError, read_json, write_whole
+from hybridnn.utils.files import FileError, read_json, write_atomically
 
 if TYPE_CHECKING:
     from hybridnn.comm.recorder import Recorder
@@ -92,7 +92,7 @@ def write_trace(path: Path | None, grid: ProcessGrid, method: str = "") -> None:
 
     def write() -> None:
         if everything is not None and path is not None:
-            write_whole(path, [head.encode(), *everything, b"\n]}\n"])
+            write_atomically(path, [head.encode(), *everything, b"\n]}\n"])
 
     agree(grid.world, write)
 

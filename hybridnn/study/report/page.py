@@ -14,7 +14,7 @@ from hybridnn.study.report.plots import draw_plots
 from hybridnn.study.report.results import StudyResults
 from hybridnn.study.report.scaling import warnings_of
 from hybridnn.study.report.tables import csv_text, markdown_text, point_rows
-from hybridnn.utils.files import write_whole
+from hybridnn.utils.files import write_atomically
 
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #1f2933; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; }
@@ -121,5 +121,5 @@ def write_report(results: StudyResults, folder: Path) -> list[Path]:
     contents |= {name: png for name, (_, png) in plots.items()}
     contents["index.html"] = page_html(results, plots)
     for name, content in contents.items():
-        write_whole(folder / name, content)
+        write_atomically(folder / name, content)
     return [folder / name for name in contents]
