@@ -20,6 +20,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from hybridnn import SGD, AdamW
 from hybridnn.errors import EnvironmentProblem
 from hybridnn.kernels.backend import Kernels
 from hybridnn.kernels.cupy_kernels import cupy_kernels
@@ -67,7 +68,6 @@ def one_pass(kernels: Kernels, dtype: str, numbers: int) -> list[Work]:
     return [
         work("copy", 2, lambda: kernels.copy(a, out)),
         work("add", 3, lambda: kernels.add(a, b, out)),
-        work("scale", 2, lambda: kernels.scale(out, 1.0)),
         *(item for name in ACTIVATIONS for item in _of_activation(kernels, work, name, a, b, out)),
         *_of_matrices(kernels, work, [array.reshape(-1, COLUMNS) for array in (a, b, out)]),
         *_of_losses(kernels, work, a, b, out),
@@ -127,15 +127,13 @@ def _of_losses(kernels: Kernels, work: Maker, a: Any, b: Any, out: Any) -> list[
 def _of_updates(kernels: Kernels, work: Maker, a: Any, b: Any, c: Any, d: Any, out: Any) -> list[Work]:
     norm = kernels.zeros((1,), np.float64)
     large = kernels.to_device(np.array([4.0]))
-    sgd: dict[str, Any] = {"lr": 0.0, "dampening": 0.0, "nesterov": False, "weight_decay": 0.0, "out": out}
-    adam: dict[str, Any] = {"step": 1, "lr": 0.0, "eps": 1e-8, "weight_decay": 0.01, "decoupled": True, "out": out}
-    along: dict[str, Any] = {"step": 1, "distance": 0.0, "betas": (0.9, 0.999), "eps": 1e-8}
+    scalars = (0.0, 1.0, 1.0)
     return [
-        work("SGD", 3, lambda: kernels.sgd_update(a, b, None, None, momentum=0.0, **sgd)),
-        work("SGD with momentum", 5, lambda: kernels.sgd_update(a, b, c, None, momentum=0.9, **sgd)),
-        work("AdamW", 7, lambda: kernels.adam_update(a, b, c, d, None, betas=(0.9, 0.999), **adam)),
-        work("prediction, SGD", 3, lambda: kernels.sgd_prediction(a, c, out, distance=0.0)),
-        work("prediction, Adam", 4, lambda: kernels.adam_prediction(a, c, d, out, **along)),
+        work("SGD", 3, lambda: kernels.sgd_update(a, b, None, out, None, SGD(momentum=0.0), (0.0,))),
+        work("SGD with momentum", 5, lambda: kernels.sgd_update(a, b, c, out, None, SGD(), (0.0,))),
+        work("AdamW", 7, lambda: kernels.adam_update(a, b, c, d, out, None, AdamW(), scalars)),
+        work("prediction, SGD", 3, lambda: kernels.sgd_prediction(a, c, out, 0.0)),
+        work("prediction, Adam", 4, lambda: kernels.adam_prediction(a, c, d, out, 1e-8, scalars[:2])),
         work("squared norm", 1, lambda: kernels.squared_norm_into(a, norm)),
         work("clipping", 2, lambda: kernels.clip_to_norm(out, large, 1.999999)),
     ]

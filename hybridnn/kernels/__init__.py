@@ -1,1 +1,1 @@
-"""Array arithmetic of one device: everything that touches numbers, and nothing that knows a layer or a rank."""
+"""Array arithmetic of one device, without layers and ranks: NumPy on the host, CuPy and CUDA kernels on a GPU."""

@@ -1,11 +1,11 @@
-"""What the arithmetic of a device can do: the same on every device, so that nothing above knows which one it is.
+"""Interface of the array arithmetic of a device: `NumpyKernels` for the host, `CupyKernels` for a GPU.
 
-`NumpyKernels` works on arrays in the host's memory, `CupyKernels` on arrays of a GPU. What a function's arrays and
-numbers mean stands with the NumPy functions (`numpy_kernels`, `numpy_updates`); here is said what is more.
+The NumPy functions (`numpy_kernels`, `numpy_updates`) document shapes and formulas; this module documents the interface
+and the differences between the devices.
 
-Every function writes into arrays it is given. On a GPU it returns when its work is in line, not when it is done: the
-device does what it is told in order, and only `to_host` and `squared_norm` wait for it. Arrays are C-contiguous except
-where a function says that any will do.
+Every function writes into arrays that it is given. On a GPU calls are asynchronous: they enqueue work on the current
+stream. Only `to_host` and `squared_norm` wait for the device. Arrays are C-contiguous unless a function accepts any
+strides.
 """
 
 from __future__ import annotations
@@ -19,25 +19,53 @@ from numpy.typing import DTypeLike, NDArray
 Array = Any
 """An array of the device."""
 
+StepScalars = Sequence[float] | Array
+"""What an update needs of the learning rate and the number of the step, computed once (`Optimizer.step_scalars`).
+
+An update that is recorded once and replayed in many steps keeps its arguments. It therefore takes an array of float64,
+shape (3,), on the device, which `Kernels.write_scalars` fills before every replay.
+"""
+
+
+class SGDSettings(Protocol):
+    """Settings of SGD that do not change between steps, as `hybridnn.nn.optimizers.SGD` has them."""
+
+    @property
+    def momentum(self) -> float: ...  # noqa: D102
+    @property
+    def dampening(self) -> float: ...  # noqa: D102
+    @property
+    def nesterov(self) -> bool: ...  # noqa: D102
+    @property
+    def weight_decay(self) -> float: ...  # noqa: D102
+
+
+class AdamSettings(Protocol):
+    """Settings of Adam that do not change between steps, as `hybridnn.nn.optimizers.Adam` has them."""
+
+    @property
+    def betas(self) -> tuple[float, float]: ...  # noqa: D102
+    @property
+    def eps(self) -> float: ...  # noqa: D102
+    @property
+    def weight_decay(self) -> float: ...  # noqa: D102
+    @property
+    def decoupled(self) -> bool: ...  # noqa: D102
+
 
 class Kernels(Protocol):
     """Arithmetic of one device.
 
-    Updates and predictions have arguments that change from step to step: `lr`, `step`, `distance`. A launch that is
-    recorded once and replayed in many steps keeps its arguments, so it reads what follows from them in `numbers`, an
-    array of float64 and shape (3,) on the device. Before every replay `write_scalars` puts there what the function of
-    the same name in `step_scalars` says. Where nothing is recorded `numbers` is None.
-
     Attributes
     ----------
     on_host : bool
-        Whether arrays lie in the host's memory, and every call returns when its work is done.
+        Whether arrays are in host memory and calls are synchronous.
     """
 
     on_host: bool
 
     def compile(self, dtype: DTypeLike) -> None:
-        """Make everything for a dtype ready now, rather than in the first step, and before anything is recorded."""
+        """Compile all kernels for a dtype now rather than in the first step, and before a CUDA graph is captured."""
         ...
 
     def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
@@ -49,54 +77,50 @@ class Kernels(Protocol):
         ...
 
     def to_device(self, array: NDArray[Any]) -> Array:
-        """The numbers of a host's array on the device; on the host the array itself."""
+        """Copy a host array to the device; on the host, the array itself."""
         ...
 
     def to_host(self, array: Array) -> NDArray[Any]:
-        """The numbers as a host's array, once the device has computed them; on the host the array itself."""
+        """Copy an array to the host, after all work enqueued before; on the host, the array itself."""
         ...
 
     def put(self, host: NDArray[Any], out: Array) -> None:
-        """``out = host``, of the same shape and dtype; `host` may be written to again at once.
+        """``out = host``, of the same shape and dtype; `host` may be overwritten when the call returns.
 
-        On the host nothing is copied where the two are the same array, as `to_host` gives it.
+        On the host nothing is copied if both are the same array, as after `to_host`.
         """
         ...
 
     def filling(self, out: Array) -> AbstractContextManager[NDArray[Any]]:
-        """Memory of the host for the numbers of `out`, of the same shape and dtype, while the context lasts.
+        """Context manager of host memory to be filled with the elements of `out`, of the same shape and dtype.
 
-        At its end they are put in line for `out`, and the host goes on, as long as it is not far ahead of the device;
-        on the host it is `out` itself.
+        At the end of the context the copy to `out` is enqueued; the host waits only if it is several copies ahead of
+        the device. On the host the memory is `out` itself.
         """
         ...
 
     def free_bytes(self) -> int:
-        """Bytes that are free on a device; 0 on the host, to which nothing has to be brought."""
+        """Free bytes of the device; 0 on the host, where nothing has to be copied to a device."""
         ...
 
     def copy(self, source: Array, out: Array) -> None:
-        """``out = source``, of any strides; float32 becomes float64 where `out` is."""
+        """``out = source``, of any strides; float32 becomes float64 if `out` is."""
         ...
 
     def add(self, a: Array, b: Array, out: Array) -> None:
         """``out = a + b``, of any strides; `out` may be `a` or `b`."""
         ...
 
-    def scale(self, flat: Array, factor: float) -> None:
-        """``flat *= factor``."""
-        ...
-
     def gather_rows(self, source: Array, index: Array, out: Array) -> None:
-        """Copy rows by their index: the samples of a minibatch.
+        """``out = source[index]``: the samples of a minibatch.
 
         Parameters
         ----------
         source : array, shape (samples, features) or (samples,)
-            Of numbers of four or eight bytes.
+            Elements of four or eight bytes.
         index : array of int64, shape (n,)
-            Each at least 0 and below `samples`. Indices beyond are a defect of the caller; on a GPU, which cannot
-            raise, the row is filled with what is not a number, or with the label -1.
+            Each at least 0 and below `samples`; the caller must ensure it. A GPU cannot raise: it fills the row of an
+            index out of range with NaN, or with the label -1.
         out : array, shape (n, features) or (n,)
         """
         ...
@@ -105,8 +129,8 @@ class Kernels(Protocol):
         """``out = a @ b``, of matrices that are contiguous along one of their axes."""
         ...
 
-    def matmul_transposed(self, a: Array, b: Array, out: Array, room: Array | None) -> None:
-        """``out = a.T @ b``; a GPU has no use for `room`."""
+    def matmul_transposed(self, a: Array, b: Array, out: Array, workspace: Array | None) -> None:
+        """``out = a.T @ b``; a GPU does not use `workspace`."""
         ...
 
     def add_bias(self, z: Array, bias: Array) -> None:
@@ -114,11 +138,11 @@ class Kernels(Protocol):
         ...
 
     def activate(self, name: str, z: Array, scratch: Array) -> None:
-        """Replace `z` by its activation; a GPU has no use for `scratch`."""
+        """Replace `z` by its activation; a GPU does not use `scratch`."""
         ...
 
     def bias_activate(self, name: str, z: Array, bias: Array, scratch: Array) -> None:
-        """`add_bias`, then `activate`, in one pass on a GPU."""
+        """`add_bias`, then `activate`; one pass on a GPU."""
         ...
 
     def gradient_of_activation(self, name: str, y: Array, dy: Array, out: Array, scratch: Array) -> None:
@@ -126,13 +150,13 @@ class Kernels(Protocol):
         ...
 
     def row_sums(self, dz: Array, ones: Array, out: Array) -> None:
-        """Sum of every row of `dz`, shape (rows, n), into `out`, shape (rows,); a GPU has no use for `ones`."""
+        """Sum of every row of `dz`, shape (rows, n), into `out`, shape (rows,); a GPU does not use `ones`."""
         ...
 
     def gradient_and_row_sums(
         self, name: str, y: Array, dy: Array, out: Array, sums: Array, scratch: Array, ones: Array
     ) -> None:
-        """`gradient_of_activation` into `out`, then `row_sums` of that into `sums`, in one pass on a GPU."""
+        """`gradient_of_activation` into `out`, then `row_sums` of it into `sums`; one pass on a GPU."""
         ...
 
     def mean_squared_error(self, outputs: Array, targets: Array, scale: float, gradient: Array, loss: Array) -> None:
@@ -142,22 +166,22 @@ class Kernels(Protocol):
     def cross_entropy(
         self, logits: Array, labels: Array, columns: Array, scale: float, gradient: Array, loss: Array
     ) -> None:
-        """Cross-entropy of the softmax and its gradient; a GPU has no use for `columns`.
+        """Cross-entropy of the softmax and its gradient; a GPU does not use `columns`.
 
-        On a GPU a label that is no class makes the loss not a number.
+        On a GPU a label out of range makes the loss NaN.
         """
         ...
 
     def squared_norm(self, flat: Array) -> float:
-        """Sum of squares, once the device has computed it."""
+        """Sum of squares; waits for the device."""
         ...
 
     def squared_norm_into(self, flat: Array, norm: Array) -> None:
-        """Sum of squares of `flat` into `norm`, an array of float64 and shape (1,): nobody waits for it."""
+        """Sum of squares of `flat` into `norm`, an array of float64 and shape (1,), without waiting for the device."""
         ...
 
     def clip_to_norm(self, flat: Array, squared_norm: Array, limit: float) -> None:
-        """Scale `flat` so that a norm above `limit` becomes `limit`.
+        """Scale `flat` by limit / norm if the norm is above `limit`.
 
         Parameters
         ----------
@@ -168,8 +192,8 @@ class Kernels(Protocol):
         """
         ...
 
-    def write_scalars(self, numbers: Array, values: Sequence[float]) -> None:
-        """Put up to three `values` into an array of float64 and shape (3,)."""
+    def write_scalars(self, scalars: Array, values: Sequence[float]) -> None:
+        """Write up to three `values` into an array of float64 and shape (3,): see `StepScalars`."""
         ...
 
     def sgd_update(
@@ -177,17 +201,12 @@ class Kernels(Protocol):
         weights: Array,
         gradient: Array,
         velocity: Array | None,
-        scratch: Array,
-        *,
-        lr: float,
-        momentum: float,
-        dampening: float,
-        nesterov: bool,
-        weight_decay: float,
         out: Array,
-        numbers: Array | None = None,
+        scratch: Array,
+        settings: SGDSettings,
+        scalars: StepScalars,
     ) -> None:
-        """One step of SGD; a GPU has no use for `scratch`."""
+        """One step of SGD; a GPU does not use `scratch`."""
         ...
 
     def adam_update(
@@ -196,24 +215,16 @@ class Kernels(Protocol):
         gradient: Array,
         first: Array,
         second: Array,
-        scratch: Array,
-        *,
-        step: int,
-        lr: float,
-        betas: tuple[float, float],
-        eps: float,
-        weight_decay: float,
-        decoupled: bool,
         out: Array,
-        numbers: Array | None = None,
+        scratch: Array,
+        settings: AdamSettings,
+        scalars: StepScalars,
     ) -> None:
-        """One step of Adam or AdamW; a GPU has no use for `scratch`."""
+        """One step of Adam or AdamW; a GPU does not use `scratch`."""
         ...
 
-    def sgd_prediction(
-        self, weights: Array, velocity: Array, out: Array, *, distance: float, numbers: Array | None = None
-    ) -> None:
-        """Weights after steps along the velocity."""
+    def sgd_prediction(self, weights: Array, velocity: Array, out: Array, distance: float) -> None:
+        """Weights extrapolated along the velocity."""
         ...
 
     def adam_prediction(
@@ -222,12 +233,8 @@ class Kernels(Protocol):
         first: Array,
         second: Array,
         out: Array,
-        *,
-        step: int,
-        distance: float,
-        betas: tuple[float, float],
         eps: float,
-        numbers: Array | None = None,
+        corrections: tuple[float, float],
     ) -> None:
-        """Weights after steps along Adam's last direction."""
+        """Weights extrapolated along Adam's last direction."""
         ...

@@ -8,7 +8,7 @@ This module can be imported without CuPy; `cupy_kernels` says what is missing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -16,12 +16,13 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from hybridnn.errors import EnvironmentProblem
-from hybridnn.kernels.backend import Array
+from hybridnn.kernels.backend import AdamSettings, Array, SGDSettings, StepScalars
 from hybridnn.kernels.cublas import CublasProducts, load_cublas
 from hybridnn.kernels.cupy_launch import (
     FLAT_BLOCK,
     FLOAT64,
     MOST_PARTS,
+    WARP,
     KernelLauncher,
     blocks_of_columns,
     blocks_of_rows,
@@ -34,7 +35,6 @@ from hybridnn.kernels.cupy_launch import (
     tiled_rows,
 )
 from hybridnn.kernels.cupy_loading import load_cupy
-from hybridnn.kernels.cupy_updates import CupyUpdates
 from hybridnn.kernels.device_events import Progress, record_event, wait_for
 from hybridnn.kernels.pinned_memory import PinnedMemory
 
@@ -61,7 +61,7 @@ def cupy_kernels(*, tf32: bool = False, progress: Progress | None = None) -> Cup
     return CupyKernels(cupy, CublasProducts(cupy, load_cublas(cupy), tf32), progress)
 
 
-class CupyKernels(CupyUpdates):
+class CupyKernels:
     """Arithmetic on arrays of one GPU, in the current stream; see `hybridnn.kernels.backend.Kernels`.
 
     Sums over many blocks share working memory, so an object serves one stream at a time.
@@ -77,7 +77,7 @@ class CupyKernels(CupyUpdates):
     on_host = False
 
     def __init__(self, cupy: Any, products: CublasProducts, progress: Progress | None = None) -> None:
-        super().__init__(KernelLauncher(cupy))
+        self._launch = KernelLauncher(cupy)
         self._cupy, self._products, self._progress = cupy, products, progress
         self._parts = cupy.empty((MOST_PARTS,), np.float64)
         self._arrived = cupy.zeros((1,), np.uint32)
@@ -178,10 +178,6 @@ class CupyKernels(CupyUpdates):
         else:
             self._cupy.add(a, b, out=out)
 
-    def scale(self, flat: Array, factor: float) -> None:
-        """``flat *= factor``."""
-        self._launch.elementwise("scale", flat, more=(float(factor),))
-
     def gather_rows(self, source: Array, index: Array, out: Array) -> None:
         """Copy rows by their index."""
         same_dtype(source, out)
@@ -281,6 +277,68 @@ class CupyKernels(CupyUpdates):
         require(squared_norm.dtype == FLOAT64, "a squared norm of float64")
         self._launch.elementwise("clip_to_norm", flat, more=(squared_norm, float(limit)))
 
+    def write_scalars(self, scalars: Array, values: Sequence[float]) -> None:
+        """Write up to three `values` into `scalars`; asynchronous."""
+        require(len(values) <= scalars.size and scalars.dtype == FLOAT64, "as many elements of float64")
+        first, second, third = (*map(float, values), 0.0, 0.0, 0.0)[:3]
+        self._launch("write_scalars", None, (1,), (WARP,), scalars, len(values), first, second, third)
+
+    def sgd_update(
+        self,
+        weights: Array,
+        gradient: Array,
+        velocity: Array | None,
+        out: Array,
+        scratch: Array | None,
+        settings: SGDSettings,
+        scalars: StepScalars,
+    ) -> None:
+        """One step of SGD."""
+        arrays = (weights, gradient, out) if velocity is None else (weights, gradient, velocity, out)
+        n, dtype = weights.size, same_size(*arrays)
+        constants = (
+            float(settings.momentum),
+            1.0 - settings.dampening,
+            settings.nesterov,
+            float(settings.weight_decay),
+        )
+        step = _step_arguments(scalars, 1)
+        self._launch.flat("sgd_update", dtype, n, weights, gradient, velocity, out, n, *constants, *step)
+
+    def adam_update(
+        self,
+        weights: Array,
+        gradient: Array,
+        first: Array,
+        second: Array,
+        out: Array,
+        scratch: Array | None,
+        settings: AdamSettings,
+        scalars: StepScalars,
+    ) -> None:
+        """One step of Adam or AdamW."""
+        coupled = 0.0 if settings.decoupled else float(settings.weight_decay)
+        constants = (*map(float, settings.betas), float(settings.eps), coupled)
+        more = (*constants, *_step_arguments(scalars, 3))
+        self._launch.elementwise("adam_update", weights, gradient, first, second, out, more=more)
+
+    def sgd_prediction(self, weights: Array, velocity: Array, out: Array, distance: float) -> None:
+        """Weights extrapolated along the velocity."""
+        self._launch.elementwise("sgd_prediction", weights, velocity, out, more=(float(distance),))
+
+    def adam_prediction(
+        self,
+        weights: Array,
+        first: Array,
+        second: Array,
+        out: Array,
+        eps: float,
+        corrections: tuple[float, float],
+    ) -> None:
+        """Weights extrapolated along Adam's last direction."""
+        more = (float(eps), *map(float, corrections))
+        self._launch.elementwise("adam_prediction", weights, first, second, out, more=more)
+
     def _rows(self, name: str, *arrays: Array, sums: Array) -> None:
         """A kernel over arrays of shape (rows, n) that sums up rows."""
         dtype, (rows, columns) = same_size(*arrays), arrays[0].shape
@@ -294,3 +352,11 @@ class CupyKernels(CupyUpdates):
         """A kernel that sums up `n` numbers; of no numbers too."""
         grid = flat_grid(n, dtype.itemsize, MOST_PARTS)
         self._launch(name, dtype, grid, FLAT_BLOCK, *arguments, self._parts, self._arrived)
+
+
+def _step_arguments(scalars: StepScalars, count: int) -> tuple[Any, ...]:
+    """Arguments of an update kernel: null and `count` scalars, or a pointer to them and zeros that are not read."""
+    if isinstance(scalars, Sequence):
+        return None, *map(float, scalars)
+    require(scalars.size >= count and scalars.dtype == FLOAT64, "as many scalars of float64")
+    return scalars, *(0.0,) * count

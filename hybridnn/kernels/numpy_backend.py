@@ -1,4 +1,4 @@
-"""The arithmetic of the host: the NumPy functions as one object, and what other devices do in one pass made of them."""
+"""Arithmetic of the host: the NumPy functions as one object that implements `hybridnn.kernels.backend.Kernels`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Array = NDArray[Any]
 
 
 class NumpyKernels:
-    """Arithmetic on NumPy arrays; see `hybridnn.kernels.backend.Kernels`. Nothing is recorded, `numbers` is unused."""
+    """Arithmetic on NumPy arrays; see `hybridnn.kernels.backend.Kernels`."""
 
     on_host = True
 
@@ -25,7 +25,6 @@ class NumpyKernels:
     zeros = staticmethod(numpy_kernels.zeros)
     copy = staticmethod(numpy_kernels.copy)
     add = staticmethod(numpy_kernels.add)
-    scale = staticmethod(numpy_kernels.scale)
     matmul = staticmethod(numpy_kernels.matmul)
     matmul_transposed = staticmethod(numpy_kernels.matmul_transposed)
     add_bias = staticmethod(numpy_kernels.add_bias)
@@ -35,9 +34,13 @@ class NumpyKernels:
     mean_squared_error = staticmethod(numpy_kernels.mean_squared_error)
     cross_entropy = staticmethod(numpy_kernels.cross_entropy)
     squared_norm = staticmethod(numpy_kernels.squared_norm)
+    sgd_update = staticmethod(numpy_updates.sgd_update)
+    adam_update = staticmethod(numpy_updates.adam_update)
+    sgd_prediction = staticmethod(numpy_updates.sgd_prediction)
+    adam_prediction = staticmethod(numpy_updates.adam_prediction)
 
     def compile(self, dtype: DTypeLike) -> None:
-        """Nothing is to be made ready."""
+        """Does nothing: there is nothing to compile."""
 
     def to_device(self, array: Array) -> Array:
         """The array itself."""
@@ -57,12 +60,12 @@ class NumpyKernels:
         return nullcontext(out)
 
     def free_bytes(self) -> int:
-        """0: everything is on the host."""
+        """0: all arrays are on the host."""
         return 0
 
     def gather_rows(self, source: Array, index: NDArray[np.int64], out: Array) -> None:
-        """Copy rows by their index."""
-        # Indices are in range; every other mode would write into a buffer first.
+        """``out = source[index]``."""
+        # The indices are in range; every other mode writes into a buffer first.
         np.take(source, index, axis=0, out=out, mode="clip")
 
     def bias_activate(self, name: str, z: Array, bias: Array, scratch: Array) -> None:
@@ -73,7 +76,7 @@ class NumpyKernels:
     def gradient_and_row_sums(
         self, name: str, y: Array, dy: Array, out: Array, sums: Array, scratch: Array, ones: Array
     ) -> None:
-        """Gradient of the activation into `out`, and the sums of its rows."""
+        """Gradient of the activation into `out`, and its row sums into `sums`."""
         numpy_kernels.gradient_of_activation(name, y, dy, out, scratch)
         numpy_kernels.row_sums(out, ones, sums)
 
@@ -82,31 +85,15 @@ class NumpyKernels:
         norm[0] = numpy_kernels.squared_norm(flat)
 
     def clip_to_norm(self, flat: Array, squared_norm: NDArray[np.float64], limit: float) -> None:
-        """Scale `flat` where the norm is above the limit."""
+        """Scale `flat` if the norm is above the limit."""
         norm = sqrt(squared_norm[0])
         if norm > limit:
-            numpy_kernels.scale(flat, limit / norm)
+            np.multiply(flat, limit / norm, out=flat)
 
-    def write_scalars(self, numbers: NDArray[np.float64], values: Sequence[float]) -> None:
-        """Put `values` into `numbers`."""
-        numbers[: len(values)] = values
-
-    def sgd_update(self, *arrays: Any, numbers: Array | None = None, **settings: Any) -> None:
-        """As `numpy_updates.sgd_update`."""
-        numpy_updates.sgd_update(*arrays, **settings)
-
-    def adam_update(self, *arrays: Any, numbers: Array | None = None, **settings: Any) -> None:
-        """As `numpy_updates.adam_update`."""
-        numpy_updates.adam_update(*arrays, **settings)
-
-    def sgd_prediction(self, *arrays: Any, numbers: Array | None = None, **settings: Any) -> None:
-        """As `numpy_updates.sgd_prediction`."""
-        numpy_updates.sgd_prediction(*arrays, **settings)
-
-    def adam_prediction(self, *arrays: Any, numbers: Array | None = None, **settings: Any) -> None:
-        """As `numpy_updates.adam_prediction`."""
-        numpy_updates.adam_prediction(*arrays, **settings)
+    def write_scalars(self, scalars: NDArray[np.float64], values: Sequence[float]) -> None:
+        """Write `values` into `scalars`."""
+        scalars[: len(values)] = values
 
 
 NUMPY: Kernels = NumpyKernels()
-"""The host's arithmetic; it holds nothing."""
+"""The host's arithmetic; it has no state."""

@@ -1,7 +1,7 @@
-"""The arithmetic on NumPy arrays.
+"""Arithmetic on NumPy arrays.
 
-Every function writes into arrays it is given and allocates nothing large. Activations are functions of their *output*
-alone in the backward pass, so a layer keeps one array and not two. float32 stays float32: Python scalars do not
+Every function writes into arrays that it is given and allocates nothing large. The backward pass takes the slope of an
+activation from its *output*, so a layer stores one array and not two. float32 stays float32: Python scalars do not
 promote.
 """
 
@@ -21,7 +21,6 @@ SELU_ALPHA = 1.6732632423543772
 SELU_SCALE = 1.0507009873554805
 """Klambauer et al. 2017, equation 2 and the fixed point for mean 0 and variance 1."""
 
-
 NORM_BLOCK = 1 << 16
 
 
@@ -40,7 +39,7 @@ def matmul(a: Array, b: Array, out: Array) -> None:
     np.matmul(a, b, out=out)
 
 
-def matmul_transposed(a: Array, b: Array, out: Array, room: Array | None) -> None:
+def matmul_transposed(a: Array, b: Array, out: Array, workspace: Array | None) -> None:
     """``out = a.T @ b``.
 
     Parameters
@@ -48,44 +47,43 @@ def matmul_transposed(a: Array, b: Array, out: Array, room: Array | None) -> Non
     a : ndarray, shape (k, m)
     b : ndarray, shape (k, n)
     out : ndarray, shape (m, n)
-    room : ndarray, shape (n, m), or None
-        Overwritten. With it the product is taken as ``(b.T @ a).T``, which is faster for small n: a whole training step
-        on 16-4x1024-2 and 3072-8x1024-10 in microbatches of 16 and 32 samples by 4 to 5 % with OpenBLAS.
+    workspace : ndarray, shape (n, m), or None
+        Overwritten. With it the product is computed as ``(b.T @ a).T``, which is faster for small n: with OpenBLAS a
+        whole training step of 16-4x1024-2 and 3072-8x1024-10 in microbatches of 16 and 32 samples gains 4 to 5 %.
     """
-    if room is None:
+    if workspace is None:
         np.matmul(a.T, b, out=out)
         return
-    np.matmul(b.T, a, out=room)
-    np.copyto(out, room.T)
+    np.matmul(b.T, a, out=workspace)
+    np.copyto(out, workspace.T)
 
 
 def add_product(a: Array, b: Array, out: Array, factor: float, keep: float) -> None:
-    """``out = keep * out + factor * a @ b`` in one product: BLAS takes up what is in `out`, which NumPy cannot ask for.
+    """``out = keep * out + factor * a @ b`` by one call of BLAS ``gemm``, whose ``beta`` NumPy does not offer.
 
     Parameters
     ----------
     a : ndarray, shape (m, k)
     b : ndarray, shape (k, n)
     out : ndarray, shape (m, n)
-        Rows side by side, of the others' dtype: float32 or float64.
-    factor, keep : float
+        Of the dtype of `a` and `b`, float32 or float64; every row is contiguous.
     """
     gemm = sgemm if out.dtype == np.float32 else dgemm
-    # BLAS reads columns side by side, so it is given the transposes, and told of those that lie the other way.
-    left, is_left_turned = (b.T, 0) if b.flags.c_contiguous else (b, 1)
-    right, is_right_turned = (a.T, 0) if a.flags.c_contiguous else (a, 1)
-    gemm(factor, left, right, keep, out.T, is_left_turned, is_right_turned, 1)
+    # BLAS expects column-major matrices: it gets the transposes, out.T = b.T @ a.T, or a flag to transpose.
+    left, transpose_left = (b.T, 0) if b.flags.c_contiguous else (b, 1)
+    right, transpose_right = (a.T, 0) if a.flags.c_contiguous else (a, 1)
+    gemm(factor, left, right, keep, out.T, transpose_left, transpose_right, 1)
 
 
 def add_row_sums(dz: Array, ones: Array, out: Array, factor: float, keep: float) -> None:
-    """``out = keep * out + factor * dz @ ones``: sums of the rows of `dz`, shape (rows, n >= 1), added to `out`."""
+    """``out = keep * out + factor * dz @ ones``: the row sums of `dz`, shape (rows, n >= 1), added to `out`."""
     gemv = sgemv if out.dtype == np.float32 else dgemv
-    turned, is_turned = (dz.T, 1) if dz.flags.c_contiguous else (dz, 0)
-    gemv(factor, turned, ones, keep, out, 0, 1, 0, 1, is_turned, 1)
+    matrix, transpose = (dz.T, 1) if dz.flags.c_contiguous else (dz, 0)
+    gemv(factor, matrix, ones, keep, out, 0, 1, 0, 1, transpose, 1)
 
 
 def add_scaled(y: Array, factor: float, x: Array) -> None:
-    """``y += factor * x`` in one pass, where NumPy takes two; arrays whose numbers lie side by side."""
+    """``y += factor * x`` for contiguous arrays, in one pass where NumPy takes two."""
     if y.size:
         (saxpy if y.dtype == np.float32 else daxpy)(x.reshape(-1), y.reshape(-1), a=factor)
 
@@ -133,8 +131,8 @@ def activate(name: str, z: Array, scratch: Array) -> None:
         case "sigmoid":
             expit(z, out=z)
         case "selu":
-            # scale * (max(z, 0) + alpha * expm1(min(z, 0))), where expm1(x) is 2 t / (1 - t) with t = tanh(x / 2): as
-            # exact near 0, and several times faster than NumPy's. For z >= 0 t is 0, so one quotient serves both sides.
+            # scale * (max(z, 0) + alpha * expm1(min(z, 0))), with expm1(x) = 2 t / (1 - t) and t = tanh(x / 2): as
+            # exact near 0 as NumPy's expm1, and several times faster. For z >= 0, t is 0: one quotient for both signs.
             np.minimum(z, 0, out=scratch)
             np.multiply(scratch, 0.5, out=scratch)
             np.tanh(scratch, out=scratch)
@@ -156,7 +154,7 @@ def gradient_of_activation(name: str, y: Array, dy: Array, out: Array, scratch: 
     name : {"identity", "relu", "tanh", "sigmoid", "selu"}
     y, dy : ndarray
     out : ndarray
-        Takes the result; may be `dy` itself.
+        Receives the result; may be `dy` itself.
     scratch : ndarray
         Same shape and dtype; overwritten.
     """
@@ -177,7 +175,7 @@ def gradient_of_activation(name: str, y: Array, dy: Array, out: Array, scratch: 
             np.multiply(dy, scratch, out=out)
         case "selu":
             # For z <= 0 the output is y = scale * alpha * (exp(z) - 1), whose derivative is y + scale * alpha.
-            # The same formula with y = 0 is scale * alpha for z > 0, where the derivative is scale: one factor more.
+            # For z > 0 the formula with y = 0 gives scale * alpha, but the derivative is scale: divide by alpha there.
             np.minimum(y, 0, out=scratch)
             np.add(scratch, SELU_SCALE * SELU_ALPHA, out=scratch)
             np.multiply(dy, scratch, out=out)
@@ -198,12 +196,12 @@ def mean_squared_error(outputs: Array, targets: Array, scale: float, gradient: A
     scale : float
         1 / samples of the global minibatch.
     gradient : ndarray, shape (outputs, n)
-        Takes `scale` times the gradient of the sum of the samples' losses.
+        Receives `scale` times the gradient of the sum of the samples' losses.
     loss : ndarray, shape (1,)
-        Takes the sum of the samples' losses.
+        Receives the sum of the samples' losses.
     """
     np.subtract(outputs, targets, out=gradient)
-    flat = gradient.ravel(order="K")  # a view, whichever axis lies side by side
+    flat = gradient.ravel(order="K")  # a view, whichever axis is contiguous
     loss[0] = np.dot(flat, flat) / outputs.shape[0]
     np.multiply(gradient, 2.0 * scale / outputs.shape[0], out=gradient)
 
@@ -222,34 +220,29 @@ def cross_entropy(
     scale : float
         1 / samples of the global minibatch.
     gradient : ndarray, shape (classes, n)
-        Takes `scale` times the gradient of the sum of the samples' losses: softmax minus the label's one.
+        Receives `scale` times the gradient of the sum of the samples' losses: softmax minus the one-hot label.
     loss : ndarray, shape (1,)
-        Takes the sum of the samples' losses.
+        Receives the sum of the samples' losses.
     """
     if logits.shape[1] == 0:
         loss[0] = 0
         return
     np.subtract(logits, np.maximum.reduce(logits, axis=0), out=gradient)
-    of_label = gradient[labels, columns]
+    label_logits = gradient[labels, columns]
     np.exp(gradient, out=gradient)
     sums = np.add.reduce(gradient, axis=0)
     np.divide(gradient, sums, out=gradient)
     gradient[labels, columns] -= 1
     np.multiply(gradient, scale, out=gradient)
     np.log(sums, out=sums)
-    loss[0] = np.add.reduce(sums) - np.add.reduce(of_label)
+    loss[0] = np.add.reduce(sums) - np.add.reduce(label_logits)
 
 
 def squared_norm(flat: Array) -> float:
-    """Sum of squares of a flat array; where the array's own precision overflows, in float64."""
+    """Sum of squares of a flat array; in float64 if it overflows in the array's own precision."""
     with np.errstate(over="ignore"):
         total = float(np.dot(flat, flat))
     if isfinite(total) or not np.isfinite(flat).all():
         return total
     blocks = (flat[start : start + NORM_BLOCK].astype(np.float64) for start in range(0, flat.size, NORM_BLOCK))
     return float(sum(np.dot(block, block) for block in blocks))
-
-
-def scale(flat: Array, factor: float) -> None:
-    """``flat *= factor``."""
-    np.multiply(flat, factor, out=flat)

@@ -1,37 +1,34 @@
 """Optimizer updates on flat NumPy arrays, in blocks that stay in the processor's cache.
 
-A plain ``v *= m; v += g; w -= lr * v`` walks over the arrays four times and each walk goes to memory. In blocks of some
-ten thousand numbers all but the first touch of every block hit the cache, and BLAS adds a multiple in one walk.
+A plain ``v *= m; v += g; w -= lr * v`` reads and writes whole arrays four times, each time from main memory. In blocks
+of some ten thousand elements all but the first access of every block hit the cache, and BLAS adds a multiple in one
+pass.
 """
 
 from __future__ import annotations
 
-from math import sqrt
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hybridnn.kernels.backend import AdamSettings, SGDSettings, StepScalars
 from hybridnn.kernels.numpy_kernels import add_scaled
 
 Array = NDArray[Any]
 
 BLOCK = 1 << 16
-"""Numbers per block: measured fastest between 2^12 and whole arrays on a core with 512 KiB of second-level cache."""
+"""Elements per block: measured fastest between 2^12 and whole arrays on a core with 512 KiB of second-level cache."""
 
 
 def sgd_update(
     weights: Array,
     gradient: Array,
     velocity: Array | None,
-    scratch: Array,
-    *,
-    lr: float,
-    momentum: float,
-    dampening: float,
-    nesterov: bool,
-    weight_decay: float,
     out: Array,
+    scratch: Array,
+    settings: SGDSettings,
+    scalars: StepScalars,
 ) -> None:
     """One step of SGD, PyTorch's update with the velocity starting at zero.
 
@@ -41,13 +38,17 @@ def sgd_update(
     ----------
     weights, gradient : ndarray, shape (n,)
         Not changed, unless `out` is `weights`.
-    out : ndarray, shape (n,)
-        Takes the new weights; may be `weights`.
     velocity : ndarray, shape (n,), or None
-        None where momentum is 0.
+        None if the momentum is 0.
+    out : ndarray, shape (n,)
+        Receives the new weights; may be `weights`.
     scratch : ndarray, shape (at least min(BLOCK, n),)
         Overwritten.
+    settings : SGDSettings
+    scalars : (float,)
+        The learning rate.
     """
+    lr, momentum, weight_decay = scalars[0], settings.momentum, settings.weight_decay
     for start in range(0, weights.size, BLOCK):
         w = weights[start : start + BLOCK]
         g = gradient[start : start + BLOCK]
@@ -64,10 +65,10 @@ def sgd_update(
             continue
         v = velocity[start : start + BLOCK]
         np.multiply(v, momentum, out=v)
-        add_scaled(v, 1.0 - dampening, g)
-        if nesterov:
+        add_scaled(v, 1.0 - settings.dampening, g)
+        if settings.nesterov:
             add_scaled(new, -lr, g)
-        add_scaled(new, -lr * momentum if nesterov else -lr, v)
+        add_scaled(new, -lr * momentum if settings.nesterov else -lr, v)
 
 
 def adam_update(
@@ -75,34 +76,29 @@ def adam_update(
     gradient: Array,
     first: Array,
     second: Array,
-    scratch: Array,
-    *,
-    step: int,
-    lr: float,
-    betas: tuple[float, float],
-    eps: float,
-    weight_decay: float,
-    decoupled: bool,
     out: Array,
+    scratch: Array,
+    settings: AdamSettings,
+    scalars: StepScalars,
 ) -> None:
-    """One step of Adam (Kingma and Ba 2015, Algorithm 1), or of AdamW where the decay is decoupled.
+    """One step of Adam (Kingma and Ba 2015, Algorithm 1), or of AdamW if the weight decay is decoupled.
 
     Parameters
     ----------
     weights, gradient, first, second : ndarray, shape (n,)
         The first two are not changed, unless `out` is `weights`; `first` and `second` are the running moments.
     out : ndarray, shape (n,)
-        Takes the new weights; may be `weights`.
+        Receives the new weights; may be `weights`.
     scratch : ndarray, shape (2 * min(BLOCK, n),)
         Overwritten.
-    step : int
-        Number of this update, from 1, for the bias correction.
-    decoupled : bool
-        True: AdamW, ``w *= 1 - lr * weight_decay`` before the step; False: the decay joins the gradient.
+    settings : AdamSettings
+    scalars : (float, float, float)
+        Step size, with the first moment's bias correction; root of the second moment's bias correction; and the factor
+        on the weights by decoupled weight decay.
     """
-    beta1, beta2 = betas
-    step_size = lr / (1.0 - beta1**step)
-    root_correction = sqrt(1.0 - beta2**step)
+    beta1, beta2 = settings.betas
+    step_size, root_correction, keep = scalars
+    weight_decay, eps = settings.weight_decay, settings.eps
     half = scratch.size // 2
     for start in range(0, weights.size, BLOCK):
         w = weights[start : start + BLOCK]
@@ -110,8 +106,8 @@ def adam_update(
         m = first[start : start + BLOCK]
         v = second[start : start + BLOCK]
         t = scratch[: w.size]
-        if weight_decay and decoupled:
-            w = np.multiply(w, 1.0 - lr * weight_decay, out=out[start : start + BLOCK])
+        if weight_decay and settings.decoupled:
+            w = np.multiply(w, keep, out=out[start : start + BLOCK])
         elif weight_decay:
             decayed = scratch[half : half + w.size]
             np.multiply(w, weight_decay, out=decayed)
@@ -132,8 +128,8 @@ def adam_update(
         np.subtract(w, t, out=out[start : start + BLOCK])
 
 
-def sgd_prediction(weights: Array, velocity: Array, out: Array, *, distance: float) -> None:
-    """Weights after steps along the velocity, ``out = w - distance * v``.
+def sgd_prediction(weights: Array, velocity: Array, out: Array, distance: float) -> None:
+    """Weights extrapolated along the velocity, ``out = w - distance * v``.
 
     Parameters
     ----------
@@ -148,30 +144,19 @@ def sgd_prediction(weights: Array, velocity: Array, out: Array, *, distance: flo
 
 
 def adam_prediction(
-    weights: Array,
-    first: Array,
-    second: Array,
-    out: Array,
-    *,
-    step: int,
-    distance: float,
-    betas: tuple[float, float],
-    eps: float,
+    weights: Array, first: Array, second: Array, out: Array, eps: float, corrections: tuple[float, float]
 ) -> None:
-    """Weights after steps along Adam's direction of the last update, without weight decay.
+    """Weights extrapolated along Adam's direction of the last update, without weight decay.
 
     Parameters
     ----------
     weights, first, second, out : ndarray, shape (n,)
         `first` and `second` are the running moments.
-    step : int
-        Updates done, from 1, for the bias correction.
-    distance : float
-        Number of steps times the learning rate.
+    eps : float
+    corrections : (float, float)
+        The first two scalars of `adam_update`, with the learning rate times the number of steps.
     """
-    beta1, beta2 = betas
-    step_size = distance / (1.0 - beta1**step)
-    root_correction = sqrt(1.0 - beta2**step)
+    step_size, root_correction = corrections
     for start in range(0, weights.size, BLOCK):
         t = out[start : start + BLOCK]
         np.sqrt(second[start : start + BLOCK], out=t)

@@ -1,70 +1,72 @@
-"""Optimizers over the flat buffer of a rank's parameters: settings that do not change, and a state that does.
+"""Optimizers over the flat parameter buffer of a rank: frozen settings, and a state that updates change.
 
-Every number of the buffer is updated on its own, so the update is the same on one rank and, up to the last bit, on
-parts of the buffer.
+Every element of the buffer is updated independently, so updating slices of the buffer gives the same result as updating
+all of it, up to the last bit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import sqrt
 from typing import NamedTuple, Protocol
 
 from hybridnn.errors import SettingError
-from hybridnn.kernels import step_scalars
 from hybridnn.kernels.backend import Array, Kernels
 from hybridnn.kernels.numpy_backend import NUMPY
 from hybridnn.kernels.numpy_updates import BLOCK
 from hybridnn.utils.checks import require_number
 
+INFINITY = float("inf")
+
 
 @dataclass
 class OptimizerState:
-    """What an optimizer remembers between updates.
+    """State of an optimizer between updates.
 
     Attributes
     ----------
     slots : dict
         Arrays of the shape of the parameters, by name: ``velocity``, or ``first`` and ``second``.
     scratch : ndarray
-        Working memory of a few cache blocks.
+        Memory for intermediate results, a few cache blocks.
     updates : int
         Updates done.
     kernels : Kernels
         Of the device that holds the arrays.
-    numbers : array of float64, shape (3,), or None
-        Where the device finds what changes from update to update, when updates are recorded and replayed.
+    device_scalars : array of float64, shape (3,), or None
+        While updates are captured and replayed: where they read the scalars of the step (`Optimizer.step_scalars`).
     """
 
     slots: dict[str, Array]
     scratch: Array
     updates: int = 0
     kernels: Kernels = NUMPY
-    numbers: Array | None = None
+    device_scalars: Array | None = None
 
 
 class LinearUpdate(NamedTuple):
-    """Where a gradient enters an update that reads it only once, so that nobody needs to keep it.
+    """An update that reads the gradient only once, so that the gradient need not be stored.
 
-    ``into = keep * into + factor * gradient``, and then, with a `step`, ``weights += step * into``.
+    ``target = keep * target + factor * gradient``, and then, with a `step`, ``weights += step * target``.
 
     Attributes
     ----------
-    into : ndarray, shape (n,)
+    target : ndarray, shape (n,)
         The weights, or a slot.
     factor, keep : float
     step : float or None
-        None where `into` are the weights.
+        None if `target` is the weights.
     """
 
-    into: Array
+    target: Array
     factor: float
     keep: float
     step: float | None
 
 
 class Optimizer(Protocol):
-    """What the trainer needs of an optimizer."""
+    """Interface of optimizers."""
 
     @property
     def lr(self) -> float:
@@ -73,30 +75,30 @@ class Optimizer(Protocol):
 
     @property
     def slot_names(self) -> tuple[str, ...]:
-        """Names of the arrays it remembers."""
+        """Names of the arrays of its state."""
         ...
 
     def update(
         self, weights: Array, gradient: Array, state: OptimizerState, lr: float, out: Array | None = None
     ) -> None:
-        """Change `weights` in place, or leave them and fill `out` with the new ones."""
+        """Update `weights` in place, or leave them unchanged and write the new ones to `out`."""
         ...
 
     @property
     def reads_gradient_once(self) -> bool:
-        """Whether an update is an `LinearUpdate`."""
+        """Whether an update is a `LinearUpdate`."""
         ...
 
     def linear_update(self, weights: Array, state: OptimizerState, lr: float) -> LinearUpdate | None:
-        """The next update, which counts as done with that, or None where the gradient is read more than once."""
+        """Description of the next update, which is counted as done; None if the gradient is read more than once."""
         ...
 
     def step_scalars(self, state: OptimizerState, lr: float) -> Sequence[float]:
-        """What the next update wants to find in `state.numbers`."""
+        """Scalars of the next update that depend on the learning rate and the number of the step."""
         ...
 
     def predict(self, weights: Array, state: OptimizerState, lr: float, steps: int, out: Array) -> None:
-        """Fill `out` with the weights expected after `steps` more updates (Chen et al. 2018, equation 4)."""
+        """Write the weights expected after `steps` more updates to `out` (Chen et al. 2018, equation 4)."""
         ...
 
 
@@ -105,9 +107,6 @@ def new_state(optimizer: Optimizer, weights: Array, kernels: Kernels = NUMPY) ->
     slots = {name: kernels.zeros(weights.shape, weights.dtype) for name in optimizer.slot_names}
     scratch = kernels.empty((2 * min(BLOCK, max(weights.size, 1)),), weights.dtype)
     return OptimizerState(slots, scratch, kernels=kernels)
-
-
-INFINITY = float("inf")
 
 
 def _require_rate_and_decay(lr: float, weight_decay: float) -> None:
@@ -148,7 +147,7 @@ class SGD:
 
     @property
     def slot_names(self) -> tuple[str, ...]:
-        """The velocity, where there is momentum."""
+        """``velocity``, if there is momentum."""
         return ("velocity",) if self.momentum else ()
 
     def update(
@@ -160,35 +159,31 @@ class SGD:
             weights,
             gradient,
             state.slots.get("velocity"),
+            weights if out is None else out,
             state.scratch,
-            lr=lr,
-            momentum=self.momentum,
-            dampening=self.dampening,
-            nesterov=self.nesterov,
-            weight_decay=self.weight_decay,
-            out=weights if out is None else out,
-            numbers=state.numbers,
+            self,
+            (lr,) if state.device_scalars is None else state.device_scalars,
         )
 
     @property
     def reads_gradient_once(self) -> bool:
-        """Unless there is decay, which adds the weights to it, or Nesterov's step, which takes it a second time."""
+        """False with weight decay, which adds the weights to the gradient, and with Nesterov's step."""
         return not (self.nesterov or self.weight_decay)
 
     def linear_update(self, weights: Array, state: OptimizerState, lr: float) -> LinearUpdate:
-        """The gradient enters the velocity, or without momentum the weights."""
+        """The gradient is added to the velocity, or without momentum to the weights."""
         state.updates += 1
         if not self.momentum:
             return LinearUpdate(weights, -lr, 1.0, None)
         return LinearUpdate(state.slots["velocity"], 1.0 - self.dampening, self.momentum, -lr)
 
-    def step_scalars(self, state: OptimizerState, lr: float) -> Sequence[float]:
+    def step_scalars(self, state: OptimizerState, lr: float) -> tuple[float]:
         """The learning rate."""
-        return step_scalars.sgd_update(lr=lr)
+        return (lr,)
 
     def predict(self, weights: Array, state: OptimizerState, lr: float, steps: int, out: Array) -> None:
         """``out = w - steps lr v``; needs momentum."""
-        state.kernels.sgd_prediction(weights, state.slots["velocity"], out, distance=steps * lr)
+        state.kernels.sgd_prediction(weights, state.slots["velocity"], out, steps * lr)
 
 
 @dataclass(frozen=True)
@@ -231,40 +226,30 @@ class Adam:
         self, weights: Array, gradient: Array, state: OptimizerState, lr: float, out: Array | None = None
     ) -> None:
         """Move along the bias-corrected first moment over the root of the second, in place or into `out`."""
+        scalars = self._scalars(state.updates + 1, lr) if state.device_scalars is None else state.device_scalars
         state.updates += 1
         state.kernels.adam_update(
             weights,
             gradient,
             state.slots["first"],
             state.slots["second"],
+            weights if out is None else out,
             state.scratch,
-            step=state.updates,
-            lr=lr,
-            betas=self.betas,
-            eps=self.eps,
-            weight_decay=self.weight_decay,
-            decoupled=self.decoupled,
-            out=weights if out is None else out,
-            numbers=state.numbers,
+            self,
+            scalars,
         )
 
     reads_gradient_once = False
 
     def linear_update(self, weights: Array, state: OptimizerState, lr: float) -> None:
-        """There is none: the gradient enters both moments."""
+        """None: both moments read the gradient."""
 
-    def step_scalars(self, state: OptimizerState, lr: float) -> Sequence[float]:
-        """Step size, bias correction and decay of the next update."""
-        return step_scalars.adam_update(
-            step=state.updates + 1,
-            lr=lr,
-            betas=self.betas,
-            weight_decay=self.weight_decay,
-            decoupled=self.decoupled,
-        )
+    def step_scalars(self, state: OptimizerState, lr: float) -> tuple[float, float, float]:
+        """Step size, root of the second moment's bias correction, and what decoupled decay keeps of a weight."""
+        return self._scalars(state.updates + 1, lr)
 
     def predict(self, weights: Array, state: OptimizerState, lr: float, steps: int, out: Array) -> None:
-        """``out = w - steps lr d`` with d the direction of the last update, decay left out; none before the first."""
+        """``out = w - steps lr d``, d the direction of the last update without decay; `weights` before the first."""
         if state.updates == 0:
             state.kernels.copy(weights, out)
             return
@@ -273,11 +258,15 @@ class Adam:
             state.slots["first"],
             state.slots["second"],
             out,
-            step=state.updates,
-            distance=steps * lr,
-            betas=self.betas,
-            eps=self.eps,
+            self.eps,
+            self._scalars(state.updates, steps * lr)[:2],
         )
+
+    def _scalars(self, step: int, lr: float) -> tuple[float, float, float]:
+        """The bias corrections of Kingma and Ba 2015, section 2, as factors of the step, for updates from 1 on."""
+        beta1, beta2 = self.betas
+        keep = 1.0 - lr * self.weight_decay if self.decoupled else 1.0
+        return lr / (1.0 - beta1**step), sqrt(1.0 - beta2**step), keep
 
 
 @dataclass(frozen=True)

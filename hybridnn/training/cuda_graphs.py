@@ -62,7 +62,7 @@ class CudaGraphSteps:
         self._record, self._stage, self._kernels = record, stage, stage.kernels
         self._optimizer, self._state, self._group = optimizer, state, group
         self._indices = self._kernels.empty((batch_size,), np.int64)
-        self._numbers = self._kernels.zeros((3,), np.float64)
+        self._scalars = self._kernels.zeros((3,), np.float64)
         self._tried: set[int] = set()
         self._replays: dict[int, Replay] = {}
         # The transport, which must end recordings before what connects the ranks, keeps the mapping alive.
@@ -98,7 +98,7 @@ class CudaGraphSteps:
             self.free()
             self._samples = ref(loader.samples)
         gather = _FixedLoader(self._indices, loader)
-        self._state.numbers = self._numbers
+        self._state.device_scalars = self._scalars
         try:
             for number, size in enumerate(sizes):
                 work = TrainingWork(
@@ -112,7 +112,7 @@ class CudaGraphSteps:
                     lambda _: None,
                 )
                 self._kernels.copy(loader.indices(number), self._indices[:size])
-                self._kernels.write_scalars(self._numbers, self._optimizer.step_scalars(self._state, rates(number)))
+                self._kernels.write_scalars(self._scalars, self._optimizer.step_scalars(self._state, rates(number)))
                 start = perf_counter()
                 self._step(size, partial(executor.run, work))
                 self._group.recorder.end_compute("step", start)
@@ -120,7 +120,7 @@ class CudaGraphSteps:
                 updated(number)
                 yield number
         finally:
-            self._state.numbers = None
+            self._state.device_scalars = None
 
     def free(self) -> None:
         """Give up all recordings."""

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hybridnn.kernels import step_scalars
+from hybridnn import AdamW
 from hybridnn.kernels.cupy_kernels import cupy_kernels
 from hybridnn.kernels.cupy_loading import load_cupy
+from hybridnn.nn.optimizers import new_state
 from kernels.cuda_cases import FLAT_CASES, FLAT_SIZES, MATRIX_CASES, SHAPES, TOLERANCES, compare
 
 DTYPES = ("float32", "float64")
@@ -104,10 +105,10 @@ def test_tf32_is_coarser_and_only_where_it_is_asked_for(cupy: Any, kernels: Any)
 
 
 class Training:
-    """A network of two layers on device arrays, trained by Adam."""
+    """A network of two layers on device arrays, trained by AdamW."""
 
     SAMPLES, FEATURES, HIDDEN, CLASSES, BATCH = 200, 12, 32, 5, 48
-    SETTINGS = {"betas": (0.9, 0.99), "weight_decay": 0.01, "decoupled": True}  # noqa: RUF012 - never changed
+    OPTIMIZER = AdamW(betas=(0.9, 0.99), weight_decay=0.01)
 
     def __init__(self, kernels: Any, dtype: str) -> None:
         self.kernels, random = kernels, np.random.default_rng(5)
@@ -118,7 +119,7 @@ class Training:
         self.indices = [upload(random.permutation(self.SAMPLES)[:n]) for _ in range(4)]
         size = hidden * features + hidden + classes * hidden + classes
         self.weights = upload((0.1 * random.standard_normal(size)).astype(dtype))
-        self.gradient, self.first, self.second = empty(size), empty(size), empty(size)
+        self.gradient, self.state = empty(size), new_state(self.OPTIMIZER, self.weights, kernels)
         self.x, self.y, self.index = empty(n, features), kernels.zeros((n,), np.int64), kernels.zeros((n,), np.int64)
         self.hidden, self.outputs, self.loss = empty(hidden, n), empty(classes, n), empty(1)
         self.d_hidden, self.d_outputs, self.norm = empty(hidden, n), empty(classes, n), kernels.zeros((1,), np.float64)
@@ -128,7 +129,7 @@ class Training:
         stops = np.cumsum([rows * columns for rows, columns in shapes])
         return [flat[stop - r * c : stop].reshape(r, c) for stop, (r, c) in zip(stops, shapes, strict=True)]
 
-    def step(self, step: int, lr: float, numbers: Any = None) -> None:
+    def step(self, lr: float) -> None:
         k, (w1, b1, w2, b2), (g1, s1, g2, s2) = self.kernels, self.views(self.weights), self.views(self.gradient)
         k.gather_rows(self.data, self.index, self.x)
         k.gather_rows(self.labels, self.index, self.y)
@@ -144,8 +145,7 @@ class Training:
         k.matmul(self.d_hidden, self.x, g1)
         k.squared_norm_into(self.gradient, self.norm)
         k.clip_to_norm(self.gradient, self.norm, 0.5)
-        state = (self.weights, self.gradient, self.first, self.second, None)
-        k.adam_update(*state, step=step, lr=lr, eps=1e-8, out=self.weights, numbers=numbers, **self.SETTINGS)
+        self.OPTIMIZER.update(self.weights, self.gradient, self.state, lr)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -153,10 +153,10 @@ def test_a_step_neither_waits_nor_allocates(cupy: Any, kernels: Any, dtype: str)
     from cupyx import allow_synchronize
 
     training, pool = Training(kernels, dtype), cupy.get_default_memory_pool()
-    training.step(1, 0.1)
+    training.step(0.1)
     before = pool.used_bytes(), pool.total_bytes()
     with allow_synchronize(False):
-        training.step(2, 0.1)
+        training.step(0.1)
     assert (pool.used_bytes(), pool.total_bytes()) == before
 
 
@@ -165,21 +165,22 @@ def test_a_step_recorded_in_a_graph_is_the_step(cupy: Any, dtype: str) -> None:
     stream = cupy.cuda.Stream(non_blocking=True)
     with stream:
         kernels = cupy_kernels()
-        numbers = kernels.zeros((3,), np.float64)
+        scalars = kernels.zeros((3,), np.float64)
         plain, replayed, warm = (Training(kernels, dtype) for _ in range(3))
-        warm.step(1, 0.1)  # everything is compiled and loaded before it is recorded
-        kernels.write_scalars(numbers, (0.0, 1.0, 1.0))
+        warm.step(0.1)  # everything is compiled and loaded before the capture
+        kernels.write_scalars(scalars, (0.0, 1.0, 1.0))
         stream.synchronize()
+        replayed.state.device_scalars = scalars
         stream.begin_capture()
-        replayed.step(1, 0.1, numbers)
+        replayed.step(0.1)
         graph = stream.end_capture()
-        for step, (one, other) in enumerate(zip(plain.indices, replayed.indices, strict=True), start=1):
+        for step, (index, same_index) in enumerate(zip(plain.indices, replayed.indices, strict=True), start=1):
             lr = 0.1 / step
-            kernels.copy(one, plain.index)
-            plain.step(step, lr)
-            kernels.copy(other, replayed.index)
-            kernels.write_scalars(numbers, step_scalars.adam_update(step=step, lr=lr, **plain.SETTINGS))
+            kernels.copy(same_index, replayed.index)
+            kernels.write_scalars(scalars, plain.OPTIMIZER.step_scalars(plain.state, lr))
             graph.launch(stream)
+            kernels.copy(index, plain.index)
+            plain.step(lr)
         stream.synchronize()
         assert plain.weights.tobytes() == replayed.weights.tobytes()
         assert float(plain.loss[0]) == float(replayed.loss[0])
@@ -191,9 +192,9 @@ def test_training_as_on_the_host(kernels: Any, dtype: str) -> None:
     from hybridnn.kernels.numpy_backend import NUMPY
 
     class Host(Training):
-        """NumPy's kernels need the scratch arrays that a GPU has no use for."""
+        """NumPy's kernels need the scratch arrays that a GPU does not use."""
 
-        def step(self, step: int, lr: float, numbers: Any = None) -> None:
+        def step(self, lr: float) -> None:
             scratch, ones = np.empty_like(self.hidden), np.ones(self.BATCH, self.hidden.dtype)
             (w1, b1, w2, b2), (g1, s1, g2, s2) = self.views(self.weights), self.views(self.gradient)
             x, y = self.data[self.index], self.labels[self.index]
@@ -211,15 +212,14 @@ def test_training_as_on_the_host(kernels: Any, dtype: str) -> None:
             s1[:, 0], g1[...] = sums, self.d_hidden @ x
             NUMPY.squared_norm_into(self.gradient, self.norm)
             NUMPY.clip_to_norm(self.gradient, self.norm, 0.5)
-            state = (self.weights, self.gradient, self.first, self.second, np.empty(2 * self.weights.size, ones.dtype))
-            NUMPY.adam_update(*state, step=step, lr=lr, eps=1e-8, out=self.weights, **self.SETTINGS)
+            self.OPTIMIZER.update(self.weights, self.gradient, self.state, lr)
 
     device, host = Training(kernels, dtype), Host(NUMPY, dtype)
-    for step, (one, other) in enumerate(zip(device.indices, host.indices, strict=True), start=1):
-        kernels.copy(one, device.index)
-        host.index[...] = other
-        device.step(step, 0.01)
-        host.step(step, 0.01)
+    for device_index, host_index in zip(device.indices, host.indices, strict=True):
+        kernels.copy(device_index, device.index)
+        host.index[...] = host_index
+        device.step(0.01)
+        host.step(0.01)
         for name in ("loss", "weights", "gradient"):
             found, expected = kernels.to_host(getattr(device, name)), getattr(host, name)
             # Adam divides by roots of small numbers, which enlarges what was rounded.

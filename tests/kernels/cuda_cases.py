@@ -13,8 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hybridnn import SGD, Adam, AdamW
 from hybridnn.kernels.backend import Kernels
 from hybridnn.kernels.numpy_backend import NUMPY
+from hybridnn.nn.optimizers import Optimizer, OptimizerState
 
 Array = NDArray[Any]
 Arrays = dict[str, Any]
@@ -125,10 +127,6 @@ def add(random: np.random.Generator, dtype: Any, n: int) -> tuple[Call, Arrays]:
     return call, {"a": normal(random, dtype, n), "b": normal(random, dtype, n), "out": np.zeros(n, dtype)}
 
 
-def scale(random: np.random.Generator, dtype: Any, n: int) -> tuple[Call, Arrays]:
-    return lambda k, flat: k.scale(flat, 1 / 3), {"flat": normal(random, dtype, n)}
-
-
 def norm_and_clip(random: np.random.Generator, dtype: Any, n: int) -> tuple[Call, Arrays]:
     def call(k: Kernels, flat: Any, other: Any, norm: Any, same: Any) -> None:
         k.squared_norm_into(flat, norm)
@@ -153,63 +151,50 @@ def gather_rows(random: np.random.Generator, dtype: Any, shape: tuple[int, int])
     return call, {**sources, "index": random.integers(0, samples, n), **room}
 
 
-SGD_SETTINGS: dict[str, dict[str, Any]] = {
-    "plain": {"momentum": 0, "dampening": 0, "nesterov": False, "weight_decay": 0},
-    "decay": {"momentum": 0.0, "dampening": 0.0, "nesterov": False, "weight_decay": 0.05},
-    "momentum": {"momentum": 0.9, "dampening": 0.0, "nesterov": False, "weight_decay": 0.0},
-    "dampened": {"momentum": 0.8, "dampening": 0.3, "nesterov": False, "weight_decay": 0.01},
-    "nesterov": {"momentum": 0.7, "dampening": 0.0, "nesterov": True, "weight_decay": 0.02},
+SGD_SETTINGS = {
+    "plain": SGD(momentum=0.0),
+    "decay": SGD(momentum=0.0, weight_decay=0.05),
+    "momentum": SGD(momentum=0.9),
+    "dampened": SGD(momentum=0.8, dampening=0.3, weight_decay=0.01),
+    "nesterov": SGD(momentum=0.7, nesterov=True, weight_decay=0.02),
 }
-ADAM_SETTINGS: dict[str, dict[str, Any]] = {
-    "adam": {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0, "decoupled": False},
-    "coupled": {"betas": (0.8, 0.95), "eps": 1e-6, "weight_decay": 0.1, "decoupled": False},
-    "adamw": {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.2, "decoupled": True},
+ADAM_SETTINGS = {
+    "adam": Adam(),
+    "coupled": Adam(betas=(0.8, 0.95), eps=1e-6, weight_decay=0.1),
+    "adamw": AdamW(weight_decay=0.2),
 }
 
 
-def sgd(name: str, random: np.random.Generator, dtype: Any, n: int) -> tuple[Call, Arrays]:
-    settings = SGD_SETTINGS[name]
+def update(optimizer: Optimizer, random: np.random.Generator, dtype: Any, n: int) -> tuple[Call, Arrays]:
+    """Two updates in place and one into another array; the second moment must not be negative."""
 
-    def call(k: Kernels, weights: Any, gradient: Any, out: Any, scratch: Any, velocity: Any = None) -> None:
+    def call(k: Kernels, weights: Any, gradient: Any, out: Any, scratch: Any, **slots: Any) -> None:
+        state = OptimizerState(slots, scratch, kernels=k)
         for lr in (0.1, 0.05):
-            k.sgd_update(weights, gradient, velocity, scratch, lr=lr, out=weights, **settings)
-        k.sgd_update(weights, gradient, velocity, scratch, lr=0.2, out=out, **settings)
+            optimizer.update(weights, gradient, state, lr)
+        optimizer.update(weights, gradient, state, 0.2, out)
 
     arrays = {"weights": normal(random, dtype, n), "gradient": normal(random, dtype, n), "out": np.zeros(n, dtype)}
-    velocity = {"velocity": normal(random, dtype, n)} if settings["momentum"] else {}
-    return call, {**arrays, "scratch": np.zeros(2 * max(n, 1), dtype), **velocity}
-
-
-def adam(name: str, random: np.random.Generator, dtype: Any, n: int) -> tuple[Call, Arrays]:
-    settings = ADAM_SETTINGS[name]
-
-    def call(k: Kernels, weights: Any, gradient: Any, out: Any, scratch: Any, first: Any, second: Any) -> None:
-        for step, lr in ((1, 0.1), (2, 0.05)):
-            k.adam_update(weights, gradient, first, second, scratch, step=step, lr=lr, out=weights, **settings)
-        k.adam_update(weights, gradient, first, second, scratch, step=3, lr=0.2, out=out, **settings)
-
-    arrays = {"weights": normal(random, dtype, n), "gradient": normal(random, dtype, n), "out": np.zeros(n, dtype)}
-    moments = {"first": np.zeros(n, dtype), "second": np.zeros(n, dtype)}
-    return call, {**arrays, "scratch": np.zeros(2 * max(n, 1), dtype), **moments}
+    slots = {name: np.abs(normal(random, dtype, n)) for name in optimizer.slot_names}
+    return call, {**arrays, "scratch": np.zeros(2 * max(n, 1), dtype), **slots}
 
 
 def predictions(random: np.random.Generator, dtype: Any, n: int) -> tuple[Call, Arrays]:
-    def call(k: Kernels, weights: Any, first: Any, second: Any, straight: Any, along: Any) -> None:
-        k.sgd_prediction(weights, first, straight, distance=0.3)
-        k.adam_prediction(weights, first, second, along, step=4, distance=0.3, betas=(0.9, 0.99), eps=1e-8)
+    def call(k: Kernels, weights: Any, first: Any, second: Any, sgd: Any, adam: Any) -> None:
+        k.sgd_prediction(weights, first, sgd, 0.3)
+        k.adam_prediction(weights, first, second, adam, 1e-8, (0.3, 0.7))
 
     arrays = {"weights": normal(random, dtype, n), "first": normal(random, dtype, n)}
-    room = {"straight": np.zeros(n, dtype), "along": np.zeros(n, dtype)}
-    return call, {**arrays, "second": 0.1 + normal(random, dtype, n) ** 2, **room}
+    outputs = {"sgd": np.zeros(n, dtype), "adam": np.zeros(n, dtype)}
+    return call, {**arrays, "second": 0.1 + normal(random, dtype, n) ** 2, **outputs}
 
 
 FLAT_CASES: dict[str, Case] = {
     **{f"activate {name}": partial(activate, name) for name in ACTIVATIONS},
     **{f"gradient {name}": partial(gradient, name) for name in ACTIVATIONS},
-    **{f"sgd {name}": partial(sgd, name) for name in SGD_SETTINGS},
-    **{f"adam {name}": partial(adam, name) for name in ADAM_SETTINGS},
+    **{f"sgd {name}": partial(update, optimizer) for name, optimizer in SGD_SETTINGS.items()},
+    **{f"adam {name}": partial(update, optimizer) for name, optimizer in ADAM_SETTINGS.items()},
     "add": add,
-    "scale": scale,
     "norm and clip": norm_and_clip,
     "predictions": predictions,
 }

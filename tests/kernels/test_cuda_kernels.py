@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hybridnn.kernels import step_scalars
 from hybridnn.kernels.cupy_kernels import CupyKernels
 from hybridnn.kernels.cupy_launch import (
     MOST_PARTS,
@@ -18,7 +17,8 @@ from hybridnn.kernels.cupy_launch import (
     row_block,
     tiled_rows,
 )
-from kernels.cuda_cases import ADAM_SETTINGS, FLAT_CASES, FLAT_SIZES, MATRIX_CASES, SHAPES, compare
+from hybridnn.nn.optimizers import Optimizer, new_state
+from kernels.cuda_cases import ADAM_SETTINGS, FLAT_CASES, FLAT_SIZES, MATRIX_CASES, SGD_SETTINGS, SHAPES, compare
 from kernels.cuda_emulator import DeviceArray, Emulator, device_array
 
 DTYPES = ("float32", "float64")
@@ -110,42 +110,20 @@ def test_sums_over_more_blocks_than_leave_parts(kernels: CupyKernels, monkeypatc
     compare(MATRIX_CASES["mean squared error"], kernels, device_array, "float64", (3, 1500))
 
 
-@pytest.mark.parametrize("name", ADAM_SETTINGS)
-def test_a_recorded_update_reads_the_numbers_of_its_step(kernels: CupyKernels, name: str) -> None:
-    settings, random = ADAM_SETTINGS[name], np.random.default_rng(1)
-    gradients = random.standard_normal((4, 50))
-    given, recorded = (dict.fromkeys(("weights", "first", "second")) for _ in range(2))
-    for arrays in (given, recorded):
-        arrays.update(
-            weights=device_array(np.ones(50)), first=kernels.zeros((50,), "d"), second=kernels.zeros((50,), "d")
-        )
-    numbers = kernels.empty((3,), np.float64)
-    kept = {key: settings[key] for key in ("betas", "weight_decay", "decoupled")}
-    for step, gradient in enumerate(map(device_array, gradients), start=1):
+@pytest.mark.parametrize("optimizer", [*SGD_SETTINGS.values(), *ADAM_SETTINGS.values()], ids=repr)
+def test_a_replayed_update_reads_the_scalars_of_its_step(
+    kernels: CupyKernels, optimizer: Optimizer
+) -> None:
+    scalars = kernels.empty((3,), np.float64)
+    weights = [device_array(np.ones(50)) for _ in range(2)]
+    direct, replayed = (new_state(optimizer, array, kernels) for array in weights)
+    replayed.device_scalars = scalars
+    for step, gradient in enumerate(np.random.default_rng(1).standard_normal((4, 50)), start=1):
         lr = 0.1 / step
-        kernels.adam_update(gradient=gradient, **given, out=given["weights"], step=step, lr=lr, **settings)
-        kernels.write_scalars(numbers, step_scalars.adam_update(step=step, lr=lr, **kept))
-        # As a replay would: with the arguments of the first step.
-        first = {"step": 1, "lr": 0.1, "numbers": numbers, **settings}
-        kernels.adam_update(gradient=gradient, **recorded, out=recorded["weights"], **first)
-    assert np.array_equal(given["weights"], recorded["weights"])
-
-
-def test_recorded_steps_and_predictions_of_sgd(kernels: CupyKernels) -> None:
-    weights, velocity = device_array(np.ones(5)), device_array(np.full(5, 2.0))
-    out, numbers = kernels.empty((5,), np.float64), kernels.zeros((3,), np.float64)
-    kernels.write_scalars(numbers, step_scalars.sgd_prediction(distance=0.25))
-    kernels.sgd_prediction(weights, velocity, out, distance=9.0, numbers=numbers)
-    assert out.tolist() == [0.5] * 5
-    settings: dict[str, Any] = {"momentum": 0.0, "dampening": 0.0, "nesterov": False, "weight_decay": 0.0}
-    kernels.write_scalars(numbers, step_scalars.sgd_update(lr=0.5))
-    kernels.sgd_update(weights, velocity, None, lr=9.0, out=out, numbers=numbers, **settings)
-    assert out.tolist() == [0.0] * 5
-    kernels.write_scalars(numbers, step_scalars.adam_prediction(step=1, distance=0.5, betas=(0.5, 0.75)))
-    given = {"step": 9, "distance": 9.0, "betas": (0.5, 0.75), "eps": 1.0, "numbers": numbers}
-    kernels.adam_prediction(weights, velocity, device_array(np.full(5, 4.0)), out, **given)
-    # Step size 0.5 / (1 - 0.5) = 1, correction sqrt(1 - 0.75) = 0.5: 1 - 1 * 2 / (2 / 0.5 + 1).
-    np.testing.assert_allclose(out, 1 - 2 / 5, rtol=1e-15)
+        optimizer.update(weights[0], device_array(gradient), direct, lr)
+        kernels.write_scalars(scalars, optimizer.step_scalars(replayed, lr))
+        optimizer.update(weights[1], device_array(gradient), replayed, 9.0)  # the rate of a replay is not read
+    assert np.array_equal(*weights)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -225,7 +203,7 @@ def test_arrays_that_a_kernel_would_misread_are_refused(kernels: CupyKernels) ->
     with pytest.raises(ValueError, match="int64 label"):
         kernels.cross_entropy(single, single[0], None, 1.0, single, single[0, :1])
     with pytest.raises(ValueError, match="float32 and float64"):
-        kernels.scale(kernels.zeros((3,), np.float16), 2.0)
+        kernels.activate("relu", kernels.zeros((3,), np.float16))
 
 
 @pytest.mark.parametrize(("enough", "block"), [(1, (256, 1)), (200, (128, 2)), (500, (64, 4)), (1 << 18, (32, 8))])

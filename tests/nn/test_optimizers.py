@@ -61,7 +61,7 @@ READS_ONCE = ("plain", "momentum", "dampened-alone")
 
 
 @pytest.mark.parametrize("name", READS_ONCE)
-def test_an_update_that_reads_the_gradient_once_is_an_entry(name: str) -> None:
+def test_an_update_that_reads_the_gradient_once_is_a_linear_update(name: str) -> None:
     optimizer, rule = OPTIMIZERS[name]
     assert optimizer.reads_gradient_once
     random = np.random.default_rng(0)
@@ -70,11 +70,11 @@ def test_an_update_that_reads_the_gradient_once_is_an_entry(name: str) -> None:
     slots = {slot: np.zeros(50) for slot in rule.slots()}
     for step in range(1, 5):
         gradient, rate = random.standard_normal(50), rule.lr / step
-        entry = optimizer.linear_update(found, state, rate)
-        assert entry is not None
-        entry.into[...] = entry.keep * entry.into + entry.factor * gradient
-        if entry.step is not None:
-            found += entry.step * entry.into
+        update = optimizer.linear_update(found, state, rate)
+        assert update is not None
+        update.target[...] = update.keep * update.target + update.factor * gradient
+        if update.step is not None:
+            found += update.step * update.target
         expected = rule.step(expected, gradient, slots, step, rate)
     assert_close(found, expected, name, 1e-14)
     for slot, array in slots.items():
@@ -83,7 +83,7 @@ def test_an_update_that_reads_the_gradient_once_is_an_entry(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(set(OPTIMIZERS) - set(READS_ONCE)))
-def test_other_updates_need_the_gradient_to_be_kept(name: str) -> None:
+def test_other_updates_are_not_linear(name: str) -> None:
     assert not OPTIMIZERS[name][0].reads_gradient_once
 
 

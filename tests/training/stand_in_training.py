@@ -61,7 +61,7 @@ class StandInKernels:
         return self._cupy.current.is_capturing()
 
     def __getattr__(self, name: str) -> Callable[..., None]:
-        compute = UPDATES.get(name) or getattr(NUMPY, name)
+        compute = update_from_memory(name) if name.endswith("_update") else getattr(NUMPY, name)
 
         def later(*arguments: Any, **settings: Any) -> None:
             inner = [memory_of(value) for value in arguments]
@@ -113,25 +113,14 @@ class StandInKernels:
         return NUMPY.squared_norm(self.to_host(flat))
 
 
-def sgd_update(*arrays: Any, lr: float, numbers: Any = None, **settings: Any) -> None:
-    """As a GPU does it: the learning rate is what lies in `numbers` when the update is done."""
-    NUMPY.sgd_update(*arrays, lr=lr if numbers is None else numbers[0], **settings)
+def update_from_memory(name: str) -> Callable[..., None]:
+    """As on a GPU, an update reads its scalars when it runs: they may be in memory that is written until then."""
+    compute = getattr(NUMPY, name)
 
+    def update(*arguments: Any) -> None:
+        compute(*arguments[:-1], tuple(map(float, arguments[-1])))
 
-def adam_update(*arrays: Any, out: Any, numbers: Any = None, **settings: Any) -> None:
-    """The same of Adam."""
-    if numbers is None:
-        NUMPY.adam_update(*arrays, out=out, **settings)
-        return
-    weights, gradient, first, second, _ = arrays
-    (beta1, beta2), (length, root, kept) = settings["betas"], numbers
-    gradient = gradient + (0 if settings["decoupled"] else settings["weight_decay"]) * weights
-    first += (1 - beta1) * (gradient - first)
-    second += (1 - beta2) * (gradient**2 - second)
-    out[...] = kept * weights - length * first / (np.sqrt(second) / root + settings["eps"])
-
-
-UPDATES: dict[str, Callable[..., None]] = {"sgd_update": sgd_update, "adam_update": adam_update}
+    return update
 
 
 def memory_of(value: Any) -> Any:

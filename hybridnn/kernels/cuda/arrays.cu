@@ -1,4 +1,4 @@
-// Sums, factors, norms and copies of arrays.
+// Sums, norms, clipping and copies of arrays.
 
 KERNEL add(const REAL* a, const REAL* b, REAL* out, Index n) {
     for_each(n, aligned(a, b, out), [=](auto chunk, Index i) {
@@ -16,8 +16,6 @@ __device__ inline void multiply(REAL* flat, Index n, REAL factor) {
         store(flat, i, chunk);
     });
 }
-
-KERNEL scale(REAL* flat, Index n, double factor) { multiply(flat, n, static_cast<REAL>(factor)); }
 
 // In float64, in which the squares of float32 numbers cannot overflow.
 KERNEL squared_norm(const REAL* flat, Index n, double* norm, double* parts, unsigned* arrived) {
@@ -64,8 +62,8 @@ KERNEL gather_rows(const char* source, const Index* index, char* out, Index rows
     }
 }
 
-// A few numbers that come as arguments, into memory that launches recorded before will read.
-KERNEL write_scalars(double* numbers, Index count, double first, double second, double third) {
+// Writes up to three arguments to memory that captured launches read.
+KERNEL write_scalars(double* scalars, Index count, double first, double second, double third) {
     const double values[] = {first, second, third};
-    if (threadIdx.x < count) numbers[threadIdx.x] = values[threadIdx.x];
+    if (threadIdx.x < count) scalars[threadIdx.x] = values[threadIdx.x];
 }

@@ -1,15 +1,15 @@
-// Updates of the weights, and the weights that are predicted, in one pass over flat arrays.
+// Updates and predictions of the weights, in one pass over flat arrays.
 //
-// What changes from step to step comes as arguments, or from `numbers` where that is not null: a launch that is
-// recorded once and replayed keeps its arguments for ever, but reads memory as it then is.
+// The scalars that change from step to step are read from the array `scalars` unless it is null, else from the arguments
+// after it: a replayed launch repeats its arguments, but reads memory anew.
 
 // v = momentum v + gain g; out = w - rate (g + momentum v, if nesterov, else v), with the decayed gradient as g.
-// Without velocity out = w - rate g. numbers: rate.
+// Without velocity out = w - rate g. scalars: rate.
 KERNEL sgd_update(
     const REAL* weights, const REAL* gradient, REAL* velocity, REAL* out, Index n, double momentum, double gain,
-    Index nesterov, double weight_decay, const double* numbers, double rate) {
+    Index nesterov, double weight_decay, const double* scalars, double rate) {
     const REAL mu = static_cast<REAL>(momentum), share = static_cast<REAL>(gain);
-    const REAL decay = static_cast<REAL>(weight_decay), step = static_cast<REAL>(numbers ? numbers[0] : rate);
+    const REAL decay = static_cast<REAL>(weight_decay), step = static_cast<REAL>(scalars ? scalars[0] : rate);
     for_each(n, aligned(weights, gradient, velocity, out), [=](auto chunk, Index i) {
         auto w = load<decltype(chunk)>(weights, i);
         auto g = load<decltype(chunk)>(gradient, i);
@@ -28,17 +28,17 @@ KERNEL sgd_update(
 }
 
 // Kingma and Ba 2015, Algorithm 1; weight_decay joins the gradient. With decoupled decay, keep = 1 - rate * decay, the
-// weights shrink first (Loshchilov and Hutter 2019). numbers: step_size, root_correction, keep.
+// weights shrink first (Loshchilov and Hutter 2019). scalars: step_size, root_correction, keep.
 KERNEL adam_update(
     const REAL* weights, const REAL* gradient, REAL* first, REAL* second, REAL* out, Index n, double beta1,
-    double beta2, double eps, double weight_decay, const double* numbers, double step_size, double root_correction,
+    double beta2, double eps, double weight_decay, const double* scalars, double step_size, double root_correction,
     double keep) {
     const REAL b1 = static_cast<REAL>(beta1), rest1 = static_cast<REAL>(1 - beta1);
     const REAL b2 = static_cast<REAL>(beta2), rest2 = static_cast<REAL>(1 - beta2);
     const REAL small = static_cast<REAL>(eps), decay = static_cast<REAL>(weight_decay);
-    const REAL step = static_cast<REAL>(numbers ? numbers[0] : step_size);
-    const REAL correction = static_cast<REAL>(numbers ? numbers[1] : root_correction);
-    const REAL kept = static_cast<REAL>(numbers ? numbers[2] : keep);
+    const REAL step = static_cast<REAL>(scalars ? scalars[0] : step_size);
+    const REAL correction = static_cast<REAL>(scalars ? scalars[1] : root_correction);
+    const REAL kept = static_cast<REAL>(scalars ? scalars[2] : keep);
     for_each(n, aligned(weights, gradient, first, second, out), [=](auto chunk, Index i) {
         auto w = load<decltype(chunk)>(weights, i);
         const auto g = load<decltype(chunk)>(gradient, i);
@@ -56,10 +56,9 @@ KERNEL adam_update(
     });
 }
 
-// out = w - distance v. numbers: distance.
-KERNEL sgd_prediction(
-    const REAL* weights, const REAL* velocity, REAL* out, Index n, const double* numbers, double distance) {
-    const REAL step = static_cast<REAL>(numbers ? numbers[0] : distance);
+// out = w - distance v.
+KERNEL sgd_prediction(const REAL* weights, const REAL* velocity, REAL* out, Index n, double distance) {
+    const REAL step = static_cast<REAL>(distance);
     for_each(n, aligned(weights, velocity, out), [=](auto chunk, Index i) {
         chunk = load<decltype(chunk)>(weights, i);
         const auto v = load<decltype(chunk)>(velocity, i);
@@ -68,12 +67,12 @@ KERNEL sgd_prediction(
     });
 }
 
-// Along Adam's last direction. numbers: step_size, root_correction.
+// Along Adam's last direction.
 KERNEL adam_prediction(
-    const REAL* weights, const REAL* first, const REAL* second, REAL* out, Index n, double eps, const double* numbers,
-    double step_size, double root_correction) {
-    const REAL small = static_cast<REAL>(eps), step = static_cast<REAL>(numbers ? numbers[0] : step_size);
-    const REAL correction = static_cast<REAL>(numbers ? numbers[1] : root_correction);
+    const REAL* weights, const REAL* first, const REAL* second, REAL* out, Index n, double eps, double step_size,
+    double root_correction) {
+    const REAL small = static_cast<REAL>(eps), step = static_cast<REAL>(step_size);
+    const REAL correction = static_cast<REAL>(root_correction);
     for_each(n, aligned(weights, first, second, out), [=](auto chunk, Index i) {
         chunk = load<decltype(chunk)>(weights, i);
         const auto m = load<decltype(chunk)>(first, i);

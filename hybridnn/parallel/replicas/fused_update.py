@@ -182,7 +182,7 @@ class FusedUpdateReplica(NodeReplica):
         entry = optimizer.linear_update(weights, state, rate)
         assert entry is not None, "gradients that are read more than once are kept by other replicas"
         assert out is None, "nor are there several versions of the weights"
-        into = self._views(entry.into)
+        into = self._views(entry.target)
         self._add_products(self._owned, into, entry.factor, entry.keep)
         if entry.step is not None:
             for item in self._owned:
