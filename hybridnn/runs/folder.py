@@ -10,7 +10,6 @@ import contextlib
 import io
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
@@ -24,11 +23,10 @@ from hybridnn.checkpoints.manifest import Progress
 from hybridnn.config.file import load_settings, to_toml
 from hybridnn.config.settings import Settings
 from hybridnn.errors import DataError, EnvironmentProblem, HybridnnError, SettingError
-from hybridnn.runs.history_file import HISTORY, records_until, run_status
+from hybridnn.runs.history_file import HISTORY, records_until, run_status, to_line
 from hybridnn.runs.lock import FolderLock
-from hybridnn.training.records import EpochRecord, MeasuredStep, PredictedStep, RunHeader, RunSummary, StepRecord
+from hybridnn.training.records import EndRecord, EpochRecord, Record, ResumeRecord, RunSummary
 from hybridnn.utils.files import discard_partial, read_tail, replace_atomically
-from hybridnn.utils.text import to_json
 
 Start = Literal["new", "again", "resume"]
 """Whether a run takes a folder without results, begins anew in that of an unfinished run, or goes on with that run."""
@@ -44,8 +42,6 @@ STANDARDIZATION = "standardization.npz"
 WEIGHTS = "weights.npz"
 BEST_WEIGHTS = "best-weights.npz"
 CHECKPOINTS = "checkpoints"
-
-KINDS = {StepRecord: "step", EpochRecord: "epoch", PredictedStep: "prediction", MeasuredStep: "measured"}
 
 
 class RunFolder:
@@ -98,7 +94,7 @@ class RunFolder:
                     raise
                 for name in (WEIGHTS, BEST_WEIGHTS):
                     (folder / name).unlink(missing_ok=True)
-                run._open("w")
+                run._open_history("w")
             return run
 
     @property
@@ -120,37 +116,23 @@ class RunFolder:
         """Write the resolved settings as ``config.toml``, whole or not at all: without it no run can be resumed."""
         self._write(CONFIG, lambda file: file.write((to_toml(settings) + CONFIG_END).encode()))
 
-    def begin(self, header: RunHeader) -> None:
-        """Add the first line: what the run is about to do."""
-        self._append("header", asdict(header))
-
-    def resume(self, header: RunHeader, progress: Progress, checkpoint: str) -> None:
-        """Take the history up where a checkpoint was written: what came after it will come again.
-
-        Parameters
-        ----------
-        header : RunHeader
-            Of what is about to be done.
-        progress : Progress
-            How far the checkpoint is.
-        checkpoint : str
-            Its name.
-        """
+    def resume(self, progress: Progress, checkpoint: str) -> None:
+        """Continue the history from `checkpoint`: records after its `progress` are removed."""
         with _named_if_unwritable(self.path):
-            kept = "".join(records_until(self.path / HISTORY, progress))
+            kept = "".join(map(to_line, records_until(self.path / HISTORY, progress)))
         self._write(HISTORY, lambda file: file.write(kept.encode()))
-        self._open("a")
-        self._append("resumed", {"step": progress.step, "epoch": progress.epoch, "checkpoint": checkpoint})
-        self._append("header", asdict(header))
+        self._open_history("a")
+        self.append(ResumeRecord(progress.step, progress.epoch, checkpoint))
 
-    def append(self, record: StepRecord | EpochRecord | PredictedStep | MeasuredStep) -> None:
-        """Add one line to the history."""
-        self._append(KINDS[type(record)], asdict(record))
+    def append(self, record: Record) -> None:
+        """Add a line to the history."""
+        assert self._history is not None
+        with _named_if_unwritable(self.path):
+            self._history.write(to_line(record))
 
     def end(self, summary: RunSummary) -> None:
-        """Add the last line, which says that the run ended well; call it after everything else is written."""
-        values = {"steps": summary.steps, "resumed_at": summary.resumed_at, "seconds": summary.seconds}
-        self._append("end", {**values, "metric_name": summary.metric_name, "metric": summary.metric})
+        """Add the last line, which marks the run as finished; call it after everything else is written."""
+        self.append(EndRecord(summary.steps, summary.seconds, summary.metric_name, summary.metric, summary.resumed_at))
 
     def write_weights(self, arrays: Mapping[str, NDArray[Any]]) -> Path:
         """Write ``weights.npz`` whole or not at all.
@@ -203,16 +185,11 @@ class RunFolder:
         with contextlib.nullcontext() if error is None else contextlib.suppress(EnvironmentProblem):
             self.close()
 
-    def _open(self, mode: Literal["w", "a"]) -> None:
+    def _open_history(self, mode: Literal["w", "a"]) -> None:
         with _named_if_unwritable(self.path):
             (self.path / LEARNING_CURVE).unlink(missing_ok=True)
             # Line buffering: every record is in the file as soon as it is written, whatever happens to the run.
             self._history = open(self.path / HISTORY, mode, encoding="utf-8", buffering=1)  # noqa: SIM115 - `close` does
-
-    def _append(self, kind: str, values: Mapping[str, Any]) -> None:
-        assert self._history is not None
-        with _named_if_unwritable(self.path):
-            self._history.write(to_json({"kind": kind, **values}) + "\n")
 
     def _write_arrays(self, name: str, arrays: Mapping[str, NDArray[Any]]) -> Path:
         return self._write(name, lambda file: np.savez(file, allow_pickle=False, **arrays))

@@ -1,34 +1,47 @@
-"""``history.jsonl``: one record of a run per line, as it happened."""
+"""History of a run: ``history.jsonl``, one record of `hybridnn.training.records` per line, in order of time."""
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, Literal, TypeVar, get_type_hints
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError, create_model
+from pydantic import TypeAdapter, ValidationError
 
 from hybridnn.checkpoints.manifest import Progress
 from hybridnn.errors import DataError, one_line
-from hybridnn.training.records import EpochRecord, History, StepRecord
+from hybridnn.training.records import (
+    EndRecord,
+    EpochRecord,
+    History,
+    MeasuredStep,
+    PredictedStep,
+    Record,
+    ResumeRecord,
+    RunHeader,
+    StepRecord,
+)
 from hybridnn.utils.files import LINE_BYTES, parse_json, read_lines, read_tail
 from hybridnn.utils.settings_models import first_problem
-from hybridnn.utils.text import shown_path
+from hybridnn.utils.text import shown_path, to_json
 
 HISTORY = "history.jsonl"
 
-Record = TypeVar("Record", StepRecord, EpochRecord)
+RECORD_CLASSES: dict[str, type[Record]] = {
+    record_class.kind: record_class
+    for record_class in (RunHeader, ResumeRecord, PredictedStep, StepRecord, MeasuredStep, EpochRecord, EndRecord)
+}
 
-RECORDS: Mapping[str, type[Any]] = MappingProxyType({"step": StepRecord, "epoch": EpochRecord})
+
+def to_line(record: Record) -> str:
+    """The line of a record: a JSON object with its ``kind`` first, and null for numbers that are not finite."""
+    return to_json({"kind": record.kind, **asdict(record)}) + "\n"  # type: ignore[call-overload]  # all are dataclasses
 
 
 def run_status(folder: Path) -> Literal["absent", "unfinished", "finished"]:
-    """Whether `folder` holds no run, one that did not end well (or still runs), or one that did.
+    """Whether `folder` holds no run, one that is running or ended with an error, or one that completed.
 
     Raises
     ------
@@ -37,30 +50,59 @@ def run_status(folder: Path) -> Literal["absent", "unfinished", "finished"]:
     """
     if not os.path.lexists(folder / HISTORY):
         return "absent"
-    *_, last, cut = [b"", *read_tail(folder / HISTORY).split(b"\n")]
-    return "finished" if not cut and last.startswith(b'{"kind": "end"') else "unfinished"
+    *_, last, partial = [b"", *read_tail(folder / HISTORY).split(b"\n")]
+    return "finished" if not partial and last.startswith(b'{"kind": "end"') else "unfinished"
 
 
-def records_until(path: Path, progress: Progress) -> list[str]:
-    """The lines of a history up to a moment: steps up to it, and epochs that had ended; none after a damaged line."""
-    return [line.text for line in history_lines(path) if not line.problem and _is_until(line.values, progress)]
+def read_records(path: Path) -> tuple[list[Record], str]:
+    """Read the records of a history file up to the first damaged line; an incomplete last line is left out.
 
-
-def _is_until(values: dict[str, Any], progress: Progress) -> bool:
-    if values["kind"] == "step":
-        return bool(values["step"] <= progress.step)
-    if values["kind"] in ("epoch", "measured"):
-        return bool(values["epoch"] < progress.epoch)
-    return bool(values["kind"] != "end")
-
-
-def read_history(folder: Path) -> History:
-    """Read the records of a run; what was null comes back as NaN where a number is required.
+    Returns
+    -------
+    records : list of Record
+    damage : str
+        Number of the damaged line and what is wrong with it; empty if all lines are valid.
 
     Raises
     ------
     DataError
-        If there is no history, or a line of it is not a record. A last line that was cut off is left out.
+        If there is no history, or it cannot be read.
+    """
+    records: list[Record] = []
+    for number, line in enumerate(read_lines(path), 1):
+        if not line.endswith(b"\n") and len(line) < LINE_BYTES:
+            break
+        try:
+            records.append(_parse(line))
+        except (ValueError, TypeError, LookupError, AttributeError) as error:
+            reason = first_problem(error) if isinstance(error, ValidationError) else one_line(str(error))
+            return records, f"{shown_path(path)}, line {number}: not a record of a run: {reason}"
+    return records, ""
+
+
+def records_until(path: Path, progress: Progress) -> list[Record]:
+    """The records of a history file up to `progress`: its steps, and the epochs that had ended.
+
+    Records after a damaged line are left out.
+    """
+    return [record for record in read_records(path)[0] if _is_until(record, progress)]
+
+
+def _is_until(record: Record, progress: Progress) -> bool:
+    if isinstance(record, StepRecord):
+        return record.step <= progress.step
+    if isinstance(record, EpochRecord | MeasuredStep):
+        return record.epoch < progress.epoch
+    return not isinstance(record, EndRecord)
+
+
+def read_history(folder: Path) -> History:
+    """Read the steps and epochs of the run in `folder`.
+
+    Raises
+    ------
+    DataError
+        If there is no history, or a line of it is damaged.
     """
     history, damage = read_valid_history(folder)
     if damage:
@@ -69,95 +111,25 @@ def read_history(folder: Path) -> History:
 
 
 def read_valid_history(folder: Path) -> tuple[History, str]:
-    """Read the records of a run up to a damaged line.
-
-    Returns
-    -------
-    history : History
-    damage : str
-        Which line is damaged, and how; empty where none is.
-
-    Raises
-    ------
-    DataError
-        If there is no history.
-    """
-    history, damage = History(), ""
-    for line in history_lines(folder / HISTORY):
-        damage = line.problem
-        if isinstance(line.record, StepRecord):
-            history.steps.append(line.record)
-        elif isinstance(line.record, EpochRecord):
-            history.epochs.append(line.record)
+    """Read the steps and epochs of the run in `folder` up to the first damaged line; see `read_records`."""
+    records, damage = read_records(folder / HISTORY)
+    history = History(
+        [record for record in records if isinstance(record, StepRecord)],
+        [record for record in records if isinstance(record, EpochRecord)],
+        [record for record in records if isinstance(record, MeasuredStep)],
+    )
     return history, damage
 
 
-@dataclass(frozen=True)
-class HistoryLine:
-    """One line, or at the end of what can be read the problem with it.
-
-    Attributes
-    ----------
-    text : str
-        With its end.
-    values : dict
-        Its ``kind`` is text.
-    record : StepRecord, EpochRecord or None
-        None for lines of other kinds.
-    problem : str
-        What is wrong with the line, with its place; then the other attributes are empty.
-    """
-
-    text: str
-    values: dict[str, Any]
-    record: StepRecord | EpochRecord | None = None
-    problem: str = ""
-
-
-def history_lines(path: Path) -> Iterator[HistoryLine]:
-    """The lines up to the first that is damaged; one that was cut off when the run ended is left out.
-
-    Raises
-    ------
-    DataError
-        If there is no history, or it cannot be read.
-    """
-    for number, raw in enumerate(read_lines(path), 1):
-        if not raw.endswith(b"\n") and len(raw) < LINE_BYTES:
-            return
-        try:
-            yield _line_of(raw)
-        except (ValueError, TypeError, LookupError, AttributeError) as error:
-            reason = first_problem(error) if isinstance(error, ValidationError) else one_line(str(error))
-            yield HistoryLine("", {}, problem=f"{shown_path(path)}, line {number}: not a record of a run: {reason}")
-            return
-
-
-def _line_of(raw: bytes) -> HistoryLine:
-    values = parse_json(raw)
-    kind = values["kind"]
-    if not isinstance(kind, str):
-        raise TypeError(f"kind = {kind!r}")
-    if kind == "measured" and not isinstance(values["epoch"], int):
-        raise TypeError(f"epoch = {values['epoch']!r}")
-    record = _record(RECORDS[kind], values) if kind in RECORDS else None
-    return HistoryLine(raw.decode(), values, record)
-
-
-def _record(kind: type[Record], values: Mapping[str, Any]) -> Record:
-    required = {field.name for field in fields(kind) if field.type == "float"}
-    given: dict[str, Any] = {
-        key: math.nan if value is None and key in required else value for key, value in values.items()
-    }
-    del given["kind"]
-    _model_of(kind).model_validate(given)  # type: ignore[arg-type]  # a class is hashable
-    return kind(**given)
+def _parse(line: bytes) -> Record:
+    values = parse_json(line)
+    kind = values.pop("kind")
+    if kind not in RECORD_CLASSES:
+        raise ValueError(f"kind = {kind!r}")
+    record: Record = _adapter(kind).validate_json(to_json(values))
+    return record
 
 
 @cache
-def _model_of(kind: Any) -> type[BaseModel]:
-    """A pydantic model with the keys of a record: all must be there that have no default, with the types as written."""
-    hints = get_type_hints(kind)
-    defaults = {field.name: ... if field.default is MISSING else field.default for field in fields(kind)}
-    keys: dict[str, Any] = {name: (hints[name], default) for name, default in defaults.items()}
-    return create_model(kind.__name__, __config__=ConfigDict(extra="forbid", strict=True), **keys)
+def _adapter(kind: str) -> TypeAdapter[Any]:
+    return TypeAdapter(RECORD_CLASSES[kind])

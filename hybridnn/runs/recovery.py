@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,12 +33,12 @@ from hybridnn.errors import EnvironmentProblem, HybridnnError
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.runs import run
 from hybridnn.runs.auto_layout import resolve_layout
-from hybridnn.runs.folder import CHECKPOINTS, KINDS, Start
-from hybridnn.runs.history_file import HISTORY, history_lines, run_status
+from hybridnn.runs.folder import CHECKPOINTS, Start
+from hybridnn.runs.history_file import HISTORY, read_records, run_status, to_line
 from hybridnn.runs.recovery_state import RecoveryState, resume_advice
-from hybridnn.training.records import EpochRecord, History, MeasuredStep, StepRecord
+from hybridnn.training.records import History, Record
 from hybridnn.utils.files import write_atomically
-from hybridnn.utils.text import name_ranks, to_json
+from hybridnn.utils.text import name_ranks
 
 if TYPE_CHECKING:
     from hybridnn.runs.report import RunView
@@ -92,22 +92,21 @@ def complete_history(path: Path, held: History, progress: Progress) -> None:
     progress : Progress
         The moment.
     """
-    sound = [line for line in history_lines(path) if not line.problem]
-    written = {_identity(line.values) for line in sound}
+    written, _ = read_records(path)
+    written_keys = set(map(_key, written))
     ends = {record.epoch: record.step for record in held.epochs if record.epoch < progress.epoch}
-    records: list[tuple[int, StepRecord | MeasuredStep | EpochRecord]] = [
+    records: list[tuple[int, Record]] = [
         *((record.step, record) for record in held.steps if record.step <= progress.step),
         *((ends[record.epoch], record) for record in held.measured if record.epoch in ends),
         *((record.step, record) for record in held.epochs if record.epoch in ends),
     ]
-    values = [{"kind": KINDS[type(record)], **asdict(record)} for _, record in sorted(records, key=itemgetter(0))]
-    added = [to_json(one) + "\n" for one in values if _identity(one) not in written]
-    write_atomically(path, "".join([*(line.text for line in sound), *added]))
+    missing = [record for _, record in sorted(records, key=itemgetter(0)) if _key(record) not in written_keys]
+    write_atomically(path, "".join(map(to_line, written + missing)))
 
 
-def _identity(values: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What tells the lines of a history apart that come once; an epoch's has its last step as well."""
-    return values["kind"], values.get("epoch"), values.get("step")
+def _key(record: Record) -> tuple[Any, ...]:
+    """Identity of a step, epoch or measured step among the records of a history."""
+    return record.kind, getattr(record, "epoch", None), getattr(record, "step", None)
 
 
 LOST = 1

@@ -67,10 +67,9 @@ class RunReport:
         if self.folder is None:
             return
         header = _header(self.settings, self.trainer, self.data, self.memory, self.wire, self.folder.path)
-        if resumed is None:
-            self.folder.begin(header)
-        else:
-            self.folder.resume(header, progress, resumed.checkpoint.path.name)
+        if resumed is not None:
+            self.folder.resume(progress, resumed.checkpoint.path.name)
+        self.folder.append(header)
         self.folder.write_config(_found_from_anywhere(self.settings, self.data.inputs))
         if self.data.standardizer is not None:  # checkpoints need it too
             self.folder.write_standardization(self.data.standardizer.to_arrays())

@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from math import isfinite
+from math import isfinite, nan
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import numpy as np
+from pydantic import BeforeValidator, ConfigDict
 
 from hybridnn.comm.recorder import RecordedTotals
 from hybridnn.parallel.grid import ProcessGrid
@@ -73,8 +74,20 @@ class Meter:
         return Speed(samples / seconds, seconds - inside, inside, int(sent[0]), spent.waiting_seconds)
 
 
+class Record:
+    """Base class of the records of ``history.jsonl``, each a frozen dataclass; `kind` is the tag of its lines."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(strict=True, extra="forbid")
+
+    kind: ClassVar[str]
+
+
+Figure = Annotated[float, BeforeValidator(lambda value: nan if value is None else value)]
+"""A float that need not be finite: JSON holds null in place of NaN and infinities, and null is read as NaN."""
+
+
 @dataclass(frozen=True)
-class StepRecord:
+class StepRecord(Record):
     """One optimizer step.
 
     Attributes
@@ -91,19 +104,21 @@ class StepRecord:
         As in `EpochRecord`, for the steps since the record before, or since the epoch began.
     """
 
+    kind = "step"
+
     step: int
     epoch: int
-    train_loss: float
-    learning_rate: float
-    samples_per_second: float
-    compute_seconds: float
-    communication_seconds: float
+    train_loss: Figure
+    learning_rate: Figure
+    samples_per_second: Figure
+    compute_seconds: Figure
+    communication_seconds: Figure
     bytes_sent: int
-    waiting_seconds: float = 0.0
+    waiting_seconds: Figure = 0.0
 
 
 @dataclass(frozen=True)
-class EpochRecord:
+class EpochRecord(Record):
     """One pass over the training samples.
 
     Attributes
@@ -123,18 +138,20 @@ class EpochRecord:
         pipeline its bubble. 0 in histories of versions that did not measure it.
     """
 
+    kind = "epoch"
+
     step: int
     epoch: int
-    train_loss: float
-    learning_rate: float
+    train_loss: Figure
+    learning_rate: Figure
     test_loss: float | None
     test_accuracy: float | None
     test_r2: float | None
-    samples_per_second: float
-    compute_seconds: float
-    communication_seconds: float
+    samples_per_second: Figure
+    compute_seconds: Figure
+    communication_seconds: Figure
     bytes_sent: int
-    waiting_seconds: float = 0.0
+    waiting_seconds: Figure = 0.0
 
     @property
     def metric(self) -> float | None:
@@ -157,7 +174,7 @@ def best_epoch(epochs: Sequence[EpochRecord]) -> EpochRecord | None:
 
 
 @dataclass(frozen=True)
-class PredictedStep:
+class PredictedStep(Record):
     """What a machine model expected of the run, as means over the ranks.
 
     Attributes
@@ -174,6 +191,8 @@ class PredictedStep:
         Seconds per step of every kind of instruction: ``forward``, ``backward``, ``update`` and so on.
     """
 
+    kind = "prediction"
+
     machine: str
     seconds_per_step: float
     seconds_per_epoch: float
@@ -183,7 +202,7 @@ class PredictedStep:
 
 
 @dataclass(frozen=True)
-class MeasuredStep:
+class MeasuredStep(Record):
     """What the steps of one epoch took, as means over the ranks in seconds per step.
 
     Attributes
@@ -199,6 +218,8 @@ class MeasuredStep:
     waiting : float
         For messages of other stages, and at barriers.
     """
+
+    kind = "measured"
 
     epoch: int
     seconds_per_step: float
@@ -250,7 +271,7 @@ class StageHeader:
 
 
 @dataclass(frozen=True)
-class RunHeader:
+class RunHeader(Record):
     """What a run is about to do, for its first lines of output.
 
     Attributes
@@ -277,6 +298,8 @@ class RunHeader:
         What settled the BLAS threads per rank.
     """
 
+    kind = "header"
+
     ranks: int
     pipeline: int
     batch: int
@@ -302,6 +325,38 @@ class RunHeader:
     wire: str | None = None
     task: str = ""
     threads_why: str = ""
+
+
+@dataclass(frozen=True)
+class ResumeRecord(Record):
+    """Where a resumed run continues.
+
+    Attributes
+    ----------
+    step, epoch : int
+        Progress of the checkpoint.
+    checkpoint : str
+        Its name.
+    """
+
+    kind = "resumed"
+
+    step: int
+    epoch: int
+    checkpoint: str
+
+
+@dataclass(frozen=True)
+class EndRecord(Record):
+    """Last record of a run that completed; the attributes are those of `RunSummary`."""
+
+    kind = "end"
+
+    steps: int
+    seconds: float
+    metric_name: str
+    metric: float | None
+    resumed_at: int = 0
 
 
 @dataclass(frozen=True)

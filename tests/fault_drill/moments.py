@@ -45,7 +45,7 @@ MOMENTS = {
     START: Moment("start", ()),
     "the process grid is made": Moment("start", (f"{_RUN}:_grid",)),
     "the run folder is made": Moment("start", (f"{_FOLDER}:RunFolder.create",), first_rank=True),
-    "the history begins": Moment("start", (f"{_FOLDER}:RunFolder.begin",), first_rank=True),
+    "the history begins": Moment("start", (f"{_FOLDER}:RunFolder._open_history",), first_rank=True),
     "the settings are written": Moment("start", (f"{_FOLDER}:RunFolder.write_config",), first_rank=True),
     "an update": Moment("training", ("hybridnn.nn.optimizers:Adam.update", "hybridnn.nn.optimizers:SGD.update"), 40),
     "a line of the history": Moment("training", (f"{_FOLDER}:RunFolder.append",), 40, first_rank=True),

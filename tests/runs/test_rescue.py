@@ -1,22 +1,25 @@
-"""What the ranks that are left add to the history of a run."""
+"""After the loss of a rank the history is completed from the records that every remaining rank has in memory."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from hybridnn.checkpoints.manifest import Progress
+from hybridnn.runs.history_file import to_line
 from hybridnn.runs.recovery import complete_history
-from hybridnn.training.records import EpochRecord, History, MeasuredStep, StepRecord
+from hybridnn.training.records import EpochRecord, History, MeasuredStep, Record, ResumeRecord, StepRecord
 
 LOSSES = {2: 0.5, 4: 0.4, 6: 0.3, 8: 0.2}
+WRITTEN_LOSS = 0.123
+"""Loss of the first step in the file, unlike the one in memory: a written record is kept."""
 
 
-def held() -> History:
-    """Return what every rank has after two epochs of four steps, each second one logged."""
+def in_memory() -> History:
+    """Return the records of two epochs of four steps each, every second one logged."""
     return History(
         [StepRecord(step, (step + 3) // 4, loss, 0.1, 9.0, 1.0, 1.0, 7) for step, loss in LOSSES.items()],
         [EpochRecord(4 * epoch, epoch, 0.3, 0.1, 0.6, None, 0.7, 9.0, 1.0, 1.0, 7) for epoch in (1, 2)],
@@ -24,26 +27,19 @@ def held() -> History:
     )
 
 
-def line(kind: str, record: StepRecord | MeasuredStep | EpochRecord) -> str:
-    return json.dumps({"kind": kind, **asdict(record)})
+def complete_file() -> list[str]:
+    history = in_memory()
+    steps, measured, epochs = history.steps, history.measured, history.epochs
+    first_step = replace(steps[0], train_loss=WRITTEN_LOSS)
+    first_epoch: list[Record] = [ResumeRecord(0, 1, "step-00000000"), first_step, steps[1], measured[0], epochs[0]]
+    return [to_line(record) for record in [*first_epoch, *steps[2:], measured[1], epochs[1]]]
 
 
-def written() -> list[str]:
-    """Return the lines of all of it, of which one has a number of its own."""
-    history = held()
-    history.steps[0] = replace(history.steps[0], train_loss=0.123)
-    steps, epochs = (
-        [line(kind, one) for one in records] for kind, records in (("step", history.steps), ("epoch", history.epochs))
-    )
-    measured = [line("measured", one) for one in history.measured]
-    return ['{"kind": "header", "ranks": 3}', *steps[:2], measured[0], epochs[0], *steps[2:], measured[1], epochs[1]]
+COMPLETE = complete_file()
 
 
-WRITTEN = written()
-
-
-@pytest.mark.parametrize("torn", ["", '{"kind": "st'])
-@pytest.mark.parametrize("lines", range(1, len(WRITTEN) + 1))
+@pytest.mark.parametrize("partial_line", ["", '{"kind": "st'])
+@pytest.mark.parametrize("lines", range(1, len(COMPLETE) + 1))
 @pytest.mark.parametrize(
     ("progress", "complete"),
     [
@@ -55,18 +51,16 @@ WRITTEN = written()
         (Progress(step=8, epoch=3), 9),
     ],
 )
-def test_what_is_missing_is_added_in_order(
-    tmp_path: Path, progress: Progress, complete: int, lines: int, torn: str
+def test_missing_records_are_added_in_order(
+    tmp_path: Path, progress: Progress, complete: int, lines: int, partial_line: str
 ) -> None:
     path = tmp_path / "history.jsonl"
-    path.write_text("".join(line + "\n" for line in WRITTEN[:lines]) + torn)
-    complete_history(path, held(), progress)
-    found = [json.loads(line) for line in path.read_text().splitlines()]
-    kinds = [(line["kind"], line.get("step"), line.get("epoch")) for line in found]
-    expected = [json.loads(line) for line in WRITTEN[: max(complete, lines)]]
-    assert kinds == [(line["kind"], line.get("step"), line.get("epoch")) for line in expected]
-    assert found[:lines] == expected[:lines]  # what was written stays as it was
-    for line in found[lines:]:
-        if line["kind"] == "step":
-            assert line["train_loss"] == LOSSES[line["step"]]
+    path.write_text("".join(COMPLETE[:lines]) + partial_line)
+    complete_history(path, in_memory(), progress)
+    found = path.read_text().splitlines(keepends=True)
+    expected = COMPLETE[: max(complete, lines)]
+    if lines == 1 and complete > 1:
+        first_step = json.loads(expected[1]) | {"train_loss": LOSSES[2]}
+        expected[1] = json.dumps(first_step) + "\n"
+    assert found == expected
     assert [entry.name for entry in tmp_path.iterdir()] == ["history.jsonl"]

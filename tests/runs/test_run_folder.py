@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -44,7 +43,6 @@ EPOCH = EpochRecord(
     communication_seconds=0.1,
     bytes_sent=1234,
 )
-NO_HEADER: Any = None
 SUMMARY = RunSummary("folder", [EPOCH], 1.5, "test accuracy", 0.75, 15)
 
 
@@ -100,7 +98,7 @@ def test_full_disk_leaves_settings_and_history_as_they_were(tmp_path: Path, monk
         with pytest.raises(EnvironmentProblem, match="cannot be written: No space left on device"):
             folder.write_config(Settings())
         with pytest.raises(EnvironmentProblem, match="cannot be written: No space left on device"):
-            folder.resume(NO_HEADER, Progress(step=0), "step-00000000")
+            folder.resume(Progress(step=0), "step-00000000")
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
