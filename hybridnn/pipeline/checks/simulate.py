@@ -1,16 +1,17 @@
-"""What a schedule costs: when every instruction runs, how long stages wait, and what they hold meanwhile."""
+"""Simulation of a schedule in unit time: when each instruction runs, and what a stage holds meanwhile."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
 
 from hybridnn.errors import SettingError
+from hybridnn.pipeline.schedules.clock import COMPUTING, ConstantCosts, ScheduleTimes, compile_schedule, run
 from hybridnn.pipeline.schedules.instructions import (
-    ALL_MICROBATCHES,
-    COMPUTATIONS,
     Backward,
+    Barrier,
     Forward,
     InputGradient,
     Instruction,
@@ -20,21 +21,20 @@ from hybridnn.pipeline.schedules.instructions import (
 from hybridnn.pipeline.schedules.memory_plan import plan_memory
 from hybridnn.pipeline.schedules.message_flow import MessageFlow
 from hybridnn.pipeline.schedules.schedule import Schedule
-from hybridnn.pipeline.schedules.timing import Duration, Times, time_computations
 from hybridnn.pipeline.schedules.weight_policies import WeightRead
 from hybridnn.utils.checks import require_number
 
 
 @dataclass(frozen=True)
 class Durations:
-    """How long a stage's passes over one microbatch take, with all its chunks; seconds or any other unit.
+    """Times of a stage's passes over one microbatch, with all its chunks; seconds or any other unit.
 
     Attributes
     ----------
     forward : float
-        Forward pass; a recomputation takes as long.
+        Forward pass; a recomputation takes the same time.
     backward : float
-        Whole backward pass.
+        Complete backward pass.
     weight : float
         The part of the backward pass that computes the gradients of the weights.
     message : float
@@ -58,32 +58,27 @@ class Durations:
             allowed = f"at most {self.backward}, the whole backward pass"
             raise SettingError("weight", self.weight, allowed)
 
-    def of(self, schedule: Schedule) -> Duration:
-        """Durations of the computations of a schedule, each of which is of one chunk."""
-        of_kinds = {
+    def costs(self, schedule: Schedule) -> ConstantCosts:
+        """Costs of the computations of a schedule, each of which is of one chunk."""
+        seconds = {
             Forward: self.forward / schedule.chunks,
             Recompute: self.forward / schedule.chunks,
             Backward: self.backward / schedule.chunks,
             InputGradient: (self.backward - self.weight) / schedule.chunks,
             WeightGradient: self.weight / schedule.chunks,
         }
-
-        def duration(stage: int, instruction: Instruction) -> float:
-            microbatches = schedule.microbatches if instruction.microbatch == ALL_MICROBATCHES else 1
-            return of_kinds.get(type(instruction), 0.0) * microbatches
-
-        return duration
+        return ConstantCosts(seconds, self.message, schedule.microbatches)
 
 
 class TimedInstruction(NamedTuple):
-    """An instruction and when it runs.
+    """An instruction and its time.
 
     Attributes
     ----------
     instruction : Instruction
     start, end : float
-        A message starts when its content is computed and ends when it has arrived, at both of its ends; a barrier
-        lasts while the stage waits; a load has the moment at which the stage comes to it.
+        A message, at both of its ends, starts when its content has been computed and ends when it has arrived; a
+        barrier lasts while the stage waits; a load takes no time.
     read : WeightRead or None
         Weights that it reads.
     """
@@ -108,7 +103,7 @@ class Timeline:
     bubble_fraction : float
         Share of the stages' time in which they compute nothing; 0 if nothing takes time.
     peak_live_activations, peak_live_inputs, peak_weight_versions : tuple of int
-        Per stage, as in `hybridnn.pipeline.memory_plan.MemoryPlan`.
+        Per stage, as in `hybridnn.pipeline.schedules.memory_plan.MemoryPlan`.
     busy : tuple of float
         Per stage, the time in which it computes.
     """
@@ -123,38 +118,25 @@ class Timeline:
     busy: tuple[float, ...]
 
 
-_UNIT = Durations()
-
-
-def simulate(schedule: Schedule, durations: Durations = _UNIT, duration: Duration | None = None) -> Timeline:
-    """Run a schedule on a model of the machine.
-
-    A stage runs its computations in the order of its list. One starts when the stage is free and the message it needs
-    has arrived; at a barrier all stages meet. Messages do not occupy a stage.
+def simulate(schedule: Schedule, durations: Durations) -> Timeline:
+    """Run a schedule on the clock, all stages with the same durations; messages do not occupy a stage.
 
     Parameters
     ----------
     schedule : Schedule
         Must pass the linter.
     durations : Durations
-        The same for all stages.
-    duration : callable, optional
-        From (stage, computation) to its duration, in place of `durations`, of which only `message` is then used.
-
-    Returns
-    -------
-    Timeline
 
     Raises
     ------
     ScheduleError
         If a stage waits for something that never happens.
     """
-    times = time_computations(schedule, duration or durations.of(schedule), durations.message)
-    stages = tuple(_timed(schedule, stage, times, durations.message) for stage in range(schedule.stages))
+    times = run(compile_schedule(schedule), durations.costs(schedule))
+    stages = tuple(tuple(_timed(times, stage, durations.message)) for stage in range(schedule.stages))
     makespan = max((timed.end for stage in stages for timed in stage), default=0.0)
     busy = tuple(
-        sum(timed.end - timed.start for timed in stage if type(timed.instruction) in COMPUTATIONS) for stage in stages
+        sum(timed.end - timed.start for timed in stage if type(timed.instruction) in COMPUTING) for stage in stages
     )
     plans = [plan_memory(schedule, stage) for stage in range(schedule.stages)]
     return Timeline(
@@ -169,15 +151,22 @@ def simulate(schedule: Schedule, durations: Durations = _UNIT, duration: Duratio
     )
 
 
-def _timed(schedule: Schedule, stage: int, times: Times, message: float) -> tuple[TimedInstruction, ...]:
-    """The stage's list with its times, those of messages from the computations that make them."""
+def _timed(times: ScheduleTimes, stage: int, message_seconds: float) -> Iterator[TimedInstruction]:
+    """All instructions of a stage with their times."""
+    schedule, own = times.program.schedule, times.program.of(stage)
     flow = MessageFlow(schedule)
-    timed: list[TimedInstruction] = []
-    for instruction, start, end in zip(schedule.orders[stage], times.starts[stage], times.ends[stage], strict=True):
-        travels = flow.carried(stage, instruction)
-        if travels is None:
-            timed.append(TimedInstruction(instruction, start, end, schedule.weights_read(stage, instruction)))
-        else:
-            moment = times.made[travels]
-            timed.append(TimedInstruction(instruction, moment, moment + message, None))
-    return tuple(timed)
+    computations = zip(times.starts[own].tolist(), times.ends[own].tolist(), strict=True)
+    barriers = iter(times.barriers.tolist())
+    now = 0.0
+    for instruction in schedule.orders[stage]:
+        message = flow.carried(stage, instruction)
+        if message is not None:
+            made = times.made[message]
+            yield TimedInstruction(instruction, made, made + message_seconds, None)
+            continue
+        start = now
+        if isinstance(instruction, Barrier):
+            now = next(barriers)
+        elif type(instruction) in COMPUTING:
+            start, now = next(computations)
+        yield TimedInstruction(instruction, start, now, schedule.weights_read(stage, instruction))

@@ -1,36 +1,39 @@
-"""A schedule run on a clock: every computation starts when its stage is free and what it needs has arrived.
+"""The clock of a schedule: when every computation runs, from what computations, messages and barriers cost.
 
-Times are numbers or arrays: one figure per replica of the pipeline, or per candidate that shares the schedule.
-
-A schedule compiled once into a list in which everything stands after what it needs, so that a run is one loop.
+A schedule is compiled once into an order in which every computation comes after those it depends on, so that a run is
+one loop. Times are numbers, or arrays with one element per replica of the pipeline or per candidate of a plan.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate, chain, count, islice
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridnn.pipeline.schedules.instructions import COMPUTATIONS, Barrier, Instruction
+from hybridnn.pipeline.schedules.instructions import ALL_MICROBATCHES, COMPUTATIONS, Barrier, Instruction
 from hybridnn.pipeline.schedules.message_flow import Message, MessageFlow
 from hybridnn.pipeline.schedules.schedule import Schedule, ScheduleError
 
 BARRIER = -1
-"""Stands for a barrier of all stages in the order of a program."""
+"""Marks a barrier of all stages in `CompiledSchedule.order`."""
 
-NOTHING = -1
-"""Stands for the place of a computation where none is needed."""
+NO_NEED = -1
+"""Marks a computation that needs no message in `CompiledSchedule.needs`."""
 
 COMPUTING = frozenset(COMPUTATIONS)
 
 
+# -- compiling -------------------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class CompiledSchedule:
-    """A schedule's computations in an order in which they can run.
+    """The computations of a schedule, numbered, and an order in which they can run.
 
     Attributes
     ----------
@@ -40,13 +43,14 @@ class CompiledSchedule:
     stages : tuple of int
         Stage of each computation.
     offsets : tuple of int
-        Place of each stage's first computation; at the end, their number.
+        Index of each stage's first computation, and the number of all.
     needs : tuple of int
-        Place of the computation that makes the message which each computation needs; -1 for none.
+        Index of the computation whose message each computation needs, or `NO_NEED`.
     messages : tuple of Message or None
         That message.
     order : tuple of int
-        All places, each after the one it needs and after those before it on its stage; `BARRIER` where all stages meet.
+        All indices, each after the one it needs and after the previous one of its stage; `BARRIER` where all stages
+        meet.
     """
 
     schedule: Schedule
@@ -58,44 +62,35 @@ class CompiledSchedule:
     order: tuple[int, ...]
 
     def of(self, stage: int) -> slice:
-        """Where a stage's computations stand."""
+        """Indices of a stage's computations."""
         return slice(self.offsets[stage], self.offsets[stage + 1])
 
 
 def compile_schedule(schedule: Schedule) -> CompiledSchedule:
-    """Find an order in which all computations of a schedule can run; its loads and messages are passed over.
-
-    Parameters
-    ----------
-    schedule : Schedule
-        With or without loads and messages.
-
-    Returns
-    -------
-    CompiledSchedule
+    """Find an order in which all computations of a schedule can run; its loads and messages are ignored.
 
     Raises
     ------
     ScheduleError
         If a stage waits for something that never happens.
     """
-    computations = [[one for one in order if type(one) in COMPUTING] for order in schedule.orders]
+    computations = [[item for item in order if type(item) in COMPUTING] for order in schedule.orders]
     offsets = tuple(accumulate(map(len, computations), initial=0))
     flow = MessageFlow(schedule)
     makers: dict[Message, int] = {}
     messages: list[Message | None] = []
-    for stage, own in enumerate(computations):
-        for place, computation in enumerate(own, offsets[stage]):
+    for stage, items in enumerate(computations):
+        for index, computation in enumerate(items, offsets[stage]):
             made = flow.made(stage, computation)
             if made is not None:
-                makers[made] = place
+                makers[made] = index
             messages.append(flow.needed(stage, computation))
     never = offsets[-1]
-    needs = tuple(NOTHING if message is None else makers.get(message, never) for message in messages)
+    needs = tuple(NO_NEED if message is None else makers.get(message, never) for message in messages)
     return CompiledSchedule(
         schedule,
         tuple(chain.from_iterable(computations)),
-        tuple(stage for stage, own in enumerate(computations) for _ in own),
+        tuple(stage for stage, items in enumerate(computations) for _ in items),
         offsets,
         needs,
         tuple(messages),
@@ -104,8 +99,8 @@ def compile_schedule(schedule: Schedule) -> CompiledSchedule:
 
 
 def _order(schedule: Schedule, offsets: Sequence[int], needs: Sequence[int]) -> tuple[int, ...]:
-    """Let a stage go on until it lacks something, then the stages that waited for it."""
-    lists = [_places(instructions, first) for instructions, first in zip(schedule.orders, offsets, strict=False)]
+    """Advance a stage until it needs a missing message, then the stages that its messages release."""
+    lists = [_indices(instructions, first) for instructions, first in zip(schedule.orders, offsets, strict=False)]
     reached = [0] * schedule.stages
     is_done = bytearray(offsets[-1] + 1)
     waiting: dict[int, int] = {}
@@ -114,92 +109,144 @@ def _order(schedule: Schedule, offsets: Sequence[int], needs: Sequence[int]) -> 
     runnable = list(range(schedule.stages))
     while runnable:
         stage = runnable.pop()
-        places, position = lists[stage], reached[stage]
-        while position < len(places):
-            place = places[position]
-            if place == BARRIER:
+        indices, position = lists[stage], reached[stage]
+        while position < len(indices):
+            index = indices[position]
+            if index == BARRIER:
                 at_barrier.append(stage)
                 break
-            need = needs[place]
+            need = needs[index]
             if need >= 0 and not is_done[need]:
                 waiting[need] = stage
                 break
-            order.append(place)
-            is_done[place] = True
+            order.append(index)
+            is_done[index] = True
             position += 1
-            if place in waiting:
-                runnable.append(waiting.pop(place))
+            if index in waiting:
+                runnable.append(waiting.pop(index))
         reached[stage] = position
         if len(at_barrier) == schedule.stages:
             order.append(BARRIER)
             reached = [number + 1 for number in reached]
             runnable += at_barrier
             at_barrier.clear()
-    _require_all_done(schedule, [len(places) for places in lists], reached)
+    for stage, (indices, done) in enumerate(zip(lists, reached, strict=True)):
+        if done < len(indices):
+            raise _blocked(schedule, stage, done)
     return tuple(order)
 
 
-def _places(instructions: Sequence[Instruction], first: int) -> list[int]:
-    """Places of a stage's computations, from `first` on, and its barriers."""
-    place = count(first)
+def _indices(instructions: Sequence[Instruction], first: int) -> list[int]:
+    """Indices of a stage's computations, from `first` on, and its barriers."""
+    index = count(first)
     kinds = (type(instruction) for instruction in instructions)
-    return [BARRIER if kind is Barrier else next(place) for kind in kinds if kind is Barrier or kind in COMPUTING]
+    return [BARRIER if kind is Barrier else next(index) for kind in kinds if kind is Barrier or kind in COMPUTING]
 
 
-def _require_all_done(schedule: Schedule, lengths: Sequence[int], reached: Sequence[int]) -> None:
-    for stage, (length, done) in enumerate(zip(lengths, reached, strict=True)):
-        if done < length:
-            kept = (
-                (number, instruction)
-                for number, instruction in enumerate(schedule.orders[stage])
-                if isinstance(instruction, (Barrier, *COMPUTATIONS))
-            )
-            number, instruction = next(islice(kept, done, None))
-            raise ScheduleError(stage, number, instruction, "waits for something that never happens")
+def _blocked(schedule: Schedule, stage: int, done: int) -> ScheduleError:
+    """The error of a stage that stops after so many computations and barriers."""
+    kept = (
+        (position, instruction)
+        for position, instruction in enumerate(schedule.orders[stage])
+        if isinstance(instruction, (Barrier, *COMPUTATIONS))
+    )
+    position, instruction = next(islice(kept, done, None))
+    return ScheduleError(stage, position, instruction, "waits for something that never happens")
+
+
+# -- costs -----------------------------------------------------------------------------------------------------------
 
 
 Seconds = float | NDArray[np.float64]
 """A time, or one per replica or candidate."""
 
 Meet = Callable[[int, Instruction, NDArray[np.float64]], NDArray[np.float64]]
-"""From (stage, computation, moments at which it could start) to when it starts."""
+"""From (stage, computation, times at which the replicas could start it) to the times at which they start it."""
 
 
 class InstructionCosts(Protocol):
-    """What a schedule costs on a machine."""
+    """Costs of the instructions of a schedule."""
 
     @property
     def hidden(self) -> float:
-        """Fraction of a message's time that can pass before its receiver waits for it, from 0 to 1."""
+        """Fraction of a message's time that overlaps with the receiver's computation, from 0 to 1."""
 
     def duration(self, stage: int, instruction: Instruction) -> Seconds:
         """Time of a computation."""
 
     def message(self, message: Message) -> Seconds:
-        """Time from the end of the computation that makes a message to its arrival."""
+        """Time from the end of the computation that produces a message to its arrival."""
 
     def barrier_seconds(self) -> Seconds:
-        """Time of a barrier, after its last stage has come."""
+        """Time of a barrier, after its last stage has arrived."""
+
+
+@dataclass(frozen=True)
+class ConstantCosts:
+    """Costs that are the same on all stages; messages are hidden, barriers are free.
+
+    Attributes
+    ----------
+    durations : mapping
+        From the kind of a computation to its time; other kinds take none.
+    message_seconds : float
+    microbatches : int
+        Factor of a weight gradient that is one product over all microbatches.
+    hidden : float
+    """
+
+    durations: Mapping[type[Instruction], float]
+    message_seconds: float = 0.0
+    microbatches: int = 1
+    hidden: float = 1.0
+
+    def duration(self, stage: int, instruction: Instruction) -> float:
+        """Time of a computation."""
+        factor = self.microbatches if instruction.microbatch == ALL_MICROBATCHES else 1
+        return self.durations.get(type(instruction), 0.0) * factor
+
+    def message(self, message: Message) -> float:
+        """Time of any message."""
+        return self.message_seconds
+
+    def barrier_seconds(self) -> float:
+        """No time."""
+        return 0.0
+
+
+# -- running ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class ScheduleTimes:
     """When the computations of a program run.
 
-    All arrays have a row for each computation of `program`; where costs are arrays, a row has their shape.
+    Where costs are arrays, the rows of all arrays have their shape.
 
     Attributes
     ----------
     program : CompiledSchedule
     starts, ends : NDArray of float64
+        A row per computation.
     receiving : NDArray of float64
-        Time directly before each start in which a message occupies the stage: what cannot be hidden.
+        A row per computation: time directly before its start in which a message occupies the stage, the part of it
+        that is not hidden.
+    barriers : NDArray of float64
+        A row per barrier: its end.
     """
 
     program: CompiledSchedule
     starts: NDArray[np.float64]
     ends: NDArray[np.float64]
     receiving: NDArray[np.float64]
+    barriers: NDArray[np.float64]
+
+    @cached_property
+    def made(self) -> dict[Message, float]:
+        """When the content of each message is computed."""
+        ends = self.ends.tolist()
+        pairs = zip(self.program.messages, self.program.needs, strict=True)
+        return {message: ends[need] for message, need in pairs if message is not None}
 
     @property
     def makespan(self) -> Any:
@@ -246,10 +293,10 @@ class ScheduleTimes:
 
 
 def run(program: CompiledSchedule, costs: InstructionCosts, meet: Meet | None = None) -> ScheduleTimes:
-    """Run a program.
+    """Time a compiled schedule.
 
-    A computation that needs a message made at time m, with transfer time t, starts at ``max(free + (1 - hidden) t, m +
-    t)``, where ``free`` is the end of what its stage did before.
+    A computation that needs a message produced at time m, with transfer time t, starts at ``max(free + (1 - hidden) t,
+    m + t)``, where ``free`` is the end of the previous computation of its stage.
 
     Parameters
     ----------
@@ -257,25 +304,22 @@ def run(program: CompiledSchedule, costs: InstructionCosts, meet: Meet | None = 
     costs : InstructionCosts
         Numbers, or arrays of one shape.
     meet : callable, optional
-        From (stage, computation, the moments at which replicas could start it) to when they do: who waits for whom.
-        With it, all replicas meet at a barrier; without, what stands in different places of an array never meets.
-
-    Returns
-    -------
-    ScheduleTimes
+        Start times of a computation's replicas from the earliest ones possible. With it, all replicas meet at a
+        barrier; without it, the elements of an array are independent.
     """
-    durations = [costs.duration(stage, one) for stage, one in zip(program.stages, program.computations, strict=True)]
+    durations = [costs.duration(stage, item) for stage, item in zip(program.stages, program.computations, strict=True)]
     transfers = [0.0 if message is None else costs.message(message) for message in program.messages]
     barrier = costs.barrier_seconds() if BARRIER in program.order else 0.0
     shape = np.broadcast_shapes(*{getattr(seconds, "shape", ()) for seconds in (*durations, *transfers, barrier)})
-    times = _Times(durations, transfers, barrier, 1.0 - costs.hidden)
-    starts, ends = _times_of_arrays(program, times, shape, meet) if shape else _times_of_numbers(program, times)
+    table = _CostTable(durations, transfers, barrier, 1.0 - costs.hidden)
+    times = _times_of_arrays(program, table, shape, meet) if shape else _times_of_numbers(program, table)
+    starts, ends, barriers = map(np.asarray, times)
     rows = [np.broadcast_to(transfer, shape) for transfer in transfers] if shape else transfers
-    return ScheduleTimes(program, starts, ends, times.exposed * np.array(rows))
+    return ScheduleTimes(program, starts, ends, table.exposed * np.array(rows), barriers)
 
 
-class _Times(NamedTuple):
-    """Of each computation and of the message it needs; of a barrier; what of a message occupies its receiver."""
+class _CostTable(NamedTuple):
+    """Time of each computation, of the message it needs and of a barrier; fraction of a message that is not hidden."""
 
     durations: Sequence[Any]
     transfers: Sequence[Any]
@@ -283,44 +327,49 @@ class _Times(NamedTuple):
     exposed: float
 
 
-def _times_of_numbers(program: CompiledSchedule, times: _Times) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    durations, transfers, barrier, exposed = times
+_Times = tuple[Any, Any, list[Any]]
+"""Starts and ends of the computations, ends of the barriers."""
+
+
+def _times_of_numbers(program: CompiledSchedule, table: _CostTable) -> _Times:
+    durations, transfers, barrier, exposed = table
     stages, needs = program.stages, program.needs
     clocks = [0.0] * program.schedule.stages
-    starts, ends = [0.0] * len(durations), [0.0] * len(durations)
-    for place in program.order:
-        if place == BARRIER:
-            clocks = [max(clocks) + barrier] * len(clocks)
+    starts, ends, barriers = [0.0] * len(durations), [0.0] * len(durations), []
+    for index in program.order:
+        if index == BARRIER:
+            barriers.append(max(clocks) + barrier)
+            clocks = [barriers[-1]] * len(clocks)
             continue
-        stage, need = stages[place], needs[place]
+        stage, need = stages[index], needs[index]
         start = clocks[stage]
         if need >= 0:
-            transfer = transfers[place]
+            transfer = transfers[index]
             start, arrival = start + exposed * transfer, ends[need] + transfer
             if arrival > start:
                 start = arrival
-        starts[place] = start
-        ends[place] = clocks[stage] = start + durations[place]
-    return np.array(starts), np.array(ends)
+        starts[index] = start
+        ends[index] = clocks[stage] = start + durations[index]
+    return starts, ends, barriers
 
 
-def _times_of_arrays(
-    program: CompiledSchedule, times: _Times, shape: tuple[int, ...], meet: Meet | None
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """As `_times_of_numbers`, which is the fast one, with all its numbers arrays."""
-    durations, transfers, barrier, exposed = times
+def _times_of_arrays(program: CompiledSchedule, table: _CostTable, shape: tuple[int, ...], meet: Meet | None) -> _Times:
+    """As `_times_of_numbers`, which is faster, with arrays in place of numbers."""
+    durations, transfers, barrier, exposed = table
     clocks = np.zeros((program.schedule.stages, *shape))
     starts, ends = np.zeros((len(durations), *shape)), np.zeros((len(durations), *shape))
-    for place in program.order:
-        if place == BARRIER:
+    barriers = []
+    for index in program.order:
+        if index == BARRIER:
             clocks[:] = clocks.max(axis=0 if meet is None else None) + barrier
+            barriers.append(clocks[0].copy())
             continue
-        stage, need, start = program.stages[place], program.needs[place], starts[place]
+        stage, need, start = program.stages[index], program.needs[index], starts[index]
         start[...] = clocks[stage]
         if need >= 0:
-            start += exposed * transfers[place]
-            np.maximum(start, ends[need] + transfers[place], out=start)
+            start += exposed * transfers[index]
+            np.maximum(start, ends[need] + transfers[index], out=start)
         if meet is not None:
-            start[...] = meet(stage, program.computations[place], start)
-        clocks[stage] = ends[place] = start + durations[place]
-    return starts, ends
+            start[...] = meet(stage, program.computations[index], start)
+        clocks[stage] = ends[index] = start + durations[index]
+    return starts, ends, barriers

@@ -1,7 +1,7 @@
-"""What a stage can be told to do: one small dataclass per instruction, named in the imperative.
+"""Instructions of a schedule: one small dataclass per kind, named in the imperative.
 
-A schedule is a list of these for every stage. Each names the minibatch and, where a minibatch is cut, the microbatch it
-is about; `chunk` is the part of the layers it means where a rank owns several (interleaved schedules).
+A schedule has a list of instructions for every stage. An instruction names its minibatch, its microbatch where
+minibatches are split, and its chunk where a stage owns several (interleaved schedules).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ ALL_MICROBATCHES = -1
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """One thing to do.
+    """Base class of the instructions.
 
     Attributes
     ----------
@@ -24,7 +24,7 @@ class Instruction:
     microbatch : int
         Number within the minibatch, from 0.
     chunk : int
-        Part of the rank's layers; virtual stage ``chunk * stages + stage``.
+        Chunk of the stage; virtual stage ``chunk * stages + stage``.
     """
 
     minibatch: int
@@ -34,90 +34,90 @@ class Instruction:
     name: ClassVar[str] = ""
 
     def __str__(self) -> str:
-        part = "" if self.microbatch <= 0 else f".{self.microbatch}"
+        microbatch = "" if self.microbatch <= 0 else f".{self.microbatch}"
         chunk = f" of chunk {self.chunk}" if self.chunk else ""
-        return f"{self.name} {self.minibatch}{part}{chunk}"
+        return f"{self.name} {self.minibatch}{microbatch}{chunk}"
 
 
 class LoadInput(Instruction):
-    """Take the samples from the data; on the first virtual stage."""
+    """Load the samples; on the first virtual stage."""
 
     __slots__ = ()
     name = "load input"
 
 
 class LoadTarget(Instruction):
-    """Take the targets from the data; on the last virtual stage."""
+    """Load the targets; on the last virtual stage."""
 
     __slots__ = ()
     name = "load target"
 
 
 class ReceiveActivations(Instruction):
-    """Receive the input from the virtual stage before."""
+    """Receive the input from the previous virtual stage."""
 
     __slots__ = ()
     name = "receive activations"
 
 
 class SendActivations(Instruction):
-    """Send the output to the virtual stage after."""
+    """Send the output to the next virtual stage."""
 
     __slots__ = ()
     name = "send activations"
 
 
 class Forward(Instruction):
-    """Compute the output, and keep what the backward pass needs unless it is recomputed."""
+    """Compute the output, and keep the activations for the backward pass unless they are recomputed."""
 
     __slots__ = ()
     name = "forward"
 
 
 class Recompute(Instruction):
-    """Compute the output once more from the kept input, with the weights of the backward pass."""
+    """Compute the output again from the stored input, with the weights of the backward pass."""
 
     __slots__ = ()
     name = "recompute"
 
 
 class ReceiveGradients(Instruction):
-    """Receive the gradient of the output from the virtual stage after."""
+    """Receive the gradient of the output from the next virtual stage."""
 
     __slots__ = ()
     name = "receive gradients"
 
 
 class SendGradients(Instruction):
-    """Send the gradient of the input to the virtual stage before."""
+    """Send the gradient of the input to the previous virtual stage."""
 
     __slots__ = ()
     name = "send gradients"
 
 
 class Backward(Instruction):
-    """Compute the gradients of the input and of the weights; on the last virtual stage, of the loss first."""
+    """Compute the gradients of the input and of the weights; on the last virtual stage, the loss first."""
 
     __slots__ = ()
     name = "backward"
 
 
 class InputGradient(Instruction):
-    """The part of the backward pass that the stage before waits for."""
+    """Compute the gradient of the input: the part of the backward pass that the previous stage waits for."""
 
     __slots__ = ()
     name = "input gradient"
 
 
 class WeightGradient(Instruction):
-    """The rest of the backward pass, of one microbatch or, as one product, of all of them."""
+    """Compute the gradients of the weights, of one microbatch or, as one product, of all of them."""
 
     __slots__ = ()
     name = "weight gradient"
 
 
 class ReduceGradients(Instruction):
-    """Sum the gradients of the minibatch over the stage's batch group."""
+    """All-reduce the gradients of the minibatch over the stage's batch group."""
 
     __slots__ = ()
     name = "reduce gradients"
@@ -131,7 +131,7 @@ class Update(Instruction):
 
 
 class Barrier(Instruction):
-    """Wait until every stage has come here: what locks the forward pass of delayed-gradient methods."""
+    """Wait for all stages: locks the forward pass of delayed-gradient methods."""
 
     __slots__ = ()
     name = "barrier"

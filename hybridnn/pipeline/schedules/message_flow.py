@@ -1,4 +1,4 @@
-"""Which message an instruction makes, sends, receives or needs, and between which stages it travels."""
+"""Message flow of a schedule: which computation produces or consumes a message, and between which stages it travels."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hybridnn.pipeline.schedules.schedule import Schedule
 
 
 class Channel(NamedTuple):
-    """Where messages of a kind travel.
+    """Path of one kind of messages.
 
     Attributes
     ----------
@@ -27,7 +27,7 @@ class Channel(NamedTuple):
     gradients : bool
         Gradients of a backward pass, not activations of a forward pass.
     chunk : int
-        Of the receiver.
+        Chunk of the receiver.
     """
 
     sender: int
@@ -39,58 +39,51 @@ class Channel(NamedTuple):
 Message = tuple[Channel, int, int]
 """Channel, minibatch and microbatch; messages sort, so that both ends can agree on an order."""
 
-_Channels = dict[tuple[type[Instruction], int], Channel]
-"""From kind and chunk of an instruction."""
+_Channels = dict[tuple[int, type[Instruction], int], Channel]
+"""From stage, kind and chunk of an instruction."""
 
 
 class MessageFlow:
-    """The messages of a schedule; those between two chunks of one rank included.
-
-    Parameters
-    ----------
-    schedule : Schedule
-        Of which only stages and chunks are looked at.
-    """
+    """The messages of a schedule, those between two chunks of one rank included."""
 
     def __init__(self, schedule: Schedule) -> None:
-        self._made: list[_Channels] = [{} for _ in range(schedule.stages)]
-        self._needed: list[_Channels] = [{} for _ in range(schedule.stages)]
-        self._carried: list[_Channels] = [{} for _ in range(schedule.stages)]
+        self._made: _Channels = {}
+        self._needed: _Channels = {}
+        self._carried: _Channels = {}
         for stage in range(schedule.stages):
             for chunk in range(schedule.chunks):
                 if not schedule.is_last(stage, chunk):
-                    after, chunk_after = schedule.after(stage, chunk)
-                    self._join((stage, chunk), Channel(stage, after, False, chunk_after))
+                    receiver, receiver_chunk = schedule.after(stage, chunk)
+                    self._add(chunk, Channel(stage, receiver, False, receiver_chunk))
                 if not schedule.is_first(stage, chunk):
-                    before, chunk_before = schedule.before(stage, chunk)
-                    self._join((stage, chunk), Channel(stage, before, True, chunk_before))
+                    receiver, receiver_chunk = schedule.before(stage, chunk)
+                    self._add(chunk, Channel(stage, receiver, True, receiver_chunk))
 
-    def _join(self, source: tuple[int, int], channel: Channel) -> None:
-        """Note a channel at its source, given as stage and chunk, and at its end."""
-        stage, chunk = source
-        computations = (Backward, InputGradient) if channel.gradients else (Forward,)
-        send, receive = (
-            (SendGradients, ReceiveGradients) if channel.gradients else (SendActivations, ReceiveActivations)
-        )
+    def _add(self, sender_chunk: int, channel: Channel) -> None:
+        computations: tuple[type[Instruction], ...] = (Forward,)
+        send: type[Instruction] = SendActivations
+        receive: type[Instruction] = ReceiveActivations
+        if channel.gradients:
+            computations, send, receive = (Backward, InputGradient), SendGradients, ReceiveGradients
         for computation in computations:
-            self._made[stage][computation, chunk] = channel
-            self._needed[channel.receiver][computation, channel.chunk] = channel
-        self._carried[stage][send, chunk] = channel
-        self._carried[channel.receiver][receive, channel.chunk] = channel
+            self._made[channel.sender, computation, sender_chunk] = channel
+            self._needed[channel.receiver, computation, channel.chunk] = channel
+        self._carried[channel.sender, send, sender_chunk] = channel
+        self._carried[channel.receiver, receive, channel.chunk] = channel
 
     def made(self, stage: int, instruction: Instruction) -> Message | None:
-        """The message whose content a computation makes."""
-        return _message(self._made[stage], instruction)
+        """The message whose content a computation produces."""
+        return _message(self._made, stage, instruction)
 
     def needed(self, stage: int, instruction: Instruction) -> Message | None:
-        """The message that a computation needs."""
-        return _message(self._needed[stage], instruction)
+        """The message that a computation consumes."""
+        return _message(self._needed, stage, instruction)
 
     def carried(self, stage: int, instruction: Instruction) -> Message | None:
         """The message that a send sends or a receive receives."""
-        return _message(self._carried[stage], instruction)
+        return _message(self._carried, stage, instruction)
 
 
-def _message(channels: _Channels, instruction: Instruction) -> Message | None:
-    channel = channels.get((type(instruction), instruction.chunk))
+def _message(channels: _Channels, stage: int, instruction: Instruction) -> Message | None:
+    channel = channels.get((stage, type(instruction), instruction.chunk))
     return None if channel is None else (channel, instruction.minibatch, instruction.microbatch)

@@ -1,33 +1,34 @@
-"""Schedules by the name of their method.
+"""Pipeline methods by name, and the schedules that they define.
 
-The pipeline methods: each an order of computations and a rule for the weights that are read.
+A method is an order of computations (`orders`) and a rule for the weights that are read (`weight_policies`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from types import MappingProxyType
 
 from hybridnn.errors import SettingError
 from hybridnn.pipeline.schedules import orders
-from hybridnn.pipeline.schedules.messages import place_messages
+from hybridnn.pipeline.schedules.instructions import Instruction
+from hybridnn.pipeline.schedules.message_placement import place_messages
 from hybridnn.pipeline.schedules.orders import Order, ScheduleSize
 from hybridnn.pipeline.schedules.schedule import Schedule
 from hybridnn.pipeline.schedules.weight_policies import (
     CURRENT,
     EXACT,
+    INITIAL,
     PREDICTED,
     STASHED,
     VERTICAL_SYNC,
     WeightPolicy,
-    WeightRead,
 )
 from hybridnn.utils.checks import require_choice, require_whole
 
-Activations = Callable[[ScheduleSize, int], int]
-"""From (extent, stage) to the most microbatches whose activations the stage holds at a time."""
+ActivationBound = Callable[[ScheduleSize, int], int]
+"""From (size, stage) to the most microbatches whose activations the stage holds at a time."""
 
 
 @dataclass(frozen=True)
@@ -38,25 +39,25 @@ class Method:
     ----------
     name : str
     summary : str
-        One line for people.
+        One line for display.
     order : callable
-        From (extent, stage) to the stage's computations.
+        From (size, stage) to the stage's computations.
     policy : WeightPolicy
-        Which weights each pass reads.
+        Weights that each pass reads.
     activations : callable
-        From (extent, stage) to the most microbatches whose activations the stage holds at a time.
+        From (size, stage) to the most microbatches whose activations the stage holds at a time.
     exact : bool
         Every minibatch is complete before the next one begins.
     cuts_minibatches : bool
-        A minibatch may be cut into microbatches.
+        Splits minibatches into microbatches.
     chunked : bool
-        A rank owns several chunks of layers.
+        A stage has several chunks.
     predicts : bool
         Reads predicted weights, which needs an optimizer with momentum.
     placed_weight_gradients : bool
-        The order itself says when weight gradients are computed.
+        The order itself places the weight gradients.
     placed_messages : bool
-        The order itself says where loads and messages stand.
+        The order itself places loads and messages.
     synchronized : WeightPolicy or None
         The policy with vertical synchronization, where the method has that option.
     """
@@ -65,7 +66,7 @@ class Method:
     summary: str
     order: Order
     policy: WeightPolicy
-    activations: Activations
+    activations: ActivationBound
     exact: bool = False
     cuts_minibatches: bool = False
     chunked: bool = False
@@ -75,128 +76,116 @@ class Method:
     synchronized: WeightPolicy | None = None
 
 
-def one_part(extent: ScheduleSize, stage: int) -> int:
-    """One microbatch at a time."""
+def _one_microbatch(size: ScheduleSize, stage: int) -> int:
     return 1
 
 
-def whole_minibatch(extent: ScheduleSize, stage: int) -> int:
-    """All microbatches of a minibatch, in all chunks."""
-    return extent.microbatches * extent.chunks
+def _complete_minibatch(size: ScheduleSize, stage: int) -> int:
+    return size.microbatches * size.chunks
 
 
-def _microbatches_on_their_way(extent: ScheduleSize, stage: int) -> int:
-    return min(extent.stages - stage, extent.microbatches)
+def _microbatches_in_flight(size: ScheduleSize, stage: int) -> int:
+    return min(size.stages - stage, size.microbatches)
 
 
-def _minibatches_on_their_way(extent: ScheduleSize, stage: int) -> int:
+def _minibatches_in_flight(size: ScheduleSize, stage: int) -> int:
     """Kang 2019, Table 1: K - k + 1 minibatches at device k, which counts from 1."""
-    return min(extent.stages - stage, extent.minibatches)
+    return min(size.stages - stage, size.minibatches)
 
 
-def _as_first_stage(extent: ScheduleSize, stage: int) -> int:
-    return min(extent.stages, extent.microbatches)
+def _as_first_stage(size: ScheduleSize, stage: int) -> int:
+    return min(size.stages, size.microbatches)
 
 
-def _interleaved(extent: ScheduleSize, stage: int) -> int:
-    return min(orders.interleaved_warm_up(extent, stage) + 1, extent.microbatches * extent.chunks)
+def _interleaved(size: ScheduleSize, stage: int) -> int:
+    return min(orders.interleaved_warm_up(size, stage) + 1, size.microbatches * size.chunks)
 
 
-METHODS: Mapping[str, Method] = MappingProxyType(
-    {
-        method.name: method
-        for method in (
-            Method("sequential", "one minibatch at a time", orders.gpipe, EXACT, one_part, exact=True),
-            Method(
-                "gpipe",
-                "all forward passes of a minibatch's microbatches, then all backward passes",
-                orders.gpipe,
-                EXACT,
-                whole_minibatch,
-                exact=True,
-                cuts_minibatches=True,
-            ),
-            Method(
-                "1f1b",
-                "one forward and one backward pass in turn, empty after every minibatch",
-                orders.one_forward_one_backward,
-                EXACT,
-                _microbatches_on_their_way,
-                exact=True,
-                cuts_minibatches=True,
-            ),
-            Method(
-                "interleaved",
-                "1f1b over several chunks of layers per rank",
-                orders.interleaved,
-                EXACT,
-                _interleaved,
-                exact=True,
-                cuts_minibatches=True,
-                chunked=True,
-            ),
-            Method(
-                "zb-h1",
-                "1f1b with the weight gradients moved to where the pipeline would wait",
-                orders.zero_bubble_h1,
-                EXACT,
-                _as_first_stage,
-                exact=True,
-                cuts_minibatches=True,
-                placed_weight_gradients=True,
-            ),
-            Method(
-                "ddg",
-                "delayed gradients: one forward pass, then the backward passes of all stages at once",
-                orders.delayed_gradients,
-                STASHED,
-                _minibatches_on_their_way,
-                placed_messages=True,
-            ),
-            Method(
-                "fr",
-                "features replay: as ddg, but keeps inputs only and recomputes with the current weights",
-                orders.features_replay,
-                CURRENT,
-                one_part,
-                placed_messages=True,
-            ),
-            Method(
-                "pipedream",
-                "1f1b over minibatches that is never empty, with stashed weights",
-                orders.pipedream,
-                STASHED,
-                _minibatches_on_their_way,
-                synchronized=VERTICAL_SYNC,
-            ),
-            Method(
-                "vanilla",
-                "as pipedream without stashed weights",
-                orders.pipedream,
-                CURRENT,
-                _minibatches_on_their_way,
-            ),
-            Method(
-                "spectrain",
-                "as vanilla with predicted weights",
-                orders.pipedream,
-                PREDICTED,
-                _minibatches_on_their_way,
-                predicts=True,
-            ),
-        )
-    }
+_METHODS = (
+    Method("sequential", "one minibatch at a time", orders.gpipe, EXACT, _one_microbatch, exact=True),
+    Method(
+        "gpipe",
+        "all forward passes of a minibatch's microbatches, then all backward passes",
+        orders.gpipe,
+        EXACT,
+        _complete_minibatch,
+        exact=True,
+        cuts_minibatches=True,
+    ),
+    Method(
+        "1f1b",
+        "one forward and one backward pass in turn, empty after every minibatch",
+        orders.one_forward_one_backward,
+        EXACT,
+        _microbatches_in_flight,
+        exact=True,
+        cuts_minibatches=True,
+    ),
+    Method(
+        "interleaved",
+        "1f1b over several chunks of layers per rank",
+        orders.interleaved,
+        EXACT,
+        _interleaved,
+        exact=True,
+        cuts_minibatches=True,
+        chunked=True,
+    ),
+    Method(
+        "zb-h1",
+        "1f1b with the weight gradients moved to where the pipeline would wait",
+        orders.zero_bubble_h1,
+        EXACT,
+        _as_first_stage,
+        exact=True,
+        cuts_minibatches=True,
+        placed_weight_gradients=True,
+    ),
+    Method(
+        "ddg",
+        "delayed gradients: one forward pass, then the backward passes of all stages at once",
+        orders.delayed_gradients,
+        STASHED,
+        _minibatches_in_flight,
+        placed_messages=True,
+    ),
+    Method(
+        "fr",
+        "features replay: as ddg, but keeps inputs only and recomputes with the current weights",
+        orders.features_replay,
+        CURRENT,
+        _one_microbatch,
+        placed_messages=True,
+    ),
+    Method(
+        "pipedream",
+        "1f1b over minibatches that is never empty, with stashed weights",
+        orders.pipedream,
+        STASHED,
+        _minibatches_in_flight,
+        synchronized=VERTICAL_SYNC,
+    ),
+    Method(
+        "vanilla",
+        "as pipedream without stashed weights",
+        orders.pipedream,
+        CURRENT,
+        _minibatches_in_flight,
+    ),
+    Method(
+        "spectrain",
+        "as vanilla with predicted weights",
+        orders.pipedream,
+        PREDICTED,
+        _minibatches_in_flight,
+        predicts=True,
+    ),
 )
-"""All methods by name."""
 
+METHODS: Mapping[str, Method] = MappingProxyType({method.name: method for method in _METHODS})
 
 WEIGHT_GRADIENTS = ("per-microbatch", "merged")
-"""How the weight gradients of a minibatch's microbatches are taken: one by one, or as one product."""
-
-INITIAL = WeightPolicy(
-    "initial", lambda *position: WeightRead(0), lambda *position: WeightRead(0), lambda stage, stages: 1
-)
-"""All passes read the weights there are, which nothing updates: evaluation."""
+"""Weight gradients of a minibatch: one product per microbatch, or one over all of them."""
 
 
 def find_method(name: str) -> Method:
@@ -214,7 +203,7 @@ def find_method(name: str) -> Method:
 
 
 def too_few_stages(method: str) -> SettingError:
-    """The error of a method that was asked for on one stage, where it would not be what runs."""
+    """The error of an asynchronous method on one stage, where training would not be asynchronous."""
     more = "start it on more ranks, for example with -n 2, with parallel.pipeline at least 2 where that is set"
     return SettingError("parallel.method", method, f"needs at least 2 stages, and there is 1: {more}")
 
@@ -241,25 +230,20 @@ def make_schedule(
     minibatches : int
         Minibatches until the pipeline is empty, T.
     microbatches : int
-        Parts that each minibatch is cut into, M.
+        Microbatches of each minibatch, M.
     chunks : int
-        Parts of the layers per rank, v. A pipeline of one stage has one chunk in any case.
-    weight_grad : str
-        ``"per-microbatch"``, or ``"merged"``: one product over all microbatches of a minibatch.
+        Chunks of each stage, v. A pipeline of one stage has one chunk in any case.
+    weight_grad : {"per-microbatch", "merged"}
     vertical_sync : bool
         Every stage reads the weight version that the first stage's forward pass read.
     messages : bool
-        Place loads and messages, which takes most of the time; to time the computations alone, they are not needed.
-        Methods whose order itself says where they stand have them in any case.
-
-    Returns
-    -------
-    Schedule
+        Place loads and messages, which takes most of the time and is not needed to time computations. Methods whose
+        order itself places them have them in any case.
 
     Raises
     ------
     SettingError
-        If the method does not exist or cannot do what is asked.
+        If the method does not exist or does not support the arguments.
     """
     chosen = find_method(method)
     _require_counts(chosen, stages, minibatches, microbatches, chunks)
@@ -273,24 +257,23 @@ def make_schedule(
             raise SettingError("parallel.vertical_sync", vertical_sync, f"only with {having}, not with {method}")
         policy = chosen.synchronized
 
-    extent = ScheduleSize(stages, minibatches, microbatches, 1 if stages == 1 else chunks)
-    merged = weight_grad == "merged" and microbatches > 1
-    activations = whole_minibatch if merged else chosen.activations
-    schedule = _schedule(method, extent, policy, chosen.order, activations, merged=merged)
+    size = ScheduleSize(stages, minibatches, microbatches, 1 if stages == 1 else chunks)
+    lists = [chosen.order(size, stage) for stage in range(stages)]
+    activations = chosen.activations
+    if weight_grad == "merged" and microbatches > 1:
+        lists = [orders.merge_weight_gradients(order, size.chunks) for order in lists]
+        activations = _complete_minibatch
+    schedule = _schedule(method, size, policy, lists, activations)
     return place_messages(schedule) if messages and not chosen.placed_messages else schedule
 
 
 def forward_only(stages: int, minibatches: int, chunks: int = 1) -> Schedule:
-    """Build the schedule of an evaluation: forward passes alone, pipelined, with the weights there are.
+    """Build the schedule of an evaluation: pipelined forward passes with the initial weights.
 
     Parameters
     ----------
     stages, minibatches, chunks : int
         As in `make_schedule`.
-
-    Returns
-    -------
-    Schedule
 
     Raises
     ------
@@ -298,32 +281,21 @@ def forward_only(stages: int, minibatches: int, chunks: int = 1) -> Schedule:
         If a count is not a whole number, 1 or more.
     """
     _require_whole(stages, minibatches, 1, chunks)
-    extent = ScheduleSize(stages, minibatches, 1, 1 if stages == 1 else chunks)
-    return place_messages(_schedule("evaluation", extent, INITIAL, orders.evaluation, one_part, merged=False))
+    size = ScheduleSize(stages, minibatches, 1, 1 if stages == 1 else chunks)
+    lists = [orders.evaluation(size, stage) for stage in range(stages)]
+    return place_messages(_schedule("evaluation", size, INITIAL, lists, _one_microbatch))
 
 
 def _schedule(
     method: str,
-    extent: ScheduleSize,
+    size: ScheduleSize,
     policy: WeightPolicy,
-    order: Order,
-    activations: Activations,
-    *,
-    merged: bool,
+    lists: Sequence[Sequence[Instruction]],
+    activations: ActivationBound,
 ) -> Schedule:
-    lists = [order(extent, stage) for stage in range(extent.stages)]
-    if merged:
-        lists = [orders.merge_weight_gradients(one, extent.chunks) for one in lists]
-    return Schedule(
-        method,
-        extent.stages,
-        extent.chunks,
-        extent.minibatches,
-        extent.microbatches,
-        policy,
-        tuple(map(tuple, lists)),
-        tuple(activations(extent, stage) for stage in range(extent.stages)),
-    )
+    bound = tuple(activations(size, stage) for stage in range(size.stages))
+    counts = size.stages, size.chunks, size.minibatches, size.microbatches
+    return Schedule(method, *counts, policy, tuple(map(tuple, lists)), bound)
 
 
 def _require_whole(stages: int, minibatches: int, microbatches: int, chunks: int) -> None:

@@ -1,8 +1,14 @@
-"""Who computes what in which order: the first half of a pipeline method, one function per method.
+"""Orders of computations: for each pipeline method, the list of what a stage computes.
 
-Each function lists the computations of one stage. K is the number of stages, k = 0 … K-1 the stage, T the number of
-minibatches, M that of microbatches and v that of chunks. Messages are placed around the computations afterwards
-(`hybridnn.pipeline.schedules.messages`), except for the delayed-gradient methods, whose meaning is where they stand.
+Kang 2019 gives four of them as tables: Table 2 (naive sequential) is `gpipe` with one microbatch, Table 3 (DDG) is
+`delayed_gradients`, Table 4 (FR) is `features_replay` and Table 5 (PipeDream) is `pipedream`. The columns of the
+tables are *first device*, here stage 0, *middle device k*, here stage k - 1, and *last device*, here stage K - 1. Where
+a table does "the backward pass to update the weight" before it sends the gradient, the gradient is sent first here,
+because the previous stage waits for it.
+
+Each function takes the size of the schedule and a stage. K is the number of stages, k = 0 … K-1 the stage, T the number
+of minibatches, M that of microbatches and v that of chunks. Loads and messages are placed among the computations
+afterwards (`hybridnn.pipeline.schedules.message_placement`), except for Tables 3 and 4, whose definition includes them.
 """
 
 from __future__ import annotations
@@ -32,13 +38,7 @@ from hybridnn.pipeline.schedules.instructions import (
 
 @dataclass(frozen=True)
 class ScheduleSize:
-    """How large a schedule is.
-
-    Attributes
-    ----------
-    stages, minibatches, microbatches, chunks : int
-        K, T, M and v.
-    """
+    """Size of a schedule: K, T, M and v."""
 
     stages: int
     minibatches: int
@@ -47,70 +47,70 @@ class ScheduleSize:
 
 
 Order = Callable[[ScheduleSize, int], list[Instruction]]
-"""From (extent, stage) to the stage's computations."""
+"""From (size, stage) to the stage's computations."""
 
 
-def gpipe(extent: ScheduleSize, stage: int) -> list[Instruction]:
-    """All forward passes of a minibatch, then all its backward passes; with one microbatch, the naive order.
+def gpipe(size: ScheduleSize, stage: int) -> list[Instruction]:
+    """All forward passes of a minibatch, then all its backward passes (Huang et al. 2019).
 
-    Huang et al. 2019; for M = 1, Kang 2019, Table 2.
+    With one microbatch: Kang 2019, Table 2, all columns.
     """
-    microbatches = range(extent.microbatches)
+    microbatches = range(size.microbatches)
     order: list[Instruction] = []
-    for t in range(extent.minibatches):
+    for t in range(size.minibatches):
         order += [Forward(t, m) for m in microbatches]
         order += [Backward(t, m) for m in microbatches]
         order += _update(t)
     return order
 
 
-def one_forward_one_backward(extent: ScheduleSize, stage: int) -> list[Instruction]:
-    """Forward and backward passes in turn, and an empty pipeline after every minibatch (1F1B)."""
-    microbatches = range(extent.microbatches)
+def one_forward_one_backward(size: ScheduleSize, stage: int) -> list[Instruction]:
+    """Alternating forward and backward passes, with an empty pipeline after every minibatch (1F1B)."""
+    microbatches = range(size.microbatches)
     order: list[Instruction] = []
-    for t in range(extent.minibatches):
+    for t in range(size.minibatches):
         forwards = [Forward(t, m) for m in microbatches]
         backwards = [[Backward(t, m)] for m in microbatches]
-        order += _in_turn(forwards, backwards, extent.stages - 1 - stage)
+        order += _alternate(forwards, backwards, size.stages - 1 - stage)
         order += _update(t)
     return order
 
 
-def interleaved(extent: ScheduleSize, stage: int) -> list[Instruction]:
-    """1F1B over the chunks of a rank: groups of K microbatches pass one chunk after the other (Narayanan et al. 2021).
+def interleaved(size: ScheduleSize, stage: int) -> list[Instruction]:
+    """1F1B over the chunks of a stage: groups of K microbatches pass one chunk after the other (Narayanan et al. 2021).
 
     M is a multiple of K.
     """
-    forward_parts = [
+    forward_passes = [
         (first + m, chunk)
-        for first in range(0, extent.microbatches, extent.stages)
-        for chunk in range(extent.chunks)
-        for m in range(extent.stages)
+        for first in range(0, size.microbatches, size.stages)
+        for chunk in range(size.chunks)
+        for m in range(size.stages)
     ]
-    backward_parts = [(m, extent.chunks - 1 - chunk) for m, chunk in forward_parts]
+    backward_passes = [(m, size.chunks - 1 - chunk) for m, chunk in forward_passes]
     order: list[Instruction] = []
-    for t in range(extent.minibatches):
-        forwards = [Forward(t, m, chunk) for m, chunk in forward_parts]
-        backwards = [[Backward(t, m, chunk)] for m, chunk in backward_parts]
-        order += _in_turn(forwards, backwards, interleaved_warm_up(extent, stage))
+    for t in range(size.minibatches):
+        forwards = [Forward(t, m, chunk) for m, chunk in forward_passes]
+        backwards = [[Backward(t, m, chunk)] for m, chunk in backward_passes]
+        order += _alternate(forwards, backwards, interleaved_warm_up(size, stage))
         order += _update(t)
     return order
 
 
-def interleaved_warm_up(extent: ScheduleSize, stage: int) -> int:
-    """Forward passes of chunks before a stage's first backward pass in the steady state of `interleaved`."""
-    return (extent.stages - 1 - stage) * 2 + (extent.chunks - 1) * extent.stages
+def interleaved_warm_up(size: ScheduleSize, stage: int) -> int:
+    """Forward passes of chunks in the warm-up of `interleaved`."""
+    return (size.stages - 1 - stage) * 2 + (size.chunks - 1) * size.stages
 
 
-def zero_bubble_h1(extent: ScheduleSize, stage: int) -> list[Instruction]:
-    """1F1B whose weight gradients come k microbatches late, where the pipeline would wait (Qi et al. 2024, ZB-H1).
+def zero_bubble_h1(size: ScheduleSize, stage: int) -> list[Instruction]:
+    """1F1B whose weight gradients are k microbatches late, which fills the bubble (Qi et al. 2024, ZB-H1).
 
-    Stage k then holds the activations of K - k microbatches on their way and of k that wait for their weight gradient.
+    Stage k then holds the activations of K - k microbatches in flight and of k that wait for their weight gradient.
     """
-    microbatches = extent.microbatches
-    warm_up = min(extent.stages - stage, microbatches)
+    microbatches = size.microbatches
+    warm_up = min(size.stages - stage, microbatches)
     order: list[Instruction] = []
-    for t in range(extent.minibatches):
+    for t in range(size.minibatches):
         order += [Forward(t, m) for m in range(warm_up)]
         for m in range(microbatches):
             order.append(InputGradient(t, m))
@@ -123,42 +123,48 @@ def zero_bubble_h1(extent: ScheduleSize, stage: int) -> list[Instruction]:
     return order
 
 
-def pipedream(extent: ScheduleSize, stage: int) -> list[Instruction]:
-    """1F1B over minibatches without ever emptying the pipeline; each backward pass updates (Harlap et al. 2018)."""
-    minibatches = range(extent.minibatches)
+def pipedream(size: ScheduleSize, stage: int) -> list[Instruction]:
+    """1F1B over minibatches without emptying the pipeline; each backward pass updates (Harlap et al. 2018).
+
+    Kang 2019, Table 5, all columns: in step t device k computes the forward pass of minibatch t and the backward pass
+    of minibatch t - K + k, k from 1.
+    """
+    minibatches = range(size.minibatches)
     forwards = [Forward(t) for t in minibatches]
     backwards = [[Backward(t), *_update(t)] for t in minibatches]
-    return _in_turn(forwards, backwards, extent.stages - 1 - stage)
+    return _alternate(forwards, backwards, size.stages - 1 - stage)
 
 
-def delayed_gradients(extent: ScheduleSize, stage: int) -> list[Instruction]:
-    """One forward pass through all stages, then the backward passes of all stages at once (Kang 2019, Table 3).
+def delayed_gradients(size: ScheduleSize, stage: int) -> list[Instruction]:
+    """One forward pass through all stages, then the backward passes of all stages at once.
 
-    The barriers lock the forward pass: without them the next one would start while backward passes still run.
+    Kang 2019, Table 3, all columns. Barriers lock the forward pass: without them the next one would start during
+    backward passes.
     """
-    return _delayed(extent, stage, recompute=False)
+    return _delayed(size, stage, recompute=False)
 
 
-def features_replay(extent: ScheduleSize, stage: int) -> list[Instruction]:
-    """As `delayed_gradients`, and each backward pass recomputes its activations (Kang 2019, Table 4).
+def features_replay(size: ScheduleSize, stage: int) -> list[Instruction]:
+    """As `delayed_gradients`, and each backward pass recomputes its activations.
 
-    The last stage's backward pass follows its forward pass directly, so that nothing would change there.
+    Kang 2019, Table 4. Its column *last device* recomputes nothing, because the backward pass directly follows the
+    forward pass there.
     """
-    return _delayed(extent, stage, recompute=stage < extent.stages - 1)
+    return _delayed(size, stage, recompute=stage < size.stages - 1)
 
 
-def evaluation(extent: ScheduleSize, stage: int) -> list[Instruction]:
-    """Forward passes alone; several chunks take turns by groups of K minibatches, the last group may be shorter."""
+def evaluation(size: ScheduleSize, stage: int) -> list[Instruction]:
+    """Forward passes alone; chunks alternate by groups of K minibatches, of which the last may be shorter."""
     return [
         Forward(t, 0, chunk)
-        for first in range(0, extent.minibatches, extent.stages)
-        for chunk in range(extent.chunks)
-        for t in range(first, min(first + extent.stages, extent.minibatches))
+        for first in range(0, size.minibatches, size.stages)
+        for chunk in range(size.chunks)
+        for t in range(first, min(first + size.stages, size.minibatches))
     ]
 
 
 def merge_weight_gradients(order: Iterable[Instruction], chunks: int) -> list[Instruction]:
-    """Replace the weight gradients of a minibatch's microbatches by one product per chunk, before the reduction."""
+    """Replace the weight gradients of a minibatch's microbatches by one product per chunk, before the all-reduce."""
     merged: list[Instruction] = []
     for instruction in order:
         if isinstance(instruction, Backward):
@@ -175,10 +181,10 @@ def _update(minibatch: int) -> list[Instruction]:
     return [ReduceGradients(minibatch), Update(minibatch)]
 
 
-def _in_turn(
+def _alternate(
     forwards: Sequence[Instruction], backwards: Sequence[Sequence[Instruction]], warm_up: int
 ) -> list[Instruction]:
-    """`warm_up` forward passes, then one forward and one backward in turn, then the backward passes that are left."""
+    """Warm-up of so many forward passes, then one forward and one backward pass in turn, then the drain."""
     warm_up = min(warm_up, len(forwards))
     order = list(forwards[:warm_up])
     for number, backward in enumerate(backwards):
@@ -187,27 +193,31 @@ def _in_turn(
     return order
 
 
-def _delayed(extent: ScheduleSize, stage: int, *, recompute: bool) -> list[Instruction]:
-    """Step by step, with loads, messages and barriers; the gradient for the next step is received as the last thing."""
-    delay = extent.stages - 1 - stage
+def _delayed(size: ScheduleSize, stage: int, *, recompute: bool) -> list[Instruction]:
+    """The steps of Kang 2019, Tables 3 and 4, with loads, messages and barriers.
+
+    A step ends with the receive of the gradient that the next step uses.
+    """
+    delay = size.stages - 1 - stage
     order: list[Instruction] = []
-    for step in range(extent.minibatches + extent.stages - 1):
-        if step < extent.minibatches:
+    for step in range(size.minibatches + size.stages - 1):
+        if step < size.minibatches:
             if step:
                 order.append(Barrier(step))
             order += _forward_step(step, first=stage == 0, last=delay == 0)
         order.append(Barrier(step))
         t = step - delay
-        if 0 <= t < extent.minibatches:
+        if 0 <= t < size.minibatches:
             order += [Recompute(t), Backward(t)] if recompute else [Backward(t)]
             order += [SendGradients(t)] if stage else []
             order += _update(t)
-        if delay and 0 <= t + 1 < extent.minibatches:
+        if delay and 0 <= t + 1 < size.minibatches:
             order.append(ReceiveGradients(t + 1))
     return order
 
 
 def _forward_step(minibatch: int, *, first: bool, last: bool) -> list[Instruction]:
+    """The custom forward pass of Tables 3 and 4."""
     order: list[Instruction] = [LoadInput(minibatch) if first else ReceiveActivations(minibatch)]
     order += [LoadTarget(minibatch)] if last else []
     order.append(Forward(minibatch))

@@ -1,8 +1,6 @@
-"""The schedule: who does what in which order, and which weights it reads. Built without MPI and never changed.
+"""A pipeline schedule: the instructions of every stage, and the weights that each pass reads.
 
-The same object is linted, drawn, simulated, executed and traced.
-
-The error of a schedule that cannot be run.
+A schedule is built without MPI and never changed; the same object is linted, drawn, simulated, executed and traced.
 """
 
 from __future__ import annotations
@@ -10,13 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hybridnn.errors import HybridnnError
-from hybridnn.pipeline.schedules.instructions import (
-    Backward,
-    Forward,
-    InputGradient,
-    Instruction,
-    Recompute,
-)
+from hybridnn.pipeline.schedules.instructions import Backward, Forward, InputGradient, Instruction, Recompute
 from hybridnn.pipeline.schedules.weight_policies import WeightPolicy, WeightRead
 
 
@@ -26,13 +18,13 @@ class ScheduleError(HybridnnError):
     Parameters
     ----------
     stage : int
-        Whose list breaks it, from 0.
+        Stage whose list breaks the rule, from 0.
     position : int
-        Number of the instruction in that list, from 0; the list's length where something is missing.
+        Index of the instruction in that list; the list's length where an instruction is missing.
     instruction : Instruction or None
         The instruction there; None at the end of the list.
     reason : str
-        The rule and how it is broken, in words.
+        The rule and how it is broken.
     """
 
     def __init__(self, stage: int, position: int, instruction: Instruction | None, reason: str) -> None:
@@ -44,8 +36,7 @@ class ScheduleError(HybridnnError):
         self.reason = reason
 
 
-BACK = (Backward, InputGradient, Recompute)
-"""Instructions that read the weights of the backward pass."""
+READS_BACKWARD_WEIGHTS = (Backward, InputGradient, Recompute)
 
 
 @dataclass(frozen=True)
@@ -55,17 +46,17 @@ class Schedule:
     Attributes
     ----------
     method : str
-        Name of the method, for people.
+        Name of the method, for display.
     stages : int
         Ranks along the pipeline, K.
     chunks : int
-        Parts of the layers each stage owns, v.
+        Chunks of every stage, v.
     minibatches : int
         Minibatches until the pipeline is empty, T.
     microbatches : int
-        Parts a minibatch is cut into, M.
+        Microbatches of a minibatch, M.
     policy : WeightPolicy
-        Which weights each pass reads.
+        Weights that each pass reads.
     orders : tuple of tuple of Instruction
         One list per stage.
     activation_bound : tuple of int
@@ -90,17 +81,17 @@ class Schedule:
         return stage == self.stages - 1 and chunk == self.chunks - 1
 
     def before(self, stage: int, chunk: int) -> tuple[int, int]:
-        """Stage and chunk that feed this one; not for the first."""
+        """Stage and chunk of the previous virtual stage; not for the first."""
         return (stage - 1, chunk) if stage else (self.stages - 1, chunk - 1)
 
     def after(self, stage: int, chunk: int) -> tuple[int, int]:
-        """Stage and chunk that this one feeds; not for the last."""
+        """Stage and chunk of the next virtual stage; not for the last."""
         return (stage + 1, chunk) if stage < self.stages - 1 else (0, chunk + 1)
 
     def weights_read(self, stage: int, instruction: Instruction) -> WeightRead | None:
-        """Weights that an instruction reads; None for one that reads none."""
+        """Weights that an instruction reads; None if it reads none."""
         if isinstance(instruction, Forward):
             return self.policy.forward(stage, self.stages, instruction.minibatch)
-        if isinstance(instruction, BACK):
+        if isinstance(instruction, READS_BACKWARD_WEIGHTS):
             return self.policy.backward(stage, self.stages, instruction.minibatch)
         return None

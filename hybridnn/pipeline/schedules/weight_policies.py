@@ -1,7 +1,10 @@
-"""Which weights the forward and the backward pass of a minibatch read: the second half of a pipeline method.
+"""Weight policies: the weights that the forward and the backward pass of a minibatch read, for each pipeline method.
 
-A stage's weight version is the number of updates it has done since the epoch began. K is the number of stages, k = 0 …
-K-1 the stage and t = 0, 1, … the minibatch.
+`PREDICTED` is weight prediction (SpecTrain, Chen et al. 2018): equation 4 extrapolates the weights by s updates, and
+equations 5 and 6 give s for the forward and for the backward pass.
+
+A stage's weight version is the number of its updates since the epoch began. K is the number of stages, k = 0 … K-1 the
+stage and t = 0, 1, … the minibatch.
 """
 
 from __future__ import annotations
@@ -17,9 +20,9 @@ class WeightRead(NamedTuple):
     Attributes
     ----------
     version : int
-        Updates done when they were current.
+        Number of updates before it.
     ahead : int
-        Updates predicted beyond that version.
+        Updates predicted beyond that version: s in Chen et al. 2018, equation 4.
     """
 
     version: int
@@ -32,7 +35,7 @@ Rule = Callable[[int, int, int], WeightRead]
 
 @dataclass(frozen=True)
 class WeightPolicy:
-    """A rule for each pass, and what it costs.
+    """A rule for each pass, and the number of versions that it stores.
 
     Attributes
     ----------
@@ -54,7 +57,7 @@ def _newest(stage: int, stages: int, minibatch: int) -> WeightRead:
 
 
 def _delayed(stage: int, stages: int, minibatch: int) -> WeightRead:
-    """The newest version there is when stages - 1 - stage minibatches are still on their way back."""
+    """The newest version while stages - 1 - stage earlier minibatches are in flight."""
     return WeightRead(max(0, minibatch - (stages - 1 - stage)))
 
 
@@ -63,30 +66,35 @@ def _of_first_stage(stage: int, stages: int, minibatch: int) -> WeightRead:
 
 
 def _predicted_forward(stage: int, stages: int, minibatch: int) -> WeightRead:
-    """Chen et al. 2018, equation 5."""
+    """Chen et al. 2018, equation 5: s = floor(k/2) + K - k - 1."""
     return WeightRead(_delayed(stage, stages, minibatch).version, stage // 2 + stages - stage - 1)
 
 
 def _predicted_backward(stage: int, stages: int, minibatch: int) -> WeightRead:
-    """Chen et al. 2018, equation 6."""
+    """Chen et al. 2018, equation 6: s = floor(k/2)."""
     return WeightRead(minibatch, stage // 2)
 
 
-def _one(stage: int, stages: int) -> int:
+def _one_version(stage: int, stages: int) -> int:
     return 1
 
 
-EXACT = WeightPolicy("exact", _newest, _newest, _one)
-"""Every minibatch is complete before the next begins: all passes read the current weights."""
+EXACT = WeightPolicy("exact", _newest, _newest, _one_version)
+"""All passes read the current weights: every minibatch is complete before the next begins."""
 
 STASHED = WeightPolicy("stashed", _delayed, _delayed, lambda stage, stages: stages - stage)
-"""The backward pass uses the weights of its forward pass (Kang 2019, section 2.2.2: K-k+1 states, k from 1)."""
+"""The backward pass reads the weights of its forward pass (Kang 2019, section 2.2.2: K-k+1 states, k from 1)."""
 
 VERTICAL_SYNC = WeightPolicy("vertical sync", _of_first_stage, _of_first_stage, lambda stage, stages: stages)
-"""Every stage uses the version that the first stage's forward pass used (Chen et al. 2018, section 3.2)."""
+"""Every stage reads the version that the first stage's forward pass read (Chen et al. 2018, section 3.2)."""
 
-CURRENT = WeightPolicy("current", _delayed, _newest, _one)
-"""Both passes use the weights of their moment, which differ."""
+CURRENT = WeightPolicy("current", _delayed, _newest, _one_version)
+"""Both passes read the newest weights, of different versions."""
 
-PREDICTED = WeightPolicy("predicted", _predicted_forward, _predicted_backward, _one)
-"""Both passes use the weights expected at the end of the minibatch's round trip (Chen et al. 2018, equation 4)."""
+PREDICTED = WeightPolicy("predicted", _predicted_forward, _predicted_backward, _one_version)
+"""Both passes read the weights predicted for the end of the minibatch's round trip (Chen et al. 2018, equation 4)."""
+
+INITIAL = WeightPolicy(
+    "initial", lambda stage, stages, t: WeightRead(0), lambda stage, stages, t: WeightRead(0), _one_version
+)
+"""All passes read version 0: evaluation."""

@@ -49,15 +49,19 @@ def test_interleaved(stages: int, chunks: int, times: Durations) -> None:
         assert timeline.bubble_fraction == pytest.approx((stages - 1) / (chunks * m + stages - 1))
 
 
+@pytest.mark.parametrize("times", [(1, 1, 1), (2, 2, 2), (1, 1, 0.5), (3, 3, 1)])
 @pytest.mark.parametrize("stages", range(1, 9))
-def test_zero_bubble(stages: int) -> None:
-    """Qi et al. 2024, ZB-H1: with F = B = W = 1, 3m + K - 1, a third of the bubble of 1F1B, in the same memory."""
+def test_zero_bubble(stages: int, times: tuple[float, float, float]) -> None:
+    """Qi et al. 2024, Table 2: a bubble of (K - 1)(F + B - W), (K - 1)(F + B + W) for 1F1B, in the same memory."""
+    F, B, W = times
     for m in range(stages, 20):
-        timeline = simulate(make_schedule("zb-h1", stages=stages, minibatches=1, microbatches=m), Durations(1, 2, 1))
-        other = simulate(make_schedule("1f1b", stages=stages, minibatches=1, microbatches=m), Durations(1, 2, 1))
-        assert timeline.makespan == 3 * m + stages - 1
-        assert other.makespan - 3 * m == 3 * (stages - 1)
-        assert max(timeline.peak_live_activations) == stages == max(other.peak_live_activations)
+        found, other = (
+            simulate(make_schedule(method, stages=stages, minibatches=1, microbatches=m), Durations(F, B + W, W))
+            for method in ("zb-h1", "1f1b")
+        )
+        assert found.makespan == pytest.approx(m * (F + B + W) + (stages - 1) * (F + B - W))
+        assert other.makespan == pytest.approx((m + stages - 1) * (F + B + W))
+        assert max(found.peak_live_activations) == stages == max(other.peak_live_activations)
 
 
 @pytest.mark.parametrize("times", TIMES)
@@ -148,13 +152,6 @@ def test_pipelined_input() -> None:
     assert simulate(forward_only(3, 3), Durations(1)).makespan == 5
 
 
-@given(st.lists(st.floats(0.1, 9), min_size=1, max_size=6), st.integers(1, 8))
-def test_stages_of_their_own_speed(speeds: list[float], minibatches: int) -> None:
-    """Equal jobs through machines in a row: the sum of all times, and the slowest once more for every further job."""
-    timeline = simulate(forward_only(len(speeds), minibatches), duration=lambda stage, _: speeds[stage])
-    assert timeline.makespan == pytest.approx(sum(speeds) + (minibatches - 1) * max(speeds))
-
-
 def longest_path(schedule: Schedule, times: Durations) -> float:
     """End of the last computation, by recursion over what each one waits for."""
     K, v = schedule.stages, schedule.chunks
@@ -240,7 +237,7 @@ def test_waiting_for_ever() -> None:
     schedule = make_schedule("1f1b", stages=2, minibatches=1)
     without = tuple(i for i in schedule.orders[0] if i.name != "forward")
     with pytest.raises(ScheduleError, match=r"stage 0, instruction 3 \(backward 0\): waits for something that never"):
-        simulate(replace(schedule, orders=(without, schedule.orders[1])))
+        simulate(replace(schedule, orders=(without, schedule.orders[1])), Durations())
 
 
 def test_nothing_takes_time() -> None:

@@ -1,9 +1,9 @@
-"""Loads, sends and receives placed around the computations of a schedule, so that they cannot deadlock.
+"""Placement of loads, sends and receives among the computations of a schedule, free of deadlocks.
 
-The computations are timed with unit durations, messages taking no time. That gives every message a moment, the end of
-the computation that makes it, and all messages one order that both of their ends follow: on a stage, a message stands
-after the computations that began before its moment and before the first that begins at its moment or later. All lists
-then agree with one order of everything that happens, which no waiting can contradict, even where every send blocks
+The computations are timed with unit durations and messages that take no time. Every message then has a time, the end
+of the computation that produces it, and all messages have one order that both of their ends follow: on a stage, a
+message stands after the computations that started before its time and before the first that starts at its time or
+later. All lists agree with one order of all events, so that no wait can contradict it, even where every send blocks
 until it is received.
 """
 
@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import groupby
 
+from hybridnn.pipeline.schedules.clock import ConstantCosts, compile_schedule, run
 from hybridnn.pipeline.schedules.instructions import (
     Backward,
     Forward,
@@ -30,61 +31,52 @@ from hybridnn.pipeline.schedules.instructions import (
 )
 from hybridnn.pipeline.schedules.message_flow import Message
 from hybridnn.pipeline.schedules.schedule import Schedule
-from hybridnn.pipeline.schedules.timing import time_computations
+
+UNIT_COSTS = ConstantCosts({Forward: 1.0, Recompute: 1.0, Backward: 2.0, InputGradient: 1.0, WeightGradient: 1.0})
 
 
 def place_messages(schedule: Schedule) -> Schedule:
     """Add loads and messages to a schedule that lists computations only.
 
-    Parameters
-    ----------
-    schedule : Schedule
-        Without loads and messages.
-
     Returns
     -------
     Schedule
-        A send follows the computation that makes its content, before any receive unless several stages send to each
-        other in a circle at one moment; a load stands directly before the forward pass that uses it.
+        A send follows the computation that produces its content, before any receive unless several stages send to each
+        other in a cycle at one time; a load stands directly before the forward pass that uses it.
 
     Raises
     ------
     ScheduleError
-        If the computations wait for each other in a circle.
+        If the computations wait for each other in a cycle.
     """
-    times = time_computations(schedule, _unit_duration)
+    times = run(compile_schedule(schedule), UNIT_COSTS)
+    starts = [times.starts[times.program.of(stage)].tolist() for stage in range(schedule.stages)]
     placed: list[list[tuple[int, Instruction]]] = [[] for _ in schedule.orders]
-    for moment, message in _in_one_order(times.made):
+    for time, message in _in_one_order(times.made):
         send, receive = _ends(schedule, message)
         for stage, instruction in ((message[0].sender, send), (message[0].receiver, receive)):
-            placed[stage].append((bisect_left(times.starts[stage], moment), instruction))
+            placed[stage].append((bisect_left(starts[stage], time), instruction))
     orders = tuple(_merge(schedule, stage, order, placed[stage]) for stage, order in enumerate(schedule.orders))
     return replace(schedule, orders=orders)
 
 
 def _in_one_order(made: dict[Message, float]) -> Iterator[tuple[float, Message]]:
-    """All messages by moment; of one moment, a stage's send comes before its receives unless that closes a circle.
+    """All messages by time; at one time, a stage's send comes before its receives unless that closes a cycle.
 
-    A stage ends one computation at a time, so that it has one message to send at a moment: from any message, the
-    receivers' own messages form a chain, whose end goes first. In a circle the activations go before the gradients, as
+    A stage ends one computation at a time, so that it has one message to send at a time: from any message, the
+    receivers' own messages form a chain, whose end goes first. In a cycle the activations go before the gradients, as
     in Kang 2019, Table 5.
     """
-    by_moment = sorted(made, key=lambda message: (made[message], not message[0].gradients, message))
-    for moment, together in groupby(by_moment, made.__getitem__):
-        left = {message[0].sender: message for message in together}
+    by_time = sorted(made, key=lambda message: (made[message], not message[0].gradients, message))
+    for time, simultaneous in groupby(by_time, made.__getitem__):
+        left = {message[0].sender: message for message in simultaneous}
         while left:
             chain: list[Message] = []
             sender = next(iter(left))
             while sender in left:
                 chain.append(left.pop(sender))
                 sender = chain[-1][0].receiver
-            yield from ((moment, message) for message in reversed(chain))
-
-
-def _unit_duration(stage: int, instruction: Instruction) -> float:
-    if isinstance(instruction, Backward):
-        return 2.0
-    return 1.0 if isinstance(instruction, Forward | Recompute | InputGradient | WeightGradient) else 0.0
+            yield from ((time, message) for message in reversed(chain))
 
 
 def _ends(schedule: Schedule, message: Message) -> tuple[Instruction, Instruction]:
@@ -100,11 +92,11 @@ def _ends(schedule: Schedule, message: Message) -> tuple[Instruction, Instructio
 def _merge(
     schedule: Schedule, stage: int, order: tuple[Instruction, ...], placed: list[tuple[int, Instruction]]
 ) -> tuple[Instruction, ...]:
-    """The stage's list with each message before the computation of its number, and the loads."""
+    """The stage's list with the loads, and with each message before the computation of its index."""
     merged: list[Instruction] = []
     done = 0
-    for number, instruction in enumerate(order):
-        while done < len(placed) and placed[done][0] <= number:
+    for index, instruction in enumerate(order):
+        while done < len(placed) and placed[done][0] <= index:
             merged.append(placed[done][1])
             done += 1
         if isinstance(instruction, Forward):

@@ -1,8 +1,8 @@
-"""Times of the engine against closed forms, worked examples and the plain simulation without a machine."""
+"""The clock of schedules against an independent implementation, closed forms and worked examples."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,17 +15,16 @@ from hybridnn.pipeline.schedules.clock import BARRIER, Seconds, compile_schedule
 from hybridnn.pipeline.schedules.instructions import (
     COMPUTATIONS,
     Backward,
+    Barrier,
     Forward,
-    InputGradient,
     Instruction,
     Recompute,
     ReduceGradients,
-    WeightGradient,
 )
 from hybridnn.pipeline.schedules.message_flow import Message
-from hybridnn.pipeline.schedules.methods import METHODS, make_schedule
+from hybridnn.pipeline.schedules.methods import METHODS, forward_only, make_schedule
 from hybridnn.pipeline.schedules.schedule import Schedule, ScheduleError
-from hybridnn.pipeline.schedules.timing import time_computations
+from reference.schedule_times import times_of_computations
 
 COUNTS = (1, 2, 3, 5, 8, 13)
 
@@ -38,13 +37,13 @@ class Constant:
     transfer: Seconds = 0.0
     hidden: float = 1.0
     barrier: float = 0.0
-    asked: list[Message] = field(default_factory=list)
+    messages: list[Message] = field(default_factory=list)
 
     def duration(self, stage: int, instruction: Instruction) -> Seconds:
         return self.kinds.get(type(instruction), 0.0)
 
     def message(self, message: Message) -> Seconds:
-        self.asked.append(message)
+        self.messages.append(message)
         return self.transfer
 
     def barrier_seconds(self) -> Seconds:
@@ -55,51 +54,13 @@ def passes(forward: float, backward: float, **more: Any) -> Constant:
     return Constant({Forward: forward, Recompute: forward, Backward: backward}, **more)
 
 
-def small(method: str, stages: int, minibatches: int = 3) -> Schedule:
-    """A schedule of any method."""
+def small(method: str, stages: int, minibatches: int = 3, *, messages: bool = False) -> Schedule:
     kind = METHODS[method]
     microbatches = 2 * stages if kind.cuts_minibatches else 1
     chunks = 3 if kind.chunked else 1
     return make_schedule(
-        method, stages=stages, minibatches=minibatches, microbatches=microbatches, chunks=chunks, messages=False
+        method, stages=stages, minibatches=minibatches, microbatches=microbatches, chunks=chunks, messages=messages
     )
-
-
-@pytest.mark.parametrize("times", [(1, 2), (0.5, 0.75), (3, 1)])
-@pytest.mark.parametrize("stages", range(1, 8))
-@pytest.mark.parametrize("method", ["gpipe", "1f1b"])
-def test_gpipe_and_1f1b(method: str, stages: int, times: tuple[float, float]) -> None:
-    """Huang et al. 2019: (m + K - 1)(t_F + t_B) per flush; bubble fraction (K - 1)/(m + K - 1)."""
-    for m in COUNTS:
-        schedule = make_schedule(method, stages=stages, minibatches=2, microbatches=m, messages=False)
-        done = run(compile_schedule(schedule), passes(*times))
-        assert done.makespan == pytest.approx(2 * (m + stages - 1) * sum(times), rel=1e-12)
-        assert done.bubble_fraction == pytest.approx((stages - 1) / (m + stages - 1), abs=1e-12)
-
-
-@pytest.mark.parametrize("stages", range(2, 7))
-@pytest.mark.parametrize("chunks", [2, 3, 4])
-def test_interleaved(stages: int, chunks: int) -> None:
-    """Narayanan et al. 2021: m (t_F + t_B) + (K - 1)(t_F + t_B)/v; bubble fraction (K - 1)/(v m + K - 1)."""
-    for m in (stages, 2 * stages, 5 * stages):
-        schedule = make_schedule(
-            "interleaved", stages=stages, minibatches=1, microbatches=m, chunks=chunks, messages=False
-        )
-        done = run(compile_schedule(schedule), passes(1 / chunks, 2 / chunks))
-        assert done.makespan == pytest.approx(3 * m + (stages - 1) * 3 / chunks, rel=1e-12)
-        assert done.bubble_fraction == pytest.approx((stages - 1) / (chunks * m + stages - 1), abs=1e-12)
-
-
-@pytest.mark.parametrize("times", [(1, 1, 1), (2, 2, 2), (1, 1, 0.5), (3, 3, 1)])
-@pytest.mark.parametrize("stages", range(1, 9))
-def test_zero_bubble_h1(stages: int, times: tuple[float, float, float]) -> None:
-    """Qi et al. 2024, Table 2: a bubble of (K - 1)(F + B - W), against (K - 1)(F + B + W) of 1F1B."""
-    forward, backward, weight = times
-    costs = Constant({Forward: forward, InputGradient: backward, WeightGradient: weight})
-    for m in range(stages, 20):
-        schedule = make_schedule("zb-h1", stages=stages, minibatches=1, microbatches=m, messages=False)
-        makespan = run(compile_schedule(schedule), costs).makespan
-        assert makespan == pytest.approx(m * sum(times) + (stages - 1) * (forward + backward - weight), rel=1e-12)
 
 
 @pytest.mark.parametrize("stages", range(1, 6))
@@ -116,22 +77,33 @@ def test_barriers_of_delayed_gradients(stages: int) -> None:
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("stages", [1, 2, 5])
 @pytest.mark.parametrize("transfer", [0.0, 0.6])
-def test_the_same_times_as_without_a_machine(method: str, stages: int, transfer: float) -> None:
-    """With messages hidden altogether, to the last bit; whether or not loads and messages are placed."""
-    schedule = small(method, stages)
+def test_hidden_messages_against_the_reference(method: str, stages: int, transfer: float) -> None:
+    """To the last bit, with and without loads and messages in the lists."""
     costs = Uneven(transfer, 1.0)
-    times = time_computations(schedule, costs.duration, transfer)
-    for same in (schedule, with_messages(schedule)):
-        done = run(compile_schedule(same), costs)
+    for messages in (False, True):
+        schedule = small(method, stages, messages=messages)
+        starts, ends = times_of_computations(schedule, costs.duration, transfer)
+        done = run(compile_schedule(schedule), costs)
         for stage, order in enumerate(schedule.orders):
             own = done.program.of(stage)
-            wanted = [
-                (instruction, start, end)
-                for instruction, start, end in zip(order, times.starts[stage], times.ends[stage], strict=True)
-                if isinstance(instruction, COMPUTATIONS)
+            kept = [item for item in order if isinstance(item, (Barrier, *COMPUTATIONS))]
+            expected = [
+                (item, start, end)
+                for item, start, end in zip(kept, starts[stage], ends[stage], strict=True)
+                if not isinstance(item, Barrier)
             ]
             found = zip(done.program.computations[own], done.starts[own].tolist(), done.ends[own].tolist(), strict=True)
-            assert list(found) == wanted
+            assert list(found) == expected
+            barriers = [end for item, end in zip(kept, ends[stage], strict=True) if isinstance(item, Barrier)]
+            assert done.barriers.tolist() == barriers
+
+
+@given(st.lists(st.floats(0.1, 9), min_size=1, max_size=6), st.integers(1, 8))
+def test_stages_of_different_speed(speeds: list[float], minibatches: int) -> None:
+    """Equal jobs through machines in a row: the sum of all times, and the slowest once more for every further job."""
+    costs = Uneven(0.0, 1.0, speeds)
+    makespan = run(compile_schedule(forward_only(len(speeds), minibatches)), costs).makespan
+    assert makespan == pytest.approx(sum(speeds) + (minibatches - 1) * max(speeds))
 
 
 @pytest.mark.parametrize("hidden", [0.0, 0.25, 1.0])
@@ -164,8 +136,8 @@ def test_waits_receiving_and_computing_fill_the_time() -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_arrays_are_runs_of_their_own(method: str) -> None:
-    """Without `meet`, every place of an array is one run of numbers."""
+def test_elements_of_arrays_are_independent_runs(method: str) -> None:
+    """Without `meet`, every element of an array is one run of numbers."""
     program = compile_schedule(small(method, 3))
     many = [{kind: float(number + 2 * place + 1) for number, kind in enumerate(COMPUTATIONS)} for place in range(4)]
     kinds = {kind: np.array([one[kind] for one in many]) for kind in COMPUTATIONS}
@@ -215,14 +187,14 @@ def test_order_of_a_program(method: str, stages: int) -> None:
         assert place == program.offsets[program.stages[place]] or when[place - 1] < when[place]
 
 
-def test_each_message_is_asked_for_once() -> None:
+def test_the_cost_of_each_message_is_read_once() -> None:
     costs = passes(1, 2)
     run(compile_schedule(small("1f1b", 3, minibatches=1)), costs)
-    ends = sorted((message[0].sender, message[0].receiver, message[2]) for message in costs.asked)
+    ends = sorted((message[0].sender, message[0].receiver, message[2]) for message in costs.messages)
     assert ends == sorted((a, b, m) for a, b in [(0, 1), (1, 2), (2, 1), (1, 0)] for m in range(6))
 
 
-def test_a_circle_is_refused() -> None:
+def test_a_deadlock_is_refused() -> None:
     schedule = small("gpipe", 2, minibatches=1)
     first = schedule.orders[0]
     broken = replace(schedule, orders=(first[::-1], schedule.orders[1]))
@@ -234,12 +206,15 @@ def test_a_circle_is_refused() -> None:
 
 @dataclass(frozen=True)
 class Uneven:
-    """Durations that differ by stage, kind, microbatch and chunk."""
+    """Durations that differ by stage, kind, microbatch and chunk, or by stage alone."""
 
     transfer: float
     hidden: float
+    of_stages: Sequence[float] = ()
 
     def duration(self, stage: int, instruction: Instruction) -> float:
+        if self.of_stages:
+            return self.of_stages[stage]
         number = COMPUTATIONS.index(type(instruction))
         return 1.1 + 0.1 * stage + 0.7 * number + 0.01 * instruction.microbatch + 0.3 * instruction.chunk
 
@@ -248,13 +223,3 @@ class Uneven:
 
     def barrier_seconds(self) -> float:
         return 0.0
-
-
-def with_messages(schedule: Schedule) -> Schedule:
-    return make_schedule(
-        schedule.method,
-        stages=schedule.stages,
-        minibatches=schedule.minibatches,
-        microbatches=schedule.microbatches,
-        chunks=schedule.chunks if schedule.stages > 1 else 1 + METHODS[schedule.method].chunked,
-    )
