@@ -1,1 +1,1 @@
-"""Layer pipelines: schedules as data, checked, drawn, simulated and executed."""
+"""Pipeline parallelism: schedules, their checks and drawings, stage partition, execution."""

@@ -18,7 +18,8 @@ from hybridnn.cost.prediction.memory import fullest_rank
 from hybridnn.cost.prediction.stage_costs import StageCosts
 from hybridnn.cost.prediction.traffic import Traffic, traffic_of
 from hybridnn.cost.prediction.workload import Layout, Workload
-from hybridnn.pipeline.schedules.clock import CompiledSchedule, ScheduleTimes, compile_schedule, run
+from hybridnn.pipeline.schedules.clock import ScheduleTimes, run
+from hybridnn.pipeline.schedules.compiled_schedule import CompiledSchedule, compile_schedule
 from hybridnn.pipeline.schedules.instructions import Instruction
 
 

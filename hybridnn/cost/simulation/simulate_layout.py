@@ -13,7 +13,8 @@ from hybridnn.cost.machine.machine import Machine
 from hybridnn.cost.prediction.stage_costs import StageCosts
 from hybridnn.cost.prediction.workload import Layout, Workload
 from hybridnn.cost.simulation.disturbance import Disturbance, DisturbedCosts, Lanes, make_lanes, require_ranks
-from hybridnn.pipeline.schedules.clock import CompiledSchedule, ScheduleTimes, compile_schedule, run
+from hybridnn.pipeline.schedules.clock import ScheduleTimes, run
+from hybridnn.pipeline.schedules.compiled_schedule import CompiledSchedule, compile_schedule
 from hybridnn.utils.checks import require_whole
 
 CALM = Disturbance()

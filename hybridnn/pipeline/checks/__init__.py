@@ -1,1 +1,1 @@
-"""What can be said of a schedule without running it: lint, simulation in unit time, staleness."""
+"""Checks of a schedule without running it: lint, deadlock, simulation in unit time, staleness."""

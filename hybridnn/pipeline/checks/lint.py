@@ -1,12 +1,12 @@
-"""The linter's rules about each stage's list by itself: what stands in it, once, and in which order.
+"""The linter: refuses a schedule that cannot run or that computes something else than its method.
 
-Whether a schedule can be run and means what it should: each instruction once, in order, without deadlock, in bounds.
-
-The rules are those of the data: what an instruction reads must have been made before, on its stage or, by way of a
-message, on another. They hold for every method; none is known by name.
+The rules follow from the data: whatever an instruction reads must have been computed before, on its stage or, by way of
+a message, on another. They hold for every method and refer to none by name.
 """
 
 from __future__ import annotations
+
+from itertools import chain, product
 
 from hybridnn.pipeline.checks.deadlock import check_messages
 from hybridnn.pipeline.schedules.instructions import (
@@ -30,15 +30,18 @@ from hybridnn.pipeline.schedules.instructions import (
 from hybridnn.pipeline.schedules.memory_plan import plan_memory
 from hybridnn.pipeline.schedules.schedule import Schedule, ScheduleError
 
-Kind = type[Instruction]
-Key = tuple[Kind, int, int, int]
-"""Kind, minibatch, microbatch and chunk of an instruction."""
+Kinds = tuple[type[Instruction], ...]
+Key = tuple[type[Instruction], int, int, int]
+"""Kind, minibatch, microbatch and chunk: an instruction, faster to make and to look up."""
 
-_ONCE_PER_MINIBATCH: tuple[Kind, ...] = (ReduceGradients, Update)
-_BACKWARDS: tuple[Kind, ...] = (Backward, InputGradient, WeightGradient)
-_WITH_GRADIENTS = (*_BACKWARDS, *_ONCE_PER_MINIBATCH)
+Positions = dict[Key, int]
+"""Position of each instruction in the list of a stage."""
 
-_BEFORE: dict[Kind, tuple[Kind, ...]] = {
+BACKWARD_PASSES: Kinds = (Backward, InputGradient, WeightGradient)
+ONCE_PER_MINIBATCH: Kinds = (ReduceGradients, Update)
+USES_GRADIENTS: Kinds = (*BACKWARD_PASSES, *ONCE_PER_MINIBATCH)
+
+NEEDS: dict[type[Instruction], Kinds] = {
     Forward: (LoadInput, LoadTarget, ReceiveActivations),
     SendActivations: (Forward,),
     Recompute: (Forward,),
@@ -47,156 +50,89 @@ _BEFORE: dict[Kind, tuple[Kind, ...]] = {
     WeightGradient: (InputGradient,),
     SendGradients: (Backward, InputGradient),
 }
-"""What has to come before an instruction of a kind, of the same minibatch, microbatch and chunk."""
+"""Kinds that must precede a kind, for the same minibatch, microbatch and chunk."""
+
+KNOWN = {*ONCE_PER_MINIBATCH, *NEEDS, *chain.from_iterable(NEEDS.values())}
+
+QUEUES: tuple[tuple[Kinds, Kinds], ...] = (
+    ((ReceiveActivations,), (Forward,)),
+    ((Forward,), (SendActivations,)),
+    ((ReceiveGradients,), (Backward, InputGradient)),
+    ((Backward, InputGradient), (SendGradients,)),
+)
+"""Kinds that put data into a queue, and kinds that take them out, in the same order."""
 
 
-def check_stages(schedule: Schedule) -> None:
-    """Refuse a schedule whose lists and bounds are not as many as its stages.
+def lint(schedule: Schedule) -> None:
+    """Refuse a schedule that breaks a rule.
+
+    Each stage does everything it has to do exactly once, in an order in which all data are there when they are read;
+    both ends of a channel agree on the order of its messages, and compute in it; the lists cannot deadlock even where
+    every send blocks until its receive is reached; every weight version that is read exists and is stored; and no stage
+    holds more weight versions or activations than the schedule states.
 
     Raises
     ------
     ScheduleError
+        With the stage, the instruction and the reason, for the first rule that is broken.
     """
     for name, lists in (("lists", schedule.orders), ("bounds of activations", schedule.activation_bound)):
         if len(lists) != schedule.stages:
             raise ScheduleError(0, 0, None, f"there are {len(lists)} {name} for {schedule.stages} stages")
+    training = any(isinstance(instruction, USES_GRADIENTS) for order in schedule.orders for instruction in order)
+    for stage in range(schedule.stages):
+        positions = _check_contents(schedule, stage, training)
+        if training:
+            _check_backward_passes(schedule, stage, positions)
+        _check_order(schedule, stage, positions)
+    check_messages(schedule)
+    for stage in range(schedule.stages):
+        _check_queues(schedule, stage)
+        _check_versions(schedule, stage)
+        _check_bounds(schedule, stage)
 
 
-def trains(schedule: Schedule) -> bool:
-    """Whether a schedule has anything to do with gradients; one that has not evaluates."""
-    return any(isinstance(instruction, _WITH_GRADIENTS) for order in schedule.orders for instruction in order)
-
-
-def check_contents(schedule: Schedule, stage: int, training: bool) -> dict[Key, int]:
-    """Refuse a list in which something is done twice, not at all, or is not the stage's to do.
-
-    Parameters
-    ----------
-    schedule : Schedule
-    stage : int
-    training : bool
-        Whether gradients are computed.
-
-    Returns
-    -------
-    dict
-        Place of each instruction but the barriers.
-
-    Raises
-    ------
-    ScheduleError
-    """
-    places = _places(schedule, stage, training)
-    if training:
-        _check_backward_passes(schedule, stage, places)
-    return places
-
-
-def check_order(schedule: Schedule, stage: int, places: dict[Key, int]) -> None:
-    """Refuse a list in which something is read before it is made, or overwritten before it is read.
-
-    Parameters
-    ----------
-    schedule : Schedule
-    stage : int
-    places : dict
-        Place of each instruction, as `check_contents` returns it.
-
-    Raises
-    ------
-    ScheduleError
-    """
-    updated = 0
-    for place, instruction in enumerate(schedule.orders[stage]):
-        t, m, chunk = instruction.minibatch, instruction.microbatch, instruction.chunk
-        if isinstance(instruction, ReduceGradients):
-            parts = [(part, c) for c in range(schedule.chunks) for part in (*_microbatches(schedule), ALL_MICROBATCHES)]
-            before: list[Key] = [(kind, t, part, c) for part, c in parts for kind in (Backward, WeightGradient)]
-        elif isinstance(instruction, WeightGradient) and m == ALL_MICROBATCHES:
-            before = [(InputGradient, t, part, chunk) for part in _microbatches(schedule)]
-        elif isinstance(instruction, Update):
-            # An update of an exact method is collective: a stage that meets the others there sends no gradient later.
-            parts = [(part, c) for c in range(schedule.chunks) for part in _microbatches(schedule)]
-            before = [(ReduceGradients, t, 0, 0), *((SendGradients, t, part, c) for part, c in parts)]
-        else:
-            before = [(kind, t, m, chunk) for kind in _BEFORE.get(type(instruction), ())]
-        for key in before:
-            if places.get(key, -1) > place:
-                raise ScheduleError(stage, place, instruction, f"comes before {_named(key)}, which it needs")
-        # There is one buffer for gradients.
-        if type(instruction) in _WITH_GRADIENTS and t != updated:
-            reason = f"comes where the gradients of minibatch {updated} have to be computed and applied"
-            raise ScheduleError(stage, place, instruction, reason)
-        updated += isinstance(instruction, Update)
-
-
-def _places(schedule: Schedule, stage: int, training: bool) -> dict[Key, int]:
-    """Place of each instruction but the barriers, all of them known, in range, wanted, and there once."""
+def _check_contents(schedule: Schedule, stage: int, training: bool) -> Positions:
+    """Each instruction is known, in range, one of the stage's, and there once; none is missing. Ignores barriers."""
     required = _required(schedule, stage, training)
-    optional = (*_BACKWARDS, Recompute) if training else ()
-    places: dict[Key, int] = {}
-    for place, instruction in enumerate(schedule.orders[stage]):
+    optional: Kinds = (*BACKWARD_PASSES, Recompute) if training else ()
+    positions: Positions = {}
+    for position, instruction in enumerate(schedule.orders[stage]):
         kind = type(instruction)
         if kind is Barrier:
             continue
         key = (kind, instruction.minibatch, instruction.microbatch, instruction.chunk)
-        if key in places:
-            raise ScheduleError(stage, place, instruction, f"is there twice, first as instruction {places[key]}")
+        if key in positions:
+            raise schedule.error(stage, position, f"is there twice, first as instruction {positions[key]}")
         if key not in required and not (kind in optional and _in_range(schedule, key)):
-            raise ScheduleError(stage, place, instruction, _unwanted(schedule, key, kind in optional))
-        places[key] = place
-    missing = required - places.keys()
+            raise schedule.error(stage, position, _unwanted(schedule, key, kind in optional))
+        positions[key] = position
+    missing = required - positions.keys()
     if missing:
-        key = min(missing, key=lambda key: (key[1:], key[0].name))
-        raise ScheduleError(stage, len(schedule.orders[stage]), None, f"{_named(key)} is missing")
-    return places
+        raise _missing(schedule, stage, min(missing, key=lambda key: (key[1:], key[0].name)))
+    return positions
 
 
 def _required(schedule: Schedule, stage: int, training: bool) -> set[Key]:
-    """What a stage has to do, but for the backward passes, of which there are several forms."""
+    """All instructions of a stage but the backward passes, which may be split."""
     required: set[Key] = set()
     for chunk in range(schedule.chunks):
         first, last = schedule.is_first(stage, chunk), schedule.is_last(stage, chunk)
-        kinds: list[Kind] = [Forward, LoadInput if first else ReceiveActivations]
+        kinds: list[type[Instruction]] = [Forward, LoadInput if first else ReceiveActivations]
         kinds.append(LoadTarget if last else SendActivations)
         if training:
             kinds += [] if first else [SendGradients]
             kinds += [] if last else [ReceiveGradients]
-        required |= {
-            (kind, t, m, chunk) for t in range(schedule.minibatches) for m in _microbatches(schedule) for kind in kinds
-        }
+        parts = product(range(schedule.minibatches), range(schedule.microbatches))
+        required |= {(kind, t, m, chunk) for t, m in parts for kind in kinds}
     if training:
-        required |= {(kind, t, 0, 0) for t in range(schedule.minibatches) for kind in _ONCE_PER_MINIBATCH}
+        required |= {(kind, t, 0, 0) for t in range(schedule.minibatches) for kind in ONCE_PER_MINIBATCH}
     return required
 
 
-def _check_backward_passes(schedule: Schedule, stage: int, places: dict[Key, int]) -> None:
-    """Each part has one backward pass: whole, or an input gradient and one weight gradient, its own or a common one."""
-    for chunk in range(schedule.chunks):
-        for t in range(schedule.minibatches):
-            common = (WeightGradient, t, ALL_MICROBATCHES, chunk)
-            for m in _microbatches(schedule):
-                own = (WeightGradient, t, m, chunk)
-                whole, of_input = (Backward, t, m, chunk), (InputGradient, t, m, chunk)
-                weights = [key for key in (own, common) if key in places]
-                parts = [key for key in (whole, of_input) if key in places]
-                if not parts:
-                    _refuse_missing(schedule, stage, of_input if weights else whole)
-                if len(parts) == 2 or len(weights) == 2 or (whole in places and weights):
-                    place = max(places[key] for key in (*parts, *weights))
-                    reason = f"computes a gradient of microbatch {m} of minibatch {t} once more"
-                    raise ScheduleError(stage, place, schedule.orders[stage][place], reason)
-                if of_input in places and not weights:
-                    _refuse_missing(schedule, stage, own)
-
-
-def _refuse_missing(schedule: Schedule, stage: int, key: Key) -> None:
-    raise ScheduleError(stage, len(schedule.orders[stage]), None, f"{_named(key)} is missing")
-
-
 def _unwanted(schedule: Schedule, key: Key, optional: bool) -> str:
-    """Why an instruction is not one of the stage's."""
-    if key[0] not in (*_ONCE_PER_MINIBATCH, *_BEFORE, *(kind for kinds in _BEFORE.values() for kind in kinds)):
+    """The reason why an instruction is not one of the stage's."""
+    if key[0] not in KNOWN:
         return "is not a known instruction"
     if optional or not _in_range(schedule, key):
         return (
@@ -208,12 +144,12 @@ def _unwanted(schedule: Schedule, key: Key, optional: bool) -> str:
 
 def _in_range(schedule: Schedule, key: Key) -> bool:
     kind, t, m, chunk = key
-    whole = kind is WeightGradient and m == ALL_MICROBATCHES
-    return 0 <= t < schedule.minibatches and (whole or 0 <= m < schedule.microbatches) and 0 <= chunk < schedule.chunks
+    merged = kind is WeightGradient and m == ALL_MICROBATCHES
+    return 0 <= t < schedule.minibatches and (merged or 0 <= m < schedule.microbatches) and 0 <= chunk < schedule.chunks
 
 
-def _microbatches(schedule: Schedule) -> range:
-    return range(schedule.microbatches)
+def _missing(schedule: Schedule, stage: int, key: Key) -> ScheduleError:
+    return schedule.error(stage, len(schedule.orders[stage]), f"{_named(key)} is missing")
 
 
 def _named(key: Key) -> str:
@@ -221,86 +157,88 @@ def _named(key: Key) -> str:
     return str(kind(t, m, chunk))
 
 
-def lint(schedule: Schedule) -> None:
-    """Refuse a schedule that breaks a rule.
-
-    Each stage does everything it has to do exactly once, in an order in which everything is there when it is read;
-    both ends of a channel agree on the order of its messages, and compute in it; the lists cannot deadlock even where
-    every send blocks until its receive is reached; every weight version that is read exists and is kept; and no stage
-    holds more weight versions or activations than the schedule states.
-
-    Parameters
-    ----------
-    schedule : Schedule
-
-    Raises
-    ------
-    ScheduleError
-        With the stage, the instruction and the reason, for the first rule that is broken.
-    """
-    check_stages(schedule)
-    training = trains(schedule)
-    for stage in range(schedule.stages):
-        check_order(schedule, stage, check_contents(schedule, stage, training))
-    check_messages(schedule)
-    for stage in range(schedule.stages):
-        _check_turns(schedule, stage)
-        _check_versions(schedule, stage)
-        _check_bounds(schedule, stage)
+def _check_backward_passes(schedule: Schedule, stage: int, positions: Positions) -> None:
+    """Each microbatch has one backward pass, or an input gradient and a weight gradient, its own or a merged one."""
+    for chunk, t, m in product(range(schedule.chunks), range(schedule.minibatches), range(schedule.microbatches)):
+        backward, of_input, of_weights = ((kind, t, m, chunk) for kind in BACKWARD_PASSES)
+        weights = [key for key in (of_weights, (WeightGradient, t, ALL_MICROBATCHES, chunk)) if key in positions]
+        passes = [key for key in (backward, of_input) if key in positions]
+        if not passes:
+            raise _missing(schedule, stage, of_input if weights else backward)
+        if len(passes) == 2 or len(weights) == 2 or (backward in positions and weights):
+            reason = f"computes a gradient of microbatch {m} of minibatch {t} once more"
+            raise schedule.error(stage, max(positions[key] for key in (*passes, *weights)), reason)
+        if of_input in positions and not weights:
+            raise _missing(schedule, stage, of_weights)
 
 
-_TURNS = (
-    ((ReceiveActivations,), (Forward,)),
-    ((Forward,), (SendActivations,)),
-    ((ReceiveGradients,), (Backward, InputGradient)),
-    ((Backward, InputGradient), (SendGradients,)),
-)
-"""Instructions, and those that take up what they leave: first come, first served."""
+def _check_order(schedule: Schedule, stage: int, positions: Positions) -> None:
+    """Each instruction comes after those that it needs, and gradients are applied before others are computed."""
+    updated = 0
+    for position, instruction in enumerate(schedule.orders[stage]):
+        for needed in _needed(schedule, instruction):
+            if positions.get(needed, -1) > position:
+                raise schedule.error(stage, position, f"comes before {_named(needed)}, which it needs")
+        # There is one buffer for gradients.
+        if type(instruction) in USES_GRADIENTS and instruction.minibatch != updated:
+            reason = f"comes where the gradients of minibatch {updated} have to be computed and applied"
+            raise schedule.error(stage, position, reason)
+        updated += isinstance(instruction, Update)
 
 
-def _check_turns(schedule: Schedule, stage: int) -> None:
-    """What a channel brings is used in the order in which it comes, and what it takes is sent as it was computed."""
-    order = schedule.orders[stage]
+def _needed(schedule: Schedule, instruction: Instruction) -> list[Key]:
+    """Instructions of the same stage that must precede an instruction if they are there."""
+    t, m, chunk = instruction.minibatch, instruction.microbatch, instruction.chunk
+    microbatches, chunks = range(schedule.microbatches), range(schedule.chunks)
+    if isinstance(instruction, ReduceGradients):
+        parts = product(chunks, (*microbatches, ALL_MICROBATCHES))
+        return [(kind, t, part, c) for c, part in parts for kind in (Backward, WeightGradient)]
+    if isinstance(instruction, WeightGradient) and m == ALL_MICROBATCHES:
+        return [(InputGradient, t, part, chunk) for part in microbatches]
+    if isinstance(instruction, Update):
+        # An update of an exact method is collective: a stage that meets the others there sends no gradient later.
+        sends = [(SendGradients, t, part, c) for c, part in product(chunks, microbatches)]
+        return [(ReduceGradients, t, 0, 0), *sends]
+    return [(kind, t, m, chunk) for kind in NEEDS.get(type(instruction), ())]
+
+
+def _check_queues(schedule: Schedule, stage: int) -> None:
+    """Messages are used in the order in which they arrive, and results sent in the order in which they are computed."""
     for chunk in range(schedule.chunks):
-        mine = [(place, item) for place, item in enumerate(order) if item.chunk == chunk]
-        for leaves, takes in _TURNS:
-            left = [item for _, item in mine if isinstance(item, leaves)]
-            taken = [(place, item) for place, item in mine if isinstance(item, takes)]
-            for other, (place, item) in zip(left, taken, strict=False):
-                if (other.minibatch, other.microbatch) != (item.minibatch, item.microbatch):
-                    raise ScheduleError(stage, place, item, f"is not its turn: {other} came before")
+        items = [(position, item) for position, item in enumerate(schedule.orders[stage]) if item.chunk == chunk]
+        for puts, takes in QUEUES:
+            put = [item for _, item in items if isinstance(item, puts)]
+            taken = [(position, item) for position, item in items if isinstance(item, takes)]
+            for source, (position, item) in zip(put, taken, strict=False):
+                if (source.minibatch, source.microbatch) != (item.minibatch, item.microbatch):
+                    raise schedule.error(stage, position, f"is not its turn: {source} came before")
 
 
 def _check_versions(schedule: Schedule, stage: int) -> None:
-    """Each read is of a version that there is, and of the current one where no other is kept."""
-    kept = schedule.policy.versions(stage, schedule.stages)
+    """Each version that is read exists, and is the current one where no other is stored."""
+    stored = schedule.policy.versions(stage, schedule.stages)
     current = 0
-    for place, instruction in enumerate(schedule.orders[stage]):
-        if isinstance(instruction, Update):
-            current += 1
-            continue
+    for position, instruction in enumerate(schedule.orders[stage]):
+        current += isinstance(instruction, Update)
         read = schedule.weights_read(stage, instruction)
         if read is None:
             continue
         if not 0 <= read.version <= current:
             reason = f"reads weight version {read.version}, but the newest is {current}"
-            raise ScheduleError(stage, place, instruction, reason)
-        if kept == 1 and read.version != current:
+            raise schedule.error(stage, position, reason)
+        if stored == 1 and read.version != current:
             reason = f"reads weight version {read.version}, but only the current one is kept, version {current}"
-            raise ScheduleError(stage, place, instruction, reason)
+            raise schedule.error(stage, position, reason)
 
 
 def _check_bounds(schedule: Schedule, stage: int) -> None:
     """No more weight versions and activations are alive at a time than the schedule states."""
     plan = plan_memory(schedule, stage)
-    order = schedule.orders[stage]
     versions = schedule.policy.versions(stage, schedule.stages)
     if plan.peak_weight_versions > versions:
-        place = plan.peak_versions_at
         reason = f"keeps {plan.peak_weight_versions} weight versions, but the bound is {versions}"
-        raise ScheduleError(stage, place, order[place], reason)
+        raise schedule.error(stage, plan.peak_versions_at, reason)
     bound = schedule.activation_bound[stage]
     if plan.peak_live_activations > bound:
-        place = plan.peak_activations_at
         reason = f"holds the activations of {plan.peak_live_activations} microbatches, but the bound is {bound}"
-        raise ScheduleError(stage, place, order[place], reason)
+        raise schedule.error(stage, plan.peak_activations_at, reason)

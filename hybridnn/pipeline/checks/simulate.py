@@ -8,8 +8,9 @@ from math import inf
 from typing import NamedTuple
 
 from hybridnn.errors import SettingError
-from hybridnn.pipeline.schedules.clock import COMPUTING, ConstantCosts, ScheduleTimes, compile_schedule, run
+from hybridnn.pipeline.schedules.compiled_schedule import COMPUTING, CompiledSchedule, Times, compile_schedule
 from hybridnn.pipeline.schedules.instructions import (
+    ALL_MICROBATCHES,
     Backward,
     Barrier,
     Forward,
@@ -58,16 +59,20 @@ class Durations:
             allowed = f"at most {self.backward}, the whole backward pass"
             raise SettingError("weight", self.weight, allowed)
 
-    def costs(self, schedule: Schedule) -> ConstantCosts:
-        """Costs of the computations of a schedule, each of which is of one chunk."""
-        seconds = {
+    def of(self, program: CompiledSchedule) -> list[float]:
+        """Durations of the computations of a schedule, each of which is of one chunk."""
+        schedule = program.schedule
+        seconds: dict[type[Instruction], float] = {
             Forward: self.forward / schedule.chunks,
             Recompute: self.forward / schedule.chunks,
             Backward: self.backward / schedule.chunks,
             InputGradient: (self.backward - self.weight) / schedule.chunks,
             WeightGradient: self.weight / schedule.chunks,
         }
-        return ConstantCosts(seconds, self.message, schedule.microbatches)
+        return [
+            seconds.get(type(item), 0.0) * (schedule.microbatches if item.microbatch == ALL_MICROBATCHES else 1)
+            for item in program.computations
+        ]
 
 
 class TimedInstruction(NamedTuple):
@@ -132,8 +137,9 @@ def simulate(schedule: Schedule, durations: Durations) -> Timeline:
     ScheduleError
         If a stage waits for something that never happens.
     """
-    times = run(compile_schedule(schedule), durations.costs(schedule))
-    stages = tuple(tuple(_timed(times, stage, durations.message)) for stage in range(schedule.stages))
+    program = compile_schedule(schedule)
+    times = program.times(durations.of(program), [durations.message] * len(program.computations))
+    stages = tuple(tuple(_timed(program, times, stage, durations.message)) for stage in range(schedule.stages))
     makespan = max((timed.end for stage in stages for timed in stage), default=0.0)
     busy = tuple(
         sum(timed.end - timed.start for timed in stage if type(timed.instruction) in COMPUTING) for stage in stages
@@ -151,18 +157,17 @@ def simulate(schedule: Schedule, durations: Durations) -> Timeline:
     )
 
 
-def _timed(times: ScheduleTimes, stage: int, message_seconds: float) -> Iterator[TimedInstruction]:
+def _timed(program: CompiledSchedule, times: Times, stage: int, message_seconds: float) -> Iterator[TimedInstruction]:
     """All instructions of a stage with their times."""
-    schedule, own = times.program.schedule, times.program.of(stage)
-    flow = MessageFlow(schedule)
-    computations = zip(times.starts[own].tolist(), times.ends[own].tolist(), strict=True)
-    barriers = iter(times.barriers.tolist())
+    schedule, own = program.schedule, program.of(stage)
+    flow, made = MessageFlow(schedule), program.made(times)
+    computations = zip(times.starts[own], times.ends[own], strict=True)
+    barriers = iter(times.barriers)
     now = 0.0
     for instruction in schedule.orders[stage]:
         message = flow.carried(stage, instruction)
         if message is not None:
-            made = times.made[message]
-            yield TimedInstruction(instruction, made, made + message_seconds, None)
+            yield TimedInstruction(instruction, made[message], made[message] + message_seconds, None)
             continue
         start = now
         if isinstance(instruction, Barrier):

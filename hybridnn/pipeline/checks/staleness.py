@@ -1,4 +1,4 @@
-"""How old the weights are that each gradient was computed with: the audit of a schedule."""
+"""Staleness audit of a schedule: the weight versions that every gradient is computed with and applied to."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from hybridnn.pipeline.schedules.weight_policies import WeightRead
 
 @dataclass(frozen=True)
 class StalenessRow:
-    """Weights of one minibatch at one stage.
+    """Weights of one minibatch on one stage.
 
     Attributes
     ----------
     stage, minibatch : int
     forward, backward : WeightRead
-        Weights that its passes read.
     applied_at : int
         Version to which its gradient is applied.
     """
@@ -30,17 +29,17 @@ class StalenessRow:
 
     @property
     def staleness(self) -> int:
-        """Updates between the version that its forward pass read and the one its gradient is applied to."""
+        """Updates between the version of the forward pass and the one that the gradient is applied to."""
         return self.applied_at - self.forward.version
 
     @property
     def consistent(self) -> bool:
-        """Whether both passes use, or predict, the same version."""
+        """Whether both passes read, or predict, the same version."""
         return sum(self.forward) == sum(self.backward)
 
 
 def audit(schedule: Schedule) -> tuple[StalenessRow, ...]:
-    """List the weights of every minibatch at every stage, as its instructions read them.
+    """List the weights that every minibatch reads on every stage.
 
     Parameters
     ----------
@@ -50,7 +49,7 @@ def audit(schedule: Schedule) -> tuple[StalenessRow, ...]:
     Returns
     -------
     tuple of StalenessRow
-        Stage by stage, in the order of the updates; empty for a schedule that updates nothing.
+        Stage by stage, in the order of the updates; empty for a schedule without updates.
     """
     return tuple(row for stage in range(schedule.stages) for row in _rows(schedule, stage))
 

@@ -1,1 +1,1 @@
-"""Pictures of schedules, planned and measured: text, SVG, PNG."""
+"""Drawings of schedules, planned and measured: text, SVG, PNG."""

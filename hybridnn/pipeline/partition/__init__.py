@@ -1,1 +1,1 @@
-"""Which layers a stage owns."""
+"""Partition of layers into stages, and profiles of layers."""

@@ -1,1 +1,1 @@
-"""Schedules as data: instructions, orders, weight policies, methods."""
+"""Schedules as data: instructions, orders, weight policies, methods, messages, clock, memory."""

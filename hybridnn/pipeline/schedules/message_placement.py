@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import groupby
 
-from hybridnn.pipeline.schedules.clock import ConstantCosts, compile_schedule, run
+from hybridnn.pipeline.schedules.compiled_schedule import compile_schedule
 from hybridnn.pipeline.schedules.instructions import (
     Backward,
     Forward,
@@ -32,7 +32,13 @@ from hybridnn.pipeline.schedules.instructions import (
 from hybridnn.pipeline.schedules.message_flow import Message
 from hybridnn.pipeline.schedules.schedule import Schedule
 
-UNIT_COSTS = ConstantCosts({Forward: 1.0, Recompute: 1.0, Backward: 2.0, InputGradient: 1.0, WeightGradient: 1.0})
+UNIT_DURATIONS: dict[type[Instruction], float] = {
+    Forward: 1.0,
+    Recompute: 1.0,
+    Backward: 2.0,
+    InputGradient: 1.0,
+    WeightGradient: 1.0,
+}
 
 
 def place_messages(schedule: Schedule) -> Schedule:
@@ -49,10 +55,12 @@ def place_messages(schedule: Schedule) -> Schedule:
     ScheduleError
         If the computations wait for each other in a cycle.
     """
-    times = run(compile_schedule(schedule), UNIT_COSTS)
-    starts = [times.starts[times.program.of(stage)].tolist() for stage in range(schedule.stages)]
+    program = compile_schedule(schedule)
+    durations = [UNIT_DURATIONS.get(type(item), 0.0) for item in program.computations]
+    times = program.times(durations, [0.0] * len(durations))
+    starts = [times.starts[program.of(stage)] for stage in range(schedule.stages)]
     placed: list[list[tuple[int, Instruction]]] = [[] for _ in schedule.orders]
-    for time, message in _in_one_order(times.made):
+    for time, message in _in_one_order(program.made(times)):
         send, receive = _ends(schedule, message)
         for stage, instruction in ((message[0].sender, send), (message[0].receiver, receive)):
             placed[stage].append((bisect_left(starts[stage], time), instruction))

@@ -95,3 +95,8 @@ class Schedule:
         if isinstance(instruction, READS_BACKWARD_WEIGHTS):
             return self.policy.backward(stage, self.stages, instruction.minibatch)
         return None
+
+    def error(self, stage: int, position: int, reason: str) -> ScheduleError:
+        """The error at a position of a stage's list, which may be its end."""
+        order = self.orders[stage]
+        return ScheduleError(stage, position, order[position] if position < len(order) else None, reason)

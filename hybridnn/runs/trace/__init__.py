@@ -1,1 +1,1 @@
-"""What a run recorded: its breakdown and its picture."""
+"""Traces of runs: file, epochs, breakdown of time, drawing."""

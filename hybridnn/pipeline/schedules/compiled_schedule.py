@@ -1,0 +1,188 @@
+"""A schedule compiled into an order in which its computations can run, so that timing it is one loop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, chain, count, islice
+from typing import NamedTuple
+
+from hybridnn.pipeline.schedules.instructions import COMPUTATIONS, Barrier, Instruction
+from hybridnn.pipeline.schedules.message_flow import Message, MessageFlow
+from hybridnn.pipeline.schedules.schedule import Schedule, ScheduleError
+
+BARRIER = -1
+"""Marks a barrier of all stages in `CompiledSchedule.order`."""
+
+NO_NEED = -1
+"""Marks a computation that needs no message in `CompiledSchedule.needs`."""
+
+COMPUTING = frozenset(COMPUTATIONS)
+
+
+class Times(NamedTuple):
+    """Starts and ends of the computations of a compiled schedule, and ends of its barriers."""
+
+    starts: list[float]
+    ends: list[float]
+    barriers: list[float]
+
+
+@dataclass(frozen=True)
+class CompiledSchedule:
+    """The computations of a schedule, numbered, and an order in which they can run.
+
+    Attributes
+    ----------
+    schedule : Schedule
+    computations : tuple of Instruction
+        Those of stage 0 in the order of its list, then those of stage 1, and so on.
+    stages : tuple of int
+        Stage of each computation.
+    offsets : tuple of int
+        Index of each stage's first computation, and the number of all.
+    needs : tuple of int
+        Index of the computation whose message each computation needs, or `NO_NEED`.
+    messages : tuple of Message or None
+        That message.
+    order : tuple of int
+        All indices, each after the one it needs and after the previous one of its stage; `BARRIER` where all stages
+        meet.
+    """
+
+    schedule: Schedule
+    computations: tuple[Instruction, ...]
+    stages: tuple[int, ...]
+    offsets: tuple[int, ...]
+    needs: tuple[int, ...]
+    messages: tuple[Message | None, ...]
+    order: tuple[int, ...]
+
+    def of(self, stage: int) -> slice:
+        """Indices of a stage's computations."""
+        return slice(self.offsets[stage], self.offsets[stage + 1])
+
+    def times(
+        self, durations: Sequence[float], transfers: Sequence[float], barrier: float = 0.0, exposed: float = 0.0
+    ) -> Times:
+        """Time the computations.
+
+        A computation that needs a message produced at time m, with transfer time t, starts at ``max(free + exposed t, m
+        + t)``, where ``free`` is the end of the previous computation of its stage.
+
+        Parameters
+        ----------
+        durations, transfers : sequence of float
+            Of each computation, and of the message that it needs.
+        barrier : float
+            Time of a barrier after its last stage has arrived.
+        exposed : float
+            Fraction of a message's time that occupies its receiver.
+        """
+        stages, needs = self.stages, self.needs
+        clocks = [0.0] * self.schedule.stages
+        starts, ends, barriers = [0.0] * len(durations), [0.0] * len(durations), []
+        for index in self.order:
+            if index == BARRIER:
+                barriers.append(max(clocks) + barrier)
+                clocks = [barriers[-1]] * len(clocks)
+                continue
+            stage, need = stages[index], needs[index]
+            start = clocks[stage]
+            if need >= 0:
+                transfer = transfers[index]
+                start, arrival = start + exposed * transfer, ends[need] + transfer
+                if arrival > start:
+                    start = arrival
+            starts[index] = start
+            ends[index] = clocks[stage] = start + durations[index]
+        return Times(starts, ends, barriers)
+
+    def made(self, times: Times) -> dict[Message, float]:
+        """When the content of each message is computed."""
+        pairs = zip(self.messages, self.needs, strict=True)
+        return {message: times.ends[need] for message, need in pairs if message is not None}
+
+
+def compile_schedule(schedule: Schedule) -> CompiledSchedule:
+    """Find an order in which all computations of a schedule can run; its loads and messages are ignored.
+
+    Raises
+    ------
+    ScheduleError
+        If a stage waits for something that never happens.
+    """
+    computations = [[item for item in order if type(item) in COMPUTING] for order in schedule.orders]
+    offsets = tuple(accumulate(map(len, computations), initial=0))
+    flow = MessageFlow(schedule)
+    makers: dict[Message, int] = {}
+    messages: list[Message | None] = []
+    for stage, items in enumerate(computations):
+        for index, computation in enumerate(items, offsets[stage]):
+            made = flow.made(stage, computation)
+            if made is not None:
+                makers[made] = index
+            messages.append(flow.needed(stage, computation))
+    never = offsets[-1]
+    needs = tuple(NO_NEED if message is None else makers.get(message, never) for message in messages)
+    return CompiledSchedule(
+        schedule,
+        tuple(chain.from_iterable(computations)),
+        tuple(stage for stage, items in enumerate(computations) for _ in items),
+        offsets,
+        needs,
+        tuple(messages),
+        _order(schedule, offsets, needs),
+    )
+
+
+def _order(schedule: Schedule, offsets: Sequence[int], needs: Sequence[int]) -> tuple[int, ...]:
+    """Advance a stage until it needs a missing message, then the stages that its messages release."""
+    lists = [_indices(instructions, first) for instructions, first in zip(schedule.orders, offsets, strict=False)]
+    reached = [0] * schedule.stages
+    is_done = bytearray(offsets[-1] + 1)
+    waiting: dict[int, int] = {}
+    at_barrier: list[int] = []
+    order: list[int] = []
+    runnable = list(range(schedule.stages))
+    while runnable:
+        stage = runnable.pop()
+        indices, position = lists[stage], reached[stage]
+        while position < len(indices):
+            index = indices[position]
+            if index == BARRIER:
+                at_barrier.append(stage)
+                break
+            need = needs[index]
+            if need >= 0 and not is_done[need]:
+                waiting[need] = stage
+                break
+            order.append(index)
+            is_done[index] = True
+            position += 1
+            if index in waiting:
+                runnable.append(waiting.pop(index))
+        reached[stage] = position
+        if len(at_barrier) == schedule.stages:
+            order.append(BARRIER)
+            reached = [number + 1 for number in reached]
+            runnable += at_barrier
+            at_barrier.clear()
+    for stage, (indices, done) in enumerate(zip(lists, reached, strict=True)):
+        if done < len(indices):
+            raise _blocked(schedule, stage, done)
+    return tuple(order)
+
+
+def _indices(instructions: Sequence[Instruction], first: int) -> list[int]:
+    """Indices of a stage's computations, from `first` on, and its barriers."""
+    index = count(first)
+    kinds = (type(instruction) for instruction in instructions)
+    return [BARRIER if kind is Barrier else next(index) for kind in kinds if kind is Barrier or kind in COMPUTING]
+
+
+def _blocked(schedule: Schedule, stage: int, done: int) -> ScheduleError:
+    """The error of a stage that stops after so many computations and barriers."""
+    kinds = (Barrier, *COMPUTATIONS)
+    kept = (position for position, item in enumerate(schedule.orders[stage]) if isinstance(item, kinds))
+    return schedule.error(stage, next(islice(kept, done, None)), "waits for something that never happens")
