@@ -1,18 +1,26 @@
-"""`hybridnn calibrate`: measure this machine and write its file."""
+"""`hybridnn calibrate`: measure this machine, print the fits and their errors, and write the machine file."""
 
 from __future__ import annotations
 
-import os
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hybridnn.cli.output import Format, make_console, print_json
-from hybridnn.cli.start_ranks import Ranks, start_ranks
+from hybridnn.cli.options import Format, OutputFormat, Ranks
+from hybridnn.cli.output import MISSING, make_console, new_table, print_table, require_new_file, write_json
+from hybridnn.cli.start_ranks import start_ranks
 from hybridnn.errors import SettingError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from hybridnn.cost.calibration.calibrate import Calibration
+    from hybridnn.cost.calibration.fit import FittedOperation, HeldOutError
+    from hybridnn.cost.machine.machine import Machine
 
 
 def calibrate(
@@ -20,24 +28,22 @@ def calibrate(
         "machine.toml"
     ),
     seconds: Annotated[float, typer.Option(help="Time to measure in; a little more is taken.", metavar="S")] = 120.0,
-    seed: Annotated[int, typer.Option(min=0, help="Of the sizes and shapes that are measured.", metavar="N")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the sizes and shapes that are measured.", metavar="N")] = 0,
     name: Annotated[
-        str | None, typer.Option(help="Of the machine; by default that of the host.", show_default=False)
+        str | None, typer.Option(help="Name of the machine; by default that of the host.", metavar="NAME")
     ] = None,
     memory: Annotated[
         float | None,
-        typer.Option(help="Bytes each rank may use; by default its part of what is free.", show_default=False),
+        typer.Option(help="Bytes each rank may use; by default its part of what is free.", metavar="BYTES"),
     ] = None,
-    plot: Annotated[
-        Path | None, typer.Option(help="Draw the samples and the fits.", metavar="FILE.png", show_default=False)
-    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw the samples and the fits.", metavar="FILE.png")] = None,
     force: Annotated[
         bool,
         typer.Option(
             "--force", help="Replace files that are there, and write the file even where the verdict is doubtful."
         ),
     ] = False,
-    output_format: Annotated[Format, typer.Option("--format", help="How to print the result.")] = Format.text,
+    output_format: OutputFormat = Format.text,
     ranks: Ranks = None,
 ) -> None:
     """Measure this machine, for plans and predictions; start it with -n and as many ranks as you will use."""
@@ -54,7 +60,6 @@ def calibrate(
     start_ranks(ranks)
 
     # Only now, so that a wrong option is reported without waiting for the rest to load.
-    from hybridnn.cli.calibrate_view import calibration_facts, print_calibration
     from hybridnn.comm.agreement import agree
     from hybridnn.cost.calibration import calibrate as calibration
     from hybridnn.cost.calibration.fit_plot import draw_fits
@@ -70,12 +75,12 @@ def calibrate(
         agree(grid.world, action if grid.rank == 0 else lambda: None)
 
     def check_files() -> None:
-        _check_file("--out", out, force)
+        require_new_file("--out", out, replace=force)
         if plot is not None:
-            _check_file("--plot", plot, force)
+            require_new_file("--plot", plot, replace=force)
 
     on_first_rank(check_files)
-    console = make_console(sys.stdout)
+    console = make_console()
     as_json = output_format is Format.json
 
     def report(text: str) -> None:
@@ -94,9 +99,9 @@ def calibrate(
     if is_written:
         on_first_rank(write_files)
     if as_json:
-        print_json(calibration_facts(found, out if is_written else None))
+        write_json(_facts(found, out if is_written else None))
     else:
-        print_calibration(console, found, out if is_written else None)
+        _print_calibration(console, found, out if is_written else None)
     if not is_written:
         raise typer.Exit(1)
 
@@ -106,10 +111,114 @@ def _check_suffix(option: str, path: Path, suffix: str) -> None:
         raise SettingError(option, str(path), f"the name of the file must end in {suffix}")
 
 
-def _check_file(option: str, path: Path, force: bool) -> None:
-    if os.path.isdir(path):
-        raise SettingError(option, str(path), "is a folder, not a file")
-    if not os.path.isdir(path.parent):
-        raise SettingError(option, str(path), f"there is no folder {path.parent}")
-    if os.path.lexists(path) and not force:
-        raise SettingError(option, str(path), "is there already; name another file, or replace it with --force")
+def _print_calibration(console: Console, found: Calibration, out: Path | None) -> None:
+    """Print the tables of a calibration, the verdict, and how to use the file; None where none was written."""
+    if found.fits:
+        console.print("\nmessages and collectives: alpha per message, beta per byte, by size; errors on held-out sizes")
+        print_table(console, _fit_table(found.fits))
+        overlap = found.machine.overlap
+        console.print(
+            f"\noverlap: {overlap.hidden_fraction:.0%} of an all-reduce hides behind computing, which takes "
+            f"{overlap.compute_slowdown:.2f} times as long meanwhile; "
+            f"without blocking it takes {overlap.nonblocking_factor:.2f} times as long"
+        )
+    if found.compute_errors:
+        console.print("\npasses of layers: errors on held-out networks, the mean weighted by time")
+        print_table(console, _compute_table(found))
+        _print_pace(console, found.machine)
+    for text in found.missing:
+        console.print(f"not measured: {text}", soft_wrap=True)
+    if found.crowded:
+        console.print(f"mind: {found.crowded}", soft_wrap=True)
+    if found.machine.quality is not None:
+        console.print(f"\nverdict: {found.machine.quality.line}", soft_wrap=True)
+    if out is None:
+        console.print("no machine file was written; measure again when the machine is idle, or write it with --force")
+        return
+    console.print(f"\n{out}: use it with `hybridnn plan SETTINGS.toml --ranks N --machine {out}`", soft_wrap=True)
+
+
+def _print_pace(console: Console, machine: Machine) -> None:
+    """Print the excess of computing over its median: that of a rank alone, and until the last of several is done."""
+    compute = max(machine.compute, key=lambda entry: (entry.dtype == "float32", entry.busy_ranks))
+    later = " and ".join(f"{compute.pace(ranks) - 1:.0%} until the last of {ranks}" for ranks in (2, 64))
+    alone = f"{compute.pace(1) - 1:.0%}"
+    console.print(
+        f"\nnoise: computing takes {alone} longer than its median, and {later} ranks is through", soft_wrap=True
+    )
+
+
+def _facts(found: Calibration, out: Path | None) -> dict[str, object]:
+    """All figures and samples of a calibration."""
+    from hybridnn.cost.calibration.fit import LARGE_BYTES
+
+    return {
+        "file": None if out is None else str(out),
+        "verdict": None if found.machine.quality is None else found.machine.quality.line,
+        "machine": found.machine.model_dump(),
+        "communication": [
+            {
+                "operation": fit.operation,
+                "ranks": fit.cost.ranks,
+                "spans_nodes": fit.cost.spans_nodes,
+                "algorithm": fit.cost.algorithm,
+                "factor": fit.factor,
+                "segments": [segment.model_dump() for segment in fit.cost.segments],
+                "held_out_error": _error_facts(fit.held_out_error()),
+                "held_out_error_from_64_kib": _error_facts(fit.held_out_error(LARGE_BYTES)),
+                "samples": [
+                    {"nbytes": sample.nbytes, "seconds": sample.seconds, "held_out": sample.held_out}
+                    for sample in fit.samples
+                ],
+            }
+            for fit in found.fits
+        ],
+        "compute_errors": [asdict(error) for error in found.compute_errors],
+        "not_measured": list(found.missing),
+        "crowded": found.crowded,
+    }
+
+
+def _error_facts(error: HeldOutError | None) -> dict[str, object] | None:
+    return None if error is None else asdict(error)
+
+
+def _fit_table(fits: tuple[FittedOperation, ...]) -> Table:
+    """One row for each segment; the first of an operation and group has the errors of all its segments."""
+    from hybridnn.cost.calibration.fit import LARGE_BYTES
+
+    table = new_table(
+        ("operation", "ranks", "algorithm"),
+        ("up to\nbytes", "alpha\nus", "beta\nns/byte", "mean\nerror", "largest\nerror", "mean from\n64 KiB"),
+        show_edge=False,
+    )
+    for fit in fits:
+        error, large = fit.held_out_error(), fit.held_out_error(LARGE_BYTES)
+        errors = (error.mean if error else None, error.max if error else None, large.mean if large else None)
+        ranks = f"{fit.cost.ranks}{' across nodes' if fit.cost.spans_nodes else ''}"
+        names, percents = (fit.operation, ranks, fit.cost.algorithm), tuple(map(_percent, errors))
+        for cells in _segments(fit):
+            table.add_row(*names, *cells, *percents)
+            names = percents = ("", "", "")
+    return table
+
+
+def _segments(fit: FittedOperation) -> Iterator[tuple[str, str, str]]:
+    for segment in fit.cost.segments:
+        end = "" if segment.up_to_bytes is None else f"{segment.up_to_bytes:,.0f}"
+        alpha, beta = segment.alpha_seconds * fit.factor, segment.beta_seconds_per_byte * fit.factor
+        yield end, f"{1e6 * alpha:.2f}", f"{1e9 * beta:.4f}"
+
+
+def _compute_table(found: Calibration) -> Table:
+    table = new_table(
+        ("pass",), ("precision", "busy ranks", "held out", "mean\nerror", "largest\nerror"), show_edge=False
+    )
+    for error in found.compute_errors:
+        errors = (_percent(error.mean), _percent(error.largest))
+        table.add_row(error.what, error.dtype, str(error.busy_ranks), str(error.samples), *errors)
+    return table
+
+
+def _percent(value: float | None) -> str:
+    return MISSING if value is None else f"{value:.1%}"

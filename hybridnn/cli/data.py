@@ -1,13 +1,13 @@
-"""`hybridnn data`: what data sets there are, and their files."""
+"""`hybridnn data`: the data sets and their files."""
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hybridnn.cli.output import Format, make_console, print_json
+from hybridnn.cli.options import Format, OutputFormat
+from hybridnn.cli.output import make_console, new_grid, new_table, write_json
 from hybridnn.cli.ranks import first_rank_alone
 
 if TYPE_CHECKING:
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 app = typer.Typer(help="List, describe and download data sets.")
 
 Name = Annotated[str, typer.Argument(help="A name that `hybridnn data list` prints.", metavar="NAME")]
-OutputFormat = Annotated[Format, typer.Option("--format", help="How to print the result.")]
 
 
 @app.callback(invoke_without_command=True)
@@ -34,21 +33,14 @@ def list_data(output_format: OutputFormat = Format.text) -> None:
     with first_rank_alone():
         infos = list(catalogue().values())
     if output_format is Format.json:
-        print_json([_facts(info) for info in infos])
+        write_json([_facts(info) for info in infos])
         return
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    table = Table(box=SIMPLE_HEAD)
-    for title in ("name", "task"):
-        table.add_column(title, no_wrap=True)
-    for title in ("features", "outputs", "train", "test"):
-        table.add_column(title, justify="right")
+    table = new_table(("name", "task"), ("features", "outputs", "train", "test"))
     table.add_column("title")
     for info in infos:
         sizes = (info.features, info.outputs, info.train_samples, info.test_samples)
         table.add_row(info.name, info.task, *(f"{size:,}" for size in sizes), info.title)
-    make_console(sys.stdout).print(table)
+    make_console().print(table)
 
 
 @app.command("info")
@@ -60,17 +52,15 @@ def describe_data(name: Name, output_format: OutputFormat = Format.text) -> None
         info = dataset_info(name)
     facts = _facts(info)
     if output_format is Format.json:
-        print_json(facts)
+        write_json(facts)
         return
-    from rich.table import Table
-
-    grid = Table.grid(padding=(0, 2))
-    for key, value in facts.items():
-        if key != "files" and value != "":
-            grid.add_row(key.replace("_", " "), f"{value:,}" if isinstance(value, int) else str(value))
-    for file in info.files:
-        grid.add_row("file", f"{file.name} ({file.url or 'comes with the package'})")
-    make_console(sys.stdout).print(grid)
+    rows = [
+        (key.replace("_", " "), f"{value:,}" if isinstance(value, int) else str(value))
+        for key, value in facts.items()
+        if key != "files" and value != ""
+    ]
+    rows += [("file", f"{file.name} ({file.url or 'comes with the package'})") for file in info.files]
+    make_console().print(new_grid(rows))
 
 
 @app.command("fetch")
@@ -81,7 +71,7 @@ def fetch_data(name: Name, output_format: OutputFormat = Format.text) -> None:
     with first_rank_alone():
         paths = [str(path) for path in fetch(dataset_info(name))]
     if output_format is Format.json:
-        print_json({"name": name, "paths": paths})
+        write_json({"name": name, "paths": paths})
         return
     for path in paths:
         print(path)
@@ -90,7 +80,7 @@ def fetch_data(name: Name, output_format: OutputFormat = Format.text) -> None:
 
 
 def _facts(info: DatasetInfo) -> dict[str, object]:
-    """Return the catalogue entry without what only the loaders need."""
+    """The catalogue entry without the fields of the loaders."""
     from dataclasses import asdict
 
     facts = asdict(info)

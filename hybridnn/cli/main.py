@@ -1,11 +1,11 @@
-"""The `hybridnn` command: its subcommands, and what an error looks like to a user."""
+"""The `hybridnn` command: its subcommands, and how errors are reported."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import Annotated, Any, NoReturn
 
@@ -14,11 +14,8 @@ import typer
 from hybridnn.cli.calibrate import calibrate
 from hybridnn.cli.data import app as data_app
 from hybridnn.cli.doctor import doctor
-from hybridnn.cli.evaluate import evaluate
-from hybridnn.cli.export import export
 from hybridnn.cli.partition import partition
 from hybridnn.cli.plan import plan
-from hybridnn.cli.predict import predict
 from hybridnn.cli.ranks import FirstRankError, launch_rank, leave
 from hybridnn.cli.report import report
 from hybridnn.cli.run import run
@@ -28,6 +25,7 @@ from hybridnn.cli.stall import stall
 from hybridnn.cli.study import app as study_app
 from hybridnn.cli.trace import trace
 from hybridnn.cli.train import train
+from hybridnn.cli.trained import evaluate, export, predict
 from hybridnn.errors import INTERRUPTED, HybridnnError
 
 USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
@@ -38,24 +36,18 @@ SUMMARY = "Train multi-layer perceptrons over MPI: batch and model parallelism, 
 app = typer.Typer(add_completion=False, help=SUMMARY)
 app.command()(train)
 app.command(context_settings={"allow_interspersed_args": False})(run)
-app.command()(schedule)
-app.command()(partition)
-app.command()(plan)
-app.command()(simulate)
-app.command()(trace)
-app.command()(report)
-app.command()(stall)
-app.command()(evaluate)
-app.command()(export)
-app.command()(predict)
-app.command()(calibrate)
-app.command()(doctor)
+COMMANDS: tuple[Callable[..., None], ...] = (
+    *(schedule, partition, plan, simulate, trace, report, stall),
+    *(evaluate, export, predict, calibrate, doctor),
+)
+for _command in COMMANDS:
+    app.command()(_command)
 app.add_typer(data_app, name="data")
 app.add_typer(study_app, name="study")
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(is_given: bool) -> None:
+    if is_given:
         from hybridnn._version import __version__
 
         print(f"hybridnn {__version__}")
@@ -76,12 +68,12 @@ def _root(
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit.
 
-    A user's mistake ends all ranks with one line and its exit code; any other exception propagates, so that the hook
-    that ends the whole job sees it.
+    A user's mistake ends all ranks with one line and its exit code; any other exception propagates to the hook that
+    ends the whole job.
     """
     try:
         with _silent_unless_first_rank():
-            status = _command().main(
+            status = _parser().main(
                 args=None if arguments is None else list(arguments), prog_name="hybridnn", standalone_mode=False
             )
     except USAGE_ERROR as error:
@@ -96,9 +88,20 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 @lru_cache(maxsize=1)
-def _command() -> Any:
+def _parser() -> Any:
     """The parser of all subcommands; the application object itself would replace `sys.excepthook`."""
-    return typer.main.get_command(app)
+    parser = typer.main.get_command(app)
+    _hide_types_of_flags(parser)
+    return parser
+
+
+def _hide_types_of_flags(command: Any) -> None:
+    """Remove ``<bool>`` behind flags from the help: they take no value."""
+    for option in command.get_params(typer.Context(command)):
+        if getattr(option, "is_flag", False):
+            option.metavar = ""
+    for subcommand in getattr(command, "commands", {}).values():
+        _hide_types_of_flags(subcommand)
 
 
 @contextlib.contextmanager

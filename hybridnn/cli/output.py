@@ -1,35 +1,37 @@
-"""What the subcommands share for printing: the formats, and where the output is shown."""
+"""Results of commands: consoles, tables, JSON and files."""
 
 from __future__ import annotations
 
 import os
-from enum import Enum
-from typing import TYPE_CHECKING, TextIO
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from io import StringIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
 
-from hybridnn.cli.ranks import launch_rank
+from hybridnn.cli.options import PictureFormat
+from hybridnn.cli.ranks import first_rank_alone, launch_rank
+from hybridnn.errors import SettingError
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
     from hybridnn.cost.machine.machine import Machine
+    from hybridnn.pipeline.drawing.drawing import Drawing
 
 
 PLAIN_WIDTH = 100
 UNKNOWN_TERMINAL_WIDTH = 80
+MISSING = "-"
+"""Cell of a table without a value."""
 
 
-class Format(str, Enum):
-    """How a command prints its result."""
-
-    text = "text"
-    json = "json"
-
-
-def make_console(stream: TextIO) -> Console:
-    """Make a rich console that takes all text literally and knows whether a terminal shows `stream`."""
+def make_console(stream: TextIO | None = None) -> Console:
+    """Make a rich console that prints text literally, in colour only on a terminal; by default on standard output."""
     from rich.console import Console
 
+    stream = stream or sys.stdout
     width = terminal_width(stream)
     # Without a terminal rich would take the width of a window that does not exist.
     return Console(
@@ -37,34 +39,11 @@ def make_console(stream: TextIO) -> Console:
     )
 
 
-def print_machine(console: Console, machine: Machine, ranks: int) -> None:
-    """Print how well a machine was measured, and that a job of so many ranks is more than it is made for."""
-    if machine.quality is not None:
-        console.print(f"machine file: {machine.quality.line}", soft_wrap=True)
-    if ranks > machine.ranks:
-        console.print(f"The machine is made for {machine.ranks:,} ranks: more of them take turns.")
-
-
-def print_table(console: Console, table: Table) -> None:
-    """Print a table as wide as it is, also where the console is narrower: nothing in it is cut."""
-    width = console.width
-    console.width = max(width, console.measure(table, options=console.options.update(max_width=1000)).maximum)
-    console.print(table)
-    console.width = width
-
-
-def print_json(value: object) -> None:
-    """Print one JSON value and nothing else on standard output."""
-    from hybridnn.utils.text import to_json
-
-    print(to_json(value, indent=2), flush=True)
-
-
 def terminal_width(stream: TextIO) -> int | None:
     """Columns of the terminal that shows `stream`, or None if its output goes elsewhere.
 
     Open MPI 5 gives every rank a pseudo-terminal without a size, even where the output of mpirun itself goes to a file;
-    then the answer is that of the parent process.
+    then the width is that of the parent process.
     """
     if not stream.isatty():
         return None
@@ -91,3 +70,177 @@ def _width_of_parent() -> int | None:
         return (os.get_terminal_size(descriptor).columns or UNKNOWN_TERMINAL_WIDTH) if os.isatty(descriptor) else None
     finally:
         os.close(descriptor)
+
+
+def new_table(
+    texts: Iterable[str], numbers: Iterable[str], *, footers: Sequence[str] = (), wraps: bool = False, **style: Any
+) -> Table:
+    """Make a table with left-justified columns of text, then right-justified columns of numbers.
+
+    Parameters
+    ----------
+    texts, numbers : iterable of str
+        Titles of the columns.
+    footers : sequence of str
+        One per column, or none.
+    wraps : bool
+        Wrap cells where the console is narrow.
+    **style
+        Options of `rich.table.Table`.
+    """
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Column, Table
+
+    columns = [Column(title) for title in texts] + [Column(title, justify="right") for title in numbers]
+    for column, footer in zip(columns, footers or [""] * len(columns), strict=True):
+        column.footer, column.vertical, column.no_wrap = footer, "bottom", not wraps
+    return Table(*columns, box=SIMPLE_HEAD, show_footer=bool(footers), **style)
+
+
+def new_grid(rows: Iterable[tuple[str, str]]) -> Table:
+    """Make a table of names and values without a frame."""
+    from rich.table import Table
+
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="bold", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for row in rows:
+        grid.add_row(*row)
+    return grid
+
+
+def print_table(console: Console, table: Table) -> None:
+    """Print a table at its full width, also where the console is narrower."""
+    width = console.width
+    console.width = max(width, console.measure(table, options=console.options.update(max_width=1000)).maximum)
+    console.print(table)
+    console.width = width
+
+
+def print_machine(console: Console, machine: Machine, ranks: int) -> None:
+    """Print the quality of a machine file, and a warning if it is for fewer than `ranks` ranks."""
+    if machine.quality is not None:
+        console.print(f"machine file: {machine.quality.line}", soft_wrap=True)
+    if ranks > machine.ranks:
+        console.print(f"The machine is made for {machine.ranks:,} ranks: more of them take turns.")
+
+
+def print_drawing(console: Console, drawing: Drawing) -> None:
+    """Print a drawing as text that fills the console's width, with colours if it is a terminal."""
+    from rich.text import Text
+
+    from hybridnn.pipeline.drawing.drawing import KINDS
+    from hybridnn.pipeline.drawing.text import text_lines
+
+    styles = {kind.name: f"{kind.ink} on {kind.fill}" for kind in KINDS.values()} | {"": ""}
+    for line in text_lines(drawing, console.width):
+        text = Text.assemble(*((piece.text, styles[piece.kind]) for piece in line))
+        console.print(text, no_wrap=True, overflow="ignore", crop=False)
+
+
+def choose_format(wanted: PictureFormat | None, out: Path | None) -> PictureFormat:
+    """Return the format given by the user, else that of the file's suffix, else text.
+
+    Raises
+    ------
+    SettingError
+        If the suffix of the file contradicts the format, its folder does not exist, or a PNG has no file.
+    """
+    if out is None:
+        if wanted is PictureFormat.png:
+            raise SettingError("--format", wanted.value, "needs a file: give --out FILE")
+        return wanted or PictureFormat.text
+    by_suffix = {".txt" if name is PictureFormat.text else f".{name.value}": name for name in PictureFormat}
+    found = by_suffix.get(out.suffix.lower())
+    if wanted is None and found is None and out.suffix:
+        raise SettingError("--out", str(out), "the name of the file must end in " + ", ".join(by_suffix))
+    if wanted is not None and out.suffix and found is not wanted:
+        suffix = next(suffix for suffix, name in by_suffix.items() if name is wanted)
+        raise SettingError("--out", str(out), f"with --format {wanted.value} the file must end in {suffix}")
+    require_place("--out", out)
+    return wanted or found or PictureFormat.text
+
+
+def require_place(option: str, path: Path) -> None:
+    """Raise `SettingError` where `path` is a folder or its folder does not exist."""
+    if os.path.isdir(path):
+        raise SettingError(option, str(path), "is a folder, not a file")
+    if not os.path.isdir(path.parent):
+        raise SettingError(option, str(path), f"there is no folder {path.parent}")
+
+
+def require_new_file(option: str, path: Path, *, replace: bool) -> None:
+    """Raise `SettingError` where a file cannot be created at `path`, or is there already and not to be replaced."""
+    require_place(option, path)
+    if os.path.lexists(path) and not replace:
+        raise SettingError(option, str(path), "is there already; --force replaces it")
+    if not os.access(path.parent, os.W_OK):
+        raise SettingError(option, str(path), f"the folder {path.parent} cannot be written")
+
+
+def write_result(
+    picture: PictureFormat,
+    out: Path | None,
+    text: Callable[[Console], None],
+    facts: Callable[[], object],
+    draw: Callable[[], Drawing],
+) -> None:
+    """Write a result in one of the formats to a file, or print it.
+
+    Parameters
+    ----------
+    text : callable
+        Prints the result on a console.
+    facts : callable
+        Returns the value that becomes JSON.
+    draw : callable
+        Returns the drawing that becomes SVG or PNG.
+    """
+    if picture is PictureFormat.text:
+        write_text(text, out)
+    elif picture is PictureFormat.json:
+        write_json(facts(), out)
+    elif picture is PictureFormat.svg:
+        from hybridnn.pipeline.drawing.svg import svg_text
+
+        write_file(svg_text(draw()), out)
+    else:
+        from hybridnn.pipeline.drawing.png import png_bytes
+
+        write_file(png_bytes(draw()), out)
+
+
+def write_text(print_report: Callable[[Console], None], out: Path | None) -> None:
+    """Call `print_report` with a console on standard output, or write its text without colours to a file."""
+    if out is None:
+        print_report(make_console())
+        return
+    text = StringIO()
+    print_report(make_console(text))
+    write_file(text.getvalue(), out)
+
+
+def write_json(value: object, out: Path | None = None) -> None:
+    """Write one JSON value to a file, or print it."""
+    from hybridnn.utils.text import to_json
+
+    write_file(to_json(value, indent=2) + "\n", out)
+
+
+def write_file(content: str | bytes, out: Path | None) -> None:
+    """Write a result to its file on rank 0, and print the file's name; without a file print the result.
+
+    Raises
+    ------
+    SettingError
+        If the file cannot be written.
+    """
+    if out is None:
+        print(content, end="", flush=True)
+        return
+    with first_rank_alone():
+        try:
+            out.write_bytes(content.encode() if isinstance(content, str) else content)
+        except OSError as error:
+            raise SettingError("--out", str(out), f"cannot be written: {error.strerror}") from error
+    make_console().print(str(out), soft_wrap=True)

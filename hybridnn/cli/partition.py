@@ -1,42 +1,58 @@
-"""`hybridnn partition`: what every layer costs, and which layers each stage of a pipeline should have."""
+"""`hybridnn partition`: cost of every layer, and partitions of the layers into pipeline stages."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hybridnn.cli.output import Format
+from hybridnn.cli.options import Config, Format, OutputFormat, Overrides
+from hybridnn.cli.output import MISSING, make_console, new_table, require_place, write_json
 from hybridnn.cli.ranks import first_rank_alone
 from hybridnn.errors import DataError, SettingError
 from hybridnn.pipeline.partition.stage_partition import TYPICAL_LINK
 
 if TYPE_CHECKING:
-    from hybridnn.cli.partition_view import LayerCosts
+    from rich.table import Table
+
     from hybridnn.config.settings import Settings
     from hybridnn.nn.mlp import MLP
+    from hybridnn.pipeline.partition.layer_profile import LayerProfile
+    from hybridnn.pipeline.partition.stage_partition import LinkCost, PartitionPlan
+
+
+@dataclass(frozen=True)
+class LayerCosts:
+    """Costs of the layers.
+
+    Attributes
+    ----------
+    profile : tuple of LayerProfile
+    sizes : tuple of int or None
+        Widths of the network; None where its settings are not given.
+    source : mapping
+        Parameters of the measurement, or the file that was read.
+    """
+
+    profile: tuple[LayerProfile, ...]
+    sizes: tuple[int, ...] | None
+    source: Mapping[str, object]
 
 
 def _count(text: str) -> Any:
-    return typer.Option(min=1, help=text, metavar="N", show_default=False)
+    return typer.Option(min=1, help=text, metavar="N")
 
 
 def _file(text: str) -> Any:
-    return typer.Option(help=text, metavar="FILE", show_default=False)
+    return typer.Option(help=text, metavar="FILE")
 
 
 def partition(
-    config: Annotated[
-        Path | None,
-        typer.Argument(help="A settings file.", metavar="CONFIG.toml", show_default=False),
-    ] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Change any setting; may be given many times.", metavar="SECTION.KEY=VALUE"),
-    ] = None,
+    config: Config = None,
+    overrides: Overrides = None,
     stages: Annotated[int | None, _count("Stages of the pipeline; without, the fastest number for --ranks.")] = None,
     ranks: Annotated[int | None, _count("Choose also how many of N ranks share each stage.")] = None,
     profile: Annotated[Path | None, _file("Read the costs of the layers (JSON) instead of timing them.")] = None,
@@ -49,7 +65,7 @@ def partition(
     beta: Annotated[
         float, typer.Option(min=0.0, help="Seconds per byte; the default is usual inside a node.", metavar="S")
     ] = TYPICAL_LINK.beta,
-    output_format: Annotated[Format, typer.Option("--format", help="How to print the result.")] = Format.text,
+    output_format: OutputFormat = Format.text,
 ) -> None:
     """Time the layers on this machine and divide them into stages: by their number, and by their time."""
     if stages is None and ranks is None:
@@ -57,15 +73,14 @@ def partition(
     for name, value in (("--samples", samples), ("--threads", threads)):
         if profile is not None and value is not None:
             raise SettingError(name, value, "nothing is timed where --profile is given")
-    if save_profile is not None and not os.path.isdir(save_profile.parent):
-        raise SettingError("--save-profile", str(save_profile), f"there is no folder {str(save_profile.parent)!r}")
+    if save_profile is not None:
+        require_place("--save-profile", save_profile)
 
     from hybridnn.config.file import load_settings
 
     settings = None if profile and not (config or overrides) else load_settings(config, overrides or ())
 
     # Only now, so that a wrong setting is reported without waiting for the rest to load.
-    from hybridnn.cli.partition_view import make_plans, print_plans
     from hybridnn.pipeline.partition.layer_profile import write_profile
     from hybridnn.pipeline.partition.stage_partition import LinkCost, check_stages
 
@@ -82,13 +97,16 @@ def partition(
             costs = _timed_costs(settings, samples, threads, check)
         if save_profile is not None:
             write_profile(save_profile, costs.profile)
-        print_plans(costs, link, make_plans(costs.profile, link, stages, ranks), as_json=output_format is Format.json)
+        plans = _make_plans(costs.profile, link, stages, ranks)
+        if output_format is Format.json:
+            write_json(_facts(costs, link, plans))
+        else:
+            _print_plans(costs, link, plans)
 
 
 def _timed_costs(
     settings: Settings, samples: int | None, threads: int | None, check: Callable[[int], None]
 ) -> LayerCosts:
-    from hybridnn.cli.partition_view import LayerCosts
     from hybridnn.pipeline.partition.layer_profile import REPEATS, time_layers
 
     model = _network(settings)
@@ -99,7 +117,6 @@ def _timed_costs(
 
 
 def _read_costs(path: Path, settings: Settings | None, check: Callable[[int], None]) -> LayerCosts:
-    from hybridnn.cli.partition_view import LayerCosts
     from hybridnn.pipeline.partition.layer_profile import read_profile
 
     layers = read_profile(path)
@@ -111,7 +128,7 @@ def _read_costs(path: Path, settings: Settings | None, check: Callable[[int], No
 
 
 def _network(settings: Settings) -> MLP:
-    """The network of a run; data are loaded only where nothing else knows their features and outputs."""
+    """The network of a run; data are loaded only where their features and outputs are not in the catalogue."""
     from hybridnn.datasets import SyntheticSpec, dataset_info, load_dataset, load_file
     from hybridnn.nn.mlp import MLP
 
@@ -126,3 +143,101 @@ def _network(settings: Settings) -> MLP:
         known = dataset_info(str(data.name))
     sizes = [known.features, *settings.model.hidden, known.outputs]
     return MLP(sizes, settings.model.activation, residual=settings.model.residual)
+
+
+def _make_plans(
+    profile: tuple[LayerProfile, ...], link: LinkCost, stages: int | None, ranks: int | None
+) -> dict[str, PartitionPlan]:
+    """Partition uniformly, by the profile, and for `ranks` with replicated stages, which also choose `stages`."""
+    from hybridnn.pipeline.partition.stage_partition import (
+        balanced_partition,
+        plan_partition,
+        replicated_partition,
+        uniform_partition,
+    )
+
+    message, reduction = link.message_seconds, link.reduction_seconds
+    plans = {}
+    if ranks is not None:
+        layers, replicas = zip(
+            *replicated_partition(profile, ranks, stages, message_seconds=message, reduction_seconds=reduction),
+            strict=True,
+        )
+        stages = len(layers)
+        plans["replicated"] = plan_partition(
+            profile, layers, replicas, message_seconds=message, reduction_seconds=reduction
+        )
+    assert stages is not None, "either the stages or the ranks are given"
+    one_rank_each = {
+        "uniform": uniform_partition(len(profile), stages),
+        "profile": balanced_partition(profile, stages, message_seconds=message),
+    }
+    compared = {
+        name: plan_partition(profile, counts, message_seconds=message) for name, counts in one_rank_each.items()
+    }
+    return compared | plans
+
+
+def _print_plans(costs: LayerCosts, link: LinkCost, plans: Mapping[str, PartitionPlan]) -> None:
+    console = make_console()
+    source = costs.source
+    if "file" in source:
+        how = f"read from {source['file']}"
+    else:
+        passes = f"{source['repeats']} passes of {source['samples']} samples"
+        how = f"median of {passes} on this machine, {source['dtype']}, BLAS threads: {source['threads']}"
+    console.print(f"layers: {how}")
+    console.print(_layer_table(costs))
+    console.print(f"stages: a message of n bytes takes {link.alpha:g} s + n x {link.beta:g} s (--alpha, --beta)")
+    console.print(_stage_table(plans))
+    for name, plan in plans.items():
+        console.print(f"{name}: {_settings_text(plan)}", soft_wrap=True)
+
+
+def _facts(costs: LayerCosts, link: LinkCost, plans: Mapping[str, PartitionPlan]) -> dict[str, object]:
+    layers = [asdict(layer) for layer in costs.profile]
+    if costs.sizes is not None:
+        for layer, inputs, outputs in zip(layers, costs.sizes, costs.sizes[1:], strict=False):
+            layer |= {"inputs": inputs, "outputs": outputs}
+    summaries = {
+        name: {**asdict(plan), "bottleneck": plan.bottleneck, "balance": plan.balance} for name, plan in plans.items()
+    }
+    return {"source": costs.source, "alpha": link.alpha, "beta": link.beta, "layers": layers, **summaries}
+
+
+def _layer_table(costs: LayerCosts) -> Table:
+    titles = ("layer", "widths", "forward\nms", "backward\nms", "output\nbytes", "parameter\nbytes")
+    table = new_table((), titles)
+    for index, layer in enumerate(costs.profile):
+        widths = MISSING if costs.sizes is None else f"{costs.sizes[index]} > {costs.sizes[index + 1]}"
+        times = (_milliseconds(layer.forward_seconds), _milliseconds(layer.backward_seconds))
+        table.add_row(str(index), widths, *times, f"{layer.output_bytes:,.0f}", f"{layer.parameter_bytes:,.0f}")
+    return table
+
+
+def _stage_table(plans: Mapping[str, PartitionPlan]) -> Table:
+    """One row per stage and partition; the first of a partition has its name, slowest stage and balance."""
+    titles = ("slowest\nms", "balance", "stage", "layers", "ranks", "stage\nms", "message\nms")
+    table = new_table(("partition",), titles)
+    for name, plan in plans.items():
+        first = 0
+        for stage, count in enumerate(plan.stages):
+            heading = (name, _milliseconds(plan.bottleneck), f"{plan.balance:.2f}") if stage == 0 else ("", "", "")
+            layers = f"{first}-{first + count - 1}" if count > 1 else str(first)
+            message = _milliseconds(plan.message_seconds[stage]) if stage < len(plan.message_seconds) else ""
+            own = (str(plan.replicas[stage]), _milliseconds(plan.stage_seconds[stage]), message)
+            table.add_row(*heading, str(stage), layers, *own, end_section=stage == len(plan.stages) - 1)
+            first += count
+    return table
+
+
+def _settings_text(plan: PartitionPlan) -> str:
+    """The settings that choose this partition."""
+    text = f"parallel.partition = {list(plan.stages)}"
+    if max(plan.replicas) == 1:
+        return text
+    return f"{text}, parallel.stages = [{', '.join(f'{{batch = {replicas}}}' for replicas in plan.replicas)}]"
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{1e3 * seconds:.3f}"

@@ -1,42 +1,41 @@
-"""`hybridnn plan`: what every layout of a number of ranks would cost, and which is best."""
+"""`hybridnn plan`: predicted costs of the layouts of a number of ranks, the best ones, and the reasons."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hybridnn.cli.output import Format
+from hybridnn.cli.options import Format, MachineFile, OutputFormat, Overrides
+from hybridnn.cli.output import make_console, new_table, print_machine, write_json
 from hybridnn.cli.ranks import first_rank_alone
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from hybridnn.config.settings import ParallelSettings
+    from hybridnn.cost.planning.plan import Plan
+    from hybridnn.cost.prediction.predict import Prediction
+
+Facts = dict[str, Any]
 
 
 def plan(
     config: Annotated[
         Path | None,
-        typer.Argument(
-            help="A settings file; its section parallel is not looked at.", metavar="CONFIG.toml", show_default=False
-        ),
+        typer.Argument(help="A settings file; its section parallel is not looked at.", metavar="CONFIG.toml"),
     ] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Change any setting; may be given many times.", metavar="SECTION.KEY=VALUE"),
-    ] = None,
+    overrides: Overrides = None,
     ranks: Annotated[
-        int | None,
-        typer.Option(min=1, help="Ranks to use; without, all of the machine's.", metavar="N", show_default=False),
+        int | None, typer.Option(min=1, help="Ranks to use; without, all of the machine's.", metavar="N")
     ] = None,
-    machine: Annotated[
-        str | None,
-        typer.Option(
-            help="A machine file, or the name of a machine that ships with hybridnn; without, $HYBRIDNN_MACHINE or "
-            "machine.toml in the working folder.",
-            metavar="FILE",
-            show_default=False,
-        ),
-    ] = None,
+    machine: MachineFile = None,
     top: Annotated[int, typer.Option(min=1, help="Layouts to list.", metavar="N")] = 10,
-    output_format: Annotated[Format, typer.Option("--format", help="How to print the result.")] = Format.text,
+    output_format: OutputFormat = Format.text,
 ) -> None:
     """List the fastest layouts of a number of ranks, as the machine file predicts them."""
     from hybridnn.config.file import load_settings
@@ -44,7 +43,6 @@ def plan(
     settings = load_settings(config, overrides or ())
 
     # Only now, so that a wrong setting is reported without waiting for the rest to load.
-    from hybridnn.cli.plan_view import print_plan
     from hybridnn.cost.machine.file import require_machine
     from hybridnn.cost.planning.plan import plan as make_plan
     from hybridnn.cost.planning.reasons import best_by_ranks
@@ -56,4 +54,143 @@ def plan(
         workload, constraints = workload_from_settings(settings), fixed_constraints(settings)
         made = make_plan(workload, known, ranks or known.ranks, top, constraints)
         around = None if made.best_exact is None else best_by_ranks(workload, known, made.best_exact, constraints)
-        print_plan(made, around, settings.parallel, as_json=output_format is Format.json)
+        facts = _facts(made, around)
+        if output_format is Format.json:
+            write_json(facts)
+        else:
+            _print_plan(made, facts, settings.parallel)
+
+
+def _facts(plan: Plan, around: Mapping[int, Prediction] | None) -> Facts:
+    """All figures of a plan, named with their units.
+
+    Parameters
+    ----------
+    around : mapping or None
+        Result of `best_by_ranks`; None where no layout is exact.
+    """
+    from hybridnn.cost.planning.reasons import bottleneck_sentence, reason_sentence
+    from hybridnn.cost.prediction.memory import data_bytes
+
+    return {
+        "machine": plan.machine.name,
+        "quality": None if plan.machine.quality is None else plan.machine.quality.line,
+        "ranks": plan.ranks,
+        "layouts": plan.layouts,
+        "memory_bytes_per_rank": plan.machine.memory_bytes_per_rank,
+        "data_bytes_per_node": data_bytes(plan.workload),
+        "options": [_option_facts(option, plan) for option in plan.options],
+        "why": None if plan.best_exact is None else reason_sentence(plan.best_exact, plan.runner_up),
+        "bottleneck": None if around is None else bottleneck_sentence(around),
+    }
+
+
+def _option_facts(option: Prediction, plan: Plan) -> Facts:
+    from hybridnn.cost.planning.layouts import layout_settings, layout_words, staleness
+
+    parts = {f"{name}_seconds_per_step": seconds for name, seconds in asdict(option.parts).items()}
+    return {
+        "layout": layout_words(option.layout),
+        "parallel": layout_settings(option.layout),
+        "staleness": staleness(option.layout),
+        "best": option == plan.best,
+        "best_exact": option == plan.best_exact,
+        "seconds_per_step": option.seconds_per_step,
+        "seconds_per_epoch": option.seconds_per_epoch,
+        **parts,
+        "communication_hidden_seconds_per_step": option.communication_hidden,
+        "bytes_per_step": option.bytes_per_step,
+        "memory_bytes": option.memory_bytes,
+    }
+
+
+def _print_plan(plan: Plan, facts: Facts, parallel: ParallelSettings) -> None:
+    """Print a plan as text.
+
+    Parameters
+    ----------
+    parallel : ParallelSettings
+        Settings of the user: only other values have to be set to use a layout.
+    """
+    from hybridnn.utils.text import format_bytes
+
+    console = make_console()
+    machine, workload = plan.machine, plan.workload
+    console.print(
+        f"{plan.ranks:,} ranks on {machine.name}, {workload.model.parameters:,} parameters, "
+        f"batch {workload.batch_size:,}: {plan.layouts:,} layouts"
+    )
+    print_machine(console, machine, plan.ranks)
+    console.print(_table(plan, facts["options"]))
+    memory, samples = format_bytes(facts["memory_bytes_per_rank"]), format_bytes(facts["data_bytes_per_node"])
+    console.print(f"times and bytes of a step; memory of the fullest rank, of {memory}; samples take {samples} a node")
+    for sentence in (facts["why"], facts["bottleneck"]):
+        if sentence is not None:
+            console.print(sentence, soft_wrap=True)
+    chosen = {"best exact": plan.best_exact, "best": plan.best if plan.best != plan.best_exact else None}
+    for name, option in chosen.items():
+        if option is not None:
+            console.print(f"to use the {name}: {_set_options(option, parallel)}", soft_wrap=True)
+
+
+def _table(plan: Plan, facts: Sequence[Facts]) -> Table:
+    """Two lines for each layout; times of a step in one unit, so that they can be compared."""
+    from hybridnn.utils.text import format_bytes
+
+    unit, factor = ("ms", 1e3) if plan.best.seconds_per_step >= 1e-4 else ("µs", 1e6)
+    titles = (f"step\n{unit}", "epoch\ns", "compu-\nting", "comm.", "hidden", "bubble", "over-\nhead", "sent", "memory")
+    table = new_table(("pipeline x batch x model\nmethod / microbatches",), titles, show_edge=False, padding=0)
+    for option, known in zip(plan.options, facts, strict=True):
+        parts = option.parts
+        seconds = (parts.computing, parts.communication, option.communication_hidden, parts.bubble, parts.overhead)
+        table.add_row(
+            _two_lines(option, known),
+            _digits(option.seconds_per_step * factor),
+            _digits(option.seconds_per_epoch),
+            *(_digits(value * factor) for value in seconds),
+            format_bytes(option.bytes_per_step),
+            format_bytes(option.memory_bytes),
+            style="bold" if known["best"] or known["best_exact"] else None,
+        )
+    return table
+
+
+def _two_lines(option: Prediction, facts: Facts) -> str:
+    """Grid, split and overlap; method and staleness."""
+    layout = option.layout
+    batch, model = layout.stages[0]
+    grid = f"{len(layout.stages)} x {batch} x {model}"
+    first = " ".join([grid, *([layout.split] if model > 1 else [])]) + ("" if layout.overlap else ", no overlap")
+    second = []
+    if len(layout.stages) > 1:
+        second.append(layout.method + (f" / {layout.microbatches}" if layout.microbatches > 1 else ""))
+    staleness = facts["staleness"].replace("by up to", "≤").removesuffix(" updates").removesuffix(" update")
+    second.append("best exact" if facts["best_exact"] else staleness)
+    if facts["best"]:
+        second.append("best")
+    return f"{first}\n{', '.join(second)}"
+
+
+def _set_options(option: Prediction, parallel: ParallelSettings) -> str:
+    """Options of `hybridnn train` that choose a layout."""
+    from hybridnn.cost.planning.layouts import layout_settings
+    from hybridnn.utils.text import to_json
+
+    keys = layout_settings(option.layout)
+    present = json.loads(to_json(parallel.model_dump()))
+    changes = [f"--set parallel.{key}={_toml(value)}" for key, value in keys.items() if value != present[key]]
+    if parallel.stages:
+        changes.insert(0, "--set parallel.stages=[]")
+    return " ".join(changes) or "the settings as they are"
+
+
+def _toml(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
+
+
+def _digits(value: float) -> str:
+    """Three or four digits in at most six characters, up to ten days in seconds."""
+    for limit, decimals in ((10, 3), (100, 2), (1000, 1)):
+        if value < limit:
+            return f"{value:.{decimals}f}"
+    return f"{value:.0f}"

@@ -1,4 +1,4 @@
-"""How the command line behaves on several ranks: rank 0 speaks, and all leave together."""
+"""Errors and output of a command on several ranks: rank 0 prints, and all ranks exit together."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from hybridnn.comm.launcher import INTERACTIVE_STEP, RANK_VARIABLES, STEP_RANK, 
 from hybridnn.diagnostics.failsafe import all_ranks_arrive, lower_rank_reports, notify_higher_ranks, running_world
 from hybridnn.errors import EnvironmentProblem, HybridnnError
 
-ALONE_SECONDS = 0.5
-"""Lead of the first of several processes that do not see each other: a launcher may end the job with the first."""
+LEAD_SECONDS = 0.5
+"""Delay of the other processes before they exit: a launcher may end the job before rank 0 has printed."""
 
-PATIENCE = 5.0
-"""Seconds that a rank waits for the others to meet the same error."""
+DEADLINE = 5.0
+"""Seconds that a rank waits for the others to reach the same error."""
 
 
 def launch_rank() -> int | None:
@@ -35,7 +35,7 @@ def launch_rank() -> int | None:
 
 
 class FirstRankError(HybridnnError):
-    """An error of a command that rank 0 carries out alone."""
+    """An error of a command that runs on rank 0 alone."""
 
     def __init__(self, error: HybridnnError) -> None:
         super().__init__(str(error))
@@ -44,7 +44,7 @@ class FirstRankError(HybridnnError):
 
 @contextlib.contextmanager
 def first_rank_alone() -> Iterator[None]:
-    """Carry out what needs no other rank: those leave here, so an error of rank 0 must not wait for them."""
+    """Run the block on rank 0 alone: the other ranks exit, so that an error of rank 0 does not wait for them."""
     if launch_rank() not in (None, 0):
         raise typer.Exit()
     try:
@@ -56,9 +56,13 @@ def first_rank_alone() -> Iterator[None]:
 def leave(message: str, exit_code: int, *, together: bool = True) -> NoReturn:
     """Print one error line on rank 0 and exit on every rank.
 
-    The ranks leave together, because mpirun ends a job at the first rank that fails, perhaps before rank 0 has spoken.
-    An error that not all ranks have ends the job after a few seconds, with the line of the lowest rank that has it.
-    Where rank 0 is alone, not `together` with others, it speaks and leaves.
+    The ranks exit together, because mpirun ends a job at the first rank that fails, perhaps before rank 0 has printed.
+    An error that not all ranks have ends the job after `DEADLINE`, with the line of the lowest rank that has it.
+
+    Parameters
+    ----------
+    together : bool
+        False where the other ranks have exited: rank 0 prints and exits at once.
     """
     if not together:
         print(f"Error: {message}", file=sys.stderr, flush=True)
@@ -66,19 +70,19 @@ def leave(message: str, exit_code: int, *, together: bool = True) -> NoReturn:
     _start_mpi_under_a_launcher()
     world = running_world()
     if world is None and launch_rank() not in (None, 0):
-        time.sleep(ALONE_SECONDS)  # every rank is alone: the first speaks for all
+        time.sleep(LEAD_SECONDS)  # without MPI the process with number 0 prints for all
         sys.exit(exit_code)
     if world is None or world.Get_rank() == 0:
         print(f"Error: {message}", file=sys.stderr, flush=True)
         notify_higher_ranks()
-    if not all_ranks_arrive(PATIENCE):
+    if not all_ranks_arrive(DEADLINE):
         if world.Get_rank() != 0:
             notify_higher_ranks()
-            if lower_rank_reports(ALONE_SECONDS):
-                time.sleep(PATIENCE)  # that rank ends the job when it has spoken
+            if lower_rank_reports(LEAD_SECONDS):
+                time.sleep(DEADLINE)  # that rank prints, and ends the job
             else:
                 print(f"Error on rank {world.Get_rank()}: {message}", file=sys.stderr, flush=True)
-        time.sleep(ALONE_SECONDS)  # for the launcher to forward the line
+        time.sleep(LEAD_SECONDS)  # for the launcher to forward the line
         world.Abort(exit_code)
     sys.exit(exit_code)
 
@@ -88,6 +92,6 @@ def _start_mpi_under_a_launcher() -> None:
     if launch_rank() is not None:
         from hybridnn.comm.mpi import import_mpi
 
-        # Without an MPI library every rank speaks for itself.
+        # Without an MPI library every process exits by itself.
         with contextlib.suppress(EnvironmentProblem):
             import_mpi()

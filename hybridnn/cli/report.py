@@ -1,14 +1,23 @@
-"""`hybridnn report`: what runs cost, beside what was predicted, and what limits them."""
+"""`hybridnn report`: measured and predicted cost of finished runs, and what limits them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hybridnn.cli.output import Format
+from hybridnn.cli.options import Format, OutputFormat, PictureFormat
+from hybridnn.cli.output import MISSING, choose_format, make_console, new_table, write_json
 from hybridnn.cli.ranks import first_rank_alone
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from hybridnn.runs.run_record import RunRecord
+    from hybridnn.study.figures import InstructionFigures, RunFigures, ScalingGroup
 
 
 def report(
@@ -17,14 +26,12 @@ def report(
         Path | None,
         typer.Option("--out", help="Draw measured beside predicted times into a PNG.", metavar="FILE.png"),
     ] = None,
-    output_format: Annotated[Format, typer.Option("--format", help="How to print the result.")] = Format.text,
+    output_format: OutputFormat = Format.text,
 ) -> None:
     """Tell where the time of a run went; of several runs, how they scale."""
-    from hybridnn.cli.pictures import PictureFormat, choose_format
-    from hybridnn.cli.report_view import print_run, print_runs
     from hybridnn.runs.run_record import read_run
-    from hybridnn.study.figures import figures_of
-    from hybridnn.study.report.check_plot import draw_run_check, draw_runs_check
+    from hybridnn.study.figures import compare_runs, figures_of, instruction_figures
+    from hybridnn.study.report.plots import draw_run_check, draw_runs_check
     from hybridnn.utils.files import write_atomically
 
     with first_rank_alone():
@@ -34,11 +41,128 @@ def report(
         figures = [figures_of(run) for run in runs]
         as_json = output_format is Format.json
         if len(runs) == 1:
-            print_run(runs[0], figures[0], as_json=as_json)
+            instructions = instruction_figures(runs[0])
+            if as_json:
+                write_json(_run_facts(runs[0], figures[0], instructions))
+            else:
+                _print_run(runs[0], figures[0], instructions)
         else:
-            print_runs(figures, as_json=as_json)
+            groups = compare_runs(figures)
+            if as_json:
+                write_json({"groups": [_group_facts(group) for group in groups]})
+            else:
+                _print_groups(groups)
         if out is not None:
             picture = draw_run_check(runs[0], figures[0]) if len(runs) == 1 else draw_runs_check(figures)
             write_atomically(out, picture)
             if not as_json:
                 print(out)
+
+
+def _print_run(run: RunRecord, figures: RunFigures, instructions: Sequence[InstructionFigures]) -> None:
+    """Print the header, and measured beside predicted seconds per step: of the step, its parts and its instructions."""
+    from hybridnn.cli.train_view import header_table
+
+    console = make_console()
+    console.print(header_table(run.header))
+    console.print()
+    console.print(_step_table(figures, instructions))
+    if run.prediction is not None:
+        parts = ", ".join(f"{name.replace('_', ' ')} {_ms(seconds)}" for name, seconds in run.prediction.parts.items())
+        console.print(f"predicted for {run.prediction.machine}, ms per step: {parts}")
+    shares = f"communication {_percent(figures.shares.communication)}, waiting {_percent(figures.shares.waiting)}"
+    console.print(f"{figures.seconds_per_epoch:.4g} s per epoch, {figures.samples_per_second:,.0f} samples/s; {shares}")
+    console.print(f"limited by: {figures.verdict.text}")
+
+
+def _print_groups(groups: Sequence[ScalingGroup]) -> None:
+    """Print the strong-scaling table of each network and data set."""
+    from hybridnn.utils.text import counted
+
+    console = make_console()
+    for group in groups:
+        base = group.base
+        data = f"{base.data} ({base.train_samples:,} training samples)"
+        base_text = f"{counted(base.ranks, 'rank')}, {base.folder}"
+        console.print(f"{base.network} on {data}; speed-up against {base_text}", soft_wrap=True)
+        console.print(_scaling_table(group))
+        for row in group.rows:
+            figures = row.figures
+            method = f", {figures.method}" if figures.method else ""
+            console.print(f"  {counted(figures.ranks, 'rank')}, {figures.grid}{method}: {figures.verdict.text}")
+        for warning in group.warnings:
+            console.print(f"warning: {warning}", soft_wrap=True)
+        console.print()
+
+
+def _run_facts(run: RunRecord, figures: RunFigures, instructions: Sequence[InstructionFigures]) -> dict[str, Any]:
+    prediction = None if run.prediction is None else asdict(run.prediction)
+    facts = [{**asdict(item), "error": item.error} for item in instructions]
+    return {**_facts(figures), "prediction": prediction, "instructions": facts}
+
+
+def _facts(figures: RunFigures) -> dict[str, Any]:
+    return {**asdict(figures), "prediction_error": figures.prediction_error}
+
+
+def _group_facts(group: ScalingGroup) -> dict[str, Any]:
+    rows = [
+        {
+            **_facts(row.figures),
+            "speed_up": row.speed_up,
+            "efficiency": row.efficiency,
+            "predicted_speed_up": row.predicted_speed_up,
+        }
+        for row in group.rows
+    ]
+    return {"base": group.base.folder, "base_ranks": group.base.ranks, "runs": rows, "warnings": group.warnings}
+
+
+def _step_table(figures: RunFigures, instructions: Sequence[InstructionFigures]) -> Table:
+    table = new_table(("ms per step",), ("measured", "predicted", "error"), show_edge=False)
+    table.add_row(
+        "whole step",
+        _ms(figures.seconds_per_step),
+        _ms(figures.predicted_seconds_per_step),
+        _signed(figures.prediction_error),
+    )
+    for item in instructions:
+        table.add_row(item.kind, _ms(item.seconds_per_step), _ms(item.predicted_seconds_per_step), _signed(item.error))
+    predicted = figures.predicted_bytes_per_step
+    table.add_row(
+        "bytes per step", f"{figures.bytes_per_step:,.0f}", MISSING if predicted is None else f"{predicted:,.0f}", ""
+    )
+    return table
+
+
+def _scaling_table(group: ScalingGroup) -> Table:
+    titles = ("grid", "method", "batch", "s per\nepoch", "speed-\nup", "effi-\nciency", "predicted\nspeed-up")
+    table = new_table(("ranks",), (*titles, "step\nerror", "comm.", "idle"), show_edge=False)
+    for row in group.rows:
+        figures = row.figures
+        table.add_row(
+            str(figures.ranks),
+            figures.grid,
+            figures.method or MISSING,
+            str(figures.batch_size),
+            f"{figures.seconds_per_epoch:.4g}",
+            f"{row.speed_up:.2f}",
+            _percent(row.efficiency),
+            MISSING if row.predicted_speed_up is None else f"{row.predicted_speed_up:.2f}",
+            _signed(figures.prediction_error),
+            _percent(figures.shares.communication),
+            _percent(figures.shares.waiting),
+        )
+    return table
+
+
+def _ms(seconds: float | None) -> str:
+    return MISSING if seconds is None else f"{1e3 * seconds:.4g}"
+
+
+def _percent(share: float | None) -> str:
+    return MISSING if share is None else f"{share:.0%}"
+
+
+def _signed(error: float | None) -> str:
+    return MISSING if error is None else f"{error:+.0%}"

@@ -1,14 +1,31 @@
-"""`hybridnn schedule`: what every stage of a pipeline does, when, and with which weights."""
+"""`hybridnn schedule`: drawing, figures and weight versions of a pipeline schedule."""
 
 from __future__ import annotations
 
 from enum import Enum
-from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hybridnn.cli.pictures import PictureFormat, choose_format, write_file, write_picture, write_text
+from hybridnn.cli.options import OutputPicture, PictureFile
+from hybridnn.cli.output import choose_format, make_console, new_grid, new_table, print_drawing, write_result
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import Console
+    from rich.table import Table
+
+    from hybridnn.pipeline.checks.simulate import Durations, TimedInstruction, Timeline
+    from hybridnn.pipeline.checks.staleness import StalenessRow
+    from hybridnn.pipeline.schedules.schedule import Schedule
+    from hybridnn.pipeline.schedules.weight_policies import WeightRead
+
+
+FEW_MINIBATCHES = 12
+"""Rows of the table of weight versions, unless there are more stages or the user chose all."""
+
+LINT_VERDICT = "lint: ok; no deadlock, even if every send waits until it is received"
 
 
 class WeightGrad(str, Enum):
@@ -18,17 +35,21 @@ class WeightGrad(str, Enum):
     merged = "merged"
 
 
+def _duration(text: str) -> Any:
+    return typer.Option(min=0.0, help=text, metavar="TIME")
+
+
 def schedule(
     method: Annotated[
         str | None, typer.Argument(help="A pipeline method; without one, they are listed.", metavar="METHOD")
     ] = None,
-    stages: Annotated[int, typer.Option("--stages", min=1, help="Ranks along the pipeline.")] = 4,
+    stages: Annotated[int, typer.Option("--stages", min=1, help="Ranks along the pipeline.", metavar="N")] = 4,
     minibatches: Annotated[
         int | None,
         typer.Option(
             min=1,
             help="Minibatches until the pipeline is empty; by default twice the stages, and 1 if they are cut.",
-            show_default=False,
+            metavar="N",
         ),
     ] = None,
     microbatches: Annotated[
@@ -36,12 +57,12 @@ def schedule(
         typer.Option(
             min=1,
             help="Parts that each minibatch is cut into; by default twice the stages, if the method cuts them.",
-            show_default=False,
+            metavar="N",
         ),
     ] = None,
     chunks: Annotated[
         int | None,
-        typer.Option(min=1, help="Parts of the layers per stage; by default 2 for interleaved.", show_default=False),
+        typer.Option(min=1, help="Parts of the layers per stage; by default 2 for interleaved, else 1.", metavar="N"),
     ] = None,
     vertical_sync: Annotated[
         bool, typer.Option("--vertical-sync", help="pipedream: every stage uses the version of the first stage.")
@@ -49,36 +70,27 @@ def schedule(
     weight_grad: Annotated[
         WeightGrad, typer.Option(help="One weight gradient per microbatch, or one product over all of them.")
     ] = WeightGrad.per_microbatch,
-    forward: Annotated[float, typer.Option(min=0.0, help="Duration of a stage's forward pass.")] = 1.0,
-    backward: Annotated[float, typer.Option(min=0.0, help="Duration of its whole backward pass.")] = 2.0,
+    forward: Annotated[float, _duration("Duration of a stage's forward pass.")] = 1.0,
+    backward: Annotated[float, _duration("Duration of its whole backward pass.")] = 2.0,
     weight: Annotated[
-        float | None,
-        typer.Option(
-            min=0.0,
-            help="The part of it that computes the gradients of the weights; by default half.",
-            show_default=False,
-        ),
+        float | None, _duration("The part of it that computes the gradients of the weights; by default half.")
     ] = None,
-    message: Annotated[float, typer.Option(min=0.0, help="Duration of a message between two stages.")] = 0.0,
+    message: Annotated[float, _duration("Duration of a message between two stages.")] = 0.0,
     versions: Annotated[
         bool, typer.Option("--versions", help="Print the weight versions of every minibatch, for any method.")
     ] = False,
-    output_format: Annotated[
-        PictureFormat | None,
-        typer.Option("--format", help="By default what the file's name says, or text. JSON counts from 0."),
-    ] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="A file for the result.", metavar="FILE")] = None,
+    output_format: OutputPicture = None,
+    out: PictureFile = None,
 ) -> None:
     """Draw what every stage of a pipeline does, with which weights, and prove that it cannot deadlock."""
-    from hybridnn.cli.schedule_view import print_methods, print_report, schedule_facts
     from hybridnn.pipeline.checks.lint import lint
     from hybridnn.pipeline.checks.simulate import Durations, simulate
+    from hybridnn.pipeline.checks.staleness import audit
     from hybridnn.pipeline.drawing.drawing import draw_timeline
     from hybridnn.pipeline.schedules.methods import METHODS, make_schedule
-    from hybridnn.utils.text import to_json
 
     if method is None:
-        print_methods()
+        make_console().print(new_grid((known.name, known.summary) for known in METHODS.values()))
         return
     picture = choose_format(output_format, out)
     known = METHODS.get(method)  # an unknown one is refused by `make_schedule`
@@ -95,9 +107,156 @@ def schedule(
     lint(made)
     durations = Durations(forward, backward, backward / 2 if weight is None else weight, message)
     timeline = simulate(made, durations)
-    if picture is PictureFormat.text:
-        write_text(lambda console: print_report(console, timeline, durations, all_versions=versions), out)
-    elif picture is PictureFormat.json:
-        write_file(to_json(schedule_facts(timeline, durations), indent=2) + "\n", out)
-    else:
-        write_picture(draw_timeline(timeline), picture, out)
+    rows = audit(made)
+    write_result(
+        picture,
+        out,
+        lambda console: _print_report(console, timeline, durations, rows, all_versions=versions),
+        lambda: _facts(timeline, durations, rows),
+        lambda: draw_timeline(timeline),
+    )
+
+
+def _print_report(
+    console: Console, timeline: Timeline, durations: Durations, rows: Sequence[StalenessRow], *, all_versions: bool
+) -> None:
+    """Print the drawing, the figures per stage, the linter's verdict, and the weight versions.
+
+    Parameters
+    ----------
+    all_versions : bool
+        Print the versions of every minibatch and for any method, not only of the first few of a method with stale
+        weights.
+    """
+    from hybridnn.pipeline.drawing.drawing import draw_timeline
+
+    print_drawing(console, draw_timeline(timeline))
+    console.print()
+    console.print(
+        f"durations: forward {durations.forward:g}, backward {durations.backward:g} "
+        f"(weight gradients {durations.weight:g} of it), message {durations.message:g}"
+    )
+    console.print(f"makespan {timeline.makespan:.6g}, bubble fraction {timeline.bubble_fraction:.2%}")
+    console.print(_stage_table(timeline))
+    console.print(LINT_VERDICT)
+    if all_versions or any(row.staleness or not row.consistent for row in rows):
+        console.print()
+        _print_versions(console, timeline.schedule, rows, all_versions=all_versions)
+
+
+def _facts(timeline: Timeline, durations: Durations, rows: Sequence[StalenessRow]) -> dict[str, Any]:
+    """All figures of a simulated schedule, with minibatches, microbatches, stages and chunks from 0."""
+    schedule = timeline.schedule
+    stages = range(schedule.stages)
+    return {
+        "method": schedule.method,
+        "minibatches": schedule.minibatches,
+        "microbatches": schedule.microbatches,
+        "chunks": schedule.chunks,
+        "weight_policy": schedule.policy.name,
+        "durations": {
+            "forward": durations.forward,
+            "backward": durations.backward,
+            "weight": durations.weight,
+            "message": durations.message,
+        },
+        "stages": [
+            {"stage": stage, "instructions": [_instruction_facts(item) for item in timeline.stages[stage]]}
+            for stage in stages
+        ],
+        "staleness": [_staleness_facts(row) for row in rows],
+        "summary": {
+            "makespan": timeline.makespan,
+            "bubble_fraction": timeline.bubble_fraction,
+            "stages": [
+                {
+                    "stage": stage,
+                    "peak_live_activations": timeline.peak_live_activations[stage],
+                    "peak_live_inputs": timeline.peak_live_inputs[stage],
+                    "peak_weight_versions": timeline.peak_weight_versions[stage],
+                    "busy": timeline.busy[stage],
+                }
+                for stage in stages
+            ],
+        },
+    }
+
+
+def _instruction_facts(item: TimedInstruction) -> dict[str, Any]:
+    instruction = item.instruction
+    return {
+        "instruction": instruction.name,
+        "minibatch": instruction.minibatch,
+        "microbatch": instruction.microbatch,
+        "chunk": instruction.chunk,
+        "version": None if item.read is None else item.read.version,
+        "ahead": None if item.read is None else item.read.ahead,
+        "start": item.start,
+        "end": item.end,
+    }
+
+
+def _staleness_facts(row: StalenessRow) -> dict[str, Any]:
+    return {
+        "stage": row.stage,
+        "minibatch": row.minibatch,
+        "forward": row.forward._asdict(),
+        "backward": row.backward._asdict(),
+        "applied_at": row.applied_at,
+        "staleness": row.staleness,
+        "consistent": row.consistent,
+    }
+
+
+def _stage_table(timeline: Timeline) -> Table:
+    titles = ("stage", "peak live\nactivations", "peak live\ninputs", "peak weight\nversions", "busy", "idle")
+    table = new_table((), titles)
+    for stage, busy in enumerate(timeline.busy):
+        figures = (timeline.peak_live_activations, timeline.peak_live_inputs, timeline.peak_weight_versions)
+        idle = 1 - busy / timeline.makespan if timeline.makespan else 0.0
+        table.add_row(str(stage), *(str(figure[stage]) for figure in figures), f"{busy:.6g}", f"{idle:.1%}")
+    return table
+
+
+def _print_versions(console: Console, schedule: Schedule, rows: Sequence[StalenessRow], *, all_versions: bool) -> None:
+    """Print the part of the table of weight versions that fits, and whether both passes use the same weights."""
+    cells = {(row.minibatch, row.stage): f"{_version(row.forward)}/{_version(row.backward)}" for row in rows}
+    # A column has a blank on either side and one between it and the next.
+    column = 3 + max(len(f"stage {schedule.stages - 1}"), *(len(cell) for cell in cells.values()))
+    stages = min(schedule.stages, max(1, (console.width - len("  minibatch  ")) // column))
+    most = schedule.minibatches if all_versions else max(FEW_MINIBATCHES, schedule.stages + 2)
+    minibatches = min(schedule.minibatches, most)
+    staleness = [max(row.staleness for row in rows if row.stage == stage) for stage in range(stages)]
+    console.print(
+        "weights read, forward/backward: the updates that the stage had done, +s if predicted s updates ahead"
+    )
+    console.print(_version_table(cells, staleness, minibatches))
+    if (minibatches, stages) != (schedule.minibatches, schedule.stages):
+        console.print(
+            f"shown: {stages} of {schedule.stages} stages and {minibatches} of {schedule.minibatches} minibatches; "
+            "--format json has all"
+        )
+    console.print(f"forward and backward pass use the same weights: {_consistency(schedule, rows)}")
+
+
+def _version_table(cells: dict[tuple[int, int], str], staleness: list[int], minibatches: int) -> Table:
+    """Make a row per minibatch, a column per stage, and below each stage's largest staleness."""
+    stages = [f"stage {stage}" for stage in range(len(staleness))]
+    table = new_table((), ("minibatch", *stages), footers=("staleness", *map(str, staleness)))
+    for minibatch in range(minibatches):
+        table.add_row(str(minibatch + 1), *(cells[minibatch, stage] for stage in range(len(staleness))))
+    return table
+
+
+def _consistency(schedule: Schedule, rows: Sequence[StalenessRow]) -> str:
+    """Text of the first minibatch, counted from 1, from which on both passes use one version at every stage."""
+    last_inconsistent = max((row.minibatch for row in rows if not row.consistent), default=-1)
+    if last_inconsistent < 0:
+        return "yes"
+    if last_inconsistent == schedule.minibatches - 1:
+        return "no"
+    return f"from minibatch {last_inconsistent + 2} on"
+
+
+def _version(weights: WeightRead) -> str:
+    return f"{weights.version}+{weights.ahead}" if weights.ahead else str(weights.version)

@@ -1,24 +1,62 @@
-"""`hybridnn simulate`: a run of any number of ranks on a machine that need not be there."""
+"""`hybridnn simulate`: simulated training steps of a layout on a machine, and scaling curves."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hybridnn.cli.pictures import PictureFormat, choose_format
+from hybridnn.cli.options import MachineFile, OutputPicture, Overrides, PictureFile, PictureFormat
+from hybridnn.cli.output import (
+    choose_format,
+    new_table,
+    print_drawing,
+    print_machine,
+    write_file,
+    write_json,
+    write_result,
+    write_text,
+)
 from hybridnn.cli.ranks import first_rank_alone
 from hybridnn.errors import SettingError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from hybridnn.cost.machine.machine import Machine
+    from hybridnn.cost.prediction.workload import Layout
+    from hybridnn.cost.simulation.disturbance import Disturbance
+    from hybridnn.cost.simulation.scaling import ScalingCurve
+    from hybridnn.cost.simulation.simulate_layout import SimulatedStep, StageSeconds
+    from hybridnn.pipeline.drawing.drawing import Drawing
+
 
 MOST_MINIBATCHES = 10_000
 """More take minutes, and a steady state is reached long before."""
 
+MILLISECONDS = 1e3
+
+SUPERLINEAR = 1.005
+"""Efficiency that is printed as more than 100 %."""
+
+ABOVE_IDEAL = (
+    "above 100%: what one rank reads and writes in a step does not fit its cache; with more ranks each reads and "
+    "writes less, and more of it fits"
+)
+
+EXPLANATION = """\
+computing      passes, loss and update, with loading, copying and Python
+communication  collectives that are waited for, and what of messages cannot be hidden
+bubble         waiting for other stages, their messages, and slower ranks"""
+
 
 class ScalingKind(str, Enum):
-    """Which scaling curve."""
+    """Kinds of scaling curves."""
 
     strong = "strong"
     weak = "weak"
@@ -27,54 +65,39 @@ class ScalingKind(str, Enum):
 def simulate(
     config: Annotated[
         Path,
-        typer.Argument(help="A settings file of `hybridnn train`.", metavar="CONFIG.toml", show_default=False),
+        typer.Argument(help="A settings file of `hybridnn train`.", metavar="CONFIG.toml"),
     ],
     ranks: Annotated[
         int,
-        typer.Option(min=1, help="Ranks of the job; without parallel.batch they fill it.", show_default=False),
+        typer.Option(min=1, help="Ranks of the job; without parallel.batch they fill it.", metavar="N"),
     ],
-    machine: Annotated[
-        str | None,
-        typer.Option(
-            help="A machine file, or the name of a machine that ships with hybridnn; without, $HYBRIDNN_MACHINE or "
-            "machine.toml in the working folder.",
-            metavar="FILE",
-            show_default=False,
-        ),
-    ] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Change any setting; may be given many times.", metavar="SECTION.KEY=VALUE"),
-    ] = None,
+    machine: MachineFile = None,
+    overrides: Overrides = None,
     minibatches: Annotated[
         int | None,
         typer.Option(
             min=1,
             max=MOST_MINIBATCHES,
             help="Minibatches to simulate; by default 1, and 4 for each stage where they overlap.",
-            show_default=False,
+            metavar="N",
         ),
     ] = None,
     jitter: Annotated[
-        float, typer.Option(min=0.0, help="Relative standard deviation of the time of every computation.")
+        float, typer.Option(min=0.0, help="Relative standard deviation of the time of every computation.", metavar="X")
     ] = 0.0,
     slow: Annotated[
         list[str] | None,
         typer.Option(help="A rank that computes slower, by a factor; may be given many times.", metavar="RANK:FACTOR"),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the jitter.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the jitter.", metavar="N")] = 0,
     curve: Annotated[
         ScalingKind | None,
         typer.Option(
             help="Simulate 1, 2, 4, ... replicas up to --ranks: strong keeps the minibatch, weak lets it grow.",
-            show_default=False,
         ),
     ] = None,
-    output_format: Annotated[
-        PictureFormat | None,
-        typer.Option("--format", help="By default what the file's name says, or text. JSON counts from 0."),
-    ] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="A file for the result.", metavar="FILE")] = None,
+    output_format: OutputPicture = None,
+    out: PictureFile = None,
 ) -> None:
     """Simulate training steps of a layout on a machine: the timeline, where the time goes, and how it scales."""
     picture = choose_format(output_format, out)
@@ -90,9 +113,9 @@ def simulate(
         settings, cluster = load_settings(config, overrides or ()), require_machine(machine)
 
         # Only now, so that a wrong setting is reported without waiting for the rest to load.
-        from hybridnn.cli.simulate_view import write_curve, write_step
         from hybridnn.cost.simulation.scaling import scaling_curve
         from hybridnn.cost.simulation.simulate_layout import compile_layout, simulate_layout, usual_minibatches
+        from hybridnn.cost.simulation.timeline import draw_simulation
         from hybridnn.runs.workload import layout_from_settings, workload_from_settings
 
         workload = workload_from_settings(settings)
@@ -100,16 +123,23 @@ def simulate(
         count = minibatches or usual_minibatches(layout)
         if curve is not None:
             scaling = scaling_curve(workload, layout, cluster, curve.value, count, disturbance)
-            write_curve(scaling, layout, cluster, picture, out)
+            _write_curve(scaling, layout, cluster, picture, out)
             return
         program = compile_layout(layout, count)
         calm = simulate_layout(workload, layout, cluster, program)
         step = simulate_layout(workload, layout, cluster, program, disturbance) if disturbance else calm
-        write_step(step, calm, cluster, disturbance, picture, out)
+        drawing = draw_simulation(step)
+        write_result(
+            picture,
+            out,
+            lambda console: _print_step(console, step, calm, cluster, drawing),
+            lambda: _step_facts(step, calm, cluster, disturbance, drawing),
+            lambda: drawing,
+        )
 
 
 def _slow_ranks(texts: Sequence[str]) -> dict[int, float]:
-    """From RANK:FACTOR."""
+    """Slowdown of each rank, from texts RANK:FACTOR."""
     slow: dict[int, float] = {}
     for text in texts:
         left, _, right = text.partition(":")
@@ -121,3 +151,148 @@ def _slow_ranks(texts: Sequence[str]) -> dict[int, float]:
             raise SettingError("--slow", text, "every rank once")
         slow[rank] = factor
     return slow
+
+
+def _layout_text(layout: Layout, machine: Machine) -> str:
+    """A layout and its machine as one line."""
+    from hybridnn.utils.text import counted
+
+    widths = sorted(set(layout.stages))
+    grid = " + ".join(f"{batch} x {model}" for batch, model in (widths if len(widths) == 1 else layout.stages))
+    stages = len(layout.stages)
+    pipeline = f"{layout.method} over {stages} stages of " if stages > 1 else ""
+    cut = f", {layout.microbatches} microbatches" if layout.microbatches > 1 else ""
+    return f"{counted(layout.ranks, 'rank')} of {machine.name}: {pipeline}{grid} (batch x model){cut}"
+
+
+def _write_curve(
+    curve: ScalingCurve, layout: Layout, machine: Machine, picture: PictureFormat, out: Path | None
+) -> None:
+    """Write a scaling curve to a file, or print it."""
+    if picture is PictureFormat.text:
+        write_text(lambda console: _print_curve(console, curve, layout, machine), out)
+    elif picture is PictureFormat.json:
+        points = [asdict(point) for point in curve.points]
+        write_json({**_quality_facts(machine), "kind": curve.kind, "points": points}, out)
+    else:
+        from hybridnn.cost.simulation.scaling_plot import scaling_png
+
+        write_file(scaling_png(curve, _layout_text(layout, machine)), out)
+
+
+def _print_step(console: Console, step: SimulatedStep, calm: SimulatedStep, machine: Machine, drawing: Drawing) -> None:
+    """Print the drawing, the time of a step, and its parts on every stage.
+
+    Parameters
+    ----------
+    calm : SimulatedStep
+        The same without disturbance; `step` itself where there is none.
+    """
+    print_drawing(console, drawing)
+    console.print()
+    console.print(_layout_text(step.layout, machine))
+    print_machine(console, machine, step.layout.ranks)
+    _print_idle(console, step.layout, {step.layout.ranks: step.workload.batch_size})
+    per_step = step.seconds_per_step
+    rate = f"{step.workload.batch_size / per_step:,.0f} samples/s" if per_step else ""
+    console.print(f"{per_step * MILLISECONDS:.4g} ms per step, {step.seconds_per_epoch:.4g} s per epoch, {rate}")
+    if step is not calm:
+        slower = per_step / calm.seconds_per_step - 1
+        console.print(f"without jitter and slow ranks {calm.seconds_per_step * MILLISECONDS:.4g} ms ({slower:+.1%})")
+    console.print(_stage_table(step))
+    console.print(EXPLANATION)
+
+
+def _step_facts(
+    step: SimulatedStep, calm: SimulatedStep, machine: Machine, disturbance: Disturbance, drawing: Drawing
+) -> dict[str, Any]:
+    """The figures of a simulation and its drawing, with stages, minibatches and microbatches from 0."""
+    layout = step.layout
+    return {
+        "machine": machine.name,
+        **_quality_facts(machine),
+        "ranks": layout.ranks,
+        "method": layout.method,
+        "batch_size": step.workload.batch_size,
+        "minibatches": step.minibatches,
+        "microbatches": layout.microbatches,
+        "chunks": layout.chunks,
+        "jitter": disturbance.jitter,
+        "slow": [{"rank": rank, "factor": factor} for rank, factor in disturbance.slow.items()],
+        "seed": disturbance.seed,
+        "seconds": step.seconds,
+        "seconds_per_step": step.seconds_per_step,
+        "undisturbed_seconds_per_step": calm.seconds_per_step,
+        "seconds_per_epoch": step.seconds_per_epoch,
+        "mean_of_ranks": _parts(step.mean()),
+        "stages": [
+            {"stage": stage, "batch": batch, "model": model, **_parts(parts)}
+            for stage, ((batch, model), parts) in enumerate(zip(layout.stages, step.stages, strict=True))
+        ],
+        "instruction_seconds_per_step": step.instructions,
+        "drawing": {
+            "title": drawing.title,
+            "unit": drawing.unit,
+            "rows": [{"label": row.label, "boxes": [vars(box) for box in row.boxes]} for row in drawing.rows],
+        },
+    }
+
+
+def _print_curve(console: Console, curve: ScalingCurve, layout: Layout, machine: Machine) -> None:
+    minibatch = "the same minibatch" if curve.kind == "strong" else "a minibatch that grows with the replicas"
+    console.print(f"{curve.kind} scaling, {minibatch}, up to {_layout_text(layout, machine)}")
+    print_machine(console, machine, layout.ranks)
+    titles = ("ranks", "minibatch", "ms per\nstep", "samples\nper s", "speed-up", "efficiency", "comm.", "bubble")
+    table = new_table((), titles)
+    for point in curve.points:
+        table.add_row(
+            str(point.ranks),
+            str(point.batch_size),
+            f"{point.seconds_per_step * MILLISECONDS:.4g}",
+            f"{point.batch_size / point.seconds_per_step:,.0f}",
+            f"{point.speed_up:.4g}",
+            f"{point.efficiency:.1%}",
+            f"{point.communication_share:.1%}",
+            f"{point.bubble_share:.1%}",
+        )
+    console.print(table)
+    _print_idle(console, layout, {point.ranks: point.batch_size for point in curve.points[1:]})
+    if any(point.efficiency > SUPERLINEAR for point in curve.points):
+        console.print(ABOVE_IDEAL, soft_wrap=True)
+
+
+def _print_idle(console: Console, layout: Layout, batch_sizes: Mapping[int, int]) -> None:
+    """Print the numbers of ranks with which some batch ranks have no samples of a microbatch."""
+    widest = max(batch for batch, _ in layout.stages)
+    idle = [
+        str(ranks) for ranks, size in batch_sizes.items() if size < layout.microbatches * widest * ranks // layout.ranks
+    ]
+    if idle:
+        console.print(f"more batch ranks than samples of a microbatch, so that some have none: {', '.join(idle)} ranks")
+
+
+def _quality_facts(machine: Machine) -> dict[str, Any]:
+    return {"quality": None if machine.quality is None else machine.quality.line}
+
+
+def _parts(parts: StageSeconds) -> dict[str, float]:
+    return {f"{name}_seconds_per_step": seconds for name, seconds in asdict(parts).items()}
+
+
+def _stage_table(step: SimulatedStep) -> Table:
+    from hybridnn.cost.simulation.timeline import stages_shown
+
+    shown = stages_shown(len(step.stages))
+    titles = ("ms per step\nstage", "computing", "communication", "bubble")
+    table = new_table((), titles, footers=("mean", *_cells(step.mean(), step.seconds_per_step)))
+    for stage in shown:
+        if stage and stage - 1 not in shown:
+            table.add_row("...", "", "", "")
+        table.add_row(str(stage), *_cells(step.stages[stage], step.seconds_per_step))
+    return table
+
+
+def _cells(parts: StageSeconds, total: float) -> list[str]:
+    return [
+        f"{seconds * MILLISECONDS:.4g} {seconds / total if total else 0.0:6.1%}" for seconds in asdict(parts).values()
+    ]

@@ -1,23 +1,22 @@
-"""`hybridnn stall`: why a run stood still, from what its ranks left behind."""
+"""`hybridnn stall`: why a run stalled, from the files of its ranks."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
+from dataclasses import asdict
+from typing import TYPE_CHECKING
 
-import typer
-
-from hybridnn.cli.output import Format
+from hybridnn.cli.options import Format, OutputFormat, RunFolder
+from hybridnn.cli.output import write_json
 from hybridnn.cli.ranks import first_rank_alone
 
+if TYPE_CHECKING:
+    from hybridnn.diagnostics.stalls.files import StallRecord
 
-def stall(
-    run: Annotated[Path, typer.Argument(help="A run folder.", metavar="RUN", show_default=False)],
-    output_format: Annotated[Format, typer.Option("--format", help="How to print the result.")] = Format.text,
-) -> None:
+
+def stall(run: RunFolder, output_format: OutputFormat = Format.text) -> None:
     """Tell which rank a run waited for when it stood still, and what every rank was doing."""
-    from hybridnn.cli.stall_view import print_stall
-    from hybridnn.diagnostics.stalls.files import read_stall
+    from hybridnn.diagnostics.stalls.files import FOLDER, read_stall
+    from hybridnn.diagnostics.stalls.report import stall_report
     from hybridnn.errors import DataError
     from hybridnn.runs.history_file import run_status
 
@@ -25,4 +24,18 @@ def stall(
         record = read_stall(run)
         if record is None and run_status(run) == "absent":
             raise DataError(f"{run}: this folder holds no run of hybridnn")
-        print_stall(record, run, as_json=output_format is Format.json)
+        if output_format is Format.json:
+            write_json(_facts(record))
+        elif record is None:
+            print(f"{run}: no rank of this run noted that it stood still")
+        else:
+            print(stall_report(record, run / FOLDER))
+
+
+def _facts(record: StallRecord | None) -> dict[str, object]:
+    return {
+        "stood_still": record is not None,
+        "findings": [] if record is None else [asdict(finding) for finding in record.findings],
+        "job": None if record is None or record.job is None else asdict(record.job),
+        "states": [] if record is None else [asdict(state) for state in record.states.values()],
+    }

@@ -1,4 +1,4 @@
-"""`hybridnn study`: many runs along a few axes, and their report."""
+"""`hybridnn study`: run many trainings along a few axes, as processes or Slurm jobs, and report them."""
 
 from __future__ import annotations
 
@@ -7,25 +7,23 @@ from typing import Annotated, Any
 
 import typer
 
-from hybridnn.cli.output import Format, print_json
+from hybridnn.cli.options import Format, OutputFormat
+from hybridnn.cli.output import write_json
 from hybridnn.cli.ranks import first_rank_alone, launch_rank
 from hybridnn.errors import EnvironmentProblem
 
 app = typer.Typer(help="Run and report a study: many runs along a few axes.")
 
-OutputFormat = Annotated[Format, typer.Option("--format", help="How to print the result.")]
 StudyName = Annotated[str, typer.Argument(help="A study file, or the name of a ready study.", metavar="FILE")]
 OutFolder = Annotated[
     Path | None,
-    typer.Option(
-        "--out", help="Folder of the study; runs/studies/NAME by default.", metavar="FOLDER", show_default=False
-    ),
+    typer.Option("--out", help="Folder of the study; runs/studies/NAME by default.", metavar="FOLDER"),
 ]
 Reduced = Annotated[bool, typer.Option("--reduced", help="Run the short form that the file describes.")]
 
 
 def _slurm_option(name: str, meaning: str, metavar: str) -> Any:
-    return typer.Option(name, help=meaning, metavar=metavar, show_default=False)
+    return typer.Option(name, help=meaning, metavar=metavar)
 
 
 @app.callback(invoke_without_command=True)
@@ -43,7 +41,7 @@ def list_studies(output_format: OutputFormat = Format.text) -> None:
     with first_rank_alone():
         studies = {path: load_study(path) for path in ready_studies().values()}
     if output_format is Format.json:
-        print_json([{"name": s.name, "description": s.description, "file": str(path)} for path, s in studies.items()])
+        write_json([{"name": s.name, "description": s.description, "file": str(path)} for path, s in studies.items()])
     else:
         print_studies(studies)
 
@@ -57,7 +55,6 @@ def run(
             "--launcher",
             help="Starts a program on {ranks} ranks; in Slurm jobs also {nodes}. By default as -n of train does.",
             metavar="COMMAND",
-            show_default=False,
         ),
     ] = None,
     out: OutFolder = None,
@@ -72,7 +69,9 @@ def run(
     ] = None,
     limit: Annotated[
         float | None,
-        typer.Option("--limit", min=0.1, help="End a cell after so many seconds.", metavar="SECONDS"),
+        typer.Option(
+            "--limit", min=0.1, help="End a cell after so many seconds; without, no limit.", metavar="SECONDS"
+        ),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the cells and commands, and run nothing.")] = False,
 ) -> None:
@@ -117,7 +116,6 @@ def submit(
             min=1,
             help="Ranks of a cell on one node; as many as it has cores for by default.",
             metavar="N",
-            show_default=False,
         ),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the script and commands, submit nothing.")] = False,
@@ -144,20 +142,21 @@ def report(
     folder: Annotated[Path, typer.Argument(help="The folder of a study.", metavar="FOLDER")],
     out: Annotated[
         Path | None,
-        typer.Option(
-            "--out", help="Folder of the report; FOLDER/report by default.", metavar="FOLDER", show_default=False
-        ),
+        typer.Option("--out", help="Folder of the report; FOLDER/report by default.", metavar="FOLDER"),
     ] = None,
     output_format: OutputFormat = Format.text,
 ) -> None:
     """Write the tables, plots and page of a study's finished cells; exit code 1 where cells did not end well."""
-    from hybridnn.cli.study_view import print_report
+    from hybridnn.cli.study_view import print_report, report_facts
     from hybridnn.study.report.page import write_report
     from hybridnn.study.report.results import read_results
 
     with first_rank_alone():
         results = read_results(folder)
         files = write_report(results, out or folder / "report")
-        print_report(results, files, as_json=output_format is Format.json)
+        if output_format is Format.json:
+            write_json(report_facts(results, files))
+        else:
+            print_report(results, files)
         if results.failures:
             raise typer.Exit(1)

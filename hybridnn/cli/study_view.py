@@ -1,17 +1,16 @@
-"""What a user sees of a study: its cells before, progress while they run, and what became of them."""
+"""Output of studies: their cells and submissions, progress, outcomes, and the report."""
 
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from time import monotonic
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from hybridnn.cli.output import make_console, print_json
+from hybridnn.cli.output import make_console, new_table
 from hybridnn.study.cells import Cell
 from hybridnn.study.report.results import StudyResults
 from hybridnn.study.report.scaling import warnings_of
@@ -28,14 +27,14 @@ if TYPE_CHECKING:
 
 def print_studies(studies: Mapping[Path, Study]) -> None:
     """Print the name, description and file of each study."""
-    console = make_console(sys.stdout)
+    console = make_console()
     for path, study in studies.items():
         console.print(f"{study.name}\n  {study.description}\n  {path}", soft_wrap=True)
 
 
 def print_plan(run: StudyRun) -> None:
     """Print every chosen cell with its number, status and command, and what is skipped and why."""
-    console = make_console(sys.stdout)
+    console = make_console()
     numbers = {cell.id: number for number, cell in enumerate(run.plan.cells)}
     for cell in run.chosen:
         console.print(f"{numbers[cell.id]:>4}  {run.folder.status(cell.id):<11}  {cell.id}", soft_wrap=True)
@@ -47,7 +46,7 @@ def print_plan(run: StudyRun) -> None:
 
 def print_submission(submission: Submission) -> None:
     """Print the batch script and the commands that would submit it."""
-    console = make_console(sys.stdout)
+    console = make_console()
     if not submission.arrays:
         state = "finished or queued" if submission.queued else "finished"
         console.print(f"all {len(submission.plan.cells)} cells are {state}: nothing to submit")
@@ -61,7 +60,7 @@ def print_submission(submission: Submission) -> None:
 
 def _print_queued(submission: Submission) -> None:
     """Print which cells earlier submissions have in the queue."""
-    console = make_console(sys.stdout)
+    console = make_console()
     for job in dict.fromkeys(submission.queued.values()):
         count = sum(other == job for other in submission.queued.values())
         console.print(f"job {job}: {counted(count, 'cell')} of an earlier submission", soft_wrap=True)
@@ -69,7 +68,7 @@ def _print_queued(submission: Submission) -> None:
 
 def print_submitted(submission: Submission, jobs: Sequence[str], report: str) -> None:
     """Print the number of each job and what it does."""
-    console = make_console(sys.stdout)
+    console = make_console()
     _print_queued(submission)
     for job, array in zip(jobs, submission.arrays, strict=True):
         cells = counted(len(array.cells), "cell")
@@ -78,27 +77,28 @@ def print_submitted(submission: Submission, jobs: Sequence[str], report: str) ->
     console.print(f"script and output in {submission.place}", soft_wrap=True)
 
 
-def print_report(results: StudyResults, files: Sequence[Path], *, as_json: bool) -> None:
-    """Print the table of points, warnings, the cells that are not finished with the reasons, and the report's files."""
-    manifest = results.manifest
-    if as_json:
-        about = {"study": manifest.name, "reduced": manifest.reduced, "finished_cells": len(results.cells)}
-        unfinished = [{"id": cell.id, **asdict(cell.state)} for cell in results.unfinished]
-        facts = {"unfinished": unfinished, "warnings": warnings_of(results), "points": point_facts(results)}
-        print_json({**about, **facts, "files": [str(path) for path in files]})
-        return
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
+def report_facts(results: StudyResults, files: Sequence[Path]) -> dict[str, Any]:
+    """The points, warnings and unfinished cells of a study, and the files of its report."""
+    return {
+        "study": results.manifest.name,
+        "reduced": results.manifest.reduced,
+        "finished_cells": len(results.cells),
+        "unfinished": [{"id": cell.id, **asdict(cell.state)} for cell in results.unfinished],
+        "warnings": warnings_of(results),
+        "points": point_facts(results),
+        "files": [str(path) for path in files],
+    }
 
-    console = make_console(sys.stdout)
-    table = Table(box=SIMPLE_HEAD, show_edge=False)
+
+def print_report(results: StudyResults, files: Sequence[Path]) -> None:
+    """Print the table of points, warnings, the unfinished cells with their reasons, and the files of the report."""
+    console = make_console()
     titles, rows = point_rows(results)
-    threads = {row[titles.index(THREADS)] for row in rows}
+    column = titles.index(THREADS)
+    threads = {row[column] for row in rows}
     if len(threads) == 1:  # a line in place of a column
-        place = titles.index(THREADS)
-        titles, rows = [*titles[:place], *titles[place + 1 :]], [[*row[:place], *row[place + 1 :]] for row in rows]
-    for title in titles:
-        table.add_column(title.replace(" ", "\n"), justify="right", vertical="bottom", overflow="fold")
+        titles, *rows = ([*row[:column], *row[column + 1 :]] for row in (titles, *rows))
+    table = new_table((), [title.replace(" ", "\n") for title in titles], wraps=True, show_edge=False)
     for row in rows:
         table.add_row(*row)
     console.print(table)
@@ -108,7 +108,7 @@ def print_report(results: StudyResults, files: Sequence[Path], *, as_json: bool)
         console.print(f"warning: {warning}", soft_wrap=True)
     if results.unfinished:
         counts = results.unfinished_counts
-        console.print(f"{len(results.unfinished)} of {len(manifest.cells)} cells are not finished: {counts}")
+        console.print(f"{len(results.unfinished)} of {len(results.manifest.cells)} cells are not finished: {counts}")
         for cell in results.unfinished:
             console.print(f"  {cell.state.status:<11}  {cell.text}", soft_wrap=True)
     for path in files:
@@ -116,17 +116,11 @@ def print_report(results: StudyResults, files: Sequence[Path], *, as_json: bool)
 
 
 class StudyProgress:
-    """Callbacks of a study: a progress bar on a terminal, else a line for each cell.
-
-    Parameters
-    ----------
-    run : StudyRun
-        What is about to run.
-    """
+    """Callbacks of a study: a progress bar on a terminal, else a line for each cell."""
 
     def __init__(self, run: StudyRun) -> None:
         self._run = run
-        self._console = make_console(sys.stdout)
+        self._console = make_console()
         self._progress: Progress | None = None
         self._task: TaskID | None = None
         self._cells = self._done = 0
@@ -137,11 +131,11 @@ class StudyProgress:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        """Give the terminal back, whatever happened."""
+        """Remove the progress bar, after errors too."""
         self._stop()
 
     def on_start(self, cells: int) -> None:
-        """Say how much there is to do, and start the bar."""
+        """Print the number of cells to run, and start the bar."""
         self._cells = cells
         chosen, skipped = len(self._run.chosen), len(self._run.plan.skipped)
         self._print(f"{cells} of {chosen} cells to run, {skipped} skipped as impossible, in {self._run.folder.path}")
@@ -156,12 +150,12 @@ class StudyProgress:
             self._progress.start()
 
     def on_cell_start(self, cell: Cell) -> None:
-        """Name the cell in the bar."""
+        """Show the cell in the bar."""
         if self._progress is not None and self._task is not None:
             self._progress.update(self._task, description=cell.id)
 
     def on_cell_end(self, outcome: CellOutcome) -> None:
-        """Advance, and say what became of the cell."""
+        """Advance, and print the outcome of the cell."""
         self._done += 1
         reason = f": {outcome.reason}" if outcome.reason else ""
         left = (monotonic() - self._start) / self._done * (self._cells - self._done)
@@ -170,8 +164,8 @@ class StudyProgress:
             if outcome.fate != "finished":
                 self._print(f"{outcome.fate}  {outcome.cell.id}{reason}")
         else:
-            place = f"[{self._done}/{self._cells}]"
-            self._print(f"{place} {outcome.fate} {outcome.cell.id} {outcome.seconds:.1f} s, {left:.0f} s left{reason}")
+            count = f"[{self._done}/{self._cells}]"
+            self._print(f"{count} {outcome.fate} {outcome.cell.id} {outcome.seconds:.1f} s, {left:.0f} s left{reason}")
 
     def summarize(self, outcomes: Sequence[CellOutcome]) -> None:
         """Print how many cells are finished or held by others, and those that did not end well, with their folders."""

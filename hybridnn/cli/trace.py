@@ -1,64 +1,93 @@
-"""`hybridnn trace`: where the time of a run went, and what its schedule looked like on the clock."""
+"""`hybridnn trace`: drawing of a traced epoch, and the breakdown of its time."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from hybridnn.cli.pictures import PictureFormat, choose_format, write_file, write_picture, write_text
+from hybridnn.cli.options import OutputPicture, PictureFile
+from hybridnn.cli.output import choose_format, new_table, print_drawing, write_result
 from hybridnn.errors import DataError, SettingError
 
 if TYPE_CHECKING:
-    from hybridnn.cli.trace_view import TimeWindow
+    from collections.abc import Sequence
+
+    from rich.console import Console
+    from rich.table import Table
+
+    from hybridnn.pipeline.drawing.drawing import Drawing
+    from hybridnn.runs.trace.breakdown import Breakdown
     from hybridnn.runs.trace.recorded import Epoch, Trace
 
 
+TITLES = ("computing", "transfer", "idle: data\nunder way", "idle: work\nnot done", "other")
+"""Titles of the parts of a `Breakdown`."""
+
+EXPLANATION = """\
+transfer             begins to send and to receive, and collectives once all have come
+idle: data under way transfer-induced: what the rank waits for has been sent
+idle: work not done  imbalance-induced: it has not been computed, or other ranks have yet to come
+other                loading and copying, and what lies between the instructions"""
+
+
+class TimeWindow(NamedTuple):
+    """The span of an epoch that is drawn.
+
+    Attributes
+    ----------
+    start, stop : float
+        Seconds of the trace's clock.
+    text : str
+        Description of the span.
+    chosen : bool
+        Whether the user chose it; then the breakdown is of the span too, else of the whole epoch.
+    """
+
+    start: float
+    stop: float
+    text: str
+    chosen: bool
+
+
 def trace(
-    run: Annotated[Path, typer.Argument(help="A run folder, or its trace.json.", metavar="RUN", show_default=False)],
+    run: Annotated[Path, typer.Argument(help="A run folder, or its trace.json.", metavar="RUN")],
     epoch: Annotated[
-        int | None,
-        typer.Option(help="Number of the epoch, from 1; without, the last.", metavar="N", show_default=False),
+        int | None, typer.Option(help="Number of the epoch, from 1; without, the last.", metavar="N")
     ] = None,
     begin: Annotated[
-        float | None,
-        typer.Option("--from", help="Show the epoch from this second on.", metavar="S", show_default=False),
+        float | None, typer.Option("--from", help="Show the epoch from this second on.", metavar="S")
     ] = None,
-    end: Annotated[
-        float | None, typer.Option("--to", help="Show the epoch up to this second.", metavar="S", show_default=False)
-    ] = None,
+    end: Annotated[float | None, typer.Option("--to", help="Show the epoch up to this second.", metavar="S")] = None,
     minibatches: Annotated[
         str | None,
         typer.Option(
             help="Show the time of these minibatches, from 1; without, the first few are drawn and all are counted.",
             metavar="A-B",
-            show_default=False,
         ),
     ] = None,
-    output_format: Annotated[
-        PictureFormat | None,
-        typer.Option("--format", help="By default what the file's name says, or text. JSON counts from 0."),
-    ] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="A file for the result.", metavar="FILE")] = None,
+    output_format: OutputPicture = None,
+    out: PictureFile = None,
 ) -> None:
     """Break down where the time of a traced epoch went, and draw what every rank did."""
-    from hybridnn.cli.trace_view import print_trace, trace_facts
+    from hybridnn.runs.trace.breakdown import break_down
     from hybridnn.runs.trace.measured import draw_epoch
     from hybridnn.runs.trace.trace_file import read_trace
-    from hybridnn.utils.text import to_json
 
     picture = choose_format(output_format, out)
     measured = _choose_epoch(run, read_trace(run), epoch)
     window = _choose_window(measured, begin, end, minibatches)
-    drawing = draw_epoch(measured, window.start, window.stop, window.words)
-    if picture is PictureFormat.text:
-        write_text(lambda console: print_trace(console, measured, drawing, window), out)
-    elif picture is PictureFormat.json:
-        write_file(to_json(trace_facts(measured, drawing, window), indent=2) + "\n", out)
-    else:
-        write_picture(drawing, picture, out)
+    drawing = draw_epoch(measured, window.start, window.stop, window.text)
+    breakdowns = break_down(measured, window.start, window.stop) if window.chosen else break_down(measured)
+    write_result(
+        picture,
+        out,
+        lambda console: _print_trace(console, measured, drawing, window, breakdowns),
+        lambda: _facts(measured, drawing, window, breakdowns),
+        lambda: drawing,
+    )
 
 
 def _choose_epoch(run: Path, trace: Trace, number: int | None) -> Epoch:
@@ -75,18 +104,17 @@ def _choose_epoch(run: Path, trace: Trace, number: int | None) -> Epoch:
 
 
 def _choose_window(epoch: Epoch, begin: float | None, end: float | None, minibatches: str | None) -> TimeWindow:
-    """Return the span of time that the user named, or that of the first few minibatches."""
-    from hybridnn.cli.trace_view import TimeWindow
+    """Return the span of time that the user chose, or that of the first few minibatches."""
     from hybridnn.runs.trace.measured import readable_minibatches, span_of_minibatches
 
     if minibatches is not None:
         if begin is not None or end is not None:
             raise SettingError("--minibatches", minibatches, "not together with --from and --to")
-        wanted = _range(minibatches, epoch.minibatches)
-        return TimeWindow(*span_of_minibatches(epoch, wanted), _words(wanted, epoch), chosen=True)
+        wanted = _parse_minibatches(minibatches, epoch.minibatches)
+        return TimeWindow(*span_of_minibatches(epoch, wanted), _describe(wanted, epoch), chosen=True)
     if begin is None and end is None:
         wanted = readable_minibatches(epoch)
-        return TimeWindow(*span_of_minibatches(epoch, wanted), _words(wanted, epoch), chosen=False)
+        return TimeWindow(*span_of_minibatches(epoch, wanted), _describe(wanted, epoch), chosen=False)
     length = epoch.stop - epoch.start
     begin = 0.0 if begin is None else begin
     if not 0 <= begin < length:
@@ -98,8 +126,8 @@ def _choose_window(epoch: Epoch, begin: float | None, end: float | None, minibat
     return TimeWindow(epoch.start + begin, epoch.start + end, f"{begin:g} s to {end:.6g} s", chosen=True)
 
 
-def _range(text: str, known: range) -> range:
-    """Minibatches from 0, as the user counts them from 1."""
+def _parse_minibatches(text: str, known: range) -> range:
+    """Minibatches from 0, of a text that counts from 1."""
     match = re.fullmatch(r"(\d+)(?:-(\d+))?", text.strip(), re.ASCII)
     wanted = range(int(match[1]) - 1, int(match[2] or match[1])) if match else range(0)
     if not wanted or wanted[0] not in known or wanted[-1] not in known:
@@ -107,7 +135,93 @@ def _range(text: str, known: range) -> range:
     return wanted
 
 
-def _words(minibatches: range, epoch: Epoch) -> str:
+def _describe(minibatches: range, epoch: Epoch) -> str:
     first, last = minibatches[0] + 1, minibatches[-1] + 1
     which = f"minibatch {first}" if first == last else f"minibatches {first} to {last}"
     return f"{which} of {epoch.minibatches[-1] + 1}"
+
+
+def _print_trace(
+    console: Console, epoch: Epoch, drawing: Drawing, window: TimeWindow, breakdowns: Sequence[Breakdown]
+) -> None:
+    print_drawing(console, drawing)
+    console.print()
+    if not epoch.is_complete:
+        console.print(
+            f"the beginning of epoch {epoch.number} is not in the trace, which keeps the last events of a run"
+        )
+    span = f"{window.text}, " if window.chosen else ""
+    console.print(f"seconds of epoch {epoch.number}, {span}which took {breakdowns[0].span:.4f}, and their shares")
+    console.print(_table(epoch, breakdowns))
+    console.print(EXPLANATION)
+
+
+def _facts(epoch: Epoch, drawing: Drawing, window: TimeWindow, breakdowns: Sequence[Breakdown]) -> dict[str, Any]:
+    """All figures of a traced epoch, with minibatches, ranks and stages from 0 and times in seconds.
+
+    Times of the drawing's boxes have its unit, from its start.
+    """
+    from hybridnn.runs.trace.breakdown import sum_of
+
+    return {
+        "method": epoch.method,
+        "epoch": epoch.number,
+        "seconds": epoch.stop - epoch.start,
+        "whole": epoch.is_complete,
+        "minibatches": list(epoch.minibatches),
+        "microbatches": epoch.microbatches,
+        "chunks": epoch.chunks,
+        "breakdown": {
+            "seconds": breakdowns[0].span,
+            "ranks": [
+                {"rank": rank, **lane.position._asdict(), **_parts(item)}
+                for rank, (lane, item) in enumerate(zip(epoch.ranks, breakdowns, strict=True))
+            ],
+            "stages": [{"stage": number, **_parts(item)} for number, item in enumerate(_by_stage(epoch, breakdowns))],
+            "total": _parts(sum_of(breakdowns)),
+        },
+        "drawing": {
+            "from": window.start - epoch.start,
+            "to": window.stop - epoch.start,
+            "unit": drawing.unit,
+            "rows": [
+                {"rank": rank, "label": row.label, "boxes": [vars(box) for box in row.boxes]}
+                for rank, row in enumerate(drawing.rows)
+            ],
+        },
+    }
+
+
+def _by_stage(epoch: Epoch, breakdowns: Sequence[Breakdown]) -> list[Breakdown]:
+    """Mean over the ranks of every stage."""
+    from hybridnn.runs.trace.breakdown import mean_of
+
+    return [
+        mean_of([item for lane, item in zip(epoch.ranks, breakdowns, strict=True) if lane.position.stage == stage])
+        for stage in range(len(epoch.stages))
+    ]
+
+
+def _parts(item: Breakdown) -> dict[str, Any]:
+    return {"seconds": item.parts, "shares": _shares(item)}
+
+
+def _shares(item: Breakdown) -> dict[str, float]:
+    return {name: seconds / item.span if item.span else 0.0 for name, seconds in item.parts.items()}
+
+
+def _table(epoch: Epoch, breakdowns: Sequence[Breakdown]) -> Table:
+    """One row per stage, the mean over its ranks, and the total over all ranks."""
+    from hybridnn.runs.trace.breakdown import sum_of
+
+    has_means = any(batch * model > 1 for batch, model in epoch.stages)
+    titles = ("stage\n(mean)" if has_means else "stage", *TITLES)
+    table = new_table((), titles, footers=("total", *_cells(sum_of(breakdowns))))
+    for stage, item in enumerate(_by_stage(epoch, breakdowns)):
+        table.add_row(str(stage), *_cells(item))
+    return table
+
+
+def _cells(item: Breakdown) -> list[str]:
+    shares = _shares(item)
+    return [f"{seconds:.4f} {shares[name]:6.1%}" for name, seconds in item.parts.items()]

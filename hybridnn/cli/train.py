@@ -1,64 +1,75 @@
-"""`hybridnn train`: from the command line to settings, and from there to the trainer."""
+"""`hybridnn train`: train with a settings file and options of the command line."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import typer
 
-from hybridnn.cli.in_process import InProcess, on_ranks, require_one_way
-from hybridnn.cli.output import Format
+from hybridnn.cli.options import Config, Format, InProcess, OutputFormat, Overrides, Ranks
 from hybridnn.cli.ranks import launch_rank
-from hybridnn.cli.start_ranks import Ranks, start_ranks
+from hybridnn.cli.start_ranks import on_ranks, require_one_way, start_ranks
 from hybridnn.errors import SettingError
 
-Text = str | None
+Override = str | None
+"""A short option, parsed to the text that ``--set`` takes."""
 
 
-def _option(name: str, setting: str, metavar: str = "N") -> Any:
-    return typer.Option(name, help=f"Sets {setting}.", metavar=metavar, show_default=False)
+def _setting(name: str, setting: str, metavar: str = "N", note: str = "", value: Callable[[str], str] = str) -> Any:
+    """Declare a short option of a setting.
+
+    Parameters
+    ----------
+    value : callable
+        Makes TOML of the option's text.
+    """
+
+    def parse(text: str) -> str:
+        return f"{setting}={value(text)}"
+
+    return typer.Option(name, help=f"Sets {setting}{note}.", metavar=metavar, parser=parse)
+
+
+def _text_setting(name: str, setting: str, metavar: str = "NAME", note: str = "") -> Any:
+    """Declare a short option of a setting that is text."""
+    # A JSON string is a TOML string, so that a name or path is never taken for a number.
+    return _setting(name, setting, metavar, note, lambda text: json.dumps(text, ensure_ascii=False))
 
 
 def train(
-    config: Annotated[
-        Path | None,
-        typer.Argument(help="A settings file.", metavar="CONFIG.toml", show_default=False),
+    config: Config = None,
+    overrides: Overrides = None,
+    data: Annotated[Override, _text_setting("--data", "data.name")] = None,
+    file: Annotated[Override, _text_setting("--file", "data.file", "PATH")] = None,
+    hidden: Annotated[
+        Override, _setting("--hidden", "model.hidden", "SIZES", ", for example 256,256", "[{}]".format)
     ] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Change any setting; may be given many times.", metavar="SECTION.KEY=VALUE"),
-    ] = None,
-    data: Annotated[Text, _option("--data", "data.name", "NAME")] = None,
-    file: Annotated[Text, _option("--file", "data.file", "PATH")] = None,
-    hidden: Annotated[Text, _option("--hidden", "model.hidden, for example 256,256", "SIZES")] = None,
-    epochs: Annotated[Text, _option("--epochs", "training.epochs")] = None,
-    batch_size: Annotated[Text, _option("--batch-size", "training.batch_size")] = None,
-    seed: Annotated[Text, _option("--seed", "training.seed")] = None,
-    optimizer: Annotated[Text, _option("--optimizer", "optimizer.name", "NAME")] = None,
-    lr: Annotated[Text, _option("--lr", "optimizer.lr", "RATE")] = None,
-    pipeline: Annotated[Text, _option("--pipeline", "parallel.pipeline (stages)")] = None,
-    method: Annotated[Text, _option("--method", "parallel.method", "NAME")] = None,
-    batch: Annotated[Text, _option("--batch", "parallel.batch (ranks)")] = None,
-    model: Annotated[Text, _option("--model", "parallel.model (ranks)")] = None,
-    split: Annotated[Text, _option("--split", "parallel.model_split", "NAME")] = None,
-    device: Annotated[Text, _option("--device", "device.name: auto, cpu or gpu", "NAME")] = None,
-    out: Annotated[Text, _option("--out", "output.folder", "FOLDER")] = None,
+    epochs: Annotated[Override, _setting("--epochs", "training.epochs")] = None,
+    batch_size: Annotated[Override, _setting("--batch-size", "training.batch_size")] = None,
+    seed: Annotated[Override, _setting("--seed", "training.seed")] = None,
+    optimizer: Annotated[Override, _text_setting("--optimizer", "optimizer.name")] = None,
+    lr: Annotated[Override, _setting("--lr", "optimizer.lr", "RATE")] = None,
+    pipeline: Annotated[Override, _setting("--pipeline", "parallel.pipeline", note=" (stages)")] = None,
+    method: Annotated[Override, _text_setting("--method", "parallel.method")] = None,
+    batch: Annotated[Override, _setting("--batch", "parallel.batch", note=" (ranks)")] = None,
+    model: Annotated[Override, _setting("--model", "parallel.model", note=" (ranks)")] = None,
+    split: Annotated[Override, _text_setting("--split", "parallel.model_split")] = None,
+    device: Annotated[Override, _text_setting("--device", "device.name", note=": auto, cpu or gpu")] = None,
+    out: Annotated[Override, _text_setting("--out", "output.folder", "FOLDER")] = None,
     resume: Annotated[
-        Text,
+        str | None,
         typer.Option(
             help="Go on with the run in this folder from its newest valid checkpoint, on this layout or another; auto: "
             "with the one in output.folder, if it has checkpoints.",
             metavar="FOLDER",
-            show_default=False,
         ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Resume though settings differ that change the training.")] = (
         False
     ),
-    output_format: Annotated[Format, typer.Option("--format", help="How to print the result.")] = Format.text,
+    output_format: OutputFormat = Format.text,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the final table.")] = False,
     ranks: Ranks = None,
     in_process: InProcess = None,
@@ -67,50 +78,29 @@ def train(
     require_one_way(ranks, in_process)
     from hybridnn.config.file import load_settings
 
-    numbers = {
-        "training.epochs": epochs,
-        "training.batch_size": batch_size,
-        "training.seed": seed,
-        "optimizer.lr": lr,
-        "parallel.pipeline": pipeline,
-        "parallel.batch": batch,
-        "parallel.model": model,
-        "model.hidden": None if hidden is None else f"[{hidden}]",
-    }
-    texts = {
-        "data.name": data,
-        "data.file": file,
-        "optimizer.name": optimizer,
-        "parallel.method": method,
-        "parallel.model_split": split,
-        "device.name": device,
-        "output.folder": out,
-    }
-    given = [f"{key}={value}" for key, value in numbers.items() if value is not None]
-    # A JSON string is a TOML string, so that a name or path is never taken for a number.
-    given += [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in texts.items() if value is not None]
-    _check_one_source(overrides or (), data, file)
-    asked = [*(overrides or ()), *given]
-    settings = None if resume not in (None, "auto") and config is None else load_settings(config, asked)
+    _require_one_source(overrides or (), data, file)
+    numbers = (hidden, epochs, batch_size, seed, lr, pipeline, batch, model)
+    names = (data, file, optimizer, method, split, device, out)
+    changes = [*(overrides or ()), *filter(None, (*numbers, *names))]
+    settings = None if resume not in (None, "auto") and config is None else load_settings(config, changes)
     start_ranks(ranks, stops_on_signals=True)
 
     # Only now, so that a wrong setting is reported without waiting for the rest to load.
-    from hybridnn.cli.losses import announce_loss, leave_after_loss
-    from hybridnn.cli.train_view import TrainView
+    from hybridnn.cli.train_view import TrainView, announce_loss, leave_after_loss
     from hybridnn.diagnostics.lost_ranks import start_mpi_with_timeout
     from hybridnn.runs.recovery import RankLoss, RunOutcome, train_on_survivors
     from hybridnn.runs.resume import resolve_request
 
     start_mpi_with_timeout()
 
-    def view_of(loss: RankLoss | None) -> TrainView:
+    def new_view(loss: RankLoss | None) -> TrainView:
         if loss is not None:
             announce_loss(loss)
         return TrainView(as_json=output_format is Format.json, quiet=quiet)
 
     def train_rank() -> RunOutcome | None:
-        what = resolve_request(settings, resume, asked, forced=force)
-        return None if what is None else train_on_survivors(what.settings, view_of, what.start, forced=force)
+        what = resolve_request(settings, resume, changes, forced=force)
+        return None if what is None else train_on_survivors(what.settings, new_view, what.start, forced=force)
 
     ended = on_ranks(in_process, train_rank)
     if ended is None:
@@ -120,14 +110,16 @@ def train(
         leave_after_loss(ended)
 
 
-def _check_one_source(overrides: Sequence[str], data: Text, file: Text) -> None:
-    """Refuse ``--data`` or ``--file`` beside the other source; what the settings file says may be replaced."""
+def _require_one_source(overrides: Sequence[str], data: Override, file: Override) -> None:
+    """Refuse ``--data`` or ``--file`` beside the other source; that of the settings file may be replaced."""
     if data is None and file is None:
         return
     changed = {
-        key.strip(): value.strip() for key, equals, value in (text.partition("=") for text in overrides) if equals
+        key.strip(): value.strip()
+        for key, equals, value in (text.partition("=") for text in (*overrides, data or "", file or ""))
+        if equals
     }
-    name = changed.get("data.name") if data is None else data
-    path = changed.get("data.file") if file is None else file
+    name, path = changed.get("data.name"), changed.get("data.file")
     if name is not None and path is not None:
+        name, path = (value if given is None else json.loads(value) for value, given in ((name, data), (path, file)))
         raise SettingError("data.file", path, f"give either data.name (now {name!r}) or data.file, not both")

@@ -1,20 +1,27 @@
-"""What a user sees of a run: header, progress, final table, or one JSON object."""
+"""Output of a training run: header, progress, final tables or one JSON object, and lost ranks."""
 
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
-from hybridnn.cli.output import make_console, print_json
-from hybridnn.cli.train_tables import RunTotals, epoch_line, epoch_table, header_table, summary_table
-from hybridnn.training.records import EpochRecord, RunHeader, RunSummary, StepRecord
+from hybridnn.cli.output import MISSING, make_console, new_grid, new_table, write_json
+from hybridnn.training.records import EpochRecord, RunHeader, RunSummary, StepRecord, best_epoch
+from hybridnn.utils.text import counted, format_bytes, name_ranks, plural
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
+    from rich.table import Table
 
+    from hybridnn.runs.recovery import RankLoss, RunOutcome
     from hybridnn.runs.resume import Resumed
+
+
+MOST_ROWS = 20
+"""Rows of the table of epochs, but for the first, the best and the last."""
 
 
 class TrainView:
@@ -31,7 +38,7 @@ class TrainView:
     def __init__(self, *, as_json: bool = False, quiet: bool = False) -> None:
         self._as_json = as_json
         self._silent = as_json or quiet
-        self._console = make_console(sys.stdout)
+        self._console = make_console()
         self._header: RunHeader | None = None
         self._progress: Progress | None = None
         self._task: TaskID | None = None
@@ -41,18 +48,18 @@ class TrainView:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        """Give the terminal back, whatever happened."""
+        """Remove the progress bar, after errors too."""
         self._stop_progress()
 
     def on_header(self, header: RunHeader) -> None:
-        """Say what the run is about to do."""
+        """Print the header."""
         self._header = header
         if not self._silent:
             self._console.print(header_table(header))
             self._console.print()
 
     def on_resume(self, resumed: Resumed) -> None:
-        """Say where the run goes on, and which checkpoints were passed over."""
+        """Print the checkpoint that the run resumes from, and the damaged ones that were skipped."""
         for problem in resumed.problems:
             print(f"damaged, passed over: {problem}", file=sys.stderr, flush=True)
         if not self._silent:
@@ -67,7 +74,8 @@ class TrainView:
             return
         if self._progress is None:
             self._start_progress(epochs * steps)
-        self._describe(f"epoch {epoch}/{epochs}")
+        if self._progress is not None and self._task is not None:
+            self._progress.update(self._task, description=f"epoch {epoch}/{epochs}")
 
     def on_step(self, record: StepRecord) -> None:
         """Advance the progress bar."""
@@ -85,7 +93,7 @@ class TrainView:
         totals = RunTotals.of(summary.epochs)
         if self._as_json:
             figures = {**asdict(summary), **asdict(totals)}
-            print_json({"header": asdict(self._header) if self._header else None, **figures})
+            write_json({"header": asdict(self._header) if self._header else None, **figures})
             return
         pipelined = self._header is not None and self._header.pipeline > 1
         for line in ("", epoch_table(summary.epochs, pipelined=pipelined), ""):
@@ -107,10 +115,6 @@ class TrainView:
         self._task = self._progress.add_task("", total=steps, loss="-")
         self._progress.start()
 
-    def _describe(self, text: str) -> None:
-        if self._progress is not None and self._task is not None:
-            self._progress.update(self._task, description=text)
-
     def _advance(self, step: int, loss: float) -> None:
         if self._progress is not None and self._task is not None:
             self._progress.update(self._task, completed=step, loss=f"{loss:.4g}")
@@ -119,3 +123,210 @@ class TrainView:
         if self._progress is not None:
             self._progress.stop()
             self._progress = None
+
+
+@dataclass(frozen=True)
+class RunTotals:
+    """Figures of a whole run.
+
+    Attributes
+    ----------
+    best_metric, best_epoch : float, int or None
+        Highest test accuracy or R², and the first epoch that reached it; None where none was measured.
+    samples_per_second : float
+        Over the training time of all epochs, without evaluation.
+    compute_seconds, communication_seconds, waiting_seconds : float
+        Sums over the epochs, of rank 0; waiting is part of communication.
+    bytes_sent : int
+        By all ranks.
+    """
+
+    best_metric: float | None
+    best_epoch: int | None
+    samples_per_second: float
+    compute_seconds: float
+    communication_seconds: float
+    bytes_sent: int
+    waiting_seconds: float
+
+    @classmethod
+    def of(cls, epochs: Sequence[EpochRecord]) -> RunTotals:
+        """Sum the records of a run."""
+        best = best_epoch(epochs)
+        compute = sum(record.compute_seconds for record in epochs)
+        communication = sum(record.communication_seconds for record in epochs)
+        samples = sum(
+            record.samples_per_second * (record.compute_seconds + record.communication_seconds) for record in epochs
+        )
+        return cls(
+            best_metric=best.metric if best else None,
+            best_epoch=best.epoch if best else None,
+            samples_per_second=samples / (compute + communication) if samples else 0.0,
+            compute_seconds=compute,
+            communication_seconds=communication,
+            bytes_sent=sum(record.bytes_sent for record in epochs),
+            waiting_seconds=sum(record.waiting_seconds for record in epochs),
+        )
+
+    def shares(self, *, pipelined: bool) -> str:
+        """Shares of the training time as text; waiting is the bubble of a pipeline, else part of communication."""
+        waiting = self.waiting_seconds if pipelined else 0.0
+        parts = {"compute": self.compute_seconds, "communication": self.communication_seconds - waiting}
+        parts |= {"bubble": waiting} if pipelined else {}
+        seconds = sum(parts.values())
+        return ", ".join(f"{part / seconds if seconds else 0:.0%} {name}" for name, part in parts.items())
+
+
+def header_table(header: RunHeader) -> Table:
+    """Ranks, grid, threads, data, network, optimizer, versions and folder."""
+    nodes = counted(header.nodes, "node")
+    threads = f"{counted(header.threads_per_rank, 'thread')} per rank"
+    threads += f" ({header.threads_why})" if header.threads_why else ""
+    samples = f"{header.train_samples:,} training and {header.test_samples:,} test samples"
+    network = f"{'-'.join(map(str, header.sizes))}, {header.parameters:,} parameters, {header.dtype}"
+    rows = [
+        ("ranks", f"{header.ranks} on {nodes}, {threads}"),
+        ("grid", _grid_text(header)),
+        *_pipeline_rows(header),
+        *_device_rows(header),
+        ("wire", header.wire),
+        ("data", f"{header.data}, {samples}"),
+        ("task", header.task),
+        ("network", network),
+        ("optimizer", header.optimizer),
+        ("versions", ", ".join(f"{name} {version}" for name, version in header.versions.items())),
+        ("folder", header.folder),
+    ]
+    return new_grid((name, value) for name, value in rows if value)
+
+
+def _device_rows(header: RunHeader) -> list[tuple[str, str]]:
+    """Device and transport with their reasons; advice on installing GPU support is left to the run's records."""
+    if header.transport is None:
+        return [("device", f"{header.device} ({header.device_why.partition(';')[0]})")]
+    device = "device", f"{header.device} ({header.device_why})"
+    return [device, ("transport", f"{header.transport} ({header.transport_why})")]
+
+
+def _grid_text(header: RunHeader) -> str:
+    widths = {(stage.batch, stage.model) for stage in header.stages}
+    if len(widths) > 1:
+        stages = " + ".join(f"{stage.batch} x {stage.model}" for stage in header.stages)
+        return f"{stages} (batch x model of each stage)"
+    if header.pipeline > 1:
+        return f"{header.pipeline} x {header.batch} x {header.model} (pipeline x batch x model)"
+    return f"{header.batch} x {header.model} (batch x model)"
+
+
+def _pipeline_rows(header: RunHeader) -> list[tuple[str, str]]:
+    """The method, and every stage's memory beside its weights, gradients and optimizer state."""
+    if header.method is None:
+        return []
+    cut = f", {header.microbatches} microbatches" if header.microbatches > 1 else ""
+    rows = [("pipeline", f"{header.method}{cut}")]
+    for stage in header.stages:
+        layers = f"{plural('layer', len(stage.layers))} {', '.join(map(str, stage.layers))}"
+        sizes = (stage.weight_version_bytes, stage.activation_bytes, stage.buffer_bytes)
+        versions, activations, buffers = (format_bytes(size, decimals=1) for size in sizes)
+        memory = f"other weight versions {versions}, activations {activations}, buffers {buffers}"
+        rows.append((f"stage {stage.stage}", f"{layers}: {memory}"))
+    return rows
+
+
+def epoch_line(record: EpochRecord) -> str:
+    """One epoch as a line of plain text."""
+    parts = [f"epoch {record.epoch:>3}", f"train loss {record.train_loss:.4g}"]
+    if record.test_loss is not None:
+        parts.append(f"test loss {record.test_loss:.4g}")
+    if record.test_accuracy is not None:
+        parts.append(f"test accuracy {record.test_accuracy:.4f}")
+    if record.test_r2 is not None:
+        parts.append(f"test R² {record.test_r2:.4f}")
+    return "  ".join([*parts, f"{record.samples_per_second:,.0f} samples/s"])
+
+
+def epoch_table(epochs: Sequence[EpochRecord], *, pipelined: bool = False) -> Table:
+    """Make a table of one row per epoch; of a long run evenly spaced ones, the best and the last.
+
+    In a pipeline the bubble has a column of its own.
+    """
+    label = "R²" if any(record.test_r2 is not None for record in epochs) else "accuracy"
+    titles = (
+        "epoch",
+        "train\nloss",
+        "test\nloss",
+        f"test\n{label}",
+        "samples\nper s",
+        "compute\ns",
+        "comm.\ns",
+        *(["bubble\ns"] if pipelined else []),
+        "sent",
+    )
+    table = new_table((), titles, show_edge=False)
+    best = RunTotals.of(epochs).best_epoch
+    for record in _chosen_records(epochs, best):
+        table.add_row(
+            str(record.epoch),
+            _number(record.train_loss),
+            _number(record.test_loss),
+            _number(record.metric),
+            f"{record.samples_per_second:,.0f}",
+            f"{record.compute_seconds:.3f}",
+            *_communication_cells(record, pipelined=pipelined),
+            format_bytes(record.bytes_sent, decimals=1),
+            style="bold" if record.epoch == best else None,
+        )
+    return table
+
+
+def _communication_cells(record: EpochRecord, *, pipelined: bool) -> list[str]:
+    if not pipelined:
+        return [f"{record.communication_seconds:.3f}"]
+    return [f"{record.communication_seconds - record.waiting_seconds:.3f}", f"{record.waiting_seconds:.3f}"]
+
+
+def summary_table(summary: RunSummary, totals: RunTotals, *, pipelined: bool = False) -> Table:
+    """Last and best metric, speed, where the time went, and the folder."""
+    best = f", best {_number(totals.best_metric)} in epoch {totals.best_epoch}" if totals.best_epoch else ""
+    steps = f"{summary.steps:,}"
+    if summary.resumed_at:
+        steps += f", the last {summary.steps - summary.resumed_at:,}"
+    return new_grid(
+        [
+            (summary.metric_name, f"{_number(summary.metric)}{best}"),
+            ("steps", f"{steps} in {summary.seconds:.1f} s, {totals.samples_per_second:,.0f} samples/s"),
+            ("time", f"{totals.shares(pipelined=pipelined)} (rank 0)"),
+            ("sent", f"{format_bytes(totals.bytes_sent, decimals=1)} by all ranks"),
+            ("folder", summary.folder),
+        ]
+    )
+
+
+def _chosen_records(epochs: Sequence[EpochRecord], best_epoch: int | None) -> list[EpochRecord]:
+    every = -(-len(epochs) // MOST_ROWS)
+    last = epochs[-1].epoch if epochs else None
+    return [record for record in epochs if record.epoch % every == 0 or record.epoch in (1, best_epoch, last)]
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return MISSING
+    return f"{value:.4f}" if 1e-3 <= abs(value) < 1e4 or value == 0 else f"{value:.3e}"
+
+
+def announce_loss(loss: RankLoss) -> None:
+    """Print the lost ranks on the first remaining rank, which prints from now on."""
+    if loss.is_first:
+        sys.stdout = sys.__stdout__
+        lost = f"{name_ranks(loss.lost)} {'was' if len(loss.lost) == 1 else 'were'} lost"
+        rest = f"{loss.remaining} go on" if loss.remaining > 1 else "one goes on"
+        print(f"{lost}; {rest}", file=sys.stderr, flush=True)
+
+
+def leave_after_loss(ended: RunOutcome) -> NoReturn:
+    """End this process; its last line is the error that ended the run, if there was one."""
+    from hybridnn.diagnostics.lost_ranks import exit_without_mpi
+
+    if ended.error is not None and ended.loss is not None and ended.loss.is_first:
+        print(f"Error: {ended.error}", file=sys.stderr)
+    exit_without_mpi(ended.exit_code)

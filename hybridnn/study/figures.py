@@ -1,10 +1,8 @@
-"""The figures of a finished run, measured and predicted, with their units in their names.
-
-What limits a run: computing, communication, waiting, or that there is too little to do.
-"""
+"""Figures of finished runs: measured and predicted cost, the limiting factor, and speed-ups."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import mean, median
 from typing import Literal
@@ -12,24 +10,30 @@ from typing import Literal
 from hybridnn.runs.run_record import RunRecord
 
 COSTLY_SHARE = 0.25
-"""Part of a step from which on something that is not computing limits a run: without it, the run would take at most
+"""Share of a step from which on communication, waiting or overhead limits a run: without it, the run would take at most
 three quarters of its time."""
 
 TOO_SMALL_FLOPS = 5e6
 """Floating-point operations of a rank in a step below which their number hardly matters: at 10 GFlop/s they take
-half a millisecond, which is what Python needs for the calls of a step."""
+half a millisecond, the time that Python needs for the calls of a step."""
+
+FLOPS_PER_WEIGHT = 6
+"""Of a sample in a step: a multiplication and an addition in the forward pass and in each half of the backward pass."""
+
+MOST_EFFICIENCY = 1.2
+"""Parallel efficiency above which a speed-up is doubtful. Larger caches give a few percent more than the ranks."""
 
 
 @dataclass(frozen=True)
 class TimeShares:
-    """Where the time of a step goes, each from 0 to 1.
+    """Shares of the time of a step, each from 0 to 1.
 
     Attributes
     ----------
     communication : float
         Inside communication calls; where `waiting` is known, without it.
     waiting : float or None
-        For messages of other stages, which is the bubble, and at barriers.
+        Waiting for messages of other stages, which is the bubble, and at barriers.
     overhead : float or None
         In no instruction and no communication call.
     """
@@ -41,28 +45,20 @@ class TimeShares:
 
 @dataclass(frozen=True)
 class Bottleneck:
-    """What limits a run.
-
-    Attributes
-    ----------
-    limit : {"computing", "communication", "waiting", "overhead"}
-    text : str
-        The same for people, with the share.
-    """
+    """The limiting factor of a run; `text` is its description, with the share."""
 
     limit: Literal["computing", "communication", "waiting", "overhead"]
     text: str
 
 
 def judge(shares: TimeShares, flops_per_step: float) -> Bottleneck:
-    """Say what limits a run.
+    """Return the limiting factor of a run.
 
     The greatest share that is not computing, if it is at least `COSTLY_SHARE`; else overhead, if a rank has fewer than
-    `TOO_SMALL_FLOPS` operations to do in a step; else computing, which is where a run should be.
+    `TOO_SMALL_FLOPS` operations to do in a step; else computing.
 
     Parameters
     ----------
-    shares : TimeShares
     flops_per_step : float
         Floating-point operations of one rank in a step.
     """
@@ -80,38 +76,26 @@ def judge(shares: TimeShares, flops_per_step: float) -> Bottleneck:
     return Bottleneck("computing", "computing")
 
 
-FLOPS_PER_WEIGHT = 6
-"""Of a sample in a step: a multiplication and an addition in the forward pass and in each half of the backward pass."""
-
-
 @dataclass(frozen=True)
 class RunFigures:
-    """What a run cost, per step and epoch.
+    """Cost of a run per step and epoch.
 
     Attributes
     ----------
-    folder, data, grid : str
     network : str
-        Its sizes.
-    ranks, nodes, batch_size, train_samples, parameters, steps_per_epoch : int
+        Widths of the layers.
     threads_per_rank : int
         Of BLAS.
     method : str or None
         None without a pipeline.
     seconds_per_epoch, seconds_per_step : float
         Of training on rank 0: the median of the epochs, without the first if there are more.
-    samples_per_second : float
     bytes_per_step : float
         Sent by all ranks.
-    shares : TimeShares
-        Where the time of a step goes.
-    metric_name : str
     metric : float or None
         Test accuracy or R² of the last epoch.
     predicted_seconds_per_step, predicted_seconds_per_epoch, predicted_bytes_per_step : float or None
         None without a prediction.
-    verdict : Bottleneck
-        What limits the run.
     """
 
     folder: str
@@ -164,11 +148,11 @@ def relative_error(predicted: float | None, measured: float | None) -> float | N
 
 
 def figures_of(run: RunRecord) -> RunFigures:
-    """Work out the figures of a run."""
+    """Compute the figures of a run."""
     header, last, prediction = run.header, run.epochs[-1], run.prediction
     steps = run.steps_per_epoch
     seconds = run.seconds_per_epoch
-    shares = _shares(run)
+    shares = _time_shares(run)
     flops = FLOPS_PER_WEIGHT * header.parameters * run.settings.training.batch_size / header.ranks
     return RunFigures(
         folder=str(run.folder),
@@ -217,7 +201,7 @@ def grid_text(run: RunRecord) -> str:
     return f"{header.pipeline}x" * (header.pipeline > 1) + f"{header.batch}x{header.model}"
 
 
-def _shares(run: RunRecord) -> TimeShares:
+def _time_shares(run: RunRecord) -> TimeShares:
     if not run.settled_steps:
         inside = sum(epoch.communication_seconds for epoch in run.settled_epochs)
         outside = sum(epoch.compute_seconds for epoch in run.settled_epochs)
@@ -228,3 +212,89 @@ def _shares(run: RunRecord) -> TimeShares:
     waiting = mean(step.waiting for step in steps) / seconds
     computing = mean(sum(step.instructions.values()) for step in steps) / seconds
     return TimeShares(communication, waiting, max(0.0, 1 - computing - communication - waiting))
+
+
+@dataclass(frozen=True)
+class ScalingRow:
+    """A run compared with the run of the fewest ranks.
+
+    Attributes
+    ----------
+    speed_up : float
+        Seconds per epoch of the base over those of this run.
+    efficiency : float
+        Speed-up over the ratio of the ranks.
+    predicted_speed_up : float or None
+        None unless both runs have a prediction.
+    """
+
+    figures: RunFigures
+    speed_up: float
+    efficiency: float
+    predicted_speed_up: float | None
+
+
+@dataclass(frozen=True)
+class ScalingGroup:
+    """Runs of one network on the same data.
+
+    Attributes
+    ----------
+    base : RunFigures
+        The run with the fewest ranks, and of these the fastest.
+    rows : tuple of ScalingRow
+        By ranks, then by seconds per epoch; the base comes first.
+    """
+
+    base: RunFigures
+    rows: tuple[ScalingRow, ...]
+
+    @property
+    def warnings(self) -> list[str]:
+        """Sentences on doubtful speed-ups."""
+        found = [
+            efficiency_warning(f"{row.figures.ranks} ranks, {row.figures.grid}", row.efficiency) for row in self.rows
+        ]
+        return [text for text in (threads_warning([row.figures for row in self.rows]), *found) if text]
+
+
+def efficiency_warning(what: str, efficiency: float) -> str:
+    """Return the sentence on a parallel efficiency above `MOST_EFFICIENCY`; empty for any other."""
+    if efficiency <= MOST_EFFICIENCY:
+        return ""
+    causes = "the run it is compared with was slowed down by other work, or had other threads"
+    return f"{what}: efficiency {efficiency:.0%}, more than ranks alone can give; perhaps {causes}"
+
+
+def threads_warning(runs: Sequence[RunFigures]) -> str:
+    """Return the sentence on runs that differ in threads per rank; empty where they do not."""
+    threads = sorted({run.threads_per_rank for run in runs})
+    if len(threads) < 2:
+        return ""
+    numbers = ", ".join(map(str, threads))
+    return f"the runs differ in BLAS threads per rank ({numbers}): speed-ups compare different numbers of cores"
+
+
+def compare_runs(runs: Sequence[RunFigures]) -> list[ScalingGroup]:
+    """Group runs by network and data (with the number of training samples), and compare within each group."""
+    groups: dict[tuple[str, str, int], list[RunFigures]] = {}
+    for run in runs:
+        groups.setdefault((run.data, run.network, run.train_samples), []).append(run)
+    return [_compare(group) for group in groups.values()]
+
+
+def _compare(runs: list[RunFigures]) -> ScalingGroup:
+    ordered = sorted(runs, key=lambda run: (run.ranks, run.seconds_per_epoch))
+    base = ordered[0]
+    return ScalingGroup(base, tuple(_row(run, base) for run in ordered))
+
+
+def _row(run: RunFigures, base: RunFigures) -> ScalingRow:
+    speed_up = base.seconds_per_epoch / run.seconds_per_epoch
+    predicted, predicted_base = run.predicted_seconds_per_epoch, base.predicted_seconds_per_epoch
+    return ScalingRow(
+        run,
+        speed_up,
+        speed_up * base.ranks / run.ranks,
+        predicted_base / predicted if predicted and predicted_base else None,
+    )

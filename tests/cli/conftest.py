@@ -37,7 +37,7 @@ def run_as_ranks(run_hybridnn: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: P
     def run_arguments(*arguments: str) -> tuple[int, str, str]:
         with monkeypatch.context() as patch:
             patch.setattr("hybridnn.cli.ranks._start_mpi_under_a_launcher", lambda: None)
-            patch.setattr("hybridnn.cli.ranks.ALONE_SECONDS", 0.0)
+            patch.setattr("hybridnn.cli.ranks.LEAD_SECONDS", 0.0)
             patch.setenv("OMPI_COMM_WORLD_SIZE", "3")
             before, codes = sorted(tmp_path.rglob("*")), []
             for rank in (2, 1):
@@ -47,7 +47,7 @@ def run_as_ranks(run_hybridnn: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: P
                 codes.append(code)
             assert sorted(tmp_path.rglob("*")) == before
             patch.setenv("OMPI_COMM_WORLD_RANK", "0")
-            patch.setattr("hybridnn.cli.ranks.all_ranks_arrive", lambda patience: all(codes))
+            patch.setattr("hybridnn.cli.ranks.all_ranks_arrive", lambda seconds: all(codes))
             result = run_hybridnn(*arguments)
             assert codes in ([0, 0], [result[0], result[0]])
             return result

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from hybridnn.cli.calibrate_view import _fit_table
+from hybridnn.cli.calibrate import _fit_table
 from hybridnn.cli.output import print_table
 from hybridnn.cost.calibration.compute import ComputeError
 from hybridnn.cost.calibration.fit import fit_operations
@@ -65,7 +65,7 @@ def test_two_ranks_write_one_file_and_print_once(run_mpi: Callable[..., JobResul
         assert first_words.count(operation) == 1
     assert max(len(line) for line in result.stdout.splitlines() if not line.startswith("verdict: ")) <= 100
     assert result.stdout.count("\nverdict: ") == 1
-    assert result.stderr.count("Error: --out = 'two.toml': is there already; name another file, or replace it") == 1
+    assert result.stderr.count("Error: --out = 'two.toml': is there already; --force replaces it") == 1
 
 
 def test_json_has_the_machine_that_is_in_the_file(run_mpi: Callable[..., JobResult], tmp_path: Path) -> None:

@@ -158,7 +158,7 @@ def test_the_data_give_the_widths_of_the_ends(run: Run, settings: list[str], end
         (["--stages", "2", "--beta", "nan"], "beta"),
         (["--stages", "2", "--set", "model.hiden=[6]"], "unknown setting model.hiden; did you mean model.hidden?"),
         (["no.toml", "--stages", "2"], "settings file = 'no.toml': cannot be read"),
-        (["--stages", "2", "--save-profile", "no/p.json"], "--save-profile = 'no/p.json': there is no folder 'no'"),
+        (["--stages", "2", "--save-profile", "no/p.json"], "--save-profile = 'no/p.json': there is no folder no"),
         (["--stages", "2", "--set", "data.name=digit"], "data.name = 'digit': no such data set"),
     ],
 )

@@ -15,7 +15,7 @@ from xml.etree import ElementTree
 import pytest
 from rich.console import Console
 
-from hybridnn.cli.pictures import print_drawing
+from hybridnn.cli.output import print_drawing
 from hybridnn.pipeline.drawing.drawing import Box, Drawing, Row
 from hybridnn.pipeline.schedules.methods import METHODS, make_schedule
 

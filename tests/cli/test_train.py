@@ -15,8 +15,7 @@ import pytest
 
 from hybridnn.cli.main import main
 from hybridnn.cli.output import terminal_width
-from hybridnn.cli.train_tables import MOST_ROWS, RunTotals, epoch_table
-from hybridnn.cli.train_view import TrainView
+from hybridnn.cli.train_view import MOST_ROWS, RunTotals, TrainView, epoch_table
 from hybridnn.comm.threads import THREAD_VARIABLES
 from hybridnn.config.settings import Settings
 from hybridnn.runs import report as run_report

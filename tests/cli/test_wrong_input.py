@@ -161,7 +161,7 @@ MISTAKE_ON_HIGHER_RANKS = """
 import hybridnn
 from hybridnn.cli import ranks
 grid = hybridnn.ProcessGrid()
-ranks.PATIENCE = 1.0
+ranks.DEADLINE = 1.0
 if grid.rank:
     ranks.leave(f"found on rank {grid.rank}", 2)
 grid.world.barrier()

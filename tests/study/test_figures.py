@@ -7,9 +7,8 @@ import pytest
 from matplotlib.image import imread
 
 from hybridnn.runs.run_record import read_run
-from hybridnn.study.figures import RunFigures, figures_of, instruction_figures, relative_error
-from hybridnn.study.report.check_plot import draw_run_check, draw_runs_check
-from hybridnn.study.report.scaling import compare_runs
+from hybridnn.study.figures import RunFigures, compare_runs, figures_of, instruction_figures, relative_error
+from hybridnn.study.report.plots import draw_run_check, draw_runs_check
 from reference.finished_runs import prediction_line, write_run
 
 

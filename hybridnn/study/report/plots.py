@@ -1,31 +1,66 @@
-"""The plots of a study, each as PNG, and only those whose axes vary."""
+"""Plots of studies and runs as PNG: scaling, maps of grids, learning curves, measured beside predicted times."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from itertools import accumulate
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from hybridnn.study.plot_style import COLORS, MARKERS, MUTED, new_figure, png_bytes, rank_axis, tidy
-from hybridnn.study.report.curves import draw_curves
-from hybridnn.study.report.groups import GridMap, ScalingLine, grid_maps, strong_lines, weak_lines
-from hybridnn.study.report.results import StudyResults
+from hybridnn.runs.run_record import RunRecord
+from hybridnn.study.figures import RunFigures, instruction_figures
+from hybridnn.study.report.results import StudyPoint, StudyResults
+from hybridnn.study.report.scaling import (
+    LAYOUT,
+    GridMap,
+    ScalingLine,
+    grid_maps,
+    point_name,
+    strong_lines,
+    weak_lines,
+)
+from hybridnn.training.records import EpochRecord
 from hybridnn.utils.text import counted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
+
+COLORS = ("#2a6fbb", "#d9822b", "#3a8f5c", "#a23b72", "#7a5cc2", "#c94f3d", "#1b8a9e", "#8a6d1d")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+MUTED, GRID = "#5f6b7a", "#d7dce2"
 
 MOST_MAPS = 6
-COLUMNS = 3
+MAPS_PER_ROW = 3
+MOST_CURVES = 8
+LOG_SCALE_RATIO = 50.0
+"""Times that span at least this factor are drawn on a logarithmic axis."""
+
+LEAST_R2 = -0.2
+"""Lower end of the axis of R²: smaller values, before the network has learned, would hide the rest of the plot."""
+
+MEASURES: dict[str, Callable[[EpochRecord], float | None]] = {
+    "test accuracy": lambda record: record.test_accuracy,
+    "test R²": lambda record: record.test_r2,
+    "training loss": lambda record: record.train_loss,
+}
+
+
+Bar = tuple[str, float | None, float | None]
+"""Label, measured and predicted seconds."""
 
 
 def draw_plots(results: StudyResults) -> dict[str, tuple[str, bytes]]:
-    """Draw what can be drawn of a study.
+    """Draw the plots of a study whose axes vary.
 
     Returns
     -------
     dict of str to (str, bytes)
-        By the name of the file: a caption, and the PNG.
+        Caption and PNG by file name.
     """
     plots: dict[str, tuple[str, bytes]] = {}
     if lines := strong_lines(results):
@@ -51,7 +86,7 @@ def draw_plots(results: StudyResults) -> dict[str, tuple[str, bytes]]:
 
 
 def _draw_strong(lines: Sequence[ScalingLine]) -> bytes:
-    figure = new_figure(10.5, 4.3)
+    figure = _new_figure(10.5, 4.3)
     left, right = figure.subplots(1, 2)
     _draw_seconds(left, lines)
     left.set_yscale("log")
@@ -68,24 +103,25 @@ def _draw_strong(lines: Sequence[ScalingLine]) -> bytes:
         right.plot([base_ranks, most], [1, most / base_ranks], color=MUTED, linewidth=1, label="ideal")
     right.set_yscale("log", base=2)
     right.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    rank_axis(right, [count for line in lines for count in line.ranks])
-    word = counted(min(bases), "rank") if len(bases) == 1 else "the fewest ranks of the line"
-    right.set_ylabel(f"speed-up against {word}")
-    tidy(right)
+    _rank_axis(right, [count for line in lines for count in line.ranks])
+    base_text = counted(min(bases), "rank") if len(bases) == 1 else "the fewest ranks of the line"
+    right.set_ylabel(f"speed-up against {base_text}")
+    _tidy(right)
     _legend(left)
-    return png_bytes(figure)
+    return _png_bytes(figure)
 
 
 def _draw_weak(lines: Sequence[ScalingLine]) -> bytes:
     both = {"epoch": [line for line in lines if not line.per_step], "step": [line for line in lines if line.per_step]}
-    kinds = {word: chosen for word, chosen in both.items() if chosen}
-    figure = new_figure(5.6 * len(kinds), 4.3)
-    for axes, (word, chosen) in zip(figure.subplots(1, len(kinds), squeeze=False)[0], kinds.items(), strict=True):
+    by_unit = {unit: chosen for unit, chosen in both.items() if chosen}
+    figure = _new_figure(5.6 * len(by_unit), 4.3)
+    panels = figure.subplots(1, len(by_unit), squeeze=False)[0]
+    for axes, (unit, chosen) in zip(panels, by_unit.items(), strict=True):
         _draw_seconds(axes, chosen)
-        axes.set_ylabel(f"seconds per {word}")
+        axes.set_ylabel(f"seconds per {unit}")
         axes.set_ylim(bottom=0)
         _legend(axes)
-    return png_bytes(figure)
+    return _png_bytes(figure)
 
 
 def _draw_seconds(axes: Axes, lines: Sequence[ScalingLine]) -> None:
@@ -98,20 +134,20 @@ def _draw_seconds(axes: Axes, lines: Sequence[ScalingLine]) -> None:
         found = [(r, p) for r, p in zip(line.ranks, line.predicted, strict=True) if p is not None]
         if found:
             axes.plot(*zip(*found, strict=True), color=style["color"], linestyle="--", linewidth=1)
-    rank_axis(axes, [count for line in lines for count in line.ranks])
-    tidy(axes)
+    _rank_axis(axes, [count for line in lines for count in line.ranks])
+    _tidy(axes)
 
 
 def _draw_maps(maps: Sequence[GridMap]) -> bytes:
-    columns = min(COLUMNS, len(maps))
+    columns = min(MAPS_PER_ROW, len(maps))
     rows = -(-len(maps) // columns)
-    figure = new_figure(4.2 * columns, 3.8 * rows)
+    figure = _new_figure(4.2 * columns, 3.8 * rows)
     panels = figure.subplots(rows, columns, squeeze=False).flatten()
     for axes, grids in zip(panels, maps, strict=False):
         _draw_map(axes, grids)
     for axes in panels[len(maps) :]:
         axes.set_visible(False)
-    return png_bytes(figure)
+    return _png_bytes(figure)
 
 
 def _draw_map(axes: Axes, grids: GridMap) -> None:
@@ -121,14 +157,14 @@ def _draw_map(axes: Axes, grids: GridMap) -> None:
     models = sorted({model for _, model in grids.seconds})
     missing = float("nan")
     values = [[1e3 * grids.seconds.get((batch, model), missing) for model in models] for batch in batches]
-    fastest = min(grids.seconds, key=lambda place: grids.seconds[place])
+    fastest = min(grids.seconds, key=lambda grid: grids.seconds[grid])
     image = axes.imshow(values, norm=LogNorm(), cmap="YlOrBr", origin="lower", aspect="auto")
     middle = (min(grids.seconds.values()) * max(grids.seconds.values())) ** 0.5
     for (batch, model), seconds in grids.seconds.items():
         box = {"boxstyle": "round", "facecolor": "none", "edgecolor": "black"} if (batch, model) == fastest else None
         color = "white" if seconds > 1.5 * middle else "black"
-        place = models.index(model), batches.index(batch)
-        axes.text(*place, f"{1e3 * seconds:.3g}", ha="center", va="center", fontsize=8, bbox=box, color=color)
+        position = models.index(model), batches.index(batch)
+        axes.text(*position, f"{1e3 * seconds:.3g}", ha="center", va="center", fontsize=8, bbox=box, color=color)
     axes.set_xticks(range(len(models)), [str(model) for model in models])
     axes.set_yticks(range(len(batches)), [str(batch) for batch in batches])
     axes.set_xlabel("P_c (model ranks)")
@@ -151,3 +187,150 @@ def _style(number: int) -> dict[str, Any]:
 
 def _legend(axes: Axes) -> None:
     axes.legend(frameon=False, fontsize=7)
+
+
+@dataclass(frozen=True)
+class MedianCurve:
+    """One measure of a point after each epoch: medians over its cells.
+
+    Attributes
+    ----------
+    epochs : tuple of int
+        From 1; those that were evaluated.
+    seconds : tuple of float
+        Training time until then, without evaluation.
+    """
+
+    name: str
+    epochs: tuple[int, ...]
+    seconds: tuple[float, ...]
+    values: tuple[float, ...]
+
+
+def curves_of(results: StudyResults, measure: str) -> list[MedianCurve]:
+    """Curves of the points that have the measure, for each network the fastest layout, in the order of the study."""
+    fastest: dict[tuple[tuple[str, str], ...], StudyPoint] = {}
+    for point in results.points:
+        key = tuple((label, str(value)) for label, value in point.values if label not in LAYOUT)
+        if key not in fastest or point.seconds_per_epoch.median < fastest[key].seconds_per_epoch.median:
+            fastest[key] = point
+    curves = [_curve(results, point, MEASURES[measure]) for point in fastest.values()]
+    return [curve for curve in curves if curve.epochs]
+
+
+def draw_curves(results: StudyResults) -> tuple[str, bytes] | None:
+    """Draw the first measure that the cells have; None if no run has two epochs. Returns a caption and the PNG."""
+    found = ((measure, curves_of(results, measure)) for measure in MEASURES)
+    measure, curves = next(((name, curves) for name, curves in found if curves), ("", []))
+    if not any(len(curve.epochs) > 1 for curve in curves):
+        return None
+    from matplotlib.ticker import MaxNLocator
+
+    shown = curves[:MOST_CURVES]
+    figure = _new_figure(10.5, 4.0)
+    left, right = figure.subplots(1, 2, sharey=True)
+    _draw_lines(left, [(curve.name, curve.epochs, curve.values) for curve in shown], "epoch")
+    _draw_lines(right, [(curve.name, curve.seconds, curve.values) for curve in shown], "seconds of training")
+    left.set_ylabel(measure)
+    left.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    moments = [seconds for curve in shown for seconds in curve.seconds]
+    if max(moments) > LOG_SCALE_RATIO * min(moments):
+        right.set_xscale("log")
+    if measure == "test R²" and min(min(curve.values) for curve in shown) < LEAST_R2:
+        left.set_ylim(LEAST_R2, 1.02)
+    left.legend(frameon=False, fontsize=7)
+    more = f" Shown are {MOST_CURVES} of {len(curves)}." if len(curves) > MOST_CURVES else ""
+    return f"{measure[0].upper()}{measure[1:]} against epochs and time, for each network on its fastest grid.{more}", (
+        _png_bytes(figure)
+    )
+
+
+def _curve(results: StudyResults, point: StudyPoint, value: Callable[[EpochRecord], float | None]) -> MedianCurve:
+    runs = [cell.run.epochs for cell in point.cells]
+    times = [list(accumulate(e.compute_seconds + e.communication_seconds for e in epochs)) for epochs in runs]
+    rows = []
+    for number, epoch in enumerate(runs[0]):
+        found = [value(epochs[number]) for epochs in runs if number < len(epochs)]
+        measured = [known for known in found if known is not None and math.isfinite(known)]
+        passed = [seconds[number] for seconds in times if number < len(seconds)]
+        if measured:
+            rows.append((epoch.epoch, median(passed), median(measured)))
+    epochs, seconds, values = zip(*rows, strict=True) if rows else ((), (), ())
+    return MedianCurve(point_name(results, point), epochs, seconds, values)
+
+
+def _draw_lines(axes: Axes, curves: Sequence[tuple[str, Sequence[float], Sequence[float]]], label: str) -> None:
+    for number, (name, xs, ys) in enumerate(curves):
+        axes.plot(xs, ys, color=COLORS[number % len(COLORS)], label=name, linewidth=1.6, marker="o", markersize=3)
+    axes.set_xlabel(label)
+    _tidy(axes)
+
+
+def draw_run_check(run: RunRecord, figures: RunFigures) -> bytes:
+    """Draw one run as PNG: milliseconds per step, of the whole step and of every kind of instruction."""
+    bars: list[Bar] = [("step", figures.seconds_per_step, figures.predicted_seconds_per_step)]
+    bars += [(item.kind, item.seconds_per_step, item.predicted_seconds_per_step) for item in instruction_figures(run)]
+    return _draw_bars(bars, f"{figures.network} on {figures.ranks} ranks, grid {figures.grid}")
+
+
+def draw_runs_check(runs: Sequence[RunFigures]) -> bytes:
+    """Draw several runs as PNG: milliseconds per step of each."""
+    bars = [
+        (f"{run.ranks} ranks\n{run.grid}\n{run.network}", run.seconds_per_step, run.predicted_seconds_per_step)
+        for run in runs
+    ]
+    return _draw_bars(bars, "Steps of the runs")
+
+
+def _draw_bars(bars: Sequence[Bar], title: str) -> bytes:
+    figure = _new_figure(max(5.2, 0.95 * len(bars) + 1.5), 3.9)
+    axes = figure.subplots()
+    measured = [seconds for _, seconds, _ in bars]
+    predicted = [seconds for _, _, seconds in bars]
+    sides = ("measured", COLORS[0], -0.19, measured), ("predicted", COLORS[1], 0.19, predicted)
+    for label, color, shift, heights in sides:
+        shown = [(index + shift, 1e3 * seconds) for index, seconds in enumerate(heights) if seconds is not None]
+        if shown:
+            xs, milliseconds = zip(*shown, strict=True)
+            drawn = axes.bar(xs, milliseconds, 0.36, color=color, label=label)
+            axes.bar_label(drawn, fmt="%.3g", fontsize=7, padding=1)
+    axes.set_xticks(range(len(bars)), [label for label, *_ in bars], fontsize=8)
+    axes.set_ylabel("ms per step")
+    axes.set_title(title, fontsize=10)
+    axes.legend(frameon=False)
+    _tidy(axes)
+    return _png_bytes(figure)
+
+
+def _new_figure(width: float, height: float) -> Figure:
+    """Make a figure with a size in inches, without pyplot: no display, no global state."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def _png_bytes(figure: Figure) -> bytes:
+    """Draw a figure as PNG."""
+    buffer = BytesIO()
+    figure.savefig(buffer, format="png")
+    return buffer.getvalue()
+
+
+def _tidy(axes: Axes) -> None:
+    """Draw a light grid behind the data, and no frame at the top and right."""
+    axes.grid(which="major", color=GRID, linewidth=0.7)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(MUTED)
+    axes.tick_params(colors=MUTED, which="both")
+
+
+def _rank_axis(axes: Axes, ranks: Sequence[int]) -> None:
+    """Make the x axis a logarithmic one of ranks, with a tick for each number that occurs."""
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(sorted(set(ranks)), [str(count) for count in sorted(set(ranks))])
+    axes.minorticks_off()
+    axes.set_xlabel("ranks")

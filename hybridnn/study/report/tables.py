@@ -8,9 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from hybridnn.study.report.groups import speed_ups
 from hybridnn.study.report.results import Spread, StudyPoint, StudyResults
-from hybridnn.study.report.scaling import warnings_of
+from hybridnn.study.report.scaling import speed_ups, warnings_of
 
 MISSING = "-"
 THREADS = "threads per rank"

@@ -14,12 +14,10 @@ import pytest
 from matplotlib.image import imread
 
 from hybridnn.errors import DataError
-from hybridnn.study.report.curves import curves_of
-from hybridnn.study.report.groups import grid_maps, speed_ups, strong_lines, weak_lines
 from hybridnn.study.report.page import page_html, write_report
-from hybridnn.study.report.plots import draw_plots
+from hybridnn.study.report.plots import curves_of, draw_plots
 from hybridnn.study.report.results import Spread, StudyResults, read_results
-from hybridnn.study.report.scaling import warnings_of
+from hybridnn.study.report.scaling import grid_maps, speed_ups, strong_lines, warnings_of, weak_lines
 from hybridnn.study.report.tables import csv_text, markdown_text, point_facts, point_rows
 from hybridnn.study.study_folder import StudyFolder
 from reference.finished_runs import prediction_line, write_run

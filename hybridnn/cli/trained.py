@@ -1,0 +1,226 @@
+"""`hybridnn evaluate`, `predict` and `export`: the commands that use the weights of a run."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hybridnn.cli.options import (
+    BatchRanks,
+    Best,
+    Checkpoint,
+    Force,
+    Format,
+    InProcess,
+    ModelRanks,
+    OutputFormat,
+    Ranks,
+    RunFolder,
+    Stages,
+)
+from hybridnn.cli.output import make_console, new_grid, require_new_file, write_json
+from hybridnn.cli.ranks import first_rank_alone
+from hybridnn.cli.start_ranks import on_ranks, require_one_way, start_ranks
+from hybridnn.errors import SettingError
+
+if TYPE_CHECKING:
+    from hybridnn.parallel.grid import ProcessGrid
+    from hybridnn.runs.inference.evaluation import Evaluation
+    from hybridnn.runs.inference.trained_run import TrainedRun
+    from hybridnn.runs.inference.weights_source import WeightsSource
+
+
+class DataSplit(str, Enum):
+    """Data splits of a run."""
+
+    test = "test"
+    train = "train"
+
+
+def evaluate(
+    run: RunFolder,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            help="A .csv file that has the input columns of the run, in any order, a .npz file or the name of a data "
+            "set; without, the data of the run.",
+            metavar="FILE|NAME",
+        ),
+    ] = None,
+    targets: Annotated[
+        str | None,
+        typer.Option(help="Target columns of a .csv file; without, those of the run.", metavar="NAME,..."),
+    ] = None,
+    part: Annotated[
+        DataSplit | None,
+        typer.Option(help="The part to evaluate on; without, the test part, or all samples of --data that has none."),
+    ] = None,
+    checkpoint: Checkpoint = None,
+    best: Best = False,
+    pipeline: Stages = None,
+    batch: BatchRanks = None,
+    model: ModelRanks = None,
+    output_format: OutputFormat = Format.text,
+    ranks: Ranks = None,
+    in_process: InProcess = None,
+) -> None:
+    """Evaluate the weights of a run, on its own data or others; several ranks as for train."""
+    require_one_way(ranks, in_process)
+    start_ranks(ranks)
+    from hybridnn.runs.inference.evaluation import EvaluationSamples, evaluate_run
+    from hybridnn.runs.inference.trained_run import open_run
+
+    columns = tuple(name.strip() for name in targets.split(",")) if targets else ()
+    samples = EvaluationSamples(data, columns, None if part is None else part.value)
+
+    def evaluate_rank() -> None:
+        grid = _make_grid(pipeline, batch, model)
+        trained = open_run(run, checkpoint, grid.world, best=best)
+        result = evaluate_run(trained, grid, samples)
+        if grid.rank == 0:
+            _print_evaluation(trained, result, as_json=output_format is Format.json)
+
+    on_ranks(in_process, evaluate_rank)
+
+
+def predict(
+    run: RunFolder,
+    file: Annotated[
+        Path,
+        typer.Argument(
+            help="Samples: a .csv file that has the input columns of the run, in any order, or a .npz file with an "
+            "array x.",
+            metavar="FILE",
+        ),
+    ],
+    out: Annotated[Path, typer.Option("--out", help="A .csv or .npz file to write.", metavar="FILE")] = Path(
+        "predictions.csv"
+    ),
+    checkpoint: Checkpoint = None,
+    best: Best = False,
+    pipeline: Stages = None,
+    batch: BatchRanks = None,
+    model: ModelRanks = None,
+    force: Force = False,
+    ranks: Ranks = None,
+    in_process: InProcess = None,
+) -> None:
+    """Write classes and their probabilities, or numbers in the units of the targets, for samples without targets."""
+    require_one_way(ranks, in_process)
+    start_ranks(ranks)
+    from hybridnn.comm.agreement import agree
+    from hybridnn.runs.inference.prediction import predict_file
+    from hybridnn.runs.inference.trained_run import open_run
+    from hybridnn.utils.files import write_atomically
+
+    def predict_rank() -> None:
+        grid = _make_grid(pipeline, batch, model)
+
+        def check_file() -> None:
+            if grid.rank == 0:
+                _require_result("--out", out, [".csv", ".npz"], replace=force)
+
+        agree(grid.world, check_file)
+        trained = open_run(run, checkpoint, grid.world, best=best)
+        found = predict_file(trained, grid, file)
+
+        def write() -> None:
+            if found is not None:
+                write_atomically(out, found.to_csv() if out.suffix == ".csv" else found.to_npz())
+
+        agree(grid.world, write)
+        if found is not None:
+            _warn_of_damage(trained.source)
+            _warn_of_columns(str(file), found.ignored)
+            print(f"{out}: {len(found.values):,} predictions with the weights of {_weights_text(trained.source)}")
+
+    on_ranks(in_process, predict_rank)
+
+
+def export(
+    run: RunFolder,
+    out: Annotated[Path, typer.Argument(help="The file to write.", metavar="WEIGHTS.npz")],
+    fold_standardization: Annotated[
+        bool,
+        typer.Option(
+            "--fold-standardization",
+            help="Put the standardization into the first and the last layer, so that the network takes and gives "
+            "numbers in their original units.",
+        ),
+    ] = False,
+    checkpoint: Checkpoint = None,
+    best: Best = False,
+    force: Force = False,
+) -> None:
+    """Write the weights of a run, and what its inputs were standardized with, as plain arrays."""
+    from hybridnn.runs.inference.export import export_arrays
+    from hybridnn.runs.inference.trained_run import open_run
+    from hybridnn.utils.files import npz_bytes, write_atomically
+
+    with first_rank_alone():
+        _require_result("WEIGHTS.npz", out, [".npz"], replace=force)
+        trained = open_run(run, checkpoint, best=best)
+        write_atomically(out, npz_bytes(export_arrays(trained, fold_standardization=fold_standardization)))
+        _warn_of_damage(trained.source)
+        print(f"{out}: the weights of {_weights_text(trained.source)}")
+
+
+def _make_grid(pipeline: int | None, batch: int | None, model: int | None) -> ProcessGrid:
+    """Arrange all ranks of the job; without any number as batch ranks."""
+    from hybridnn.parallel.grid import ProcessGrid
+
+    return ProcessGrid(pipeline=pipeline or 1, batch=batch, model=model or 1)
+
+
+def _require_result(name: str, path: Path, suffixes: Sequence[str], *, replace: bool) -> None:
+    """Raise `SettingError` for a suffix that is not allowed, or where the file cannot be created."""
+    if path.suffix not in suffixes:
+        raise SettingError(name, str(path), f"must end in {' or '.join(suffixes)}")
+    require_new_file(name, path, replace=replace)
+
+
+def _print_evaluation(run: TrainedRun, result: Evaluation, *, as_json: bool) -> None:
+    """Print the metrics, the weights and the data, as text or JSON; warnings go to the error stream."""
+    _warn_of_damage(run.source)
+    _warn_of_columns(result.data, result.ignored)
+    metrics = result.metrics
+    if as_json:
+        weights = {"path": str(run.source.path), "step": run.source.step, "damaged": list(run.source.damaged)}
+        about = {"run": str(run.folder), "weights": weights, "data": result.data, "part": result.part}
+        write_json({**about, **asdict(metrics)})
+        return
+    name, quality = ("R²", metrics.r2) if metrics.accuracy is None else ("accuracy", metrics.accuracy)
+    rows = {
+        "weights": _weights_text(run.source),
+        "data": f"{result.data}, {'all' if result.part == 'all' else f'the {result.part} part'}",
+        "samples": f"{metrics.samples:,}",
+        "loss": f"{metrics.loss:.6g}",
+        name: "not a number" if quality is None else f"{quality:.6g}",
+    }
+    make_console().print(new_grid(rows.items()))
+
+
+def _weights_text(source: WeightsSource) -> str:
+    """File and step of the weights."""
+    return str(source.path) if source.step is None else f"{source.path}, step {source.step:,}"
+
+
+def _warn_of_columns(file: str, ignored: Sequence[str]) -> None:
+    """Print the unused columns of a table on the error stream."""
+    if ignored:
+        from hybridnn.datasets.table_file import column_list
+
+        columns = column_list(ignored)
+        print(f"Warning: {file}: columns that the run was not trained on are ignored: {columns}", file=sys.stderr)
+
+
+def _warn_of_damage(source: WeightsSource) -> None:
+    """Print the damaged newer checkpoints on the error stream."""
+    for problem in source.damaged:
+        print(f"Warning: {problem}", file=sys.stderr)
