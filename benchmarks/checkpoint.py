@@ -123,7 +123,7 @@ def print_epochs(folder: Path) -> None:
     def epoch(writes: bool) -> None:
         if writes:
             begins.append(seconds_of(lambda: writer.begin(at_step(trainer.step))))
-        trainer.fit(x, y, epochs=1, on_step=lambda _: writer.written() and None)
+        trainer.fit(x, y, epochs=1, on_step=lambda _: writer.is_done() and None)
 
     trainer.log_every = 1
     epoch(False)

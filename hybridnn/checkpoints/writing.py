@@ -105,7 +105,7 @@ class CollectivePhases:
                 self._start()
         return True
 
-    def settle(self) -> None:
+    def join(self) -> None:
         """Return when no job of this rank runs any more; none begins without `advance`."""
         for thread in self._threads:
             thread.join()
@@ -236,7 +236,7 @@ class CheckpointWriter:
         """Whether a write was begun and not finished."""
         return self._work is not None
 
-    def written(self) -> bool:
+    def is_done(self) -> bool:
         """Whether the write that was begun has ended, well or not; asks without waiting. True where there is none."""
         return self._work is None or self._work.advance()
 
@@ -260,10 +260,10 @@ class CheckpointWriter:
             self._give_up(draft, work.error)
         return draft.finished
 
-    def settle(self) -> None:
+    def join(self) -> None:
         """Return when this rank writes nothing any more: where a rank is lost, what was begun comes to no end."""
         if self._work is not None:
-            self._work.settle()
+            self._work.join()
 
     # -- how the above is done ---------------------------------------------------------------------------------------
 

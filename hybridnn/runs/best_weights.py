@@ -10,7 +10,6 @@ import numpy as np
 
 from hybridnn.comm.agreement import agree
 from hybridnn.errors import DataError, EnvironmentProblem
-from hybridnn.runs.checkpoint_hook import Busy
 from hybridnn.runs.folder import BEST_WEIGHTS, RunFolder
 from hybridnn.training.records import EpochRecord
 from hybridnn.training.trainer import Trainer
@@ -26,12 +25,10 @@ class BestWeights:
         With the records of the epochs before, where the run was resumed.
     folder : RunFolder or None
         None on ranks other than 0.
-    busy : Busy
-        Entered while the weights are gathered and written.
     """
 
-    def __init__(self, trainer: Trainer, folder: RunFolder | None, busy: Busy) -> None:
-        self._trainer, self._folder, self._busy = trainer, folder, busy
+    def __init__(self, trainer: Trainer, folder: RunFolder | None) -> None:
+        self._trainer, self._folder = trainer, folder
         self._metric = -inf
         agree(trainer.grid.world, self._look_at_file)
 
@@ -62,7 +59,7 @@ class BestWeights:
         if not improves[0]:
             return
         self._metric = record.metric
-        with self._busy("writing the best weights"):
+        with self._trainer.busy("writing the best weights"):
             weights = self._trainer.weights()
             agree(world, lambda: None if self._folder is None else self._folder.write_best_weights(weights, record))
 

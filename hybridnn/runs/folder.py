@@ -218,6 +218,16 @@ def read_config(folder: Path) -> Settings:
     return settings
 
 
+def resume_advice(folder: Path | None) -> str:
+    """How to continue an interrupted run, in one line."""
+    newest = [] if folder is None else checkpoint_folders(folder / CHECKPOINTS)[:1]
+    if not newest:
+        return (
+            "No checkpoint was written yet; start again, with training.checkpoint_every where that would cost too much."
+        )
+    return f"The newest checkpoint is {newest[0].name}; go on with: hybridnn train --resume {folder}"
+
+
 def _require_free(folder: Path, *, again: bool) -> None:
     """Refuse a folder with results that a new run would overwrite; weights of an unfinished run may be, by `again`."""
     status = run_status(folder)

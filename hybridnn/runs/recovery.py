@@ -1,12 +1,8 @@
-"""Training that outlives the loss of a rank, where the MPI library does; see ``hybridnn/diagnostics/lost_ranks.py``.
+"""Recovery: a run continues without its lost ranks, where the MPI library can (`hybridnn.diagnostics.lost_ranks`).
 
-Every rank of a grid with the batch axis alone holds all weights and the whole state of the optimizer. The ranks that
-are left start the run again on a smaller grid, from the newest checkpoint, or from what one of them holds.
-
-What the ranks that are left of a run hold, when nobody has written it yet.
-
-Batch replicas hold everything. After a loss some stand one step later than others; one of the latest writes a
-checkpoint, and adds to the history what the lost rank was to write.
+On a grid with the batch axis alone every rank holds all weights and the whole state of the optimizer. The surviving
+ranks attempt the run again on a smaller grid, from the newest checkpoint. First one of the ranks with the latest step
+writes its state as a checkpoint, and adds the records to the history that a lost rank 0 did not write.
 """
 
 from __future__ import annotations
@@ -33,9 +29,8 @@ from hybridnn.errors import EnvironmentProblem, HybridnnError
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.runs import run
 from hybridnn.runs.auto_layout import resolve_layout
-from hybridnn.runs.folder import CHECKPOINTS, Start
+from hybridnn.runs.folder import CHECKPOINTS, Start, resume_advice
 from hybridnn.runs.history_file import HISTORY, read_records, run_status, to_line
-from hybridnn.runs.recovery_state import RecoveryState, resume_advice
 from hybridnn.training.records import History, Record
 from hybridnn.utils.files import write_atomically
 from hybridnn.utils.text import name_ranks
@@ -44,100 +39,35 @@ if TYPE_CHECKING:
     from hybridnn.runs.report import RunView
 
 
-def rescue(grid: ProcessGrid, run: RecoveryState, folder: Path) -> None:
-    """Write a checkpoint of what a rank holds, if that is more than the newest one has; collective.
+RANK_LOST = 1
+"""Status flag that the ranks combine after an attempt: a rank was lost. The bits above are an exit code."""
 
-    Parameters
-    ----------
-    grid : ProcessGrid
-        The ranks that are left.
-    run : RecoveryState
-        That lost a rank, as this rank knows it.
-    folder : Path
-        Of the run.
+EXIT_CODE_SHIFT = 1
+"""Bit offset of the exit code."""
 
-    Raises
-    ------
-    EnvironmentProblem
-        On every rank: it cannot be written.
-    """
-    written = checkpoint_folders(folder / CHECKPOINTS)
-    newest = step_of(written[0]) if written else 0
-    progress = run.progress
-    # The latest step wins, and among the ranks that stand there the first.
-    claim = -1 if progress is None else progress.step * grid.size + grid.size - 1 - grid.rank
-    best = np.array([claim], np.int64)
-    grid.world.allreduce(best, "max")
-    is_best = claim == best[0]
+RESTART_EXIT_CODE = 1
+"""Exit code of a run that the user has to resume."""
 
-    def write() -> None:
-        if is_best and progress is not None and progress.step > newest:
-            assert run.trainer is not None
-            assert run.new_writer is not None
-            complete_history(folder / HISTORY, run.trainer.history, progress)
-            run.new_writer(grid=ProcessGrid(import_mpi().COMM_SELF)).write(progress)
-
-    agree(grid.world, write)
-
-
-def complete_history(path: Path, held: History, progress: Progress) -> None:
-    """Add to a history file what a rank holds of it, up to a moment.
-
-    Parameters
-    ----------
-    path : Path
-        The file; its last line may be cut off. What comes after a damaged line is left out.
-    held : History
-        Every rank has all records, whoever writes them.
-    progress : Progress
-        The moment.
-    """
-    written, _ = read_records(path)
-    written_keys = set(map(_key, written))
-    ends = {record.epoch: record.step for record in held.epochs if record.epoch < progress.epoch}
-    records: list[tuple[int, Record]] = [
-        *((record.step, record) for record in held.steps if record.step <= progress.step),
-        *((ends[record.epoch], record) for record in held.measured if record.epoch in ends),
-        *((record.step, record) for record in held.epochs if record.epoch in ends),
-    ]
-    missing = [record for _, record in sorted(records, key=itemgetter(0)) if _key(record) not in written_keys]
-    write_atomically(path, "".join(map(to_line, written + missing)))
-
-
-def _key(record: Record) -> tuple[Any, ...]:
-    """Identity of a step, epoch or measured step among the records of a history."""
-    return record.kind, getattr(record, "epoch", None), getattr(record, "step", None)
-
-
-LOST = 1
-"""Set in what the ranks tell one another after a try if one of them noticed a loss; the bits above are exit codes."""
-
-EXIT_CODE = 1
-"""How far to the left."""
-
-FAILED = 1
-"""Exit code of a run that has to be started again."""
-
-NEEDED = "to go on without takes a grid of the batch axis alone, on one node"
+REQUIREMENT = "to go on without takes a grid of the batch axis alone, on one node"
 
 RESTART_FACTOR = 10
-"""To start again may take so many times as long as an instruction: data are read."""
+"""Time limit of a restart in multiples of `output.stall_seconds`, since data are read again."""
 
 ViewOf = Callable[["RankLoss | None"], "AbstractContextManager[RunView]"]
 
 
 @dataclass(frozen=True)
 class RankLoss:
-    """What happened.
+    """Loss of one or several ranks.
 
     Attributes
     ----------
     lost : tuple of int
-        Ranks that are gone, as the launcher numbered them.
+        Ranks of the job that were lost, as the launcher numbered them.
     remaining : int
-        Ranks that go on.
+        Number of surviving ranks.
     is_first : bool
-        Whether this rank is the first of them.
+        Whether this rank is the first surviving one, which prints.
     """
 
     lost: tuple[int, ...]
@@ -147,15 +77,15 @@ class RankLoss:
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """How a run ended.
+    """End of a run.
 
     Attributes
     ----------
     loss : RankLoss or None
-        The last one: after it, MPI cannot be ended properly, and every process is to end by `exit_without_mpi`.
+        The last one. After a loss MPI cannot be finalized, and every process has to end by `exit_without_mpi`.
     exit_code : int
     error : HybridnnError or None
-        What ended the run after the loss, where this rank knows.
+        Error that ended the run after the loss, if this rank raised it.
     """
 
     loss: RankLoss | None = None
@@ -166,17 +96,17 @@ class RunOutcome:
 def train_on_survivors(
     settings: Settings, view_of: ViewOf, start: Start = "new", *, forced: bool = False
 ) -> RunOutcome:
-    """Train as `run_training` does, and go on with the ranks that are left when some are lost.
+    """Train as `run_training` does, and continue on the surviving ranks if some are lost; collective over the job.
 
-    So it is where the MPI library offers it and the job was started for it, on one node and with the batch axis alone.
-    Elsewhere the loss of a rank ends the job, with the reason. Collective over all ranks of the job.
+    Ranks are survived if the MPI library supports it and the job was started for it, on one node and with the batch
+    axis alone. Otherwise the loss of a rank ends the job, with the reason.
 
     Parameters
     ----------
     settings, start, forced
         As for `run_training`.
     view_of : callable
-        Makes the view of a try, from the loss before it.
+        Makes the view of an attempt, given the loss before it.
 
     Raises
     ------
@@ -189,15 +119,14 @@ def train_on_survivors(
         return RunOutcome()
     ranks = SurvivingRanks.of_job()
     run.require_same_run(settings, start, forced=forced)
-    settings = resolve_layout(settings)
-    tries = _Tries(settings, view_of, ranks, start, forced=forced)
-    while (ended := tries.train()) is None:
+    attempts = _Attempts(resolve_layout(settings), view_of, ranks, start, forced=forced)
+    while (outcome := attempts.train()) is None:
         pass
-    return ended
+    return outcome
 
 
-class _Tries:
-    """A run that is tried again after each loss."""
+class _Attempts:
+    """A run that is attempted again after each loss."""
 
     def __init__(
         self, settings: Settings, view_of: ViewOf, ranks: SurvivingRanks, start: Start, *, forced: bool
@@ -205,100 +134,171 @@ class _Tries:
         self._settings, self._view_of, self._ranks = settings, view_of, ranks
         self._start, self._forced = start, forced
         parallel = settings.parallel
-        self._is_replicated = parallel.pipeline == 1 and parallel.model == 1 and not parallel.stages
         self._is_on_one_node = ranks.on_one_node
-        self._everyone = ranks.world_ranks
+        self._is_recoverable = (
+            parallel.pipeline == 1 and parallel.model == 1 and not parallel.stages and self._is_on_one_node
+        )
+        self._job_ranks = ranks.world_ranks
         self._loss: RankLoss | None = None
-        self._underway = RecoveryState()
+        self._attempt = run.Attempt()
         self._interrupted: list[BaseException] = []
 
     def train(self) -> RunOutcome | None:
-        """Train to the end; None if a rank was lost and the others are to try again."""
-        error, word = self._try()
-        if not self._is_on_one_node:  # where those that are left may never agree
-            told: int | None = word
-            self._loss = RankLoss((), 0, is_first=True) if word == LOST else None
-        else:
-            with self._at_most(self._settings.output.stall_seconds, "did not find together"):
-                told = self._ranks.combine_flags(word)
-                if told is None or told & LOST:
+        """Make an attempt; None if a rank was lost and another attempt is to be made."""
+        error, own_status = self._try()
+        if self._is_on_one_node:
+            with self._time_limit(self._settings.output.stall_seconds, "did not find together"):
+                status = self._ranks.combine_flags(own_status)
+                if status is None or status & RANK_LOST:
                     self._shrink()
-        if told == 0:
+        else:  # the surviving ranks may never agree
+            status = own_status
+            self._loss = RankLoss((), 0, is_first=True) if status == RANK_LOST else None
+        if status == 0:
             return RunOutcome(self._loss)
-        code = (told or 0) >> EXIT_CODE
+        code = (status or 0) >> EXIT_CODE_SHIFT
         if code and self._loss is None:
             assert error is not None
             raise error
         if code:
             return RunOutcome(self._loss, code, error)
-        if not (self._is_replicated and self._is_on_one_node):
-            return RunOutcome(self._loss, FAILED, EnvironmentProblem(self._reason(f"was lost, and {NEEDED}")))
+        if not self._is_recoverable:
+            reason = self._reason(f"was lost, and {REQUIREMENT}")
+            return RunOutcome(self._loss, RESTART_EXIT_CODE, EnvironmentProblem(reason))
         return None
 
     def _try(self) -> tuple[HybridnnError | None, int]:
-        """Train; returns what is wrong, and the word that tells the others of it."""
+        """Train; the error of this rank, and its status flags."""
         try:
-            if self._loss is None or self._take_over(ProcessGrid(self._ranks.comm)):
+            if self._loss is None or self._restore(ProcessGrid(self._ranks.comm)):
                 self._run()
         except Exception as error:
             if self._ranks.is_loss(error):
                 self._ranks.revoke()
-                # MPI may yet reach for arrays of the try, so they are kept.
+                # MPI may still access arrays of the attempt, so the traceback keeps them alive.
                 self._interrupted.append(error)
-                return None, LOST
+                return None, RANK_LOST
             if isinstance(error, HybridnnError):
-                return error, error.exit_code << EXIT_CODE
+                return error, error.exit_code << EXIT_CODE_SHIFT
             raise
         return None, 0
 
     def _run(self) -> None:
         limit = self._settings.output.stall_seconds * RESTART_FACTOR if self._loss else 0
-        with self._at_most(limit, "did not start again") as stop_clock, self._view_of(self._loss) as view:
-            self._underway = RecoveryState(self._ranks.comm, outlives_losses=True, on_begin=stop_clock)
-            run.run_training(self._settings, view, start=self._start, forced=self._forced, underway=self._underway)
+        with self._time_limit(limit, "did not start again") as lift_limit, self._view_of(self._loss) as view:
+            self._attempt = run.Attempt(self._ranks.comm, recovers=True, on_training=lift_limit)
+            run.run_training(self._settings, view, start=self._start, forced=self._forced, attempt=self._attempt)
 
     def _shrink(self) -> None:
-        """Leave the lost ranks behind."""
-        if self._underway.writer is not None:
-            self._underway.writer.settle()
+        """Exclude the lost ranks."""
+        if self._attempt.training is not None:
+            self._attempt.training.hook.writer.join()
         self._ranks = self._ranks.shrink()
-        left = self._ranks.world_ranks
-        self._loss = RankLoss(tuple(sorted(self._everyone - left)), len(left), self._ranks.rank == 0)
+        survivors = self._ranks.world_ranks
+        lost = tuple(sorted(self._job_ranks - survivors))
+        self._loss = RankLoss(lost, len(survivors), self._ranks.rank == 0)
 
-    def _take_over(self, grid: ProcessGrid) -> bool:
-        """Settle from where to go on, after a loss; False if nothing is left to do. Collective."""
-        before = self._underway
-        ended = before.trainer is not None and before.folder is not None and run_status(before.folder) == "finished"
-        # A rank may have been lost just before it told the others; who knows most tells them now.
-        known = np.array([ended, 0 if before.folder is None else grid.size - grid.rank], np.int64)
-        grid.world.allreduce(known, "max")
-        if known[1]:
-            folder = Path(broadcast_text(grid.world, str(before.folder), grid.size - int(known[1])))
-            rescue(grid, before, folder)
+    def _restore(self, grid: ProcessGrid) -> bool:
+        """Prepare the next attempt: its settings and its checkpoint; False if the run had ended. Collective."""
+        attempt = self._attempt
+        folder = attempt.folder
+        ended = attempt.training is not None and folder is not None and run_status(folder) == "finished"
+        # Some ranks may not know the folder yet; the first one that does broadcasts it.
+        facts = np.array([ended, 0 if folder is None else grid.size - grid.rank], np.int64)
+        grid.world.allreduce(facts, "max")
+        if facts[1]:
+            folder = Path(broadcast_text(grid.world, str(folder), grid.size - int(facts[1])))
+            save_latest_state(grid, attempt, folder)
             output = self._settings.output.model_copy(update={"folder": str(folder)})
             self._start = "resume" if checkpoint_folders(folder / CHECKPOINTS) else "again"
             self._settings = self._settings.model_copy(update={"output": output})
         parallel = self._settings.parallel.model_copy(update={"batch": None})
         self._settings = self._settings.model_copy(update={"parallel": parallel})
-        return not known[0]
+        return not facts[0]
 
     @contextlib.contextmanager
-    def _at_most(self, seconds: float, what: str) -> Iterator[Callable[[], None]]:
-        """End the job if the body, or what comes before the given function is called, takes longer; 0: for ever."""
-        clock = threading.Timer(
-            seconds, self._end, (f"was lost or stands still, and the others {what} in {seconds:g} s",)
-        )
-        clock.daemon = True
+    def _time_limit(self, seconds: float, what: str) -> Iterator[Callable[[], None]]:
+        """End the job after `seconds`, unless the body ends or calls the function that it is given; 0: no limit."""
+        reason = f"was lost or stands still, and the others {what} in {seconds:g} s"
+        timer = threading.Timer(seconds, lambda: end_job(f"\nError: {self._reason(reason)}\n"))
+        timer.daemon = True
         if seconds:
-            clock.start()
+            timer.start()
         try:
-            yield clock.cancel
+            yield timer.cancel
         finally:
-            clock.cancel()
+            timer.cancel()
 
     def _reason(self, what: str) -> str:
-        gone = name_ranks(self._loss.lost) if self._loss is not None and self._loss.lost else "a rank"
-        return f"{gone} {what}. {resume_advice(self._underway.folder)}"
+        lost = name_ranks(self._loss.lost) if self._loss is not None and self._loss.lost else "a rank"
+        return f"{lost} {what}. {resume_advice(self._attempt.folder)}"
 
-    def _end(self, what: str) -> None:
-        end_job(f"\nError: {self._reason(what)}\n")
+
+def save_latest_state(grid: ProcessGrid, attempt: run.Attempt, folder: Path) -> None:
+    """Write the latest state of a surviving rank as a checkpoint, unless the newest is as recent; collective.
+
+    Parameters
+    ----------
+    grid : ProcessGrid
+        The surviving ranks.
+    attempt : Attempt
+        The attempt that lost a rank, as this rank left it.
+    folder : Path
+        Run folder.
+
+    Raises
+    ------
+    EnvironmentProblem
+        On every rank: the checkpoint cannot be written.
+    """
+    checkpoints = checkpoint_folders(folder / CHECKPOINTS)
+    newest = step_of(checkpoints[0]) if checkpoints else 0
+    training, progress = attempt.training, _progress(attempt)
+    # The maximum is that of the first rank with the latest step.
+    priority = -1 if progress is None else progress.step * grid.size + grid.size - 1 - grid.rank
+    highest = np.array([priority], np.int64)
+    grid.world.allreduce(highest, "max")
+
+    def write() -> None:
+        if training is not None and progress is not None and priority == highest[0] and progress.step > newest:
+            complete_history(folder / HISTORY, training.trainer.history, progress)
+            training.new_writer(grid=ProcessGrid(import_mpi().COMM_SELF)).write(progress)
+
+    agree(grid.world, write)
+
+
+def _progress(attempt: run.Attempt) -> Progress | None:
+    """Progress of this rank if its weights are those between two steps, else None."""
+    training = attempt.training
+    reached = None if training is None else training.hook.reached
+    if training is None or reached is None or reached.step != training.trainer.step:
+        return None
+    return reached.progress()
+
+
+def complete_history(path: Path, in_memory: History, progress: Progress) -> None:
+    """Add the records up to `progress` that are missing in a history file; its damaged or incomplete end is removed.
+
+    Parameters
+    ----------
+    path : Path
+    in_memory : History
+        All records, which every rank holds.
+    progress : Progress
+        The last step, and the epoch in which it is.
+    """
+    written, _ = read_records(path)
+    written_keys = set(map(_key, written))
+    ends = {record.epoch: record.step for record in in_memory.epochs if record.epoch < progress.epoch}
+    records: list[tuple[int, Record]] = [
+        *((record.step, record) for record in in_memory.steps if record.step <= progress.step),
+        *((ends[record.epoch], record) for record in in_memory.measured if record.epoch in ends),
+        *((record.step, record) for record in in_memory.epochs if record.epoch in ends),
+    ]
+    missing = [record for _, record in sorted(records, key=itemgetter(0)) if _key(record) not in written_keys]
+    write_atomically(path, "".join(map(to_line, written + missing)))
+
+
+def _key(record: Record) -> tuple[Any, ...]:
+    """Identity of a step, epoch or measured step among the records of a history."""
+    return record.kind, getattr(record, "epoch", None), getattr(record, "step", None)

@@ -1,10 +1,10 @@
-"""What a run says of itself: to its folder, and to whoever watches."""
+"""Report of a run: on rank 0, records to the run folder and calls of the view."""
 
 from __future__ import annotations
 
 import os
 import platform
-from dataclasses import astuple, dataclass
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,88 +25,95 @@ from hybridnn.training.trainer import Trainer
 
 
 class RunView(Protocol):
-    """Told on rank 0 how a run goes."""
+    """Receives the progress of a run, on rank 0."""
 
     def on_header(self, header: RunHeader) -> None:
-        """Before the first step."""
+        """Called before the first step."""
 
     def on_resume(self, resumed: Resumed) -> None:
-        """After the header, where the run goes on from a checkpoint."""
+        """Called after the header of a resumed run."""
 
     def on_epoch_start(self, epoch: int, epochs: int, steps: int) -> None:
-        """Epoch `epoch` of `epochs`, of `steps` steps each, begins."""
+        """Called before epoch `epoch` of `epochs`, of `steps` steps each."""
 
     def on_step(self, record: StepRecord) -> None:
-        """After a logged step."""
+        """Called after a logged step."""
 
     def on_epoch(self, record: EpochRecord) -> None:
-        """After an epoch."""
+        """Called after an epoch."""
 
     def on_end(self, summary: RunSummary) -> None:
-        """After the last epoch, when the run folder is complete."""
+        """Called after the last epoch, when the run folder is complete."""
 
 
-@dataclass(frozen=True)
 class RunReport:
-    """Writes the run folder and tells the view, on rank 0; on other ranks it has no folder and does nothing."""
+    """Writes the run folder and calls the view, on rank 0; on other ranks, without a folder, it does nothing.
 
-    settings: Settings
-    trainer: Trainer
-    data: PlacedData
-    view: RunView
-    folder: RunFolder | None
-    memory: tuple[StageMemory, ...]
-    expected: PredictedStep | None
-    wire: str | None
+    Collective to make: the ranks report their memory.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        trainer: Trainer,
+        data: PlacedData,
+        view: RunView,
+        folder: RunFolder | None,
+        predicted: PredictedStep | None,
+    ) -> None:
+        self._settings, self._trainer, self._data = settings, trainer, data
+        self._view, self._folder, self._predicted = view, folder, predicted
+        self._memory = trainer.stage_memory(data.task)
+        self._wire = describe_wire_dtype(settings.parallel.wire_dtype, rounds=trainer.rounds_gradients())
 
     def start(self, resumed: Resumed | None) -> None:
-        """Before the first step."""
-        progress = self.trainer.progress
+        """Report the header, before the first step."""
+        progress = self._trainer.progress
         if resumed is not None:
-            self.trainer.history.epochs.extend(resumed.epochs)
-        if self.folder is None:
+            self._trainer.history.epochs.extend(resumed.epochs)
+        folder = self._folder
+        if folder is None:
             return
-        header = _header(self.settings, self.trainer, self.data, self.memory, self.wire, self.folder.path)
+        header = _header(self._settings, self._trainer, self._data, self._memory, self._wire, folder.path)
         if resumed is not None:
-            self.folder.resume(progress, resumed.checkpoint.path.name)
-        self.folder.append(header)
-        self.folder.write_config(_found_from_anywhere(self.settings, self.data.inputs))
-        if self.data.standardizer is not None:  # checkpoints need it too
-            self.folder.write_standardization(self.data.standardizer.to_arrays())
-        if self.expected is not None:
-            self.folder.append(self.expected)
-        self.view.on_header(header)
+            folder.resume(progress, resumed.checkpoint.path.name)
+        folder.append(header)
+        folder.write_config(_with_absolute_paths(self._settings, self._data.inputs))
+        if self._data.standardizer is not None:  # checkpoints need it too
+            folder.write_standardization(self._data.standardizer.to_arrays())
+        if self._predicted is not None:
+            folder.append(self._predicted)
+        self._view.on_header(header)
         if resumed is not None:
-            self.view.on_resume(resumed)
-        self._announce(progress.epoch)
+            self._view.on_resume(resumed)
+        self._start_epoch(progress.epoch)
 
     def step(self, record: StepRecord) -> None:
-        """After a logged step."""
-        if self.folder is not None:
-            self.folder.append(record)
-            self.view.on_step(record)
+        """Report a logged step."""
+        if self._folder is not None:
+            self._folder.append(record)
+            self._view.on_step(record)
 
     def epoch(self, record: EpochRecord) -> None:
-        """After an epoch."""
-        if self.folder is not None:
-            self.folder.append(self.trainer.history.measured[-1])
-            self.folder.append(record)
-            self.view.on_epoch(record)
-            self._announce(record.epoch + 1)
+        """Report the end of an epoch."""
+        if self._folder is not None:
+            self._folder.append(self._trainer.history.measured[-1])
+            self._folder.append(record)
+            self._view.on_epoch(record)
+            self._start_epoch(record.epoch + 1)
 
     def finish(self, weights: dict[str, NDArray[Any]], summary: RunSummary) -> None:
-        """After the last epoch: write what is left to write."""
-        if self.folder is None:
-            return
-        draw_learning_curve(summary.epochs, self.folder.learning_curve_path)
-        self.folder.write_weights(weights)
-        self.folder.end(summary)
-        self.view.on_end(summary)
+        """Write the results, after the last epoch."""
+        if self._folder is not None:
+            draw_learning_curve(summary.epochs, self._folder.learning_curve_path)
+            self._folder.write_weights(weights)
+            self._folder.end(summary)
+            self._view.on_end(summary)
 
-    def _announce(self, epoch: int) -> None:
-        epochs, batch_size = self.settings.training.epochs, self.settings.training.batch_size
+    def _start_epoch(self, epoch: int) -> None:
+        epochs, batch_size = self._settings.training.epochs, self._settings.training.batch_size
         if epoch <= epochs:
-            self.view.on_epoch_start(epoch, epochs, -(-self.data.train_samples // batch_size))
+            self._view.on_epoch_start(epoch, epochs, -(-self._data.train_samples // batch_size))
 
 
 def _header(
@@ -162,8 +169,8 @@ def _header(
     )
 
 
-def _found_from_anywhere(settings: Settings, inputs: tuple[str, ...]) -> Settings:
-    """Settings that name the same files from any folder, and the input columns by which a table is read."""
+def _with_absolute_paths(settings: Settings, inputs: tuple[str, ...]) -> Settings:
+    """Settings that any working folder can use, with the input columns by which a table is read."""
     data, model = settings.data, settings.model
     if data.file is not None:
         data = data.model_copy(update={"file": os.path.abspath(data.file), "inputs": inputs})
@@ -173,7 +180,7 @@ def _found_from_anywhere(settings: Settings, inputs: tuple[str, ...]) -> Setting
 
 
 def describe_wire_dtype(wire_dtype: str, *, rounds: bool) -> str | None:
-    """How gradients travel between nodes, where that was asked for; `rounds` says whether any do."""
+    """Line of the header on ``parallel.wire_dtype``; `rounds`: whether any gradients travel between nodes."""
     if wire_dtype == "same":
         return None
     if rounds:
@@ -182,7 +189,7 @@ def describe_wire_dtype(wire_dtype: str, *, rounds: bool) -> str | None:
 
 
 def summarize(trainer: Trainer, folder: str, seconds: float, resumed_at: int) -> RunSummary:
-    """How a run ended; `seconds` since step `resumed_at`."""
+    """Summary of a run that trained for `seconds` since step `resumed_at`."""
     last = trainer.history.epochs[-1]
     name, metric = ("test accuracy", last.test_accuracy) if last.test_r2 is None else ("test R²", last.test_r2)
     return RunSummary(folder, list(trainer.history.epochs), seconds, name, metric, trainer.step, resumed_at)

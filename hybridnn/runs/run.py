@@ -1,15 +1,17 @@
-"""One training run from its settings to its folder: what ``hybridnn train`` does."""
+"""A training run, from its settings to a complete run folder: what ``hybridnn train`` does."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from hybridnn.checkpoints.writing import CheckpointWriter
 from hybridnn.comm.agreement import agree, broadcast_text
 from hybridnn.comm.recorder import Recorder
 from hybridnn.config.build import (
@@ -27,13 +29,12 @@ from hybridnn.runs.auto_layout import resolve_layout
 from hybridnn.runs.best_weights import BestWeights
 from hybridnn.runs.checkpoint_hook import CheckpointHook, stopped_by_signal
 from hybridnn.runs.data import PlacedData, place_data
-from hybridnn.runs.expected_step import expected_step
-from hybridnn.runs.folder import CHECKPOINTS, RunFolder, Start
-from hybridnn.runs.recovery_state import RecoveryState, resume_advice
-from hybridnn.runs.report import RunReport, RunView, describe_wire_dtype, summarize
+from hybridnn.runs.folder import CHECKPOINTS, RunFolder, Start, resume_advice
+from hybridnn.runs.report import RunReport, RunView, summarize
 from hybridnn.runs.resume import data_identity, resume
 from hybridnn.runs.stop_signals import StopSignals
 from hybridnn.runs.trace.trace_file import write_trace
+from hybridnn.runs.workload import predicted_step
 from hybridnn.training.argument_checks import described, require_same_settings
 from hybridnn.training.device import TrainingDevice, settle_device
 from hybridnn.training.records import EpochRecord, RunSummary
@@ -45,16 +46,63 @@ if TYPE_CHECKING:
 
 
 TRACED_EVENTS = 1 << 16
-"""Events of every rank that a trace keeps: the last ones of the run."""
+"""Events that a trace keeps of every rank: the last ones of the run."""
+
+
+@dataclass(frozen=True)
+class ActiveTraining:
+    """A training from its first step on.
+
+    Attributes
+    ----------
+    trainer : Trainer
+    hook : CheckpointHook
+    new_writer : callable
+        ``new_writer(grid=...)`` makes another checkpoint writer, for the ranks of another grid.
+    """
+
+    trainer: Trainer
+    hook: CheckpointHook
+    new_writer: Callable[..., CheckpointWriter]
+
+
+@dataclass
+class Attempt:
+    """One attempt at a run; its caller, `hybridnn.runs.recovery`, makes another one if a rank is lost.
+
+    Attributes
+    ----------
+    comm : MPI.Intracomm or None
+        Ranks to train on; None: all ranks of the job.
+    recovers : bool
+        Whether the caller continues after a lost rank. If not, errors name the command that resumes the run.
+    on_training : callable or None
+        Called before the first step.
+    folder : Path or None
+        Run folder, as soon as `run_training` knows it.
+    training : ActiveTraining or None
+        Set by `run_training` before the first step.
+    """
+
+    comm: MPI.Intracomm | None = None
+    recovers: bool = False
+    on_training: Callable[[], None] | None = None
+    folder: Path | None = None
+    training: ActiveTraining | None = None
+
+
+@dataclass(frozen=True)
+class _PreparedRun:
+    """Settings with the resolved layout and device, and the objects that they describe."""
+
+    settings: Settings
+    grid: ProcessGrid
+    data: PlacedData
+    trainer: Trainer
 
 
 def run_training(
-    settings: Settings,
-    view: RunView,
-    *,
-    start: Start = "new",
-    forced: bool = False,
-    underway: RecoveryState | None = None,
+    settings: Settings, view: RunView, *, start: Start = "new", forced: bool = False, attempt: Attempt | None = None
 ) -> RunSummary:
     """Train as the settings say and write the run folder; collective over all ranks of the job.
 
@@ -63,30 +111,78 @@ def run_training(
     settings : Settings
         The same on every rank.
     view : RunView
-        Told of the progress, on rank 0 only.
+        Receives the progress on rank 0.
     start : str
-        ``"resume"`` goes on with the run in `output.folder` from its newest valid checkpoint, ``"again"`` begins anew
-        there.
+        ``"resume"`` continues the run in `output.folder` from its newest valid checkpoint, ``"again"`` restarts it.
     forced : bool
-        Resume even where settings differ that change the training.
-    underway : RecoveryState, optional
-        The ranks to train on where they are not all of the job; told what is to be known if one of them is lost.
+        Resume even if settings differ that change the training.
+    attempt : Attempt, optional
+        Ranks to train on if not all, and a place for the state that recovery from a lost rank needs.
 
     Returns
     -------
     RunSummary
-        The same on every rank, but for seconds.
+        The same on every rank, except for seconds.
 
     Raises
     ------
     HybridnnError
-        For a user's mistake, the same on every rank and before the first step; `NonFiniteLossError` later, and
-        `StoppedBySignal` when a signal came and the checkpoint is written.
+        For a user's mistake, the same on every rank and before the first step; `NonFiniteLossError` later;
+        `StoppedBySignal` after a signal, when the checkpoint is written.
     """
-    underway = underway if underway is not None else RecoveryState()
-    require_same_run(settings, start, forced=forced, comm=underway.comm)
+    attempt = attempt if attempt is not None else Attempt()
+    require_same_run(settings, start, forced=forced, comm=attempt.comm)
+    run = _prepare(settings, attempt.comm)
+    grid, trainer = run.grid, run.trainer
+    predicted = predicted_step(run.settings, trainer, run.data.train_samples, run.data.task)
+    folder, path = _open_folder(run.settings, start, grid)
+    attempt.folder = path
+    with StopSignals(announces=grid.rank == 0) as signals, contextlib.ExitStack() as stack:
+        stack.callback(trainer.end_watch)
+        if folder is not None:
+            stack.enter_context(folder)
+        if grid.stall_watchdog is not None:
+            grid.stall_watchdog.use_folder(path, lambda: resume_advice(path))
+        report = RunReport(run.settings, trainer, run.data, view, folder, predicted)
+        training = _begin(run, report, path, signals, start=start, forced=forced)
+        attempt.training = training
+        if attempt.on_training is not None:
+            attempt.on_training()
+        first_step = trainer.step
+        with contextlib.nullcontext() if attempt.recovers else _with_resume_advice(path):
+            best = BestWeights(trainer, folder) if run.settings.training.keep_best else None
+            seconds = _fit(run, report, training.hook, best)
+            if training.hook.stopped_by:
+                raise stopped_by_signal(training.hook, trainer.step, path)
+        _write_last_checkpoint(training.hook, trainer)
+        with trainer.busy("writing the results"):
+            if run.settings.output.trace:
+                write_trace(None if folder is None else folder.trace_path, grid, trainer.plan.label)
+            weights = trainer.weights()
+            summary = summarize(trainer, str(path), seconds, first_step)
+            agree(grid.world, partial(report.finish, weights, summary))
+    trainer.free()
+    grid.disconnect()
+    run.data.memory.free()
+    return summary
+
+
+def require_same_run(settings: Settings, start: Start, *, forced: bool, comm: MPI.Intracomm | None = None) -> None:
+    """Refuse ranks that were started with different settings; collective, before the process grid is made.
+
+    Raises
+    ------
+    UnequalSettingError
+        On every rank.
+    """
+    options = settings.model_dump() | {"--resume": start, "--force": forced}
+    require_same_settings(all_ranks_group(comm), lambda: described("", options))
+
+
+def _prepare(settings: Settings, comm: MPI.Intracomm | None) -> _PreparedRun:
+    """Make the process grid, choose the device, load the data and make the trainer; collective."""
     settings = resolve_layout(settings)
-    grid = _grid(settings, underway.comm)
+    grid = _make_grid(settings, comm)
     device = settle_device(make_device_options(settings.device), grid)  # before anything that takes long
     data = place_data(
         lambda: load_data(settings.data),
@@ -98,151 +194,28 @@ def run_training(
         seed=settings.training.seed,
         dtype=settings.training.dtype,
     )
-    trainer = _trainer(settings, grid, device, data)
-    ran = {
+    trainer = _make_trainer(settings, grid, device, data)
+    resolved = {
         "parallel": _resolved(settings.parallel, trainer),
         "device": settings.device.model_copy(update={"name": device.kind}),
     }
-    settings = settings.model_copy(update=ran)
-    expected = expected_step(settings, trainer, data.train_samples, data.task)
-    memory = trainer.stage_memory(data.task)
-    wire = describe_wire_dtype(settings.parallel.wire_dtype, rounds=trainer.rounds_gradients())
-    folder = agree(grid.world, lambda: _open_folder(settings, start) if grid.rank == 0 else None)
-    path = Path(broadcast_text(grid.world, "" if folder is None else str(folder.path), 0))
-    identity = data_identity(settings, data)
-    with StopSignals(announces=grid.rank == 0) as signals, contextlib.ExitStack() as held:
-        underway.folder = path
-        held.callback(trainer.end_watch)
-        if folder is not None:
-            held.enter_context(folder)
-        if grid.stall_watchdog is not None:
-            grid.stall_watchdog.use_folder(path, lambda: resume_advice(path))
-        resumed = None
-        if start == "resume":
-            with trainer.busy("reading the checkpoint"):
-                resumed = resume(path, settings, trainer, identity, data.train_samples, forced=forced)
-        report = RunReport(settings, trainer, data, view, folder, memory, expected, wire)
-        new_writer = partial(trainer.checkpoint_writer, path / CHECKPOINTS, identity, settings.training.keep)
-        writer = new_writer()
-        agree(grid.world, lambda: report.start(resumed))
-        boundary = CheckpointHook.of(settings.training, trainer, writer, signals, trainer.busy)
-        underway.begin(trainer, boundary, writer, new_writer)
-        start_step = trainer.step
-        with contextlib.nullcontext() if underway.outlives_losses else _telling_how_to_go_on(path):
-            best = BestWeights(trainer, folder, trainer.busy) if settings.training.keep_best else None
-            seconds = _fit(settings, trainer, data, report, boundary, path, best)
-        _write_last_checkpoint(boundary, trainer)
-        with trainer.busy("writing the results"):
-            if settings.output.trace:
-                write_trace(None if folder is None else folder.trace_path, grid, trainer.plan.label)
-            weights = trainer.weights()
-            summary = summarize(trainer, str(path), seconds, start_step)
-            agree(grid.world, partial(report.finish, weights, summary))
-    trainer.free()
-    grid.disconnect()
-    data.memory.free()
-    return summary
+    return _PreparedRun(settings.model_copy(update=resolved), grid, data, trainer)
 
 
-def require_same_run(settings: Settings, start: Start, *, forced: bool, comm: MPI.Intracomm | None = None) -> None:
-    """Refuse ranks that were started to train differently; collective, before they are arranged as a grid.
-
-    Raises
-    ------
-    UnequalSettingError
-        On every rank.
-    """
-    asked = settings.model_dump() | {"--resume": start, "--force": forced}
-    require_same_settings(all_ranks_group(comm), lambda: described("", asked))
-
-
-def _fit(
-    settings: Settings,
-    trainer: Trainer,
-    data: PlacedData,
-    report: RunReport,
-    boundary: CheckpointHook,
-    path: Path,
-    best: BestWeights | None,
-) -> float:
-    """Train what is left to train; returns the seconds it took."""
-
-    def epoch(record: EpochRecord) -> None:
-        report.epoch(record)
-        if best is not None:
-            best(record)
-
-    start = perf_counter()
-    done = trainer.progress.epoch - 1
-    if settings.training.epochs > done:
-        trainer.fit(
-            data.train,
-            epochs=settings.training.epochs - done,
-            validation=(data.test, None),
-            on_step=report.step,
-            on_epoch=epoch,
-            stops=boundary,
-        )
-    if boundary.stopped_by:
-        raise stopped_by_signal(boundary, trainer.step, path)
-    boundary.finish()
-    return perf_counter() - start
-
-
-def _write_last_checkpoint(boundary: CheckpointHook, trainer: Trainer) -> None:
-    """Write the checkpoint from which a run that has ended can be trained on; without it the results still count."""
-    try:
-        boundary.end(trainer.progress)
-    except EnvironmentProblem as error:
-        if trainer.grid.rank == 0:
-            print(f"Warning: {error}; the run has ended well, but cannot be trained on", file=sys.stderr, flush=True)
-
-
-@contextlib.contextmanager
-def _telling_how_to_go_on(folder: Path) -> Iterator[None]:
-    """Add to what ends the training, and is no fault of its settings, the way to go on."""
-    try:
-        yield
-    except EnvironmentProblem as error:
-        raise EnvironmentProblem(f"{error}. {resume_advice(folder)}") from error
-    except HybridnnError:
-        raise
-    except Exception:
-        print(resume_advice(folder), file=sys.stderr)  # above the traceback
-        raise
-
-
-def _grid(settings: Settings, comm: MPI.Intracomm | None) -> ProcessGrid:
+def _make_grid(settings: Settings, comm: MPI.Intracomm | None) -> ProcessGrid:
     parallel = settings.parallel
     recorder = Recorder(TRACED_EVENTS) if settings.output.trace else None
-    checked = settings.training.check_collectives
+    axes: dict[str, Any] = {"pipeline": parallel.pipeline, "batch": parallel.batch, "model": parallel.model}
     if parallel.stages:
-        stages = [(stage.batch, stage.model) for stage in parallel.stages]
-        return ProcessGrid(comm, stages=stages, recorder=recorder, check_collectives=checked)
-    return ProcessGrid(
-        comm,
-        pipeline=parallel.pipeline,
-        batch=parallel.batch,
-        model=parallel.model,
-        recorder=recorder,
-        check_collectives=checked,
-    )
+        axes = {"stages": [(stage.batch, stage.model) for stage in parallel.stages]}
+    return ProcessGrid(comm, **axes, recorder=recorder, check_collectives=settings.training.check_collectives)
 
 
-def _resolved(parallel: ParallelSettings, trainer: Trainer) -> ParallelSettings:
-    """The grid and the pipeline that run, so that the settings kept beside the results repeat them or refuse."""
-    ran: dict[str, Any] = {} if parallel.stages else {"batch": trainer.grid.batch}
-    if (plan := trainer.plan).stages > 1:
-        ran |= {"microbatches": plan.microbatches, "chunks": plan.chunks, "partition": plan.layers}
-    return parallel.model_copy(update=ran)
-
-
-def _trainer(settings: Settings, grid: ProcessGrid, device: TrainingDevice, data: PlacedData) -> Trainer:
-    model = make_model(settings.model, data.features, data.outputs, data.task)
-    start_from = settings.model.init_from
-    named = f"model.init_from = {str(start_from)!r}"
+def _make_trainer(settings: Settings, grid: ProcessGrid, device: TrainingDevice, data: PlacedData) -> Trainer:
+    weights_file = settings.model.init_from
+    setting = f"model.init_from = {str(weights_file)!r}"
     return Trainer(
-        model,
+        make_model(settings.model, data.features, data.outputs, data.task),
         make_optimizer(settings.optimizer),
         grid=grid,
         batch_size=settings.training.batch_size,
@@ -261,10 +234,85 @@ def _trainer(settings: Settings, grid: ProcessGrid, device: TrainingDevice, data
         stall_seconds=settings.output.stall_seconds,
         evaluate_every=settings.training.evaluate_every,
         pipelining=make_pipelining(settings.parallel),
-        initial_weights=None if start_from is None else agree(grid.world, lambda: read_npz(start_from, named)),
+        initial_weights=None if weights_file is None else agree(grid.world, lambda: read_npz(weights_file, setting)),
     )
 
 
-def _open_folder(settings: Settings, start: Start) -> RunFolder:
+def _resolved(parallel: ParallelSettings, trainer: Trainer) -> ParallelSettings:
+    """The settings of the grid and the pipeline as they run, so that ``config.toml`` repeats the run exactly."""
+    update: dict[str, Any] = {} if parallel.stages else {"batch": trainer.grid.batch}
+    if (plan := trainer.plan).stages > 1:
+        update |= {"microbatches": plan.microbatches, "chunks": plan.chunks, "partition": plan.layers}
+    return parallel.model_copy(update=update)
+
+
+def _open_folder(settings: Settings, start: Start, grid: ProcessGrid) -> tuple[RunFolder | None, Path]:
+    """Open the run folder on rank 0; its path on every rank. Collective."""
     name = settings.data.name or Path(settings.data.file or "run").stem
-    return RunFolder.create(settings.output.folder, name, start)
+    folder = agree(
+        grid.world, lambda: RunFolder.create(settings.output.folder, name, start) if grid.rank == 0 else None
+    )
+    return folder, Path(broadcast_text(grid.world, "" if folder is None else str(folder.path), 0))
+
+
+def _begin(
+    run: _PreparedRun, report: RunReport, path: Path, signals: StopSignals, *, start: Start, forced: bool
+) -> ActiveTraining:
+    """Read the checkpoint of a resumed run, begin the history and make the checkpoint hook; collective."""
+    trainer, identity = run.trainer, data_identity(run.settings, run.data)
+    resumed = None
+    if start == "resume":
+        with trainer.busy("reading the checkpoint"):
+            resumed = resume(path, run.settings, trainer, identity, run.data.train_samples, forced=forced)
+    new_writer = partial(trainer.checkpoint_writer, path / CHECKPOINTS, identity, run.settings.training.keep)
+    writer = new_writer()
+    agree(run.grid.world, lambda: report.start(resumed))
+    hook = CheckpointHook(run.settings.training, trainer, writer, signals)
+    return ActiveTraining(trainer, hook, new_writer)
+
+
+def _fit(run: _PreparedRun, report: RunReport, hook: CheckpointHook, best: BestWeights | None) -> float:
+    """Train the remaining epochs, or until a signal; the seconds that it took."""
+
+    def on_epoch(record: EpochRecord) -> None:
+        report.epoch(record)
+        if best is not None:
+            best(record)
+
+    started = perf_counter()
+    remaining = run.settings.training.epochs - (run.trainer.progress.epoch - 1)
+    if remaining > 0:
+        run.trainer.fit(
+            run.data.train,
+            epochs=remaining,
+            validation=(run.data.test, None),
+            on_step=report.step,
+            on_epoch=on_epoch,
+            stops=hook,
+        )
+    if not hook.stopped_by:
+        hook.finish()
+    return perf_counter() - started
+
+
+def _write_last_checkpoint(hook: CheckpointHook, trainer: Trainer) -> None:
+    """Write the checkpoint from which the finished run can be trained further; a failure is a warning only."""
+    try:
+        hook.end(trainer.progress)
+    except EnvironmentProblem as error:
+        if trainer.grid.rank == 0:
+            print(f"Warning: {error}; the run has ended well, but cannot be trained on", file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def _with_resume_advice(folder: Path) -> Iterator[None]:
+    """Add the command that resumes the run to an error that is no fault of the settings."""
+    try:
+        yield
+    except EnvironmentProblem as error:
+        raise EnvironmentProblem(f"{error}. {resume_advice(folder)}") from error
+    except HybridnnError:
+        raise
+    except Exception:
+        print(resume_advice(folder), file=sys.stderr)  # above the traceback
+        raise

@@ -185,7 +185,7 @@ def test_a_write_is_finished_before_the_next_begins(tmp_path: Path) -> None:
     writer = LocalArrays.of(MPI.COMM_SELF, ONE, "sgd", "float32").writer(tmp_path)
     with pytest.raises(RuntimeError, match="no checkpoint was begun"):
         writer.finish()
-    assert writer.written()
+    assert writer.is_done()
     writer.begin(progress_at(10))
     with pytest.raises(RuntimeError, match="not finished"):
         writer.begin(progress_at(20))

@@ -43,7 +43,7 @@ _FILES = "hybridnn.checkpoints.folder"
 
 MOMENTS = {
     START: Moment("start", ()),
-    "the process grid is made": Moment("start", (f"{_RUN}:_grid",)),
+    "the process grid is made": Moment("start", (f"{_RUN}:_make_grid",)),
     "the run folder is made": Moment("start", (f"{_FOLDER}:RunFolder.create",), first_rank=True),
     "the history begins": Moment("start", (f"{_FOLDER}:RunFolder._open_history",), first_rank=True),
     "the settings are written": Moment("start", (f"{_FOLDER}:RunFolder.write_config",), first_rank=True),

@@ -111,9 +111,7 @@ def test_sums_over_more_blocks_than_leave_parts(kernels: CupyKernels, monkeypatc
 
 
 @pytest.mark.parametrize("optimizer", [*SGD_SETTINGS.values(), *ADAM_SETTINGS.values()], ids=repr)
-def test_a_replayed_update_reads_the_scalars_of_its_step(
-    kernels: CupyKernels, optimizer: Optimizer
-) -> None:
+def test_a_replayed_update_reads_the_scalars_of_its_step(kernels: CupyKernels, optimizer: Optimizer) -> None:
     scalars = kernels.empty((3,), np.float64)
     weights = [device_array(np.ones(50)) for _ in range(2)]
     direct, replayed = (new_state(optimizer, array, kernels) for array in weights)
