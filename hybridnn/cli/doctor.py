@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,8 +14,9 @@ from hybridnn.cli.output import make_console
 from hybridnn.cli.start_ranks import start_ranks
 
 if TYPE_CHECKING:
-    from hybridnn.doctor.examine import DoctorReport
-    from hybridnn.doctor.finding import Verdict
+    from rich.text import Text
+
+    from hybridnn.doctor.report import DoctorReport, Verdict
 
 
 STYLES: Mapping[Verdict, str] = {"ok": "green", "warning": "yellow", "failure": "bold red"}
@@ -37,55 +38,41 @@ def doctor(
     # Only now, so that a wrong option is reported without waiting for the rest to load.
     from hybridnn.doctor.examine import examine
 
-    format_report = _json if output_format is Format.json else _text
-    found = examine(limit, format_report)
-    if found.report is not None and found.speaks:
-        if output_format is Format.json:
-            print(_json(found.report), flush=True)
-        else:
-            _print_report(found.report)
-    raise typer.Exit(found.agree_on_code(strict))
+    if output_format is Format.json:
+        code = examine(limit, strict=strict, format_report=_json, print_report=_print_json)
+    else:
+        code = examine(limit, strict=strict, format_report=lambda report: _text(report).plain, print_report=_print_text)
+    raise typer.Exit(code)
 
 
-def _print_report(report: DoctorReport) -> None:
-    """Print a report as text, in colour on a terminal."""
-    console = make_console()
-    for verdict, rest in _lines(report):
-        console.print(f"{verdict:{VERDICT_WIDTH}}", style=STYLES[verdict], end="")
-        console.print(rest, soft_wrap=True)  # a line stays a line, for grep
-    console.print(_summary(report))
+def _print_json(report: DoctorReport) -> None:
+    print(_json(report), flush=True)
+
+
+def _print_text(report: DoctorReport) -> None:
+    make_console().print(_text(report), soft_wrap=True)  # a line stays a line, for grep
     sys.stdout.flush()
 
 
-def _text(report: DoctorReport) -> str:
-    return "\n".join([*(f"{verdict:{VERDICT_WIDTH}}{rest}" for verdict, rest in _lines(report)), _summary(report)])
+def _text(report: DoctorReport) -> Text:
+    """The report with colours; its attribute `plain` is without them."""
+    from rich.text import Text
+
+    from hybridnn.utils.text import counted, name_numbers
+
+    text = Text()
+    width = max((len(finding.name) for finding in report.findings), default=0)
+    for finding in report.findings:
+        ranks = f"{name_numbers('rank', finding.ranks)}: " if finding.ranks else ""
+        advice = f" -> {finding.advice}" if finding.advice else ""
+        text.append(f"{finding.verdict:{VERDICT_WIDTH}}", STYLES[finding.verdict])
+        text.append(f"  {finding.name:{width}}  {ranks}{finding.what}{advice}\n")
+    warnings, failures = counted(report.count("warning"), "warning"), counted(report.count("failure"), "failure")
+    return text.append(f"{counted(report.ranks, 'rank')}: {report.count('ok')} ok, {warnings}, {failures}")
 
 
 def _json(report: DoctorReport) -> str:
     from hybridnn.utils.text import to_json
 
-    facts = {
-        "verdict": report.verdict,
-        "ranks": report.ranks,
-        "findings": [{**asdict(entry.finding), "ranks": list(entry.ranks)} for entry in report.merged],
-    }
-    return to_json(facts, indent=2)
-
-
-def _lines(report: DoctorReport) -> Iterator[tuple[Verdict, str]]:
-    """Verdict and remaining text of every line."""
-    from hybridnn.utils.text import name_numbers
-
-    width = max((len(entry.finding.name) for entry in report.merged), default=0)
-    for entry in report.merged:
-        finding = entry.finding
-        ranks = f"{name_numbers('rank', entry.ranks)}: " if entry.ranks else ""
-        advice = f" -> {finding.advice}" if finding.advice else ""
-        yield finding.verdict, f"  {finding.name:{width}}  {ranks}{finding.what}{advice}"
-
-
-def _summary(report: DoctorReport) -> str:
-    from hybridnn.utils.text import counted
-
-    warnings, failures = counted(report.count("warning"), "warning"), counted(report.count("failure"), "failure")
-    return f"{counted(report.ranks, 'rank')}: {report.count('ok')} ok, {warnings}, {failures}"
+    findings = [asdict(finding) for finding in report.findings]
+    return to_json({"verdict": report.verdict, "ranks": report.ranks, "findings": findings}, indent=2)

@@ -1,1 +1,1 @@
-"""What `hybridnn doctor` looks at: a small file for each kind of check, and the round that calls them on every rank."""
+"""Checks of an installation and of a job, for `hybridnn doctor`."""

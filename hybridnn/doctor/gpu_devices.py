@@ -1,4 +1,4 @@
-"""A program of its own, as a driver may crash it: print as JSON what CuPy sees.
+"""Program that prints the GPUs that CuPy finds as JSON; a child process, as a driver may crash it.
 
 ``python -m hybridnn.doctor.gpu_devices``
 """
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def devices() -> dict[str, Any]:
-    """Versions of CuPy, driver and runtime, and name and memory of every device that can add two numbers."""
+    """Versions of CuPy, driver and runtime; name and memory of every device, after a small sum on it."""
     import cupy
 
     runtime = cupy.cuda.runtime

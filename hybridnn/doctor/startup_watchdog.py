@@ -1,7 +1,6 @@
-"""Somebody who still speaks when MPI ends or keeps this process while it starts.
+"""Startup watchdog: a child process that prints a report if MPI ends or blocks this process while it starts.
 
-Starting MPI cannot be interrupted, and a library that does not understand its launcher may end the process on the spot.
-A small child process, which holds the words for either case, watches.
+Starting MPI cannot be interrupted, and a library that does not understand its launcher may end the process.
 """
 
 from __future__ import annotations
@@ -16,16 +15,16 @@ from types import TracebackType
 
 
 class StartupWatchdog:
-    """Context: if this process dies in it, or stays in it too long, a child prints the words for that.
-
-    A process that stays too long is killed as well.
+    """Context in which a child process watches this one, and kills it after a time limit.
 
     Parameters
     ----------
-    if_dead, if_stuck : str
-        What to print on this process's standard output.
+    if_dead : str
+        Printed by the child if this process ends in the context.
+    if_stuck : str
+        Printed by the child before it kills this process.
     seconds : float
-        How long is too long.
+        Time limit.
     """
 
     def __init__(self, if_dead: str, if_stuck: str, seconds: float) -> None:
@@ -33,7 +32,7 @@ class StartupWatchdog:
 
     def __enter__(self) -> None:
         sys.stdout.flush()
-        # -I -S: without the site's packages it starts in an instant. Its own session: it is not ended with the ranks.
+        # -I -S: it starts at once without the site's packages. A session of its own: it does not end with the ranks.
         command = [sys.executable, "-I", "-S", __file__]
         self._child = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
         assert self._child.stdin is not None
@@ -43,13 +42,13 @@ class StartupWatchdog:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._child.communicate(b"all is well\n")
+        self._child.communicate(b"started\n")
 
 
 def _watch() -> None:
     for kind in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
-        signal.signal(kind, signal.SIG_IGN)  # a launcher that ends its ranks may mean this process too
-    with open(0, "rb", buffering=0) as pipe:  # a buffer would hide from `select` what has been read ahead
+        signal.signal(kind, signal.SIG_IGN)  # a launcher may send them to this process too
+    with open(0, "rb", buffering=0) as pipe:  # `select` does not see what a buffer has read ahead
         order = json.loads(pipe.readline())
         ready, _, _ = select.select([pipe], [], [], order["seconds"])
         if ready and pipe.read(1):

@@ -1,4 +1,4 @@
-"""`hybridnn doctor`: alone, on ranks, where the launcher and MPI do not know each other, and where something hangs."""
+"""`hybridnn doctor` with one process, on ranks, with a launcher of another MPI, and with calls that hang."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WITH_RANKS = {"ping-pong", "all-reduce", "dates"}
 
 BROKEN = """
 import os, signal, sys, time
-from hybridnn.doctor import probes
+from hybridnn.doctor import mpi_trials
 from hybridnn.cli.main import main
 
 def raises(*arguments):
@@ -36,7 +36,7 @@ def stops(*arguments):
     os.kill(os.getpid(), signal.SIGSTOP)
 
 if os.environ["OMPI_COMM_WORLD_RANK" if "OMPI_COMM_WORLD_RANK" in os.environ else "PMI_RANK"] == sys.argv[1]:
-    probes.time_all_reduce = {"raises": raises, "stops": stops}[sys.argv[2]]
+    mpi_trials.time_all_reduce = {"raises": raises, "stops": stops}[sys.argv[2]]
 main(["doctor", "--format", "json", "--limit", sys.argv[3]])
 """
 
@@ -107,13 +107,13 @@ def test_the_exit_code_is_that_of_every_rank(run_mpi: RunMpi, tmp_path: Path) ->
 
 
 def test_two_processes_that_are_each_alone(tmp_path: Path) -> None:
-    """What a launcher of another MPI starts: variables for two ranks, and nobody who answers."""
+    """A launcher of another MPI starts them: variables for two ranks, and each is rank 0 of 1."""
     ends = []
     for rank in ("0", "1"):
         launcher = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": rank}
         ends.append(doctor(tmp_path, "--format", "json", **launcher))
     assert [end.returncode for end in ends] == [1, 1]
-    assert ends[1].stdout == ""  # one of them speaks for all
+    assert ends[1].stdout == ""  # the first prints for all
     (launch,) = by_name(ends[0].stdout)["launch"]
     assert launch["verdict"] == "failure"
     assert "started 2 processes (OMPI_COMM_WORLD_SIZE=2), but MPI sees 1 rank" in launch["what"]
@@ -129,7 +129,7 @@ def test_srun_with_a_wrong_mpi(tmp_path: Path) -> None:
     assert "SLURM_STEP_NUM_TASKS=2, SLURM_MPI_TYPE=none" in launch["what"]
     assert "srun --mpi=pm" in launch["advice"]
     assert "never --mpi=none" in launch["advice"]
-    assert "job size" not in by_name(ends[0].stdout)  # the same trouble is not told twice
+    assert "job size" not in by_name(ends[0].stdout)  # it would be wrong for the same reason
 
 
 def test_without_mpi4py(tmp_path: Path) -> None:
@@ -151,30 +151,30 @@ def test_mpi_that_does_not_start(tmp_path: Path, how: str) -> None:
     program = f"""
 import os, time
 from hybridnn.cli.main import main
-from hybridnn.doctor import roll_call
+from hybridnn.doctor import mpi_calls
 from hybridnn.doctor import examine
 examine.START_SECONDS = {deadline(1)}
 
 def fail():
     raise RuntimeError("no such network")
 
-roll_call.start_mpi = {{"hangs": lambda: time.sleep(3600), "dies": lambda: os._exit(16), "raises": fail}}[{how!r}]
+mpi_calls.start_mpi = {{"hangs": lambda: time.sleep(3600), "dies": lambda: os._exit(16), "raises": fail}}[{how!r}]
 main()
 """
     done = doctor(tmp_path, "doctor", "--format", "json", program=program)
     assert done.returncode == {"hangs": -9, "dies": 16, "raises": 1}[how]
     found = by_name(done.stdout)
-    assert set(found) >= ALWAYS  # what was known before is not lost
-    said = {
+    assert set(found) >= ALWAYS  # earlier findings are not lost
+    expected = {
         "hangs": f"did not start within {deadline(1):g} s",
         "dies": "ended this process",
         "raises": "no such network",
     }[how]
     assert found["launch"][0]["verdict"] == "failure"
-    assert said in found["launch"][0]["what"]
+    assert expected in found["launch"][0]["what"]
 
 
-def test_last_words_are_not_said_when_all_is_well(capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_startup_watchdog_prints_nothing_after_a_start(capfd: pytest.CaptureFixture[str]) -> None:
     with StartupWatchdog("dead", "stuck", 30):
         time.sleep(0.05)
     assert capfd.readouterr().out == ""

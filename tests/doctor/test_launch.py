@@ -1,9 +1,8 @@
-"""The launch: constructed environments of launchers that do and do not belong to the MPI library."""
+"""Checks of the launch, with constructed environments of launchers."""
 
 from __future__ import annotations
 
 import os
-from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -16,9 +15,8 @@ from hybridnn.doctor.launch import (
     check_slurm,
     check_thread_level,
     failed_start,
-    launched_place,
+    launched_rank,
 )
-from hybridnn.doctor.node import check_packages, check_python
 from hybridnn.errors import EnvironmentProblem
 
 OPEN_MPI, MPICH = "Open MPI v5.0.11", "MPICH Version: 5.0.2"
@@ -96,7 +94,7 @@ def test_a_start_that_fails_names_the_launcher_that_is_not_understood() -> None:
     ],
 )
 def test_place_as_the_launcher_numbered_it(environment: dict[str, str], place: tuple[int | None, int | None]) -> None:
-    assert launched_place(environment) == place
+    assert launched_rank(environment) == place
 
 
 @pytest.mark.parametrize(("size", "verdict"), [(4, "ok"), (1, "warning"), (6, "warning")])
@@ -182,31 +180,3 @@ def test_no_mpirun_on_the_path(tmp_path: Path) -> None:
     mpirun_that_says(tmp_path / "bin", "mine")
     found = check_mpirun(OPEN_MPI, {"PATH": str(tmp_path)}, python=str(tmp_path / "bin" / "python"))
     assert (found.verdict, found.what) == ("ok", f"there is none on PATH; -n uses {tmp_path / 'bin' / 'mpirun'}")
-
-
-def test_python_and_packages() -> None:
-    assert check_python((3, 9, 18)).verdict == "failure"
-    assert check_python((3, 10, 0)).verdict == "ok"
-    assert check_packages().verdict == "ok"
-
-    def versions(name: str) -> str:
-        if name == "scipy":
-            raise metadata.PackageNotFoundError(name)
-        return {"numpy": "1.26.4"}.get(name, "9.0")
-
-    found = check_packages(versions)
-    assert found.verdict == "failure"
-    assert "missing: scipy" in found.what
-    assert "'numpy>=2'" in found.advice
-    assert "mpi4py>=" not in found.advice
-
-
-def test_a_missing_mpi4py_is_a_warning() -> None:
-    def versions(name: str) -> str:
-        if name == "mpi4py":
-            raise metadata.PackageNotFoundError(name)
-        return "9.0"
-
-    found = check_packages(versions)
-    assert (found.verdict, found.advice) == ("warning", "pip install --upgrade mpi4py")
-    assert "missing: mpi4py" in found.what

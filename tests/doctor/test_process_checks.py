@@ -1,4 +1,4 @@
-"""Folders, children, figures of messages, and GPUs that are described, not there."""
+"""Checks of one process: software, folders, clock, and GPUs as constructed outputs of the child process."""
 
 from __future__ import annotations
 
@@ -6,16 +6,28 @@ import json
 import os
 import sys
 import time
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hybridnn.comm.launcher import without_launcher
-from hybridnn.doctor import gpu
-from hybridnn.doctor.communication import SIZES, judge_all_reduce, judge_ping_pong
-from hybridnn.doctor.node import check_cache_folder, check_shared_memory_room, check_working_folder
-from hybridnn.doctor.probes import Timing
+from hybridnn.doctor import process_checks
+from hybridnn.doctor.process_checks import (
+    GpuFacts,
+    check_blas,
+    check_cache_folder,
+    check_clock,
+    check_cupy,
+    check_device_mpi,
+    check_gpus,
+    check_packages,
+    check_python,
+    check_shared_memory,
+    check_working_folder,
+    find_gpus,
+)
 from hybridnn.utils.processes import ChildResult, run_child
 from mpi_runner.slowness import deadline
 
@@ -31,8 +43,8 @@ def test_folders_that_can_be_written_to(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_ranks_that_look_while_others_write_find_the_same(tmp_path: Path) -> None:
-    for check in (check_working_folder, check_cache_folder, check_shared_memory_room):
+def test_free_space_is_the_same_text_while_other_programs_write(tmp_path: Path) -> None:
+    for check in (check_working_folder, check_cache_folder, check_shared_memory):
         one, other = (check(tmp_path, lambda path, room=room: room) for room in (23_500_000_000, 23_400_000_000))
         assert one == other
         assert one is not None
@@ -56,14 +68,14 @@ def test_folders_that_cannot_be_written_to(tmp_path: Path) -> None:
 
 
 def test_room_in_shared_memory(tmp_path: Path) -> None:
-    assert check_shared_memory_room(tmp_path / "none") is None
+    assert check_shared_memory(tmp_path / "none") is None
     for free, verdict in ((MUCH, "ok"), (64 << 20, "warning")):  # containers have 64 MiB unless asked
-        found = check_shared_memory_room(tmp_path, lambda path, free=free: free)  # type: ignore[misc]
+        found = check_shared_memory(tmp_path, lambda path, free=free: free)  # type: ignore[misc]
         assert found is not None
         assert found.verdict == verdict
 
 
-def test_children_end_as_they_end() -> None:
+def test_exit_code_and_output_of_a_child() -> None:
     end = run_child(["/bin/sh", "-c", "echo out; echo why >&2; exit 4"], 30, {})
     assert (end.code, end.output, end.errors, end.timed_out) == (4, "out\n", "why\n", False)
     assert end.summary == "ended with exit code 4: why"
@@ -78,57 +90,85 @@ def test_a_child_that_hangs_is_killed_with_its_children() -> None:
     assert end.summary == "did not end in time"
 
 
-def test_a_child_is_no_rank() -> None:
+def test_a_child_gets_no_variables_of_the_launcher() -> None:
     environment = {"PMI_RANK": "1", "OMPI_COMM_WORLD_RANK": "1", "SLURM_PROCID": "1", "PMIX_RANK": "1", "HOME": "/r"}
     kept = {"OMPI_MCA_btl": "^ofi", "CUDA_VISIBLE_DEVICES": "1"}
     assert without_launcher(environment | kept) == {"HOME": "/r"} | kept
 
 
-def timings(latency: float, bandwidth: float) -> list[Timing]:
-    return [Timing(nbytes, max(latency, nbytes / bandwidth)) for nbytes in SIZES]
+def test_python_and_packages() -> None:
+    assert check_python((3, 9, 18)).verdict == "failure"
+    assert check_python((3, 10, 0)).verdict == "ok"
+    assert check_packages().verdict == "ok"
+
+    def versions(name: str) -> str:
+        if name == "scipy":
+            raise metadata.PackageNotFoundError(name)
+        return {"numpy": "1.26.4"}.get(name, "9.0")
+
+    found = check_packages(versions)
+    assert found.verdict == "failure"
+    assert "missing: scipy" in found.what
+    assert "'numpy>=2'" in found.advice
+    assert "mpi4py>=" not in found.advice
+
+
+def test_a_missing_mpi4py_is_a_warning() -> None:
+    def versions(name: str) -> str:
+        if name == "mpi4py":
+            raise metadata.PackageNotFoundError(name)
+        return "9.0"
+
+    found = check_packages(versions)
+    assert (found.verdict, found.advice) == ("warning", "pip install --upgrade mpi4py")
+    assert "missing: mpi4py" in found.what
+
+
+def test_blas() -> None:
+    pool = {"user_api": "blas", "internal_api": "openblas", "version": "0.3.30", "num_threads": 2}
+    assert "openblas 0.3.30" in check_blas([pool, {"user_api": "openmp"}]).what
+    assert check_blas([{"user_api": "openmp"}]).verdict == "warning"
+
+
+def clock_and_sleep(step: float, slept: float) -> tuple[Any, Any]:
+    """A clock that advances by `step` at each reading and by `slept` in a sleep, and that sleep."""
+    now = [0.0]
+
+    def tick() -> float:
+        now[0] += step
+        return now[0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += slept
+
+    return tick, sleep
 
 
 @pytest.mark.parametrize(
-    ("latency", "bandwidth", "within", "verdict", "advice"),
+    ("step", "slept", "date", "verdict"),
     [
-        (1e-6, 1e10, True, "ok", ""),
-        (1e-3, 1e10, True, "warning", "shared memory"),
-        (1e-6, 1e8, True, "warning", "shared memory"),
-        (2e-4, 1e9, False, "ok", ""),
-        (1e-6, 1e7, False, "warning", "network"),
+        (1e-7, 0.02, 1.8e9, "ok"),
+        (-1e-7, 0.02, 1.8e9, "failure"),
+        (1e-7, 0.0, 1.8e9, "failure"),
+        (1e-3, 0.02, 1.8e9, "warning"),
+        (1e-7, 0.02, 3600.0, "warning"),
     ],
 )
-def test_ping_pong(latency: float, bandwidth: float, within: bool, verdict: str, advice: str) -> None:
-    found = judge_ping_pong(timings(latency, bandwidth), within, crowded=False)
-    assert found.verdict == verdict
-    assert advice in found.advice
-    if verdict == "warning":
-        assert "share cores" in judge_ping_pong(timings(latency, bandwidth), within, crowded=True).advice
+def test_clock(step: float, slept: float, date: float, verdict: str) -> None:
+    tick, sleep = clock_and_sleep(step, slept)
+    assert check_clock(tick, lambda: date, sleep).verdict == verdict
 
 
-def test_figures_of_a_ping_pong() -> None:
-    found = judge_ping_pong([Timing(8, 2e-6), Timing(1 << 22, 1e-3)], True, crowded=False)
-    assert "8 B 2 us, 4 MiB 1 ms one way, 4.19 GB/s" in found.what
-
-
-def test_all_reduce() -> None:
-    # Two ranks send and receive the array once: 4 MiB in 2 ms is 2.1 GB/s.
-    found = judge_all_reduce([Timing(8, 2e-6), Timing(1 << 22, 2e-3)], 2, crowded=False)
-    assert found.verdict == "ok"
-    assert "2.1 GB/s per rank" in found.what
-    slow = [Timing(8, 0.1), Timing(1 << 22, 0.2)]
-    assert "ping-pong" in judge_all_reduce(slow, 2, crowded=False).advice
-    crowded = judge_all_reduce(slow, 2, crowded=True)
-    assert crowded.verdict == "warning"
-    assert "share cores" in crowded.advice
+def test_the_clock_of_this_machine() -> None:
+    assert check_clock().verdict == "ok"
 
 
 DEVICE = {"name": "H200", "free": 100 << 30, "total": 139 << 30}
 FOUND = {"cupy": "14.2.0", "driver": 13000, "runtime": 13020, "devices": [DEVICE]}
 
 
-def gpus(driver: bool = True, **changes: Any) -> gpu.Gpus:
-    return gpu.Gpus(True, driver, "", FOUND | changes)
+def gpus(driver: bool = True, **changes: Any) -> GpuFacts:
+    return GpuFacts(True, driver, "", FOUND | changes)
 
 
 def ends(code: int = 0, output: str = "", errors: str = "", timed_out: bool = False) -> Any:
@@ -136,67 +176,67 @@ def ends(code: int = 0, output: str = "", errors: str = "", timed_out: bool = Fa
 
 
 def test_no_cupy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu, "find_spec", lambda name: None)
-    looked = gpu.look_for_gpus(os.environ, run=lambda *arguments: pytest.fail("nothing to ask"))
+    monkeypatch.setattr(process_checks, "find_spec", lambda name: None)
+    looked = find_gpus(os.environ, run=lambda *arguments: pytest.fail("nothing to ask"))
     assert not looked.installed
-    found = gpu.check_cupy(gpu.Gpus(False, False, "", {}))
+    found = check_cupy(GpuFacts(False, False, "", {}))
     assert found.verdict == "ok"
     assert "pip install 'hybridnn[cuda12]'" in found.advice
-    assert gpu.check_cupy(gpu.Gpus(False, True, "", {})).verdict == "warning"
-    assert gpu.check_gpus(looked) is None
-    assert gpu.check_device_mpi(looked, {}) is None
+    assert check_cupy(GpuFacts(False, True, "", {})).verdict == "warning"
+    assert check_gpus(looked) is None
+    assert check_device_mpi(looked, {}) is None
 
 
-def test_what_cupy_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu, "find_spec", lambda name: object())
-    assert gpu.look_for_gpus({}, ends(output=json.dumps(FOUND))).found == FOUND
-    for end, words in (
+def test_output_of_the_child_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_checks, "find_spec", lambda name: object())
+    assert find_gpus({}, ends(output=json.dumps(FOUND))).found == FOUND
+    for end, text in (
         (ends(code=-11), "SIGSEGV"),
         (ends(code=1, errors="ImportError: libcuda"), "ImportError: libcuda"),
         (ends(timed_out=True, code=-9), "in time"),
         (ends(output="no JSON"), "cannot be read"),
     ):
-        looked = gpu.look_for_gpus({}, end)
-        found = gpu.check_cupy(looked)
+        looked = find_gpus({}, end)
+        found = check_cupy(looked)
         assert found.verdict in ("warning", "failure")
-        assert words in found.what
-        assert gpu.check_gpus(looked) is None
-    assert "CuPy 14.2.0, CUDA runtime 13.2" in gpu.check_cupy(gpus()).what
+        assert text in found.what
+        assert check_gpus(looked) is None
+    assert "CuPy 14.2.0, CUDA runtime 13.2" in check_cupy(gpus()).what
 
 
 @pytest.mark.parametrize(
-    ("looked", "verdict", "words"),
+    ("found", "verdict", "text"),
     [
         (gpus(), "ok", "1: H200 (139 GiB)"),
         (gpus(devices=[DEVICE, DEVICE | {"free": 1 << 30}]), "warning", "device 1 is nearly full"),
         (gpus(devices=[]), "warning", "no device"),
         (gpus(driver=False, devices=[]), "warning", "no device"),
-        (gpu.Gpus(True, False, "", FOUND | {"driver": 0, "devices": []}), "ok", "no driver"),
-        (gpu.Gpus(True, True, "", FOUND | {"driver": 0, "devices": []}), "warning", "no driver"),
+        (GpuFacts(True, False, "", FOUND | {"driver": 0, "devices": []}), "ok", "no driver"),
+        (GpuFacts(True, True, "", FOUND | {"driver": 0, "devices": []}), "warning", "no driver"),
     ],
 )
-def test_gpus(looked: gpu.Gpus, verdict: str, words: str) -> None:
-    found = gpu.check_gpus(looked)
-    assert found is not None
-    assert found.verdict == verdict
-    assert words in found.what
+def test_gpus(found: GpuFacts, verdict: str, text: str) -> None:
+    finding = check_gpus(found)
+    assert finding is not None
+    assert finding.verdict == verdict
+    assert text in finding.what
 
 
 def test_device_aware_mpi_may_crash() -> None:
-    for end, verdict, words in (
+    for end, verdict, text in (
         (ends(), "ok", "arrived"),
         (ends(code=-11), "warning", "SIGSEGV"),
         (ends(code=1, errors="other values"), "warning", "other values"),
         (ends(code=-9, timed_out=True), "warning", "in time"),
     ):
-        found = gpu.check_device_mpi(gpus(), {}, end)
+        found = check_device_mpi(gpus(), {}, end)
         assert found is not None
         assert found.verdict == verdict
-        assert words in found.what
-    assert gpu.check_device_mpi(gpus(devices=[]), {}, ends()) is None
+        assert text in found.what
+    assert check_device_mpi(gpus(devices=[]), {}, ends()) is None
 
 
-def test_the_programs_of_the_children_exist_and_say_that_cupy_is_missing() -> None:
+def test_the_programs_of_the_children_report_a_missing_cupy() -> None:
     for module in ("hybridnn.doctor.gpu_devices", "hybridnn.diagnostics.device_mpi_probe"):
         code = (
             f"import sys; sys.modules['cupy'] = None; import runpy; runpy.run_module({module!r}, run_name='__main__')"

@@ -1,0 +1,254 @@
+"""Trials of MPI by all ranks together: shared memory, a shared file, messages, all-reduces; each with a time limit.
+
+They call MPI directly, without groups and recorder, so that their findings are about the machine.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hybridnn.comm.file_io import Rectangle, sync, write_rectangle
+from hybridnn.comm.mpi import import_mpi
+from hybridnn.doctor import mpi_calls
+from hybridnn.doctor.job_checks import ALL_REDUCE, PING_PONG, PING_PONG_BETWEEN_NODES, SIZES, RankFacts
+from hybridnn.doctor.mpi_calls import Check, Deadline, TimeLimitError, call_mpi, run_check, wait_for
+from hybridnn.doctor.report import Finding, failure, ok
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+
+PING_TAG = 7002
+ROUNDS = 5
+"""Repetitions of which the fastest counts."""
+ROUND_BYTES = 1 << 22
+MOST_REPEATS = 200
+AGREEMENT_LIMITS = 2
+"""Ranks begin an agreement at most about one time limit apart."""
+
+
+class MpiTrials:
+    """The trials of this rank, one after the other; none is begun after one that did not end in time.
+
+    Parameters
+    ----------
+    limit : float
+        Seconds for each trial.
+
+    Attributes
+    ----------
+    findings : list of Finding
+    facts : RankFacts or None
+        None where the ranks have no common communicator.
+    timings : dict
+        Seconds of messages and all-reduces for each of `SIZES`, by the name of the trial; on rank 0.
+    stuck : bool
+        Whether a call did not end, so that the state of MPI is unknown.
+    """
+
+    def __init__(self, limit: float) -> None:
+        self.findings: list[Finding] = []
+        self.facts: RankFacts | None = None
+        self.timings: dict[str, list[float]] = {}
+        self.stuck = False
+        self._limit = limit
+
+    def run(self, gather_facts: Callable[[int], RankFacts]) -> None:
+        """Carry out all trials; collective over all ranks.
+
+        Parameters
+        ----------
+        gather_facts : callable
+            Returns the facts of this rank, given the lowest rank on its node.
+        """
+        found: list[tuple[MPI.Intracomm, MPI.Intracomm, list[int]]] = []
+
+        def find_ranks() -> None:
+            comm = mpi_calls.duplicate_world(self._limit)
+            found.append((comm, *mpi_calls.find_nodes(comm, self._limit)))
+
+        self._attempt("meeting", find_ranks)
+        if not found:
+            self.stuck = True
+            return
+        comm, node, nodes = found[0]
+        if self._all_go_on(comm):
+            self.facts = gather_facts(nodes[comm.Get_rank()])
+        for name, trial in self._trials(comm, node, nodes).items():
+            if self.stuck or not self._all_go_on(comm):
+                return
+            self._attempt(name, trial)
+        self._all_go_on(comm)
+
+    def _attempt(self, name: str, trial: Check) -> None:
+        def noting_timeouts() -> Finding | None:
+            try:
+                return trial()
+            except TimeLimitError:
+                self.stuck = True
+                raise
+
+        finding = run_check(name, noting_timeouts)
+        if finding is not None:
+            self.findings.append(finding)
+
+    def _all_go_on(self, comm: MPI.Intracomm) -> bool:
+        self.stuck = not mpi_calls.all_ready(comm, not self.stuck, AGREEMENT_LIMITS * self._limit)
+        return not self.stuck
+
+    def _trials(self, comm: MPI.Intracomm, node: MPI.Intracomm, nodes: list[int]) -> Mapping[str, Check]:
+        """The trials in their order, the same on every rank."""
+
+        def note(name: str, measure: Callable[[], list[float]]) -> None:
+            seconds = measure()
+            if comm.Get_rank() == 0:
+                self.timings[name] = seconds
+
+        def time_messages(name: str, other: int) -> Check:
+            return lambda: note(name, lambda: time_ping_pong(comm, other, SIZES, self._limit))
+
+        trials: dict[str, Check] = {
+            "shared memory": lambda: try_window(node, self._limit),
+            "common folder": lambda: try_file(comm, self._path_of_all(), self._limit),
+        }
+        same_node = [rank for rank, lowest in enumerate(nodes) if rank and lowest == nodes[0]]
+        other_nodes = [rank for rank, lowest in enumerate(nodes) if lowest != nodes[0]]
+        if same_node:
+            trials[PING_PONG] = time_messages(PING_PONG, same_node[0])
+        if other_nodes:
+            trials[PING_PONG_BETWEEN_NODES] = time_messages(PING_PONG_BETWEEN_NODES, other_nodes[0])
+        if len(nodes) > 1:
+            trials[ALL_REDUCE] = lambda: note(ALL_REDUCE, lambda: time_all_reduce(comm, SIZES, self._limit))
+        return trials
+
+    def _path_of_all(self) -> Path:
+        job = mpi_calls.broadcast_number(os.getpid(), self._limit)  # no other job has a file of this name
+        return Path.cwd() / f".hybridnn-doctor-{job}"
+
+
+def try_window(node: MPI.Intracomm, seconds: float) -> Finding:
+    """Share a window of memory among the ranks of a node: each writes its number, all read all; collective."""
+    advice = "enlarge or empty /dev/shm; without windows train with --set data.distribution=scatter"
+    mpi = import_mpi()
+    deadline = Deadline(seconds)
+    rank, size = node.Get_rank(), node.Get_size()
+    try:
+        window = call_mpi(deadline, lambda: mpi.Win.Allocate_shared(8 * size if rank == 0 else 0, 8, comm=node))
+        window.Lock_all(mpi.MODE_NOCHECK)
+        memory, _ = window.Shared_query(0)
+        numbers = np.ndarray(size, np.int64, buffer=memory)
+        numbers[rank] = rank + 1
+        window.Sync()
+        wait_for([node.Ibarrier()], deadline)
+        window.Sync()
+        intact = numbers.tolist() == list(range(1, size + 1))
+        wait_for([node.Ibarrier()], deadline)  # the window is freed when all have read it
+        del numbers, memory
+        window.Unlock_all()
+        call_mpi(deadline, window.Free)
+    except RuntimeError as error:  # the class of MPI's errors
+        return failure(f"no window of shared memory: {error}", advice)
+    if not intact:
+        what = "a rank does not see in shared memory what another rank of its node wrote"
+        return failure(f"no window of shared memory: {what}", advice)
+    return ok("the ranks of a node see what each writes to a window")
+
+
+def try_file(comm: MPI.Intracomm, path: Path, seconds: float) -> Finding:
+    """Write one file together, each rank its number, read it back as a plain file, and remove it; collective."""
+    deadline = Deadline(seconds)
+    rank, size = comm.Get_rank(), comm.Get_size()
+    number = np.array([[rank + 1]], np.int64)
+    problem = ""
+    try:
+        write_rectangle(path, number, Rectangle((size, 1), slice(rank, rank + 1), slice(0, 1)), b"")
+        sync(path)
+    except OSError as error:
+        problem = f"it cannot be written: {error.strerror}"
+    wait_for([comm.Ibarrier()], deadline)
+    found = np.fromfile(path, np.int64).tolist() if path.exists() else None
+    wait_for([comm.Ibarrier()], deadline)  # the file is removed when all have read it
+    if rank == 0:
+        path.unlink(missing_ok=True)
+    if not problem and found is None:
+        problem = "a file that all ranks wrote together is not there for this rank: the folder is not shared"
+    elif not problem and found != list(range(1, size + 1)):
+        problem = "a file that all ranks wrote together holds other values than were written"
+    if problem:
+        advice = "start in a folder that every node sees and every rank can write to, such as your home"
+        return failure(f"{path.parent}: {problem}", advice)
+    return ok(f"what all ranks wrote to a file in {path.parent} is in it")
+
+
+def time_ping_pong(comm: MPI.Intracomm, other: int, sizes: Sequence[int], seconds: float) -> list[float]:
+    """Seconds of a message between rank 0 and the rank `other`, one way, by size; empty on other ranks.
+
+    Raises
+    ------
+    TimeLimitError
+    RuntimeError
+        If other values arrive than were sent.
+    """
+    rank = comm.Get_rank()
+    if rank not in (0, other):
+        return []
+    deadline = Deadline(seconds)
+    peer = other if rank == 0 else 0
+
+    def there_and_back(array: NDArray[np.uint8]) -> None:
+        for step in (comm.Isend, comm.Irecv) if rank == 0 else (comm.Irecv, comm.Isend):
+            wait_for([step(array, peer, PING_TAG)], deadline, busy=True)
+
+    timings = []
+    for nbytes in sizes:
+        array = np.full(nbytes, 7 if rank == 0 else 0, np.uint8)
+        timings.append(_fastest(partial(there_and_back, array), nbytes) / 2)
+        if not (array == 7).all():
+            raise RuntimeError(f"a message of {nbytes:,} bytes arrived with other values than were sent")
+    return timings
+
+
+def time_all_reduce(comm: MPI.Intracomm, sizes: Sequence[int], seconds: float) -> list[float]:
+    """Seconds of an all-reduce over all ranks, by size, with its sums checked; collective.
+
+    Raises
+    ------
+    TimeLimitError
+    RuntimeError
+        If a sum is wrong.
+    """
+    deadline = Deadline(seconds)
+    size = comm.Get_size()
+    timings = []
+    for nbytes in sizes:
+        addend = np.full(nbytes // 8, comm.Get_rank() + 1.0)
+        total = np.zeros_like(addend)
+
+        def reduce(addend: NDArray[np.float64] = addend, total: NDArray[np.float64] = total) -> None:
+            wait_for([comm.Iallreduce(addend, total)], deadline, busy=True)
+
+        timings.append(_fastest(reduce, nbytes))
+        if not (total == size * (size + 1) / 2).all():
+            raise RuntimeError(f"an all-reduce of {nbytes:,} bytes gave a wrong sum")
+    return timings
+
+
+def _fastest(action: Callable[[], Any], nbytes: int) -> float:
+    """Seconds of one call of `action`: the fastest round, after a call that opens connections and touches memory."""
+    repeats = max(1, min(MOST_REPEATS, ROUND_BYTES // nbytes))
+    action()
+    fastest = float("inf")
+    for _ in range(ROUNDS):
+        start = time.perf_counter()
+        for _ in range(repeats):
+            action()
+        fastest = min(fastest, (time.perf_counter() - start) / repeats)
+    return fastest

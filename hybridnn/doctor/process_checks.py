@@ -1,0 +1,376 @@
+"""Checks that each process makes by itself before MPI starts: software, folders, clock, GPUs, the MPI library."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from importlib import metadata
+from importlib.util import find_spec
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from hybridnn._version import __version__
+from hybridnn.comm.launcher import without_launcher
+from hybridnn.diagnostics.device_mpi_trial import try_device_mpi
+from hybridnn.doctor.launch import check_library, check_mpirun, check_slurm, launched_rank
+from hybridnn.doctor.mpi_calls import load_mpi, run_check
+from hybridnn.doctor.report import Finding, failure, ok, warning
+from hybridnn.parallel.node_memory import SHARED_MEMORY
+from hybridnn.utils.processes import ChildResult, run_child
+from hybridnn.utils.text import format_bytes, format_seconds
+
+LEAST_PYTHON = (3, 10)
+LEAST_MAJOR: Mapping[str, int] = {"numpy": 2, "scipy": 1, "mpi4py": 4, "pydantic": 2}
+"""First major versions of packages that hybridnn works with."""
+
+LITTLE_DISK = 1 << 30
+LITTLE_SHARED_MEMORY = 256 << 20
+LITTLE_GPU_MEMORY = 0.1
+"""Fraction of a GPU's memory that is free below which another process holds it."""
+
+COARSE_SECONDS = 1e-5
+CLOCK_READINGS = 2000
+SLEEP_SECONDS = 0.02
+EARLIEST_TIME = 1.7e9
+"""November 2023 in seconds since 1970: no clock of a running machine is right before."""
+
+CHILD_SECONDS = 30.0
+GPU_SECONDS = 2 * CHILD_SECONDS
+INSTALL_CUPY = "pip install 'hybridnn[cuda12]' or 'hybridnn[cuda13]', as nvidia-smi names the version"
+
+Free = Callable[[Path], int]
+RunChild = Callable[..., ChildResult]
+
+
+@dataclass
+class ProcessFacts:
+    """Results of the checks so far.
+
+    Attributes
+    ----------
+    environment : mapping
+    findings : list of Finding
+    gpus : GpuFacts or None
+        None before CuPy is checked.
+    """
+
+    environment: Mapping[str, str]
+    findings: list[Finding] = field(default_factory=list)
+    gpus: GpuFacts | None = None
+
+    @property
+    def library(self) -> str | None:
+        """Name and version of the MPI library; None without one."""
+        found = (finding.what for finding in self.findings if (finding.name, finding.verdict) == ("MPI library", "ok"))
+        return next(found, None)
+
+
+def check_process(environment: Mapping[str, str], limit: float) -> tuple[list[Finding], str | None]:
+    """Carry out the checks that need no other rank, and load the MPI library without starting it.
+
+    Parameters
+    ----------
+    environment : mapping
+        Of this process.
+    limit : float
+        Seconds for each check.
+
+    Returns
+    -------
+    list of Finding
+    str or None
+        Name and version of the MPI library; None if there is none.
+    """
+    process = ProcessFacts(environment)
+    for name, check, seconds in PROCESS_CHECKS:
+        finding = run_check(name, partial(check, process), seconds or limit)
+        if finding is not None:
+            process.findings.append(finding)
+    return process.findings, process.library
+
+
+# -- software ----------------------------------------------------------------------------------------------------------
+
+
+def check_python(version: tuple[int, ...] = sys.version_info[:3], executable: str = sys.executable) -> Finding:
+    """Version of Python."""
+    what = f"{'.'.join(map(str, version))} ({executable})"
+    return ok(what) if version >= LEAST_PYTHON else failure(what, "hybridnn needs Python 3.10 or newer")
+
+
+def check_packages(version_of: Callable[[str], str] = metadata.version) -> Finding:
+    """Versions of the packages.
+
+    Parameters
+    ----------
+    version_of : callable
+        As ``importlib.metadata.version``.
+    """
+    found, missing, old = [f"hybridnn {__version__}"], [], []
+    for name, least in LEAST_MAJOR.items():
+        try:
+            version = version_of(name)
+        except metadata.PackageNotFoundError:
+            missing.append(name)
+            continue
+        found.append(f"{name} {version}")
+        major = version.split(".")[0]
+        if major.isdigit() and int(major) < least:
+            old.append(f"'{name}>={least}'")
+    what = ", ".join(found) + (f"; missing: {', '.join(missing)}" if missing else "")
+    advice = f"pip install --upgrade {' '.join([*missing, *old])}"
+    if [*missing, *old] == ["mpi4py"]:  # which one process does not need
+        return warning(what, advice)
+    return failure(what, advice) if missing or old else ok(what)
+
+
+def thread_pools() -> list[dict[str, Any]]:
+    """Thread pools of the libraries that NumPy has loaded."""
+    import numpy  # noqa: F401 - loads them
+    from threadpoolctl import threadpool_info
+
+    pools: list[dict[str, Any]] = threadpool_info()
+    return pools
+
+
+def check_blas(pools: list[dict[str, Any]]) -> Finding:
+    """NumPy's BLAS, from the thread pools of ``threadpoolctl``."""
+    blas = sorted({f"{pool['internal_api']} {pool['version']}" for pool in pools if pool["user_api"] == "blas"})
+    if not blas:
+        advice = "if products of matrices are slow, install NumPy from PyPI or conda, which bring OpenBLAS or MKL"
+        return warning("NumPy uses no BLAS that is known here", advice)
+    return ok(f"NumPy multiplies with {', '.join(blas)}")
+
+
+def _check_mpirun(process: ProcessFacts) -> Finding | None:
+    rank, _ = launched_rank(process.environment)
+    return None if process.library is None or rank else check_mpirun(process.library, process.environment)
+
+
+# -- clock and folders -------------------------------------------------------------------------------------------------
+
+
+def check_clock(
+    tick: Callable[[], float] = time.perf_counter,
+    date: Callable[[], float] = time.time,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Finding:
+    """Whether the clocks of this process are monotonic, fine and as fast as a sleep."""
+    readings = [tick() for _ in range(CLOCK_READINGS)]
+    steps = [later - earlier for earlier, later in pairwise(readings)]
+    start = tick()
+    sleep(SLEEP_SECONDS)
+    slept = tick() - start
+    finest = min((step for step in steps if step > 0), default=slept)
+    if min(steps) < 0:
+        return failure("the clock that times steps runs backwards", "times of this machine mean nothing")
+    if slept < 0.5 * SLEEP_SECONDS:
+        asked, took = format_seconds(SLEEP_SECONDS), format_seconds(max(slept, 0.0))
+        what = f"a sleep of {asked} took {took} by the clock that times steps"
+        return failure(what, "times measured here mean nothing: set the system's clock source right")
+    if finest > COARSE_SECONDS:
+        return warning(f"steps of {format_seconds(finest)}", "too coarse to time layers and messages")
+    if date() < EARLIEST_TIME:
+        return warning("the date is wrong", "set it: files and downloads rely on it")
+    return ok("goes forward, in steps finer than 10 us")
+
+
+def free_bytes(path: Path) -> int:
+    """Free bytes of the file system of a path."""
+    return shutil.disk_usage(path).free
+
+
+def _at_least(nbytes: int) -> str:
+    """Free bytes rounded down to a power of two: the same text on all ranks while other programs write."""
+    return f"at least {format_bytes(1 << nbytes.bit_length() - 1 if nbytes else 0, binary=True)} free"
+
+
+def check_cache_folder(folder: Path, free: Free = free_bytes) -> Finding:
+    """Whether data sets can be downloaded to their folder, which need not exist yet."""
+    return _check_folder(folder, "export HYBRIDNN_CACHE=FOLDER with one that you can write to", free)
+
+
+def check_working_folder(folder: Path, free: Free = free_bytes) -> Finding:
+    """Whether runs and checkpoints can be written to the current directory."""
+    return _check_folder(folder, "go to a folder that you can write to, or set output.folder", free)
+
+
+def check_shared_memory(folder: Path = Path(SHARED_MEMORY), free: Free = free_bytes) -> Finding | None:
+    """Free shared memory of the node; None where it is no folder."""
+    if not folder.is_dir():
+        return None
+    room = free(folder)
+    what = f"{_at_least(room)} in {folder}"
+    advice = "messages and data of a node's ranks pass there: enlarge it (docker run --shm-size=2g), or empty it"
+    return warning(what, advice) if room < LITTLE_SHARED_MEMORY else ok(what)
+
+
+def _check_folder(folder: Path, advice: str, free: Free) -> Finding:
+    existing = folder
+    while not existing.exists() and existing != existing.parent:
+        existing = existing.parent
+    try:
+        if not existing.is_dir():
+            raise NotADirectoryError(f"{existing} is not a folder")
+        # A real write: permissions show neither quotas nor read-only mounts.
+        with tempfile.TemporaryFile(dir=existing) as file:
+            file.write(b"hybridnn")
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        return failure(f"{folder} cannot be written to: {error.strerror or error}", advice)
+    room = free(existing)
+    what = f"{folder} can be written to, {_at_least(room)}"
+    return warning(what, f"make room, or {advice}") if room < LITTLE_DISK else ok(what)
+
+
+def _cache_folder() -> Path:
+    from hybridnn.datasets.download import cache_folder
+
+    return cache_folder()
+
+
+# -- GPUs --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class GpuFacts:
+    """CuPy and the GPUs of a process.
+
+    Attributes
+    ----------
+    installed : bool
+        Whether CuPy is installed.
+    driver_present : bool
+        Whether the system has NVIDIA's driver.
+    problem : str
+        Why CuPy could not be queried; else empty.
+    found : mapping
+        Output of `hybridnn.doctor.gpu_devices`; empty without one.
+    """
+
+    installed: bool
+    driver_present: bool
+    problem: str
+    found: Mapping[str, Any]
+
+
+def find_gpus(environment: Mapping[str, str], run: RunChild = run_child) -> GpuFacts:
+    """Query CuPy in a child process, as a driver may crash it.
+
+    Parameters
+    ----------
+    environment : mapping
+        Of this process.
+    run : callable
+        As `run_child`.
+    """
+    driver_present = Path("/proc/driver/nvidia/version").exists() or Path("/dev/nvidiactl").exists()
+    if find_spec("cupy") is None:
+        return GpuFacts(False, driver_present, "", {})
+    end = run([sys.executable, "-m", "hybridnn.doctor.gpu_devices"], CHILD_SECONDS, without_launcher(environment))
+    if end.code != 0 or end.timed_out:
+        return GpuFacts(True, driver_present, f"a process that only asked CuPy for its devices {end.summary}", {})
+    try:
+        return GpuFacts(True, driver_present, "", json.loads(end.output))
+    except ValueError:
+        return GpuFacts(True, driver_present, "CuPy's answer cannot be read", {})
+
+
+def check_cupy(gpus: GpuFacts) -> Finding:
+    """Whether CuPy is installed and works, where there is a GPU."""
+    if not gpus.installed and gpus.driver_present:
+        return warning("not installed, although there is an NVIDIA driver", INSTALL_CUPY)
+    if not gpus.installed:
+        return ok("not installed; only a GPU needs it", INSTALL_CUPY)
+    if gpus.problem:
+        return (failure if gpus.driver_present else warning)(gpus.problem, f"reinstall it: {INSTALL_CUPY}")
+    return ok(f"CuPy {gpus.found['cupy']}, CUDA runtime {_version(gpus.found['runtime'])}")
+
+
+def check_gpus(gpus: GpuFacts) -> Finding | None:
+    """Whether there are GPUs with free memory; None where CuPy could not be queried."""
+    if not gpus.found:
+        return None
+    driver, devices = gpus.found["driver"], gpus.found["devices"]
+    if not driver and gpus.driver_present:
+        return warning("CuPy finds no driver", "install NVIDIA's driver, or ask Slurm for a GPU (--gres=gpu:1)")
+    if not driver:
+        return ok("CuPy finds no driver")
+    if not devices:
+        advice = "ask Slurm for a GPU (--gres=gpu:1), and see that CUDA_VISIBLE_DEVICES is not empty"
+        return warning(f"driver for CUDA {_version(driver)}, but no device", advice)
+    named = ", ".join(f"{device['name']} ({format_bytes(device['total'], binary=True)})" for device in devices)
+    what = f"{len(devices)}: {named}; driver for CUDA {_version(driver)}"
+    full = [str(index) for index, device in enumerate(devices) if device["free"] < LITTLE_GPU_MEMORY * device["total"]]
+    if full:
+        what += f"; the memory of device {', '.join(full)} is nearly full"
+        return warning(what, "another process holds it (nvidia-smi): choose by CUDA_VISIBLE_DEVICES")
+    return ok(what)
+
+
+def check_device_mpi(gpus: GpuFacts, environment: Mapping[str, str], run: RunChild = run_child) -> Finding | None:
+    """Whether MPI sends arrays of a GPU; None without a GPU.
+
+    Parameters
+    ----------
+    gpus : GpuFacts
+    environment : mapping
+        Of this process.
+    run : callable
+        As `run_child`.
+    """
+    if not gpus.found.get("devices"):
+        return None
+    trial = try_device_mpi(environment, CHILD_SECONDS, run=run)
+    if not trial.problem:
+        return ok(f"messages from GPU memory to GPU memory arrived, {trial.endpoints}")
+    advice = "let arrays travel through the host's memory, or use an MPI library built with CUDA"
+    return warning(f"{trial.problem} ({trial.endpoints})", advice)
+
+
+def _version(number: int) -> str:
+    """Version of CUDA: 13020 is 13.2."""
+    return f"{number // 1000}.{number % 1000 // 10}"
+
+
+def _check_cupy(process: ProcessFacts) -> Finding:
+    process.gpus = find_gpus(process.environment)
+    return check_cupy(process.gpus)
+
+
+def _check_gpus(process: ProcessFacts) -> Finding | None:
+    return None if process.gpus is None else check_gpus(process.gpus)
+
+
+def _check_device_mpi(process: ProcessFacts) -> Finding | None:
+    _, rank_on_node = launched_rank(process.environment)
+    if process.gpus is None or rank_on_node:
+        return None
+    return check_device_mpi(process.gpus, process.environment)
+
+
+PROCESS_CHECKS: tuple[tuple[str, Callable[[ProcessFacts], Finding | None], float | None], ...] = (
+    ("python", lambda _: check_python(), None),
+    ("packages", lambda _: check_packages(), None),
+    ("BLAS", lambda _: check_blas(thread_pools()), None),
+    ("MPI library", lambda process: check_library(load_mpi, process.environment), None),
+    ("mpirun", _check_mpirun, None),
+    ("Slurm", lambda process: check_slurm(process.environment), None),
+    ("clock", lambda _: check_clock(), None),
+    ("shared memory room", lambda _: check_shared_memory(), None),
+    ("working folder", lambda _: check_working_folder(Path.cwd()), None),
+    ("cache folder", lambda _: check_cache_folder(_cache_folder()), None),
+    ("CuPy", _check_cupy, GPU_SECONDS),
+    ("GPU", _check_gpus, GPU_SECONDS),
+    ("device-aware MPI", _check_device_mpi, GPU_SECONDS),
+)
+"""Name, check, and a time limit of its own where the check starts a child process."""
