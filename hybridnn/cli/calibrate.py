@@ -62,8 +62,8 @@ def calibrate(
     # Only now, so that a wrong option is reported without waiting for the rest to load.
     from hybridnn.comm.agreement import agree
     from hybridnn.cost.calibration import calibrate as calibration
-    from hybridnn.cost.calibration.fit_plot import draw_fits
     from hybridnn.cost.machine.file import write_machine
+    from hybridnn.cost.plots import draw_fits
     from hybridnn.parallel.grid import ProcessGrid
     from hybridnn.runs.step_timer import TrainingTimer
 
@@ -131,7 +131,7 @@ def _print_calibration(console: Console, found: Calibration, out: Path | None) -
     if found.crowded:
         console.print(f"mind: {found.crowded}", soft_wrap=True)
     if found.machine.quality is not None:
-        console.print(f"\nverdict: {found.machine.quality.line}", soft_wrap=True)
+        console.print(f"\nverdict: {found.machine.quality.summary}", soft_wrap=True)
     if out is None:
         console.print("no machine file was written; measure again when the machine is idle, or write it with --force")
         return
@@ -154,7 +154,7 @@ def _facts(found: Calibration, out: Path | None) -> dict[str, object]:
 
     return {
         "file": None if out is None else str(out),
-        "verdict": None if found.machine.quality is None else found.machine.quality.line,
+        "verdict": None if found.machine.quality is None else found.machine.quality.summary,
         "machine": found.machine.model_dump(),
         "communication": [
             {

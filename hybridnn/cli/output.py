@@ -120,7 +120,7 @@ def print_table(console: Console, table: Table) -> None:
 def print_machine(console: Console, machine: Machine, ranks: int) -> None:
     """Print the quality of a machine file, and a warning if it is for fewer than `ranks` ranks."""
     if machine.quality is not None:
-        console.print(f"machine file: {machine.quality.line}", soft_wrap=True)
+        console.print(f"machine file: {machine.quality.summary}", soft_wrap=True)
     if ranks > machine.ranks:
         console.print(f"The machine is made for {machine.ranks:,} ranks: more of them take turns.")
 

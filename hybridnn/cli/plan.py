@@ -74,7 +74,7 @@ def _facts(plan: Plan, around: Mapping[int, Prediction] | None) -> Facts:
 
     return {
         "machine": plan.machine.name,
-        "quality": None if plan.machine.quality is None else plan.machine.quality.line,
+        "quality": None if plan.machine.quality is None else plan.machine.quality.summary,
         "ranks": plan.ranks,
         "layouts": plan.layouts,
         "memory_bytes_per_rank": plan.machine.memory_bytes_per_rank,
@@ -86,19 +86,16 @@ def _facts(plan: Plan, around: Mapping[int, Prediction] | None) -> Facts:
 
 
 def _option_facts(option: Prediction, plan: Plan) -> Facts:
-    from hybridnn.cost.planning.layouts import layout_settings, layout_words, staleness
-
-    parts = {f"{name}_seconds_per_step": seconds for name, seconds in asdict(option.parts).items()}
+    breakdown = {f"{name}_seconds_per_step": seconds for name, seconds in asdict(option.breakdown).items()}
     return {
-        "layout": layout_words(option.layout),
-        "parallel": layout_settings(option.layout),
-        "staleness": staleness(option.layout),
+        "layout": option.layout.describe(),
+        "parallel": option.layout.parallel_settings(),
+        "staleness": option.layout.describe_staleness(),
         "best": option == plan.best,
         "best_exact": option == plan.best_exact,
         "seconds_per_step": option.seconds_per_step,
         "seconds_per_epoch": option.seconds_per_epoch,
-        **parts,
-        "communication_hidden_seconds_per_step": option.communication_hidden,
+        **breakdown,
         "bytes_per_step": option.bytes_per_step,
         "memory_bytes": option.memory_bytes,
     }
@@ -141,8 +138,8 @@ def _table(plan: Plan, facts: Sequence[Facts]) -> Table:
     titles = (f"step\n{unit}", "epoch\ns", "compu-\nting", "comm.", "hidden", "bubble", "over-\nhead", "sent", "memory")
     table = new_table(("pipeline x batch x model\nmethod / microbatches",), titles, show_edge=False, padding=0)
     for option, known in zip(plan.options, facts, strict=True):
-        parts = option.parts
-        seconds = (parts.computing, parts.communication, option.communication_hidden, parts.bubble, parts.overhead)
+        mean = option.breakdown
+        seconds = (mean.computing, mean.communication, mean.communication_hidden, mean.bubble, mean.overhead)
         table.add_row(
             _two_lines(option, known),
             _digits(option.seconds_per_step * factor),
@@ -173,10 +170,9 @@ def _two_lines(option: Prediction, facts: Facts) -> str:
 
 def _set_options(option: Prediction, parallel: ParallelSettings) -> str:
     """Options of `hybridnn train` that choose a layout."""
-    from hybridnn.cost.planning.layouts import layout_settings
     from hybridnn.utils.text import to_json
 
-    keys = layout_settings(option.layout)
+    keys = option.layout.parallel_settings()
     present = json.loads(to_json(parallel.model_dump()))
     changes = [f"--set parallel.{key}={_toml(value)}" for key, value in keys.items() if value != present[key]]
     if parallel.stages:

@@ -28,11 +28,12 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from hybridnn.cost.breakdowns import TimeBreakdown
     from hybridnn.cost.machine.machine import Machine
     from hybridnn.cost.prediction.workload import Layout
     from hybridnn.cost.simulation.disturbance import Disturbance
     from hybridnn.cost.simulation.scaling import ScalingCurve
-    from hybridnn.cost.simulation.simulate_layout import SimulatedStep, StageSeconds
+    from hybridnn.cost.simulation.simulate_layout import SimulatedStep
     from hybridnn.pipeline.drawing.drawing import Drawing
 
 
@@ -40,6 +41,9 @@ MOST_MINIBATCHES = 10_000
 """More take minutes, and a steady state is reached long before."""
 
 MILLISECONDS = 1e3
+
+PARTS = ("computing", "communication", "bubble")
+"""Activities that are shown; a simulation counts overhead as computing."""
 
 SUPERLINEAR = 1.005
 """Efficiency that is printed as more than 100 %."""
@@ -114,20 +118,19 @@ def simulate(
 
         # Only now, so that a wrong setting is reported without waiting for the rest to load.
         from hybridnn.cost.simulation.scaling import scaling_curve
-        from hybridnn.cost.simulation.simulate_layout import compile_layout, simulate_layout, usual_minibatches
+        from hybridnn.cost.simulation.simulate_layout import default_minibatches, simulate_layout
         from hybridnn.cost.simulation.timeline import draw_simulation
         from hybridnn.runs.workload import layout_from_settings, workload_from_settings
 
         workload = workload_from_settings(settings)
         layout = layout_from_settings(settings, ranks, workload.model, cluster)
-        count = minibatches or usual_minibatches(layout)
+        count = minibatches or default_minibatches(layout)
         if curve is not None:
             scaling = scaling_curve(workload, layout, cluster, curve.value, count, disturbance)
             _write_curve(scaling, layout, cluster, picture, out)
             return
-        program = compile_layout(layout, count)
-        calm = simulate_layout(workload, layout, cluster, program)
-        step = simulate_layout(workload, layout, cluster, program, disturbance) if disturbance else calm
+        calm = simulate_layout(workload, layout, cluster, count)
+        step = simulate_layout(workload, layout, cluster, count, disturbance) if disturbance else calm
         drawing = draw_simulation(step)
         write_result(
             picture,
@@ -175,7 +178,7 @@ def _write_curve(
         points = [asdict(point) for point in curve.points]
         write_json({**_quality_facts(machine), "kind": curve.kind, "points": points}, out)
     else:
-        from hybridnn.cost.simulation.scaling_plot import scaling_png
+        from hybridnn.cost.plots import scaling_png
 
         write_file(scaling_png(curve, _layout_text(layout, machine)), out)
 
@@ -272,18 +275,19 @@ def _print_idle(console: Console, layout: Layout, batch_sizes: Mapping[int, int]
 
 
 def _quality_facts(machine: Machine) -> dict[str, Any]:
-    return {"quality": None if machine.quality is None else machine.quality.line}
+    return {"quality": None if machine.quality is None else machine.quality.summary}
 
 
-def _parts(parts: StageSeconds) -> dict[str, float]:
-    return {f"{name}_seconds_per_step": seconds for name, seconds in asdict(parts).items()}
+def _parts(breakdown: TimeBreakdown) -> dict[str, float]:
+    parts = breakdown.parts
+    return {f"{name}_seconds_per_step": parts[name] for name in PARTS}
 
 
 def _stage_table(step: SimulatedStep) -> Table:
     from hybridnn.cost.simulation.timeline import stages_shown
 
     shown = stages_shown(len(step.stages))
-    titles = ("ms per step\nstage", "computing", "communication", "bubble")
+    titles = ("ms per step\nstage", *PARTS)
     table = new_table((), titles, footers=("mean", *_cells(step.mean(), step.seconds_per_step)))
     for stage in shown:
         if stage and stage - 1 not in shown:
@@ -292,7 +296,6 @@ def _stage_table(step: SimulatedStep) -> Table:
     return table
 
 
-def _cells(parts: StageSeconds, total: float) -> list[str]:
-    return [
-        f"{seconds * MILLISECONDS:.4g} {seconds / total if total else 0.0:6.1%}" for seconds in asdict(parts).values()
-    ]
+def _cells(breakdown: TimeBreakdown, total: float) -> list[str]:
+    seconds = [breakdown.parts[name] for name in PARTS]
+    return [f"{part * MILLISECONDS:.4g} {part / total if total else 0.0:6.1%}" for part in seconds]

@@ -1,23 +1,21 @@
-"""Messages, bytes and reductions of the collectives: one function per operation and algorithm.
+"""Communication counts of collectives: messages, bytes and reductions on the critical path, by algorithm.
 
-Every function takes the bytes of the full vector, as `hybridnn.comm.recorder` counts them (the array that all ranks
-end up with, or start with; for scatter and gather all parts together), and the ranks of the group, 1 or more. It gives
-the `Rounds` of the algorithm, whose sum (`counts`) is the critical path; the closed forms are those of the sum. The
-root is rank 0. In the closed forms n stands for the bytes, p for the ranks and lg for the logarithm to base 2.
+There is one function per operation and algorithm. It takes the bytes n of the full vector, as `hybridnn.comm.recorder`
+counts them (the array that all ranks end up with, or start with; for scatter and gather all blocks together), and the
+ranks p of the group, 1 or more, and returns the `Rounds` of the algorithm. The closed forms in the docstrings are the
+sums of the rounds, which `counts` returns; lg is the logarithm to base 2. The root is rank 0.
 
 The model: an algorithm runs in rounds; in each, a rank sends at most one message and receives at most one, and the
-round takes as long as its largest message. Nothing has to be divisible: the vector is cut by the one block rule
-(`hybridnn.comm.partition`, here in bytes, so a block of whole numbers differs by less than one number), and empty
-blocks still are messages. The counts are exact for every size and take at most O(log p) operations.
+round takes as long as its largest message. Nothing has to be divisible: the vector is cut by the block rule of
+`hybridnn.comm.partition` (in bytes, so that a block of elements differs by less than one element), and empty blocks
+count as messages. The counts are exact for every size and take at most O(log p) operations.
 
-Where an algorithm needs a power of two and p is none, r = p - 2^floor(lg p) ranks are folded away, as MPICH does: of
-the first 2 r ranks every even one hands its data to its neighbour, waits, and is handed the result in the end.
+If an algorithm needs a power of two and p is none, r = p - 2^floor(lg p) ranks are folded, as in MPICH: of the first
+2 r ranks every even one sends its data to its neighbour, is idle, and receives the result in the end.
 
 Sources: Thakur, Rabenseifner and Gropp 2005, "Optimization of collective communication operations in MPICH"; Chan,
-Heimlich, Purkayastha and van de Geijn 2007, "Collective communication: theory, practice, and experience". What differs
-is said where it is.
-
-The currency of the cost models: messages, bytes and reductions that have to follow one another.
+Heimlich, Purkayastha and van de Geijn 2007, "Collective communication: theory, practice, and experience". Differences
+are stated with the functions.
 """
 
 from __future__ import annotations
@@ -33,16 +31,16 @@ from hybridnn.utils.checks import require_choice, require_whole
 
 @dataclass(frozen=True, slots=True)
 class CommunicationCounts:
-    """What lies on the critical path of an operation.
+    """Messages, bytes and reductions on the critical path of an operation.
 
     Attributes
     ----------
     messages : float
-        Messages sent one after another. What travels at the same time between other ranks is one message with them.
+        Messages sent one after another; concurrent messages between other ranks are not counted.
     nbytes : float
         Bytes of these messages.
     reduced : float
-        Received bytes that are added to a rank's own, one after another.
+        Received bytes that are added to a rank's own.
     """
 
     messages: float = 0
@@ -59,7 +57,7 @@ class CommunicationCounts:
         beta : float
             Seconds per byte sent.
         gamma : float
-            Seconds per *byte* reduced: the gamma of a floating-point operation, divided by the bytes of a number.
+            Seconds per *byte* reduced: the gamma of a floating-point operation, divided by the bytes of an element.
         """
         return self.messages * alpha + self.nbytes * beta + self.reduced * gamma
 
@@ -79,11 +77,11 @@ class Rounds:
     Attributes
     ----------
     pattern : str
-        Which ranks send to which, a key of `hybridnn.cost.crossings.PATTERNS`.
+        Senders and receivers, a key of `hybridnn.cost.crossings.PATTERNS`.
     distance : int
-        Between sender and receiver, as far as the pattern has one.
+        Between sender and receiver, if the pattern has one.
     counts : CommunicationCounts
-        Of these rounds together.
+        Sum of these rounds.
     """
 
     pattern: str
@@ -95,12 +93,12 @@ Schedule = tuple[Rounds, ...]
 
 
 def point_to_point(nbytes: int, ranks: int) -> Schedule:
-    """One message from a rank to another: alpha + n beta; nothing where there is no other rank. Hockney 1994."""
+    """One message from a rank to another: alpha + n beta (Hockney 1994); none with one rank."""
     return (Rounds("tree", 1, CommunicationCounts(1, nbytes)),) if ranks > 1 else ()
 
 
 def broadcast_binomial(nbytes: int, ranks: int) -> Schedule:
-    """In every round all ranks that have the vector pass it on: ceil(lg p) (alpha + n beta)."""
+    """In every round all ranks that have the vector send it on: ceil(lg p) (alpha + n beta)."""
     return tuple(Rounds("tree", gap, CommunicationCounts(1, nbytes)) for gap in _gaps(ranks))
 
 
@@ -121,9 +119,9 @@ def broadcast_scatter_ring(nbytes: int, ranks: int) -> Schedule:
 
 
 def scatter_binomial(nbytes: int, ranks: int) -> Schedule:
-    """The root sends half of what it still has, as does every rank that got some: ceil(lg p) alpha + n (p-1)/p beta.
+    """Every rank with several blocks sends half of them: ceil(lg p) alpha + n (p-1)/p beta.
 
-    The root's message is the largest of every round, and together they are all blocks but its own.
+    The root's message is the largest of every round; its messages together are all blocks but its own.
     """
     ends = [_leading_bytes(nbytes, ranks, min(2 * gap, ranks)) for gap in _gaps(ranks)]
     starts = [_leading_bytes(nbytes, ranks, gap) for gap in _gaps(ranks)]
@@ -149,7 +147,7 @@ def gather_linear(nbytes: int, ranks: int) -> Schedule:
 def allgather_ring(nbytes: int, ranks: int) -> Schedule:
     """Every block goes once round the ring: (p-1) alpha + n (p-1)/p beta.
 
-    All blocks travel in every round, so that each round costs the largest.
+    All blocks are sent in every round, which takes as long as the largest.
     """
     return (Rounds("shift", 1, CommunicationCounts(ranks - 1, (ranks - 1) * _largest_block(nbytes, ranks))),)
 
@@ -157,8 +155,8 @@ def allgather_ring(nbytes: int, ranks: int) -> Schedule:
 def allgather_recursive_doubling(nbytes: int, ranks: int) -> Schedule:
     """Pairs exchange all they have, at distance 1, 2, 4, …: lg p alpha + n (p-1)/p beta for a power of two.
 
-    Else two more messages: a folded rank's block before and the whole vector after. (MPICH instead passes what is
-    missing through the subtrees.)
+    Else two more messages: a folded rank's block before and the whole vector after. (MPICH sends the missing blocks
+    through the subtrees instead.)
     """
     core = [(gap, CommunicationCounts(1, _doubled_bytes(nbytes, ranks, gap))) for gap in _core_gaps(ranks)]
     return _folded(ranks, CommunicationCounts(1, _largest_block(nbytes, ranks)), core, CommunicationCounts(1, nbytes))
@@ -169,24 +167,24 @@ def allgather_bruck(nbytes: int, ranks: int) -> Schedule:
 
     For even blocks and every p: ceil(lg p) alpha + n (p-1)/p beta.
     """
-    # The largest of all runs of blocks, which may go round the end, is the one at the start.
+    # Of all runs of blocks, also those around the end, the one at the start is the largest.
     sent = {gap: _leading_bytes(nbytes, ranks, min(gap, ranks - gap)) for gap in _gaps(ranks)}
     return tuple(Rounds("shift", gap, CommunicationCounts(1, size)) for gap, size in sent.items())
 
 
 def reduce_scatter_ring(nbytes: int, ranks: int) -> Schedule:
-    """Every block goes round the ring and grows by one summand a round: (p-1) alpha + n (p-1)/p (beta + gamma).
+    """Every block goes round the ring, and each rank adds its own: (p-1) alpha + n (p-1)/p (beta + gamma).
 
-    Pairwise exchange, where every rank sends its summands straight to the block's owner, has the same counts.
+    Pairwise exchange, where every rank sends its blocks directly to their owners, has the same counts.
     """
     return _reducing(allgather_ring(nbytes, ranks))
 
 
 def reduce_scatter_recursive_halving(nbytes: int, ranks: int) -> Schedule:
-    """Pairs exchange the half the other keeps: lg p alpha + n (p-1)/p (beta + gamma) for a power of two.
+    """Pairs exchange halves, at distance …, 4, 2, 1: lg p alpha + n (p-1)/p (beta + gamma) for a power of two.
 
     Else two more messages: a folded rank's vector before and its reduced block after. The neighbours of the folded
-    ranks keep two blocks through the rounds between, so the bytes are somewhat more than n (p-1)/p there.
+    ranks keep two blocks in the rounds between, so that the bytes are somewhat more than n (p-1)/p.
     """
     core = [(gap, _added(CommunicationCounts(1, _doubled_bytes(nbytes, ranks, gap)))) for gap in _core_gaps(ranks)]
     return _folded(
@@ -195,7 +193,7 @@ def reduce_scatter_recursive_halving(nbytes: int, ranks: int) -> Schedule:
 
 
 def reduce_binomial(nbytes: int, ranks: int) -> Schedule:
-    """The binomial broadcast backwards, adding up: ceil(lg p) (alpha + n beta + n gamma)."""
+    """The binomial broadcast backwards, with additions: ceil(lg p) (alpha + n beta + n gamma)."""
     return _reducing(broadcast_binomial(nbytes, ranks))
 
 
@@ -209,24 +207,24 @@ def allreduce_recursive_doubling(nbytes: int, ranks: int) -> Schedule:
 
     Else (floor(lg p) + 2) (alpha + n beta) + (floor(lg p) + 1) n gamma.
     """
-    whole = CommunicationCounts(1, nbytes)
-    return _folded(ranks, _added(whole), [(gap, _added(whole)) for gap in _core_gaps(ranks)], whole)
+    vector = CommunicationCounts(1, nbytes)
+    return _folded(ranks, _added(vector), [(gap, _added(vector)) for gap in _core_gaps(ranks)], vector)
 
 
 def allreduce_rabenseifner(nbytes: int, ranks: int) -> Schedule:
     """Rabenseifner 2004: reduce-scatter by recursive halving, then all-gather by recursive doubling.
 
     For a power of two and even blocks: 2 lg p alpha + 2 n (p-1)/p beta + n (p-1)/p gamma. Else, with the 2^floor(lg p)
-    = q ranks that are left after folding, (2 lg q + 2) alpha + (2 + 2 (q-1)/q) n beta + (1 + (q-1)/q) n gamma. (The
+    = q ranks that remain after folding, (2 lg q + 2) alpha + (2 + 2 (q-1)/q) n beta + (1 + (q-1)/q) n gamma. (The
     comment in MPICH's source prints p for q, which is approximate.) Neighbours exchange halves of the vector, and the
     farther apart ranks are, the less they exchange.
     """
-    # The vector is cut anew for the ranks that are left, so none of them keeps two blocks.
-    left = 1 << (ranks.bit_length() - 1)
-    sizes = {gap: _leading_bytes(nbytes, left, left // (2 * gap)) for gap in _core_gaps(ranks)}
+    # The vector is cut into as many blocks as ranks remain, so none of them has two.
+    power = 1 << (ranks.bit_length() - 1)
+    sizes = {gap: _leading_bytes(nbytes, power, power // (2 * gap)) for gap in _core_gaps(ranks)}
     core = [(gap, _added(CommunicationCounts(1, size)) + CommunicationCounts(1, size)) for gap, size in sizes.items()]
-    whole = CommunicationCounts(1, nbytes)
-    return _folded(ranks, _added(whole), core, whole)
+    vector = CommunicationCounts(1, nbytes)
+    return _folded(ranks, _added(vector), core, vector)
 
 
 def allreduce_ring(nbytes: int, ranks: int) -> Schedule:
@@ -240,7 +238,7 @@ def allreduce_ring(nbytes: int, ranks: int) -> Schedule:
 def barrier_dissemination(nbytes: int, ranks: int) -> Schedule:
     """Empty messages at distance 1, 2, 4, …: ceil(lg p) alpha. Hensgen, Finkel and Manber 1988.
 
-    `nbytes` is there so that all functions are called alike, and has no effect.
+    `nbytes` has no effect; all functions have the same signature.
     """
     return tuple(Rounds("shift", gap, CommunicationCounts(1)) for gap in _gaps(ranks))
 
@@ -280,11 +278,7 @@ ALGORITHMS: Mapping[str, Mapping[str, Callable[[int, int], Schedule]]] = Mapping
 """From operation, named as in `hybridnn.comm.recorder`, and algorithm to its function of (nbytes, ranks)."""
 
 
-KEPT_ROUNDS = 1 << 16
-"""Results that are kept: a plan asks for the same ones over and over."""
-
-
-@lru_cache(KEPT_ROUNDS)
+@lru_cache(1 << 16)
 def rounds_of(operation: str, algorithm: str, nbytes: int, ranks: int) -> Schedule:
     """Rounds of an operation by an algorithm.
 
@@ -300,7 +294,7 @@ def rounds_of(operation: str, algorithm: str, nbytes: int, ranks: int) -> Schedu
     Raises
     ------
     SettingError
-        For a name that is unknown, listing those there are, and for a size or a count that cannot be.
+        If a name is unknown, or a size or number of ranks is out of range.
     """
     require_choice("operation", operation, ALGORITHMS)
     require_choice(f"algorithm of {operation}", algorithm, ALGORITHMS[operation])
@@ -311,36 +305,36 @@ def rounds_of(operation: str, algorithm: str, nbytes: int, ranks: int) -> Schedu
 
 def counts(operation: str, algorithm: str, nbytes: int, ranks: int) -> CommunicationCounts:
     """Counts of an operation by an algorithm: its rounds added up; parameters and errors as for `rounds_of`."""
-    return sum((one.counts for one in rounds_of(operation, algorithm, nbytes, ranks)), CommunicationCounts())
+    return sum((rounds.counts for rounds in rounds_of(operation, algorithm, nbytes, ranks)), CommunicationCounts())
 
 
 def _gaps(ranks: int) -> list[int]:
-    """Distances 1, 2, 4, … until all ranks are reached when their number doubles each round: ceil(lg p) of them."""
+    """Distances 1, 2, 4, … below p: ceil(lg p) of them."""
     return [1 << level for level in range((ranks - 1).bit_length())]
 
 
 def _core_gaps(ranks: int) -> list[int]:
-    """Distances of pairwise exchange among the ranks that are left after folding: floor(lg p) of them."""
+    """Distances of pairwise exchange among the ranks that remain after folding: floor(lg p) of them."""
     return [1 << level for level in range(ranks.bit_length() - 1)]
 
 
 def _folded(
     ranks: int, before: CommunicationCounts, core: Iterable[tuple[int, CommunicationCounts]], after: CommunicationCounts
 ) -> Schedule:
-    """An exchange among the power of two of ranks that is left, and what folding adds where some are left out."""
-    exchanges = tuple(Rounds("pairs", gap, moved) for gap, moved in core)
+    """Pairwise exchange among the ranks that remain after folding, with the messages that folding adds."""
+    exchanges = tuple(Rounds("pairs", gap, exchanged) for gap, exchanged in core)
     if not ranks & (ranks - 1):
         return exchanges
     return (Rounds("fold", 1, before), *exchanges, Rounds("fold", 1, after))
 
 
-def _added(moved: CommunicationCounts) -> CommunicationCounts:
-    """The same messages, where all that is received is added to the receiver's own."""
-    return CommunicationCounts(moved.messages, moved.nbytes, moved.nbytes)
+def _added(messages: CommunicationCounts) -> CommunicationCounts:
+    """The same messages, with all received bytes added to the receiver's own."""
+    return CommunicationCounts(messages.messages, messages.nbytes, messages.nbytes)
 
 
 def _reducing(rounds: Schedule) -> Schedule:
-    return tuple(Rounds(one.pattern, one.distance, _added(one.counts)) for one in rounds)
+    return tuple(Rounds(item.pattern, item.distance, _added(item.counts)) for item in rounds)
 
 
 def _leading_bytes(nbytes: int, blocks: int, count: int) -> int:
@@ -353,9 +347,9 @@ def _largest_block(nbytes: int, blocks: int) -> int:
 
 
 def _doubled_bytes(nbytes: int, ranks: int, gap: int) -> int:
-    """Largest message between ranks at a distance, in recursive doubling (or halving) by one block per rank.
+    """Largest message at a distance, in recursive doubling (or halving) with one block per rank.
 
-    The ranks that folding leaves over stand for one rank each, but the first ones stand for two.
+    Of the ranks that remain after folding, the first ones have two blocks.
     """
-    extra = ranks - (1 << (ranks.bit_length() - 1))
-    return _leading_bytes(nbytes, ranks, gap + min(gap, extra))
+    folded = ranks - (1 << (ranks.bit_length() - 1))
+    return _leading_bytes(nbytes, ranks, gap + min(gap, folded))

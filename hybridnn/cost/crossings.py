@@ -1,4 +1,4 @@
-"""Messages of a collective's rounds that leave their node at once, from the nodes of the ranks of its groups."""
+"""Contention at the nodes: how many messages of a collective's rounds leave a node at the same time."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ def _shift(ranks: int, distance: int) -> Pairs:
 
 
 def _pairs(ranks: int, distance: int) -> Pairs:
-    left = 1 << (ranks.bit_length() - 1)
-    extra = ranks - left
-    # Of the first 2 `extra` ranks every even one waits.
-    members = np.concatenate((np.arange(1, 2 * extra, 2), np.arange(2 * extra, ranks)))
-    return members, members[np.arange(left) ^ distance]
+    power = 1 << (ranks.bit_length() - 1)
+    folded = ranks - power
+    # Of the first 2 `folded` ranks every even one is idle.
+    members = np.concatenate((np.arange(1, 2 * folded, 2), np.arange(2 * folded, ranks)))
+    return members, members[np.arange(power) ^ distance]
 
 
 def _fold(ranks: int, distance: int) -> Pairs:
-    waiting = np.arange(0, 2 * (ranks - (1 << (ranks.bit_length() - 1))), 2)
-    return waiting, waiting + 1
+    idle = np.arange(0, 2 * (ranks - (1 << (ranks.bit_length() - 1))), 2)
+    return idle, idle + 1
 
 
 def _tree(ranks: int, distance: int) -> Pairs:
@@ -43,8 +43,8 @@ def _scatter_tree(ranks: int, distance: int) -> Pairs:
 
 
 def _root(ranks: int, distance: int) -> Pairs:
-    others = np.arange(1, ranks)
-    return np.zeros_like(others), others
+    receivers = np.arange(1, ranks)
+    return np.zeros_like(receivers), receivers
 
 
 PATTERNS: Mapping[str, Callable[[int, int], Pairs]] = MappingProxyType(
@@ -57,12 +57,14 @@ PATTERNS: Mapping[str, Callable[[int, int], Pairs]] = MappingProxyType(
         "root": _root,
     }
 )
-"""Senders and receivers of a round, by ranks of the group and distance. Where a collective sends the other way (a
-reduction, a gather), as many messages leave a node as come to it here; ``root`` has all its rounds at once."""
+"""Senders and receivers of a round, by ranks of the group and distance.
+
+A reduction or gather sends the other way: as many messages leave a node as enter it here. ``root`` is all rounds of the
+root at once."""
 
 
 class Crossings:
-    """Groups that carry out the same collective at once, and the nodes of their ranks.
+    """Groups that perform the same collective at the same time, by the nodes of their ranks.
 
     Parameters
     ----------
@@ -73,65 +75,65 @@ class Crossings:
     ranks : int
         Members of a group.
     spans : bool
-        Whether some group has ranks on several nodes.
+        Whether any group spans nodes.
     """
 
     def __init__(self, nodes: Nodes) -> None:
         self._nodes = nodes
         self.ranks = nodes.shape[1]
         self.spans = bool((nodes != nodes[:, :1]).any())
-        self._known: dict[tuple[str, int], float] = {}
+        self._flows: dict[tuple[str, int], float] = {}
 
     def flows(self, pattern: str, distance: int) -> float:
-        """Messages of a round that leave one node at once, or come to it, on the node with most of them.
+        """Messages of a round that leave or enter a node at the same time, on the node with most of them.
 
-        Of ``root`` those of one round after another, so that a group counts once.
+        Of ``root``, whose rounds follow one another, a group counts once.
         """
         key = pattern, distance
-        if key not in self._known:
-            self._known[key] = self._counted(pattern, distance) if self.spans else 0.0
-        return self._known[key]
+        if key not in self._flows:
+            self._flows[key] = self._count(pattern, distance) if self.spans else 0.0
+        return self._flows[key]
 
-    def _counted(self, pattern: str, distance: int) -> float:
-        senders, receivers = PATTERNS[pattern](self.ranks, distance)
+    def _count(self, pattern: str, distance: int) -> float:
         if pattern == "root":
-            spanning = self._nodes[(self._nodes != self._nodes[:, :1]).any(axis=1), 0]
-            return float(np.bincount(spanning).max(initial=0))
-        return way_out(self._nodes[:, senders], self._nodes[:, receivers])
+            roots = self._nodes[(self._nodes != self._nodes[:, :1]).any(axis=1), 0]
+            return float(np.bincount(roots).max(initial=0))
+        senders, receivers = PATTERNS[pattern](self.ranks, distance)
+        return concurrent_messages(self._nodes[:, senders], self._nodes[:, receivers])
 
 
-def way_out(senders: Nodes, receivers: Nodes, weights: NDArray[np.float64] | None = None) -> float:
-    """Messages that leave one node at once, or come to it, on the node with most; 0 where all stay inside.
+def concurrent_messages(senders: Nodes, receivers: Nodes, weights: NDArray[np.float64] | None = None) -> float:
+    """Messages that leave or enter a node, on the node with most of them; 0 if all stay inside their nodes.
 
     Parameters
     ----------
     senders, receivers : NDArray of int
         Nodes of both ends of every message.
     weights : NDArray of float, optional
-        What part of a message each one is.
+        Fraction of a full message that each one is.
     """
     crosses = senders != receivers
-    parts = None if weights is None else weights[crosses]
-    ends = (np.bincount(side[crosses], parts) for side in (senders, receivers))
+    fractions = None if weights is None else weights[crosses]
+    ends = (np.bincount(side[crosses], fractions) for side in (senders, receivers))
     return max(float(counted.max(initial=0)) for counted in ends)
 
 
-KEPT = 1 << 12
-"""Placements of groups that are kept: the stages of many layouts lie alike."""
+CACHE_SIZE = 1 << 12
+"""Many layouts have stages of the same placement."""
 
 
 def crossings_of(nodes: Nodes) -> Crossings:
-    """The crossings of groups whose ranks are on `nodes`, shape (groups, members), by any numbers."""
+    """Crossings of groups whose ranks are on `nodes`, shape (groups, members), numbered from anywhere."""
     moved = np.ascontiguousarray(nodes - nodes.min())
-    return _kept_crossings(moved.shape[1], moved.tobytes())
+    return _crossings_of_bytes(moved.shape[1], moved.tobytes())
 
 
-@lru_cache(KEPT)
+@lru_cache(CACHE_SIZE)
 def one_per_node(members: int, groups: int) -> Crossings:
-    """The crossings of so many groups at once, each of which has one rank on every node."""
+    """Crossings of groups with one rank on every node each."""
     return Crossings(np.tile(np.arange(members), (groups, 1)))
 
 
-@lru_cache(KEPT)
-def _kept_crossings(members: int, nodes: bytes) -> Crossings:
+@lru_cache(CACHE_SIZE)
+def _crossings_of_bytes(members: int, nodes: bytes) -> Crossings:
     return Crossings(np.frombuffer(nodes, np.int64).reshape(-1, members))

@@ -9,7 +9,7 @@ from hybridnn.comm.agreement import agree, broadcast_text
 from hybridnn.comm.mpi import running_ranks
 from hybridnn.config.settings import ParallelSettings, Settings, with_stages
 from hybridnn.cost.machine.file import require_machine
-from hybridnn.cost.planning.layouts import Constraints, layout_settings
+from hybridnn.cost.planning.layouts import Constraints
 from hybridnn.cost.planning.plan import best_exact
 from hybridnn.errors import SettingError
 from hybridnn.parallel.grid import ProcessGrid
@@ -76,7 +76,7 @@ def _choose(settings: Settings, ranks: int) -> dict[str, Any]:
     wanted = vars(fixed_constraints(settings)) | _wanted(settings.parallel)
     best = best_exact(workload_from_settings(settings), require_machine(), ranks, Constraints(**wanted))
     kept = {"shared_replicas"} & settings.parallel.model_fields_set
-    return layout_settings(best.layout) | settings.parallel.model_dump(include=kept)
+    return best.layout.parallel_settings() | settings.parallel.model_dump(include=kept)
 
 
 def _wanted(parallel: ParallelSettings) -> dict[str, Any]:

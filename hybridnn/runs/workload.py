@@ -180,7 +180,7 @@ def predicted_step(settings: Settings, trainer: Trainer, train_samples: int, tas
             predicted.seconds_per_step,
             predicted.seconds_per_epoch,
             predicted.bytes_per_step,
-            asdict(predicted.parts) | {"communication_hidden": predicted.communication_hidden},
+            asdict(predicted.breakdown),
             predicted.instructions,
         )
 

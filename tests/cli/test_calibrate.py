@@ -76,7 +76,7 @@ def test_json_has_the_machine_that_is_in_the_file(run_mpi: Callable[..., JobResu
     machine = read_machine(tmp_path / "machine.toml")
     assert found["machine"] == json.loads(machine.model_dump_json())
     assert machine.quality is not None
-    assert (found["file"], found["verdict"]) == ("machine.toml", machine.quality.line)
+    assert (found["file"], found["verdict"]) == ("machine.toml", machine.quality.summary)
     assert machine.memory_bytes_per_rank == 1e9
     for fit in found["communication"]:
         assert fit["ranks"] in (2, 3)

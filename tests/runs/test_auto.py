@@ -10,7 +10,6 @@ import pytest
 from hybridnn.config.file import load_settings
 from hybridnn.config.settings import ParallelSettings, Settings
 from hybridnn.cost.machine.file import write_machine
-from hybridnn.cost.planning.layouts import layout_settings
 from hybridnn.cost.planning.plan import best_exact
 from hybridnn.errors import HybridnnError
 from hybridnn.runs.auto_layout import resolve_layout
@@ -53,7 +52,7 @@ def test_the_best_exact_layout_is_chosen_on_every_rank(comm: MPI.Intracomm) -> N
     settings = settings_with()
     settled = resolve_layout(settings)
     best = best_exact(workload_from_settings(settings), make_machine(alpha=1e-3), comm.size)
-    expected = ParallelSettings.model_validate(layout_settings(best.layout))
+    expected = ParallelSettings.model_validate(best.layout.parallel_settings())
     assert settled.parallel == expected
     # One all-reduce costs least where messages are dear.
     assert (settled.parallel.pipeline, settled.parallel.batch, settled.parallel.model) == (1, comm.size, 1)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from hybridnn.config.file import load_settings
-from hybridnn.cost.prediction.memory import memory_bytes
+from hybridnn.cost.prediction.memory import stage_memory
 from hybridnn.errors import DataError, GridError, HybridnnError, SettingError
 from hybridnn.runs.run import run_training
 from hybridnn.runs.workload import layout_from_settings, workload_from_settings
@@ -67,7 +67,7 @@ def check(comm: MPI.Intracomm, folder: Path, *changes: str) -> None:
     for stage in header.stages:
         chunks = [layout.layers_of(workload.model, stage.stage, chunk) for chunk in range(layout.chunks)]
         assert stage.layers == tuple(layer.index for chunk in chunks for layer in chunk)
-        counted, reported = asdict(memory_bytes(workload, layout, stage.stage)), asdict(stage)
+        counted, reported = asdict(stage_memory(workload, layout, stage.stage)), asdict(stage)
         assert counted["optimizer"] == reported["optimizer_bytes"]
         assert counted["weight_versions"] == reported["weight_version_bytes"]
         assert counted["activations"] == reported["activation_bytes"]

@@ -1,4 +1,4 @@
-"""What computing costs on a rank: passes of a layer by its shape, element-wise work by its size."""
+"""Costs of computing on a rank: passes of a layer by its shape, element-wise work by its size."""
 
 from __future__ import annotations
 
@@ -15,25 +15,26 @@ Cost = TypeVar("Cost", bound="_Linear")
 
 
 class _Linear(Section):
-    """Seconds for numbers of several kinds."""
+    """Coefficients in seconds."""
 
     def scaled(self: Cost, factor: float, *, calls: bool = True) -> Cost:
-        """Every cost times `factor`, that of a call only where `calls`."""
+        """All coefficients times `factor`, that of a call only with `calls`."""
         changed = {name: value * factor for name, value in self.model_dump().items() if calls or name != "call_seconds"}
         return self.model_copy(update=changed)
 
 
 class PassCost(_Linear):
-    """One kind of pass through one dense layer, without its activation: a product, and the bias.
+    """One kind of pass through a dense layer without its activation: a matrix product, and the bias.
 
-    A product of an (m, k) with a (k, n) matrix takes time for every multiply-add, for every number read and written,
-    and for the call: small shapes are slow because the last three do not shrink with the first.
+    The product of an (m, k) with a (k, n) matrix takes time per multiply-add, per element read and written, and per
+    call; the last two make small shapes slow.
 
     Attributes
     ----------
     call_seconds : float
+        Per call.
     output_seconds, input_seconds : float
-        Per number of the layer's outputs, samples times outputs, and of its inputs.
+        Per element of the layer's outputs, and of its inputs.
     weight_seconds : float
         Per weight.
     uncached_weight_seconds : float
@@ -50,7 +51,7 @@ class PassCost(_Linear):
     multiply_add_seconds: AtLeastZero
 
     def seconds(self, outputs: int, inputs: int, samples: int, *, cached: bool) -> float:
-        """Time of a pass."""
+        """Seconds of a pass."""
         weights = outputs * inputs
         per_weight = self.weight_seconds if cached else self.weight_seconds + self.uncached_weight_seconds
         return (
@@ -67,20 +68,21 @@ class ElementCost(_Linear):
     Attributes
     ----------
     call_seconds : float
+        Per call.
     number_seconds : float
-        Per number.
+        Per element.
     uncached_number_seconds : float
-        Added per number where the arrays do not fit the cache.
+        Added per element of arrays that do not fit the cache.
     """
 
     call_seconds: AtLeastZero = 0.0
     number_seconds: AtLeastZero
     uncached_number_seconds: AtLeastZero = 0.0
 
-    def seconds(self, numbers: float, *, cached: bool = True) -> float:
-        """Time for so many numbers."""
-        per_number = self.number_seconds if cached else self.number_seconds + self.uncached_number_seconds
-        return self.call_seconds + numbers * per_number
+    def seconds(self, elements: float, *, cached: bool = True) -> float:
+        """Seconds of a call."""
+        per_element = self.number_seconds if cached else self.number_seconds + self.uncached_number_seconds
+        return self.call_seconds + elements * per_element
 
 
 class ActivationCost(Section):
@@ -89,36 +91,43 @@ class ActivationCost(Section):
     forward: ElementCost
     gradient: ElementCost
 
+    def scaled(self, factor: float, *, calls: bool = True) -> ActivationCost:
+        """As `_Linear.scaled`."""
+        return ActivationCost(
+            forward=self.forward.scaled(factor, calls=calls), gradient=self.gradient.scaled(factor, calls=calls)
+        )
+
 
 class Compute(Section):
-    """Costs of computing in one precision, with so many ranks of a node busy.
+    """Costs of computing in one precision, with a number of busy ranks on a node.
 
     Attributes
     ----------
     dtype : {"float32", "float64"}
     busy_ranks : int
-        Ranks of a node that computed at the same time when this was measured; they share caches and memory.
+        Ranks of a node that computed at the same time in the measurement; they share caches and memory bandwidth.
     cache_bytes : float
-        Arrays of at least this size count as not cached.
+        Arrays of at least this size do not fit the cache.
     forward, input_gradient, weight_gradient : PassCost
         Of a layer.
     activations : dict
-        By name; one that is not there costs what the dearest does, and ``identity`` nothing.
+        By name; a missing one costs what the most expensive does, and ``identity`` nothing.
     losses : dict
-        Per number of the network's outputs, by loss: ``mse``, ``cross_entropy``; one that is not there costs what the
-        dearest does.
+        Per element of the network's outputs, for ``mse`` and ``cross_entropy``; a missing one costs what the most
+        expensive does.
     load : ElementCost
-        Per number of the samples that are gathered.
+        Per element of the samples that are gathered.
     packing : ElementCost
-        Per number that is copied to or from a message, or added to another.
+        Per element that is copied to or from a message, or added to another.
     updates : dict
-        Per parameter, by optimizer: ``sgd``, ``momentum``, ``adam``; one that is not there costs what the dearest does.
+        Per parameter, for the optimizers ``sgd``, ``momentum`` and ``adam``; a missing one costs what the most
+        expensive does.
     instruction_seconds : float
         Python around an instruction of a schedule.
     step_seconds : float
         Python around a step.
     noise : float
-        Mean delay of a computation by whatever else the node does, relative to the computation; the other entries are
+        Mean delay of a computation by other activity of the node, relative to its median; the other entries are
         medians. See `pace`.
     """
 
@@ -140,8 +149,8 @@ class Compute(Section):
     def activation(self, name: str) -> ActivationCost:
         """Cost of an activation function."""
         if name == "identity":
-            nothing = ElementCost(number_seconds=0.0)
-            return ActivationCost(forward=nothing, gradient=nothing)
+            free = ElementCost(number_seconds=0.0)
+            return ActivationCost(forward=free, gradient=free)
         return self.activations.get(name) or max(
             self.activations.values(), key=lambda cost: cost.forward.number_seconds + cost.gradient.number_seconds
         )
@@ -155,16 +164,11 @@ class Compute(Section):
         return _named(self.updates, optimizer)
 
     def scaled(self, factor: float, *, calls: bool = True) -> Compute:
-        """Every cost times `factor`, those of Python and of calls only where `calls`."""
+        """All costs times `factor`, those of Python and of calls only with `calls`."""
 
         def scale(value: object) -> object:
-            if isinstance(value, _Linear):
+            if isinstance(value, _Linear | ActivationCost):
                 return value.scaled(factor, calls=calls)
-            if isinstance(value, ActivationCost):
-                return ActivationCost(
-                    forward=value.forward.scaled(factor, calls=calls),
-                    gradient=value.gradient.scaled(factor, calls=calls),
-                )
             if isinstance(value, dict):
                 return {key: scale(item) for key, item in value.items()}
             return value * factor if isinstance(value, float) else value
@@ -173,15 +177,15 @@ class Compute(Section):
         return self.model_copy(update={name: scale(value) for name, value in self if name not in fixed})
 
     def pace(self, ranks: int) -> float:
-        """How many times the median a computation takes, on average, until the last of so many ranks is through.
+        """Mean time until the last of `ranks` has finished a computation, relative to its median.
 
-        Ranks that meet go at the pace of the last (Petrini, Kerbyson, Pakin 2003). Delays are taken as exponential: the
-        largest of P is H_P = 1 + 1/2 + … + 1/P mean delays, their median ln 2 of one.
+        Ranks that wait for each other run at the pace of the slowest (Petrini, Kerbyson and Pakin 2003). Delays are
+        taken as exponential: the largest of P has mean H_P = 1 + 1/2 + … + 1/P, in mean delays; the median is ln 2.
         """
         return 1.0 + self.noise * (_harmonic(ranks) - log(2.0))
 
     def in_other_precision(self) -> Compute:
-        """The other precision where only one is known: numbers twice as long take twice as long, calls do not."""
+        """Estimate of the other precision: work on elements scales with their size, calls do not."""
         if self.dtype == "float32":
             return self.scaled(2.0, calls=False).model_copy(update={"dtype": "float64"})
         return self.scaled(0.5, calls=False).model_copy(update={"dtype": "float32"})
@@ -193,5 +197,5 @@ def _harmonic(count: int) -> float:
 
 
 def _named(costs: Mapping[str, ElementCost], name: str) -> ElementCost:
-    """The cost of that name, else the dearest."""
+    """The cost of that name, or the most expensive."""
     return costs.get(name) or max(costs.values(), key=lambda cost: cost.number_seconds)

@@ -1,8 +1,6 @@
-"""Machine files: a machine as TOML or JSON, written by ``hybridnn calibrate`` or by hand.
+"""Machine files: a `Machine` as TOML or JSON, written by ``hybridnn calibrate`` or by hand.
 
 ``hpc_jobs/machines/cluster-1024.toml`` explains every key.
-
-Where a machine file is looked for.
 """
 
 from __future__ import annotations
@@ -21,11 +19,48 @@ from hybridnn.utils.files import FileError, parse_toml, read_json, read_toml, wr
 from hybridnn.utils.settings_models import setting_error
 from hybridnn.utils.text import shown_path
 
+MACHINE_FILE = "machine.toml"
+MACHINE_VARIABLE = "HYBRIDNN_MACHINE"
+
 HEADER = """\
 # A machine for `hybridnn plan`, `simulate` and `train`. Every key is explained in cluster-1024.toml, which ships with
 # hybridnn. To plan for more nodes of the same kind, raise `nodes`.
 
 """
+
+
+def find_machine(name: Path | str | None = None) -> Path | str | None:
+    """Source for `read_machine`: `name`, else ``$HYBRIDNN_MACHINE``, else ``machine.toml`` in the working folder.
+
+    Returns
+    -------
+    Path, str or None
+        A file, which may be missing, or the name of a shipped machine; None if nothing is named and there is no
+        ``machine.toml``.
+    """
+    if name is not None:
+        return name
+    if variable := os.environ.get(MACHINE_VARIABLE):
+        return variable
+    return Path(MACHINE_FILE) if os.path.lexists(MACHINE_FILE) else None
+
+
+def require_machine(name: Path | str | None = None) -> Machine:
+    """Read the machine of `find_machine`.
+
+    Raises
+    ------
+    SettingError
+        If there is none; the message explains how to write one.
+    DataError
+        If the file is missing or invalid.
+    """
+    source = find_machine(name)
+    if source is None:
+        missing = f"there is none in this folder, and ${MACHINE_VARIABLE} is not set"
+        how = "`hybridnn calibrate -n 2 --out machine.toml` writes one"
+        raise SettingError("machine file", MACHINE_FILE, f"{missing}; {how}")
+    return read_machine(source)
 
 
 def read_machine(source: Path | str) -> Machine:
@@ -39,8 +74,8 @@ def read_machine(source: Path | str) -> Machine:
     Raises
     ------
     DataError
-        If there is no such file or name, it is not TOML or JSON, or a key is missing, unknown or has a value that is
-        not allowed; one line that names file, key, value and what is allowed.
+        If there is no such file or name, it is not TOML or JSON, or a key is missing, unknown or has an invalid value:
+        one line with file, key, value and what is allowed.
     """
     path = Path(source)
     if not path.suffix and path.name == str(source):
@@ -58,7 +93,7 @@ def shipped_machines() -> tuple[str, ...]:
 
 
 def write_machine(machine: Machine, path: Path | str) -> None:
-    """Write a machine as TOML, whole or not at all; `read_machine` reads an equal one back.
+    """Write a machine as TOML, atomically; `read_machine` reads an equal one.
 
     Raises
     ------
@@ -73,80 +108,42 @@ def write_machine(machine: Machine, path: Path | str) -> None:
 
 def _shipped_text(name: str) -> str:
     if name not in shipped_machines():
-        known = ", ".join(shipped_machines())
+        shipped = ", ".join(shipped_machines())
         raise DataError(
-            f"machine {one_line(name)!r}: give a .toml or .json file, or one of the machines that ship: {known}"
+            f"machine {one_line(name)!r}: give a .toml or .json file, or one of the machines that ship: {shipped}"
         )
     return (files("hybridnn.hpc_jobs") / "machines" / f"{name}.toml").read_text(encoding="utf-8")
 
 
-def _machine_from(where: str, values: object) -> Machine:
+def _machine_from(source: str, values: object) -> Machine:
     if not isinstance(values, dict):
-        raise DataError(f"{where}: must be an object with the keys {', '.join(Machine.model_fields)}")
+        raise DataError(f"{source}: must be an object with the keys {', '.join(Machine.model_fields)}")
     try:
         return Machine.model_validate(values)
     except ValidationError as error:
-        raise DataError(f"{where}: {setting_error(error, tuple(_names(Machine, values)))}") from None
+        raise DataError(f"{source}: {setting_error(error, tuple(_key_names(Machine, values)))}") from None
 
 
-def _names(section: type[BaseModel], given: object, prefix: str = "") -> Iterator[str]:
-    """Dotted names of all keys that the sections of a file may have, as far as the file has these sections."""
+def _key_names(section: type[BaseModel], values: object, prefix: str = "") -> Iterator[str]:
+    """Dotted names of all allowed keys, in those sections that `values` has."""
     for key, info in section.model_fields.items():
         yield prefix + key
         inner = _section_in(info.annotation)
-        value = given.get(key) if isinstance(given, dict) else None
+        value = values.get(key) if isinstance(values, dict) else None
         if inner is None:
             continue
         if isinstance(value, list):
             for index, item in enumerate(value):
-                yield from _names(inner, item, f"{prefix}{key}[{index}].")
+                yield from _key_names(inner, item, f"{prefix}{key}[{index}].")
         elif get_origin(info.annotation) is dict:
             for name, item in value.items() if isinstance(value, dict) else ():
-                yield from _names(inner, item, f"{prefix}{key}.{name}.")
+                yield from _key_names(inner, item, f"{prefix}{key}.{name}.")
         else:
-            yield from _names(inner, value, f"{prefix}{key}.")
+            yield from _key_names(inner, value, f"{prefix}{key}.")
 
 
 def _section_in(annotation: Any) -> type[BaseModel] | None:
-    """The kind of section that a key holds, alone or in a list or table."""
+    """The model class of a key's value, or of its items."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     return next((found for part in get_args(annotation) if (found := _section_in(part))), None)
-
-
-MACHINE_FILE = "machine.toml"
-MACHINE_VARIABLE = "HYBRIDNN_MACHINE"
-
-
-def find_machine(given: Path | str | None = None) -> Path | str | None:
-    """What `read_machine` should read: what was `given`, else ``$HYBRIDNN_MACHINE``, else ``machine.toml`` here.
-
-    Returns
-    -------
-    Path, str or None
-        A file, which need not exist if it was named, or the name of a machine that ships with the package; None if
-        nothing was named and there is no ``machine.toml`` in the working folder.
-    """
-    if given is not None:
-        return given
-    if named := os.environ.get(MACHINE_VARIABLE):
-        return named
-    return Path(MACHINE_FILE) if os.path.lexists(MACHINE_FILE) else None
-
-
-def require_machine(given: Path | str | None = None) -> Machine:
-    """Read the machine that `find_machine` finds.
-
-    Raises
-    ------
-    SettingError
-        If there is none; the message says how to make one.
-    DataError
-        If the file cannot be used.
-    """
-    found = find_machine(given)
-    if found is None:
-        missing = f"there is none in this folder, and ${MACHINE_VARIABLE} is not set"
-        how = "`hybridnn calibrate -n 2 --out machine.toml` writes one"
-        raise SettingError("machine file", MACHINE_FILE, f"{missing}; {how}")
-    return read_machine(found)

@@ -1,8 +1,6 @@
-"""The machine: what messages, collectives, layers and updates cost there, in seconds.
+"""Machine: costs of messages, collectives and computing in seconds, and the quality of their measurement.
 
-Every number is in the machine file, measured by ``hybridnn calibrate`` or written by hand; the names carry the units.
-
-How well a machine file was measured.
+All coefficients are in the machine file, measured by ``hybridnn calibrate`` or written by hand; key names end in units.
 """
 
 from __future__ import annotations
@@ -20,55 +18,6 @@ from hybridnn.cost.crossings import Crossings, crossings_of
 from hybridnn.cost.machine.compute import Compute
 from hybridnn.utils.settings_models import AtLeastZero, Count, Fraction, Positive, Section, Text, list_as_tuple, refused
 
-MOST_ERROR, MOST_NOISE = 0.25, 0.30
-"""Beyond these, predictions are not worth much."""
-
-
-class Quality(Section):
-    """What a calibration found out about itself.
-
-    Attributes
-    ----------
-    held_out_error : float
-        The worst mean relative error on what was held out of the fits: of the operations the mean over sizes of 64 KiB
-        and more (all sizes where none is so large), of computing the mean over the kinds of pass, weighted by seconds.
-    held_out_of : str
-        What it is the error of.
-    noise : float
-        Largest mean delay of a computation relative to its median: see `Compute`.
-    load_average : float
-        Of the minute before the measurement, on the node with most load beside the job's.
-    busy_ranks : int
-        Ranks times threads of the job on that node.
-    """
-
-    held_out_error: AtLeastZero
-    held_out_of: Text
-    noise: AtLeastZero
-    load_average: AtLeastZero
-    busy_ranks: Count
-
-    @property
-    def problems(self) -> tuple[str, ...]:
-        """What makes the file doubtful, in words; empty where nothing does."""
-        found = []
-        if self.held_out_error > MOST_ERROR:
-            error = f"held-out error {self.held_out_error:.0%} ({self.held_out_of})"
-            found.append(f"{error}, more than {MOST_ERROR:.0%}")
-        if self.noise > MOST_NOISE:
-            found.append(f"noise {self.noise:.0%}, more than {MOST_NOISE:.0%}")
-        if self.load_average > self.busy_ranks:
-            found.append(f"load average {self.load_average:.1f}, more than the job's own {self.busy_ranks}")
-        return tuple(found)
-
-    @property
-    def line(self) -> str:
-        """The quality in a line, beginning with the verdict."""
-        if self.problems:
-            return f"doubtful: {'; '.join(self.problems)}"
-        error = f"held-out error up to {self.held_out_error:.0%} ({self.held_out_of})"
-        return f"good: {error}, noise {self.noise:.0%}, load average {self.load_average:.1f} before"
-
 
 class Segment(Section):
     """Cost of messages, or of collectives, up to a size.
@@ -76,7 +25,7 @@ class Segment(Section):
     Attributes
     ----------
     up_to_bytes : float or None
-        Largest size it holds for; None for the last segment.
+        Largest size; None for the last segment.
     alpha_seconds : float
         Per message.
     beta_seconds_per_byte : float
@@ -88,25 +37,21 @@ class Segment(Section):
     beta_seconds_per_byte: AtLeastZero
 
 
-def _increasing(segments: tuple[Segment, ...]) -> bool:
-    ends = [inf if segment.up_to_bytes is None else segment.up_to_bytes for segment in segments]
-    return ends[-1] == inf and all(low < high for low, high in pairwise(ends))
-
-
 class _Piecewise(Section):
-    """Segments by size: eager, rendezvous, large, or as many as the fit needs."""
+    """Segments by size: eager, rendezvous and large messages."""
 
     segments: Annotated[tuple[Segment, ...], BeforeValidator(list_as_tuple), Field(min_length=1)]
 
     @model_validator(mode="after")
     def _ends_increase(self) -> _Piecewise:
-        if not _increasing(self.segments):
-            ends = [segment.up_to_bytes for segment in self.segments]
+        ends = [segment.up_to_bytes for segment in self.segments]
+        sizes = [inf if end is None else end for end in ends]
+        if sizes[-1] != inf or any(low >= high for low, high in pairwise(sizes)):
             raise refused("segments", ends, "up_to_bytes must increase, and only the last segment has none")
         return self
 
     def segment(self, nbytes: float) -> Segment:
-        """The segment for a size."""
+        """Segment of a size."""
         for segment in self.segments:
             if segment.up_to_bytes is None or nbytes <= segment.up_to_bytes:
                 return segment
@@ -117,28 +62,28 @@ class NetworkLink(_Piecewise):
     """Messages from one rank to another (Hockney's model, piecewise)."""
 
     def seconds(self, nbytes: float) -> float:
-        """Time of a message of `nbytes`, from the call that sends it to its arrival."""
+        """Seconds from the call that sends a message to its arrival."""
         segment = self.segment(nbytes)
         return segment.alpha_seconds + nbytes * segment.beta_seconds_per_byte
 
 
 class CollectiveCost(_Piecewise):
-    """What a collective costs in a group of a measured size, as alpha and beta of the algorithm that fits best.
+    """Measured cost of a collective in a group: alpha and beta of the algorithm that fits best.
 
     Attributes
     ----------
     operation : str
-        As in ``hybridnn.cost.collectives.ALGORITHMS``.
+        Key of ``hybridnn.cost.collectives.ALGORITHMS``.
     ranks : int
-        Size of the group that was measured.
+        Size of the measured group.
     spans_nodes : bool
         Whether the group had ranks on several nodes.
     ranks_per_node : int
-        Ranks that each of its nodes had, where it had several nodes; they shared its bandwidth.
+        If so, its ranks on each node; they shared the node's bandwidth.
     algorithm : str
-        Its counts of messages and bytes carry the cost to other sizes of group.
+        Algorithm whose counts extrapolate the cost to groups of other sizes.
     held_out_error : float or None
-        Mean relative error on sizes of at least 64 KiB that were held out of the fit.
+        Mean relative error on held-out sizes of at least 64 KiB.
     """
 
     operation: Text
@@ -159,17 +104,17 @@ class CollectiveCost(_Piecewise):
     def seconds(
         self, nbytes: int, ranks: int, crossings: Crossings | None = None, algorithm: str | None = None
     ) -> float:
-        """Time in a group of `ranks`.
+        """Seconds in a group of `ranks`.
 
         Parameters
         ----------
         nbytes : int
-            Of the full vector.
+            Bytes of the full vector.
         ranks : int
         crossings : Crossings, optional
-            Of all groups that communicate at once, where they span nodes; by default as those that were measured.
+            Of all groups that communicate at the same time, if they span nodes; by default as in the measurement.
         algorithm : str, optional
-            Another one, with the alpha and beta that make it as fast in the group that was measured.
+            Another algorithm, with the alpha and beta that make it equally fast in the measured group.
         """
         used = algorithm or self.algorithm
         segment = self.segment(nbytes)
@@ -179,21 +124,21 @@ class CollectiveCost(_Piecewise):
         sent, fitted_sent = needed.nbytes, fitted.nbytes
         if crossings is not None and self.spans_nodes:
             sent = _shared_bytes(self.operation, used, nbytes, crossings)
-            fitted_sent = _shared_bytes(self.operation, used, nbytes, _placed(self.ranks, self.ranks_per_node))
+            fitted_sent = _shared_bytes(self.operation, used, nbytes, _filled_nodes(self.ranks, self.ranks_per_node))
         alpha = segment.alpha_seconds * measured.messages / fitted.messages
         beta = segment.beta_seconds_per_byte * (measured.nbytes / fitted_sent if fitted_sent else 1.0)
         return needed.messages * alpha + sent * beta
 
 
 class Overlap(Section):
-    """How much communication hides behind computation; measured, because it is not free.
+    """Overlap of communication and computing.
 
     Attributes
     ----------
     hidden_fraction : float
-        Part of a message's or a non-blocking collective's time that passes while its ranks compute.
+        Fraction of a message's or a non-blocking collective's time that overlaps with computing.
     compute_slowdown : float
-        Factor on the computing that goes on meanwhile.
+        Factor on the time of that computing.
     nonblocking_factor : float
         Time of a non-blocking all-reduce over that of a blocking one.
     """
@@ -203,31 +148,80 @@ class Overlap(Section):
     nonblocking_factor: Positive = 1.0
 
 
+MOST_ERROR, MOST_NOISE = 0.25, 0.30
+"""A measurement with larger values is doubtful."""
+
+
+class Quality(Section):
+    """Quality of a calibration.
+
+    Attributes
+    ----------
+    held_out_error : float
+        The worst mean relative error on held-out samples: of an operation the mean over sizes of 64 KiB and more (all
+        sizes if none is so large), of computing the mean over the kinds of pass, weighted by seconds.
+    held_out_of : str
+        The operation or kind of computing with that error.
+    noise : float
+        Largest `Compute.noise`.
+    load_average : float
+        Of the minute before the measurement, on the node with most load in excess of the job's.
+    busy_ranks : int
+        Ranks times threads of the job on that node.
+    """
+
+    held_out_error: AtLeastZero
+    held_out_of: Text
+    noise: AtLeastZero
+    load_average: AtLeastZero
+    busy_ranks: Count
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Reasons why the measurement is doubtful; empty if it is good."""
+        found = []
+        if self.held_out_error > MOST_ERROR:
+            error = f"held-out error {self.held_out_error:.0%} ({self.held_out_of})"
+            found.append(f"{error}, more than {MOST_ERROR:.0%}")
+        if self.noise > MOST_NOISE:
+            found.append(f"noise {self.noise:.0%}, more than {MOST_NOISE:.0%}")
+        if self.load_average > self.busy_ranks:
+            found.append(f"load average {self.load_average:.1f}, more than the job's own {self.busy_ranks}")
+        return tuple(found)
+
+    @property
+    def summary(self) -> str:
+        """One line that begins with ``good`` or ``doubtful``."""
+        if self.problems:
+            return f"doubtful: {'; '.join(self.problems)}"
+        error = f"held-out error up to {self.held_out_error:.0%} ({self.held_out_of})"
+        return f"good: {error}, noise {self.noise:.0%}, load average {self.load_average:.1f} before"
+
+
 class Machine(Section):
-    """A machine.
+    """Costs of a machine.
 
     Attributes
     ----------
     name : str
     nodes : int
-        Nodes there are.
     ranks_per_node : int
-        Ranks that a node is given; usually its cores.
+        Usually the cores of a node.
     memory_bytes_per_rank : float
-    inside_node, between_nodes : Link
-        Messages between two ranks of a node, and of two nodes; None with one node. The bandwidth between nodes is that
-        of a node, which the groups that cross its border share.
+    inside_node, between_nodes : NetworkLink
+        Messages between two ranks of a node, and of two nodes; the latter None with one node. Messages that leave a
+        node at the same time share the bandwidth between nodes.
     gamma_seconds_per_byte : float
-        Adding up what a collective reduces; for collectives that were not measured.
+        Additions of a reduction; for collectives that were not measured.
     overlap : Overlap
     collectives : tuple of CollectiveCost
         Measured collectives; others cost what the best algorithm costs over the links.
     compute : tuple of Compute
-        One for each precision, and for each number of ranks that compute at once on a node.
+        For each precision and number of busy ranks on a node.
     quality : Quality or None
-        How well it was measured; None where it was written by hand.
+        None if written by hand.
     about : dict
-        Where the numbers come from, for people.
+        Origin of the coefficients, as text.
     """
 
     name: Text
@@ -255,38 +249,38 @@ class Machine(Section):
         return self.nodes * self.ranks_per_node
 
     def node_ranks(self, ranks: int) -> int:
-        """Ranks on a full node of a job of so many; more than the machine is made for share its nodes evenly."""
+        """Ranks on a full node of a job; more ranks than the machine has are spread evenly over its nodes."""
         return max(self.ranks_per_node, ceil(ranks / self.nodes))
 
     def link(self, *, spans_nodes: bool) -> NetworkLink:
-        """The link inside a node or between nodes."""
+        """Link inside a node or between nodes."""
         return self.between_nodes if spans_nodes and self.between_nodes is not None else self.inside_node
 
     def message_seconds(self, nbytes: float, *, spans_nodes: bool = False, flows: float = 1) -> float:
-        """Time of a message, where `flows` ranks of the node send at once if it leaves the node."""
+        """Seconds of a message; between nodes, `flows` messages share a node's bandwidth."""
         segment = self.link(spans_nodes=spans_nodes).segment(nbytes)
-        shared = flows if spans_nodes else 1
-        return segment.alpha_seconds + nbytes * segment.beta_seconds_per_byte * shared
+        sharing = flows if spans_nodes else 1
+        return segment.alpha_seconds + nbytes * segment.beta_seconds_per_byte * sharing
 
     def collective_seconds(
         self, operation: str, nbytes: int, ranks: int, *, crossings: Crossings | None = None
     ) -> float:
-        """Time of a blocking collective.
+        """Seconds of a blocking collective.
 
-        A measured one counts by its algorithm from the nearest size of group that was measured. In a group of two all
-        algorithms are alike: where no other was measured, the cheapest that is as fast there is taken. Of a collective
-        that was not measured the best algorithm is taken over the links, because MPI libraries choose by size.
+        A measured collective is extrapolated by its algorithm from the measured group of the nearest size. In a group
+        of two, all algorithms are equally fast: if no other was measured, the cheapest algorithm is taken. If the
+        collective was not measured, the best algorithm over the links is taken, because MPI libraries choose by size.
 
         Parameters
         ----------
         operation : str
-            As in ``hybridnn.cost.collectives.ALGORITHMS``.
+            Key of ``hybridnn.cost.collectives.ALGORITHMS``.
         nbytes : int
-            Of the full vector, as in ``hybridnn.comm.recorder``.
+            Bytes of the full vector, as in ``hybridnn.comm.recorder``.
         ranks : int
             Size of the group.
         crossings : Crossings, optional
-            Of all groups that communicate at once; without, the group is inside a node.
+            Of all groups that communicate at the same time; None inside a node.
         """
         if ranks == 1:
             return 0.0
@@ -296,30 +290,21 @@ class Machine(Section):
         return hash(self.name)
 
     def compute_for(self, dtype: str, busy_ranks: int) -> Compute:
-        """Costs of computing in a precision while so many ranks of a node compute.
+        """Costs of computing in a precision while `busy_ranks` of a node compute.
 
-        The entry of the next larger number of busy ranks counts, or of the largest; more ranks than the node is made
-        for take turns.
+        Taken from the entry with the next larger number of busy ranks, or with the largest; more ranks than
+        `ranks_per_node` take turns.
         """
         of_dtype = [entry for entry in self.compute if entry.dtype == dtype]
         if not of_dtype:
             of_dtype = [entry.in_other_precision() for entry in self.compute]
         busy = min(busy_ranks, self.ranks_per_node)
-        as_busy = [entry for entry in of_dtype if entry.busy_ranks >= busy]
-        entry = (
-            min(as_busy, key=lambda entry: entry.busy_ranks)
-            if as_busy
-            else max(of_dtype, key=lambda entry: entry.busy_ranks)
-        )
+        entry = min(of_dtype, key=lambda entry: (entry.busy_ranks < busy, abs(entry.busy_ranks - busy)))
         turns = ceil(busy_ranks / self.ranks_per_node)
         return entry if turns == 1 else entry.scaled(turns)
 
 
-KEPT_TIMES = 1 << 16
-"""Times of collectives that are kept: the layouts of a plan share many."""
-
-
-@lru_cache(KEPT_TIMES)
+@lru_cache(1 << 16)
 def _collective_seconds(
     machine: Machine, operation: str, nbytes: int, ranks: int, crossings: Crossings | None
 ) -> float:
@@ -338,7 +323,7 @@ def _collective_seconds(
 def _over_links(
     machine: Machine, operation: str, algorithm: str, nbytes: int, ranks: int, crossings: Crossings | None
 ) -> float:
-    """Time of an algorithm, round by round: over the link between nodes where a message of the round leaves a node."""
+    """Seconds of an algorithm; a round of which a message leaves its node takes the link between nodes."""
     seconds = 0.0
     for rounds in rounds_of(operation, algorithm, nbytes, ranks):
         needed = rounds.counts
@@ -351,14 +336,14 @@ def _over_links(
 
 
 def _shared_bytes(operation: str, algorithm: str, nbytes: int, crossings: Crossings) -> float:
-    """Bytes of all rounds, each as often as messages share the way out of a node."""
+    """Bytes of all rounds, each times the messages that share a node's bandwidth."""
     return sum(
-        one.counts.nbytes * max(crossings.flows(one.pattern, one.distance), 1.0)
-        for one in rounds_of(operation, algorithm, nbytes, crossings.ranks)
+        rounds.counts.nbytes * max(crossings.flows(rounds.pattern, rounds.distance), 1.0)
+        for rounds in rounds_of(operation, algorithm, nbytes, crossings.ranks)
     )
 
 
 @lru_cache
-def _placed(ranks: int, ranks_per_node: int) -> Crossings:
-    """One group of ranks that fill nodes one after another."""
+def _filled_nodes(ranks: int, ranks_per_node: int) -> Crossings:
+    """One group whose ranks fill nodes one after another."""
     return crossings_of(np.arange(ranks)[None] // ranks_per_node)

@@ -1,7 +1,4 @@
-"""The least that a step of a layout can take: what its stages do, added up without a schedule.
-
-The fastest layouts of a number of ranks, found without a prediction for every one of them.
-"""
+"""Planning: the fastest layouts of a number of ranks, by best-first search over lower bounds of their step times."""
 
 from __future__ import annotations
 
@@ -13,8 +10,8 @@ from itertools import islice
 from typing import NamedTuple
 
 from hybridnn.cost.machine.machine import Machine
-from hybridnn.cost.planning.layouts import ANY, Constraints, feasible_layouts, layout_words
-from hybridnn.cost.prediction.memory import fullest_rank
+from hybridnn.cost.planning.layouts import UNCONSTRAINED, Constraints, feasible_layouts
+from hybridnn.cost.prediction.memory import largest_memory
 from hybridnn.cost.prediction.predict import Prediction, predict
 from hybridnn.cost.prediction.stage_costs import StageCosts
 from hybridnn.cost.prediction.workload import Layout, Workload
@@ -37,160 +34,8 @@ from hybridnn.utils.text import counted
 
 
 @dataclass(frozen=True)
-class StepBounds:
-    """Lower bounds on the seconds of a step.
-
-    Attributes
-    ----------
-    workload : Workload
-    layout : Layout
-    machine : Machine
-    """
-
-    workload: Workload
-    layout: Layout
-    machine: Machine
-
-    @cached_property
-    def rough(self) -> float:
-        """The whole work of the stage with the most weights."""
-
-        def weights(stage: int) -> int:
-            return sum(chunk.parameters for chunk in self._costs.chunks[stage])
-
-        return self._work(max(range(len(self.layout.stages)), key=weights))
-
-    @cached_property
-    def tight(self) -> float:
-        """Every stage's work, and what others have to do before it can begin and after it has ended."""
-        method = METHODS[self.layout.method]
-        if len(self.layout.stages) == 1:
-            return self._work(0)
-        if method.exact:
-            return self._flushed()
-        return self._locked() if method.placed_messages else self._endless()
-
-    def _flushed(self) -> float:
-        """The first microbatch has to come to a stage, and the gradient of the last one has to go back to the first."""
-        begin = end = bound = first = 0.0
-        for stage in range(len(self.layout.stages)):
-            # The first message is part of `begin`.
-            bound = max(bound, begin + self._work(stage) - first, begin + self._passes(stage) - first + end)
-            message = self._hop(stage, gradients=False)
-            begin += self._least(stage, Forward) + message
-            first = message * (1 - self._costs.hidden)
-            end += self._least(stage, self._backward) + self._hop(stage, gradients=True)
-        return bound
-
-    def _locked(self) -> float:
-        """``ddg`` and ``fr``: all forward passes follow one another, then all backward passes run at once."""
-        stages = range(len(self.layout.stages))
-        forward = [self._least(stage, Forward) for stage in stages]
-        chain = sum(forward) + sum(self._hop(stage, gradients=False) for stage in stages)
-        return chain + max(self._work(stage) - self._receiving(stage) - forward[stage] for stage in stages)
-
-    def _endless(self) -> float:
-        """A stage's own work; and the first stage has no more minibatches on their way than there are stages."""
-        stages = range(len(self.layout.stages))
-        hops = sum(self._hop(stage, gradients=gradients) for stage in stages for gradients in (False, True))
-        around = hops + sum(self._least(stage, kind) for stage in stages for kind in (Forward, Backward))
-        return max(around / len(stages), *map(self._work, stages))
-
-    @cached_property
-    def _costs(self) -> StageCosts:
-        layout = self.layout
-        if METHODS[layout.method].exact and layout.chunks == 1:  # these differ in their order alone
-            layout = replace(layout, method="gpipe")
-        return _stage_costs(self.workload, layout, self.machine)
-
-    @property
-    def _backward(self) -> type[Backward] | type[InputGradient]:
-        """How the backward pass of a microbatch reaches the stage before."""
-        layout = self.layout
-        splits = METHODS[layout.method].placed_weight_gradients or (layout.merges and layout.microbatches > 1)
-        return InputGradient if splits else Backward
-
-    @cached_property
-    def _sizes(self) -> tuple[tuple[int, int], ...]:
-        """Microbatches that cost alike, each kind by one of its numbers: the first, and others of either size."""
-        count, larger = self.layout.microbatches, self.workload.batch_size % self.layout.microbatches
-        kinds = {0: 1, 1: max(0, larger - 1), max(1, larger): count - max(1, larger)}
-        return tuple((number, times) for number, times in kinds.items() if times)
-
-    def _seconds(self, stage: int, instructions: Iterable[Instruction]) -> float:
-        return sum(self._costs.duration(stage, one) for one in instructions)
-
-    def _least(self, stage: int, kind: type[Forward] | type[Backward] | type[InputGradient]) -> float:
-        """Seconds of a pass through the first chunk with the microbatch that is fastest."""
-        return min(self._costs.duration(stage, kind(0, number, 0)) for number, _ in self._sizes)
-
-    def _message(self, sender: int, receiver: int, chunk: int, number: int, *, gradients: bool) -> float:
-        return self._costs.message((Channel(sender, receiver, gradients, chunk), 0, number))
-
-    def _hop(self, stage: int, *, gradients: bool) -> float:
-        """Seconds of a message to the next stage, or back from it, with the fastest microbatch of the first chunk."""
-        after = stage + 1
-        if after == len(self.layout.stages):
-            return 0.0
-        ends = (after, stage) if gradients else (stage, after)
-        return min(self._message(*ends, 0, number, gradients=gradients) for number, _ in self._sizes)
-
-    def _receiving(self, stage: int) -> float:
-        """Seconds in which messages occupy a stage, as far as they do not hide behind its work."""
-        stages, chunks = len(self.layout.stages), self.layout.chunks
-        seconds = 0.0
-        for chunk in range(chunks):
-            for gradients in (False, True):
-                sender = (stage + (1 if gradients else -1)) % stages
-                at_end = stage == stages - 1 and chunk == chunks - 1 if gradients else stage == 0 and chunk == 0
-                if not at_end:
-                    seconds += sum(
-                        times * self._message(sender, stage, chunk, number, gradients=gradients)
-                        for number, times in self._sizes
-                    )
-        return seconds * (1 - self._costs.hidden)
-
-    def _passes(self, stage: int) -> float:
-        """Seconds of all passes that the stage before, or behind, waits for, with the messages that they need."""
-        kinds = (Forward, self._backward)
-        passes = sum(
-            times * self._seconds(stage, (kind(0, number, chunk) for kind in kinds))
-            for chunk in range(self.layout.chunks)
-            for number, times in self._sizes
-        )
-        return passes + self._receiving(stage)
-
-    def _work(self, stage: int) -> float:
-        """Seconds of all that a stage does for a minibatch."""
-        return self._passes(stage) + self._seconds(stage, self._other_work(stage))
-
-    def _other_work(self, stage: int) -> Iterator[Instruction]:
-        layout = self.layout
-        if layout.method == "fr" and stage < len(layout.stages) - 1:
-            yield Recompute(0)
-        if self._backward is InputGradient:
-            for chunk in range(layout.chunks):
-                if layout.merges:
-                    yield WeightGradient(0, ALL_MICROBATCHES, chunk)
-                else:
-                    for number, times in self._sizes:
-                        yield from [WeightGradient(0, number, chunk)] * times
-        yield ReduceGradients(0)
-        yield Update(0)
-
-
-KEPT_COSTS = 256
-"""Costs of stages that are kept: layouts that differ in the order of their instructions alone follow one another."""
-
-
-@lru_cache(KEPT_COSTS)
-def _stage_costs(workload: Workload, layout: Layout, machine: Machine) -> StageCosts:
-    return StageCosts(workload, layout, machine)
-
-
-@dataclass(frozen=True)
 class Plan:
-    """Layouts of a number of ranks.
+    """The fastest layouts of a number of ranks.
 
     Attributes
     ----------
@@ -198,13 +43,13 @@ class Plan:
     machine : Machine
     ranks : int
     layouts : int
-        Layouts there are, those that do not fit the memory included.
+        Number of feasible layouts, including those that do not fit the memory.
     options : tuple of Prediction
-        The fastest that fit, the fastest first; the last one may be there only because no other is exact.
+        The fastest that fit the memory, in order of time; an exact one is appended if there is none among them.
     best_exact : Prediction or None
-        The fastest that trains as one rank does; None where constraints leave none.
+        The fastest that trains as one rank does; None if constraints exclude all.
     runner_up : Prediction or None
-        The fastest exact one on another process grid, if there is any.
+        The fastest exact one on another process grid, if any.
     """
 
     workload: Workload
@@ -221,25 +66,17 @@ class Plan:
         return self.options[0]
 
 
-def plan(workload: Workload, machine: Machine, ranks: int, top: int = 10, constraints: Constraints = ANY) -> Plan:
-    """Find the fastest layouts of exactly `ranks` ranks that fit the memory.
+def plan(
+    workload: Workload, machine: Machine, ranks: int, top: int = 10, constraints: Constraints = UNCONSTRAINED
+) -> Plan:
+    """Find the `top` fastest layouts of exactly `ranks` ranks that fit the memory.
 
-    Layouts are looked at in the order of a lower bound on their time, and predicted only while they may still be among
-    the best.
-
-    Parameters
-    ----------
-    workload : Workload
-    machine : Machine
-    ranks : int
-    top : int
-        Layouts to list.
-    constraints : Constraints
+    Layouts are visited in order of a lower bound on their time, and predicted only while they may be among the fastest.
 
     Raises
     ------
     SettingError
-        If the model cannot use so many ranks, or no layout fits the memory of a rank: by how much the smallest misses.
+        If the model cannot use so many ranks, or no layout fits the memory of a rank; states how much is missing.
     """
     require_whole("--top", top, 1)
     search = _Search(workload, machine, feasible_layouts(workload, machine, ranks, constraints))
@@ -254,8 +91,10 @@ def plan(workload: Workload, machine: Machine, ranks: int, top: int = 10, constr
     return Plan(workload, machine, ranks, len(search.layouts), options, best, runner_up)
 
 
-def best_exact(workload: Workload, machine: Machine, ranks: int, constraints: Constraints = ANY) -> Prediction:
-    """The fastest layout that trains as one rank does and fits the memory; parameters and errors as for `plan`."""
+def best_exact(
+    workload: Workload, machine: Machine, ranks: int, constraints: Constraints = UNCONSTRAINED
+) -> Prediction:
+    """The fastest layout that trains as one rank does and fits the memory; errors as for `plan`."""
     search = _Search(workload, machine, feasible_layouts(workload, machine, ranks, replace(constraints, exact=True)))
     best = next(search.fastest_first(lambda layout: layout.exact), None)
     if best is None:
@@ -263,8 +102,11 @@ def best_exact(workload: Workload, machine: Machine, ranks: int, constraints: Co
     return best
 
 
+# -- search ----------------------------------------------------------------------------------------------------------
+
+
 class _Candidate(NamedTuple):
-    """A layout, ordered by what is known of its time; of equally fast ones that which needs less memory."""
+    """A layout, ordered by a bound on its time, or by its time and then its memory."""
 
     seconds: float
     memory_bytes: int
@@ -273,54 +115,200 @@ class _Candidate(NamedTuple):
 
 
 class _Search:
-    """Layouts, with what has been found out about them."""
+    """Best-first search over layouts: rough bound, tight bound, prediction; each is kept."""
 
     def __init__(self, workload: Workload, machine: Machine, layouts: Iterable[Layout]) -> None:
         self.layouts = tuple(layouts)
         self._workload, self._machine = workload, machine
         self._bounds = [StepBounds(workload, layout, machine) for layout in self.layouts]
-        self._known: dict[int, Prediction] = {}
+        self._predictions: dict[int, Prediction] = {}
 
-    def fastest_first(self, wanted: Callable[[Layout], bool]) -> Iterator[Prediction]:
+    def fastest_first(self, accept: Callable[[Layout], bool]) -> Iterator[Prediction]:
         """Predictions of the layouts that fit the memory, each computed when no other can be faster."""
-        heap = [self._rough(number) for number, layout in enumerate(self.layouts) if wanted(layout)]
+        heap = [self._rough(number) for number, layout in enumerate(self.layouts) if accept(layout)]
         heapify(heap)
         while heap:
             first = heappop(heap)
             if first.refine is None:
-                yield self._known[first.number]
+                yield self._predictions[first.number]
             elif (refined := first.refine(first.number)) is not None:
                 heappush(heap, refined)
 
     def nothing_fits(self, ranks: int) -> SettingError:
-        """The error where no layout fits the memory."""
+        """The error if no layout fits the memory."""
         least, number = min((self._memory(number), number) for number in range(len(self.layouts)))
-        there = self._machine.memory_bytes_per_rank
+        available = self._machine.memory_bytes_per_rank
         return SettingError(
             "memory_bytes_per_rank",
-            there,
-            f"no layout of {counted(ranks, 'rank')} fits; the smallest, {layout_words(self.layouts[number])}, "
-            f"needs {least:,} bytes per rank, {least - there:,.0f} more than there are",
+            available,
+            f"no layout of {counted(ranks, 'rank')} fits; the smallest, {self.layouts[number].describe()}, "
+            f"needs {least:,} bytes per rank, {least - available:,.0f} more than there are",
         )
 
     def _rough(self, number: int) -> _Candidate:
-        return _Candidate(_without_noise(self._bounds[number].rough), 0, number, self._tight)
+        return _Candidate(_nine_digits(self._bounds[number].rough), 0, number, self._tight)
 
     def _tight(self, number: int) -> _Candidate:
-        return _Candidate(_without_noise(self._bounds[number].tight), 0, number, self._predicted)
+        return _Candidate(_nine_digits(self._bounds[number].tight), 0, number, self._predicted)
 
     def _predicted(self, number: int) -> _Candidate | None:
         memory = self._memory(number)
         if memory > self._machine.memory_bytes_per_rank:
             return None
-        if number not in self._known:
-            self._known[number] = predict(self._workload, self.layouts[number], self._machine)
-        return _Candidate(_without_noise(self._known[number].seconds_per_step), memory, number, None)
+        if number not in self._predictions:
+            self._predictions[number] = predict(self._workload, self.layouts[number], self._machine)
+        return _Candidate(_nine_digits(self._predictions[number].seconds_per_step), memory, number, None)
 
     def _memory(self, number: int) -> int:
-        return fullest_rank(self._workload, self.layouts[number]).total
+        return largest_memory(self._workload, self.layouts[number]).total
 
 
-def _without_noise(seconds: float) -> float:
-    """Nine digits: the same sum in another order is no other time."""
+def _nine_digits(seconds: float) -> float:
+    """Round, so that sums of the same times in another order are equal."""
     return float(f"{seconds:.9g}")
+
+
+# -- lower bounds ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class StepBounds:
+    """Lower bounds on the seconds of a step: the work of its stages, added without a schedule."""
+
+    workload: Workload
+    layout: Layout
+    machine: Machine
+
+    @cached_property
+    def rough(self) -> float:
+        """All work of the stage with the most weights."""
+
+        def weights(stage: int) -> int:
+            return sum(chunk.parameters for chunk in self._costs.chunks[stage])
+
+        return self._work(max(range(len(self.layout.stages)), key=weights))
+
+    @cached_property
+    def tight(self) -> float:
+        """Every stage's work, with what other stages do before it can begin and after it has ended."""
+        method = METHODS[self.layout.method]
+        if len(self.layout.stages) == 1:
+            return self._work(0)
+        if method.exact:
+            return self._exact_bound()
+        return self._lockstep_bound() if method.placed_messages else self._steady_bound()
+
+    def _exact_bound(self) -> float:
+        """The first microbatch passes all earlier stages, and the last gradient passes them back."""
+        begin = end = bound = first = 0.0
+        for stage in range(len(self.layout.stages)):
+            # The first message is part of `begin`.
+            bound = max(bound, begin + self._work(stage) - first, begin + self._passes(stage) - first + end)
+            message = self._shortest_message(stage, gradients=False)
+            begin += self._shortest_pass(stage, Forward) + message
+            first = message * (1 - self._costs.hidden)
+            end += self._shortest_pass(stage, self._backward) + self._shortest_message(stage, gradients=True)
+        return bound
+
+    def _lockstep_bound(self) -> float:
+        """``ddg`` and ``fr``: all forward passes follow one another, then all backward passes run at the same time."""
+        stages = range(len(self.layout.stages))
+        forward = [self._shortest_pass(stage, Forward) for stage in stages]
+        chain = sum(forward) + sum(self._shortest_message(stage, gradients=False) for stage in stages)
+        return chain + max(self._work(stage) - self._receiving(stage) - forward[stage] for stage in stages)
+
+    def _steady_bound(self) -> float:
+        """A stage's own work; and the first stage has at most as many minibatches in flight as there are stages."""
+        stages = range(len(self.layout.stages))
+        messages = sum(
+            self._shortest_message(stage, gradients=gradients) for stage in stages for gradients in (False, True)
+        )
+        round_trip = messages + sum(
+            self._shortest_pass(stage, kind) for stage in stages for kind in (Forward, Backward)
+        )
+        return max(round_trip / len(stages), *map(self._work, stages))
+
+    @cached_property
+    def _costs(self) -> StageCosts:
+        layout = self.layout
+        if METHODS[layout.method].exact and layout.chunks == 1:  # these methods differ only in the order
+            layout = replace(layout, method="gpipe")
+        return _stage_costs(self.workload, layout, self.machine)
+
+    @property
+    def _backward(self) -> type[Backward] | type[InputGradient]:
+        """The instruction after which a gradient is sent to the previous stage."""
+        layout = self.layout
+        splits = METHODS[layout.method].placed_weight_gradients or (layout.merges and layout.microbatches > 1)
+        return InputGradient if splits else Backward
+
+    @cached_property
+    def _kinds(self) -> tuple[tuple[int, int], ...]:
+        """Microbatches of equal cost, as a member and their number: the first, and others of either size."""
+        count, larger = self.layout.microbatches, self.workload.batch_size % self.layout.microbatches
+        kinds = {0: 1, 1: max(0, larger - 1), max(1, larger): count - max(1, larger)}
+        return tuple((microbatch, times) for microbatch, times in kinds.items() if times)
+
+    def _seconds(self, stage: int, instructions: Iterable[Instruction]) -> float:
+        return sum(self._costs.duration(stage, instruction) for instruction in instructions)
+
+    def _shortest_pass(self, stage: int, kind: type[Forward] | type[Backward] | type[InputGradient]) -> float:
+        """Seconds of a pass through the first chunk with the fastest microbatch."""
+        return min(self._costs.duration(stage, kind(0, microbatch, 0)) for microbatch, _ in self._kinds)
+
+    def _shortest_message(self, stage: int, *, gradients: bool) -> float:
+        """Seconds of a message to the next stage, or back from it, with the fastest microbatch of the first chunk."""
+        after = stage + 1
+        if after == len(self.layout.stages):
+            return 0.0
+        channel = Channel(after, stage, True, 0) if gradients else Channel(stage, after, False, 0)
+        return min(self._costs.message((channel, 0, microbatch)) for microbatch, _ in self._kinds)
+
+    def _receiving(self, stage: int) -> float:
+        """Seconds in which messages occupy a stage: what does not overlap with its work."""
+        stages, chunks = len(self.layout.stages), self.layout.chunks
+        seconds = 0.0
+        for chunk in range(chunks):
+            for gradients in (False, True):
+                sender = (stage + (1 if gradients else -1)) % stages
+                at_end = stage == stages - 1 and chunk == chunks - 1 if gradients else stage == 0 and chunk == 0
+                if not at_end:
+                    channel = Channel(sender, stage, gradients, chunk)
+                    seconds += sum(
+                        times * self._costs.message((channel, 0, microbatch)) for microbatch, times in self._kinds
+                    )
+        return seconds * (1 - self._costs.hidden)
+
+    def _passes(self, stage: int) -> float:
+        """Seconds of all passes that a neighbouring stage waits for, with the messages that they need."""
+        kinds = (Forward, self._backward)
+        passes = sum(
+            times * self._seconds(stage, (kind(0, microbatch, chunk) for kind in kinds))
+            for chunk in range(self.layout.chunks)
+            for microbatch, times in self._kinds
+        )
+        return passes + self._receiving(stage)
+
+    def _work(self, stage: int) -> float:
+        """Seconds of all work of a stage for a minibatch."""
+        return self._passes(stage) + self._seconds(stage, self._other_work(stage))
+
+    def _other_work(self, stage: int) -> Iterator[Instruction]:
+        layout = self.layout
+        if layout.recomputes(stage):
+            yield Recompute(0)
+        if self._backward is InputGradient:
+            for chunk in range(layout.chunks):
+                if layout.merges:
+                    yield WeightGradient(0, ALL_MICROBATCHES, chunk)
+                else:
+                    for microbatch, times in self._kinds:
+                        yield from [WeightGradient(0, microbatch, chunk)] * times
+        yield ReduceGradients(0)
+        yield Update(0)
+
+
+@lru_cache(256)
+def _stage_costs(workload: Workload, layout: Layout, machine: Machine) -> StageCosts:
+    """Kept, because layouts that differ only in the order of their instructions follow one another."""
+    return StageCosts(workload, layout, machine)

@@ -1,4 +1,4 @@
-"""What the groups of a layout cost on a machine: where its ranks are placed, and what their collectives take."""
+"""Collectives and messages of a layout on a machine: placement of its groups on nodes, and their times."""
 
 from __future__ import annotations
 
@@ -7,23 +7,26 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridnn.cost.crossings import Crossings, crossings_of, one_per_node, way_out
+from hybridnn.cost.crossings import Crossings, concurrent_messages, crossings_of, one_per_node
 from hybridnn.cost.machine.machine import Machine
-from hybridnn.cost.prediction.workload import Layout, nodes_of_stage
-
-Widths = tuple[tuple[int, int], ...]
+from hybridnn.cost.prediction.workload import Layout, Placement, StageShapes, nodes_of_stage
 
 
 class Groups:
     """The groups of a layout on a machine.
 
-    Ranks fill its nodes one after another and are placed in the grid as the trainer places them. Groups along one axis
-    communicate at once; a collective, or a message, takes what it takes for the group, or the pair, that is slowest.
+    Ranks fill the nodes one after another and are placed in the grid as the trainer places them. All groups along an
+    axis communicate at the same time; a collective, or a message, takes as long as the slowest group, or pair.
 
     Parameters
     ----------
     layout : Layout
     machine : Machine
+
+    Attributes
+    ----------
+    ranks_per_node : int
+        Ranks of a full node.
     """
 
     def __init__(self, layout: Layout, machine: Machine) -> None:
@@ -33,83 +36,87 @@ class Groups:
 
     @property
     def busy_ranks(self) -> int:
-        """Ranks of a full node."""
+        """Most ranks on a node."""
         return min(self._layout.ranks, self.ranks_per_node)
 
+    def model_ranks(self, stage: int) -> int:
+        """Ranks of the model groups of a stage."""
+        return self._layout.stages[stage][1]
+
     def model(self, operation: str, nbytes: int, stage: int) -> float:
-        """Time of a collective in the model groups of a stage."""
-        return self._collective(operation, nbytes, self._layout.stages[stage][1], self._axes(stage)[1])
+        """Seconds of a collective in the model groups of a stage."""
+        return self._collective(operation, nbytes, self.model_ranks(stage), self._axes(stage)[1])
 
     def batch(self, operation: str, nbytes: int, stage: int) -> float:
-        """Time of a collective in the batch groups of a stage."""
+        """Seconds of a collective in the batch groups of a stage."""
         return self._collective(operation, nbytes, self._layout.stages[stage][0], self._axes(stage)[0])
 
     def sharers(self, operation: str, nbytes: int, stage: int) -> float:
-        """Time of a collective among the batch ranks of a node that share a replica."""
-        return self._collective(operation, nbytes, max(map(max, self._layout.sharers(stage))), None)
+        """Seconds of a collective among the batch ranks of a node that share a replica."""
+        return self._collective(operation, nbytes, max(map(max, self._layout.replica_groups(stage))), None)
 
-    def owners(self, operation: str, nbytes: int, stage: int, sharers: tuple[int, ...]) -> float:
-        """Time of a collective among the owners of a slice, one per node; those of all slices communicate at once.
+    def owners(self, operation: str, nbytes: int, stage: int, placement: Placement) -> float:
+        """Seconds of a collective among the owners of a slice, one on each node of a batch group with that placement.
 
-        `sharers` are the ranks of their batch group on each of its nodes.
+        The owners of all slices communicate at the same time.
         """
-        flows = min(max(sharers) * self._layout.stages[stage][1], self.ranks_per_node)
-        return self._collective(operation, nbytes, len(sharers), one_per_node(len(sharers), flows))
+        groups = min(max(placement) * self.model_ranks(stage), self.ranks_per_node)
+        return self._collective(operation, nbytes, len(placement), one_per_node(len(placement), groups))
 
     def world(self, operation: str, nbytes: int) -> float:
-        """Time of a collective among all ranks."""
-        crossings = None if self._one_node else _of_world(self._layout.stages, self.ranks_per_node)
+        """Seconds of a collective among all ranks."""
+        crossings = None if self._one_node else _world_crossings(self._layout.stages, self.ranks_per_node)
         return self._collective(operation, nbytes, self._layout.ranks, crossings)
 
     def message(self, nbytes: float, sender: int, receiver: int) -> float:
-        """Time of a message from one stage to another, whose ranks all send at once."""
-        return self.message_by(nbytes, self.flows(sender, receiver))
+        """Seconds of a message between two stages, all of whose ranks send at the same time."""
+        return self.message_seconds(nbytes, self.flows(sender, receiver))
 
-    def message_by(self, nbytes: float, flows: float) -> float:
-        """Time of a message where so many leave a node at once; none where both stages are on one node."""
+    def message_seconds(self, nbytes: float, flows: float) -> float:
+        """Seconds of a message if `flows` messages leave a node at the same time; 0 flows is inside a node."""
         return self._machine.message_seconds(nbytes, spans_nodes=flows > 0, flows=flows)
 
     def flows(self, sender: int, receiver: int) -> float:
-        """Messages between two stages that leave a node at once, or come to it, on the node with most of them."""
+        """Messages between two stages that leave or enter a node at the same time, on the node with most."""
         return 0.0 if self._one_node else _flows(self._layout.stages, self.ranks_per_node, sender, receiver)
 
     def _axes(self, stage: int) -> tuple[Crossings | None, Crossings | None]:
-        return (None, None) if self._one_node else _of_axes(self._layout.stages, self.ranks_per_node, stage)
+        return (None, None) if self._one_node else _axis_crossings(self._layout.stages, self.ranks_per_node, stage)
 
     def _collective(self, operation: str, nbytes: int, ranks: int, crossings: Crossings | None) -> float:
         return self._machine.collective_seconds(operation, nbytes, ranks, crossings=crossings)
 
 
-KEPT = 1 << 12
-"""Stages, and pairs of stages, whose placement is kept: the layouts of a plan share their grids."""
+CACHE_SIZE = 1 << 12
+"""Stages, and pairs of stages: the layouts of a plan have many grids in common."""
 
 
-@lru_cache(KEPT)
-def _of_axes(stages: Widths, ranks_per_node: int, stage: int) -> tuple[Crossings, Crossings]:
+@lru_cache(CACHE_SIZE)
+def _axis_crossings(stages: StageShapes, ranks_per_node: int, stage: int) -> tuple[Crossings, Crossings]:
     """Crossings of the batch groups and of the model groups of a stage."""
     nodes = nodes_of_stage(stages, ranks_per_node, stage)
     return crossings_of(nodes.T), crossings_of(nodes)
 
 
 @lru_cache
-def _of_world(stages: Widths, ranks_per_node: int) -> Crossings:
+def _world_crossings(stages: StageShapes, ranks_per_node: int) -> Crossings:
     nodes = [nodes_of_stage(stages, ranks_per_node, stage).ravel() for stage in range(len(stages))]
     return crossings_of(np.concatenate(nodes)[None])
 
 
-@lru_cache(KEPT)
-def _flows(stages: Widths, ranks_per_node: int, sender: int, receiver: int) -> float:
+@lru_cache(CACHE_SIZE)
+def _flows(stages: StageShapes, ranks_per_node: int, sender: int, receiver: int) -> float:
     """As `Groups.flows`; a rank sends to every batch rank of the other stage that has some of its samples."""
     source, target = (nodes_of_stage(stages, ranks_per_node, stage) for stage in (sender, receiver))
-    senders, receivers, parts = _pieces(len(source), len(target))
+    senders, receivers, fractions = _common_samples(len(source), len(target))
     model_ranks = np.arange(target.shape[1])
-    ends = source[senders][:, model_ranks % source.shape[1]], target[receivers]
-    return way_out(*ends, np.broadcast_to(parts[:, None], ends[1].shape))
+    source_nodes, target_nodes = source[senders][:, model_ranks % source.shape[1]], target[receivers]
+    return concurrent_messages(source_nodes, target_nodes, np.broadcast_to(fractions[:, None], target_nodes.shape))
 
 
-def _pieces(senders: int, receivers: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
-    """Batch ranks of two stages that have samples in common, and what part of the larger block they are."""
-    whole = senders * receivers
+def _common_samples(senders: int, receivers: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
+    """Pairs of batch ranks of two stages with samples in common, and what fraction of the larger block those are."""
+    units = senders * receivers
     starts = np.unique(np.concatenate((np.arange(senders) * receivers, np.arange(receivers) * senders)))
-    parts = np.diff(starts, append=whole) * min(senders, receivers) / whole
-    return starts // receivers, starts // senders, parts
+    fractions = np.diff(starts, append=units) * min(senders, receivers) / units
+    return starts // receivers, starts // senders, fractions

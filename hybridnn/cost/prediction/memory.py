@@ -1,13 +1,14 @@
-"""What the arrays of a layout take, counted without allocating any."""
+"""Memory of a layout: the bytes of a rank's arrays, counted as the trainer allocates them, without allocating any."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil
 
-from hybridnn.cost.prediction.workload import Layout, Workload
+from hybridnn.cost.breakdowns import MemoryBreakdown
+from hybridnn.cost.prediction.workload import Layout, Placement, Workload
 from hybridnn.kernels.numpy_updates import BLOCK
 from hybridnn.nn.parameters import LayerShard, ParameterLayout
 from hybridnn.parallel.compressed_allreduce import PIECE_ELEMENTS, compressed_workspace_bytes
@@ -21,69 +22,29 @@ from hybridnn.pipeline.execution.program import MessageDepths, StageProgram, mes
 from hybridnn.pipeline.schedules.instructions import ALL_MICROBATCHES, Backward, WeightGradient
 from hybridnn.pipeline.schedules.memory_plan import plan_memory
 from hybridnn.pipeline.schedules.methods import forward_only
-from hybridnn.pipeline.schedules.schedule import Schedule
 
 INTEGER = 8
-"""Bytes of a label, and of a column's number."""
+"""Bytes of a label, and of a column index."""
 
 
-@dataclass(frozen=True)
-class MemoryParts:
-    """Bytes of the fullest rank of a stage, the samples of the data set left out.
+def stage_memory(workload: Workload, layout: Layout, stage: int) -> MemoryBreakdown:
+    """Bytes of the first rank of a stage, whose blocks are the largest, after its first step.
 
-    Attributes
-    ----------
-    weights : int
-        Current weights and their gradients; of arrays that ranks share, here and below, one rank's part.
-    optimizer : int
-        Optimizer state.
-    weight_versions : int
-        Copies of older weights and predicted ones.
-    activations : int
-        Inputs and activations that wait for their backward pass.
-    buffers : int
-        Messages, gradients on their way through the layers, microbatches joined for one product.
-    """
-
-    weights: int = 0
-    optimizer: int = 0
-    weight_versions: int = 0
-    activations: int = 0
-    buffers: int = 0
-
-    def __add__(self, other: MemoryParts) -> MemoryParts:
-        return MemoryParts(*(getattr(self, item.name) + getattr(other, item.name) for item in fields(self)))
-
-    @property
-    def total(self) -> int:
-        """Bytes in all."""
-        return sum(getattr(self, item.name) for item in fields(self))
-
-
-def memory_bytes(workload: Workload, layout: Layout, stage: int) -> MemoryParts:
-    """Bytes of the fullest rank of a stage: the first one, as the first parts of every block partition are largest.
-
-    Counted as the trainer allocates, with all that is there after the first step. Asynchronous schedules are taken to
-    be long enough to need all the memory that longer ones do.
-
-    Parameters
-    ----------
-    workload : Workload
-    layout : Layout
-    stage : int
+    Asynchronous schedules are counted as long enough to reach their largest memory.
 
     Raises
     ------
     GridError
         If a layer has fewer outputs than there are ranks to split them.
     """
-    parts = [_chunk_bytes(workload, layout, stage, chunk) for chunk in range(layout.chunks)]
-    return sum(parts, MemoryParts())
+    chunks = (_chunk_memory(workload, layout, stage, chunk) for chunk in range(layout.chunks))
+    return sum(chunks, MemoryBreakdown())
 
 
-def fullest_rank(workload: Workload, layout: Layout) -> MemoryParts:
-    """Bytes of the rank that needs most of all."""
-    return max((memory_bytes(workload, layout, stage) for stage in range(len(layout.stages))), key=lambda m: m.total)
+def largest_memory(workload: Workload, layout: Layout) -> MemoryBreakdown:
+    """Bytes of the rank that needs most."""
+    stages = (stage_memory(workload, layout, stage) for stage in range(len(layout.stages)))
+    return max(stages, key=lambda memory: memory.total)
 
 
 def data_bytes(workload: Workload) -> int:
@@ -95,9 +56,27 @@ def _target_bytes(workload: Workload) -> int:
     return INTEGER if workload.classification else workload.model.sizes[-1] * workload.itemsize
 
 
+# -- arrays that the schedule requires -------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class _Slots:
-    """What a chunk of a stage keeps at a time, by its schedule."""
+    """Numbers of arrays of a chunk, from the schedule.
+
+    Attributes
+    ----------
+    inputs, activations, weight_versions : int
+        Arrays kept at the same time.
+    predicts : bool
+        Whether passes read predicted weights.
+    keeps_dz : bool
+        Whether weight gradients are computed apart from input gradients.
+    joins, accumulates : bool
+        Whether microbatches are joined for one weight-gradient product, or their gradients added.
+    depths : MessageDepths
+    loads_input, loads_target : bool
+        Whether the chunk is the network's first, or last.
+    """
 
     inputs: int
     activations: int
@@ -111,23 +90,13 @@ class _Slots:
     loads_target: bool
 
 
-def _slots(layout: Layout, stage: int, chunk: int) -> _Slots:
-    # Widths and layers do not matter to a schedule, so that layouts which differ in nothing else share the count.
-    pipeline = Layout(
-        ((1, 1),) * len(layout.stages),
-        (),
-        method=layout.method,
-        microbatches=layout.microbatches,
-        chunks=layout.chunks,
-        vertical_sync=layout.vertical_sync,
-        merges=layout.merges,
-    )
-    return _count_slots(pipeline, stage)[chunk]
-
-
 @lru_cache(maxsize=4096)
 def _count_slots(pipeline: Layout, stage: int) -> tuple[_Slots, ...]:
-    training, evaluation = _schedules(pipeline)
+    """Slots of every chunk of a stage, for a `Layout.pipeline_only`."""
+    stages = len(pipeline.stages)
+    # Long enough to need all the memory that longer ones do.
+    training = pipeline.schedule(1 if pipeline.exact else 2 * stages)
+    evaluation = forward_only(stages, 2 * stages, pipeline.chunks)
     plan, program, order = plan_memory(training, stage), StageProgram(training, stage), training.orders[stage]
     reads = [training.weights_read(stage, item) for item in order]
     gradients = [item for item in order if isinstance(item, Backward | WeightGradient)]
@@ -150,116 +119,130 @@ def _count_slots(pipeline: Layout, stage: int) -> tuple[_Slots, ...]:
     )
 
 
-@lru_cache(maxsize=16)
-def _schedules(pipeline: Layout) -> tuple[Schedule, Schedule]:
-    """Of training and of evaluation, long enough to need all that longer ones do."""
-    stages = len(pipeline.stages)
-    training = pipeline.schedule(1 if pipeline.exact else 2 * stages)
-    return training, forward_only(stages, 2 * stages, pipeline.chunks)
+# -- bytes of a chunk ------------------------------------------------------------------------------------------------
 
 
-def _chunk_bytes(workload: Workload, layout: Layout, stage: int, chunk: int) -> MemoryParts:
-    """Bytes of a chunk, in the batch groups that lie on nodes in the way that takes most."""
-    ways = (_bytes_of_group(workload, layout, stage, chunk, sharers) for sharers in layout.sharers(stage))
-    return max(ways, key=lambda parts: parts.total)
+def _chunk_memory(workload: Workload, layout: Layout, stage: int, chunk: int) -> MemoryBreakdown:
+    """Bytes of a chunk, in the batch groups whose placement needs most."""
+    batch, model = layout.stages[stage]
+    splits = split_layers(layout.layers_of(workload.model, stage, chunk), layout.split, model, 0)
+    slots = _count_slots(layout.pipeline_only, stage)[chunk]
+    samples = ceil(ceil(workload.batch_size / layout.microbatches) / batch)
+    activations = _Activations(workload, splits, slots, model, samples)
+    groups = layout.replica_groups(stage)
+    if layout.fuses_update(workload):
+        memories = [_memory_with_fused_update(workload, activations, min(placement)) for placement in groups]
+    else:
+        memories = [_group_memory(workload, layout, stage, activations, placement) for placement in groups]
+    return max(memories, key=lambda memory: memory.total)
 
 
-def _bytes_of_group(
-    workload: Workload, layout: Layout, stage: int, chunk: int, sharers: tuple[int, ...]
-) -> MemoryParts:
-    """Bytes of a chunk in a batch group with so many ranks on each of its nodes."""
-    batch_ranks, model_ranks = layout.stages[stage]
-    splits = split_layers(layout.layers_of(workload.model, stage, chunk), layout.split, model_ranks, 0)
-    slots = _slots(layout, stage, chunk)
-    parameters = ParameterLayout(splits)
-    largest = max(stop - start for start, stop in map(parameters.bounds, range(len(splits))))
-    samples = ceil(ceil(workload.batch_size / layout.microbatches) / batch_ranks)
-    item, fewest = workload.itemsize, min(sharers)
-    if layout.takes_products(workload):
-        return _bytes_with_products(workload, splits, slots, samples, fewest, model_ranks)
-    once = -(-item * parameters.size // fewest)  # this rank's part of an array that ranks share
-    # What is updated at a time, and where shared gradients are added up, with the loss of all ranks.
+def _group_memory(
+    workload: Workload, layout: Layout, stage: int, activations: _Activations, placement: Placement
+) -> MemoryBreakdown:
+    """Bytes of a chunk in a batch group with that placement."""
+    slots, item = activations.slots, workload.itemsize
+    parameters = ParameterLayout(activations.splits)
+    largest_layer = max(stop - start for start, stop in map(parameters.bounds, range(len(activations.splits))))
+    own_part = -(-item * parameters.size // min(placement))  # a rank's part of an array that ranks share
+    # Elements that are updated at a time; where shared gradients are added, with the loss of all ranks; rounded pieces.
     block, added, rounded = min(BLOCK, max(parameters.size, 1)), 0, 0
-    words = layout.words(stage)
-    if max(sharers) > 1:
-        _, slice_end = slice_bounds(parameters.size, max(sharers), 0)
+    words = layout.rounding(stage)
+    if max(placement) > 1:
+        _, slice_end = slice_bounds(parameters.size, max(placement), 0)
         block = min(SUM_BLOCK, slice_end)
         added = block + 1
-        if words is not None and len(sharers) > 1:
-            rounded = compressed_workspace_bytes(min(slice_end, PIECE_ELEMENTS), len(sharers), words, item)
+        if words is not None and len(placement) > 1:
+            rounded = compressed_workspace_bytes(min(slice_end, PIECE_ELEMENTS), len(placement), words, item)
     elif words is not None:
         piece = min(parameters.size, HOST_BUCKETS.piece_bytes // item)
-        rounded = HOST_BUCKETS.in_flight * compressed_workspace_bytes(piece, batch_ranks, words, item)
-    kept = item * _kept_numbers(splits, slots, model_ranks > 1)
-    loaded = item * splits[0].layer.inputs + slots.loads_target * _target_bytes(workload)
-    return MemoryParts(
-        # Room for one more layer's gradient where those of microbatches are added up, and for words of 16 bits.
-        weights=once + item * (parameters.size + 1 + added + largest * slots.accumulates) + rounded,
-        optimizer=workload.slots * once + item * 2 * block,
-        weight_versions=once * (slots.weight_versions - 1) + item * parameters.size * slots.predicts,
-        activations=samples * (slots.inputs * loaded + slots.activations * kept),
-        buffers=samples
-        * (
-            INTEGER
-            + item * (1 + _passing_numbers(splits, slots, samples, model_ranks) + _message_numbers(splits, slots))
-            + item * slots.joins * layout.microbatches * _joined_numbers(splits)
-        ),
+        rounded = HOST_BUCKETS.in_flight * compressed_workspace_bytes(piece, layout.stages[stage][0], words, item)
+    accumulated = largest_layer * slots.accumulates
+    return MemoryBreakdown(
+        weights=own_part + item * (parameters.size + 1 + added + accumulated) + rounded,
+        optimizer=workload.slots * own_part + item * 2 * block,
+        weight_versions=own_part * (slots.weight_versions - 1) + item * parameters.size * slots.predicts,
+        activations=activations.kept_bytes(),
+        buffers=activations.buffer_bytes(layout.microbatches),
     )
 
 
-def _bytes_with_products(
-    workload: Workload, splits: Sequence[LayerShard], slots: _Slots, samples: int, sharers: int, model_ranks: int
-) -> MemoryParts:
-    """The same where weight gradients are products: training has arrays of its own, others are for forward passes."""
-    item, numbers = workload.itemsize, ParameterLayout(splits).size
-    once = -(-item * numbers // sharers)
-    loaded = item * splits[0].layer.inputs + _target_bytes(workload)
-    kept = sum(item * _kept_numbers(splits, replace(slots, keeps_dz=dz), model_ranks > 1) for dz in (False, True))
-    passing = INTEGER + item * (1 + _passing_numbers(splits, slots, samples, model_ranks))
-    return MemoryParts(
-        # Two losses, and everybody's number of samples.
-        weights=once + item * 2 + INTEGER,
-        optimizer=workload.slots * once,
-        activations=samples * (2 * loaded + kept),
-        buffers=samples * 2 * passing,
+def _memory_with_fused_update(workload: Workload, activations: _Activations, sharers: int) -> MemoryBreakdown:
+    """Bytes with a fused update: no gradients, and arrays of their own for forward passes without training."""
+    item, elements = workload.itemsize, ParameterLayout(activations.splits).size
+    own_part = -(-item * elements // sharers)
+    passes = [replace(activations, slots=replace(activations.slots, keeps_dz=keeps)) for keeps in (False, True)]
+    return MemoryBreakdown(
+        weights=own_part + item * 2 + INTEGER,  # two losses, and the numbers of samples
+        optimizer=workload.slots * own_part,
+        activations=sum(each.kept_bytes() for each in passes),
+        buffers=2 * activations.buffer_bytes(),
     )
 
 
-def _kept_numbers(splits: Sequence[LayerShard], slots: _Slots, shared: bool) -> int:
-    """Per sample, what one forward pass keeps until its backward pass."""
-    numbers = 0
-    for split in splits:
-        own = split.weight_shape[0]
-        numbers += _output_height(split) + own * (split.layer.residual + slots.keeps_dz)
-        if split.by_inputs and split.layer.residual and shared:
-            numbers += split.layer.inputs  # gathered for the sum with the output
-    return numbers
+@dataclass(frozen=True)
+class _Activations:
+    """Activations, gradients and messages of a chunk for the samples of a microbatch.
+
+    Attributes
+    ----------
+    workload : Workload
+    splits : sequence of LayerShard
+    slots : _Slots
+    model_ranks : int
+    samples : int
+    """
+
+    workload: Workload
+    splits: Sequence[LayerShard]
+    slots: _Slots
+    model_ranks: int
+    samples: int
+
+    def kept_bytes(self) -> int:
+        """Inputs, targets and activations kept for backward passes."""
+        item, slots = self.workload.itemsize, self.slots
+        loaded = item * self.splits[0].layer.inputs + slots.loads_target * _target_bytes(self.workload)
+        return self.samples * (slots.inputs * loaded + slots.activations * item * self._kept())
+
+    def buffer_bytes(self, microbatches: int = 1) -> int:
+        """Gradients between layers, messages, and all microbatches where they are joined for one product."""
+        item = self.workload.itemsize
+        elements = 1 + self._gradients() + self._messages() + self.slots.joins * microbatches * self._joined()
+        return self.samples * (INTEGER + item * elements)
+
+    def _kept(self) -> int:
+        """Elements per sample that a forward pass keeps until its backward pass."""
+        elements = 0
+        for split in self.splits:
+            rows = split.weight_shape[0]
+            elements += _output_rows(split) + rows * (split.layer.residual + self.slots.keeps_dz)
+            if split.by_inputs and split.layer.residual and self.model_ranks > 1:
+                elements += split.layer.inputs  # gathered for the sum with the output
+        return elements
+
+    def _gradients(self) -> int:
+        """Elements per sample of gradients between layers: two take turns, a third for transposed products."""
+        slots, splits = self.slots, self.splits
+        is_sent = self.model_ranks > 1 or not (slots.loads_input and slots.loads_target)
+        widest = max(0 if slots.loads_input else splits[0].layer.inputs, *map(_output_rows, splits))
+        residual = max((split.weight_shape[0] for split in splits if split.layer.residual), default=0)
+        return residual + widest * (3 if is_sent and self.samples <= NARROW else 2)
+
+    def _messages(self) -> int:
+        """Elements per sample of the messages in flight."""
+        depths, elements = self.slots.depths, 0
+        if not self.slots.loads_input:
+            elements += self.splits[0].layer.inputs * (depths.inputs + depths.gradients_to_send + 2 * AHEAD)
+        if not self.slots.loads_target:
+            elements += self.splits[-1].layer.outputs * (depths.gradients + depths.outputs_to_send + 2 * AHEAD)
+        return elements
+
+    def _joined(self) -> int:
+        """Elements per sample that a weight-gradient product over all microbatches reads."""
+        return 1 + sum(sum(split.weight_shape) for split in self.splits)
 
 
-def _passing_numbers(splits: Sequence[LayerShard], slots: _Slots, samples: int, ranks: int) -> int:
-    """Per sample, gradients that pass through the layers: two take turns, a third where products are transposed."""
-    travels = ranks > 1 or not (slots.loads_input and slots.loads_target)
-    entry = 0 if slots.loads_input else splits[0].layer.inputs
-    widest = max(entry, *map(_output_height, splits))
-    residual = max((split.weight_shape[0] for split in splits if split.layer.residual), default=0)
-    return residual + widest * (3 if travels and samples <= NARROW else 2)
-
-
-def _message_numbers(splits: Sequence[LayerShard], slots: _Slots) -> int:
-    """Per sample, messages that are under way."""
-    depths, numbers = slots.depths, 0
-    if not slots.loads_input:
-        numbers += splits[0].layer.inputs * (depths.inputs + depths.gradients_to_send + 2 * AHEAD)
-    if not slots.loads_target:
-        numbers += splits[-1].layer.outputs * (depths.gradients + depths.outputs_to_send + 2 * AHEAD)
-    return numbers
-
-
-def _joined_numbers(splits: Sequence[LayerShard]) -> int:
-    """Per sample, what one product over all microbatches takes the weight gradients from."""
-    return 1 + sum(sum(split.weight_shape) for split in splits)
-
-
-def _output_height(split: LayerShard) -> int:
-    """Outputs that the next layer gets of a rank."""
+def _output_rows(split: LayerShard) -> int:
+    """Outputs of a layer that the rank has for the next one."""
     return split.layer.outputs if split.gathers else split.weight_shape[0]

@@ -1,7 +1,4 @@
-"""What every instruction of a layout's schedule costs on a machine.
-
-Gradients on their way between ranks: their bytes, and what rounding them takes.
-"""
+"""Costs of the instructions of a layout's schedule on a machine, as `hybridnn.pipeline.schedules.clock` needs them."""
 
 from __future__ import annotations
 
@@ -10,11 +7,12 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
+from hybridnn.cost.breakdowns import TimeBreakdown
 from hybridnn.cost.machine.compute import Compute
 from hybridnn.cost.machine.machine import Machine
 from hybridnn.cost.prediction.groups import Groups
-from hybridnn.cost.prediction.layer_costs import ChunkCosts, InstructionSeconds, travel
-from hybridnn.cost.prediction.workload import Layout, Workload
+from hybridnn.cost.prediction.layer_costs import ChunkCosts, overlapped
+from hybridnn.cost.prediction.workload import Layout, Placement, Workload
 from hybridnn.parallel.compressed_allreduce import compressed_bytes, piece_sizes
 from hybridnn.parallel.gradient_reduction import compressed_piece_sizes
 from hybridnn.parallel.replicas.sharing import slice_bounds
@@ -32,32 +30,11 @@ from hybridnn.pipeline.schedules.instructions import (
 from hybridnn.pipeline.schedules.message_flow import Message
 from hybridnn.pipeline.schedules.methods import METHODS
 
+LOSS_BYTES = 8
+"""The loss, which the last stage of an exact pipeline broadcasts."""
+
 ROUNDING_COPIES = {"bfloat16": 12, "float16": 65}
-"""Times that a number could be copied while it is rounded, added up, rounded again and read, by NumPy in the cache."""
-
-
-def bytes_of_gradients(layout: Layout, stage: int, costs: ChunkCosts) -> int:
-    """Bytes of a chunk's gradients that a batch group sums, with the loss behind them where they are not rounded."""
-    words = layout.words(stage)
-    if words is None:
-        return (costs.parameters + 1) * costs.itemsize
-    sizes = compressed_piece_sizes(costs.parameter_layout.ends, costs.itemsize, layout.overlap)
-    return compressed_bytes(sizes, layout.stages[stage][0], words)
-
-
-def bytes_of_slice(layout: Layout, stage: int, numbers: int, itemsize: int, nodes: int) -> int:
-    """Bytes of a slice of shared gradients, of so many numbers, that its owners on so many nodes sum."""
-    words = layout.words(stage)
-    if words is None:
-        return numbers * itemsize
-    return compressed_bytes(piece_sizes(numbers), nodes, words)
-
-
-def rounding_seconds(layout: Layout, stage: int, numbers: int, compute: Compute) -> float:
-    """Computing of a sum of so many numbers that is not part of it where they travel as computed."""
-    words = layout.words(stage)
-    # They are rounded in pieces that stay in the cache.
-    return 0.0 if words is None else ROUNDING_COPIES[words.name] * compute.packing.seconds(numbers, cached=True)
+"""Cost of rounding an element, adding, rounding again and reading it, as a number of copies in the cache; measured."""
 
 
 class StageCosts:
@@ -73,258 +50,280 @@ class StageCosts:
     ----------
     groups : Groups
     hidden : float
-        Fraction of a message between stages that passes while its receiver computes.
+        Fraction of a message between stages that overlaps with computing on its receiver.
+    compute : Compute
+        Costs of computing at the pace of the slowest of all ranks.
+    chunks : list of list of ChunkCosts
+        By stage and chunk.
     """
 
     def __init__(self, workload: Workload, layout: Layout, machine: Machine) -> None:
-        self._workload, self._layout = workload, layout
+        self.workload, self.layout = workload, layout
         self._policy = METHODS[layout.method].policy
         self.groups = Groups(layout, machine)
-        self._takes_products = layout.takes_products(workload)
+        self._fuses_update = layout.fuses_update(workload)
         self._overlap = machine.overlap if layout.overlap else None
         self.hidden = machine.overlap.hidden_fraction
         self.compute = _paced(machine, workload.dtype, self.groups.busy_ranks, layout.ranks)
         self.chunks = [
-            [self._chunk(stage, chunk) for chunk in range(layout.chunks)] for stage in range(len(layout.stages))
+            [
+                ChunkCosts(
+                    layout.layers_of(workload.model, stage, chunk),
+                    layout.split,
+                    stage,
+                    self.compute,
+                    self.groups,
+                    workload.itemsize,
+                    self._overlap,
+                )
+                for chunk in range(layout.chunks)
+            ]
+            for stage in range(len(layout.stages))
         ]
-        self._known: dict[tuple[Any, ...], InstructionSeconds] = {}
+        self._breakdowns: dict[tuple[Any, ...], TimeBreakdown] = {}
 
-    def _chunk(self, stage: int, chunk: int) -> ChunkCosts:
-        layout, workload = self._layout, self._workload
-        layers, model = layout.layers_of(workload.model, stage, chunk), layout.stages[stage][1]
-        return ChunkCosts.of(
-            layers, layout.split, stage, model, self.compute, self.groups, workload.itemsize, self._overlap
-        )
-
-    # -- what a simulation asks for ----------------------------------------------------------------------------------
+    # -- times of a schedule -----------------------------------------------------------------------------------------
 
     def duration(self, stage: int, instruction: Instruction) -> float:
-        """Time of a computation, with the collectives, copies and loads that belong to it."""
-        return self.shares(stage, instruction).total
+        """Seconds of a computation, with the collectives, copies and loads that belong to it."""
+        return self.breakdown(stage, instruction).total
 
     def message(self, message: Message) -> float:
-        """Time of a message between two stages."""
+        """Seconds of a message between two stages."""
         return self.groups.message(self.message_bytes(message), message[0].sender, message[0].receiver)
 
     def barrier_seconds(self) -> float:
-        """Time of a barrier among all ranks."""
+        """Seconds of a barrier of all ranks."""
         return self.groups.world("barrier", 0)
 
-    # -- what a prediction asks for ----------------------------------------------------------------------------------
-
-    def shares(self, stage: int, instruction: Instruction) -> InstructionSeconds:
-        """Where the time of a computation goes."""
+    def breakdown(self, stage: int, instruction: Instruction) -> TimeBreakdown:
+        """Breakdown of the duration of a computation."""
         kind, chunk, microbatch = type(instruction), instruction.chunk, instruction.microbatch
-        ahead = self._reads_ahead(stage, instruction)
+        prediction = self._weight_prediction_seconds(stage, instruction)
         samples = self._samples(stage, microbatch)
-        key = (kind, stage, chunk, samples, microbatch == 0, microbatch == ALL_MICROBATCHES, ahead)
-        if key not in self._known:
-            self._known[key] = _SHARES[kind](self, stage, chunk, microbatch) + InstructionSeconds(overhead=ahead)
-        return self._known[key]
+        key = (kind, stage, chunk, samples, microbatch == 0, microbatch == ALL_MICROBATCHES, prediction)
+        if key not in self._breakdowns:
+            cost = _INSTRUCTION_COSTS[kind](self, stage, chunk, microbatch)
+            self._breakdowns[key] = cost + TimeBreakdown(overhead=prediction)
+        return self._breakdowns[key]
 
     @staticmethod
-    def computes(instruction: Instruction) -> bool:
-        """Whether an instruction occupies its stage: loads and messages are part of those that do."""
-        return type(instruction) in _SHARES
+    def is_computation(instruction: Instruction) -> bool:
+        """Whether an instruction has a duration: loads and messages are part of those that have."""
+        return type(instruction) in _INSTRUCTION_COSTS
 
     def loss_seconds(self, stage: int, instruction: Instruction) -> float:
-        """The part of a computation's time that is the loss and its gradient."""
+        """Seconds of the loss and its gradient in a computation."""
         chunk = instruction.chunk
         if not isinstance(instruction, Backward | InputGradient) or not self._is_last(stage, chunk):
             return 0.0
         return self._loss_seconds(stage, chunk, self._samples(stage, instruction.microbatch))
 
+    # -- bytes -------------------------------------------------------------------------------------------------------
+
     def message_bytes(self, message: Message) -> int:
         """Bytes of a message, on the rank that sends or receives most."""
         channel, _, microbatch = message
-        if channel.gradients:
-            splits = self.chunks[channel.receiver][channel.chunk].splits
-            features = splits[-1].layer.outputs
-        else:
-            features = self.chunks[channel.receiver][channel.chunk].splits[0].layer.inputs
+        splits = self.chunks[channel.receiver][channel.chunk].splits
+        features = splits[-1].layer.outputs if channel.gradients else splits[0].layer.inputs
         samples = max(self._samples(stage, microbatch) for stage in (channel.sender, channel.receiver))
-        return features * samples * self._workload.itemsize
+        return features * samples * self.workload.itemsize
 
     def gradient_bytes(self, stage: int, chunk: int) -> int:
-        """Bytes of a chunk's gradients on their way, with the loss behind them where they are not rounded."""
-        return bytes_of_gradients(self._layout, stage, self.chunks[stage][chunk])
+        """Bytes of a chunk's gradients in their all-reduce, with the loss appended unless they are rounded."""
+        words, costs = self.layout.rounding(stage), self.chunks[stage][chunk]
+        if words is None:
+            return (costs.parameters + 1) * costs.itemsize
+        sizes = compressed_piece_sizes(costs.parameter_layout.ends, costs.itemsize, self.layout.overlap)
+        return compressed_bytes(sizes, self.layout.stages[stage][0], words)
 
-    # -- kinds of instruction ----------------------------------------------------------------------------------------
+    def slice_bytes(self, stage: int, elements: int, nodes: int) -> int:
+        """Bytes of a slice of shared gradients in the all-reduce of its owners on a number of nodes."""
+        words = self.layout.rounding(stage)
+        if words is None:
+            return elements * self.workload.itemsize
+        return compressed_bytes(piece_sizes(elements), nodes, words)
+
+    # -- passes ------------------------------------------------------------------------------------------------------
 
     def _samples(self, stage: int, microbatch: int) -> int:
-        batch_size = self._workload.batch_size
+        batch_size = self.workload.batch_size
         if microbatch == ALL_MICROBATCHES:
-            return self._layout.samples_of_all(stage, batch_size)
-        return self._layout.samples_of(stage, microbatch, batch_size)
+            return self.layout.minibatch_samples(stage, batch_size)
+        return self.layout.microbatch_samples(stage, microbatch, batch_size)
 
     def _is_first(self, stage: int, chunk: int) -> bool:
         return stage == 0 and chunk == 0
 
     def _is_last(self, stage: int, chunk: int) -> bool:
-        return stage == len(self._layout.stages) - 1 and chunk == self._layout.chunks - 1
+        return stage == len(self.layout.stages) - 1 and chunk == self.layout.chunks - 1
 
-    def _reads_ahead(self, stage: int, instruction: Instruction) -> float:
-        """Time to predict the weights that a pass reads, where it reads predicted ones."""
+    def _weight_prediction_seconds(self, stage: int, instruction: Instruction) -> float:
+        """Seconds of predicting the weights that a pass reads; 0 where it reads current or stashed ones."""
         if isinstance(instruction, Forward):
-            read = self._policy.forward(stage, len(self._layout.stages), instruction.minibatch)
+            read = self._policy.forward(stage, len(self.layout.stages), instruction.minibatch)
         elif isinstance(instruction, Backward | InputGradient):
-            read = self._policy.backward(stage, len(self._layout.stages), instruction.minibatch)
+            read = self._policy.backward(stage, len(self.layout.stages), instruction.minibatch)
         else:
             return 0.0
         if not read.ahead:
             return 0.0
         parameters = self.chunks[stage][instruction.chunk].parameters
-        return self.compute.packing.seconds(parameters, cached=self._fits_cache(parameters))
+        return self.compute.packing.seconds(parameters, cached=self._cached(parameters))
 
-    def _fits_cache(self, numbers: int) -> bool:
-        return numbers * self._workload.itemsize < self.compute.cache_bytes
+    def _cached(self, elements: int) -> bool:
+        return elements * self.workload.itemsize < self.compute.cache_bytes
 
     def _loss_seconds(self, stage: int, chunk: int, samples: int) -> float:
-        numbers = self.chunks[stage][chunk].splits[-1].layer.outputs * samples
-        return self.compute.loss(self._workload.classification).seconds(numbers)
+        elements = self.chunks[stage][chunk].splits[-1].layer.outputs * samples
+        return self.compute.loss(self.workload.classification).seconds(elements)
 
-    def _instructions(self, count: int) -> InstructionSeconds:
-        return InstructionSeconds(overhead=count * self.compute.instruction_seconds)
+    def _instruction(self) -> TimeBreakdown:
+        """Python around one instruction."""
+        return TimeBreakdown(overhead=self.compute.instruction_seconds)
 
-    def _load(self, features: int, samples: int) -> InstructionSeconds:
-        """Taking a microbatch's samples, or targets, from the data; or rank 0 takes the minibatch, and sends it."""
-        workload, groups = self._workload, self.groups
+    def _load(self, features: int, samples: int) -> TimeBreakdown:
+        """Gathering a microbatch's samples, or targets; or rank 0 gathers and distributes the minibatch."""
+        workload, groups = self.workload, self.groups
         if workload.distribution == "local":
-            return self._instructions(1) + InstructionSeconds(overhead=self.compute.load.seconds(features * samples))
-        _, model = self._layout.stages[0]
+            return self._instruction() + TimeBreakdown(overhead=self.compute.load.seconds(features * samples))
         nbytes = features * workload.batch_size * workload.itemsize
         if workload.distribution == "scatter":
-            seconds = groups.world("scatter", nbytes * model)
+            seconds = groups.world("scatter", nbytes * groups.model_ranks(0))
         else:
-            part = features * samples * workload.itemsize
-            seconds = groups.batch("scatter", nbytes, 0) + groups.model("broadcast", part, 0)
-        taken = InstructionSeconds(0.0, seconds, self.compute.load.seconds(features * workload.batch_size))
-        return self._instructions(1) + taken
+            block = features * samples * workload.itemsize
+            seconds = groups.batch("scatter", nbytes, 0) + groups.model("broadcast", block, 0)
+        gathering = self.compute.load.seconds(features * workload.batch_size)
+        return self._instruction() + TimeBreakdown(communication=seconds, overhead=gathering)
 
-    def _pack(self, features: int, samples: int) -> InstructionSeconds:
+    def _pack(self, features: int, samples: int) -> TimeBreakdown:
         """Copying a message to or from its buffer, with the instruction that sends or receives it."""
-        return self._instructions(1) + InstructionSeconds(overhead=self.compute.packing.seconds(features * samples))
+        return self._instruction() + TimeBreakdown(overhead=self.compute.packing.seconds(features * samples))
 
-    def _forward(self, stage: int, chunk: int, microbatch: int) -> InstructionSeconds:
+    def _forward(self, stage: int, chunk: int, microbatch: int) -> TimeBreakdown:
         samples, costs = self._samples(stage, microbatch), self.chunks[stage][chunk]
-        total = costs.forward(samples) + self._instructions(1)
-        first, last = costs.splits[0].layer.inputs, costs.splits[-1].layer.outputs
+        total = costs.forward(samples) + self._instruction()
+        inputs, outputs = costs.splits[0].layer.inputs, costs.splits[-1].layer.outputs
         if self._is_first(stage, chunk):
-            total += self._load(first, samples)
+            total += self._load(inputs, samples)
         else:
-            total += self._pack(first, samples)
+            total += self._pack(inputs, samples)
         if self._is_last(stage, chunk):
-            total += self._load(1 if self._workload.classification else last, samples)
+            total += self._load(1 if self.workload.classification else outputs, samples)
         else:
-            total += self._pack(last, samples)
+            total += self._pack(outputs, samples)
         return total
 
-    def _recompute(self, stage: int, chunk: int, microbatch: int) -> InstructionSeconds:
-        return self.chunks[stage][chunk].forward(self._samples(stage, microbatch)) + self._instructions(1)
+    def _recompute(self, stage: int, chunk: int, microbatch: int) -> TimeBreakdown:
+        return self.chunks[stage][chunk].forward(self._samples(stage, microbatch)) + self._instruction()
 
-    def _around_backward(self, stage: int, chunk: int, samples: int) -> InstructionSeconds:
-        """The loss, or the message with the gradient of the outputs; and the message with that of the inputs."""
+    def _around_backward(self, stage: int, chunk: int, samples: int) -> TimeBreakdown:
+        """The loss or the received gradient of the outputs, and the message with the gradient of the inputs."""
         costs = self.chunks[stage][chunk]
-        total = self._instructions(1)
+        total = self._instruction()
         if self._is_last(stage, chunk):
-            total += InstructionSeconds(self._loss_seconds(stage, chunk, samples))
+            total += TimeBreakdown(self._loss_seconds(stage, chunk, samples))
         else:
             total += self._pack(costs.splits[-1].layer.outputs, samples)
         if not self._is_first(stage, chunk):
             total += self._pack(costs.splits[0].layer.inputs, samples)
         return total
 
-    def _backward(self, stage: int, chunk: int, microbatch: int) -> InstructionSeconds:
+    def _backward(self, stage: int, chunk: int, microbatch: int) -> TimeBreakdown:
         samples, costs = self._samples(stage, microbatch), self.chunks[stage][chunk]
-        if self._takes_products:
+        if self._fuses_update:
             backward = costs.input_gradient(samples)
         else:
             backward = costs.backward(samples, accumulate=microbatch > 0)
         return backward + self._around_backward(stage, chunk, samples)
 
-    def _input_gradient(self, stage: int, chunk: int, microbatch: int) -> InstructionSeconds:
+    def _input_gradient(self, stage: int, chunk: int, microbatch: int) -> TimeBreakdown:
         samples, costs = self._samples(stage, microbatch), self.chunks[stage][chunk]
         total = costs.input_gradient(samples) + self._around_backward(stage, chunk, samples)
-        return total + InstructionSeconds(overhead=costs.joining(samples)) if self._layout.merges else total
+        return total + TimeBreakdown(overhead=costs.joining_seconds(samples)) if self.layout.merges else total
 
-    def _weight_gradient(self, stage: int, chunk: int, microbatch: int) -> InstructionSeconds:
+    def _weight_gradient(self, stage: int, chunk: int, microbatch: int) -> TimeBreakdown:
         samples = self._samples(stage, microbatch)
-        return self.chunks[stage][chunk].weight_gradient(samples, accumulate=microbatch > 0) + self._instructions(1)
+        return self.chunks[stage][chunk].weight_gradient(samples, accumulate=microbatch > 0) + self._instruction()
 
-    def _reduce(self, stage: int, chunk: int, microbatch: int) -> InstructionSeconds:
-        """The sum of all chunks' gradients; where it overlaps, it does so with the last microbatch's backward pass."""
-        total = self._instructions(1)
-        if self._layout.stages[stage][0] == 1:
+    # -- gradient reduction and update -------------------------------------------------------------------------------
+
+    def _rounding_seconds(self, stage: int, elements: int) -> float:
+        """Computing that an all-reduce of rounded gradients adds; it is done in pieces that fit the cache."""
+        words = self.layout.rounding(stage)
+        return 0.0 if words is None else ROUNDING_COPIES[words.name] * self.compute.packing.seconds(elements)
+
+    def _reduce(self, stage: int, chunk: int, microbatch: int) -> TimeBreakdown:
+        """All-reduce of all chunks' gradients; with overlap, during the last microbatch's backward pass."""
+        total = self._instruction()
+        if self.layout.stages[stage][0] == 1:
             return total
-        if not self._layout.keeps_replicas(stage):  # the loss alone; the gradients are summed as they are applied
-            loss = self.groups.batch("allreduce", self._workload.itemsize, stage)
-            return total + InstructionSeconds(communication=loss * len(self.chunks[stage]))
-        samples = self._samples(stage, self._layout.microbatches - 1)
+        loss_seconds = self.groups.batch("allreduce", self.workload.itemsize, stage)
+        if not self.layout.has_own_replicas(stage):  # shared replicas reduce gradients in the update
+            return total + TimeBreakdown(communication=loss_seconds * self.layout.chunks)
+        samples = self._samples(stage, self.layout.microbatches - 1)
         for number, costs in enumerate(self.chunks[stage]):
             blocking = self.groups.batch("allreduce", self.gradient_bytes(stage, number), stage)
-            if self._layout.words(stage) is not None:
-                total += InstructionSeconds(rounding_seconds(self._layout, stage, costs.parameters, self.compute))
-                blocking += self.groups.batch("allreduce", self._workload.itemsize, stage)
-            beside = costs.backward(samples, accumulate=False).computing
-            total += travel(blocking, beside, self._overlap)
+            if self.layout.rounding(stage) is not None:
+                total += TimeBreakdown(self._rounding_seconds(stage, costs.parameters))
+                blocking += loss_seconds
+            concurrent = costs.backward(samples, accumulate=False).computing
+            total += overlapped(blocking, concurrent, self._overlap)
         return total
 
-    def _update(self, stage: int, chunk: int, microbatch: int) -> InstructionSeconds:
-        if self._takes_products:
-            total = self._update_with_products()
+    def _update(self, stage: int, chunk: int, microbatch: int) -> TimeBreakdown:
+        if self._fuses_update:
+            total = self._fused_update()
         else:
-            # The groups that lie on nodes in the least favourable way are the slowest.
-            ways = (self._update_of(stage, sharers) for sharers in self._layout.sharers(stage))
-            total = max(ways, key=lambda shares: shares.total)
-        total += self._instructions(1) + InstructionSeconds(overhead=self.compute.step_seconds)
-        if self._layout.exact and len(self._layout.stages) > 1:
-            total += InstructionSeconds(
-                communication=self.groups.world("broadcast", 8)
-            )  # the loss, from the last stage
+            updates = (self._group_update(stage, placement) for placement in self.layout.replica_groups(stage))
+            total = max(updates, key=lambda update: update.total)
+        total += self._instruction() + TimeBreakdown(overhead=self.compute.step_seconds)
+        if self.layout.exact and len(self.layout.stages) > 1:
+            total += TimeBreakdown(communication=self.groups.world("broadcast", LOSS_BYTES))
         return total
 
-    def _update_with_products(self) -> InstructionSeconds:
-        """Weight gradients taken straight to their place, of some rows with all samples, and the barrier behind."""
-        (costs,), ranks = self.chunks[0], self._layout.stages[0][0]
-        total = costs.products(self._workload.batch_size, ranks)
-        if self._workload.optimizer == "momentum":  # they went to the velocity, which the weights follow
-            numbers = costs.parameters // ranks
-            follow = self.compute.update("sgd").seconds(numbers, cached=self._fits_cache(2 * numbers))
-            total += InstructionSeconds(follow)
-        return total + InstructionSeconds(communication=self.groups.sharers("barrier", 0, 0))
+    def _fused_update(self) -> TimeBreakdown:
+        """Weight-gradient products with all samples for some rows, and the barrier after them."""
+        (costs,), ranks = self.chunks[0], self.layout.stages[0][0]
+        total = costs.fused_products(self.workload.batch_size, ranks)
+        if self.workload.optimizer == "momentum":  # the products are added to the velocity, then it to the weights
+            elements = costs.parameters // ranks
+            seconds = self.compute.update("sgd").seconds(elements, cached=self._cached(2 * elements))
+            total += TimeBreakdown(seconds)
+        return total + TimeBreakdown(communication=self.groups.sharers("barrier", 0, 0))
+
+    def _group_update(self, stage: int, placement: Placement) -> TimeBreakdown:
+        """The update in a batch group with that placement."""
+        parameters = [costs.parameters for costs in self.chunks[stage]]
+        if max(placement) == 1:
+            return TimeBreakdown(self._update_seconds(sum(parameters), arrays=2 + self.workload.slots))
+        return sum((self._shared_update(stage, elements, placement) for elements in parameters), TimeBreakdown())
 
     def _update_seconds(self, parameters: int, arrays: int) -> float:
-        update = self.compute.update(self._workload.optimizer)
-        return update.seconds(parameters, cached=self._fits_cache(parameters * arrays))
+        update = self.compute.update(self.workload.optimizer)
+        return update.seconds(parameters, cached=self._cached(parameters * arrays))
 
-    def _update_of(self, stage: int, sharers: tuple[int, ...]) -> InstructionSeconds:
-        """The update of a batch group with so many ranks on each of its nodes, without the Python around it."""
-        parameters = [costs.parameters for costs in self.chunks[stage]]
-        if max(sharers) == 1:
-            return InstructionSeconds(self._update_seconds(sum(parameters), arrays=2 + self._workload.slots))
-        return sum((self._shared_update(stage, numbers, sharers) for numbers in parameters), InstructionSeconds())
+    def _shared_update(self, stage: int, parameters: int, placement: Placement) -> TimeBreakdown:
+        """Reducing slices of a chunk's gradients inside a node and between nodes, updating them, and the barrier.
 
-    def _shared_update(self, stage: int, parameters: int, sharers: tuple[int, ...]) -> InstructionSeconds:
-        """Adding up a rank's slices of a chunk's gradients, over the nodes too, updating them, and the barrier behind.
-
-        Of the ranks that do most: on nodes with fewer ranks each has more slices, and adds up fewer gradients.
+        On nodes with fewer ranks each has more slices, and adds fewer gradients: the largest of both counts.
         """
-        slices = max(sharers)
+        slices = max(placement)
         largest = slice_bounds(parameters, slices, 0)[1]
-        most = {on_node: -(-slices // on_node) * largest for on_node in sharers}
-        added = max(numbers * (on_node - 1) for on_node, numbers in most.items())
-        updated, arrays = max(most.values()), slices + 1 + self._workload.slots
-        seconds = self.compute.packing.seconds(added, cached=self._fits_cache(updated * arrays))
+        elements_by_ranks = {ranks: -(-slices // ranks) * largest for ranks in placement}
+        added = max(elements * (ranks - 1) for ranks, elements in elements_by_ranks.items())
+        updated, arrays = max(elements_by_ranks.values()), slices + 1 + self.workload.slots
+        seconds = self.compute.packing.seconds(added, cached=self._cached(updated * arrays))
         seconds += self._update_seconds(updated, arrays)
-        travels = self.groups.sharers("barrier", 0, stage)
-        if len(sharers) > 1:
-            nbytes = bytes_of_slice(self._layout, stage, largest, self._workload.itemsize, len(sharers))
-            travels += self.groups.owners("allreduce", nbytes, stage, sharers) * (updated // largest)
-            seconds += rounding_seconds(self._layout, stage, updated, self.compute)
-        return InstructionSeconds(seconds, travels)
+        communication = self.groups.sharers("barrier", 0, stage)
+        if len(placement) > 1:
+            nbytes = self.slice_bytes(stage, largest, len(placement))
+            communication += self.groups.owners("allreduce", nbytes, stage, placement) * (updated // largest)
+            seconds += self._rounding_seconds(stage, updated)
+        return TimeBreakdown(seconds, communication)
 
 
-_SHARES: Mapping[type[Instruction], Callable[[StageCosts, int, int, int], InstructionSeconds]] = MappingProxyType(
+_INSTRUCTION_COSTS: Mapping[type[Instruction], Callable[[StageCosts, int, int, int], TimeBreakdown]] = MappingProxyType(
     {
         Forward: StageCosts._forward,
         Recompute: StageCosts._recompute,
@@ -339,6 +338,6 @@ _SHARES: Mapping[type[Instruction], Callable[[StageCosts, int, int, int], Instru
 
 @lru_cache
 def _paced(machine: Machine, dtype: str, busy_ranks: int, ranks: int) -> Compute:
-    """Costs of computing at the pace of the last of all ranks, which meet in every step; kept for a plan."""
+    """Costs of computing at the pace of the slowest of all ranks, which wait for each other in every step."""
     compute = machine.compute_for(dtype, busy_ranks)
     return compute.scaled(compute.pace(ranks))

@@ -1,4 +1,4 @@
-"""What a layout sends in a step: every kind of collective and message, with its bytes and its time."""
+"""Traffic of a layout: the collectives and messages of a step, with their bytes and times."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from hybridnn.comm.recorder import bytes_sent_by_rank
-from hybridnn.cost.prediction.stage_costs import StageCosts, bytes_of_slice
-from hybridnn.cost.prediction.workload import Layout, Workload
+from hybridnn.cost.prediction.stage_costs import LOSS_BYTES, StageCosts
 from hybridnn.parallel.replicas.sharing import slice_bounds
 from hybridnn.pipeline.schedules.message_flow import Channel
 
@@ -22,13 +21,13 @@ class Traffic:
         As in ``hybridnn.comm.recorder``; ``"send"`` for messages between stages, and ``"barrier"``.
     axis : {"batch", "model", "pipeline", "world"}
     nbytes : int
-        Of one operation.
+        Bytes of one operation.
     times : int
         Operations in a step.
     seconds : float
-        Of all of them, if every one is waited for.
+        Seconds of all operations of a step, without overlap.
     bytes_sent : int
-        By all ranks together in a step.
+        Bytes that all ranks together send in a step.
     """
 
     operation: str
@@ -39,106 +38,108 @@ class Traffic:
     bytes_sent: int
 
 
-def traffic_of(workload: Workload, layout: Layout, costs: StageCosts) -> tuple[Traffic, ...]:
-    """All communication of a step; collectives of the model group with those of all microbatches of a layer as one."""
-    found = [item for stage in range(len(layout.stages)) for item in _of_stage(workload, layout, costs, stage)]
-    if workload.distribution != "local":
-        found += _of_distribution(workload, layout, costs)
+def traffic_of(costs: StageCosts) -> tuple[Traffic, ...]:
+    """All communication of a step; the collectives of a layer's model groups count as one item for all microbatches."""
+    layout = costs.layout
+    found = [item for stage in range(len(layout.stages)) for item in _stage_traffic(costs, stage)]
+    if costs.workload.distribution != "local":
+        found += _distribution(costs)
     if layout.exact and len(layout.stages) > 1:
-        sent = bytes_sent_by_rank("broadcast", 8, layout.ranks, is_root=True)
-        found.append(Traffic("broadcast", "world", 8, 1, costs.groups.world("broadcast", 8), sent))
+        sent = bytes_sent_by_rank("broadcast", LOSS_BYTES, layout.ranks, is_root=True)
+        found.append(Traffic("broadcast", "world", LOSS_BYTES, 1, costs.groups.world("broadcast", LOSS_BYTES), sent))
     return tuple(found)
 
 
-def _of_distribution(workload: Workload, layout: Layout, costs: StageCosts) -> Iterator[Traffic]:
-    """Samples and targets on their way from rank 0."""
+def _distribution(costs: StageCosts) -> Iterator[Traffic]:
+    """Samples and targets that rank 0 distributes."""
+    workload, layout = costs.workload, costs.layout
     (batch, model), sizes = layout.stages[0], workload.model.sizes
-    features = sizes[0] * workload.itemsize
-    features += 8 if workload.classification else sizes[-1] * workload.itemsize
-    nbytes = features * workload.batch_size
+    sample_bytes = sizes[0] * workload.itemsize
+    sample_bytes += 8 if workload.classification else sizes[-1] * workload.itemsize
+    nbytes = sample_bytes * workload.batch_size
     if workload.distribution == "scatter":
         sent = bytes_sent_by_rank("scatter", nbytes * model, layout.ranks, is_root=True)
         yield Traffic("scatter", "world", nbytes * model, 1, costs.groups.world("scatter", nbytes * model), sent)
         return
     sent = bytes_sent_by_rank("scatter", nbytes, batch, is_root=True)
     yield Traffic("scatter", "batch", nbytes, 1, costs.groups.batch("scatter", nbytes, 0), sent)
-    part = nbytes // batch
-    sent = bytes_sent_by_rank("broadcast", part, model, is_root=True) * batch
-    yield Traffic("broadcast", "model", part, 1, costs.groups.model("broadcast", part, 0), sent)
+    block = nbytes // batch
+    sent = bytes_sent_by_rank("broadcast", block, model, is_root=True) * batch
+    yield Traffic("broadcast", "model", block, 1, costs.groups.model("broadcast", block, 0), sent)
 
 
-def _of_stage(workload: Workload, layout: Layout, costs: StageCosts, stage: int) -> Iterator[Traffic]:
+def _stage_traffic(costs: StageCosts, stage: int) -> Iterator[Traffic]:
+    layout = costs.layout
     batch, model = layout.stages[stage]
-    for chunk, _ in enumerate(costs.chunks[stage]):
-        if layout.shares(stage):
-            yield from _of_sharers(workload, layout, costs, stage, chunk)
-        if batch > 1 and layout.keeps_replicas(stage):
+    for chunk in range(layout.chunks):
+        if layout.shares_replicas(stage):
+            yield from _shared_replicas(costs, stage, chunk)
+        if batch > 1 and layout.has_own_replicas(stage):
             nbytes = costs.gradient_bytes(stage, chunk)
             seconds = costs.groups.batch("allreduce", nbytes, stage)
-            groups = layout.sharers(stage)[(1,) * batch]
+            groups = layout.replica_groups(stage)[(1,) * batch]
             sent = bytes_sent_by_rank("allreduce", nbytes, batch) * batch * groups
             yield Traffic("allreduce", "batch", nbytes, 1, seconds, sent)
-            if layout.words(stage) is not None:
-                yield _of_loss(workload, layout, costs, stage)
+            if layout.rounding(stage) is not None:
+                yield _loss(costs, stage)
         if model > 1:
-            yield from _of_model_group(workload, layout, costs, stage, chunk)
-        yield from _between_stages(workload, layout, costs, stage, chunk)
+            yield from _model_groups(costs, stage, chunk)
+        yield from _between_stages(costs, stage, chunk)
 
 
-def _of_loss(workload: Workload, layout: Layout, costs: StageCosts, stage: int) -> Traffic:
-    """The loss, where it does not travel with the gradients."""
-    (batch, model), item = layout.stages[stage], workload.itemsize
-    sent = bytes_sent_by_rank("allreduce", item, batch) * batch * model
-    return Traffic("allreduce", "batch", item, 1, costs.groups.batch("allreduce", item, stage), sent)
+def _loss(costs: StageCosts, stage: int) -> Traffic:
+    """The all-reduce of the loss where it is not part of the gradients."""
+    (batch, model), nbytes = costs.layout.stages[stage], costs.workload.itemsize
+    sent = bytes_sent_by_rank("allreduce", nbytes, batch) * batch * model
+    return Traffic("allreduce", "batch", nbytes, 1, costs.groups.batch("allreduce", nbytes, stage), sent)
 
 
-def _of_sharers(workload: Workload, layout: Layout, costs: StageCosts, stage: int, chunk: int) -> Iterator[Traffic]:
-    """The loss, the barrier behind the update, and where there are several nodes the slices of the gradient."""
-    yield _of_loss(workload, layout, costs, stage)
+def _shared_replicas(costs: StageCosts, stage: int, chunk: int) -> Iterator[Traffic]:
+    """The loss, the barrier after the update, and between nodes the slices of the gradient."""
+    yield _loss(costs, stage)
     yield Traffic("barrier", "batch", 0, 1, costs.groups.sharers("barrier", 0, stage), 0)
-    for sharers, groups in layout.sharers(stage).items():
-        nodes, slices = len(sharers), max(sharers)
+    for placement, groups in costs.layout.replica_groups(stage).items():
+        nodes, slices = len(placement), max(placement)
         if nodes == 1 or slices == 1:
             continue
         bounds = [slice_bounds(costs.chunks[stage][chunk].parameters, slices, number) for number in range(slices)]
-        sizes = [bytes_of_slice(layout, stage, stop - start, workload.itemsize, nodes) for start, stop in bounds]
+        sizes = [costs.slice_bytes(stage, stop - start, nodes) for start, stop in bounds]
         sent = sum(bytes_sent_by_rank("allreduce", size, nodes) for size in sizes) * nodes * groups
-        times = -(-slices // min(sharers))
-        seconds = costs.groups.owners("allreduce", sizes[0], stage, sharers) * times
+        times = -(-slices // min(placement))
+        seconds = costs.groups.owners("allreduce", sizes[0], stage, placement) * times
         yield Traffic("allreduce", "batch", sizes[0], times, seconds, sent)
 
 
-def _of_model_group(workload: Workload, layout: Layout, costs: StageCosts, stage: int, chunk: int) -> Iterator[Traffic]:
-    passes = 1 + layout.recomputes(stage)
-    for place, split in enumerate(costs.chunks[stage][chunk].splits):
+def _model_groups(costs: StageCosts, stage: int, chunk: int) -> Iterator[Traffic]:
+    forward_passes = 1 + costs.layout.recomputes(stage)
+    for split in costs.chunks[stage][chunk].splits:
         forward = "allreduce" if split.by_inputs else "allgather" if split.gathers else None
         if forward is not None:
-            yield _repeated(workload, layout, costs, stage, forward, split.layer.outputs, passes)
-        if not split.by_inputs and not (place == 0 and costs.chunks[stage][chunk].loads_input):
-            yield _repeated(workload, layout, costs, stage, "allreduce", split.layer.inputs, 1)
+            yield _activations(costs, stage, forward, split.layer.outputs, forward_passes)
+        if not split.by_inputs and split.layer.index > 0:
+            yield _activations(costs, stage, "allreduce", split.layer.inputs, 1)
 
 
-def _repeated(
-    workload: Workload, layout: Layout, costs: StageCosts, stage: int, operation: str, features: int, passes: int
-) -> Traffic:
-    """One collective per microbatch and pass on the activations of so many features."""
+def _activations(costs: StageCosts, stage: int, operation: str, features: int, passes: int) -> Traffic:
+    """One collective per microbatch and pass, on activations or their gradients."""
+    layout, batch_size = costs.layout, costs.workload.batch_size
     _, model = layout.stages[stage]
-    column = features * workload.itemsize
-    sizes = [layout.samples_of(stage, number, workload.batch_size) for number in range(layout.microbatches)]
-    seconds = sum(costs.groups.model(operation, column * size, stage) for size in sizes) * passes
-    sent = bytes_sent_by_rank(operation, column * workload.batch_size, model) * model * passes
-    return Traffic(operation, "model", column * sizes[0], layout.microbatches * passes, seconds, sent)
+    sample_bytes = features * costs.workload.itemsize
+    sizes = [layout.microbatch_samples(stage, number, batch_size) for number in range(layout.microbatches)]
+    seconds = sum(costs.groups.model(operation, sample_bytes * size, stage) for size in sizes) * passes
+    sent = bytes_sent_by_rank(operation, sample_bytes * batch_size, model) * model * passes
+    return Traffic(operation, "model", sample_bytes * sizes[0], layout.microbatches * passes, seconds, sent)
 
 
-def _between_stages(workload: Workload, layout: Layout, costs: StageCosts, stage: int, chunk: int) -> Iterator[Traffic]:
-    """Activations that come to a chunk, and the gradients that go back: to every model rank, whole."""
-    stages = len(layout.stages)
+def _between_stages(costs: StageCosts, stage: int, chunk: int) -> Iterator[Traffic]:
+    """Messages with the activations that a chunk receives and the gradients that it returns: whole for every rank."""
+    workload, layout = costs.workload, costs.layout
     if stage == 0 and chunk == 0:
         return
-    before = (stage - 1) % stages
+    before = (stage - 1) % len(layout.stages)
     for gradients, receiver, sender in ((False, stage, before), (True, before, stage)):
-        arrives = chunk if not gradients else chunk - (stage == 0)
-        channel = Channel(sender, receiver, gradients, arrives)
+        receiving_chunk = chunk if not gradients else chunk - (stage == 0)
+        channel = Channel(sender, receiver, gradients, receiving_chunk)
         messages = [(channel, 0, number) for number in range(layout.microbatches)]
         features = costs.chunks[stage][chunk].splits[0].layer.inputs
         sent = features * workload.itemsize * workload.batch_size * layout.stages[receiver][1]

@@ -1,9 +1,8 @@
-"""What makes equal ranks unequal: jitter of every computation, and ranks that are slow.
+"""Disturbances of a simulation: jitter of computations and slow ranks, on the replicas of a pipeline.
 
-The replicas of a pipeline, where its stages may have different numbers of them.
-
-The samples of a microbatch are cut at every border between two batch ranks of any stage. What lies between two borders
-is a lane: it is on one batch rank of every stage, so that every time is one number per lane.
+Stages may have different numbers of batch ranks. The samples of a microbatch are cut at every border between two batch
+ranks of any stage; the samples between two borders are a lane. A lane is on one batch rank of every stage, so that
+every time is one number per lane.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridnn.cost.prediction.stage_costs import StageCosts
-from hybridnn.cost.prediction.workload import Layout
 from hybridnn.errors import SettingError
 from hybridnn.pipeline.schedules.clock import Seconds
 from hybridnn.pipeline.schedules.instructions import COMPUTATIONS, Instruction, ReduceGradients
@@ -44,7 +42,7 @@ class Lanes:
         return len(self.ranks[0])
 
     def meet(self, stage: int, instruction: Instruction, times: NDArray[np.float64]) -> NDArray[np.float64]:
-        """When an instruction starts: all lanes of a rank together, and all ranks of a group that reduces gradients."""
+        """Start times of an instruction: the latest of a rank's lanes, or of all lanes for a gradient reduction."""
         if isinstance(instruction, ReduceGradients):
             return np.full_like(times, times.max())
         firsts = self.firsts[stage]
@@ -55,39 +53,38 @@ class Lanes:
 
 
 def make_lanes(batch_ranks: Sequence[int]) -> Lanes:
-    """Make the lanes of stages with so many batch ranks each; with equal numbers, one per replica of the pipeline."""
-    common = int(np.lcm.reduce(np.array(batch_ranks, dtype=object)))
-    borders = sorted({number * common // ranks for ranks in batch_ranks for number in range(ranks)})
+    """Lanes of stages with these numbers of batch ranks; if all are equal, one per batch rank."""
+    units = int(np.lcm.reduce(np.array(batch_ranks, dtype=object)))
+    borders = sorted({number * units // ranks for ranks in batch_ranks for number in range(ranks)})
     ranks_of_lanes = tuple(
-        np.array([border * ranks // common for border in borders], dtype=np.int64) for ranks in batch_ranks
+        np.array([border * ranks // units for border in borders], dtype=np.int64) for ranks in batch_ranks
     )
     firsts = tuple(np.flatnonzero(np.diff(ranks, prepend=-1)) for ranks in ranks_of_lanes)
     return Lanes(ranks_of_lanes, firsts)
 
 
 KIND_NUMBERS = MappingProxyType({kind: number for number, kind in enumerate(COMPUTATIONS)})
-"""What tells the random numbers of one kind of computation from those of another."""
+"""Part of the random counter, so that every kind of computation has random numbers of its own."""
 
 MOST_JITTER = 10.0
-"""More is taken for a mistake."""
 
 
 @dataclass(frozen=True)
 class Disturbance:
-    """How computing differs between ranks and from one time to the next; collectives and messages take what they take.
+    """Differences of computing between ranks and between repetitions; communication is not disturbed.
 
     Attributes
     ----------
     jitter : float
-        Relative standard deviation of the time of a computation on a rank; it is lognormal, and its mean stays.
+        Relative standard deviation of the time of a computation on a rank; lognormal, with the mean unchanged.
     slow : mapping of int to float
-        Factor on the computing of some ranks, by their position in the grid.
+        Factors on the computing time of some ranks, by position in the grid.
     seed : int
 
     Raises
     ------
     SettingError
-        If the jitter is negative or beyond all sense, a factor not positive, or the seed no whole number.
+        If `jitter` is not in 0 … `MOST_JITTER`, a factor is not positive, or `seed` is not a whole number.
     """
 
     jitter: float = 0.0
@@ -105,22 +102,13 @@ class Disturbance:
         return self.jitter > 0 or bool(self.slow)
 
     def within(self, ranks: int) -> Disturbance:
-        """Without the slow ranks that so many ranks do not have."""
+        """The disturbance of a job with fewer ranks: without the slow ranks from `ranks` on."""
         return replace(self, slow={rank: factor for rank, factor in self.slow.items() if rank < ranks})
 
     def factors(self, rank: int, instruction: Instruction, count: int) -> NDArray[np.float64]:
-        """Factors on one rank's computations of a kind and minibatch.
+        """First `count` factors on a rank's computations of the kind and minibatch of `instruction`.
 
-        They depend on the seed, the rank, the kind and the minibatch, not on what was drawn before.
-
-        Parameters
-        ----------
-        rank : int
-            Position in the grid.
-        instruction : Instruction
-            Of that kind and minibatch.
-        count : int
-            How many; a larger count begins with the factors of a smaller one.
+        A function of the seed, the rank, the kind and the minibatch, independent of what was drawn before.
         """
         slow = self.slow.get(rank, 1.0)
         if not self.jitter:
@@ -132,13 +120,7 @@ class Disturbance:
 
 
 def require_ranks(disturbance: Disturbance, ranks: int) -> None:
-    """Refuse a slow rank that does not exist.
-
-    Raises
-    ------
-    SettingError
-        Naming it.
-    """
+    """Raise a SettingError if a slow rank does not exist."""
     for rank in disturbance.slow:
         if rank >= ranks:
             raise SettingError("slow", rank, f"a rank from 0 to {ranks - 1}")
@@ -147,53 +129,49 @@ def require_ranks(disturbance: Disturbance, ranks: int) -> None:
 class DisturbedCosts:
     """Costs of a layout's instructions with a disturbance, one time per lane.
 
-    The ranks of a model group meet in every pass, so that the slowest counts.
+    The ranks of a model group communicate in every pass, so that the slowest of them determines its time.
 
     Parameters
     ----------
     costs : StageCosts
         Without disturbance.
-    layout : Layout
     lanes : Lanes
     disturbance : Disturbance
     """
 
-    def __init__(self, costs: StageCosts, layout: Layout, lanes: Lanes, disturbance: Disturbance) -> None:
-        self._costs, self._layout, self._lanes, self._disturbance = costs, layout, lanes, disturbance
-        self._known: dict[tuple[int, type[Instruction], int], NDArray[np.float64]] = {}
-
-    @property
-    def hidden(self) -> float:
-        """As without disturbance."""
-        return self._costs.hidden
+    def __init__(self, costs: StageCosts, lanes: Lanes, disturbance: Disturbance) -> None:
+        self._costs, self._lanes, self._disturbance = costs, lanes, disturbance
+        self.hidden = costs.hidden
+        self._factors_of: dict[tuple[int, type[Instruction], int], NDArray[np.float64]] = {}
 
     def duration(self, stage: int, instruction: Instruction) -> Seconds:
-        """Time of a computation; only its computing and Python are disturbed."""
-        shares = self._costs.shares(stage, instruction)
-        return shares.communication + (shares.total - shares.communication) * self._factors(stage, instruction)
+        """Seconds of a computation, of which computing and overhead are disturbed."""
+        cost = self._costs.breakdown(stage, instruction)
+        return cost.communication + (cost.total - cost.communication) * self._factors(stage, instruction)
 
     def message(self, message: Message) -> Seconds:
-        """Time of a message, as without disturbance."""
+        """Seconds of a message, not disturbed."""
         return self._costs.message(message)
 
     def barrier_seconds(self) -> Seconds:
-        """Time of a barrier, as without disturbance."""
+        """Seconds of a barrier, not disturbed."""
         return self._costs.barrier_seconds()
 
     def _factors(self, stage: int, instruction: Instruction) -> NDArray[np.float64]:
         """Factor of every lane."""
         key = (stage, type(instruction), instruction.minibatch)
-        if key not in self._known:
-            self._known[key] = self._drawn(stage, instruction)
-        # A product over all microbatches stands at the end.
-        number = instruction.microbatch * self._layout.chunks + instruction.chunk
-        factors: NDArray[np.float64] = self._known[key][number]
+        if key not in self._factors_of:
+            self._factors_of[key] = self._draw(stage, instruction)
+        # A product over all microbatches (-1) has the last factors.
+        number = instruction.microbatch * self._costs.layout.chunks + instruction.chunk
+        factors: NDArray[np.float64] = self._factors_of[key][number]
         return factors
 
-    def _drawn(self, stage: int, instruction: Instruction) -> NDArray[np.float64]:
-        """Factors of the stage's computations of a kind and minibatch, by microbatch, chunk and lane."""
-        batch, model = self._layout.stages[stage]
-        first, count = self._layout.first_rank(stage), (self._layout.microbatches + 1) * self._layout.chunks
+    def _draw(self, stage: int, instruction: Instruction) -> NDArray[np.float64]:
+        """Factors of a stage's computations of a kind and minibatch, shape (microbatches and chunks, lanes)."""
+        layout = self._costs.layout
+        batch, model = layout.stages[stage]
+        first, count = layout.first_rank(stage), (layout.microbatches + 1) * layout.chunks
         of_ranks = [self._disturbance.factors(first + rank, instruction, count) for rank in range(batch * model)]
         of_batch_ranks = np.array(of_ranks).reshape(batch, model, count).max(axis=1)
         return np.ascontiguousarray(of_batch_ranks[self._lanes.ranks[stage]].T)

@@ -1,4 +1,4 @@
-"""How a layout scales: more and more replicas of it, with one minibatch for all, or one that grows with them."""
+"""Scaling curves: simulated speed-up of a layout with more and more replicas."""
 
 from __future__ import annotations
 
@@ -9,21 +9,16 @@ from math import gcd
 from hybridnn.cost.machine.machine import Machine
 from hybridnn.cost.prediction.workload import Layout, Workload, uniform_layout
 from hybridnn.cost.simulation.disturbance import Disturbance
-from hybridnn.cost.simulation.simulate_layout import (
-    CALM,
-    SimulatedStep,
-    compile_layout,
-    simulate_layout,
-)
+from hybridnn.cost.simulation.simulate_layout import UNDISTURBED, SimulatedStep, simulate_layout
 from hybridnn.utils.checks import require_choice
 
 CURVES = ("strong", "weak")
-"""The same minibatch for all numbers of ranks, or one that grows with them."""
+"""Strong scaling: the same minibatch for all numbers of ranks. Weak scaling: it grows with them."""
 
 
 @dataclass(frozen=True)
 class ScalingPoint:
-    """One number of ranks.
+    """Simulation of one number of ranks.
 
     Attributes
     ----------
@@ -35,7 +30,7 @@ class ScalingPoint:
     efficiency : float
         Speed-up per rank.
     communication_share, bubble_share : float
-        Of the ranks' time.
+        Fractions of the ranks' time.
     """
 
     ranks: int
@@ -55,7 +50,7 @@ class ScalingCurve:
     ----------
     kind : {"strong", "weak"}
     points : tuple of ScalingPoint
-        The first is one rank, which is what the speed-up counts from.
+        The first is one rank, the reference of the speed-up.
     """
 
     kind: str
@@ -63,7 +58,12 @@ class ScalingCurve:
 
 
 def scaling_curve(
-    workload: Workload, layout: Layout, machine: Machine, kind: str, minibatches: int, disturbance: Disturbance = CALM
+    workload: Workload,
+    layout: Layout,
+    machine: Machine,
+    kind: str,
+    minibatches: int,
+    disturbance: Disturbance = UNDISTURBED,
 ) -> ScalingCurve:
     """Simulate a layout with 1, 2, 4, ... times the replicas of its smallest form, up to its own.
 
@@ -75,12 +75,9 @@ def scaling_curve(
     machine : Machine
     kind : {"strong", "weak"}
     minibatches : int
+        Simulated for every point; one for the reference.
     disturbance : Disturbance
-        Slow ranks disturb the layouts that have them; one rank alone is not disturbed.
-
-    Returns
-    -------
-    ScalingCurve
+        Slow ranks disturb the layouts that have them; the reference is not disturbed.
 
     Raises
     ------
@@ -88,26 +85,23 @@ def scaling_curve(
         As `simulate_layout`.
     """
     require_choice("curve", kind, CURVES)
-    program = compile_layout(layout, minibatches)
-    alone = uniform_layout([(1, 1)], len(workload.model.layers))
-    serial = simulate_layout(workload, alone, machine, compile_layout(alone, 1))
+    serial = simulate_layout(workload, uniform_layout([(1, 1)], len(workload.model.layers)), machine, 1)
     points = [_point(serial, serial)]
-    for replicas, wide in _widened(layout):
+    for replicas, wide in _replicated(layout):
         batch_size = workload.batch_size * (replicas if kind == "weak" else 1)
         if wide.ranks > 1:
-            grown, within = replace(workload, batch_size=batch_size), disturbance.within(wide.ranks)
-            points.append(_point(simulate_layout(grown, wide, machine, program, within), serial))
+            grown = replace(workload, batch_size=batch_size)
+            step = simulate_layout(grown, wide, machine, minibatches, disturbance.within(wide.ranks))
+            points.append(_point(step, serial))
     return ScalingCurve(kind, tuple(points))
 
 
-def _widened(layout: Layout) -> Iterator[tuple[int, Layout]]:
+def _replicated(layout: Layout) -> Iterator[tuple[int, Layout]]:
     """The layout with the fewest batch ranks in its stages' proportions, and with 2, 4, ... times as many."""
     most = gcd(*(batch for batch, _ in layout.stages))
     for replicas in (*(2**power for power in range((most - 1).bit_length())), most):
-        yield (
-            replicas,
-            replace(layout, stages=tuple((batch // most * replicas, model) for batch, model in layout.stages)),
-        )
+        stages = tuple((batch // most * replicas, model) for batch, model in layout.stages)
+        yield replicas, replace(layout, stages=stages)
 
 
 def _point(step: SimulatedStep, serial: SimulatedStep) -> ScalingPoint:

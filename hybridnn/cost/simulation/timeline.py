@@ -1,4 +1,4 @@
-"""A simulated run as a drawing: the boxes of a planned schedule, with messages, collectives and updates besides."""
+"""Drawing of a simulation: a planned schedule's boxes, with messages, gradient reductions and updates added."""
 
 from __future__ import annotations
 
@@ -22,35 +22,26 @@ MOST_BOXES = 2000
 """Computations that are drawn: of more, those that start first."""
 
 KINDS = {ReduceGradients: "reduce", Update: "update"}
-"""Kinds of box of computations that a planned schedule takes to take no time."""
+"""Kinds of box of computations that take no time in a planned schedule."""
 
 
 def draw_simulation(step: SimulatedStep, most_rows: int = MOST_ROWS, most_boxes: int = MOST_BOXES) -> Drawing:
-    """Draw what the stages do, on a time axis in milliseconds.
+    """Draw a row per stage, on a time axis in milliseconds.
 
-    Parameters
-    ----------
-    step : SimulatedStep
-        Where ranks differ, the replica of the pipeline that waits least is drawn: the others wait for it.
-    most_rows, most_boxes : int
-        Most stages and computations that are drawn; the title says what is left out.
-
-    Returns
-    -------
-    Drawing
-        A row per stage.
+    If ranks differ, the replica of the pipeline that waits least is drawn: the others wait for it. The title states
+    what is left out beyond `most_rows` stages and `most_boxes` computations.
     """
-    schedule, lane = step.run.program.schedule, _busiest_lane(step)
+    schedule, lane = step.times.program.schedule, _busiest_lane(step)
     stages = stages_shown(schedule.stages, most_rows)
     timed = {stage: _timed(step, stage, lane) for stage in stages}
     end = _end_drawn([item.start for items in timed.values() for item in items], most_boxes)
-    kept = [tuple(item for item in timed.get(stage, ()) if item.start < end) for stage in range(schedule.stages)]
+    drawn = [tuple(item for item in timed.get(stage, ()) if item.start < end) for stage in range(schedule.stages)]
     makespan = min(end, step.seconds * MILLISECONDS)
-    # Nobody asks this timeline for more than its boxes.
-    drawing = draw_timeline(Timeline(schedule, tuple(kept), makespan, 0.0, (), (), (), ()))
+    # Of this timeline only the boxes are used.
+    drawing = draw_timeline(Timeline(schedule, tuple(drawn), makespan, 0.0, (), (), (), ()))
     rows = []
     for stage in stages:
-        boxes = [*drawing.rows[stage].boxes, *_boxes_besides(step, stage, lane, kept[stage])]
+        boxes = [*drawing.rows[stage].boxes, *_added_boxes(step, stage, lane, drawn[stage])]
         cut = (replace(box, end=min(box.end, makespan)) for box in boxes)
         rows.append(Row(drawing.rows[stage].label, tuple(sorted(cut, key=lambda box: box.start))))
     title = ", ".join([drawing.title, "simulated", *_left_out(step, stages, lane, makespan)])
@@ -58,23 +49,23 @@ def draw_simulation(step: SimulatedStep, most_rows: int = MOST_ROWS, most_boxes:
 
 
 def stages_shown(stages: int, most: int = MOST_ROWS) -> tuple[int, ...]:
-    """All stages, or of more than `most` the first and the last half of so many."""
+    """All stages; of more than `most`, the first half and the last half of that many."""
     if stages <= most:
         return tuple(range(stages))
     return (*range(most - most // 2), *range(stages - most // 2, stages))
 
 
 def _busiest_lane(step: SimulatedStep) -> int | None:
-    return None if step.lanes is None else int(np.argmax(step.run.busy.sum(axis=0)))
+    return None if step.lanes is None else int(np.argmax(step.times.busy.sum(axis=0)))
 
 
 def _timed(step: SimulatedStep, stage: int, lane: int | None) -> list[TimedInstruction]:
-    own = step.run.program.of(stage)
-    starts, ends = (times[own] if lane is None else times[own, lane] for times in (step.run.starts, step.run.ends))
+    own = step.times.program.of(stage)
+    starts, ends = (times[own] if lane is None else times[own, lane] for times in (step.times.starts, step.times.ends))
     return [
         TimedInstruction(instruction, start, end, None)
         for instruction, start, end in zip(
-            step.run.program.computations[own],
+            step.times.program.computations[own],
             (starts * MILLISECONDS).tolist(),
             (ends * MILLISECONDS).tolist(),
             strict=True,
@@ -86,12 +77,10 @@ def _end_drawn(starts: Sequence[float], most_boxes: int) -> float:
     return sorted(starts)[most_boxes] if len(starts) > most_boxes else inf
 
 
-def _boxes_besides(
-    step: SimulatedStep, stage: int, lane: int | None, items: Sequence[TimedInstruction]
-) -> Iterator[Box]:
-    """What a planned schedule has no boxes for: messages that occupy the stage, reductions, updates."""
-    own = step.run.program.of(stage)
-    receiving = step.run.receiving[own] if lane is None else step.run.receiving[own, lane]
+def _added_boxes(step: SimulatedStep, stage: int, lane: int | None, items: Sequence[TimedInstruction]) -> Iterator[Box]:
+    """Boxes that a planned schedule does not have: messages that occupy the stage, reductions, updates."""
+    own = step.times.program.of(stage)
+    receiving = step.times.receiving[own] if lane is None else step.times.receiving[own, lane]
     for item, seconds in zip(items, receiving.tolist(), strict=False):
         minibatch = item.instruction.minibatch
         if seconds:
@@ -104,7 +93,7 @@ def _boxes_besides(
 
 
 def _left_out(step: SimulatedStep, stages: Sequence[int], lane: int | None, makespan: float) -> Iterator[str]:
-    if lane is not None and len(step.run.ends[0]) > 1:
+    if lane is not None and len(step.times.ends[0]) > 1:
         yield f"replica {lane}, the busiest"
     if len(stages) < len(step.layout.stages):
         first, last = stages[len(stages) - len(stages) // 2 - 1], stages[len(stages) - len(stages) // 2]

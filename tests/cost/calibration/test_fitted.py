@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from hybridnn.cost.calibration.fit import LARGE_BYTES, fit_operations
-from hybridnn.cost.calibration.fit_plot import draw_fits
 from hybridnn.cost.calibration.samples import TimedCase
+from hybridnn.cost.plots import draw_fits
 from hybridnn.errors import EnvironmentProblem
 
 SIZES = [2**exponent for exponent in range(3, 27)]

@@ -51,4 +51,4 @@ def test_noise_and_load_have_limits(noise: float, load: float, problems: int) ->
     compute = [entry.model_copy(update={"noise": noise}) for entry in COMPUTE]
     quality = judge((), [], compute, load, 4)
     assert len(quality.problems) == problems
-    assert quality.line.startswith("doubtful: " if problems else "good: ")
+    assert quality.summary.startswith("doubtful: " if problems else "good: ")

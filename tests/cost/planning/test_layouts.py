@@ -104,14 +104,16 @@ def test_the_batch_ranks_of_a_node_share_unless_told_otherwise() -> None:
     for layout in feasible_layouts(DEEP, cluster, 8):
         batch, model = layout.stages[0]
         for stage in range(len(layout.stages)):
-            ((sharers, groups),) = layout.sharers(stage).items()
+            ((sharers, groups),) = layout.replica_groups(stage).items()
             assert (sum(sharers), groups) == (batch, model)
             # Model groups lie inside a node, so that half of the ranks of a stage, or all, are on one.
             assert max(sharers) <= max(1, 4 // model)
-            assert layout.shares(stage) == (max(sharers) > 1)
-    whole = [layout.sharers(0) for layout in feasible_layouts(DEEP, cluster, 8) if layout.stages == ((8, 1),)]
+            assert layout.shares_replicas(stage) == (max(sharers) > 1)
+    whole = [layout.replica_groups(0) for layout in feasible_layouts(DEEP, cluster, 8) if layout.stages == ((8, 1),)]
     assert whole == [{(4, 4): 1}] * len(whole)
-    assert not any(layout.shares(0) for layout in feasible_layouts(DEEP, cluster, 8, Constraints(shared=False)))
+    assert not any(
+        layout.shares_replicas(0) for layout in feasible_layouts(DEEP, cluster, 8, Constraints(shared=False))
+    )
 
 
 def test_gradients_are_rounded_where_a_batch_group_spans_nodes_and_nowhere_unless_wished() -> None:
@@ -120,11 +122,11 @@ def test_gradients_are_rounded_where_a_batch_group_spans_nodes_and_nowhere_unles
     rounded = list(feasible_layouts(DEEP, cluster, 8, Constraints(wire_dtype="float16")))
     assert [replace(layout, wire=None) for layout in rounded] == plain
     for one, other in zip(rounded, plain, strict=True):
-        assert other.words(0) is None
+        assert other.rounding(0) is None
         for stage, (batch, model) in enumerate(one.stages):
             first = stage * batch * model
             nodes = {(first + place * model) // 4 for place in range(batch)}
-            assert (one.words(stage) is COMPRESSED_FORMATS["float16"]) == (len(nodes) > 1)
+            assert (one.rounding(stage) is COMPRESSED_FORMATS["float16"]) == (len(nodes) > 1)
 
 
 def test_constraints_are_met_and_nothing_else_is_lost() -> None:

@@ -10,7 +10,7 @@ from hybridnn import MLP
 from hybridnn.cost.planning import plan as planning
 from hybridnn.cost.planning.layouts import Constraints, feasible_layouts
 from hybridnn.cost.planning.plan import best_exact, plan
-from hybridnn.cost.prediction.memory import fullest_rank
+from hybridnn.cost.prediction.memory import largest_memory
 from hybridnn.cost.prediction.predict import Prediction, predict
 from hybridnn.cost.prediction.workload import Workload
 from hybridnn.errors import SettingError
@@ -102,7 +102,7 @@ def test_dear_bytes_prefer_what_sends_less() -> None:
 
 
 def test_little_memory_leaves_what_splits_the_weights() -> None:
-    whole = min(fullest_rank(WORKLOAD, one).total for one in feasible_layouts(WORKLOAD, MIXED, 1))
+    whole = min(largest_memory(WORKLOAD, one).total for one in feasible_layouts(WORKLOAD, MIXED, 1))
     tiny = make_machine(alpha=1.0, memory=whole / 2)
     found = plan(WORKLOAD, tiny, 4, top=100, constraints=Constraints(shared=False))
     for option in found.options:
@@ -113,7 +113,7 @@ def test_little_memory_leaves_what_splits_the_weights() -> None:
 
 def test_nothing_fits() -> None:
     machine = make_machine(memory=1000.0)
-    least = min(fullest_rank(WORKLOAD, one).total for one in feasible_layouts(WORKLOAD, machine, 4))
+    least = min(largest_memory(WORKLOAD, one).total for one in feasible_layouts(WORKLOAD, machine, 4))
     message = (
         f"memory_bytes_per_rank = 1000.0: no layout of 4 ranks fits; .* needs {least:,} bytes .*, {least - 1000:,} more"
     )

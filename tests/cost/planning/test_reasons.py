@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from hybridnn import MLP
+from hybridnn.cost.breakdowns import TimeBreakdown
 from hybridnn.cost.planning.plan import best_exact
 from hybridnn.cost.planning.reasons import best_by_ranks, bottleneck_sentence, limit_of, reason_sentence
-from hybridnn.cost.prediction.predict import Prediction, StepSeconds
+from hybridnn.cost.prediction.predict import Prediction
 from hybridnn.cost.prediction.workload import Layout, Workload
 from reference.machines import make_machine
 
@@ -14,13 +15,12 @@ def prediction(
     batch: int, computing: float, communication: float = 0.0, bubble: float = 0.0, overhead: float = 0.0, model: int = 1
 ) -> Prediction:
     """A step of so many milliseconds of each part."""
-    parts = StepSeconds(computing / 1e3, communication / 1e3, bubble / 1e3, overhead / 1e3)
+    breakdown = TimeBreakdown(computing / 1e3, communication / 1e3, bubble / 1e3, overhead / 1e3)
     return Prediction(
         layout=Layout(((batch, model),), (3,)),
         seconds_per_step=(computing + communication + bubble + overhead) / 1e3,
         seconds_per_epoch=1.0,
-        parts=parts,
-        communication_hidden=0.0,
+        breakdown=breakdown,
         bytes_per_step=1,
         memory_bytes=1,
         instructions={},

@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 from hybridnn.config.settings import ParallelSettings
-from hybridnn.cost.planning.layouts import layout_settings, layout_words, staleness
 from hybridnn.cost.prediction.workload import GradientRounding, Layout
 from hybridnn.kernels.sixteen_bits import COMPRESSED_FORMATS
 from hybridnn.pipeline.checks.staleness import audit
@@ -25,7 +24,7 @@ WORDS = [
 
 @pytest.mark.parametrize(("layout", "words"), WORDS, ids=[words for _, words in WORDS])
 def test_words(layout: Layout, words: str) -> None:
-    assert layout_words(layout) == words
+    assert layout.describe() == words
 
 
 def pipeline(method: str, stages: int, *, vertical_sync: bool = False) -> Layout:
@@ -47,7 +46,7 @@ def test_staleness_is_what_an_audit_of_the_schedule_finds(name: str) -> None:
     most = max(row.staleness for row in rows)
     predicts = any(row.forward.ahead for row in rows)
     consistent = all(row.consistent for row in rows)
-    words = staleness(layout)
+    words = layout.describe_staleness()
     if most == 0:
         assert words == "exact"
     elif predicts:
@@ -59,20 +58,18 @@ def test_staleness_is_what_an_audit_of_the_schedule_finds(name: str) -> None:
 
 
 def test_numbers_of_updates() -> None:
-    assert staleness(pipeline("pipedream", 2)) == "stale by up to 1 update"
-    assert staleness(pipeline("pipedream", 4, vertical_sync=True)) == "stale by 3 updates"
-    assert staleness(pipeline("pipedream", 1)) == "exact"
+    assert pipeline("pipedream", 2).describe_staleness() == "stale by up to 1 update"
+    assert pipeline("pipedream", 4, vertical_sync=True).describe_staleness() == "stale by 3 updates"
+    assert pipeline("pipedream", 1).describe_staleness() == "exact"
 
 
 def test_settings_are_those_of_the_parallel_section() -> None:
     layout = Layout(((4, 2),) * 2, (3, 1), "alternating", False, "gpipe", 8, merges=True)
-    chosen = ParallelSettings.model_validate(layout_settings(layout))
+    chosen = ParallelSettings.model_validate(layout.parallel_settings())
     assert (chosen.pipeline, chosen.batch, chosen.model, chosen.model_split) == (2, 4, 2, "alternating")
     assert (chosen.overlap, chosen.method, chosen.microbatches, chosen.partition) == (False, "gpipe", 8, (3, 1))
     assert chosen.weight_grad == "auto"
-    assert "wire_dtype" not in layout_settings(layout)
-    assert (
-        layout_settings(replace(layout, wire=GradientRounding(COMPRESSED_FORMATS["bfloat16"], 4)))["wire_dtype"]
-        == "bfloat16"
-    )
-    assert "method" not in layout_settings(Layout(((4, 2),), (4,)))
+    assert "wire_dtype" not in layout.parallel_settings()
+    rounded = replace(layout, wire=GradientRounding(COMPRESSED_FORMATS["bfloat16"], 4))
+    assert rounded.parallel_settings()["wire_dtype"] == "bfloat16"
+    assert "method" not in Layout(((4, 2),), (4,)).parallel_settings()

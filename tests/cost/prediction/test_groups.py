@@ -93,11 +93,11 @@ def test_every_group_of_random_layouts_spans_the_nodes_of_its_ranks() -> None:
             assert (groups.model("barrier", 0, stage) > 900 * INSIDE) == spans, (stages, ranks_per_node)
             assert (groups.batch("barrier", 0, stage) > 900 * INSIDE) == any(len(set(one)) > 1 for one in columns)
             ways = Counter(tuple(times for _, times in sorted(Counter(one).items())) for one in columns)
-            assert shared.sharers(stage) == ways
-            assert (shared.words(stage) is not None) == any(len(set(one)) > 1 for one in columns)
-            assert shared.shares(stage) == (max(map(max, ways)) > 1)
-            assert shared.keeps_replicas(stage) == any(max(way) == 1 for way in ways)
-            assert sum(shared.sharers(stage).values()) == model
+            assert shared.replica_groups(stage) == ways
+            assert (shared.rounding(stage) is not None) == any(len(set(one)) > 1 for one in columns)
+            assert shared.shares_replicas(stage) == (max(map(max, ways)) > 1)
+            assert shared.has_own_replicas(stage) == any(max(way) == 1 for way in ways)
+            assert sum(shared.replica_groups(stage).values()) == model
             assert sum(map(len, rows)) == batch * model
     assert spanning > 20, "few of these model groups would fit a node and are not on one"
 

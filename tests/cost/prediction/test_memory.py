@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hybridnn import MLP, SGD, Adam, ProcessGrid, Trainer
-from hybridnn.cost.prediction.memory import data_bytes, fullest_rank, memory_bytes
+from hybridnn.cost.prediction.memory import data_bytes, largest_memory, stage_memory
 from hybridnn.cost.prediction.workload import Workload, uniform_layout
 from hybridnn.errors import GridError
 from hybridnn.runs.workload import gradient_rounding, layout_of_plan
@@ -64,7 +64,7 @@ def check(
     )
     task = "classification" if workload.classification else "regression"
     for stage, reported in enumerate(trainer.stage_memory(task)):
-        assert astuple(memory_bytes(workload, layout, stage)) == astuple(reported), (layout, stage)
+        assert astuple(stage_memory(workload, layout, stage)) == astuple(reported), (layout, stage)
 
 
 @pytest.mark.in_process(ranks=[1])
@@ -84,7 +84,7 @@ def test_weight_gradients_as_products(comm: MPI.Intracomm) -> None:
             for split in ("columns", "alternating"):
                 grid = ProcessGrid(comm, batch=batch, model=comm.size // batch)
                 check(grid, workload, split=split)
-                assert uniform_layout([(1, comm.size // batch)], 4).takes_products(workload)
+                assert uniform_layout([(1, comm.size // batch)], 4).fuses_update(workload)
                 check(grid, replace(workload, clips=True), split=split)
 
 
@@ -158,8 +158,8 @@ def test_gradients_rounded_between_nodes(comm: MPI.Intracomm) -> None:
 def test_the_fullest_rank_is_that_of_the_widest_layers() -> None:
     workload = Workload(MLP([4, 4, 400, 400, 4]), 100, 10)
     layout = uniform_layout([(1, 1)] * 2, 4)
-    assert fullest_rank(workload, layout) == memory_bytes(workload, layout, 1)
-    assert memory_bytes(workload, layout, 1).total > 3 * 4 * 400 * 400  # weights, gradients, velocity
+    assert largest_memory(workload, layout) == stage_memory(workload, layout, 1)
+    assert stage_memory(workload, layout, 1).total > 3 * 4 * 400 * 400  # weights, gradients, velocity
 
 
 def test_one_copy_of_the_data_counts_inputs_and_targets() -> None:
@@ -170,4 +170,4 @@ def test_one_copy_of_the_data_counts_inputs_and_targets() -> None:
 
 def test_more_model_ranks_than_outputs_are_refused() -> None:
     with pytest.raises(GridError, match="has 3 outputs"):
-        memory_bytes(Workload(MLP([6, 10, 3]), 100, 10), uniform_layout([(1, 4)], 2), 0)
+        stage_memory(Workload(MLP([6, 10, 3]), 100, 10), uniform_layout([(1, 4)], 2), 0)

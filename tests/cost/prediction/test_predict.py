@@ -53,9 +53,9 @@ def test_batch_parallel_is_the_largest_share_and_one_all_reduce(ranks: int) -> N
     # The cheapest that is known for so few and long messages is no cheaper than the lower bounds of Chan et al. 2007.
     least = ceil(log2(ranks)) * alpha + 2 * (ranks - 1) / ranks * nbytes * beta
     ring = 2 * (ranks - 1) * (alpha + ceil(nbytes / ranks) * beta)
-    assert least <= done.parts.communication <= ring * (1 + 1e-12)
-    assert done.parts.computing == pytest.approx(products)
-    assert done.seconds_per_step == pytest.approx(products + done.parts.communication)
+    assert least <= done.breakdown.communication <= ring * (1 + 1e-12)
+    assert done.breakdown.computing == pytest.approx(products)
+    assert done.seconds_per_step == pytest.approx(products + done.breakdown.communication)
 
 
 def gradient_bytes(rows: list[int]) -> int:
@@ -76,12 +76,12 @@ def test_ranks_that_share_add_up_and_update_a_slice_and_meet_twice(ranks: int) -
     done = predict(workload(), layout((ranks, 1), layers=(5,), sharing_ranks=ranks), elements_only())
     lines = (gradient_bytes(SIZES[1:]) - 4) // 64
     own = 16 * ceil(lines / ranks)
-    assert done.parts.computing == pytest.approx(own * (ranks - 1) + own * 100)
+    assert done.breakdown.computing == pytest.approx(own * (ranks - 1) + own * 100)
     # The loss and the barrier: lg P messages each.
-    assert done.parts.communication == pytest.approx(2 * log2(ranks) * 1e6)
+    assert done.breakdown.communication == pytest.approx(2 * log2(ranks) * 1e6)
     assert done.bytes_per_step == ranks * 2 * (4 * (ranks - 1) // ranks), "the loss"
     alone = predict(workload(), layout((ranks, 1), layers=(5,)), elements_only())
-    assert alone.parts.computing == pytest.approx(16 * lines * 100)
+    assert alone.breakdown.computing == pytest.approx(16 * lines * 100)
     assert done.memory_bytes < alone.memory_bytes
 
 
@@ -97,8 +97,8 @@ def test_without_gradients_a_rank_takes_the_products_of_all_for_its_part_and_upd
         machine = machine.model_copy(update={"compute": tuple(entries)})
         work = Workload(MLP(sizes, "relu"), 240, 24, optimizer=optimizer, classification=False, **others)
         done = predict(work, layout((ranks, 1), layers=(3,), sharing_ranks=ranks), machine)
-        assert done.parts.communication == pytest.approx(2 * log2(ranks) * 1e6)  # the loss, and the barrier
-        return done.parts.computing
+        assert done.breakdown.communication == pytest.approx(2 * log2(ranks) * 1e6)  # the loss, and the barrier
+        return done.breakdown.computing
 
     # Three products per layer but two in the first, however they are dealt out; then weights follow the velocity.
     products = 24 // ranks * (3 * sum(weights) - weights[0])
@@ -113,9 +113,9 @@ def test_the_rank_that_is_alone_on_its_node_updates_all_slices() -> None:
     cluster = elements_only(nodes=2, ranks_per_node=3)
     done = predict(workload(), layout((4, 1), layers=(5,), sharing_ranks=3), cluster)
     own = 16 * ceil((gradient_bytes(SIZES[1:]) - 4) // 64 / 3)
-    assert done.parts.computing == pytest.approx(2 * own + 3 * own * 100)
+    assert done.breakdown.computing == pytest.approx(2 * own + 3 * own * 100)
     # Two messages for the loss of four ranks, two for a barrier of three, one for each slice between two nodes.
-    assert done.parts.communication == pytest.approx((2 + 2 + 3) * 1e6)
+    assert done.breakdown.communication == pytest.approx((2 + 2 + 3) * 1e6)
 
 
 @pytest.mark.parametrize("sharing_ranks", [None, 2])
@@ -125,17 +125,19 @@ def test_rounding_halves_the_bytes_between_nodes_and_takes_time(sharing_ranks: i
     work, wide = workload(), {"layers": (5,), "sharing_ranks": sharing_ranks}
     usual = predict(work, layout((4, 1), **wide), bytes_only)
     loss = predict(work, layout((4, 1), layers=(5,), sharing_ranks=4), bytes_only)
-    computing = [predict(work, layout((4, 1), **wide), elements).parts.computing]
+    computing = [predict(work, layout((4, 1), **wide), elements).breakdown.computing]
     for name in ("bfloat16", "float16"):
         rounds = layout((4, 1), **wide, wire=GradientRounding(COMPRESSED_FORMATS[name], 2))
         done = predict(work, rounds, bytes_only)
         # The loss is never rounded; where ranks keep their own replicas it travels with the gradients otherwise.
-        apart = loss.parts.communication
-        assert done.parts.communication - apart == pytest.approx((usual.parts.communication - apart) / 2, rel=0.02)
+        apart = loss.breakdown.communication
+        assert done.breakdown.communication - apart == pytest.approx(
+            (usual.breakdown.communication - apart) / 2, rel=0.02
+        )
         assert done.bytes_per_step - loss.bytes_per_step == pytest.approx(
             (usual.bytes_per_step - loss.bytes_per_step) / 2, rel=0.02
         )
-        computing.append(predict(work, rounds, elements).parts.computing)
+        computing.append(predict(work, rounds, elements).breakdown.computing)
     assert computing[0] < computing[1] < computing[2]
     inside = layout((4, 1), layers=(5,), wire=GradientRounding(COMPRESSED_FORMATS["bfloat16"], 4))
     assert replace(predict(work, inside, bytes_only), layout=inside) == replace(
@@ -179,7 +181,7 @@ def test_flushed_pipelines_have_the_bubble_of_the_formula(method: str, stages: i
     )
     of_microbatch = 96 // microbatches * 2 * 16 * 16 * 2 * NANO  # two layers, forward and weight gradient
     assert done.seconds_per_step == pytest.approx((microbatches + stages - 1) * of_microbatch)
-    assert done.parts.bubble == pytest.approx((stages - 1) * of_microbatch)
+    assert done.breakdown.bubble == pytest.approx((stages - 1) * of_microbatch)
 
 
 def _free(compute: object) -> object:
@@ -217,7 +219,7 @@ def test_locked_methods_follow_table_1(method: str) -> None:
 def test_parts_add_up_to_the_step() -> None:
     machine = make_machine(alpha=1e-6, beta=1e-9, call=1e-6)
     for done in _predictions(machine):
-        parts = done.parts
+        parts = done.breakdown
         total = parts.computing + parts.communication + parts.bubble + parts.overhead
         assert total == pytest.approx(done.seconds_per_step)
 
@@ -227,11 +229,11 @@ def test_overlap_hides_what_it_says_and_slows_computing() -> None:
     machine = make_machine(beta=1e-9, overlap=overlap)
     apart = predict(workload(), layout((2, 1), layers=(5,)), machine)
     beside = predict(workload(), Layout(((2, 1),), (5,), overlap=True), machine)
-    alone = 1.5 * apart.parts.communication
-    assert alone < apart.parts.computing / 2, "the backward pass is long enough to hide behind"
-    assert beside.communication_hidden == pytest.approx(0.5 * alone)
-    assert beside.parts.communication == pytest.approx(0.5 * alone)
-    assert beside.parts.computing == pytest.approx(apart.parts.computing + 0.2 * 0.5 * alone)
+    alone = 1.5 * apart.breakdown.communication
+    assert alone < apart.breakdown.computing / 2, "the backward pass is long enough to hide behind"
+    assert beside.breakdown.communication_hidden == pytest.approx(0.5 * alone)
+    assert beside.breakdown.communication == pytest.approx(0.5 * alone)
+    assert beside.breakdown.computing == pytest.approx(apart.breakdown.computing + 0.2 * 0.5 * alone)
 
 
 def test_instructions_are_the_computing_of_the_stages() -> None:
@@ -264,7 +266,7 @@ def test_groups_inside_a_node_pay_its_link_and_the_others_share_the_way_out() ->
     machine = make_machine(multiply_add=0.0, nodes=2, ranks_per_node=2, inside_node=near, between_nodes=far)
 
     def communication(*stages: tuple[int, int]) -> float:
-        return predict(workload(), layout(*stages, layers=(5,)), machine).parts.communication
+        return predict(workload(), layout(*stages, layers=(5,)), machine).breakdown.communication
 
     inside = communication((2, 1))
     assert inside == pytest.approx(gradient_bytes(SIZES[1:]) * 1e-9, rel=0.01)  # 2 (p - 1) / p = 1
@@ -281,7 +283,7 @@ def test_the_two_ways_to_scatter_a_minibatch() -> None:
 
     def communication(way: str) -> float:
         work = Workload(MLP(sizes, "relu"), 240, 24, classification=False, distribution=way)
-        return predict(work, layout((2, 4), layers=(1,)), machine).parts.communication
+        return predict(work, layout((2, 4), layers=(1,)), machine).breakdown.communication
 
     local, direct, broadcast = map(communication, ("local", "scatter", "scatter-broadcast"))
     minibatch = 4 * 24 * (100 + 4)

@@ -52,7 +52,7 @@ def test_the_slowest_of_a_model_group_counts(make_machine: Callable[..., Machine
     layout = Layout(((2, 2), (2, 2)), (4, 4), method="zb-h1", microbatches=3)
     disturbance, lanes = Disturbance(0.2, {5: 2.0}, 1), make_lanes([2, 2])
     costs = StageCosts(workload, layout, make_machine())
-    disturbed = DisturbedCosts(costs, layout, lanes, disturbance)
+    disturbed = DisturbedCosts(costs, lanes, disturbance)
     for stage in range(2):
         for instruction, number in ((Forward(0, 2), 2), (WeightGradient(0, 1), 1), (Forward(0, 0), 0)):
             base = costs.duration(stage, instruction)
@@ -66,7 +66,7 @@ def test_chunks_and_products_over_all_microbatches_have_factors_of_their_own(
 ) -> None:
     layout = Layout(((1, 1), (1, 1)), (2, 2, 2, 2), method="interleaved", microbatches=2, chunks=2, merges=True)
     costs = StageCosts(workload, layout, make_machine())
-    disturbed = DisturbedCosts(costs, layout, make_lanes([1, 1]), Disturbance(0.2))
+    disturbed = DisturbedCosts(costs, make_lanes([1, 1]), Disturbance(0.2))
     found = [
         float(np.asarray(disturbed.duration(0, one))[0] / costs.duration(0, one))
         for microbatch in (0, 1, ALL_MICROBATCHES)
@@ -78,7 +78,7 @@ def test_chunks_and_products_over_all_microbatches_have_factors_of_their_own(
 def test_communication_is_not_disturbed(make_machine: Callable[..., Machine], workload: Workload) -> None:
     layout = Layout(((4, 1),), (8,))
     costs = StageCosts(workload, layout, make_machine(alpha_seconds=1.0))
-    disturbed = DisturbedCosts(costs, layout, make_lanes([4]), Disturbance(0.5, {1: 7.0}))
+    disturbed = DisturbedCosts(costs, make_lanes([4]), Disturbance(0.5, {1: 7.0}))
     wanted = costs.duration(0, ReduceGradients(0))
     assert wanted > 1
     assert np.asarray(disturbed.duration(0, ReduceGradients(0))).tolist() == [wanted] * 4

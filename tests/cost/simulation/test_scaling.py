@@ -9,10 +9,10 @@ import pytest
 from hybridnn import MLP
 from hybridnn.cost.machine.file import read_machine
 from hybridnn.cost.machine.machine import Machine
+from hybridnn.cost.plots import scaling_png
 from hybridnn.cost.prediction.workload import Layout, Workload
 from hybridnn.cost.simulation.disturbance import Disturbance
 from hybridnn.cost.simulation.scaling import ScalingCurve, ScalingPoint, scaling_curve
-from hybridnn.cost.simulation.scaling_plot import scaling_png
 from hybridnn.errors import SettingError
 
 MakeMachine = Callable[..., Machine]

@@ -13,11 +13,10 @@ from hybridnn.cost.prediction.predict import predict
 from hybridnn.cost.prediction.workload import Layout, Workload
 from hybridnn.cost.simulation.disturbance import Disturbance
 from hybridnn.cost.simulation.simulate_layout import (
-    CALM,
+    UNDISTURBED,
     SimulatedStep,
-    compile_layout,
+    default_minibatches,
     simulate_layout,
-    usual_minibatches,
 )
 from hybridnn.errors import SettingError
 from hybridnn.pipeline.schedules.methods import METHODS
@@ -29,10 +28,9 @@ PASS = 16 * 16 * 1e-6
 
 
 def simulated(
-    workload: Workload, layout: Layout, machine: Machine, disturbance: Disturbance = CALM, minibatches: int = 0
+    workload: Workload, layout: Layout, machine: Machine, disturbance: Disturbance = UNDISTURBED, minibatches: int = 0
 ) -> SimulatedStep:
-    program = compile_layout(layout, minibatches or usual_minibatches(layout))
-    return simulate_layout(workload, layout, machine, program, disturbance)
+    return simulate_layout(workload, layout, machine, minibatches or default_minibatches(layout), disturbance)
 
 
 def test_one_rank(make_machine: MakeMachine, workload: Workload) -> None:
@@ -64,7 +62,7 @@ def test_a_slow_replica_holds_up_the_others(make_machine: MakeMachine, workload:
     step = simulated(workload, layout, make_machine(), Disturbance(slow={2: 3.0}))
     alone = 16 * PASS * 23
     assert step.seconds_per_step == pytest.approx(3 * alone)
-    assert step.run.busy[0].tolist() == pytest.approx([alone, alone, 3 * alone, alone])
+    assert step.times.busy[0].tolist() == pytest.approx([alone, alone, 3 * alone, alone])
     assert step.stages[0].bubble == pytest.approx(3 / 4 * 2 * alone)
 
 
@@ -89,7 +87,7 @@ def test_jitter_costs_what_the_slowest_takes(make_machine: MakeMachine, workload
     disturbance = Disturbance(0.2, seed=3)
     step = simulated(workload, layout, make_machine(), disturbance)
     forward, backward = 4 * PASS * 8, 4 * PASS * 15
-    program = step.run.program
+    program = step.times.program
     of_ranks = [
         sum(
             seconds * disturbance.factors(rank, instruction, 1)[0]
@@ -121,18 +119,18 @@ def test_where_minibatches_overlap_a_step_is_what_one_more_adds(
     assert step.minibatches == 16
     both = 64 * PASS * 2 * 3
     assert step.seconds_per_step == pytest.approx(both)
-    assert sum(vars(step.mean()).values()) == pytest.approx(step.seconds_per_step)
+    assert step.mean().total == pytest.approx(step.seconds_per_step)
     assert step.seconds_per_epoch == pytest.approx(step.seconds - 6 * both)
 
 
 def test_parts_add_up_to_the_step(make_machine: MakeMachine, workload: Workload) -> None:
     layout = Layout(((2, 2), (2, 1)), (4, 4), method="1f1b", microbatches=4)
     machine = make_machine(alpha_seconds=1e-4, beta_seconds_per_byte=1e-8)
-    for disturbance in (CALM, Disturbance(0.1, {1: 2.0})):
+    for disturbance in (UNDISTURBED, Disturbance(0.1, {1: 2.0})):
         step = simulated(workload, layout, machine, disturbance)
-        for parts in (*step.stages, step.mean()):
-            assert sum(vars(parts).values()) == pytest.approx(step.seconds_per_step)
-            assert min(vars(parts).values()) >= 0
+        for breakdown in (*step.stages, step.mean()):
+            assert breakdown.total == pytest.approx(step.seconds_per_step)
+            assert min(breakdown.parts.values()) >= 0
         mean = step.mean()
         assert mean.computing == pytest.approx((4 * step.stages[0].computing + 2 * step.stages[1].computing) / 6)
         busy = sum(step.instructions.values())
@@ -144,7 +142,7 @@ def test_what_cannot_be_simulated(make_machine: MakeMachine, workload: Workload)
     with pytest.raises(SettingError, match="slow = 8: a rank from 0 to 7"):
         simulated(workload, layout, make_machine(), Disturbance(slow={8: 2.0}))
     with pytest.raises(SettingError, match="minibatches = 0"):
-        compile_layout(layout, 0)
+        simulate_layout(workload, layout, make_machine(), 0)
 
 
 def test_more_ranks_than_the_machine_has_take_turns(make_machine: MakeMachine, workload: Workload) -> None:
@@ -171,7 +169,7 @@ def test_rounding_leaves_no_bubble(make_machine: MakeMachine, workload: Workload
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_plan_and_a_simulation_say_the_same(make_machine: MakeMachine, workload: Workload, method: str) -> None:
+def test_a_prediction_and_a_simulation_agree(make_machine: MakeMachine, workload: Workload, method: str) -> None:
     kind = METHODS[method]
     chunks = 1 + kind.chunked
     layout = Layout(

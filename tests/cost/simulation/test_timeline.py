@@ -9,7 +9,7 @@ import pytest
 from hybridnn.cost.machine.machine import Machine
 from hybridnn.cost.prediction.workload import Layout, Workload
 from hybridnn.cost.simulation.disturbance import Disturbance
-from hybridnn.cost.simulation.simulate_layout import CALM, SimulatedStep, compile_layout, simulate_layout
+from hybridnn.cost.simulation.simulate_layout import UNDISTURBED, SimulatedStep, simulate_layout
 from hybridnn.cost.simulation.timeline import draw_simulation, stages_shown
 from hybridnn.nn.mlp import MLP
 from hybridnn.pipeline.drawing.svg import svg_text
@@ -19,11 +19,11 @@ MakeMachine = Callable[..., Machine]
 
 
 def simulated(
-    make_machine: MakeMachine, layout: Layout, disturbance: Disturbance = CALM, alpha: float = 0.0
+    make_machine: MakeMachine, layout: Layout, disturbance: Disturbance = UNDISTURBED, alpha: float = 0.0
 ) -> SimulatedStep:
     workload = Workload(MLP([16] * (sum(layout.layers) + 1)), samples=640, batch_size=64, optimizer="sgd")
     machine = make_machine(alpha_seconds=alpha)
-    return simulate_layout(workload, layout, machine, compile_layout(layout, 1), disturbance)
+    return simulate_layout(workload, layout, machine, 1, disturbance)
 
 
 def test_boxes_in_milliseconds(make_machine: MakeMachine) -> None:

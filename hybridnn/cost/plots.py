@@ -1,0 +1,171 @@
+"""Plots of cost models: scaling curves of a simulation, and the fits of a calibration."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hybridnn.cost.calibration.fit import FittedOperation
+from hybridnn.cost.simulation.scaling import ScalingCurve
+from hybridnn.errors import EnvironmentProblem
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+MUTED, GRID = "#5f6b7a", "#d7dce2"
+SPEED_UP_COLOR = "#2a6fbb"
+SHARE_COLORS = {"computing": "#2b8259", "communication": "#f0a030", "bubble": "#d3e6fa"}
+GROUP_COLORS = "#2a6fbb", "#d9822b", "#3a8f5c", "#a8485b", "#7a5fb0", "#4fa3a5", "#8a6d3b", MUTED
+TITLES = {
+    "send": "message, one way",
+    "iallreduce": "all-reduce without blocking",
+    "allreduce": "all-reduce",
+    "allgather": "all-gather",
+    "broadcast": "broadcast",
+}
+LINE_POINTS = 200
+
+
+def _make_figure(width: float, height: float) -> Figure:
+    """A figure without pyplot: no display, no global state."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def _style(axes: Axes) -> None:
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(MUTED)
+    axes.tick_params(colors=MUTED, which="both")
+
+
+# -- scaling curves --------------------------------------------------------------------------------------------------
+
+
+def scaling_png(curve: ScalingCurve, title: str) -> bytes:
+    """Draw a scaling curve as a PNG: speed-up against ranks, and a breakdown of the ranks' time."""
+    figure = _make_figure(9.6, 3.9)
+    left, right = figure.subplots(1, 2)
+    figure.suptitle(title, fontsize=10)
+    _draw_speed_up(left, curve)
+    _draw_shares(right, curve)
+    picture = BytesIO()
+    figure.savefig(picture, format="png")
+    return picture.getvalue()
+
+
+def _draw_speed_up(axes: Axes, curve: ScalingCurve) -> None:
+    ranks = [point.ranks for point in curve.points]
+    axes.plot(ranks, ranks, color=MUTED, linestyle="--", linewidth=1.0, label="ideal")
+    speed_ups = [point.speed_up for point in curve.points]
+    axes.plot(ranks, speed_ups, color=SPEED_UP_COLOR, linewidth=1.8, marker="o", markersize=3.5, label="simulated")
+    for point in curve.points[1:]:
+        axes.annotate(
+            f"{point.efficiency:.0%}",
+            (point.ranks, point.speed_up),
+            xytext=(0, -11),
+            textcoords="offset points",
+            fontsize=7,
+            color=MUTED,
+            ha="center",
+        )
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log", base=2)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter("{x:g}")
+    minibatch = "one minibatch for all" if curve.kind == "strong" else "minibatch grows with ranks"
+    axes.set_title(f"{curve.kind.capitalize()} scaling: {minibatch}", fontsize=10)
+    axes.set_xlabel("ranks")
+    axes.set_ylabel("samples per second, over one rank's")
+    axes.legend(frameon=False)
+    axes.grid(which="major", color=GRID, linewidth=0.7)
+    _style(axes)
+
+
+def _draw_shares(axes: Axes, curve: ScalingCurve) -> None:
+    positions = range(len(curve.points))
+    communication = np.array([point.communication_share for point in curve.points])
+    bubble = np.array([point.bubble_share for point in curve.points])
+    shares = {"computing": 1 - communication - bubble, "communication": communication, "bubble": bubble}
+    bottom = np.zeros(len(curve.points))
+    for name, color in SHARE_COLORS.items():
+        axes.bar(positions, shares[name], bottom=bottom, color=color, label=name, width=0.8)
+        bottom = bottom + shares[name]
+    axes.set_xticks(list(positions), [str(point.ranks) for point in curve.points])
+    axes.set_title("Where the ranks' time goes", fontsize=10)
+    axes.set_xlabel("ranks")
+    axes.set_ylim(0, 1)
+    axes.yaxis.set_major_formatter(lambda share, position: f"{share:.0%}")
+    axes.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=len(SHARE_COLORS))
+    _style(axes)
+
+
+# -- fits of a calibration -------------------------------------------------------------------------------------------
+
+
+def draw_fits(fits: Sequence[FittedOperation], path: Path) -> None:
+    """Draw one panel for each operation, seconds against bytes on logarithmic axes, as a PNG.
+
+    Fitted samples are filled circles, held-out ones are hollow; lines are the fits, one colour for each group of ranks,
+    dashed if it spans nodes. Barriers, which have no size, are left out.
+
+    Raises
+    ------
+    EnvironmentProblem
+        If `path` cannot be written.
+    """
+    operations = list(dict.fromkeys(fit.operation for fit in fits if fit.operation != "barrier"))
+    groups = list(dict.fromkeys((fit.cost.ranks, fit.cost.spans_nodes) for fit in fits))
+    columns = min(len(operations), 3)
+    rows = -(-len(operations) // columns)
+    figure = _make_figure(4.4 * columns, 3.6 * rows)
+    panels = figure.subplots(rows, columns, squeeze=False).reshape(-1)
+    for axes, operation in zip(panels, operations, strict=False):
+        for fit in fits:
+            if fit.operation == operation:
+                number = groups.index((fit.cost.ranks, fit.cost.spans_nodes))
+                _draw_fit(axes, fit, GROUP_COLORS[number % len(GROUP_COLORS)])
+        axes.set_title(TITLES.get(operation, operation))
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.set_xlabel("bytes")
+        axes.set_ylabel("seconds")
+        axes.grid(which="major", color=GRID, linewidth=0.7)
+        axes.legend(frameon=False, fontsize=8)
+        _style(axes)
+    for axes in panels[len(operations) :]:
+        axes.set_axis_off()
+    try:
+        figure.savefig(path, format="png")
+    except OSError as error:
+        raise EnvironmentProblem(f"{path} cannot be written: {error.strerror}") from error
+
+
+def _draw_fit(axes: Axes, fit: FittedOperation, color: str) -> None:
+    for held_out in (False, True):
+        points = [(sample.nbytes, sample.seconds) for sample in fit.samples if sample.held_out == held_out]
+        if points:
+            face = "none" if held_out else color
+            axes.plot(*zip(*points, strict=True), "o", color=color, markerfacecolor=face, markersize=4, alpha=0.8)
+    sizes = [sample.nbytes for sample in fit.samples]
+    # One line per segment, because a fit may step between two; a size on the border belongs to the first of them.
+    ends = [segment.up_to_bytes or max(sizes) for segment in fit.cost.segments]
+    starts = [min(sizes), *(end + 1 for end in ends[:-1])]
+    label = f"{fit.cost.ranks} ranks{', several nodes' if fit.cost.spans_nodes else ''}"
+    for number, (start, end) in enumerate(zip(starts, ends, strict=True)):
+        end = max(end, start)
+        xs = np.unique(np.geomspace(start, end, LINE_POINTS).astype(np.int64))
+        xs = xs[(xs >= start) & (xs <= end)]
+        style = "--" if fit.cost.spans_nodes else "-"
+        seconds = [fit.seconds(int(x)) for x in xs]
+        axes.plot(xs, seconds, style, color=color, linewidth=1.4, label=label if number == 0 else None)
