@@ -15,7 +15,7 @@ from mpi4py import MPI
 from benchmarks.cases import CASES, our_run
 from benchmarks.timing import seconds_of
 from hybridnn import ProcessGrid
-from hybridnn.comm.group import RecordedCalls
+from hybridnn.comm.group import Group
 from hybridnn.comm.recorder import Recorder
 
 CALLS = 20_000
@@ -35,11 +35,11 @@ def seconds_per_event(recorder: Recorder) -> float:
 
 def seconds_per_call(recorder: Recorder) -> float:
     """Of noting that a collective begins, and that it has ended."""
-    calls, dtype = RecordedCalls("batch", recorder, range(2), 0), np.dtype(np.float32)
+    group, dtype = Group(None, "batch", recorder, members=range(2)), np.dtype(np.float32)
 
     def run() -> None:
         for _ in range(CALLS):
-            calls._finish(calls._begin("allreduce", 400, dtype, reduction="sum"))
+            group._finish(group._begin("allreduce", 400, dtype, reduction="sum"))
 
     return median(seconds_of(run) for _ in range(ROUNDS)) / CALLS
 

@@ -1,21 +1,16 @@
-"""A group: the ranks along one axis of the process grid, and the collectives among them.
+"""Group: the ranks along one axis of the process grid, with collectives and messages.
 
-The methods are thin: they check the arrays, tell the recorder, and hand the arrays to a transport, or where a call
-blocks straight to MPI. In a group of one rank every one of them does nothing, so that code for many ranks is also the
-code for one. Arrays over the message limit travel in pieces, because MPI counts are 32-bit integers in most libraries.
-
-What a group refuses before anything is sent, beside what `require_buffer` does.
-
-How a group tells the recorder what its rank is about to do, and what it has done.
-
-What carries the arrays of a group: MPI as it is, or a transport for a device.
+Every call checks its arrays, is noted by the recorder before it begins and when it has ended, and is carried out by the
+transport of the group. Without a device, blocking calls go straight to MPI. In a group of one rank all calls return at
+once, so that code for many ranks is also the code for one. Arrays above the message limit travel in pieces, because
+most MPI libraries count elements in 32-bit integers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import partial
 from math import prod
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -24,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridnn.comm.mpi import import_mpi, ranks_within, require_buffer
-from hybridnn.comm.partition import block_slice, offsets_of, pieces, row_layout
+from hybridnn.comm.partition import offsets_of, pieces, row_layout
 from hybridnn.comm.recorder import CallRecord, Recorder, bytes_sent_by_rank
 from hybridnn.comm.request import DONE, Request
 from hybridnn.comm.transports.device import Device
@@ -36,61 +31,112 @@ if TYPE_CHECKING:
     from mpi4py import MPI
     from typing_extensions import Self
 
+MESSAGE_LIMIT = 2**30
+"""Bytes of one MPI call at most; far below the 2 GiB where 32-bit counts and some networks fail."""
 
-def require_root_array(what: str, array: NDArray[Any] | None, part: NDArray[Any], rows: int) -> NDArray[Any]:
-    """The root's `array`, if it is `rows` rows like those of `part`.
-
-    Raises
-    ------
-    ValueError
-        If there is none, or its shape is another.
-    TypeError
-        If its dtype is another.
-    """
-    if array is None:
-        raise ValueError(f"{what}: the root needs the whole array")
-    require_buffer(array, what, part.dtype)
-    require_shape(what, array, (rows, *part.shape[1:]))
-    return array
+REDUCE_PIECE = 2**21
+"""Bytes of one blocking all-reduce. Pieces stay in the processor's cache between their steps: see
+``benchmarks/allreduce_pieces.py``."""
 
 
-def require_shape(what: str, array: NDArray[Any], shape: tuple[int, ...]) -> None:
-    """Refuse an array of another shape.
+class Group:
+    """Ranks that communicate with one another.
 
-    Raises
-    ------
-    ValueError
-        Naming both shapes.
-    """
-    if array.shape != shape:
-        raise ValueError(f"{what}: expected an array of shape {shape}, got {array.shape}")
-
-
-class RecordedCalls:
-    """The base of a group: every call is noted before it begins and when it has ended.
+    Arrays lie in host memory; after `attach_device` also on the device of this rank.
 
     Parameters
     ----------
+    comm : MPI.Intracomm or None
+        None stands for a group of one rank.
     axis : str
-        Name of the axis.
+        Name of the axis, for the recorder.
     recorder : Recorder
-    members : sequence of int
-        Ranks of the grid, in the order of the group.
-    rank : int
-        This rank's number in the group.
+        Notes every call.
+    message_limit : int
+        Bytes above which an array travels in pieces.
+    members : sequence of int, optional
+        Ranks in the grid, in the order of the group; by default those in the group.
     """
 
-    def __init__(self, axis: str, recorder: Recorder, members: Sequence[int], rank: int) -> None:
+    def __init__(
+        self,
+        comm: MPI.Intracomm | None,
+        axis: str,
+        recorder: Recorder,
+        message_limit: int = MESSAGE_LIMIT,
+        members: Sequence[int] | None = None,
+    ) -> None:
+        if members is None:
+            members = range(1 if comm is None else comm.Get_size())
         self.axis = axis
         self.recorder = recorder
         self.size = len(members)
-        self.rank = rank
+        self.rank: int = 0 if comm is None else comm.Get_rank()
         self._channel = recorder.open_channel(axis, tuple(members))
+        self._comm: Any = comm
+        self._limit = message_limit
+        self._mpi: Any = None if comm is None else import_mpi()
+        self._transport: Transport = Direct(comm, message_limit)
+        self._transports: TransportFactory | None = None
 
     @property
     def members(self) -> tuple[int, ...]:
-        """Ranks of the grid, in the order of the group."""
+        """Ranks in the grid, in the order of the group."""
         return self._channel.members
+
+    @property
+    def transport(self) -> Transport:
+        """What carries out the calls that do not block; `attach_device` replaces it."""
+        return self._transport
+
+    @property
+    def device(self) -> Device | None:
+        """The device whose arrays are accepted; None without one, and in a group of one rank."""
+        return None if self._transports is None else self._transports.device
+
+    def attach_device(self, transports: TransportFactory) -> str:
+        """Accept arrays of this rank's device from now on. Collective; nothing may be in flight.
+
+        Returns
+        -------
+        str
+            As `Transport.problem`.
+        """
+        if self.size == 1:
+            return ""
+        self.disconnect()
+        self._transport = transports.transport(self._comm, self.axis, self._limit)
+        self._transports = transports
+        return self._transport.problem
+
+    def disconnect(self) -> None:
+        """Close the connections of the transport beside MPI; arrays of the device are staged from then on.
+
+        Collective; nothing may be in flight. CUDA graphs with calls of the group are dropped first.
+        """
+        self._transport.disconnect()
+
+    def split(self, color: int, axis: str, *, on_device: bool = True) -> Self:
+        """A new group of the ranks with the same `color`, in the same order. Collective.
+
+        Parameters
+        ----------
+        color : int
+        axis : str
+        on_device : bool
+            Whether the new group accepts arrays of the device where this one does; it has no NCCL connection.
+        """
+        if self.size == 1:
+            return type(self)(None, axis, self.recorder, self._limit, self.members)
+        comm = self._comm.Split(color, self.rank)
+        members = [self.members[rank] for rank in ranks_within(comm, self._comm)]
+        part = type(self)(comm, axis, self.recorder, self._limit, members)
+        if on_device and self._transports is not None:
+            connected = self._transports.name == "nccl"
+            part.attach_device(replace(self._transports, name="staging") if connected else self._transports)
+        return part
+
+    # -- notes for the recorder --------------------------------------------------------------------------------------
 
     def _begin(
         self,
@@ -108,10 +154,16 @@ class RecordedCalls:
         self.recorder.current_call = call
         return call
 
+    def _begin_message(self, name: str, array: NDArray[Any], peer: int, tag: int, about: object) -> CallRecord:
+        """Note that this rank begins a message."""
+        call: CallRecord = (name, self._channel, 0, array.nbytes, array.dtype, peer, tag, perf_counter(), about)
+        self.recorder.current_call = call
+        return call
+
     def _finish(self, call: CallRecord) -> None:
-        """Note that a call has ended: the whole operation, or the start of a non-blocking one."""
+        """Note that a blocking call has ended, or that a non-blocking one has been started."""
         name, _, _, nbytes, _, peer, _, start, about = call
-        sent = _bytes_sent(name, nbytes, self.size, peer == self.rank)
+        sent = bytes_sent_by_rank(name, nbytes, self.size, peer == self.rank)
         self.recorder.end_communication(name, self.axis, start, sent, 1, about)
         if self.recorder.captured is not None:
             self.recorder.captured.append((call, sent))
@@ -125,129 +177,16 @@ class RecordedCalls:
         root: int = -1,
         reduction: str | None = None,
     ) -> Request:
-        """Enter a non-blocking collective of `arrays`, which `start` hands to MPI."""
+        """Enter a non-blocking collective; `start` hands `arrays` to the transport and returns the requests."""
         call = self._begin(name, nbytes, arrays[-1].dtype, root, reduction)
         return self._started(call, start(), arrays)
 
-    def _begin_message(self, name: str, array: NDArray[Any], peer: int, tag: int, about: object) -> CallRecord:
-        """Note that this rank begins a message."""
-        call: CallRecord = (name, self._channel, 0, array.nbytes, array.dtype, peer, tag, perf_counter(), about)
-        self.recorder.current_call = call
-        return call
-
     def _started(self, call: CallRecord, requests: list[Any], arrays: tuple[NDArray[Any], ...]) -> Request:
-        """Note that MPI has been given what `requests` are for."""
+        """Note that a non-blocking call has been started, and return its request."""
         self._finish(call)
         return Request(requests, arrays, call, self.recorder)
 
-
-@lru_cache(maxsize=4096)
-def _bytes_sent(name: str, nbytes: int, ranks: int, is_root: bool) -> int:
-    return 0 if name == "barrier" else bytes_sent_by_rank(name, nbytes, ranks, is_root=is_root)
-
-
-MESSAGE_LIMIT = 2**30
-"""Bytes one MPI call may carry; far below the 2 GiB where 32-bit counts and some transports break."""
-
-
-class CarriedCalls(RecordedCalls):
-    """The base of a group: its communicator, and the transport that begins its calls.
-
-    Parameters are those of `Group`.
-    """
-
-    def __init__(
-        self,
-        comm: MPI.Intracomm | None,
-        axis: str,
-        recorder: Recorder,
-        message_limit: int = MESSAGE_LIMIT,
-        members: Sequence[int] | None = None,
-    ) -> None:
-        size, rank = (1, 0) if comm is None else (comm.Get_size(), comm.Get_rank())
-        super().__init__(axis, recorder, range(size) if members is None else members, rank)
-        self._comm: Any = comm
-        self._limit = message_limit
-        self._mpi: Any = import_mpi() if self.size > 1 else None
-        self._transport: Transport = Direct(comm, message_limit)
-        self._transports: TransportFactory | None = None
-
-    def attach_device(self, transports: TransportFactory) -> str:
-        """From now on take arrays of this rank's device too; collective, and nothing may be in flight.
-
-        Returns
-        -------
-        str
-            As `Transport.problem`.
-        """
-        if self.size == 1:
-            return ""
-        self.disconnect()
-        self._transport = transports.transport(self._comm, self.axis, self._limit)
-        self._transports = transports
-        return self._transport.problem
-
-    def disconnect(self) -> None:
-        """End what connects the ranks beside MPI, whose arrays are staged from then on.
-
-        Collective, and nothing may be in flight. What was recorded of the group's calls is given up before.
-        """
-        self._transport.disconnect()
-
-    @property
-    def transport(self) -> Transport:
-        """What begins the calls that do not block; `attach_device` replaces it."""
-        return self._transport
-
-    @property
-    def device(self) -> Device | None:
-        """This rank's device, whose arrays are taken; None where there is none, and in a group of one rank."""
-        return None if self._transports is None else self._transports.device
-
-    def split(self, color: int, axis: str, *, carries: bool = True) -> Self:
-        """Divide the group: the ranks that name the same `color` are a new one, in the same order; collective.
-
-        Parameters
-        ----------
-        color : int
-        axis : str
-        carries : bool
-            Whether the new group takes arrays of the device where this one does. NCCL does not connect it.
-        """
-        if self.size == 1:
-            return type(self)(None, axis, self.recorder, self._limit, self.members)
-        comm = self._comm.Split(color, self.rank)
-        members = [self.members[number] for number in ranks_within(comm, self._comm)]
-        part = type(self)(comm, axis, self.recorder, self._limit, members)
-        if carries and self._transports is not None:
-            staged = self._transports.name == "nccl"
-            part.attach_device(replace(self._transports, name="staging") if staged else self._transports)
-        return part
-
-
-REDUCE_PIECE = 2**21
-"""Bytes of one blocking all-reduce. Pieces stay in the processor's cache between their steps: see
-``benchmarks/allreduce_pieces.py``."""
-
-
-class Group(CarriedCalls):
-    """Ranks that communicate with one another.
-
-    Arrays lie in the host's memory; after `attach_device` they may lie on this rank's device just as well.
-
-    Parameters
-    ----------
-    comm : MPI.Intracomm or None
-        The communicator; None stands for a group of one rank.
-    axis : str
-        Name of the axis, for the recorder.
-    recorder : Recorder
-        Told of every call.
-    message_limit : int
-        Bytes above which an array travels in pieces.
-    members : sequence of int, optional
-        Ranks of the grid in the order of the group, to name them by; by default the numbers in the group.
-    """
+    # -- collectives -------------------------------------------------------------------------------------------------
 
     def barrier(self) -> None:
         """Return when every rank has arrived."""
@@ -271,7 +210,7 @@ class Group(CarriedCalls):
         self._finish(call)
 
     def iallreduce(self, array: NDArray[Any], operation: str = "sum") -> Request:
-        """As `allreduce`, but returns at once; the request owns `array` until it is done."""
+        """As `allreduce`, but non-blocking; the request owns `array` until it is done."""
         if self.size == 1:
             return DONE
         require_buffer(array, "allreduce")
@@ -279,12 +218,12 @@ class Group(CarriedCalls):
         return self._start("allreduce", array.nbytes, start, (array,), reduction=operation)
 
     def allgather_rows(self, array: NDArray[Any]) -> None:
-        """Fill `array` from everybody's block of its rows, in place.
+        """Gather the blocks of rows of all ranks, in place.
 
         Parameters
         ----------
         array : ndarray, shape (rows, ...)
-            On entry each rank has filled its block of rows (the block partition); on return all rows are filled.
+            On entry each rank has filled its block of rows (`hybridnn.comm.partition`); on return all rows are filled.
         """
         if self.size == 1:
             return
@@ -301,56 +240,33 @@ class Group(CarriedCalls):
         self._finish(call)
 
     def iallgather_rows(self, array: NDArray[Any]) -> Request:
-        """As `allgather_rows`, but returns at once; the request owns `array` until it is done."""
+        """As `allgather_rows`, but non-blocking; the request owns `array` until it is done."""
         if self.size == 1:
             return DONE
         require_buffer(array, "allgather")
         return self._start("allgather", array.nbytes, partial(self._transport.allgather, array), (array,))
 
-    def reduce_scatter_rows(self, array: NDArray[Any], out: NDArray[Any]) -> None:
-        """Sum `array` over the ranks and leave each rank its block of the rows of the sum.
-
-        Parameters
-        ----------
-        array : ndarray, shape (rows, ...)
-            Every rank's contribution; may be overwritten.
-        out : ndarray, shape (block of rows, ...)
-            This rank's block of the sum.
-        """
-        self.ireduce_scatter_rows(array, out).wait()
-
-    def ireduce_scatter_rows(self, array: NDArray[Any], out: NDArray[Any]) -> Request:
-        """As `reduce_scatter_rows`, but returns at once; the request owns both arrays until it is done."""
-        require_buffer(array, "reduce-scatter")
-        require_buffer(out, "reduce-scatter", array.dtype)
-        require_shape("reduce-scatter", out, array[block_slice(len(array), self.size, self.rank)].shape)
-        if self.size == 1:
-            copy_rows(array, out)
-            return DONE
-        start = partial(self._transport.reduce_scatter, array, out)
-        return self._start("reduce_scatter", array.nbytes, start, (array, out))
-
     def ialltoall_rows(self, array: NDArray[Any], out: NDArray[Any]) -> Request:
-        """Begin to send every rank its row; the request owns both arrays until it is done.
+        """All-to-all of rows, non-blocking; the request owns both arrays until it is done.
 
         Parameters
         ----------
         array : ndarray, shape (ranks, ...)
-            Row i is for rank i.
+            Row i is sent to rank i.
         out : ndarray, shape (ranks, ...)
-            Row i is that of rank i for this one.
+            Row i is received from rank i.
         """
         require_buffer(array, "all-to-all")
         require_buffer(out, "all-to-all", array.dtype)
-        require_shape("all-to-all", array, (self.size, *array.shape[1:]))
-        require_shape("all-to-all", out, array.shape)
+        _require_shape("all-to-all", array, (self.size, *array.shape[1:]))
+        _require_shape("all-to-all", out, array.shape)
         if self.size == 1:
             copy_rows(array, out)
             return DONE
         return self._start("alltoall", array.nbytes, partial(self._transport.alltoall, array, out), (array, out))
 
     def broadcast(self, array: NDArray[Any], root: int = 0) -> None:
-        """Give every rank the root's `array`, in place."""
+        """Copy the root's `array` to all ranks, in place."""
         if self.size == 1:
             return
         if self._transports is not None:
@@ -363,7 +279,7 @@ class Group(CarriedCalls):
         self._finish(call)
 
     def ibroadcast(self, array: NDArray[Any], root: int = 0) -> Request:
-        """As `broadcast`, but returns at once; the request owns `array` until it is done."""
+        """As `broadcast`, but non-blocking; the request owns `array` until it is done."""
         if self.size == 1:
             return DONE
         require_buffer(array, "broadcast")
@@ -376,22 +292,22 @@ class Group(CarriedCalls):
         Parameters
         ----------
         array : ndarray, shape (sum of rows, ...), or None
-            Needed on the root alone.
+            Used on the root only.
         out : ndarray, shape (rows[rank], ...)
-            This rank's part.
+            Rows of this rank.
         rows : sequence of int
-            Rows for every rank; zeros are allowed.
+            Number of rows of every rank; zeros are allowed.
         """
         self.iscatter_rows(array, out, rows, root).wait()
 
     def iscatter_rows(
         self, array: NDArray[Any] | None, out: NDArray[Any], rows: Sequence[int], root: int = 0
     ) -> Request:
-        """As `scatter_rows`, but returns at once; the request owns both arrays until it is done."""
+        """As `scatter_rows`, but non-blocking; the request owns both arrays until it is done."""
         require_buffer(out, "scatter")
-        require_shape("scatter", out, (rows[self.rank], *out.shape[1:]))
+        _require_shape("scatter", out, (rows[self.rank], *out.shape[1:]))
         if self.rank == root:
-            array = require_root_array("scatter", array, out, sum(rows))
+            array = _require_root_array("scatter", array, out, sum(rows))
         if self.size == 1:
             copy_rows(array, out)
             return DONE
@@ -400,20 +316,20 @@ class Group(CarriedCalls):
         return self._start("scatter", total, start, (out,) if array is None else (array, out), root)
 
     def gather_rows(self, array: NDArray[Any], out: NDArray[Any] | None, rows: Sequence[int], root: int = 0) -> None:
-        """Collect every rank's `array` in the root's `out`, one below the other.
+        """Concatenate the `array` of all ranks in the root's `out`.
 
         Parameters
         ----------
         array : ndarray, shape (rows[rank], ...)
         out : ndarray, shape (sum of rows, ...), or None
-            Needed on the root alone.
+            Used on the root only.
         rows : sequence of int
-            Rows of every rank; zeros are allowed.
+            Number of rows of every rank; zeros are allowed.
         """
         require_buffer(array, "gather")
-        require_shape("gather", array, (rows[self.rank], *array.shape[1:]))
+        _require_shape("gather", array, (rows[self.rank], *array.shape[1:]))
         if self.rank == root:
-            out = require_root_array("gather", out, array, sum(rows))
+            out = _require_root_array("gather", out, array, sum(rows))
         if self.size == 1:
             copy_rows(array, out)
             return
@@ -428,24 +344,40 @@ class Group(CarriedCalls):
         self._comm.Gatherv(array, [out, counts, offsets_of(counts), None] if self.rank == root else None, root)
         self._finish(call)
 
+    # -- messages ----------------------------------------------------------------------------------------------------
+
     def isend(
         self, array: NDArray[Any], peer: int, tag: int, *, synchronous: bool = False, about: object = None
     ) -> Request:
-        """Begin to send `array` to rank `peer`; the request owns it until it is done.
+        """Send `array` to rank `peer`, non-blocking; the request owns `array` until it is done.
 
         Parameters
         ----------
         synchronous : bool
-            Done only when the receiver has begun to receive, whatever the size (``MPI_Issend``).
+            Done only when the receiver has begun to receive, for every size (``MPI_Issend``).
         about : object
-            What the message is for; for the recorder.
+            Purpose of the message, for the recorder.
         """
         require_buffer(array, "send")
         call = self._begin_message("send", array, peer, tag, about)
         return self._started(call, self._transport.send(array, peer, tag, synchronous), (array,))
 
     def ireceive(self, array: NDArray[Any], peer: int, tag: int, *, about: object = None) -> Request:
-        """Begin to receive `array` from rank `peer`; the request owns it until it is done."""
+        """Receive `array` from rank `peer`, non-blocking; the request owns `array` until it is done."""
         require_buffer(array, "receive")
         call = self._begin_message("receive", array, peer, tag, about)
         return self._started(call, self._transport.receive(array, peer, tag), (array,))
+
+
+def _require_root_array(what: str, array: NDArray[Any] | None, part: NDArray[Any], rows: int) -> NDArray[Any]:
+    """The root's `array`, which must have `rows` rows like those of `part`."""
+    if array is None:
+        raise ValueError(f"{what}: the root needs the whole array")
+    require_buffer(array, what, part.dtype)
+    _require_shape(what, array, (rows, *part.shape[1:]))
+    return array
+
+
+def _require_shape(what: str, array: NDArray[Any], shape: tuple[int, ...]) -> None:
+    if array.shape != shape:
+        raise ValueError(f"{what}: expected an array of shape {shape}, got {array.shape}")

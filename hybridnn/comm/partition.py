@@ -1,8 +1,6 @@
-"""Where blocks lie in arrays, and arrays over the message limit: cut into pieces, scattered or gathered by piece.
+"""Block partition: the rule by which rows, samples and layers are divided among parts.
 
-The block partition: the one rule by which rows, samples and layers are dealt out.
-
-The first ``n mod p`` parts get one item more than the others. Nothing has to be divisible.
+The first ``n mod p`` of p parts have one item more than the others; nothing has to be divisible.
 """
 
 from __future__ import annotations
@@ -16,13 +14,13 @@ if TYPE_CHECKING:
 
 
 def block_sizes(items: int, parts: int) -> list[int]:
-    """Size of every part when `items` are dealt to `parts`; parts may be empty when there are more of them."""
+    """Sizes of all parts; some are empty when there are more parts than items."""
     quotient, remainder = divmod(items, parts)
     return [quotient + (part < remainder) for part in range(parts)]
 
 
 def block_bounds(items: int, parts: int, part: int) -> tuple[int, int]:
-    """First item of `part` and the one after its last."""
+    """First item of `part`, and the one after its last."""
     quotient, remainder = divmod(items, parts)
     start = part * quotient + min(part, remainder)
     return start, start + quotient + (part < remainder)
@@ -38,16 +36,8 @@ def block_size(items: int, parts: int, part: int) -> int:
     return items // parts + (part < items % parts)
 
 
-def pieces(array: NDArray[Any], limit: int) -> Iterator[NDArray[Any]]:
-    """`array`, which is contiguous, as flat views of at most `limit` bytes; at least one, perhaps empty."""
-    flat = array.reshape(-1)
-    step = max(1, limit // array.itemsize)
-    for start in range(0, max(flat.size, 1), step):
-        yield flat[start : start + step]
-
-
 def offsets_of(counts: Sequence[int]) -> list[int]:
-    """First item of every part, for parts of so many items."""
+    """First item of every part, from the numbers of items."""
     offsets = [0]
     for count in counts[:-1]:
         offsets.append(offsets[-1] + count)
@@ -55,7 +45,7 @@ def offsets_of(counts: Sequence[int]) -> list[int]:
 
 
 def row_layout(array: NDArray[Any], ranks: int) -> tuple[list[int], list[int]]:
-    """Items and first item of every rank's block of the rows of `array`; shared, so not to be changed."""
+    """Element counts and offsets of the blocks of rows of `array`. The lists are cached: do not change them."""
     return _row_layout(len(array), array.size // max(len(array), 1), ranks)
 
 
@@ -65,42 +55,9 @@ def _row_layout(rows: int, width: int, ranks: int) -> tuple[list[int], list[int]
     return counts, offsets_of(counts)
 
 
-def deal_by_messages(
-    comm: Any,
-    limit: int,
-    whole: NDArray[Any] | None,
-    part: NDArray[Any],
-    rows: Sequence[int],
-    root: int,
-    *,
-    scatters: bool,
-) -> list[Any]:
-    """Start the messages of a scatter or a gather of rows; returns their requests.
-
-    Parameters
-    ----------
-    comm : MPI.Intracomm
-    limit : int
-        Bytes of a message at most.
-    whole : ndarray, shape (sum of rows, ...), or None
-        On the root.
-    part : ndarray, shape (rows[rank], ...)
-        On every rank.
-    rows : sequence of int
-        Rows of every rank.
-    scatters : bool
-        True: the root's `whole` goes to the parts; False: the parts come together in it.
-    """
-    if comm.Get_rank() != root or whole is None:
-        start = comm.Irecv if scatters else comm.Isend
-        return [start(piece, root) for piece in pieces(part, limit)]
-    start, requests = (comm.Isend if scatters else comm.Irecv), []
-    for rank, first in enumerate(offsets_of(rows)):
-        block = whole[first : first + rows[rank]]
-        if rank != root:
-            requests += [start(piece, rank) for piece in pieces(block, limit)]
-        elif scatters:
-            part[...] = block
-        else:
-            block[...] = part
-    return requests
+def pieces(array: NDArray[Any], limit: int) -> Iterator[NDArray[Any]]:
+    """A contiguous `array` as flat views of at most `limit` bytes; at least one view, empty for an empty array."""
+    flat = array.reshape(-1)
+    step = max(1, limit // array.itemsize)
+    for start in range(0, max(flat.size, 1), step):
+        yield flat[start : start + step]

@@ -1,19 +1,13 @@
-"""The recorder: every compute instruction and every message of a rank passes here, in bounded memory.
+"""Recorder: notes of all instructions and communication calls of a rank, in bounded memory.
 
-Totals feed the time breakdown of the history; the last events tell what a rank was doing, and the call it is in what it
-waits for.
+The totals are the time breakdown of the run's records. The last events and the current call are what the stall watchdog
+reports. Notes are plain tuples, because one is made before every call and hardly any is ever read: `CallRecord` and
+`EventRecord` are the fields of the named tuples `Call` and `Event`.
 
-What a rank notes about a communication call before it begins, at the price of one tuple.
-
-How many bytes a rank sends in a collective, by one stated rule.
-
-What an MPI library really sends depends on the algorithm it picks, and it does not say which. So that figures from
-different machines can be compared, each collective counts as its bandwidth-optimal algorithm: ring all-reduce
-(reduce-scatter, then all-gather), ring all-gather and reduce-scatter, an all-to-all that sends every byte once, and a
-root that does so for every receiver. Sources: Thakur, Rabenseifner and Gropp 2005; Chan, Heimlich, Purkayastha and van
-de Geijn 2007.
-
-Communication that a device repeats by itself: calls of a recorded step, noted at every replay as at the first.
+Bytes sent are counted by a rule, because an MPI library does not report the algorithm that it chooses. Each collective
+counts as its bandwidth-optimal algorithm: ring all-reduce (reduce-scatter, then all-gather), ring all-gather, an
+all-to-all that sends every byte once, and a root that does so for every receiver. Sources: Thakur, Rabenseifner and
+Gropp 2005; Chan, Heimlich, Purkayastha and van de Geijn 2007.
 """
 
 from __future__ import annotations
@@ -21,6 +15,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import islice
 from time import perf_counter
 from typing import Any, ClassVar, NamedTuple
@@ -29,25 +24,28 @@ from weakref import WeakSet
 import numpy as np
 
 REMEMBERED = 16
-"""Collectives of a group that are remembered: ranks that went on after a disagreement are rarely further apart."""
+"""Last collectives of a group that are kept: ranks that disagree are rarely further apart."""
+
+WAITS = frozenset({"receive.wait", "barrier"})
+"""Calls in which a rank only waits for another one."""
 
 
 class CollectiveProgress:
-    """How far this rank has come in the collectives of one group.
+    """Collectives of one group that this rank has entered.
 
     Parameters
     ----------
     axis : str
         Name of the group's axis.
     members : tuple of int
-        Ranks of the grid, in the order of the group.
+        Ranks in the grid, in the order of the group.
     ordinal : int
-        How many groups with this axis and these members there were before; the same on every member.
+        Number of earlier groups with this axis and these members; the same on every member.
 
     Attributes
     ----------
     entered : int
-        Collectives begun so far.
+        Number of collectives entered so far.
     recent : deque of CallRecord
         The last of them.
     """
@@ -61,32 +59,32 @@ class CollectiveProgress:
 
 
 CallRecord = tuple[str, CollectiveProgress, int, int, "np.dtype[Any] | None", int, "str | int | None", float, object]
-"""The fields of a `Call`; a plain tuple, because it is made before every call and hardly ever read."""
+"""The fields of a `Call`."""
 
 
 class Call(NamedTuple):
-    """A communication call: ``Call._make`` of its record.
+    """A communication call: ``Call._make`` of its `CallRecord`.
 
     Attributes
     ----------
     name : str
-        Operation, as for `bytes_sent_by_rank`, or ``"barrier"``.
+        Operation, as for `bytes_sent_by_rank`.
     channel : CollectiveProgress
-        Of the group it is made in.
+        Of the group.
     number : int
-        Which collective of its group it is, from 1; 0 for a message.
+        Number of the collective in its group, from 1; 0 for a message.
     nbytes : int
         Bytes of the full vector, as for `bytes_sent_by_rank`.
     dtype : dtype or None
         None where there is no array.
     peer : int
-        Root of a collective, or the other rank of a message, by its number in the group; -1 for none.
+        Root of a collective, or the other rank of a message, as a rank in the group; -1 for none.
     detail : str, int or None
-        How an all-reduce combines, or the tag of a message.
+        Reduction of an all-reduce, or tag of a message.
     start : float
         Seconds of ``time.perf_counter``.
     about : object
-        What it is done for; None where nobody said.
+        Purpose, such as an instruction of a schedule; None where none was given.
     """
 
     name: str
@@ -101,59 +99,19 @@ class Call(NamedTuple):
 
     @property
     def signature(self) -> str:
-        """What a collective must have in common on all ranks, in words."""
+        """Everything that must agree between the ranks of a collective, as text."""
         reduction = "" if self.detail is None else f" ({self.detail})"
         array = "" if self.dtype is None else f" of {self.nbytes:,} bytes {self.dtype}"
         root = "" if self.peer < 0 else f" with root {self.channel.members[self.peer]}"
         return f"{self.name}{reduction}{array}{root}"
 
 
-def bytes_sent_by_rank(operation: str, nbytes: int, ranks: int, *, is_root: bool = False) -> int:
-    """Bytes one rank sends in `operation`, rounded down.
-
-    Parameters
-    ----------
-    operation : {"allreduce", "allgather", "reduce_scatter", "alltoall", "broadcast", "scatter", "gather", "send",
-        "receive"}
-        Name of the operation.
-    nbytes : int
-        Bytes of the full vector: the array every rank ends up with (``allreduce``, ``allgather``, ``broadcast``), the
-        one it starts with (``reduce_scatter``, ``alltoall``), all parts together (``scatter``, ``gather``), or the
-        message.
-    ranks : int
-        Size of the group.
-    is_root : bool
-        Whether this rank is the root of a rooted collective.
-
-    Raises
-    ------
-    ValueError
-        If the operation is unknown.
-    """
-    if ranks == 1:
-        return 0
-    part = nbytes * (ranks - 1) // ranks
-    match operation:
-        case "allreduce":
-            return 2 * part
-        case "allgather" | "reduce_scatter" | "alltoall":
-            return part
-        case "broadcast":
-            # A broadcast tree or pipeline sends the vector P - 1 times in all; it is booked on the root.
-            return nbytes * (ranks - 1) if is_root else 0
-        case "scatter":
-            return part if is_root else 0
-        case "gather":
-            return 0 if is_root else nbytes // ranks
-        case "send":
-            return nbytes
-        case "receive":
-            return 0
-    raise ValueError(f"unknown operation {operation!r}")
+EventRecord = tuple[str, str, str, float, float, int, object]
+"""The fields of an `Event`."""
 
 
 class Event(NamedTuple):
-    """One finished instruction or message.
+    """A finished instruction, communication call or phase: ``Event._make`` of its `EventRecord`.
 
     Attributes
     ----------
@@ -161,13 +119,13 @@ class Event(NamedTuple):
     name : str
         Instruction, collective or message, or phase.
     axis : str
-        Group the message travelled in; else empty.
+        Axis of the group of a communication call; else empty.
     start, stop : float
         Seconds of ``time.perf_counter``.
     nbytes : int
-        Bytes sent, by the rule of ``comm/recorder.py``; else 0.
+        Bytes sent, as `bytes_sent_by_rank` counts them.
     about : object
-        What it was done for, such as an instruction of a schedule; None where nobody said.
+        As for `Call`.
     """
 
     kind: str
@@ -181,18 +139,18 @@ class Event(NamedTuple):
 
 @dataclass(frozen=True)
 class RecordedTotals:
-    """Sums since the recorder was made.
+    """Sums over all events of a recorder.
 
     Attributes
     ----------
     communication_seconds : float
-        Time spent inside communication calls, waiting included.
+        Time inside communication calls, with waiting.
     waiting_seconds : float
-        The part of it that was spent waiting for messages and at barriers.
+        The part of it in which the rank waited for messages and at barriers.
     bytes_sent : int
-        By the rule of ``comm/recorder.py``.
+        As `bytes_sent_by_rank` counts them.
     messages : int
-        Communication operations begun.
+        Communication calls begun.
     """
 
     communication_seconds: float
@@ -209,35 +167,28 @@ class RecordedTotals:
         )
 
 
-WAITS = frozenset({"receive.wait", "barrier"})
-"""Calls in which a rank does nothing but wait for another."""
-
-EventRecord = tuple[str, str, str, float, float, int, object]
-"""The fields of an `Event`; a plain tuple takes a fifth of the time to make."""
-
-
 class Recorder:
-    """Keeps the last `capacity` events and the totals of all, and knows what its rank does now.
+    """Keeps the last events, the totals of all events, and the call that the rank is in.
 
     Parameters
     ----------
     capacity : int
-        Events kept; older ones are dropped, so memory does not grow with the run.
+        Number of events kept.
 
     Attributes
     ----------
     current_call : CallRecord or None
-        The communication call this rank is in; None outside of one. Whoever enters a call sets it.
+        The communication call that the rank is in; the caller sets it on entry, `end_communication` resets it.
     last_poll : (CallRecord, float) or None
-        The last operation that was asked whether it is done, and was not, with the ``time.perf_counter`` of then.
+        The call that was last tested and not done, and the ``time.perf_counter`` of the test.
     finished : int
-        Instructions and calls ended so far. Asking an operation that is not done does not count.
+        Number of instructions and calls that have ended; unsuccessful tests do not count.
     channels : list of CollectiveProgress
-        The groups that record here.
+        Groups of more than one rank that record here.
     captured : list of (CallRecord, int) or None
-        Where calls are kept as they begin, with the bytes that this rank sends; see ``comm/recorder.py``.
+        Where `capture_calls` collects calls and the bytes that this rank sends in them.
     instances : WeakSet of Recorder
-        Those of this process, one for each process grid: its watchdog judges a rank by all of them.
+        All recorders of this process, one per process grid: the stall watchdog considers all of them.
     """
 
     instances: ClassVar[WeakSet[Recorder]] = WeakSet()
@@ -256,9 +207,9 @@ class Recorder:
         self.instances.add(self)
 
     def open_channel(self, axis: str, members: tuple[int, ...]) -> CollectiveProgress:
-        """A place for a new group's progress; groups of one rank have none to show."""
-        alike = sum(channel.axis == axis and channel.members == members for channel in self.channels)
-        channel = CollectiveProgress(axis, members, alike)
+        """The progress of a new group; it is listed in `channels` if the group has more than one rank."""
+        ordinal = sum(channel.axis == axis and channel.members == members for channel in self.channels)
+        channel = CollectiveProgress(axis, members, ordinal)
         if len(members) > 1:
             self.channels.append(channel)
         return channel
@@ -277,7 +228,7 @@ class Recorder:
         self.finished += 1
 
     def end_phase(self, name: str, start: float, about: object = None) -> None:
-        """Note a part of the run that began at `start` and ends now; its instructions and messages lie within."""
+        """Note a part of the run that began at `start` and ends now, with instructions and calls inside."""
         self._events.append(("phase", name, "", start, perf_counter(), 0, about))
         self.finished += 1
 
@@ -296,7 +247,7 @@ class Recorder:
         self.finished += 1
 
     def end_poll(self, call: CallRecord, start: float) -> None:
-        """Note that `call` was asked at `start` whether it is done, and is not."""
+        """Note a test of `call` that began at `start` and found it not done."""
         stop = perf_counter()
         self._events.append(("communication", call[0] + ".test", call[1].axis, start, stop, 0, call[-1]))
         self._communication_seconds += stop - start
@@ -309,7 +260,7 @@ class Recorder:
 
     @property
     def computing_seconds(self) -> Mapping[str, float]:
-        """Seconds so far by name of compute instruction, without the communication inside them."""
+        """Seconds so far by name of compute instruction, without the communication inside."""
         return dict(self._computing)
 
     @property
@@ -318,37 +269,37 @@ class Recorder:
         return tuple(map(Event._make, self._events))
 
     def last_events(self, count: int) -> tuple[Event, ...]:
-        """The last `count` events, oldest first, without questions whether an operation is done; for any thread."""
-        # The copy is made in one go, while the rank's own thread cannot add to it.
+        """The last `count` events without unsuccessful tests, oldest first. Safe to call from any thread."""
+        # deque.copy is atomic: the rank's own thread cannot append meanwhile.
         latest = reversed(self._events.copy())
-        told = (Event._make(record) for record in latest if not record[1].endswith(".test"))
-        return tuple(islice(told, count))[::-1]
+        events = (Event._make(record) for record in latest if not record[1].endswith(".test"))
+        return tuple(islice(events, count))[::-1]
 
 
 CapturedCalls = Sequence[tuple[CallRecord, int]]
-"""Calls in their order, with the bytes that this rank sent."""
+"""Calls in their order, with the bytes that this rank sends in each."""
 
 
 def capture_calls(recorder: Recorder, work: Callable[[], None]) -> CapturedCalls:
-    """Do `work`, and return the calls that it began, which are noted as always."""
-    kept: list[tuple[CallRecord, int]] = []
-    recorder.captured = kept
+    """Run `work` and return the calls that it begins, for `replay_calls`; they are noted as usual."""
+    captured: list[tuple[CallRecord, int]] = []
+    recorder.captured = captured
     try:
         work()
     finally:
         recorder.captured = None
-    return kept
+    return captured
 
 
 def replay_calls(recorder: Recorder, calls: CapturedCalls, work: Callable[[], None]) -> None:
-    """Do `work`, which makes `calls` once more without this program, and note them.
+    """Run `work`, which replays `calls` in a CUDA graph, and note them.
 
-    They count as any others, in the totals and in how far each group has come; `work` is done in the last of them. The
-    time it takes to begin them is that of `work`, so they have none of their own.
+    They count in the totals and in the progress of each group. The time of `work` is the time to begin them, so each
+    has a duration of zero.
     """
     for record, _ in calls:
         call = Call._make(record)._replace(start=perf_counter())
-        if call.number:  # messages have none
+        if call.number:  # 0 for messages
             call.channel.entered += 1
             call = call._replace(number=call.channel.entered)
             call.channel.recent.append(call)
@@ -356,3 +307,45 @@ def replay_calls(recorder: Recorder, calls: CapturedCalls, work: Callable[[], No
     work()
     for (name, channel, *_, about), sent in calls:
         recorder.end_communication(name, channel.axis, perf_counter(), sent, 1, about)
+
+
+@lru_cache(maxsize=4096)
+def bytes_sent_by_rank(operation: str, nbytes: int, ranks: int, is_root: bool = False) -> int:
+    """Bytes that one rank sends in `operation`, rounded down.
+
+    Parameters
+    ----------
+    operation : {"allreduce", "allgather", "alltoall", "broadcast", "scatter", "gather", "send", "receive", "barrier"}
+    nbytes : int
+        Bytes of the full vector: the array that every rank ends up with (``allreduce``, ``allgather``, ``broadcast``)
+        or starts with (``alltoall``), all parts together (``scatter``, ``gather``), or the message.
+    ranks : int
+        Size of the group.
+    is_root : bool
+        Whether this rank is the root of a rooted collective.
+
+    Raises
+    ------
+    ValueError
+        If the operation is unknown.
+    """
+    if ranks == 1:
+        return 0
+    part = nbytes * (ranks - 1) // ranks
+    match operation:
+        case "allreduce":
+            return 2 * part
+        case "allgather" | "alltoall":
+            return part
+        case "broadcast":
+            # The vector is sent ranks - 1 times in all, by a tree or a pipeline; all of it is attributed to the root.
+            return nbytes * (ranks - 1) if is_root else 0
+        case "scatter":
+            return part if is_root else 0
+        case "gather":
+            return 0 if is_root else nbytes // ranks
+        case "send":
+            return nbytes
+        case "receive" | "barrier":
+            return 0
+    raise ValueError(f"unknown operation {operation!r}")

@@ -1,4 +1,4 @@
-"""A collective or a message in flight, with the arrays it reads and writes."""
+"""Request: a collective or a message in flight, with the arrays that it reads and writes."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from hybridnn.comm.recorder import CallRecord, CollectiveProgress, Recorder
 
 
 class Request:
-    """Owns its arrays until `wait` returns or `test` says yes; nobody else may touch them before.
+    """Owns its arrays until `wait` returns or `test` returns True.
 
     Parameters
     ----------
     requests : list
-        Requests of MPI, or one object that answers as they do (`hybridnn.comm.transports`); empty for an operation
-        that had nothing to do.
+        MPI requests, or one object with their ``Testall`` and ``Waitall`` (`hybridnn.comm.transports`); empty for an
+        operation without communication.
     arrays : tuple of ndarray
-        Kept alive, and owned, until the operation is done.
+        Kept alive until the operation is done.
     call : CallRecord
-        The call that began it.
+        The call that started it.
     recorder : Recorder
     """
 
@@ -36,14 +36,14 @@ class Request:
         self._recorder = recorder
 
     def test(self) -> bool:
-        """Let MPI make progress; True once the operation is done."""
+        """Make progress; True once the operation is done."""
         if not self._requests:
             return True
         start = perf_counter()
-        # Asked of one of them, as importing MPI takes longer than what it is asked.
+        # A class method, called on an instance: importing MPI would take longer than the call.
         done: bool = self._requests[0].Testall(self._requests)
         if done:
-            self._ended(".test", start)
+            self._end(".test", start)
         else:
             self._recorder.end_poll(self._call, start)
         return done
@@ -55,14 +55,14 @@ class Request:
         self._recorder.current_call = self._call
         start = perf_counter()
         self._requests[0].Waitall(self._requests)
-        self._ended(".wait", start)
+        self._end(".wait", start)
 
-    def _ended(self, how: str, start: float) -> None:
+    def _end(self, suffix: str, start: float) -> None:
         name, channel, *_, about = self._call
-        self._recorder.end_communication(name + how, channel.axis, start, 0, 0, about)
+        self._recorder.end_communication(name + suffix, channel.axis, start, 0, 0, about)
         self._requests = []
         self._arrays = ()
 
 
 DONE = Request([], (), ("", CollectiveProgress("", ()), 0, 0, None, -1, None, 0.0, None), Recorder(0))
-"""The request of an operation that had nothing to do."""
+"""The request of an operation without communication."""

@@ -172,8 +172,8 @@ class StagedCompressedAllreduce:
         self._is_done = False
         self._memory = device.pinned.acquire(array.nbytes)
         self._host = self._memory[: array.nbytes].view(array.dtype)
-        device.copies_follow(device.mark())
-        device.deferred_calls.add(device.fetch(array, self._host), self._depart)
+        device.copies_wait_for(device.record_event())
+        device.deferred_calls.add(device.copy_to_host(array, self._host), self._depart)
 
     def test(self) -> bool:
         """Let device and messages make progress; True once the sum is there."""
@@ -181,9 +181,9 @@ class StagedCompressedAllreduce:
             return True
         self._device.progress()
         if self._sum is not None and self._sum.test():
-            copied = self._device.deliver(self._host, self._array)
+            copied = self._device.copy_to_device(self._host, self._array)
             self._device.pinned.release(self._memory, copied)
-            self._device.continue_after(copied)
+            self._device.stream_waits_for(copied)
             self._is_done = True
         return self._is_done
 
@@ -210,9 +210,9 @@ class CompressedReducer:
     def __init__(self, group: Group, rooms: Sequence[CompressionWorkspace]) -> None:
         self._device = group.device
         # Words are the host's: they do not stand in line with what waits for a device.
-        self._group = group if self._device is None else group.split(0, group.axis, carries=False)
+        self._group = group if self._device is None else group.split(0, group.axis, on_device=False)
         # Ranks come to the second half of a sum at different moments, but MPI wants one order in each communicator.
-        self._gathering = self._group if len(rooms) == 1 else group.split(0, group.axis, carries=False)
+        self._gathering = self._group if len(rooms) == 1 else group.split(0, group.axis, on_device=False)
         self._most, self._rooms = rooms[0].most, cycle(rooms)
 
     def allreduce(self, array: Array) -> None:

@@ -69,17 +69,6 @@ def test_rows_are_gathered_everywhere(comm: MPI.Intracomm, name: str) -> None:
 
 @pytest.mark.mpi(ranks=[2, 3])
 @pytest.mark.parametrize("name", TRANSPORTS)
-def test_each_rank_gets_its_rows_of_the_sum(comm: MPI.Intracomm, name: str) -> None:
-    for group, cupy, dtype, shape in cases(comm, name):
-        everyone = [data_of(rank, shape, dtype) for rank in range(comm.size)]
-        expected = sum(everyone[1:], everyone[0])[block_slice(shape[0], comm.size, comm.rank)]
-        out = cupy.compute(np.full_like(expected, 77))
-        group.reduce_scatter_rows(cupy.compute(everyone[comm.rank]), out)
-        np.testing.assert_array_equal(cupy.numbers(out), expected)
-
-
-@pytest.mark.mpi(ranks=[2, 3])
-@pytest.mark.parametrize("name", TRANSPORTS)
 def test_every_rank_gets_its_row_of_all(comm: MPI.Intracomm, name: str) -> None:
     for group, cupy, dtype, shape in cases(comm, name):
         rows = (comm.size, *shape)

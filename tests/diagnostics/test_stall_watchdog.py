@@ -202,13 +202,13 @@ import os, signal, sys, time
 from pathlib import Path
 from time import perf_counter
 import numpy as np
-from hybridnn.comm.group import RecordedCalls
+from hybridnn.comm.group import Group
 from hybridnn.comm.recorder import Recorder
 from hybridnn.diagnostics.stalls.watchdog import SharedFolder
 from hybridnn.diagnostics.stalls.watchdog import StallWatchdog
 
 recorder = Recorder()
-world = RecordedCalls("world", recorder, range(2), 0)
+world = Group(None, "world", recorder, members=range(2))
 watch = StallWatchdog(recorder, SharedFolder(Path("notes"), (0,)), 0, 2)
 end_watch = watch.start(recorder, {seconds})
 

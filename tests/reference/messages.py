@@ -17,7 +17,7 @@ from reference.sweeps import sizes_for
 
 Message = tuple[str, Any, tuple[int, ...]]
 
-SENDING = ("allreduce", "allgather_rows", "reduce_scatter_rows", "broadcast", "scatter_rows", "gather_rows")
+SENDING = ("allreduce", "allgather_rows", "broadcast", "scatter_rows", "gather_rows")
 
 
 def record_messages(monkeypatch: pytest.MonkeyPatch) -> list[Message]:

@@ -233,16 +233,11 @@ class StandInCommunicator:
         self._nccl.device.ended.append(how)
 
     def allReduce(self, send: int, into: int, count: int, kind: Any, how: str, stream: int) -> None:  # noqa: N802
-        self._later("allReduce", stream, lambda: self._reduce(send, into, count, kind, how, slice(0, count)))
+        def call() -> None:
+            everyone = np.array(self._comm.allgather(memory(send, count, kind).copy()))
+            memory(into, count, kind)[:] = (everyone.max(0) if how == "max" else everyone.sum(0)).astype(kind)
 
-    def reduceScatter(self, send: int, into: int, count: int, kind: Any, how: str, stream: int) -> None:  # noqa: N802
-        own = slice(self._comm.rank * count, (self._comm.rank + 1) * count)
-        everything = count * self._comm.size
-        self._later("reduceScatter", stream, lambda: self._reduce(send, into, everything, kind, how, own))
-
-    def reduce(self, send: int, into: int, count: int, kind: Any, how: str, root: int, stream: int) -> None:
-        part = slice(0, count) if self._comm.rank == root else None
-        self._later("reduce", stream, lambda: self._reduce(send, into, count, kind, how, part))
+        self._later("allReduce", stream, call)
 
     def broadcast(self, send: int, into: int, count: int, kind: Any, root: int, stream: int) -> None:
         def call() -> None:
@@ -265,12 +260,6 @@ class StandInCommunicator:
         if stream.is_capturing():
             self._recorded_in.append(stream.capture)
         self._nccl.grouped.append((stream, call))
-
-    def _reduce(self, send: int, into: int, count: int, kind: Any, how: str, part: slice | None) -> None:
-        everyone = np.array(self._comm.allgather(memory(send, count, kind).copy()))
-        total = (everyone.max(0) if how == "max" else everyone.sum(0)).astype(kind)
-        if part is not None:
-            memory(into, part.stop - part.start, kind)[:] = total[part]
 
 
 def memory(address: int, count: int, kind: np.dtype[Any]) -> NDArray[Any]:

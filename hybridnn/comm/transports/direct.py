@@ -1,4 +1,4 @@
-"""Arrays of the host, which MPI reads and writes where they lie."""
+"""Transport for host arrays: MPI reads and writes them in place."""
 
 from __future__ import annotations
 
@@ -9,27 +9,20 @@ from typing import Any
 from numpy.typing import NDArray
 
 from hybridnn.comm.mpi import import_mpi
-from hybridnn.comm.partition import block_slice, deal_by_messages, offsets_of, pieces, row_layout
-from hybridnn.comm.transports.transport import Graphs
+from hybridnn.comm.partition import block_slice, offsets_of, pieces, row_layout
+from hybridnn.comm.transports.transport import Graphs, Transport
 
 
-class Direct:
-    """The transport where no array lies on a device; see `hybridnn.comm.transports.transport.Transport`.
+class Direct(Transport):
+    """The transport without a device.
 
     Parameters
     ----------
     comm : MPI.Intracomm or None
-        None for a group of one rank, which has nothing to begin.
+        None for a group of one rank, which makes no calls.
     limit : int
         Bytes above which an array travels in pieces.
-
-    Attributes
-    ----------
-    problem : str
-        See `Transport.problem`.
     """
-
-    problem = ""
 
     def __init__(self, comm: Any, limit: int) -> None:
         self._comm, self._limit = comm, limit
@@ -38,12 +31,12 @@ class Direct:
         self._mpi: Any = import_mpi() if self._size > 1 else None
 
     def allreduce(self, array: NDArray[Any], operation: str) -> list[Any]:
-        """Replace `array` by its sum, or maximum, over the ranks."""
-        how = self._mpi.SUM if operation == "sum" else self._mpi.MAX
-        return [self._comm.Iallreduce(self._mpi.IN_PLACE, piece, how) for piece in self._pieces(array)]
+        """Replace `array` by its sum or maximum over the ranks."""
+        op = self._mpi.SUM if operation == "sum" else self._mpi.MAX
+        return [self._comm.Iallreduce(self._mpi.IN_PLACE, piece, op) for piece in self._pieces(array)]
 
     def allgather(self, array: NDArray[Any]) -> list[Any]:
-        """Fill the rows of `array` from everybody's block."""
+        """Gather the blocks of rows of all ranks in `array`."""
         if array.nbytes <= self._limit:
             counts, offsets = row_layout(array, self._size)
             return [self._comm.Iallgatherv(self._mpi.IN_PLACE, [array, counts, offsets, None])]
@@ -53,45 +46,31 @@ class Direct:
             for piece in self._pieces(array[block_slice(len(array), self._size, root)])
         ]
 
-    def reduce_scatter(self, array: NDArray[Any], out: NDArray[Any]) -> list[Any]:
-        """Sum `array`, and leave this rank's block of the rows of the sum in `out`."""
-        if array.nbytes <= self._limit:
-            counts, _ = row_layout(array, self._size)
-            return [self._comm.Ireduce_scatter(array, out, counts, self._mpi.SUM)]
-        requests = []
-        for root in range(self._size):
-            block = array[block_slice(len(array), self._size, root)]
-            targets = self._pieces(out) if root == self._rank else iter(())
-            requests += [
-                self._comm.Ireduce(piece, next(targets, None), self._mpi.SUM, root) for piece in self._pieces(block)
-            ]
-        return requests
-
     def alltoall(self, array: NDArray[Any], out: NDArray[Any]) -> list[Any]:
-        """Send rank i row i of `array`, and receive row i of `out` from it."""
+        """Send row i of `array` to rank i, and receive row i of `out` from it."""
         if array.nbytes <= self._limit:
             return [self._comm.Ialltoall(array, out)]
         out[self._rank] = array[self._rank]
-        others = [rank for rank in range(self._size) if rank != self._rank]
-        receives = [self._comm.Irecv(piece, rank) for rank in others for piece in self._pieces(out[rank])]
-        return receives + [self._comm.Isend(piece, rank) for rank in others for piece in self._pieces(array[rank])]
+        peers = [rank for rank in range(self._size) if rank != self._rank]
+        receives = [self._comm.Irecv(piece, rank) for rank in peers for piece in self._pieces(out[rank])]
+        return receives + [self._comm.Isend(piece, rank) for rank in peers for piece in self._pieces(array[rank])]
 
     def broadcast(self, array: NDArray[Any], root: int) -> list[Any]:
-        """Give every rank the root's `array`."""
+        """Copy the root's `array` to all ranks."""
         return [self._comm.Ibcast(piece, root) for piece in self._pieces(array)]
 
     def scatter(self, array: NDArray[Any] | None, out: NDArray[Any], rows: Sequence[int], root: int) -> list[Any]:
         """Send every rank its rows of the root's `array`."""
         width = prod(out.shape[1:])
         if sum(rows) * width * out.itemsize > self._limit:
-            return deal_by_messages(self._comm, self._limit, array, out, rows, root, scatters=True)
+            return self._messages(array, out, rows, root, scatters=True)
         counts = [n * width for n in rows]
         send = [array, counts, offsets_of(counts), None] if self._rank == root else None
         return [self._comm.Iscatterv(send, out, root)]
 
     def gather(self, array: NDArray[Any], out: NDArray[Any] | None, rows: Sequence[int], root: int) -> list[Any]:
-        """Collect every rank's rows in the root's `out`."""
-        return deal_by_messages(self._comm, self._limit, out, array, rows, root, scatters=False)
+        """Concatenate the rows of all ranks in the root's `out`."""
+        return self._messages(out, array, rows, root, scatters=False)
 
     def send(self, array: NDArray[Any], peer: int, tag: int, synchronous: bool) -> list[Any]:
         """Send a message."""
@@ -102,15 +81,27 @@ class Direct:
         """Receive a message."""
         return [self._comm.Irecv(piece, peer, tag) for piece in self._pieces(array)]
 
-    def flush(self) -> None:
-        """Nothing waits: every call goes to MPI at once."""
-
-    def register_graphs(self, recordings: Graphs) -> bool:
-        """Only in a group of one rank, which has no calls to record."""
+    def register_graphs(self, graphs: Graphs) -> bool:
+        """True in a group of one rank, which makes no calls to capture."""
         return self._size == 1
 
-    def disconnect(self) -> None:
-        """Nothing but MPI connects the ranks."""
+    def _messages(
+        self, full: NDArray[Any] | None, part: NDArray[Any], rows: Sequence[int], root: int, *, scatters: bool
+    ) -> list[Any]:
+        """Scatter or gather by messages between the root's `full` array and the `part` of each rank."""
+        if self._rank != root or full is None:
+            start = self._comm.Irecv if scatters else self._comm.Isend
+            return [start(piece, root) for piece in self._pieces(part)]
+        start, requests = (self._comm.Isend if scatters else self._comm.Irecv), []
+        for rank, first in enumerate(offsets_of(rows)):
+            block = full[first : first + rows[rank]]
+            if rank != root:
+                requests += [start(piece, rank) for piece in self._pieces(block)]
+            elif scatters:
+                part[...] = block
+            else:
+                block[...] = part
+        return requests
 
     def _pieces(self, array: NDArray[Any]) -> Iterator[NDArray[Any]]:
         return pieces(array, self._limit)

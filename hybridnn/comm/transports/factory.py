@@ -1,4 +1,4 @@
-"""Which transport the groups of a grid get, once a device is chosen."""
+"""Choice of the transports of the groups of a grid, once a device is chosen."""
 
 from __future__ import annotations
 
@@ -14,25 +14,18 @@ from hybridnn.comm.transports.transport import Transport
 TransportName = Literal["staging", "mpi", "nccl"]
 
 NCCL_AXES = ("batch", "model")
-"""Groups with collectives of the device in every step; each connection of NCCL's takes memory of the device."""
+"""Axes of groups with collectives in every step; other groups get no NCCL connection, which takes device memory."""
 
 
 @dataclass(frozen=True)
 class TransportFactory:
-    """Makes the transports of a rank's groups.
-
-    Attributes
-    ----------
-    name : {"staging", "mpi", "nccl"}
-    device : Device
-        The one of this rank.
-    """
+    """Makes the transports of a rank's groups."""
 
     name: TransportName
     device: Device
 
     def transport(self, comm: Any, axis: str, limit: int) -> Transport:
-        """The transport of a group; collective over it.
+        """The transport of a group. Collective over it.
 
         Parameters
         ----------

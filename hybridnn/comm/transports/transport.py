@@ -1,4 +1,4 @@
-"""What a transport can do, and what may be asked of arrays wherever they lie."""
+"""Interface of transports, which carry out the calls of a group."""
 
 from __future__ import annotations
 
@@ -11,42 +11,38 @@ Array = Any
 """An array of the host or of a device, contiguous."""
 
 Graphs = MutableMapping[int, Callable[[], None]]
-"""What a device replays, by a number; a recording ends when it is taken out of the last of them that holds it."""
+"""Replays of CUDA graphs by a key. A graph is freed when the last mapping that holds it drops it."""
 
 
 class Transport(Protocol):
-    """Begins the calls of one group, whose methods of nearly the same names say what each does.
+    """Starts the calls of one group.
 
-    What is begun comes back as a list of what has to be finished: requests of MPI, or one object that answers to
-    ``Testall`` and ``Waitall`` as they do. Nothing here, but for `disconnect`, blocks until a peer has done something.
+    A call returns a list of what must be completed: MPI requests, or one object with their ``Testall`` and ``Waitall``.
+    No method but `disconnect` blocks until another rank has made progress.
 
     Attributes
     ----------
     problem : str
-        Why this rank could not be connected as was wanted; empty if it was, and where only another rank could not. All
+        Why this rank could not be connected as requested; empty if it was, and where only another rank could not. All
         ranks of the group stage then.
     """
 
-    problem: str
+    problem: str = ""
 
     def allreduce(self, array: Array, operation: str) -> list[Any]:
-        """Replace `array` by its sum, or maximum, over the ranks."""
+        """Replace `array` by its sum or maximum over the ranks."""
         ...
 
     def allgather(self, array: Array) -> list[Any]:
-        """Fill the rows of `array` from everybody's block."""
-        ...
-
-    def reduce_scatter(self, array: Array, out: Array) -> list[Any]:
-        """Sum `array`, and leave this rank's block of the rows of the sum in `out`."""
+        """Gather the blocks of rows of all ranks in `array`."""
         ...
 
     def alltoall(self, array: Array, out: Array) -> list[Any]:
-        """Send rank i row i of `array`, and receive row i of `out` from it."""
+        """Send row i of `array` to rank i, and receive row i of `out` from it."""
         ...
 
     def broadcast(self, array: Array, root: int) -> list[Any]:
-        """Give every rank the root's `array`."""
+        """Copy the root's `array` to all ranks."""
         ...
 
     def scatter(self, array: Array | None, out: Array, rows: Sequence[int], root: int) -> list[Any]:
@@ -54,7 +50,7 @@ class Transport(Protocol):
         ...
 
     def gather(self, array: Array, out: Array | None, rows: Sequence[int], root: int) -> list[Any]:
-        """Collect every rank's rows in the root's `out`."""
+        """Concatenate the rows of all ranks in the root's `out`."""
         ...
 
     def send(self, array: Array, peer: int, tag: int, synchronous: bool) -> list[Any]:
@@ -66,28 +62,28 @@ class Transport(Protocol):
         ...
 
     def flush(self) -> None:
-        """Hand to MPI what still waits for a device, on any group: the caller is about to block without a transport."""
-        ...
+        """Start all calls that wait for the device, of any group; called before this rank blocks in MPI."""
+        return
 
-    def register_graphs(self, recordings: Graphs) -> bool:
-        """Whether its collectives can be recorded; if so, `recordings` is emptied before what connects the ranks ends.
+    def register_graphs(self, graphs: Graphs) -> bool:
+        """Whether collectives can be captured in CUDA graphs; if so, `graphs` is cleared before `disconnect`.
 
         The same on all ranks of the group.
         """
-        ...
+        return False
 
     def disconnect(self) -> None:
-        """End what connects the ranks beside MPI, and go on without; collective, with nothing in flight."""
-        ...
+        """Close the connections beside MPI; calls are staged from then on. Collective, with nothing in flight."""
+        return
 
 
 def is_on_host(array: Array) -> bool:
-    """Whether `array` lies in the host's memory."""
+    """Whether `array` lies in host memory."""
     return isinstance(array, np.ndarray)
 
 
 def copy_rows(source: Array, target: Array) -> None:
-    """``target[...] = source``, wherever the two lie; work of the device is put in line in its current stream."""
+    """``target[...] = source`` between any memories. Copies of the device are enqueued on its current stream."""
     if is_on_host(source) == is_on_host(target):
         target[...] = source
     elif is_on_host(source):

@@ -19,7 +19,7 @@ DOMINANT_SHARE = 0.75
 
 LIMITS = {"communication": "communication-bound", "bubble": "bubble-bound", "overhead": "overhead-bound"}
 
-OPERATIONS = {"allreduce": "all-reduce", "allgather": "all-gather", "reduce_scatter": "reduce-scatter"}
+OPERATIONS = {"allreduce": "all-reduce", "allgather": "all-gather"}
 
 
 def limit_of(prediction: Prediction) -> str | None:

@@ -21,8 +21,6 @@ COMMUNICATION_KINDS = {
     "allreduce.wait": "reduce",
     "alltoall": "reduce",
     "alltoall.wait": "reduce",
-    "reduce_scatter": "reduce",
-    "reduce_scatter.wait": "reduce",
 }
 """Kinds of box by name of the event; all else is "other"."""
 
