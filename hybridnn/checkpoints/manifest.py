@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself: ``manifest.json``."""
+"""Manifest of a checkpoint: ``manifest.json``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from hybridnn.checkpoints.blocks import array_name
+from hybridnn.checkpoints.shards import array_name
 from hybridnn.errors import DataError, one_line
 from hybridnn.pipeline.schedules.methods import METHODS
 from hybridnn.utils.files import parse_json
@@ -15,13 +15,13 @@ from hybridnn.utils.settings_models import first_problem
 
 MANIFEST = "manifest.json"
 SUMS = "SHA256SUMS"
-"""The digests of all files, the manifest's too, as ``sha256sum -c`` reads them."""
+"""SHA-256 of all files, including the manifest, in the format of ``sha256sum -c``."""
 
 FORMAT_VERSION = 1
-"""Of the folder's contents; a reader refuses what is newer than itself."""
+"""Version of the folder's contents; a reader refuses newer ones."""
 
 NO_VERSION = 10**6
-"""From here on a number is no version of a format that will ever be."""
+"""Larger numbers are damage, not a version."""
 
 Number = Annotated[int, Field(ge=0, lt=2**63)]
 Positive = Annotated[int, Field(ge=1, lt=2**63)]
@@ -32,20 +32,20 @@ class _Frozen(BaseModel):
 
 
 class Progress(_Frozen):
-    """How far the training had come.
+    """Progress of the training.
 
     Attributes
     ----------
     step : int
         Updates done.
     epoch : int
-        The epoch under way, from 1; with no minibatches done it is about to begin.
+        The current epoch, from 1; about to begin if `minibatches` is 0.
     minibatches : int
-        Minibatches of that epoch done.
+        Minibatches done in this epoch.
     loss_sum : float
-        Sum of the losses of the epoch's samples so far, each before its update.
+        Sum of the losses of this epoch's samples so far, each before its update.
     samples : int
-        Those samples.
+        Number of these samples.
     """
 
     step: Number = 0
@@ -55,12 +55,12 @@ class Progress(_Frozen):
     samples: Number = 0
 
     def next_epoch(self) -> Progress:
-        """The same moment, as the beginning of the epoch after it."""
+        """The same step as the beginning of the next epoch."""
         return Progress(step=self.step, epoch=self.epoch + 1)
 
 
 class Origin(_Frozen):
-    """What was trained, and on which layout; the layout may be another when training goes on.
+    """What was trained, and on which layout; training may resume on another layout.
 
     Attributes
     ----------
@@ -71,18 +71,18 @@ class Origin(_Frozen):
     data : str
         Identity of the data set, as text.
     seed : int
-        Of the initial weights and of the order of samples: with `shuffle`, the epoch and the minibatches done it is the
-        whole random state, as every generator counts from (seed, layer, row) or (seed, epoch).
+        Of the initial weights and of the order of samples. With `shuffle`, the epoch and the minibatches done it is the
+        whole random state: generators are keyed by (seed, layer, row) or (seed, epoch).
     shuffle : bool
     stages : tuple of (int, int)
         Batch and model ranks of every pipeline stage.
     model_split : str
     partition : tuple of int
-        Layers of every part of the pipeline, in the order of the network.
+        Layers of every chunk of the pipeline, in the order of the network.
     chunks : int
-        Such parts on every stage.
+        Chunks per stage.
     method : str
-        The pipeline's.
+        Of the pipeline.
     """
 
     model: str
@@ -125,7 +125,7 @@ class ArrayEntry(_Frozen):
 
 
 class Manifest(_Frozen):
-    """The whole of ``manifest.json``.
+    """Contents of ``manifest.json``.
 
     Attributes
     ----------
@@ -137,9 +137,9 @@ class Manifest(_Frozen):
     slots : tuple of str
         Names of the optimizer's arrays.
     weight_versions : tuple of int
-        Updates that the weights of every layer have seen, and its optimizer has done; equal in a drained pipeline.
+        Updates of every layer; equal in a drained pipeline.
     arrays : dict
-        By name of file.
+        By file name.
     """
 
     format_version: int
@@ -152,7 +152,7 @@ class Manifest(_Frozen):
 
     @model_validator(mode="after")
     def _complete(self) -> Manifest:
-        """Refuse arrays that are not those of the layers and of the optimizer: their names become names of files."""
+        """Refuse arrays other than those of the layers and the optimizer: array names become file names."""
         missing = set(_files_of(len(self.weight_versions), self.slots))
         for name in self.arrays:
             if name not in missing:
@@ -163,12 +163,12 @@ class Manifest(_Frozen):
         return self
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """The shape of every array, by its name without the ending of a file."""
+        """Shape of every array, by its name without ``.npy``."""
         return {name.removesuffix(".npy"): entry.shape for name, entry in self.arrays.items()}
 
 
 def _files_of(layers: int, slots: Sequence[str]) -> Iterator[str]:
-    """Names of the files that a checkpoint of so many layers consists of, beside what describes them."""
+    """File names of the arrays of a checkpoint of `layers` layers."""
     for layer in range(layers):
         for kind in ("weight", "bias"):
             for slot in (None, *slots):
@@ -176,14 +176,14 @@ def _files_of(layers: int, slots: Sequence[str]) -> Iterator[str]:
 
 
 def parse_manifest(text: str, path: str) -> Manifest:
-    """The manifest that `text` holds.
+    """Parse a manifest.
 
     Raises
     ------
     DataError
-        If it is of a newer format.
+        If it has a newer format.
     ValueError
-        With the reason, if it is no manifest.
+        With the reason, if `text` is no manifest.
     """
     try:
         values: Any = parse_json(text)

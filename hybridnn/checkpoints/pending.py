@@ -1,4 +1,4 @@
-"""A checkpoint while it is written: its jobs, which run in threads beside the training."""
+"""Pending checkpoint: the files of a checkpoint that is being written, and this rank's part of the work."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import errno
 import hashlib
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
 from pathlib import Path
@@ -28,10 +28,12 @@ from hybridnn.checkpoints.manifest import (
 )
 from hybridnn.comm.file_io import Rectangle, file_sha256, npy_header, sync, write_file, write_rectangle
 
+SHA256_BYTES = 32
+
 
 @dataclass(frozen=True)
 class ArrayFiles:
-    """The ``.npy`` files of the arrays of a checkpoint.
+    """The ``.npy`` files of a checkpoint.
 
     Attributes
     ----------
@@ -46,7 +48,7 @@ class ArrayFiles:
 
     @cached_property
     def headers(self) -> dict[str, bytes]:
-        """What stands before each array's numbers."""
+        """The ``.npy`` header of every file."""
         return {name: npy_header(shape, self.dtype) for name, shape in self.shapes.items()}
 
     def nbytes(self, name: str) -> int:
@@ -59,53 +61,55 @@ class ArrayFiles:
         return sum(map(self.nbytes, self.shapes))
 
 
-class Findings:
-    """What the ranks find out, each a part: bytes, whose maximum over the ranks is everything.
+class SharedResults:
+    """Results of all ranks for the manifest, in one buffer of bytes that is combined by a max all-reduce.
+
+    Every result is set by some ranks, equal on all of them, and zero on the others.
 
     Attributes
     ----------
-    numbers : ndarray of uint8
-        All of it; the first number is left to others.
+    buffer : ndarray of uint8
+        Its first byte is free for a failure flag.
     versions : ndarray of int64, shape (layers,)
-        Updates that each layer's weights have seen.
+        Updates of every layer's weights, a view of `buffer`.
     """
 
     def __init__(self, layers: int, names: Sequence[str]) -> None:
-        self.numbers = np.zeros(8 * (1 + layers) + 32 * len(names), np.uint8)
-        self.versions = self.numbers[8 : 8 * (1 + layers)].view(np.int64)
-        self._digests: NDArray[np.uint8] = self.numbers[8 * (1 + layers) :].reshape(-1, 32)
-        self._place = {name: place for place, name in enumerate(names)}
+        end = 8 * (1 + layers)
+        self.buffer = np.zeros(end + SHA256_BYTES * len(names), np.uint8)
+        self.versions = self.buffer[8:end].view(np.int64)
+        self._hashes = dict(zip(names, self.buffer[end:].reshape(-1, SHA256_BYTES), strict=True))
 
     def set_sha256(self, name: str, digest: bytes) -> None:
-        """Note the digest of an array's file."""
-        self._digests[self._place[name]] = np.frombuffer(digest, np.uint8)
+        """Set the SHA-256 of an array's file."""
+        self._hashes[name][:] = np.frombuffer(digest, np.uint8)
 
     def sha256(self, name: str) -> str:
-        """The digest of an array's file, in hexadecimal digits."""
-        digest: bytes = self._digests[self._place[name]].tobytes()
+        """SHA-256 of an array's file, in hexadecimal digits."""
+        digest: bytes = self._hashes[name].tobytes()
         return digest.hex()
 
 
 @dataclass(frozen=True)
 class PendingCheckpoint:
-    """A checkpoint that this rank writes its part of.
+    """A checkpoint that is being written to a temporary folder; one method per kind of work, some called by threads.
 
     Attributes
     ----------
     folder : Path
-        Of all checkpoints.
+        Folder of all checkpoints.
     files : ArrayFiles
     progress : Progress
     origin : Origin
     slots : tuple of str
         Names of the optimizer's arrays.
-    findings : Findings
-    written : list of (str, Rectangle, ndarray)
-        Array, place and numbers of what this rank writes.
-    digested : list of (str, ndarray)
-        The whole arrays that it digests.
-    read_again : list of str
-        The arrays that it digests from disk, when all ranks have written.
+    results : SharedResults
+    files_to_hash : list of str
+        Arrays whose files this rank reads again to hash them, when all ranks have written.
+    to_write : list of (str, Rectangle, ndarray)
+        Array, region and elements that this rank writes.
+    to_hash : list of (str, ndarray)
+        Whole arrays that this rank hashes from memory.
     """
 
     folder: Path
@@ -113,75 +117,74 @@ class PendingCheckpoint:
     progress: Progress
     origin: Origin
     slots: tuple[str, ...]
-    findings: Findings
-    written: list[tuple[str, Rectangle, NDArray[Any]]]
-    digested: list[tuple[str, NDArray[Any]]]
-    read_again: list[str]
+    results: SharedResults
+    files_to_hash: list[str]
+    to_write: list[tuple[str, Rectangle, NDArray[Any]]] = field(default_factory=list)
+    to_hash: list[tuple[str, NDArray[Any]]] = field(default_factory=list)
 
     @property
     def partial(self) -> Path:
-        """Where it is written."""
+        """Temporary folder."""
         return partial_folder(self.folder, self.progress.step)
 
     @property
     def finished(self) -> Path:
-        """Where it will be."""
+        """Folder of the finished checkpoint."""
         return step_folder(self.folder, self.progress.step)
 
     def require_space(self) -> None:
-        """Refuse to begin on a disk that is already too full; one may still become full later."""
+        """Raise an error if the disk is too full already; it may still become full later."""
         usage = shutil.disk_usage(nearest_existing(self.folder))
-        if usage.total and usage.free < self.files.total_bytes:  # some file systems do not tell
+        if usage.total and usage.free < self.files.total_bytes:  # some file systems report a total of 0
             needed = f"{self.files.total_bytes:,} bytes are needed, {usage.free:,} are free"
             raise OSError(errno.ENOSPC, f"No space left on device: {needed}")
 
     def write(self) -> None:
-        """Write this rank's part."""
+        """Write this rank's regions of the arrays."""
         self.partial.mkdir(parents=True, exist_ok=True)
-        for name, where, numbers in self.written:
-            write_rectangle(self._path(name), numbers, where, self.files.headers[name])
+        for name, region, elements in self.to_write:
+            write_rectangle(self._path(name), elements, region, self.files.headers[name])
 
     def sync(self) -> None:
-        """Return when it is on disk."""
-        for name, _, _ in self.written:
+        """Wait until the files that this rank wrote are on disk."""
+        for name, _, _ in self.to_write:
             sync(self._path(name))
 
-    def digest(self) -> None:
-        """Digest the arrays that this rank has whole."""
-        for name, numbers in self.digested:
+    def hash_arrays(self) -> None:
+        """Hash the whole arrays in memory."""
+        for name, elements in self.to_hash:
             digest = hashlib.sha256(self.files.headers[name])
-            digest.update(np.ascontiguousarray(numbers).data)
-            self.findings.set_sha256(name, digest.digest())
+            digest.update(np.ascontiguousarray(elements).data)
+            self.results.set_sha256(name, digest.digest())
 
-    def digest_files(self) -> None:
-        """Digest files that several ranks have written."""
-        for name in self.read_again:
-            self.findings.set_sha256(name, file_sha256(self._path(name)))
+    def hash_files(self) -> None:
+        """Read again and hash files that several ranks have written."""
+        for name in self.files_to_hash:
+            self.results.set_sha256(name, file_sha256(self._path(name)))
 
     def publish(self) -> None:
-        """Check the sizes, write the manifest, and give the folder its name; one rank does, when all have written."""
+        """Check the sizes, write the manifest and rename the folder; on one rank, when all results are combined."""
         arrays = {}
         for name, shape in self.files.shapes.items():
             path, size = self._path(name), self.files.nbytes(name)
             if (found := path.stat().st_size) != size:
                 raise OSError(errno.EIO, f"{path.name} has {found:,} bytes, {size:,} were written")
-            arrays[path.name] = ArrayEntry(
-                shape=shape, dtype=self.files.dtype.name, bytes=size, sha256=self.findings.sha256(name)
-            )
+            sha256 = self.results.sha256(name)
+            arrays[path.name] = ArrayEntry(shape=shape, dtype=self.files.dtype.name, bytes=size, sha256=sha256)
         manifest = Manifest(
             format_version=FORMAT_VERSION,
             hybridnn=__version__,
             progress=self.progress,
             origin=self.origin,
             slots=self.slots,
-            weight_versions=tuple(self.findings.versions.tolist()),
+            weight_versions=tuple(self.results.versions.tolist()),
             arrays=arrays,
         )
         text = (manifest.model_dump_json(indent=2) + "\n").encode()
-        digests = {name: entry.sha256 for name, entry in arrays.items()}
-        digests[MANIFEST] = hashlib.sha256(text).hexdigest()
+        hashes = {name: entry.sha256 for name, entry in arrays.items()}
+        hashes[MANIFEST] = hashlib.sha256(text).hexdigest()
         write_file(self.partial / MANIFEST, text)
-        write_file(self.partial / SUMS, "".join(f"{sha}  {name}\n" for name, sha in digests.items()).encode())
+        write_file(self.partial / SUMS, "".join(f"{sha}  {name}\n" for name, sha in hashes.items()).encode())
         publish(self.partial, self.finished)
 
     def _path(self, name: str) -> Path:

@@ -1,4 +1,4 @@
-"""Reading checkpoints: the newest that is sound, and the blocks of its arrays that a rank needs."""
+"""Reading of checkpoints: search for the newest valid one, and the shards of its arrays that a rank needs."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridnn.checkpoints.blocks import HeldBlock, deal_files, held_blocks
 from hybridnn.checkpoints.folder import checkpoint_folders
 from hybridnn.checkpoints.manifest import MANIFEST, SUMS, ArrayEntry, Manifest, parse_manifest
+from hybridnn.checkpoints.shards import ArrayShard, assign_files, local_shards
 from hybridnn.comm.agreement import agree, broadcast_text
 from hybridnn.comm.file_io import Rectangle, file_sha256, read_npy_header, read_rectangle
 from hybridnn.comm.group import Group
@@ -23,18 +23,13 @@ from hybridnn.nn.optimizers import OptimizerState
 from hybridnn.parallel.stage import Stage
 from hybridnn.utils.files import JSON_BYTES, FileError, open_regular, read_bytes, read_text
 
-SOUND, MISSING, UNREADABLE, OTHER_SIZE, OTHER_DIGEST, OTHER_ARRAY = range(6)
+VALID, MISSING, UNREADABLE, WRONG_SIZE, WRONG_HASH, WRONG_ARRAY = range(6)
+"""States of an array's file."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint whose files are those that were written.
-
-    Attributes
-    ----------
-    path : Path
-    manifest : Manifest
-    """
+    """A checkpoint whose files are as they were written."""
 
     path: Path
     manifest: Manifest
@@ -48,18 +43,18 @@ class Checkpoint:
             If a file cannot be read.
         """
         endings = tuple(f".{slot}" for slot in self.manifest.slots)
-        return {name: self._whole(name) for name in self.manifest.shapes() if not name.endswith(endings)}
+        return {name: self._read_array(name) for name in self.manifest.shapes() if not name.endswith(endings)}
 
     def read_into(self, stages: Sequence[Stage], states: Sequence[OptimizerState], group: Group | None = None) -> None:
-        """Fill the weights and the optimizer's arrays of this rank, of any grid and split, and set its updates.
+        """Read the weights and the optimizer state of this rank, on any grid and split: only its rows and columns.
 
         Parameters
         ----------
         stages : sequence of Stage
         states : sequence of OptimizerState
-            Of each of them.
+            Of each of `stages`; their numbers of updates are set, too.
         group : Group, optional
-            The ranks that read, so that an error of one is raised on all; each reads only its own rows and columns.
+            The ranks that read, so that an error on one is raised on all.
 
         Raises
         ------
@@ -81,57 +76,57 @@ class Checkpoint:
             if len(updates) != 1:
                 raise DataError(f"{self.path}: the layers of a stage have {sorted(updates)} updates, not one number")
             state.updates = updates.pop()
-        for block in held_blocks(stages, states):
-            self._read_block(block)
+        for shard in local_shards(stages, states):
+            self._read_shard(shard)
 
-    def _read_block(self, block: HeldBlock) -> None:
-        path = self.path / f"{block.name}.npy"
+    def _read_shard(self, shard: ArrayShard) -> None:
+        path = self.path / f"{shard.name}.npy"
         entry = self.manifest.arrays.get(path.name)
         if entry is None:
             raise DataError(f"{self.path}: {path.name} is missing: the checkpoint is of another network")
-        memory = block.memory
-        shape = tuple(block.where.shape) if len(entry.shape) == 2 else (block.where.shape[0],)
+        memory, region = shard.memory, shard.region
+        shape = tuple(region.shape) if len(entry.shape) == 2 else (region.shape[0],)
         if (entry.shape, entry.dtype) != (shape, memory.dtype.name):
             needed = f"the model needs {shape} of {memory.dtype.name}"
             raise DataError(f"{path}: has shape {entry.shape} of {entry.dtype}, {needed}")
-        host = memory if block.kernels.on_host else np.empty(memory.shape, memory.dtype)
-        self._fill(path.name, host, block.where)
-        block.kernels.put(host, memory)
+        host = memory if shard.kernels.on_host else np.empty(memory.shape, memory.dtype)
+        self._read_region(path.name, host, region)
+        shard.kernels.put(host, memory)
 
-    def _whole(self, name: str) -> NDArray[Any]:
+    def _read_array(self, name: str) -> NDArray[Any]:
         entry = self.manifest.arrays[f"{name}.npy"]
         array = np.empty(entry.shape, entry.dtype)
         rows, columns = entry.shape if len(entry.shape) == 2 else (entry.shape[0], 1)
-        self._fill(f"{name}.npy", array, Rectangle((rows, columns), slice(0, rows), slice(0, columns)))
+        self._read_region(f"{name}.npy", array, Rectangle((rows, columns), slice(0, rows), slice(0, columns)))
         return array
 
-    def _fill(self, name: str, memory: NDArray[Any], where: Rectangle) -> None:
-        path = self.path / name
+    def _read_region(self, file: str, out: NDArray[Any], region: Rectangle) -> None:
+        path = self.path / file
         try:
-            read_rectangle(path, memory, where, _first_byte(path, self.manifest.arrays[name]))
+            read_rectangle(path, out, region, _data_offset(path, self.manifest.arrays[file]))
         except (OSError, ValueError) as error:
             raise DataError(f"{path}: cannot be read: {error}") from error
 
 
 def newest_valid(
-    folder: Path, group: Group | None = None, refusal: Callable[[Manifest], str] | None = None
+    folder: Path, group: Group | None = None, objection: Callable[[Manifest], str] | None = None
 ) -> tuple[Checkpoint | None, list[str]]:
-    """The newest checkpoint in `folder` with all its files as they were written; collective over `group`.
+    """The newest checkpoint in `folder` whose files are all as they were written; collective over `group`.
 
     Parameters
     ----------
     folder : Path
     group : Group, optional
-        Ranks that share the reading, each some of the files.
-    refusal : callable, optional
-        Given a manifest, why training cannot go on from that checkpoint, the same on every rank; empty where it can.
+        Ranks that share the reading: each verifies some of the files.
+    objection : callable, optional
+        Given a manifest, the reason why training cannot resume from it, the same on every rank; empty if it can.
 
     Returns
     -------
     Checkpoint or None
-        None where there is none that is sound; the same on every rank.
+        None if there is no valid one; the same on every rank.
     list of str
-        A line for each checkpoint that was passed over, which names what is damaged.
+        A line for each checkpoint that was skipped, which names what is damaged.
 
     Raises
     ------
@@ -145,13 +140,13 @@ def newest_valid(
         paths = [Path(path) for path in broadcast_text(group, "\n".join(map(str, paths)), 0).split("\n") if path]
     problems: list[str] = []
     for path in paths:
-        found = open_checkpoint(path, group)
-        if isinstance(found, str):
-            problems.append(found)
-        elif refusal is not None and (reason := refusal(found.manifest)):
+        checkpoint = open_checkpoint(path, group)
+        if isinstance(checkpoint, str):
+            problems.append(checkpoint)
+        elif objection is not None and (reason := objection(checkpoint.manifest)):
             problems.append(f"{path / MANIFEST}: {reason}")
         else:
-            return found, problems
+            return checkpoint, problems
     return None, problems
 
 
@@ -169,31 +164,28 @@ def open_checkpoint(path: Path, group: Group | None = None) -> Checkpoint | str:
     names = list(manifest.arrays)
     sizes = [manifest.arrays[name].bytes for name in names]
     ranks, rank = (1, 0) if group is None else (group.size, group.rank)
-    # What each file was found to be, and its size: every number is found by one rank.
-    found = np.zeros((len(names), 2), np.int64)
-    for place, reader in enumerate(deal_files(sizes, ranks)):
-        if reader == rank:
-            found[place] = _state_of(path / names[place], manifest.arrays[names[place]])
+    states = np.zeros((len(names), 2), np.int64)  # state and size of each file, set by one rank
+    for file, owner in enumerate(assign_files(sizes, ranks)):
+        if owner == rank:
+            states[file] = _state_of(path / names[file], manifest.arrays[names[file]])
     if group is not None:
-        group.allreduce(found)
-    for name, size, (state, size_found) in zip(names, sizes, found.tolist(), strict=True):
-        if state != SOUND:
-            return (
-                f"{path / name}: "
-                + {
-                    MISSING: "the file is missing",
-                    UNREADABLE: "the file cannot be read",
-                    OTHER_SIZE: f"has {size_found:,} bytes, {size:,} were written",
-                    OTHER_DIGEST: "its bytes are not those that were written (SHA-256 differs)",
-                    OTHER_ARRAY: "is not the array that the manifest describes",
-                }[state]
-            )
+        group.allreduce(states)
+    for name, size, (state, found_size) in zip(names, sizes, states.tolist(), strict=True):
+        if state != VALID:
+            problems = {
+                MISSING: "the file is missing",
+                UNREADABLE: "the file cannot be read",
+                WRONG_SIZE: f"has {found_size:,} bytes, {size:,} were written",
+                WRONG_HASH: "its bytes are not those that were written (SHA-256 differs)",
+                WRONG_ARRAY: "is not the array that the manifest describes",
+            }
+            return f"{path / name}: {problems[state]}"
     return Checkpoint(path, manifest)
 
 
 def _read_manifest(path: Path, group: Group | None) -> Manifest | str:
-    """The manifest as rank 0 finds it, or what is wrong with it."""
-    text, problem = _text_of_manifest(path) if group is None or group.rank == 0 else ("", "")
+    """The manifest, which rank 0 reads, or what is wrong with it."""
+    text, problem = _manifest_text(path) if group is None or group.rank == 0 else ("", "")
     if group is not None:
         text, problem = broadcast_text(group, text, 0), broadcast_text(group, problem, 0)
     if not text:
@@ -203,14 +195,14 @@ def _read_manifest(path: Path, group: Group | None) -> Manifest | str:
     except ValueError as error:
         return f"{path / MANIFEST}: {error}"
     except DataError:
-        if problem:  # a number that was damaged is no newer version
+        if problem:  # the version number may be damaged
             return problem
         raise
     return problem or manifest
 
 
-def _text_of_manifest(path: Path) -> tuple[str, str]:
-    """What stands in the manifest, and what is wrong with it; each may be empty."""
+def _manifest_text(path: Path) -> tuple[str, str]:
+    """Text of the manifest, and what is wrong with it; each may be empty."""
     text = ""
     try:
         data = read_bytes(path / MANIFEST, JSON_BYTES)
@@ -226,25 +218,25 @@ def _text_of_manifest(path: Path) -> tuple[str, str]:
 
 
 def _state_of(path: Path, entry: ArrayEntry) -> tuple[int, int]:
-    """What a file is found to be, and its size."""
+    """State of a file, and its size."""
     try:
-        found = path.stat().st_size
-        if found != entry.bytes:
-            return OTHER_SIZE, found
+        size = path.stat().st_size
+        if size != entry.bytes:
+            return WRONG_SIZE, size
         if file_sha256(path).hex() != entry.sha256:
-            return OTHER_DIGEST, found
-        _first_byte(path, entry)
+            return WRONG_HASH, size
+        _data_offset(path, entry)
     except FileNotFoundError:
         return MISSING, 0
     except OSError:
         return UNREADABLE, 0
     except ValueError:
-        return OTHER_ARRAY, found
-    return SOUND, found
+        return WRONG_ARRAY, size
+    return VALID, size
 
 
-def _first_byte(path: Path, entry: ArrayEntry) -> int:
-    """Where the numbers of an array begin in its file.
+def _data_offset(path: Path, entry: ArrayEntry) -> int:
+    """Offset of the elements of an array in its file.
 
     Raises
     ------

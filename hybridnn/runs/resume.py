@@ -10,10 +10,10 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
-from hybridnn.checkpoints.blocks import array_shapes
 from hybridnn.checkpoints.folder import checkpoint_folders
 from hybridnn.checkpoints.manifest import Manifest, Origin
 from hybridnn.checkpoints.reading import Checkpoint, newest_valid
+from hybridnn.checkpoints.shards import array_shapes
 from hybridnn.comm.agreement import agree
 from hybridnn.comm.mpi import running_ranks
 from hybridnn.config.file import load_settings

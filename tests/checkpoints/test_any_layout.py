@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from hybridnn import __version__
-from hybridnn.checkpoints import blocks as shares
+from hybridnn.checkpoints import shards
 from hybridnn.checkpoints.reading import Checkpoint, newest_valid
 from hybridnn.comm.mpi import import_mpi
 from hybridnn.errors import DataError, HybridnnError
@@ -36,7 +36,7 @@ RANKS = [2, 3, 4]
 @pytest.fixture(autouse=True)
 def _cut(monkeypatch: pytest.MonkeyPatch) -> None:
     """These arrays are far smaller than what is otherwise not cut."""
-    monkeypatch.setattr(shares, "UNCUT_BYTES", 40)
+    monkeypatch.setattr(shards, "UNCUT_BYTES", 40)
 
 
 def require_files(checkpoint: Path, optimizer: str, dtype: str, shift: float = 0) -> None:
@@ -170,12 +170,12 @@ def test_every_rank_writes_about_the_same_bytes(comm: MPI.Intracomm, mpi_tmp_pat
             comm, Layout(stages, partition=(LAYERS,) if len(stages) == 1 else (2, 3)), "adam", "float64"
         )
         writer = held.writer(mpi_tmp_path)
-        draft = writer._new_draft(PROGRESS, copies=True)
-        mine = sum(numbers.nbytes for _, _, numbers in draft.written)
+        pending = writer._snapshot(PROGRESS, copies=True)
+        written = sum(elements.nbytes for _, _, elements in pending.to_write)
         stage = sum(stage.weights.nbytes * 3 for stage in held.stages) * held.grid.model
         widest_row = 13 * 8
         # The buffers have padding, which is not written: up to 120 bytes an array.
-        assert abs(mine - stage / (held.grid.batch * held.grid.model)) <= 2 * widest_row + 120 * 3 * 2 * LAYERS
+        assert abs(written - stage / (held.grid.batch * held.grid.model)) <= 2 * widest_row + 120 * 3 * 2 * LAYERS
 
 
 def test_the_files_are_those_that_sha256sum_knows(tmp_path: Path) -> None:

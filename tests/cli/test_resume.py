@@ -244,7 +244,7 @@ def test_a_run_that_ends_by_an_error_leaves_no_empty_folder(run_hybridnn: Run) -
 def test_a_disk_without_room_for_the_last_checkpoint_keeps_the_results(
     run_hybridnn: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(draft: PendingCheckpoint) -> None:
+    def full(pending: PendingCheckpoint) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(PendingCheckpoint, "require_space", full)
