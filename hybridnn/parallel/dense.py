@@ -1,14 +1,26 @@
-"""A dense layer split over a model group: its mathematics on one rank's block, and the messages that make it whole.
+"""Dense layers split over a model group: Algorithms 2 and 3 of Laugier et al. 2018.
 
-A layer keeps nothing between calls. Everything it reads and writes is in the `LayerArrays` handed in, so many
-minibatches can be in flight. The backward pass is in two parts: the sum of the input gradient over the ranks travels
-while the weight gradient is computed. In a group of one rank both kinds of split are the plain layer.
+The communication of a layer within its model group, lines counted from ``procedure``:
+
+================================  ==============  ==============  =========================================
+method                            Algorithm 2     Algorithm 3     collective
+================================  ==============  ==============  =========================================
+`ColumnDense.forward`             lines 9 and 10  lines 10, 11    all-gather of the outputs
+`ColumnDense.backward_input`      lines 13 to 15  14, 15 and 17   all-reduce of the input gradient
+`ColumnDense.backward_weight`     line 14         line 15         none; `gradient_reduction` has line 16
+================================  ==============  ==============  =========================================
+
+`RowDense`, a layer split by its inputs, is not in that paper (see `layer_split`): it all-reduces its outputs in the
+forward pass and needs no communication in the backward pass.
+
+A layer has no state between calls. Everything it reads and writes is in the `LayerArrays` passed to it, so many
+microbatches can be in flight. The backward pass has two parts, so that the all-reduce of the input gradient overlaps
+with the weight gradient. In a group of one rank both classes are the plain layer.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 from hybridnn.comm.group import Group
 from hybridnn.comm.request import DONE, Request
@@ -17,60 +29,66 @@ from hybridnn.nn.parameters import LayerParameters, LayerShard
 
 
 @dataclass
-class LayerArrays:
-    """The arrays of one layer for one minibatch of n samples on this rank, shape (features, n) each.
+class WeightGradientArrays:
+    """The arrays from which a weight gradient is computed, of one microbatch or of several concatenated ones.
 
     Attributes
     ----------
-    x : ndarray
-        Input; must stay until the weight gradient is done.
-    whole_x : ndarray or None
-        All rows of the input, for a residual layer split by inputs: `x` itself, or room to gather it.
-    activation : ndarray
-        Output of the activation on this rank's rows; a view of `y` unless the layer is residual.
-    y : ndarray
-        Output as the next layer wants it: all rows, or this rank's where the next layer is split by inputs.
-    own_y, own_dy : ndarray
-        Views of `y` and `dy`: this rank's rows of the outputs, or of the inputs where the layer is split by these.
-    dy : ndarray
-        Gradient with respect to `y`.
-    dz : ndarray
-        Gradient with respect to the activation's input on this rank's rows; overwrites `own_dy` unless the layer is
-        residual or the weight gradient comes later.
-    dx : ndarray or None
-        Gradient with respect to `x`; None where nobody wants it.
-    own_x, own_dx : ndarray or None
-        For a residual layer split by outputs, this rank's rows of `x` and `dx`; for one split by inputs, `own_x` is
-        where `x` lies in a gathered `whole_x`.
-    scratch : ndarray
-        Shape of `activation`; overwritten by every call. May share memory with `dx`, which is written last.
-    room : ndarray, shape (n, features of dx), or None
-        For the product that gives ``dx``, where it pays; overwritten.
+    x : ndarray, shape (features, n)
+        Input.
+    dz : ndarray, shape (features, n)
+        Gradient with respect to the activation's input on this rank's rows.
     ones : ndarray, shape (n,)
     """
 
     x: Array
-    whole_x: Array | None
+    dz: Array
+    ones: Array
+
+
+@dataclass
+class LayerArrays(WeightGradientArrays):
+    """The arrays of one layer for one microbatch of n samples on this rank, shape (features, n) each.
+
+    Attributes
+    ----------
+    x : ndarray
+        Input; must not change before the weight gradient is computed.
+    dz : ndarray
+        Gradient with respect to the activation's input on this rank's rows; the same memory as `own_dy` unless the
+        layer is residual or the weight gradient is computed later.
+    full_x : ndarray or None
+        All rows of the input, for a residual layer split by inputs: `x` itself, or workspace to gather it.
+    activation : ndarray
+        Output of the activation on this rank's rows; a view of `y` unless the layer is residual.
+    y : ndarray
+        Input of the next layer: all rows, or this rank's if the next layer is split by inputs.
+    own_y, own_dy : ndarray
+        Views of `y` and `dy`: this rank's rows of the outputs, or of the inputs if the layer is split by inputs.
+    dy : ndarray
+        Gradient with respect to `y`.
+    dx : ndarray or None
+        Gradient with respect to `x`; None if it is not needed.
+    own_x, own_dx : ndarray or None
+        For a residual layer split by outputs, this rank's rows of `x` and `dx`; for one split by inputs, `own_x` is
+        the block of `x` in a gathered `full_x`.
+    scratch : ndarray
+        Shape of `activation`; overwritten by every call. May share memory with `dx`, which is written last.
+    product : ndarray, shape (n, features of dx), or None
+        Workspace of `Kernels.matmul_transposed` for `dx`, where it is faster with one.
+    """
+
+    full_x: Array | None
     activation: Array
     y: Array
     own_y: Array
     dy: Array
     own_dy: Array
-    dz: Array
     dx: Array | None
     own_x: Array | None
     own_dx: Array | None
     scratch: Array
-    room: Array | None
-    ones: Array
-
-
-class WeightGradientArrays(Protocol):
-    """What the weight gradient of a layer is computed from; `LayerArrays` has it, and so have several joined."""
-
-    x: Array
-    dz: Array
-    ones: Array
+    product: Array | None
 
 
 class ColumnDense:
@@ -78,37 +96,36 @@ class ColumnDense:
 
     Parameters
     ----------
-    split : LayerShard
+    shard : LayerShard
     group : Group
         The model group.
     overlap : bool
-        Let the all-reduce of the input gradient run beside the weight gradient.
+        Overlap the all-reduce of the input gradient with the weight gradient.
     kernels : Kernels
         Of the device that holds the arrays.
     """
 
-    def __init__(self, split: LayerShard, group: Group, overlap: bool, kernels: Kernels) -> None:
-        self.split = split
+    def __init__(self, shard: LayerShard, group: Group, overlap: bool, kernels: Kernels) -> None:
         self._group, self._kernels = group, kernels
-        self._overlap = overlap
-        self._activation = split.layer.activation
+        self._overlap, self._gathers = overlap, shard.gathers
+        self._activation = shard.layer.activation
 
     def forward(self, p: LayerParameters, s: LayerArrays) -> None:
-        """Fill ``s.y`` from ``s.x``."""
+        """Compute ``s.y`` from ``s.x``."""
         self._kernels.matmul(p.weight, s.x, s.activation)
         self._kernels.bias_activate(self._activation, s.activation, p.bias_column, s.scratch)
         if s.own_x is not None:
             self._kernels.add(s.own_x, s.activation, s.own_y)
-        if self.split.gathers:
+        if self._gathers:
             self._group.allgather_rows(s.y)
 
     def backward_input(self, p: LayerParameters, s: LayerArrays, bias_gradient: Array | None = None) -> Request:
-        """Fill ``s.dz`` from ``s.dy`` and start the sum of ``s.dx``, which is whole once the request is done.
+        """Compute ``s.dz`` from ``s.dy`` and start the all-reduce of ``s.dx``, which the request completes.
 
         Parameters
         ----------
         bias_gradient : array, optional
-            Takes the gradient of this rank's biases, which `backward_weight` leaves out then.
+            Receives the gradient of this rank's biases; `backward_weight` then leaves it out.
         """
         if bias_gradient is None:
             self._kernels.gradient_of_activation(self._activation, s.activation, s.own_dy, s.dz, s.scratch)
@@ -118,7 +135,7 @@ class ColumnDense:
             )
         if s.dx is None:
             return DONE
-        self._kernels.matmul_transposed(p.weight, s.dz, s.dx, s.room)
+        self._kernels.matmul_transposed(p.weight, s.dz, s.dx, s.product)
         if s.own_dx is not None:
             # Each rank adds its own rows of dy, so that the sum over the ranks adds every row once.
             self._kernels.add(s.own_dx, s.own_dy, s.own_dx)
@@ -128,66 +145,65 @@ class ColumnDense:
         return DONE
 
     def backward_weight(self, s: WeightGradientArrays, gradient: LayerParameters, *, biases: bool = True) -> None:
-        """Gradient of this rank's weights and, unless that was taken before, of its biases."""
+        """Gradient of this rank's weights and, unless `backward_input` computed it, of its biases."""
         self._kernels.matmul(s.dz, s.x.T, gradient.weight)
         if biases:
             self._kernels.row_sums(s.dz, s.ones, gradient.bias)
 
 
 class RowDense:
-    """A layer split by inputs: rank i multiplies the i-th block of columns of ``W`` with its rows of ``x``.
+    """A layer split by inputs: rank i multiplies the i-th block of columns of ``W`` by its rows of ``x``.
 
-    The products are summed over the ranks. The bias is owned in blocks too: each rank adds its block to its product.
+    The products are summed over the ranks. Each rank owns a block of the bias and adds it to its product.
 
     Parameters
     ----------
-    split : LayerShard
+    shard : LayerShard
     group : Group
         The model group.
     kernels : Kernels
         Of the device that holds the arrays.
     """
 
-    def __init__(self, split: LayerShard, group: Group, kernels: Kernels) -> None:
-        self.split = split
+    def __init__(self, shard: LayerShard, group: Group, kernels: Kernels) -> None:
         self._group, self._kernels = group, kernels
-        self._activation = split.layer.activation
-        self._residual = split.layer.residual
-        self._bias_rows = split.bias_rows
+        self._activation = shard.layer.activation
+        self._residual = shard.layer.residual
+        self._bias_rows = shard.bias_rows
 
     def forward(self, p: LayerParameters, s: LayerArrays) -> None:
-        """Fill ``s.y`` from ``s.x``."""
+        """Compute ``s.y`` from ``s.x``."""
         self._kernels.matmul(p.weight, s.x, s.activation)
         own = s.activation[self._bias_rows]
         self._kernels.add_bias(own, p.bias_column)
         self._group.allreduce(s.activation)
         self._kernels.activate(self._activation, s.activation, s.scratch)
-        if s.whole_x is not None:
-            # The ranks hold parts of the input, and the residual sum needs all of it: one more gather.
+        if s.full_x is not None:
+            # The ranks hold blocks of the input, and the residual sum needs all of it: an additional all-gather.
             if s.own_x is not None:
                 self._kernels.copy(s.x, s.own_x)
-                self._group.allgather_rows(s.whole_x)
-            self._kernels.add(s.whole_x, s.activation, s.y)
+                self._group.allgather_rows(s.full_x)
+            self._kernels.add(s.full_x, s.activation, s.y)
 
     def backward_input(self, p: LayerParameters, s: LayerArrays, bias_gradient: Array | None = None) -> Request:
-        """Fill ``s.dz`` from ``s.dy``, and ``s.dx``; every rank has what it needs.
+        """Compute ``s.dz`` from ``s.dy``, and ``s.dx``, without communication.
 
         Parameters
         ----------
         bias_gradient : array, optional
-            As for `ColumnDense`; a rank's biases are some rows of ``s.dz``, so their gradient takes a pass of its own.
+            As for `ColumnDense`; this rank's biases are some rows of ``s.dz``, so it takes a pass of its own.
         """
         self._kernels.gradient_of_activation(self._activation, s.activation, s.dy, s.dz, s.scratch)
         if bias_gradient is not None:
             self._kernels.row_sums(s.dz[self._bias_rows], s.ones, bias_gradient)
         if s.dx is not None:
-            self._kernels.matmul_transposed(p.weight, s.dz, s.dx, s.room)
+            self._kernels.matmul_transposed(p.weight, s.dz, s.dx, s.product)
             if self._residual:
                 self._kernels.add(s.dx, s.own_dy, s.dx)
         return DONE
 
     def backward_weight(self, s: WeightGradientArrays, gradient: LayerParameters, *, biases: bool = True) -> None:
-        """Gradient of this rank's weights and, unless that was taken before, of its biases."""
+        """Gradient of this rank's weights and, unless `backward_input` computed it, of its biases."""
         self._kernels.matmul(s.dz, s.x.T, gradient.weight)
         if biases:
             self._kernels.row_sums(s.dz[self._bias_rows], s.ones, gradient.bias)
@@ -196,6 +212,6 @@ class RowDense:
 ParallelDense = ColumnDense | RowDense
 
 
-def parallel_dense(split: LayerShard, group: Group, overlap: bool, kernels: Kernels) -> ParallelDense:
-    """The layer for a split."""
-    return RowDense(split, group, kernels) if split.by_inputs else ColumnDense(split, group, overlap, kernels)
+def parallel_dense(shard: LayerShard, group: Group, overlap: bool, kernels: Kernels) -> ParallelDense:
+    """The layer of a shard."""
+    return RowDense(shard, group, kernels) if shard.by_inputs else ColumnDense(shard, group, overlap, kernels)

@@ -1,83 +1,71 @@
-"""Weight gradients of all microbatches of a minibatch as one product per layer.
+"""Weight gradients of all microbatches of a minibatch as one matrix product per layer.
 
-The microbatches' inputs and gradients are columns of one array each, so ``dz xᵀ`` over all columns is the sum over the
-microbatches. One large product is faster than several small ones whose results are added up.
+The inputs and gradients of the microbatches are concatenated as columns, so ``dz xᵀ`` over all columns is the sum over
+the microbatches. One large product is faster than several small ones whose results are added.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from numpy.typing import DTypeLike
 
 from hybridnn.kernels.backend import Array, Kernels
 from hybridnn.nn.parameters import LayerShard
-from hybridnn.parallel.dense import LayerArrays
-
-
-@dataclass
-class JoinedLayer:
-    """What one layer's weight gradient is computed from: input, gradient and a vector of ones over all samples."""
-
-    x: Array
-    dz: Array
-    ones: Array
+from hybridnn.parallel.dense import LayerArrays, WeightGradientArrays
 
 
 class JoinedMicrobatches:
-    """Room for the samples of a whole minibatch that come to this rank.
+    """Concatenated inputs and gradients of all samples of a minibatch on this rank.
 
     Parameters
     ----------
-    splits : sequence of LayerShard
+    shards : sequence of LayerShard
         The layers of the stage.
     capacity : int
         Most samples.
     dtype : dtype
     loads_input : bool
-        Whether the first layer's input is data, which lies sample by sample.
+        Whether the first layer's input is data, of which every sample is contiguous.
     kernels : Kernels
         Of the device that holds the arrays.
     """
 
     def __init__(
-        self, splits: Sequence[LayerShard], capacity: int, dtype: DTypeLike, loads_input: bool, kernels: Kernels
+        self, shards: Sequence[LayerShard], capacity: int, dtype: DTypeLike, loads_input: bool, kernels: Kernels
     ) -> None:
-        self._kernels = kernels
-        shapes = [split.weight_shape for split in splits]
-        self._loads_input = loads_input
-        self._x = [kernels.empty((columns * capacity,), dtype) for _, columns in shapes]
-        self._dz = [kernels.empty((rows * capacity,), dtype) for rows, _ in shapes]
+        self._kernels, self._loads_input = kernels, loads_input
+        self._shapes = [shard.weight_shape for shard in shards]
+        self._x = [kernels.empty((columns * capacity,), dtype) for _, columns in self._shapes]
+        self._dz = [kernels.empty((rows * capacity,), dtype) for rows, _ in self._shapes]
         self._ones = kernels.zeros((capacity,), dtype)
         self._ones[...] = 1
-        self._shapes = shapes
-        self._cache: dict[int, list[JoinedLayer]] = {}
+        self._cache: dict[int, list[WeightGradientArrays]] = {}
 
     @property
     def nbytes(self) -> int:
         """Bytes of all arrays."""
         return sum(array.nbytes for array in (self._ones, *self._x, *self._dz))
 
-    def layers(self, samples: int) -> list[JoinedLayer]:
+    def layers(self, samples: int) -> list[WeightGradientArrays]:
         """Views for a minibatch of `samples` on this rank."""
         if samples not in self._cache:
-            self._cache[samples] = [self._view(place, samples) for place in range(len(self._shapes))]
+            self._cache[samples] = [self._view(index, samples) for index in range(len(self._shapes))]
         return self._cache[samples]
 
-    def take(self, place: int, layer: LayerArrays, first: int, samples: int) -> None:
-        """Copy a microbatch's input and gradient of one layer to the columns from `first` on, of `samples`."""
-        joined = self.layers(samples)[place]
+    def take(self, index: int, layer: LayerArrays, first: int, samples: int) -> None:
+        """Copy the input and gradient of one layer of a microbatch to the columns from `first` on, of `samples`."""
+        joined = self.layers(samples)[index]
         columns = slice(first, first + len(layer.ones))
         self._kernels.copy(layer.x, joined.x[:, columns])
         self._kernels.copy(layer.dz, joined.dz[:, columns])
 
-    def _view(self, place: int, samples: int) -> JoinedLayer:
-        rows, columns = self._shapes[place]
-        x = self._x[place][: columns * samples]
-        by_sample = self._loads_input and place == 0
-        return JoinedLayer(
-            x=x.reshape(samples, columns).T if by_sample else x.reshape(columns, samples),
-            dz=self._dz[place][: rows * samples].reshape(rows, samples),
+    def _view(self, index: int, samples: int) -> WeightGradientArrays:
+        rows, columns = self._shapes[index]
+        x: Array = self._x[index][: columns * samples]
+        samples_contiguous = self._loads_input and index == 0
+        return WeightGradientArrays(
+            x=x.reshape(samples, columns).T if samples_contiguous else x.reshape(columns, samples),
+            dz=self._dz[index][: rows * samples].reshape(rows, samples),
             ones=self._ones[:samples],
         )

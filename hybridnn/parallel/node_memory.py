@@ -1,4 +1,4 @@
-"""Arrays in memory that the ranks of a node share: one copy per node, whoever reads it."""
+"""Shared-memory windows: arrays of which a node has one copy for several of its ranks."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from hybridnn.errors import EnvironmentProblem
 from hybridnn.parallel.grid import ProcessGrid
 
 SHARED_MEMORY = "/dev/shm"
-"""Where MPI libraries keep windows on Linux."""
+"""Folder in which MPI libraries create windows on Linux."""
 
 
 class NodeMemory:
-    """Allocates arrays that several ranks of a node see, and frees them together.
+    """Allocates shared-memory windows of the ranks of a node, and frees them together.
 
-    Where there is one such rank, plain memory is used.
+    A single rank gets private memory. All methods are collective over the ranks that share.
 
     Parameters
     ----------
     grid : ProcessGrid
-        The ranks; every method is collective over those of a node that share.
     replicas_only : bool
-        Only the ranks of this rank's batch group share, which hold the same weights; by default all ranks of the node.
+        Whether only the ranks of the node in this rank's batch group share, which have the same weights; by default all
+        ranks of the node.
 
     Attributes
     ----------
@@ -41,21 +41,21 @@ class NodeMemory:
     def __init__(self, grid: ProcessGrid, *, replicas_only: bool = False) -> None:
         node = grid.node_group
         self.group, self._comm = node, grid.node_comm
-        self._otherwise = "data.distribution = 'scatter'"
+        self._alternative = "data.distribution = 'scatter'"
         if replicas_only:
             self._comm = grid.node_comm.Split(grid.batch_group.members[0], node.rank)
             members = [node.members[number] for number in ranks_within(self._comm, grid.node_comm)]
             self.group = type(node)(self._comm, "batch", grid.recorder, members=members)
-            self._otherwise = "parallel.shared_replicas = false"
+            self._alternative = "parallel.shared_replicas = false"
         self._windows: list[Any] = []
 
     @property
     def is_leader(self) -> bool:
-        """True on one of the ranks that share, the one that fills what is shared."""
+        """True on one of the ranks that share, which writes what all read."""
         return self.group.rank == 0
 
     def allocate(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
-        """An uninitialized array of the node.
+        """An uninitialized shared array.
 
         Raises
         ------
@@ -73,30 +73,30 @@ class NodeMemory:
         except mpi.Exception as error:
             raise EnvironmentProblem(
                 f"the node's shared memory has no room for {nbytes:,} bytes ({error}); enlarge {SHARED_MEMORY}, "
-                f"or set {self._otherwise}"
+                f"or set {self._alternative}"
             ) from error
-        # MPI allows the Sync of `publish` only between these two calls; MPICH insists.
+        # MPI allows the Sync of `publish` only between Lock_all and Unlock_all; MPICH checks it.
         window.Lock_all(mpi.MODE_NOCHECK)
         self._windows.append(window)
         memory, _ = window.Shared_query(0)
         return np.ndarray(shape, dtype, buffer=memory)
 
-    def publish(self, meet: Callable[[], None] | None = None) -> None:
-        """Make what was written before visible to every rank that shares; returns when all have come here.
+    def publish(self, synchronize: Callable[[], None] | None = None) -> None:
+        """Synchronize the ranks that share and make all earlier writes visible to them.
 
         Parameters
         ----------
-        meet : callable, optional
-            A collective that ends on no rank before all have begun it; a barrier by default.
+        synchronize : callable, optional
+            A collective that completes on no rank before all have started it; a barrier by default.
         """
         for window in self._windows:
             window.Sync()
-        (meet or self.group.barrier)()
+        (synchronize or self.group.barrier)()
         for window in self._windows:
             window.Sync()
 
     def free(self) -> None:
-        """Give the memory back; the arrays must not be touched afterwards."""
+        """Free the windows; the arrays must not be used afterwards."""
         for window in self._windows:
             window.Unlock_all()
             window.Free()
@@ -104,7 +104,7 @@ class NodeMemory:
 
 
 class PrivateMemory:
-    """The same for a rank that shares with nobody.
+    """Private memory with the interface of `NodeMemory`.
 
     Parameters
     ----------
@@ -121,15 +121,15 @@ class PrivateMemory:
         """An uninitialized array."""
         return np.empty(shape, dtype)
 
-    def publish(self, meet: Callable[[], None] | None = None) -> None:
-        """Nobody has to see anything."""
+    def publish(self, synchronize: Callable[[], None] | None = None) -> None:
+        """Does nothing: no other rank reads the memory."""
 
 
 def free_shared_memory() -> float:
-    """Bytes that a window of this rank can still take; infinite where the system does not tell.
+    """Bytes that are free for a window of this rank; infinite if the system does not report it.
 
-    Writing to a window beyond them would end the process without a word, and where one rank alone cannot make its
-    window, the others wait for it for ever.
+    Writing to a window beyond them ends the process without a message, and if a single rank cannot create its window,
+    the others wait for it forever.
     """
     largest = resource.getrlimit(resource.RLIMIT_FSIZE)[0]  # a window is a file
     most = inf if largest == resource.RLIM_INFINITY else float(largest)

@@ -1,8 +1,12 @@
-"""A stage: consecutive layers as one rank holds them, with their parameters, gradients and passes."""
+"""Stage: consecutive layers on one rank, with their parameters, gradients, replica and passes.
+
+This is what Megatron-LM calls a model chunk: a rank has one stage object, or several in an interleaved schedule.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
@@ -23,7 +27,35 @@ from hybridnn.parallel.replicas.fused_update import FusedUpdateReplica
 from hybridnn.parallel.replicas.replica import PrivateReplica, Replica
 from hybridnn.parallel.replicas.shared_replica import SharedReplica
 from hybridnn.parallel.replicas.sharing import Sharing
-from hybridnn.parallel.workspace import StageArrays, StageRole, Workspace, weight_gradient_input_sizes
+from hybridnn.parallel.workspace import (
+    MicrobatchBuffers,
+    StageArrays,
+    StageRole,
+    Workspace,
+    weight_gradient_input_sizes,
+)
+
+
+@dataclass(frozen=True)
+class ReplicaConfig:
+    """Replication of a stage over its batch group.
+
+    Attributes
+    ----------
+    sharing : Sharing or None
+        The ranks of the node that share a replica; None for private replicas.
+    arrays : int
+        Arrays of a shared replica: versions of the weights, and slots of the optimizer.
+    compression : CompressedFormat or None
+        Format of gradients between nodes, for batch groups that span several.
+    fused_update : bool
+        Compute weight gradients during the update (`FusedUpdateReplica`); for batch groups on one node.
+    """
+
+    sharing: Sharing | None = None
+    arrays: int = 1
+    compression: CompressedFormat | None = None
+    fused_update: bool = False
 
 
 class Stage:
@@ -39,29 +71,22 @@ class Stage:
     dtype : dtype
         float32 or float64.
     overlap : bool
-        Let messages travel while the backward pass computes.
-    sharing : Sharing, optional
-        The ranks that share the replica; without it, this rank keeps its own.
-    arrays : int
-        As for `SharedReplica`.
+        Overlap communication with the backward pass.
     kernels : Kernels
         Of the device that holds the arrays.
-    words : CompressedFormat, optional
-        What gradients of a batch group that spans several nodes are rounded to between ranks that share no replica.
-    products : bool
-        Take weight gradients as products at the update: see `FusedUpdateReplica`. Of a batch group on one node.
+    config : ReplicaConfig
 
     Attributes
     ----------
     kernels : Kernels
     layout : ParameterLayout
-        Where the arrays of the layers lie in the flat buffers.
+        Offsets of the layers' arrays in the flat buffers.
     shards : list of LayerShard
-        The layers as this rank has them.
+        This rank's shards of the layers.
     parameters : list of LayerParameters
         Views of the weights.
     replica : Replica
-        Keeps what follows, and brings the batch ranks together.
+        Owns the buffers below and synchronizes the batch ranks.
     weights : ndarray, shape (layout.size,)
     loss : ndarray, shape (1,)
         This rank's sum of the losses of the last minibatch.
@@ -74,65 +99,66 @@ class Stage:
         split: str,
         dtype: DTypeLike,
         overlap: bool,
-        sharing: Sharing | None = None,
-        arrays: int = 1,
         kernels: Kernels = NUMPY,
-        words: CompressedFormat | None = None,
-        products: bool = False,
+        config: ReplicaConfig = ReplicaConfig(),
     ) -> None:
-        words = words if grid.batch_spans_nodes else None
-        self.kernels, group = kernels, grid.model_group
+        self.kernels, group, batch = kernels, grid.model_group, grid.batch_group
         self.shards = split_layers(layers, split, group.size, group.rank)
         self._group = group
-        self._dense = [parallel_dense(item, group, overlap, kernels) for item in self.shards]
+        self._dense = [parallel_dense(shard, group, overlap, kernels) for shard in self.shards]
         self.layout = ParameterLayout(self.shards)
         self.replica: Replica
-        self._products: FusedUpdateReplica | None = None
+        self._fused: FusedUpdateReplica | None = None
         self._gradients: list[LayerParameters] = []
-        if products:
-            memory = PrivateMemory(grid.batch_group) if sharing is None else sharing.memory
-            self.replica = self._products = FusedUpdateReplica(memory, grid.batch_group, self.layout, dtype, arrays)
+        sharing, compression = config.sharing, config.compression if grid.batch_spans_nodes else None
+        if config.fused_update:
+            memory = PrivateMemory(batch) if sharing is None else sharing.memory
+            self.replica = self._fused = FusedUpdateReplica(memory, batch, self.layout, dtype, config.arrays)
+        elif sharing is not None:
+            self.replica = SharedReplica(sharing, self.layout.size, dtype, config.arrays, compression)
+            self._gradients = self.layout.views(self.replica.gradient)
         else:
-            replica = self.replica = (
-                PrivateReplica(grid.batch_group, self.layout.ends, dtype, overlap, kernels, words)
-                if sharing is None
-                else SharedReplica(sharing, self.layout.size, dtype, arrays, words)
-            )
-            self._gradients = self.layout.views(replica.gradient)
+            self.replica = PrivateReplica(batch, self.layout.ends, dtype, overlap, kernels, compression)
+            self._gradients = self.layout.views(self.replica.gradient)
         self.weights: NDArray[Any] = self.replica.new_array()
         self.loss: NDArray[Any] = self.replica.loss
         self.parameters = self.layout.views(self.weights)
 
-    def workspace(self, capacity: int, role: StageRole, **buffers: Any) -> Workspace:
-        """Arrays for microbatches of up to `capacity` samples on this rank; `buffers` as for `Workspace`."""
-        group, dtype = self._group, self.weights.dtype
+    def workspace(
+        self,
+        capacity: int,
+        role: StageRole,
+        buffers: MicrobatchBuffers = MicrobatchBuffers(),  # noqa: B008 - frozen
+        memory: Iterator[Array] | None = None,
+    ) -> Workspace:
+        """Workspace for microbatches of up to `capacity` samples on this rank; `memory` as for `Workspace`."""
         # Between stages and within a model group rows travel, and the kernels of a device read along them.
-        travels = group.size > 1 or not all(role) or not self.kernels.on_host
+        features_contiguous = self._group.size > 1 or not all(role) or not self.kernels.on_host
         return Workspace(
             self.shards,
-            group.size,
-            group.rank,
             capacity,
-            dtype,
+            self.weights.dtype,
             role,
-            travels=travels,
+            buffers,
+            features_contiguous=features_contiguous,
             kernels=self.kernels,
-            **buffers,
+            memory=memory,
         )
 
     def training_workspace(self, capacity: int, role: StageRole) -> Workspace | None:
-        """Arrays of the passes that train, where weight gradients are products; those of other ranks are only read."""
-        if self._products is None:
+        """Workspace of training passes with a fused update, whose operands all batch ranks read; else None."""
+        if self._fused is None:
             return None
-        spaces = [
-            self.workspace(capacity, role, keeps_dz=True, kept=arrays)
-            for arrays in self._products.shown_arrays(weight_gradient_input_sizes(self.shards, capacity))
+        buffers = MicrobatchBuffers(keeps_dz=True)
+        workspaces = [
+            self.workspace(capacity, role, buffers, memory)
+            for memory in self._fused.allocate_operands(weight_gradient_input_sizes(self.shards, capacity))
         ]
-        self._products.take_from([partial(_layers, space) for space in spaces])
-        return spaces[self._products.rank]
+        self._fused.set_layers([partial(_layers, workspace) for workspace in workspaces])
+        return workspaces[self._fused.rank]
 
     def forward(self, arrays: StageArrays, parameters: Sequence[LayerParameters] | None = None) -> None:
-        """Compute the outputs from the inputs in `arrays`, with the current weights or with others."""
+        """Compute the outputs from the inputs in `arrays`, with the current weights by default."""
         for dense, layer_parameters, layer in zip(
             self._dense, parameters or self.parameters, arrays.layers, strict=True
         ):
@@ -151,27 +177,28 @@ class Stage:
         Parameters
         ----------
         parameters : sequence of LayerParameters, optional
-            Weights to go back through; the current ones by default.
+            Weights of the pass; the current ones by default.
         accumulate : bool
-            Add to the gradient buffer what is there of earlier microbatches.
+            Add to the gradients of earlier microbatches in the gradient buffer.
         reduce : bool
-            Begin to sum each layer's gradients over the batch group as soon as they are ready; `finish_reduction` ends.
+            Start the all-reduce of each layer's gradients as soon as they are complete; `finish_reduction` completes
+            it.
         """
-        if self._products is not None:
+        if self._fused is not None:
             self.input_gradient(arrays, parameters)
-            self._products.computed(len(arrays.columns))
+            self._fused.set_samples(len(arrays.columns))
             return
         parameters = parameters or self.parameters
-        for place in reversed(range(len(self._dense))):
-            layer, dense = arrays.layers[place], self._dense[place]
-            gradient = self._addends[1][place] if accumulate else self._gradients[place]
-            sum_of_dx = dense.backward_input(parameters[place], layer, gradient.bias)
+        for index in reversed(range(len(self._dense))):
+            layer, dense = arrays.layers[index], self._dense[index]
+            gradient = self._addends[1][index] if accumulate else self._gradients[index]
+            dx_request = dense.backward_input(parameters[index], layer, gradient.bias)
             dense.backward_weight(layer, gradient, biases=False)
             if accumulate:
-                self._add(place)
+                self._add(index)
             if reduce:
-                self.replica.ready(place)
-            sum_of_dx.wait()
+                self.replica.ready(index)
+            dx_request.wait()
 
     def input_gradient(
         self,
@@ -179,72 +206,63 @@ class Stage:
         parameters: Sequence[LayerParameters] | None = None,
         done: Callable[[int, LayerArrays], None] | None = None,
     ) -> None:
-        """The part of `backward` that the stage before waits for.
+        """Compute the gradient of the input only, for which the previous stage waits.
 
         Parameters
         ----------
         parameters : sequence of LayerParameters, optional
             As for `backward`.
         done : callable, optional
-            Called after each layer with its place and arrays; without a workspace that keeps ``dz``, the last moment to
-            take what the weight gradient needs.
+            Called after each layer with its index and arrays, before the operands of its weight gradient may be
+            overwritten (in a workspace that does not keep ``dz``).
         """
         parameters = parameters or self.parameters
-        for place in reversed(range(len(self._dense))):
-            layer = arrays.layers[place]
-            sum_of_dx = self._dense[place].backward_input(parameters[place], layer)
+        for index in reversed(range(len(self._dense))):
+            layer = arrays.layers[index]
+            dx_request = self._dense[index].backward_input(parameters[index], layer)
             if done is not None:
-                done(place, layer)
-            sum_of_dx.wait()
+                done(index, layer)
+            dx_request.wait()
 
     def weight_gradient(
         self, layers: Sequence[WeightGradientArrays], *, accumulate: bool = False, reduce: bool = False
     ) -> None:
-        """The rest of the backward pass, of the `layers` of one microbatch or of several joined."""
-        for place in reversed(range(len(self._dense))):
-            self._dense[place].backward_weight(
-                layers[place], self._addends[1][place] if accumulate else self._gradients[place]
+        """Compute the weight gradients, from the `layers` of one microbatch or of several concatenated ones."""
+        for index in reversed(range(len(self._dense))):
+            self._dense[index].backward_weight(
+                layers[index], self._addends[1][index] if accumulate else self._gradients[index]
             )
             if accumulate:
-                self._add(place)
+                self._add(index)
             if reduce:
-                self.replica.ready(place)
+                self.replica.ready(index)
 
     def finish_reduction(self) -> None:
         """Return when the gradients and the loss are summed over the batch group."""
         self.replica.finish()
 
-    def _add(self, place: int) -> None:
-        """Add one layer's gradient to that of earlier microbatches."""
-        total, addend = self._gradients[place], self._addends[1][place]
+    def _add(self, index: int) -> None:
+        """Add the gradient of one layer to that of earlier microbatches."""
+        total, addend = self._gradients[index], self._addends[1][index]
         self.kernels.add(total.weight, addend.weight, total.weight)
         self.kernels.add(total.bias, addend.bias, total.bias)
 
     @cached_property
     def _addends(self) -> tuple[NDArray[Any], list[LayerParameters]]:
-        """Room for one layer's gradient before it is added, and its views as each of the layers."""
+        """Workspace for the gradient of one layer before it is added, and its views for each of the layers."""
         sizes = [stop - start for start, stop in map(self.layout.bounds, range(len(self.shards)))]
-        room = self.kernels.empty((max(sizes),), self.weights.dtype)
-        return room, [ParameterLayout([item]).views(room)[0] for item in self.shards]
+        flat = self.kernels.empty((max(sizes),), self.weights.dtype)
+        return flat, [ParameterLayout([shard]).views(flat)[0] for shard in self.shards]
 
     @property
     def nbytes(self) -> int:
-        """Bytes of weights and gradients, of shared ones this rank's part."""
+        """Bytes of weights and gradients; of shared arrays, this rank's share."""
         addends = self.__dict__.get("_addends")
-        held = self.replica.bytes_per_rank(self.weights.nbytes) + self.replica.nbytes
-        return held + (0 if addends is None else addends[0].nbytes)
+        owned = self.replica.bytes_per_rank(self.weights.nbytes) + self.replica.nbytes
+        return owned + (0 if addends is None else addends[0].nbytes)
 
     def squared_norms(self, flat: NDArray[Any]) -> NDArray[np.float64]:
-        """Squared norm of every layer of a flat buffer, each parameter of the model counted once.
-
-        Parameters
-        ----------
-        flat : ndarray, shape (at least layout.size,)
-
-        Returns
-        -------
-        ndarray, shape (layers,)
-        """
+        """Squared norm of every layer of a flat buffer, shape (layers,), each parameter of the model counted once."""
         bounds = map(self.layout.bounds, range(len(self.shards)))
         squares = [self.kernels.squared_norm(flat[start:stop]) for start, stop in bounds]
         return _summed(self._group, np.array(squares))
@@ -255,46 +273,46 @@ class Stage:
         Parameters
         ----------
         norm : array of float64, shape (1,)
-            Takes it; on a device nobody waits for it.
+            Receives it; asynchronous on a device.
         """
         self.replica.squared_norm_into(norm)
         self._group.allreduce(norm)
 
     def gather_parameters(self, flat: NDArray[Any]) -> dict[str, NDArray[Any]]:
-        """Collect the global arrays that `flat` holds the blocks of; collective over the model group.
+        """Gather the global arrays whose blocks `flat` holds; collective over the model group.
 
         Returns
         -------
         dict
             Name to array: ``layers.<i>.weight``, shape (outputs, inputs), and ``layers.<i>.bias``.
         """
-        whole: dict[str, NDArray[Any]] = {}
+        arrays: dict[str, NDArray[Any]] = {}
         flat = self.kernels.to_host(flat)
         for shard, view in zip(self.layout.shards, self.layout.views(flat), strict=True):
             weight = np.zeros((shard.layer.outputs, shard.layer.inputs), flat.dtype)
             weight[shard.rows, shard.columns] = view.weight
             bias = np.zeros(shard.layer.outputs, flat.dtype)
             bias[shard.bias_rows] = view.bias
-            # No block is owned twice, so the sum of the blocks in their places is the array, exactly.
-            whole[parameter_name(shard.layer, "weight")] = _summed(self._group, weight)
-            whole[parameter_name(shard.layer, "bias")] = _summed(self._group, bias)
-        return whole
+            # Every element is owned by one rank, so the sum of the zero-padded blocks is the array, exactly.
+            arrays[parameter_name(shard.layer, "weight")] = _summed(self._group, weight)
+            arrays[parameter_name(shard.layer, "bias")] = _summed(self._group, bias)
+        return arrays
 
     def initialize(self, seed: int) -> None:
-        """Draw the initial weights, which the host does."""
+        """Draw the initial weights, on the host."""
         host = self.kernels.to_host(self.weights)
         self.layout.initialize(host, seed)
         self.kernels.put(host, self.weights)
 
     def load(self, weights: Mapping[str, NDArray[Any]]) -> None:
-        """Take this rank's blocks of global arrays."""
+        """Copy this rank's blocks of global arrays to the weights."""
         host = self.kernels.to_host(self.weights)
         self.layout.load(host, weights)
         self.kernels.put(host, self.weights)
 
 
-def _layers(space: Workspace, samples: int) -> list[LayerArrays]:
-    return space.arrays(samples).layers
+def _layers(workspace: Workspace, samples: int) -> list[LayerArrays]:
+    return workspace.arrays(samples).layers
 
 
 def _summed(group: Group, array: NDArray[Any]) -> NDArray[Any]:

@@ -1,9 +1,9 @@
-"""The arrays of a stage, allocated once for the largest microbatch and viewed for every size.
+"""Workspace of a stage: its arrays, allocated once for the largest microbatch, with views for every size.
 
-Several microbatches can be in flight: there are buffers for some inputs and for some sets of activations, and whoever
-schedules says which ones a microbatch uses. The backward pass needs only two gradients at a time, because a layer's
-weight gradient is done before the layer below writes over what it read: two buffers take turns, and the free one is
-scratch memory. Where weight gradients come later, each set of activations has room for what they need.
+Several microbatches can be in flight: there are buffers for some inputs and for some sets of activations, and the
+schedule chooses those of a microbatch. The backward pass needs only two gradients at a time, because a layer's weight
+gradient is computed before the layer below overwrites its operands: two buffers alternate, and the free one is scratch
+memory. If weight gradients are computed later, each set of activations stores their operands.
 """
 
 from __future__ import annotations
@@ -15,43 +15,42 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from hybridnn.comm.partition import block_slice
 from hybridnn.kernels.backend import Array, Kernels
 from hybridnn.kernels.numpy_backend import NUMPY
 from hybridnn.nn.parameters import LayerShard
 from hybridnn.parallel.dense import LayerArrays
 
 NARROW = 48
-"""Samples up to which input gradients are taken as a transposed product: see `matmul_transposed`."""
+"""Most samples for which input gradients are computed as a transposed product: see `matmul_transposed`."""
 
 WIDE, STEP = 128, 16
 
 
 def samples_are_contiguous(n: int) -> bool:
-    """Whether `n` samples are better kept with the features of each side by side, where nobody else needs to know.
+    """Whether `n` samples are stored contiguously per sample rather than per feature, where the layout is free.
 
-    A library of matrix products works on blocks of the axis whose numbers lie side by side. Where samples are few, or
-    no multiple of such a block, features are better that axis: ``benchmarks/sample_layout.py`` measures it.
+    Matrix products work on blocks along the contiguous axis. If there are few samples, or no multiple of such a block,
+    the features are the better contiguous axis, as measured by ``benchmarks/sample_layout.py``.
     """
     return n < WIDE or n % STEP != 0
 
 
-def weight_gradient_input_sizes(splits: Sequence[LayerShard], capacity: int) -> list[int]:
-    """Numbers of each array that weight gradients are taken from, of a stage that loads its input.
+def weight_gradient_input_sizes(shards: Sequence[LayerShard], capacity: int) -> list[int]:
+    """Elements of the arrays from which weight gradients are computed, for `capacity` samples.
 
-    They are the input, the layers' outputs, and their ``dz``, for `capacity` samples.
+    They are the input, loaded by the stage, the layers' outputs, and their ``dz``.
     """
-    outputs, own = map(_output_height, splits), map(_own_height, splits)
-    return [height * capacity for height in (splits[0].layer.inputs, *outputs, *own)]
+    outputs, own = map(_output_height, shards), map(_own_height, shards)
+    return [height * capacity for height in (shards[0].layer.inputs, *outputs, *own)]
 
 
 class StageRole(NamedTuple):
-    """What a stage does beside its layers.
+    """Whether a stage is at an end of the pipeline.
 
     Attributes
     ----------
     loads_input, loads_target : bool
-        Whether its input is the data's, and its output is compared with the data's targets.
+        Whether its input is data, and whether its output is compared with targets.
     """
 
     loads_input: bool = True
@@ -59,26 +58,43 @@ class StageRole(NamedTuple):
 
 
 @dataclass(frozen=True)
+class MicrobatchBuffers:
+    """Buffers for the microbatches in flight.
+
+    Attributes
+    ----------
+    inputs, activations : int
+        Buffers for inputs (with their targets), and sets of activations.
+    keeps_dz : bool
+        Whether each set stores ``dz``, because weight gradients are computed later than input gradients.
+    """
+
+    inputs: int = 1
+    activations: int = 1
+    keeps_dz: bool = False
+
+
+@dataclass(frozen=True)
 class StageArrays:
-    """All arrays of a stage for n samples of this rank.
+    """All arrays of a stage for n samples on this rank.
 
     Attributes
     ----------
     samples : ndarray, shape (n, features)
-        Where inputs are loaded, on a stage that does; the transpose of `input`.
+        The transpose of `input`; inputs are loaded here if the stage loads them.
     targets : ndarray, shape (n, outputs), or of int64 and shape (n,)
-        Where targets are loaded, on a stage that does.
+        Targets are loaded here if the stage loads them; else empty.
     columns : ndarray of int64, shape (n,)
         0 … n-1.
     layers : list of LayerArrays
     input : ndarray, shape (features, n)
         Input of the first layer.
     input_gradient : ndarray, shape (features, n), or None
-        Gradient with respect to it; None where the stage loads its input.
+        Gradient with respect to it; None if the stage loads its input.
     outputs : ndarray, shape (outputs, n)
         Output of the last layer.
     output_gradient : ndarray, shape (outputs, n)
-        Gradient with respect to it: where the loss or the stage after writes.
+        Gradient with respect to it, which the loss or the next stage writes.
     """
 
     samples: Array
@@ -93,15 +109,15 @@ class StageArrays:
 
 @dataclass(frozen=True)
 class _Activations:
-    """One set of what a forward pass keeps, flat, per layer; None where a layer needs none."""
+    """One set of what a forward pass stores, flat, per layer; None for layers that do not need an array."""
 
     outputs: list[Array]
     separate: list[Array | None]
-    whole_inputs: list[Array | None]
+    full_inputs: list[Array | None]
     dz: list[Array | None]
 
     def arrays(self) -> list[Array]:
-        return [*self.outputs, *(a for a in (*self.separate, *self.whole_inputs, *self.dz) if a is not None)]
+        return [*self.outputs, *(a for a in (*self.separate, *self.full_inputs, *self.dz) if a is not None)]
 
 
 class Workspace:
@@ -109,72 +125,61 @@ class Workspace:
 
     Parameters
     ----------
-    splits : sequence of LayerShard
+    shards : sequence of LayerShard
         The layers of the stage.
-    ranks, rank : int
-        Size of the model group and this rank's place in it.
     capacity : int
-        Most samples of a microbatch that come to this rank.
+        Most samples of a microbatch on this rank.
     dtype : dtype
         Of activations and gradients.
     role : StageRole
-    inputs, activations : int
-        Buffers for inputs (with their targets), and sets of activations.
-    keeps_dz : bool
-        Whether weight gradients come later than input gradients.
-    travels : bool
-        Whether rows of the arrays are messages, so that those of a row have to lie side by side.
+    buffers : MicrobatchBuffers
+    features_contiguous : bool
+        Whether rows of the arrays must be contiguous, because they travel in messages or kernels read along them.
     kernels : Kernels
-        Of the device that is to hold the arrays.
-    kept : iterator of ndarray, optional
-        Memory for what weight gradients are taken from, where others are to see it: one set, with ``dz``, in the order
-        of `weight_gradient_input_sizes`.
+        Of the device that holds the arrays.
+    memory : iterator of ndarray, optional
+        Memory for the operands of weight gradients, if other ranks read them: one set, with ``dz``, of the sizes and in
+        the order of `weight_gradient_input_sizes`.
     """
 
     def __init__(
         self,
-        splits: Sequence[LayerShard],
-        ranks: int,
-        rank: int,
+        shards: Sequence[LayerShard],
         capacity: int,
         dtype: DTypeLike,
         role: StageRole,
+        buffers: MicrobatchBuffers = MicrobatchBuffers(),
         *,
-        inputs: int = 1,
-        activations: int = 1,
-        keeps_dz: bool = False,
-        travels: bool = True,
+        features_contiguous: bool = True,
         kernels: Kernels = NUMPY,
-        kept: Iterator[Array] | None = None,
+        memory: Iterator[Array] | None = None,
     ) -> None:
-        self._kernels, self._travels = kernels, travels
-        self._kept = kept
-        self._splits, self._role, self._keeps_dz = splits, role, keeps_dz
-        self._ranks, self._rank, self._capacity, self._dtype = ranks, rank, capacity, np.dtype(dtype)
+        self._kernels, self._features_contiguous, self._memory = kernels, features_contiguous, memory
+        self._shards, self._role, self._buffers = shards, role, buffers
+        self._capacity, self._dtype = capacity, np.dtype(dtype)
         self._cache: dict[tuple[int, int, int], StageArrays] = {}
-        self._inputs = [self._kept_room(splits[0].layer.inputs) for _ in range(inputs)]
+        self._inputs = [self._allocate_operand(shards[0].layer.inputs) for _ in range(buffers.inputs)]
         self._targets: list[Array] = []
         self.expect_targets(classification=False)
-        self._activations = [self._activation_room() for _ in range(activations)]
+        self._activations = [self._allocate_activations() for _ in range(buffers.activations)]
         self._columns = kernels.to_device(np.arange(capacity))
         self._ones = self._kernels.zeros((capacity,), dtype)
         self._ones[...] = 1
-        self._own_gradient = self._room(
-            max((_own_height(split) for split in splits if split.layer.residual), default=0)
+        self._own_gradient = self._allocate(
+            max((_own_height(shard) for shard in shards if shard.layer.residual), default=0)
         )
-        # Nobody wants the gradient of the data.
-        entry = 0 if role.loads_input else splits[0].layer.inputs
-        widest = max(entry, *(_output_height(split) for split in splits))
-        self._gradients = (self._room(widest), self._room(widest))
-        self._product = self._room(widest) if travels and capacity <= NARROW else None
+        input_height = 0 if role.loads_input else shards[0].layer.inputs
+        height = max(input_height, *(_output_height(shard) for shard in shards))
+        self._gradients = (self._allocate(height), self._allocate(height))
+        self._product = self._allocate(height) if features_contiguous and capacity <= NARROW else None
 
     def expect_targets(self, *, classification: bool) -> None:
-        """Make room for targets, on a stage that loads them: integer labels, or numbers."""
+        """Allocate the targets of a stage that loads them: integer labels, or arrays of the outputs' shape."""
         dtype = np.dtype(np.int64) if classification else self._dtype
         if not self._role.loads_target or (self._targets and self._targets[0].dtype == dtype):
             return
-        numbers = self._capacity * (1 if classification else self._splits[-1].layer.outputs)
-        self._targets = [self._kernels.empty((numbers,), dtype) for _ in self._inputs]
+        elements = self._capacity * (1 if classification else self._shards[-1].layer.outputs)
+        self._targets = [self._kernels.empty((elements,), dtype) for _ in self._inputs]
         self._cache = {}
 
     @property
@@ -187,9 +192,9 @@ class Workspace:
 
     @property
     def activation_bytes(self) -> int:
-        """Bytes of the inputs and activations that wait for their backward pass."""
-        kept = [array for item in self._activations for array in item.arrays()]
-        return sum(array.nbytes for array in (*self._inputs, *self._targets, *kept))
+        """Bytes of the inputs and activations stored until their backward pass."""
+        stored = [array for item in self._activations for array in item.arrays()]
+        return sum(array.nbytes for array in (*self._inputs, *self._targets, *stored))
 
     def arrays(self, n: int, input_slot: int = 0, activation_slot: int = 0) -> StageArrays:
         """Views for `n` samples, at most the capacity, of one input buffer and one set of activations."""
@@ -198,38 +203,34 @@ class Workspace:
             self._cache[key] = self._view(*key)
         return self._cache[key]
 
-    def _room(self, height: int) -> Array:
+    def _allocate(self, height: int) -> Array:
         return self._kernels.empty((height * self._capacity,), self._dtype)
 
-    def _kept_room(self, height: int) -> Array:
-        return self._room(height) if self._kept is None else next(self._kept)
+    def _allocate_operand(self, height: int) -> Array:
+        return self._allocate(height) if self._memory is None else next(self._memory)
 
-    def _activation_room(self) -> _Activations:
-        splits = self._splits
-        gathered = [split.by_inputs and split.layer.residual and self._ranks > 1 for split in splits]
+    def _allocate_activations(self) -> _Activations:
+        shards, keeps_dz = self._shards, self._buffers.keeps_dz
         return _Activations(
-            [self._kept_room(_output_height(split)) for split in splits],
-            [self._room(_own_height(split)) if split.layer.residual else None for split in splits],
-            [
-                self._room(split.layer.inputs) if gather else None
-                for split, gather in zip(splits, gathered, strict=True)
-            ],
-            [self._kept_room(_own_height(split)) if self._keeps_dz else None for split in splits],
+            [self._allocate_operand(_output_height(shard)) for shard in shards],
+            [self._allocate(_own_height(shard)) if shard.layer.residual else None for shard in shards],
+            [self._allocate(shard.layer.inputs) if _gathers_input(shard) else None for shard in shards],
+            [self._allocate_operand(_own_height(shard)) if keeps_dz else None for shard in shards],
         )
 
     def _view(self, n: int, input_slot: int, activation_slot: int) -> StageArrays:
-        first, last = self._splits[0].layer, self._splits[-1].layer
+        first, last = self._shards[0].layer, self._shards[-1].layer
         flat = self._inputs[input_slot][: n * first.inputs]
         x = flat.reshape(n, first.inputs).T if self._role.loads_input else flat.reshape(first.inputs, n)
         targets = self._kernels.empty((0,), self._dtype)
         if self._role.loads_target:
-            room = self._targets[input_slot]
-            labels = room.dtype == np.int64
-            targets = room[:n] if labels else room[: n * last.outputs].reshape(n, last.outputs)
+            buffer = self._targets[input_slot]
+            is_labels = buffer.dtype == np.int64
+            targets = buffer[:n] if is_labels else buffer[: n * last.outputs].reshape(n, last.outputs)
         layers: list[LayerArrays] = []
         source = x
-        for place in range(len(self._splits)):
-            layers.append(self._view_layer(place, source, n, self._activations[activation_slot]))
+        for index in range(len(self._shards)):
+            layers.append(self._view_layer(index, source, n, self._activations[activation_slot]))
             source = layers[-1].y
         return StageArrays(
             samples=x.T,
@@ -242,60 +243,64 @@ class Workspace:
             output_gradient=layers[-1].dy,
         )
 
-    def _view_layer(self, place: int, x: Array, n: int, kept: _Activations) -> LayerArrays:
-        split = self._splits[place]
-        layer, shard = split.layer, split
-
-        by_samples = not self._travels and samples_are_contiguous(n)
+    def _view_layer(self, index: int, x: Array, n: int, stored: _Activations) -> LayerArrays:
+        shard = self._shards[index]
+        layer = shard.layer
+        by_sample = not self._features_contiguous and samples_are_contiguous(n)
 
         def view(flat: Array, height: int) -> Array:
-            numbers = flat[: height * n]
-            return numbers.reshape(n, height).T if by_samples else numbers.reshape(height, n)
+            elements = flat[: height * n]
+            return elements.reshape(n, height).T if by_sample else elements.reshape(height, n)
 
-        above = len(self._splits) - 1 - place
-        y = view(kept.outputs[place], _output_height(split))
-        dy = view(self._gradients[above % 2], _output_height(split))
-        has_dx = place > 0 or not self._role.loads_input
+        above = len(self._shards) - 1 - index
+        y = view(stored.outputs[index], _output_height(shard))
+        dy = view(self._gradients[above % 2], _output_height(shard))
+        has_dx = index > 0 or not self._role.loads_input
         dx = view(self._gradients[(above + 1) % 2], len(x)) if has_dx else None
-        own = _own_height(split)
-        whole_x = own_x = own_dx = None
-        if split.by_inputs:
+        own = _own_height(shard)
+        full_x = own_x = own_dx = None
+        if shard.by_inputs:
             own_y, own_dy = y, dy[shard.columns] if layer.residual else dy
             if layer.residual:
-                stored = kept.whole_inputs[place]
-                whole_x = x if stored is None else view(stored, layer.inputs)
-                own_x = None if stored is None else whole_x[shard.columns]
+                buffer = stored.full_inputs[index]
+                full_x = x if buffer is None else view(buffer, layer.inputs)
+                own_x = None if buffer is None else full_x[shard.columns]
         else:
-            own_y, own_dy = (y[shard.rows], dy[shard.rows]) if split.gathers else (y, dy)
+            own_y, own_dy = (y[shard.rows], dy[shard.rows]) if shard.gathers else (y, dy)
             if layer.residual:
-                block = block_slice(layer.inputs, self._ranks, self._rank)
-                own_x, own_dx = x[block], None if dx is None else dx[block]
-        separate, kept_dz = kept.separate[place], kept.dz[place]
-        if kept_dz is None and layer.residual:
-            kept_dz = self._own_gradient
+                # Inputs and outputs have the same blocks, as there are as many.
+                own_x, own_dx = x[shard.rows], None if dx is None else dx[shard.rows]
+        separate, dz = stored.separate[index], stored.dz[index]
+        if dz is None and layer.residual:
+            dz = self._own_gradient
         return LayerArrays(
             x=x,
-            whole_x=whole_x,
+            full_x=full_x,
             activation=own_y if separate is None else view(separate, own),
             y=y,
             own_y=own_y,
             dy=dy,
             own_dy=own_dy,
-            dz=own_dy if kept_dz is None else view(kept_dz, own),
+            dz=own_dy if dz is None else view(dz, own),
             dx=dx,
             own_x=own_x,
             own_dx=own_dx,
             scratch=view(self._gradients[(above + 1) % 2], own),
-            room=None if dx is None or self._product is None else self._product[: dx.size].reshape(n, len(dx)),
+            product=None if dx is None or self._product is None else self._product[: dx.size].reshape(n, len(dx)),
             ones=self._ones[:n],
         )
 
 
-def _own_height(split: LayerShard) -> int:
-    """Rows of the output this rank computes: its block, or all (a part of every sum) where split by inputs."""
-    return split.weight_shape[0]
+def _own_height(shard: LayerShard) -> int:
+    """Rows of the output this rank computes: its block, or all (as an addend of the sum) if split by inputs."""
+    return shard.weight_shape[0]
 
 
-def _output_height(split: LayerShard) -> int:
-    """Rows of the output the next layer gets."""
-    return split.layer.outputs if split.gathers else split.weight_shape[0]
+def _output_height(shard: LayerShard) -> int:
+    """Rows of the input of the next layer."""
+    return shard.layer.outputs if shard.gathers else shard.weight_shape[0]
+
+
+def _gathers_input(shard: LayerShard) -> bool:
+    """Whether a residual layer split by inputs has only a block of its input on this rank."""
+    return shard.by_inputs and shard.layer.residual and shard.weight_shape[1] < shard.layer.inputs

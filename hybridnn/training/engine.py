@@ -21,7 +21,7 @@ from hybridnn.nn.optimizers import Optimizer
 from hybridnn.parallel.distribution import make_distributor
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.parallel.replicas.sharing import Sharing
-from hybridnn.parallel.stage import Stage
+from hybridnn.parallel.stage import ReplicaConfig, Stage
 from hybridnn.pipeline.execution.chunk import Chunk, make_chunk
 from hybridnn.training.cuda_graphs import CudaGraphSteps, Record
 from hybridnn.training.data_split import DataSplit
@@ -64,7 +64,7 @@ class Engine:
     sharing : Sharing, optional
         Ranks that share one replica.
     compression : CompressedFormat, optional
-        As for `Stage`.
+        As for `ReplicaConfig`.
     kernels : Kernels
         Of the device that trains.
     record : Record, optional
@@ -114,10 +114,8 @@ class Engine:
             model, optimizer, grid, plan, sharing, batch_size=batch_size, clip_norm=clip_norm, on_host=kernels.on_host
         )
         arrays = shared_arrays(optimizer, self._representatives[0], grid.pipeline_rank)
-        self.stages = [
-            Stage(part, grid, model_split, np.dtype(dtype), overlap, sharing, arrays, kernels, compression, products)
-            for part in layers
-        ]
+        replica = ReplicaConfig(sharing, arrays, compression, products)
+        self.stages = [Stage(chunk, grid, model_split, np.dtype(dtype), overlap, kernels, replica) for chunk in layers]
         self.states = [stage.replica.new_state(optimizer, stage.weights) for stage in self.stages]
         self.arrays = GlobalArrays(model, grid, plan, self.stages)
         self._executors = Executors(plan, grid, self._make_chunks)

@@ -102,14 +102,6 @@ def test_trains_as_the_reference(comm: MPI.Intracomm) -> None:
         check_exactly(case, ProcessGrid(comm))
 
 
-@pytest.mark.in_process(ranks=[1, 2])
-def test_clips_products_where_it_is_asked_to(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The trainer keeps gradients that it clips, as their norm is wanted first; the replica can do without."""
-    monkeypatch.setattr("hybridnn.training.engine.takes_products", lambda *arguments, **settings: True)
-    for limit in (0.05, 1e6):
-        check_exactly(replace(LARGE, clip_norm=limit), ProcessGrid(comm))
-
-
 @pytest.mark.in_process(ranks=[2, 3, 4])
 def test_trains_as_the_reference_where_the_layers_are_split(comm: MPI.Intracomm) -> None:
     for case, grid in split_cases(comm):

@@ -1,1 +1,1 @@
-"""Replicas of a stage's parameters, gradients and optimizer state."""
+"""Replicas of a stage over its batch group: private, shared by the ranks of a node, or with a fused update."""

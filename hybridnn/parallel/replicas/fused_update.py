@@ -1,12 +1,13 @@
-"""A replica whose gradients nobody keeps: weight gradients are products, added where the optimizer wants them.
+"""Fused update: SGD with weight gradients that are computed during the update and never stored.
 
-SGD reads a gradient once, to add it to the velocity, or to the weights. So the backward pass leaves weight gradients
-out, and the update takes each product ``dz xᵀ`` straight into its place: no gradient is written, read or summed.
+SGD reads a gradient once, to add it to the velocity, or to the weights. The backward pass therefore leaves weight
+gradients out, and the update adds each product ``dz xᵀ`` directly to its target: no gradient is written, read or
+summed.
 
-Batch ranks of one node let each other see ``x`` and ``dz`` in memory that they share. Every rank updates some rows of
-the weights, with the products of everybody's samples: the sum over the ranks is part of the product. All ranks meet
-twice in a step: at the all-reduce of the loss, from when on nobody reads weights of this step, and behind the update,
-before anybody writes over ``x`` and ``dz``.
+The batch ranks of one node hold ``x`` and ``dz`` in shared memory. Every rank updates some rows of the weights with the
+products of the samples of all ranks: the sum over the ranks is part of the product. The ranks synchronize twice in a
+step: at the all-reduce of the loss, after which no rank reads the weights of this step, and after the update, before
+any rank overwrites ``x`` and ``dz``.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from math import sqrt
+from typing import NoReturn
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -27,57 +28,57 @@ from hybridnn.nn.optimizers import Optimizer, OptimizerState
 from hybridnn.nn.parameters import ALIGNMENT, LayerParameters, ParameterLayout
 from hybridnn.parallel.dense import WeightGradientArrays
 from hybridnn.parallel.node_memory import NodeMemory, PrivateMemory
-from hybridnn.parallel.replicas.node_replica import NodeReplica
+from hybridnn.parallel.replicas.replica import NodeReplica
 from hybridnn.parallel.replicas.sharing import slice_bounds
 
 Layers = Sequence[WeightGradientArrays]
 Views = Sequence[LayerParameters]
 
 ROWS = 16
-"""Ranks own whole multiples of so many rows, where a layer has them: blocks of a matrix product."""
+"""Ranks own multiples of so many rows, except at the end of a layer: blocks of a matrix product."""
 
 LEAST_PARAMETERS = 1 << 16
-"""From so many on products pay; below, more calls cost more than they save."""
+"""Fewest parameters for a fused update: for smaller networks its additional calls cost more than they save."""
 
 
 @dataclass(frozen=True)
 class _Rows:
-    """Rows of a layer's weights, and those of its biases that this rank has, that one rank updates.
+    """Rows of a layer's weights that one rank updates, and those of this rank's biases among them.
 
     Attributes
     ----------
-    place : int
-        Of the layer.
+    layer : int
+        Index of the layer.
     rows : slice
     bias : slice
-        Among the biases of the layer on this rank.
+        Among the layer's biases on this rank.
     bias_rows : slice
-        The same among the rows of the layer.
+        The same biases among the rows of the layer.
     """
 
-    place: int
+    layer: int
     rows: slice
     bias: slice
     bias_rows: slice
 
     @classmethod
-    def of(cls, layout: ParameterLayout, place: int, rows: slice) -> _Rows:
-        """With the biases that belong to the rows."""
-        shard = layout.shards[place]
+    def of(cls, layout: ParameterLayout, layer: int, rows: slice) -> _Rows:
+        """The rows with their biases."""
+        shard = layout.shards[layer]
         first = shard.bias_rows.start - shard.rows.start
         start = max(rows.start, first)
         stop = max(start, min(rows.stop, first + shard.bias_size))
-        return cls(place, rows, slice(start - first, stop - first), slice(start, stop))
+        return cls(layer, rows, slice(start - first, stop - first), slice(start, stop))
 
     def views_in(self, views: Views) -> tuple[Array, Array]:
         """Weights and biases among the views of a flat buffer."""
-        return views[self.place].weight[self.rows], views[self.place].bias[self.bias]
+        return views[self.layer].weight[self.rows], views[self.layer].bias[self.bias]
 
 
 def fused_update_pays(model: MLP, batch_size: int, batch: int, split: int) -> bool:
-    """Whether weight gradients are better products at the update than arrays.
+    """Whether a fused update needs less memory than stored gradients, and the network is large enough.
 
-    They then need no memory, but room for every layer's ``dz``, and for activations that are not those of training.
+    It stores no gradients, but ``dz`` of every layer, and separate activations for evaluation.
 
     Parameters
     ----------
@@ -85,29 +86,29 @@ def fused_update_pays(model: MLP, batch_size: int, batch: int, split: int) -> bo
     batch_size : int
         Most samples of a minibatch, over all ranks.
     batch, split : int
-        Ranks that share the samples, and ranks that share the weights.
+        Batch ranks and model ranks.
     """
     return model.parameters >= split * max(LEAST_PARAMETERS, 2 * -(-batch_size // batch) * sum(model.sizes))
 
 
 def owned_rows(layout: ParameterLayout, ranks: int, rank: int) -> Iterator[tuple[int, slice]]:
-    """Places of layers and rows of their weights that a rank updates: equal shares of all numbers, consecutive ones."""
+    """Layers, and rows of their weights, that a rank updates: consecutive, and equal shares of all elements."""
     shapes = [shard.weight_shape for shard in layout.shards]
     total, before = sum(rows * (columns + 1) for rows, columns in shapes), 0
-    for place, (rows, columns) in enumerate(shapes):
+    for layer, (rows, columns) in enumerate(shapes):
 
-        def cut(number: int, before: int = before, rows: int = rows, columns: int = columns) -> int:
-            """The row where the share of rank `number` begins."""
-            row = max(0, total * number - before * ranks) / (ranks * (columns + 1))
+        def cut(rank: int, before: int = before, rows: int = rows, columns: int = columns) -> int:
+            """First row of the share of `rank`."""
+            row = max(0, total * rank - before * ranks) / (ranks * (columns + 1))
             return rows if row >= rows else min(rows, round(row / ROWS) * ROWS)
 
         if cut(rank) < cut(rank + 1):
-            yield place, slice(cut(rank), cut(rank + 1))
+            yield layer, slice(cut(rank), cut(rank + 1))
         before += rows * (columns + 1)
 
 
 class FusedUpdateReplica(NodeReplica):
-    """A replica of batch ranks that are all on one node, or of one rank alone.
+    """A replica of batch ranks that are all on one node, or of a single rank, with a fused update.
 
     Parameters
     ----------
@@ -129,102 +130,94 @@ class FusedUpdateReplica(NodeReplica):
         self._counts = memory.allocate((batch.size,), np.int64)
         self._owned = [_Rows.of(layout, *item) for item in owned_rows(layout, batch.size, batch.rank)]
         self._layers_of_ranks: list[Callable[[int], Layers]] = []
-        self._known: dict[int, tuple[Array, Views]] = {}
-        self._scale = 1.0
-        # Memory lies near the rank that touches it first.
+        self._cached_views: dict[int, tuple[Array, Views]] = {}
+        # The operating system places memory near the rank that writes it first.
         window[:, slice(*slice_bounds(layout.size, batch.size, batch.rank))] = 0
         self._counts[batch.rank] = 0
         self.publish()
 
     @property
     def rank(self) -> int:
-        """This rank's place in the batch group."""
+        """Position in the batch group."""
         return self._batch.rank
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the losses, and of everybody's numbers of samples."""
+        """Bytes of the losses, and of the ranks' numbers of samples."""
         return self.loss.nbytes + self._total.nbytes + self.bytes_per_rank(self._counts.nbytes)
 
-    def shown_arrays(self, numbers: Sequence[int]) -> list[Iterator[Array]]:
-        """Memory that all ranks see, for what products are taken from: of each rank, arrays of so many numbers."""
-        lines = [-(-number // ALIGNMENT) * ALIGNMENT for number in numbers]
-        rows = self._memory.allocate((self._batch.size, sum(lines)), self._dtype)
+    def allocate_operands(self, sizes: Sequence[int]) -> list[Iterator[Array]]:
+        """Shared memory for the operands of the weight gradients: for each rank, arrays of these sizes."""
+        aligned = [-(-size // ALIGNMENT) * ALIGNMENT for size in sizes]
+        rows = self._memory.allocate((self._batch.size, sum(aligned)), self._dtype)
 
-        def pieces(row: Array) -> Iterator[Array]:
-            for first, number in zip(accumulate(lines, initial=0), numbers, strict=False):
-                yield row[first : first + number]
+        def arrays(row: Array) -> Iterator[Array]:
+            for first, size in zip(accumulate(aligned, initial=0), sizes, strict=False):
+                yield row[first : first + size]
 
-        return [pieces(row) for row in rows]
+        return [arrays(row) for row in rows]
 
-    def take_from(self, layers_of_ranks: Sequence[Callable[[int], Layers]]) -> None:
-        """Say where the products find every rank's layers of a minibatch, from that rank's number of samples."""
+    def set_layers(self, layers_of_ranks: Sequence[Callable[[int], Layers]]) -> None:
+        """Set, for every rank, the function that returns its layers' operands for its number of samples."""
         self._layers_of_ranks = list(layers_of_ranks)
 
-    def computed(self, samples: int) -> None:
-        """The backward pass of so many samples is done on this rank, up to the weight gradients."""
+    def set_samples(self, samples: int) -> None:
+        """Set the number of samples of this rank whose backward pass, up to the weight gradients, is complete."""
         self._counts[self.rank] = samples
 
-    def finish(self) -> None:
-        """See `NodeReplica.finish`; nothing of the new gradient is clipped yet."""
-        super().finish()
-        self._scale = 1.0
-
     def new_state(self, optimizer: Optimizer, weights: Array) -> OptimizerState:
-        """State before the first update, its slots in the memory that is shared."""
+        """State before the first update, its slots in shared memory."""
         slots = {name: self.new_array() for name in optimizer.slot_names}
         return OptimizerState(slots, kernels.empty((0,), self._dtype))
 
     def update(
         self, optimizer: Optimizer, weights: Array, state: OptimizerState, rate: float, out: Array | None = None
     ) -> None:
-        """Update the rows of this rank in place, and return when all rows are."""
-        entry = optimizer.linear_update(weights, state, rate)
-        assert entry is not None, "gradients that are read more than once are kept by other replicas"
-        assert out is None, "nor are there several versions of the weights"
-        into = self._views(entry.target)
-        self._add_products(self._owned, into, entry.factor, entry.keep)
-        if entry.step is not None:
+        """Update this rank's rows in place, and return when all rows are updated."""
+        update = optimizer.linear_update(weights, state, rate)
+        assert update is not None, "the optimizer reads gradients more than once"
+        assert out is None, "there is only one version of the weights"
+        target = self._views(update.target)
+        self._add_products(self._owned, target, update.factor, update.keep)
+        if update.step is not None:
             for item in self._owned:
-                for of_step, of_weights in zip(item.views_in(into), item.views_in(self._views(weights)), strict=True):
-                    kernels.add_scaled(of_weights, entry.step, of_step)
+                pairs = zip(item.views_in(target), item.views_in(self._views(weights)), strict=True)
+                for of_target, of_weights in pairs:
+                    kernels.add_scaled(of_weights, update.step, of_target)
         self.publish()
 
     def full_gradient(self) -> Array:
-        """The sum of all gradients, made anew."""
-        whole = kernels.zeros((self._layout.size,), self._dtype)
-        everything = [_Rows.of(self._layout, *item) for item in owned_rows(self._layout, 1, 0)]
-        self._add_products(everything, self._layout.views(whole), 1.0, 1.0)
+        """The sum of all gradients, computed again."""
+        gradient = kernels.zeros((self._layout.size,), self._dtype)
+        all_rows = [_Rows.of(self._layout, *item) for item in owned_rows(self._layout, 1, 0)]
+        self._add_products(all_rows, self._layout.views(gradient), 1.0, 1.0)
         self.publish()
-        return whole
+        return gradient
 
     def squared_norm_into(self, norm: Array) -> None:
         """Squared norm of the sum of all gradients."""
         norm[0] = kernels.squared_norm(self.full_gradient())
 
-    def clip(self, squared_norm: Array, limit: float) -> None:
-        """Scale the products of this step, which have not been taken yet."""
-        norm = sqrt(squared_norm[0])
-        if norm > limit:
-            self._scale *= limit / norm
+    def clip(self, squared_norm: Array, limit: float) -> NoReturn:
+        """Not supported: with clipping, gradients are stored."""
+        raise AssertionError("a fused update has no gradients to clip")
 
-    def _add_products(self, owned: Sequence[_Rows], into: Views, factor: float, keep: float) -> None:
-        """``into = keep * into + factor * gradient`` on some rows, with the samples of all ranks, as it was clipped."""
-        factor *= self._scale
-        counts = self._counts.tolist()  # before the first step nobody has any
+    def _add_products(self, owned: Sequence[_Rows], target: Views, factor: float, keep: float) -> None:
+        """``target = keep * target + factor * gradient`` on some rows, with the samples of all ranks."""
+        counts = self._counts.tolist()  # all 0 before the first step
         ranks = [layers_of(counts[rank]) for rank, layers_of in enumerate(self._layers_of_ranks) if counts[rank]]
         for item in owned:
-            weight, bias = item.views_in(into)
+            weight, bias = item.views_in(target)
             kept = keep
             for layers in ranks:
-                layer = layers[item.place]
+                layer = layers[item.layer]
                 kernels.add_product(layer.dz[item.rows], layer.x.T, weight, factor, kept)
                 if bias.size:
                     kernels.add_row_sums(layer.dz[item.bias_rows], layer.ones, bias, factor, kept)
                 kept = 1.0
 
     def _views(self, flat: Array) -> Views:
-        """Views of an array that is there as long as the replica."""
-        if id(flat) not in self._known:
-            self._known[id(flat)] = flat, self._layout.views(flat)
-        return self._known[id(flat)][1]
+        """Views of an array that lives as long as the replica."""
+        if id(flat) not in self._cached_views:
+            self._cached_views[id(flat)] = flat, self._layout.views(flat)
+        return self._cached_views[id(flat)][1]

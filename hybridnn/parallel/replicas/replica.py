@@ -1,27 +1,30 @@
-"""A replica of a stage: its weights, gradients and optimizer state, and how batch ranks come to equal ones.
+"""Replicas: the weights, gradients and optimizer state of a stage, kept equal over its batch group.
 
-Every batch rank keeps one for itself and sums the gradients with the others, or those of a node share one:
-``hybridnn/parallel/replicas/shared_replica.py``. Where one node holds them all, SGD needs no gradients in memory:
-``hybridnn/parallel/replicas/fused_update.py``.
+`PrivateReplica`: every batch rank has its own and all-reduces the gradients. `SharedReplica` (``shared_replica.py``):
+the batch ranks of a node have one in a shared-memory window. `FusedUpdateReplica` (``fused_update.py``): all batch
+ranks are on one node, and weight gradients are computed during the update.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
+import numpy as np
 from numpy.typing import DTypeLike
 
 from hybridnn.comm.group import Group
+from hybridnn.kernels import numpy_kernels
 from hybridnn.kernels.backend import Array, Kernels
 from hybridnn.kernels.numpy_backend import NUMPY
 from hybridnn.kernels.sixteen_bits import CompressedFormat
 from hybridnn.nn.optimizers import Optimizer, OptimizerState, new_state
 from hybridnn.parallel.gradient_reduction import DEVICE_BUCKETS, HOST_BUCKETS, STAGED_BUCKETS, GradientReducer
+from hybridnn.parallel.node_memory import NodeMemory, PrivateMemory
 
 
 class Replica(Protocol):
-    """What a stage needs of its replica; methods are collective over the batch group, but for `ready` and `share`."""
+    """Interface of replicas; methods are collective over the batch group, except `ready` and `bytes_per_rank`."""
 
     @property
     def loss(self) -> Array:
@@ -30,21 +33,21 @@ class Replica(Protocol):
 
     @property
     def is_leader(self) -> bool:
-        """Whether this rank is one that fills a replica from outside."""
+        """Whether this rank writes the replica in `fill`."""
         ...
 
     @property
     def nbytes(self) -> int:
-        """Bytes of gradients and working memory on this rank."""
+        """Bytes of gradients and workspace on this rank."""
         ...
 
     @property
     def total_loss(self) -> Array:
-        """The sum of the losses over the batch group, shape (1,), once `finish` has returned."""
+        """Sum of the losses over the batch group, shape (1,), after `finish`."""
         ...
 
     def new_array(self) -> Array:
-        """Zeros, shape (size,), for weights, a version of them, or what the optimizer remembers."""
+        """Zeros, shape (size,), for a version of the weights or a slot of the optimizer."""
         ...
 
     def new_state(self, optimizer: Optimizer, weights: Array) -> OptimizerState:
@@ -52,25 +55,25 @@ class Replica(Protocol):
         ...
 
     def bytes_per_rank(self, nbytes: int) -> int:
-        """Bytes that count for this rank of an array of so many."""
+        """This rank's share of an array of `nbytes`."""
         ...
 
     def ready(self, layer: int) -> None:
-        """The gradient of `layer` and of all above it is complete on this rank."""
+        """Signal that the gradients of `layer` and of all layers above are complete on this rank."""
         ...
 
     def finish(self) -> None:
-        """Return when the gradients of all ranks are complete, and what the update needs of them is there."""
+        """Return when the gradients of all ranks are complete, and summed as far as the update needs it."""
         ...
 
     def update(
         self, optimizer: Optimizer, weights: Array, state: OptimizerState, rate: float, out: Array | None = None
     ) -> None:
-        """Apply the sum of all gradients: to `weights` in place, or leave them and fill `out`."""
+        """Apply the sum of all gradients to `weights` in place, or leave them unchanged and write to `out`."""
         ...
 
     def full_gradient(self) -> Array:
-        """The sum of all gradients, shape (size,); to be read only."""
+        """The sum of all gradients, shape (size,); read-only."""
         ...
 
     def squared_norm_into(self, norm: Array) -> None:
@@ -78,7 +81,7 @@ class Replica(Protocol):
         ...
 
     def clip(self, squared_norm: Array, limit: float) -> None:
-        """Scale the sum of all gradients so that a norm above `limit` becomes `limit`.
+        """Scale the sum of all gradients by limit / norm if the norm is above `limit`.
 
         Parameters
         ----------
@@ -89,15 +92,15 @@ class Replica(Protocol):
         ...
 
     def fill(self, write: Callable[[], None]) -> None:
-        """Let `write` fill the weights, on the ranks that have to; it must not fail on one rank alone."""
+        """Call `write`, which writes the weights, on the leaders; it must not fail on one rank alone."""
         ...
 
     def publish(self) -> None:
-        """Return when every rank sees what all have written to the replica."""
+        """Return when all writes to the replica are visible to every rank."""
         ...
 
     def synchronize_state(self, state: OptimizerState) -> None:
-        """After the rank that leads has filled the replica: let all see it, and count as many updates as it does."""
+        """After the leader has written the replica: make it visible, and copy the leader's number of updates."""
         ...
 
 
@@ -115,14 +118,14 @@ class PrivateReplica:
         As for `GradientReducer`.
     kernels : Kernels
         Of the device that holds the arrays.
-    words : CompressedFormat, optional
+    compression : CompressedFormat, optional
         As for `GradientReducer`.
 
     Attributes
     ----------
     gradient : ndarray, shape (size,)
     loss : ndarray, shape (1,)
-        Behind the gradient in memory, so that it travels with it.
+        Follows the gradient in memory, so that it travels with it.
     """
 
     is_leader = True
@@ -134,13 +137,13 @@ class PrivateReplica:
         dtype: DTypeLike,
         overlap: bool,
         kernels: Kernels = NUMPY,
-        words: CompressedFormat | None = None,
+        compression: CompressedFormat | None = None,
     ) -> None:
         self._kernels = kernels
         flat = kernels.zeros((ends[-1] + 1,), dtype)
         self.gradient, self.loss = flat[:-1], flat[-1:]
-        pace = HOST_BUCKETS if kernels.on_host else DEVICE_BUCKETS if words is None else STAGED_BUCKETS
-        self._reducer = GradientReducer(group, flat, ends, overlap, pace, words)
+        config = HOST_BUCKETS if kernels.on_host else DEVICE_BUCKETS if compression is None else STAGED_BUCKETS
+        self._reducer = GradientReducer(group, flat, ends, overlap, config, compression)
         self.nbytes = flat.nbytes + self._reducer.nbytes
         self.ready, self.finish = self._reducer.ready, self._reducer.finish
 
@@ -158,7 +161,7 @@ class PrivateReplica:
         return new_state(optimizer, weights, self._kernels)
 
     def bytes_per_rank(self, nbytes: int) -> int:
-        """All of them."""
+        """All `nbytes`."""
         return nbytes
 
     def update(
@@ -180,11 +183,80 @@ class PrivateReplica:
         self._kernels.clip_to_norm(self.gradient, squared_norm, limit)
 
     def fill(self, write: Callable[[], None]) -> None:
-        """Every rank fills its own."""
+        """Call `write`: every rank writes its own replica."""
         write()
 
     def publish(self) -> None:
-        """Nobody else sees it."""
+        """Does nothing: no other rank reads the replica."""
 
     def synchronize_state(self, state: OptimizerState) -> None:
-        """Every rank has filled its own."""
+        """Does nothing: every rank has written its own replica."""
+
+
+class NodeReplica:
+    """Base class of replicas in memory that the batch ranks of a node share; `Replica` documents the methods.
+
+    Parameters
+    ----------
+    memory : NodeMemory or PrivateMemory
+        Of the ranks that share; `PrivateMemory` for a group of one rank.
+    batch : Group
+        The whole batch group.
+    arrays : iterator of ndarray
+        Shared memory for `new_array`.
+    dtype : dtype
+
+    Attributes
+    ----------
+    loss : ndarray, shape (1,)
+    """
+
+    def __init__(
+        self, memory: NodeMemory | PrivateMemory, batch: Group, arrays: Iterator[Array], dtype: DTypeLike
+    ) -> None:
+        self._memory, self._batch, self._arrays = memory, batch, arrays
+        self.loss, self._total = numpy_kernels.zeros((1,), dtype), numpy_kernels.zeros((1,), dtype)
+
+    @property
+    def is_leader(self) -> bool:
+        """True on one of the ranks that share."""
+        return self._memory.is_leader
+
+    @property
+    def total_loss(self) -> Array:
+        """See `Replica.total_loss`."""
+        return self._total
+
+    def new_array(self) -> Array:
+        """The next of the shared arrays; all ranks must call this in the same order."""
+        return next(self._arrays)
+
+    def bytes_per_rank(self, nbytes: int) -> int:
+        """`nbytes` divided by the number of ranks that share, rounded up."""
+        return -(-nbytes // self._memory.group.size)
+
+    def ready(self, layer: int) -> None:
+        """Does nothing: the gradients are in shared memory as soon as they are computed."""
+
+    def finish(self) -> None:
+        """All-reduce the loss over the batch group, which completes only after all backward passes."""
+        numpy_kernels.copy(self.loss, self._total)
+        self._memory.publish(lambda: self._batch.allreduce(self._total))
+
+    def fill(self, write: Callable[[], None]) -> None:
+        """Call `write` on the leader, after all ranks have stopped reading."""
+        self.publish()
+        if self.is_leader:
+            write()
+        self.publish()
+
+    def publish(self) -> None:
+        """See `Replica.publish`."""
+        self._memory.publish()
+
+    def synchronize_state(self, state: OptimizerState) -> None:
+        """See `Replica.synchronize_state`."""
+        updates = np.array([state.updates], np.int64)
+        self._memory.group.broadcast(updates)
+        self.publish()
+        state.updates = int(updates[0])

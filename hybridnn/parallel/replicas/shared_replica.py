@@ -1,12 +1,12 @@
-"""One replica for all batch ranks of a node, in memory that they share.
+"""Shared replica: one replica for all batch ranks of a node, in a shared-memory window.
 
-Backward passes write to the window at once: every rank has a segment of it for its gradients. When all are there, each
-rank sums a slice of everybody's gradients and updates that slice of the weights. So nothing is all-reduced inside a
-node, nothing is updated twice, and a node holds the weights and the optimizer's state once. Between nodes, the owners
-of a slice all-reduce it, rounded to 16 bits on its way where that is asked for.
+Every rank has a segment of the window for its gradients. When all backward passes are complete, each rank sums a slice
+of all segments and updates that slice of the weights. Inside a node nothing is all-reduced, no element is updated
+twice, and the weights and the optimizer's state are stored once. Between nodes, the owners of a slice all-reduce it,
+compressed if ``parallel.wire_dtype`` is set.
 
-All ranks meet twice in a step. First at the all-reduce of the loss, which nobody leaves before all have come: from then
-on no rank reads weights of this step, nor writes gradients. Then at a barrier behind the update.
+The ranks synchronize twice in a step: at the all-reduce of the loss, after which no rank reads the weights of this step
+or writes gradients, and at a barrier after the update.
 """
 
 from __future__ import annotations
@@ -23,65 +23,66 @@ from hybridnn.kernels.numpy_backend import NUMPY
 from hybridnn.kernels.sixteen_bits import CompressedFormat
 from hybridnn.nn.optimizers import Optimizer, OptimizerState
 from hybridnn.parallel.compressed_allreduce import PIECE_ELEMENTS, CompressedReducer, CompressionWorkspace
-from hybridnn.parallel.replicas.node_replica import NodeReplica
+from hybridnn.parallel.replicas.replica import NodeReplica
 from hybridnn.parallel.replicas.sharing import Sharing, slice_bounds
 
 Array = NDArray[Any]
 
 SUM_BLOCK = 1 << 16
-"""Numbers that are summed and, while they are in the cache, updated: measured fastest between 2^12 and 2^24."""
+"""Elements that are summed and, while in the cache, updated: measured fastest between 2^12 and 2^24."""
 
 
 @dataclass(frozen=True)
-class _Piece:
-    """A block of a slice of this rank.
+class _Block:
+    """A cache block of a slice of this rank.
 
     Attributes
     ----------
     where : slice
         Of a flat buffer.
     own : ndarray
-        This rank's gradients there.
+        This rank's gradients.
     of_ranks : tuple of ndarray
-        Those of every rank of the node, in their order.
-    room : ndarray
-        Working memory of the same shape; all pieces have the same.
+        The gradients of every rank of the node, in the order of the ranks.
+    workspace : ndarray
+        Of the same shape; shared by all blocks.
     """
 
     where: slice
     own: Array
     of_ranks: tuple[Array, ...]
-    room: Array
+    workspace: Array
 
-    def add_up(self, out: Array) -> Array:
-        """Sum the gradients of the node's ranks into `out`, the room or the own ones, and return where the sum is."""
-        total, *others = self.of_ranks
-        for place, other in enumerate(others, 2):
-            # The own ones may still have to be added.
-            into = out if place == len(self.of_ranks) else self.room
-            kernels.add(total, other, into)
-            total = into
+    def sum_into(self, out: Array) -> Array:
+        """Sum the gradients of the node's ranks into `out`, the workspace or the own ones, and return the sum."""
+        total, *addends = self.of_ranks
+        for number, addend in enumerate(addends, 2):
+            # Only the last sum may overwrite the own gradients, which may still have to be added.
+            target = out if number == len(self.of_ranks) else self.workspace
+            kernels.add(total, addend, target)
+            total = target
         return total
 
 
 class SharedReplica(NodeReplica):
-    """A replica that the batch ranks of a node have in common, who write their gradients side by side.
+    """A replica in a shared-memory window of the batch ranks of a node.
 
     Parameters
     ----------
     sharing : Sharing
     size : int
-        Numbers of a flat buffer.
+        Elements of a flat buffer.
     dtype : dtype
     arrays : int
-        How often `new_array` will be asked: for weights, each of their versions, and each slot of the optimizer.
-    words : CompressedFormat, optional
-        What sums of a node's gradients are rounded to on their way to other nodes.
+        Number of calls of `new_array`: versions of the weights, and slots of the optimizer.
+    compression : CompressedFormat, optional
+        Format in which sums of a node's gradients travel to other nodes.
 
     Attributes
     ----------
     gradient : ndarray, shape (size,)
-        This rank's segment of the window. Slices that it owns may hold the sum over all ranks once that was needed.
+        This rank's segment of the window. Slices that it owns may hold the sum over all ranks after
+        `squared_norm_into`, `clip`, `full_gradient`, or an update over several nodes.
     loss : ndarray, shape (1,)
 
     Raises
@@ -91,7 +92,12 @@ class SharedReplica(NodeReplica):
     """
 
     def __init__(
-        self, sharing: Sharing, size: int, dtype: DTypeLike, arrays: int, words: CompressedFormat | None = None
+        self,
+        sharing: Sharing,
+        size: int,
+        dtype: DTypeLike,
+        arrays: int,
+        compression: CompressedFormat | None = None,
     ) -> None:
         self._sharing = sharing
         ranks, rank = sharing.memory.group.size, sharing.memory.group.rank
@@ -100,53 +106,53 @@ class SharedReplica(NodeReplica):
         self._segments = window[arrays:]
         self.gradient = self._segments[rank]
         _, largest = slice_bounds(size, sharing.slices, 0)
-        self._room = kernels.empty((min(SUM_BLOCK, largest),), dtype)
-        self._slices = [self._pieces(item.number) for item in sharing.owned]
-        self._wire_rooms = [
-            CompressionWorkspace(words, item.owners.size, min(largest, PIECE_ELEMENTS), dtype)
+        self._workspace = kernels.empty((min(SUM_BLOCK, largest),), dtype)
+        self._slices = [self._blocks(item.number) for item in sharing.owned]
+        self._compression_workspaces = [
+            CompressionWorkspace(compression, item.owners.size, min(largest, PIECE_ELEMENTS), dtype)
             for item in sharing.owned[:1]
-            if item.owners is not None and words is not None
+            if item.owners is not None and compression is not None
         ]
         self._states: list[OptimizerState] = []
         self._is_summed = False
-        # Memory lies near the rank that touches it first.
+        # The operating system places memory near the rank that writes it first.
         self.gradient[...] = 0
-        for piece in chain(*self._slices):
-            window[:arrays, piece.where] = 0
+        for block in chain(*self._slices):
+            window[:arrays, block.where] = 0
         self.publish()
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the gradients and the working memory of this rank."""
-        arrays = (self.gradient, self.loss, self._total, self._room)
-        return sum(array.nbytes for array in arrays) + sum(room.nbytes for room in self._wire_rooms)
+        """Bytes of the gradients and the workspace of this rank."""
+        arrays = (self.gradient, self.loss, self._total, self._workspace)
+        return sum(item.nbytes for item in (*arrays, *self._compression_workspaces))
 
     def new_state(self, optimizer: Optimizer, weights: Array) -> OptimizerState:
         """State before the first update, its slots in the window."""
         slots = {name: self.new_array() for name in optimizer.slot_names}
-        scratch = kernels.empty((2 * self._room.size,), weights.dtype)
+        scratch = kernels.empty((2 * self._workspace.size,), weights.dtype)
         self._states = [
-            OptimizerState({name: slot[piece.where] for name, slot in slots.items()}, scratch)
-            for piece in chain(*self._slices)
+            OptimizerState({name: slot[block.where] for name, slot in slots.items()}, scratch)
+            for block in chain(*self._slices)
         ]
         return OptimizerState(slots, scratch)
 
     def finish(self) -> None:
-        """See `NodeReplica.finish`; from then on no rank reads weights of this step, nor writes gradients."""
+        """See `NodeReplica.finish`; after it no rank reads weights of this step or writes gradients."""
         super().finish()
         self._is_summed = False
 
     def update(
         self, optimizer: Optimizer, weights: Array, state: OptimizerState, rate: float, out: Array | None = None
     ) -> None:
-        """Update the slices of this rank, and return when all slices are."""
+        """Update the slices of this rank, and return when all slices are updated."""
         if not self._sharing.is_whole:
             self._sum()
-        for piece, part in zip(chain(*self._slices), self._states, strict=True):
-            gradient = piece.own if self._is_summed else piece.add_up(piece.room)
-            part.updates = state.updates
-            where = piece.where
-            optimizer.update(weights[where], gradient, part, rate, None if out is None else out[where])
+        for block, block_state in zip(chain(*self._slices), self._states, strict=True):
+            gradient = block.own if self._is_summed else block.sum_into(block.workspace)
+            block_state.updates = state.updates
+            where = block.where
+            optimizer.update(weights[where], gradient, block_state, rate, None if out is None else out[where])
         state.updates += 1
         self.publish()
 
@@ -154,54 +160,53 @@ class SharedReplica(NodeReplica):
         """A copy of the sum of all gradients."""
         self._sum()
         self.publish()
-        whole = kernels.empty(self.gradient.shape, self.gradient.dtype)
+        gradient = kernels.empty(self.gradient.shape, self.gradient.dtype)
         ranks, slices = self._memory.group.size, self._sharing.slices
         for number in range(slices):
-            part = slice(*slice_bounds(whole.size, slices, number))
-            kernels.copy(self._segments[number * ranks // slices, part], whole[part])
+            where = slice(*slice_bounds(gradient.size, slices, number))
+            kernels.copy(self._segments[number * ranks // slices, where], gradient[where])
         self.publish()
-        return whole
+        return gradient
 
     def squared_norm_into(self, norm: Array) -> None:
-        """Squared norm of the sum of all gradients, the same to the last bit on every node."""
+        """Squared norm of the sum of all gradients, bitwise equal on all nodes."""
         self._sum()
         norms = np.zeros(self._sharing.slices)
-        for item, pieces in zip(self._sharing.owned, self._slices, strict=True):
-            norms[item.number] = sum(kernels.squared_norm(piece.own) for piece in pieces)
+        for item, blocks in zip(self._sharing.owned, self._slices, strict=True):
+            norms[item.number] = sum(kernels.squared_norm(block.own) for block in blocks)
         self._memory.group.allreduce(norms)
         norm[0] = norms.sum()
 
     def clip(self, squared_norm: Array, limit: float) -> None:
-        """Scale this rank's slices of the sum where the norm is above `limit`."""
+        """Scale this rank's slices of the sum by limit / norm if the norm is above `limit`."""
         self._sum()
-        for piece in chain(*self._slices):
-            NUMPY.clip_to_norm(piece.own, squared_norm, limit)
+        for block in chain(*self._slices):
+            NUMPY.clip_to_norm(block.own, squared_norm, limit)
 
-    # -- sums ----------------------------------------------------------------------------------------------------------
-
-    def _pieces(self, number: int) -> list[_Piece]:
-        """A slice in blocks that stay in the cache."""
+    def _blocks(self, number: int) -> list[_Block]:
+        """The cache blocks of a slice."""
         start, stop = slice_bounds(self.gradient.size, self._sharing.slices, number)
         bounds = ((first, min(first + SUM_BLOCK, stop)) for first in range(start, stop, SUM_BLOCK))
         return [
-            _Piece(
+            _Block(
                 slice(first, last),
                 self.gradient[first:last],
                 tuple(self._segments[:, first:last]),
-                self._room[: last - first],
+                self._workspace[: last - first],
             )
             for first, last in bounds
         ]
 
     def _sum(self) -> None:
-        """Let the slices of this rank hold the sum over all ranks; once in a step, and only where that is needed."""
+        """Replace the gradients in this rank's slices by the sum over all ranks, once per step."""
         if self._is_summed:
             return
-        for item, pieces in zip(self._sharing.owned, self._slices, strict=True):
-            for piece in pieces:
-                piece.add_up(piece.own)
-            if item.owners is not None and pieces:
-                whole = self.gradient[pieces[0].where.start : pieces[-1].where.stop]
-                group = CompressedReducer(item.owners, self._wire_rooms) if self._wire_rooms else item.owners
-                group.allreduce(whole)
+        for item, blocks in zip(self._sharing.owned, self._slices, strict=True):
+            for block in blocks:
+                block.sum_into(block.own)
+            if item.owners is not None and blocks:
+                total = self.gradient[blocks[0].where.start : blocks[-1].where.stop]
+                workspaces = self._compression_workspaces
+                reducer = CompressedReducer(item.owners, workspaces) if workspaces else item.owners
+                reducer.allreduce(total)
         self._is_summed = True

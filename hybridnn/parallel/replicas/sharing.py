@@ -1,7 +1,8 @@
-"""Which ranks share a replica, and which slices of it each of them updates.
+"""Sharing of replicas: the ranks that share one, and the slices that each of them owns, sums and updates.
 
-The batch ranks of a node share one. It is cut into as many slices as the node with most of them has ranks: the same
-slices on every node, dealt out to a node's ranks in order. The owners of a slice, one per node, sum it over the nodes.
+The batch ranks of a node share a replica. It is divided into as many slices as the node with the most ranks has ranks,
+the same slices on every node. They are assigned to a node's ranks in order. The owners of a slice, one per node, sum it
+over the nodes.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from hybridnn.parallel.node_memory import NodeMemory
 
 @dataclass(frozen=True)
 class OwnedSlice:
-    """A slice that this rank sums and updates.
+    """A slice that this rank owns.
 
     Attributes
     ----------
     number : int
     owners : Group or None
-        Its owners on all nodes; None where one node holds the whole batch group.
+        Its owners on all nodes; None if one node holds the whole batch group.
     """
 
     number: int
@@ -34,7 +35,7 @@ class OwnedSlice:
 
 @dataclass(frozen=True)
 class Sharing:
-    """The ranks of a node that share a replica, and those of other nodes that share others.
+    """The ranks of this node that share a replica, in a batch group that may span several nodes.
 
     Attributes
     ----------
@@ -45,7 +46,7 @@ class Sharing:
     slices : int
         Slices of the replica, on every node the same.
     owned : tuple of OwnedSlice
-        Those of this rank, in order.
+        The slices that this rank owns, in order.
     """
 
     memory: NodeMemory
@@ -60,12 +61,12 @@ class Sharing:
 
 
 def share_replicas(grid: ProcessGrid) -> Sharing | None:
-    """Let the batch ranks of every node share; collective over the grid.
+    """Create the shared memory and groups of shared replicas; collective over the grid.
 
     Returns
     -------
     Sharing or None
-        None where no node holds several ranks of this rank's batch group.
+        None if no node holds several ranks of this rank's batch group.
     """
     batch = grid.batch_group
     sharers = len(set(batch.members) & set(grid.node_group.members))
@@ -76,25 +77,25 @@ def share_replicas(grid: ProcessGrid) -> Sharing | None:
     grid.world.allreduce(most, "max")
     if most[0] == 1:
         return None
-    memory = NodeMemory(grid, replicas_only=True)  # all ranks of a node take part, whichever of them share
+    memory = NodeMemory(grid, replicas_only=True)  # collective over the node, whichever of its ranks share
     if slices == 1:
         return None
-    mine = [number for number in range(slices) if number * sharers // slices == memory.group.rank]
+    own = [number for number in range(slices) if number * sharers // slices == memory.group.rank]
     if sharers == batch.size:
-        return Sharing(memory, batch, slices, tuple(OwnedSlice(number, None) for number in mine))
-    # No rank owns two slices whose numbers differ by a multiple of this: so many splits make all groups of owners.
-    rounds = -(-slices // fewest)
+        return Sharing(memory, batch, slices, tuple(OwnedSlice(number, None) for number in own))
+    # No rank owns two slices whose numbers are congruent modulo `splits`: so many splits create all groups of owners.
+    splits = -(-slices // fewest)
     owned = []
-    for turn in range(rounds):
-        number = next((number for number in mine if number % rounds == turn), None)
+    for remainder in range(splits):
+        number = next((number for number in own if number % splits == remainder), None)
         group = batch.split(slices if number is None else number, "batch")
         if number is not None:
             owned.append(OwnedSlice(number, group))
-    # In the order of their numbers all owners come to them, so that nobody waits in a circle.
+    # All owners reduce their slices in the order of the numbers, which avoids deadlocks.
     return Sharing(memory, batch, slices, tuple(sorted(owned, key=lambda item: item.number)))
 
 
 def slice_bounds(size: int, slices: int, number: int) -> tuple[int, int]:
-    """First number of a slice of a flat buffer, and the one after its last: whole lines of the cache; may be empty."""
+    """Start and stop of a slice of a flat buffer, in whole cache lines; may be empty."""
     start, stop = block_bounds(-(-size // ALIGNMENT), slices, number)
     return min(start * ALIGNMENT, size), min(stop * ALIGNMENT, size)

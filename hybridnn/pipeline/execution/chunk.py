@@ -17,7 +17,7 @@ from hybridnn.nn.optimizers import Optimizer, OptimizerState
 from hybridnn.parallel.gradient_accumulation import JoinedMicrobatches
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.parallel.stage import Stage
-from hybridnn.parallel.workspace import StageRole, Workspace
+from hybridnn.parallel.workspace import MicrobatchBuffers, StageRole, Workspace
 from hybridnn.pipeline.execution.mailbox import Inbox, Message, Outbox
 from hybridnn.pipeline.execution.program import MessageDepths, StageProgram, message_depths
 from hybridnn.pipeline.execution.routes import StagePosition, pieces_received, pieces_sent
@@ -171,13 +171,8 @@ def make_chunk(
         sent = partial(pieces_sent, grid.stages, here, after)
         gradient_messages = inbox(_tag(index, 1), received, last.outputs, depth=depths.gradients + AHEAD)
         outputs_to_send = outbox(_tag(chunk_after, 0), sent, last.outputs, depth=depths.outputs_to_send + AHEAD)
-    workspace = stage.workspace(
-        capacity,
-        role,
-        inputs=plan.inputs[index],
-        activations=plan.activations[index],
-        keeps_dz=program.splits_backward,
-    )
+    buffers = MicrobatchBuffers(plan.inputs[index], plan.activations[index], program.splits_backward)
+    workspace = stage.workspace(capacity, role, buffers)
     return Chunk(
         index,
         stage,

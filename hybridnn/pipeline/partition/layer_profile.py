@@ -74,7 +74,7 @@ def layer_passes(model: MLP, samples: int, dtype: DTypeLike) -> NetworkPasses:
     # all would take longer than what is timed.
     flat = np.resize(0.1 * generator.standard_normal(4096).astype(dtype), layout.size)
     gradient = np.zeros(layout.size, dtype)
-    arrays = Workspace(splits, 1, 0, samples, dtype, StageRole()).arrays(samples)
+    arrays = Workspace(splits, samples, dtype, StageRole()).arrays(samples)
     arrays.samples[...] = generator.standard_normal(arrays.samples.shape)
     output_gradient = generator.standard_normal(arrays.output_gradient.shape).astype(dtype)
     parameters, gradients = layout.views(flat), layout.views(gradient)
