@@ -1,4 +1,4 @@
-"""All ranks in one process: deterministic, without an MPI library, with verdicts in words."""
+"""All ranks in one process: repeatable runs without an MPI library, with a diagnosis of deadlocks."""
 
 from hybridnn.in_process.errors import CommunicationError, DeadlockError, StuckError
 from hybridnn.in_process.records import Message

@@ -1,9 +1,10 @@
-"""Buffers of calls: what their specifications name, and what is done with them when all ranks have come."""
+"""Buffers of calls: their specifications, the receive buffers, and reductions."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
 from typing import Any
@@ -14,17 +15,16 @@ from numpy.typing import NDArray
 from hybridnn.in_process.errors import CommunicationError
 
 Flat = NDArray[Any]
-Delivers = Sequence[Callable[[], None] | None]
 
 IN_PLACE = "IN_PLACE"
 REDUCTIONS: dict[str, Any] = {"SUM": np.add, "MAX": np.maximum, "MIN": np.minimum, "PROD": np.multiply}
 
 SMALL_BYTES = 4096
-"""Up to here it is faster to compare copies than views."""
+"""Up to this size comparing copies is faster than comparing views."""
 
 
 def is_in_place(buffer: Any) -> bool:
-    """Whether a call names its receive buffer in place of a send buffer; as in mpi4py, None does so too."""
+    """Whether a send buffer means that the receive buffer is sent; as in mpi4py, also for None."""
     if buffer is None or (isinstance(buffer, str) and buffer == IN_PLACE):
         return True
     mpi = sys.modules.get("mpi4py.MPI")
@@ -32,7 +32,7 @@ def is_in_place(buffer: Any) -> bool:
 
 
 def operation(op: Any) -> str:
-    """The name of a reduction, which is given by its name or as mpi4py's constant.
+    """The name of a reduction, given by its name or as mpi4py's constant.
 
     Raises
     ------
@@ -46,8 +46,11 @@ def operation(op: Any) -> str:
     raise CommunicationError(f"op = {op!r}: ranks of one process have {', '.join(REDUCTIONS)}")
 
 
+# -- specifications --------------------------------------------------------------------------------------------------
+
+
 def flat_of(given: Any, *, writable: bool = False) -> Flat:
-    """The flat view of what a buffer specification names: an array, or ``[array, count, datatype]``.
+    """The flat view of a buffer specification: an array, or ``[array, count, datatype]``.
 
     Raises
     ------
@@ -77,10 +80,10 @@ def _flat(array: Any, writable: bool) -> Flat:
     return array if array.ndim == 1 else array.reshape(-1)
 
 
-def parts_of(given: Any, parts: int, *, writable: bool = False) -> tuple[Flat, list[int], list[int]]:
-    """The flat view of a buffer specification, and the counts and offsets of its parts, by default equal ones.
+def blocks_of(given: Any, ranks: int, *, writable: bool = False) -> tuple[Flat, list[int], list[int]]:
+    """The flat view of a buffer specification, and the counts and offsets of its blocks, by default equal ones.
 
-    It is an array, ``[array, count]`` with the count of every part, ``[array, counts, offsets]`` or
+    A specification is an array, ``[array, count]`` with the count of every block, ``[array, counts, offsets]`` or
     ``[array, (counts, offsets)]``; a datatype may follow.
     """
     rest = list(given[1:]) if isinstance(given, (list, tuple)) else []
@@ -88,39 +91,42 @@ def parts_of(given: Any, parts: int, *, writable: bool = False) -> tuple[Flat, l
     if rest and isinstance(rest[0], tuple) and len(rest[0]) == 2 and not isinstance(rest[0][0], (int, np.integer)):
         rest = [*rest[0], *rest[1:]]
     if rest and isinstance(rest[0], (int, np.integer)):
-        counts = [int(rest[0])] * parts
+        counts = [int(rest[0])] * ranks
     elif rest and isinstance(rest[0], (list, tuple, np.ndarray)):
         counts = [int(count) for count in rest[0]]
     else:
-        counts = [flat.size // parts] * parts
-        if flat.size % parts:
-            raise CommunicationError(f"{flat.size:,} elements are not {parts} equal parts: give counts")
-    given_offsets = len(rest) > 1 and isinstance(rest[1], (list, tuple, np.ndarray))
-    offsets = [int(at) for at in rest[1]] if given_offsets else [0, *accumulate(counts)][:-1]
-    if len(counts) != parts or len(offsets) != parts:
-        raise CommunicationError(f"{len(counts)} counts and {len(offsets)} offsets for {parts} ranks")
+        counts = [flat.size // ranks] * ranks
+        if flat.size % ranks:
+            raise CommunicationError(f"{flat.size:,} elements are not {ranks} equal parts: give counts")
+    has_offsets = len(rest) > 1 and isinstance(rest[1], (list, tuple, np.ndarray))
+    offsets = [int(offset) for offset in rest[1]] if has_offsets else [0, *accumulate(counts)][:-1]
+    if len(counts) != ranks or len(offsets) != ranks:
+        raise CommunicationError(f"{len(counts)} counts and {len(offsets)} offsets for {ranks} ranks")
     if any(n < 0 or at < 0 or at + n > flat.size for n, at in zip(counts, offsets, strict=True)):
         raise CommunicationError(f"parts {counts} at {offsets} do not lie in an array of {flat.size:,} elements")
     return flat, counts, offsets
 
 
+# -- receiving -------------------------------------------------------------------------------------------------------
+
+
 @lru_cache(maxsize=64)
 def _unreadable(dtype: np.dtype[Any]) -> Flat:
-    """One element that no program can use by accident: NaN, or a number that stands out."""
+    """One element that no program can use by accident: NaN, or a conspicuous number."""
     return np.full(1, np.nan, dtype) if dtype.kind in "fc" else np.frombuffer(b"\xa5" * 16, dtype, 1)
 
 
 class ReceiveBuffer:
-    """An array that data will arrive in.
+    """An array into which data will be received.
 
     Parameters
     ----------
     array : ndarray
         Flat.
     unreadable : bool
-        Fill it, until they have arrived, with what no program can use by accident.
+        Fill it, until the data arrive, with what no program can use by accident.
     may_stay : bool
-        Fewer data may arrive than it has room for: what they do not fill is as it was before.
+        Fewer data may arrive than fit; the elements that they do not fill keep their values.
     """
 
     __slots__ = ("_before", "_unreadable", "array")
@@ -143,70 +149,97 @@ class ReceiveBuffer:
         return not (np.isnan(array) if array.dtype.kind in "fc" else array == element).all()
 
     def takes(self, data: Flat, *, at_most: bool = False) -> Callable[[], None]:
-        """What copies `data` to the beginning.
+        """The function that copies `data` to the beginning.
 
         Raises
         ------
         ValueError
-            If it is of another type, or not as long as the buffer; with `at_most`, if it is longer.
+            If `data` has another dtype, or not as many elements as the buffer; with `at_most`, if it has more.
         """
         array, size = self.array, data.size
         if data.dtype != array.dtype or size > array.size or (size < array.size and not at_most):
             raise ValueError(f"{size:,} elements of {data.dtype} for a buffer of {array.size:,} of {array.dtype}")
 
-        def place() -> None:
+        def copy() -> None:
             if self._before is not None and size < array.size:
                 array[size:] = self._before[size:]
             array[:size] = data
 
-        return place
+        return copy
 
-    def takes_parts(self, parts: Sequence[Flat], counts: Sequence[int], offsets: Sequence[int]) -> Callable[[], None]:
-        """What copies parts of these lengths to their offsets; what lies between them stays as it was.
+    def takes_blocks(self, blocks: Sequence[Flat], counts: Sequence[int], offsets: Sequence[int]) -> Callable[[], None]:
+        """The function that copies blocks to their offsets; elements between them keep their values.
 
         Raises
         ------
         ValueError
-            If a part is of another type or length.
+            If a block has another dtype or count.
         """
-        for part, count in zip(parts, counts, strict=True):
-            if part.size != count or part.dtype != self.array.dtype:
-                raise ValueError(f"{part.size:,} elements of {part.dtype} for {count:,} of {self.array.dtype}")
+        for block, count in zip(blocks, counts, strict=True):
+            if block.size != count or block.dtype != self.array.dtype:
+                raise ValueError(f"{block.size:,} elements of {block.dtype} for {count:,} of {self.array.dtype}")
 
-        def place() -> None:
+        def copy() -> None:
             if self._before is not None and sum(counts) < self.array.size:
                 self.array[:] = self._before
-            for part, at in zip(parts, offsets, strict=True):
-                self.array[at : at + part.size] = part
+            for block, offset in zip(blocks, offsets, strict=True):
+                self.array[offset : offset + block.size] = block
 
-        return place
+        return copy
 
 
-def combined(arrays: Sequence[Flat], op: str) -> Flat:
-    """The reduction of equally long arrays, in their order."""
-    total = arrays[0].copy()
-    for array in arrays[1:]:
+def equal_bytes(first: Flat, second: Flat) -> bool:
+    """Whether two arrays of the same size and dtype have the same bits, so that NaN equals NaN."""
+    if first.nbytes <= SMALL_BYTES:
+        return first.tobytes() == second.tobytes()
+    word = np.uint64 if first.nbytes % 8 == 0 else np.uint8
+    return bool((first.view(word) == second.view(word)).all())
+
+
+# -- collectives -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Contribution:
+    """Arguments of a rank in a collective.
+
+    Attributes
+    ----------
+    sent : object
+        Copy of what is sent.
+    target : ReceiveBuffer or None
+        Where the result arrives.
+    lent : ndarray or None
+        The send buffer, which must not change before the wait; None in place.
+    nbytes : int
+        Bytes of the full vector.
+    part : int or None
+        Bytes of this rank's block, where the full vector consists of such.
+    layout : tuple
+        Counts and offsets of the blocks of `target`, where only the root has them.
+    """
+
+    sent: Any = None
+    target: ReceiveBuffer | None = None
+    lent: Flat | None = None
+    nbytes: int = 0
+    part: int | None = None
+    layout: tuple[Sequence[int], Sequence[int]] = ((), ())
+
+
+Delivery = Callable[[], None] | None
+"""Copies a rank's result into its buffer."""
+
+Collective = Callable[[Sequence[Contribution]], Sequence[Delivery]]
+"""From the contributions of all ranks to their deliveries."""
+
+
+def reduced(contributions: Sequence[Contribution], op: str) -> Flat:
+    """The reduction of equally long arrays, in the order of the ranks."""
+    total: Flat = contributions[0].sent.copy()
+    for contribution in contributions[1:]:
+        array = contribution.sent
         if array.shape != total.shape or array.dtype != total.dtype:
             raise ValueError(f"{array.size:,} elements of {array.dtype} beside {total.size:,} of {total.dtype}")
         REDUCTIONS[op](total, array, out=total)
     return total
-
-
-def reduced(all_: Sequence[tuple[Flat, ReceiveBuffer | None]], op: str, targets: Sequence[int]) -> Delivers:
-    """What delivers the reduction of all arrays to the ranks `targets`; `all_` has each rank's array and buffer."""
-    total = combined([given for given, _ in all_], op)
-    delivers: list[Callable[[], None] | None] = [None] * len(all_)
-    for rank in targets:
-        out = all_[rank][1]
-        if out is None:
-            raise ValueError(f"rank {rank} has no receive buffer")
-        delivers[rank] = out.takes(total)
-    return delivers
-
-
-def equal_bytes(one: Flat, other: Flat) -> bool:
-    """Whether two arrays of the same size and type have the same bits, so that NaN equals NaN."""
-    if one.nbytes <= SMALL_BYTES:
-        return one.tobytes() == other.tobytes()
-    word = np.uint64 if one.nbytes % 8 == 0 else np.uint8
-    return bool((one.view(word) == other.view(word)).all())

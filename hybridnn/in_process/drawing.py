@@ -1,7 +1,8 @@
-"""What ranks sent one another, drawn as schedules are: a row for each rank, an arrow for each message."""
+"""Pictures of the calls of ranks: a row for each rank, an arrow for each message."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -10,16 +11,43 @@ from hybridnn.in_process.records import Instant, Message
 from hybridnn.pipeline.drawing.drawing import Arrow, Box, Drawing, Row
 from hybridnn.pipeline.drawing.svg import svg_text
 
-MOST_CALLS = 400
-"""Calls of a picture: the last ones."""
+MAX_CALLS = 400
+"""Most calls of a picture: the last ones."""
 
 KINDS = {"send": "send", "receive": "wait"}
 
 
-def draw(size: int, messages: Sequence[Message]) -> Drawing:
+class SvgPicture:
+    """Base class of objects that have a picture, which notebooks show."""
+
+    @property
+    @abstractmethod
+    def drawing(self) -> Drawing:
+        """The picture, before it is SVG."""
+
+    def draw(self, path: str | Path) -> None:
+        """Write the picture as an SVG file.
+
+        Raises
+        ------
+        SettingError
+            If it cannot be written, or its name does not end with .svg.
+        """
+        if Path(path).suffix.lower() != ".svg":
+            raise SettingError("picture", str(path), "the picture is SVG: a name that ends with .svg")
+        try:
+            Path(path).write_text(svg_text(self.drawing), encoding="utf-8")
+        except OSError as error:
+            raise SettingError("picture", str(path), f"cannot be written: {error.strerror}") from error
+
+    def _repr_svg_(self) -> str:
+        return svg_text(self.drawing)
+
+
+def draw_calls(size: int, messages: Sequence[Message]) -> Drawing:
     """Draw the calls of all ranks.
 
-    The time axis is the virtual clock where it went on, and otherwise counts calls.
+    The time axis is the virtual clock where any call took time on it, and otherwise counts calls.
 
     Parameters
     ----------
@@ -28,32 +56,25 @@ def draw(size: int, messages: Sequence[Message]) -> Drawing:
     messages : sequence of Message
         In the order in which they ended.
     """
-    shown = messages[-MOST_CALLS:]
+    shown = messages[-MAX_CALLS:]
     by_clock = any(message.ended.seconds > 0 for message in shown)
 
-    def time(instant: Instant) -> float:
+    def absolute(instant: Instant) -> float:
         return 1e6 * instant.seconds if by_clock else float(instant.call)
 
-    first = min((time(message.begun) for message in shown), default=0.0)
-    rows = tuple(
-        Row(
-            f"rank {rank}",
-            tuple(
-                Box(
-                    time(one.waited) - first,
-                    time(one.ended) - first,
-                    "" if one.name in KINDS else one.name,
-                    KINDS.get(one.name, "reduce"),
-                    detail=_text(one),
-                )
-                for one in shown
-                if one.rank == rank and time(one.ended) > time(one.waited)
-            ),
-        )
-        for rank in range(size)
-    )
-    makespan = max((time(message.ended) for message in shown), default=0.0) - first
-    arrows = tuple(_arrows(shown, makespan, lambda instant: time(instant) - first))
+    first = min((absolute(message.begun) for message in shown), default=0.0)
+
+    def time(instant: Instant) -> float:
+        return absolute(instant) - first
+
+    def box(message: Message) -> Box:
+        label = "" if message.name in KINDS else message.name
+        kind = KINDS.get(message.name, "reduce")
+        return Box(time(message.waited), time(message.ended), label, kind, detail=_detail(message))
+
+    waits = [message for message in shown if time(message.ended) > time(message.waited)]
+    rows = tuple(Row(f"rank {rank}", tuple(box(item) for item in waits if item.rank == rank)) for rank in range(size))
+    makespan = max((time(message.ended) for message in shown), default=0.0)
     since = f"{first:,.6g} µs" if by_clock else f"call {first:.0f}"
     left_out = f", the last {len(shown)} of {len(messages)}, from {since} on" if len(shown) < len(messages) else ""
     return Drawing(
@@ -62,7 +83,7 @@ def draw(size: int, messages: Sequence[Message]) -> Drawing:
         makespan,
         "" if by_clock else "time: communication calls of all ranks",
         "µs" if by_clock else "",
-        arrows,
+        tuple(_arrows(shown, makespan, time)),
     )
 
 
@@ -79,23 +100,6 @@ def _arrows(shown: Sequence[Message], end: float, time: Callable[[Instant], floa
             yield Arrow(send.rank, send.peer, time(send.begun), end, arrives=False)
 
 
-def _text(message: Message) -> str:
-    """The sentence of a box."""
+def _detail(message: Message) -> str:
     peer = f" {'from' if message.name == 'receive' else 'to'} rank {message.peer}" if message.name in KINDS else ""
     return f"{message.name}{peer}, {message.nbytes:,} bytes, at {message.site}"
-
-
-def write_svg(drawing: Drawing, path: str | Path) -> None:
-    """Write a drawing to a file.
-
-    Raises
-    ------
-    SettingError
-        If it cannot be written, or its name is not that of an SVG picture.
-    """
-    if Path(path).suffix.lower() != ".svg":
-        raise SettingError("picture", str(path), "the picture is SVG: a name that ends with .svg")
-    try:
-        Path(path).write_text(svg_text(drawing), encoding="utf-8")
-    except OSError as error:
-        raise SettingError("picture", str(path), f"cannot be written: {error.strerror}") from error

@@ -1,42 +1,38 @@
-"""Errors in how the ranks of a program communicate, found while all of them run in one process."""
+"""Communication errors of ranks in one process: deadlocks, calls that do not match, buffers that a call owns."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from hybridnn.errors import HybridnnError
-from hybridnn.in_process.drawing import write_svg
+from hybridnn.in_process.drawing import SvgPicture
 from hybridnn.pipeline.drawing.drawing import Drawing
-from hybridnn.pipeline.drawing.svg import svg_text
 
 
 class CommunicationError(HybridnnError):
-    """Ranks made calls that do not fit, or touched a buffer that a call owned."""
+    """Calls of ranks do not match, or the program accessed a buffer that a call owned."""
 
     exit_code = 1
 
 
-class DeadlockError(CommunicationError):
-    """No rank can go on.
+class DeadlockError(SvgPicture, CommunicationError):
+    """No rank can continue.
+
+    Its picture has a row for each rank and an arrow for each message, up to the deadlock.
 
     Parameters
     ----------
     text : str
     drawing : Drawing
-        The calls up to there.
+        The calls up to the deadlock.
     """
 
     def __init__(self, text: str, drawing: Drawing) -> None:
         super().__init__(text)
-        self.drawing = drawing
+        self._drawing = drawing
 
-    def draw(self, path: str | Path) -> None:
-        """Write the calls up to the deadlock as an SVG picture: a row for each rank, an arrow for each message."""
-        write_svg(self.drawing, path)
-
-    def _repr_svg_(self) -> str:
-        """Shown by a notebook."""
-        return svg_text(self.drawing)
+    @property
+    def drawing(self) -> Drawing:
+        """The calls up to the deadlock."""
+        return self._drawing
 
 
 class StuckError(CommunicationError):
@@ -44,4 +40,4 @@ class StuckError(CommunicationError):
 
 
 class RankStopped(BaseException):
-    """Raised in the ranks that are left when another rank has failed, to end them."""
+    """Ends a rank when another one has failed."""

@@ -1,4 +1,4 @@
-"""Records of the calls that ranks made, and of when they made them."""
+"""Records of the calls of ranks: what was sent, from which line, and when."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import NamedTuple
 from hybridnn.in_process.source_lines import Line, Site
 
 Moment = tuple[int, float]
-"""What an `Instant` is made of."""
+"""Fields of an `Instant`."""
 
 Record = tuple[int, str, int, int, Moment, Moment, Moment, Line, int, bool]
-"""What a `Message` is made of: plain tuples, which are fast to make, as most calls are never looked at."""
+"""Fields of a `Message`: a plain tuple, which is faster to make, as most calls are never looked at."""
 
 
 class Instant(NamedTuple):
-    """When something happened.
+    """Time of an event.
 
     Attributes
     ----------
     call : int
-        Communication calls that all ranks had made before.
+        Communication calls of all ranks before it.
     seconds : float
         On the virtual clock of the rank.
     """
@@ -46,7 +46,7 @@ class Message(NamedTuple):
     number : int
         The same for a send and its receive; -1 for collectives.
     arrived : bool
-        False where no rank could go on before it ended.
+        False where no rank could continue before it ended.
     """
 
     rank: int

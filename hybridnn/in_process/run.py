@@ -1,23 +1,20 @@
-"""Run a function on several ranks of this process, and look at what they sent one another."""
+"""Run a function on several ranks of this process, and record their calls."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hybridnn.comm.mpi import substitute_mpi
 from hybridnn.errors import SettingError
-from hybridnn.in_process.drawing import draw, write_svg
-from hybridnn.in_process.errors import CommunicationError
+from hybridnn.in_process.drawing import SvgPicture, draw_calls
 from hybridnn.in_process.matching import Context, MessageEngine
-from hybridnn.in_process.mpi_interface import Comm, Namespace
+from hybridnn.in_process.mpi_interface import Comm, MpiModule
 from hybridnn.in_process.records import Message, Record, message_of
-from hybridnn.in_process.virtual_clock import Clock
+from hybridnn.in_process.virtual_clock import VirtualClock
 from hybridnn.pipeline.drawing.drawing import Drawing
-from hybridnn.pipeline.drawing.svg import svg_text
 from hybridnn.utils.checks import require_choice, require_number, require_whole
 
 if TYPE_CHECKING:
@@ -29,13 +26,15 @@ MOST_RANKS = 1024
 
 
 @dataclass(frozen=True, repr=False)
-class RunResult:
-    """What became of a program on several ranks.
+class RunResult(SvgPicture):
+    """Results of a program on several ranks.
+
+    Its picture has a row for each rank and an arrow for each message.
 
     Attributes
     ----------
     results : tuple
-        What the function returned, by rank.
+        Return value of the function, by rank.
     clock : tuple of float
         Seconds of communication by the virtual clock, by rank.
     """
@@ -51,19 +50,11 @@ class RunResult:
 
     @property
     def drawing(self) -> Drawing:
-        """Its calls: a row for each rank, an arrow for each message."""
-        return draw(len(self.results), self.messages)
+        """The calls."""
+        return draw_calls(len(self.results), self.messages)
 
     def __repr__(self) -> str:
         return f"<Run: {len(self.results)} ranks, {len(self._records):,} calls, {max(self.clock):g} s on the clock>"
-
-    def draw(self, path: str | Path) -> None:
-        """Write its calls as an SVG picture."""
-        write_svg(self.drawing, path)
-
-    def _repr_svg_(self) -> str:
-        """Shown by a notebook."""
-        return svg_text(self.drawing)
 
 
 def run_ranks(
@@ -82,16 +73,15 @@ def run_ranks(
     """Run ``function(comm, *args)`` on every rank, all of them in this process, one at a time.
 
     Neither mpi4py nor an MPI library is needed. The same arguments give the same bits. `comm` has mpi4py's upper-case
-    methods; `ProcessGrid` and `Trainer` use it by themselves.
+    methods; `ProcessGrid` and `Trainer` use it by default.
 
     Parameters
     ----------
     ranks : int
-        How many.
     function : callable
         The program of a rank.
     order : "in turn" or int
-        Which rank goes on where several can: the next one, or drawn from this seed.
+        Which rank runs next where several can: the following one, or drawn from this seed.
     sends : {"rendezvous", "eager"}
         A send ends when its receive has begun; or, up to 4,096 bytes, at once.
     delivery : {"late", "early"}
@@ -100,31 +90,27 @@ def run_ranks(
     alpha, beta : float
         Seconds per message and per byte, for the virtual clock.
     machine : Machine, optional
-        A machine file's costs in place of both.
+        Costs of a machine file in place of both.
     limit : float, optional
         Seconds that a rank may compute without a communication call.
     keep : int
-        How many of the last messages are kept.
-
-    Returns
-    -------
-    RunResult
+        Number of calls that are kept: the last ones.
 
     Raises
     ------
     DeadlockError
-        When no rank can go on, with the line where each one is.
+        When no rank can continue, with the line of each one.
     CommunicationError
-        When calls of ranks do not fit, a buffer was touched while a call owned it, or a call was never waited for.
+        When calls of ranks do not match, the program accessed a buffer that a call owned, or never waited for a call.
     Exception
-        Whatever a rank raises; the other ranks end.
+        The first exception of a rank; the other ranks end.
 
     Examples
     --------
     >>> import numpy as np
     >>> def ring(comm):
-    ...     mine, left = np.array([float(comm.rank)]), np.empty(1)
-    ...     comm.Sendrecv(mine, (comm.rank + 1) % comm.size, recvbuf=left, source=(comm.rank - 1) % comm.size)
+    ...     own, left = np.array([float(comm.rank)]), np.empty(1)
+    ...     comm.Sendrecv(own, (comm.rank + 1) % comm.size, recvbuf=left, source=(comm.rank - 1) % comm.size)
     ...     return left[0]
     >>> run_ranks(3, ring, alpha=1e-6).results
     (2.0, 0.0, 1.0)
@@ -141,7 +127,7 @@ def run_ranks(
         require_number("limit", limit, 0.0, 1e9, "seconds, above 0", open_ends="(")
     engine = MessageEngine(
         ranks,
-        Clock(ranks, alpha, beta, machine),
+        VirtualClock(ranks, alpha, beta, machine),
         seed=order if isinstance(order, int) else None,
         eager_bytes=EAGER_BYTES if sends == "eager" else -1,
         late=delivery == "late",
@@ -152,21 +138,17 @@ def run_ranks(
     def of_rank(rank: int) -> Callable[[], Any]:
         def body() -> Any:
             comm = Comm(engine, world, rank)
-            with substitute_mpi(Namespace(comm, Comm(engine, Context((rank,)), 0))):
+            with substitute_mpi(MpiModule(comm, Comm(engine, Context((rank,)), 0))):
                 return function(comm, *args)
 
         return body
 
     results = engine.scheduler.run([of_rank(rank) for rank in range(ranks)], limit)
-    left = engine.leftovers()
-    if left:
-        raise CommunicationError("\n".join(["all ranks have ended, and left calls behind:", *left]))
+    engine.require_all_ended()
     return RunResult(tuple(results), tuple(engine.clock.now), tuple(engine.records))
 
 
-def one_rank() -> Namespace:
-    """Stand-in for ``mpi4py.MPI`` in a process that is alone and has no MPI library: a world of one rank."""
-    alone = Comm(
-        MessageEngine(1, Clock(1, 0.0, 0.0, None), seed=None, eager_bytes=-1, late=False, keep=0), Context((0,)), 0
-    )
-    return Namespace(alone, alone, library="none")
+def one_rank() -> MpiModule:
+    """Substitute for ``mpi4py.MPI`` in a single process without an MPI library: a world of one rank."""
+    alone = Comm(MessageEngine(1, VirtualClock(1)), Context((0,)), 0)
+    return MpiModule(alone, alone, library="none")

@@ -1,9 +1,9 @@
-"""Ranks as greenlets: stacks of their own in one thread, of which exactly one runs at a time.
+"""Scheduler of ranks: greenlets, that is stacks of one thread, of which exactly one runs at a time.
 
-A rank runs until it waits for something that has not happened; then the next rank that can go on runs. Which one that
-is depends on the arguments alone, in turn or drawn from a seed, so that a run is repeatable. Greenlets rather than
-threads: a switch takes a microsecond instead of up to a millisecond on a busy machine, and Ctrl-C and debuggers meet
-one thread.
+A rank runs until it waits for something that has not happened; then the next rank that can continue runs. Which one
+depends on the arguments alone, in turn or drawn from a seed, so that a run is repeatable. Greenlets rather than
+threads: a switch takes a microsecond instead of up to a millisecond on a busy machine, and Ctrl-C and debuggers see one
+thread.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from typing import Any
 from greenlet import getcurrent, greenlet
 
 from hybridnn.in_process.errors import DeadlockError, RankStopped, StuckError
-from hybridnn.in_process.source_lines import is_debugged, place_of_thread
+from hybridnn.in_process.source_lines import is_debugged, location_of_thread
 
 IDLE_POLLS = 1000
-"""A rank that polls so often while no rank does anything else waits for ever."""
+"""Polls of a rank, while no rank does anything else, after which it is taken to wait for ever."""
 
 
 class Scheduler:
-    """Runs one function for each rank and hands the turn from rank to rank.
+    """Runs one function for each rank, one rank at a time.
 
     Parameters
     ----------
     size : int
         Ranks.
     seed : int or None
-        Of the order of ranks that can go on; None: in turn.
+        Seed of the order of ranks that can continue; None: in turn.
     explain : callable
-        Returns the verdict when no rank can go on.
+        Returns the error when no rank can continue.
     """
 
     def __init__(self, size: int, seed: int | None, explain: Callable[[], DeadlockError]) -> None:
@@ -62,7 +62,7 @@ class Scheduler:
         return self._ranks[rank].gr_frame if rank < len(self._ranks) else None
 
     def run(self, functions: Sequence[Callable[[], Any]], limit: float | None) -> list[Any]:
-        """Run a function for each rank, and return what they return.
+        """Run a function for each rank, and return their results.
 
         Parameters
         ----------
@@ -73,7 +73,7 @@ class Scheduler:
         Raises
         ------
         BaseException
-            The first that a rank raised, or the verdict; `SystemExit` when the debugger was left in a rank.
+            The first that a rank raised, or the deadlock; `SystemExit` when the debugger was left in a rank.
         """
         results: list[Any] = [None] * self._size
 
@@ -91,10 +91,10 @@ class Scheduler:
             self._leave(rank)
 
         for rank in range(self._size):
-            # The parent is the caller, which goes on when the function of a rank has returned.
-            one = greenlet(lambda rank=rank: body(rank), parent=getcurrent())
-            one.gr_context = contextvars.copy_context()
-            self._ranks.append(one)
+            # The parent is the caller, which continues when the function of a rank has returned.
+            stack = greenlet(lambda rank=rank: body(rank), parent=getcurrent())
+            stack.gr_context = contextvars.copy_context()
+            self._ranks.append(stack)
         with self._limited(limit):
             self._start(self._next(-1) or 0)
             while self._alive and self._failure is None:
@@ -105,14 +105,14 @@ class Scheduler:
         return results
 
     def block(self, rank: int, missing: int) -> None:
-        """Let others run until `done` was called for this rank `missing` times."""
+        """Run other ranks until `done` was called for this rank `missing` times."""
         self._check()
         self._missing[rank] = missing
         self._ready.discard(rank)
-        self._hand_over(rank)
+        self._switch(rank)
 
     def done(self, rank: int) -> None:
-        """One thing that a rank may be blocked by has happened."""
+        """One of the events that block a rank has happened."""
         if rank in self._missing:
             self._missing[rank] -= 1
             if not self._missing[rank]:
@@ -120,16 +120,16 @@ class Scheduler:
                 self._ready.add(rank)
 
     def poll(self, rank: int) -> None:
-        """Let the others run once, without waiting for anything."""
+        """Run the other ranks once, without waiting for anything."""
         self._check()
         self._idle_polls += 1
         if self._idle_polls > IDLE_POLLS * self._size:
             self._fail(self._explain())
             raise RankStopped
-        self._hand_over(rank)
+        self._switch(rank)
 
     def progress(self) -> None:
-        """A rank has begun something: polls before it do not count as idle."""
+        """Note that a rank has begun a call: earlier polls do not count as idle."""
         self._check()
         self._idle_polls = 0
 
@@ -141,7 +141,7 @@ class Scheduler:
             raise RankStopped
 
     def _next(self, rank: int) -> int | None:
-        """The rank that goes on after `rank`; None if none can."""
+        """The rank that runs after `rank`; None if none can."""
         if not self._ready:
             return None
         if self._random is not None:
@@ -151,7 +151,7 @@ class Scheduler:
             following += 1
         return following % self._size
 
-    def _hand_over(self, rank: int) -> None:
+    def _switch(self, rank: int) -> None:
         following = self._next(rank)
         if following is None:
             self._fail(self._explain())
@@ -165,7 +165,7 @@ class Scheduler:
         self._ranks[rank].switch()
 
     def _leave(self, rank: int) -> None:
-        """The function of a rank has returned; the caller of `run` starts the next one."""
+        """Choose the next rank after the function of one has returned; the caller of `run` starts it."""
         self._alive.discard(rank)
         self._ready.discard(rank)
         self._idle_polls = 0
@@ -177,30 +177,30 @@ class Scheduler:
                 self._current = following
 
     def _fail(self, error: BaseException, rank: int = -1) -> None:
-        """End all ranks: the first error counts."""
+        """End all ranks; the first error is kept."""
         if self._failure is None:
             self._failure = error
             if rank >= 0 and hasattr(error, "add_note"):
                 error.add_note(f"on rank {rank} of {self._size}")
 
     def _end_all(self) -> None:
-        """After a failure, let the ranks that wait leave their `with` blocks."""
-        for one in self._ranks:
-            if not one.dead:
+        """After a failure, unwind the `with` and `finally` blocks of the ranks that wait."""
+        for stack in self._ranks:
+            if not stack.dead:
                 with contextlib.suppress(RankStopped):  # it had not begun
-                    one.throw(RankStopped)
+                    stack.throw(RankStopped)
 
     @contextlib.contextmanager
     def _limited(self, limit: float | None) -> Iterator[None]:
-        """While this is entered, fail when one rank keeps the turn for longer than `limit` seconds."""
+        """In this context, fail when one rank runs for longer than `limit` seconds without a call."""
         done, thread = threading.Event(), threading.get_ident()
 
         def watch() -> None:
             calls = -1
             while not done.wait(limit):
                 if self._calls == calls and not is_debugged(thread):
-                    place = place_of_thread(thread)
-                    text = f"rank {self._current} computed for {limit:g} s without a communication call, at {place}"
+                    location = location_of_thread(thread)
+                    text = f"rank {self._current} computed for {limit:g} s without a communication call, at {location}"
                     self._fail(StuckError(text), self._current)
                     # Ends a loop of Python; a call into the system ends first.
                     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(RankStopped))

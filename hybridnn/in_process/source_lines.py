@@ -11,26 +11,19 @@ from typing import NamedTuple
 
 from hybridnn.diagnostics.stalls.state import COMMUNICATION_FILES, code_location
 
-PACKAGE = str(Path(__file__).parents[1])
+PACKAGE = (str(Path(__file__).parents[1]),)
 HIDDEN = (str(Path(__file__).parent), *COMMUNICATION_FILES)
-"""Code whose lines say nothing about the program: this package, and the groups that wrap every call."""
-
+"""Code below the calls of a program: this package, and the groups that wrap every call."""
 
 KERNEL = "ipykernel_"
-"""How the name of the folder begins that the cells of a notebook are said to lie in."""
+"""Prefix of the folder in which IPython places the cells of a notebook."""
 
 Line = tuple[CodeType, int]
-"""What a `Site` is made of: a plain tuple, which takes a tenth of the time, as most calls are never looked at."""
+"""Fields of a `Site`: a plain tuple, which takes a tenth of the time, as most calls are never looked at."""
 
 
 class Site(NamedTuple):
-    """A line of code.
-
-    Attributes
-    ----------
-    code : CodeType
-    line : int
-    """
+    """A line of code."""
 
     code: CodeType
     line: int
@@ -46,9 +39,10 @@ def calling_line() -> Line:
     return _line(sys._getframe(1))
 
 
-def place_of_thread(thread: int) -> str:
-    """Where a running thread is: see `place_of`."""
-    return place_of(sys._current_frames().get(thread))
+def location_of_thread(thread: int) -> str:
+    """The innermost line of a running thread outside communication, as `describe_line` describes it."""
+    frame = sys._current_frames().get(thread)
+    return "an unknown line" if frame is None else describe_line(Site(*_line(frame)), frame)
 
 
 def is_debugged(thread: int) -> bool:
@@ -59,22 +53,9 @@ def is_debugged(thread: int) -> bool:
     return frame is not None
 
 
-def place_of(frame: FrameType | None) -> str:
-    """The innermost line outside communication, and where that lies in the package, the user's line that led to it.
-
-    Parameters
-    ----------
-    frame : frame or None
-        Innermost frame of a stack.
-    """
-    if frame is None:
-        return "an unknown line"
-    return with_caller(Site(*_line(frame)), frame)
-
-
-def with_caller(site: Site, frame: FrameType | None) -> str:
-    """A line, and where it lies in the package, the user's line that led to the innermost frame of the same stack."""
-    caller = _outside(frame, (PACKAGE,)) if _lies_in(site.code.co_filename, (PACKAGE,)) else None
+def describe_line(site: Site, frame: FrameType) -> str:
+    """A line and, if it is in the package, the user's line that led to the innermost frame of the same stack."""
+    caller = _outside(frame, PACKAGE) if _lies_in(site.code.co_filename, PACKAGE) else None
     return f"{site}, called from {Site(caller.f_code, caller.f_lineno)}" if caller else str(site)
 
 

@@ -1,15 +1,15 @@
-"""A virtual clock: what the communication of a program would take, exactly and repeatably.
+"""Virtual clock: the communication time of a program on several ranks, exact and repeatable.
 
 Every rank has a time. A message begins when both sides have called and the sender's and the receiver's port are free,
-and takes alpha + n beta; a collective begins when its last rank has entered, and takes what the cost models say
-(an all-to-all: one message to each other rank, in turn).
-Computing takes no time.
+and takes alpha + n beta; a collective begins when its last rank has entered, and takes the time of the cost models
+(an all-to-all: one message to each other rank, in turn). Computing takes no time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from math import inf
 from typing import TYPE_CHECKING
 
 from hybridnn.cost.collectives import ALGORITHMS, counts
@@ -19,10 +19,7 @@ if TYPE_CHECKING:
     from hybridnn.cost.machine.machine import Machine
 
 
-INFINITE = float("inf")
-
-
-class Clock:
+class VirtualClock:
     """Times of all ranks.
 
     Parameters
@@ -42,31 +39,23 @@ class Clock:
         Seconds since the start, by rank.
     """
 
-    def __init__(self, size: int, alpha: float, beta: float, machine: Machine | None) -> None:
+    def __init__(self, size: int, alpha: float = 0.0, beta: float = 0.0, machine: Machine | None = None) -> None:
         for name, value in (("alpha", alpha), ("beta", beta)):
-            require_number(name, value, 0.0, INFINITE, "seconds, 0 or more")
+            require_number(name, value, 0.0, inf, "seconds, 0 or more")
         self.now = [0.0] * size
         self._alpha, self._beta, self._machine = alpha, beta, machine
         self._sending, self._receiving = [0.0] * size, [0.0] * size
         self._collective = lru_cache(maxsize=None)(self._collective_seconds)
 
     def message(self, source: int, target: int, nbytes: int, sent: float, received: float) -> float:
-        """When a message has arrived.
-
-        Parameters
-        ----------
-        source, target : int
-        nbytes : int
-        sent, received : float
-            When its two sides were called.
-        """
+        """Arrival of a message whose two sides were called at the times `sent` and `received`."""
         begun = max(sent, received, self._sending[source], self._receiving[target])
         end = begun + self._message_seconds(nbytes)
         self._sending[source] = self._receiving[target] = end
         return end
 
     def collective(self, name: str, nbytes: int, entered: Sequence[float]) -> float:
-        """When a collective has ended on all ranks, which entered it at these times."""
+        """End of a collective on all ranks, which entered it at these times."""
         return max(entered) + self._collective(name, nbytes, len(entered))
 
     def _message_seconds(self, nbytes: int) -> float:

@@ -307,7 +307,7 @@ def test_a_deadlock_is_a_verdict(run_hybridnn: Run, monkeypatch: pytest.MonkeyPa
     assert (code, out) == (1, "")
     assert re.match(r"Error: deadlock after \d+ calls: ranks 0-2 wait for one another\n", err)
     assert err.count("rank 1 waits in receive of 40 bytes from rank 2") == 1
-    assert "the circle: rank 0 -> rank 1 -> rank 2 -> rank 0\n" in err
+    assert "the cycle: rank 0 -> rank 1 -> rank 2 -> rank 0\n" in err
 
 
 def test_a_loss_that_is_not_finite_is_one_error(run_hybridnn: Run) -> None:

@@ -79,7 +79,7 @@ def test_the_notebook_runs_and_shows_what_is_committed(monkeypatch: pytest.Monke
 
     cells = {cell["id"]: printed(cell) for cell in notebook["cells"]}
     everything = "".join(cells.values())
-    assert "the circle: rank 0 -> rank 1 -> rank 2 -> rank 3 -> rank 0" in everything
+    assert "the cycle: rank 0 -> rank 1 -> rank 2 -> rank 3 -> rank 0" in everything
     assert "rank 2 waits in send of 8 bytes to rank 3, at cell:3 in ring" in everything
     (debugged,) = [text for text in cells.values() if "pdb> " in text.lower() or "(Pdb) " in text]
     values = re.findall(r"(?:ipdb>|\(Pdb\)) (\(2, \[20\.0\]\)|\[60\.0\])", debugged)

@@ -26,7 +26,7 @@ def ring(comm: Any) -> None:
 
 
 @pytest.mark.parametrize("ranks", range(2, 8))
-def test_a_blocking_ring_is_a_deadlock_with_its_circle_line_and_picture(ranks: int, tmp_path: Path) -> None:
+def test_a_blocking_ring_is_a_deadlock_with_its_cycle_line_and_picture(ranks: int, tmp_path: Path) -> None:
     start = monotonic()
     with pytest.raises(DeadlockError) as caught:
         run_ranks(ranks, ring)
@@ -36,7 +36,7 @@ def test_a_blocking_ring_is_a_deadlock_with_its_circle_line_and_picture(ranks: i
     for rank in range(ranks):
         place = f"test_mistakes.py:{line} in ring"
         assert f"rank {rank} waits in send of 80 bytes to rank {(rank + 1) % ranks}, at {place}" in text
-    assert "the circle: " + " -> ".join(f"rank {rank}" for rank in (*range(ranks), 0)) in text
+    assert "the cycle: " + " -> ".join(f"rank {rank}" for rank in (*range(ranks), 0)) in text
     caught.value.draw(tmp_path / "ring.svg")
     picture = ElementTree.parse(tmp_path / "ring.svg").getroot()
     drawn = [text.text for text in picture.iter("{http://www.w3.org/2000/svg}text")]
@@ -139,7 +139,7 @@ def waits_in_part_of_the_ranks(comm: Any) -> None:
         comm.Recv(np.empty(1), 0)
 
 
-def has_a_circle_beside_others(comm: Any) -> None:
+def has_a_cycle_beside_others(comm: Any) -> None:
     """Rank 0 waits for rank 1, which has ended, and for rank 2, which waits for rank 0."""
     if comm.rank == 0:
         requests = [comm.Irecv(np.empty(1), peer) for peer in (1, 2)]
@@ -247,7 +247,7 @@ def receives_into_a_constant(comm: Any) -> None:
         (tags_differ, DeadlockError, ["to rank 1 with tag 5", "from rank 0 with tag 6"]),
         (sends_to_itself, DeadlockError, ["deadlock after 1 call: rank 1 waits for itself"]),
         (waits_in_part_of_the_ranks, DeadlockError, ["rank 0 waits in barrier, in the communicator of ranks 0, 1, at"]),
-        (has_a_circle_beside_others, DeadlockError, ["the circle: rank 0 -> rank 2 -> rank 0"]),
+        (has_a_cycle_beside_others, DeadlockError, ["the cycle: rank 0 -> rank 2 -> rank 0"]),
         (
             passes_on_what_has_not_arrived,
             CommunicationError,
