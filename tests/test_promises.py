@@ -1,8 +1,8 @@
 """What hybridnn promises, one test for each, by name and number.
 
-They are the short form; the long form of 1, 2, 4, 5 and 7 is in ``training/test_grids.py`` and
-``training/test_gradients.py``, of 3 in ``training/test_pipelines.py``, of 6 in ``training/test_metrics.py``, of 9 and
-10 in ``training/test_trainer.py``.
+They are the short form; the long form of 1, 2, 4, 5 and 7 is in ``tests/training/test_grids.py`` and
+``tests/training/test_gradients.py``, of 3 in ``tests/training/test_pipelines.py``, of 6 in ``tests/training/test_metrics.py``, of 9 and
+10 in ``tests/training/test_trainer.py``.
 """
 
 from __future__ import annotations
