@@ -1,8 +1,7 @@
-"""What hybridnn promises, one test for each, by name and number.
+"""The promises of docs/design.md, one test for each, by name and number.
 
-They are the short form; the long form of 1, 2, 4, 5 and 7 is in ``tests/training/test_grids.py`` and
-``tests/training/test_gradients.py``, of 3 in ``tests/training/test_pipelines.py``, of 6 in ``tests/training/test_metrics.py``, of 9 and
-10 in ``tests/training/test_trainer.py``.
+Further tests of promises 1, 2, 4, 5 and 7 are in `training/test_grids.py` and `training/test_gradients.py`, of 3 in
+`training/test_pipelines.py`, of 6 in `training/test_metrics.py`, of 9 and 10 in `training/test_trainer.py`.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from reference.cases import (
     assert_arrays_same,
     check_against_reference,
     data,
-    given,
+    local_data,
     make_trainer,
     reference,
     run,
@@ -50,7 +49,7 @@ def check_every_gradient(case: Case, grid: ProcessGrid) -> None:
     """After each step the gradient is, parameter by parameter, that of the global minibatch at the weights before."""
     trainer = make_trainer(case, grid)
     (x, y), weights = data(case), trainer.weights()
-    picked = [
+    minibatches = [
         order[start : start + case.batch_size]
         for order in (sample_order(case.samples, case.seed, epoch) for epoch in range(1, case.epochs + 1))
         for start in range(0, case.samples, case.batch_size)
@@ -60,9 +59,9 @@ def check_every_gradient(case: Case, grid: ProcessGrid) -> None:
     def after_step(record: StepRecord) -> None:
         found.append((trainer.gradients(), trainer.weights()))
 
-    trainer.fit(*given(case, grid), epochs=case.epochs, on_step=after_step)
-    assert len(found) == len(picked)
-    for step, (indices, (gradients, after)) in enumerate(zip(picked, found, strict=True)):
+    trainer.fit(*local_data(case, grid), epochs=case.epochs, on_step=after_step)
+    assert len(found) == len(minibatches)
+    for step, (indices, (gradients, after)) in enumerate(zip(minibatches, found, strict=True)):
         _, expected = net.gradients(case.network, weights, x[indices], y[indices])
         assert_arrays_close(gradients, expected, f"{case} on {grid!r}: gradient of step {step + 1}", tolerance=1e-9)
         weights = after
@@ -90,7 +89,7 @@ def test_promise_2_the_layout_does_not_change_the_training(comm: MPI.Intracomm) 
 
 
 @pytest.mark.in_process(ranks=[2, 3])
-def test_promise_3_stale_means_exactly_as_stale_as_stated(comm: MPI.Intracomm) -> None:
+def test_promise_3_staleness_is_exactly_the_documented_one(comm: MPI.Intracomm) -> None:
     grid = ProcessGrid(comm, pipeline=comm.size, batch=1)
     for method in DELAYED:
         check_pipelined(PipelineCase(method, partition=UNEVEN[comm.size]), grid)
@@ -99,15 +98,15 @@ def test_promise_3_stale_means_exactly_as_stale_as_stated(comm: MPI.Intracomm) -
 
 @pytest.mark.in_process(ranks=[1, 2, 4])
 def test_promise_4_float32_stays_float32(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = record_messages(monkeypatch)
+    recorded = record_messages(monkeypatch)
     for grid in grids(comm):
         for split, distribution in zip((*SPLITS, "columns"), DISTRIBUTIONS, strict=True):
-            check_float32(grid, float32_case(grid, split, distribution, classification=True), seen)
+            check_float32(grid, float32_case(grid, split, distribution, classification=True), recorded)
 
 
 @pytest.mark.in_process(ranks=[2, 4])
-def test_promise_5_received_arrays_are_not_overwritten_before_the_backward_has_used_them(comm: MPI.Intracomm) -> None:
-    # Deep, so that buffers take many turns; minibatches of several sizes, so that views of them change.
+def test_promise_5_received_arrays_are_not_overwritten_before_the_backward_pass(comm: MPI.Intracomm) -> None:
+    # Many layers alternate between the buffers, and minibatches of several sizes change the views of them.
     for grid in grids(comm):
         for split in SPLITS:
             for distribution, residual in zip(DISTRIBUTIONS, (True, False, True), strict=True):
@@ -160,7 +159,7 @@ grid = ProcessGrid(model=2)
 
 def on_step(record):
     if record.step == 3 and grid.rank == 2:
-        raise RuntimeError("rank 2 lost its way")
+        raise RuntimeError("an error of rank 2")
 
 x = np.random.default_rng(0).standard_normal((400, 6))
 Trainer(MLP([6, 16, 4]), grid=grid, batch_size=10, log_every=1).fit(x, np.arange(400) % 4, epochs=1000, on_step=on_step)
@@ -173,7 +172,7 @@ def test_promise_8_a_rank_that_raises_ends_the_job_with_its_traceback(run_mpi: C
     assert result.returncode != 0
     assert result.seconds < deadline(10)
     assert "rank 2 of 4 failed" in result.stderr
-    assert "RuntimeError: rank 2 lost its way" in result.stderr
+    assert "RuntimeError: an error of rank 2" in result.stderr
     assert result.stderr.count("Traceback") == 1
     before_the_traceback = result.stderr[: result.stderr.index("Traceback")]
     assert "MPI_ABORT" not in before_the_traceback
@@ -185,17 +184,17 @@ def test_promise_9_a_loss_that_is_not_finite_stops_every_rank_before_the_step(co
     x, y = random.standard_normal((40, 5)), random.standard_normal((40, 4))
     for grid in grids(comm):
         trainer = Trainer(MLP([5, 8, 4]), SGD(lr=1e12), grid=grid, batch_size=10, log_every=1)
-        kept: list[Weights] = []
+        weights: list[Weights] = []
 
-        def keep(record: StepRecord, trainer: Trainer = trainer, kept: list[Weights] = kept) -> None:
-            kept.append(trainer.weights())
+        def store(record: StepRecord, trainer: Trainer = trainer, weights: list[Weights] = weights) -> None:
+            weights.append(trainer.weights())
 
         with pytest.raises(NonFiniteLossError) as caught:
-            trainer.fit(x, y, epochs=100, on_step=keep)
-        assert trainer.step == len(kept) > 0
-        assert f"step {len(kept) + 1} " in str(caught.value)
-        assert_arrays_same(trainer.weights(), kept[-1])
-        assert all(np.isfinite(array).all() for array in kept[-1].values())
+            trainer.fit(x, y, epochs=100, on_step=store)
+        assert trainer.step == len(weights) > 0
+        assert f"step {len(weights) + 1} " in str(caught.value)
+        assert_arrays_same(trainer.weights(), weights[-1])
+        assert all(np.isfinite(array).all() for array in weights[-1].values())
         messages = allgather_objects(comm, str(caught.value))
         assert len(set(messages)) == 1
 
@@ -213,10 +212,10 @@ def test_promise_10_wrong_input_on_one_rank_is_refused_on_all_before_the_first_s
         (x[:, :3] if last else x, y, "3 features"),
         (x, y[:15] if last else y, "15"),
     ]
-    for samples, targets, words in wrong:
+    for samples, targets, fragment in wrong:
         trainer = Trainer(MLP([5, 8, 4]), grid=ProcessGrid(comm))
         before = trainer.weights()
-        with pytest.raises(HybridnnError, match=words) as caught:
+        with pytest.raises(HybridnnError, match=fragment) as caught:
             trainer.fit(samples, targets, epochs=1)
         assert "\n" not in str(caught.value)
         assert len(set(allgather_objects(comm, str(caught.value)))) == 1
@@ -226,7 +225,7 @@ def test_promise_10_wrong_input_on_one_rank_is_refused_on_all_before_the_first_s
 
 @pytest.mark.parametrize("ranks", [1, 3])
 @pytest.mark.parametrize(
-    ("settings", "words"),
+    ("settings", "fragments"),
     [
         (("training.epochs=0",), ("training.epochs", "0")),
         (("training.epoch=3",), ("training.epoch", "training.epochs")),
@@ -235,7 +234,7 @@ def test_promise_10_wrong_input_on_one_rank_is_refused_on_all_before_the_first_s
     ],
 )
 def test_promise_10_a_users_mistake_is_one_line_and_exit_code_2(
-    ranks: int, settings: tuple[str, ...], words: tuple[str, ...], run_mpi: Callable[..., JobResult], tmp_path: Path
+    ranks: int, settings: tuple[str, ...], fragments: tuple[str, ...], run_mpi: Callable[..., JobResult], tmp_path: Path
 ) -> None:
     command = [str(Path(sys.executable).with_name("hybridnn")), "train"]
     for setting in settings:
@@ -245,6 +244,6 @@ def test_promise_10_a_users_mistake_is_one_line_and_exit_code_2(
     assert result.returncode == 2, result.stderr
     lines = [line for line in result.stderr.splitlines() if line.startswith("Error: ")]
     assert len(lines) == 1, result.stderr
-    assert all(word in lines[0] for word in words), lines[0]
+    assert all(fragment in lines[0] for fragment in fragments), lines[0]
     assert "Traceback" not in result.stderr + result.stdout
     assert not list(tmp_path.rglob("history.jsonl"))

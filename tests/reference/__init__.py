@@ -1,1 +1,5 @@
-"""Training by the book: one process, float64, samples first, no regard for speed. It imports nothing from hybridnn."""
+"""Reference implementations, test cases, stand-ins and builders of input files that several tests share.
+
+`network`, `serial` and `pipelines` implement training by definition, in one process and float64, with arrays of shape
+(samples, features); they import nothing from hybridnn.
+"""

@@ -1,4 +1,4 @@
-"""Trainings to run twice, with hybridnn on a process grid and by the reference, and how to compare the two."""
+"""Training cases: run by hybridnn on a process grid and by the serial reference, and compared."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import hybridnn
 from hybridnn.nn.optimizers import Optimizer
 from reference import network as net
 from reference import serial
-from reference.network import Array, Network
+from reference.network import Array, Network, Weights
 
 TOLERANCE = 1e-10
-"""Relative to the largest number of an array, float64."""
+"""Relative to the largest element of an array, in float64."""
 
 OPTIMIZERS: dict[str, tuple[Optimizer, serial.Rule]] = {
     "plain": (hybridnn.SGD(lr=0.005, momentum=0.0), serial.SGD(lr=0.005)),
@@ -87,10 +87,10 @@ class Case:
         return f"Case({', '.join(changed)})"
 
 
-def data(case: Case, part: str = "train") -> tuple[Array, Array]:
-    """Samples and targets, float64 or labels; the test part has 23 samples."""
-    random = np.random.default_rng([case.samples, len(part)])
-    samples = case.samples if part == "train" else 23
+def data(case: Case, data_split: str = "train") -> tuple[Array, Array]:
+    """Samples and targets in float64, or labels; the test split has 23 samples."""
+    random = np.random.default_rng([case.samples, len(data_split)])
+    samples = case.samples if data_split == "train" else 23
     x = 0.5 * random.standard_normal((samples, case.sizes[0]))
     outputs = case.sizes[-1]
     if case.classification:
@@ -115,7 +115,7 @@ def _reference(case: Case) -> serial.Outcome:
 
 
 def reference(case: Case) -> serial.Outcome:
-    """The run by the reference; the layout is nothing to it."""
+    """Training by the reference, which does not depend on the layout."""
     layout = {"model_split": "columns", "overlap": True, "distribution": "local", "shared_replicas": "auto"}
     return _reference(replace(case, **layout))
 
@@ -140,15 +140,15 @@ def make_trainer(case: Case, grid: hybridnn.ProcessGrid, dtype: str = "float64",
     )
 
 
-def given(case: Case, grid: hybridnn.ProcessGrid, part: str = "train") -> tuple[Any, Any]:
-    """The data as this rank hands them in: nothing on ranks that are sent their minibatches."""
-    return data(case, part) if case.distribution == "local" or grid.rank == 0 else (None, None)
+def local_data(case: Case, grid: hybridnn.ProcessGrid, data_split: str = "train") -> tuple[Any, Any]:
+    """Arguments of `fit` on this rank: None on ranks that receive their minibatches."""
+    return data(case, data_split) if case.distribution == "local" or grid.rank == 0 else (None, None)
 
 
 def run(case: Case, grid: hybridnn.ProcessGrid, dtype: str = "float64", **settings: Any) -> hybridnn.Trainer:
-    """Train as the case says."""
+    """Train the case on `grid`."""
     trainer = make_trainer(case, grid, dtype, **settings)
-    trainer.fit(*given(case, grid), epochs=case.epochs, validation=given(case, grid, "test"))
+    trainer.fit(*local_data(case, grid), epochs=case.epochs, validation=local_data(case, grid, "test"))
     return trainer
 
 
@@ -158,7 +158,7 @@ def assert_close(found: Any, expected: Any, what: str, tolerance: float = TOLERA
     assert np.isfinite(expected).all(), f"{what}: the reference is not finite"
     error = np.max(np.abs(found - expected), initial=0.0)
     scale = np.max(np.abs(expected), initial=0.0)
-    assert error <= tolerance * scale, f"{what}: off by {error:.3g} where the largest number is {scale:.3g}"
+    assert error <= tolerance * scale, f"{what}: error {error:.3g}, largest element {scale:.3g}"
 
 
 def assert_arrays_close(
@@ -170,19 +170,19 @@ def assert_arrays_close(
 
 
 def assert_arrays_same(found: dict[str, Array], expected: dict[str, Array]) -> None:
-    """To the last bit."""
+    """Assert bit-identical arrays."""
     assert found.keys() == expected.keys()
     for name, array in expected.items():
         assert np.array_equal(found[name], array), name
 
 
 def check_against_reference(case: Case, grid: hybridnn.ProcessGrid, **settings: Any) -> hybridnn.Trainer:
-    """Train on `grid` and compare everything a user can see with the reference."""
+    """Train on `grid` and compare weights, optimizer state, records, predictions and metrics with the reference."""
     where = f"{case} on {grid!r}"
     trainer, expected = run(case, grid, **settings), reference(case)
     assert_arrays_close(trainer.weights(), expected.weights, f"{where}: weights")
     check_state(trainer, expected, where)
-    check_quality(trainer, case, grid, where)
+    check_quality(trainer, case, grid, expected.weights, where)
     return trainer
 
 
@@ -200,13 +200,14 @@ def check_state(trainer: hybridnn.Trainer, expected: serial.Outcome, where: str)
     assert_close([record.train_loss for record in history.epochs], expected.epoch_losses, f"{where}: epoch losses")
 
 
-def check_quality(trainer: hybridnn.Trainer, case: Case, grid: hybridnn.ProcessGrid, where: str) -> None:
-    """Predictions and test metrics, those of the last epoch's record and those asked for."""
-    expected = reference(case).weights
+def check_quality(
+    trainer: hybridnn.Trainer, case: Case, grid: hybridnn.ProcessGrid, weights: Weights, where: str
+) -> None:
+    """Compare predictions and test metrics, computed now and recorded in the last epoch, with those of `weights`."""
     x, y = data(case, "test")
-    outputs, _ = net.forward(case.network, expected, x)
+    outputs, _ = net.forward(case.network, weights, x)
     assert_close(trainer.predict(x), outputs, f"{where}: predictions")
-    metrics, last = trainer.evaluate(*given(case, grid, "test")), trainer.history.epochs[-1]
+    metrics, last = trainer.evaluate(*local_data(case, grid, "test")), trainer.history.epochs[-1]
     assert metrics.samples == len(x), f"{where}: {metrics.samples} samples evaluated of {len(x)}"
     assert_close([metrics.loss, last.test_loss], [net.loss(case.network, outputs, y)] * 2, f"{where}: test loss")
     if case.classification:

@@ -1,4 +1,4 @@
-"""Checkpoints of arrays that a closed formula gives, on every layout: neither trained nor read back to be known."""
+"""Checkpoints of arrays with values by formula, on every layout, written and checked without training."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ OPTIMIZERS: dict[str, tuple[Optimizer, tuple[str, ...]]] = {
     "momentum": (SGD(momentum=0.9), ("velocity",)),
     "adam": (Adam(), ("first", "second")),
 }
-"""Each with the slots it has."""
+"""Optimizers with the names of their slots."""
 
 SIZES = (5, 13, 9, 11, 8, 7)
 LAYERS = len(SIZES) - 1
 PROGRESS = Progress(step=20, epoch=3, minibatches=7, loss_sum=0.1 + 0.2, samples=123)
 
 
-def number(layer: int, kind: str, slot: int, row: Any, column: Any) -> Any:
-    """The number at one place of one array: another one everywhere, and exact in float32."""
+def element(layer: int, kind: str, slot: int, row: Any, column: Any) -> Any:
+    """An element of an array: a unique value that float32 represents."""
     return (((slot * 8 + layer) * 2 + (kind == "bias")) * 32 + row) * 32 + column + 0.5
 
 
 def expected_arrays(optimizer: str, dtype: str, shift: float = 0) -> dict[str, NDArray[Any]]:
-    """Every global array of a checkpoint by the name of its file."""
+    """All global arrays of a checkpoint, by file name."""
     arrays = {}
     for layer, (inputs, outputs) in enumerate(pairwise(SIZES)):
         for slot, name in enumerate(("", *(f".{name}" for name in OPTIMIZERS[optimizer][1]))):
             rows, columns = np.indices((outputs, inputs))
-            weight, bias = number(layer, "weight", slot, rows, columns), number(layer, "bias", slot, rows[:, 0], 0)
+            weight, bias = element(layer, "weight", slot, rows, columns), element(layer, "bias", slot, rows[:, 0], 0)
             arrays[f"layers.{layer}.weight{name}.npy"] = (weight + shift).astype(dtype)
             arrays[f"layers.{layer}.bias{name}.npy"] = (bias + shift).astype(dtype)
     return arrays
@@ -49,7 +49,7 @@ def expected_arrays(optimizer: str, dtype: str, shift: float = 0) -> dict[str, N
 
 @dataclass(frozen=True)
 class Layout:
-    """How the layers are laid out on the ranks."""
+    """Layout of the layers: (batch, model) ranks of each stage, split, and layers of each part."""
 
     stages: tuple[tuple[int, int], ...]
     split: str = "columns"
@@ -58,7 +58,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class LocalArrays:
-    """What a rank of a layout holds."""
+    """Weights and optimizer state of a rank."""
 
     layout: Layout
     grid: ProcessGrid
@@ -67,16 +67,16 @@ class LocalArrays:
 
     @classmethod
     def of(cls, comm: MPI.Intracomm, layout: Layout, optimizer: str, dtype: str) -> LocalArrays:
-        """Everything zero."""
+        """Make arrays of zeros."""
         grid = ProcessGrid(comm, stages=layout.stages)
         ends = list(accumulate(layout.partition, initial=0))
-        mine = range(grid.pipeline_rank, len(layout.partition), grid.pipeline)
-        parts = [MLP(SIZES).layers[ends[place] : ends[place + 1]] for place in mine]
+        indices = range(grid.pipeline_rank, len(layout.partition), grid.pipeline)
+        parts = [MLP(SIZES).layers[ends[index] : ends[index + 1]] for index in indices]
         stages = [Stage(part, grid, layout.split, dtype, overlap=False) for part in parts]
         return cls(layout, grid, stages, [new_state(OPTIMIZERS[optimizer][0], stage.weights) for stage in stages])
 
     def blocks(self) -> Iterator[tuple[int, str, int, slice, slice, NDArray[Any]]]:
-        """Layer, kind, number of the slot, rows and columns, and the memory of every block."""
+        """Layer, kind, index of the slot, rows and columns, and the array of every block."""
         for stage, state in zip(self.stages, self.states, strict=True):
             for slot, flat in enumerate((stage.weights, *state.slots.values())):
                 for shard, view in zip(stage.layout.shards, stage.layout.views(flat), strict=True):
@@ -84,22 +84,22 @@ class LocalArrays:
                     yield shard.layer.index, "bias", slot, shard.bias_rows, slice(0, 1), view.bias_column
 
     def fill(self, shift: float = 0, updates: int = 20) -> None:
-        """Set every number by the formula."""
-        for layer, kind, slot, rows, columns, memory in self.blocks():
+        """Set every element by the formula."""
+        for layer, kind, slot, rows, columns, block in self.blocks():
             i, j = np.ogrid[rows, columns]
-            memory[...] = number(layer, kind, slot, i, j) + shift
+            block[...] = element(layer, kind, slot, i, j) + shift
         for state in self.states:
             state.updates = updates
 
     def check(self, shift: float = 0, updates: int = 20) -> None:
-        """Compare every number with the formula."""
-        for layer, kind, slot, rows, columns, memory in self.blocks():
+        """Compare every element with the formula."""
+        for layer, kind, slot, rows, columns, block in self.blocks():
             i, j = np.ogrid[rows, columns]
-            np.testing.assert_array_equal(memory, number(layer, kind, slot, i, j) + shift, f"{layer} {kind} {slot}")
+            np.testing.assert_array_equal(block, element(layer, kind, slot, i, j) + shift, f"{layer} {kind} {slot}")
         assert [state.updates for state in self.states] == [updates] * len(self.states)
 
     def writer(self, folder: Path, keep: int = 3) -> CheckpointWriter:
-        """A writer of these arrays."""
+        """Make a writer of these arrays."""
         origin = Origin(
             model=f"widths {SIZES}",
             optimizer="an optimizer",
@@ -116,12 +116,12 @@ class LocalArrays:
 
 
 def progress_at(step: int) -> Progress:
-    """A place in the training, told apart by its step alone."""
+    """A progress of the training with this step."""
     return PROGRESS.model_copy(update={"step": step})
 
 
 def layouts(ranks: int) -> list[Layout]:
-    """Every grid of so many ranks, with both splits, several partitions, and stages of different width."""
+    """All grids of `ranks` ranks, with both splits, several partitions, and stages of different widths."""
     axes = [
         ((batch, ranks // pipeline // batch),) * pipeline
         for pipeline in range(1, ranks + 1)
@@ -141,7 +141,7 @@ def layouts(ranks: int) -> list[Layout]:
 
 
 def partitions(stages: int) -> list[tuple[int, ...]]:
-    """Layers of every part: a part of each stage, and two where there are layers enough."""
+    """Layers of every part, for one part per stage and, if there are enough layers, for two."""
     return {
         1: [(LAYERS,)],
         2: [(2, 3), (1, 2, 1, 1)],

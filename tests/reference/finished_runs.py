@@ -1,4 +1,4 @@
-"""Run folders with figures that a test chooses, written line by line."""
+"""Run folders with chosen results, written line by line."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ def write_run(
     Parameters
     ----------
     grid : tuple of int
-        Ranks along pipeline, batch and model; all along batch unless given.
+        Ranks along pipeline, batch and model; by default, all along batch.
     seconds : sequence of float
         Training time of each epoch.
     accuracy : float or None
-        Of the last epoch; half of it in the others. None writes an R² of 0.75.
+        Of the last epoch; that of the other epochs is half of it. None writes an R² of 0.75.
     lines : sequence of mapping
-        More lines, after the header.
+        Additional lines after the header.
     """
     pipeline, batch, model = grid or (1, ranks, 1)
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Machines made up for tests, where every number can be chosen and the rest costs nothing."""
+"""Machine files for tests, with chosen coefficients and no other costs."""
 
 from __future__ import annotations
 
@@ -20,19 +20,18 @@ def make_machine(
     ranks_per_node: int = 4096,
     **others: Any,
 ) -> Machine:
-    """Make a machine on which only messages, multiply-adds and calls of products take time.
+    """Make a machine on which only messages, multiply-adds and calls of layers take time.
 
     Parameters
     ----------
     alpha, beta : float
         Seconds per message and per byte, inside a node and between nodes.
     multiply_add, call : float
-        Seconds of a multiply-add, and of a pass through a layer beside them.
+        Seconds per multiply-add, and per pass of a layer.
     memory : float
         Bytes per rank.
-    nodes, ranks_per_node : int
     others
-        Further keys of the machine.
+        Further keys of the machine file.
     """
     link = {"segments": [{"alpha_seconds": alpha, "beta_seconds_per_byte": beta}]}
     one_pass = {"call_seconds": call, "multiply_add_seconds": multiply_add}

@@ -1,7 +1,7 @@
-"""Collectives carried out message by message, to count what they send and to see that they do what they promise.
+"""Collective algorithms executed message by message, which counts their messages and checks their results.
 
-An algorithm is a list of rounds, a round a list of messages that travel at once. What a rank holds of a block is the
-set of ranks whose data is in it, so that a sum that counts a rank twice, or lacks one, is found.
+An algorithm is a list of rounds, and a round is a list of simultaneous messages. The content of a block is represented
+by the set of ranks whose data it contains, so that a sum with a missing or repeated contribution is detected.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class Message:
     sender: int
     receiver: int
     blocks: tuple[int, ...]
-    added: bool = False  # to what the receiver holds of these blocks, instead of put in its place
+    added: bool = False  # the receiver adds the blocks instead of replacing its own
 
 
 Round = list[Message]
@@ -25,7 +25,7 @@ Round = list[Message]
 
 @dataclass(frozen=True)
 class Algorithm:
-    """One algorithm for one number of ranks; `blocks` is how many the vector is cut into."""
+    """An algorithm for a number of ranks; the vector is divided into `blocks` blocks."""
 
     operation: str
     ranks: int
@@ -35,36 +35,36 @@ class Algorithm:
     def count(self, nbytes: int) -> tuple[int, int, int]:
         """Messages, bytes and bytes reduced on the critical path: each round costs its largest message."""
         carried = 0 if self.operation == "barrier" else nbytes
-        # Block b takes the bytes b, b + blocks, b + 2 blocks, …: the first ones get one more.
+        # The first blocks have one more byte if the number is not divisible.
         sizes = [len(range(block, carried, self.blocks)) for block in range(self.blocks)]
         messages = sent = reduced = 0
-        for messages_at_once in self.rounds:
-            weights = [(sum(sizes[block] for block in one.blocks), one.added) for one in messages_at_once]
+        for current in self.rounds:
+            lengths = [(sum(sizes[block] for block in message.blocks), message.added) for message in current]
             messages += 1
-            sent += max(weight for weight, _ in weights)
-            reduced += max((weight for weight, added in weights if added), default=0)
+            sent += max(length for length, _ in lengths)
+            reduced += max((length for length, added in lengths if added), default=0)
         return messages, sent, reduced
 
 
 def carry_out(algorithm: Algorithm) -> None:
-    """Send all messages; fail unless every rank then holds what the operation promises it."""
+    """Send all messages, and check that the data of every rank are the result of the operation."""
     held = _start(algorithm)
     for messages in algorithm.rounds:
         assert messages, "a round without messages"
-        assert len({one.sender for one in messages}) == len(messages), "a rank sends twice in a round"
-        assert len({one.receiver for one in messages}) == len(messages), "a rank receives twice in a round"
+        assert len({message.sender for message in messages}) == len(messages), "a rank sends twice in a round"
+        assert len({message.receiver for message in messages}) == len(messages), "a rank receives twice in a round"
         before = [dict(blocks) for blocks in held]
-        for one in messages:
-            assert one.sender != one.receiver
-            for block in one.blocks:
-                arriving = before[one.sender][block]  # a KeyError: it sends what it does not hold
-                if one.added:
-                    own = before[one.receiver][block]
+        for message in messages:
+            assert message.sender != message.receiver
+            for block in message.blocks:
+                arriving = before[message.sender][block]  # a KeyError if the sender does not hold the block
+                if message.added:
+                    own = before[message.receiver][block]
                     assert not own & arriving, "a summand is added twice"
                     arriving |= own
-                held[one.receiver][block] = arriving
-    for rank, wanted in enumerate(_promise(algorithm)):
-        for block, ranks in wanted.items():
+                held[message.receiver][block] = arriving
+    for rank, expected in enumerate(_expected(algorithm)):
+        for block, ranks in expected.items():
             assert held[rank].get(block) == ranks, f"rank {rank}, block {block}"
 
 
@@ -80,7 +80,7 @@ def _start(algorithm: Algorithm) -> Holdings:
     raise AssertionError(algorithm.operation)
 
 
-def _promise(algorithm: Algorithm) -> Holdings:
+def _expected(algorithm: Algorithm) -> Holdings:
     ranks, blocks = range(algorithm.ranks), range(algorithm.blocks)
     everyone = frozenset(ranks)
     match algorithm.operation:
@@ -105,7 +105,7 @@ def _promise(algorithm: Algorithm) -> Holdings:
 
 def _backwards(rounds: list[Round], *, added: bool = False) -> list[Round]:
     return [
-        [replace(one, sender=one.receiver, receiver=one.sender, added=added) for one in messages]
+        [replace(m, sender=m.receiver, receiver=m.sender, added=added) for m in messages]
         for messages in reversed(rounds)
     ]
 
@@ -118,7 +118,7 @@ def _powers(below: int) -> list[int]:
 
 
 def _tree(p: int) -> list[Round]:
-    """Broadcast of one block: rank r hands it to r + 1, then 0 and 1 to 2 and 3, and so on."""
+    """Broadcast of one block: rank 0 sends it to 1, then 0 and 1 send it to 2 and 3, and so on."""
     return [[Message(r, r + gap, (0,)) for r in range(gap) if r + gap < p] for gap in _powers(p)]
 
 
@@ -135,7 +135,7 @@ def _scatter_flat(p: int) -> list[Round]:
 
 
 def _ring(p: int, *, first: int, added: bool) -> list[Round]:
-    """In the round k rank r passes on the block first + r - k."""
+    """In round k, rank r sends block first + r - k to the next rank."""
     return [[Message(r, (r + 1) % p, ((first + r - k) % p,), added) for r in range(p)] for k in range(p - 1)]
 
 
@@ -154,7 +154,7 @@ def _bruck(p: int) -> list[Round]:
 
 
 def _dissemination(p: int) -> list[Round]:
-    """Every rank tells the one `gap` further all it has heard of; who hears a thing twice takes no harm."""
+    """Every rank sends the rank at distance `gap` all blocks that it has received; repeated blocks are harmless."""
     return [
         [Message(r, (r + gap) % p, tuple((r - t) % p for t in range(min(gap, p)))) for r in range(p)]
         for gap in _powers(p)
@@ -163,10 +163,10 @@ def _dissemination(p: int) -> list[Round]:
 
 @dataclass(frozen=True)
 class Fold:
-    """The first ranks in pairs of which the even one waits, so that a power of two of ranks is left."""
+    """Pairs of the first ranks, of which the even ones wait, so that the other ranks are a power of two."""
 
     pairs: list[tuple[int, int]]  # (waiting, working)
-    left: list[int]
+    working: list[int]
 
     def into(self, blocks: Callable[[int], Iterable[int]], *, added: bool) -> list[Round]:
         return [[Message(even, odd, tuple(blocks(even)), added) for even, odd in self.pairs]] if self.pairs else []
@@ -175,9 +175,9 @@ class Fold:
         return [[Message(odd, even, tuple(blocks(even))) for even, odd in self.pairs]] if self.pairs else []
 
     def owned(self) -> list[list[int]]:
-        """Blocks that each of the ranks that are left stands for, one per rank of the group."""
-        stands_for = {odd: [even, odd] for even, odd in self.pairs}
-        return [stands_for.get(rank, [rank]) for rank in self.left]
+        """Blocks that each working rank represents, one per rank of the group."""
+        represented = {odd: [even, odd] for even, odd in self.pairs}
+        return [represented.get(rank, [rank]) for rank in self.working]
 
 
 def _fold(p: int) -> Fold:
@@ -189,29 +189,29 @@ def _fold(p: int) -> Fold:
     return Fold(pairs, [rank for rank in range(p) if rank not in waiting])
 
 
-def _doubling(left: list[int], owned: list[list[int]]) -> list[Round]:
-    """Partners at distance 1, 2, 4, … exchange all blocks that they have by then."""
+def _doubling(ranks: list[int], owned: list[list[int]]) -> list[Round]:
+    """Partners at distance 1, 2, 4, … exchange all blocks that they hold."""
     rounds = []
     have = [list(blocks) for blocks in owned]
-    for gap in _powers(len(left)):
-        rounds.append([Message(left[i], left[i ^ gap], tuple(have[i])) for i in range(len(left))])
-        have = [have[i] + have[i ^ gap] for i in range(len(left))]
+    for gap in _powers(len(ranks)):
+        rounds.append([Message(ranks[i], ranks[i ^ gap], tuple(have[i])) for i in range(len(ranks))])
+        have = [have[i] + have[i ^ gap] for i in range(len(ranks))]
     return rounds
 
 
-def _halving(left: list[int], owned: list[list[int]]) -> list[Round]:
-    """The other way round: partners give each other what the other is going to keep."""
-    return _backwards(_doubling(left, owned), added=True)
+def _halving(ranks: list[int], owned: list[list[int]]) -> list[Round]:
+    """Recursive doubling in reverse: partners send the blocks that the other keeps."""
+    return _backwards(_doubling(ranks, owned), added=True)
 
 
-def _halving_near_first(left: list[int]) -> tuple[list[Round], list[list[int]]]:
-    """Halving that begins between neighbours, and the block that is left to each rank."""
+def _halving_near_first(ranks: list[int]) -> tuple[list[Round], list[list[int]]]:
+    """Recursive halving that begins between neighbours, and the block that each rank keeps."""
     rounds = []
-    keeps = [list(range(len(left))) for _ in left]
-    for gap in _powers(len(left)):
+    keeps = [list(range(len(ranks))) for _ in ranks]
+    for gap in _powers(len(ranks)):
         half = len(keeps[0]) // 2
-        kept = [keeps[i][half:] if i & gap else keeps[i][:half] for i in range(len(left))]
-        rounds.append([Message(left[i], left[i ^ gap], tuple(kept[i ^ gap]), True) for i in range(len(left))])
+        kept = [keeps[i][half:] if i & gap else keeps[i][:half] for i in range(len(ranks))]
+        rounds.append([Message(ranks[i], ranks[i ^ gap], tuple(kept[i ^ gap]), True) for i in range(len(ranks))])
         keeps = kept
     return rounds, keeps
 
@@ -226,35 +226,35 @@ def _own(rank: int) -> tuple[int]:
 
 def _allgather_doubling(p: int) -> list[Round]:
     fold = _fold(p)
-    return [*fold.into(_own, added=False), *_doubling(fold.left, fold.owned()), *fold.back(_everything(p))]
+    return [*fold.into(_own, added=False), *_doubling(fold.working, fold.owned()), *fold.back(_everything(p))]
 
 
 def _reduce_scatter_halving(p: int) -> list[Round]:
     fold = _fold(p)
-    return [*fold.into(_everything(p), added=True), *_halving(fold.left, fold.owned()), *fold.back(_own)]
+    return [*fold.into(_everything(p), added=True), *_halving(fold.working, fold.owned()), *fold.back(_own)]
 
 
 def _allreduce_doubling(p: int) -> list[Round]:
     fold = _fold(p)
     exchanges = [
-        [Message(fold.left[i], fold.left[i ^ gap], (0,), True) for i in range(len(fold.left))]
-        for gap in _powers(len(fold.left))
+        [Message(fold.working[i], fold.working[i ^ gap], (0,), True) for i in range(len(fold.working))]
+        for gap in _powers(len(fold.working))
     ]
     return [*fold.into(_everything(1), added=True), *exchanges, *fold.back(_everything(1))]
 
 
 def _rabenseifner(p: int) -> list[Round]:
     fold = _fold(p)
-    whole = _everything(len(fold.left))
-    scattered, keeps = _halving_near_first(fold.left)
+    whole = _everything(len(fold.working))
+    scattered, keeps = _halving_near_first(fold.working)
     gathered = _backwards(scattered)
     assert sorted(block for blocks in keeps for block in blocks) == list(whole(0))
     return [*fold.into(whole, added=True), *scattered, *gathered, *fold.back(whole)]
 
 
 def algorithms(p: int) -> dict[tuple[str, str], list[Algorithm]]:
-    """All algorithms for `p` ranks, by operation and name; where there are several, they count alike."""
-    tree, scatter, left = _tree(p), _scatter_tree(p), len(_fold(p).left)
+    """All algorithms for `p` ranks, by operation and name; several with one name have equal counts."""
+    tree, scatter, left = _tree(p), _scatter_tree(p), len(_fold(p).working)
     around, summing = _ring(p, first=0, added=False), _ring(p, first=-1, added=True)
     made: dict[tuple[str, str], list[tuple[int, list[Round]]]] = {
         ("send", "direct"): [(1, [[Message(0, 1, (0,))]] if p > 1 else [])],

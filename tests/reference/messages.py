@@ -1,4 +1,4 @@
-"""What groups are asked to send: the dtype and shape of every array."""
+"""Recording of the arrays that groups send, and a check that float32 trainings send float32."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ SENDING = ("allreduce", "allgather_rows", "broadcast", "scatter_rows", "gather_r
 
 
 def record_messages(monkeypatch: pytest.MonkeyPatch) -> list[Message]:
-    """Note method, dtype and shape of every array that this rank hands to any group from now on."""
-    seen: list[Message] = []
+    """Record method, dtype and shape of every array that this rank passes to a group from now on."""
+    recorded: list[Message] = []
     rank = this_rank()
 
-    def watched(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    def recording(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         def call(self: Group, *args: Any, **kwargs: Any) -> Any:
             arrays = [array for array in (*args, *kwargs.values()) if isinstance(array, np.ndarray)]
             if this_rank() == rank:
-                seen.extend((name, array.dtype, array.shape) for array in arrays)
+                recorded.extend((name, array.dtype, array.shape) for array in arrays)
             return method(self, *args, **kwargs)
 
         return call
@@ -37,20 +37,20 @@ def record_messages(monkeypatch: pytest.MonkeyPatch) -> list[Message]:
     for name in SENDING:
         for kind in (name, "i" + name):
             if hasattr(Group, kind):
-                monkeypatch.setattr(Group, kind, watched(name, getattr(Group, kind)))
-    return seen
+                monkeypatch.setattr(Group, kind, recording(name, getattr(Group, kind)))
+    return recorded
 
 
-def check_float32(grid: ProcessGrid, case: Case, seen: list[Message]) -> None:
-    """Train in float32; nothing held and nothing sent may be wider, but for labels, text and a few exact sums."""
-    seen.clear()
+def check_float32(grid: ProcessGrid, case: Case, recorded: list[Message]) -> None:
+    """Train in float32; all arrays held and sent are float32, except for labels, text and small exact sums."""
+    recorded.clear()
     trainer = run(case, grid, "float32")
-    sent = list(seen)
+    sent = list(recorded)
     arrays = [*trainer.weights().values(), *trainer.gradients().values(), trainer.predict(np.ones((3, case.sizes[0])))]
     arrays += [array for slot in trainer.optimizer_slots().values() for array in slot.values()]
     assert {array.dtype for array in arrays} == {np.dtype(np.float32)}, f"{case} on {grid!r}"
     assert_arrays_close(trainer.weights(), reference(case).weights, f"{case} on {grid!r}", tolerance=1e-3)
-    # Norms by layer, sums of metrics, counts, and, once an epoch, the seconds of every kind of instruction.
+    # Norms by layer, sums of metrics, counts, and once an epoch the seconds of every kind of instruction.
     small = max(3 + len(KINDS), 2 * case.sizes[-1], len(case.sizes) - 1)
     for method, dtype, shape in sent:
         labels = dtype == np.int64 and case.classification and method in ("scatter_rows", "broadcast")

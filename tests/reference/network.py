@@ -1,4 +1,4 @@
-"""The definitions of the network, the losses and the metrics, written down as plainly as possible."""
+"""Reference network: layers, losses, gradients and metrics by definition, with arrays of shape (samples, features)."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 Weights = dict[str, Array]
+Steps = dict[int, tuple[Array, Array]]
+"""Input and pre-activation of layers, by layer."""
 
 _Q1, _Q2 = erfc(1 / sqrt(2)), erfc(sqrt(2))
 SELU_ALPHA = -sqrt(2 / pi) / (_Q1 * exp(0.5) - 1)
-"""The fixed point of mean 0 and variance 1 in closed form (Klambauer et al. 2017, equation 14)."""
+"""For the fixed point of mean 0 and variance 1, in closed form (Klambauer et al. 2017, equation 14)."""
 SELU_SCALE = (1 - _Q1 * sqrt(exp(1))) * sqrt(2 * pi)
 SELU_SCALE /= sqrt(2 * _Q2 * exp(2) + pi * _Q1**2 * exp(1) - 2 * (2 + pi) * _Q1 * sqrt(exp(1)) + pi + 2)
 
@@ -86,12 +88,12 @@ def initial_weights(network: Network, seed: int) -> Weights:
     return weights
 
 
-def forward(network: Network, weights: Weights, x: Array) -> tuple[Array, list[tuple[Array, Array]]]:
-    """Outputs, and the input and pre-activation of every layer; arrays are (samples, features)."""
-    steps = []
-    for layer in range(network.layers):
+def forward(network: Network, weights: Weights, x: Array, layers: range | None = None) -> tuple[Array, Steps]:
+    """Outputs of some or all layers, with the input and the pre-activation of each of them."""
+    steps: Steps = {}
+    for layer in range(network.layers) if layers is None else layers:
         z = x @ weights[f"layers.{layer}.weight"].T + weights[f"layers.{layer}.bias"]
-        steps.append((x, z))
+        steps[layer] = (x, z)
         y = value(network.activation_of(layer), z)
         x = x + y if network.is_residual(layer) else y
     return x, steps
@@ -116,18 +118,23 @@ def loss_slope(network: Network, outputs: Array, targets: Array) -> Array:
     return (softmax - one_hot) / len(outputs)
 
 
-def gradients(network: Network, weights: Weights, x: Array, targets: Array) -> tuple[float, Weights]:
-    """Mean loss over the samples, and its gradient."""
-    outputs, steps = forward(network, weights, x)
-    dy = loss_slope(network, outputs, targets)
+def backward(network: Network, weights: Weights, steps: Steps, dy: Array) -> tuple[Array, Weights]:
+    """Gradients of the input and of the weights of the layers in `steps`."""
     result: Weights = {}
-    for layer in reversed(range(network.layers)):
+    for layer in sorted(steps, reverse=True):
         inputs, z = steps[layer]
         dz = dy * slope(network.activation_of(layer), z)
         result[f"layers.{layer}.weight"] = dz.T @ inputs
         result[f"layers.{layer}.bias"] = dz.sum(axis=0)
         dx = dz @ weights[f"layers.{layer}.weight"]
         dy = dx + dy if network.is_residual(layer) else dx
+    return dy, result
+
+
+def gradients(network: Network, weights: Weights, x: Array, targets: Array) -> tuple[float, Weights]:
+    """Mean loss over the samples, and its gradient."""
+    outputs, steps = forward(network, weights, x)
+    _, result = backward(network, weights, steps, loss_slope(network, outputs, targets))
     return loss(network, outputs, targets), result
 
 
@@ -137,8 +144,8 @@ def accuracy(outputs: Array, labels: Array) -> float:
 
 def r2(outputs: Array, targets: Array) -> float:
     scores = []
-    for found, wanted in zip(outputs.T, targets.T, strict=True):
-        scores.append(1 - np.sum((wanted - found) ** 2) / np.sum((wanted - wanted.mean()) ** 2))
+    for output, target in zip(outputs.T, targets.T, strict=True):
+        scores.append(1 - np.sum((target - output) ** 2) / np.sum((target - target.mean()) ** 2))
     return float(np.mean(scores))
 
 

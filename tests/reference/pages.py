@@ -1,4 +1,4 @@
-"""The script that prints README and docs anew, imported from its file."""
+"""Import of the script ``docs/outputs.py``, which is not part of a package."""
 
 from __future__ import annotations
 

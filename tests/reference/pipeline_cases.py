@@ -1,4 +1,4 @@
-"""Trainings to run twice, with hybridnn in a pipeline and by the serial replay of its method."""
+"""Pipeline cases: run by hybridnn in a pipeline and by the serial replay of its method, and compared."""
 
 from __future__ import annotations
 
@@ -8,36 +8,34 @@ from typing import Any
 
 import hybridnn
 from hybridnn.training.pipelining import Pipelining
-from reference import network as net
 from reference import pipelines
 from reference.cases import (
-    OPTIMIZERS,
-    SCHEDULES,
     Case,
     assert_arrays_close,
     assert_close,
+    check_quality,
     data,
     make_trainer,
+    plan_of,
 )
 from reference.cases import reference as exact_reference
-from reference.network import Weights
 from reference.pipelines import DELAYED, Pipeline
-from reference.serial import Outcome, Plan
+from reference.serial import Outcome
 
 DEEP = (5, 7, 6, 9, 8, 5, 4, 6, 3)
-"""Eight layers, so that four ranks can hold two chunks each."""
+"""Widths of eight layers: two chunks for each of four ranks."""
 RESIDUAL = (6, 6, 6, 8, 8, 8, 8, 7, 4)
 
 MOMENTUM = Case(DEEP, epochs=2)
-"""Four minibatches in an epoch, the last of 7 samples."""
+"""Four minibatches per epoch, the last of 7 samples."""
 ADAM = Case(DEEP, classification=False, optimizer="adam", samples=31, epochs=2)
-"""The last minibatch is one sample."""
+"""The last minibatch has one sample."""
 FEW = Case(RESIDUAL, activation="selu", residual=True, optimizer="nesterov", samples=5, batch_size=3, epochs=3)
-"""Two minibatches, fewer than three or four stages."""
+"""Two minibatches: fewer than stages."""
 SINGLE = Case(DEEP, classification=False, samples=9, batch_size=20, epochs=2)
-"""One minibatch, with more room than samples."""
+"""One minibatch, smaller than the batch size."""
 COSINE = Case(DEEP, activation="relu", optimizer="adamw", schedule="cosine", samples=24, batch_size=4, epochs=2, seed=1)
-"""Six minibatches; the rate is another in every update."""
+"""Six minibatches; the learning rate changes in every update."""
 TRAININGS = {"momentum": MOMENTUM, "adam": ADAM, "few": FEW, "single": SINGLE, "cosine": COSINE}
 
 UNEVEN = {1: (8,), 2: (5, 3), 3: (1, 2, 5), 4: (3, 1, 1, 3)}
@@ -70,11 +68,11 @@ DELAYED_CASES = {
     **{method: PipelineCase(method) for method in DELAYED},
     "vertical-sync": PipelineCase("pipedream", vertical_sync=True),
 }
-"""Every method with stale or predicted weights."""
+"""All asynchronous methods."""
 
 
 def exact_cases(stages: int) -> dict[str, PipelineCase]:
-    """Every exact method, with microbatches that do not divide the minibatches where the order can take them."""
+    """All exact methods, with numbers of microbatches that do not divide the minibatch where the method allows this."""
     return {
         "sequential": PipelineCase("sequential"),
         "gpipe": PipelineCase("gpipe", microbatches=3, weight_grad="per-microbatch"),
@@ -92,9 +90,9 @@ EXACT_NAMES = tuple(exact_cases(1))
 
 
 def short_training(method: str, stages: int) -> Case:
-    """One epoch of few minibatches, the last of them one sample: with stale weights, enough to show every delay.
+    """One epoch of few minibatches, the last of one sample; enough for each delay of asynchronous methods.
 
-    Every stage has layers enough for two chunks, and one has one more than the others. Four ranks can split each layer.
+    Every stage has layers for two chunks, and one stage has an additional layer. Four ranks can split each layer.
     """
     sizes = tuple(DEEP[layer % 8] for layer in range(2 * stages + 2))
     minibatches = stages + 2 if method in DELAYED else 3
@@ -103,61 +101,40 @@ def short_training(method: str, stages: int) -> Case:
 
 @lru_cache(maxsize=256)
 def _replay(case: Case, pipeline: Pipeline) -> Outcome:
-    plan = Plan(
-        rule=OPTIMIZERS[case.optimizer][1],
-        epochs=case.epochs,
-        batch_size=case.batch_size,
-        seed=case.seed,
-        schedule=SCHEDULES[case.schedule][1],
-    )
-    return pipelines.train(case.network, plan, pipeline, *data(case))
+    return pipelines.train(case.network, plan_of(case), pipeline, *data(case))
 
 
-def expected_outcome(it: PipelineCase, stages: int) -> Outcome:
-    """The run by the replay, or by the serial reference; the grid, the order and the messages are nothing to it."""
-    if it.method not in DELAYED:
-        return exact_reference(it.case)
-    case = replace(it.case, model_split="columns", overlap=True, shared_replicas="auto")
+def expected_outcome(pipelined: PipelineCase, stages: int) -> Outcome:
+    """Training by the replay or the serial reference, which do not depend on grid, order and messages."""
+    if pipelined.method not in DELAYED:
+        return exact_reference(pipelined.case)
+    case = replace(pipelined.case, model_split="columns", overlap=True, shared_replicas="auto")
     uniform = pipelines.uniform(case.network.layers, stages)
-    layers = uniform if isinstance(it.partition, str) else it.partition
-    return _replay(case, Pipeline(it.method, layers, it.vertical_sync))
+    layers = uniform if isinstance(pipelined.partition, str) else pipelined.partition
+    return _replay(case, Pipeline(pipelined.method, layers, pipelined.vertical_sync))
 
 
 def pipelined_trainer(
-    it: PipelineCase, grid: hybridnn.ProcessGrid, dtype: str = "float64", **settings: Any
+    pipelined: PipelineCase, grid: hybridnn.ProcessGrid, dtype: str = "float64", **settings: Any
 ) -> hybridnn.Trainer:
-    return make_trainer(it.case, grid, dtype, pipelining=it.pipelining, **settings)
+    return make_trainer(pipelined.case, grid, dtype, pipelining=pipelined.pipelining, **settings)
 
 
 def run_pipelined(
-    it: PipelineCase, grid: hybridnn.ProcessGrid, dtype: str = "float64", **settings: Any
+    pipelined: PipelineCase, grid: hybridnn.ProcessGrid, dtype: str = "float64", **settings: Any
 ) -> hybridnn.Trainer:
-    """Train as the case says."""
-    trainer = pipelined_trainer(it, grid, dtype, **settings)
-    trainer.fit(*data(it.case), epochs=it.case.epochs, validation=data(it.case, "test"))
+    """Train the case on `grid`."""
+    trainer = pipelined_trainer(pipelined, grid, dtype, **settings)
+    trainer.fit(*data(pipelined.case), epochs=pipelined.case.epochs, validation=data(pipelined.case, "test"))
     return trainer
 
 
-def check_pipelined(it: PipelineCase, grid: hybridnn.ProcessGrid, **settings: Any) -> hybridnn.Trainer:
-    """Train on `grid`, and compare weights, losses, predictions and metrics with the replay's."""
-    where, expected = f"{it} on {grid!r}", expected_outcome(it, grid.pipeline)
-    trainer = run_pipelined(it, grid, **settings)
+def check_pipelined(pipelined: PipelineCase, grid: hybridnn.ProcessGrid, **settings: Any) -> hybridnn.Trainer:
+    """Train on `grid`, and compare weights, losses, predictions and metrics with those of the replay."""
+    where, expected = f"{pipelined} on {grid!r}", expected_outcome(pipelined, grid.pipeline)
+    trainer = run_pipelined(pipelined, grid, **settings)
     assert_arrays_close(trainer.weights(), expected.weights, where)
     losses = [record.train_loss for record in trainer.history.epochs]
     assert_close(losses, expected.epoch_losses, f"{where}: epoch losses")
-    check_quality_of(trainer, it.case, expected.weights, where)
+    check_quality(trainer, pipelined.case, grid, expected.weights, where)
     return trainer
-
-
-def check_quality_of(trainer: hybridnn.Trainer, case: Case, weights: Weights, where: str) -> None:
-    """Predictions, and the metrics of the test samples as asked for now and as recorded in the last epoch."""
-    x, y = data(case, "test")
-    outputs, _ = net.forward(case.network, weights, x)
-    assert_close(trainer.predict(x), outputs, f"{where}: predictions")
-    found, last = trainer.evaluate(x, y), trainer.history.epochs[-1]
-    assert found.samples == len(x), where
-    assert_close([found.loss, last.test_loss], [net.loss(case.network, outputs, y)] * 2, f"{where}: test loss")
-    if case.classification:
-        assert found.accuracy == last.test_accuracy == net.accuracy(outputs, y), where
-    else:
-        assert_close([found.r2, last.test_r2], [net.r2(outputs, y)] * 2, f"{where}: R2")

@@ -1,8 +1,8 @@
-"""Pipelines by the definitions of their methods: minibatch after minibatch, with every weight version kept.
+"""Serial replay of the asynchronous pipeline methods by their definitions, with all weight versions of an epoch.
 
-A stage's version is its number of updates since the epoch began, for the pipeline drains at the end of each epoch.
-Every minibatch makes one update at every stage, and no pass of minibatch t reads a version above t; so one process that
-takes the minibatches in their order, forward, backward and update, computes what any overlap in time computes.
+The version of a stage is its number of updates since the epoch began, because the pipeline drains at the end of each
+epoch. Every minibatch makes one update at every stage, and no pass of minibatch t reads a version above t. So one
+process that computes the minibatches in order, forward, backward and update, gets the same results as a pipeline.
 """
 
 from __future__ import annotations
@@ -16,15 +16,12 @@ from reference.network import Array, Network, Weights
 from reference.serial import SGD, Outcome, Plan, Rule, sample_order
 
 DELAYED = ("ddg", "fr", "pipedream", "vanilla", "spectrain")
-"""The methods whose gradients are stale; the others are exact, which is `reference.serial.train`."""
-
-Steps = dict[int, tuple[Array, Array]]
-"""Input and pre-activation of layers, by layer."""
+"""Asynchronous methods; the others are exact and equal `reference.serial.train`."""
 
 
 @dataclass(frozen=True)
 class Pipeline:
-    """A method on stages of so many layers each."""
+    """A method, and the number of layers of each stage."""
 
     method: str
     layers: tuple[int, ...]
@@ -39,7 +36,7 @@ class Pipeline:
         return range(first, first + self.layers[stage])
 
     def forward_read(self, k: int, t: int) -> tuple[int, int]:
-        """The version that the forward of minibatch t reads on stage k, and the updates to predict beyond it."""
+        """Version that the forward pass of minibatch t reads on stage k, and number of predicted updates."""
         K = self.stages
         if self.vertical_sync:
             return max(0, t - (K - 1)), 0
@@ -47,20 +44,20 @@ class Pipeline:
         return max(0, t - (K - 1 - k)), ahead
 
     def backward_read(self, k: int, t: int) -> tuple[int, int]:
-        """The same of its backward."""
+        """The same for the backward pass."""
         if self.method in ("ddg", "pipedream"):
             return self.forward_read(k, t)
         return t, k // 2 if self.method == "spectrain" else 0
 
 
 def uniform(layers: int, stages: int) -> tuple[int, ...]:
-    """Layers of each stage: the first ones get one more where they do not divide."""
+    """Layers of each stage; the first stages have one more if the number is not divisible."""
     return tuple(layers // stages + (stage < layers % stages) for stage in range(stages))
 
 
 @dataclass
 class Versions:
-    """Weights at every version of the epoch, with the rate and the direction of the update that comes next."""
+    """Weights at every version of the epoch, with the rate and the direction of the next update."""
 
     rule: Rule
     weights: list[Weights]
@@ -68,7 +65,7 @@ class Versions:
     rates: list[float]
 
     def read(self, version: int, ahead: int, layers: range) -> Weights:
-        """Weights of some layers, moved by `ahead` updates along the direction of that version."""
+        """Weights of some layers, predicted `ahead` updates beyond a version."""
         weights, directions = self.weights[version], self.directions[version]
         names = [f"layers.{layer}.{part}" for layer in layers for part in ("weight", "bias")]
         return {name: weights[name] - ahead * self.rates[version] * directions[name] for name in names}
@@ -80,7 +77,7 @@ class Versions:
 
 
 def direction(rule: Rule, slots: dict[str, Weights], name: str, weights: Array, updates: int) -> Array:
-    """The velocity; of Adam, whose slots are moments, the step at rate 1 that they make without a new gradient."""
+    """Direction of prediction: the velocity, or for Adam the step at rate 1 without a new gradient."""
     if not slots or updates == 0:
         return np.zeros_like(weights)
     if isinstance(rule, SGD):
@@ -90,54 +87,31 @@ def direction(rule: Rule, slots: dict[str, Weights], name: str, weights: Array, 
     return np.asarray(m_hat / (np.sqrt(v_hat) + rule.eps))
 
 
-def forward(network: Network, layers: range, weights: Weights, x: Array) -> tuple[Array, Steps]:
-    steps: Steps = {}
-    for layer in layers:
-        z = x @ weights[f"layers.{layer}.weight"].T + weights[f"layers.{layer}.bias"]
-        steps[layer] = (x, z)
-        y = net.value(network.activation_of(layer), z)
-        x = x + y if network.is_residual(layer) else y
-    return x, steps
-
-
-def backward(network: Network, layers: range, weights: Weights, steps: Steps, dy: Array) -> tuple[Array, Weights]:
-    """Gradient of the stage's input, and of its weights."""
-    gradients: Weights = {}
-    for layer in reversed(layers):
-        inputs, z = steps[layer]
-        dz = dy * net.slope(network.activation_of(layer), z)
-        gradients[f"layers.{layer}.weight"] = dz.T @ inputs
-        gradients[f"layers.{layer}.bias"] = dz.sum(axis=0)
-        dx = dz @ weights[f"layers.{layer}.weight"]
-        dy = dx + dy if network.is_residual(layer) else dx
-    return dy, gradients
-
-
 def passes(
     network: Network, pipeline: Pipeline, versions: Versions, t: int, x: Array, y: Array
 ) -> tuple[float, Weights]:
-    """Loss and gradient of minibatch t, each stage with the weights that the method lets it read."""
+    """Loss and gradient of minibatch t; each stage reads the weights that the method defines."""
     stages = [pipeline.layers_of(k) for k in range(pipeline.stages)]
     inputs, saved = [], []
     for k, layers in enumerate(stages):
         inputs.append(x)
-        x, steps = forward(network, layers, versions.read(*pipeline.forward_read(k, t), layers), x)
+        x, steps = net.forward(network, versions.read(*pipeline.forward_read(k, t), layers), x, layers)
         saved.append(steps)
     loss, dy = net.loss(network, x, y), net.loss_slope(network, x, y)
     gradients: Weights = {}
     for k, layers in reversed(list(enumerate(stages))):
         weights = versions.read(*pipeline.backward_read(k, t), layers)
         if pipeline.method == "fr":
-            _, saved[k] = forward(network, layers, weights, inputs[k])
-        dy, part = backward(network, layers, weights, saved[k], dy)
-        gradients |= part
+            _, saved[k] = net.forward(network, weights, inputs[k], layers)
+        dy, of_stage = net.backward(network, weights, saved[k], dy)
+        gradients |= of_stage
     return loss, gradients
 
 
 def train(
     network: Network, plan: Plan, pipeline: Pipeline, x: Array, y: Array, weights: Weights | None = None
 ) -> Outcome:
-    """Train with one of the `DELAYED` methods; there is no clipping, as stages update at different times."""
+    """Train with one of the `DELAYED` methods, without clipping because stages update at different times."""
     assert pipeline.method in DELAYED
     assert sum(pipeline.layers) == network.layers
     assert plan.clip_norm is None

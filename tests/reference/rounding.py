@@ -1,4 +1,4 @@
-"""Rounding to few bits, and sums of what was rounded, apart from how the package does it."""
+"""Reference of the compressed all-reduce: rounding to 16 bits by PyTorch and Python."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 
 
-def rounded(words: str, numbers: Array) -> Array:
-    """To bfloat16 by PyTorch, and to 11 bits of significand, with exponents without end, by Python's own arithmetic."""
-    if words == "bfloat16":
-        single = torch.from_numpy(np.ascontiguousarray(numbers)).to(torch.float32)
-        return single.to(torch.bfloat16).to(torch.float32).numpy().astype(numbers.dtype)
-    significands, exponents = np.frexp(numbers)
-    return np.ldexp(np.round(np.ldexp(significands, 11)), exponents - 11).astype(numbers.dtype)
+def rounded(dtype: str, values: Array) -> Array:
+    """Round to bfloat16, or to the 11 significant bits of float16 with an unlimited exponent."""
+    if dtype == "bfloat16":
+        single = torch.from_numpy(np.ascontiguousarray(values)).to(torch.float32)
+        return single.to(torch.bfloat16).to(torch.float32).numpy().astype(values.dtype)
+    significands, exponents = np.frexp(values)
+    return np.ldexp(np.round(np.ldexp(significands, 11)), exponents - 11).astype(values.dtype)
 
 
-def rounded_sum(words: str, addends: Sequence[Array]) -> Array:
-    """What ranks that have these numbers agree on."""
-    return rounded(words, reduce(np.add, [rounded(words, numbers) for numbers in addends]))
+def rounded_sum(dtype: str, addends: Sequence[Array]) -> Array:
+    """Result of a compressed all-reduce of the addends of all ranks."""
+    return rounded(dtype, reduce(np.add, [rounded(dtype, addend) for addend in addends]))

@@ -58,10 +58,10 @@ Rule = SGD | Adam
 
 @dataclass(frozen=True)
 class Schedule:
-    """Factor on the rate of update u (from 0) of `updates`, with `per_epoch` updates in an epoch.
+    """Factor of the rate of update u (from 0) of `updates`, with `per_epoch` updates in an epoch.
 
-    A warm-up of W updates rises by equal steps, (u + 1) / (W + 1), so that update W is the first at the full rate.
-    From there ``linear`` falls in a straight line, ``cosine`` along half a cosine, to `final` at the run's last update.
+    In a warm-up of W updates it is (u + 1) / (W + 1), so that update W is the first at the full rate. Then ``linear``
+    decreases along a straight line, and ``cosine`` along half a cosine, to `final` at the last update of the run.
     """
 
     name: str = "constant"
@@ -86,7 +86,7 @@ class Schedule:
 
 
 def clip(gradients: dict[str, Array], limit: float | None) -> dict[str, Array]:
-    """The gradients, scaled down together where their common norm is over the limit."""
+    """The gradients, scaled by one factor if their common norm exceeds the limit."""
     length = net.norm(gradients.values())
     if limit is None or length <= limit:
         return gradients
@@ -106,7 +106,7 @@ class Plan:
 
 @dataclass
 class Outcome:
-    """What a run leaves: `gradients` are those of the last step as applied, after clipping."""
+    """Results of a training; `gradients` are those of the last step, after clipping."""
 
     weights: Weights
     slots: dict[str, Weights]

@@ -1,4 +1,4 @@
-"""Jobs that stand still: states of ranks that a test chooses, and those a small model of blocking calls leads to."""
+"""States of the ranks of stalled jobs: chosen by a test, or computed by a model of blocking collectives."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hybridnn.utils.text import format_ranks
 
 __all__ = ["Job", "collective", "message", "progress", "rank_state"]
 
-SLOW_LINE = Frame("/home/somebody/slow.py", 12, "on_step", "time.sleep(1000)")
+SLOW_LINE = Frame("/home/user/slow.py", 12, "on_step", "time.sleep(1000)")
 ENGINE = str(Path(hybridnn.__file__).parent / "training" / "engine.py")
 CALL_LINE = Frame(ENGINE, 204, "_check", "group.allreduce(total)")
 
@@ -32,14 +32,14 @@ def message(operation: str, peer: int, about: str = "") -> CallState:
 
 
 def progress(axis: str, members: Sequence[int], *calls: str, entered: int | None = None) -> GroupState:
-    """Return a group in which this rank made `calls`, the last of `entered` in all."""
+    """Return a group in which this rank has made `entered` calls, the last of which are `calls`."""
     last = len(calls) if entered is None else entered
     recent = tuple(enumerate(calls, last - len(calls) + 1))
     return GroupState(axis, format_ranks(members), 0, last, recent)
 
 
 def rank_state(rank: int, size: int, waits_for: CallState | None, *groups: GroupState, **changes: Any) -> RankState:
-    """Return what a rank says; outside of communication it is at line 12 of slow.py."""
+    """Return the state of a rank; without a call it is at line 12 of slow.py."""
     site = SLOW_LINE if waits_for is None else CALL_LINE
     values: dict[str, Any] = {
         "rank": rank,
@@ -67,47 +67,48 @@ Step = tuple[str, str]
 
 @dataclass
 class Job:
-    """Ranks that carry out lists of blocking collectives; one is done when every member of its group has entered it.
+    """Ranks that execute lists of blocking collectives.
 
-    Ranks stop for good where their list names no axis, and where members of a group enter different operations.
+    A collective completes when all ranks of its group have entered it. A rank stops where its list contains an empty
+    axis, and where ranks of a group enter different operations.
     """
 
     groups: Mapping[str, Sequence[Sequence[int]]]
     programs: Sequence[Sequence[Step]]
-    places: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
 
     def run(self) -> dict[int, RankState]:
-        """Return the states when nobody can go on; none of ranks that reached the end of their list."""
-        self.places = [0] * len(self.programs)
+        """Return the states when no rank can continue, without those of ranks at the end of their list."""
+        self.positions = [0] * len(self.programs)
         entered: list[defaultdict[tuple[str, tuple[int, ...]], list[str]]] = [defaultdict(list) for _ in self.programs]
         waiting: dict[int, tuple[str, tuple[int, ...]]] = {}
-        moved = True
-        while moved:
-            moved = False
+        progressed = True
+        while progressed:
+            progressed = False
             for rank, program in enumerate(self.programs):
-                if rank in waiting or self.places[rank] == len(program) or not program[self.places[rank]][0]:
+                if rank in waiting or self.positions[rank] == len(program) or not program[self.positions[rank]][0]:
                     continue
-                axis, operation = program[self.places[rank]]
+                axis, operation = program[self.positions[rank]]
                 group = axis, self.members(axis, rank)
                 entered[rank][group].append(operation)
                 waiting[rank] = group
-                moved = True
+                progressed = True
             for group in set(waiting.values()):
                 members = group[1]
                 calls = [entered[rank][group] for rank in members]
                 if all(waiting.get(rank) == group for rank in members) and len({tuple(made) for made in calls}) == 1:
                     for rank in members:
                         del waiting[rank]
-                        self.places[rank] += 1
-                    moved = True
+                        self.positions[rank] += 1
+                    progressed = True
         return {
             rank: self._state(rank, waiting.get(rank), entered[rank])
             for rank, program in enumerate(self.programs)
-            if self.places[rank] < len(program)
+            if self.positions[rank] < len(program)
         }
 
     def members(self, axis: str, rank: int) -> tuple[int, ...]:
-        """Return the ranks of the group of an axis that `rank` is in."""
+        """Return the ranks of the group of `rank` along an axis."""
         return next(tuple(members) for members in self.groups[axis] if rank in members)
 
     def _state(

@@ -1,4 +1,4 @@
-"""Which cases to run on which grid: every layout meets many trainings, and every training many layouts."""
+"""Sweeps: the cases that run on each grid, so that layouts and trainings are combined in many ways."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 SPLITS = ("columns", "alternating")
 DISTRIBUTIONS = ("local", "scatter", "scatter-broadcast")
 AMOUNTS = ((37, 10), (31, 10), (9, 20), (5, 3))
-"""Samples and minibatch: short last minibatches of 7 and of 1, more room than samples, fewer samples than ranks."""
+"""Samples and batch size: last minibatches of 7 and of 1 sample, one small minibatch, and fewer samples than ranks."""
 
 
 def grid_shapes(ranks: int) -> list[tuple[int, int]]:
-    """Every (batch, model) of so many ranks."""
+    """All (batch, model) grids of `ranks` ranks."""
     return [(ranks // model, model) for model in range(1, ranks + 1) if ranks % model == 0]
 
 
@@ -29,7 +29,7 @@ def grids(comm: MPI.Intracomm) -> list[ProcessGrid]:
 
 
 def pipelined_grids(comm: MPI.Intracomm) -> list[ProcessGrid]:
-    """Every grid of these ranks that has at least two stages."""
+    """All grids of these ranks with at least two stages."""
     stages = [stages for stages in range(2, comm.size + 1) if comm.size % stages == 0]
     return [
         ProcessGrid(comm, pipeline=pipeline, batch=batch, model=model)
@@ -39,9 +39,9 @@ def pipelined_grids(comm: MPI.Intracomm) -> list[ProcessGrid]:
 
 
 def sizes_for(model: int, split: str, residual: bool, classification: bool) -> tuple[int, ...]:
-    """Uneven widths that `model` ranks can hold.
+    """Uneven widths that `model` ranks can split.
 
-    With ``alternating`` every second layer may have fewer outputs than ranks: such a layer has 1 (regression) or 3.
+    With ``alternating``, the output layer has fewer outputs than ranks: 1 (regression) or 3.
     """
     outputs = max(4, model) if split == "columns" else (3 if classification else 1)
     if residual:
@@ -52,10 +52,10 @@ def sizes_for(model: int, split: str, residual: bool, classification: bool) -> t
 
 
 def layouts(shape: tuple[int, int]) -> Iterator[Case]:
-    """Every split, distribution, overlap and residual setting on a grid; all else is drawn, the same on every rank.
+    """All splits, distributions, overlap and residual settings on a grid; other settings are drawn, equal on all ranks.
 
-    Half of them keep a replica on every rank, half share one. On more than four ranks a grid has half of the settings,
-    with any three of the four in every combination, and the next grid has the other half.
+    Half of the cases share replicas. With more than four ranks, a grid has half of the combinations, which include
+    every combination of three of the four settings, and the next grid has the other half.
     """
     draw = Random(f"{shape}")
     turn = grid_shapes(shape[0] * shape[1]).index(shape)
@@ -68,7 +68,7 @@ def layouts(shape: tuple[int, int]) -> Iterator[Case]:
         yield Case(
             sizes_for(shape[1], split, residual, classification),
             classification=classification,
-            # Without anything to bend it, a residual layer doubles its input: that diverges.
+            # A residual layer with the identity doubles its input, and the training diverges.
             activation=draw.choice(("tanh", "selu", "relu", "sigmoid", "tanh" if residual else "identity")),
             residual=residual,
             optimizer=draw.choice(list(OPTIMIZERS)),
@@ -84,20 +84,20 @@ def layouts(shape: tuple[int, int]) -> Iterator[Case]:
 
 
 def trainings(shape: tuple[int, int]) -> Iterator[Case]:
-    """Every optimizer on a grid, with both tasks and both residual settings up to 3 ranks, with one of the four beyond.
+    """All optimizers on a grid, with both tasks and both residual settings.
 
-    Which one differs from optimizer to optimizer and from grid to grid. More than four ranks have each optimizer on
-    every second grid.
+    With more than 3 ranks, only one of these four combinations runs, which depends on optimizer and grid. With more
+    than four ranks, each optimizer runs on every second grid.
     """
     kinds = list(product((True, False), (True, False)))
     turn, ranks = shape[0], shape[0] * shape[1]
-    place_of_grid = grid_shapes(ranks).index(shape)
+    grid_index = grid_shapes(ranks).index(shape)
     for number, optimizer in enumerate(OPTIMIZERS):
-        if ranks > 4 and (number + place_of_grid) % 2:
+        if ranks > 4 and (number + grid_index) % 2:
             continue
         chosen = kinds if ranks <= 3 else [kinds[(number + turn) % len(kinds)]]
-        for place, (classification, residual) in enumerate(chosen):
-            split = SPLITS[(number // 2 + turn + place) % 2]
+        for index, (classification, residual) in enumerate(chosen):
+            split = SPLITS[(number // 2 + turn + index) % 2]
             sizes = sizes_for(shape[1], split, residual, classification)
             yield Case(
                 sizes,
@@ -105,5 +105,5 @@ def trainings(shape: tuple[int, int]) -> Iterator[Case]:
                 residual=residual,
                 optimizer=optimizer,
                 model_split=split,
-                shared_replicas="auto" if (number + place) % 2 else False,
+                shared_replicas="auto" if (number + index) % 2 else False,
             )

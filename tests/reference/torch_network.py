@@ -1,4 +1,4 @@
-"""The same network in PyTorch's own functions, in float64 unless the weights say otherwise; needs PyTorch."""
+"""Reference network and training by functions of PyTorch, in the dtype of the weights."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ def train(
     optimizer : callable
         Makes the optimizer from the list of parameters.
     scheduler : callable
-        Makes the schedule from the optimizer, the updates per epoch and the updates in all; stepped after each update.
+        Makes the schedule from the optimizer, the updates per epoch and all updates; stepped after each update.
     plan : Plan
-        Its rule and schedule are not looked at.
+        Its rule and schedule are not used.
     """
     leaves = parameters(weights)
     stepper = optimizer(list(leaves.values()))

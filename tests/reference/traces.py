@@ -1,4 +1,4 @@
-"""Traces made by hand: events in whole milliseconds, and the file that holds them."""
+"""Traces with chosen events, in milliseconds, as objects and as trace files."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def places(widths: Widths) -> list[StagePosition]:
 def make_epoch(
     widths: Widths, lanes: Sequence[Sequence[Event]], spans: Sequence[tuple[float, float]], method: str = ""
 ) -> Epoch:
-    """An epoch of ranks in the order of the grid."""
+    """Make an epoch from the events of the ranks, in the order of the grid."""
     assert len(lanes) == len(places(widths))
     recorded = tuple(RankTrace(place, tuple(events)) for place, events in zip(places(widths), lanes, strict=True))
     return Epoch(1, method, tuple(widths), recorded, tuple(spans))
 
 
 def trace_document(widths: Widths, lanes: Sequence[Sequence[Event]], method: str = "") -> dict[str, Any]:
-    """The content of a trace file whose events have times in milliseconds."""
+    """Content of a trace file, from events with times in milliseconds."""
     return {
         "displayTimeUnit": "ms",
         "otherData": {
@@ -80,10 +80,10 @@ def _entry(event: Event, rank: int) -> dict[str, Any]:
 
 
 def two_stages() -> list[list[Event]]:
-    """Times in milliseconds: an epoch of ten minibatches, and one that `later` repeats 1000 later, twelve each.
+    """Events of two stages in two epochs that begin at 0 and 1000 ms, with ten minibatches of 12 ms each.
 
     Stage 0: forward 2, send 1, wait 6 (of which 2 after the send), backward 2, update 1.
-    Stage 1: wait 4 (of which 2 after the send), forward 2, backward 2, send 1, 3 of nothing.
+    Stage 1: wait 4 (of which 2 after the send), forward 2, backward 2, send 1, idle 3.
     """
     first: list[Event] = [phase(1, 0, 120), phase(2, 1000, 1120)]
     second = list(first)

@@ -34,7 +34,7 @@ Arrays = dict[str, NDArray[Any]]
 
 FEATURES = 5
 NETWORK = Network((FEATURES, 7, 6, 3), "tanh")
-"""What `train` trains on `regression_file`."""
+"""The network that `train` trains on `regression_file`."""
 
 HYBRIDNN_WITHOUT_CURVE = (
     sys.executable,
@@ -63,7 +63,7 @@ class _Silent:
 
 
 def regression_file(path: Path, *, samples: int = 57, targets: int = 3) -> Path:
-    """Write data far from zero and of unequal scales, so that a forgotten standardization shows."""
+    """Write data far from zero and of unequal scales, so that a missing standardization is detected."""
     generator = np.random.default_rng(5)
     x = generator.normal(size=(samples, FEATURES)) * [1, 10, 100, 1e-3, 1] + [50, -300, 0, 7, 1e4]
     y = np.sin(x[:, :targets]) * 40 + [1000, -20, 3][:targets]
@@ -78,9 +78,9 @@ REGRESSION: Mapping[str, Mapping[str, Any]] = {
 
 
 def train(folder: Path, **sections: Mapping[str, Any]) -> EpochRecord:
-    """Train as the sections of the settings say, on all ranks; returns the record of the last epoch.
+    """Train with these sections of the settings on all ranks; return the record of the last epoch.
 
-    The checkpoint of the end of the run is removed, so that tests put their own.
+    The last checkpoint is removed, so that tests can write their own.
     """
     settings = settings_from({**sections, "output": {"folder": str(folder)}})
     last = run_training(settings, _Silent()).epochs[-1]
@@ -89,13 +89,13 @@ def train(folder: Path, **sections: Mapping[str, Any]) -> EpochRecord:
 
 
 def weights_of(folder: Path) -> Arrays:
-    """The arrays that a run left at its end."""
+    """The arrays in ``weights.npz`` of a run."""
     with np.load(folder / "weights.npz") as file:
         return {name: file[name] for name in file.files}
 
 
 def write_checkpoint(folder: Path, step: int, arrays: Arrays) -> Path:
-    """Write `arrays` as the checkpoint of a run after so many updates."""
+    """Write `arrays` as the checkpoint of a run after `step` updates."""
     path = folder / "checkpoints" / f"step-{step:08d}"
     path.mkdir(parents=True)
     for name, array in arrays.items():

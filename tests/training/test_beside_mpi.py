@@ -12,7 +12,7 @@ import pytest
 from hybridnn import ProcessGrid
 from hybridnn.in_process import run_ranks
 from hybridnn.training.pipelining import Pipelining
-from reference.cases import Case, assert_arrays_close, given, make_trainer
+from reference.cases import Case, assert_arrays_close, local_data, make_trainer
 from reference.network import Weights
 from reference.pipeline_cases import ADAM, DEEP, DELAYED_CASES, MOMENTUM, exact_cases
 from reference.ranks import on_nodes
@@ -37,7 +37,7 @@ class Layout:
     def trained(self, comm: Any) -> Weights:
         grid = ProcessGrid(comm if self.nodes is None else on_nodes(comm, self.nodes), **self.axes)
         trainer = make_trainer(self.case, grid, **self.settings)
-        trainer.fit(*given(self.case, grid), epochs=self.case.epochs)
+        trainer.fit(*local_data(self.case, grid), epochs=self.case.epochs)
         return trainer.weights()
 
 

@@ -17,7 +17,7 @@ from reference.cases import (
     assert_arrays_close,
     assert_arrays_same,
     check_against_reference,
-    given,
+    local_data,
     make_trainer,
     reference,
     run,
@@ -79,9 +79,9 @@ def test_training_goes_on_where_it_stopped(comm: MPI.Intracomm, shuffle: bool) -
     grid = ProcessGrid(comm, model=comm.size if comm.size < 4 else 2)
     case = Case(sizes=(5, 13, 9, 11, 8), optimizer="adam")
     once, twice = (make_trainer(case, grid, shuffle=shuffle) for _ in range(2))
-    once.fit(*given(case, grid), epochs=3)
-    twice.fit(*given(case, grid), epochs=1)
-    twice.fit(*given(case, grid), epochs=2)
+    once.fit(*local_data(case, grid), epochs=3)
+    twice.fit(*local_data(case, grid), epochs=1)
+    twice.fit(*local_data(case, grid), epochs=2)
     assert_arrays_same(once.weights(), twice.weights())
     assert [record.epoch for record in twice.history.epochs] == [1, 2, 3]
 
@@ -129,7 +129,7 @@ def test_more_model_ranks_than_outputs_is_refused_with_both_numbers(comm: MPI.In
 def test_sent_minibatches_need_data_on_rank_0_alone(comm: MPI.Intracomm, distribution: str) -> None:
     for grid in grids(comm):
         case = Case(sizes=(5, 13, 7, 11, 4), distribution=distribution)
-        x, y = given(case, grid)
+        x, y = local_data(case, grid)
         assert (x is None) == (grid.rank != 0)
         trainer = make_trainer(case, grid)
         trainer.fit(x, y, epochs=case.epochs, validation=(x, y))

@@ -26,7 +26,7 @@ from reference.cases import (
     check_against_reference,
     check_state,
     data,
-    given,
+    local_data,
     make_trainer,
     plan_of,
     reference,
@@ -246,15 +246,15 @@ def test_gradients_can_be_asked_for_at_any_time(comm: MPI.Intracomm) -> None:
             asked += 1
             require(trainer, expected[record.step - 1], f"{case}: step {record.step}")
             if record.step % 2:
-                trainer.evaluate(*given(case, trainer.grid, "test"))
+                trainer.evaluate(*local_data(case, trainer.grid, "test"))
                 trainer.predict(data(case, "test")[0][:1])
                 require(trainer, expected[record.step - 1], f"{case}: step {record.step}, after an evaluation")
 
         zeros = {name: np.zeros_like(array) for name, array in expected[0].items()}
         require(trainer, zeros, "before any step")
-        trainer.evaluate(*given(case, grid, "test"))
+        trainer.evaluate(*local_data(case, grid, "test"))
         require(trainer, zeros, "before any step, after an evaluation")
-        trainer.fit(*given(case, grid), epochs=case.epochs, on_step=ask)
+        trainer.fit(*local_data(case, grid), epochs=case.epochs, on_step=ask)
         assert asked == len(expected)
         assert takes_products(trainer)
         check_state(trainer, reference(case), str(case))

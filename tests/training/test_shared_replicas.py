@@ -27,7 +27,7 @@ from reference.cases import (
     assert_arrays_same,
     check_against_reference,
     data,
-    given,
+    local_data,
     make_trainer,
     reference,
     run,
@@ -192,7 +192,7 @@ def test_a_checkpoint_is_read_once_per_node_and_goes_on_to_the_last_bit(
     grid = ProcessGrid(comm) if comm.size == 2 else ProcessGrid(on_nodes(comm, (0, 0, 0, 1)))
     case = Case(optimizer="adam", shared_replicas=True)
     first, second = (make_trainer(case, grid) for _ in range(2))
-    first.fit(*given(case, grid), epochs=1)
+    first.fit(*local_data(case, grid), epochs=1)
     first.checkpoint_writer(mpi_tmp_path, "numbers").write(first.progress)
     found, problems = newest_valid(mpi_tmp_path, grid.world)
     assert not problems
@@ -205,7 +205,7 @@ def test_a_checkpoint_is_read_once_per_node_and_goes_on_to_the_last_bit(
     assert second.step == first.step == 4
     assert_arrays_same(second.weights(), first.weights())
     for trainer in (first, second):
-        trainer.fit(*given(case, grid), epochs=2)
+        trainer.fit(*local_data(case, grid), epochs=2)
     assert_arrays_same(second.weights(), first.weights())
     for slot, arrays in first.optimizer_slots().items():
         assert_arrays_same(second.optimizer_slots()[slot], arrays)

@@ -27,7 +27,7 @@ from reference.cases import (
     assert_close,
     check_state,
     data,
-    given,
+    local_data,
     make_trainer,
     plan_of,
     reference,
@@ -184,14 +184,14 @@ def test_a_checkpoint_goes_on_to_the_last_bit_and_with_another_rounding(
 ) -> None:
     grid, case = ProcessGrid(on_nodes(comm, (0, 1))), CASES[0]
     first, second, other = (make_trainer(case, grid, wire_dtype=words) for words in ("bfloat16", "bfloat16", "same"))
-    first.fit(*given(case, grid), epochs=1)
+    first.fit(*local_data(case, grid), epochs=1)
     first.checkpoint_writer(mpi_tmp_path, "numbers").write(first.progress)
     found, _ = newest_valid(mpi_tmp_path, grid.world)
     assert found is not None
     for trainer in (first, second, other):
         if trainer is not first:
             trainer.restore(found)
-        trainer.fit(*given(case, grid), epochs=1)
+        trainer.fit(*local_data(case, grid), epochs=1)
     assert_arrays_same(second.weights(), first.weights())
     assert_arrays_close(other.weights(), first.weights(), "rounded or not", 0.05)
     assert any((other.weights()[name] != weights).any() for name, weights in first.weights().items())
