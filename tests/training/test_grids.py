@@ -51,7 +51,7 @@ def test_gradients_sent_in_many_buckets_train_as_the_reference(
     comm: MPI.Intracomm, bucket_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # These networks are far smaller than a bucket is otherwise.
-    monkeypatch.setattr(replica, "HOST_PACE", replace(HOST_BUCKETS, bucket_bytes=bucket_bytes))
+    monkeypatch.setattr(replica, "HOST_BUCKETS", replace(HOST_BUCKETS, bucket_bytes=bucket_bytes))
     for grid in grids(comm):
         for case in trainings((grid.batch, grid.model)):
             check_against_reference(replace(case, shared_replicas=False), grid)
