@@ -1,6 +1,6 @@
 """Multi-layer perceptrons, from scratch on NumPy, trained over MPI.
 
-Importing this package is cheap: NumPy, mpi4py and the rest are loaded when something that needs them is first used.
+Importing this package is cheap: NumPy, mpi4py and other dependencies are loaded on first use.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ __all__ = [
     "__version__",
 ]
 
-_HOME = {
+_MODULES = {
     "MLP": "nn.mlp",
     "SGD": "nn.optimizers",
     "Adam": "nn.optimizers",
@@ -63,10 +63,10 @@ register_single_rank(lambda: import_module("hybridnn.in_process.run").one_rank()
 
 
 def __getattr__(name: str) -> Any:
-    """Load a public name from its module when it is first used."""
-    if name not in _HOME:
+    """Import a public name from its module on first use."""
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    value = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
     globals()[name] = value
     return value
 

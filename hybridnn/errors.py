@@ -1,6 +1,6 @@
-"""Errors a user can cause; the command line prints them as one line and exits with code 2.
+"""Errors that a user can cause; the command line prints them as one line and exits with code 2.
 
-Anything that is not one of these is a defect of the program (or of the machine) and keeps its traceback.
+Any other exception is a defect of the program or of the machine, and keeps its traceback.
 """
 
 from __future__ import annotations
@@ -8,22 +8,25 @@ from __future__ import annotations
 from pathlib import Path
 
 INTERRUPTED = 130
-"""Exit code after an interrupt from the keyboard, as shells have it: 128 + SIGINT."""
+"""Exit code after an interrupt from the keyboard, as in shells: 128 + SIGINT."""
 
 MOST_CHARACTERS = 1000
-"""Of a value or a reason in a message: it may stem from a file, and be of any length."""
+"""Length of a value or a reason in a message: it may come from a file and be arbitrarily long."""
+
+
+def shorten(text: str, limit: int = MOST_CHARACTERS) -> str:
+    """`text`, cut to `limit` characters."""
+    return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 def one_line(text: str) -> str:
-    """Text of any origin as a part of one line that can be printed, cut where it is very long."""
+    """Arbitrary text as part of one printable line, cut to `MOST_CHARACTERS`."""
     text = " ".join(text.split())
-    if not text.isprintable():
-        text = repr(text)[1:-1]
-    return text if len(text) <= MOST_CHARACTERS else text[: MOST_CHARACTERS - 1] + "…"
+    return shorten(text if text.isprintable() else repr(text)[1:-1])
 
 
 class HybridnnError(Exception):
-    """Base of all errors that name a user's mistake in one line."""
+    """Base of all errors that describe a user's mistake in one line."""
 
     exit_code = 2
 
@@ -36,9 +39,9 @@ class SettingError(HybridnnError):
     setting : str
         The dotted name, for example ``"training.batch_size"``.
     value : object
-        What was given.
+        The refused value.
     allowed : str
-        What would have been accepted, in words.
+        What is accepted, as text.
     """
 
     def __init__(self, setting: str, value: object, allowed: str) -> None:
@@ -48,18 +51,16 @@ class SettingError(HybridnnError):
         self.allowed = allowed
 
     def in_file(self, path: Path | str) -> SettingError:
-        """The same error, whose message begins with the file that has the setting."""
+        """The same error with the file that has the setting at the beginning of its message."""
         self.args = (f"{path}: {self}",)
         return self
 
 
 def _shown(value: object) -> str:
-    """A value as it stands in a message; Python itself refuses to write very long integers."""
     try:
-        text = repr(value)
-    except (ValueError, RecursionError):
+        return shorten(repr(value))
+    except (ValueError, RecursionError):  # Python refuses to write very long integers
         return f"a very large {type(value).__name__}"
-    return text if len(text) <= MOST_CHARACTERS else text[: MOST_CHARACTERS - 1] + "…"
 
 
 class UnequalSettingError(SettingError):
@@ -68,9 +69,9 @@ class UnequalSettingError(SettingError):
     Parameters
     ----------
     setting : str
-        The dotted name of the first that differs.
+        The dotted name of the first setting that differs.
     difference : str
-        Names, ranks and values of all that is reported.
+        Names, ranks and values of all that are reported.
     """
 
     def __init__(self, setting: str, difference: str) -> None:
@@ -88,28 +89,28 @@ class GridError(HybridnnError):
     """The process grid does not fit the ranks or the model."""
 
 
-class EnvironmentProblem(HybridnnError):  # noqa: N818 - EnvironmentError is a name of Python's own
-    """Something outside the program is missing: an MPI library, a folder that can be written, a network."""
+class EnvironmentProblem(HybridnnError):  # noqa: N818 - EnvironmentError is a built-in name
+    """Something outside the program is missing: an MPI library, a writable folder, a network."""
 
 
 class NonFiniteLossError(HybridnnError):
-    """The loss became infinite or not a number, and the run was stopped before the step was applied."""
+    """The loss became infinite or NaN, and the run was stopped before the step was applied."""
 
     exit_code = 1
 
 
-class StoppedBySignal(HybridnnError):  # noqa: N818 - no mistake of anybody's
-    """A signal stopped the run; it wrote a checkpoint, from which it can go on.
+class StoppedBySignal(HybridnnError):  # noqa: N818 - not an error
+    """A signal stopped the run after it had written a checkpoint, from which it can be resumed.
 
     Parameters
     ----------
     message : str
     interrupted : bool
-        Whether the signal was an interrupt from the keyboard. The exit code is then 130, as shells have it, since a
-        script that starts a run again after exit code 75 must end with it.
+        Whether the signal was an interrupt from the keyboard. The exit code is then 130, as in shells: a script that
+        restarts a run after exit code 75 must end with it.
     """
 
-    exit_code = 75  # EX_TEMPFAIL: the same command will do better later
+    exit_code = 75  # EX_TEMPFAIL: the same command can succeed later
 
     def __init__(self, message: str, *, interrupted: bool = False) -> None:
         super().__init__(message)

@@ -1,6 +1,6 @@
-"""Errors that all ranks agree on: a user's mistake found by one rank is raised on every rank.
+"""Agreement of ranks: an error found by one rank is raised on all, and values are compared between ranks.
 
-Otherwise the rank that finds it would leave and the others would wait for it.
+Otherwise the rank that finds an error would leave, and the others would wait for it.
 """
 
 from __future__ import annotations
@@ -14,73 +14,66 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridnn.comm.group import Group
-from hybridnn.errors import HybridnnError
+from hybridnn.errors import HybridnnError, shorten
 from hybridnn.utils.text import name_ranks
 
 Result = TypeVar("Result")
 
 SHOWN_VALUES = 4
-"""Different values of one fact that a message shows."""
+"""Different values of one name in a message."""
 
 SHOWN_CHARACTERS = 120
-"""Of each of them."""
+"""Length of a value in a message."""
 
 
 def agree(group: Group, action: Callable[[], Result]) -> Result:
-    """Run `action` on every rank of `group`; if it fails on any with a user's mistake, raise that on all.
+    """Run `action` on every rank of `group`; if any rank raises a `HybridnnError`, raise it on all. Collective.
 
-    Collective over `group`; `action` itself must not communicate in a way that a failure would interrupt.
-
-    Parameters
-    ----------
-    group : Group
-        The ranks that must agree.
-    action : callable
-        What to do; ranks with nothing to do pass a function that does nothing.
+    `action` must not communicate in a way that a failure would interrupt.
 
     Returns
     -------
     object
-        What `action` returned on this rank.
+        The result of `action` on this rank.
 
     Raises
     ------
     HybridnnError
-        The failing rank's own error there; elsewhere one with its message, taken from the lowest failing rank.
+        On a failing rank its own error; elsewhere one with the message of the lowest failing rank.
     """
-    mine: HybridnnError | None = None
+    own_error: HybridnnError | None = None
     result: list[Result] = []
     try:
         result.append(action())
     except HybridnnError as error:
-        mine = error
-    # The highest number wins the maximum: the lowest failing rank, and 0 stands for none.
-    failing = np.array([0 if mine is None else group.size - group.rank], np.int64)
+        own_error = error
+    # The maximum is that of the lowest failing rank; 0 stands for none.
+    failing = np.array([0 if own_error is None else group.size - group.rank], np.int64)
     group.allreduce(failing, "max")
     if not failing[0]:
         return result[0]
-    message = broadcast_text(group, "" if mine is None else str(mine), group.size - int(failing[0]))
-    if mine is not None:
-        raise mine
+    message = broadcast_text(group, "" if own_error is None else str(own_error), group.size - int(failing[0]))
+    if own_error is not None:
+        raise own_error
     raise HybridnnError(message)
 
 
-def same_on_all(group: Group, numbers: NDArray[np.int64]) -> bool:
-    """Whether every rank of `group` has the same `numbers`; collective, and the same answer on every rank."""
-    extremes = np.concatenate([numbers, -numbers])
+def same_on_all(group: Group, values: NDArray[np.int64]) -> bool:
+    """Whether every rank of `group` has the same `values`; the same result on every rank. Collective."""
+    extremes = np.concatenate([values, -values])
     group.allreduce(extremes, "max")
-    return bool((extremes[: numbers.size] == -extremes[numbers.size :]).all())
+    return bool((extremes[: values.size] == -extremes[values.size :]).all())
 
 
 def same_text_on_all(group: Group, text: str) -> bool:
-    """Whether every rank of `group` has the same `text`; collective, and the same answer on every rank."""
-    fingerprint = int.from_bytes(hashlib.sha256(text.encode(errors="surrogatepass")).digest()[:7], "big")
-    return same_on_all(group, np.array([fingerprint], np.int64))
+    """Whether every rank of `group` has the same `text`; the same result on every rank. Collective."""
+    digest = int.from_bytes(hashlib.sha256(text.encode(errors="surrogatepass")).digest()[:7], "big")
+    return same_on_all(group, np.array([digest], np.int64))
 
 
 def broadcast_text(group: Group, text: str, root: int) -> str:
-    """The `text` of the rank `root`, on every rank of `group`; collective. Texts of other ranks are not looked at."""
-    # File names may hold bytes that are no UTF-8, which Python has as lone surrogates.
+    """The `text` of the rank `root`, on every rank of `group`. Collective; the text of other ranks is ignored."""
+    # File names may hold bytes that are not UTF-8, which Python represents by lone surrogates.
     encoded = np.frombuffer(text.encode(errors="surrogatepass"), np.uint8)
     length = np.array([encoded.size], np.int64)
     group.broadcast(length, root)
@@ -89,8 +82,8 @@ def broadcast_text(group: Group, text: str, root: int) -> str:
     return data.tobytes().decode(errors="surrogatepass")
 
 
-def texts_of_all(group: Group, text: str) -> list[str]:
-    """The `text` of every rank of `group`, in their order; collective."""
+def gather_texts(group: Group, text: str) -> list[str]:
+    """The `text` of every rank of `group`, in the order of the group. Collective."""
     encoded = np.frombuffer(text.encode(errors="replace"), np.uint8)
     lengths = np.zeros(group.size, np.int64)
     lengths[group.rank] = encoded.size
@@ -102,13 +95,13 @@ def texts_of_all(group: Group, text: str) -> list[str]:
 
 
 class UnequalValue(NamedTuple):
-    """A fact that is not the same on all ranks.
+    """A value that is not the same on all ranks.
 
     Attributes
     ----------
     name : str
     text : str
-        Its name, and which ranks have which values, those of the fewest ranks first.
+        The name, and the ranks that have each value, those of the fewest ranks first.
     """
 
     name: str
@@ -116,61 +109,56 @@ class UnequalValue(NamedTuple):
 
 
 def unequal_values(
-    group: Group, facts: Callable[[], Mapping[str, str]], details: Callable[[], Mapping[str, str]] = dict
+    group: Group, values: Callable[[], Mapping[str, str]], details: Callable[[], Mapping[str, str]] = dict
 ) -> list[UnequalValue]:
-    """Facts that are not the same on every rank of `group`; collective, and the same list on every rank.
+    """Values that are not the same on every rank of `group`; the same list on every rank. Collective.
 
-    One small all-reduce where they are all the same; the values travel only where they are not.
+    One small all-reduce if all are the same; the values are sent only if they are not.
 
     Parameters
     ----------
     group : Group
-        Named in texts by their places in the grid.
-    facts : callable
-        Makes this rank's values by name; not called in a group of one rank.
+        Its members are the ranks in the texts.
+    values : callable
+        Returns this rank's values by name; not called in a group of one rank.
     details : callable
-        Makes more of them where some differ, to say where; they are listed first.
+        Returns further values, which are compared only if some of `values` differ, and listed first.
 
     Returns
     -------
-    list of Unequal
-        In the order of the facts. Those that some ranks lack are left out where others tell the ranks apart.
+    list of UnequalValue
+        In the order of the values. Names that some ranks lack are left out if others differ.
     """
     if group.size == 1:
         return []
-    mine = dict(facts())
-    if same_text_on_all(group, json.dumps(mine, sort_keys=True)):
+    own = dict(values())
+    if same_text_on_all(group, json.dumps(own, sort_keys=True)):
         return []
-    tables = [json.loads(text) for text in texts_of_all(group, json.dumps({**details(), **mine}))]
+    tables = [json.loads(text) for text in gather_texts(group, json.dumps({**details(), **own}))]
     names = dict.fromkeys(name for table in tables for name in table)
     shared = [name for name in names if all(name in table for table in tables)]
-    return _unequal(group, tables, shared) or _unequal(group, tables, names)
+    return _compare(group, tables, shared) or _compare(group, tables, names)
 
 
-def _unequal(group: Group, tables: Sequence[Mapping[str, str]], names: Iterable[str]) -> list[UnequalValue]:
-    """Those of the named facts that the ranks of `group` have different values of."""
+def _compare(group: Group, tables: Sequence[Mapping[str, str]], names: Iterable[str]) -> list[UnequalValue]:
     found = []
     for name in names:
         ranks_with: dict[str, list[int]] = {}
         for rank, table in zip(group.members, tables, strict=True):
             ranks_with.setdefault(table.get(name, "none"), []).append(rank)
         if len(ranks_with) > 1:
-            found.append(UnequalValue(name, f"{name}: {_who_has_what(ranks_with)}"))
+            found.append(UnequalValue(name, f"{name}: {_list_values(ranks_with)}"))
     return found
 
 
-def _who_has_what(ranks_with: Mapping[str, list[int]]) -> str:
+def _list_values(ranks_with: Mapping[str, list[int]]) -> str:
     """``rank 2 has 0.1, ranks 0, 1 have 0.01``, from the ranks that have each value."""
     fewest_first = sorted(ranks_with.items(), key=lambda item: (len(item[1]), item[1]))
     left_out = len(fewest_first) - SHOWN_VALUES
     if left_out > 0:
         fewest_first[SHOWN_VALUES - 1 : -1] = []
     shown = [
-        f"{name_ranks(ranks)} {'has' if len(ranks) == 1 else 'have'} {_shortened(value)}"
+        f"{name_ranks(ranks)} {'has' if len(ranks) == 1 else 'have'} {shorten(value, SHOWN_CHARACTERS)}"
         for value, ranks in fewest_first
     ]
     return ", ".join(shown) + (f", and others have {left_out} more" if left_out > 0 else "")
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= SHOWN_CHARACTERS else f"{text[: SHOWN_CHARACTERS - 1]}…"

@@ -1,9 +1,9 @@
-"""Blocks of arrays in files that several ranks write and read at the same time.
+"""Files of arrays that several ranks write and read in blocks at the same time.
 
-Every rank writes its own block at its own offset with plain ``pwrite`` calls, not through MPI-IO. Measured with two
-ranks of Open MPI 5 and of MPICH 5 and 256 MB on ext4, that is no slower than a collective MPI-IO write. It may run in a
-thread beside the training, without MPI calls from two threads and without a processor that waits busily in a
-collective; and a full disk stays an ``OSError`` with its reason, where MPI-IO says "known error not in list".
+Every rank writes its own block at its own offset with ``pwrite``, not through MPI-IO. Measured with two ranks of Open
+MPI 5 and of MPICH 5 and 256 MB on ext4, that is no slower than a collective MPI-IO write. It can run in a thread during
+the training, without MPI calls from two threads and without busy waiting in a collective; and a full disk is an
+``OSError`` with its reason, where MPI-IO raises "known error not in list".
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from numpy.typing import NDArray
 from hybridnn.utils.files import open_regular
 
 CHUNK = 1 << 20
-"""Bytes read at a time for a digest: they stay in the processor's cache until they are hashed."""
+"""Bytes read at a time for a digest: they stay in cache until they are hashed."""
 
 
 @dataclass(frozen=True)
 class Rectangle:
-    """A block of a matrix in C order; a vector counts as a matrix of one column.
+    """A block of a matrix in C order; a vector is a matrix of one column.
 
     Attributes
     ----------
     shape : (int, int)
-        Of the whole matrix.
+        Of the matrix.
     rows, columns : slice
         The block.
     """
@@ -48,16 +48,16 @@ class Rectangle:
 
     @property
     def size(self) -> int:
-        """Numbers in the block."""
+        """Elements of the block."""
         return self.height * int(self.columns.stop - self.columns.start)
 
     @property
     def is_first(self) -> bool:
-        """Whether the first number of the matrix is in the block."""
+        """Whether the block has the first element of the matrix."""
         return self.size > 0 and self.rows.start == 0 and self.columns.start == 0
 
-    def runs(self, block: NDArray[Any]) -> Iterator[tuple[int, memoryview]]:
-        """Stretches of the file that are consecutive: their first byte, counted from the matrix, and their memory.
+    def spans(self, block: NDArray[Any]) -> Iterator[tuple[int, memoryview]]:
+        """The contiguous parts of the block in the file: first byte, from the start of the matrix, and memory.
 
         Parameters
         ----------
@@ -73,54 +73,52 @@ class Rectangle:
             yield first, memory
         else:
             row = len(memory) // self.height
-            for place in range(self.height):
-                yield first + place * width * itemsize, memory[place * row : (place + 1) * row]
+            for index in range(self.height):
+                yield first + index * width * itemsize, memory[index * row : (index + 1) * row]
 
 
-def write_rectangle(path: Path, block: NDArray[Any], where: Rectangle, header: bytes) -> None:
-    """Write a block to its place in an ``.npy`` file, which is made where there is none.
+def write_rectangle(path: Path, block: NDArray[Any], rectangle: Rectangle, header: bytes) -> None:
+    """Write a block of an ``.npy`` file, which is created if it does not exist.
 
-    The rank whose block holds the first number writes the header. It is on disk after `sync`.
+    The rank whose block has the first element writes the header. The data are on disk after `sync`.
 
     Parameters
     ----------
-    path : Path
     block : ndarray
-        In C order, of the block's shape.
-    where : Rectangle
+        In C order.
     header : bytes
-        Of the whole file, from `npy_header`.
+        From `npy_header`.
 
     Raises
     ------
     OSError
-        With ``ENOSPC`` where the disk is full.
+        With ``ENOSPC`` if the disk is full.
     """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
-        if where.is_first:
+        if rectangle.is_first:
             _write_all(descriptor, memoryview(header), 0)
-        for offset, memory in where.runs(block):
+        for offset, memory in rectangle.spans(block):
             _write_all(descriptor, memory, len(header) + offset)
     finally:
         os.close(descriptor)
 
 
-def read_rectangle(path: Path, block: NDArray[Any], where: Rectangle, offset: int) -> None:
-    """Fill `block` with its part of the matrix that begins at byte `offset` of a file.
+def read_rectangle(path: Path, block: NDArray[Any], rectangle: Rectangle, offset: int) -> None:
+    """Read a block of the matrix that begins at byte `offset` of a file into `block`.
 
     Raises
     ------
     OSError
-        If the file cannot be read, or ends too early.
+        If the file cannot be read, or is too short.
     """
     with open_regular(path) as file:
-        for start, memory in where.runs(block):
+        for start, memory in rectangle.spans(block):
             _read_all(file.fileno(), memory, offset + start, path)
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Write a small file; on disk on return."""
+    """Write a small file and sync it to disk."""
     with open(path, "wb") as file:
         file.write(data)
         file.flush()
@@ -128,12 +126,12 @@ def write_file(path: Path, data: bytes) -> None:
 
 
 def sync(path: Path) -> None:
-    """Return when what was written to a file, or the names in a folder, are on disk.
+    """Sync the data of a file, or the names in a folder, to disk.
 
     Raises
     ------
     OSError
-        Also for what an earlier write left to be done and could not be.
+        Also if an earlier write fails only now.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -143,7 +141,7 @@ def sync(path: Path) -> None:
 
 
 def npy_header(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
-    """What stands before the numbers in an ``.npy`` file of an array in C order."""
+    """Header of an ``.npy`` file of an array in C order."""
     stream = io.BytesIO()
     description = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(stream, description)
@@ -151,18 +149,18 @@ def npy_header(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
 
 
 def read_npy_header(file: BinaryIO) -> tuple[tuple[int, ...], np.dtype[Any], int]:
-    """Shape and dtype of the array in C order in an open ``.npy`` file, and the bytes before its first number.
+    """Shape and dtype of the array in an open ``.npy`` file, and the size of the header in bytes.
 
     Raises
     ------
     ValueError
-        If the file does not begin as `npy_header` would have it begin.
+        If the header is not as from `npy_header`.
     """
     if np.lib.format.read_magic(file) != (1, 0):
         raise ValueError("not an .npy file of version 1.0")
     try:
         shape, fortran_order, dtype = np.lib.format.read_array_header_1_0(file)
-    except Exception as error:  # it is parsed as Python, whose errors are of many kinds
+    except Exception as error:  # NumPy parses it as Python, which raises many kinds of errors
         raise ValueError(f"not the header of an .npy file: {error}") from error
     if fortran_order:
         raise ValueError("an array in Fortran order")
@@ -170,7 +168,7 @@ def read_npy_header(file: BinaryIO) -> tuple[tuple[int, ...], np.dtype[Any], int
 
 
 def file_sha256(path: Path) -> bytes:
-    """The SHA-256 digest of a file's bytes, read once."""
+    """SHA-256 digest of a file."""
     digest, buffer = hashlib.sha256(), memoryview(bytearray(CHUNK))
     with open_regular(path) as file:
         while count := file.readinto(buffer):
@@ -179,7 +177,7 @@ def file_sha256(path: Path) -> bytes:
 
 
 def _write_all(descriptor: int, memory: memoryview, offset: int) -> None:
-    # A call may write less than it was given: at most 2 GiB on Linux, and what still fits on a disk that is full.
+    # A call may write only a part: at most 2 GiB on Linux, and less on a disk that is almost full.
     while memory:
         written = os.pwrite(descriptor, memory, offset)
         memory, offset = memory[written:], offset + written

@@ -1,7 +1,7 @@
-"""Whether MPI sees as many ranks as the launcher started.
+"""Check of a launch: MPI must see as many ranks as the launcher started.
 
-A launcher and an MPI library that do not know each other give no error: each process believes that it is alone, and
-``srun`` with a wrong ``--mpi`` trains the same network N times, into one folder, and ends with exit code 0.
+A launcher and an MPI library that do not fit give no error: each process is alone, and ``srun`` with a wrong ``--mpi``
+trains the same network N times, into one folder, with exit code 0.
 
 ``python -m hybridnn.comm.launch_check RANKS NODES`` tries a launcher: its exit code is 0 if MPI sees that many ranks on
 that many nodes.
@@ -22,12 +22,12 @@ from hybridnn.utils.text import counted
 
 FIRST_MESSAGE_SECONDS = 0.25
 """Pause of Open MPI's ranks under srun before they send. One may leave the initialization of Open MPI 5 while another
-is still in it, and a message that comes so early ends that other one with a segmentation fault: once in some forty
-starts on busy nodes (reported as open-mpi/ompi#12495). Under mpirun it was not seen."""
+is still in it, and an early message ends that other one with a segmentation fault: once in some forty starts on busy
+nodes (open-mpi/ompi#12495). Not observed under mpirun."""
 
 
 def launch_problem(environment: Mapping[str, str], size: int, library: str) -> str | None:
-    """Say in one line what is wrong with a launch; None if nothing is.
+    """What is wrong with a launch, in one line; None if nothing is.
 
     Parameters
     ----------
@@ -43,20 +43,20 @@ def launch_problem(environment: Mapping[str, str], size: int, library: str) -> s
         return None
     seen = f"{launch.launcher} started {launch.ranks} processes, but MPI sees {counted(size, 'rank')}"
     if launch.by_srun:
-        right = f"srun --mpi={srun_option(library)}"
-        return f"{seen}: start {library} with {right} (srun --mpi=list shows what is there), or with its mpirun"
+        command = f"srun --mpi={srun_option(library)}"
+        return f"{seen}: start {library} with {command} (srun --mpi=list shows what is there), or with its mpirun"
     return f"{seen}: mpi4py uses {library}; start it with the mpirun of that library"
 
 
 def require_complete_launch() -> None:
-    """Refuse to go on where MPI does not see all the processes that this one was started with.
+    """Refuse to go on if MPI does not see all processes of the launch.
 
-    Called before the first message: it returns when all ranks may be taken to have left MPI's initialization.
+    To be called before the first message: on return, all ranks can be assumed to have left MPI's initialization.
 
     Raises
     ------
     EnvironmentProblem
-        On every process: they are alone, and cannot agree.
+        On every process: each is alone, so they cannot agree.
     """
     if is_in_process():
         return

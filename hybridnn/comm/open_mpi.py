@@ -1,7 +1,7 @@
-"""Settings of Open MPI for its ranks and its ``mpirun``; other MPI libraries ignore them.
+"""Settings of Open MPI, for its ranks and its ``mpirun``; other MPI libraries ignore them.
 
-All are environment variables, so that a value that is already set there stands over the one given here. Those of
-version 4 differ from those of version 5 in name; both are given.
+All are environment variables, so that a value which the user has set takes precedence. The names of versions 4 and 5
+differ; both are given.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ TRANSPORTS = {
 }
 
 YIELD = {"OMPI_MCA_mpi_yield_when_idle": "1"}
-"""Waiting ranks give up their core. ``mpirun`` sets it only where it counts more ranks than slots by itself."""
+"""Waiting ranks yield their core. ``mpirun`` sets it only if it counts more ranks than slots itself."""
 
 AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
@@ -23,7 +23,7 @@ OVERSUBSCRIBED = {
     "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
     "OMPI_MCA_rmaps_base_oversubscribe": "1",
 }
-"""More ranks than cores may be started, all of them on the first node."""
+"""More ranks than cores are allowed, all of them on the first node."""
 
 UNBOUND = {
     "PRTE_MCA_hwloc_default_binding_policy": "none",
@@ -32,15 +32,15 @@ UNBOUND = {
 
 
 def mpirun_settings(*, as_root: bool = True, oversubscribed: bool = True, bound: bool = False) -> dict[str, str]:
-    """Environment variables for ``mpirun``, which hands them on to its ranks.
+    """Environment variables for ``mpirun``, which passes them to its ranks.
 
     Parameters
     ----------
     as_root : bool
-        Whether the user is root, which ``mpirun`` otherwise refuses.
+        Whether the user is root, which ``mpirun`` refuses by default.
     oversubscribed : bool
-        Whether there are more ranks than cores, which ``mpirun`` otherwise refuses. Not for a job of several nodes: it
-        puts all ranks on the first.
+        Whether there are more ranks than cores, which ``mpirun`` refuses by default. Not for a job of several nodes:
+        all ranks are placed on the first.
     bound : bool
         Whether ``mpirun`` may bind each rank, with all its threads, to a core.
     """
@@ -53,17 +53,12 @@ def mpirun_settings(*, as_root: bool = True, oversubscribed: bool = True, bound:
 
 
 def set_rank_settings(environment: MutableMapping[str, str]) -> None:
-    """Set what a rank can set for itself before MPI is initialized, where the environment does not have it.
+    """Set what a rank can set for itself before MPI is initialized, unless the environment has it.
 
-    A rank that is bound to some cores cannot tell them from those of its job, so that waiting ranks yield where there
-    are more of them than the whole node has cores.
-
-    Parameters
-    ----------
-    environment : mutable mapping
-        Of the rank, as its launcher made it.
+    A rank that is bound to some cores cannot determine those of its job, so waiting ranks yield if there are more of
+    them than the whole node has cores.
     """
-    on_node = environment.get("OMPI_COMM_WORLD_LOCAL_SIZE", "")
-    crowded = on_node.isdigit() and int(on_node) > (os.cpu_count() or 1)
+    ranks_on_node = environment.get("OMPI_COMM_WORLD_LOCAL_SIZE", "")
+    crowded = ranks_on_node.isdigit() and int(ranks_on_node) > (os.cpu_count() or 1)
     for name, value in (TRANSPORTS | (YIELD if crowded else {})).items():
         environment.setdefault(name, value)

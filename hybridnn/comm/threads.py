@@ -1,10 +1,9 @@
-"""BLAS threads per rank: ranks x threads must not exceed the cores of a node, and small products get one.
+"""BLAS threads of a rank: ranks times threads do not exceed the cores of a node, and small products get one thread.
 
-OpenBLAS starts one thread per core in every process; four ranks on four cores would run sixteen threads, and each of
-them would be slower than one. Threads of a product wait for one another without giving up their cores: where other
-processes want these, a small product takes ten times longer with two threads than with one. The number follows from
-the network, the layout and the cores alone, not from the load or from a measurement, because the sums of a product, and
-so the last bits of a training, depend on it.
+OpenBLAS starts one thread per core in every process; four ranks on four cores would run sixteen threads, each slower
+than a single one. The threads of a product spin while they wait for one another: where other processes need the cores,
+a small product takes ten times longer with two threads than with one. The number follows from the network, the layout
+and the cores alone, not from the load or a measurement, because the rounding of a product depends on it.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ class BlasThreads:
     ----------
     count : int
     why : str
-        What settled it, in words.
+        The reason, as text.
     """
 
     count: int
@@ -40,36 +39,35 @@ class BlasThreads:
 
 
 def threads_for(ranks_on_node: int, cores_of_node: int, cores_of_rank: int) -> int:
-    """Threads each rank may use so that all ranks together fit the node, at least one."""
+    """Threads per rank with which all ranks together fit the node, at least one."""
     return max(1, min(cores_of_rank, cores_of_node // ranks_on_node))
 
 
 def cores_of_node(node_group: Group) -> int:
-    """Cores that the ranks of this rank's node may use, all together; collective over the node."""
-    mine = _my_cores()
-    cores = np.zeros(max(os.cpu_count() or 1, max(mine) + 1), np.uint8)
-    cores[list(mine)] = 1
+    """Number of cores that any rank of this node may use. Collective over the node."""
+    own = _own_cores()
+    cores = np.zeros(max(os.cpu_count() or 1, max(own) + 1), np.uint8)
+    cores[list(own)] = 1
     node_group.allreduce(cores, "max")
     return int(cores.sum())
 
 
 def limit_blas_threads(node_group: Group, multiply_adds: int = 0) -> BlasThreads:
-    """Settle the BLAS threads of this process; collective over the node.
+    """Set the number of BLAS threads of this process. Collective over the node.
 
-    A user's own setting (one of ``OPENBLAS_NUM_THREADS``, ``MKL_NUM_THREADS``, ``BLIS_NUM_THREADS``,
-    ``OMP_NUM_THREADS``) is left alone.
+    It is left alone if one of `THREAD_VARIABLES` is set in the environment.
 
     Parameters
     ----------
     node_group : Group
-        The ranks that share this rank's node.
+        The ranks on this rank's node.
     multiply_adds : int
-        Of the largest matrix product of this rank. Up to `LARGE_PRODUCT` one thread computes it; beyond, as many as
-        leave every rank of the node its own cores.
+        Of the largest matrix product of this rank. Up to `LARGE_PRODUCT` it gets one thread; above, as many as leave
+        every rank of the node its own cores.
     """
     from threadpoolctl import ThreadpoolController
 
-    cores, pools = cores_of_node(node_group), ThreadpoolController()  # which reads the list of loaded libraries
+    cores, pools = cores_of_node(node_group), ThreadpoolController()  # which lists the loaded libraries
     named = next((name for name in THREAD_VARIABLES if os.environ.get(name)), None)
     if named is not None:
         why = f"{named}={os.environ[named]}"
@@ -78,11 +76,11 @@ def limit_blas_threads(node_group: Group, multiply_adds: int = 0) -> BlasThreads
         why = "small products"
     else:
         ranks = node_group.size
-        pools.limit(limits=threads_for(ranks, cores, len(_my_cores())), user_api="blas")
+        pools.limit(limits=threads_for(ranks, cores, len(_own_cores())), user_api="blas")
         why = f"large products, {counted(cores, 'core')} for {counted(ranks, 'rank')}"
     count = max((pool["num_threads"] for pool in pools.info() if pool["user_api"] == "blas"), default=1)
     return BlasThreads(count, why)
 
 
-def _my_cores() -> set[int]:
+def _own_cores() -> set[int]:
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))

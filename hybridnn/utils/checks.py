@@ -1,4 +1,4 @@
-"""Checks of numbers that a user gives, with one message for all: the setting, the value, what is allowed."""
+"""Checks of values that a user gives; each error names the setting, the value and what is allowed."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from hybridnn.errors import SettingError
 
 
 def require_whole(name: str, value: object, least: int, below: int = 2**63) -> None:
-    """Refuse what is not a whole number from `least` up to, not including, `below`.
+    """Refuse a value that is not an integer with ``least <= value < below``.
 
     Raises
     ------
     SettingError
-        Naming the setting.
     """
     if not isinstance(value, Integral) or isinstance(value, bool) or not least <= int(value) < below:
         allowed = f", {least} or more" if below == 2**63 else f" from {least} to {below - 1:,}"
@@ -23,19 +22,18 @@ def require_whole(name: str, value: object, least: int, below: int = 2**63) -> N
 
 
 def require_number(name: str, value: object, least: float, most: float, allowed: str, *, open_ends: str = "") -> None:
-    """Refuse what is not a finite number between `least` and `most`.
+    """Refuse a value that is not a finite number from `least` to `most`.
 
     Parameters
     ----------
     allowed : str
-        The range in words, for the message.
+        The range as text, for the message.
     open_ends : str
-        ``"("`` where `least` itself is refused, ``")"`` where `most` is, ``"()"`` for both.
+        ``"("`` if `least` itself is refused, ``")"`` if `most` is, ``"()"`` for both.
 
     Raises
     ------
     SettingError
-        Naming the setting.
     """
     if isinstance(value, Real) and not isinstance(value, bool):
         number = float(value)
@@ -46,12 +44,11 @@ def require_number(name: str, value: object, least: float, most: float, allowed:
 
 
 def require_choice(name: str, value: object, choices: Iterable[str]) -> None:
-    """Refuse what is not one of `choices`.
+    """Refuse a value that is not one of `choices`.
 
     Raises
     ------
     SettingError
-        Listing them.
     """
     choices = list(choices)
     if value not in choices:

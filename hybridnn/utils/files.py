@@ -1,10 +1,7 @@
-"""Small files that the library reads: regular files only, of limited size, as bytes, text, JSON or TOML.
+"""Files: reading small ones within limits, parsing JSON and TOML, atomic writing, and ``.npz`` files of arrays.
 
-Everything that can be wrong with such a file is one `FileError`, whose message is one line that names the file.
-
-Files that appear whole or not at all, whatever ends the process that writes them.
-
-Reading and writing ``.npz`` files of plain arrays.
+Everything that is read may be damaged or hostile. Only regular files are opened, sizes are limited before memory is
+allocated, and every error is one line that names the file.
 """
 
 from __future__ import annotations
@@ -23,7 +20,6 @@ import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from io import BufferedReader
-from math import isfinite
 from pathlib import Path
 from typing import IO, Any, BinaryIO, TypeVar
 
@@ -40,29 +36,32 @@ else:
     import tomli as tomllib
 
 TOML_BYTES = 64 << 20
-"""Most bytes of settings; those of a run on a table of a million columns name them all, in 15 MB."""
+"""Size limit of settings; those of a run on a table of a million columns name them all, in 15 MB."""
 
 JSON_BYTES = 16 << 20
-"""Most bytes of a file that the library writes once: a manifest of some 60,000 arrays."""
+"""Size limit of a file that the library writes once: a manifest of some 60,000 arrays."""
 
 LINE_BYTES = 1 << 20
-"""Most bytes of one line of a file that may have any number of them."""
+"""Size limit of a line in a file of any number of lines."""
 
 MOST_NESTED = 100
-"""Levels of lists and tables; the parsers and everything that walks through their results are recursive."""
+"""Levels of lists and tables; the parsers and their callers are recursive."""
 
 MOST_DOTS = 10**7
-"""Sum over the lines of the square of their dots: tomllib takes quadratic time for keys of many parts."""
+"""Limit of the sum, over the lines, of the squared number of dots: tomllib is quadratic in the parts of a key."""
 
-WORD = 2**63
-"""Integers from here on are refused, as TOML has it: they are no counts, and many operations fail on them."""
+INTEGER_LIMIT = 2**63
+"""Integers must be below, as in TOML: many operations fail on larger ones."""
+
+DEFLATE_RATIO = 1032
+"""Most bytes that one compressed byte expands to."""
 
 Content = TypeVar("Content", str, bytes)
 Parsed = TypeVar("Parsed")
 
 
 class FileError(DataError):
-    """A file cannot be read, or is not what it should be.
+    """A file cannot be read, or has the wrong content.
 
     Parameters
     ----------
@@ -70,7 +69,7 @@ class FileError(DataError):
     reason : str
         What is wrong, without the name of the file.
     is_missing : bool
-        Whether there is no such file.
+        Whether the file does not exist.
     """
 
     def __init__(self, path: Path | str, reason: str, *, is_missing: bool = False) -> None:
@@ -80,8 +79,11 @@ class FileError(DataError):
         super().__init__(f"{shown_path(path)}: {self.reason}")
 
 
+# -- reading ----------------------------------------------------------------------------------------------------------
+
+
 def open_regular(path: Path | str) -> BufferedReader:
-    """Open a regular file, or a link to one, to read its bytes; returns at once for whatever else is there.
+    """Open a regular file, or a link to one, for reading bytes; never blocks on anything else.
 
     Raises
     ------
@@ -89,7 +91,7 @@ def open_regular(path: Path | str) -> BufferedReader:
         If it cannot be opened, or is a folder, a named pipe, a socket or a device.
     """
     try:
-        # Opening a named pipe would wait for its writer, and a terminal could become that of this process.
+        # Opening a named pipe would block, and a terminal could become the controlling one of this process.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     except ValueError as error:  # NUL in the name
         raise OSError(errno.EINVAL, str(error)) from None
@@ -103,31 +105,25 @@ def open_regular(path: Path | str) -> BufferedReader:
 
 
 def read_bytes(path: Path | str, most: int) -> bytes:
-    """The content of a regular file.
-
-    Parameters
-    ----------
-    path : Path or str
-    most : int
-        Bytes that it may have.
+    """The content of a regular file of at most `most` bytes.
 
     Raises
     ------
     FileError
-        If it cannot be read, or has more.
+        If it cannot be read, or is larger.
     """
     with _opened(path) as file:
-        found = os.fstat(file.fileno()).st_size
-        if found <= most:
+        size = os.fstat(file.fileno()).st_size
+        if size <= most:
             content = file.read(most + 1)
-            found = len(content)
-    if found > most:
+            size = len(content)
+    if size > most:
         raise FileError(path, f"cannot be read: larger than {most:,} bytes")
     return content
 
 
 def read_text(path: Path | str, most: int) -> str:
-    """The content of a regular file as text in UTF-8; parameters and errors as for `read_bytes`."""
+    """The content of a regular file as UTF-8 text; `most` and errors as for `read_bytes`."""
     try:
         return read_bytes(path, most).decode()
     except UnicodeDecodeError as error:
@@ -135,17 +131,17 @@ def read_text(path: Path | str, most: int) -> str:
 
 
 def read_json(path: Path | str, most: int = JSON_BYTES, *, finite: bool = True) -> Any:
-    """The value that a JSON file holds, as `parse_json` reads it; other parameters and errors as for `read_bytes`."""
-    return _parsed(path, "JSON", partial(parse_json, finite=finite), read_bytes(path, most))
+    """The value in a JSON file, by `parse_json`; `most` and errors as for `read_bytes`."""
+    return _parse(path, "JSON", partial(parse_json, finite=finite), read_bytes(path, most))
 
 
 def read_toml(path: Path | str) -> dict[str, Any]:
-    """The tables that a TOML file holds, as `parse_toml` reads it; errors as for `read_bytes`."""
-    return _parsed(path, "TOML", parse_toml, read_text(path, TOML_BYTES))
+    """The tables in a TOML file, by `parse_toml`; errors as for `read_bytes`."""
+    return _parse(path, "TOML", parse_toml, read_text(path, TOML_BYTES))
 
 
 def read_lines(path: Path | str) -> Iterator[bytes]:
-    """The lines of a regular file of any size, with their ends; one that is too long is cut, and is the last.
+    """The lines of a regular file of any size, with their ends; a line that is too long is cut and ends the iteration.
 
     Raises
     ------
@@ -160,45 +156,14 @@ def read_lines(path: Path | str) -> Iterator[bytes]:
 
 
 def read_tail(path: Path | str, most: int = LINE_BYTES) -> bytes:
-    """The last bytes of a regular file of any size, at most so many; errors as for `read_lines`."""
+    """At most the last `most` bytes of a regular file of any size; errors as for `read_lines`."""
     with _opened(path) as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - most))
         return file.read(most)
 
 
-def parse_json(text: str | bytes, *, finite: bool = True) -> Any:
-    """The value that JSON text holds.
-
-    Parameters
-    ----------
-    text : str or bytes
-    finite : bool
-        Whether numbers must be finite. Else infinities and NaN are read, in the form in which Python writes them.
-
-    Raises
-    ------
-    ValueError
-        If it is not JSON, is nested too deep, or has a number that is not allowed or an integer of more than 64 bits.
-    """
-    value = from_json(text, allow_inf_nan=not finite)
-    _require_plain(value, finite=finite)
-    return value
-
-
-def parse_toml(text: str) -> dict[str, Any]:
-    """The tables that TOML text holds; infinities and NaN are values of it. Errors as for `parse_json`."""
-    if sum(line.count(".") ** 2 for line in text.split("\n")) > MOST_DOTS:
-        raise ValueError("a line with too many dots")
-    try:
-        values = tomllib.loads(text)
-    except RecursionError:
-        raise ValueError("nested too deep") from None
-    _require_plain(values, finite=False)
-    return values
-
-
 def folder_names(path: Path) -> list[str]:
-    """Names in a folder, sorted; none where there is no such folder.
+    """Sorted names in a folder; empty if there is no such folder.
 
     Raises
     ------
@@ -227,15 +192,49 @@ def _reason_of(error: Exception) -> str:
     return getattr(error, "strerror", None) or str(error)
 
 
-def _parsed(path: Path | str, language: str, parse: Callable[[Content], Parsed], content: Content) -> Parsed:
+# -- JSON and TOML ----------------------------------------------------------------------------------------------------
+
+
+def parse_json(text: str | bytes, *, finite: bool = True) -> Any:
+    """The value of a JSON text.
+
+    Parameters
+    ----------
+    text : str or bytes
+    finite : bool
+        Whether to refuse infinities and NaN, which are accepted in Python's notation otherwise.
+
+    Raises
+    ------
+    ValueError
+        If it is not JSON, is nested too deep, or has a number that is not allowed or an integer of more than 64 bits.
+    """
+    value = from_json(text, allow_inf_nan=not finite)
+    _check_values(value, finite=finite)
+    return value
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """The tables of a TOML text, in which infinities and NaN are allowed. Errors as for `parse_json`."""
+    if sum(line.count(".") ** 2 for line in text.split("\n")) > MOST_DOTS:
+        raise ValueError("a line with too many dots")
+    try:
+        values = tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+    _check_values(values, finite=False)
+    return values
+
+
+def _parse(path: Path | str, language: str, parse: Callable[[Content], Parsed], content: Content) -> Parsed:
     try:
         return parse(content)
     except ValueError as error:
         raise FileError(path, f"is not valid {language}: {error}") from None
 
 
-def _require_plain(value: Any, *, finite: bool) -> None:
-    """Refuse what many operations on nested lists and tables fail on, level by level."""
+def _check_values(value: Any, *, finite: bool) -> None:
+    """Refuse deep nesting, large integers and, if `finite`, infinities and NaN; level by level, without recursion."""
     level, depth = [value], 0
     while level:
         if depth > MOST_NESTED:
@@ -246,117 +245,127 @@ def _require_plain(value: Any, *, finite: bool) -> None:
                 inner.extend(item.values())
             elif isinstance(item, list):
                 inner.extend(item)
-            elif isinstance(item, int) and not -WORD <= item < WORD:
+            elif isinstance(item, int) and not -INTEGER_LIMIT <= item < INTEGER_LIMIT:
                 raise ValueError("an integer of more than 64 bits")
-            elif finite and isinstance(item, float) and not isfinite(item):
+            elif finite and isinstance(item, float) and not math.isfinite(item):
                 raise ValueError("a number that is not finite")
         level, depth = inner, depth + 1
 
 
+# -- atomic writing ---------------------------------------------------------------------------------------------------
+
+
 def replace_atomically(path: Path, fill: Callable[[BinaryIO], object], *, exclusive: bool = True) -> None:
-    """Put a file in place of what there was; a crash or a full disk leaves that as it was.
+    """Replace a file by a new one; a crash or a full disk leaves the old one unchanged.
 
     Parameters
     ----------
     path : Path
     fill : callable
-        Writes into the open file it is given.
+        Writes the content into the open file that it is given.
     exclusive : bool
-        Whether nobody else writes the same file meanwhile. Then what a killed process left of it is written over.
+        Whether no other process or thread writes the same file at the same time. The partial file of a killed process
+        is overwritten then.
 
     Raises
     ------
     OSError
     """
     writer = "" if exclusive else f".{socket.gethostname()}.{os.getpid()}.{threading.get_ident()}"
-    partial = _partial(path, writer)
+    partial_file = _partial_path(path, writer)
     try:
-        partial.unlink(missing_ok=True)  # to open what is not a regular file could wait for ever
-        with open(partial, "wb") as file:
+        partial_file.unlink(missing_ok=True)  # opening one that is not a regular file could block
+        with open(partial_file, "wb") as file:
             fill(file)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(partial, path)
+        os.replace(partial_file, path)
     finally:
-        partial.unlink(missing_ok=True)
+        partial_file.unlink(missing_ok=True)
+
+
+def write_atomically(path: Path, content: str | bytes | Iterable[bytes]) -> None:
+    """Write a file by `replace_atomically`, and create its folder.
+
+    Raises
+    ------
+    EnvironmentProblem
+        If that fails.
+    """
+    if isinstance(content, str):
+        content = content.encode()
+    pieces = [content] if isinstance(content, bytes) else content
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_atomically(path, lambda file: file.writelines(pieces))
+    except (OSError, ValueError) as error:  # ValueError: NUL in the name
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise EnvironmentProblem(f"{shown_path(path)} cannot be written: {reason}") from error
 
 
 def discard_partial(path: Path) -> None:
-    """Remove what a killed process left of a file that nobody else writes, where it may not be written again.
+    """Remove the partial file of a killed process, for a file that may never be written again.
 
     Raises
     ------
     OSError
     """
-    _partial(path).unlink(missing_ok=True)
+    _partial_path(path).unlink(missing_ok=True)
 
 
-def _partial(path: Path, writer: str = "") -> Path:
+def _partial_path(path: Path, writer: str = "") -> Path:
     return path.with_name(f".{path.name}{writer}.partial")
 
 
-def write_atomically(path: Path, content: str | bytes | Iterable[bytes]) -> None:
-    """Write a file as `replace_atomically` does, and make its folder.
-
-    Raises
-    ------
-    EnvironmentProblem
-        If that cannot be done.
-    """
-    whole = content.encode() if isinstance(content, str) else content
-    pieces = [whole] if isinstance(whole, bytes) else whole
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        replace_atomically(path, lambda file: file.writelines(pieces))
-    except OSError as error:
-        raise EnvironmentProblem(f"{shown_path(path)} cannot be written: {error.strerror}") from error
-    except ValueError as error:  # NUL in the name
-        raise EnvironmentProblem(f"{shown_path(path)} cannot be written: {error}") from error
+# -- .npz -------------------------------------------------------------------------------------------------------------
 
 
-DEFLATE_RATIO = 1032
-"""Bytes that one compressed byte can stand for, at most."""
+def npz_bytes(arrays: Mapping[str, NDArray[Any]]) -> bytes:
+    """The ``.npz`` file of `arrays`."""
+    file = io.BytesIO()
+    np.savez(file, allow_pickle=False, **arrays)
+    return file.getvalue()
 
 
-def read_npz(path: Path | str, called: str | None = None) -> dict[str, NDArray[Any]]:
-    """Arrays of an ``.npz`` file by name; nothing is unpickled.
+def read_npz(path: Path | str, name: str | None = None) -> dict[str, NDArray[Any]]:
+    """Arrays of an ``.npz`` file by name, without pickles.
 
-    The sizes that the file claims are compared with those of its members and of the memory before any array is
+    The sizes that the headers claim are compared with those of the members and of the memory before any array is
     allocated.
 
     Parameters
     ----------
     path : Path or str
-    called : str, optional
-        What to call the file in errors; by default its path.
+    name : str, optional
+        Name of the file in errors; by default its path.
 
     Raises
     ------
     DataError
         If the file is missing, damaged, larger than the memory, or not an ``.npz`` of plain arrays.
     """
-    called = called or shown_path(path)
+    name = name or shown_path(path)
     try:
         with open_regular(path) as stream:
-            return _read(stream, called)
+            return _read_npz(stream, name)
     except FileNotFoundError:
-        raise DataError(f"{called}: there is no such file") from None
+        raise DataError(f"{name}: there is no such file") from None
     except OSError as error:
-        raise DataError(f"{called}: cannot read the file: {error.strerror or error}") from error
+        raise DataError(f"{name}: cannot read the file: {error.strerror or error}") from error
 
 
-def _read(stream: BinaryIO, called: str) -> dict[str, NDArray[Any]]:
+def _read_npz(stream: BinaryIO, name: str) -> dict[str, NDArray[Any]]:
     key = "the file"
     try:
-        if not zipfile.is_zipfile(stream):  # numpy.load would take other forms for an .npy file or a pickle
-            raise DataError(f"{called}: not an .npz file (numpy.savez writes them)")
+        if not zipfile.is_zipfile(stream):  # numpy.load would accept an .npy file or a pickle
+            raise DataError(f"{name}: not an .npz file (numpy.savez writes them)")
         arrays, size = {}, os.fstat(stream.fileno()).st_size
         with warnings.catch_warnings(), zipfile.ZipFile(stream) as archive:
-            warnings.simplefilter("ignore")  # of headers written by Python 2, and strange ones
+            warnings.simplefilter("ignore")  # about headers of Python 2, and unusual ones
             members = {member.filename.removesuffix(".npy"): member for member in archive.infolist()}
-            for key, member in members.items():  # noqa: B007 - named where it is refused
+            for key, member in members.items():  # noqa: B007 - for the error message
                 with archive.open(member) as file:
-                    _require_claim(file, member, size)
+                    _check_header(file, member, size)
             total, memory = sum(member.file_size for member in members.values()), _memory_bytes()
             if total > memory:
                 key = "the file"
@@ -367,19 +376,19 @@ def _read(stream: BinaryIO, called: str) -> dict[str, NDArray[Any]]:
         return arrays
     except DataError:
         raise
-    except Exception as error:  # zipfile and NumPy promise nothing of what damaged bytes raise
+    except Exception as error:  # zipfile and NumPy raise many kinds of errors on damaged bytes
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise DataError(f"{called}: cannot read {printable(key, 80)}: {reason[:200]}") from error
+        raise DataError(f"{name}: cannot read {printable(key, 80)}: {reason[:200]}") from error
 
 
-def _require_claim(file: IO[bytes], member: zipfile.ZipInfo, size: int) -> None:
-    """Refuse an array whose header does not agree with what its member can hold, in an archive of `size` bytes.
+def _check_header(file: IO[bytes], member: zipfile.ZipInfo, size: int) -> None:
+    """Refuse an array whose header does not fit the size of its member, in an archive of `size` bytes.
 
     Raises
     ------
     ValueError
     """
-    if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):  # others have no limit of expansion
+    if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):  # unlimited expansion
         raise ValueError(f"compressed by method {member.compress_type}; numpy.savez_compressed uses 8")
     version = np.lib.format.read_magic(file)
     if version == (1, 0):
@@ -400,10 +409,3 @@ def _require_claim(file: IO[bytes], member: zipfile.ZipInfo, size: int) -> None:
 def _memory_bytes() -> int:
     """Physical memory of this machine."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def npz_bytes(arrays: Mapping[str, NDArray[Any]]) -> bytes:
-    """The ``.npz`` file of `arrays`."""
-    file = io.BytesIO()
-    np.savez(file, allow_pickle=False, **arrays)
-    return file.getvalue()

@@ -1,4 +1,4 @@
-"""Programs that may crash or hang, as processes of their own."""
+"""Child processes with a time limit, for programs that may crash or hang."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ChildResult:
-    """How a child process ended.
+    """Result of a child process.
 
     Attributes
     ----------
     code : int
-        Its exit code, negative for a signal.
+        Exit code, negative for a signal.
     output, errors : str
-        What it wrote.
+        Standard output and standard error.
     timed_out : bool
-        Whether its time was over.
+        Whether it was killed at the time limit.
     """
 
     code: int
@@ -32,7 +32,7 @@ class ChildResult:
 
     @property
     def summary(self) -> str:
-        """The end in words."""
+        """How the process ended, as the end of a sentence."""
         if self.timed_out:
             return "did not end in time"
         if self.code < 0:
@@ -43,14 +43,14 @@ class ChildResult:
 
 
 def run_child(command: Sequence[str], seconds: float, environment: Mapping[str, str]) -> ChildResult:
-    """Run a command, and kill it with all that it started when its time is over.
+    """Run a command, and kill it with all processes that it started when `seconds` have passed.
 
     Raises
     ------
     OSError
         If it cannot be started.
     """
-    # Files, not pipes: what the child leaves behind could keep a pipe open for ever.
+    # Files, not pipes: processes that outlive the child could keep a pipe open forever.
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=dict(environment), start_new_session=True

@@ -1,7 +1,4 @@
-"""From pydantic's report of what is wrong to the one line that a user reads.
-
-The kinds of values that settings have, and what all their sections share.
-"""
+"""Base of the pydantic models of settings: types of values, frozen sections, and errors as one line."""
 
 from __future__ import annotations
 
@@ -40,7 +37,7 @@ ALLOWED = {
 
 
 class UnknownSettingError(SettingError):
-    """A section or key that does not exist; the message names the nearest one that does."""
+    """A section or key does not exist; the message names the most similar one."""
 
     def __init__(self, setting: str, value: object, hint: str) -> None:
         HybridnnError.__init__(self, f"unknown setting {one_line(setting)}; {hint}")
@@ -50,7 +47,7 @@ class UnknownSettingError(SettingError):
 
 
 class MissingSettingError(SettingError):
-    """A key without a default is not there."""
+    """A key without a default is missing."""
 
     def __init__(self, setting: str, hint: str = "") -> None:
         HybridnnError.__init__(self, f"{one_line(setting)} is missing{hint}")
@@ -60,19 +57,18 @@ class MissingSettingError(SettingError):
 
 
 def refused(key: str, value: object, allowed: str) -> PydanticCustomError:
-    """Error for validators that look at several keys; `key` is relative to the section that is checked."""
+    """Error for validators; `key` is relative to the section that is validated."""
     return PydanticCustomError(REFUSED, "{allowed}", {"key": key, "value": value, "allowed": allowed})
 
 
 def setting_error(error: ValidationError, known: Sequence[str]) -> SettingError:
-    """Return the first thing that is wrong, and the number of others.
+    """The first error of a validation, with the number of further ones.
 
     Parameters
     ----------
     error : ValidationError
-        Raised by the models of the settings.
     known : sequence of str
-        Dotted names of all sections and keys, for the nearest known name.
+        Dotted names of all sections and keys, for a suggestion.
     """
     first, *others = error.errors(include_url=False)
     more = f" (and {len(others)} more)" if others else ""
@@ -92,14 +88,14 @@ def setting_error(error: ValidationError, known: Sequence[str]) -> SettingError:
 
 
 def first_problem(error: ValidationError) -> str:
-    """The first thing that is wrong with data that are no settings, and its place in them, as one line."""
+    """The first error in data other than settings, with its location, as one line."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     where = ".".join(map(str, first["loc"]))
     return one_line(f"{where}: {first['msg']}" if where else first["msg"])
 
 
 def _plain(value: object) -> object:
-    """Models and tuples as they stand in a settings file."""
+    """Models and tuples as in a settings file."""
     dump = getattr(value, "model_dump", None)
     return dump(exclude_unset=True) if dump else list(value) if isinstance(value, tuple) else value
 
@@ -110,7 +106,7 @@ def _dotted(location: tuple[int | str, ...]) -> str:
 
 
 def _nearest(setting: str, known: Sequence[str]) -> str:
-    """Suggest a similar key of the section, else the same or a similar key of another one, else list the section's."""
+    """Suggest a similar key of the section, else the same or a similar key of another section; else list the keys."""
     section, _, key = setting.rpartition(".")
     siblings = {_key(name): name for name in known if name.rpartition(".")[0] == section}
     everywhere = {_key(name): name for name in reversed(known)}
@@ -125,18 +121,18 @@ def _key(name: str) -> str:
 
 
 def list_as_tuple(value: object) -> object:
-    """TOML has lists only; frozen settings hold tuples."""
+    """Convert the lists of TOML to tuples, for frozen settings."""
     return tuple(value) if isinstance(value, list) else value
 
 
 SECONDS = re.compile(r"(\d+(?:\.\d*)?) *s")
-"""Seconds as people write them."""
+"""Seconds in a settings file: ``90 s``."""
 
 
 def seconds_of(interval: int | str) -> float | None:
-    """The seconds of an `Interval`; None where it is a number of steps."""
-    found = SECONDS.fullmatch(interval) if isinstance(interval, str) else None
-    return float(found[1]) if found else None
+    """The seconds of an `Interval`; None if it is a number of steps."""
+    match = SECONDS.fullmatch(interval) if isinstance(interval, str) else None
+    return float(match[1]) if match else None
 
 
 def _steps_or_seconds(value: object) -> object:
@@ -166,22 +162,22 @@ Betas = Annotated[tuple[BelowOne, BelowOne], BeforeValidator(list_as_tuple)]
 
 
 class Section(BaseModel):
-    """Frozen, without unknown keys, and without silent conversion: ``epochs = "10"`` is refused."""
+    """A section of settings: frozen, without unknown keys or type conversion (``epochs = "10"`` is refused)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     def foreign_keys(self) -> frozenset[str]:
-        """Keys that mean nothing beside the section's other values; setting one of them is refused."""
+        """Keys that have no effect with the section's other values, and must not be set."""
         return frozenset()
 
     def require_no_foreign_key(self, beside: str) -> None:
-        """Refuse a key that was set and means nothing beside `beside`."""
+        """Refuse a key that was set and has no effect with `beside`."""
         for key in sorted(self.foreign_keys() & self.model_fields_set):
             raise refused(key, getattr(self, key), f"does not belong to {beside}")
 
 
 def by_dotted_name(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested mappings as one, with keys such as ``optimizer.lr``."""
+    """Flatten nested mappings to one, with keys such as ``optimizer.lr``."""
     flat: dict[str, Any] = {}
     for key, value in values.items():
         flat |= by_dotted_name(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}

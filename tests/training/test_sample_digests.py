@@ -129,7 +129,7 @@ def test_values_of_any_type_are_written_alike() -> None:
 def test_ranks_are_named_from_the_fewest_to_the_most(monkeypatch: pytest.MonkeyPatch) -> None:
     values = ["5", "5", "5", "6", "6", "7", "8", "9", "5", "x" * 200]
     monkeypatch.setattr(agreement, "same_text_on_all", lambda group, text: False)
-    monkeypatch.setattr(agreement, "texts_of_all", lambda group, text: [json.dumps({"a": text}) for text in values])
+    monkeypatch.setattr(agreement, "gather_texts", lambda group, text: [json.dumps({"a": text}) for text in values])
     group: Any = SimpleNamespace(size=10, members=range(10))
     (found,) = unequal_values(group, dict)
     assert found.text == "a: rank 5 has 7, rank 6 has 8, rank 7 has 9, ranks 0-2, 8 have 5, and others have 2 more"
