@@ -31,7 +31,7 @@ from hybridnn.cost.prediction.workload import Workload
 from hybridnn.pipeline.schedules.methods import METHODS
 from hybridnn.runs.step_timer import TrainingTimer
 from hybridnn.runs.workload import layout_of_plan
-from hybridnn.training.pipelining import Pipelining
+from hybridnn.training.config import Pipelining
 
 RESULTS = Path(__file__).parent / "results"
 

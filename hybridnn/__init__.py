@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from hybridnn.nn.mlp import MLP
     from hybridnn.nn.optimizers import SGD, Adam, AdamW
     from hybridnn.parallel.grid import ProcessGrid
+    from hybridnn.training.config import Pipelining
     from hybridnn.training.device import DeviceOptions
-    from hybridnn.training.pipelining import Pipelining
     from hybridnn.training.trainer import Trainer
 
 __all__ = [
@@ -52,7 +52,7 @@ _MODULES = {
     "WarmupLinear": "nn.learning_rates",
     "DeviceOptions": "training.device",
     "HybridnnError": "errors",
-    "Pipelining": "training.pipelining",
+    "Pipelining": "training.config",
     "ProcessGrid": "parallel.grid",
     "Trainer": "training.trainer",
 }

@@ -167,6 +167,13 @@ class RecordedTotals:
         )
 
 
+def _event(record: EventRecord) -> Event:
+    """The event of a record, with the instruction of a minibatch in one."""
+    event = Event._make(record)
+    about = event.about
+    return event._replace(about=about[0].of_minibatch(about[1])) if isinstance(about, tuple) else event
+
+
 class Recorder:
     """Keeps the last events, the totals of all events, and the call that the rank is in.
 
@@ -266,13 +273,13 @@ class Recorder:
     @property
     def events(self) -> tuple[Event, ...]:
         """The last events, oldest first."""
-        return tuple(map(Event._make, self._events))
+        return tuple(map(_event, self._events))
 
     def last_events(self, count: int) -> tuple[Event, ...]:
         """The last `count` events without unsuccessful tests, oldest first. Safe to call from any thread."""
         # deque.copy is atomic: the rank's own thread cannot append meanwhile.
         latest = reversed(self._events.copy())
-        events = (Event._make(record) for record in latest if not record[1].endswith(".test"))
+        events = (_event(record) for record in latest if not record[1].endswith(".test"))
         return tuple(islice(events, count))[::-1]
 
 

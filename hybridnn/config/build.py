@@ -9,14 +9,15 @@ from hybridnn.config.settings import (
     OptimizerSettings,
     ParallelSettings,
     ScheduleSettings,
+    Settings,
 )
 from hybridnn.datasets import Dataset, DatasetInfo, SyntheticSpec, describe_dataset, load_dataset, load_file
 from hybridnn.nn.learning_rates import Constant, Cosine, LearningRateSchedule, Step, WarmupLinear
 from hybridnn.nn.losses import resolve_loss
 from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import SGD, Adam, AdamW, Optimizer
+from hybridnn.training.config import Pipelining, TrainConfig
 from hybridnn.training.device import DeviceOptions
-from hybridnn.training.pipelining import Pipelining
 
 
 def load_data(settings: DataSettings) -> Dataset:
@@ -57,6 +58,29 @@ def make_model(settings: ModelSettings, features: int, outputs: int, task: str) 
     )
     resolve_loss(model, task)
     return model
+
+
+def make_train_config(settings: Settings, model: MLP) -> TrainConfig:
+    """Make the configuration of a training from the settings of a run and its network."""
+    training, parallel = settings.training, settings.parallel
+    return TrainConfig(
+        model,
+        make_optimizer(settings.optimizer),
+        make_schedule(settings.schedule),
+        batch_size=training.batch_size,
+        seed=training.seed,
+        dtype=training.dtype,
+        shuffle=training.shuffle,
+        clip_norm=training.clip_norm,
+        model_split=parallel.model_split,
+        overlap=parallel.overlap,
+        shared_replicas=parallel.shared_replicas,
+        wire_dtype=parallel.wire_dtype,
+        distribution=settings.data.distribution,
+        log_every=settings.output.log_every,
+        evaluate_every=training.evaluate_every,
+        pipelining=make_pipelining(parallel),
+    )
 
 
 def make_pipelining(settings: ParallelSettings) -> Pipelining:

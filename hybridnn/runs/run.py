@@ -18,9 +18,7 @@ from hybridnn.config.build import (
     load_data,
     make_device_options,
     make_model,
-    make_optimizer,
-    make_pipelining,
-    make_schedule,
+    make_train_config,
 )
 from hybridnn.config.settings import ParallelSettings, Settings
 from hybridnn.errors import EnvironmentProblem, HybridnnError
@@ -35,8 +33,8 @@ from hybridnn.runs.resume import data_identity, resume
 from hybridnn.runs.stop_signals import StopSignals
 from hybridnn.runs.trace.trace_file import write_trace
 from hybridnn.runs.workload import predicted_step
-from hybridnn.training.argument_checks import described, require_same_settings
 from hybridnn.training.device import TrainingDevice, settle_device
+from hybridnn.training.equal_settings import described, require_same_settings
 from hybridnn.training.records import EpochRecord, RunSummary
 from hybridnn.training.trainer import Trainer
 from hybridnn.utils.files import read_npz
@@ -214,27 +212,13 @@ def _make_grid(settings: Settings, comm: MPI.Intracomm | None) -> ProcessGrid:
 def _make_trainer(settings: Settings, grid: ProcessGrid, device: TrainingDevice, data: PlacedData) -> Trainer:
     weights_file = settings.model.init_from
     setting = f"model.init_from = {str(weights_file)!r}"
-    return Trainer(
-        make_model(settings.model, data.features, data.outputs, data.task),
-        make_optimizer(settings.optimizer),
+    model = make_model(settings.model, data.features, data.outputs, data.task)
+    return Trainer.from_config(
+        make_train_config(settings, model),
         grid=grid,
-        batch_size=settings.training.batch_size,
-        schedule=make_schedule(settings.schedule),
-        seed=settings.training.seed,
-        dtype=settings.training.dtype,
-        shuffle=settings.training.shuffle,
-        clip_norm=settings.training.clip_norm,
-        model_split=settings.parallel.model_split,
-        overlap=settings.parallel.overlap,
-        shared_replicas=settings.parallel.shared_replicas,
-        wire_dtype=settings.parallel.wire_dtype,
         device=device,
-        distribution=settings.data.distribution,
-        log_every=settings.output.log_every,
-        stall_seconds=settings.output.stall_seconds,
-        evaluate_every=settings.training.evaluate_every,
-        pipelining=make_pipelining(settings.parallel),
         initial_weights=None if weights_file is None else agree(grid.world, lambda: read_npz(weights_file, setting)),
+        stall_seconds=settings.output.stall_seconds,
     )
 
 

@@ -14,10 +14,10 @@ from hybridnn.cost.calibration.compute_steps import StepCase
 from hybridnn.nn.optimizers import SGD, Adam, Optimizer
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.pipeline.schedules.methods import METHODS
+from hybridnn.training.config import TrainConfig
 from hybridnn.training.data_split import make_part
-from hybridnn.training.engine import Engine
-from hybridnn.training.epoch import train_epoch
-from hybridnn.training.make_engine import make_engine
+from hybridnn.training.engine import Engine, make_engine
+from hybridnn.training.epoch import EpochHooks, train_epoch
 from hybridnn.training.pipelining import PipelinePlan
 
 RATE = 1e-9
@@ -74,8 +74,9 @@ class TrainingTimer:
 
         def train() -> None:
             batches = [generator.integers(samples, size=case.batch_size) for _ in range(STEPS)]
-            rates = [RATE] * STEPS
-            train_epoch(engine, self._grid, part, Progress(), batches, rates, STEPS + 1, lambda record: None)
+            minibatches = engine.loader.minibatches(part, batches, [RATE] * STEPS, first=engine.updates)
+            hooks = EpochHooks(lambda record: None, log_every=engine.updates + STEPS + 1)
+            train_epoch(engine, self._grid, part, minibatches, Progress(), hooks)
 
         train()  # warms up
         instructions = len(plan.training(1).orders[0])
@@ -84,20 +85,15 @@ class TrainingTimer:
 
     def _engine(self, case: StepCase, plan: PipelinePlan) -> Engine:
         optimizers: dict[str, Optimizer] = {"sgd": SGD(RATE, momentum=0.0), "momentum": SGD(RATE), "adam": Adam(RATE)}
-        engine = make_engine(
+        config = TrainConfig(
             case.model,
             optimizers[case.optimizer],
-            self._grid,
-            plan,
             batch_size=case.batch_size,
             dtype=case.dtype,
-            model_split="columns",
             overlap=False,
-            distribution="local",
-            clip_norm=None,
             shared_replicas=False,
-            keeps_gradients=True,  # so that the update is timed by itself
         )
+        engine = make_engine(config, self._grid, plan, fused_update=False)  # so that the update is timed by itself
         engine.arrays.initialize(0)
         return engine
 

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from hybridnn.comm.agreement import agree
-from hybridnn.config.build import describe_data, make_model, make_optimizer, make_pipelining
+from hybridnn.config.build import describe_data, make_model, make_optimizer, make_train_config
 from hybridnn.config.settings import OptimizerSettings, Settings, with_stages
 from hybridnn.cost.machine.file import find_machine, read_machine
 from hybridnn.cost.machine.machine import Machine
@@ -74,15 +74,7 @@ def layout_from_settings(settings: Settings, ranks: int, model: MLP, machine: Ma
     else:
         pipeline, batch, model_ranks = resolve_axes(ranks, parallel.pipeline, parallel.batch, parallel.model)
         stages = ((batch, model_ranks),) * pipeline
-    plan = plan_pipeline(
-        make_pipelining(parallel),
-        model,
-        len(stages),
-        batch_size=settings.training.batch_size,
-        optimizer=make_optimizer(settings.optimizer),
-        clip_norm=settings.training.clip_norm,
-        distribution=settings.data.distribution,
-    )
+    plan = plan_pipeline(make_train_config(settings, model), len(stages))
     layers = plan.layers
     if parallel.partition == "profile" and len(stages) > 1:
         if machine is None:

@@ -11,23 +11,25 @@ minibatches, being the same on all.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from time import perf_counter
+from typing import TYPE_CHECKING
 from weakref import finalize, ref
 
 import numpy as np
 
 from hybridnn.comm.group import Group
 from hybridnn.comm.recorder import capture_calls, replay_calls
-from hybridnn.kernels.backend import Array
 from hybridnn.nn.optimizers import Optimizer, OptimizerState
 from hybridnn.parallel.stage import Stage
-from hybridnn.pipeline.execution.executor import Executor
+from hybridnn.pipeline.execution.executor import Minibatch
 from hybridnn.training.data_split import DeviceSamples
-from hybridnn.training.loading import DeviceLoader
-from hybridnn.training.minibatch_losses import MinibatchLosses
-from hybridnn.training.work import TrainingWork
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 Replay = Callable[[], None]
 Record = Callable[[Callable[[], None]], Replay]
@@ -68,59 +70,34 @@ class CudaGraphSteps:
         # The transport, which must end recordings before what connects the ranks, keeps the mapping alive.
         finalize(self, self._replays.clear)
 
-    def train(
-        self,
-        executor: Executor,
-        loader: DeviceLoader,
-        sizes: Sequence[int],
-        loss_name: str,
-        rates: Callable[[int], float],
-        losses: MinibatchLosses,
-        reduced: Callable[[], None],
-        updated: Callable[[int], None],
-    ) -> Iterator[int]:
-        """One update on each minibatch; yields their numbers.
+    @contextmanager
+    def of_samples(self, samples: DeviceSamples) -> Iterator[Self]:
+        """Steps on these samples, whose learning rates and step numbers the device reads from its memory."""
+        if self._samples is None or self._samples() is not samples:
+            self.free()
+            self._samples = ref(samples)
+        self._state.device_scalars = self._scalars
+        try:
+            yield self
+        finally:
+            self._state.device_scalars = None
+
+    def step(self, minibatch: Minibatch, run: Callable[[Minibatch], None]) -> None:
+        """Train on a minibatch.
 
         Parameters
         ----------
-        executor : Executor
-            Of one minibatch.
-        loader : DeviceLoader
-            Knows which samples each of them has, and gathers them.
-        sizes : sequence of int
-            Samples of every minibatch.
-        loss_name, rates, losses, updated
-            As for `Engine.train`.
-        reduced : callable
-            Looks at the gradients, and changes them, before they are applied; recorded with the rest.
+        minibatch : Minibatch
+            Its samples are indices on the device.
+        run : callable
+            Launches the work of a step; captured with a minibatch whose indices lie in a fixed place.
         """
-        if self._samples is None or self._samples() is not loader.samples:
-            self.free()
-            self._samples = ref(loader.samples)
-        gather = _FixedLoader(self._indices, loader)
-        self._state.device_scalars = self._scalars
-        try:
-            for number, size in enumerate(sizes):
-                work = TrainingWork(
-                    gather,
-                    number,
-                    [size],
-                    loss_name,
-                    self._kernels,
-                    lambda _, number=number: rates(number),  # type: ignore[misc]
-                    lambda _: reduced(),
-                    lambda _: None,
-                )
-                self._kernels.copy(loader.indices(number), self._indices[:size])
-                self._kernels.write_scalars(self._scalars, self._optimizer.step_scalars(self._state, rates(number)))
-                start = perf_counter()
-                self._step(size, partial(executor.run, work))
-                self._group.recorder.end_compute("step", start)
-                losses.note(number, self._stage.replica.total_loss)
-                updated(number)
-                yield number
-        finally:
-            self._state.device_scalars = None
+        indices = self._indices[: minibatch.size]
+        self._kernels.copy(minibatch.samples, indices)
+        self._kernels.write_scalars(self._scalars, self._optimizer.step_scalars(self._state, minibatch.rate))
+        start = perf_counter()
+        self._replay(minibatch.size, partial(run, replace(minibatch, samples=indices)))
+        self._group.recorder.end_compute("step", start)
 
     def free(self) -> None:
         """Give up all recordings."""
@@ -128,7 +105,7 @@ class CudaGraphSteps:
         self._tried.clear()
         self._replays.clear()
 
-    def _step(self, size: int, run: Callable[[], None]) -> None:
+    def _replay(self, size: int, run: Callable[[], None]) -> None:
         """The first step of a size is run plainly, which allocates and compiles what it needs, the second recorded.
 
         Where the ranks are no longer connected, all are run plainly.
@@ -150,13 +127,3 @@ class CudaGraphSteps:
         calls = capture_calls(self._group.recorder, lambda: replays.append(self._record(run)))
         replays[0]()  # its calls are noted: while it was recorded nothing was computed
         return partial(replay_calls, self._group.recorder, calls, replays[0])
-
-
-class _FixedLoader:
-    """Gathers the samples whose numbers lie at one place."""
-
-    def __init__(self, indices: Array, loader: DeviceLoader) -> None:
-        self._indices, self._gather = indices, loader.gather
-
-    def load(self, minibatch: int, start: int, stop: int, x: Array | None, y: Array | None) -> None:
-        self._gather(self._indices, start, stop, x, y)

@@ -1,132 +1,116 @@
-"""The engine: this rank's layers and optimizer state, and what is done with minibatches, through the executor."""
+"""Engine: the layers and the optimizer state of one rank, trained and evaluated by executing schedules."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from math import isfinite, sqrt
+from math import ceil, isfinite, sqrt
 from typing import Any, NoReturn
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
 from hybridnn.comm.agreement import agree
-from hybridnn.errors import NonFiniteLossError
+from hybridnn.comm.partition import block_slice
+from hybridnn.errors import NonFiniteLossError, SettingError
 from hybridnn.kernels.backend import Kernels
 from hybridnn.kernels.numpy_backend import NUMPY
-from hybridnn.kernels.sixteen_bits import CompressedFormat
-from hybridnn.nn.losses import resolve_loss
-from hybridnn.nn.mlp import MLP
-from hybridnn.nn.optimizers import Optimizer
+from hybridnn.kernels.sixteen_bits import COMPRESSED_FORMATS
+from hybridnn.nn.losses import loss_gradient, resolve_loss
 from hybridnn.parallel.distribution import make_distributor
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.parallel.replicas.sharing import Sharing
 from hybridnn.parallel.stage import ReplicaConfig, Stage
+from hybridnn.parallel.workspace import StageArrays
 from hybridnn.pipeline.execution.chunk import Chunk, make_chunk
+from hybridnn.pipeline.execution.executor import Executor, Minibatch
+from hybridnn.pipeline.execution.program import make_program
+from hybridnn.training.config import TrainConfig
 from hybridnn.training.cuda_graphs import CudaGraphSteps, Record
-from hybridnn.training.data_split import DataSplit
+from hybridnn.training.data_split import DataSplit, minibatches
 from hybridnn.training.device_samples import DeviceSampleCache
-from hybridnn.training.executors import Executors
-from hybridnn.training.forward_passes import ForwardPasses, tell_from_last_stage
 from hybridnn.training.global_arrays import GlobalArrays
-from hybridnn.training.loading import DeviceLoader, make_loader
-from hybridnn.training.metrics import Metrics
-from hybridnn.training.minibatch_losses import MinibatchLosses
-from hybridnn.training.pipelining import PipelinePlan
-from hybridnn.training.replica_choice import shared_arrays, takes_products
+from hybridnn.training.loading import Loader
+from hybridnn.training.losses import MinibatchLosses, broadcast_from_last_stage
+from hybridnn.training.metrics import Metrics, MetricSums
+from hybridnn.training.pipelining import PipelinePlan, overlaps
+from hybridnn.training.replica_choice import settle_sharing, shared_arrays, uses_fused_update
 from hybridnn.training.stage_memory import StageMemory
-from hybridnn.training.work import TrainingWork
 
 Array = NDArray[Any]
-Indices = NDArray[np.int64]
+
+KEPT_EXECUTORS = 4
+"""Executors kept for later runs: of training, of evaluation, and of their last epochs where these are shorter."""
 
 
 class Engine:
-    """Weights, optimizer state and working memory of this rank, and what is done with minibatches.
+    """Weights, optimizer state and workspaces of this rank.
 
     Every method is collective over the grid.
 
     Parameters
     ----------
-    model : MLP
-    optimizer : Optimizer
+    config : TrainConfig
+        Checked.
     grid : ProcessGrid
     plan : PipelinePlan
-        Which layers this rank has, and the schedule.
-    batch_size : int
-        Most samples of a minibatch, over all ranks.
-    dtype : {"float32", "float64"}
-    model_split : {"columns", "alternating"}
-    overlap : bool
-    distribution : {"local", "scatter", "scatter-broadcast"}
-    clip_norm : float or None
-        As for `Trainer`.
-    sharing : Sharing, optional
+        Which layers this rank has, and the schedules.
+    sharing : Sharing or None
         Ranks that share one replica.
-    compression : CompressedFormat, optional
-        As for `ReplicaConfig`.
     kernels : Kernels
         Of the device that trains.
-    record : Record, optional
-        Records steps, to replay them; where all ranks are batch ranks.
-    keeps_gradients : bool
-        Keep gradients also where `takes_products` would do without.
+    record : callable, optional
+        Captures steps as CUDA graphs; where all ranks are batch ranks.
+    fused_update : bool
+        Fuse weight-gradient products with the update wherever `uses_fused_update` allows it.
 
     Attributes
     ----------
     stages : list of Stage
         Layers, parameters and gradients of this rank: one stage, or one per chunk.
     states : list of OptimizerState
-        What the optimizer remembers of each.
+    arrays : GlobalArrays
     samples : DeviceSampleCache
         On the device that trains.
-    evaluate, predict : callable
-        As of `ForwardPasses`.
+    loader : Loader
+    overlap : bool
+        Whether messages travel during the backward pass.
     """
 
     def __init__(
         self,
-        model: MLP,
-        optimizer: Optimizer,
+        config: TrainConfig,
         grid: ProcessGrid,
         plan: PipelinePlan,
-        *,
-        batch_size: int,
-        dtype: DTypeLike,
-        model_split: str,
-        overlap: bool,
-        distribution: str,
-        clip_norm: float | None,
-        sharing: Sharing | None = None,
-        compression: CompressedFormat | None = None,
+        sharing: Sharing | None,
         kernels: Kernels = NUMPY,
         record: Record | None = None,
-        keeps_gradients: bool = False,
+        *,
+        fused_update: bool = True,
     ) -> None:
-        self._kernels = kernels
-        kernels.compile(dtype)
-        self._model, self._optimizer, self._grid, self._plan = model, optimizer, grid, plan
-        self._batch_size, self._clip_norm, self._sharing = batch_size, clip_norm, sharing
-        self._distributor = make_distributor(grid, distribution)
-        layers = plan.layers_of(model, grid.pipeline_rank)
+        self._config, self._grid, self._plan, self._sharing, self._kernels = config, grid, plan, sharing, kernels
+        self.dtype: np.dtype[Any] = np.dtype(config.dtype)
+        kernels.compile(self.dtype)
+        self.overlap = overlaps(config.overlap, spans_nodes=grid.spans_nodes, on_host=kernels.on_host)
+        fused = fused_update and uses_fused_update(config, grid, plan, sharing, on_host=kernels.on_host)
         self._representatives = plan.representatives()
-        products = not keeps_gradients and takes_products(
-            model, optimizer, grid, plan, sharing, batch_size=batch_size, clip_norm=clip_norm, on_host=kernels.on_host
-        )
-        arrays = shared_arrays(optimizer, self._representatives[0], grid.pipeline_rank)
-        replica = ReplicaConfig(sharing, arrays, compression, products)
-        self.stages = [Stage(chunk, grid, model_split, np.dtype(dtype), overlap, kernels, replica) for chunk in layers]
-        self.states = [stage.replica.new_state(optimizer, stage.weights) for stage in self.stages]
-        self.arrays = GlobalArrays(model, grid, plan, self.stages)
-        self._executors = Executors(plan, grid, self._make_chunks)
-        self._recorded = (
-            None
-            if record is None
-            else CudaGraphSteps(record, self.stages[0], optimizer, self.states[0], batch_size, grid.batch_group)
-        )
+        arrays = shared_arrays(config.optimizer, self._representatives[0], grid.pipeline_rank)
+        replica = ReplicaConfig(sharing, arrays, COMPRESSED_FORMATS.get(config.wire_dtype), fused)
+        self.stages = [
+            Stage(layers, grid, config.model_split, self.dtype, self.overlap, kernels, replica)
+            for layers in plan.layers_of(config.model, grid.pipeline_rank)
+        ]
+        self.states = [stage.replica.new_state(config.optimizer, stage.weights) for stage in self.stages]
+        self.arrays = GlobalArrays(config.model, grid, plan, self.stages)
         self.samples = DeviceSampleCache(kernels, grid, self.dtype)
-        passes = ForwardPasses(model, grid, plan, self._executors, self._distributor, kernels, batch_size, self.dtype)
-        self.evaluate, self.predict = passes.evaluate, passes.predict
+        self.loader = Loader(make_distributor(grid, config.distribution), kernels, grid)
+        self._chunks: list[Chunk] = []
+        self._executors: dict[tuple[str | None, bool, int], Executor] = {}
+        self._graphs = None
+        if record is not None:
+            self._graphs = CudaGraphSteps(
+                record, self.stages[0], config.optimizer, self.states[0], config.batch_size, grid.batch_group
+            )
 
     @property
     def exact(self) -> bool:
@@ -138,104 +122,76 @@ class Engine:
         """Updates done so far."""
         return self.states[0].updates
 
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Of weights and activations."""
-        return self.stages[0].weights.dtype
+    # -- training ----------------------------------------------------------------------------------------------------
 
-    def new_losses(self, batches: Sequence[Indices], rates: Callable[[int], float]) -> MinibatchLosses:
-        """Room for the losses of the next minibatches, which it refuses where they are not finite."""
-        first, tell = self.updates, partial(tell_from_last_stage, self._grid)
+    def new_losses(self, minibatches: Sequence[Minibatch]) -> MinibatchLosses:
+        """Workspace for the losses of the next minibatches; it refuses losses that are not finite."""
+        return MinibatchLosses(self._kernels, self._grid, minibatches, self._stop)
 
-        def require_finite(number: int, loss: float) -> None:
-            if not isfinite(loss):
-                self._stop(f"the loss became {loss} in step {first + number + 1} at learning rate {rates(number):g}")
-
-        return MinibatchLosses(self._kernels, [len(batch) for batch in batches], tell, require_finite)
-
-    def train(
-        self,
-        part: DataSplit,
-        batches: Sequence[Indices],
-        rates: Callable[[int], float],
-        losses: MinibatchLosses,
-        updated: Callable[[int], None],
-    ) -> Iterator[int]:
-        """One update on each minibatch of an epoch; yields their numbers.
-
-        With an exact method a number comes out after its minibatch, else all of them when the pipeline is empty. By
-        then its loss, from before its update, is known, unless an exact method trains on a device: there it waits to
-        be fetched.
+    def train(self, split: DataSplit, minibatches: Sequence[Minibatch], losses: MinibatchLosses) -> Iterator[Minibatch]:
+        """Do one update on each minibatch.
 
         Parameters
         ----------
-        rates : callable
-            Learning rate by number of the minibatch.
+        split : DataSplit
+            That the minibatches are of.
+        minibatches : sequence of Minibatch
         losses : MinibatchLosses
-            New ones for these minibatches.
-        updated : callable
-            Called when this rank has updated on a minibatch, with its number.
+            Takes their losses, from before their updates.
+
+        Yields
+        ------
+        Minibatch
+            With an exact method after its update, else when its gradients are complete. With an exact method on the
+            CPU its loss has been fetched.
 
         Raises
         ------
         NonFiniteLossError
             On every rank alike; with an exact method on the CPU before anything is changed.
         """
-        classification, sizes = part.task == "classification", [len(batch) for batch in batches]
-        loss_name = resolve_loss(self._model, part.task)
-        loader = make_loader(part, batches, self._distributor, self._kernels, self._grid)
-        if self._recorded is not None and isinstance(loader, DeviceLoader):
-            yield from self._recorded.train(
-                self._executors.get(classification, trains=True, count=1),
-                loader,
-                sizes,
-                loss_name,
-                rates,
-                losses,
-                self._clip,
-                updated,
-            )
-            return
-        knows_at_once = self._plan.exact and self._kernels.on_host
+        executor = self._executor(split.task, True, 1 if self.exact else len(minibatches))
+        if not self.exact:
+            yield from self._gradients(executor, minibatches, losses)
+        elif self._graphs is not None and split.on_device is not None:
+            with self._graphs.of_samples(split.on_device) as graphs:
+                for minibatch in minibatches:
+                    graphs.step(minibatch, partial(self._train_on, executor))
+                    losses.note(minibatch, self.stages[-1].replica.total_loss)
+                    yield minibatch
+        else:
+            for minibatch in minibatches:
+                self._train_on(executor, minibatch, losses)
+                yield minibatch
 
-        def work(first: int, count: int) -> TrainingWork:
-            def reduced(number: int) -> None:
-                losses.note(first + number, self.stages[-1].replica.total_loss)
-                if knows_at_once:
-                    losses.fetch(first + number + 1)
-                self._clip()
+    def _train_on(self, executor: Executor, minibatch: Minibatch, losses: MinibatchLosses | None = None) -> None:
+        """Do one update, by an exact method."""
+        for _ in self._gradients(executor, [minibatch], losses):
+            pass
 
-            return TrainingWork(
-                loader,
-                first,
-                sizes[first : first + count],
-                loss_name,
-                self._kernels,
-                lambda number: rates(first + number),
-                reduced,
-                lambda number: updated(first + number),
-            )
-
-        if self._plan.exact:
-            executor = self._executors.get(classification, trains=True, count=1)
-            for number in range(len(batches)):
-                executor.run(work(number, 1))
-                yield number
-            return
-        self._executors.get(classification, trains=True, count=len(batches)).run(work(0, len(batches)))
-        losses.fetch(len(batches))
-        yield from range(len(batches))
+    def _gradients(
+        self, executor: Executor, minibatches: Sequence[Minibatch], losses: MinibatchLosses | None = None
+    ) -> Iterator[Minibatch]:
+        """Execute a training schedule; yields each minibatch when its gradients are complete and clipped."""
+        fetches = losses is not None and self.exact and self._kernels.on_host
+        for minibatch in executor.train(minibatches):
+            if losses is not None:
+                losses.note(minibatch, self.stages[-1].replica.total_loss)
+                if fetches:
+                    losses.fetch(len(losses.means) + 1)
+            self._clip()
+            yield minibatch
 
     def _clip(self) -> None:
-        """Scale the gradient down where its norm is above the limit; on a device nobody waits for the norm."""
-        if self._clip_norm is None:
+        """Scale the gradient down where its norm is above the limit; asynchronous on a device."""
+        if self._config.clip_norm is None:
             return
         norm = self.arrays.squared_gradient_norm()
         for stage in self.stages:
-            stage.replica.clip(norm, self._clip_norm)
+            stage.replica.clip(norm, self._config.clip_norm)
 
     def require_finite(self, test: Metrics | None) -> None:
-        """Refuse to go on with weights, or a test loss, that are not finite.
+        """Refuse weights, or a test loss, that are not finite.
 
         Raises
         ------
@@ -251,8 +207,110 @@ class Engine:
         """Global norm of the last gradient, every parameter counted once."""
         return sqrt(self._kernels.to_host(self.arrays.squared_gradient_norm())[0])
 
+    # -- forward passes ----------------------------------------------------------------------------------------------
+
+    def evaluate(self, split: DataSplit) -> Metrics:
+        """Loss and accuracy or R² on all samples of `split`; every sample counts once."""
+        grid, to_host, loss = self._grid, self._kernels.to_host, self._kernels.zeros((1,), self.dtype)
+        sums = MetricSums(self._config.model.sizes[-1], split.task == "classification")
+        compute_loss = self._loss(split.task)
+
+        def add(minibatch: Minibatch, arrays: StageArrays) -> None:
+            compute_loss(arrays, minibatch.size, loss)
+            sums.add(to_host(arrays.outputs), to_host(arrays.targets), float(to_host(loss)[0]))
+
+        batches = list(minibatches(np.arange(split.samples), self._forward_size))
+        loaded = self.loader.minibatches(split, batches, [0.0] * len(batches))
+        self._executor(split.task, False, len(batches)).forward(loaded, add)
+        if grid.pipeline == 1:
+            return sums.total(grid.batch_group)
+        is_last = grid.pipeline_rank == grid.pipeline - 1
+        totals = sums.total(grid.batch_group).to_array() if is_last else np.empty(4)
+        broadcast_from_last_stage(grid, totals)
+        return Metrics.from_array(totals)
+
+    def predict(self, x: Array) -> Array:
+        """Outputs for `x`, shape (samples, features) and the same on every rank; shape (samples, outputs)."""
+        outputs = np.zeros((len(x), self._config.model.sizes[-1]), self.dtype)
+        grid, kernels = self._grid, self._kernels
+
+        def own(rows: Array) -> Array:
+            return rows[block_slice(len(rows), grid.batch, grid.batch_rank)]
+
+        def load(rows: slice, start: int, stop: int, out: Array | None, targets: Array | None) -> None:
+            if out is not None:
+                kernels.put(np.ascontiguousarray(own(x[rows][start:stop]), out.dtype), out)
+
+        def take(minibatch: Minibatch, arrays: StageArrays) -> None:
+            own(outputs[minibatch.samples])[...] = kernels.to_host(arrays.outputs).T
+
+        starts = range(0, len(x), self._forward_size)
+        blocks = [slice(start, min(start + self._forward_size, len(x))) for start in starts]
+        batches = [Minibatch(i, rows.stop - rows.start, 0.0, rows, load) for i, rows in enumerate(blocks)]
+        if batches:
+            self._executor(None, False, len(batches)).forward(batches, take)
+        # Every sample was computed by one batch rank of the last stage; the others hold zeros.
+        grid.batch_group.allreduce(outputs)
+        broadcast_from_last_stage(grid, outputs)
+        return outputs
+
+    @property
+    def _forward_size(self) -> int:
+        """Samples that pass through the pipeline together, which the workspaces have memory for."""
+        return ceil(self._config.batch_size / self._plan.microbatches)
+
+    # -- executors and their memory ----------------------------------------------------------------------------------
+
+    def _executor(self, task: str | None, trains: bool, count: int) -> Executor:
+        """The executor of `count` minibatches, of training or of forward passes alone.
+
+        Parameters
+        ----------
+        task : {"classification", "regression"} or None
+            None where there are no targets.
+        """
+        key = task, trains, count
+        executor = self._executors.pop(key, None)
+        if executor is None:
+            chunks = self._chunks_for(task)
+            schedule = self._plan.training if trains else self._plan.evaluation
+            program = make_program(schedule, self._grid.pipeline_rank, self._plan.stages, count)
+            executor = Executor(program, self._grid, chunks, None if task is None else self._loss(task))
+        self._executors[key] = executor  # last: the first one has not been used for longest
+        if len(self._executors) > KEPT_EXECUTORS:
+            del self._executors[next(iter(self._executors))]
+        return executor
+
+    def _loss(self, task: str) -> Callable[[StageArrays, int, Array], None]:
+        """Computes a microbatch's loss and output gradient."""
+        kernels, name = self._kernels, resolve_loss(self._config.model, task)
+
+        def loss(arrays: StageArrays, size: int, total: Array) -> None:
+            outputs, targets, gradient = arrays.outputs, arrays.targets, arrays.output_gradient
+            loss_gradient(kernels, name, outputs, targets, arrays.columns, size, gradient, total)
+
+        return loss
+
+    def _chunks_for(self, task: str | None) -> list[Chunk]:
+        """This rank's chunks, with memory for the targets of a task."""
+        if not self._chunks:
+            make = partial(
+                make_chunk,
+                self._representatives,
+                self._grid,
+                optimizer=self._config.optimizer,
+                batch_size=self._config.batch_size,
+                synchronous=self._plan.synchronous_sends,
+            )
+            pairs = zip(self.stages, self.states, strict=True)
+            self._chunks = [make(index, stage, state=state) for index, (stage, state) in enumerate(pairs)]
+        if task is not None:
+            for chunk in self._chunks:
+                chunk.expect_targets(classification=task == "classification")
+        return self._chunks
+
     def restore(self, read: Callable[[], None]) -> None:
-        """Let `read` fill weights and states on the ranks that have to; a user's mistake on one is raised on all."""
+        """Let `read` fill weights and states on the ranks that hold them; a user's mistake on one is raised on all."""
         leads = all(stage.replica.is_leader for stage in self.stages)
         for stage in self.stages:
             stage.replica.publish()
@@ -261,39 +319,24 @@ class Engine:
             stage.replica.synchronize_state(state)
 
     def free(self) -> None:
-        """Give back the memory that ranks share, kept samples and recordings; nothing may be used afterwards."""
+        """Free shared memory, samples on the device and CUDA graphs; nothing may be used afterwards."""
         self.samples.free()
-        if self._recorded is not None:
-            self._recorded.free()
+        if self._graphs is not None:
+            self._graphs.free()
         if self._sharing is not None:
             self._sharing.memory.free()
 
     def memory(self, task: str) -> StageMemory:
         """Bytes on this rank, with all that training on data of `task` needs."""
-        return StageMemory.of(self.stages, self.states, self._executors.chunks_for(task == "classification"))
+        return StageMemory.of(self.stages, self.states, self._chunks_for(task))
 
     @property
     def memory_bytes(self) -> int:
         """Bytes allocated on this rank so far."""
-        return StageMemory.of(self.stages, self.states, self._executors.chunks).total
-
-    def _make_chunks(self) -> list[Chunk]:
-        return [
-            make_chunk(
-                self._representatives,
-                self._grid,
-                index,
-                stage,
-                self._optimizer,
-                state,
-                batch_size=self._batch_size,
-                synchronous=self._plan.synchronous_sends,
-            )
-            for index, (stage, state) in enumerate(zip(self.stages, self.states, strict=True))
-        ]
+        return StageMemory.of(self.stages, self.states, self._chunks).total
 
     def _stop(self, what: str) -> NoReturn:
-        for chunk in self._executors.chunks:
+        for chunk in self._chunks:
             chunk.finish()  # an exact method stops within its schedule, after the last message of the minibatch
         norms = np.sqrt(self.arrays.squared_norms([stage.weights for stage in self.stages]))
         layers = ", ".join(f"layer {index}: {norm:.3g}" for index, norm in enumerate(norms))
@@ -301,3 +344,39 @@ class Engine:
             f"{what}; norms of the weights: {layers}. "
             "Try a lower optimizer.lr, a training.clip_norm, or a warm-up; check the scale of the data"
         )
+
+
+def make_engine(
+    config: TrainConfig,
+    grid: ProcessGrid,
+    plan: PipelinePlan,
+    kernels: Kernels = NUMPY,
+    record: Record | None = None,
+    *,
+    fused_update: bool = True,
+) -> Engine:
+    """Make an `Engine`, with its errors raised alike on every rank; collective over the grid.
+
+    Parameters are those of `Engine`.
+
+    Raises
+    ------
+    SettingError
+        On every rank: its arrays do not fit the memory, ``shared_replicas`` is true and impossible, or gradients are to
+        be compressed between nodes in steps that are captured as CUDA graphs.
+    GridError
+        As for `settle_sharing`.
+    """
+    if config.wire_dtype != "same" and record is not None and grid.spans_nodes:
+        allowed = "the host rounds gradients, which a GPU's replayed steps leave out: 'same', or device.graphs = false"
+        raise SettingError("parallel.wire_dtype", config.wire_dtype, allowed)
+    sharing = settle_sharing(config, grid, plan, on_host=kernels.on_host)
+
+    def make() -> Engine:
+        try:
+            return Engine(config, grid, plan, sharing, kernels, record, fused_update=fused_update)
+        except MemoryError as error:
+            arrays = f"{config.model.parameters:,} parameters, their gradients and the optimizer's state"
+            raise SettingError("model.sizes", config.model.sizes, f"{arrays} do not fit this rank's memory") from error
+
+    return agree(grid.world, make)

@@ -12,10 +12,10 @@ from time import perf_counter
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hybridnn.checkpoints.manifest import Progress
 from hybridnn.parallel.grid import ProcessGrid
+from hybridnn.pipeline.execution.executor import Minibatch
 from hybridnn.pipeline.schedules.instructions import (
     Backward,
     Forward,
@@ -82,8 +82,29 @@ class StepPosition(NamedTuple):
 
 
 @dataclass(frozen=True)
+class EpochHooks:
+    """Functions that are called during an epoch.
+
+    Attributes
+    ----------
+    log : callable
+        Takes each record; with an asynchronous method, which fetches its losses at the end of the epoch, all of them
+        there.
+    log_every : int
+        Steps between two records.
+    stops : callable or None
+        Called on every rank after each step but the last; True leaves the epoch there. Only with an exact method, whose
+        pipeline is then empty.
+    """
+
+    log: Callable[[StepRecord], None]
+    log_every: int
+    stops: Callable[[StepPosition], bool] | None = None
+
+
+@dataclass(frozen=True)
 class EpochResult:
-    """What became of an epoch.
+    """Result of an epoch.
 
     Attributes
     ----------
@@ -106,63 +127,54 @@ class EpochResult:
 def train_epoch(
     engine: Engine,
     grid: ProcessGrid,
-    part: DataSplit,
+    split: DataSplit,
+    minibatches: Sequence[Minibatch],
     before: Progress,
-    batches: Sequence[NDArray[np.int64]],
-    rates: Sequence[float],
-    log_every: int,
-    logged: Callable[[StepRecord], None],
-    stops: Callable[[StepPosition], bool] | None = None,
+    hooks: EpochHooks,
 ) -> EpochResult:
     """Train on the minibatches of an epoch that are left, once each; collective.
 
     Parameters
     ----------
-    engine : Engine
-    grid : ProcessGrid
-    part : Part
+    split : DataSplit
+        That the minibatches are of.
+    minibatches : sequence of Minibatch
+        At least one.
     before : Progress
         How much of the epoch was done earlier.
-    batches : sequence of ndarray of int64
-        Samples of every minibatch that is left; one at least.
-    rates : sequence of float
-        Learning rates of their updates.
-    log_every : int
-        Steps between two records.
-    logged : callable
-        Takes each record; where an asynchronous method knows its losses late, all at the end.
-    stops : callable, optional
-        Asked on every rank after each step but the last whether to leave the epoch there; only with a method whose
-        pipeline is then empty.
+    hooks : EpochHooks
     """
-    first, start = engine.updates, perf_counter()
+    start = perf_counter()
     clock = StepClock(grid)
     whole, since_record = Meter(grid), Meter(grid)
-    losses = engine.new_losses(batches, rates.__getitem__)
+    losses = engine.new_losses(minibatches)
     done, unmarked, stopped = 0, 0, False
 
-    def updated(number: int) -> None:
-        nonlocal unmarked
-        unmarked += len(batches[number])
-        if (first + number + 1) % log_every == 0:
-            if engine.exact:  # the time of a device's work is not that of putting it in line
-                losses.fetch(number + 1)
+    def log(minibatch: Minibatch, loss: float) -> None:
+        speed = asdict(since_record.read())
+        hooks.log(StepRecord(minibatch.number + 1, before.epoch, loss, minibatch.rate, **speed))
+
+    for minibatch in engine.train(split, minibatches, losses):
+        done += 1
+        unmarked += minibatch.size
+        if (minibatch.number + 1) % hooks.log_every == 0:
+            if engine.exact:
+                losses.fetch(done)  # waits for the device, so that the mark is the end of the step
             since_record.mark(unmarked)
             unmarked = 0
-
-    for number in engine.train(part, batches, rates.__getitem__, losses, updated):
-        done, step = number + 1, first + number + 1
-        if step % log_every == 0:
-            logged(StepRecord(step, before.epoch, losses.means[number], rates[number], **asdict(since_record.read())))
-        if stops is not None and done < len(batches):
-            reached = StepPosition(step, before.minibatches + done, partial(losses.progress, before, done))
-            if stops(reached):
+            if engine.exact:
+                log(minibatch, losses.means[-1])
+        if hooks.stops is not None and done < len(minibatches):
+            position = minibatch.number + 1, before.minibatches + done, partial(losses.progress, before, done)
+            if hooks.stops(StepPosition(*position)):
                 stopped = True
                 break
     progress = losses.progress(before, done)
+    if not engine.exact:
+        for minibatch, loss in zip(minibatches, losses.means, strict=True):
+            if (minibatch.number + 1) % hooks.log_every == 0:
+                log(minibatch, loss)
     grid.recorder.end_phase("training", start, before.epoch)
     whole.mark(progress.samples - before.samples)
     clock.stop()
-    return EpochResult(
-        progress, stopped, whole.read(), clock.read(before.epoch, progress.minibatches - before.minibatches)
-    )
+    return EpochResult(progress, stopped, whole.read(), clock.read(before.epoch, done))

@@ -1,17 +1,15 @@
-"""How the samples of minibatches come to where they are computed on.
+"""Loading of minibatches: how their samples reach the arrays of a step.
 
-On the CPU they are read straight into the arrays of the step. A device has all samples, where they fit, and gathers
-those of a minibatch by their numbers, which were brought to it once per epoch: no step waits for the host. Where they
-do not fit, or come by MPI, the host reads each minibatch, at most two ahead of the device, which copies them over.
+On the CPU they are read straight into these arrays. A device has all samples, where they fit, and gathers those of a
+minibatch by their indices, which are copied to it once per epoch: no step waits for the host. Where they do not fit, or
+come by MPI, the host reads each minibatch, at most two ahead of the device, which copies them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
-from itertools import accumulate
-from typing import Protocol
+from itertools import accumulate, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,99 +18,92 @@ from hybridnn.comm.partition import block_slice
 from hybridnn.kernels.backend import Array, Kernels
 from hybridnn.parallel.distribution import Distributor
 from hybridnn.parallel.grid import ProcessGrid
+from hybridnn.pipeline.execution.executor import Minibatch
 from hybridnn.training.data_split import DataSplit, DeviceSamples
 
-Minibatches = Sequence[NDArray[np.int64]]
 
-
-class Loader(Protocol):
-    """Brings samples of minibatches."""
-
-    def load(self, minibatch: int, start: int, stop: int, x: Array | None, y: Array | None) -> None:
-        """Fill `x` or `y` with this rank's block of the samples `start` to `stop` of a minibatch."""
-        ...
-
-
-def make_loader(
-    part: DataSplit, minibatches: Minibatches, distributor: Distributor, kernels: Kernels, grid: ProcessGrid
-) -> Loader:
-    """The loader for the minibatches of a part.
+class Loader:
+    """Makes minibatches of the samples of a data split.
 
     Parameters
     ----------
-    part : Part
-    minibatches : sequence of ndarray of int64
-        Samples of every minibatch.
     distributor : Distributor
+        For samples that the host reads.
     kernels : Kernels
+        Of the device that trains.
     grid : ProcessGrid
     """
-    if part.on_device is not None:
-        return DeviceLoader(part.on_device, minibatches, kernels, grid)
-    host = _HostLoader(part, minibatches, distributor)
-    return host if kernels.on_host else _StagedLoader(host, kernels)
+
+    def __init__(self, distributor: Distributor, kernels: Kernels, grid: ProcessGrid) -> None:
+        self._distributor, self._kernels, self._grid = distributor, kernels, grid
+
+    def minibatches(
+        self, split: DataSplit, batches: Sequence[NDArray[np.int64]], rates: Sequence[float], first: int = 0
+    ) -> list[Minibatch]:
+        """Consecutive minibatches.
+
+        Parameters
+        ----------
+        split : DataSplit
+        batches : sequence of ndarray of int64
+            Indices of the samples of each one.
+        rates : sequence of float
+            Learning rates of the updates.
+        first : int
+            Number of the first one.
+        """
+        samples: Sequence[Array] = batches
+        if split.on_device is not None:
+            load = _GatherOnDevice(split.on_device, self._kernels, self._grid).load
+            order = self._kernels.to_device(np.concatenate(batches).astype(np.int64, copy=False))
+            ends = list(accumulate(map(len, batches), initial=0))
+            samples = [order[start:stop] for start, stop in pairwise(ends)]
+        elif self._kernels.on_host:
+            load = _ReadOnHost(split, self._distributor).load
+        else:
+            load = _ReadAndCopy(split, self._distributor, self._kernels).load
+        return [
+            Minibatch(number, len(batch), rate, indices, load)
+            for number, (batch, rate, indices) in enumerate(zip(batches, rates, samples, strict=True), first)
+        ]
 
 
-@dataclass(frozen=True)
-class _HostLoader:
-    """Samples are read where they are used."""
+class _ReadOnHost:
+    """The host reads samples into the arrays of the step."""
 
-    part: DataSplit
-    minibatches: Minibatches
-    distributor: Distributor
+    def __init__(self, split: DataSplit, distributor: Distributor) -> None:
+        self._rows, self._fetch = split.rows, distributor.fetch
 
-    def load(self, minibatch: int, start: int, stop: int, x: Array | None, y: Array | None) -> None:
-        self.distributor.fetch(self.part.rows, self.minibatches[minibatch][start:stop], x, y)
+    def load(self, indices: Array, start: int, stop: int, x: Array | None, y: Array | None) -> None:
+        self._fetch(self._rows, indices[start:stop], x, y)
 
 
-@dataclass(frozen=True)
-class _StagedLoader:
-    """The host reads samples into memory that the device copies from, while that computes."""
+class _ReadAndCopy(_ReadOnHost):
+    """The host reads samples into pinned memory, which the device copies from while it computes."""
 
-    host: _HostLoader
-    kernels: Kernels
+    def __init__(self, split: DataSplit, distributor: Distributor, kernels: Kernels) -> None:
+        super().__init__(split, distributor)
+        self._kernels = kernels
 
-    def load(self, minibatch: int, start: int, stop: int, x: Array | None, y: Array | None) -> None:
+    def load(self, indices: Array, start: int, stop: int, x: Array | None, y: Array | None) -> None:
         with ExitStack() as copied:
-            rooms = (None if array is None else copied.enter_context(self.kernels.filling(array)) for array in (x, y))
-            self.host.load(minibatch, start, stop, *rooms)
+            buffers = (
+                None if array is None else copied.enter_context(self._kernels.filling(array)) for array in (x, y)
+            )
+            super().load(indices, start, stop, *buffers)
 
 
-class DeviceLoader:
-    """The device gathers samples that it has.
+class _GatherOnDevice:
+    """The device gathers samples that it has, by indices that it has."""
 
-    Parameters
-    ----------
-    samples : DeviceSamples
-    minibatches : sequence of ndarray of int64
-        Samples of every minibatch.
-    kernels : Kernels
-    grid : ProcessGrid
+    def __init__(self, samples: DeviceSamples, kernels: Kernels, grid: ProcessGrid) -> None:
+        self._samples, self._kernels = samples, kernels
+        self._blocks, self._block = grid.batch, grid.batch_rank
 
-    Attributes
-    ----------
-    samples : DeviceSamples
-    """
-
-    def __init__(self, samples: DeviceSamples, minibatches: Minibatches, kernels: Kernels, grid: ProcessGrid) -> None:
-        self.samples, self._kernels = samples, kernels
-        self._parts, self._part = grid.batch, grid.batch_rank
-        self._order = kernels.to_device(np.concatenate(minibatches).astype(np.int64, copy=False))
-        self._firsts = list(accumulate(map(len, minibatches), initial=0))
-
-    def load(self, minibatch: int, start: int, stop: int, x: Array | None, y: Array | None) -> None:
-        """See `Loader.load`."""
-        self.gather(self.indices(minibatch), start, stop, x, y)
-
-    def indices(self, minibatch: int) -> Array:
-        """Numbers of the samples of a minibatch, of all ranks."""
-        return self._order[self._firsts[minibatch] : self._firsts[minibatch + 1]]
-
-    def gather(self, indices: Array, start: int, stop: int, x: Array | None, y: Array | None) -> None:
-        """As `load`, of a minibatch with the samples that `indices` tells."""
-        block = block_slice(stop - start, self._parts, self._part)
+    def load(self, indices: Array, start: int, stop: int, x: Array | None, y: Array | None) -> None:
+        block = block_slice(stop - start, self._blocks, self._block)
         own = indices[start + block.start : start + block.stop]
         if x is not None:
-            self._kernels.gather_rows(self.samples.x, own, x)
+            self._kernels.gather_rows(self._samples.x, own, x)
         if y is not None:
-            self._kernels.gather_rows(self.samples.y, own, y)
+            self._kernels.gather_rows(self._samples.y, own, y)

@@ -1,22 +1,16 @@
-"""How a model is cut into pipeline stages and by which method they are trained.
-
-``parallel.overlap``: whether messages travel while the backward pass computes.
-"""
+"""How a model is cut into pipeline stages, and by which method these are trained."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from math import ceil
-from typing import Any
 
 import numpy as np
 
 from hybridnn.comm.agreement import agree
 from hybridnn.errors import SettingError
 from hybridnn.nn.mlp import MLP, DenseLayer
-from hybridnn.nn.optimizers import Optimizer
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.pipeline.checks.lint import lint
 from hybridnn.pipeline.partition.layer_profile import time_layers
@@ -30,6 +24,7 @@ from hybridnn.pipeline.partition.stage_partition import (
 )
 from hybridnn.pipeline.schedules.methods import METHODS, Method, forward_only, make_schedule, too_few_stages
 from hybridnn.pipeline.schedules.schedule import Schedule
+from hybridnn.training.config import Pipelining, TrainConfig
 from hybridnn.utils.checks import require_choice, require_whole
 
 
@@ -56,41 +51,6 @@ WEIGHT_GRADS = ("auto", "merged", "per-microbatch")
 
 MICROBATCHES_PER_STAGE = 4
 """Microbatches per stage by default: from here on the bubble of a flushed pipeline is small beside its work."""
-
-
-@dataclass(frozen=True)
-class Pipelining:
-    """Settings of a pipeline.
-
-    On a grid of one stage exact methods all train alike, as one process does, and the other settings mean nothing;
-    asynchronous methods are refused there.
-
-    Attributes
-    ----------
-    method : str
-        One of ``hybridnn.pipeline.schedules.methods.METHODS``.
-    microbatches : int or None
-        Parts of a minibatch; None: four per stage, where the method cuts minibatches and there are enough samples.
-    chunks : int or None
-        Parts of the layers on every rank; None: 2 for ``interleaved``, else 1.
-    partition : "uniform", "profile", or sequence of int
-        How many layers each stage has (each chunk of each stage, in the order of the layers).
-    vertical_sync : bool
-        ``pipedream``: every stage reads the version that the first one read.
-    weight_grad : {"auto", "merged", "per-microbatch"}
-        Weight gradients as one product over all microbatches, or one by one; ``auto`` merges where the method does not
-        place them itself.
-    synchronous_sends : bool
-        Every send waits until its receiver has begun to receive; for tests.
-    """
-
-    method: str = "1f1b"
-    microbatches: int | None = None
-    chunks: int | None = None
-    partition: str | Sequence[int] = "uniform"
-    vertical_sync: bool = False
-    weight_grad: str = "auto"
-    synchronous_sends: bool = False
 
 
 @dataclass(frozen=True)
@@ -158,17 +118,8 @@ class PipelinePlan:
         return [model.layers[ends[place] : ends[place + 1]] for place in virtual]
 
 
-def plan_pipeline(
-    pipelining: Pipelining,
-    model: MLP,
-    stages: int,
-    *,
-    batch_size: int,
-    optimizer: Optimizer,
-    clip_norm: float | None,
-    distribution: str,
-) -> PipelinePlan:
-    """Settle what `pipelining` leaves open, and refuse what does not go together.
+def plan_pipeline(config: TrainConfig, stages: int) -> PipelinePlan:
+    """Determine what the configuration of a pipeline leaves open, and refuse what does not go together.
 
     One stage has nothing to pipeline: minibatches go through whole with any exact method, and others are refused.
     ``profile`` partitions are uniform here, as layers have to be timed for them.
@@ -178,11 +129,12 @@ def plan_pipeline(
     SettingError
         Naming the setting.
     """
+    pipelining, layers = config.pipelining, len(config.model.layers)
     require_choice("parallel.weight_grad", pipelining.weight_grad, WEIGHT_GRADS)
     if isinstance(pipelining.partition, str):
         require_choice("parallel.partition", pipelining.partition, PARTITIONS)
     chunks = _chunks(pipelining)
-    microbatches = _microbatches(pipelining, stages, batch_size)
+    microbatches = _microbatches(pipelining, stages, config.batch_size)
     merges = pipelining.weight_grad == "merged"
     schedule = make_schedule(  # refuses what the method cannot do
         pipelining.method,
@@ -195,8 +147,8 @@ def plan_pipeline(
         messages=False,
     )
     method = METHODS[schedule.method]
-    _require_agreement(method, stages, optimizer, clip_norm, distribution)
-    _require_layers(len(model.layers), stages, schedule.chunks)
+    _require_agreement(method, stages, config)
+    _require_layers(layers, stages, schedule.chunks)
     if stages == 1 and not method.exact:
         raise too_few_stages(method.name)
     if stages == 1:
@@ -209,12 +161,12 @@ def plan_pipeline(
         merges=(merges or pipelining.weight_grad == "auto") and not method.placed_weight_gradients,
         vertical_sync=pipelining.vertical_sync and stages > 1,
         synchronous_sends=pipelining.synchronous_sends,
-        layers=uniform_partition(len(model.layers), stages * chunks),
+        layers=uniform_partition(layers, stages * chunks),
     )
     if isinstance(pipelining.partition, str):
         return plan
     counts = tuple(pipelining.partition)
-    check_partition(counts, len(model.layers), stages * chunks)
+    check_partition(counts, layers, stages * chunks)
     return replace(plan, layers=counts)
 
 
@@ -245,65 +197,43 @@ def _microbatches(pipelining: Pipelining, stages: int, batch_size: int) -> int:
     return stages * max(1, min(MICROBATCHES_PER_STAGE, batch_size // stages))
 
 
-def _require_agreement(
-    method: Method, stages: int, optimizer: Optimizer, clip_norm: float | None, distribution: str
-) -> None:
-    if method.predicts and not optimizer.slot_names:
+def _require_agreement(method: Method, stages: int, config: TrainConfig) -> None:
+    if method.predicts and not config.optimizer.slot_names:
         raise SettingError("optimizer.momentum", 0.0, f"above 0 with {method.name}, which predicts weights from it")
     if stages == 1:
         return
-    if clip_norm is not None and not method.exact:
+    if config.clip_norm is not None and not method.exact:
         exact = ", ".join(name for name, other in METHODS.items() if other.exact)
         why = "knows a minibatch's global norm only when its last stage has long updated; methods that clip"
-        raise SettingError("training.clip_norm", clip_norm, f"{method.name} {why}: {exact}")
-    if distribution != "local":
-        raise SettingError("data.distribution", distribution, "local with a pipeline: its first and last stage read")
+        raise SettingError("training.clip_norm", config.clip_norm, f"{method.name} {why}: {exact}")
+    if config.distribution != "local":
+        raise SettingError(
+            "data.distribution", config.distribution, "local with a pipeline: its first and last stage read"
+        )
 
 
-def settle_pipeline(
-    pipelining: Pipelining,
-    model: MLP,
-    grid: ProcessGrid,
-    *,
-    batch_size: int,
-    dtype: np.dtype[Any],
-    optimizer: Optimizer,
-    clip_norm: float | None,
-    distribution: str,
-) -> PipelinePlan:
-    """Settle a pipeline on all ranks alike; collective. The parameters are those of `Trainer`, the same on all ranks.
+def settle_pipeline(config: TrainConfig, grid: ProcessGrid) -> PipelinePlan:
+    """Plan the pipeline on all ranks alike; collective.
 
-    Message sizes follow from what is settled here, so that no message has to announce its own.
+    Message sizes follow from the plan, so that no message has to announce its own.
 
     Raises
     ------
     SettingError
         On every rank: a setting is not allowed.
     """
-    plan = agree(
-        grid.world,
-        lambda: plan_pipeline(
-            pipelining,
-            model,
-            grid.pipeline,
-            batch_size=batch_size,
-            optimizer=optimizer,
-            clip_norm=clip_norm,
-            distribution=distribution,
-        ),
-    )
-    return plan if pipelining.partition != "profile" else _with_profiled_layers(plan, model, grid, batch_size, dtype)
+    plan = agree(grid.world, lambda: plan_pipeline(config, grid.pipeline))
+    return plan if config.pipelining.partition != "profile" else _with_profiled_layers(plan, config, grid)
 
 
-def _with_profiled_layers(
-    plan: PipelinePlan, model: MLP, grid: ProcessGrid, batch_size: int, dtype: np.dtype[Any]
-) -> PipelinePlan:
+def _with_profiled_layers(plan: PipelinePlan, config: TrainConfig, grid: ProcessGrid) -> PipelinePlan:
     """Cut the layers so that the slowest stage or message is as fast as possible, by times on rank 0; collective.
 
     A stage's layers are timed with the samples of a microbatch that one of its ranks gets, and take one part of that
     time for each of its model ranks. Messages take what is usual inside a node.
     """
-    samples = ceil(batch_size / plan.microbatches)
+    model, dtype = config.model, np.dtype(config.dtype)
+    samples = ceil(config.batch_size / plan.microbatches)
 
     def measure() -> tuple[int, ...]:
         profiles = {parts: time_layers(model, ceil(samples / parts), dtype) for parts in {b for b, _ in grid.stages}}

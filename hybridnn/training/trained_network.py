@@ -11,11 +11,10 @@ from numpy.typing import NDArray
 
 from hybridnn.comm.agreement import agree
 from hybridnn.nn.losses import resolve_loss
-from hybridnn.nn.mlp import MLP
-from hybridnn.nn.optimizers import Optimizer
 from hybridnn.nn.parameters import check_weights, parameter_shapes
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.parallel.replicas.replica import PrivateReplica
+from hybridnn.training.config import TrainConfig
 from hybridnn.training.data_split import DataSplit, as_samples, holds_validation, make_part
 from hybridnn.training.engine import Engine
 from hybridnn.training.metrics import Metrics
@@ -31,17 +30,14 @@ class TrainedNetwork:
 
     Parameters
     ----------
-    model : MLP
-    optimizer : Optimizer
+    config : TrainConfig
     grid : ProcessGrid
-    distribution : {"local", "scatter", "scatter-broadcast"}
-        How samples reach the ranks.
     engine : Engine
     """
 
-    def __init__(self, model: MLP, optimizer: Optimizer, grid: ProcessGrid, distribution: str, engine: Engine) -> None:
-        self.model, self.optimizer, self.grid = model, optimizer, grid
-        self._distribution, self._engine = distribution, engine
+    def __init__(self, config: TrainConfig, grid: ProcessGrid, engine: Engine) -> None:
+        self.model, self.optimizer, self.grid = config.model, config.optimizer, grid
+        self._distribution, self._engine = config.distribution, engine
 
     def evaluate(self, x: Any, y: Array | None = None) -> Metrics:
         """Loss and accuracy or R² on samples; every sample counts once.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from math import ceil
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -20,21 +20,19 @@ from hybridnn.nn.learning_rates import Constant, LearningRateSchedule
 from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import SGD, Optimizer
 from hybridnn.parallel.grid import ProcessGrid
-from hybridnn.training.argument_checks import (
-    check_trainer_settings,
-    require_same_rates,
-    require_same_settings,
-    software,
-    trainer_facts,
-)
+from hybridnn.training.config import Pipelining, TrainConfig
 from hybridnn.training.data_split import DataSplit, epoch_order, minibatches
 from hybridnn.training.device import DeviceOptions, TrainingDevice, settle_device
-from hybridnn.training.epoch import StepPosition, train_epoch
-from hybridnn.training.make_engine import make_engine
-from hybridnn.training.pipelining import Pipelining, overlaps, settle_pipeline
+from hybridnn.training.engine import make_engine
+from hybridnn.training.epoch import EpochHooks, StepPosition, train_epoch
+from hybridnn.training.equal_settings import require_same_rates, require_same_settings, software, trainer_facts
+from hybridnn.training.pipelining import settle_pipeline
 from hybridnn.training.records import EpochRecord, History, StepRecord
 from hybridnn.training.trained_network import Array, TrainedNetwork
 from hybridnn.utils.checks import require_number, require_whole
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class Trainer(TrainedNetwork):
@@ -129,68 +127,69 @@ class Trainer(TrainedNetwork):
         initial_weights: Mapping[str, Array] | None = None,
         stall_seconds: float = 60.0,
     ) -> None:
-        optimizer = optimizer if optimizer is not None else SGD()
+        config = TrainConfig(
+            model,
+            optimizer if optimizer is not None else SGD(),
+            schedule if schedule is not None else Constant(),
+            batch_size=batch_size,
+            seed=seed,
+            dtype=dtype,
+            shuffle=shuffle,
+            clip_norm=clip_norm,
+            model_split=model_split,
+            overlap=overlap,
+            shared_replicas=shared_replicas,
+            wire_dtype=wire_dtype,
+            distribution=distribution,
+            log_every=log_every,
+            evaluate_every=evaluate_every,
+            pipelining=pipelining or Pipelining(),
+        )
+        self._start(config, grid, device, initial_weights, stall_seconds)
+
+    @classmethod
+    def from_config(
+        cls,
+        config: TrainConfig,
+        *,
+        grid: ProcessGrid | None = None,
+        device: str | DeviceOptions | TrainingDevice = "auto",
+        initial_weights: Mapping[str, Array] | None = None,
+        stall_seconds: float = 60.0,
+    ) -> Self:
+        """Make a trainer of a configuration; the other parameters are those of `Trainer`."""
+        trainer = cls.__new__(cls)
+        trainer._start(config, grid, device, initial_weights, stall_seconds)
+        return trainer
+
+    def _start(
+        self,
+        config: TrainConfig,
+        grid: ProcessGrid | None,
+        device: str | DeviceOptions | TrainingDevice,
+        initial_weights: Mapping[str, Array] | None,
+        stall_seconds: float,
+    ) -> None:
         grid = grid if grid is not None else ProcessGrid()
         require_communicator(grid.node_comm)
         require_number("output.stall_seconds", stall_seconds, 0, float("inf"), "a finite number, 0 or more")
         self._end_watch = None if grid.stall_watchdog is None else grid.stall_watchdog.start(self, stall_seconds)
-        schedule = schedule if schedule is not None else Constant()
-        pipelining = pipelining or Pipelining()
-        numbers: dict[str, Any] = {
-            "batch_size": batch_size,
-            "log_every": log_every,
-            "evaluate_every": evaluate_every,
-            "seed": seed,
-            "dtype": dtype,
-            "clip_norm": clip_norm,
-            "model_split": model_split,
-            "overlap": overlap,
-            "shared_replicas": shared_replicas,
-            "wire_dtype": wire_dtype,
-            "distribution": distribution,
-        }
-        others = {"shuffle": shuffle, "initial_weights": initial_weights is not None, "device": device}
-        parts = {"model": model, "optimizer": optimizer, "schedule": schedule, "pipelining": pipelining}
-        require_same_settings(grid.world, lambda: software(grid.node_group) | trainer_facts(parts | numbers | others))
-        check_trainer_settings(**numbers)  # after it, so that a wrong one is found by all ranks or by none
-        self.batch_size = int(batch_size)
-        self.threads = limit_blas_threads(grid.node_group, _largest_product(model, self.batch_size, grid))
-        self.schedule: LearningRateSchedule = schedule
-        self.seed, self.shuffle, self.model_split = seed, shuffle, model_split
-        self.log_every, self.evaluate_every = log_every, evaluate_every
+        others = {"initial_weights": initial_weights is not None, "device": device}
+        require_same_settings(grid.world, lambda: software(grid.node_group) | trainer_facts(config.items() | others))
+        config = config.checked()  # after the comparison, so that all ranks find an error or none does
+        self.batch_size, self.schedule = config.batch_size, config.schedule
+        self.seed, self.shuffle, self.model_split = config.seed, config.shuffle, config.model_split
+        self.log_every, self.evaluate_every = config.log_every, config.evaluate_every
+        self.threads = limit_blas_threads(grid.node_group, _largest_product(config.model, self.batch_size, grid))
         self.history, self.progress = History(), Progress()
         self.device = settle_device(device, grid)
         self._settled_device = self.device is not device
-        self.overlap = overlaps(overlap, spans_nodes=grid.spans_nodes, on_host=self.device.kernels.on_host)
-        self.plan = settle_pipeline(
-            pipelining,
-            model,
-            grid,
-            batch_size=self.batch_size,
-            dtype=np.dtype(dtype),
-            optimizer=optimizer,
-            clip_norm=clip_norm,
-            distribution=distribution,
-        )
-        engine = make_engine(
-            model,
-            optimizer,
-            grid,
-            self.plan,
-            batch_size=self.batch_size,
-            dtype=dtype,
-            model_split=model_split,
-            overlap=self.overlap,
-            distribution=distribution,
-            clip_norm=clip_norm,
-            shared_replicas=shared_replicas,
-            wire_dtype=wire_dtype,
-            kernels=self.device.kernels,
-            record=self.device.record,
-        )
-        super().__init__(model, optimizer, grid, distribution, engine)
+        self.plan = settle_pipeline(config, grid)
+        engine = make_engine(config, grid, self.plan, self.device.kernels, self.device.record)
+        self.overlap = engine.overlap
+        super().__init__(config, grid, engine)
         if initial_weights is None:
-            self._engine.arrays.initialize(seed)
+            self._engine.arrays.initialize(config.seed)
         else:
             self.load_weights(initial_weights)
 
@@ -284,14 +283,16 @@ class Trainer(TrainedNetwork):
         steps = range(self.step, self.step + len(batches))
         rates = [self.optimizer.lr * self.schedule.factor(step, per_epoch, updates) for step in steps]
         require_same_rates(self.grid.world, steps, rates)
-        asked = stops if self.plan.exact else None  # with other methods the pipeline is not empty between steps
 
-        def logged(record: StepRecord) -> None:
+        def log(record: StepRecord) -> None:
             self.history.steps.append(record)
             if on_step is not None:
                 on_step(record)
 
-        done = train_epoch(self._engine, self.grid, train, before, batches, rates, self.log_every, logged, asked)
+        # With an asynchronous method the pipeline is not empty between steps.
+        hooks = EpochHooks(log, self.log_every, stops if self.plan.exact else None)
+        loaded = self._engine.loader.minibatches(train, batches, rates, first=self.step)
+        done = train_epoch(self._engine, self.grid, train, loaded, before, hooks)
         if done.stopped:
             self.progress = done.progress
             return None

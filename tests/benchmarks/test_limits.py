@@ -13,7 +13,7 @@ from benchmarks.cases import Case, our_run
 from benchmarks.limits import beside_limits, products_in, products_of, update_bytes
 from hybridnn import ProcessGrid
 from hybridnn.kernels import numpy_kernels
-from hybridnn.training.pipelining import Pipelining
+from hybridnn.training.config import Pipelining
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 import hybridnn
-from hybridnn.training.pipelining import Pipelining
+from hybridnn.training.config import Pipelining
 from reference import pipelines
 from reference.cases import (
     Case,

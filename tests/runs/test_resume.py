@@ -15,8 +15,8 @@ from hybridnn.comm.agreement import broadcast_text
 from hybridnn.comm.mpi import import_mpi
 from hybridnn.nn.learning_rates import Cosine
 from hybridnn.nn.optimizers import Optimizer
+from hybridnn.training.config import Pipelining
 from hybridnn.training.epoch import StepPosition
-from hybridnn.training.pipelining import Pipelining
 
 SIZES, SAMPLES, BATCH, EPOCHS = [5, 9, 8, 7, 3], 53, 12, 3
 STEPS_PER_EPOCH = 5

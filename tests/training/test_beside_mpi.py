@@ -11,7 +11,7 @@ import pytest
 
 from hybridnn import ProcessGrid
 from hybridnn.in_process import run_ranks
-from hybridnn.training.pipelining import Pipelining
+from hybridnn.training.config import Pipelining
 from reference.cases import Case, assert_arrays_close, local_data, make_trainer
 from reference.network import Weights
 from reference.pipeline_cases import ADAM, DEEP, DELAYED_CASES, MOMENTUM, exact_cases

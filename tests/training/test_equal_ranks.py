@@ -26,7 +26,7 @@ from hybridnn.datasets import (
 from hybridnn.errors import DataError, GridError, HybridnnError, SettingError
 from hybridnn.nn.learning_rates import Cosine, Step, WarmupLinear
 from hybridnn.runs.data import place_data
-from hybridnn.training import argument_checks as same_settings
+from hybridnn.training import equal_settings as same_settings
 from reference.ranks import allgather_objects, on_nodes
 
 if TYPE_CHECKING:

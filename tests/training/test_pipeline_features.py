@@ -13,7 +13,7 @@ from hybridnn import MLP, SGD, Adam, ProcessGrid, Trainer
 from hybridnn.errors import HybridnnError, NonFiniteLossError, SettingError
 from hybridnn.pipeline.partition.layer_profile import LayerProfile
 from hybridnn.pipeline.schedules.methods import METHODS
-from hybridnn.training.pipelining import Pipelining
+from hybridnn.training.config import Pipelining
 from reference import network as net
 from reference.cases import assert_arrays_close, assert_arrays_same, check_state, data, reference
 from reference.pipeline_cases import (

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hybridnn import MLP, SGD, ProcessGrid, Trainer
-from hybridnn.training.pipelining import Pipelining
+from hybridnn.training.config import Pipelining
 
 if TYPE_CHECKING:
     from mpi4py import MPI

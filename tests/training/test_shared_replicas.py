@@ -20,7 +20,7 @@ from hybridnn.parallel.replicas.replica import PrivateReplica
 from hybridnn.parallel.replicas.shared_replica import SUM_BLOCK, SharedReplica
 from hybridnn.parallel.stage import Stage
 from hybridnn.training import replica_choice as replicas
-from hybridnn.training.pipelining import Pipelining
+from hybridnn.training.config import Pipelining
 from reference.cases import (
     Case,
     assert_arrays_close,

@@ -17,7 +17,7 @@ from hybridnn.errors import NonFiniteLossError, SettingError
 from hybridnn.parallel.gradient_reduction import STAGED_BUCKETS, BucketConfig
 from hybridnn.parallel.replicas.shared_replica import SharedReplica
 from hybridnn.runs.report import describe_wire_dtype
-from hybridnn.training.pipelining import Pipelining
+from hybridnn.training.config import Pipelining
 from reference import network as net
 from reference import serial
 from reference.cases import (

@@ -5,7 +5,7 @@ A rank has one, or several in an interleaved schedule.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import ceil
@@ -29,7 +29,6 @@ from hybridnn.pipeline.schedules.instructions import (
     ReceiveGradients,
     WeightGradient,
 )
-from hybridnn.pipeline.schedules.memory_plan import plan_memory
 from hybridnn.pipeline.schedules.schedule import Schedule
 
 AHEAD = 1
@@ -94,9 +93,17 @@ class Chunk:
         self.workspace.expect_targets(classification=classification)
         self.training_workspace.expect_targets(classification=classification)
 
-    def begin(self, messages: Callable[[type[Instruction], int], list[Message]], last_readers: dict[int, int]) -> None:
-        """Prepare for a run of a schedule, whose messages of a kind to a chunk are what `messages` says."""
-        self.weights.begin(last_readers)
+    def begin(self, messages: Callable[[type[Instruction], int], Iterable[Message]], rates: Sequence[float]) -> None:
+        """Prepare for a run of a schedule.
+
+        Parameters
+        ----------
+        messages : callable
+            From a kind of instruction and a chunk to its messages, in order.
+        rates : sequence of float
+            Learning rates of the updates.
+        """
+        self.weights.begin(rates)
         if self.input_messages is not None:
             self.input_messages.begin(messages(ReceiveActivations, self.index))
         if self.gradient_messages is not None:
@@ -144,12 +151,12 @@ def make_chunk(
     """
     schedule, place = schedules[0], grid.pipeline_rank
     role = StageRole(schedule.is_first(place, index), schedule.is_last(place, index))
-    plan, program = plan_memory(schedule, place), StageProgram(schedule, place)
+    program = StageProgram(schedule, place)
+    plan = program.memory
     # A microbatch of the block partition, dealt out by the block partition once more.
     capacity = ceil(ceil(batch_size / schedule.microbatches) / grid.batch)
     dtype = stage.weights.dtype
-    reads = [schedule.weights_read(place, item) for item in schedule.orders[place]]
-    predicts = any(read is not None and read.ahead > 0 for read in reads)
+    predicts = any(ahead > 0 for _, ahead in program.reads.values())
     joins = any(isinstance(i, WeightGradient) and i.microbatch == ALL_MICROBATCHES for i in schedule.orders[place])
     everything = capacity * schedule.microbatches
     here = StagePosition(place, grid.batch_rank, grid.model_rank)

@@ -1,24 +1,27 @@
-"""The executor: runs one stage's list of instructions over MPI, whatever the method.
+"""Executor: runs one stage's list of instructions over MPI, whatever the method.
 
-Receives are begun ahead of time and waited for where their data are used, sends are waited for when their buffer is
-needed again, and every buffer is known before the first step. Everything else is in the schedule.
+Each instruction is compiled, once for every size of minibatch, to a function that is bound to its arrays, weights and
+channels. Receives are started ahead of time and completed where their data are used; sends are completed when their
+buffer is needed again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import cached_property, partial
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
 from numpy.typing import NDArray
 
 from hybridnn.comm.partition import block_bounds, block_size
-from hybridnn.nn.parameters import LayerParameters
+from hybridnn.parallel.dense import WeightGradientArrays
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.parallel.workspace import StageArrays
 from hybridnn.pipeline.execution.chunk import Chunk
+from hybridnn.pipeline.execution.mailbox import Message
 from hybridnn.pipeline.execution.program import StageProgram
 from hybridnn.pipeline.schedules.instructions import (
     ALL_MICROBATCHES,
@@ -38,73 +41,74 @@ from hybridnn.pipeline.schedules.instructions import (
     Update,
     WeightGradient,
 )
-from hybridnn.pipeline.schedules.memory_plan import MemoryPlan, plan_memory
-from hybridnn.pipeline.schedules.schedule import Schedule
 
 Array = NDArray[Any]
 
-PASSES = (Forward, Recompute)
+
+@dataclass(frozen=True, slots=True)
+class Minibatch:
+    """Samples of one optimizer step.
+
+    Attributes
+    ----------
+    number : int
+        Of the step, from 0, since the training began.
+    size : int
+        Samples, over all ranks.
+    rate : float
+        Learning rate of the update.
+    samples : object
+        What `load` finds the samples by, such as their indices.
+    load : callable
+        ``load(samples, start, stop, x, y)`` fills `x` or `y`, unless None, with this rank's block of the samples
+        `start` to `stop` of the minibatch.
+    """
+
+    number: int
+    size: int
+    rate: float
+    samples: Any
+    load: Callable[[Any, int, int, Array | None, Array | None], None]
 
 
-class Work(Protocol):
-    """What the minibatches of a run are, and what is done with losses and gradients."""
+Operation = Callable[[Minibatch], None]
+"""A compiled instruction."""
 
-    @property
-    def sizes(self) -> Sequence[int]:
-        """Samples of every minibatch, over all ranks."""
-        ...
+Loss = Callable[[StageArrays, int, Array], None]
+"""Fills the output gradient of a microbatch, for a minibatch of a size, and an array of shape (1,) with its loss."""
 
-    def load(self, minibatch: int, start: int, stop: int, x: Array | None, y: Array | None) -> None:
-        """Fill `x` or `y` with this rank's block of the samples `start` to `stop` of a minibatch."""
-        ...
-
-    def loss(self, minibatch: int, arrays: StageArrays, loss: Array) -> None:
-        """Fill the output gradient, and `loss`, shape (1,), with the sum of the losses."""
-        ...
-
-    def outputs(self, minibatch: int, start: int, stop: int, arrays: StageArrays) -> None:
-        """Take the network's outputs, on the last stage of a run without backward passes."""
-        ...
-
-    def rate(self, minibatch: int) -> float:
-        """Learning rate of the minibatch's update."""
-        ...
-
-    def reduced(self, minibatch: int) -> None:
-        """Look at the gradients of a minibatch, and change them, before they are applied."""
-        ...
-
-    def updated(self, minibatch: int) -> None:
-        """Take notice that a minibatch's gradients were applied."""
-        ...
+TakeOutputs = Callable[[Minibatch, StageArrays], None]
+"""Takes the network's outputs for a minibatch."""
 
 
 class Executor:
-    """Runs a schedule on this rank, any number of times.
+    """Runs a program on this rank, any number of times.
 
     Parameters
     ----------
-    schedule : Schedule
-        Linted.
+    program : StageProgram
+        Of this rank's stage, from a linted schedule.
     grid : ProcessGrid
         Its pipeline axis has the schedule's stages.
     chunks : sequence of Chunk
         This rank's layers with their memory, enough for the schedule.
+    loss : callable, optional
+        See `Loss`; for programs that train.
     """
 
-    def __init__(self, schedule: Schedule, grid: ProcessGrid, chunks: Sequence[Chunk]) -> None:
-        self._schedule, self._grid, self._chunks = schedule, grid, chunks
-        self._work: Work
-        self._stage = grid.pipeline_rank
-        self._order = schedule.orders[self._stage]
-        self._program = StageProgram(schedule, self._stage)
-        self._firsts: dict[int, list[int]] = {}
-        self._where: dict[tuple[int, int], tuple[int, int, int]] = {}
-        self._handlers: dict[type[Instruction], Callable[[int, Instruction], None]] = {
+    def __init__(
+        self, program: StageProgram, grid: ProcessGrid, chunks: Sequence[Chunk], loss: Loss | None = None
+    ) -> None:
+        self._program, self._grid, self._chunks, self._loss = program, grid, chunks, loss
+        self._microbatches = program.schedule.microbatches
+        self._operations: dict[tuple[int, int], Operation] = {}
+        self._step_operations: dict[int, tuple[list[Operation], list[Operation]]] = {}
+        self._take_outputs: TakeOutputs | None = None
+        self._compilers: dict[type[Instruction], Callable[[int, int, Instruction, Chunk], Operation | None]] = {
             LoadInput: self._load_input,
             LoadTarget: self._load_target,
-            ReceiveActivations: self._nothing,  # begun ahead, waited for by the forward pass
-            ReceiveGradients: self._nothing,  # begun ahead, waited for by the backward pass
+            ReceiveActivations: self._receive,
+            ReceiveGradients: self._receive,
             SendActivations: self._send_activations,
             SendGradients: self._send_gradients,
             Forward: self._forward,
@@ -114,194 +118,294 @@ class Executor:
             WeightGradient: self._weight_gradient,
             ReduceGradients: self._reduce,
             Update: self._update,
-            Barrier: self._barrier,
         }
 
-    @cached_property
-    def memory_plan(self) -> MemoryPlan:
-        """Which buffer each instruction uses."""
-        return plan_memory(self._schedule, self._stage)
+    def train(self, minibatches: Sequence[Minibatch]) -> Iterator[Minibatch]:
+        """Train on consecutive minibatches; collective over the grid.
 
-    def run(self, work: Work) -> None:
-        """Carry out the list on the minibatches of `work`; collective over the grid."""
-        self._work = work
+        Yields
+        ------
+        Minibatch
+            Each one when its gradients are complete. The update follows when the iteration goes on.
+        """
+        self._begin(minibatches)
+        if len(minibatches) == self._program.schedule.minibatches == 1:
+            (minibatch,) = minibatches
+            gradient, update = self._step(minibatch.size)
+            for operation in gradient:
+                operation(minibatch)
+            yield minibatch
+            for operation in update:
+                operation(minibatch)
+        else:
+            order = self._program.order
+            for place, shift in self._program.walk(len(minibatches)):
+                if isinstance(order[place], Barrier):
+                    self._grid.world.barrier()
+                    continue
+                minibatch = minibatches[order[place].minibatch + shift]
+                if isinstance(order[place], Update):
+                    yield minibatch
+                self._operation(place, minibatch.size)(minibatch)
+        self._finish()
+
+    def forward(self, minibatches: Sequence[Minibatch], take_outputs: TakeOutputs) -> None:
+        """Run forward passes alone; collective over the grid.
+
+        Parameters
+        ----------
+        minibatches : sequence of Minibatch
+        take_outputs : callable
+            See `TakeOutputs`; called on the last stage.
+        """
+        self._take_outputs = take_outputs
+        self._begin(minibatches)
+        for place, shift in self._program.walk(len(minibatches)):
+            minibatch = minibatches[self._program.order[place].minibatch + shift]
+            self._operation(place, minibatch.size)(minibatch)
+        self._finish()
+        self._take_outputs = None
+
+    def _begin(self, minibatches: Sequence[Minibatch]) -> None:
         for chunk in self._chunks:
-            chunk.begin(self._messages, self.memory_plan.last_readers)
-        for place, instruction in enumerate(self._order):
-            self._handlers[type(instruction)](place, instruction)
+            chunk.begin(partial(self._messages, minibatches), [minibatch.rate for minibatch in minibatches])
+
+    def _finish(self) -> None:
         for chunk in self._chunks:
             chunk.finish()
-        del self._work  # and the data that it holds
 
-    # -- sizes and arrays --------------------------------------------------------------------------------------------
+    def _messages(self, minibatches: Sequence[Minibatch], kind: type[Instruction], chunk: int) -> Iterator[Message]:
+        """Messages of a kind to a chunk, in order."""
+        order = self._program.order
+        for place, shift in self._program.walk(len(minibatches)):
+            instruction = order[place]
+            if type(instruction) is kind and instruction.chunk == chunk:
+                minibatch = minibatches[instruction.minibatch + shift]
+                yield (instruction, minibatch.number), self._samples(minibatch.size, instruction)
 
-    def _bounds(self, instruction: Instruction) -> tuple[int, int]:
-        """First sample of a microbatch within its minibatch, and the one after its last."""
-        size = self._work.sizes[instruction.minibatch]
-        return block_bounds(size, self._schedule.microbatches, instruction.microbatch)
+    # -- compilation -------------------------------------------------------------------------------------------------
 
-    def _samples(self, instruction: Instruction) -> int:
+    def _step(self, size: int) -> tuple[list[Operation], list[Operation]]:
+        """Operations before the update of a schedule of one minibatch, and from there on."""
+        if size not in self._step_operations:
+            order = self._program.order
+            update = next(place for place, item in enumerate(order) if isinstance(item, Update))
+            compiled = [self._compile(place, size) for place in range(len(order))]
+            self._step_operations[size] = [o for o in compiled[:update] if o], [o for o in compiled[update:] if o]
+        return self._step_operations[size]
+
+    def _operation(self, place: int, size: int) -> Operation:
+        operation = self._operations.get((place, size))
+        if operation is None:
+            operation = self._operations[place, size] = self._compile(place, size) or _no_operation
+        return operation
+
+    def _compile(self, place: int, size: int) -> Operation | None:
+        """The operation of an instruction for minibatches of a size; None where there is nothing to do."""
+        instruction = self._program.order[place]
+        return self._compilers[type(instruction)](place, size, instruction, self._chunks[instruction.chunk])
+
+    def _load_input(self, place: int, size: int, instruction: Instruction, chunk: Chunk) -> Operation:
+        start, stop = self._bounds(size, instruction)
+        x = self._arrays(place, size).samples
+
+        def load(minibatch: Minibatch) -> None:
+            minibatch.load(minibatch.samples, start, stop, x, None)
+
+        return load
+
+    def _load_target(self, place: int, size: int, instruction: Instruction, chunk: Chunk) -> Operation:
+        start, stop = self._bounds(size, instruction)
+        y = self._arrays(place, size).targets
+
+        def load(minibatch: Minibatch) -> None:
+            minibatch.load(minibatch.samples, start, stop, None, y)
+
+        return load
+
+    def _receive(self, place: int, size: int, instruction: Instruction, chunk: Chunk) -> None:
+        """Nothing: the receive is started ahead, and completed by the pass that uses the message."""
+
+    def _forward(self, place: int, size: int, instruction: Instruction, chunk: Chunk) -> Operation:
+        arrays, compute = self._arrays(place, size), self._recompute(place, size, instruction, chunk)
+        inbox, outbox, trains = chunk.input_messages, chunk.outputs_to_send, self._program.trains
+        samples = self._samples(size, instruction)
+        if inbox is None and outbox is None and trains:
+            return compute
+
+        def forward(minibatch: Minibatch) -> None:
+            if inbox is not None:
+                inbox.take(arrays.input)
+            compute(minibatch)
+            if outbox is not None:
+                outbox.pack(arrays.outputs, samples)
+            elif not trains:
+                assert self._take_outputs is not None
+                self._take_outputs(minibatch, arrays)
+
+        return forward
+
+    def _recompute(self, place: int, size: int, instruction: Instruction, chunk: Chunk) -> Operation:
+        arrays, weights = self._arrays(place, size), self._weights(place, chunk)
+        forward, end_compute, name = chunk.stage.forward, self._grid.recorder.end_compute, instruction.name
+
+        def compute(minibatch: Minibatch) -> None:
+            start = perf_counter()
+            forward(arrays, weights())
+            end_compute(name, start, (instruction, minibatch.number))
+
+        return compute
+
+    def _send_activations(self, place: int, size: int, instruction: Instruction, chunk: Chunk) -> Operation:
+        outbox = chunk.outputs_to_send
+        assert outbox is not None
+        return lambda minibatch: outbox.send((instruction, minibatch.number))
+
+    def _send_gradients(self, place: int, size: int, instruction: Instruction, chunk: Chunk) -> Operation:
+        outbox = chunk.gradients_to_send
+        assert outbox is not None
+        return lambda minibatch: outbox.send((instruction, minibatch.number))
+
+    def _backward(self, place: int, size: int, instruction: Instruction, chunk: Chunk) -> Operation:
+        arrays, weights = self._arrays(place, size), self._weights(place, chunk)
+        accumulate, reduce = place in self._program.accumulating, place in self._program.reducing
+        backward = chunk.stage.backward
+        return self._backward_pass(
+            place,
+            size,
+            instruction,
+            chunk,
+            lambda: backward(arrays, weights(), accumulate=accumulate, reduce=reduce),
+        )
+
+    def _input_gradient(self, place: int, size: int, instruction: Instruction, chunk: Chunk) -> Operation:
+        arrays, weights = self._arrays(place, size), self._weights(place, chunk)
+        input_gradient, take = chunk.stage.input_gradient, None
+        if chunk.joined is not None:
+            first, samples = self._columns(size, instruction)
+            take = partial(chunk.joined.take, first=first, samples=samples)
+        return self._backward_pass(place, size, instruction, chunk, lambda: input_gradient(arrays, weights(), take))
+
+    def _backward_pass(
+        self, place: int, size: int, instruction: Instruction, chunk: Chunk, compute: Callable[[], None]
+    ) -> Operation:
+        """A pass that begins with the gradient of the outputs and ends with that of the inputs."""
+        arrays, samples = self._arrays(place, size), self._samples(size, instruction)
+        inbox, outbox = chunk.gradient_messages, chunk.gradients_to_send
+        end_compute, name = self._grid.recorder.end_compute, instruction.name
+        loss = self._loss_of(place, size, chunk, arrays)
+
+        def backward(minibatch: Minibatch) -> None:
+            about = (instruction, minibatch.number)
+            start = perf_counter()
+            if inbox is not None:
+                inbox.take(arrays.output_gradient)
+            else:
+                loss()
+                end_compute("loss", start, about)
+            start = perf_counter()
+            compute()
+            end_compute(name, start, about)
+            if outbox is not None:
+                assert arrays.input_gradient is not None
+                outbox.pack(arrays.input_gradient, samples)
+
+        return backward
+
+    def _loss_of(self, place: int, size: int, chunk: Chunk, arrays: StageArrays) -> Callable[[], None]:
+        """Computes the loss of a microbatch and adds it to that of earlier ones."""
+        stage, loss = chunk.stage, self._loss
+        if loss is None or chunk.gradient_messages is not None:
+            return lambda: None
+        if place in self._program.first_backward:
+            return partial(loss, arrays, size, stage.loss)
+
+        def add_loss() -> None:
+            loss(arrays, size, chunk.loss)
+            stage.kernels.add(stage.loss, chunk.loss, stage.loss)
+
+        return add_loss
+
+    def _weight_gradient(self, place: int, size: int, instruction: Instruction, chunk: Chunk) -> Operation:
+        reduce, accumulate = place in self._program.reducing, place in self._program.accumulating
+        weight_gradient, end_compute = chunk.stage.weight_gradient, self._grid.recorder.end_compute
+        if instruction.microbatch == ALL_MICROBATCHES:
+            assert chunk.joined is not None
+            layers: Sequence[WeightGradientArrays] = chunk.joined.layers(self._columns(size, instruction)[1])
+        else:
+            layers = self._arrays(place, size).layers
+
+        def compute(minibatch: Minibatch) -> None:
+            start = perf_counter()
+            weight_gradient(layers, accumulate=accumulate, reduce=reduce)
+            end_compute(instruction.name, start, (instruction, minibatch.number))
+
+        return compute
+
+    def _reduce(self, place: int, size: int, instruction: Instruction, chunk: Chunk) -> Operation:
+        stages = [chunk.stage for chunk in self._chunks]
+
+        def finish_reduction(minibatch: Minibatch) -> None:
+            for stage in stages:
+                stage.finish_reduction()
+
+        return finish_reduction
+
+    def _update(self, place: int, size: int, instruction: Instruction, chunk: Chunk) -> Operation:
+        updates = [partial(chunk.weights.update, kept=self._program.kept[place]) for chunk in self._chunks]
+        end_compute = self._grid.recorder.end_compute
+
+        def update(minibatch: Minibatch) -> None:
+            start = perf_counter()
+            for update_chunk in updates:
+                update_chunk(minibatch.rate)
+            end_compute(instruction.name, start, (instruction, minibatch.number))
+
+        return update
+
+    # -- sizes, arrays and weights -----------------------------------------------------------------------------------
+
+    def _bounds(self, size: int, instruction: Instruction) -> tuple[int, int]:
+        """First sample of a microbatch within a minibatch of a size, and the one after its last."""
+        return block_bounds(size, self._microbatches, instruction.microbatch)
+
+    def _samples(self, size: int, instruction: Instruction) -> int:
         """Samples of a microbatch, over all ranks."""
-        return block_size(self._work.sizes[instruction.minibatch], self._schedule.microbatches, instruction.microbatch)
-
-    def _messages(self, kind: type[Instruction], chunk: int) -> list[tuple[Instruction, int]]:
-        return [(item, self._samples(item)) for item in self._program.of_kind(kind, chunk)]
+        return block_size(size, self._microbatches, instruction.microbatch)
 
     def _own_samples(self, samples: int) -> int:
         return block_size(samples, self._grid.batch, self._grid.batch_rank)
 
-    def _arrays(self, place: int, instruction: Instruction) -> StageArrays:
-        """Arrays of an instruction's microbatch, with the activations of the pass that it is, or that it uses."""
-        size = self._work.sizes[instruction.minibatch]
-        where = self._where.get((place, size))
-        if where is None:
-            plan = self.memory_plan
-            part = instruction.minibatch, instruction.microbatch, instruction.chunk
-            computed_by = instruction if isinstance(instruction, PASSES) else self._program.last_pass(instruction)
-            where = (
-                self._own_samples(self._samples(instruction)),
-                plan.input_slots[part],
-                plan.activation_slots[computed_by],
-            )
-            self._where[place, size] = where
-        chunk = self._chunks[instruction.chunk]
-        return (chunk.training_workspace if self._program.trains else chunk.workspace).arrays(*where)
-
-    # -- instructions ------------------------------------------------------------------------------------------------
-
-    def _nothing(self, place: int, instruction: Instruction) -> None:
-        pass
-
-    def _load_input(self, place: int, instruction: Instruction) -> None:
-        start, stop = self._bounds(instruction)
-        arrays = self._arrays(place, instruction)
-        self._work.load(instruction.minibatch, start, stop, arrays.samples, None)
-
-    def _load_target(self, place: int, instruction: Instruction) -> None:
-        start, stop = self._bounds(instruction)
-        arrays = self._arrays(place, instruction)
-        self._work.load(instruction.minibatch, start, stop, None, arrays.targets)
-
-    def _forward(self, place: int, instruction: Instruction) -> None:
-        chunk = self._chunks[instruction.chunk]
-        arrays = self._arrays(place, instruction)
-        if chunk.input_messages is not None:
-            chunk.input_messages.take(arrays.input)
-        self._compute(instruction, chunk, arrays)
-        if chunk.outputs_to_send is not None:
-            chunk.outputs_to_send.pack(arrays.outputs, self._samples(instruction))
-        elif not self._program.trains:
-            self._work.outputs(instruction.minibatch, *self._bounds(instruction), arrays)
-
-    def _recompute(self, place: int, instruction: Instruction) -> None:
-        self._compute(instruction, self._chunks[instruction.chunk], self._arrays(place, instruction))
-
-    def _compute(self, instruction: Instruction, chunk: Chunk, arrays: StageArrays) -> None:
-        start = perf_counter()
-        chunk.stage.forward(arrays, self._weights(instruction, chunk))
-        self._computed(instruction, start)
-
-    def _send_activations(self, place: int, instruction: Instruction) -> None:
-        outbox = self._chunks[instruction.chunk].outputs_to_send
-        assert outbox is not None
-        outbox.send(instruction)
-
-    def _send_gradients(self, place: int, instruction: Instruction) -> None:
-        outbox = self._chunks[instruction.chunk].gradients_to_send
-        assert outbox is not None
-        outbox.send(instruction)
-
-    def _backward(self, place: int, instruction: Instruction) -> None:
-        chunk = self._chunks[instruction.chunk]
-        arrays = self._with_output_gradient(place, instruction, chunk)
-        start = perf_counter()
-        chunk.stage.backward(
-            arrays,
-            self._weights(instruction, chunk),
-            accumulate=place in self._program.accumulating,
-            reduce=place in self._program.reducing,
-        )
-        self._computed(instruction, start)
-        self._hand_over(instruction, chunk, arrays)
-
-    def _input_gradient(self, place: int, instruction: Instruction) -> None:
-        chunk = self._chunks[instruction.chunk]
-        arrays = self._with_output_gradient(place, instruction, chunk)
-        start = perf_counter()
-        take = None
-        if chunk.joined is not None:
-            first, samples = self._columns(instruction)
-            take = partial(chunk.joined.take, first=first, samples=samples)
-        chunk.stage.input_gradient(arrays, self._weights(instruction, chunk), take)
-        self._computed(instruction, start)
-        self._hand_over(instruction, chunk, arrays)
-
-    def _weight_gradient(self, place: int, instruction: Instruction) -> None:
-        chunk, reduce = self._chunks[instruction.chunk], place in self._program.reducing
-        start = perf_counter()
-        if instruction.microbatch == ALL_MICROBATCHES:
-            assert chunk.joined is not None
-            _, samples = self._columns(instruction)
-            chunk.stage.weight_gradient(chunk.joined.layers(samples), reduce=reduce)
-        else:
-            arrays = self._arrays(place, instruction)
-            accumulate = place in self._program.accumulating
-            chunk.stage.weight_gradient(arrays.layers, accumulate=accumulate, reduce=reduce)
-        self._computed(instruction, start)
-
-    def _reduce(self, place: int, instruction: Instruction) -> None:
-        for chunk in self._chunks:
-            chunk.stage.finish_reduction()
-
-    def _update(self, place: int, instruction: Instruction) -> None:
-        number = instruction.minibatch
-        self._work.reduced(number)
-        start = perf_counter()
-        for chunk in self._chunks:
-            chunk.weights.update(place, self._work.rate(number))
-        self._computed(instruction, start)
-        self._work.updated(number)
-
-    def _barrier(self, place: int, instruction: Instruction) -> None:
-        self._grid.world.barrier()
-
-    # -- parts of instructions ---------------------------------------------------------------------------------------
-
-    def _weights(self, instruction: Instruction, chunk: Chunk) -> Sequence[LayerParameters]:
-        read = self._schedule.weights_read(self._stage, instruction)
-        assert read is not None
-        return chunk.weights.read(read, self._work.rate)
-
-    def _with_output_gradient(self, place: int, instruction: Instruction, chunk: Chunk) -> StageArrays:
-        """The microbatch's arrays, with the gradient of its outputs: of the loss, or from the stage after."""
-        arrays = self._arrays(place, instruction)
-        if chunk.gradient_messages is not None:
-            chunk.gradient_messages.take(arrays.output_gradient)
-            return arrays
-        start = perf_counter()
-        if place in self._program.first_backward:
-            self._work.loss(instruction.minibatch, arrays, chunk.stage.loss)
-        else:
-            self._work.loss(instruction.minibatch, arrays, chunk.loss)
-            total = chunk.stage.loss
-            chunk.stage.kernels.add(total, chunk.loss, total)
-        self._grid.recorder.end_compute("loss", start, instruction)
-        return arrays
-
-    def _hand_over(self, instruction: Instruction, chunk: Chunk, arrays: StageArrays) -> None:
-        if chunk.gradients_to_send is not None:
-            assert arrays.input_gradient is not None
-            chunk.gradients_to_send.pack(arrays.input_gradient, self._samples(instruction))
-
-    def _columns(self, instruction: Instruction) -> tuple[int, int]:
-        """Where this rank's block of a microbatch lies among its blocks of the minibatch, and the columns of all."""
-        size = self._work.sizes[instruction.minibatch]
-        if size not in self._firsts:
-            count = self._schedule.microbatches
-            own = [self._own_samples(block_size(size, count, number)) for number in range(count)]
-            self._firsts[size] = list(accumulate(own, initial=0))
-        firsts = self._firsts[size]
+    def _columns(self, size: int, instruction: Instruction) -> tuple[int, int]:
+        """First column of this rank's block of a microbatch among those of the minibatch, and the columns of all."""
+        count = self._microbatches
+        own = [self._own_samples(block_size(size, count, number)) for number in range(count)]
+        firsts = list(accumulate(own, initial=0))
         return firsts[max(instruction.microbatch, 0)], firsts[-1]
 
-    def _computed(self, instruction: Instruction, start: float) -> None:
-        self._grid.recorder.end_compute(instruction.name, start, instruction)
+    def _arrays(self, place: int, size: int) -> StageArrays:
+        """Arrays of an instruction's microbatch, with the activations of the pass that it is, or that it uses."""
+        program, instruction = self._program, self._program.order[place]
+        chunk = self._chunks[instruction.chunk]
+        is_pass = isinstance(instruction, (Forward, Recompute))
+        computed_by = instruction if is_pass else program.last_pass(instruction)
+        return (chunk.training_workspace if program.trains else chunk.workspace).arrays(
+            self._own_samples(self._samples(size, instruction)),
+            program.memory.input_slots[instruction.minibatch, instruction.microbatch, instruction.chunk],
+            program.memory.activation_slots[computed_by],
+        )
+
+    def _weights(self, place: int, chunk: Chunk) -> Callable[[], Any]:
+        """Returns the parameters that a pass reads; None for the current ones."""
+        age, ahead = self._program.reads[place]
+        if age == ahead == 0:
+            return _current
+        return partial(chunk.weights.read, age, ahead)
+
+
+def _no_operation(minibatch: Minibatch) -> None:
+    pass
+
+
+def _current() -> None:
+    """The current weights, which a stage has."""

@@ -8,7 +8,7 @@ inbox, so neither is touched by a layer while MPI owns it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from numpy.typing import DTypeLike
 
@@ -18,7 +18,10 @@ from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.pipeline.execution.routes import ColumnRoute
 from hybridnn.pipeline.schedules.instructions import Instruction
 
-Message = tuple[Instruction, int]
+About = tuple[Instruction, int]
+"""The instruction that a message belongs to, and the number of its optimizer step."""
+
+Message = tuple[About, int]
 """What a message is about, and the samples of its microbatch over all ranks."""
 
 Routes = Callable[[int], list[ColumnRoute]]
@@ -71,14 +74,14 @@ class Inbox(_Buffers):
         Buffers, and so receives begun ahead.
     """
 
-    _expected: deque[Message]
+    _expected: Iterator[Message]
     _begun: deque[tuple[Array, list[tuple[ColumnRoute, Request]]]]
 
     def begin(self, messages: Iterable[Message]) -> None:
-        """Expect `messages`, in this order, and begin to receive the first."""
-        self._expected = deque(messages)
+        """Expect `messages`, in this order, and start to receive the first."""
+        self._expected = iter(messages)
         self._begun = deque()
-        for _ in range(min(len(self._ring), len(self._expected))):
+        for _ in range(len(self._ring)):
             self._begin_next()
 
     def take(self, out: Array) -> None:
@@ -88,18 +91,18 @@ class Inbox(_Buffers):
             request.wait()
             self._kernels.copy(self._block(buffer, piece), out[:, piece.start : piece.stop])
         self._ring.append(buffer)
-        if self._expected:
-            self._begin_next()
+        self._begin_next()
 
     def _begin_next(self) -> None:
-        instruction, samples = self._expected.popleft()
+        message = next(self._expected, None)
+        if message is None:
+            return
+        about, samples = message
         buffer = self._ring.popleft()
         pieces = [
             (
                 piece,
-                self._group.ireceive(
-                    self._block(buffer, piece), self._rank_at(*piece.peer), self._tag, about=instruction
-                ),
+                self._group.ireceive(self._block(buffer, piece), self._rank_at(*piece.peer), self._tag, about=about),
             )
             for piece in self._routes(samples)
         ]
@@ -144,7 +147,7 @@ class Outbox(_Buffers):
             self._kernels.copy(array[:, start:stop], self._block(buffer, ColumnRoute(pieces[0].peer, start, stop)))
         self._packed.append((buffer, pieces))
 
-    def send(self, instruction: Instruction) -> None:
+    def send(self, about: About) -> None:
         """Begin to send what was packed first."""
         buffer, pieces = self._packed.popleft()
         requests = [
@@ -153,7 +156,7 @@ class Outbox(_Buffers):
                 self._rank_at(*piece.peer),
                 self._tag,
                 synchronous=self._synchronous,
-                about=instruction,
+                about=about,
             )
             for piece in pieces
         ]

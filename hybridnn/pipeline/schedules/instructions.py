@@ -7,7 +7,10 @@ minibatches are split, and its chunk where a stage owns several (interleaved sch
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 ALL_MICROBATCHES = -1
 """Microbatch of a `WeightGradient` that is one product over all microbatches of its minibatch."""
@@ -32,6 +35,10 @@ class Instruction:
     chunk: int = 0
 
     name: ClassVar[str] = ""
+
+    def of_minibatch(self, minibatch: int) -> Self:
+        """The same instruction for another minibatch."""
+        return type(self)(minibatch, self.microbatch, self.chunk)
 
     def __str__(self) -> str:
         microbatch = "" if self.microbatch <= 0 else f".{self.microbatch}"

@@ -24,7 +24,7 @@ from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.runs.folder import CONFIG, STANDARDIZATION, read_config
 from hybridnn.runs.history_file import read_valid_history
 from hybridnn.runs.inference.weights_source import WeightsSource, find_weights
-from hybridnn.training.pipelining import Pipelining
+from hybridnn.training.config import Pipelining
 from hybridnn.training.trainer import Trainer
 from hybridnn.utils.files import read_npz
 from hybridnn.utils.text import shown_path

@@ -13,7 +13,7 @@ from hybridnn.cost.prediction.memory import data_bytes, largest_memory, stage_me
 from hybridnn.cost.prediction.workload import Workload, uniform_layout
 from hybridnn.errors import GridError
 from hybridnn.runs.workload import gradient_rounding, layout_of_plan
-from hybridnn.training.pipelining import Pipelining
+from hybridnn.training.config import Pipelining
 from reference.ranks import on_nodes
 
 if TYPE_CHECKING:

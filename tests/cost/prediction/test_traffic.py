@@ -12,7 +12,7 @@ from hybridnn.cost.prediction.predict import predict
 from hybridnn.cost.prediction.workload import Workload
 from hybridnn.pipeline.schedules.methods import METHODS
 from hybridnn.runs.workload import gradient_rounding, layout_of_plan
-from hybridnn.training.pipelining import Pipelining
+from hybridnn.training.config import Pipelining
 from reference.machines import make_machine
 from reference.ranks import on_nodes
 

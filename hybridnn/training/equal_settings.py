@@ -1,7 +1,4 @@
-"""Settings as named texts, and the comparison of those of all ranks, which must train the same network alike.
-
-What a trainer refuses before it begins.
-"""
+"""Comparison of the settings of all ranks, which must train the same network in the same way."""
 
 from __future__ import annotations
 
@@ -20,13 +17,9 @@ import hybridnn
 import hybridnn.datasets
 from hybridnn.comm.agreement import broadcast_text, unequal_values
 from hybridnn.comm.group import Group
-from hybridnn.errors import SettingError, UnequalSettingError
-from hybridnn.kernels.sixteen_bits import COMPRESSED_FORMATS
+from hybridnn.errors import UnequalSettingError
 from hybridnn.nn.learning_rates import Constant, Cosine, Step, WarmupLinear
-from hybridnn.parallel.distribution import DISTRIBUTIONS
-from hybridnn.parallel.layer_split import MODEL_SPLITS
 from hybridnn.training.device import DeviceOptions
-from hybridnn.utils.checks import require_choice, require_number, require_whole
 
 REPORTED = 3
 """Settings that a message names where more differ."""
@@ -173,8 +166,6 @@ def _written_out(value: object) -> str | None:
     return None
 
 
-WIRE_DTYPES = ("same", *COMPRESSED_FORMATS)
-
 SETTING_OF = {
     "pipelining": "parallel",
     "model_split": "parallel.model_split",
@@ -191,42 +182,6 @@ SETTING_OF = {
 
 COMPARED_SCHEDULES = Constant, Cosine, Step, WarmupLinear
 """Learning-rate schedules that are the same where their attributes are; others are compared by their rates alone."""
-
-
-def check_trainer_settings(
-    *,
-    batch_size: int,
-    log_every: int,
-    evaluate_every: int,
-    seed: int,
-    dtype: DTypeLike,
-    clip_norm: float | None,
-    model_split: str,
-    overlap: bool | str,
-    shared_replicas: bool | str,
-    wire_dtype: str,
-    distribution: str,
-) -> None:
-    """Look at settings of a `Trainer` that can be judged alone; they mean what they do there.
-
-    Raises
-    ------
-    SettingError
-        For the first that is not allowed.
-    """
-    require_whole("training.batch_size", batch_size, 1)
-    require_whole("output.log_every", log_every, 1)
-    require_whole("training.evaluate_every", evaluate_every, 1)
-    require_whole("training.seed", seed, 0)
-    require_choice("training.dtype", getattr(dtype, "__name__", str(dtype)), ("float32", "float64"))
-    if clip_norm is not None:
-        require_number("training.clip_norm", clip_norm, 0, float("inf"), "a finite number above 0", open_ends="(")
-    require_choice("parallel.model_split", model_split, MODEL_SPLITS)
-    for name, value in (("overlap", overlap), ("shared_replicas", shared_replicas)):
-        if not isinstance(value, bool) and value != "auto":
-            raise SettingError(f"parallel.{name}", value, "allowed are 'auto', true and false")
-    require_choice("parallel.wire_dtype", wire_dtype, WIRE_DTYPES)
-    require_choice("data.distribution", distribution, DISTRIBUTIONS)
 
 
 def trainer_facts(settings: Mapping[str, Any]) -> dict[str, str]:

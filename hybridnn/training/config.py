@@ -1,0 +1,109 @@
+"""Configuration of a training: everything that decides on it beside the data, the ranks and the device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from hybridnn.errors import SettingError
+from hybridnn.kernels.sixteen_bits import COMPRESSED_FORMATS
+from hybridnn.nn.learning_rates import Constant, LearningRateSchedule
+from hybridnn.nn.mlp import MLP
+from hybridnn.nn.optimizers import SGD, Optimizer
+from hybridnn.parallel.distribution import DISTRIBUTIONS
+from hybridnn.parallel.layer_split import MODEL_SPLITS
+from hybridnn.utils.checks import require_choice, require_number, require_whole
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+WIRE_DTYPES = ("same", *COMPRESSED_FORMATS)
+
+
+@dataclass(frozen=True)
+class Pipelining:
+    """Settings of a pipeline.
+
+    On a grid of one stage exact methods all train alike, as one process does, and the other settings mean nothing;
+    asynchronous methods are refused there.
+
+    Attributes
+    ----------
+    method : str
+        One of ``hybridnn.pipeline.schedules.methods.METHODS``.
+    microbatches : int or None
+        Parts of a minibatch; None: four per stage, where the method cuts minibatches and there are enough samples.
+    chunks : int or None
+        Parts of the layers on every rank; None: 2 for ``interleaved``, else 1.
+    partition : "uniform", "profile", or sequence of int
+        How many layers each stage has (each chunk of each stage, in the order of the layers).
+    vertical_sync : bool
+        ``pipedream``: every stage reads the version that the first one read.
+    weight_grad : {"auto", "merged", "per-microbatch"}
+        Weight gradients as one product over all microbatches, or one by one; ``auto`` merges where the method does not
+        place them itself.
+    synchronous_sends : bool
+        Every send waits until its receiver has begun to receive; for tests.
+    """
+
+    method: str = "1f1b"
+    microbatches: int | None = None
+    chunks: int | None = None
+    partition: str | Sequence[int] = "uniform"
+    vertical_sync: bool = False
+    weight_grad: str = "auto"
+    synchronous_sends: bool = False
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Model, optimizer and settings of a training; the attributes are the parameters of `Trainer`."""
+
+    model: MLP
+    optimizer: Optimizer = field(default_factory=SGD)
+    schedule: LearningRateSchedule = field(default_factory=Constant)
+    batch_size: int = 100
+    seed: int = 0
+    dtype: DTypeLike = "float32"
+    shuffle: bool = True
+    clip_norm: float | None = None
+    model_split: str = "columns"
+    overlap: bool | str = "auto"
+    shared_replicas: bool | str = "auto"
+    wire_dtype: str = "same"
+    distribution: str = "local"
+    log_every: int = 10
+    evaluate_every: int = 1
+    pipelining: Pipelining = field(default_factory=Pipelining)
+
+    def items(self) -> dict[str, object]:
+        """The attributes by name."""
+        return {item.name: getattr(self, item.name) for item in fields(self)}
+
+    def checked(self) -> Self:
+        """The same configuration, with its numbers as Python's and its dtype as NumPy's.
+
+        Raises
+        ------
+        SettingError
+            For the first setting that is not allowed.
+        """
+        require_whole("training.batch_size", self.batch_size, 1)
+        require_whole("output.log_every", self.log_every, 1)
+        require_whole("training.evaluate_every", self.evaluate_every, 1)
+        require_whole("training.seed", self.seed, 0)
+        require_choice("training.dtype", getattr(self.dtype, "__name__", str(self.dtype)), ("float32", "float64"))
+        if self.clip_norm is not None:
+            allowed = "a finite number above 0"
+            require_number("training.clip_norm", self.clip_norm, 0, float("inf"), allowed, open_ends="(")
+        require_choice("parallel.model_split", self.model_split, MODEL_SPLITS)
+        for name, value in (("overlap", self.overlap), ("shared_replicas", self.shared_replicas)):
+            if not isinstance(value, bool) and value != "auto":
+                raise SettingError(f"parallel.{name}", value, "allowed are 'auto', true and false")
+        require_choice("parallel.wire_dtype", self.wire_dtype, WIRE_DTYPES)
+        require_choice("data.distribution", self.distribution, DISTRIBUTIONS)
+        return replace(self, batch_size=int(self.batch_size), dtype=np.dtype(self.dtype))

@@ -1,0 +1,88 @@
+"""Losses of the minibatches of an epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import isfinite
+
+import numpy as np
+
+from hybridnn.checkpoints.manifest import Progress
+from hybridnn.kernels.backend import Array, Kernels
+from hybridnn.parallel.grid import ProcessGrid
+from hybridnn.pipeline.execution.executor import Minibatch
+
+
+def broadcast_from_last_stage(grid: ProcessGrid, array: Array) -> None:
+    """Give all ranks an array of the last stage, whose ranks agree on it; collective over the grid."""
+    if grid.pipeline > 1:
+        grid.world.broadcast(array, grid.rank_at(grid.pipeline - 1, 0, 0))
+
+
+class MinibatchLosses:
+    """Mean losses of minibatches, in their order.
+
+    A device goes on with the next steps while losses are noted; `fetch` waits for it.
+
+    Parameters
+    ----------
+    kernels : Kernels
+        Of the device that computes them.
+    grid : ProcessGrid
+    minibatches : sequence of Minibatch
+        Consecutive ones.
+    stop : callable
+        Raises for a loss that is not finite, with a text that names it.
+
+    Attributes
+    ----------
+    means : list of float
+        Those fetched so far.
+    """
+
+    def __init__(
+        self, kernels: Kernels, grid: ProcessGrid, minibatches: Sequence[Minibatch], stop: Callable[[str], None]
+    ) -> None:
+        self._kernels, self._grid, self._minibatches, self._stop = kernels, grid, minibatches, stop
+        self._first = minibatches[0].number
+        self._totals = kernels.zeros((len(minibatches),), np.float64)
+        self.means: list[float] = []
+
+    def note(self, minibatch: Minibatch, total: Array) -> None:
+        """Keep the sum of a minibatch's losses, shape (1,); asynchronous on a device."""
+        place = minibatch.number - self._first
+        self._kernels.copy(total, self._totals[place : place + 1])
+
+    def fetch(self, count: int) -> None:
+        """Make the means of the first `count` known; collective over a grid with several stages.
+
+        Raises
+        ------
+        NonFiniteLossError
+            On every rank alike.
+        """
+        known = len(self.means)
+        if count <= known:
+            return
+        totals = self._kernels.to_host(self._totals[known:count])
+        broadcast_from_last_stage(self._grid, totals)
+        for minibatch, total in zip(self._minibatches[known:count], totals.tolist(), strict=True):
+            mean = total / minibatch.size
+            if not isfinite(mean):
+                self._stop(f"the loss became {mean} in step {minibatch.number + 1} at learning rate {minibatch.rate:g}")
+            self.means.append(mean)
+
+    def progress(self, before: Progress, count: int) -> Progress:
+        """Progress `count` minibatches after `before`; collective as `fetch` is, and raises as it does."""
+        self.fetch(count)
+        sizes = [minibatch.size for minibatch in self._minibatches[:count]]
+        loss_sum = before.loss_sum
+        for mean, size in zip(self.means[:count], sizes, strict=True):
+            loss_sum += mean * size
+        return Progress(
+            step=before.step + count,
+            epoch=before.epoch,
+            minibatches=before.minibatches + count,
+            loss_sum=loss_sum,
+            samples=before.samples + sum(sizes),
+        )
