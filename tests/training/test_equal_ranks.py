@@ -127,7 +127,7 @@ def test_trainers_that_differ_are_refused_when_they_are_made(
         assert message.startswith(f"{setting}: {LAST.format(last, others)}"), message
     message = refusal(comm, SettingError, lambda: trainer_on(comm, seed=comm.rank, log_every=1 + comm.rank % 2))
     assert message == (
-        "output.log_every: rank 1 has 2, ranks 0, 2 have 1; training.seed: rank 0 has 0, rank 1 has 1, rank 2 has 2; "
+        "training.seed: rank 0 has 0, rank 1 has 1, rank 2 has 2; output.log_every: rank 1 has 2, ranks 0, 2 have 1; "
         "it must be the same on every rank"
     )
     for axes in ({"model": 3}, {"check_collectives": True}, {"message_limit": 1 << 20}, {"stages": [(1, 1), (2, 1)]}):

@@ -118,6 +118,7 @@ class Executor:
             WeightGradient: self._weight_gradient,
             ReduceGradients: self._reduce,
             Update: self._update,
+            Barrier: self._barrier,
         }
 
     def train(self, minibatches: Sequence[Minibatch]) -> Iterator[Minibatch]:
@@ -140,11 +141,12 @@ class Executor:
         else:
             order = self._program.order
             for place, shift in self._program.walk(len(minibatches)):
-                if isinstance(order[place], Barrier):
+                instruction = order[place]
+                if isinstance(instruction, Barrier):  # of no minibatch: it may come after the last one
                     self._grid.world.barrier()
                     continue
-                minibatch = minibatches[order[place].minibatch + shift]
-                if isinstance(order[place], Update):
+                minibatch = minibatches[instruction.minibatch + shift]
+                if isinstance(instruction, Update):
                     yield minibatch
                 self._operation(place, minibatch.size)(minibatch)
         self._finish()
@@ -362,6 +364,9 @@ class Executor:
             end_compute(instruction.name, start, (instruction, minibatch.number))
 
         return update
+
+    def _barrier(self, place: int, size: int, instruction: Instruction, chunk: Chunk) -> Operation:
+        return lambda minibatch: self._grid.world.barrier()
 
     # -- sizes, arrays and weights -----------------------------------------------------------------------------------
 
