@@ -167,11 +167,14 @@ class RecordedTotals:
         )
 
 
+def purpose(about: object) -> object:
+    """What a record is about: the instruction itself where the record has it with the number of its minibatch."""
+    return about[0].of_minibatch(about[1]) if isinstance(about, tuple) else about
+
+
 def _event(record: EventRecord) -> Event:
-    """The event of a record, with the instruction of a minibatch in one."""
     event = Event._make(record)
-    about = event.about
-    return event._replace(about=about[0].of_minibatch(about[1])) if isinstance(about, tuple) else event
+    return event if event.about is None else event._replace(about=purpose(event.about))
 
 
 class Recorder:

@@ -59,9 +59,13 @@ def big_grid(comm: MPI.Intracomm, **axes: int) -> ProcessGrid:
 
 
 def check_instructions(epoch: Epoch, schedule: Schedule) -> None:
-    """Every instruction of the schedule once on every rank, in its order; receives where their content is used."""
+    """Every instruction of the schedule once on every rank, in its order; receives where their content is used.
+
+    Minibatches are numbered through the epochs.
+    """
+    first = MINIBATCHES * (epoch.number - 1)
     for lane in epoch.ranks:
-        order = schedule.orders[lane.position.stage]
+        order = [item.of_minibatch(first + item.minibatch) for item in schedule.orders[lane.position.stage]]
         events = [event for event in lane.events if isinstance(event.about, Instruction) and event.name != "loss"]
         done = [event.about for event in events if event.kind == "compute" or event.name == "send"]
         assert done == [item for item in order if isinstance(item, COMPUTED + SENT)]
@@ -107,7 +111,7 @@ def test_an_epoch_of_a_pipeline_without_flush_is_traced(comm: MPI.Intracomm, mpi
         for number in trace.epochs:
             epoch = trace.epoch(number)
             assert epoch.is_complete
-            assert epoch.minibatches == range(MINIBATCHES)
+            assert epoch.minibatches == range(MINIBATCHES * (number - 1), MINIBATCHES * number)
             check_instructions(epoch, schedule)
         check_lanes(mpi_tmp_path / "trace.json", comm.size)
 

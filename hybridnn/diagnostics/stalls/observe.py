@@ -23,7 +23,7 @@ from pathlib import Path
 from time import perf_counter
 from types import FrameType
 
-from hybridnn.comm.recorder import Call, CallRecord, CollectiveProgress, Event, Recorder
+from hybridnn.comm.recorder import Call, CallRecord, CollectiveProgress, Event, Recorder, purpose
 from hybridnn.diagnostics.failsafe import RecordedExit, streams_are_open
 from hybridnn.diagnostics.stalls.files import StallFiles
 from hybridnn.diagnostics.stalls.state import (
@@ -182,7 +182,7 @@ def _call_state(record: CallRecord, now: float) -> CallState:
         dtype="" if call.dtype is None else str(call.dtype),
         peer=None if call.peer < 0 else call.channel.members[call.peer],
         detail="" if call.detail is None else str(call.detail),
-        about="" if call.about is None else str(call.about),
+        about="" if call.about is None else str(purpose(call.about)),
         seconds=round(now - call.start, 3),
     )
 

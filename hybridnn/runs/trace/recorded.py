@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 from hybridnn.comm.recorder import Event
 from hybridnn.pipeline.execution.routes import StagePosition
-from hybridnn.pipeline.schedules.instructions import Instruction, Update
+from hybridnn.pipeline.schedules.instructions import Instruction
 
 TRAINING = "training"
 """Name of the phase that holds an epoch's training."""
@@ -151,77 +151,6 @@ def places_of(stages: Sequence[tuple[int, int]]) -> tuple[StagePosition, ...]:
         for batch_rank in range(batch)
         for model_rank in range(model)
     )
-
-
-def count_updates(events: Iterable[Event]) -> dict[int, int]:
-    """Return how often the first minibatch of each epoch was updated on: for exact methods, its minibatches.
-
-    Parameters
-    ----------
-    events : iterable of Event
-        As one rank recorded them, by end.
-    """
-    return {
-        phase.about: sum(_is_first_update(event) for event in inner)
-        for phase, inner in _by_phase(events)
-        if phase is not None and isinstance(phase.about, int)
-    }
-
-
-def number_minibatches(events: Iterable[Event], updates: Mapping[int, int]) -> Iterator[Event]:
-    """Let the instructions of an epoch count its minibatches through.
-
-    An exact method runs its schedule anew for every minibatch, so that each of them is recorded as the first.
-
-    Parameters
-    ----------
-    events : iterable of Event
-        As one rank recorded them, by end.
-    updates : mapping
-        By epoch, the most that `count_updates` finds on any rank. Ranks that dropped their oldest events then count as
-        the one that has most.
-    """
-    for phase, inner in _by_phase(events):
-        if phase is None or not isinstance(phase.about, int):
-            yield from inner
-            continue
-        own = sum(map(_is_first_update, inner))
-        yield from _numbered(inner, updates.get(phase.about, own) - own)
-        yield phase
-
-
-def _by_phase(events: Iterable[Event]) -> Iterator[tuple[Event | None, list[Event]]]:
-    """Phases, each with the events within it; those outside of all come with None."""
-    waiting: list[Event] = []
-    for event in events:
-        if event.kind == "phase":
-            yield None, [early for early in waiting if early.start < event.start]
-            yield event, [inner for inner in waiting if inner.start >= event.start]
-            waiting = []
-        else:
-            waiting.append(event)
-    yield None, waiting
-
-
-def _is_first_update(event: Event) -> bool:
-    return isinstance(event.about, Update) and event.name == Update.name and event.about.minibatch == 0
-
-
-def _numbered(events: Iterable[Event], done: int) -> Iterator[Event]:
-    """Replace number 0 by the number of updates on it before, `done` of which were dropped."""
-    sent: dict[Instruction, Instruction] = {}
-    for event in events:
-        about = event.about
-        if isinstance(about, Instruction) and about.minibatch == 0:
-            numbered = replace(about, minibatch=done)
-            if event.name == "send":
-                sent[about] = numbered
-            elif event.name == "send.wait":  # may end after the update
-                numbered = sent.get(about, about)
-            done += _is_first_update(event)
-            yield event._replace(about=numbered)
-        else:
-            yield event
 
 
 def _within(lane: RankTrace, start: float, stop: float) -> RankTrace:

@@ -23,7 +23,7 @@ from hybridnn.comm.recorder import Event
 from hybridnn.errors import DataError
 from hybridnn.pipeline.schedules.instructions import Instruction
 from hybridnn.runs.folder import TRACE
-from hybridnn.runs.trace.recorded import RankTrace, Trace, count_updates, number_minibatches, places_of
+from hybridnn.runs.trace.recorded import RankTrace, Trace, places_of
 from hybridnn.utils.files import FileError, read_json, write_atomically
 
 if TYPE_CHECKING:
@@ -76,8 +76,8 @@ def write_trace(path: Path | None, grid: ProcessGrid, method: str = "") -> None:
     origin = clock - extremes[0]
     complete_since = max(0.0, float(extremes[1] + extremes[0]))
     # Of two events that last from one moment to another, the outer one was recorded later.
-    numbered = sorted([*number_minibatches(events, _updates_of_all(grid, events))][::-1], key=_outer_first)
-    lines = [*_names(grid), *(_line(event, grid.rank, origin) for event in numbered)]
+    ordered = sorted(reversed(events), key=_outer_first)
+    lines = [*_names(grid), *(_line(event, grid.rank, origin) for event in ordered)]
     everything = _gather(grid, ",\n".join(lines).encode())
     about = {
         "hybridnn": __version__,
@@ -154,16 +154,6 @@ def _clock(grid: ProcessGrid) -> float:
         return 0.0
     grid.world.barrier()
     return perf_counter()
-
-
-def _updates_of_all(grid: ProcessGrid, events: Sequence[Event]) -> dict[int, int]:
-    """By epoch, the most that `count_updates` finds on any rank."""
-    own = count_updates(events)
-    last = np.array([max(own, default=0)], np.int64)
-    grid.world.allreduce(last, "max")
-    updates = np.array([own.get(epoch, 0) for epoch in range(int(last[0]) + 1)], np.int64)
-    grid.world.allreduce(updates, "max")
-    return dict(enumerate(updates.tolist()))
 
 
 def _outer_first(event: Event) -> tuple[float, float]:
