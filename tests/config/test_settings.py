@@ -27,8 +27,8 @@ from hybridnn.parallel.distribution import DISTRIBUTIONS
 from hybridnn.parallel.layer_split import MODEL_SPLITS
 from hybridnn.training import device as device_choice
 from hybridnn.training import transport_choice
+from hybridnn.training.config import WIRE_DTYPES
 from hybridnn.training.device import DeviceOptions
-from hybridnn.training.equal_settings import WIRE_DTYPES
 from hybridnn.utils.settings_models import UnknownSettingError
 
 
