@@ -144,7 +144,7 @@ def use_history(path: Path) -> None:
 
 def use_study_manifest(path: Path) -> None:
     for cell in read_manifest(path.parent).cells:
-        StudyFolder(path.parent).status(cell.id)
+        StudyFolder(path.parent).state(cell.id)
 
 
 def use_trace(path: Path) -> None:

@@ -93,7 +93,7 @@ def run(
     with StudyProgress(planned) as view:
         outcomes = run_study(planned, view, limit=limit)
         view.summarize(outcomes)
-    if any(outcome.fate in FAILURES for outcome in outcomes):
+    if any(outcome.status in FAILURES for outcome in outcomes):
         raise typer.Exit(1)
 
 

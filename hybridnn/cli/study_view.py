@@ -37,7 +37,7 @@ def print_plan(run: StudyRun) -> None:
     console = make_console()
     numbers = {cell.id: number for number, cell in enumerate(run.plan.cells)}
     for cell in run.chosen:
-        console.print(f"{numbers[cell.id]:>4}  {run.folder.status(cell.id):<11}  {cell.id}", soft_wrap=True)
+        console.print(f"{numbers[cell.id]:>4}  {run.folder.state(cell.id).status:<11}  {cell.id}", soft_wrap=True)
         console.print(f"                {shlex.join(run.command(cell))}", soft_wrap=True)
     for skipped in run.plan.skipped:
         console.print(f"      skipped   {skipped.id}\n                {skipped.reason}", soft_wrap=True)
@@ -74,7 +74,7 @@ def print_submitted(submission: Submission, jobs: Sequence[str], report: str) ->
         cells = counted(len(array.cells), "cell")
         console.print(f"job {job}: {cells} on {counted(array.ranks, 'rank')}", soft_wrap=True)
     console.print(f"job {report}: the report, when they have ended", soft_wrap=True)
-    console.print(f"script and output in {submission.place}", soft_wrap=True)
+    console.print(f"script and output in {submission.job_folder}", soft_wrap=True)
 
 
 def report_facts(results: StudyResults, files: Sequence[Path]) -> dict[str, Any]:
@@ -161,11 +161,11 @@ class StudyProgress:
         left = (monotonic() - self._start) / self._done * (self._cells - self._done)
         if self._progress is not None and self._task is not None:
             self._progress.advance(self._task)
-            if outcome.fate != "finished":
-                self._print(f"{outcome.fate}  {outcome.cell.id}{reason}")
+            if outcome.status != "finished":
+                self._print(f"{outcome.status}  {outcome.cell.id}{reason}")
         else:
-            count = f"[{self._done}/{self._cells}]"
-            self._print(f"{count} {outcome.fate} {outcome.cell.id} {outcome.seconds:.1f} s, {left:.0f} s left{reason}")
+            time = f"{outcome.seconds:.1f} s, {left:.0f} s left"
+            self._print(f"[{self._done}/{self._cells}] {outcome.status} {outcome.cell.id} {time}{reason}")
 
     def summarize(self, outcomes: Sequence[CellOutcome]) -> None:
         """Print how many cells are finished or held by others, and those that did not end well, with their folders."""
@@ -174,9 +174,9 @@ class StudyProgress:
         finished = sum(folder.is_finished(cell.id) for cell in self._run.chosen)
         self._print(f"{finished} of {len(self._run.chosen)} cells are finished")
         for outcome in outcomes:
-            if outcome.fate in FAILURES:
-                self._print(f"{outcome.fate}: {folder.cell(outcome.cell.id)}\n  {outcome.reason}")
-        if held := sum(outcome.fate == "held" for outcome in outcomes):
+            if outcome.status in FAILURES:
+                self._print(f"{outcome.status}: {folder.cell(outcome.cell.id)}\n  {outcome.reason}")
+        if held := sum(outcome.status == "held" for outcome in outcomes):
             self._print(f"{held} cells are being run by another process")
 
     def _print(self, text: str) -> None:

@@ -1,4 +1,4 @@
-"""The cells of a study: one run for each combination of its axes, and the combinations that cannot be."""
+"""Cells of a study: one run for each combination of its axes, and the combinations that cannot run."""
 
 from __future__ import annotations
 
@@ -18,10 +18,13 @@ from hybridnn.parallel.layer_split import split_layers
 from hybridnn.parallel.placement import fitting_grids, resolve_axes, resolve_stages
 from hybridnn.pipeline.partition.stage_partition import check_stages
 from hybridnn.pipeline.schedules.methods import METHODS, too_few_stages
-from hybridnn.study.study_file import Study, value_text
+from hybridnn.study.study_file import Study, format_value
 
 LONGEST_ID = 150
+"""Characters of an id before it is cut and a hash appended."""
+
 Combination = dict[str, Any]
+"""Value of every axis by its label."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +34,7 @@ class Cell:
     Attributes
     ----------
     id : str
-        Its axes and values, ``ranks-4_grid-2x2_width-512_seed-0``: the same for the same values, and fit for a folder.
-    ranks : int
+        Labels and values of the axes, ``ranks-4_grid-2x2_width-512_seed-0``; also the name of the cell's folder.
     values : dict
         Value of every axis by its label; grids as text.
     settings : Settings
@@ -47,7 +49,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class SkippedCell:
-    """A combination that cannot run, and why."""
+    """A combination that cannot run, and the reason."""
 
     id: str
     reason: str
@@ -64,101 +66,97 @@ class CellPlan:
 def make_cells(study: Study) -> CellPlan:
     """Form every combination of the axes.
 
-    What does not fit together (a grid and another number of ranks, more model ranks than neurons, settings that
-    exclude each other) is skipped with the reason.
+    Combinations whose values exclude each other (a grid and another number of ranks, more model ranks than neurons,
+    contradictory settings) are skipped with the reason.
 
     Raises
     ------
     SettingError
-        If a value is refused in all its combinations, two combinations have one name, or nothing is left to run.
+        If a value is not allowed in any of its combinations, two combinations have one name, or no cell can run.
     """
     cells: dict[str, Cell] = {}
     skipped: dict[str, HybridnnError] = {}
-    fates: dict[tuple[str, str], list[SettingError | None]] = {}
+    errors_by_value: dict[tuple[str, str], list[SettingError | None]] = {}
     for combination in _combinations(study):
         name = _name(combination)
-        fate: SettingError | None = None
+        refusal: SettingError | None = None
         try:
-            cell = _cell(study, combination, name)
-            if cell != cells.setdefault(name, cell):
-                raise SettingError("axes", name, "two cells have this name; give their values other names")
-        except _RefusedSettings as refusal:
-            fate = refusal.error
-            skipped[name] = fate
-        except GridError as error:
-            skipped[name] = error
+            ranks, settings = _settings_of(study, combination)
+        except SettingError as error:
+            skipped[name] = refusal = error
+        else:
+            try:
+                cell = _make_cell(name, combination, ranks, settings)
+            except GridError as error:
+                skipped[name] = error
+            else:
+                if cell != cells.setdefault(name, cell):
+                    raise SettingError("axes", name, "two cells have this name; give their values other names")
         for label, value in combination.items():
-            fates.setdefault((label, value_text(value)), []).append(fate)
-    for outcomes in fates.values():
-        # A value that never works is a mistake of its own; one that works somewhere just does not go with the others.
-        if outcomes[0] is not None and all(outcomes):
-            raise outcomes[0]
+            errors_by_value.setdefault((label, format_value(value)), []).append(refusal)
+    for errors in errors_by_value.values():
+        # A value without any valid combination is a mistake; otherwise only its combination with others is.
+        if errors[0] is not None and all(errors):
+            raise errors[0]
     if not cells:
         reason = str(next(iter(skipped.values()), "it has no axes"))
         raise SettingError("axes", study.name, f"no cell of this study can run: {reason}")
     return CellPlan(tuple(cells.values()), tuple(SkippedCell(name, str(error)) for name, error in skipped.items()))
 
 
-class _RefusedSettings(Exception):  # noqa: N818 - says what happened; never leaves this file
-    """The settings of a cell are refused as such, whatever the ranks."""
-
-    def __init__(self, error: SettingError) -> None:
-        super().__init__(str(error))
-        self.error = error
-
-
 def _combinations(study: Study) -> Iterator[Combination]:
-    """The product of the axes, with words for grids replaced by the grids that they mean."""
+    """The product of the axes, with the names in `ALL_GRIDS` replaced by grids."""
     labels = [axis.label for axis, _ in study.axes]
     for values in product(*(values for _, values in study.axes)):
         combination = dict(zip(labels, values, strict=True))
-        word = combination.get("grid")
-        if not isinstance(word, str):
+        chosen = combination.get("grid")
+        if not isinstance(chosen, str):
             yield combination
             continue
         if "ranks" not in combination:
-            raise SettingError("axes.grids", word, "needs the axis ranks, or grids with numbers, for example '2x4'")
+            raise SettingError("axes.grids", chosen, "needs the axis ranks, or grids with numbers, for example '2x4'")
         ranks = combination["ranks"]
-        grids = {"batch": [(ranks, 1)], "model": [(1, ranks)], "all": fitting_grids(ranks)}[word]
+        grids = {"batch": [(ranks, 1)], "model": [(1, ranks)], "all": fitting_grids(ranks)}[chosen]
         for batch, model in grids:
             yield {**combination, "grid": (1, batch, model)}
 
 
 def _name(combination: Combination) -> str:
     text = "_".join(
-        f"{label}-{re.sub(r'[^A-Za-z0-9.+-]+', '-', value_text(value))}" for label, value in combination.items()
+        f"{label}-{re.sub(r'[^A-Za-z0-9.+-]+', '-', format_value(value))}" for label, value in combination.items()
     )
     if len(text) <= LONGEST_ID:
         return text or "base"
     return f"{text[:LONGEST_ID]}-{sha256(text.encode()).hexdigest()[:8]}"
 
 
-def _cell(study: Study, combination: Combination, name: str) -> Cell:
-    values = deepcopy(dict(study.base))
+def _settings_of(study: Study, combination: Combination) -> tuple[int, Settings]:
+    """Number of ranks and settings of a combination."""
     ranks = combination.get("ranks")
     if ranks is None and "grid" in combination:
         ranks = prod(combination["grid"])
-    try:
-        if ranks is None:
-            ranks = _ranks_of(settings_from(_applied(study, combination, values, 1)))
-        settings = settings_from(_applied(study, combination, values, ranks))
-    except SettingError as error:
-        raise _RefusedSettings(error) from error
+    if ranks is None:
+        ranks = _ranks_of(settings_from(_apply_axes(study, combination, 1)))
+    return ranks, settings_from(_apply_axes(study, combination, ranks))
+
+
+def _make_cell(name: str, combination: Combination, ranks: int, settings: Settings) -> Cell:
+    """The cell of a combination; raises `GridError` where its values exclude each other."""
     settings = _with_stages(settings, ranks, named="method" in combination)
     _require_possible(settings, ranks)
-    plain = {label: value_text(value) if label == "grid" else value for label, value in combination.items()}
-    return Cell(name, ranks, plain, settings)
+    values = {label: format_value(value) if label == "grid" else value for label, value in combination.items()}
+    return Cell(name, ranks, values, settings)
 
 
-def _applied(study: Study, combination: Combination, base: dict[str, Any], ranks: int) -> dict[str, Any]:
-    values = deepcopy(base)
+def _apply_axes(study: Study, combination: Combination, ranks: int) -> dict[str, Any]:
+    values = deepcopy(dict(study.base))
     for axis, _ in study.axes:
         axis.apply(values, combination[axis.label], ranks)
     return values
 
 
 def _ranks_of(settings: Settings) -> int:
-    """Ranks that the grid of the settings asks for, without an axis that says it."""
+    """Ranks of the grid in the settings."""
     parallel = settings.parallel
     if parallel.stages:
         return sum(stage.batch * stage.model for stage in parallel.stages)
@@ -166,12 +164,12 @@ def _ranks_of(settings: Settings) -> int:
 
 
 def _with_stages(settings: Settings, ranks: int, *, named: bool) -> Settings:
-    """Settle the stages of a method, as the run would.
+    """Resolve the stages of a method as the run does.
 
     Raises
     ------
     GridError
-        If it is left with one stage, where it would not be what the cell is `named` after.
+        If one stage is left, with which the run would not use the method in the name of the cell.
     """
     try:
         parallel = with_stages(settings.parallel, ranks)
@@ -184,21 +182,21 @@ def _with_stages(settings: Settings, ranks: int, *, named: bool) -> Settings:
 
 
 def _require_possible(settings: Settings, ranks: int) -> None:
-    """Refuse with `GridError` what the run would refuse only once it has begun."""
+    """Raise `GridError` for layouts that the run itself would refuse only after its start."""
     parallel = settings.parallel
     if parallel.stages:
         resolve_stages(ranks, [(stage.batch, stage.model) for stage in parallel.stages])
         stages = len(parallel.stages)
     else:
         stages, _, _ = resolve_axes(ranks, parallel.pipeline, parallel.batch, parallel.model)
-    if settings.data.file is not None:  # only the run opens it
+    if settings.data.file is not None:  # its features and outputs are read by the run
         return
     shape = describe_data(settings.data)
     network = make_model(settings.model, shape.features, shape.outputs, shape.task)
     if stages == 1:
         split_layers(network.layers, parallel.model_split, parallel.model, 0)
         return
-    try:  # which layers a stage has, and so how they are split, is settled by the run
+    try:  # the run chooses the layers of the stages, and with them their splits
         check_stages(len(network.layers), stages)
     except SettingError as error:
         raise GridError(str(error)) from error

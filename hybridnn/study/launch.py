@@ -1,4 +1,4 @@
-"""One run as a process of its own, under the user's launcher, within a time limit."""
+"""Run of a cell as a child process: launcher, time limit, signals and the error line of a failed run."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from hybridnn.utils.files import read_tail
 
 RANKS, NODES = "{ranks}", "{nodes}"
 GRACE = 10.0
-"""Seconds that a launcher gets to end its ranks before it is killed."""
+"""Seconds between SIGTERM to a launcher and SIGKILL."""
 
 CHECKPOINT_GRACE = 60.0
-"""Seconds that a run gets to write a checkpoint before its launcher is told to end."""
+"""Seconds for a run to write a checkpoint before its launcher is sent SIGTERM."""
 
 TWICE_SECONDS = 1.0
-"""Within which a signal that comes again is the same: a batch system may send it twice."""
+"""Interval within which a repeated signal is ignored: a batch system may send it twice."""
 
 STDOUT, STDERR = "stdout.log", "stderr.log"
 ERROR_LINE = re.compile(r"Error\b|[A-Za-z_.]*(Error|Exception|Interrupt|Problem)\b.*:")
-"""A line of the program or of Python that says what went wrong, unlike what launchers write after it."""
+"""An error line of the program or of Python, unlike the messages that launchers write after it."""
 
 DEATHS = (
     r"process rank \d+ with PID \d+ on node \S+ exited on signal \d+( \([^)]*\))?".replace(" ", r"\s+"),  # Open MPI
@@ -44,7 +44,7 @@ DEATHS = (
     r"\berror: .*(Killed|[Oo][Oo][Mm].?[Kk]ill|Segmentation fault|Aborted).*",  # Slurm
     r"rank \d+ \(.*\) is gone: [^;=\n]*",  # the program's own, of a rank of its node
 )
-"""Sentences that name a rank's death, the one that says most first. Open MPI breaks its own over lines."""
+"""Messages about the death of a rank, the most informative first. Open MPI breaks its message over lines."""
 
 
 @dataclass(frozen=True)
@@ -53,15 +53,15 @@ class RunLauncher:
 
     Attributes
     ----------
-    words : tuple of str
-        With ``{ranks}`` where the number of ranks belongs, and ``{nodes}`` for that of the nodes that they fill.
+    template : tuple of str
+        Arguments with ``{ranks}`` in place of the number of ranks, and ``{nodes}`` of the nodes that they fill.
     ranks_per_node : int
-        Counts only where the words hold ``{nodes}``.
+        For ``{nodes}``.
     found : RankLauncher or None
-        The launcher of this environment, in place of the words.
+        The launcher of this environment, in place of the template.
     """
 
-    words: tuple[str, ...] = ()
+    template: tuple[str, ...] = ()
     ranks_per_node: int = 1
     found: RankLauncher | None = None
 
@@ -72,27 +72,27 @@ class RunLauncher:
         Raises
         ------
         SettingError
-            If it is not a command, does not say the number of ranks where a run has several, or asks for nodes outside
-            a Slurm job that says how many ranks belong on one.
+            If it is not a command, lacks ``{ranks}`` where a run has several, or has ``{nodes}`` outside a Slurm job
+            with a number of ranks per node.
         EnvironmentProblem
-            If its program is not there, or this environment has none.
+            If its program is not found, or this environment has no launcher.
         """
         if text is None:
             return cls(found=RankLauncher.find(os.environ))
         try:
-            words = tuple(shlex.split(text))
+            template = tuple(shlex.split(text))
         except ValueError as error:
             raise SettingError("--launcher", text, f"cannot be split into words: {error}") from error
         if most_ranks > 1 and RANKS not in text:
             raise SettingError("--launcher", text, f"must hold {RANKS}, for example 'mpirun -n {RANKS}'")
-        if words and shutil.which(words[0]) is None:
-            raise EnvironmentProblem(f"--launcher: there is no program {words[0]!r}")
+        if template and shutil.which(template[0]) is None:
+            raise EnvironmentProblem(f"--launcher: there is no program {template[0]!r}")
         if NODES not in text:
-            return cls(words)
+            return cls(template)
         per_node = os.environ.get(RANKS_PER_NODE, "")
         if not per_node.isdigit() or int(per_node) == 0:
             raise SettingError("--launcher", text, f"{NODES} needs a Slurm job that was given --ntasks-per-node")
-        return cls(words, int(per_node))
+        return cls(template, int(per_node))
 
     def command(self, ranks: int, program: Sequence[str]) -> list[str]:
         """Return the whole command of a run."""
@@ -100,19 +100,20 @@ class RunLauncher:
             settings = [f"{name}={value}" for name, value in self.found.settings(ranks, os.environ).items()]
             return ["env", *settings, *self.found.command(ranks, program, os.environ)]
         nodes = -(-ranks // self.ranks_per_node)
-        return [*(word.replace(RANKS, str(ranks)).replace(NODES, str(nodes)) for word in self.words), *program]
+        start = [part.replace(RANKS, str(ranks)).replace(NODES, str(nodes)) for part in self.template]
+        return [*start, *program]
 
 
 @dataclass(frozen=True)
 class ProcessOutcome:
-    """How a process ended.
+    """End of a process.
 
     Attributes
     ----------
     code : int
         Exit code, negative for a signal.
     ended_by : {"", "limit", "warning"}
-        What ended it, if it did not end by itself: its time limit, or SIGUSR1, which a batch job gets before its own.
+        Its time limit, or SIGUSR1 before the time limit of the batch job; empty if the process ended by itself.
     """
 
     code: int
@@ -122,28 +123,25 @@ class ProcessOutcome:
 def run_process(
     command: Sequence[str], folder: Path, limit: float | None, keep_open: int, *, checkpoint: bool = False
 ) -> ProcessOutcome:
-    """Run a command to its end; what it prints goes to ``stdout.log`` and ``stderr.log`` in `folder`.
+    """Run a command to its end; its output goes to ``stdout.log`` and ``stderr.log`` in `folder`, which exists.
 
     Parameters
     ----------
-    command : sequence of str
-    folder : Path
-        Exists.
     limit : float or None
         Seconds after which it is ended.
     keep_open : int
         A file descriptor that the command inherits: a lock on it lasts as long as the command, even if this
         process is killed.
     checkpoint : bool
-        Where it has to be ended, send SIGUSR1 first, on which a run writes a checkpoint, and wait for that.
+        Send SIGUSR1 before ending the command, and wait for the run to write a checkpoint.
 
     Raises
     ------
     EnvironmentProblem
         If it cannot be started.
     KeyboardInterrupt
-        After the command has been ended, with the signal's name: SIGINT, or SIGTERM, with which a batch system ends
-        its jobs. Another signal while the command is being ended shortens the wait.
+        After SIGINT or SIGTERM and the end of the command, with the signal's name. Another signal while the command is
+        being ended shortens the wait.
     """
     with _raising_signals(), open(folder / STDOUT, "wb") as out, open(folder / STDERR, "wb") as err:
         try:
@@ -154,7 +152,7 @@ def run_process(
         except OSError as error:
             raise EnvironmentProblem(f"{command[0]} cannot be started: {error.strerror}") from error
         try:
-            # With a limit Python looks again and again; without, a signal might be heeded only after the process's end.
+            # With a limit Python polls; without, it might handle a signal only after the process's end.
             return ProcessOutcome(process.wait(inf if limit is None else limit))
         except subprocess.TimeoutExpired:
             return ProcessOutcome(_end(process, checkpoint=checkpoint), "limit")
@@ -165,10 +163,10 @@ def run_process(
             raise
 
 
-def last_words(folder: Path) -> str:
-    """The line of a failed run's ``stderr.log`` that says most.
+def error_line(folder: Path) -> str:
+    """The most informative line of a failed run's ``stderr.log``.
 
-    The last that names an error; else the launcher's sentence on a rank that died; else the last with words.
+    The last error line; else the launcher's message about a dead rank; else the last line that is not a rule.
     """
     text = read_tail(folder / STDERR).decode(errors="replace")
     lines = [line.strip() for line in text.splitlines() if re.search(r"\w", line)]
@@ -177,24 +175,24 @@ def last_words(folder: Path) -> str:
     return (errors[-1:] or deaths or lines[-1:] or ["it printed no error"])[0]
 
 
-def thread_words(threads: int) -> list[str]:
-    """Return the words before a command that give it so many BLAS threads, on every node and under any launcher."""
+def thread_settings(threads: int) -> list[str]:
+    """Return the start of a command that sets its number of BLAS threads, on every node and under any launcher."""
     return ["env", *(f"{name}={threads}" for name in THREAD_VARIABLES)]
 
 
 def train_command(settings: Path, folder: Path) -> list[str]:
-    """Return the command that trains with a settings file into a folder, with this Python and this package."""
+    """Return the command that trains with a settings file into a folder, with this Python and package."""
     quoted = str(folder).replace("\\", "\\\\").replace('"', '\\"')
     return [sys.executable, "-m", "hybridnn", "train", str(settings), "--set", f'output.folder="{quoted}"']
 
 
 class _Warned(KeyboardInterrupt):
-    """SIGUSR1 came, with which a batch script is warned before its time limit."""
+    """SIGUSR1: the warning before the time limit of a batch job."""
 
 
 @contextlib.contextmanager
 def _raising_signals() -> Iterator[None]:
-    """Raise on SIGINT, SIGTERM and SIGUSR1, so that no run is left behind; only the main thread can."""
+    """Raise `KeyboardInterrupt` on SIGINT, SIGTERM and SIGUSR1, in the main thread alone, so that the run is ended."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -217,9 +215,9 @@ def _raising_signals() -> Iterator[None]:
 
 
 def _end(process: subprocess.Popen[bytes], *, checkpoint: bool) -> int:
-    """End a process and what it started: politely, then not."""
+    """End a process group: with SIGUSR1 if it shall write a checkpoint, SIGTERM, and at last SIGKILL."""
     if checkpoint:
-        process.send_signal(signal.SIGUSR1)  # launchers pass it on to the ranks
+        process.send_signal(signal.SIGUSR1)  # launchers forward it to the ranks
         with contextlib.suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
             process.wait(CHECKPOINT_GRACE)
     for kind, grace in ((signal.SIGTERM, GRACE), (signal.SIGKILL, inf)):

@@ -1,4 +1,4 @@
-"""Runs the cells of a study that are missing, one after the other."""
+"""Study runner: runs the missing cells of a study, one after the other."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Literal, Protocol
 from hybridnn.errors import INTERRUPTED, SettingError, StoppedBySignal
 from hybridnn.runs.lock import FolderInUse
 from hybridnn.study.cells import Cell, CellPlan, make_cells
-from hybridnn.study.launch import ProcessOutcome, RunLauncher, last_words, run_process, thread_words, train_command
+from hybridnn.study.launch import ProcessOutcome, RunLauncher, error_line, run_process, thread_settings, train_command
 from hybridnn.study.study_file import Study
 from hybridnn.study.study_folder import SETTINGS, Failure, StudyFolder
 
@@ -22,12 +22,11 @@ WILDCARDS = "*?["
 
 @dataclass(frozen=True)
 class CellOutcome:
-    """What became of a cell.
+    """Outcome of running a cell.
 
     Attributes
     ----------
-    cell : Cell
-    fate : {"finished", "failed", "timed out", "interrupted", "held"}
+    status : {"finished", "failed", "timed out", "interrupted", "held"}
         As in `CellState`, or ``"held"``: another process is running it.
     seconds : float
         From start to end; 0 if it was not run.
@@ -36,37 +35,27 @@ class CellOutcome:
     """
 
     cell: Cell
-    fate: Literal["finished", "failed", "timed out", "interrupted", "held"]
+    status: Literal["finished", "failed", "timed out", "interrupted", "held"]
     seconds: float = 0.0
     reason: str = ""
 
 
 class StudyView(Protocol):
-    """Told how a study goes."""
+    """Callbacks of `run_study`."""
 
     def on_start(self, cells: int) -> None:
-        """So many cells are missing."""
+        """Called first, with the number of missing cells."""
 
     def on_cell_start(self, cell: Cell) -> None:
-        """A cell begins."""
+        """Called before a cell."""
 
     def on_cell_end(self, outcome: CellOutcome) -> None:
-        """A cell has ended, or another process has it."""
+        """Called when a cell has ended or is held by another process."""
 
 
 @dataclass(frozen=True)
 class StudyRun:
-    """A study with everything settled that `run_study` needs.
-
-    Attributes
-    ----------
-    study : Study
-    plan : CellPlan
-    chosen : tuple of Cell
-        The cells to run, unless they are finished.
-    folder : StudyFolder
-    launcher : RunLauncher
-    """
+    """A checked study, ready for `run_study`; `chosen` are the cells to run, unless they are finished."""
 
     study: Study
     plan: CellPlan
@@ -75,26 +64,25 @@ class StudyRun:
     launcher: RunLauncher
 
     def command(self, cell: Cell, train: Command = train_command) -> list[str]:
-        """Return the command that runs a cell, or goes on with it where the study resumes cells."""
+        """Return the command that runs a cell, or resumes it where the study resumes cells."""
         folder = self.folder.cell(cell.id)
         resume = ["--resume", "auto"] if self.resumes else []
-        program = [*thread_words(self.study.threads), *train(folder / SETTINGS, folder), *resume]
+        program = [*thread_settings(self.study.threads), *train(folder / SETTINGS, folder), *resume]
         return self.launcher.command(cell.ranks, program)
 
     @property
     def resumes(self) -> bool:
-        """Whether an interrupted cell goes on from its newest checkpoint."""
+        """Whether an interrupted cell resumes from its newest checkpoint."""
         return self.study.interrupted == "resume"
 
 
 def plan_study(
     study: Study, folder: Path, launcher: str | None = None, only: str | None = None, cell: int | None = None
 ) -> StudyRun:
-    """Settle what is to run, and check everything that can be checked without running.
+    """Choose the cells to run, and check everything that can be checked without running.
 
     Parameters
     ----------
-    study : Study
     folder : Path
         Of the study; need not exist.
     launcher : str, optional
@@ -107,9 +95,9 @@ def plan_study(
     Raises
     ------
     SettingError
-        If no cell can run or matches, the folder holds something else, or the launcher does not say the ranks.
+        If no cell can run or matches, the folder has another study, or the launcher lacks ``{ranks}``.
     EnvironmentProblem
-        If the launcher is not there.
+        If the launcher is not found.
     """
     plan = make_cells(study)
     chosen = plan.cells if cell is None else (_numbered(plan.cells, cell),)
@@ -126,13 +114,10 @@ def run_study(
 
     Parameters
     ----------
-    run : StudyRun
-    view : StudyView
-        Told of the progress.
     limit : float, optional
         Seconds after which a cell is ended and counts as failed.
     train : callable
-        ``train(settings_file, folder)`` returns the words of the training command.
+        ``train(settings_file, folder)`` returns the training command.
 
     Returns
     -------
@@ -145,7 +130,7 @@ def run_study(
     EnvironmentProblem
         If the folder cannot be written or the launcher cannot be started.
     StoppedBySignal
-        After that warning, where the cell, or the next one, goes on when the study is run again.
+        After that warning, if the next run of the study resumes the cell or continues with the next one.
     KeyboardInterrupt
         After SIGINT or SIGTERM, when the running cell has been ended.
     """
@@ -158,22 +143,22 @@ def run_study(
         outcome, warned = _run_cell(run, cell, limit, train)
         outcomes.append(outcome)
         view.on_cell_end(outcome)
-        if warned and outcome.fate != "finished" and not run.resumes:
+        if warned and outcome.status != "finished" and not run.resumes:
             break
-        if warned and (outcome.fate != "finished" or cell is not missing[-1]):
-            words = outcome.reason or "finished before the time limit of its job"
-            raise StoppedBySignal(f"cell {cell.id}: {words}; run the study again to go on")
+        if warned and (outcome.status != "finished" or cell is not missing[-1]):
+            reason = outcome.reason or "finished before the time limit of its job"
+            raise StoppedBySignal(f"cell {cell.id}: {reason}; run the study again to go on")
     return outcomes
 
 
 def _run_cell(run: StudyRun, cell: Cell, limit: float | None, train: Command) -> tuple[CellOutcome, bool]:
-    """Run a cell unless another process does; what became of it, and whether it was ended by a warning."""
+    """Run a cell unless another process does; returns its outcome, and whether a warning (SIGUSR1) came."""
     try:
-        lock = run.folder.holding(cell.id)
+        lock = run.folder.lock(cell.id)
     except FolderInUse as busy:
         return CellOutcome(cell, "held", reason=f"{busy.holder} is running it"), False
     with lock:
-        if run.folder.is_finished(cell.id):  # by another process, since this one looked
+        if run.folder.is_finished(cell.id):  # by another process in the meantime
             return CellOutcome(cell, "finished"), False
         folder = run.folder.cell(cell.id)
         run.folder.prepare(cell, resume=run.resumes)
@@ -187,21 +172,20 @@ def _run_cell(run: StudyRun, cell: Cell, limit: float | None, train: Command) ->
         warned = ended.ended_by == "warning"
         if ended.code == 0 and run.folder.is_finished(cell.id):
             return CellOutcome(cell, "finished", seconds), warned
-        fate, how = _fate(ended, limit)
-        reason = f"{how}: {last_words(folder)}"
-        run.folder.fail(cell.id, fate, reason)
-        return CellOutcome(cell, fate, seconds, reason), warned
+        status, cause = _failure(ended, limit)
+        reason = f"{cause}: {error_line(folder)}"
+        run.folder.fail(cell.id, status, reason)
+        return CellOutcome(cell, status, seconds, reason), warned
 
 
-def _fate(ended: ProcessOutcome, limit: float | None) -> tuple[Failure, str]:
-    """What became of a cell that did not finish, and how it ended."""
+def _failure(ended: ProcessOutcome, limit: float | None) -> tuple[Failure, str]:
+    """Status of a cell that did not finish, and the cause."""
     if ended.ended_by == "limit":
         return "timed out", f"ended after the limit of {limit:g} s"
     if ended.ended_by == "warning":
         return "timed out", "ended by SIGUSR1, before the time limit of its job"
-    interrupted = ended.code in (StoppedBySignal.exit_code, INTERRUPTED)
-    kind: Failure = "interrupted" if interrupted else "failed"
-    return kind, f"exit code {ended.code}"
+    is_interrupted = ended.code in (StoppedBySignal.exit_code, INTERRUPTED)
+    return "interrupted" if is_interrupted else "failed", f"exit code {ended.code}"
 
 
 def _numbered(cells: Sequence[Cell], number: int) -> Cell:
@@ -211,13 +195,13 @@ def _numbered(cells: Sequence[Cell], number: int) -> Cell:
 
 
 def _matching(cells: Sequence[Cell], pattern: str) -> tuple[Cell, ...]:
-    wild = pattern if any(mark in pattern for mark in WILDCARDS) else f"*{pattern}*"
-    found = tuple(cell for cell in cells if fnmatchcase(cell.id, wild))
+    glob = pattern if any(wildcard in pattern for wildcard in WILDCARDS) else f"*{pattern}*"
+    found = tuple(cell for cell in cells if fnmatchcase(cell.id, glob))
     if not found:
         raise SettingError("--only", pattern, f"matches no cell; the first of {len(cells)} is {cells[0].id}")
     return found
 
 
 def default_folder(study: Study) -> Path:
-    """Where a study runs unless told otherwise; the reduced study has a folder of its own."""
+    """Default folder of a study; the reduced study has a folder of its own."""
     return Path("runs") / "studies" / (study.name + "-reduced" * study.reduced)

@@ -1,6 +1,6 @@
-"""The axes of a study: what may vary from cell to cell, and what a value changes in the settings of a run.
+"""Study files: a base configuration, and the axes along which it varies.
 
-The file of a study: a base configuration, and the axes along which it varies.
+A cell is one combination of the axes' values. Every axis checks its values and applies them to the settings of a run.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hybridnn.utils.settings_models import Count, Section, by_dotted_name, setti
 from hybridnn.utils.text import shown_path
 
 ALL_GRIDS = ("batch", "model", "all")
-"""Words in place of a grid: all ranks along one axis, or every grid of batch x model that the ranks allow."""
+"""Names in place of a grid: all ranks along one axis, or every grid of batch x model that the ranks allow."""
 
 DEFAULT_HIDDEN = (256, 256)
 Values = dict[str, Any]
@@ -31,16 +31,16 @@ Apply = Callable[[Values, Any, int], None]
 
 @dataclass(frozen=True)
 class Axis:
-    """One thing that varies.
+    """One axis of a study.
 
     Attributes
     ----------
     name : str
-        In the study file, ``"widths"``; a dotted setting has its own name.
+        In the study file: ``"widths"``, or the dotted name of a setting.
     label : str
-        In the names of cells and the columns of tables, ``"width"``.
+        In the names of cells and the columns of tables: ``"width"``.
     check : callable
-        ``check(value)`` returns the value in one form, or raises `SettingError`.
+        ``check(value)`` returns the value in its standard form, or raises `SettingError`.
     apply : callable
         ``apply(settings, value, ranks)`` changes nested plain settings.
     """
@@ -51,7 +51,7 @@ class Axis:
     apply: Apply
 
 
-def set_value(settings: Values, name: str, value: Any) -> None:
+def _set_value(settings: Values, name: str, value: Any) -> None:
     """Set a dotted name in nested plain settings."""
     *sections, key = name.split(".")
     for section in sections:
@@ -61,19 +61,14 @@ def set_value(settings: Values, name: str, value: Any) -> None:
     settings[key] = value
 
 
-def chosen_grid(value: Any) -> tuple[int, int, int] | str:
-    """Ranks along pipeline, batch and model, from any of the forms a study file may use.
+def _parse_grid(value: Any) -> tuple[int, int, int] | str:
+    """Ranks along pipeline, batch and model.
 
     Parameters
     ----------
     value : str, list or table
         ``"2x4"`` or ``[2, 4]`` (batch x model), ``"2x2x1"`` or ``[2, 2, 1]`` (with the pipeline first),
-        ``{pipeline = 2, batch = 2}``, or one of `ALL_GRIDS`, which is returned as it is.
-
-    Raises
-    ------
-    SettingError
-        If it is none of these.
+        ``{pipeline = 2, batch = 2}``, or one of `ALL_GRIDS`, which is returned unchanged.
     """
     if isinstance(value, str) and value in ALL_GRIDS:
         return value
@@ -91,8 +86,8 @@ def chosen_grid(value: Any) -> tuple[int, int, int] | str:
     return pipeline, batch, model
 
 
-def value_text(value: Any) -> str:
-    """Write the value of an axis for people and for names: ``2x4``, ``512``, ``0.001``."""
+def format_value(value: Any) -> str:
+    """The value of an axis as text for tables and names: ``2x4``, ``512``, ``0.001``."""
     if isinstance(value, tuple):  # a grid
         return "x".join(map(str, value[1:] if value[0] == 1 else value))
     if isinstance(value, bool):
@@ -100,24 +95,23 @@ def value_text(value: Any) -> str:
     return "-".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def axis_of(name: str) -> Axis:
-    """Return the axis of a name in ``[axes]``; any dotted name is a setting.
-
-    Raises
-    ------
-    SettingError
-        Listing the known axes.
-    """
+def _find_axis(name: str) -> Axis:
+    """The axis of a name in ``[axes]``; any dotted name is a setting."""
     if name in AXES:
         return AXES[name]
     if "." not in name:
         raise SettingError(
             "axes", name, f"not an axis; known are {', '.join(AXES)}, and any setting, for example 'optimizer.lr'"
         )
-    return Axis(name, name, lambda value: value, lambda settings, value, ranks: set_value(settings, name, value))
+    return Axis(name, name, _any_value, _setting(name))
 
 
-def _whole(name: str, least: int = 1) -> Callable[[Any], Any]:
+def _any_value(value: Any) -> Any:
+    """Accept a value that the settings check."""
+    return value
+
+
+def _integer(name: str, least: int = 1) -> Callable[[Any], Any]:
     def check(value: Any) -> Any:
         require_whole(f"axes.{name}", value, least)
         return value
@@ -126,7 +120,7 @@ def _whole(name: str, least: int = 1) -> Callable[[Any], Any]:
 
 
 def _apply_nothing(settings: Values, value: Any, ranks: int) -> None:
-    """Change no setting: the axis says how, or how often, a run is started."""
+    """Change no setting, for axes of the number of ranks and of repetitions."""
 
 
 def _apply_grid(settings: Values, value: Any, ranks: int) -> None:
@@ -144,7 +138,7 @@ def _hidden(settings: Values) -> Sequence[Any]:
 
 
 def _section(settings: Values, name: str) -> Values:
-    """A section of nested plain settings, made where there is none."""
+    """A section of nested plain settings, created if it is missing."""
     section = settings.setdefault(name, {})
     if not isinstance(section, dict):
         raise SettingError(name, section, "must be a section")
@@ -155,55 +149,54 @@ def _apply_depth(settings: Values, value: Any, ranks: int) -> None:
     hidden = _hidden(settings)
     if len(set(hidden)) != 1:
         raise SettingError("model.hidden", list(hidden), "must be layers of one width where depths is an axis")
-    set_value(settings, "model.hidden", [hidden[0]] * value)
+    _set_value(settings, "model.hidden", [hidden[0]] * value)
 
 
 def _apply_width(settings: Values, value: Any, ranks: int) -> None:
-    set_value(settings, "model.hidden", [value] * len(_hidden(settings)))
+    _set_value(settings, "model.hidden", [value] * len(_hidden(settings)))
 
 
 def _setting(dotted: str) -> Apply:
-    return lambda settings, value, ranks: set_value(settings, dotted, value)
+    return lambda settings, value, ranks: _set_value(settings, dotted, value)
 
 
 def _per_rank(dotted: str) -> Apply:
-    return lambda settings, value, ranks: set_value(settings, dotted, value * ranks)
+    return lambda settings, value, ranks: _set_value(settings, dotted, value * ranks)
 
 
-_TABLE = (
-    Axis("ranks", "ranks", _whole("ranks"), _apply_nothing),
-    Axis("grids", "grid", chosen_grid, _apply_grid),
-    Axis("depths", "depth", _whole("depths"), _apply_depth),
-    Axis("widths", "width", _whole("widths"), _apply_width),
-    Axis("batch_sizes", "batch", _whole("batch_sizes"), _setting("training.batch_size")),
-    Axis("batch_per_rank", "batch-per-rank", _whole("batch_per_rank"), _per_rank("training.batch_size")),
-    Axis("samples_per_rank", "samples-per-rank", _whole("samples_per_rank"), _per_rank("data.synthetic.samples")),
-    Axis("methods", "method", lambda value: value, _setting("parallel.method")),
-    Axis("splits", "split", lambda value: value, _setting("parallel.model_split")),
-    Axis("dtypes", "dtype", lambda value: value, _setting("training.dtype")),
-    Axis("seeds", "seed", _whole("seeds", 0), _setting("training.seed")),
-    Axis("repeats", "repeat", _whole("repeats"), _apply_nothing),
+_KNOWN_AXES = (
+    Axis("ranks", "ranks", _integer("ranks"), _apply_nothing),
+    Axis("grids", "grid", _parse_grid, _apply_grid),
+    Axis("depths", "depth", _integer("depths"), _apply_depth),
+    Axis("widths", "width", _integer("widths"), _apply_width),
+    Axis("batch_sizes", "batch", _integer("batch_sizes"), _setting("training.batch_size")),
+    Axis("batch_per_rank", "batch-per-rank", _integer("batch_per_rank"), _per_rank("training.batch_size")),
+    Axis("samples_per_rank", "samples-per-rank", _integer("samples_per_rank"), _per_rank("data.synthetic.samples")),
+    Axis("methods", "method", _any_value, _setting("parallel.method")),
+    Axis("splits", "split", _any_value, _setting("parallel.model_split")),
+    Axis("dtypes", "dtype", _any_value, _setting("training.dtype")),
+    Axis("seeds", "seed", _integer("seeds", 0), _setting("training.seed")),
+    Axis("repeats", "repeat", _integer("repeats"), _apply_nothing),
 )
-AXES = {axis.name: axis for axis in _TABLE}
-"""In the order in which they are applied and named: a width needs the depth before it."""
-
+AXES = {axis.name: axis for axis in _KNOWN_AXES}
+"""The known axes, in the order in which they are applied and named: a width needs the depth before it."""
 
 VARIANT = "variant"
-"""Label of the axis that ``[variants]`` makes."""
+"""Label of the axis of ``[variants]``."""
 
 Table = dict[str, Any]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 
 
 class _Reduced(Section):
-    """``[reduced]``: what is different where a study must be short."""
+    """``[reduced]``: changes for the short form of a study."""
 
     base: Table = Field(default_factory=dict)
     axes: Table = Field(default_factory=dict)
 
 
 class _StudyFile(Section):
-    """The whole file."""
+    """Schema of a study file."""
 
     name: Name
     description: str = ""
@@ -217,11 +210,10 @@ class _StudyFile(Section):
 
 @dataclass(frozen=True)
 class Study:
-    """A study as it is to run.
+    """A study with checked axes.
 
     Attributes
     ----------
-    name, description : str
     reduced : bool
         Whether ``[reduced]`` has been applied.
     base : mapping
@@ -231,7 +223,7 @@ class Study:
     threads : int
         BLAS threads of every rank of every cell.
     interrupted : {"restart", "resume"}
-        Whether a cell that did not end begins anew, as one that is timed should, or goes on from its newest checkpoint.
+        Whether an interrupted cell starts again, as timings need it, or resumes from its newest checkpoint.
     """
 
     name: str
@@ -262,19 +254,19 @@ def load_study(name: Path | str, *, reduced: bool = False) -> Study:
     Raises
     ------
     SettingError
-        If there is no such study, the file is not TOML, or anything in it is unknown or not allowed.
+        If there is no such study, the file is not TOML, or a name or value in it is not allowed.
     """
     path = ready_studies().get(str(name), Path(name))
     values = _read(path)
     try:
-        return _study(values, str(name), reduced=reduced)
+        return _make_study(values, str(name), reduced=reduced)
     except ValidationError as error:
         raise setting_error(error, tuple(_StudyFile.model_fields)).in_file(shown_path(path)) from None
     except SettingError as error:
         raise error.in_file(shown_path(path)) from None
 
 
-def _study(values: Table, name: str, *, reduced: bool) -> Study:
+def _make_study(values: Table, name: str, *, reduced: bool) -> Study:
     file = _StudyFile.model_validate(values)
     base, axes = deepcopy(file.base), file.axes
     if reduced:
@@ -282,7 +274,7 @@ def _study(values: Table, name: str, *, reduced: bool) -> Study:
             raise SettingError("--reduced", name, "this study has no [reduced] settings")
         _merge(base, file.reduced.base)
         axes = {**axes, **file.reduced.axes}
-    checked = _ordered(axes, file.variants)
+    checked = _check_axes(axes, file.variants)
     return Study(file.name, file.description, reduced, base, checked, file.threads, file.interrupted)
 
 
@@ -294,15 +286,15 @@ def _read(path: Path) -> Table:
         raise SettingError("study", str(path), error.reason + ready) from error
 
 
-def _ordered(axes: Table, variants: Mapping[str, Table]) -> tuple[tuple[Axis, list[Any]], ...]:
-    """Check the axes; variants come first, then the known axes, settings and at last the repeats."""
+def _check_axes(axes: Table, variants: Mapping[str, Table]) -> tuple[tuple[Axis, list[Any]], ...]:
+    """Check the axes and sort them: variants, the known axes, settings by name, repeats."""
     given = by_dotted_name(axes)  # optimizer.lr may be written with or without quotes
     found: list[tuple[Axis, list[Any]]] = []
     chosen = given.pop("variants", list(variants))
     if chosen or variants:
         found.append((_variant_axis(variants), _values("variants", chosen)))
     for name, values in given.items():
-        axis = axis_of(name)
+        axis = _find_axis(name)
         is_count = name == "repeats"
         found.append((axis, list(range(1, axis.check(values) + 1)) if is_count else _values(name, values)))
     checked = [(axis, [axis.check(value) for value in values]) for axis, values in found]
@@ -325,7 +317,7 @@ def _variant_axis(variants: Mapping[str, Table]) -> Axis:
 
 
 def _merge(into: Table, changes: Mapping[str, Any]) -> None:
-    """Replace values of nested tables, without sharing any of them."""
+    """Replace values of nested tables by copies."""
     for key, value in changes.items():
         if isinstance(value, Mapping) and isinstance(into.get(key), dict):
             _merge(into[key], value)
@@ -334,10 +326,10 @@ def _merge(into: Table, changes: Mapping[str, Any]) -> None:
 
 
 def _position(axis: Axis) -> tuple[int, str]:
-    """Sort key: variants, the known axes, settings by name, repeats."""
+    """Sort key of an axis."""
     known = list(AXES)
-    if axis.name == "repeats":
-        return len(known) + 1, ""
     if axis.name == "variants":
         return -1, ""
+    if axis.name == "repeats":
+        return len(known) + 1, ""
     return (known.index(axis.name), "") if axis.name in AXES else (len(known), axis.name)

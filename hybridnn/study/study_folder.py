@@ -1,4 +1,4 @@
-"""The folder of a study: which cells it has, what became of each, and who is running it."""
+"""Folder of a study: its manifest, and the settings, lock, state and run of every cell."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hybridnn.runs.history_file import HISTORY, run_status
 from hybridnn.runs.lock import FolderLock
 from hybridnn.study.cells import Cell, CellPlan
 from hybridnn.study.study_file import Study
-from hybridnn.utils.files import JSON_BYTES, FileError, parse_json, read_bytes, read_json, replace_atomically
+from hybridnn.utils.files import JSON_BYTES, FileError, read_bytes, read_json, replace_atomically
 from hybridnn.utils.settings_models import by_dotted_name, first_problem
 from hybridnn.utils.text import shown_path, to_json
 
@@ -37,12 +37,12 @@ FORMAT = 1
 CellStatus = Literal["finished", "running", "failed", "timed out", "interrupted", "never run"]
 Failure = Literal["failed", "timed out", "interrupted"]
 FAILURES: tuple[Failure, ...] = ("failed", "timed out", "interrupted")
-"""States of a cell that was run and did not end well."""
+"""States of a cell that was started and is neither finished nor running."""
 
 
 @dataclass(frozen=True)
 class CellState:
-    """What has become of a cell.
+    """State of a cell.
 
     Attributes
     ----------
@@ -50,7 +50,7 @@ class CellState:
         ``"failed"``: by an error of its own; ``"timed out"``: at the limit of a cell or of a batch job;
         ``"interrupted"``: by a signal, or without a trace, as by the loss of a node.
     reason : str
-        Why, in one line; empty where there is nothing to say.
+        One line, which may be empty.
     """
 
     status: CellStatus
@@ -59,16 +59,7 @@ class CellState:
 
 @dataclass(frozen=True)
 class ManifestCell:
-    """A cell as the folder's manifest names it.
-
-    Attributes
-    ----------
-    id : str
-        Its folder below ``cells/``.
-    ranks : int
-    values : dict
-        Value of every axis by its label.
-    """
+    """A cell in the manifest; its folder below ``cells/`` has the name `id`. Fields as in `Cell`."""
 
     id: Annotated[str, Field(pattern="^[^/\0]+$", max_length=255)]
     ranks: Annotated[int, Field(ge=1)]
@@ -77,14 +68,10 @@ class ManifestCell:
 
 @dataclass(frozen=True)
 class StudyManifest:
-    """What a study's folder is about.
+    """Content of ``study.json``.
 
     Attributes
     ----------
-    name, description : str
-    reduced : bool
-        Whether it is the reduced study.
-    cells : tuple of ManifestCell
     threads : int or None
         BLAS threads per rank; None in a folder of an earlier version, which did not fix them.
     """
@@ -100,7 +87,7 @@ _MANIFEST = TypeAdapter(StudyManifest)
 
 
 class StudyFolder:
-    """Where the cells of one study run; each is a run folder with ``settings.toml`` and the output of its run.
+    """The folder of one study; every cell has a run folder with ``settings.toml`` and the output of its run.
 
     Parameters
     ----------
@@ -116,52 +103,43 @@ class StudyFolder:
         return self.path / "cells" / name
 
     def is_finished(self, name: str) -> bool:
-        """Whether a cell has ended well."""
+        """Whether the run of a cell has finished."""
         return run_status(self.cell(name)) == "finished"
 
-    def status(self, name: str) -> CellStatus:
-        """What has become of a cell, in a word."""
-        return self.state(name).status
-
     def state(self, name: str) -> CellState:
-        """What has become of a cell, with the reason.
+        """State of a cell, with the reason.
 
-        A cell that was started, is not running and has left no end was killed: nothing but its start is on record.
+        A cell that was started, is not running and has no recorded end was killed.
         """
         folder = self.cell(name)
         if self.is_finished(name):
             return CellState("finished")
         if (holder := FolderLock.holder(folder, LOCK)) is not None:
             return CellState("running", holder)
-        if (failure := _text_of(folder / FAILURE)) is not None:
-            status, _, reason = failure.partition(": ")
-            known = next((word for word in FAILURES if word == status), None)
-            return CellState("failed", failure) if known is None else CellState(known, reason)
-        if (started := _text_of(folder / STARTED)) is not None:
-            return CellState("interrupted", f"{_who_started(started)} and left no end: killed, perhaps at a time limit")
+        if (failure := _read_line(folder / FAILURE)) is not None:
+            kind, _, reason = failure.partition(": ")
+            status = next((status for status in FAILURES if status == kind), None)
+            return CellState("failed", failure) if status is None else CellState(status, reason)
+        if os.path.lexists(folder / STARTED):
+            start = _start_text(folder / STARTED)
+            return CellState("interrupted", f"{start} and left no end: killed, perhaps at a time limit")
         if run_status(folder) == "unfinished":  # started by an earlier version
             return CellState("interrupted", "its run left no end")
         return CellState("never run")
 
     def check(self, study: Study, plan: CellPlan) -> None:
-        """Refuse a folder that belongs to another study, or holds finished cells of other settings or threads.
-
-        Raises
-        ------
-        SettingError
-            Naming the study, the threads, or the first cell that changed and the setting.
-        """
+        """Raise `SettingError` if the folder has another study, or finished cells of other settings or threads."""
         if os.path.lexists(self.path) and not os.path.isdir(self.path):
             raise SettingError("--out", str(self.path), "is a file, not a folder")
         if os.path.lexists(self.path / MANIFEST):
-            there = read_manifest(self.path)
-            if (there.name, there.reduced) != (study.name, study.reduced):
-                held = there.name + ", reduced" * there.reduced
-                raise SettingError("--out", str(self.path), f"holds another study ({held}); name another folder")
-            finished = [cell.id for cell in there.cells if self.is_finished(cell.id)]
-            if there.threads not in (None, study.threads) and finished:
-                held = f"cell {finished[0]} ran with {there.threads} BLAS threads per rank; name another folder"
-                raise SettingError("threads", study.threads, f"in {self.path} {held}")
+            manifest = read_manifest(self.path)
+            if (manifest.name, manifest.reduced) != (study.name, study.reduced):
+                other = manifest.name + ", reduced" * manifest.reduced
+                raise SettingError("--out", str(self.path), f"holds another study ({other}); name another folder")
+            finished = [cell.id for cell in manifest.cells if self.is_finished(cell.id)]
+            if manifest.threads not in (None, study.threads) and finished:
+                problem = f"cell {finished[0]} ran with {manifest.threads} BLAS threads per rank; name another folder"
+                raise SettingError("threads", study.threads, f"in {self.path} {problem}")
         for cell in plan.cells:
             if self.is_finished(cell.id) and (change := self._change(cell)):
                 raise SettingError(
@@ -169,47 +147,36 @@ class StudyFolder:
                 )
 
     def begin(self, study: Study, plan: CellPlan) -> None:
-        """Make the folder, and write what the study is.
-
-        Raises
-        ------
-        EnvironmentProblem
-            If it cannot be written.
-        """
+        """Create the folder and write the manifest; raises `EnvironmentProblem` if that fails."""
         cells = [{"id": cell.id, "ranks": cell.ranks, "values": cell.values} for cell in plan.cells]
         about = {"format": FORMAT, "name": study.name, "description": study.description, "reduced": study.reduced}
-        about["threads"] = study.threads
-        with self._named_if_unwritable():
+        with self._write_errors():
             self.path.mkdir(parents=True, exist_ok=True)
-            text = to_json({**about, "cells": cells}, indent=2) + "\n"
-            # Jobs on several nodes may do this at once.
-            replace_atomically(self.path / MANIFEST, lambda file: file.write(text.encode()), exclusive=False)
+            write_json(self.path / MANIFEST, {**about, "threads": study.threads, "cells": cells})
 
-    def holding(self, name: str) -> FolderLock:
-        """Hold a cell, so that no other process runs it; release what is returned.
+    def lock(self, name: str) -> FolderLock:
+        """Lock a cell, so that no other process runs it, until the returned lock is released.
 
-        The operating system gives the lock up when the last process that has the file open ends, however it ends, so
-        a lock that was left behind never stands in the way.
+        The operating system releases the lock when the last process that has the file open ends, for whatever reason.
 
         Raises
         ------
         FolderInUse
-            If another process holds it.
+            If another process has locked it.
         EnvironmentProblem
             If the folder cannot be written.
         """
-        with self._named_if_unwritable():
+        with self._write_errors():
             self.cell(name).mkdir(parents=True, exist_ok=True)
             return FolderLock.take(self.cell(name), LOCK)
 
     def prepare(self, cell: Cell, *, resume: bool = False) -> Path:
-        """Write the settings of a cell and a note of its start, after clearing away a run that did not end.
+        """Remove an unfinished run, write the settings of a cell and the record of its start.
 
         Parameters
         ----------
-        cell : Cell
         resume : bool
-            Keep a run that has checkpoints, which is to go on from them.
+            Keep a run that has checkpoints, to resume from them.
 
         Returns
         -------
@@ -217,25 +184,25 @@ class StudyFolder:
             The settings file.
         """
         folder = self.cell(cell.id)
-        with self._named_if_unwritable():
+        with self._write_errors():
             (folder / FAILURE).unlink(missing_ok=True)
             if not (resume and checkpoint_folders(folder / CHECKPOINTS)):
                 for file in (folder / HISTORY, *folder.glob("*.npz")):
                     file.unlink(missing_ok=True)
-                for left_over in (folder / CHECKPOINTS, folder / STALL):
-                    if left_over.exists():
-                        shutil.rmtree(left_over)
+                for subfolder in (folder / CHECKPOINTS, folder / STALL):
+                    if subfolder.exists():
+                        shutil.rmtree(subfolder)
             (folder / SETTINGS).write_text(to_toml(cell.settings), encoding="utf-8")
-            (folder / STARTED).write_text(to_json(_start_of(os.environ)) + "\n", encoding="utf-8")
+            write_json(folder / STARTED, _start_of(os.environ))
         return folder / SETTINGS
 
     def fail(self, name: str, status: Failure, reason: str) -> None:
-        """Note how and why a cell did not end well."""
-        with self._named_if_unwritable():
+        """Record the failure of a cell and its reason."""
+        with self._write_errors():
             (self.cell(name) / FAILURE).write_text(f"{status}: {reason}\n", encoding="utf-8")
 
     def _change(self, cell: Cell) -> str:
-        """The first setting of a finished cell that is another one now; empty if none is."""
+        """The first setting of a finished cell that has another value now, or an empty text."""
         try:
             ran = load_settings(self.cell(cell.id) / SETTINGS)
         except SettingError as error:
@@ -245,7 +212,8 @@ class StudyFolder:
         return f"{changed[0]} was {before[changed[0]]!r}, is {now[changed[0]]!r}" if changed else ""
 
     @contextlib.contextmanager
-    def _named_if_unwritable(self) -> Iterator[None]:
+    def _write_errors(self) -> Iterator[None]:
+        """Turn `OSError` into `EnvironmentProblem` with the name of the file."""
         try:
             yield
         except OSError as error:
@@ -253,13 +221,7 @@ class StudyFolder:
 
 
 def read_manifest(folder: Path) -> StudyManifest:
-    """Read what a study's folder is about.
-
-    Raises
-    ------
-    DataError
-        If `folder` is not the folder of a study.
-    """
+    """Read the manifest of a study's folder; raises `DataError` if `folder` has none or a damaged one."""
     path = folder / MANIFEST
     try:
         values = read_json(path)
@@ -273,8 +235,14 @@ def read_manifest(folder: Path) -> StudyManifest:
         raise FileError(path, f"not written by `hybridnn study run`: {first_problem(error)}") from error
 
 
-def _text_of(path: Path) -> str | None:
-    """A small file as one line; None without it."""
+def write_json(path: Path, value: object) -> None:
+    """Write a JSON file of a study atomically; jobs on several nodes may write the same one."""
+    text = to_json(value, indent=2) + "\n"
+    replace_atomically(path, lambda file: file.write(text.encode()), exclusive=False)
+
+
+def _read_line(path: Path) -> str | None:
+    """Content of a small file as one line; None without the file."""
     try:
         return " ".join(read_bytes(path, JSON_BYTES).decode(errors="replace").split())
     except FileError as error:
@@ -282,7 +250,7 @@ def _text_of(path: Path) -> str | None:
 
 
 def _start_of(environment: Mapping[str, str]) -> dict[str, Any]:
-    """When, where and by which job a cell is started."""
+    """Time, host, process and Slurm job of a cell's start."""
     job = environment.get("SLURM_JOB_ID")
     if (array := environment.get("SLURM_ARRAY_JOB_ID")) and (task := environment.get("SLURM_ARRAY_TASK_ID")):
         job = f"{array}_{task}"
@@ -290,10 +258,11 @@ def _start_of(environment: Mapping[str, str]) -> dict[str, Any]:
     return {"time": when, "host": socket.gethostname(), "process": os.getpid(), "slurm_job": job}
 
 
-def _who_started(text: str) -> str:
+def _start_text(path: Path) -> str:
+    """The record of a start as text."""
     try:
-        start = parse_json(text)
-        by = f"Slurm job {start['slurm_job']}" if start["slurm_job"] else f"process {start['process']}"
-        return f"started {start['time']} by {by} on {start['host']}"
-    except (ValueError, LookupError, TypeError):  # cut off by a full disk
+        start = read_json(path)
+        job = f"Slurm job {start['slurm_job']}" if start["slurm_job"] else f"process {start['process']}"
+        return f"started {start['time']} by {job} on {start['host']}"
+    except (FileError, LookupError, TypeError):  # cut off by a full disk
         return "started"

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from hybridnn.study.submit import filled_in
+from hybridnn.study.submit import fill_in_script
 from mpi_runner.slowness import deadline
 
 pytestmark = pytest.mark.timeout(600)
@@ -77,7 +77,7 @@ def _job(folder: Path, script: str, program: str, **changes: str) -> Iterator[Jo
         if name in changes:
             values[variable] = changes.pop(name)
     arguments = changes.pop("arguments", "config.toml --set data.name=a*b").split()
-    text = filled_in((JOBS / script).read_text(), values)
+    text = fill_in_script((JOBS / script).read_text(), values)
     (folder / script).write_text(text.replace("step=$!\n", changes.pop("before_step", "") + "step=$!\n"))
     environment = {"PATH": f"{folder}:{os.environ['PATH']}", **variables, **changes}
     process = subprocess.Popen(

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from hybridnn.comm.open_mpi import OVERSUBSCRIBED
-from hybridnn.study.submit import filled_in
+from hybridnn.study.submit import fill_in_script
 from mpi_runner.launch import JOB_MARK, job_environment, marked_processes
 from mpi_runner.slowness import deadline
 
@@ -39,7 +39,7 @@ def edited_script(name: str, place: Path, **values: str) -> Path:
     """Copy a batch script and edit its block, as a user does; python is the one of these tests."""
     text = (Path(str(files("hybridnn.hpc_jobs"))) / name).read_text(encoding="utf-8")
     script = place / name
-    script.write_text(filled_in(text, {"python": sys.executable, **values}), encoding="utf-8")
+    script.write_text(fill_in_script(text, {"python": sys.executable, **values}), encoding="utf-8")
     return script
 
 

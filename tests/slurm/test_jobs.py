@@ -237,11 +237,11 @@ def test_warned_task_of_a_study_goes_on_or_is_over(cluster: Cluster, tmp_path: P
         studies[key] = array["job"], StudyFolder(folder)
     for job, study in studies.values():
         wait_until(lambda: _epochs(study.cell(CELL)), LONG, "the cell trains", lambda: _printed(study.path))  # noqa: B023
-        assert study.status(CELL) == "running"
+        assert study.state(CELL).status == "running"
         cluster.run("scancel", "--batch", "--signal=USR1", f"{job}_0")
 
     job, study = studies["restart"]
-    wait_until(lambda: study.status(CELL) == "timed out", 60, "the cell is over", lambda: _printed(study.path))
+    wait_until(lambda: study.state(CELL).status == "timed out", 60, "the cell is over", lambda: _printed(study.path))
     assert study.state(CELL).reason.startswith("ended by SIGUSR1, before the time limit of its job: ")
     wait_until(lambda: f"{job}_0" not in _tasks(cluster), 60, "the task is over")
     assert "requeue: " not in _printed(study.path)
@@ -253,7 +253,9 @@ def test_warned_task_of_a_study_goes_on_or_is_over(cluster: Cluster, tmp_path: P
     assert resumed()[0]["step"] > 0
     cluster.run("scancel", job)
     wait_until(lambda: f"{job}_0" not in _tasks(cluster), 60, "the task is over")
-    wait_until(lambda: study.status(CELL) == "interrupted", 60, "its end is noted", lambda: str(study.state(CELL)))
+    wait_until(
+        lambda: study.state(CELL).status == "interrupted", 60, "its end is noted", lambda: str(study.state(CELL))
+    )
 
 
 def _tasks(cluster: Cluster) -> list[str]:

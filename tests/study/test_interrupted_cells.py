@@ -87,7 +87,7 @@ def test_interrupted_cell_begins_anew(tmp_path: Path, number: int, more: str) ->
     cell = plan.folder.cell(CELL)
     thread = _interrupt_when_it_trains(cell, number)
     if number == signal.SIGUSR1:
-        assert [outcome.fate for outcome in run_study(plan, View())] == ["timed out"]
+        assert [outcome.status for outcome in run_study(plan, View())] == ["timed out"]
     else:
         with pytest.raises(KeyboardInterrupt):
             run_study(plan, View())
@@ -98,7 +98,7 @@ def test_interrupted_cell_begins_anew(tmp_path: Path, number: int, more: str) ->
     assert list((cell / "checkpoints").iterdir())  # which is why it could not be run again
 
     again = _plan(tmp_path, 2)
-    assert [outcome.fate for outcome in run_study(again, View(), train=_without_picture)] == ["finished"]
+    assert [outcome.status for outcome in run_study(again, View(), train=_without_picture)] == ["finished"]
     assert [record["epoch"] for record in _records(cell, "epoch")] == [1, 2]
     assert _records(cell, "resumed") == []
     assert again.folder.state(CELL).status == "finished"
@@ -109,12 +109,15 @@ def test_cell_ended_at_its_limit_begins_anew(tmp_path: Path) -> None:
     cell = plan.folder.cell(CELL)
     for limit in (4, 8, 16, 32, 64):  # until it is enough for the first step on this machine
         (outcome,) = run_study(plan, View(), limit=limit)
-        assert (outcome.fate, outcome.reason.partition(":")[0]) == ("timed out", f"ended after the limit of {limit} s")
+        assert (outcome.status, outcome.reason.partition(":")[0]) == (
+            "timed out",
+            f"ended after the limit of {limit} s",
+        )
         if (cell / "checkpoints").exists() and list((cell / "checkpoints").glob("step-*")):
             break
     else:
         raise AssertionError("no checkpoint within 64 s")
-    assert [outcome.fate for outcome in run_study(_plan(tmp_path, 2), View(), train=_without_picture)] == ["finished"]
+    assert [outcome.status for outcome in run_study(_plan(tmp_path, 2), View(), train=_without_picture)] == ["finished"]
     assert [record["epoch"] for record in _records(cell, "epoch")] == [1, 2]
 
 
@@ -133,7 +136,7 @@ def test_interrupted_cell_of_a_study_that_resumes_goes_on(tmp_path: Path, number
     last_step = max(int(path.name.removeprefix("step-")) for path in (cell / "checkpoints").glob("step-*"))
 
     again = _plan(tmp_path, done[-1] + 2, key)
-    assert [outcome.fate for outcome in run_study(again, View(), train=_without_picture)] == ["finished"]
+    assert [outcome.status for outcome in run_study(again, View(), train=_without_picture)] == ["finished"]
     assert [record["step"] for record in _records(cell, "resumed")] == [last_step]
     assert [record["epoch"] for record in _records(cell, "epoch")] == list(range(1, done[-1] + 3))
 
@@ -170,7 +173,7 @@ def test_cell_that_left_no_end_was_killed(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("SLURM_JOB_ID", "70")
     monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "63")
     monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "1")
-    with plan.folder.holding(CELL):
+    with plan.folder.lock(CELL):
         plan.folder.prepare(plan.chosen[0])
         running = plan.folder.state(CELL)
         assert (running.status, running.reason.split(" on ")[0]) == ("running", f"process {os.getpid()}")
@@ -200,20 +203,20 @@ def test_cell_that_finishes_when_it_is_warned_is_finished(tmp_path: Path, cells:
         return ["python3", "-c", program, str(folder)]
 
     if cells == "0":
-        assert [outcome.fate for outcome in run_study(plan, View(), train=train)] == ["finished"]
+        assert [outcome.status for outcome in run_study(plan, View(), train=train)] == ["finished"]
     else:
         with pytest.raises(StoppedBySignal, match="cell seed-0: finished before the time limit of its job; run the"):
             run_study(plan, View(), train=train)
-        assert plan.folder.status("seed-1") == "never run"
+        assert plan.folder.state("seed-1").status == "never run"
     thread.join()
-    assert plan.folder.status(CELL) == "finished"
+    assert plan.folder.state(CELL).status == "finished"
 
 
 def test_cell_that_a_batch_system_stopped_by_itself_was_interrupted(tmp_path: Path) -> None:
     script = "import sys; print('Error: stopped by SIGTERM after step 3; wrote x', file=sys.stderr); sys.exit(75)"
     plan = _plan(tmp_path, 2)
     (outcome,) = run_study(plan, View(), train=lambda settings, folder: ["python3", "-c", script])
-    assert (outcome.fate, outcome.reason) == (
+    assert (outcome.status, outcome.reason) == (
         "interrupted",
         "exit code 75: Error: stopped by SIGTERM after step 3; wrote x",
     )
@@ -230,7 +233,7 @@ def test_file_system_without_locks_is_tolerated(tmp_path: Path, monkeypatch: pyt
         write_run(folder)
         return ["true"]
 
-    assert [outcome.fate for outcome in run_study(plan, View(), train=train)] == ["finished"]
+    assert [outcome.status for outcome in run_study(plan, View(), train=train)] == ["finished"]
     assert len(read_results(tmp_path / "out").cells) == 1
 
 

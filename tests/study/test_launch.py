@@ -14,7 +14,7 @@ import pytest
 
 from hybridnn.config.file import load_settings
 from hybridnn.errors import SettingError
-from hybridnn.study.launch import RunLauncher, last_words, run_process, train_command
+from hybridnn.study.launch import RunLauncher, error_line, run_process, train_command
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -99,9 +99,9 @@ def test_nodes_need_a_job_that_says_what_fits_on_one(monkeypatch: pytest.MonkeyP
         (b"\xff\xfe broken text\n", "\ufffd\ufffd broken text"),
     ],
 )
-def test_last_words_name_the_error(tmp_path: Path, stderr: str | bytes, line: str) -> None:
+def test_error_line_name_the_error(tmp_path: Path, stderr: str | bytes, line: str) -> None:
     (tmp_path / "stderr.log").write_bytes(stderr if isinstance(stderr, bytes) else stderr.encode())
-    assert last_words(tmp_path) == line
+    assert error_line(tmp_path) == line
 
 
 def test_folder_with_quotes_survives_the_command_line() -> None:

@@ -52,7 +52,7 @@ class View:
         self.told.append(f"start {cell.id}")
 
     def on_cell_end(self, outcome: CellOutcome) -> None:
-        self.told.append(f"{outcome.fate} {outcome.cell.id}")
+        self.told.append(f"{outcome.status} {outcome.cell.id}")
 
 
 def _study(tmp_path: Path, axes: str = "seeds = [0, 1, 2]", base: str = "") -> Study:
@@ -76,7 +76,7 @@ def _calls(tmp_path: Path) -> list[str]:
 
 
 def _fates(outcomes: list[CellOutcome]) -> dict[str, str]:
-    return {outcome.cell.id: outcome.fate for outcome in outcomes}
+    return {outcome.cell.id: outcome.status for outcome in outcomes}
 
 
 def test_every_cell_runs_once_on_its_ranks(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_crash_is_reported_and_the_rest_goes_on(tmp_path: Path) -> None:
     assert _fates(outcomes) == {"seed-0": "finished", "seed-1": "failed", "seed-2": "finished"}
     assert outcomes[1].reason == "exit code 3: Error: broken on purpose"
     folder = StudyFolder(tmp_path / "out")
-    assert folder.status("seed-1") == "failed"
+    assert folder.state("seed-1").status == "failed"
     assert "Traceback" in (folder.cell("seed-1") / "stderr.log").read_text()
 
 
@@ -116,7 +116,7 @@ def test_only_what_is_missing_is_run_again(tmp_path: Path) -> None:
     outcomes = run_study(_plan(tmp_path), View(), train=_fake(tmp_path))
     assert _fates(outcomes) == {"seed-1": "finished"}
     assert _calls(tmp_path) == [f"seed-{seed} on 1" for seed in (0, 1, 2, 1)]
-    assert StudyFolder(tmp_path / "out").status("seed-1") == "finished"
+    assert StudyFolder(tmp_path / "out").state("seed-1").status == "finished"
 
 
 def test_what_an_unfinished_run_left_behind_does_not_stop_the_next(tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_what_an_unfinished_run_left_behind_does_not_stop_the_next(tmp_path: Pat
 
 def test_exit_code_zero_without_a_finished_run_is_a_failure(tmp_path: Path) -> None:
     (outcome,) = run_study(_plan(tmp_path, only="seed-0"), View(), train=_fake(tmp_path, ""))
-    assert (outcome.fate, outcome.reason) == ("failed", "exit code 0: it printed no error")
+    assert (outcome.status, outcome.reason) == ("failed", "exit code 0: it printed no error")
 
 
 def test_cell_is_ended_at_the_limit(tmp_path: Path) -> None:
@@ -158,13 +158,13 @@ def test_two_at_once_share_the_cells(tmp_path: Path) -> None:
     for thread in threads:
         thread.join(deadline(60))
     assert sorted(_calls(tmp_path)) == [f"seed-{seed} on 1" for seed in range(5)]
-    assert {outcome.fate for outcomes in found for outcome in outcomes} <= {"finished", "held"}
+    assert {outcome.status for outcomes in found for outcome in outcomes} <= {"finished", "held"}
 
 
 def test_cell_that_another_process_holds_is_left_to_it(tmp_path: Path) -> None:
     code = (
         "import sys, time; from pathlib import Path; from hybridnn.study.study_folder import StudyFolder\n"
-        "with StudyFolder(Path(sys.argv[1])).holding('seed-1'): print('held', flush=True); time.sleep(3600)"
+        "with StudyFolder(Path(sys.argv[1])).lock('seed-1'): print('held', flush=True); time.sleep(3600)"
     )
     holder = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "out")], stdout=subprocess.PIPE, text=True)
     try:
@@ -206,7 +206,7 @@ def test_run_that_outlives_its_study_still_holds_its_cell(tmp_path: Path) -> Non
     assert len(children) == 1
     os.kill(children[0], signal.SIGKILL)
     _wait_for(lambda: _fates(run_study(plan, View(), train=_fake(tmp_path))) != {"seed-0": "held"})
-    assert StudyFolder(tmp_path / "out").status("seed-0") == "finished"
+    assert StudyFolder(tmp_path / "out").state("seed-0").status == "finished"
 
 
 def _runs(pid: int, script: str) -> bool:
@@ -255,7 +255,7 @@ def test_interrupt_ends_the_cell_and_leaves_what_is_finished(tmp_path: Path, int
     with pytest.raises(ProcessLookupError):
         os.kill(int(place.read_text()), 0)
     folder = StudyFolder(tmp_path / "out")
-    assert [folder.status(f"seed-{seed}") for seed in (0, 1, 2)] == ["finished", "interrupted", "never run"]
+    assert [folder.state(f"seed-{seed}").status for seed in (0, 1, 2)] == ["finished", "interrupted", "never run"]
     assert folder.state("seed-1").reason == f"ended by {signal.Signals(number).name}"
 
 

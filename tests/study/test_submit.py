@@ -12,7 +12,7 @@ from hybridnn.datasets import dataset_info
 from hybridnn.errors import DataError, EnvironmentProblem, SettingError
 from hybridnn.study.study_file import load_study
 from hybridnn.study.study_folder import read_manifest
-from hybridnn.study.submit import SlurmOptions, Submission, array_indices, filled_in, plan_submission, submit
+from hybridnn.study.submit import SlurmOptions, Submission, fill_in_script, format_indices, plan_submission, submit
 from reference.finished_runs import write_run
 
 STUDY = 'name = "s"\naxes = {ranks = [1, 4], seeds = [0, 1, 2]}'
@@ -105,7 +105,7 @@ def _jobs(calls: Path) -> list[list[str]]:
     [([0], "0"), ([0, 1], "0-1"), ([0, 2], "0,2"), ([0, 1, 2, 5, 7, 8], "0-2,5,7-8"), ([3, 4, 5], "3-5"), ([], "")],
 )
 def test_indices_are_written_as_spans(numbers: list[int], text: str) -> None:
-    assert array_indices(numbers) == text
+    assert format_indices(numbers) == text
 
 
 def test_each_number_of_ranks_has_an_array_of_its_missing_cells(tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_jobs_use_a_copy_of_the_study(tmp_path: Path, calls: Path) -> None:
 def test_every_submission_has_a_place_of_its_own(tmp_path: Path, calls: Path, slurm: FakeSlurm) -> None:
     for number in (1, 2):
         submission = _plan(tmp_path)
-        assert submission.place == tmp_path / "out" / "slurm" / str(number)
+        assert submission.job_folder == tmp_path / "out" / "slurm" / str(number)
         submit(submission)
 
 
@@ -171,7 +171,7 @@ def test_folder_of_another_study_is_refused(tmp_path: Path) -> None:
 
 def test_values_reach_the_shell_as_they_are(tmp_path: Path) -> None:
     value = """a 'b' "c" $HOME # d \\ e"""
-    script = filled_in('first=1   # stays\nvalue=""  # what it means\necho "$value"\n', {"value": value})
+    script = fill_in_script('first=1   # stays\nvalue=""  # what it means\necho "$value"\n', {"value": value})
     assert script.startswith("first=1   # stays\nvalue=")
     assert "# what it means\n" in script
     assert subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True).stdout == value + "\n"
@@ -180,7 +180,7 @@ def test_values_reach_the_shell_as_they_are(tmp_path: Path) -> None:
 @pytest.mark.parametrize("script", ["", "value=1\nvalue=2\n", "export value=1\n"])
 def test_variable_must_be_set_once(script: str) -> None:
     with pytest.raises(SettingError, match="exactly one line"):
-        filled_in(script, {"value": "x"})
+        fill_in_script(script, {"value": "x"})
 
 
 def test_cells_that_are_queued_are_not_queued_again(tmp_path: Path, calls: Path, slurm: FakeSlurm) -> None:
