@@ -128,8 +128,8 @@ def _print_calibration(console: Console, found: Calibration, out: Path | None) -
         _print_pace(console, found.machine)
     for text in found.missing:
         console.print(f"not measured: {text}", soft_wrap=True)
-    if found.crowded:
-        console.print(f"mind: {found.crowded}", soft_wrap=True)
+    if found.oversubscription:
+        console.print(f"mind: {found.oversubscription}", soft_wrap=True)
     if found.machine.quality is not None:
         console.print(f"\nverdict: {found.machine.quality.summary}", soft_wrap=True)
     if out is None:
@@ -175,7 +175,7 @@ def _facts(found: Calibration, out: Path | None) -> dict[str, object]:
         ],
         "compute_errors": [asdict(error) for error in found.compute_errors],
         "not_measured": list(found.missing),
-        "crowded": found.crowded,
+        "crowded": found.oversubscription,
     }
 
 

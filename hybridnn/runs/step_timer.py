@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from time import perf_counter
 
 import numpy as np
 
 from hybridnn.checkpoints.manifest import Progress
 from hybridnn.comm.mpi import import_mpi
-from hybridnn.cost.calibration.compute_steps import StepCase
+from hybridnn.cost.calibration.compute_samples import StepCase, StepTime
 from hybridnn.nn.optimizers import SGD, Adam, Optimizer
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.pipeline.schedules.methods import METHODS
@@ -28,30 +27,6 @@ ROUNDS, STEPS = 3, 6
 
 MINIBATCHES = 8
 """Minibatches that the samples are drawn from, so that they do not all stay in the cache."""
-
-
-@dataclass(frozen=True)
-class StepTime:
-    """Seconds of a step.
-
-    Attributes
-    ----------
-    seconds : float
-        Of the whole step.
-    computing : mapping of str to float
-        By kind of computation.
-    instructions : int
-        Of the schedule.
-    """
-
-    seconds: float
-    computing: Mapping[str, float]
-    instructions: int
-
-    @property
-    def beside(self) -> float:
-        """Seconds outside computations."""
-        return self.seconds - sum(self.computing.values())
 
 
 class TrainingTimer:
@@ -80,7 +55,7 @@ class TrainingTimer:
 
         train()  # warms up
         instructions = len(plan.training(1).orders[0])
-        rounds = sorted((self._timed(train, instructions) for _ in range(ROUNDS)), key=lambda run: run.beside)
+        rounds = sorted((self._timed(train, instructions) for _ in range(ROUNDS)), key=lambda time: time.overhead)
         return rounds[ROUNDS // 2]
 
     def _engine(self, case: StepCase, plan: PipelinePlan) -> Engine:

@@ -1,9 +1,4 @@
-"""Measuring a machine: messages, collectives, overlap, computing and memory, put together as a `Machine`.
-
-What a calibration ran on: processor, memory, libraries, and how busy the machine was.
-
-Whether a calibration can be trusted: its errors on what was held out, its noise, and other work on the machine.
-"""
+"""Calibration: a `Machine` from measurements of communication, overlap, computing and memory, with their quality."""
 
 from __future__ import annotations
 
@@ -23,152 +18,40 @@ from hybridnn.comm.mpi import library_version
 from hybridnn.comm.threads import cores_of_node, limit_blas_threads
 from hybridnn.cost.calibration.communication import measure_communication, measure_overlap, measure_reduction
 from hybridnn.cost.calibration.compute import ComputeError, calibrate_compute
-from hybridnn.cost.calibration.compute_steps import StepTimer
+from hybridnn.cost.calibration.compute_samples import StepTimer
 from hybridnn.cost.calibration.fit import LARGE_BYTES, FittedOperation, fit_operations
 from hybridnn.cost.machine.compute import Compute
-from hybridnn.cost.machine.machine import CollectiveCost, Machine, NetworkLink, Overlap, Quality, Segment
+from hybridnn.cost.machine.machine import Machine, NetworkLink, Overlap, Quality, Segment
 from hybridnn.errors import SettingError
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.pipeline.partition.stage_partition import TYPICAL_LINK
 from hybridnn.utils.text import counted
 
-
-def host_facts(grid: ProcessGrid, threads: int) -> dict[str, str]:
-    """Where and with what this rank runs, for people."""
-    facts = {
-        "date": f"{datetime.now():%Y-%m-%d %H:%M}",
-        "host": platform.node(),
-        "processor": _proc_value("/proc/cpuinfo", "model name") or platform.processor() or platform.machine(),
-        "mpi": library_version(),
-        "numpy": f"{np.__version__}, {_blas()}",
-        "threads_per_rank": str(threads),
-        "ranks": str(grid.size),
-        "nodes": str(grid.nodes),
-    }
-    if hasattr(os, "getloadavg"):
-        facts["load_average"] = ", ".join(f"{load:.2f}" for load in os.getloadavg()) + " (1, 5 and 15 minutes, before)"
-    return facts
-
-
-def memory_bytes_per_rank(grid: ProcessGrid) -> float:
-    """Memory that is free on a node for each rank there, on the node that has least; collective.
-
-    Raises
-    ------
-    SettingError
-        If the system does not say.
-    """
-    least = np.array([-agree(grid.world, _free_memory) / grid.node_group.size])
-    grid.world.allreduce(least, "max")
-    return -float(least[0])
-
-
-def _free_memory() -> float:
-    """Bytes that this node could give to new processes."""
-    available = _proc_value("/proc/meminfo", "MemAvailable")
-    if available:
-        return 1024.0 * int(available.split()[0])
-    try:
-        return float(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    except (AttributeError, ValueError, OSError):
-        raise SettingError("--memory", None, "this system does not say how much is free; give bytes per rank") from None
-
-
-def _proc_value(path: str, key: str) -> str:
-    """Text behind the first ``key:`` of a file of ``/proc``; empty where there is none."""
-    try:
-        lines = Path(path).read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return ""
-    return next((line.partition(":")[2].strip() for line in lines if line.partition(":")[0].strip() == key), "")
-
-
-def _blas() -> str:
-    from threadpoolctl import threadpool_info
-
-    pools = [pool for pool in threadpool_info() if pool["user_api"] == "blas"]
-    return f"{pools[0]['internal_api']} {pools[0]['version']}" if pools else "unknown BLAS"
-
-
-def judge(
-    fits: Iterable[FittedOperation], errors: Sequence[ComputeError], compute: Iterable[Compute], load: float, ranks: int
-) -> Quality:
-    """The quality of a calibration.
-
-    Parameters
-    ----------
-    fits : iterable of FittedOperation
-    errors : sequence of ComputeError
-    compute : iterable of Compute
-    load : float
-        Load average of the busiest node before the measurement.
-    ranks : int
-        Ranks times threads of this job on that node.
-    """
-    judged = sorted([*_of_communication(fits), *_of_computing(errors)])
-    error, what = judged[-1] if judged else (0.0, "nothing was held out")
-    noise = max(entry.noise for entry in compute)
-    return Quality(held_out_error=error, held_out_of=what, noise=noise, load_average=load, busy_ranks=ranks)
-
-
-def other_load(grid: ProcessGrid, threads: int) -> tuple[float, int]:
-    """Load average of the last minute, and ranks times threads, on the node with most load beside them; collective."""
-    own = grid.node_group.size * threads
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
-    loads = np.zeros((grid.size, 2))
-    loads[grid.rank] = load, own
-    grid.world.allgather_rows(loads)
-    most = max(loads.tolist(), key=lambda pair: pair[0] - pair[1])
-    return float(most[0]), int(most[1])
-
-
-def _of_communication(fits: Iterable[FittedOperation]) -> Iterator[tuple[float, str]]:
-    """Mean error on the held-out sizes of 64 KiB and more, or on all where none is so large."""
-    for fit in fits:
-        error = fit.held_out_error(LARGE_BYTES) or fit.held_out_error()
-        if error is not None:
-            yield error.mean, f"{fit.operation} among {fit.cost.ranks} ranks"
-
-
-def _of_computing(errors: Iterable[ComputeError]) -> Iterator[tuple[float, str]]:
-    """Mean over the kinds of pass, each weighted by seconds, for every precision and number of busy ranks."""
-    kinds: defaultdict[tuple[str, int], list[float]] = defaultdict(list)
-    for error in errors:
-        if error.samples:
-            kinds[error.dtype, error.busy_ranks].append(error.mean)
-    for (dtype, busy), means in kinds.items():
-        yield mean(means), f"passes in {dtype} with {counted(busy, 'busy rank')}"
-
-
 DTYPES = ("float32", "float64")
 COMMUNICATION_SHARE, OVERLAP_SHARE = 0.5, 0.1
-"""Parts of the time; computing has the rest."""
-
-USUAL_LINK = NetworkLink(segments=(Segment(alpha_seconds=TYPICAL_LINK.alpha, beta_seconds_per_byte=TYPICAL_LINK.beta),))
-"""Stands for a link that could not be measured."""
+"""Fractions of the time; computing has the rest."""
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """A measured machine, and how well its numbers predict what was not used to find them.
+    """A measured machine, with the errors of its coefficients on held-out samples.
 
     Attributes
     ----------
     machine : Machine
     fits : tuple of FittedOperation
-        With all samples.
     compute_errors : tuple of ComputeError
     missing : tuple of str
-        What could not be measured, and what stands for it.
-    crowded : str
-        What spoilt the times, where there are more ranks than cores; else empty.
+        What could not be measured, and what replaces it.
+    oversubscription : str
+        Warning if there are more ranks than cores; else empty.
     """
 
     machine: Machine
     fits: tuple[FittedOperation, ...]
     compute_errors: tuple[ComputeError, ...]
     missing: tuple[str, ...]
-    crowded: str
+    oversubscription: str
 
 
 def calibrate(
@@ -188,63 +71,62 @@ def calibrate(
     grid : ProcessGrid
         All ranks, in any shape. With one rank only computing is measured.
     seconds : float
-        Time to measure in; a little more is taken.
+        Time to measure in, approximately.
     seed : int
-        Of what is random: sizes, shapes and their order.
+        Of sizes, shapes and their order.
     time_step : callable
-        Times steps of training on one rank; `hybridnn.runs.step_timer.TrainingTimer`.
+        Times training steps on one rank; `hybridnn.runs.step_timer.TrainingTimer`.
     name : str, optional
         Of the machine; the name of the host by default.
     memory_bytes : float, optional
-        Per rank; what is free by default.
+        Per rank; the available memory by default.
     report : callable
-        Told what is measured next.
+        Called with a description of each measurement.
 
     Raises
     ------
     SettingError
-        If `memory_bytes` is not given and the system does not say.
+        If `memory_bytes` is not given and the system does not state its available memory.
     """
     memory = memory_bytes_per_rank(grid) if memory_bytes is None else memory_bytes
     threads = limit_blas_threads(grid.node_group).count
     cores = cores_of_node(grid.node_group)
-    load, own = other_load(grid, threads)
+    load, busy_ranks = other_load(grid, threads)
     about = host_facts(grid, threads) | {"cores_per_node": str(cores), "seconds": f"{seconds:g}", "seed": str(seed)}
     about["how"] = "one group of ranks at a time, while the others slept; one pair at a time for messages"
-    alone = grid.size == 1
-    samples = measure_communication(grid, COMMUNICATION_SHARE * seconds, seed, report)
-    fits = fit_operations(samples)
-    overlap = Overlap()
-    if not alone:
+    fits = fit_operations(measure_communication(grid, COMMUNICATION_SHARE * seconds, seed, report))
+    overlap, compute_share = Overlap(), 1.0
+    if grid.size > 1:
         report("an all-reduce beside matrix products")
-        overlap = _overlap(grid, OVERLAP_SHARE * seconds, fits)
+        overlap = _measure_overlap(grid, OVERLAP_SHARE * seconds, fits)
+        compute_share = 1 - COMMUNICATION_SHARE - OVERLAP_SHARE
     report("passes of layers and updates")
-    rest = 1.0 if alone else 1 - COMMUNICATION_SHARE - OVERLAP_SHARE
-    compute, errors = calibrate_compute(grid, DTYPES, rest * seconds, seed, time_step)
+    compute, errors = calibrate_compute(grid, DTYPES, compute_share * seconds, seed, time_step)
     inside, between = _link(fits, spans_nodes=False), _link(fits, spans_nodes=True)
-    missing, crowded = _missing(grid, inside), _crowded(grid, threads, cores)
-    notes = {"not_measured": "; ".join(missing), "crowded": crowded}
+    missing, oversubscription = _missing(grid, inside), _oversubscription(grid, threads, cores)
+    notes = {"not_measured": "; ".join(missing), "crowded": oversubscription}
+    typical = Segment(alpha_seconds=TYPICAL_LINK.alpha, beta_seconds_per_byte=TYPICAL_LINK.beta)
     machine = Machine(
         name=name or about["host"],
         nodes=grid.nodes,
         # As many as the cores of a node can serve, and no fewer than were measured.
         ranks_per_node=max(cores // threads, grid.node_group.size),
         memory_bytes_per_rank=memory,
-        inside_node=inside or between or USUAL_LINK,
+        inside_node=inside or between or NetworkLink(segments=(typical,)),
         between_nodes=between,
         gamma_seconds_per_byte=measure_reduction(grid.world),
         overlap=overlap,
-        collectives=_collectives(fits),
+        collectives=tuple(fit.cost for fit in fits if fit.operation not in ("send", "iallreduce")),
         compute=tuple(compute),
-        quality=judge(fits, errors, compute, load, own),
+        quality=assess_quality(fits, errors, compute, load, busy_ranks),
         about=about | {key: text for key, text in notes.items() if text},
     )
-    # What one rank measured alone only that rank knows, and times differ from rank to rank.
+    # Ranks have measured different times, and some things rank 0 alone: its machine counts.
     machine = Machine.model_validate_json(broadcast_text(grid.world, machine.model_dump_json(), 0))
-    return Calibration(machine, fits, tuple(errors), missing, crowded)
+    return Calibration(machine, fits, tuple(errors), missing, oversubscription)
 
 
-def _overlap(grid: ProcessGrid, seconds: float, fits: tuple[FittedOperation, ...]) -> Overlap:
+def _measure_overlap(grid: ProcessGrid, seconds: float, fits: tuple[FittedOperation, ...]) -> Overlap:
     hidden, slowdown = measure_overlap(grid.world, seconds)
     factor = next(fit.factor for fit in fits if fit.operation == "iallreduce")
     return Overlap(hidden_fraction=hidden, compute_slowdown=slowdown, nonblocking_factor=factor)
@@ -253,10 +135,6 @@ def _overlap(grid: ProcessGrid, seconds: float, fits: tuple[FittedOperation, ...
 def _link(fits: tuple[FittedOperation, ...], *, spans_nodes: bool) -> NetworkLink | None:
     found = [fit.cost for fit in fits if fit.operation == "send" and fit.cost.spans_nodes == spans_nodes]
     return NetworkLink(segments=found[0].segments) if found else None
-
-
-def _collectives(fits: tuple[FittedOperation, ...]) -> tuple[CollectiveCost, ...]:
-    return tuple(fit.cost for fit in fits if fit.operation not in ("send", "iallreduce"))
 
 
 def _missing(grid: ProcessGrid, inside: NetworkLink | None) -> tuple[str, ...]:
@@ -274,8 +152,113 @@ def _missing(grid: ProcessGrid, inside: NetworkLink | None) -> tuple[str, ...]:
     return ()
 
 
-def _crowded(grid: ProcessGrid, threads: int, cores: int) -> str:
+def _oversubscription(grid: ProcessGrid, threads: int, cores: int) -> str:
     ranks = grid.node_group.size
     if ranks * threads <= cores:
         return ""
     return f"{ranks} ranks x {threads} threads share {cores} cores: all times include waiting for a core"
+
+
+# -- quality ---------------------------------------------------------------------------------------------------------
+
+
+def assess_quality(
+    fits: Iterable[FittedOperation],
+    errors: Sequence[ComputeError],
+    compute: Iterable[Compute],
+    load: float,
+    busy_ranks: int,
+) -> Quality:
+    """Quality of a calibration, with the load of `other_load`."""
+    judged = sorted([*_communication_errors(fits), *_compute_errors(errors)])
+    error, source = judged[-1] if judged else (0.0, "nothing was held out")
+    noise = max(entry.noise for entry in compute)
+    return Quality(held_out_error=error, held_out_of=source, noise=noise, load_average=load, busy_ranks=busy_ranks)
+
+
+def _communication_errors(fits: Iterable[FittedOperation]) -> Iterator[tuple[float, str]]:
+    """Mean error on held-out sizes of 64 KiB and more, or on all sizes if none is so large."""
+    for fit in fits:
+        error = fit.held_out_error(LARGE_BYTES) or fit.held_out_error()
+        if error is not None:
+            yield error.mean, f"{fit.operation} among {fit.cost.ranks} ranks"
+
+
+def _compute_errors(errors: Iterable[ComputeError]) -> Iterator[tuple[float, str]]:
+    """Mean error over the kinds of pass, for every precision and number of busy ranks."""
+    kinds: defaultdict[tuple[str, int], list[float]] = defaultdict(list)
+    for error in errors:
+        if error.samples:
+            kinds[error.dtype, error.busy_ranks].append(error.mean)
+    for (dtype, busy), means in kinds.items():
+        yield mean(means), f"passes in {dtype} with {counted(busy, 'busy rank')}"
+
+
+def other_load(grid: ProcessGrid, threads: int) -> tuple[float, int]:
+    """Load average of the last minute, and ranks times threads, on the node with most excess load; collective."""
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    loads = np.zeros((grid.size, 2))
+    loads[grid.rank] = load, grid.node_group.size * threads
+    grid.world.allgather_rows(loads)
+    most = max(loads.tolist(), key=lambda pair: pair[0] - pair[1])
+    return float(most[0]), int(most[1])
+
+
+# -- host ------------------------------------------------------------------------------------------------------------
+
+
+def host_facts(grid: ProcessGrid, threads: int) -> dict[str, str]:
+    """Host, processor and libraries of this rank, as text."""
+    facts = {
+        "date": f"{datetime.now():%Y-%m-%d %H:%M}",
+        "host": platform.node(),
+        "processor": _proc_value("/proc/cpuinfo", "model name") or platform.processor() or platform.machine(),
+        "mpi": library_version(),
+        "numpy": f"{np.__version__}, {_blas()}",
+        "threads_per_rank": str(threads),
+        "ranks": str(grid.size),
+        "nodes": str(grid.nodes),
+    }
+    if hasattr(os, "getloadavg"):
+        facts["load_average"] = ", ".join(f"{load:.2f}" for load in os.getloadavg()) + " (1, 5 and 15 minutes, before)"
+    return facts
+
+
+def memory_bytes_per_rank(grid: ProcessGrid) -> float:
+    """Available memory of a node per rank, on the node with least; collective.
+
+    Raises
+    ------
+    SettingError
+        If the system does not state it.
+    """
+    least = np.array([-agree(grid.world, _available_memory) / grid.node_group.size])
+    grid.world.allreduce(least, "max")
+    return -float(least[0])
+
+
+def _available_memory() -> float:
+    """Bytes that this node could give to new processes."""
+    available = _proc_value("/proc/meminfo", "MemAvailable")
+    if available:
+        return 1024.0 * int(available.split()[0])
+    try:
+        return float(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    except (AttributeError, ValueError, OSError):
+        raise SettingError("--memory", None, "this system does not say how much is free; give bytes per rank") from None
+
+
+def _proc_value(path: str, key: str) -> str:
+    """Text after the first ``key:`` of a file of ``/proc``; empty if there is none."""
+    try:
+        lines = Path(path).read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return ""
+    return next((line.partition(":")[2].strip() for line in lines if line.partition(":")[0].strip() == key), "")
+
+
+def _blas() -> str:
+    from threadpoolctl import threadpool_info
+
+    pools = [pool for pool in threadpool_info() if pool["user_api"] == "blas"]
+    return f"{pools[0]['internal_api']} {pools[0]['version']}" if pools else "unknown BLAS"

@@ -1,17 +1,16 @@
-"""Measuring messages and collectives, through the methods that training calls: Python and pieces are part of it.
+"""Measurement of communication: messages, collectives, reductions and overlap, through the methods of training.
 
-All sizes of a group take turns in random order, round after round, so that a disturbance hits few turns of each; the
-median over the rounds counts. Ranks that are not in the group sleep.
-
-Measuring what an all-reduce during computation costs: how much of it hides, and how it slows the computation.
+All sizes of a group take turns in random order, round after round, so that a disturbance affects few turns of each; the
+median over the rounds counts. Ranks outside the group sleep.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
-from math import ceil
-from time import perf_counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil, exp, log
+from time import perf_counter, sleep
 from types import MappingProxyType
 from typing import Any
 
@@ -21,102 +20,209 @@ from numpy.typing import NDArray
 from hybridnn.comm.group import Group
 from hybridnn.comm.partition import pieces
 from hybridnn.comm.request import Request
-from hybridnn.cost.calibration.samples import (
-    ITEMSIZE,
-    CollectiveCase,
-    TimedCase,
-    measured_groups,
-    meet_asleep,
-    plan_cases,
-)
 from hybridnn.parallel.gradient_reduction import BUCKET_BYTES, IN_FLIGHT, PIECE_BYTES, GradientReducer
 from hybridnn.parallel.grid import ProcessGrid
 
-BATCH_SECONDS = 2e-4
-"""Short operations are repeated until a turn takes about so long, against the noise of the clock and of the barrier
-before it."""
+Array = NDArray[np.float32]
+
+SIZES = {"send": 42, "allreduce": 42, "allgather": 42, "iallreduce": 21, "broadcast": 21}
+"""Sizes per operation; multiples of three, so that neither the smallest nor the largest is held out."""
+
+LEAST_BYTES, MOST_BYTES = 8, 1 << 26
+ITEMSIZE = 4
+"""Bytes of an element of float32."""
+
+BYTES_PER_SECOND = 1 << 22
+"""Largest size per second of a short measurement, so that every size has several turns at a few hundred MB/s."""
+LEAST_RANGE = 1 << 18
+"""The largest size is at least this."""
+
+TURN_SECONDS = 2e-4
+"""Short operations are repeated for about this long, against the noise of the clock and of the barrier before them."""
 MOST_REPEATS = 20
 LEAST_ROUNDS = 3
 TAG = 1
+POLL_SECONDS = 1e-3
 
-Array = NDArray[np.float32]
+
+def sleeping_barrier(group: Group) -> None:
+    """Barrier whose waiting ranks sleep, so that they do not disturb measurements of others."""
+    request = group.iallreduce(np.zeros(1))
+    while not request.test():
+        sleep(POLL_SECONDS)
+
+
+# -- groups, operations and sizes ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class MeasuredGroup:
+    """Ranks that communicate while the others sleep.
+
+    Attributes
+    ----------
+    members : tuple of int
+        Positions in the grid.
+    spans_nodes : bool
+    ranks_per_node : int
+        Most members on one node, if the group spans nodes.
+    """
+
+    members: tuple[int, ...]
+    spans_nodes: bool
+    ranks_per_node: int = 1
+
+
+@dataclass(frozen=True)
+class CollectiveCase:
+    """One operation at one size.
+
+    Attributes
+    ----------
+    operation : str
+        ``"send"`` (one way), a collective, or ``"iallreduce"``: a non-blocking all-reduce in pieces.
+    nbytes : int
+        Bytes of the message, or of the full vector.
+    held_out : bool
+        Whether the size is held out of the fit, to measure its error.
+    """
+
+    operation: str
+    nbytes: int
+    held_out: bool = False
+
+
+@dataclass(frozen=True)
+class TimedCase:
+    """A `CollectiveCase` in a group, with the median seconds of the slowest rank."""
+
+    operation: str
+    ranks: int
+    spans_nodes: bool
+    nbytes: int
+    seconds: float
+    held_out: bool
+    ranks_per_node: int = 1
+
+
+def measured_groups(nodes: Sequence[int]) -> tuple[MeasuredGroup, ...]:
+    """Groups to measure: of 2, 3, 4, 8, 16, … ranks and of all, inside a node and across nodes.
+
+    Inside a node they are the first ranks of the fullest node. Across nodes they have one rank on each, so that all
+    messages leave their node; the last group has all ranks of the job.
+
+    Parameters
+    ----------
+    nodes : sequence of int
+        Node of every rank of the grid.
+    """
+    by_node: dict[int, list[int]] = {}
+    for rank, node in enumerate(nodes):
+        by_node.setdefault(node, []).append(rank)
+    fullest = max(by_node.values(), key=len)
+    groups = [MeasuredGroup(tuple(fullest[:ranks]), False) for ranks in _group_sizes(len(fullest))]
+    if len(by_node) > 1:
+        first_ranks = [ranks[0] for ranks in by_node.values()]
+        groups += [MeasuredGroup(tuple(first_ranks[:ranks]), True) for ranks in _group_sizes(len(by_node))]
+        if len(nodes) > len(by_node):
+            groups.append(MeasuredGroup(tuple(range(len(nodes))), True, len(fullest)))
+    return tuple(groups)
+
+
+def _group_sizes(most: int) -> list[int]:
+    powers = {2**exponent for exponent in range(1, most.bit_length())}
+    return sorted(size for size in powers | {3, most} if 2 <= size <= most)
+
+
+def plan_cases(ranks: int, seconds: float, generator: np.random.Generator) -> tuple[CollectiveCase, ...]:
+    """Operations and sizes to measure in a group of `ranks`, in about `seconds`.
+
+    Sizes are random, one from each of equal parts of a logarithmic scale. The second of every three is held out.
+    Messages are measured in groups of two. Every other all-gather has blocks of equal size.
+    """
+    most = min(MOST_BYTES, max(LEAST_RANGE, int(seconds * BYTES_PER_SECOND)))
+    cases = []
+    for operation, count in SIZES.items():
+        if operation == "send" and ranks > 2:
+            continue
+        positions = (np.arange(count) + generator.uniform(size=count)) / count
+        elements = 0
+        for index, position in enumerate(positions):
+            # More than the last, so that no size is both fitted and held out.
+            elements = max(round(LEAST_BYTES * exp(position * log(most / LEAST_BYTES)) / ITEMSIZE), elements + 1)
+            if operation == "allgather" and index % 2:
+                elements += -elements % ranks
+            cases.append(CollectiveCase(operation, ITEMSIZE * elements, held_out=index % 3 == 1))
+    return (*cases, CollectiveCase("barrier", 0))
+
+
+# -- messages and collectives ----------------------------------------------------------------------------------------
 
 
 def measure_communication(
     grid: ProcessGrid, seconds: float, seed: int, report: Callable[[str], None] = lambda text: None
 ) -> tuple[TimedCase, ...]:
-    """Measure every group of `measured_groups` in turn; collective over the grid, and the same result on every rank.
+    """Measure every group of `measured_groups` in turn; collective over the grid, with the same result on every rank.
 
     Parameters
     ----------
     grid : ProcessGrid
-        Two ranks or more; with one nothing is measured.
+        With one rank, nothing is measured.
     seconds : float
         For all groups together.
     seed : int
-        Of the sizes and of their order.
+        Of the sizes and their order.
     report : callable
-        Told what is measured next.
+        Called with a description of each group.
     """
     samples: list[TimedCase] = []
     groups = measured_groups(_nodes_of_ranks(grid))
     for index, measured in enumerate(groups):
-        share = seconds / len(groups)
+        group_seconds = seconds / len(groups)
         generator = np.random.default_rng([seed, index])  # the same on every rank
-        ranks = len(measured.members)
-        cases = plan_cases(ranks, share, generator)
+        ranks, spans = len(measured.members), measured.spans_nodes
+        cases = plan_cases(ranks, group_seconds, generator)
         medians = np.zeros(len(cases))
         is_member = grid.rank in measured.members
-        part = grid.world.split(int(is_member), "calibration")
-        report(f"messages and collectives among {measured.label}")
+        group = grid.world.split(int(is_member), "calibration")
+        where = "on several nodes" if spans else "of a node"
+        report(f"messages and collectives among {ranks} ranks {where}")
         if is_member:
-            medians[:] = _time_cases(part, cases, share, generator)
-        meet_asleep(grid.world)
+            medians[:] = _time_cases(group, cases, group_seconds, generator)
+        sleeping_barrier(grid.world)
         grid.world.allreduce(medians, "max")
         samples += [
-            TimedCase(
-                case.operation,
-                ranks,
-                measured.spans_nodes,
-                case.nbytes,
-                median,
-                case.held_out,
-                measured.ranks_per_node,
-            )
+            TimedCase(case.operation, ranks, spans, case.nbytes, median, case.held_out, measured.ranks_per_node)
             for case, median in zip(cases, medians.tolist(), strict=True)
         ]
     return tuple(samples)
 
 
-def measure_reduction(group: Group) -> float:
-    """Seconds per byte of adding arrays of the size of a piece, while all ranks of `group` do so; collective."""
-    total, other = (np.ones(PIECE_BYTES // ITEMSIZE, np.float32) for _ in range(2))
-    seconds = []
-    group.barrier()
-    for _ in range(MOST_REPEATS):
-        start = perf_counter()
-        np.add(total, other, out=total)
-        seconds.append(perf_counter() - start)
-    slowest = np.array([np.median(seconds)])
-    group.allreduce(slowest, "max")
-    return float(slowest[0]) / PIECE_BYTES
+def _nodes_of_ranks(grid: ProcessGrid) -> list[int]:
+    """Node of every rank of the grid, numbered by the node's first rank."""
+    first = np.array([grid.rank], np.int64)
+    grid.node_group.broadcast(first)
+    nodes = np.zeros(grid.size, np.int64)
+    nodes[grid.rank] = first[0]
+    grid.world.allgather_rows(nodes)
+    return nodes.tolist()
 
 
 def _time_cases(
     group: Group, cases: tuple[CollectiveCase, ...], seconds: float, generator: np.random.Generator
 ) -> NDArray[np.float64]:
-    """Median seconds of every case over as many rounds as fit the time, each of the slowest rank."""
+    """Median seconds of every case on the slowest rank, over as many rounds as fit the time."""
     buffer = np.zeros(max(case.nbytes for case in cases) // ITEMSIZE, np.float32)
-    buffer.fill(0)  # memory of its own: unwritten pages of zeros are all the same one
+    buffer.fill(0)  # touches every page: unwritten pages of zeros share memory
     repeats, rounds = [1] * len(cases), []
     start = perf_counter()
     while True:
         elapsed = np.zeros(len(cases) + 1)
         for index in generator.permutation(len(cases)):
             case = cases[index]
-            elapsed[index] = _turn(group, case.operation, buffer[: case.nbytes // ITEMSIZE], repeats[index])
+            elapsed[index] = _time_turn(group, case.operation, buffer[: case.nbytes // ITEMSIZE], repeats[index])
         elapsed[-1] = perf_counter() - start
-        group.allreduce(elapsed, "max")  # so that all ranks agree when to stop
+        group.allreduce(elapsed, "max")  # so that all ranks stop after the same round
         rounds.append(elapsed[:-1])
         if len(rounds) == 1:
             repeats = [_repeats(case, time) for case, time in zip(cases, elapsed.tolist(), strict=False)]
@@ -128,10 +234,10 @@ def _time_cases(
 
 def _repeats(case: CollectiveCase, seconds: float) -> int:
     # A root could begin its next broadcast before the others have ended the last.
-    return 1 if case.operation == "broadcast" else min(MOST_REPEATS, ceil(BATCH_SECONDS / seconds))
+    return 1 if case.operation == "broadcast" else min(MOST_REPEATS, ceil(TURN_SECONDS / seconds))
 
 
-def _turn(group: Group, operation: str, array: Array, repeats: int) -> float:
+def _time_turn(group: Group, operation: str, array: Array, repeats: int) -> float:
     action = ACTIONS[operation]
     group.barrier()
     start = perf_counter()
@@ -141,8 +247,7 @@ def _turn(group: Group, operation: str, array: Array, repeats: int) -> float:
     return elapsed / 2 if operation == "send" else elapsed
 
 
-def _there_and_back(group: Group, array: Array) -> None:
-    """Send a message to the other rank and have it sent back."""
+def _ping_pong(group: Group, array: Array) -> None:
     if group.rank == 0:
         group.isend(array, 1, TAG).wait()
         group.ireceive(array, 1, TAG).wait()
@@ -151,8 +256,8 @@ def _there_and_back(group: Group, array: Array) -> None:
         group.isend(array, 0, TAG).wait()
 
 
-def _reduce_in_flight(group: Group, array: Array) -> None:
-    """All-reduce in the pieces, and as many of them at a time, in which gradients travel during a backward pass."""
+def _reduce_in_pieces(group: Group, array: Array) -> None:
+    """Non-blocking all-reduce in the pieces of a gradient, with as many in flight as in a backward pass."""
     requests: deque[Request] = deque()
     for piece in pieces(array, PIECE_BYTES):
         if len(requests) == IN_FLIGHT:
@@ -164,9 +269,9 @@ def _reduce_in_flight(group: Group, array: Array) -> None:
 
 ACTIONS: Mapping[str, Callable[[Group, Array], Any]] = MappingProxyType(
     {
-        "send": _there_and_back,
+        "send": _ping_pong,
         "allreduce": Group.allreduce,
-        "iallreduce": _reduce_in_flight,
+        "iallreduce": _reduce_in_pieces,
         "allgather": Group.allgather_rows,
         "broadcast": Group.broadcast,
         "barrier": lambda group, array: group.barrier(),
@@ -174,63 +279,70 @@ ACTIONS: Mapping[str, Callable[[Group, Array], Any]] = MappingProxyType(
 )
 
 
-def _nodes_of_ranks(grid: ProcessGrid) -> list[int]:
-    """Node of every rank of the grid: the position of the node's first rank."""
-    first = np.array([grid.rank], np.int64)
-    grid.node_group.broadcast(first)
-    nodes = np.zeros(grid.size, np.int64)
-    nodes[grid.rank] = first[0]
-    grid.world.allgather_rows(nodes)
-    return nodes.tolist()
-
+# -- reduction and overlap -------------------------------------------------------------------------------------------
 
 LAYERS = 16
-"""Buckets of the measured gradient, of one layer each."""
+"""Layers of the gradient for the overlap, with one bucket each."""
 WIDTH = 128
 """Rows and columns of the matrices; their product takes about a tenth of a millisecond."""
-LEAST_OVERLAP_ROUNDS = 3
+
+
+def measure_reduction(group: Group) -> float:
+    """Seconds per byte of adding arrays of the size of a piece on all ranks at the same time; collective."""
+    total, summand = (np.ones(PIECE_BYTES // ITEMSIZE, np.float32) for _ in range(2))
+    seconds = []
+    group.barrier()
+    for _ in range(MOST_REPEATS):
+        start = perf_counter()
+        np.add(total, summand, out=total)
+        seconds.append(perf_counter() - start)
+    return _slowest(group, float(np.median(seconds)))[0] / PIECE_BYTES
 
 
 def measure_overlap(group: Group, seconds: float) -> tuple[float, float]:
-    """All-reduce a gradient in buckets beside matrix products that take about as long, as a backward pass does.
+    """All-reduce a gradient in buckets during matrix products that take about as long, as in a backward pass.
 
     Parameters
     ----------
     group : Group
         Two ranks or more; collective.
     seconds : float
-        Time for it.
+        Time to measure in.
 
     Returns
     -------
     hidden_fraction : float
-        Part of the time of the all-reduce alone that passes behind the products when they are computed meanwhile.
+        Fraction of the all-reduce's time that overlaps with the products.
     compute_slowdown : float
-        Time of the products with messages under way over their time without, at least 1. Where nothing hides and the
-        messages take even longer than alone, that is counted here, so that the whole time is met.
+        Time of the products during the all-reduce relative to their time alone, at least 1. If nothing overlaps and
+        the all-reduce is slower than alone, it includes that, so that the total is right.
     """
-    trial = _Trial(group)
-    trial.balance(*_slowest(group, trial.alone()))
+    trial = _OverlapTrial(group)
+    trial.time(computes=True, communicates=True)  # opens connections and touches memory
+    (compute, _), (_, messages) = trial.time(computes=True), trial.time(communicates=True)
+    trial.balance(*_slowest(group, compute, messages))
     start = perf_counter()
     rounds: list[list[float]] = []
-    while len(rounds) < LEAST_OVERLAP_ROUNDS or rounds[-1][-1] < seconds:
-        # The clock travels along, so that all ranks agree when to stop.
-        rounds.append(_slowest(group, (*trial.alone(), *trial.together(), perf_counter() - start)))
-    compute, messages, compute_beside, total, _ = np.median(rounds, axis=0).tolist()
-    # Of the slowest rank each: what a rank waits because another computes for longer is not the messages'.
-    hidden = 1 - (total - compute_beside) / messages
-    slowed = compute_beside if hidden >= 0 else total - messages
+    while len(rounds) < LEAST_ROUNDS or rounds[-1][-1] < seconds:
+        (compute, _), (_, messages) = trial.time(computes=True), trial.time(communicates=True)
+        both = trial.time(computes=True, communicates=True)
+        # The elapsed time is part of it, so that all ranks stop after the same round.
+        rounds.append(_slowest(group, compute, messages, *both, perf_counter() - start))
+    compute, messages, compute_overlapped, total, _ = np.median(rounds, axis=0).tolist()
+    # Each of the slowest rank: waiting for a rank that computes longer is no communication.
+    hidden = 1 - (total - compute_overlapped) / messages
+    slowed = compute_overlapped if hidden >= 0 else total - messages
     return min(max(hidden, 0.0), 1.0), max(slowed / compute, 1.0)
 
 
-def _slowest(group: Group, times: tuple[float, ...]) -> list[float]:
+def _slowest(group: Group, *times: float) -> list[float]:
     slowest = np.array(times)
     group.allreduce(slowest, "max")
     return [float(time) for time in slowest]
 
 
-class _Trial:
-    """A gradient of several layers, and products to compute after each becomes ready."""
+class _OverlapTrial:
+    """A gradient of several layers, and matrix products to compute after each layer becomes ready."""
 
     def __init__(self, group: Group) -> None:
         self._group = group
@@ -240,44 +352,25 @@ class _Trial:
         self._left, self._right = generator.standard_normal((2, WIDTH, WIDTH), np.float32)
         self._product = np.empty_like(self._left)
         self._products = 1
-        self.alone()  # opens connections and touches memory
 
     def balance(self, compute_seconds: float, message_seconds: float) -> None:
-        """Compute so many products for each layer that all together take about as long as the messages."""
+        """Set the number of products per layer so that all together take about as long as the all-reduce."""
         self._products = max(1, round(self._products * message_seconds / compute_seconds))
 
-    def alone(self) -> tuple[float, float]:
-        """Seconds of the products, and of the messages, one after the other."""
-        self._group.barrier()
-        start = perf_counter()
-        for _ in range(LAYERS):
-            self._compute()
-        compute = perf_counter() - start
-        self._group.barrier()
-        start = perf_counter()
-        reducer = self._reducer()
-        for layer in reversed(range(LAYERS)):
-            reducer.ready(layer)
-        reducer.finish()
-        return compute, perf_counter() - start
-
-    def together(self) -> tuple[float, float]:
-        """Seconds in the products, and in all, with messages under way."""
+    def time(self, *, computes: bool = False, communicates: bool = False) -> tuple[float, float]:
+        """Seconds of the products, and in total."""
         self._group.barrier()
         start = perf_counter()
         compute = 0.0
-        reducer = self._reducer()
+        reducer = GradientReducer(self._group, self._gradient, self._ends, overlap=True)
         for layer in reversed(range(LAYERS)):
-            reducer.ready(layer)
-            begun = perf_counter()
-            self._compute()
-            compute += perf_counter() - begun
-        reducer.finish()
+            if communicates:
+                reducer.ready(layer)
+            if computes:
+                begun = perf_counter()
+                for _ in range(self._products):
+                    np.matmul(self._left, self._right, out=self._product)
+                compute += perf_counter() - begun
+        if communicates:
+            reducer.finish()
         return compute, perf_counter() - start
-
-    def _reducer(self) -> GradientReducer:
-        return GradientReducer(self._group, self._gradient, self._ends, overlap=True)
-
-    def _compute(self) -> None:
-        for _ in range(self._products):
-            np.matmul(self._left, self._right, out=self._product)

@@ -1,89 +1,56 @@
-"""Calibrating what computing costs: samples on all ranks of a node at once and on one alone, and fits to them.
-
-How much longer computing takes than its median, for the last of ranks that wait for each other.
-"""
+"""Calibration of computing: measurements on one rank alone and on all ranks of a node, and the costs fitted to them."""
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hybridnn.comm.group import Group
+from hybridnn.cost.calibration.communication import sleeping_barrier
 from hybridnn.cost.calibration.compute_samples import (
-    ConcurrentRanks,
-    ElementSample,
     PassSample,
+    StepSample,
+    StepTimer,
     measure_elements,
     measure_passes,
+    measure_steps,
 )
-from hybridnn.cost.calibration.compute_steps import StepTimer, fit_element, fit_steps, measure_steps
 from hybridnn.cost.calibration.fit import LinearFit, fit_linear
-from hybridnn.cost.calibration.samples import meet_asleep
 from hybridnn.cost.machine.compute import ActivationCost, Compute, ElementCost, PassCost
+from hybridnn.cost.prediction.workload import OPTIMIZER_SLOTS
 from hybridnn.nn.mlp import ACTIVATIONS
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.pipeline.partition.layer_profile import LayerSeconds
 
-QUARTILES = 0.25, 0.75
-
-TRIMMED = 0.1
-"""Share of the networks left out at both ends."""
-
-
-def fit_noise(networks: Sequence[Sequence[float]]) -> float:
-    """Mean delay of a computation relative to its median, with delays taken as exponential.
-
-    The distance between the quartiles of a network's rounds is divided by what it is expected to be for exponential
-    delays of mean 1; the trimmed mean over the networks counts. So neither a few slow rounds nor a few networks that
-    met another job decide it.
-
-    Parameters
-    ----------
-    networks : sequence of sequence of float
-        Seconds of a computation, two times or more, for each of several.
-
-    Notes
-    -----
-    Of n exponential delays of mean 1 the i-th smallest is expected to be 1/n + 1/(n-1) + ... + 1/(n-i+1) (Renyi 1953).
-    Quartiles are interpolated linearly between delays, and their expectations between these.
-    """
-    found = sorted(_spread(rounds) / (_expected_spread(len(rounds)) * float(np.median(rounds))) for rounds in networks)
-    cut = int(TRIMMED * len(found))
-    return float(np.mean(found[cut : len(found) - cut]))
-
-
-def _spread(seconds: Sequence[float]) -> float:
-    low, high = np.quantile(seconds, QUARTILES)
-    return float(high - low)
-
-
-@lru_cache
-def _expected_spread(count: int) -> float:
-    return _spread(np.cumsum(1 / np.arange(count, 0, -1)).tolist())
-
-
 PASSES = LayerSeconds._fields
 CACHES = tuple(2.0**power for power in range(17, 26))
-"""Sizes that are tried as that of the cache, in bytes: 128 KiB to 32 MiB."""
+"""Candidates for the size of the cache, in bytes: 128 KiB to 32 MiB."""
 
 HELD_OUT = 4
 """One network in so many is held out of the fit."""
 
-SHARES = {"passes": 0.5, "elements": 0.1, "steps": 0.4}
-"""Parts of the time that is given."""
+BUDGET_SHARES = {"passes": 0.5, "elements": 0.1, "steps": 0.4}
 
 WEIGHTS = {"float32": 2, "float64": 1}
 """Most training is in float32, and so is most of the time."""
 
+LEAST_SECONDS = 1e-7
+"""Replaces times below the resolution of the clock."""
+
+QUARTILES = 0.25, 0.75
+
+TRIMMED = 0.1
+"""Fraction of the networks left out at both ends of the trimmed mean of the noise."""
+
 
 @dataclass(frozen=True)
 class ComputeError:
-    """How well a fit predicts what was held out of it.
+    """Error of a fit on held-out samples.
 
     Attributes
     ----------
@@ -92,7 +59,7 @@ class ComputeError:
     what : str
         Kind of pass.
     samples : int
-        Held out.
+        Number of held-out samples.
     mean, largest : float
         Relative error; the mean is weighted by seconds, as errors of a step are.
     """
@@ -111,132 +78,171 @@ def calibrate_compute(
     """Measure computing in every precision, with one rank busy and with all ranks of the node.
 
     Collective over the grid; the result of rank 0 counts.
-
-    Parameters
-    ----------
-    grid : ProcessGrid
-    dtypes : sequence of str
-    budget_seconds : float
-        For all of it, about.
-    seed : int
-    time_step : callable
-        Times steps of training.
-
-    Returns
-    -------
-    tuple of Compute
-    list of ComputeError
     """
     node = grid.node_group
     alone = Group(None, "alone", grid.recorder)
     found, errors = [], []
     for dtype in dtypes:
         for ranks in (alone, node) if node.size > 1 else (alone,):
-            meet_asleep(grid.world)
+            sleeping_barrier(grid.world)
             if ranks is node or node.rank == 0:
                 budget = budget_seconds * WEIGHTS[dtype] / sum(map(WEIGHTS.__getitem__, dtypes)) / min(node.size, 2)
-                compute, wrong = _calibrate(dtype, ranks, budget, seed, time_step)
+                compute, fit_errors = _calibrate(dtype, ranks, budget, seed, time_step)
                 found.append(compute)
-                errors += wrong
-    meet_asleep(grid.world)
+                errors += fit_errors
+    sleeping_barrier(grid.world)
     return tuple(found), errors
 
 
 def _calibrate(
     dtype: str, ranks: Group, budget: float, seed: int, time_step: StepTimer
 ) -> tuple[Compute, list[ComputeError]]:
-    generator, crowd = np.random.default_rng([seed, ranks.size]), ConcurrentRanks(ranks)
-    networks = measure_passes(dtype, budget * SHARES["passes"], generator, crowd)
-    elements = measure_elements(dtype, budget * SHARES["elements"], generator, crowd)
-    steps = measure_steps(dtype, budget * SHARES["steps"], generator, crowd, time_step)
+    generator = np.random.default_rng([seed, ranks.size])
+    networks = measure_passes(dtype, budget * BUDGET_SHARES["passes"], generator, ranks)
+    elements = measure_elements(dtype, budget * BUDGET_SHARES["elements"], generator, ranks)
+    steps = measure_steps(dtype, budget * BUDGET_SHARES["steps"], generator, ranks, time_step)
     itemsize = np.dtype(dtype).itemsize
-    fitted = [layer for number, one in enumerate(networks) if number % HELD_OUT or number == 0 for layer in one.layers]
-    held_out = [layer for one in networks[HELD_OUT::HELD_OUT] for layer in one.layers]
-    cache = min(CACHES, key=lambda size: _misfit(fitted, size / itemsize))
-    fits = {kind: _fit_pass(fitted, kind, cache / itemsize) for kind in PASSES}
-    costs = {kind: _pass_cost(fit) for kind, fit in fits.items()}
-    by_kind = _fit_elements(elements, cache / itemsize)
-    of_steps = fit_steps(steps, cache / itemsize)
+    held_out = [layer for network in networks[HELD_OUT::HELD_OUT] for layer in network.layers]
+    fitted = [
+        layer for number, network in enumerate(networks) if number % HELD_OUT or number == 0 for layer in network.layers
+    ]
+    cache_bytes = min(CACHES, key=lambda size: _misfit(fitted, size / itemsize))
+    cache = cache_bytes / itemsize
+    fits = {kind: _fit_pass(fitted, kind, cache) for kind in PASSES}
+    pass_costs: dict[str, Any] = {kind: _pass_cost(fit) for kind, fit in fits.items()}
+    element_costs = {kind: fit_element(samples, cache) for kind, samples in elements.items()}
     compute = Compute(
         dtype="float64" if dtype == "float64" else "float32",
         busy_ranks=ranks.size,
-        cache_bytes=cache,
-        forward=costs["forward"],
-        input_gradient=costs["input_gradient"],
-        weight_gradient=costs["weight_gradient"],
+        cache_bytes=cache_bytes,
         activations={
-            name: ActivationCost(forward=by_kind[f"forward {name}"], gradient=by_kind[f"gradient {name}"])
+            name: ActivationCost(forward=element_costs[f"forward {name}"], gradient=element_costs[f"gradient {name}"])
             for name in ACTIVATIONS
             if name != "identity"
         },
-        losses=of_steps.losses,
-        load=of_steps.load,
-        packing=by_kind["packing"],
-        updates=of_steps.updates,
-        instruction_seconds=of_steps.instruction_seconds,
-        step_seconds=of_steps.step_seconds,
-        noise=fit_noise([one.rounds for one in networks]),
+        packing=element_costs["packing"],
+        noise=fit_noise([network.rounds for network in networks]),
+        **pass_costs,
+        **fit_steps(steps, cache),
     )
-    errors = [_error(dtype, ranks.size, kind, fits[kind], held_out, cache / itemsize) for kind in PASSES if held_out]
+    errors = [_error(compute, kind, fits[kind], held_out, cache) for kind in PASSES if held_out]
     return compute, errors
 
 
 # -- passes ----------------------------------------------------------------------------------------------------------
 
 
-def _pass_features(samples: Sequence[PassSample], cache_numbers: float) -> NDArray[np.float64]:
-    """What a pass has of everything that `PassCost` has a price for, in its order."""
+def _pass_features(samples: Sequence[PassSample], cache: float) -> NDArray[np.float64]:
+    """Features of the coefficients of `PassCost`, in its order; `cache` is in elements."""
     rows = []
-    for one in samples:
-        weights = one.outputs * one.inputs
-        uncached = weights if weights >= cache_numbers else 0
-        rows.append((1, one.samples * one.outputs, one.samples * one.inputs, weights, uncached, weights * one.samples))
+    for sample in samples:
+        outputs, inputs, count = sample.outputs, sample.inputs, sample.samples
+        weights = outputs * inputs
+        uncached = weights if weights >= cache else 0
+        rows.append((1, count * outputs, count * inputs, weights, uncached, weights * count))
     return np.array(rows, np.float64)
 
 
 def _of_kind(samples: Sequence[PassSample], kind: str) -> tuple[list[PassSample], NDArray[np.float64]]:
     """The samples that have a pass of that kind, with its seconds."""
-    having = [one for one in samples if kind != "input_gradient" or not one.first]
-    return having, np.array([getattr(one.seconds, kind) for one in having])
+    having = [sample for sample in samples if kind != "input_gradient" or not sample.first]
+    return having, np.array([getattr(sample.seconds, kind) for sample in having])
 
 
-def _fit_pass(samples: Sequence[PassSample], kind: str, cache_numbers: float) -> LinearFit:
+def _fit_pass(samples: Sequence[PassSample], kind: str, cache: float) -> LinearFit:
     having, seconds = _of_kind(samples, kind)
-    if not having:  # a budget so short that one network of one layer was timed
+    if not having:  # the budget was so short that one network of one layer was timed
         having, seconds = _of_kind(samples, "weight_gradient")
-    return fit_linear(_pass_features(having, cache_numbers), seconds)
+    return fit_linear(_pass_features(having, cache), seconds)
 
 
-def _misfit(samples: Sequence[PassSample], cache_numbers: float) -> float:
-    return sum(_fit_pass(samples, kind, cache_numbers).mean_relative_error for kind in PASSES)
+def _misfit(samples: Sequence[PassSample], cache: float) -> float:
+    return sum(_fit_pass(samples, kind, cache).mean_relative_error for kind in PASSES)
 
 
 def _pass_cost(fit: LinearFit) -> PassCost:
-    call, output, input_, weight, uncached, multiply_add = fit.coefficients
-    return PassCost(
-        call_seconds=call,
-        output_seconds=output,
-        input_seconds=input_,
-        weight_seconds=weight,
-        uncached_weight_seconds=uncached,
-        multiply_add_seconds=multiply_add,
-    )
+    return PassCost(**dict(zip(PassCost.model_fields, fit.coefficients, strict=True)))
 
 
-def _error(
-    dtype: str, busy: int, kind: str, fit: LinearFit, held_out: Sequence[PassSample], cache_numbers: float
-) -> ComputeError:
+def _error(compute: Compute, kind: str, fit: LinearFit, held_out: Sequence[PassSample], cache: float) -> ComputeError:
     having, seconds = _of_kind(held_out, kind)
     if not having:
-        return ComputeError(dtype, busy, kind, 0, 0.0, 0.0)
-    wrong = np.abs(fit.seconds(_pass_features(having, cache_numbers)) - seconds)
-    mean, largest = float(wrong.sum() / seconds.sum()), float((wrong / seconds).max())
-    return ComputeError(dtype, busy, kind.replace("_", " "), len(having), mean, largest)
+        return ComputeError(compute.dtype, compute.busy_ranks, kind, 0, 0.0, 0.0)
+    errors = np.abs(fit.seconds(_pass_features(having, cache)) - seconds)
+    mean, largest = float(errors.sum() / seconds.sum()), float((errors / seconds).max())
+    return ComputeError(compute.dtype, compute.busy_ranks, kind.replace("_", " "), len(having), mean, largest)
 
 
-def _fit_elements(samples: Sequence[ElementSample], cache_numbers: float) -> dict[str, ElementCost]:
-    """Costs of every kind of element-wise work."""
-    of_kinds: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
-    for sample in samples:
-        of_kinds[sample.kind].append((sample.numbers, sample.seconds))
-    return {kind: fit_element(pairs, cache_numbers) for kind, pairs in of_kinds.items()}
+# -- element-wise work and training steps ----------------------------------------------------------------------------
+
+
+def fit_element(samples: Sequence[tuple[float, float]], cache: float, arrays: int = 1) -> ElementCost:
+    """Cost of element-wise work on a number of arrays, from pairs of elements and seconds; `cache` is in elements."""
+    rows = [(1, n, n if n * arrays >= cache else 0) for n, _ in samples]
+    call, element, uncached = fit_linear(rows, [seconds for _, seconds in samples]).coefficients
+    return ElementCost(call_seconds=call, number_seconds=element, uncached_number_seconds=uncached)
+
+
+def fit_steps(samples: Sequence[StepSample], cache: float) -> dict[str, Any]:
+    """Fields of `Compute` from training steps: updates, losses, loading, and Python."""
+    updates = {
+        name: [(case.model.parameters, time.computing["update"]) for case, time in samples if case.optimizer == name]
+        for name in OPTIMIZER_SLOTS
+    }
+    losses = {
+        name: [_loss_sample(sample) for sample in samples if sample[0].classification == labels]
+        for name, labels in (("mse", False), ("cross_entropy", True))
+    }
+    rows = [(1, time.instructions, case.loaded_elements) for case, time in samples]
+    overhead = [max(time.overhead, LEAST_SECONDS) for _, time in samples]
+    step, instruction, element = fit_linear(rows, overhead).coefficients
+    return {
+        "updates": {name: fit_element(pairs, cache, 2 + OPTIMIZER_SLOTS[name]) for name, pairs in updates.items()},
+        "losses": {name: fit_element(pairs, cache) for name, pairs in losses.items()},
+        "load": ElementCost(number_seconds=element),
+        "instruction_seconds": instruction,
+        "step_seconds": step,
+    }
+
+
+def _loss_sample(sample: StepSample) -> tuple[float, float]:
+    """Elements and seconds of one call of the loss, of which there is one for each microbatch."""
+    case, time = sample
+    return case.batch_size * case.model.sizes[-1] / case.microbatches, time.computing["loss"] / case.microbatches
+
+
+# -- noise -----------------------------------------------------------------------------------------------------------
+
+
+def fit_noise(networks: Sequence[Sequence[float]]) -> float:
+    """Mean delay of a computation relative to its median, with delays taken as exponential.
+
+    The interquartile range of a network's rounds is divided by its expectation for exponential delays of mean 1; the
+    result is the trimmed mean over the networks. It is robust against a few slow rounds and a few disturbed networks.
+
+    Parameters
+    ----------
+    networks : sequence of sequence of float
+        Seconds of repeated computations, two times or more each.
+
+    Notes
+    -----
+    Of n exponential delays of mean 1 the i-th smallest is expected to be 1/n + 1/(n-1) + ... + 1/(n-i+1) (Rényi 1953).
+    Quartiles are interpolated linearly between delays, and their expectations between these.
+    """
+    found = sorted(
+        _quartile_range(rounds) / (_expected_quartile_range(len(rounds)) * float(np.median(rounds)))
+        for rounds in networks
+    )
+    cut = int(TRIMMED * len(found))
+    return float(np.mean(found[cut : len(found) - cut]))
+
+
+def _quartile_range(seconds: Sequence[float]) -> float:
+    low, high = np.quantile(seconds, QUARTILES)
+    return float(high - low)
+
+
+@lru_cache
+def _expected_quartile_range(count: int) -> float:
+    return _quartile_range(np.cumsum(1 / np.arange(count, 0, -1)).tolist())

@@ -1,22 +1,25 @@
-"""Measuring what computing costs: passes of layers in networks of random shapes, and element-wise work of random sizes.
+"""Measurement of computing: passes in networks of random shapes, element-wise work of random sizes, training steps.
 
-All ranks that are to be busy call these at the same time, so that they share caches and memory as in training.
+All ranks that are to be busy call these functions at the same time, so that they share caches and memory bandwidth as
+in training.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 from time import perf_counter
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hybridnn.comm.group import Group
+from hybridnn.cost.prediction.workload import OPTIMIZER_SLOTS
 from hybridnn.kernels import numpy_kernels as kernels
 from hybridnn.nn.mlp import ACTIVATIONS, MLP
 from hybridnn.pipeline.partition.layer_profile import LayerSeconds, layer_passes, time_passes
@@ -28,27 +31,69 @@ NARROWEST = 1
 SAMPLES = 4, 640
 LAYERS = 1, 5
 MOST_MULTIPLY_ADDS = 2e9
-"""Of one pass over a network forward and back; larger networks are as fast per multiply-add and take longer to time."""
+"""Of one forward and backward pass; larger networks are as fast per multiply-add and take longer to time."""
+
+MOST_STEP_MULTIPLY_ADDS = 2e8
+"""Of a timed training step: in longer ones, updates, losses and Python are a small part."""
 
 SIZE_CLASSES = tuple((2**power, 2 ** (power + 3)) for power in (6, 19, 12, 16, 9))
-"""Sizes of arrays for element-wise work: one after another, so that few samples already are of all sizes."""
+"""Sizes of arrays for element-wise work, in an order in which few samples cover the range."""
 
 ROUNDS = 5, 40
 PASS_SECONDS, ELEMENT_SECONDS = 0.08, 0.01
-"""A network, and element-wise work of one size, is timed until so many seconds are spent on it, within the rounds
-above."""
+"""Time for the rounds of a network, and of element-wise work of one size, within `ROUNDS`."""
+
+MICROBATCHES = (1, 2, 1, 4, 1, 8, 1, 16)
+LEAST_STEPS = 6
 
 
-@dataclass(frozen=True)
-class PassSample:
-    """One layer that was timed in its network.
+def draw_shape(generator: np.random.Generator) -> tuple[list[int], int]:
+    """Sizes of a network and samples of a minibatch, small enough to be timed quickly."""
+    while True:
+        layers = int(generator.integers(*LAYERS, endpoint=True))
+        sizes = [_log_uniform(generator, *WIDTHS) for _ in range(layers)]
+        sizes.append(_log_uniform(generator, NARROWEST, WIDTHS[1]))
+        samples = _log_uniform(generator, *SAMPLES)
+        if _multiply_adds(sizes, samples) <= MOST_MULTIPLY_ADDS:
+            return sizes, samples
+
+
+def _multiply_adds(sizes: Sequence[int], samples: int) -> int:
+    return 3 * samples * sum(inputs * outputs for inputs, outputs in pairwise(sizes))
+
+
+def _log_uniform(generator: np.random.Generator, low: int, high: int) -> int:
+    return round(float(np.exp(generator.uniform(np.log(low), np.log(high)))))
+
+
+def _before(end: float, ranks: Group) -> bool:
+    """Whether it is earlier than `end` by every rank's clock; also a barrier."""
+    is_late = np.array([perf_counter() >= end], np.float64)
+    ranks.allreduce(is_late, "max")
+    return not is_late[0]
+
+
+def _rounds(measure: Callable[[], Any], seconds: float) -> Iterator[Any]:
+    """Results of repeated measurements, after a first one that does not count."""
+    measure()
+    least, most = ROUNDS
+    start, done = perf_counter(), 0
+    while done < least or (done < most and perf_counter() - start < seconds):
+        yield measure()
+        done += 1
+
+
+# -- passes ----------------------------------------------------------------------------------------------------------
+
+
+class PassSample(NamedTuple):
+    """A layer that was timed in its network.
 
     Attributes
     ----------
     outputs, inputs, samples : int
-        Its shape.
     first : bool
-        Whether it was the network's first layer, which computes no gradient of its input.
+        Whether it was the network's first layer, which computes no input gradient.
     seconds : LayerSeconds
     """
 
@@ -59,143 +104,59 @@ class PassSample:
     seconds: LayerSeconds
 
 
-@dataclass(frozen=True)
-class TimedNetwork:
-    """The layers of a network, and the seconds that all passes took in each round."""
+class TimedNetwork(NamedTuple):
+    """The layers of a network, and the seconds of all passes in each round."""
 
     layers: tuple[PassSample, ...]
     rounds: tuple[float, ...]
 
 
-@dataclass(frozen=True)
-class ElementSample:
-    """Element-wise work that was timed.
-
-    Attributes
-    ----------
-    kind : str
-        ``forward relu``, ``gradient tanh``, ``loss mse``, ``update adam``, ``packing``, …
-    numbers : int
-    seconds : float
-    """
-
-    kind: str
-    numbers: int
-    seconds: float
-
-
-def draw_shape(generator: np.random.Generator) -> tuple[list[int], int]:
-    """Sizes of a network and samples of a minibatch, not too large to be timed quickly."""
-    while True:
-        layers = int(generator.integers(*LAYERS, endpoint=True))
-        sizes = [_log_uniform(generator, *WIDTHS) for _ in range(layers)]
-        sizes.append(_log_uniform(generator, NARROWEST, WIDTHS[1]))
-        samples = _log_uniform(generator, *SAMPLES)
-        weights = sum(inputs * outputs for inputs, outputs in pairwise(sizes))
-        if 3 * weights * samples <= MOST_MULTIPLY_ADDS:
-            return sizes, samples
-
-
-class ConcurrentRanks:
-    """Ranks that compute at the same time; alone, one of them.
-
-    Parameters
-    ----------
-    group : Group
-    """
-
-    def __init__(self, group: Group) -> None:
-        self._group = group
-
-    def before(self, end: float) -> bool:
-        """Whether it is earlier than `end` by every rank's clock; the ranks go on together."""
-        late = np.array([perf_counter() >= end], np.float64)
-        self._group.allreduce(late, "max")
-        return not late[0]
-
-
 def measure_passes(
-    dtype: str, budget_seconds: float, generator: np.random.Generator, crowd: ConcurrentRanks
+    dtype: str, budget_seconds: float, generator: np.random.Generator, ranks: Group
 ) -> list[TimedNetwork]:
-    """Time the passes of random networks without activations until the budget is spent.
-
-    Every rank of the crowd times the same networks at the same time.
-    """
+    """Time the passes of random networks without activations until the budget is spent; collective."""
     networks: list[TimedNetwork] = []
     end = perf_counter() + budget_seconds
-    while not networks or crowd.before(end):
+    while not networks or _before(end, ranks):
         sizes, samples = draw_shape(generator)
         passes = layer_passes(MLP(sizes, "identity"), samples, dtype)
-        crowd.before(end)
+        _before(end, ranks)
         rounds = list(_rounds(lambda: time_passes(passes), PASS_SECONDS))  # noqa: B023 - called at once
+        medians = [LayerSeconds(*map(median, zip(*layer, strict=True))) for layer in zip(*rounds, strict=True)]
         layers = tuple(
-            PassSample(outputs, inputs, samples, place == 0, layer)
-            for place, (inputs, outputs, layer) in enumerate(zip(sizes[:-1], sizes[1:], _medians(rounds), strict=True))
+            PassSample(outputs, inputs, samples, index == 0, seconds)
+            for index, ((inputs, outputs), seconds) in enumerate(zip(pairwise(sizes), medians, strict=True))
         )
-        networks.append(TimedNetwork(layers, tuple(sum(map(sum, one)) for one in rounds)))
+        networks.append(TimedNetwork(layers, tuple(sum(map(sum, seconds)) for seconds in rounds)))
     return networks
 
 
-def measure_elements(
-    dtype: str, budget_seconds: float, generator: np.random.Generator, crowd: ConcurrentRanks
-) -> list[ElementSample]:
-    """Time element-wise work of all kinds on arrays of random sizes until the budget is spent, once each at least."""
-    works = list(_WORKS.items())
-    found: list[ElementSample] = []
-    end = perf_counter() + budget_seconds
-    while len(found) < len(works) * len(SIZE_CLASSES) or crowd.before(end):
-        kind, make = works[len(found) % len(works)]
-        numbers = _log_uniform(generator, *SIZE_CLASSES[len(found) // len(works) % len(SIZE_CLASSES)])
-        action = make(numbers, np.dtype(dtype), generator)
-        found.append(ElementSample(kind, numbers, median(_rounds(lambda: _seconds_of(action), ELEMENT_SECONDS))))  # noqa: B023
-    return found
-
+# -- element-wise work -----------------------------------------------------------------------------------------------
 
 Action = Callable[[], object]
 Work = Callable[[int, "np.dtype[Any]", np.random.Generator], Action]
 
 
-def _normal(numbers: int, dtype: np.dtype[Any], generator: np.random.Generator) -> NDArray[Any]:
-    # Repeated, because drawing them all would take longer than what is timed.
-    return np.resize(generator.standard_normal(min(numbers, 4096), dtype=dtype.type), numbers)
+def measure_elements(
+    dtype: str, budget_seconds: float, generator: np.random.Generator, ranks: Group
+) -> dict[str, list[tuple[float, float]]]:
+    """Time element-wise work on arrays of random sizes until the budget is spent, at least once in each size class.
 
-
-def _packing(numbers: int, dtype: np.dtype[Any], generator: np.random.Generator) -> Action:
-    source, out = _normal(numbers, dtype, generator), np.empty(numbers, dtype)
-    return lambda: kernels.copy(source, out)
-
-
-def _activation(name: str) -> Work:
-    def make(numbers: int, dtype: np.dtype[Any], generator: np.random.Generator) -> Action:
-        z, scratch = _normal(numbers, dtype, generator), np.empty(numbers, dtype)
-        return lambda: kernels.activate(name, z, scratch)
-
-    return make
-
-
-def _gradient(name: str) -> Work:
-    def make(numbers: int, dtype: np.dtype[Any], generator: np.random.Generator) -> Action:
-        y, dy = _normal(numbers, dtype, generator), _normal(numbers, dtype, generator)
-        out, scratch = np.empty_like(y), np.empty_like(y)
-        return lambda: kernels.gradient_of_activation(name, y, dy, out, scratch)
-
-    return make
-
-
-def _medians(rounds: Sequence[list[LayerSeconds]]) -> list[LayerSeconds]:
-    """Median of every pass of every layer over the rounds."""
-    layers = zip(*rounds, strict=True)
-    return [LayerSeconds(*(median(times) for times in zip(*layer, strict=True))) for layer in layers]
-
-
-def _rounds(measure: Callable[[], Any], seconds: float) -> Iterator[Any]:
-    """Results of one round after another, after one that does not count."""
-    measure()
-    least, most = ROUNDS
-    start, done = perf_counter(), 0
-    while done < least or (done < most and perf_counter() - start < seconds):
-        yield measure()
-        done += 1
+    Returns
+    -------
+    dict
+        Elements and seconds of the samples of ``packing``, ``forward relu``, ``gradient tanh``, …
+    """
+    works = list(_WORKS.items())
+    found: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
+    end, count = perf_counter() + budget_seconds, 0
+    while count < len(works) * len(SIZE_CLASSES) or _before(end, ranks):
+        kind, make = works[count % len(works)]
+        elements = _log_uniform(generator, *SIZE_CLASSES[count // len(works) % len(SIZE_CLASSES)])
+        action = make(elements, np.dtype(dtype), generator)
+        found[kind].append((elements, median(_rounds(lambda: _seconds_of(action), ELEMENT_SECONDS))))  # noqa: B023
+        count += 1
+    return dict(found)
 
 
 def _seconds_of(action: Action) -> float:
@@ -204,8 +165,31 @@ def _seconds_of(action: Action) -> float:
     return perf_counter() - start
 
 
-def _log_uniform(generator: np.random.Generator, low: int, high: int) -> int:
-    return round(float(np.exp(generator.uniform(np.log(low), np.log(high)))))
+def _normal(elements: int, dtype: np.dtype[Any], generator: np.random.Generator) -> NDArray[Any]:
+    # Repeated, because drawing them all would take longer than what is timed.
+    return np.resize(generator.standard_normal(min(elements, 4096), dtype=dtype.type), elements)
+
+
+def _packing(elements: int, dtype: np.dtype[Any], generator: np.random.Generator) -> Action:
+    source, out = _normal(elements, dtype, generator), np.empty(elements, dtype)
+    return lambda: kernels.copy(source, out)
+
+
+def _activation(name: str) -> Work:
+    def make(elements: int, dtype: np.dtype[Any], generator: np.random.Generator) -> Action:
+        z, scratch = _normal(elements, dtype, generator), np.empty(elements, dtype)
+        return lambda: kernels.activate(name, z, scratch)
+
+    return make
+
+
+def _gradient(name: str) -> Work:
+    def make(elements: int, dtype: np.dtype[Any], generator: np.random.Generator) -> Action:
+        y, dy = _normal(elements, dtype, generator), _normal(elements, dtype, generator)
+        out, scratch = np.empty_like(y), np.empty_like(y)
+        return lambda: kernels.gradient_of_activation(name, y, dy, out, scratch)
+
+    return make
 
 
 _WORKS: Mapping[str, Work] = MappingProxyType(
@@ -217,4 +201,87 @@ _WORKS: Mapping[str, Work] = MappingProxyType(
 )
 
 ELEMENT_KINDS = tuple(_WORKS)
-"""All element-wise work that is measured."""
+"""Kinds of element-wise work that are measured."""
+
+
+# -- training steps --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class StepCase:
+    """A training whose steps are timed.
+
+    Attributes
+    ----------
+    model : MLP
+    batch_size : int
+    microbatches : int
+        Microbatches of every minibatch, as in a pipeline.
+    dtype : {"float32", "float64"}
+    optimizer : {"sgd", "momentum", "adam"}
+    classification : bool
+    """
+
+    model: MLP
+    batch_size: int
+    microbatches: int
+    dtype: str
+    optimizer: str
+    classification: bool
+
+    @property
+    def loaded_elements(self) -> int:
+        """Elements of the samples and targets of a minibatch."""
+        sizes = self.model.sizes
+        return self.batch_size * (sizes[0] + (1 if self.classification else sizes[-1]))
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Time of a training step.
+
+    Attributes
+    ----------
+    seconds : float
+        Of the whole step.
+    computing : mapping of str to float
+        Seconds by kind of computation: passes, ``loss`` and ``update``.
+    instructions : int
+        Number of instructions in the schedule.
+    """
+
+    seconds: float
+    computing: Mapping[str, float]
+    instructions: int
+
+    @property
+    def overhead(self) -> float:
+        """Seconds outside computations."""
+        return self.seconds - sum(self.computing.values())
+
+
+StepTimer = Callable[[StepCase], StepTime]
+"""Times a step on this rank alone."""
+
+StepSample = tuple[StepCase, StepTime]
+
+
+def measure_steps(
+    dtype: str, budget_seconds: float, generator: np.random.Generator, ranks: Group, time_step: StepTimer
+) -> list[StepSample]:
+    """Time training steps of random networks until the budget is spent; collective.
+
+    Updates and losses find the caches as a step leaves them, and Python around instructions and steps is part of it.
+    """
+    found: list[StepSample] = []
+    end = perf_counter() + budget_seconds
+    while len(found) < LEAST_STEPS or _before(end, ranks):
+        sizes, batch_size = draw_shape(generator)
+        if _multiply_adds(sizes, batch_size) > MOST_STEP_MULTIPLY_ADDS:
+            continue
+        number = len(found)
+        microbatches = min(MICROBATCHES[number % len(MICROBATCHES)], batch_size)
+        optimizer = tuple(OPTIMIZER_SLOTS)[number % len(OPTIMIZER_SLOTS)]
+        case = StepCase(MLP(sizes, "relu"), batch_size, microbatches, dtype, optimizer, number % 2 == 0)
+        found.append((case, time_step(case)))
+    return found

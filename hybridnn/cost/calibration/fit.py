@@ -1,12 +1,12 @@
-"""From measured seconds to coefficients that are not negative: linear models, alpha and beta by size, algorithms.
+"""Fits of measured seconds: linear models, alpha and beta by size, algorithms of collectives.
 
-All fits minimize the relative error, so that 10 % of a microsecond count as much as 10 % of a second.
-
-The fits of all measured operations, and how well each predicts the sizes that were held out of it.
+All coefficients are non-negative, and all fits minimize the relative error, so that 10 % of a microsecond count as much
+as 10 % of a second.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise
@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import nnls
 
-from hybridnn.cost.calibration.samples import TimedCase
+from hybridnn.cost.calibration.communication import TimedCase
 from hybridnn.cost.collectives import ALGORITHMS, CommunicationCounts, counts
 from hybridnn.cost.machine.machine import CollectiveCost, Segment
 
@@ -25,19 +25,20 @@ Timing = tuple[int, float]
 """Bytes and seconds."""
 
 SEGMENTS = 3
-"""Eager, rendezvous and large."""
+"""Eager, rendezvous and large messages."""
 
 LEAST_POINTS = 3
 """Sizes in a segment; two would fit any noise."""
 
 CLOCK_ERROR = 0.01
-"""Relative error below which a better fit proves nothing."""
+"""Relative error below which a better fit is not significant."""
 
-CHEAPEST_STEP = 0.8
-"""Seconds just above the end of a segment over those just below, at least: a larger message costs about as much or
-more. Libraries that change their algorithm do step down a little."""
+LEAST_STEP = 0.8
+"""Least ratio of the seconds at the start of a segment to those at the end of the one before.
 
-USUAL = {
+Larger messages cost about as much or more; libraries that change their algorithm may be a little faster."""
+
+DEFAULT_ALGORITHM = {
     "broadcast": "binomial",
     "allgather": "bruck",
     "reduce_scatter": "recursive_halving",
@@ -45,7 +46,15 @@ USUAL = {
     "scatter": "linear",
     "gather": "linear",
 }
-"""Algorithm of an operation where the measurements do not tell them apart: one size of group fits all alike."""
+"""Algorithm of an operation if the measurements do not distinguish them: one size of group fits all equally well."""
+
+LARGE_BYTES = 1 << 16
+"""Sizes for which the accuracy of a machine file is stated."""
+
+NONBLOCKING = {"iallreduce": "allreduce"}
+
+
+# -- linear models ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -75,24 +84,22 @@ def fit_linear(features: ArrayLike, seconds: ArrayLike) -> LinearFit:
     Parameters
     ----------
     features : array_like, shape (samples, features)
-        What a sample has of everything that takes time: messages, bytes, multiply-adds.
+        Messages, bytes, multiply-adds, … of every sample; a feature that is 0 in all has coefficient 0.
     seconds : array_like, shape (samples,)
         Measured, each above 0.
-
-    Returns
-    -------
-    LinearFit
-        A feature that is 0 in all samples has coefficient 0.
     """
     measured = np.asarray(seconds, np.float64)
     rows = np.asarray(features, np.float64) / measured[:, None]
-    # Features differ by many orders of magnitude; the solver wants columns of one length.
+    # Features differ by many orders of magnitude; the solver needs columns of similar length.
     scale = np.linalg.norm(rows, axis=0)
     scale[scale == 0] = 1.0
     solution, _ = nnls(rows / scale, np.ones(len(measured)))
     coefficients = solution / scale
     error = float(np.abs(rows @ coefficients - 1).mean())
     return LinearFit(tuple(coefficients.tolist()), error)
+
+
+# -- alpha and beta by size ------------------------------------------------------------------------------------------
 
 
 def fit_segments(
@@ -102,102 +109,45 @@ def fit_segments(
 ) -> tuple[Segment, ...]:
     """Alpha and beta by size.
 
-    Every division of the measured sizes into runs of at least three is tried. More segments must earn their keep by
-    the Bayesian information criterion (Schwarz 1978), with three parameters for each further one, and must not make a
-    larger message much cheaper than a smaller one. Where a size was measured several times, its median counts.
+    Every division of the measured sizes into runs of at least three is tried. The division with the lowest Bayesian
+    information criterion is taken (Schwarz 1978), with three parameters for each further segment, among those in which
+    no larger message is much cheaper than a smaller one. The median counts of a size that was measured several times.
 
     Parameters
     ----------
     timings : iterable of (int, float)
-        Bytes and seconds, at least one. With a single size alpha and beta cannot be told apart: that size is met.
+        Bytes and seconds, at least one. A single size does not determine alpha and beta: the fit meets that size.
     counts_of : callable
-        Messages and bytes on the critical path, for the bytes of an operation; by default one message.
+        Messages and bytes on the critical path, by the bytes of an operation; by default one message.
     max_segments : int
-        Segments at most.
 
     Returns
     -------
     tuple of Segment
-        A segment ends half way, on a logarithmic scale, between the last size it was fitted to and the next.
+        A segment ends half way, on a logarithmic scale, between its last size and the next.
     """
-    sizes, seconds = _medians(timings)
+    by_size: defaultdict[int, list[float]] = defaultdict(list)
+    for nbytes, taken in timings:
+        by_size[nbytes].append(taken)
+    sizes = sorted(by_size)
     rows = [(needed.messages, needed.nbytes) for needed in map(counts_of, sizes)]
-    runs = _Runs(np.array(rows), np.array(seconds))
+    runs = _Runs(np.array(rows), np.array([median(by_size[size]) for size in sizes]))
     best: tuple[int, ...] = (0, len(sizes))
-    best_score = inf
+    best_criterion = inf
     for segments in range(1, max_segments + 1):
         for cuts in _divisions(len(sizes), segments):
-            score = runs.score(cuts)
-            if score < best_score and runs.rises(cuts):
-                best, best_score = cuts, score
-    ends = [_between(sizes[stop - 1], sizes[stop]) for stop in best[1:-1]] + [None]
+            criterion = runs.criterion(cuts)
+            if criterion < best_criterion and runs.rises(cuts):
+                best, best_criterion = cuts, criterion
+    ends = [sqrt(max(sizes[stop - 1], 1) * sizes[stop]) for stop in best[1:-1]] + [None]
     return tuple(
         Segment(up_to_bytes=end, alpha_seconds=alpha, beta_seconds_per_byte=beta)
         for end, (alpha, beta) in zip(ends, map(runs.coefficients, best, best[1:]), strict=False)
     )
 
 
-def fit_collective(
-    operation: str,
-    timings: Mapping[int, Sequence[Timing]],
-    *,
-    spans_nodes: bool = False,
-    max_segments: int = SEGMENTS,
-) -> tuple[CollectiveCost, ...]:
-    """Alpha and beta of a collective for every measured size of group, all by the same algorithm.
-
-    In a group of one size all algorithms fit about alike. The one is kept whose alpha and beta, fitted in a group of
-    one size, best predict the seconds in the next smaller and larger one that were measured.
-
-    Parameters
-    ----------
-    operation : str
-        As in ``ALGORITHMS``.
-    timings : mapping
-        From ranks, 2 or more, to bytes of the full vector and seconds.
-    spans_nodes : bool
-        Whether the groups had ranks on several nodes.
-    max_segments : int
-        Segments at most.
-
-    Returns
-    -------
-    tuple of CollectiveCost
-        By ranks.
-    """
-    candidates = {
-        algorithm: tuple(
-            CollectiveCost(
-                operation=operation,
-                ranks=ranks,
-                spans_nodes=spans_nodes,
-                algorithm=algorithm,
-                segments=fit_segments(timings[ranks], _in_group(operation, algorithm, ranks), max_segments),
-            )
-            for ranks in sorted(timings)
-        )
-        for algorithm in ALGORITHMS[operation]
-    }
-    usual = USUAL.get(operation)
-    best = min(candidates, key=lambda name: (_carried_error(candidates[name], timings), name != usual))
-    return candidates[best]
-
-
-def _in_group(operation: str, algorithm: str, ranks: int) -> Callable[[int], CommunicationCounts]:
-    return lambda nbytes: counts(operation, algorithm, nbytes, ranks)
-
-
-def _medians(timings: Iterable[Timing]) -> tuple[list[int], list[float]]:
-    """Sizes, increasing, and the median seconds of each."""
-    by_size: dict[int, list[float]] = {}
-    for nbytes, seconds in timings:
-        by_size.setdefault(nbytes, []).append(seconds)
-    sizes = sorted(by_size)
-    return sizes, [median(by_size[size]) for size in sizes]
-
-
 class _Runs:
-    """Fits of runs of neighbouring sizes, each made once."""
+    """Fits of runs of consecutive sizes, each computed once."""
 
     def __init__(self, rows: NDArray[np.float64], seconds: NDArray[np.float64]) -> None:
         self._rows = rows
@@ -208,7 +158,7 @@ class _Runs:
         """Alpha and beta of the sizes from `start` up to, not including, `stop`."""
         return self._fit(start, stop)[0]
 
-    def score(self, cuts: tuple[int, ...]) -> float:
+    def criterion(self, cuts: tuple[int, ...]) -> float:
         """Bayesian information criterion of a division: lower is better."""
         points, segments = len(self._seconds), len(cuts) - 1
         squares = sum(self._fit(start, stop)[1] for start, stop in pairwise(cuts))
@@ -216,11 +166,11 @@ class _Runs:
         return points * log(squares / points + CLOCK_ERROR**2) + parameters * log(points)
 
     def rises(self, cuts: tuple[int, ...]) -> bool:
-        """Whether no segment begins much below the end of the one before, at the sizes on both sides of the border."""
+        """Whether no segment begins much below the end of the one before, at the sizes next to the border."""
         for (start, border), (_, stop) in pairwise(pairwise(cuts)):
             below, above = self.coefficients(start, border), self.coefficients(border, stop)
             for row in self._rows[border - 1 : border + 1]:
-                if float(row @ above) < CHEAPEST_STEP * float(row @ below):
+                if float(row @ above) < LEAST_STEP * float(row @ below):
                     return False
         return True
 
@@ -235,19 +185,61 @@ class _Runs:
 
 
 def _divisions(points: int, segments: int) -> Iterable[tuple[int, ...]]:
-    """All ways to cut a row of points into so many runs that are long enough; one run may be short."""
+    """All divisions of a row of points into runs of at least `LEAST_POINTS`; a single run may be shorter."""
     if segments == 1:
         return [(0, points)]
     inner = combinations(range(LEAST_POINTS, points - LEAST_POINTS + 1), segments - 1)
     return ((0, *cuts, points) for cuts in inner if all(high - low >= LEAST_POINTS for low, high in pairwise(cuts)))
 
 
-def _between(low: int, high: int) -> float:
-    return sqrt(max(low, 1) * high)
+# -- algorithms of collectives ---------------------------------------------------------------------------------------
 
 
-def _carried_error(costs: Sequence[CollectiveCost], timings: Mapping[int, Sequence[Timing]]) -> float:
-    """Mean relative error where the seconds of each size of group are predicted from its neighbours in the list."""
+def fit_collective(
+    operation: str,
+    timings: Mapping[int, Sequence[Timing]],
+    *,
+    spans_nodes: bool = False,
+    max_segments: int = SEGMENTS,
+) -> tuple[CollectiveCost, ...]:
+    """Alpha and beta of a collective for every measured size of group, all with the same algorithm.
+
+    In a group of one size all algorithms fit about equally well. The algorithm is chosen whose alpha and beta, fitted
+    in a group of one size, best predict the seconds in groups of the next smaller and larger size.
+
+    Parameters
+    ----------
+    operation : str
+        Key of ``ALGORITHMS``.
+    timings : mapping
+        From ranks, 2 or more, to bytes of the full vector and seconds.
+    spans_nodes : bool
+    max_segments : int
+
+    Returns
+    -------
+    tuple of CollectiveCost
+        By ranks.
+    """
+
+    def fit(algorithm: str, ranks: int) -> CollectiveCost:
+        segments = fit_segments(
+            timings[ranks], lambda nbytes: counts(operation, algorithm, nbytes, ranks), max_segments
+        )
+        return CollectiveCost(
+            operation=operation, ranks=ranks, spans_nodes=spans_nodes, algorithm=algorithm, segments=segments
+        )
+
+    candidates = {
+        algorithm: tuple(fit(algorithm, ranks) for ranks in sorted(timings)) for algorithm in ALGORITHMS[operation]
+    }
+    default = DEFAULT_ALGORITHM.get(operation)
+    best = min(candidates, key=lambda name: (_extrapolation_error(candidates[name], timings), name != default))
+    return candidates[best]
+
+
+def _extrapolation_error(costs: Sequence[CollectiveCost], timings: Mapping[int, Sequence[Timing]]) -> float:
+    """Mean relative error of the seconds in groups of each size as predicted from the next smaller and larger size."""
     errors = [
         abs(cost.seconds(nbytes, other.ranks) / seconds - 1)
         for pair in pairwise(costs)
@@ -257,22 +249,12 @@ def _carried_error(costs: Sequence[CollectiveCost], timings: Mapping[int, Sequen
     return float(np.mean(errors)) if errors else 0.0
 
 
-LARGE_BYTES = 1 << 16
-"""Sizes for which the accuracy of a machine file is stated."""
-
-NONBLOCKING = {"iallreduce": "allreduce"}
+# -- all operations, with errors on held-out sizes -------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class HeldOutError:
-    """Relative error of predicted seconds on sizes that were held out of the fit.
-
-    Attributes
-    ----------
-    sizes : int
-        How many.
-    mean, max : float
-    """
+    """Relative error of predicted seconds on held-out sizes."""
 
     sizes: int
     mean: float
@@ -281,16 +263,16 @@ class HeldOutError:
 
 @dataclass(frozen=True)
 class FittedOperation:
-    """A measured operation in a group, what was fitted, and its samples.
+    """The fit of an operation in a group, with its samples.
 
     Attributes
     ----------
     operation : str
-        As in `Case`.
+        As in `CollectiveCase`.
     cost : CollectiveCost
         Of ``"iallreduce"`` that of the blocking all-reduce.
     factor : float
-        On its seconds: 1, but for ``"iallreduce"``.
+        On its seconds: 1, except for ``"iallreduce"``.
     samples : tuple of TimedCase
         Fitted and held out.
     """
@@ -301,7 +283,7 @@ class FittedOperation:
     samples: tuple[TimedCase, ...]
 
     def seconds(self, nbytes: int) -> float:
-        """Predicted seconds in the group that was measured."""
+        """Predicted seconds in the measured group."""
         return self.cost.seconds(nbytes, self.cost.ranks) * self.factor
 
     def held_out_error(self, least_bytes: int = 0) -> HeldOutError | None:
@@ -320,29 +302,26 @@ def fit_operations(samples: Sequence[TimedCase]) -> tuple[FittedOperation, ...]:
     The non-blocking all-reduce is the blocking one times a factor, the same for all sizes and groups.
     """
     kinds = dict.fromkeys((sample.operation, sample.spans_nodes) for sample in samples)
-    fits = [
-        fitted
+    blocking = [
+        fit
         for operation, spans_nodes in kinds
         if operation not in NONBLOCKING
-        for fitted in _fit(operation, spans_nodes, samples)
+        for fit in _fit_operation(operation, spans_nodes, samples)
     ]
-    factor = nonblocking_factor(samples, fits)
-    for operation, spans_nodes in kinds:
-        if operation in NONBLOCKING:
-            blocking = [
-                fit for fit in fits if fit.operation == NONBLOCKING[operation] and fit.cost.spans_nodes == spans_nodes
-            ]
-            fits += [
-                FittedOperation(operation, fit.cost, factor, _of(samples, operation, spans_nodes, fit.cost.ranks))
-                for fit in blocking
-            ]
-    return tuple(fits)
+    factor = _nonblocking_factor(samples, blocking)
+    nonblocking = [
+        FittedOperation(operation, fit.cost, factor, _samples_of(samples, operation, spans_nodes, fit.cost.ranks))
+        for operation, spans_nodes in kinds
+        for fit in blocking
+        if fit.operation == NONBLOCKING.get(operation) and fit.cost.spans_nodes == spans_nodes
+    ]
+    return (*blocking, *nonblocking)
 
 
-def nonblocking_factor(samples: Sequence[TimedCase], fits: Sequence[FittedOperation]) -> float:
+def _nonblocking_factor(samples: Sequence[TimedCase], fits: Sequence[FittedOperation]) -> float:
     """Median over sizes and groups of the time of a non-blocking all-reduce over that of the fitted blocking one.
 
-    Large sizes count where there are some; held-out ones do not. Without samples it is 1.
+    Only large sizes count if there are any, and no held-out ones; 1 without samples.
     """
     costs = {(fit.cost.ranks, fit.cost.spans_nodes): fit.cost for fit in fits if fit.operation in NONBLOCKING.values()}
     ratios = [
@@ -354,21 +333,20 @@ def nonblocking_factor(samples: Sequence[TimedCase], fits: Sequence[FittedOperat
     return median(large or [ratio for _, ratio in ratios] or [1.0])
 
 
-def _fit(operation: str, spans_nodes: bool, samples: Sequence[TimedCase]) -> list[FittedOperation]:
-    by_ranks: dict[int, list[tuple[int, float]]] = {}
+def _fit_operation(operation: str, spans_nodes: bool, samples: Sequence[TimedCase]) -> list[FittedOperation]:
+    timings: defaultdict[int, list[Timing]] = defaultdict(list)
     for sample in samples:
         if (sample.operation, sample.spans_nodes, sample.held_out) == (operation, spans_nodes, False):
-            by_ranks.setdefault(sample.ranks, []).append((sample.nbytes, sample.seconds))
+            timings[sample.ranks].append((sample.nbytes, sample.seconds))
     fits = []
-    for cost in fit_collective(operation, by_ranks, spans_nodes=spans_nodes):
-        own = _of(samples, operation, spans_nodes, cost.ranks)
+    for cost in fit_collective(operation, timings, spans_nodes=spans_nodes):
+        own = _samples_of(samples, operation, spans_nodes, cost.ranks)
         large = FittedOperation(operation, cost, 1.0, own).held_out_error(LARGE_BYTES)
-        found = {"held_out_error": large.mean if large else None, "ranks_per_node": own[0].ranks_per_node}
-        judged = cost.model_copy(update=found)
-        fits.append(FittedOperation(operation, judged, 1.0, own))
+        known = {"held_out_error": large.mean if large else None, "ranks_per_node": own[0].ranks_per_node}
+        fits.append(FittedOperation(operation, cost.model_copy(update=known), 1.0, own))
     return fits
 
 
-def _of(samples: Sequence[TimedCase], operation: str, spans_nodes: bool, ranks: int) -> tuple[TimedCase, ...]:
-    wanted = (operation, spans_nodes, ranks)
-    return tuple(sample for sample in samples if (sample.operation, sample.spans_nodes, sample.ranks) == wanted)
+def _samples_of(samples: Sequence[TimedCase], operation: str, spans_nodes: bool, ranks: int) -> tuple[TimedCase, ...]:
+    key = (operation, spans_nodes, ranks)
+    return tuple(sample for sample in samples if (sample.operation, sample.spans_nodes, sample.ranks) == key)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import accumulate
 from math import ceil, prod
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,9 @@ StageShapes = tuple[tuple[int, int], ...]
 
 Placement = tuple[int, ...]
 """Ranks of a batch group on each of its nodes."""
+
+OPTIMIZER_SLOTS: Mapping[str, int] = MappingProxyType({"sgd": 0, "momentum": 1, "adam": 2})
+"""Arrays of the parameters' size that each optimizer keeps."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +76,8 @@ class Workload:
 
     @property
     def slots(self) -> int:
-        """Optimizer arrays of the parameters' size."""
-        return {"sgd": 0, "momentum": 1, "adam": 2}[self.optimizer]
+        """Arrays of the optimizer."""
+        return OPTIMIZER_SLOTS[self.optimizer]
 
     @property
     def steps_per_epoch(self) -> int:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hybridnn.cost.calibration import calibrate as host
 from hybridnn.cost.calibration import calibrate as module
 from hybridnn.cost.calibration import communication
 from hybridnn.cost.calibration.calibrate import Calibration, calibrate, memory_bytes_per_rank
@@ -115,7 +114,7 @@ def test_a_system_that_does_not_say_its_memory(monkeypatch: pytest.MonkeyPatch, 
     def unknown(name: str) -> int:
         raise ValueError(name)
 
-    monkeypatch.setattr(host, "_proc_value", lambda path, key: "")
+    monkeypatch.setattr(module, "_proc_value", lambda path, key: "")
     monkeypatch.setattr(os, "sysconf", unknown)
     with pytest.raises(SettingError, match="--memory = None: this system does not say how much is free"):
         quick(ProcessGrid())

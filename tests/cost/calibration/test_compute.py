@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,61 +13,45 @@ from hybridnn.comm.recorder import Recorder
 from hybridnn.cost.calibration import compute, compute_samples
 from hybridnn.cost.calibration.compute import calibrate_compute
 from hybridnn.cost.calibration.compute_samples import (
-    ConcurrentRanks,
-    ElementSample,
     PassSample,
+    StepCase,
+    StepTime,
     TimedNetwork,
     draw_shape,
     measure_elements,
     measure_passes,
+    measure_steps,
 )
-from hybridnn.cost.calibration.compute_steps import StepCase, measure_steps
 from hybridnn.pipeline.partition.layer_profile import LayerSeconds
 from hybridnn.runs.step_timer import TrainingTimer
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-CACHE_NUMBERS = 2**20 // 4
+CACHE_ELEMENTS = 2**20 // 4
 """The made-up cache holds 1 MiB."""
 
 
-@dataclass(frozen=True)
-class MadeUpStep:
-    """A step beside whose computations 50 µs pass, 4 µs for an instruction, and 1 ns for a number that is loaded."""
-
-    case: StepCase
-
-    @property
-    def instructions(self) -> int:
-        return 6 * self.case.microbatches
-
-    @property
-    def computing(self) -> dict[str, float]:
-        case = self.case
-        outputs = case.batch_size * case.model.sizes[-1]
-        per_output = 3e-9 if case.classification else 1e-9
-        parameters, arrays = case.model.parameters, {"sgd": 2, "momentum": 3, "adam": 4}[case.optimizer]
-        per_parameter = arrays * 1e-10 * (1.5 if parameters * arrays >= CACHE_NUMBERS else 1)
-        return {
-            "forward": 1e-3,
-            "loss": 20e-6 * case.microbatches + outputs * per_output,
-            "update": 10e-6 + parameters * per_parameter,
-        }
-
-    @property
-    def seconds(self) -> float:
-        beside = 50e-6 + 4e-6 * self.instructions + 1e-9 * self.case.loaded_numbers
-        return sum(self.computing.values()) + beside
+def made_up_step(case: StepCase) -> StepTime:
+    """A step with 50 µs of overhead, 4 µs more per instruction, and 1 ns per loaded element."""
+    outputs, instructions = case.batch_size * case.model.sizes[-1], 6 * case.microbatches
+    parameters, arrays = case.model.parameters, {"sgd": 2, "momentum": 3, "adam": 4}[case.optimizer]
+    per_output = 3e-9 if case.classification else 1e-9
+    per_parameter = arrays * 1e-10 * (1.5 if parameters * arrays >= CACHE_ELEMENTS else 1)
+    computing = {
+        "forward": 1e-3,
+        "loss": 20e-6 * case.microbatches + outputs * per_output,
+        "update": 10e-6 + parameters * per_parameter,
+    }
+    overhead = 50e-6 + 4e-6 * instructions + 1e-9 * case.loaded_elements
+    return StepTime(sum(computing.values()) + overhead, computing, instructions)
 
 
-def made_up_passes(
-    dtype: str, budget: float, generator: np.random.Generator, crowd: ConcurrentRanks
-) -> list[TimedNetwork]:
+def made_up_passes(dtype: str, budget: float, generator: np.random.Generator, ranks: Group) -> list[TimedNetwork]:
     def sample() -> PassSample:
         outputs, inputs, samples = (int(2 ** generator.uniform(2, 11)) for _ in range(3))
         weights = outputs * inputs
-        uncached = 3e-10 * weights * (weights >= CACHE_NUMBERS)
+        uncached = 3e-10 * weights * (weights >= CACHE_ELEMENTS)
         # Prices of call, outputs, inputs, weights and multiply-adds; the passes differ in the first.
         rest = samples * (5e-10 * outputs + 2e-10 * inputs) + 4e-10 * weights + uncached + 2e-11 * weights * samples
         noise = generator.lognormal(0, 0.02, 3)
@@ -80,17 +63,17 @@ def made_up_passes(
 
 
 def made_up_elements(
-    dtype: str, budget: float, generator: np.random.Generator, crowd: ConcurrentRanks
-) -> list[ElementSample]:
-    kinds = compute_samples.ELEMENT_KINDS
+    dtype: str, budget: float, generator: np.random.Generator, ranks: Group
+) -> dict[str, list[tuple[float, float]]]:
     sizes = [int(2 ** generator.uniform(6, 22)) for _ in range(20)]
-    return [ElementSample(kind, n, 1e-6 * (place + 1) + n * 1e-9) for place, kind in enumerate(kinds) for n in sizes]
+    kinds = enumerate(compute_samples.ELEMENT_KINDS, 1)
+    return {kind: [(n, 1e-6 * number + n * 1e-9) for n in sizes] for number, kind in kinds}
 
 
 def test_prices_are_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compute, "measure_passes", made_up_passes)
     monkeypatch.setattr(compute, "measure_elements", made_up_elements)
-    (found,), errors = calibrate_compute(ProcessGrid(), ["float32"], 0.3, 0, MadeUpStep)
+    (found,), errors = calibrate_compute(ProcessGrid(), ["float32"], 0.3, 0, made_up_step)
     assert found.cache_bytes == 2**20
     for kind, call in (("forward", 3e-6), ("input_gradient", 4e-6), ("weight_gradient", 5e-6)):
         cost = getattr(found, kind)
@@ -129,7 +112,7 @@ def test_held_out_networks_are_not_fitted(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(compute, "measure_passes", made_up_passes)
     monkeypatch.setattr(compute, "measure_elements", made_up_elements)
     monkeypatch.setattr(compute, "_fit_pass", counting)
-    _, errors = calibrate_compute(ProcessGrid(), ["float32"], 0.3, 0, MadeUpStep)
+    _, errors = calibrate_compute(ProcessGrid(), ["float32"], 0.3, 0, made_up_step)
     assert {error.samples for error in errors} == {3 * 37}
     assert set(fitted) == {3 * (150 - 37)}
 
@@ -147,15 +130,15 @@ def test_shapes_are_of_all_sizes_and_quick_to_time() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_everything_is_measured(dtype: str) -> None:
     generator = np.random.default_rng(0)
-    alone = ConcurrentRanks(Group(None, "alone", Recorder()))
+    alone = Group(None, "alone", Recorder())
     networks = measure_passes(dtype, 0.05, generator, alone)
     layers = [layer for one in networks for layer in one.layers]
     assert all(layer.seconds.forward > 0 and layer.seconds.weight_gradient > 0 for layer in layers)
     assert [layer.first for layer in networks[0].layers] == [True] + [False] * (len(networks[0].layers) - 1)
     assert all(len(one.rounds) >= 5 and min(one.rounds) > 0 for one in networks)
     elements = measure_elements(dtype, 0.05, generator, alone)
-    assert {sample.kind for sample in elements} == set(compute_samples.ELEMENT_KINDS)
-    assert all(sample.seconds > 0 for sample in elements)
+    assert set(elements) == set(compute_samples.ELEMENT_KINDS)
+    assert all(seconds > 0 for samples in elements.values() for _, seconds in samples)
 
 
 @pytest.mark.parametrize("classification", [True, False])
@@ -167,17 +150,17 @@ def test_steps_are_timed_with_the_trainer(optimizer: str, classification: bool) 
     assert timed.instructions == 3 * 4 + 2
     assert set(timed.computing) == {"forward", "backward", "loss", "update"}
     assert all(seconds > 0 for seconds in timed.computing.values())
-    assert 0 < timed.beside < timed.seconds
+    assert 0 < timed.overhead < timed.seconds
 
 
 def test_cases_of_steps_are_of_all_kinds() -> None:
     seen: list[StepCase] = []
 
-    def timing(case: StepCase) -> MadeUpStep:
+    def timing(case: StepCase) -> StepTime:
         seen.append(case)
-        return MadeUpStep(case)
+        return made_up_step(case)
 
-    measure_steps("float32", 0.05, np.random.default_rng(0), ConcurrentRanks(Group(None, "alone", Recorder())), timing)
+    measure_steps("float32", 0.05, np.random.default_rng(0), Group(None, "alone", Recorder()), timing)
     assert {case.optimizer for case in seen} == {"sgd", "momentum", "adam"}
     assert {case.classification for case in seen} == {True, False}
     assert {1, 2, 4, 8} <= {case.microbatches for case in seen}

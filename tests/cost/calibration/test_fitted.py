@@ -1,4 +1,4 @@
-"""The fits of samples: held-out sizes stay out of them, and judge them."""
+"""The fits of samples: held-out sizes stay out of them, and give its error."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from hybridnn.cost.calibration.communication import TimedCase
 from hybridnn.cost.calibration.fit import LARGE_BYTES, fit_operations
-from hybridnn.cost.calibration.samples import TimedCase
 from hybridnn.cost.plots import draw_fits
 from hybridnn.errors import EnvironmentProblem
 

@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from hybridnn.cost.calibration.samples import MeasuredGroup, measured_groups, plan_cases
+from hybridnn.cost.calibration.communication import MeasuredGroup, measured_groups, plan_cases
 
 
 def sizes_of(groups: tuple[MeasuredGroup, ...], *, spans_nodes: bool) -> list[int]:

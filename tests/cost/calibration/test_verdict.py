@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from hybridnn.cost.calibration.calibrate import judge
+from hybridnn.cost.calibration.calibrate import assess_quality
+from hybridnn.cost.calibration.communication import TimedCase
 from hybridnn.cost.calibration.compute import ComputeError
 from hybridnn.cost.calibration.fit import FittedOperation, fit_operations
-from hybridnn.cost.calibration.samples import TimedCase
 from hybridnn.cost.machine.file import read_machine
 
 COMPUTE = read_machine("cluster-1024").compute
@@ -24,14 +24,14 @@ def fits(wrong: float, from_bytes: int) -> tuple[FittedOperation, ...]:
 
 
 def test_the_error_of_large_messages_counts() -> None:
-    quality = judge(fits(2.0, 2**16), [], COMPUTE, 0.0, 1)
+    quality = assess_quality(fits(2.0, 2**16), [], COMPUTE, 0.0, 1)
     assert quality.held_out_error == pytest.approx(0.5, rel=1e-3)
     assert quality.problems == ("held-out error 50% (allreduce among 2 ranks), more than 25%",)
     # Below 64 KiB a message is a matter of microseconds: its error is printed, and does not decide.
     small = fits(2.0, 8)
     only_large = tuple(fits(1.0, 8))
-    assert judge(only_large, [], COMPUTE, 0.0, 1).problems == ()
-    assert judge(small, [], COMPUTE, 0.0, 1).problems != ()
+    assert assess_quality(only_large, [], COMPUTE, 0.0, 1).problems == ()
+    assert assess_quality(small, [], COMPUTE, 0.0, 1).problems != ()
 
 
 def test_passes_count_together_for_each_precision_and_number_of_ranks() -> None:
@@ -41,14 +41,14 @@ def test_passes_count_together_for_each_precision_and_number_of_ranks() -> None:
         ComputeError("float64", 2, "forward", 5, 0.27, 1.0),
         ComputeError("float64", 2, "input gradient", 0, 0.0, 0.0),  # nothing was held out
     ]
-    quality = judge((), errors, COMPUTE, 0.0, 1)
+    quality = assess_quality((), errors, COMPUTE, 0.0, 1)
     assert (quality.held_out_error, quality.held_out_of) == (0.27, "passes in float64 with 2 busy ranks")
-    assert judge((), errors[:2], COMPUTE, 0.0, 1).held_out_error == pytest.approx(0.25)
+    assert assess_quality((), errors[:2], COMPUTE, 0.0, 1).held_out_error == pytest.approx(0.25)
 
 
 @pytest.mark.parametrize(("noise", "load", "problems"), [(0.3, 4.0, 0), (0.31, 4.0, 1), (0.0, 4.1, 1), (1.0, 9.0, 2)])
 def test_noise_and_load_have_limits(noise: float, load: float, problems: int) -> None:
     compute = [entry.model_copy(update={"noise": noise}) for entry in COMPUTE]
-    quality = judge((), [], compute, load, 4)
+    quality = assess_quality((), [], compute, load, 4)
     assert len(quality.problems) == problems
     assert quality.summary.startswith("doubtful: " if problems else "good: ")
