@@ -19,8 +19,8 @@ from hybridnn.checkpoints.reading import Checkpoint, newest_valid
 from hybridnn.config.file import load_settings, to_toml
 from hybridnn.config.settings import Settings
 from hybridnn.cost.machine.file import read_machine, write_machine
+from hybridnn.diagnostics.stalls.diagnosis import stall_report
 from hybridnn.diagnostics.stalls.files import read_stall
-from hybridnn.diagnostics.stalls.report import stall_report
 from hybridnn.diagnostics.stalls.state import JobState
 from hybridnn.errors import HybridnnError
 from hybridnn.pipeline.partition.layer_profile import LayerProfile, read_profile, write_profile

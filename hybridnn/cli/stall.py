@@ -10,13 +10,13 @@ from hybridnn.cli.output import write_json
 from hybridnn.cli.ranks import first_rank_alone
 
 if TYPE_CHECKING:
-    from hybridnn.diagnostics.stalls.files import StallRecord
+    from hybridnn.diagnostics.stalls.diagnosis import StallRecord
 
 
 def stall(run: RunFolder, output_format: OutputFormat = Format.text) -> None:
     """Tell which rank a run waited for when it stood still, and what every rank was doing."""
+    from hybridnn.diagnostics.stalls.diagnosis import stall_report
     from hybridnn.diagnostics.stalls.files import FOLDER, read_stall
-    from hybridnn.diagnostics.stalls.report import stall_report
     from hybridnn.errors import DataError
     from hybridnn.runs.history_file import run_status
 

@@ -1,1 +1,1 @@
-"""What ends a job that fails or stands still: fail-safe, stall watch, lost ranks."""
+"""What ends a job that fails or stalls: fail-safe, stall watchdog, lost ranks, comparison of collectives."""

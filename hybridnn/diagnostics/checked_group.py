@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from hybridnn.comm.group import MESSAGE_LIMIT, Group
 from hybridnn.comm.recorder import Call, CallRecord, Recorder
 from hybridnn.comm.request import Request
-from hybridnn.diagnostics.stalls.diagnosis import disagreement
+from hybridnn.diagnostics.stalls.diagnosis import collective_mismatch
 from hybridnn.diagnostics.stalls.state import COMMUNICATION_FILES, code_location
 from hybridnn.errors import HybridnnError
 
@@ -180,7 +180,7 @@ class _Comparison:
         calls = {rank: _text(row[:CALL_BYTES]) for rank, row in sorted(told.items())}
         first_with = {what: rank for rank, what in reversed(calls.items())}
         sites = ", ".join(f"rank {rank} at {_text(told[rank][CALL_BYTES:])}" for rank in sorted(first_with.values()))
-        return f"{disagreement(channel.axis, channel.members, self._call.number, calls).text}; called by {sites}"
+        return f"{collective_mismatch(channel.axis, channel.members, self._call.number, calls).text}; called by {sites}"
 
 
 def _fixed(text: str, nbytes: int) -> NDArray[np.uint8]:

@@ -1,8 +1,8 @@
-"""An exception on any rank ends the whole job at once, with that rank's traceback; and so does whoever finds a stall.
+"""Fail-safe: an exception on any rank ends the whole job at once, with the traceback of that rank.
 
-Without this the failing rank would leave while the others wait for it in a collective, and the job would hang without a
-word. The hook is installed when `hybridnn` is imported and does nothing until MPI runs on more than one rank. Set
-``HYBRIDNN_NO_ABORT=1`` to keep Python's own behaviour, for example under a debugger.
+Without it the failing rank would exit while the others wait for it in a collective, and the job would hang. The hooks
+are installed when `hybridnn` is imported and do nothing until MPI runs on more than one rank. ``HYBRIDNN_NO_ABORT=1``
+keeps Python's own behaviour, for example under a debugger.
 """
 
 from __future__ import annotations
@@ -15,37 +15,37 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any, NoReturn
 
 from hybridnn.comm.mpi import is_in_process
 
 FORWARDING_SECONDS = 0.5
-"""The launcher forwards what ranks write and adds words of its own: time to forward a rank's last words."""
+"""Time for the launcher to forward the last output of a rank."""
 
 TURN_SECONDS = 0.1
-"""By which a rank lets the one below it go first."""
+"""Delay between ranks that end the job."""
 
 exit_now = os._exit
-"""Python's own ``os._exit``, which says nothing."""
+"""Python's own ``os._exit``, without a message."""
 
 NOTICE_TAG = 32767
-"""Of the message by which a rank says that it prints an error; the largest tag that every library has."""
+"""Tag of the message of a rank that prints an error; the largest tag that every library has."""
 
 LEFT_TAG = 32766
-"""Of the message by which a rank says that it leaves before it has met the others."""
+"""Tag of the message of a rank that exits before it has met the others."""
 
 LEFT_BYTES = 400
-"""Of that message, which says how it leaves."""
+"""Size of that message, which contains how the rank exits."""
 
 ERROR_SECONDS = 30.0
-"""After which a job is ended that a rank with an error was to end."""
+"""Time for a rank with an error to end the job."""
 
 SPINS = 200
-"""Tests for the other ranks before a rank gives up its core between two of them."""
+"""Tests of a request without sleeping."""
 
 LAST_RESORT_SECONDS = 5.0
-"""After which a job that was to be ended and still lives is left without asking MPI or anybody."""
+"""Time for the job to end; then this process ends by itself."""
 
 
 def running_world() -> Any:
@@ -57,10 +57,7 @@ def running_world() -> Any:
 
 
 def abort_job(error: BaseException, where: str = "") -> None:
-    """Print the traceback of `error` with the rank's number and end every rank of the job.
-
-    Returns only where MPI does not run on several ranks.
-    """
+    """Print the traceback of `error` and end every rank of the job; returns where MPI does not run on several ranks."""
     world = running_world()
     if world is None:
         return
@@ -68,16 +65,16 @@ def abort_job(error: BaseException, where: str = "") -> None:
     lines = traceback.format_exception(type(error), error, error.__traceback__)
     _start_last_resort()
     header = f"\n=== rank {rank} of {size} failed{where}; ending the job ===\n"
-    _write_last_words(header + "".join(lines) + f"=== end of rank {rank}'s traceback ===\n")
-    # Open MPI may crash, with pages of addresses, where ranks that fail together also end the job at the same moment.
+    _write_error_output(header + "".join(lines) + f"=== end of rank {rank}'s traceback ===\n")
+    # Open MPI may crash where ranks that fail together end the job at the same moment.
     time.sleep(FORWARDING_SECONDS + min(rank * TURN_SECONDS, FORWARDING_SECONDS))
     _abort(world)
 
 
-def end_job(last_words: str) -> NoReturn:
-    """Print `last_words` and end every rank of the job with exit code 1, from any thread and whatever hangs."""
+def end_job(message: str) -> NoReturn:
+    """Print `message` and end every rank of the job with exit code 1, from any thread, also where MPI hangs."""
     _start_last_resort()
-    _write_last_words(last_words)
+    _write_error_output(message)
     time.sleep(FORWARDING_SECONDS)
     world = running_world()
     if world is not None:
@@ -86,14 +83,14 @@ def end_job(last_words: str) -> NoReturn:
 
 
 def _start_last_resort() -> None:
-    """End this process in any case: the pipe may be full, standard output locked, MPI stuck."""
+    """End this process in any case: a pipe may be full, standard output locked, MPI stuck."""
     last_resort = threading.Timer(LAST_RESORT_SECONDS, exit_now, (1,))
     last_resort.daemon = True
     last_resort.start()
 
 
-def _write_last_words(text: str) -> None:
-    """Write to standard error, or where that is closed to standard output, and flush what was printed before."""
+def _write_error_output(text: str) -> None:
+    """Write to standard error, or where that is closed to standard output, and flush earlier output."""
     # One write, so that the lines of ranks that fail together do not mix.
     for descriptor in (2, 1):
         with contextlib.suppress(OSError):
@@ -104,7 +101,7 @@ def _write_last_words(text: str) -> None:
 
 
 def streams_are_open() -> bool:
-    """Whether last words have somewhere to go."""
+    """Whether standard error or standard output is open."""
     for descriptor in (2, 1):
         with contextlib.suppress(OSError):
             os.fstat(descriptor)
@@ -113,94 +110,94 @@ def streams_are_open() -> bool:
 
 
 def _abort(world: Any) -> None:
-    """End every rank that lives."""
-    with contextlib.suppress(Exception):  # not every library knows what was lost
+    """End every rank."""
+    with contextlib.suppress(Exception):  # only libraries with fault tolerance have it
         if world.Get_failed().Get_size() == world.Get_size() - 1:
-            # To the launcher of Open MPI 5 the abort of the last rank that lives is a success.
+            # The launcher of Open MPI 5 takes an abort of the last rank for a success.
             exit_now(1)
     world.Abort(1)
 
 
-def all_ranks_arrive(patience: float) -> bool:
-    """Whether every rank of the job calls this within `patience` seconds; True where there is one rank.
+def all_ranks_arrive(timeout: float) -> bool:
+    """Whether every rank of the job calls this within `timeout` seconds; True with one rank.
 
-    False at once where the other ranks call this or `wait_for_ranks`, and one the latter.
+    False at once if every rank calls this or `wait_for_ranks`, and at least one of them the latter.
     """
     world = running_world()
     if world is None:
         return True
-    everyone, answers = _call_the_roll(world, leaves=True)
-    deadline = time.monotonic() + patience
-    while not everyone.Test():
+    request, flags = _start_meeting(world, leaves=True)
+    deadline = time.monotonic() + timeout
+    while not request.Test():
         if time.monotonic() > deadline:
             return False
         time.sleep(0.005)
-    return not answers[1]
+    return not flags[1]
 
 
-def _call_the_roll(comm: Any, *, leaves: bool) -> tuple[Any, memoryview]:
-    """Begin to meet all ranks: the request, and when it is through, whether any rank leaves, and whether any stays.
+def _start_meeting(comm: Any, *, leaves: bool) -> tuple[Any, memoryview]:
+    """Start an all-reduce of two flags: whether any rank leaves, and whether any stays.
 
-    Ranks that leave with an error and ranks that make their process grid meet in the same collective, so that neither
-    takes the other for one of its kind.
+    Ranks that leave with an error and ranks that make their process grid meet in the same collective, so that each of
+    them learns of the other kind.
     """
     mpi: Any = sys.modules["mpi4py.MPI"]
-    memory = mpi.Alloc_mem(2)  # never freed: MPI may write to it when a rank has long given up waiting
-    answers = memoryview(memory)
-    answers[:] = bytes([leaves, not leaves])
-    return comm.Iallreduce(mpi.IN_PLACE, [memory, mpi.UNSIGNED_CHAR], mpi.MAX), answers
+    memory = mpi.Alloc_mem(2)  # never freed: MPI may write to it long after a rank has stopped waiting
+    flags = memoryview(memory)
+    flags[:] = bytes([leaves, not leaves])
+    return comm.Iallreduce(mpi.IN_PLACE, [memory, mpi.UNSIGNED_CHAR], mpi.MAX), flags
 
 
 def wait_for_ranks(comm: Any) -> None:
-    """Return when all ranks of `comm` have called this; end the job where one of them leaves instead.
-
-    Parameters
-    ----------
-    comm : MPI.Intracomm
-    """
+    """Return when all ranks of the communicator `comm` have called this; end the job if one of them exits instead."""
     world = running_world()
     if world is None or comm.Get_size() == 1:
         return
     members = comm.Get_group().Translate_ranks(None, world.Get_group())
-    (everyone, answers), tests = _call_the_roll(comm, leaves=False), 0
-    while not everyone.Test():
+    (request, flags), tests = _start_meeting(comm, leaves=False), 0
+    while not request.Test():
         tests += 1
         if tests > SPINS:
-            gone = next((rank for rank in members if world.Iprobe(rank, LEFT_TAG)), None)
-            if gone is not None:
-                _end_without(world, gone)
+            left = next((rank for rank in members if world.Iprobe(rank, LEFT_TAG)), None)
+            if left is not None:
+                _end_without(world, left)
             time.sleep(0.001)
-    if answers[0]:
+    if flags[0]:
         time.sleep(ERROR_SECONDS)  # that rank prints its error and ends the job
         end_job("\n=== the job cannot go on: another rank left it with an error; the job was ended ===\n")
-    atexit.unregister(_send_departure)  # from here on the watchdog of the process grid sees it
+    atexit.unregister(_send_departure)  # from here on the stall watchdog of the process grid reports departures
 
 
-def _end_without(world: Any, gone: int) -> NoReturn:
-    """End the job that the rank `gone` has left; the lowest rank that waits for it prints why."""
+def _end_without(world: Any, left: int) -> NoReturn:
+    """End the job because the rank `left` has exited; the lowest waiting rank prints the message."""
     time.sleep(2 * FORWARDING_SECONDS * world.Get_rank())
-    how = bytearray(LEFT_BYTES)
-    world.Recv(how, gone, LEFT_TAG)
-    text = how.rstrip(b"\0").decode(errors="replace")
+    message = bytearray(LEFT_BYTES)
+    world.Recv(message, left, LEFT_TAG)
+    departure = message.rstrip(b"\0").decode(errors="replace")
     end_job(
-        f"\n=== the job cannot go on: rank {gone} left it, and others wait; the job was ended ===\n"
-        f"* rank {gone} left the job: {text}; rank {world.Get_rank()} waits for it to make its process grid\n"
+        f"\n=== the job cannot go on: rank {left} left it, and others wait; the job was ended ===\n"
+        f"* rank {left} left the job: {departure}; rank {world.Get_rank()} waits for it to make its process grid\n"
     )
 
 
-def _send_departure() -> None:
-    """At the end of the interpreter, say how this rank leaves, to the ranks that wait for it in `wait_for_ranks`.
+def describe_exit(otherwise: str) -> str:
+    """The call of ``sys.exit`` that ends the script; `otherwise` without one."""
+    call = sys.exit.call if isinstance(sys.exit, RecordedExit) else ""
+    return f"its script ended with {call}" if call else otherwise
 
-    Ranks that leave too receive what they are sent: with messages that are left over at the end, MPICH kills the job.
+
+def _send_departure() -> None:
+    """When the interpreter ends, send how this rank exits to the ranks that wait for it in `wait_for_ranks`.
+
+    Ranks that exit too receive the messages: MPICH kills a job that ends with unreceived ones.
     """
     world = running_world()
     if world is None:
         return
-    call = sys.exit.call if isinstance(sys.exit, RecordedExit) else ""
-    text = (f"its script ended with {call}" if call else "its script ended").encode()[:LEFT_BYTES]
+    departure = describe_exit("its script ended").encode()[:LEFT_BYTES]
     others = {rank for rank in range(world.Get_size()) if rank != world.Get_rank()}
     others -= _departed(world, others)
-    sends = [world.Isend(text, rank, LEFT_TAG) for rank in others]
+    sends = [world.Isend(departure, rank, LEFT_TAG) for rank in others]
     deadline = time.monotonic() + FORWARDING_SECONDS
     while (others or not all(send.Test() for send in sends)) and time.monotonic() < deadline:
         time.sleep(0.005)
@@ -208,7 +205,7 @@ def _send_departure() -> None:
 
 
 def _departed(world: Any, ranks: set[int]) -> set[int]:
-    """Receive the messages of those of the ranks that have left, and return which they are."""
+    """Receive the departure messages that have arrived from `ranks`, and return their ranks."""
     departed = {rank for rank in ranks if world.Iprobe(rank, LEFT_TAG)}
     for rank in departed:
         world.Recv(bytearray(LEFT_BYTES), rank, LEFT_TAG)
@@ -216,7 +213,7 @@ def _departed(world: Any, ranks: set[int]) -> set[int]:
 
 
 def notify_higher_ranks() -> None:
-    """Send the ranks above this one a note that it prints the error that ends the job, without waiting for them."""
+    """Notify the ranks above this one, without waiting, that it prints the error that ends the job."""
     world = running_world()
     if world is not None:
         for rank in range(world.Get_rank() + 1, world.Get_size()):
@@ -237,7 +234,7 @@ def lower_rank_reports(seconds: float) -> bool:
 
 
 def install() -> None:
-    """Put the abort hook before Python's own exception hooks, once."""
+    """Install the hooks, once: for exceptions, for exceptions of threads, and for exits."""
     if os.environ.get("HYBRIDNN_NO_ABORT") or getattr(sys.excepthook, "ends_the_job", False):
         return
     previous, previous_thread = sys.excepthook, threading.excepthook
@@ -259,8 +256,12 @@ def install() -> None:
     atexit.register(_send_departure)
 
 
+def _location(frame: FrameType) -> str:
+    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno} in {frame.f_code.co_name}"
+
+
 class _AnnouncedExit:
-    """``os._exit`` that names the rank, its exit code and the line that called it, as nothing else is left to do so."""
+    """``os._exit`` that prints the rank, its exit code and the line of the call."""
 
     def __init__(self) -> None:
         self._process = os.getpid()
@@ -269,37 +270,34 @@ class _AnnouncedExit:
         """End the process at once."""
         world = running_world() if os.getpid() == self._process else None
         if world is not None:
-            caller = sys._getframe(1)
-            place = f"{os.path.basename(caller.f_code.co_filename)}:{caller.f_lineno} in {caller.f_code.co_name}"
             left = f"rank {world.Get_rank()} of {world.Get_size()} left the job with exit code {status}"
+            message = f"\n=== {left}, by os._exit at {_location(sys._getframe(1))} ===\n"
             with contextlib.suppress(OSError):
-                os.write(2, f"\n=== {left}, by os._exit at {place} ===\n".encode(errors="replace"))
+                os.write(2, message.encode(errors="replace"))
         exit_now(status)
 
 
 class RecordedExit:
-    """``sys.exit`` that notes its argument and the line that called it, which Python forgets before the process ends.
+    """``sys.exit`` that records its exit code and the line of the call.
 
     Parameters
     ----------
-    leave : callable
+    exit_interpreter : callable
         Python's own ``sys.exit``.
 
     Attributes
     ----------
     call : str
-        ``exit code 3, by sys.exit at script.py:12`` of the last call; empty before it.
+        The last call, as ``exit code 3, by sys.exit at script.py:12 in main``; empty before it.
     """
 
-    def __init__(self, leave: Callable[..., NoReturn]) -> None:
-        self._leave = leave
+    def __init__(self, exit_interpreter: Callable[..., NoReturn]) -> None:
+        self._exit_interpreter = exit_interpreter
         self.call = ""
 
     def __call__(self, status: object = None, /) -> NoReturn:
         """Exit the interpreter by raising ``SystemExit(status)``."""
         if threading.current_thread() is threading.main_thread():
             code = 0 if status is None else status if isinstance(status, int) else 1
-            caller = sys._getframe(1)
-            file = os.path.basename(caller.f_code.co_filename)
-            self.call = f"exit code {code}, by sys.exit at {file}:{caller.f_lineno} in {caller.f_code.co_name}"
-        self._leave(status)
+            self.call = f"exit code {code}, by sys.exit at {_location(sys._getframe(1))}"
+        self._exit_interpreter(status)

@@ -140,7 +140,7 @@ class ProcessGrid:
         self.node_comm = node_comm.Split(0, position)
         members = ranks_within(self.node_comm, world)
         self.node_group = kind(self.node_comm, "node", self.recorder, message_limit, members)
-        self.stall_watchdog = StallWatchdog.of(self.recorder, world, self.node_comm)
+        self.stall_watchdog = StallWatchdog.for_grid(self.recorder, world, self.node_comm)
 
     @property
     def groups(self) -> tuple[Group, ...]:

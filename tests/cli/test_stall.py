@@ -56,10 +56,10 @@ def test_the_table_and_the_verdict(run_hybridnn: Run, stood_still: Path) -> None
         f"0, 1, 3  {call}  60 s   forward 3      hybridnn/training/engine.py:204 in _check",
         f"2        {'nothing: outside of communication':{len(call)}}  7.2 s  forward 3      slow.py:12 in on_step",
         "",
-        f"Everything the ranks told: {stood_still}/stall/rank-*.json; this account again: hybridnn stall {stood_still}",
+        f"States of all ranks: {stood_still}/stall/rank-*.json; this report again: hybridnn stall {stood_still}",
         "Where work of one rank is meant to take longer: announce it in a script, "
         '`with trainer.busy("plotting"): ...`,',
-        "or set stall_seconds (output.stall_seconds in a settings file) higher, or to 0 for no watch.",
+        "or set stall_seconds (output.stall_seconds in a settings file) higher, or to 0 for no watchdog.",
     ]
 
 
@@ -89,8 +89,8 @@ def test_json_holds_the_findings_and_all_that_the_ranks_told(run_hybridnn: Run, 
     (finding,) = facts["findings"]
     assert (finding["kind"], finding["ranks"]) == ("outside", [2])
     assert [state["rank"] for state in facts["states"]] == [0, 1, 2, 3]
-    assert facts["states"][0]["waits_for"]["number"] == 57
-    assert facts["job"]["seconds"] == 60.0
+    assert facts["states"][0]["call"]["number"] == 57
+    assert facts["job"]["limit"] == 60.0
 
 
 def test_a_run_that_did_not_stand_still_says_so(run_hybridnn: Run, tmp_path: Path) -> None:

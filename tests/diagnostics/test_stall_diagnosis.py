@@ -40,7 +40,7 @@ def test_the_rank_outside_of_communication_did_not_arrive() -> None:
 
 def test_a_rank_busy_for_too_long_is_named_with_its_work() -> None:
     states = {rank: in_world(rank, 57, SUM) for rank in (1, 2, 3)}
-    states[0] = rank_state(0, 4, None, progress("world", ALL, SUM, entered=56), busy="writing a checkpoint")
+    states[0] = rank_state(0, 4, None, progress("world", ALL, SUM, entered=56), busy_with="writing a checkpoint")
     finding = only(states)
     assert (finding.kind, finding.ranks) == ("outside", (0,))
     assert "did not arrive: writing a checkpoint, at slow.py:12" in finding.text
@@ -49,7 +49,7 @@ def test_a_rank_busy_for_too_long_is_named_with_its_work() -> None:
 def test_ranks_without_a_sign_are_named_with_their_processes() -> None:
     states = {rank: in_world(rank, 57, SUM) for rank in (0, 3)}
     finding = only(states, processes=("a", "host n7, process 71", "host n8, process 82", "d"))
-    assert (finding.kind, finding.ranks) == ("silent", (1, 2))
+    assert (finding.kind, finding.ranks) == ("unresponsive", (1, 2))
     assert finding.text.startswith("ranks 1, 2 (host n7, process 71; host n8, process 82) gave no sign: ")
     assert finding.text.endswith("; ranks 0, 3 wait in allreduce 57 of group world (ranks 0-3)")
 
@@ -58,7 +58,7 @@ def test_a_rank_that_left_is_named_where_others_wait_for_it() -> None:
     """Rank 3 left too, but after the call that the others are in."""
     states = {rank: in_world(rank, 57, SUM) for rank in (0, 1)}
     for rank, entered in ((2, 56), (3, 57)):
-        states[rank] = rank_state(rank, 4, None, progress("world", ALL, entered=entered), left="its script ended")
+        states[rank] = rank_state(rank, 4, None, progress("world", ALL, entered=entered), departure="its script ended")
     finding = only(states, processes=("a", "b", "host n7, process 71", "d"))
     assert (finding.kind, finding.ranks) == ("left", (2,))
     assert finding.text == (
@@ -68,8 +68,8 @@ def test_a_rank_that_left_is_named_where_others_wait_for_it() -> None:
 
 
 def test_a_rank_in_a_call_that_no_group_records_waits_for_one_that_left() -> None:
-    states = {0: rank_state(0, 2, None, mpi_call="grid.py:9 in split", lost="1")}
-    states[1] = rank_state(1, 2, None, left="its script ended", exited=True)
+    states = {0: rank_state(0, 2, None, unrecorded_call="grid.py:9 in split", departed="1")}
+    states[1] = rank_state(1, 2, None, departure="its script ended", exited=True)
     finding = only(states, 2)
     assert (finding.kind, finding.ranks) == ("left", (1,))
     assert finding.text.endswith("; rank 0 waits in MPI, at grid.py:9 in split at slow.py:12 in on_step")
@@ -77,11 +77,11 @@ def test_a_rank_in_a_call_that_no_group_records_waits_for_one_that_left() -> Non
 
 def test_ranks_that_are_gone_and_ranks_on_other_nodes_did_not_fall_silent() -> None:
     states = {rank: in_world(rank, 57, SUM) for rank in (0,)}
-    findings = diagnose(states, 4, ("a", "host n7, process 71", "c", "d"), gone=(1,), unseen=(2,))
+    findings = diagnose(states, 4, ("a", "host n7, process 71", "c", "d"), dead=(1,), unreachable=(2,))
     assert [(finding.kind, finding.ranks) for finding in findings] == [
-        ("gone", (1,)),
-        ("silent", (3,)),
-        ("unseen", (2,)),
+        ("dead", (1,)),
+        ("unresponsive", (3,)),
+        ("unreachable", (2,)),
     ]
     assert findings[0].text.startswith("rank 1 (host n7, process 71) is gone: killed, or ended without a word; ")
 
@@ -102,7 +102,7 @@ def test_another_operation_under_the_same_number() -> None:
     states = {rank: in_world(rank, 7, SUM, SUM) for rank in (0, 1, 3)}
     states[2] = in_world(2, 7, SUM, other)
     finding = only(states)
-    assert (finding.kind, finding.ranks) == ("disagreement", (2,))
+    assert (finding.kind, finding.ranks) == ("mismatch", (2,))
     assert finding.text == (
         f"collective 7 of group world (ranks 0-3) is not the same call on all ranks: rank 2 called {other}; "
         f"ranks 0, 1, 3 called {SUM}"
@@ -115,7 +115,7 @@ def test_another_size_in_the_past_is_found_where_the_ranks_are_by_now() -> None:
     states[1] = in_world(1, 8, SUM, small)
     states[3] = in_world(3, 9, SUM, SUM, SUM)
     finding = diagnose(states, 4)[0]
-    assert (finding.kind, finding.ranks) == ("disagreement", (1,))
+    assert (finding.kind, finding.ranks) == ("mismatch", (1,))
     assert "collective 8 " in finding.text
 
 
@@ -125,14 +125,14 @@ def test_of_two_ranks_that_differ_both_are_named() -> None:
     for rank, what in ((1, SUM), (3, "barrier")):
         states[rank] = rank_state(rank, 4, collective("allreduce", "batch", pair, 1), progress("batch", pair, what))
     finding = diagnose(states, 4)[0]
-    assert (finding.kind, finding.ranks) == ("disagreement", pair)
+    assert (finding.kind, finding.ranks) == ("mismatch", pair)
     assert "collective 1 of group batch (ranks 1, 3)" in finding.text
 
 
 def test_two_ranks_that_receive_from_each_other() -> None:
     states = {0: rank_state(0, 2, message("receive", 1)), 1: rank_state(1, 2, message("receive", 0))}
     finding = only(states, 2)
-    assert (finding.kind, finding.ranks) == ("circle", (0, 1))
+    assert (finding.kind, finding.ranks) == ("deadlock", (0, 1))
     assert "ranks 0, 1 wait for one another: rank 0 in receive from rank 1, 4,096 bytes float32" in finding.text
 
 
@@ -148,14 +148,14 @@ def test_a_circle_tells_which_of_its_ranks_most_wait_for() -> None:
         progress("model", pair, entered=7),
     )
     finding = only(states)
-    assert (finding.kind, finding.ranks) == ("circle", (2, 3))
+    assert (finding.kind, finding.ranks) == ("deadlock", (2, 3))
     assert finding.text.startswith("ranks 2, 3 wait for one another: rank 2 in allreduce 7 of group model (ranks 2, 3)")
     assert finding.text.endswith("; most wait for rank 2")
 
 
 def test_a_collective_that_all_have_entered_is_not_held_against_any_rank() -> None:
     finding = only({rank: in_world(rank, 57, SUM) for rank in ALL})
-    assert (finding.kind, finding.ranks) == ("complete", ALL)
+    assert (finding.kind, finding.ranks) == ("hang", ALL)
     assert finding.text.startswith("all ranks entered allreduce 57 of group world (ranks 0-3), which does not end: ")
 
 
@@ -214,7 +214,7 @@ def test_whatever_the_program_a_rank_that_sleeps_or_is_dead_is_named(fault: tupl
     assert (finding.kind, finding.ranks) == ("outside", (rank,))
     del states[rank]
     finding = only(states, 6)
-    assert (finding.kind, finding.ranks) == ("silent", (rank,))
+    assert (finding.kind, finding.ranks) == ("unresponsive", (rank,))
 
 
 @given(faults)
@@ -225,7 +225,7 @@ def test_whatever_the_program_a_rank_that_enters_something_else_is_named(fault: 
     states = faulty(program, rank, [*program[:place], (axis, "broadcast"), *program[place + 1 :], END])
     finding = diagnose(states, 6)[0]
     members = Job(GROUPS, []).members(axis, rank)
-    assert finding.kind == "disagreement"
+    assert finding.kind == "mismatch"
     assert finding.ranks == ((rank,) if len(members) > 2 else members)
     assert f"of group {axis} " in finding.text
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hybridnn.comm.recorder import Recorder
-from hybridnn.diagnostics.stalls.watchdog import SharedFolder, StallWatchdog, find_place
+from hybridnn.diagnostics.stalls.watchdog import SharedFolder, StallWatchdog, create_shared_folder
 from mpi_runner.launch import JobResult, run_mpi
 from mpi_runner.slowness import deadline
 
@@ -87,10 +87,10 @@ def test_a_rank_that_sleeps_is_named_and_every_rank_tells_what_it_does(tmp_path:
     assert "; ranks 0, 2 wait in allreduce 6 of group world (ranks 0-2) at job.py:18 in <module>" in account
     states = states_in(tmp_path)
     assert sorted(states) == [0, 1, 2]
-    assert states[1]["waits_for"] is None
-    assert states[1]["caller"]["function"] == "oversleep"
+    assert states[1]["call"] is None
+    assert states[1]["user_line"]["function"] == "oversleep"
     for rank in (0, 2):
-        call = states[rank]["waits_for"]
+        call = states[rank]["call"]
         facts = {name: call[name] for name in ("operation", "axis", "members", "number", "nbytes", "dtype", "detail")}
         # The sixth collective: the ranks summed five times.
         assert facts == {
@@ -99,7 +99,7 @@ def test_a_rank_that_sleeps_is_named_and_every_rank_tells_what_it_does(tmp_path:
         }  # fmt: skip
         assert call["seconds"] >= 1
         assert states[rank]["stack"][-1]["file"].endswith("group.py")
-        assert Path(states[rank]["site"]["file"]).name == "job.py"
+        assert Path(states[rank]["call_site"]["file"]).name == "job.py"
     for state in states.values():
         assert state["stalled"]
         assert state["idle_seconds"] >= 1.5
@@ -112,7 +112,7 @@ def test_without_a_sign_of_rank_0_the_lowest_other_rank_speaks(tmp_path: Path) -
     account = account_of(job(tmp_path, STOPPED, rank=0), wakes=True)
     assert "* rank 0 (host " in account
     assert "gave no sign: stopped, dead, swapped out, or not in training any more; ranks 1, 2 wait in" in account
-    assert json.loads((tmp_path / "run/stall/job.json").read_text())["silent"] == "0"
+    assert json.loads((tmp_path / "run/stall/job.json").read_text())["unresponsive"] == "0"
     # Where the launcher wakes rank 0 before it ends the others, that gives a sign after all, and rank 2 takes its back.
     assert 1 in states_in(tmp_path)
 
@@ -193,7 +193,7 @@ def test_announced_work_has_an_end_too(tmp_path: Path) -> None:
 def test_without_a_folder_that_can_be_written_the_job_ends_all_the_same(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("a file")
     account = account_of(job(tmp_path, "oversleep()", ranks=2))
-    assert "* the ranks could not tell one another what they do: " in account
+    assert "* the ranks could not exchange their states: " in account
     assert "gave no sign" not in account
 
 
@@ -237,7 +237,7 @@ def test_a_node_that_sees_no_other_ends_its_job_and_says_what_the_account_covers
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=deadline(60), check=False)
     assert result.returncode == 1
     assert result.stdout == "so far"
-    assert "* rank 1 is on other nodes, which share no folder with this one: this account covers" in result.stderr
+    assert "* rank 1 is on other nodes, which share no folder with this one: this report covers" in result.stderr
     assert "gave no sign" not in result.stderr
 
 
@@ -263,7 +263,7 @@ class Owner:
 
 
 def watches() -> int:
-    return sum(thread.name == "stall watch" for thread in threading.enumerate())
+    return sum(thread.name == "stall watchdog" for thread in threading.enumerate())
 
 
 def test_a_watch_ends_with_its_owners_and_leaves_nothing(tmp_path: Path) -> None:
@@ -327,7 +327,7 @@ def test_the_folder_lies_where_all_ranks_see_it(
     for more in ([], [temporary], [current]):
         hidden += more if comm.rank == 1 else []
         monkeypatch.setattr(tempfile, "tempdir", str(temporary if current not in hidden else tmp_path))
-        found.append(find_place(comm, node))
+        found.append(create_shared_folder(comm, node))
         comm.Barrier()
     assert [place.folder.parent for place in found[:2]] == [temporary, current]
     assert [place.ranks for place in found] == [(0, 1), (0, 1), (comm.rank,)]

@@ -57,7 +57,7 @@ def test_a_watch_that_is_left_sees_nothing(mpi_ranks: int) -> None:
         assert threading.active_count() == before + 2 * (mpi_ranks > 1)
         end()
         for thread in threading.enumerate():
-            if thread.name in ("stall watch", "peer watch"):
+            if thread.name in ("stall watchdog", "process watchdog"):
                 thread.join(60)
     assert threading.active_count() == before
     assert len(os.listdir("/proc/self/fd")) == descriptors

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import hybridnn
-from hybridnn.diagnostics.stalls.state import CallState, Finished, Frame, GroupState, RankState
+from hybridnn.diagnostics.stalls.state import CallState, FinishedEvent, Frame, GroupState, RankState
 from hybridnn.utils.text import format_ranks
 
 __all__ = ["Job", "collective", "message", "progress", "rank_state"]
@@ -38,25 +38,24 @@ def progress(axis: str, members: Sequence[int], *calls: str, entered: int | None
     return GroupState(axis, format_ranks(members), 0, last, recent)
 
 
-def rank_state(rank: int, size: int, waits_for: CallState | None, *groups: GroupState, **changes: Any) -> RankState:
+def rank_state(rank: int, size: int, call: CallState | None, *groups: GroupState, **changes: Any) -> RankState:
     """Return the state of a rank; without a call it is at line 12 of slow.py."""
-    site = SLOW_LINE if waits_for is None else CALL_LINE
+    call_site = SLOW_LINE if call is None else CALL_LINE
     values: dict[str, Any] = {
         "rank": rank,
         "size": size,
         "host": "n1",
         "process": 4000 + rank,
         "time": "2026-01-02T03:04:05+00:00",
-        "beat": 1,
+        "heartbeat": 1,
         "idle_seconds": 60.0,
         "stalled": True,
-        "busy": "",
-        "waits_for": waits_for,
-        "site": site,
-        "caller": SLOW_LINE if waits_for is None else None,
-        "stack": (SLOW_LINE, site),
+        "call": call,
+        "call_site": call_site,
+        "user_line": SLOW_LINE if call is None else None,
+        "stack": (SLOW_LINE, call_site),
         "groups": groups,
-        "finished": (Finished("compute", "forward", "", 0, "forward 3", 60.0),),
+        "finished": (FinishedEvent("compute", "forward", "", 0, "forward 3", 60.0),),
     }
     return RankState(**values | changes)
 

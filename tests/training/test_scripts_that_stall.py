@@ -143,7 +143,7 @@ def test_what_is_meant_to_take_long_is_no_stall_and_nothing_is_left_behind(tmp_p
 @pytest.mark.mpi(ranks=[1, 2])
 def test_trainers_that_nothing_refers_to_leave_no_threads() -> None:
     def watches() -> list[threading.Thread]:
-        return [thread for thread in threading.enumerate() if thread.name in ("stall watch", "peer watch")]
+        return [thread for thread in threading.enumerate() if thread.name in ("stall watchdog", "process watchdog")]
 
     before = len(watches())
     shared = ProcessGrid()

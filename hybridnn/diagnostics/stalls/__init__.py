@@ -1,1 +1,1 @@
-"""Jobs that stand still: a watch on every rank, what each rank says it waits for, and who did not arrive."""
+"""Stall watchdog: states of the ranks, diagnosis and report of a job without progress."""

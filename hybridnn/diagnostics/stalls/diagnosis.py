@@ -1,7 +1,7 @@
-"""Who did not arrive: a conclusion from what the ranks say of themselves, without MPI and without a clock.
+"""Diagnosis of a stall from the states of all ranks, and its report.
 
 A rank in a collective waits for every member that has not entered it, and a rank in a message for the other rank.
-Following these from rank to rank ends at the ranks that hold up the job, or goes round in a circle.
+Followed from rank to rank, this ends at the ranks that hold up the job, or in a circle: a deadlock.
 """
 
 from __future__ import annotations
@@ -9,36 +9,42 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
+from pathlib import Path
 from typing import Literal
 
-from hybridnn.diagnostics.stalls.state import GroupKey, RankState
-from hybridnn.utils.text import name_ranks, parse_ranks
+from hybridnn.diagnostics.stalls.state import GroupKey, JobState, RankState
+from hybridnn.utils.text import format_ranks, name_ranks, parse_ranks
 
-Kind = Literal["disagreement", "left", "gone", "silent", "unseen", "outside", "circle", "complete"]
-States = Mapping[int, RankState]
-Waits = Mapping[int, frozenset[int]]
+Kind = Literal["mismatch", "left", "dead", "unresponsive", "unreachable", "outside", "deadlock", "hang"]
 
-SILENCE = "gave no sign: stopped, dead, swapped out, or not in training any more"
-GONE = "gone: killed, or ended without a word"
-UNSEEN = "on other nodes, which share no folder with this one: this account covers this node alone"
-MOST_NAMED = 3
-"""Processes that are listed where many ranks are at the same place."""
+UNRESPONSIVE = "gave no sign: stopped, dead, swapped out, or not in training any more"
+DEAD = "gone: killed, or ended without a word"
+UNREACHABLE = "on other nodes, which share no folder with this one: this report covers this node alone"
+MOST_PROCESSES = 3
+"""Processes that are listed of many ranks at the same line."""
+
+HEADINGS = ("ranks", "waits for", "since", "finished last", "at")
+MISSING = "-"
+LONGER_WORK = (
+    'Where work of one rank is meant to take longer: announce it in a script, `with trainer.busy("plotting"): ...`,',
+    "or set stall_seconds (output.stall_seconds in a settings file) higher, or to 0 for no watchdog.",
+)
 
 
 @dataclass(frozen=True)
 class StallFinding:
-    """One thing that is wrong, and the ranks it is wrong with.
+    """A cause of a stall, and its ranks.
 
     Attributes
     ----------
-    kind : {"disagreement", "left", "gone", "silent", "unseen", "outside", "circle", "complete"}
-        Other calls under the same number; an ended script; an ended process; no sign; on another node; not in a
-        communication call; waiting for one another; all arrived, and yet MPI does not go on.
+    kind : {"mismatch", "left", "dead", "unresponsive", "unreachable", "outside", "deadlock", "hang"}
+        Different collectives under one number; a rank that left; an ended process; no answer; on another node; not in
+        a communication call; ranks that wait for one another; all ranks entered a call that does not end.
     ranks : tuple of int
-        The ranks that did not arrive, or did something else.
+        The ranks that did not arrive, or called something else.
     text : str
-        The whole finding in words.
+        The finding as a sentence.
     """
 
     kind: Kind
@@ -46,105 +52,95 @@ class StallFinding:
     text: str
 
 
+@dataclass(frozen=True)
+class StallRecord:
+    """States of a stalled job.
+
+    Attributes
+    ----------
+    states : mapping
+        By rank; without ranks that did not answer.
+    job : JobState or None
+        None where no rank has ended the job.
+    """
+
+    states: Mapping[int, RankState]
+    job: JobState | None
+
+    @property
+    def size(self) -> int:
+        """Number of ranks of the job."""
+        return self.job.size if self.job is not None else max(state.size for state in self.states.values())
+
+    @property
+    def findings(self) -> tuple[StallFinding, ...]:
+        """Causes of the stall."""
+        if self.job is None:
+            return diagnose(self.states, self.size)
+        dead, unreachable = parse_ranks(self.job.dead), parse_ranks(self.job.unreachable)
+        return diagnose(self.states, self.size, self.job.processes, dead, unreachable)
+
+
 def diagnose(
-    states: States, size: int, processes: Sequence[str] = (), gone: Sequence[int] = (), unseen: Sequence[int] = ()
+    states: Mapping[int, RankState],
+    size: int,
+    processes: Sequence[str] = (),
+    dead: Sequence[int] = (),
+    unreachable: Sequence[int] = (),
 ) -> tuple[StallFinding, ...]:
-    """What keeps the job from going on.
+    """Causes of a stall.
 
     Parameters
     ----------
     states : mapping
-        By rank; ranks that gave no sign are left out.
+        By rank; without ranks that did not answer.
     size : int
-        Ranks of the job.
+        Number of ranks of the job.
     processes : sequence of str
-        Host and process of every rank, where known.
-    gone : sequence of int
+        Host and process of every rank; may be empty.
+    dead : sequence of int
         Ranks without a state whose processes no longer exist.
-    unseen : sequence of int
-        Ranks whose states cannot be seen from here.
+    unreachable : sequence of int
+        Ranks whose states cannot be read on this node.
 
     Returns
     -------
-    tuple of Finding
-        At least one; what explains most comes first.
+    tuple of StallFinding
+        At least one; the most likely cause first.
     """
-    waits = _waits(states)
+    diagnosis = _Diagnosis(states, processes)
     missing = [rank for rank in range(size) if rank not in states]
-    dead = [rank for rank in missing if rank in gone]
-    silent = [rank for rank in missing if rank not in gone and rank not in unseen]
+    unresponsive = [rank for rank in missing if rank not in dead and rank not in unreachable]
+    mismatches = list(_mismatches(states))
     findings = [
-        *_disagreements(states),
-        *_left(waits, states, processes),
-        *_without_state("gone", dead, GONE, waits, states, processes),
-        *_without_state("silent", silent, SILENCE, waits, states, processes),
-        *_outside(waits, states),
-        *_without_state("unseen", sorted(set(unseen) & set(missing)), UNSEEN, waits, states, processes),
+        *mismatches,
+        *diagnosis.left(),
+        *diagnosis.without_state("dead", [rank for rank in missing if rank in dead]),
+        *diagnosis.without_state("unresponsive", unresponsive),
+        *diagnosis.outside(),
+        *diagnosis.without_state("unreachable", [rank for rank in missing if rank in unreachable]),
     ]
-    if not any(finding.kind == "disagreement" for finding in findings):
-        findings += [*_circles(waits, states), *_complete(waits, states)]
+    if not mismatches:
+        findings += [*diagnosis.deadlocks(), *diagnosis.hangs()]
     return tuple(findings)
 
 
-# -- who waits for whom ----------------------------------------------------------------------------------------------
-
-
-def _waits(states: States) -> dict[int, frozenset[int]]:
-    """By rank, the ranks without which it cannot go on."""
-    entered: defaultdict[GroupKey, dict[int, int]] = defaultdict(dict)
-    for rank, state in states.items():
-        for group in state.groups:
-            entered[group.key][rank] = group.entered
-
-    @cache
-    def not_arrived(key: GroupKey, number: int) -> frozenset[int]:
-        _, members, _ = key
-        return frozenset(rank for rank in parse_ranks(members) if entered[key].get(rank, 0) < number)
-
-    def waited_for(state: RankState) -> frozenset[int]:
-        call = state.waits_for
-        if call is None:
-            return frozenset(parse_ranks(state.lost))
-        if call.is_message:
-            return frozenset(() if call.peer is None else (call.peer,))
-        return not_arrived(call.group, call.number)
-
-    return {rank: waited_for(state) for rank, state in states.items() if not state.left}
-
-
-def _waiters(ranks: Iterable[int], waits: Waits, states: States) -> str:
-    """Who waits for any of `ranks`, and in which call; empty where nobody does."""
-    wanted = frozenset(ranks)
-    places: defaultdict[str, list[int]] = defaultdict(list)
-    for rank, others in waits.items():
-        state = states[rank]
-        if state.waits and others & wanted:
-            place = f"MPI, at {state.mpi_call}" if state.waits_for is None else state.waits_for.place
-            lines = f" at {state.caller}" * (state.caller is not None)
-            places[place + lines].append(rank)
-    parts = [f"{name_ranks(there)} wait{'s' * (len(there) == 1)} in {place}" for place, there in places.items()]
-    return "".join(f"; {part}" for part in parts)
-
-
-# -- what is wrong ---------------------------------------------------------------------------------------------------
-
-
-def _disagreements(states: States) -> Iterator[StallFinding]:
+def _mismatches(states: Mapping[int, RankState]) -> Iterator[StallFinding]:
     """In each group the first number under which its members made different calls."""
     calls: defaultdict[GroupKey, defaultdict[int, dict[int, str]]] = defaultdict(lambda: defaultdict(dict))
     for rank, state in states.items():
         for group in state.groups:
-            for number, what in group.recent:
-                calls[group.key][number][rank] = what
+            for number, signature in group.recent:
+                calls[group.key][number][rank] = signature
     for (axis, members, _), by_number in sorted(calls.items()):
-        different = [number for number, made in by_number.items() if len(set(made.values())) > 1]
+        different = [number for number, signatures in by_number.items() if len(set(signatures.values())) > 1]
         if different:
             number = min(different)
-            yield disagreement(axis, parse_ranks(members), number, by_number[number])
+            yield collective_mismatch(axis, parse_ranks(members), number, by_number[number])
 
 
-def disagreement(axis: str, members: Sequence[int], number: int, made: Mapping[int, str]) -> StallFinding:
-    """Members of a group made different calls under the same number.
+def collective_mismatch(axis: str, members: Sequence[int], number: int, signatures: Mapping[int, str]) -> StallFinding:
+    """Finding for members of a group that made different calls under the same number.
 
     Parameters
     ----------
@@ -152,97 +148,217 @@ def disagreement(axis: str, members: Sequence[int], number: int, made: Mapping[i
     members : sequence of int
     number : int
         Of the collective in the group.
-    made : mapping
-        What each rank called.
+    signatures : mapping
+        Of the call of each rank.
     """
     where = f"collective {number} of group {axis} ({name_ranks(members)})"
-    common = Counter(made.values()).most_common()
-    # Where no call is that of more ranks than any other, nobody knows which is the right one: all are named.
+    common = Counter(signatures.values()).most_common()
+    # Without a majority it is unknown which call is right, so all ranks are named.
     usual = common[0][0] if common[0][1] > common[1][1] else None
-    odd = sorted(rank for rank, what in made.items() if what != usual)
+    odd = sorted(rank for rank, signature in signatures.items() if signature != usual)
     calls = "; ".join(
-        f"{name_ranks(rank for rank, other in made.items() if other == what)} called {what}"
-        for what, _ in sorted(common, key=lambda item: item[1])
+        f"{name_ranks(rank for rank, other in signatures.items() if other == signature)} called {signature}"
+        for signature, _ in sorted(common, key=lambda item: item[1])
     )
-    return StallFinding("disagreement", tuple(odd), f"{where} is not the same call on all ranks: {calls}")
+    return StallFinding("mismatch", tuple(odd), f"{where} is not the same call on all ranks: {calls}")
 
 
-def _named(ranks: Sequence[int], processes: Sequence[str]) -> str:
-    known = "; ".join(processes[rank] for rank in ranks[:MOST_NAMED] if rank < len(processes))
-    return f"{name_ranks(ranks)}{f' ({known})' * bool(known)}"
+class _Diagnosis:
+    """The graph of waiting ranks, and the findings that follow from it."""
 
+    def __init__(self, states: Mapping[int, RankState], processes: Sequence[str]) -> None:
+        self._states, self._processes = states, processes
 
-def _left(waits: Waits, states: States, processes: Sequence[str]) -> Iterator[StallFinding]:
-    """Ranks that left, and that others wait for."""
-    awaited = {rank for others in waits.values() for rank in others}
-    awaited |= {rank for state in states.values() for rank in parse_ranks(state.lost)}
-    ways: defaultdict[str, list[int]] = defaultdict(list)
-    for rank, state in states.items():
-        if state.left and rank in awaited:
-            ways[state.left].append(rank)
-    for way, ranks in ways.items():
-        text = f"{_named(ranks, processes)} left the job: {way}"
-        yield StallFinding("left", tuple(ranks), text + _waiters(ranks, waits, states))
+    @cached_property
+    def _waits(self) -> dict[int, frozenset[int]]:
+        """By rank, the ranks that it waits for."""
+        entered: defaultdict[GroupKey, dict[int, int]] = defaultdict(dict)
+        for rank, state in self._states.items():
+            for group in state.groups:
+                entered[group.key][rank] = group.entered
 
+        @cache
+        def not_arrived(key: GroupKey, number: int) -> frozenset[int]:
+            _, members, _ = key
+            return frozenset(rank for rank in parse_ranks(members) if entered[key].get(rank, 0) < number)
 
-def _without_state(
-    kind: Kind, ranks: Sequence[int], text: str, waits: Waits, states: States, processes: Sequence[str]
-) -> Iterator[StallFinding]:
-    if ranks:
-        verb = "" if kind == "silent" else " is" if len(ranks) == 1 else " are"
-        text = f"{_named(ranks, processes)}{verb} {text}"
-        yield StallFinding(kind, tuple(ranks), text + _waiters(ranks, waits, states))
+        def waited_for(state: RankState) -> frozenset[int]:
+            call = state.call
+            if call is None:
+                return frozenset(parse_ranks(state.departed))
+            if call.is_message:
+                return frozenset(() if call.peer is None else (call.peer,))
+            return not_arrived(call.group, call.number)
 
+        return {rank: waited_for(state) for rank, state in self._states.items() if not state.departure}
 
-def _outside(waits: Waits, states: States) -> Iterator[StallFinding]:
-    """Ranks that are in no communication call, those that most ranks wait for first."""
-    places: defaultdict[str, list[int]] = defaultdict(list)
-    for rank, state in states.items():
-        if state.waits_for is None and not state.left and not (state.lost and state.mpi_call):
-            doing = f"in {state.doing}" if state.mpi_call else state.busy or "outside of communication"
-            places[f"{doing}{f', at {state.place}' * bool(state.place)}"].append(rank)
-    awaited = Counter(rank for others in waits.values() for rank in others)
-    for place, there in sorted(places.items(), key=lambda item: -max(awaited[rank] for rank in item[1])):
-        waiters = _waiters(there, waits, states)
-        verdict = "did not arrive" if waiters else "did not go on"
-        processes = "; ".join(
-            f"host {states[rank].host}, process {states[rank].process}" for rank in there[:MOST_NAMED]
+    @cached_property
+    def _waiters(self) -> Counter[int]:
+        """By rank, the number of ranks that wait for it."""
+        return Counter(rank for waited_for in self._waits.values() for rank in waited_for)
+
+    def left(self) -> Iterator[StallFinding]:
+        """Ranks that left, and that others wait for."""
+        awaited = set(self._waiters)
+        awaited |= {rank for state in self._states.values() for rank in parse_ranks(state.departed)}
+        by_departure: defaultdict[str, list[int]] = defaultdict(list)
+        for rank, state in self._states.items():
+            if state.departure and rank in awaited:
+                by_departure[state.departure].append(rank)
+        for departure, ranks in by_departure.items():
+            yield self._finding("left", ranks, f"{self._named(ranks)} left the job: {departure}")
+
+    def without_state(self, kind: Kind, ranks: Sequence[int]) -> list[StallFinding]:
+        """The finding for ranks without a state, if there are any."""
+        if not ranks:
+            return []
+        verb = "is" if len(ranks) == 1 else "are"
+        texts = {"dead": f"{verb} {DEAD}", "unresponsive": UNRESPONSIVE, "unreachable": f"{verb} {UNREACHABLE}"}
+        return [self._finding(kind, ranks, f"{self._named(ranks)} {texts[kind]}")]
+
+    def outside(self) -> Iterator[StallFinding]:
+        """Ranks in no communication call; first those that most ranks wait for."""
+        by_activity: defaultdict[str, list[int]] = defaultdict(list)
+        for rank, state in self._states.items():
+            if state.call is None and not state.departure and not (state.departed and state.unrecorded_call):
+                in_mpi = f"in {state.activity}" if state.unrecorded_call else ""
+                activity = in_mpi or state.busy_with or "outside of communication"
+                by_activity[f"{activity}{f', at {state.location}' * bool(state.location)}"].append(rank)
+        for activity, ranks in sorted(
+            by_activity.items(), key=lambda item: -max(self._waiters[rank] for rank in item[1])
+        ):
+            verb = "did not arrive" if self._waiting_for(ranks) else "did not go on"
+            processes = "; ".join(
+                f"host {self._states[rank].host}, process {self._states[rank].process}"
+                for rank in ranks[:MOST_PROCESSES]
+            )
+            yield self._finding("outside", ranks, f"{name_ranks(ranks)} ({processes}) {verb}: {activity}")
+
+    def deadlocks(self) -> Iterator[StallFinding]:
+        """Ranks that wait for one another, where none of them waits for a rank that is not in a call."""
+        remaining = dict(self._waits)
+        while free := [rank for rank, others in remaining.items() if not others or not others <= remaining.keys()]:
+            for rank in free:
+                del remaining[rank]
+        while remaining:
+            path = [min(remaining)]
+            while (following := min(remaining[path[-1]])) not in path:
+                path.append(following)
+            circle = path[path.index(following) :]
+            yield self._deadlock(circle)
+            while explained := [
+                rank for rank, others in remaining.items() if rank in circle or not others <= remaining.keys()
+            ]:
+                for rank in explained:
+                    del remaining[rank]
+
+    def _deadlock(self, circle: Sequence[int]) -> StallFinding:
+        calls = "; ".join(f"rank {rank} in {self._states[rank].call}" for rank in circle)
+        most = max(self._waiters[rank] for rank in circle)
+        most_awaited = [rank for rank in circle if self._waiters[rank] == most]
+        named = f"; most wait for rank {most_awaited[0]}" if len(most_awaited) == 1 else ""
+        return StallFinding(
+            "deadlock", tuple(sorted(circle)), f"{name_ranks(circle)} wait for one another: {calls}{named}"
         )
-        yield StallFinding("outside", tuple(there), f"{name_ranks(there)} ({processes}) {verdict}: {place}{waiters}")
+
+    def hangs(self) -> Iterator[StallFinding]:
+        """Calls that every rank has entered, and that do not end."""
+        by_label: defaultdict[str, list[int]] = defaultdict(list)
+        for rank, others in self._waits.items():
+            call = self._states[rank].call
+            if call is not None and not others:
+                by_label[call.label].append(rank)
+        for label, ranks in by_label.items():
+            text = f"all ranks entered {label}, which does not end: the network or the MPI library does not go on"
+            yield StallFinding("hang", tuple(ranks), text)
+
+    def _finding(self, kind: Kind, ranks: Sequence[int], text: str) -> StallFinding:
+        return StallFinding(kind, tuple(ranks), text + self._waiting_for(ranks))
+
+    def _named(self, ranks: Sequence[int]) -> str:
+        known = "; ".join(self._processes[rank] for rank in ranks[:MOST_PROCESSES] if rank < len(self._processes))
+        return f"{name_ranks(ranks)}{f' ({known})' * bool(known)}"
+
+    def _waiting_for(self, ranks: Iterable[int]) -> str:
+        """The ranks that wait for any of `ranks`, and their calls; empty if none does."""
+        wanted = frozenset(ranks)
+        by_call: defaultdict[str, list[int]] = defaultdict(list)
+        for rank, others in self._waits.items():
+            state = self._states[rank]
+            if state.is_waiting and others & wanted:
+                call = f"MPI, at {state.unrecorded_call}" if state.call is None else state.call.label
+                by_call[call + f" at {state.user_line}" * (state.user_line is not None)].append(rank)
+        return "".join(
+            f"; {name_ranks(waiting)} wait{'s' * (len(waiting) == 1)} in {call}" for call, waiting in by_call.items()
+        )
 
 
-def _circles(waits: Waits, states: States) -> Iterator[StallFinding]:
-    """Ranks that wait for one another, where none of them waits for a rank that holds up the job by itself."""
-    left = dict(waits)
-    while open_ends := [rank for rank, others in left.items() if not others or any(r not in left for r in others)]:
-        for rank in open_ends:
-            del left[rank]
-    while left:
-        path = [min(left)]
-        while (following := min(left[path[-1]])) not in path:
-            path.append(following)
-        circle = path[path.index(following) :]
-        yield _circle(circle, waits, states)
-        while explained := [rank for rank, others in left.items() if rank in circle or not others <= left.keys()]:
-            for rank in explained:
-                del left[rank]
+# -- report ------------------------------------------------------------------------------------------------------------
 
 
-def _circle(circle: Sequence[int], waits: Waits, states: States) -> StallFinding:
-    parts = "; ".join(f"rank {rank} in {states[rank].waits_for}" for rank in circle)
-    awaited = {rank: sum(rank in others for others in waits.values()) for rank in circle}
-    most = [rank for rank in circle if awaited[rank] == max(awaited.values())]
-    named = f"; most wait for rank {most[0]}" if len(most) == 1 else ""
-    return StallFinding("circle", tuple(sorted(circle)), f"{name_ranks(circle)} wait for one another: {parts}{named}")
+def stall_report(record: StallRecord, folder: Path, write_error: str = "") -> str:
+    """Report of a stall, several lines.
+
+    Parameters
+    ----------
+    record : StallRecord
+    folder : Path
+        Of the stall files.
+    write_error : str
+        Why the files could not be written; then ranks without a state are not reported as unresponsive.
+    """
+    has_departed = record.job is not None and bool(record.job.departed)
+    # A missing state means nothing where no rank could write one, or where the job ended before all had answered.
+    findings = [
+        finding.text
+        for finding in record.findings
+        if finding.kind != "unresponsive" or not (write_error or has_departed)
+    ]
+    if write_error:
+        findings.append(f"the ranks could not exchange their states: {write_error}")
+    return "\n".join(
+        (
+            f"=== {_headline(record.job)} ===",
+            *(f"* {text}" for text in findings),
+            "",
+            stall_table(record.states, record.size),
+            "",
+            f"States of all ranks: {folder}/rank-*.json; this report again: hybridnn stall {folder.parent}",
+            *(() if has_departed else LONGER_WORK),
+        )
+    )
 
 
-def _complete(waits: Waits, states: States) -> Iterator[StallFinding]:
-    """Calls that every rank has entered, and that do not end."""
-    places: defaultdict[str, list[int]] = defaultdict(list)
-    for rank, others in waits.items():
-        call = states[rank].waits_for
-        if call is not None and not others:
-            places[call.place].append(rank)
-    for place, there in places.items():
-        text = f"all ranks entered {place}, which does not end: the network or the MPI library does not go on"
-        yield StallFinding("complete", tuple(there), text)
+def _headline(job: JobState | None) -> str:
+    if job is not None and job.departed:
+        departed = name_ranks(parse_ranks(job.departed))
+        return f"the job cannot go on: {departed} left it, and others wait; the job was ended"
+    limit = "" if job is None else f" for {job.limit:g} s; the job was ended"
+    return f"the job stood still: no rank finished anything{limit}"
+
+
+def stall_table(states: Mapping[int, RankState], size: int) -> str:
+    """A table with one row for all ranks with the same call, last event and location.
+
+    Parameters
+    ----------
+    states : mapping
+        By rank.
+    size : int
+        Number of ranks of the job; those without a state have a row of their own.
+    """
+    ranks_of: defaultdict[tuple[str, str, str], list[int]] = defaultdict(list)
+    for rank, state in states.items():
+        last = str(state.finished[-1]) if state.finished else MISSING
+        ranks_of[state.activity, last, state.location or MISSING].append(rank)
+    rows = [HEADINGS]
+    for (activity, last, location), ranks in sorted(ranks_of.items(), key=lambda item: min(item[1])):
+        seconds = max(states[rank].idle_seconds for rank in ranks)
+        since = f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
+        rows.append((format_ranks(ranks), activity, MISSING if states[ranks[0]].departure else since, last, location))
+    if missing := [rank for rank in range(size) if rank not in states]:
+        rows.append((format_ranks(missing), "no sign", MISSING, MISSING, MISSING))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(HEADINGS))]
+    return "\n".join(
+        "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )

@@ -1,14 +1,15 @@
-"""The files by which ranks report that nothing goes on, ``stall/rank-N.json``, or that they left, ``left-N.json``.
+"""Stall files: rank states in a folder that the ranks share, and the report that is read from them.
 
-Each is written whole. Ranks that stand still cannot be reached by messages; files they can still write, from a thread
-beside what hangs.
+A rank that hangs receives no messages, but a thread beside it can still write files. ``rank-N.json`` is the state of a
+rank during an alarm, ``left-N.json`` that of a rank that left. Each is replaced as a whole.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping
+import tempfile
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from functools import cache
@@ -16,33 +17,38 @@ from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from hybridnn.diagnostics.stalls.diagnosis import StallFinding, diagnose
+import numpy as np
+
+from hybridnn.comm.mpi import import_mpi, ranks_within
+from hybridnn.diagnostics.stalls.diagnosis import StallRecord
 from hybridnn.diagnostics.stalls.state import JobState, RankState
 from hybridnn.errors import DataError
 from hybridnn.utils.files import JSON_BYTES, FileError, folder_names, parse_json, read_bytes
 from hybridnn.utils.text import MOST_RANKS, parse_ranks
 
 if TYPE_CHECKING:
+    from mpi4py import MPI
     from pydantic import TypeAdapter
 
 
 FOLDER = "stall"
 JOB = "job.json"
 ALARM = "alarm"
+RANK_FILES = "rank-*.json"
 LEFT_FILES = "left-*.json"
 PARTIAL = ".partial"
-RANK_FILES = "rank-*.json"
+PATH_BYTES = 4096
 
 State = TypeVar("State", RankState, JobState)
 
 
 class StallFiles:
-    """The files of a running job.
+    """Stall files of a running job.
 
     Parameters
     ----------
     folder : Path
-        The run folder, the same for all ranks. ``stall`` in it is made when something is written.
+        The run folder, the same for all ranks. ``stall`` in it is created when something is written.
     temporary : bool
         Whether `folder` itself is removed with the last file.
     """
@@ -52,70 +58,61 @@ class StallFiles:
 
     @property
     def alarm(self) -> bool:
-        """Whether a rank has raised the alarm: all that live answer by writing what they do."""
+        """Whether a rank has raised an alarm, during which all ranks write their states."""
         return (self.path / ALARM).exists()
 
     def raise_alarm(self) -> None:
-        """Ask all ranks to write what they do.
-
-        Raises
-        ------
-        OSError
-        """
+        """Start an alarm; may raise `OSError`."""
         self.path.mkdir(parents=True, exist_ok=True)
         (self.path / ALARM).touch()
 
     def end_alarm(self) -> None:
-        """Ask no more."""
+        """End an alarm."""
         with contextlib.suppress(OSError):
             (self.path / ALARM).unlink(missing_ok=True)
 
     def write(self, state: RankState | JobState) -> None:
-        """Write a rank's state, or the job's, over what was there.
-
-        Raises
-        ------
-        OSError
-        """
-        name = JOB if isinstance(state, JobState) else _name(state.rank, left=bool(state.left))
+        """Write the state of a rank or of the job, in place of an earlier one; may raise `OSError`."""
+        name = JOB if isinstance(state, JobState) else _name(state.rank, left=bool(state.departure))
         self.path.mkdir(parents=True, exist_ok=True)
-        # Making a file here also makes a network file system look again for those of other nodes.
+        # A new file also makes a network file system look again for the files of other nodes.
         partial = self.path / f".{name}{PARTIAL}"
         partial.write_text(dumps(asdict(state), indent=1, ensure_ascii=False), encoding="utf-8")
         os.replace(partial, self.path / name)
 
     def read(self, rank: int) -> RankState | None:
-        """What a rank wrote last; None where there is nothing that can be read."""
+        """The last state of a rank; None where there is no valid file."""
         try:
             return _parse(self.path / _name(rank), RankState)
         except DataError:
             return None
 
     def left(self) -> dict[int, RankState]:
-        """What the ranks that left wrote last, by rank."""
+        """States of the ranks that left, by rank."""
         states = []
         with contextlib.suppress(OSError, DataError):
             states = [_parse(file, RankState) for file in self.path.glob(LEFT_FILES)]
         return {state.rank: state for state in states}
 
     def has_left(self, rank: int) -> bool:
-        """Whether a rank noted that it left."""
+        """Whether there is a file of a rank that left."""
         return (self.path / _name(rank, left=True)).exists()
 
     def count_left(self) -> int:
-        """How many ranks left."""
+        """Number of ranks that left."""
         return sum(1 for _ in self.path.glob(LEFT_FILES))
 
     def remove(self, rank: int) -> None:
-        """Take back what a rank wrote, and with the last rank's file everything else."""
+        """Remove the file of a rank, and after the last one everything else."""
         with contextlib.suppress(OSError):
             (self.path / _name(rank)).unlink(missing_ok=True)
-            if not any(_rank_files(self.path)) and not any(self.path.glob(LEFT_FILES)):
+            if not any(self.path.glob(RANK_FILES)) and not any(self.path.glob(LEFT_FILES)):
                 self.clear()
 
     def clear(self) -> None:
-        """Remove everything; what cannot be removed stays."""
-        files = [*_rank_files(self.path), *self.path.glob(LEFT_FILES), *self.path.glob(f".*{PARTIAL}")]
+        """Remove all files; what cannot be removed stays."""
+        patterns = (RANK_FILES, LEFT_FILES, f".*{PARTIAL}")
+        files = [file for pattern in patterns for file in self.path.glob(pattern)]
         with contextlib.suppress(OSError):
             for file in [*files, self.path / JOB, self.path / ALARM]:
                 file.unlink(missing_ok=True)
@@ -124,42 +121,78 @@ class StallFiles:
                 folder.rmdir()
 
 
+# -- a folder for ranks without a run folder ---------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
-class StallRecord:
-    """What is left of a job that stood still.
+class SharedFolder:
+    """An empty folder, and the ranks of the grid that share it, this one among them."""
 
-    Attributes
+    folder: Path
+    ranks: tuple[int, ...]
+
+
+def create_shared_folder(world: MPI.Intracomm, node: MPI.Intracomm) -> SharedFolder:
+    """Create a folder that as many ranks as possible share; collective.
+
+    It is one for all ranks in the temporary directory or in the current one, else one for each node, else one for this
+    rank alone.
+
+    Parameters
     ----------
-    states : mapping
-        Of the ranks that gave a sign to the end, by rank.
-    job : JobState or None
-        None where no rank ended the job for it: something else did, or it may still go on.
+    world : MPI.Intracomm
+        The ranks of the grid.
+    node : MPI.Intracomm
+        Those on this node.
     """
+    candidates: list[tuple[MPI.Intracomm, Callable[[], str]]] = [
+        (world, tempfile.gettempdir),
+        (world, lambda: str(Path.cwd())),
+        (node, tempfile.gettempdir),
+    ]
+    for comm, parent in candidates:
+        folder = _create_for(comm, parent)
+        if folder is not None:
+            return SharedFolder(folder, tuple(ranks_within(comm, world)))
+    return SharedFolder(_create(tempfile.gettempdir) or Path("hybridnn-stall"), (world.Get_rank(),))
 
-    states: Mapping[int, RankState]
-    job: JobState | None
 
-    @property
-    def size(self) -> int:
-        """Ranks of the job."""
-        return self.job.size if self.job is not None else max(state.size for state in self.states.values())
+def _create_for(comm: MPI.Intracomm, parent: Callable[[], str]) -> Path | None:
+    """A folder that all ranks of `comm` see; None on all of them where one does not."""
+    created = _create(parent) if comm.Get_rank() == 0 else None
+    path = np.zeros(PATH_BYTES, np.uint8)
+    name = b"" if created is None else bytes(created)
+    if len(name) <= PATH_BYTES:
+        path[: len(name)] = np.frombuffer(name, np.uint8)
+    comm.Bcast(path, 0)
+    folder = Path(path.tobytes().rstrip(b"\0").decode(errors="surrogateescape"))
+    is_visible = np.array([bool(path[0]) and folder.is_dir()], np.uint8)
+    comm.Allreduce(import_mpi().IN_PLACE, is_visible, import_mpi().MIN)
+    if is_visible[0]:
+        return folder
+    if created is not None:
+        with contextlib.suppress(OSError):
+            created.rmdir()
+    return None
 
-    @property
-    def findings(self) -> tuple[StallFinding, ...]:
-        """Who did not arrive."""
-        if self.job is None:
-            return diagnose(self.states, self.size)
-        gone, unseen = parse_ranks(self.job.gone), parse_ranks(self.job.unseen)
-        return diagnose(self.states, self.size, self.job.processes, gone, unseen)
+
+def _create(parent: Callable[[], str]) -> Path | None:
+    try:
+        return Path(tempfile.mkdtemp(prefix="hybridnn-stall-", dir=parent()))
+    except OSError:
+        return None
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
 
 
 def read_stall(folder: Path) -> StallRecord | None:
-    """Read the files of a run folder; None where there are none.
+    """Read the stall files of a run folder; None where there are none.
 
     Raises
     ------
     DataError
-        If a file cannot be read, or is not what a rank writes.
+        If a file cannot be read or is not a valid state.
     """
     path = folder / FOLDER
     names = folder_names(path)
@@ -167,20 +200,16 @@ def read_stall(folder: Path) -> StallRecord | None:
     states = [
         _parse(path / name, RankState)
         for name in names
-        if any(fnmatchcase(name, kind) for kind in (RANK_FILES, LEFT_FILES))
+        if any(fnmatchcase(name, pattern) for pattern in (RANK_FILES, LEFT_FILES))
     ]
-    silent = parse_ranks(job.silent) if job is not None else ()
-    states.sort(key=lambda state: (state.rank, state.left))
-    told = {state.rank: state for state in states if state.rank not in silent}
-    return StallRecord(told, job) if any(not state.left for state in told.values()) else None
+    unresponsive = parse_ranks(job.unresponsive) if job is not None else ()
+    states.sort(key=lambda state: (state.rank, state.departure))
+    by_rank = {state.rank: state for state in states if state.rank not in unresponsive}
+    return StallRecord(by_rank, job) if any(not state.departure for state in by_rank.values()) else None
 
 
 def _name(rank: int, *, left: bool = False) -> str:
     return f"{'left' if left else 'rank'}-{rank}.json"
-
-
-def _rank_files(path: Path) -> Iterator[Path]:
-    return path.glob(RANK_FILES)
 
 
 @cache
@@ -191,7 +220,7 @@ def _reader_of(kind: Any) -> TypeAdapter[Any]:
 
 
 def _parse(file: Path, kind: type[State]) -> State:
-    from pydantic import ValidationError  # takes long to load, and only a job that stands still reads files
+    from pydantic import ValidationError  # takes long to load, and only a stalled job reads files
 
     from hybridnn.utils.settings_models import first_problem
 
@@ -199,7 +228,7 @@ def _parse(file: Path, kind: type[State]) -> State:
     try:
         parse_json(text)
         state: State = _reader_of(kind).validate_json(text, strict=True)  # type: ignore[arg-type]  # a class is hashable
-        _require_possible(state)
+        _require_ranks_of_job(state)
     except ValidationError as error:
         raise FileError(file, f"not the state of a rank: {first_problem(error)}") from error
     except ValueError as error:
@@ -207,18 +236,13 @@ def _parse(file: Path, kind: type[State]) -> State:
     return state
 
 
-def _require_possible(state: RankState | JobState) -> None:
-    """Refuse ranks that the job does not have.
-
-    Raises
-    ------
-    ValueError
-    """
+def _require_ranks_of_job(state: RankState | JobState) -> None:
+    """Raise `ValueError` for ranks outside of the job."""
     if isinstance(state, JobState):
-        texts = [state.silent, state.lost, state.gone, state.unseen]
+        texts = [state.unresponsive, state.departed, state.dead, state.unreachable]
     else:
-        calls = () if state.waits_for is None else (state.waits_for,)
-        texts = [str(state.rank), state.lost, *(part.members for part in (*calls, *state.groups))]
+        calls = () if state.call is None else (state.call,)
+        texts = [str(state.rank), state.departed, *(part.members for part in (*calls, *state.groups))]
         texts += [str(call.peer) for call in calls if call.peer is not None]
     if not 1 <= state.size <= MOST_RANKS:
         raise ValueError(f"{state.size} ranks")

@@ -1,4 +1,4 @@
-"""What a rank says of itself when nothing goes on: plain data, the content of ``stall/rank-N.json``."""
+"""Rank states: what each rank does when a job stalls, as plain data; the content of ``stall/rank-N.json``."""
 
 from __future__ import annotations
 
@@ -6,47 +6,47 @@ from dataclasses import dataclass
 from pathlib import Path
 
 GroupKey = tuple[str, str, int]
-"""What tells the groups of a job from one another: axis, members, and the number among groups alike in both."""
+"""Identifies a group of the job: axis, members, and ordinal among groups with the same axis and members."""
 
 OUTSIDE = "nothing: outside of communication"
 PACKAGE = f"{Path(__file__).parents[2]}/"
-"""As frames name it: links stay."""
+"""As in stack frames: links are not resolved."""
 
 COMMUNICATION_FILES = tuple(
     PACKAGE + name for name in ("comm/", "diagnostics/", "parallel/grid.py", "parallel/node_memory.py")
 )
-"""Beginnings of the paths of the files that communicate."""
+"""Beginnings of the paths of files that communicate."""
 
 
 def code_location(file: str, line: int, function: str) -> str:
-    """A line of code, without the folders in which Python or the user keep the file."""
+    """``file.py:12 in function``, with the path below ``hybridnn/`` for files of this package."""
     name = f"hybridnn/{file.removeprefix(PACKAGE)}" if file.startswith(PACKAGE) else file.rpartition("/")[2]
     return f"{name}:{line} in {function}"
 
 
 @dataclass(frozen=True)
 class CallState:
-    """A communication call.
+    """A communication call in progress.
 
     Attributes
     ----------
     operation : str
     axis, members, ordinal
-        The group it is made in, as for `GroupState`.
+        Of its group, as for `GroupState`.
     number : int
-        Which collective of its group it is, from 1; 0 for a message.
+        Number of the collective in its group, from 1; 0 for a message.
     nbytes : int
         Bytes of the full vector, or of the message.
     dtype : str
-        Empty where there is no array.
+        Empty without an array.
     peer : int or None
         Root of a collective, or the other rank of a message.
     detail : str
-        How an all-reduce combines, or the tag of a message.
+        Reduction of an all-reduce, or tag of a message.
     about : str
-        What it is done for; empty where nobody said.
+        Purpose, such as an instruction of a schedule; empty if unknown.
     seconds : float
-        Since it was begun.
+        Since it began.
     """
 
     operation: str
@@ -63,42 +63,41 @@ class CallState:
 
     @property
     def group(self) -> GroupKey:
-        """The group it is made in."""
+        """Key of its group."""
         return self.axis, self.members, self.ordinal
 
     @property
     def is_message(self) -> bool:
-        """Whether it concerns two ranks alone."""
+        """Whether it is a message between two ranks."""
         return self.number == 0
 
     @property
-    def place(self) -> str:
-        """Which call of which group it is, in words."""
+    def label(self) -> str:
+        """The call and its group: ``allreduce 57 of group world (ranks 0-3)``."""
         if self.is_message:
-            way = "to" if self.operation == "send" else "from"
-            return f"{self.operation} {way} rank {self.peer}"
+            return f"{self.operation} {'to' if self.operation == 'send' else 'from'} rank {self.peer}"
         return f"{self.operation} {self.number} of group {self.axis} (ranks {self.members})"
 
     def __str__(self) -> str:
         array = f", {self.nbytes:,} bytes {self.dtype}" if self.dtype else ""
-        return f"{self.place}{array}{f', {self.about}' * bool(self.about)}"
+        return f"{self.label}{array}{f', {self.about}' * bool(self.about)}"
 
 
 @dataclass(frozen=True)
 class GroupState:
-    """How far a rank has come in the collectives of one of its groups.
+    """Progress of a rank in the collectives of one of its groups.
 
     Attributes
     ----------
     axis : str
     members : str
-        Ranks of the grid, as text.
+        Ranks of the grid, as `format_ranks` writes them.
     ordinal : int
-        How many groups with this axis and these members there were before.
+        Number of earlier groups with this axis and these members.
     entered : int
         Collectives begun.
     recent : tuple of (int, str)
-        The last of them: their numbers, and what they are.
+        Numbers and signatures of the last collectives.
     """
 
     axis: str
@@ -109,21 +108,13 @@ class GroupState:
 
     @property
     def key(self) -> GroupKey:
-        """What tells the group from others."""
+        """Key of the group."""
         return self.axis, self.members, self.ordinal
 
 
 @dataclass(frozen=True)
-class Finished:
-    """An instruction or call that ended.
-
-    Attributes
-    ----------
-    kind, name, axis, nbytes
-        As for `Event`.
-    about : str
-    seconds_ago : float
-    """
+class FinishedEvent:
+    """An `Event` of the recorder, with its age in seconds."""
 
     kind: str
     name: str
@@ -140,7 +131,7 @@ class Finished:
 
 @dataclass(frozen=True)
 class Frame:
-    """A line of Python that is being carried out."""
+    """A stack frame."""
 
     file: str
     line: int
@@ -153,41 +144,41 @@ class Frame:
 
 @dataclass(frozen=True)
 class RankState:
-    """All that a rank says of itself.
+    """State of a rank.
 
     Attributes
     ----------
     rank, size : int
-        Its number in the grid, and how many there are.
+        Its number in the grid, and the number of ranks.
     host : str
     process : int
     time : str
         When this was written, by the rank's own clock.
-    beat : int
-        How many times it has been written: a rank that stops counting has stopped.
+    heartbeat : int
+        How often it has been written; a rank whose heartbeat stays the same has stopped.
     idle_seconds : float
-        Since the rank finished anything.
+        Since the rank completed anything.
     stalled : bool
-        Whether that is longer than the job's limit.
-    busy : str
-        The long work outside of training that the rank said it does; else empty.
-    waits_for : CallState or None
-        None outside of communication.
-    site : Frame or None
-        The innermost line that is not communication itself.
-    caller : Frame or None
-        The innermost line of the user's own files: outside of hybridnn, Python and installed packages.
+        Whether that is longer than the limit of the job.
+    busy_with : str
+        Work that the rank announced by ``trainer.busy``; else empty.
+    call : CallState or None
+        The call in which the rank waits; None outside of communication.
+    call_site : Frame or None
+        The innermost line outside of communication code.
+    user_line : Frame or None
+        The innermost line of a file that is not of hybridnn, Python or an installed package.
     stack : tuple of Frame
         The innermost lines, the innermost last.
     groups : tuple of GroupState
-    finished : tuple of Finished
-        The last things, oldest first.
-    mpi_call : str
-        The line of a call of MPI that no group records, such as a new communicator; empty outside of one.
-    lost : str
-        Ranks that are gone for good and that the rank waits for, as text.
-    left : str
-        How the rank left the job, in words; empty while it is there.
+    finished : tuple of FinishedEvent
+        The last events, oldest first.
+    unrecorded_call : str
+        The line of a call of MPI that no group records, such as a new communicator; else empty.
+    departed : str
+        Ranks that have left or died and that this rank waits for, as text.
+    departure : str
+        How the rank left the job; empty while it has not.
     exited : bool
         Whether it left because its interpreter ended.
     can_print : bool
@@ -199,70 +190,70 @@ class RankState:
     host: str
     process: int
     time: str
-    beat: int
-    idle_seconds: float
-    stalled: bool
-    busy: str
-    waits_for: CallState | None
-    site: Frame | None
-    caller: Frame | None
-    stack: tuple[Frame, ...]
-    groups: tuple[GroupState, ...]
-    finished: tuple[Finished, ...]
-    mpi_call: str = ""
-    lost: str = ""
-    left: str = ""
+    heartbeat: int = 0
+    idle_seconds: float = 0.0
+    stalled: bool = False
+    busy_with: str = ""
+    call: CallState | None = None
+    call_site: Frame | None = None
+    user_line: Frame | None = None
+    stack: tuple[Frame, ...] = ()
+    groups: tuple[GroupState, ...] = ()
+    finished: tuple[FinishedEvent, ...] = ()
+    unrecorded_call: str = ""
+    departed: str = ""
+    departure: str = ""
     exited: bool = False
     can_print: bool = True
 
     @property
-    def waits(self) -> bool:
+    def is_waiting(self) -> bool:
         """Whether it is in a call that waits for other ranks."""
-        return self.waits_for is not None or bool(self.mpi_call)
+        return self.call is not None or bool(self.unrecorded_call)
 
     @property
-    def doing(self) -> str:
-        """What it waits for or does, in words."""
-        if self.left:
+    def activity(self) -> str:
+        """The call in which it waits, or its announced work."""
+        if self.departure:
             return "left the job"
-        if self.waits_for is not None:
-            return str(self.waits_for)
-        return f"MPI, at {self.mpi_call}" if self.mpi_call else self.busy or OUTSIDE
+        if self.call is not None:
+            return str(self.call)
+        return f"MPI, at {self.unrecorded_call}" if self.unrecorded_call else self.busy_with or OUTSIDE
 
     @property
-    def place(self) -> str:
-        """Where it is: the innermost line outside of communication, and the user's own line that leads there."""
-        lines = [str(self.site)] if self.site is not None else []
-        if self.caller is not None and self.caller != self.site:
-            lines.append(str(self.caller))
+    def location(self) -> str:
+        """The call site, and the user's line from which it was reached."""
+        lines = [str(self.call_site)] if self.call_site is not None else []
+        if self.user_line is not None and self.user_line != self.call_site:
+            lines.append(str(self.user_line))
         return ", from ".join(lines)
 
 
 @dataclass(frozen=True)
 class JobState:
-    """What the rank that ended the job knew beside the ranks' own states: the content of ``stall/job.json``.
+    """Facts about a job from the rank that ended it: the content of ``stall/job.json``. Ranks are given as text.
 
     Attributes
     ----------
     size : int
-    seconds : float
-        The job's limit.
+    limit : float
+        Seconds after which a job without progress ends.
     processes : tuple of str
-        Host and process of every rank; empty where nobody asked.
-    silent : str
-        Ranks that gave no sign any more, as text.
-    lost : str
-        Ranks that had left or were dead, and that others waited for, as text; then no time limit was met.
-    gone : str
-        Ranks whose processes no longer existed, as text.
-    unseen : str
-        Ranks on nodes that do not see the files of this one, as text.
+        Host and process of every rank; may be empty.
+    unresponsive : str
+        Ranks that did not answer.
+    departed : str
+        Ranks that had left or died, and that others waited for; if there are any, `limit` was not reached.
+    dead : str
+        Ranks whose processes no longer existed.
+    unreachable : str
+        Ranks on nodes that share no folder with this one.
     """
 
     size: int
-    seconds: float
+    limit: float
     processes: tuple[str, ...]
-    silent: str
-    lost: str = ""
-    gone: str = ""
-    unseen: str = ""
+    unresponsive: str
+    departed: str = ""
+    dead: str = ""
+    unreachable: str = ""
