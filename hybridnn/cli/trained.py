@@ -32,8 +32,7 @@ from hybridnn.errors import SettingError
 if TYPE_CHECKING:
     from hybridnn.parallel.grid import ProcessGrid
     from hybridnn.runs.inference.evaluation import Evaluation
-    from hybridnn.runs.inference.trained_run import TrainedRun
-    from hybridnn.runs.inference.weights_source import WeightsSource
+    from hybridnn.runs.inference.trained_run import TrainedRun, WeightsSource
 
 
 class DataSplit(str, Enum):

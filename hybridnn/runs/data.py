@@ -1,13 +1,14 @@
-"""From a loaded data set to the samples each rank trains on: split, standardized, and held once per node."""
+"""Data of a run, placed for the ranks: split, standardized, and held once per node."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import DTypeLike
 
 from hybridnn.comm.agreement import agree
 from hybridnn.comm.partition import block_bounds
@@ -19,36 +20,37 @@ from hybridnn.training.sample_digests import require_same_data, sample_blocks
 SHARED_BYTES = 2**30
 """Generated data up to this size are written once into the node's memory; larger ones are generated when used."""
 
-STATISTICS_NUMBERS = 2**22
-"""Inputs of generated data that the standardization looks at: they are independent draws, so a sample is enough."""
+STATISTICS_ELEMENTS = 2**22
+"""Input elements of generated data from which statistics are taken: samples are independent draws, so some suffice."""
 
 COPY_ROWS = 4096
+"""Samples that are copied at a time."""
 
 DIGEST_BYTES = 7
-"""Of a data set's digest: what an int64 can take."""
+"""Bytes of a digest: as many as an int64 can hold without its sign."""
 
 
 @dataclass(frozen=True)
 class PlacedData:
-    """Data where the ranks can use them.
+    """Samples where the ranks can use them.
 
     Attributes
     ----------
     train, test : Rows or None
         None on ranks that receive their minibatches from rank 0.
     train_samples, test_samples, features, outputs : int
-        Sizes, known to every rank.
+        Sizes, known on every rank.
     task : {"classification", "regression"}
     standardizer : Standardizer or None
-        On rank 0, where data were standardized.
+        On rank 0, if the data were standardized.
     inputs : tuple of str
         On rank 0, names of the input columns of a ``.csv`` file.
     task_reason : str
-        On rank 0, what of a user's file made it this task.
+        On rank 0, what in a user's file decided the task.
     memory : NodeMemory
         Holds shared samples; to be freed after the last use.
     digest : str
-        Beginning of the SHA-256 of all samples as they were loaded, in hexadecimal; empty for generated data.
+        First bytes of the SHA-256 of all samples as loaded, in hexadecimal; empty for generated data.
     """
 
     train: Rows | None
@@ -65,22 +67,27 @@ class PlacedData:
     task_reason: str = ""
 
 
+class _Facts(NamedTuple):
+    """Facts about the data that every rank needs, as integers."""
+
+    train_samples: int = 0
+    test_samples: int = 0
+    features: int = 0
+    outputs: int = 0
+    regression: int = 0
+    digest: int = 0
+
+
 @dataclass(frozen=True)
-class _Prepared:
-    """A data set after splitting, on a rank that has loaded it, with the standardization of rank 0 there."""
+class _LoadedData:
+    """A data set after splitting, on a rank that loads it."""
 
     train: Rows
     test: Rows
-    outputs: int
+    facts: _Facts
     standardizer: Standardizer | None
-    digest: bytes
     inputs: tuple[str, ...]
     task_reason: str
-
-    def facts(self) -> list[int]:
-        regression = bool(self.train.targets_shape)
-        digest = int.from_bytes(self.digest, "big")
-        return [self.train.samples, self.test.samples, self.train.features, self.outputs, regression, digest]
 
 
 def place_data(
@@ -94,81 +101,104 @@ def place_data(
     seed: int,
     dtype: DTypeLike,
 ) -> PlacedData:
-    """Load where it is needed and place the samples; collective.
+    """Load the data on the ranks that need it and place the samples; collective.
 
-    With ``local``, files are read by one rank per node and held once per node; generated data are made by all ranks
-    of the node together, or, where they are large, sample by sample as they are used. Otherwise rank 0 alone loads.
+    With ``local``, one rank per node reads files, and the samples are held once per node. Generated data are written by
+    all ranks of the node together, or, if they are large, generated when used. Otherwise rank 0 alone loads.
 
     Parameters
     ----------
     load : callable
         Returns the data set; called only on ranks that need it.
     generated : bool
-        Whether `load` returns a recipe that costs nothing to hold.
+        Whether the data set is generated when used, so that loading it costs nothing.
     standardize : bool
         Shift and scale inputs, and the targets of regression, by statistics of the training samples.
     test_fraction : float
-        Share of the samples set aside where the data set has no test part.
+        Share of the samples for the test split of a data set that has none.
     seed : int
         Of that split.
 
     Raises
     ------
     HybridnnError
-        On every rank, where loading failed on one, or nodes have not read the same data.
+        On every rank: loading failed on one, or nodes have read different data.
     """
     memory = NodeMemory(grid)
-    local = distribution == "local"
-    loads = (generated or memory.is_leader) if local else grid.rank == 0
+    is_local = distribution == "local"
+    loads = (generated or memory.is_leader) if is_local else grid.rank == 0
 
-    def prepare() -> _Prepared | None:
+    def load_and_split() -> _LoadedData | None:
         if not loads:
             return None
         data = load()
-        digest = b"" if generated else _digest(data)  # on every node meanwhile, as the others wait for rank 0's
+        digest = b"" if generated else _digest(data)  # on every node, as the others would wait for rank 0
         train, test = (data.train, data.test) if data.test is not None else split(data.train, test_fraction, seed)
-        standardizer = _statistics(train, generated) if standardize and grid.rank == 0 else None
-        return _Prepared(train, test, data.outputs, standardizer, digest, data.inputs, data.task_reason)
+        sizes = train.samples, test.samples, train.features, data.outputs
+        facts = _Facts(*sizes, int(bool(train.targets_shape)), int.from_bytes(digest, "big"))
+        standardizer = _fit_standardizer(train, generated) if standardize and grid.rank == 0 else None
+        return _LoadedData(train, test, facts, standardizer, data.inputs, data.task_reason)
 
-    prepared = agree(grid.world, prepare)
-    facts = np.array(prepared.facts() if prepared is not None else [0] * 6, np.int64)
-    if local:
-        of_leader = facts.copy()
-        grid.node_group.broadcast(of_leader)
-        facts = of_leader if prepared is None else facts
-        require_same_data(grid.world, "data", lambda: _named_facts(facts))
-    else:
-        grid.world.broadcast(facts)
-    train_samples, test_samples, features, outputs, regression, digest = (int(fact) for fact in facts)
-    train = None if prepared is None else prepared.train
-    test = None if prepared is None else prepared.test
-    standardizer = None if prepared is None else prepared.standardizer
+    loaded = agree(grid.world, load_and_split)
+    facts = _share_facts(loaded, grid, is_local)
+    train, test = (None, None) if loaded is None else (loaded.train, loaded.test)
+    standardizer = None if loaded is None else loaded.standardizer
+    targets = facts.outputs if facts.regression else 0
     if standardize:
-        applied = _of_first_rank(grid, standardizer, features, outputs * regression)
-        train, test = (None if part is None else StandardizedRows(part, applied) for part in (train, test))
-    numbers = (train_samples + test_samples) * (features + outputs * regression)
-    if local and not (generated and numbers * np.dtype(dtype).itemsize > SHARED_BYTES):
-        targets = (outputs,) if regression else ()
-        train = _share(train, (train_samples, features), targets, dtype, memory, grid, everyone=generated)
-        test = _share(test, (test_samples, features), targets, dtype, memory, grid, everyone=generated)
+        applied = _broadcast_standardizer(grid, standardizer, facts.features, targets)
+        train, test = (None if rows is None else StandardizedRows(rows, applied) for rows in (train, test))
+    elements = (facts.train_samples + facts.test_samples) * (facts.features + targets)
+    if is_local and not (generated and elements * np.dtype(dtype).itemsize > SHARED_BYTES):
+        targets_shape = (targets,) if targets else ()
+        shapes = ((samples, facts.features) for samples in (facts.train_samples, facts.test_samples))
+        train, test = (
+            _copy_to_node(rows, shape, targets_shape, dtype, memory, grid, all_ranks=generated)
+            for rows, shape in zip((train, test), shapes, strict=True)
+        )
         memory.publish()
-    task = "regression" if regression else "classification"
-    named = "" if generated else f"{digest:0{2 * DIGEST_BYTES}x}"
-    columns, reason = (prepared.inputs, prepared.task_reason) if prepared is not None and grid.rank == 0 else ((), "")
-    sizes = train_samples, test_samples, features, outputs
-    return PlacedData(train, test, *sizes, task, standardizer, memory, named, columns, reason)
+    return PlacedData(
+        train,
+        test,
+        facts.train_samples,
+        facts.test_samples,
+        facts.features,
+        facts.outputs,
+        "regression" if facts.regression else "classification",
+        standardizer,
+        memory,
+        "" if generated else f"{facts.digest:0{2 * DIGEST_BYTES}x}",
+        loaded.inputs if loaded is not None and grid.rank == 0 else (),
+        loaded.task_reason if loaded is not None and grid.rank == 0 else "",
+    )
 
 
-def _statistics(train: Rows, generated: bool) -> Standardizer:
-    looked_at = train
-    enough = max(COPY_ROWS, STATISTICS_NUMBERS // train.features)
-    if generated and train.samples > enough:
-        looked_at = SubsetRows(train, np.arange(enough))
-    return Standardizer.fit(looked_at)
+def _share_facts(loaded: _LoadedData | None, grid: ProcessGrid, is_local: bool) -> _Facts:
+    """The facts on every rank: from rank 0, or with local data from the leader of the node, compared between nodes."""
+    own = _Facts() if loaded is None else loaded.facts
+    received = np.array(own, np.int64)
+    (grid.node_group if is_local else grid.world).broadcast(received)
+    if not is_local:
+        return _Facts(*received.tolist())
+    facts = _Facts(*received.tolist()) if loaded is None else own
+    require_same_data(grid.world, "data", lambda: _named(facts))
+    return facts
 
 
-def _of_first_rank(grid: ProcessGrid, own: Standardizer | None, features: int, targets: int) -> Standardizer:
-    """The standardization of rank 0 on every rank; processors of another kind sum in another order."""
+def _named(facts: _Facts) -> dict[str, str]:
+    named = {name.replace("train_", "training ").replace("_", " "): str(fact) for name, fact in facts._asdict().items()}
+    del named["digest"]
+    return named | {"digest of all samples": f"{facts.digest:x}"}
+
+
+def _fit_standardizer(train: Rows, generated: bool) -> Standardizer:
+    samples = max(COPY_ROWS, STATISTICS_ELEMENTS // train.features)
+    if generated and train.samples > samples:
+        return Standardizer.fit(SubsetRows(train, np.arange(samples)))
+    return Standardizer.fit(train)
+
+
+def _broadcast_standardizer(grid: ProcessGrid, own: Standardizer | None, features: int, targets: int) -> Standardizer:
+    """The standardizer of rank 0 on every rank: on other processors sums may differ in their last bits."""
     table = np.zeros((2, features + targets))
     if own is not None:
         arrays = own.to_arrays()
@@ -181,36 +211,30 @@ def _of_first_rank(grid: ProcessGrid, own: Standardizer | None, features: int, t
 
 
 def _digest(data: Dataset) -> bytes:
-    """Beginning of the SHA-256 of all samples, as numbers of float64 and labels of int64."""
-    sums = hashlib.sha256()
+    """First bytes of the SHA-256 of all samples, inputs and targets as float64 and labels as int64."""
+    sha256 = hashlib.sha256()
     for rows in (data.train, *(() if data.test is None else (data.test,))):
         for x, y in sample_blocks(rows, np.arange(rows.samples), np.float64):
-            sums.update(x.data)
-            sums.update(y.data)
-    return sums.digest()[:DIGEST_BYTES]
+            sha256.update(x.data)
+            sha256.update(y.data)
+    return sha256.digest()[:DIGEST_BYTES]
 
 
-def _named_facts(facts: NDArray[np.int64]) -> dict[str, str]:
-    """Those of `_Prepared`, by name."""
-    names = "training samples", "test samples", "features", "outputs", "regression", "digest of all samples"
-    return {name: f"{fact:x}" if "digest" in name else str(fact) for name, fact in zip(names, facts, strict=True)}
-
-
-def _share(
+def _copy_to_node(
     rows: Rows | None,
     shape: tuple[int, int],
-    targets: tuple[int, ...],
+    targets_shape: tuple[int, ...],
     dtype: DTypeLike,
     memory: NodeMemory,
     grid: ProcessGrid,
     *,
-    everyone: bool,
+    all_ranks: bool,
 ) -> ArrayRows:
-    """One copy of `rows` for the node, written by its leader or by all its ranks, a shard each."""
+    """One copy of `rows` per node, written by the leader, or by all ranks a block each."""
     x = memory.allocate(shape, dtype)
-    y = memory.allocate((shape[0], *targets), dtype if targets else np.int64)
-    if rows is not None and (everyone or memory.is_leader):
-        writers, writer = (grid.node_group.size, grid.node_group.rank) if everyone else (1, 0)
+    y = memory.allocate((shape[0], *targets_shape), dtype if targets_shape else np.int64)
+    if rows is not None and (all_ranks or memory.is_leader):
+        writers, writer = (grid.node_group.size, grid.node_group.rank) if all_ranks else (1, 0)
         first, end = block_bounds(shape[0], writers, writer)
         for start in range(first, end, COPY_ROWS):
             stop = min(start + COPY_ROWS, end)

@@ -17,7 +17,7 @@ from hybridnn.config.settings import DeviceSettings, settings_from
 from hybridnn.datasets import ArrayRows
 from hybridnn.errors import NonFiniteLossError, SettingError
 from hybridnn.kernels.pinned_memory import MIN_PINNED_BYTES
-from hybridnn.runs.inference.weights_source import find_weights
+from hybridnn.runs.inference.trained_run import find_weights
 from hybridnn.runs.run import run_training
 from hybridnn.runs.run_record import read_run
 from hybridnn.training.device import DeviceOptions, TrainingDevice

@@ -1,1 +1,1 @@
-"""What a run has trained, put to use: its weights evaluated, exported, and asked for predictions."""
+"""Use of the weights of a run: evaluation, prediction and export."""

@@ -1,4 +1,4 @@
-"""How good the weights of a run are on its own data, or on others of the same kind."""
+"""Evaluation of a run: loss and metrics of its weights on its own data, or on other data of the same kind."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ FILES = (".csv", ".npz")
 
 @dataclass(frozen=True)
 class EvaluationSamples:
-    """Which samples a run is evaluated on.
+    """The samples to evaluate a run on.
 
     Attributes
     ----------
     source : str or None
         A ``.csv`` or ``.npz`` file or the name of a data set; None for the run's own data.
     targets : sequence of str
-        Target columns of a ``.csv`` file; where there are none, those of the run.
+        Target columns of a ``.csv`` file; by default those of the run.
     part : {"test", "train"} or None
-        None: the test part, or, of other data that have none, all samples.
+        Data split. None: the test samples, or all samples of other data that have no test samples.
     """
 
     source: str | None = None
@@ -46,17 +46,18 @@ class EvaluationSamples:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What came out.
+    """Result of an evaluation.
 
     Attributes
     ----------
     data : str
-        File or name.
+        File, or name of the data set.
     part : {"test", "train", "all"}
+        Data split.
     metrics : Metrics
-        In the units that the run trained in: standardized ones where it standardized.
+        In the units of the training: standardized if the run standardized its data.
     ignored : tuple of str
-        On rank 0, columns of a ``.csv`` file that are neither inputs of the run nor targets.
+        Columns of a ``.csv`` file that are neither inputs of the run nor targets; on rank 0.
     """
 
     data: str
@@ -68,8 +69,8 @@ class Evaluation:
 def evaluate_run(run: TrainedRun, grid: ProcessGrid, samples: EvaluationSamples) -> Evaluation:
     """Loss and accuracy or R² of a run's weights; collective over `grid`.
 
-    The samples are standardized as those of the run were, whatever data they come from. Input columns of a ``.csv``
-    file are found by the names that they had in the run's data, or where those are not known by position.
+    All samples are standardized with the statistics of the run's training samples. Input columns of a ``.csv`` file are
+    found by the names of the run's columns, or by position if these have no names.
 
     Raises
     ------
@@ -83,7 +84,7 @@ def evaluate_run(run: TrainedRun, grid: ProcessGrid, samples: EvaluationSamples)
 
     def load() -> Dataset:
         nonlocal part, ignored
-        part, dataset = _chosen_part(run, settings, samples.part)
+        part, dataset = _load_part(run, settings, samples.part)
         ignored = () if settings is run.settings.data else dataset.ignored
         return dataset
 
@@ -93,19 +94,19 @@ def evaluate_run(run: TrainedRun, grid: ProcessGrid, samples: EvaluationSamples)
             grid,
             generated=settings.name == "synthetic",
             distribution=distribution_for(run, grid),
-            standardize=False,  # as done already, with the numbers of the run
+            standardize=False,  # already done, with the statistics of the run
             test_fraction=run.settings.data.test_fraction,
             seed=run.settings.training.seed,
             dtype=run.settings.training.dtype,
         )
     metrics = trainer.evaluate(placed.train)
     placed.memory.free()
-    part = PARTS[int(broadcast_text(grid.world, str(PARTS.index(part)), 0))]  # only ranks that loaded know
+    part = PARTS[int(broadcast_text(grid.world, str(PARTS.index(part)), 0))]  # other ranks have not loaded the data
     return Evaluation(settings.name or str(settings.file), part, metrics, ignored)
 
 
 def _data_settings(run: TrainedRun, samples: EvaluationSamples) -> DataSettings:
-    """Settings of the data to evaluate on; those of the run, where it is the same data."""
+    """Settings of the data to evaluate on; the settings object of the run if it is the run's data."""
     own, source = run.settings.data, samples.source
     if samples.targets and not (source or "").endswith(".csv"):
         raise SettingError("--targets", ",".join(samples.targets), "goes with --data FILE.csv")
@@ -119,13 +120,13 @@ def _data_settings(run: TrainedRun, samples: EvaluationSamples) -> DataSettings:
     return settings_from({"data": {"file": source, **(columns if source.endswith(".csv") else {})}}).data
 
 
-def _chosen_part(run: TrainedRun, settings: DataSettings, wanted: str | None) -> tuple[Part, Dataset]:
-    """Load data, and return the part to evaluate as if it were all there is, standardized."""
+def _load_part(run: TrainedRun, settings: DataSettings, wanted: str | None) -> tuple[Part, Dataset]:
+    """Load the data and select the data split, standardized, as the training samples of a data set without others."""
     if settings.file is None:
         data = load_data(settings)
     else:
         data = load_file(settings.file, settings.targets, inputs=settings.inputs, task=run.task)
-    _check_fit(run, data)
+    _require_same_kind(run, data)
     train, test = data.train, data.test
     if test is None and settings is run.settings.data:
         train, test = split(data.train, settings.test_fraction, run.settings.training.seed)
@@ -135,12 +136,12 @@ def _chosen_part(run: TrainedRun, settings: DataSettings, wanted: str | None) ->
     rows: Rows = test if part == "test" and test is not None else train
     if run.standardizer is not None:
         rows = StandardizedRows(rows, run.standardizer)
-    nothing = SubsetRows(rows, np.empty(0, np.int64))
-    return part, replace(data, train=rows, test=nothing)
+    no_rows = SubsetRows(rows, np.empty(0, np.int64))
+    return part, replace(data, train=rows, test=no_rows)
 
 
-def _check_fit(run: TrainedRun, data: Dataset) -> None:
-    """Refuse data of another kind than the run was trained on."""
+def _require_same_kind(run: TrainedRun, data: Dataset) -> None:
+    """Refuse data of another task, or of other numbers of features or outputs, than the run was trained on."""
     if data.task != run.task:
         raise DataError(f"{data.name} is for {data.task}; {run.folder} was trained for {run.task}")
     if data.features != run.features:

@@ -1,4 +1,4 @@
-"""The network of a run as plain arrays that NumPy alone can compute with."""
+"""Export of the network of a run as plain arrays, from which NumPy can compute its outputs."""
 
 from __future__ import annotations
 
@@ -18,28 +18,27 @@ EXPORTED_NAMES = {"x_mean": "input_mean", "x_scale": "input_scale", "y_mean": "t
 
 
 def export_arrays(run: TrainedRun, *, fold_standardization: bool = False) -> Arrays:
-    """All that is needed to compute the network's outputs.
+    """Weights, activations and standardization of the network.
 
     Parameters
     ----------
-    run : TrainedRun
     fold_standardization : bool
-        Put shift and scale of the inputs into the first layer, and those of the targets into the last one, so that
-        the network takes and gives numbers in their original units. All parameters become float64.
+        Fold shift and scale of the inputs into the first layer, and those of the targets into the last layer: inputs
+        and outputs are then in their original units. All parameters become float64.
 
     Returns
     -------
     dict of str to ndarray
         ``layers.<i>.weight``, shape (outputs, inputs), and ``layers.<i>.bias``, shape (outputs,); ``activations``,
-        names, and ``residual``, bool, both of shape (layers,): a layer computes ``activation(W x + b)``, plus ``x``
-        where it is residual. Where the run standardized and nothing is folded, ``input_mean`` and ``input_scale``,
-        shape (inputs,), and for regression ``target_mean`` and ``target_scale``, shape (outputs,): the network takes
-        ``(x - input_mean) / input_scale`` and gives ``(y - target_mean) / target_scale``.
+        names, and ``residual``, bool, both of shape (layers,): a layer computes ``activation(W x + b)``, plus ``x`` if
+        it is residual. If the run standardized and nothing is folded, ``input_mean`` and ``input_scale``, shape
+        (inputs,), and for regression ``target_mean`` and ``target_scale``, shape (outputs,): the input of the network
+        is ``(x - input_mean) / input_scale``, its output ``(y - target_mean) / target_scale``.
 
     Raises
     ------
     SettingError
-        If the standardization cannot be folded, because the first layer also adds its inputs to its outputs.
+        If the standardization cannot be folded, because the first layer is residual.
     """
     arrays: Arrays = {name: run.weights[name] for name in parameter_shapes(run.model)}
     if run.standardizer is not None and fold_standardization:

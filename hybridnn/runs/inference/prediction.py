@@ -1,4 +1,4 @@
-"""What the network of a run says of samples without targets."""
+"""Predictions of the network of a run for samples without targets."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.runs.inference.trained_run import TrainedRun, trainer_of
 from hybridnn.utils.files import npz_bytes
 
-NUMBERS_AT_ONCE = 2**22
-"""Inputs that are sent to all ranks together, so that only rank 0 needs room for a large file."""
+BLOCK_ELEMENTS = 2**22
+"""Elements of the inputs that are broadcast at a time, so that only rank 0 needs memory for a large file."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Predictions:
     Attributes
     ----------
     columns : tuple of str
-        Names of the columns of `values`.
+        Of `values`.
     values : ndarray of float64, shape (samples, outputs)
         Probabilities of the classes, or targets in their original units.
     classes : ndarray of int64, shape (samples,), or None
@@ -43,7 +43,7 @@ class Predictions:
     ignored: tuple[str, ...] = ()
 
     def to_csv(self) -> bytes:
-        """One line per sample after a header line; numbers with all their digits."""
+        """A header line and a line per sample, with all digits of the numbers."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         if self.classes is None:
@@ -70,8 +70,8 @@ def predict_file(run: TrainedRun, grid: ProcessGrid, path: Path) -> Predictions 
     run : TrainedRun
     grid : ProcessGrid
     path : Path
-        As for `load_samples`. Input columns of a ``.csv`` are found by the names that they had in the run's data, or
-        where those are not known by position, without the run's targets.
+        As for `load_samples`. Input columns of a ``.csv`` file are found by the names of the run's columns, or if these
+        have no names by position, without the run's targets.
 
     Returns
     -------
@@ -92,26 +92,26 @@ def predict_file(run: TrainedRun, grid: ProcessGrid, path: Path) -> Predictions 
 
 
 def _outputs(run: TrainedRun, grid: ProcessGrid, x: NDArray[Any] | None) -> NDArray[Any]:
-    """Outputs of the network for the samples of rank 0, shape (samples, outputs); empty on other ranks."""
+    """Outputs of the network for `x` of rank 0, shape (samples, outputs); without rows on other ranks."""
     trainer = trainer_of(run, grid)
     total = np.array([0 if x is None else len(x)], np.int64)
     grid.world.broadcast(total)
     samples = int(total[0])
     outputs = np.empty((0 if x is None else samples, run.outputs), run.settings.training.dtype)
-    at_once = max(1, NUMBERS_AT_ONCE // (run.features * trainer.batch_size)) * trainer.batch_size
-    for first in range(0, samples, at_once):
-        block = np.empty((min(at_once, samples - first), run.features), run.settings.training.dtype)
+    block_size = max(1, BLOCK_ELEMENTS // (run.features * trainer.batch_size)) * trainer.batch_size
+    for first in range(0, samples, block_size):
+        block = np.empty((min(block_size, samples - first), run.features), run.settings.training.dtype)
         if x is not None:
-            block[...] = _standardized(run, x[first : first + at_once])
+            block[...] = _standardized(run, x[first : first + block_size])
         grid.world.broadcast(block)
         predicted = trainer.predict(block)
         if x is not None:
-            outputs[first : first + at_once] = predicted
+            outputs[first : first + block_size] = predicted
     return outputs
 
 
 def _standardized(run: TrainedRun, x: NDArray[Any]) -> NDArray[Any]:
-    """Inputs as the network takes them, computed in float64 as in training."""
+    """Standardized inputs, computed in float64 as in training."""
     return x if run.standardizer is None else run.standardizer.apply_x(x.astype(np.float64))
 
 
@@ -126,5 +126,5 @@ def _predictions(run: TrainedRun, outputs: NDArray[Any]) -> Predictions:
 
 def _softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
     powers = np.exp(logits - logits.max(axis=1, keepdims=True))
-    shares: NDArray[np.float64] = powers / powers.sum(axis=1, keepdims=True)
-    return shares
+    probabilities: NDArray[np.float64] = powers / powers.sum(axis=1, keepdims=True)
+    return probabilities

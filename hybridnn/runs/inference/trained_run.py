@@ -1,30 +1,33 @@
-"""A run folder read for the use of its weights: settings, network, weights and standardization."""
+"""Trained run: a run folder read for its weights, those of its end, of its best epoch or of a checkpoint."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 from numpy.typing import NDArray
 
+from hybridnn.checkpoints.folder import checkpoint_folders
+from hybridnn.checkpoints.reading import Checkpoint, newest_valid, open_checkpoint
 from hybridnn.comm.agreement import agree
 from hybridnn.comm.group import Group
 from hybridnn.config.build import describe_data, make_model
 from hybridnn.config.settings import Settings
 from hybridnn.datasets import Standardizer, Task
-from hybridnn.errors import DataError
+from hybridnn.errors import DataError, SettingError
 from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import SGD
 from hybridnn.nn.parameters import check_weights
 from hybridnn.parallel.grid import ProcessGrid
-from hybridnn.runs.folder import CONFIG, STANDARDIZATION, read_config
-from hybridnn.runs.history_file import read_valid_history
-from hybridnn.runs.inference.weights_source import WeightsSource, find_weights
+from hybridnn.runs.folder import BEST_WEIGHTS, CHECKPOINTS, CONFIG, STANDARDIZATION, WEIGHTS, read_config
+from hybridnn.runs.history_file import read_history, read_valid_history, run_status
 from hybridnn.training.config import Pipelining
+from hybridnn.training.records import best_epoch
 from hybridnn.training.trainer import Trainer
 from hybridnn.utils.files import read_npz
 from hybridnn.utils.text import shown_path
@@ -35,14 +38,49 @@ Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
+class WeightsSource:
+    """Weights file or checkpoint that weights are read from.
+
+    Attributes
+    ----------
+    path : Path
+    step : int or None
+        Updates of the weights; None if the history of the run does not have them.
+    damaged : tuple of str
+        Newer checkpoints that were skipped, and why.
+    checkpoint : Checkpoint or None
+        None if `path` is a weights file.
+    arrays : mapping or None
+        Contents of the file, if it was read already.
+    """
+
+    path: Path
+    step: int | None
+    damaged: tuple[str, ...] = ()
+    checkpoint: Checkpoint | None = field(default=None, repr=False)
+    arrays: Mapping[str, Array] | None = field(default=None, repr=False)
+
+    def read(self) -> Mapping[str, Array]:
+        """Global arrays ``layers.<i>.weight`` and ``layers.<i>.bias``.
+
+        Raises
+        ------
+        DataError
+            If a file cannot be read.
+        """
+        if self.arrays is not None:
+            return self.arrays
+        return read_npz(self.path) if self.checkpoint is None else self.checkpoint.weights()
+
+
+@dataclass(frozen=True)
 class TrainedRun:
-    """What a run has trained.
+    """A run folder and its weights.
 
     Attributes
     ----------
     folder : Path
     settings : Settings
-        Those of the run.
     task : {"classification", "regression"}
     model : MLP
     weights : mapping of str to ndarray
@@ -50,7 +88,7 @@ class TrainedRun:
     source : WeightsSource
         Where they were read.
     standardizer : Standardizer or None
-        Of the run's training samples; None where it did not standardize.
+        Of the run's training samples; None if the run did not standardize.
     """
 
     folder: Path
@@ -79,11 +117,10 @@ def open_run(
 
     Parameters
     ----------
-    folder : Path
     checkpoint, best
         As for `find_weights`.
     group : Group, optional
-        Ranks that all read; collective over it, and errors are raised on all. None: this rank reads alone.
+        Ranks that all read: collective over it, errors are raised on all. None: this rank reads alone.
 
     Raises
     ------
@@ -95,19 +132,66 @@ def open_run(
     return _agree(group, lambda: _read_run(folder, settings, source))
 
 
+def find_weights(
+    folder: Path, checkpoint: str | None = None, group: Group | None = None, *, best: bool = False
+) -> WeightsSource:
+    """Find the weights at the end of a run, else those of its newest valid checkpoint.
+
+    Parameters
+    ----------
+    folder : Path
+        Run folder.
+    checkpoint : str, optional
+        Name of the checkpoint to take instead, such as ``step-00001234``.
+    group : Group, optional
+        Ranks that share the verification of checkpoints; collective over it, with the same result on all.
+    best : bool
+        Take the weights of the epoch with the best test metric instead.
+
+    Raises
+    ------
+    SettingError
+        If there is no checkpoint of that name, or both it and the best weights are named.
+    DataError
+        If the run has no weights, or only damaged ones.
+    """
+    is_first = group is None or group.rank == 0
+    checkpoints = folder / CHECKPOINTS
+    if best and checkpoint is not None:
+        raise SettingError("--best", True, "does not go with --checkpoint")
+    if best:
+        return _agree(group, lambda: _best_weights(folder))
+    if checkpoint is not None:
+        return _named_checkpoint(checkpoints, checkpoint, group, is_first=is_first)
+    exists = is_first and os.path.lexists(folder / WEIGHTS)
+    flags = np.array([exists, exists and run_status(folder) == "finished"], np.int64)
+    if group is not None:
+        group.broadcast(flags)
+    has_file, ended = flags
+    if ended:
+        return WeightsSource(folder / WEIGHTS, _last_step(folder))
+    newest, damaged = newest_valid(checkpoints, group)
+    if newest is None:
+        if has_file:  # of a finished run that is being trained further
+            return WeightsSource(folder / WEIGHTS, None, tuple(damaged))
+        no_weights = f"{folder}: no {WEIGHTS}, which a run writes at its end"
+        raise DataError(f"{no_weights}, and no valid checkpoint{': ' if damaged else ''}{'; '.join(damaged)}")
+    return _of_checkpoint(newest, damaged)
+
+
 def trainer_of(run: TrainedRun, grid: ProcessGrid) -> Trainer:
     """A trainer that holds the run's weights on `grid`, to evaluate and to predict with; collective."""
     settings = run.settings
     return Trainer(
         run.model,
-        SGD(momentum=0.0),  # remembers nothing, so it takes no memory
+        SGD(momentum=0.0),  # without slots, which would take memory
         grid=grid,
         batch_size=settings.training.batch_size,
         dtype=settings.training.dtype,
         model_split=settings.parallel.model_split,
         overlap=settings.parallel.overlap,
         distribution=distribution_for(run, grid),
-        # Samples go through a pipeline in microbatches: those of the run give the run's own sums.
+        # The microbatches of the run give bitwise the run's sums.
         pipelining=Pipelining(microbatches=settings.parallel.microbatches),
         initial_weights=run.weights,
         stall_seconds=settings.output.stall_seconds,
@@ -115,7 +199,7 @@ def trainer_of(run: TrainedRun, grid: ProcessGrid) -> Trainer:
 
 
 def distribution_for(run: TrainedRun, grid: ProcessGrid) -> str:
-    """How samples reach the ranks: as in the run, but both ends of a pipeline read data themselves."""
+    """Distribution of samples: as in the run, but local with a pipeline, both ends of which read data."""
     return run.settings.data.distribution if grid.pipeline == 1 else "local"
 
 
@@ -143,7 +227,7 @@ def _read_run(folder: Path, settings: Settings, source: WeightsSource) -> Traine
 
 
 def _widths(weights: Mapping[str, Array], last: int, path: Path) -> tuple[int, int]:
-    """Inputs and outputs of the network, as its first layer and layer `last` have them."""
+    """Inputs of the first layer, and outputs of layer `last`."""
     shapes = []
     for name in ("layers.0.weight", f"layers.{last}.weight"):
         if name not in weights:
@@ -164,18 +248,66 @@ def _read_standardizer(folder: Path) -> Standardizer:
 
 
 def _columns(standardizer: Standardizer) -> tuple[int, int | None]:
-    """Inputs and targets that a standardization is for; None where targets are labels."""
+    """Numbers of inputs and targets of a standardization; None for targets that are labels."""
     return standardizer.x_mean.size, None if standardizer.y_mean is None else standardizer.y_mean.size
 
 
 def _task(folder: Path, settings: Settings, standardizer: Standardizer | None) -> Task:
-    """The task of the run, by its settings or its records; only without both its data are read again."""
+    """The task of the run, from its settings or its records, or else from its data."""
     if standardizer is not None:
         return "classification" if standardizer.y_mean is None else "regression"
     if settings.model.loss != "auto":
         return "classification" if settings.model.loss == "cross_entropy" else "regression"
-    with contextlib.suppress(DataError):  # the weights alone may be sound
+    with contextlib.suppress(DataError):  # the weights may be valid all the same
         for record in read_valid_history(folder)[0].epochs:
             if record.test_accuracy is not None or record.test_r2 is not None:
                 return "regression" if record.test_accuracy is None else "classification"
     return describe_data(settings.data).task
+
+
+def _best_weights(folder: Path) -> WeightsSource:
+    """The weights of the best epoch, with a warning if the history has a better one."""
+    path = folder / BEST_WEIGHTS
+    if not path.exists():
+        raise DataError(
+            f"{folder}: no {BEST_WEIGHTS}, which a run with training.keep_best writes after an evaluated epoch"
+        )
+    arrays = read_npz(path)
+    try:
+        epoch, step, metric = int(arrays["epoch"]), int(arrays["step"]), float(arrays["metric"])
+    except (LookupError, TypeError, ValueError) as error:
+        raise DataError(f"{path}: does not name its epoch, step and metric") from error
+    epochs = read_valid_history(folder)[0].epochs
+    best = best_epoch(epochs)
+    damaged: tuple[str, ...] = ()
+    if epoch not in [record.epoch for record in epochs]:
+        damaged = (f"{path}: of epoch {epoch}, which the history of the run does not have",)
+    elif best is not None and best.metric is not None and best.metric > metric:
+        better = f"epoch {best.epoch} with {best.metric:.4f} was better"
+        damaged = (f"{path}: of epoch {epoch} with {metric:.4f}; {better}; its weights are not kept",)
+    return WeightsSource(path, step, damaged, arrays=arrays)
+
+
+def _named_checkpoint(folder: Path, name: str, group: Group | None, *, is_first: bool) -> WeightsSource:
+    def require_name() -> None:
+        names = [path.name for path in checkpoint_folders(folder)] if is_first else [name]
+        if name not in names:
+            raise SettingError("--checkpoint", name, f"not in {folder}, which holds {', '.join(names) or 'none'}")
+
+    _agree(group, require_name)
+    found = open_checkpoint(folder / name, group)
+    if isinstance(found, str):
+        raise DataError(found)
+    return _of_checkpoint(found, [])
+
+
+def _of_checkpoint(found: Checkpoint, damaged: list[str]) -> WeightsSource:
+    return WeightsSource(found.path, found.manifest.progress.step, tuple(damaged), found)
+
+
+def _last_step(folder: Path) -> int | None:
+    try:
+        epochs = read_history(folder).epochs
+    except DataError:
+        return None
+    return epochs[-1].step if epochs else None

@@ -31,11 +31,11 @@ def outputs_of(run: Path, network: net.Network, x: NDArray[Any]) -> NDArray[Any]
         return net.forward(network, weights_of(run), (x - file["x_mean"]) / file["x_scale"])[0]
 
 
-@pytest.mark.parametrize("numbers_at_once", [1, 1 << 22], ids=["in portions", "at once"])
+@pytest.mark.parametrize("block_elements", [1, 1 << 22], ids=["in portions", "at once"])
 def test_numbers_are_in_the_units_of_the_targets(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, numbers_at_once: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block_elements: int
 ) -> None:
-    monkeypatch.setattr(prediction, "NUMBERS_AT_ONCE", numbers_at_once)
+    monkeypatch.setattr(prediction, "BLOCK_ELEMENTS", block_elements)
     train(tmp_path / "run", **{**REGRESSION, "data": {"file": str(regression_file(tmp_path / "mine.npz"))}})
     x = np.random.default_rng(4).normal(size=(37, FEATURES)) * 20
     np.savez(tmp_path / "x.npz", x=x, unused=np.zeros(2))
