@@ -1,4 +1,4 @@
-"""Set-up shared by all tests: the runner of the MPI tests, and the same random examples on every rank."""
+"""Fixtures of all tests: the runner of the MPI tests, equal random examples on all ranks, and official data files."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ import pytest
 
 pytest_plugins = ["mpi_runner.plugin"]
 
-# The tests start hundreds of processes, and without bytecode each of them compiles the whole package first.
+# Without bytecode, each of the hundreds of processes of the tests would compile the whole package.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
-REAL = Path(__file__).resolve().parents[2] / "shared" / "data"
+OFFICIAL_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
-if find_spec("hypothesis") is not None:  # the tests on a GPU do without
+if find_spec("hypothesis") is not None:  # the tests on a GPU run without hypothesis
     from hypothesis import settings
 
-    # Ranks that draw different examples would wait for each other for ever; a shared machine has no deadlines.
+    # Ranks with different examples would wait for one another; a shared machine has no deadlines.
     settings.register_profile("same-on-every-rank", derandomize=True, deadline=None)
     settings.load_profile("same-on-every-rank")
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _no_pictures() -> Iterator[None]:
-    """Let runs in this process draw no learning curve, which takes longer than all else of a small run.
+def _no_learning_curves() -> Iterator[None]:
+    """Disable the learning curve of runs in this process, which would take most of the time of a small run.
 
-    The picture has tests of its own, and a run that `test_train` starts leaves one.
+    The learning curve has its own tests, and `test_train` starts a run that draws one.
     """
     try:
         from hybridnn.runs import report as run_report
-    except ImportError:  # the kernels are also tested on a machine that has little beside a GPU
+    except ImportError:  # a machine for the tests on a GPU has only few packages
         yield
         return
     with pytest.MonkeyPatch.context() as patch:
@@ -45,8 +45,8 @@ def _no_pictures() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _without_waiting_for_the_disk() -> Iterator[None]:
-    """No test can cut the power; that `os.fsync` is called where it must be is tested by counting."""
+def _no_fsync() -> Iterator[None]:
+    """Disable `os.fsync`, which no test needs; other tests count its calls."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("os.fsync", lambda descriptor: None)
         yield
@@ -56,12 +56,12 @@ def _without_waiting_for_the_disk() -> Iterator[None]:
 def unpacked(pytestconfig: pytest.Config) -> Path:
     """Return a folder with the official files of airfoil, MNIST and CIFAR-10.
 
-    It is kept from run to run, as decompressing takes ten seconds; the script writes only what is missing or damaged.
+    The folder is kept, because decompressing takes ten seconds; the script writes only missing or damaged files.
     """
-    if not (REAL / "unpack.py").is_file():
-        pytest.skip(f"the official data files are not in {REAL}")
+    if not (OFFICIAL_DATA / "unpack.py").is_file():
+        pytest.skip(f"the official data files are not in {OFFICIAL_DATA}")
     folder = pytestconfig.cache.mkdir("official-data")
     with open(folder.parent / "official-data.lock", "w", encoding="utf-8") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # tests may run side by side
-        subprocess.run([sys.executable, str(REAL / "unpack.py"), str(folder)], check=True, capture_output=True)
+        fcntl.flock(lock, fcntl.LOCK_EX)  # several processes may run tests
+        subprocess.run([sys.executable, str(OFFICIAL_DATA / "unpack.py"), str(folder)], check=True, capture_output=True)
     return folder

@@ -1,4 +1,4 @@
-"""The runner of the MPI tests: right about every kind of failure, always at an end, and nothing left behind."""
+"""The runner of the MPI tests reports every kind of failure, always ends, and leaves no processes."""
 
 from __future__ import annotations
 
@@ -28,19 +28,10 @@ CASES = Path(__file__).parent / "mpi_runner_cases"
 
 @contextmanager
 def started_suite(tmp_path: Path, case: str, *options: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-    """Start pytest on a file of cases; yield the process and the mark that all its processes carry."""
+    """Start pytest on a file of cases; yield the process and the mark in the environment of all its processes."""
     name, value = "HYBRIDNN_TEST_OF_RUNNER", uuid.uuid4().hex
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        str(CASES / case),
-        "-v",
-        "--color=no",
-        "-p",
-        "no:cacheprovider",
-        *options,
-    ]
+    plain = ["-v", "--color=no", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", str(CASES / case), *plain, *options]
     environment = job_environment({name: value, "TMPDIR": str(tmp_path), "COLUMNS": "120"})
     with (
         (tmp_path / "output").open("wb") as out,
@@ -100,7 +91,7 @@ def test_each_failure_is_reported_and_the_tests_around_it_pass(tmp_path: Path) -
     assert "exit code 3" in text
 
 
-def test_limits_are_stretched_on_a_slow_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limits_are_multiplied_by_the_slowness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SLOWNESS, "1000")
     outcomes, text = run_suite(tmp_path, "case_limits.py", "-o", "timeout=0.3")
     assert len(outcomes) == 4
@@ -115,7 +106,7 @@ def test_selection_and_stop_at_the_first_failure(tmp_path: Path) -> None:
 
 
 def wait_until(condition: Callable[[], bool], seconds: float) -> None:
-    """Wait for a condition to hold, which it has to within some seconds of a quiet machine."""
+    """Wait for a condition, at most `seconds` on an idle machine."""
     end = time.monotonic() + deadline(seconds)
     while not condition():
         assert time.monotonic() < end
@@ -132,7 +123,7 @@ def all_gone(mark: str) -> bool:
     return not marked_processes(mark)
 
 
-def test_nothing_outlives_an_ended_run(tmp_path: Path) -> None:
+def test_no_process_outlives_an_ended_run(tmp_path: Path) -> None:
     numbers = (signal.SIGTERM, signal.SIGKILL)
     folders = [tmp_path / number.name for number in numbers]
     with ExitStack() as stack:
@@ -182,7 +173,7 @@ MPI.COMM_WORLD.Abort(7)
     assert not result.timed_out
     assert result.returncode == 7
     assert result.stdout.splitlines() == ["out 2 value None"] * 2
-    assert result.stderr.count("complaint") == 2  # other words may be on the same line
+    assert result.stderr.count("complaint") == 2  # the line may contain other output
 
 
 def test_mpi_mark_refuses_unknown_arguments(tmp_path: Path) -> None:
@@ -202,7 +193,7 @@ def test_mpi_mark_refuses_unknown_arguments(tmp_path: Path) -> None:
 
 
 class TestJudge:
-    """Outcomes from records that no job has to be run for."""
+    """Outcomes from given records, without a job."""
 
     GOOD = JobEnd(True, "mpirun ended with exit code 0", "")
     BAD = JobEnd(False, "mpirun ended with exit code 9", "the output")
@@ -225,11 +216,11 @@ class TestJudge:
         verdicts = judge(["a", "b"], records, self.GOOD)
         assert {name: verdict.outcome for name, verdict in verdicts.items()} == {"a": "passed", "b": "passed"}
 
-    def test_nothing_after_a_failure_counts(self) -> None:
+    def test_reports_after_a_failure_are_ignored(self) -> None:
         records = [self.events("a") + self.events("b"), self.events("a", outcome="failed")]
         assert {name: v.outcome for name, v in judge(["a", "b"], records, self.BAD).items()} == {"a": "failed"}
 
-    def test_the_test_that_was_running_is_to_blame(self) -> None:
+    def test_the_running_test_fails(self) -> None:
         records = [self.events("a") + self.events("b", outcome=None, finish=False), self.events("a")]
         verdicts = judge(["a", "b", "c"], records, self.BAD)
         assert {name: verdict.outcome for name, verdict in verdicts.items()} == {"a": "passed", "b": "failed"}
@@ -245,7 +236,7 @@ class TestJudge:
         verdicts = judge(["a", "b"], [[], []], self.BAD)
         assert {name: verdict.outcome for name, verdict in verdicts.items()} == {"a": "failed", "b": "failed"}
 
-    def test_an_end_between_tests_settles_one_more(self) -> None:
+    def test_an_end_between_tests_fails_the_next_test(self) -> None:
         verdicts = judge(["a", "b", "c"], [self.events("a")] * 2, self.BAD)
         assert {name: verdict.outcome for name, verdict in verdicts.items()} == {"a": "passed", "b": "failed"}
 

@@ -1,4 +1,4 @@
-"""How much slower the machine is, and what is stretched by it."""
+"""Measurement of the slowness of the machine, by which deadlines are multiplied."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_slowest_of_three_attempts_counts(
 
 
 @pytest.mark.parametrize("given", ["0.5", "nan", "inf"])
-def test_a_machine_is_not_faster_than_itself(monkeypatch: pytest.MonkeyPatch, given: str) -> None:
+def test_slowness_less_than_one_is_refused(monkeypatch: pytest.MonkeyPatch, given: str) -> None:
     monkeypatch.setenv(SLOWNESS, given)
-    with pytest.raises(ValueError, match=f"{SLOWNESS}={given}: a number from 1 on"):
+    with pytest.raises(ValueError, match=f"{SLOWNESS}={given}: must be a number of at least 1"):
         slowness.slowness.__wrapped__()

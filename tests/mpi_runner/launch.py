@@ -1,4 +1,4 @@
-"""MPI jobs that surely end: started with a mark in their environment, and swept by that mark afterwards."""
+"""MPI jobs with time limits; a mark in their environment identifies processes that remain, which are killed."""
 
 from __future__ import annotations
 
@@ -32,32 +32,31 @@ __all__ = [
 ]
 
 JOB_MARK = "HYBRIDNN_TEST_JOB"
-SECONDS_TO_END = 3.0  # what mpirun gets for its own clean-up before it is killed
-
+SECONDS_TO_END = 3.0  # for the clean-up of mpirun before it is killed
 
 NOT_STARTED = "PMIx server's listener thread failed to start"
 STARTS = 3
-"""On a busy machine mpirun now and then ends so before it has started anything; then it is started again."""
+"""Attempts to start: on a busy machine, mpirun sometimes ends with this message before it has started a rank."""
 
 
-class MpirunNotFound(RuntimeError):  # noqa: N818 - it says what is wrong
-    """No ``mpirun`` lies beside the interpreter or on the path."""
+class MpirunNotFound(RuntimeError):  # noqa: N818 - the name is the problem
+    """There is no ``mpirun`` beside the interpreter or on the path."""
 
 
 @dataclass(frozen=True)
 class JobResult:
-    """What became of a job.
+    """Result of a job.
 
     Attributes
     ----------
     returncode : int
-        The exit code of mpirun, negative for a signal.
+        Exit code of mpirun, negative for a signal.
     stdout, stderr : str
-        What all ranks and mpirun wrote.
+        Output of all ranks and of mpirun.
     seconds : float
         Wall time from the start to the end of mpirun.
     timed_out : bool
-        Whether the job was ended because its time was over.
+        Whether the job was ended at its time limit.
     """
 
     returncode: int
@@ -68,7 +67,7 @@ class JobResult:
 
 
 def find_mpirun() -> str:
-    """Return the path of mpirun: the one of this Python environment before one on the path.
+    """Return the path of mpirun, preferably that of this Python environment.
 
     Raises
     ------
@@ -92,8 +91,8 @@ def job_environment(changes: Mapping[str, str | None] | None = None) -> dict[str
     Returns
     -------
     dict
-        The environment of this process without the traces of a surrounding MPI or Slurm job, which would make mpirun
-        join that job, and with the settings of Open MPI that are not set already.
+        The environment of this process without the variables of a surrounding MPI or Slurm job, which mpirun would
+        join, and with the missing settings of Open MPI.
     """
     surrounding = ("SLURM_", "PMI_", "PMIX_", "OMPI_COMM_")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(surrounding)}
@@ -110,7 +109,7 @@ def job_environment(changes: Mapping[str, str | None] | None = None) -> dict[str
 
 
 def _end_with_parent() -> None:
-    """Ask Linux to end this process when the one that started it dies, even by SIGKILL."""
+    """Make Linux end this process when its parent dies, even by SIGKILL."""
     set_parent_death_signal = 1
     ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGTERM)
 
@@ -119,7 +118,7 @@ def marked_processes(mark: str) -> list[int]:
     """Return the ids of the living processes with ``mark`` (``NAME=value``) in their environment (Linux only)."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
-        # A process that ends while it is looked at, or belongs to somebody else, is none of ours.
+        # Processes that have just ended, or belong to other users, cannot be read.
         with contextlib.suppress(OSError):
             if mark.encode() in (entry / "environ").read_bytes().split(b"\0"):
                 found.append(int(entry.name))
@@ -127,16 +126,16 @@ def marked_processes(mark: str) -> list[int]:
 
 
 def _sweep(mark: str) -> None:
-    """Kill every process of a job.
+    """Kill all processes of a job.
 
-    Open MPI gives each rank a process group of its own, and a rank outside MPI (importing, or after finalize) does
-    not notice that its mpirun is gone: neither the group nor mpirun leads to it, only the mark does.
+    Open MPI puts each rank into its own process group, and a rank outside MPI (importing, or after finalize) does not
+    detect the end of mpirun. So only the mark identifies it.
     """
     for _ in range(10):
-        left = marked_processes(mark)
-        if not left:
+        remaining = marked_processes(mark)
+        if not remaining:
             return
-        for process in left:
+        for process in remaining:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
         time.sleep(0.05)
@@ -151,23 +150,14 @@ def started_job(
     environment: Mapping[str, str],
     folder: Path | None = None,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Start a command in a session of its own; when the block is left, none of its processes lives on.
+    """Start a command in its own session, and kill all its processes at the end of the block.
 
     Parameters
     ----------
-    command : sequence of str
-        The program and its arguments.
-    stdout, stderr : file or descriptor
-        Where its output goes.
     environment : mapping
-        Its whole environment; a mark is added.
+        The complete environment, to which a mark is added.
     folder : Path, optional
-        Its working directory.
-
-    Yields
-    ------
-    subprocess.Popen
-        The running process.
+        Working directory.
     """
     value = uuid.uuid4().hex
     process = subprocess.Popen(
@@ -200,25 +190,16 @@ def run_mpi(
     env: Mapping[str, str | None] | None = None,
     cwd: Path | None = None,
 ) -> JobResult:
-    """Run a program under mpirun and wait for its end, which comes at the time limit at the latest.
+    """Run a program under mpirun, and wait for its end or for the time limit.
 
     Parameters
     ----------
-    ranks : int
-        Number of processes.
     program : str or sequence of str
         Python source text, or a command with its arguments.
     timeout : float
-        Seconds after which all processes are ended, on a quiet machine.
+        Seconds on an idle machine after which all processes are ended.
     env : mapping, optional
-        Changes to the environment: None removes a variable. Each rank has one BLAS thread unless changed here.
-    cwd : Path, optional
-        The working directory.
-
-    Returns
-    -------
-    JobResult
-        Exit code, output and time.
+        Changes of the environment; None removes a variable. By default, each rank has one BLAS thread.
     """
     arguments = [sys.executable, "-c", program] if isinstance(program, str) else list(program)
     command = [find_mpirun(), "-n", str(ranks), *arguments]

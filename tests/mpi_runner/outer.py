@@ -1,4 +1,4 @@
-"""The plugin of the process the user started: it runs jobs and reports their tests as ordinary items."""
+"""Plugin of the process that the user started: it runs jobs and reports their tests as ordinary items."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .verdicts import JobEnd, Verdict, judge
 
 __all__ = ["MpiJobs", "ranks_of", "wait_for_job"]
 
-OUTPUT_SHOWN = 12000  # characters of a failed job: the stacks of a few ranks
+OUTPUT_SHOWN = 12000  # characters of the output of a failed job, enough for the stacks of a few ranks
 
 
 def ranks_of(item: pytest.Item) -> int | None:
@@ -33,29 +33,29 @@ def ranks_of(item: pytest.Item) -> int | None:
 
 
 def _time_limit(item: pytest.Item, usual: float) -> float:
-    """Return the seconds an item may take: those of its ``timeout`` mark, or the usual ones."""
+    """Return the time limit of an item in seconds: that of its ``timeout`` mark, or the usual one."""
     mark = item.get_closest_marker("timeout")
     if mark is None:
         return usual
-    return float(mark.args[0] if mark.args else mark.kwargs["timeout"]) or usual  # no test is free of a limit
+    return float(mark.args[0] if mark.args else mark.kwargs["timeout"]) or usual  # every test has a limit
 
 
 def wait_for_job(process: subprocess.Popen[bytes], folder: Path, seconds: float) -> str | None:
-    """Wait for the end of a job, or for a time in which no test begins or finishes.
+    """Wait for the end of a job, at most until no test has begun or finished for some seconds.
 
     Parameters
     ----------
     process : subprocess.Popen
         The running mpirun.
     folder : Path
-        Where the ranks write their records.
+        Folder of the records of the ranks.
     seconds : float
-        Time without a new record after which the job has to be ended.
+        Limit of the time without a new record.
 
     Returns
     -------
     str or None
-        Why the job has to be ended; None if it ended.
+        Reason to end the job; None if it ended.
     """
     size, since = 0, time.monotonic()
     while True:
@@ -72,20 +72,14 @@ def wait_for_job(process: subprocess.Popen[bytes], folder: Path, seconds: float)
 
 
 class MpiJobs:
-    """Runs the ``mpi`` items, those of one number of ranks together, when the first of them is due.
-
-    Parameters
-    ----------
-    config : pytest.Config
-        The configuration of the outer process.
-    """
+    """Runs all ``mpi`` items with the same number of ranks in one job, before the first of them is reported."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
         self._limit = deadline(float(config.getini("mpi_timeout")))
         self._grace = deadline(float(config.getini("mpi_grace")))
         self._verdicts: dict[str, Verdict] = {}
-        # `timeout` and batch systems end a run with SIGTERM: unwind, so that the running job ends too.
+        # `timeout` and batch systems end a run with SIGTERM: exit in an orderly way, which ends the running job too.
         self._previous = signal.signal(signal.SIGTERM, self._leave)
 
     @staticmethod
@@ -97,7 +91,7 @@ class MpiJobs:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_timeout_set_timer(self, item: pytest.Item) -> bool | None:
-        """Keep pytest-timeout from timing a whole job as if it were its first item."""
+        """Prevent pytest-timeout from applying the limit of the first item to the whole job."""
         return None if ranks_of(item) is None else True
 
     @pytest.hookimpl(tryfirst=True)
@@ -106,31 +100,29 @@ class MpiJobs:
         if ranks is None:
             return None
         if item.nodeid not in self._verdicts:
-            waiting = [
-                other for other in item.session.items if ranks_of(other) == ranks and other.nodeid not in self._verdicts
-            ]
+            waiting = [each for each in item.session.items if ranks_of(each) == ranks]
             while item.nodeid not in self._verdicts:
+                waiting = [each for each in waiting if each.nodeid not in self._verdicts]
                 self._verdicts.update(self._run(ranks, waiting))
-                waiting = [other for other in waiting if other.nodeid not in self._verdicts]
         _report(item, self._verdicts[item.nodeid])
-        # A serial test before this one left its module set up, because this one is in it too.
+        # The fixtures of the module of a previous serial test may still be set up.
         item.session._setupstate.teardown_exact(nextitem)
         return True
 
     def _command(self, ranks: int, listed: Path) -> list[str]:
-        """Return the command that runs the node ids listed in a file."""
+        """Return the command that runs the node ids in a file."""
         options = ["--with-mpi", "-x", "-q", "--no-header", "--color=no", "-p", "no:cacheprovider"]
         options += [f"--timeout={self._limit}", "--timeout-method=thread", f"--tb={self._config.option.tbstyle}"]
         options += [f"--rootdir={self._config.rootpath}"]
         if self._config.option.markexpr:
-            options += ["-m", self._config.option.markexpr]  # what is marked may ask whether it is wanted
+            options += ["-m", self._config.option.markexpr]  # conftest files read it
         if self._config.inipath is not None:
             options += ["-c", str(self._config.inipath)]
         python = [sys.executable, "-m", "mpi4py", "-m", "pytest"]
         return [find_mpirun(), "-n", str(ranks), *python, *options, f"@{listed}"]
 
     def _run(self, ranks: int, items: Sequence[pytest.Item]) -> dict[str, Verdict]:
-        """Run one job and return the outcomes it settled."""
+        """Run one job and return the outcomes that it determined."""
         tests = [item.nodeid for item in items]
         longest = max(_time_limit(item, self._limit) for item in items) + self._grace
         with tempfile.TemporaryDirectory(prefix="hybridnn-mpi-", ignore_cleanup_errors=True) as name:
@@ -147,15 +139,16 @@ class MpiJobs:
                 output.open("wb") as out,
                 started_job(command, stdout=out, environment=environment, folder=self._config.rootpath) as process,
             ):
-                killed = wait_for_job(process, folder, longest)
-            reason = killed or f"mpirun ended with exit code {process.returncode}"
+                reason = wait_for_job(process, folder, longest)
+            good = reason is None and process.returncode == 0
+            reason = reason or f"mpirun ended with exit code {process.returncode}"
             text = output.read_text(encoding="utf-8", errors="replace")[-OUTPUT_SHOWN:]
-            end = JobEnd(killed is None and process.returncode == 0, reason, text)
+            end = JobEnd(good, reason, text)
             return judge(tests, read_records(folder, ranks), end)
 
 
 def _report(item: pytest.Item, verdict: Verdict) -> None:
-    """Hand the outcome of an item to pytest as if it had run here."""
+    """Report the outcome of an item to pytest as if it had run in this process."""
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
     for when in ("setup", "call", "teardown"):
         report = pytest.TestReport(

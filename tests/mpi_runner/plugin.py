@@ -1,4 +1,4 @@
-"""The marker's process counts, the settings and the fixtures, and the choice between outer process and rank."""
+"""Pytest plugin with the markers ``mpi`` and ``in_process``, the settings and fixtures of the runner."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 USUAL_RANKS = (2, 3)
 
 MOST_QUICK_RANKS = 4
-"""In-process tests of more ranks are slow ones: sweeps over all grids of 8 ranks."""
+"""In-process tests of more ranks are marked slow."""
 
 UNDER_MPI = re.compile(r"\[(.*-)?np\d+[-\]]")
-"""In the name of a test that was collected for a number of ranks under MPI."""
+"""Pattern of the names of tests that were collected for a number of ranks under MPI."""
 
 
 def _under_mpi(config: pytest.Config) -> bool:
-    """Return whether this process is a rank: pytest-mpi's own options say so."""
+    """Return whether this process is a rank, by the options of pytest-mpi."""
     return bool(config.getoption("--with-mpi", False) or config.getoption("--only-mpi", False))
 
 
@@ -45,9 +45,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Measure the machine, and register the plugin of a rank or of the outer process."""
-    os.environ.setdefault(SLOWNESS, f"{slowness():.2f}")  # every process of this run has the same deadlines
+    os.environ.setdefault(SLOWNESS, f"{slowness():.2f}")  # all processes of this run use the same deadlines
     for name, value in mpirun_settings().items():
-        os.environ.setdefault(name, value)  # serial tests import MPI too, and start programs that do
+        os.environ.setdefault(name, value)  # serial tests import MPI too, or start programs that do
     if not _under_mpi(config):
         config.pluginmanager.register(MpiJobs(config))
     elif RECORDS_FOLDER in os.environ:
@@ -60,7 +60,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Tests side by side: a file in one process, and what runs under MPI in one too, which starts few jobs."""
+    """Distribution of parallel tests: each file to one process, and all tests under MPI to one, so that few jobs start."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByFile(LoadScopeScheduling):
@@ -71,13 +71,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_report_header() -> str:
-    """Tell by how much deadlines are stretched."""
-    return f"deadlines: x {slowness():.1f}, as this machine is slower now than a quiet one ({SLOWNESS})"
+    """Return the factor of the deadlines for the header."""
+    return f"deadlines: x {slowness():.1f}, the slowness of this machine relative to an idle one ({SLOWNESS})"
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item], config: pytest.Config) -> None:
-    """Stretch the time limit of every test, but for one that the command line gives."""
+    """Multiply the time limits of all tests by the slowness, unless the command line sets a limit."""
     usual = None if config.getoption("timeout") is not None else config.getini("timeout")
     for item in items:
         mark = item.get_closest_marker("timeout")
@@ -118,7 +118,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Call an ``in_process`` test on every one of its ranks, all in this process."""
+    """Call an ``in_process`` test on all its ranks, in this process."""
     mark = pyfuncitem.get_closest_marker("in_process")
     if mark is None:
         return None
@@ -134,7 +134,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip a test that was collected for another number of ranks, in a run the user put under mpirun."""
+    """Skip a test that was collected for another number of ranks, in a run that the user started under mpirun."""
     ranks = ranks_of(item)
     if ranks is not None:
         from mpi4py import MPI
@@ -160,5 +160,5 @@ def comm() -> MPI.Intracomm:
 
 @pytest.fixture
 def run_mpi() -> Callable[..., JobResult]:
-    """Return ``launch.run_mpi``, for serial tests that start a job of their own."""
+    """Return ``launch.run_mpi``, for serial tests that start a job."""
     return run_mpi_job

@@ -1,4 +1,4 @@
-"""The plugin inside each rank: one line of JSON per event, written at once, so that an abort loses nothing."""
+"""Plugin of each rank: it writes one line of JSON per event at once, so that an abort loses no event."""
 
 from __future__ import annotations
 
@@ -18,19 +18,11 @@ RECORDS_FOLDER = "HYBRIDNN_TEST_RECORDS"
 
 
 class RankRecorder:
-    """Writes the events of this rank and keeps the ranks in the same test.
-
-    Parameters
-    ----------
-    folder : Path
-        Where the records of all ranks go.
-    comm : MPI.Comm
-        All ranks of the job.
-    """
+    """Writes the events of this rank to `folder`, and synchronizes the ranks before each test."""
 
     def __init__(self, folder: Path, comm: MPI.Comm) -> None:
         self._file = folder / f"{comm.rank}.jsonl"
-        # A test that leaves an operation open on the world must not meet it with the barrier below.
+        # An operation that a test leaves open on the world must not match the barrier below.
         self._comm = comm.Dup()
 
     def _write(self, record: Mapping[str, object]) -> None:
@@ -38,21 +30,21 @@ class RankRecorder:
             file.write(json.dumps(record) + "\n")
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
-        # Without it a crash in the next test would be blamed on the one a slower rank is still in.
+        # Otherwise a crash in the next test would be attributed to the test that a slower rank still runs.
         self._comm.Barrier()
         self._write({"event": "start", "test": nodeid})
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         detail = report.longrepr
-        place = list(detail) if isinstance(detail, tuple) else None
+        skipped_at = list(detail) if isinstance(detail, tuple) else None
         self._write(
             {
                 "event": "report",
                 "test": report.nodeid,
                 "when": report.when,
                 "outcome": report.outcome,
-                "skipped_at": place,
-                "text": "" if detail is None or place else str(detail),
+                "skipped_at": skipped_at,
+                "text": "" if detail is None or skipped_at else str(detail),
                 "seconds": report.duration,
                 "expected_failure": getattr(report, "wasxfail", None),
                 "sections": report.sections,
@@ -64,7 +56,7 @@ class RankRecorder:
 
 
 def read_records(folder: Path, ranks: int) -> list[list[dict[str, object]]]:
-    """Return the records of each rank; a line cut off by the rank's end is left out."""
+    """Return the records of each rank, without an incomplete last line."""
     records = []
     for rank in range(ranks):
         file = folder / f"{rank}.jsonl"
@@ -74,5 +66,5 @@ def read_records(folder: Path, ranks: int) -> list[list[dict[str, object]]]:
 
 
 def records_size(folder: Path) -> int:
-    """Return the number of bytes all ranks have written, which grows while tests begin and finish."""
+    """Return the number of bytes of all records, which increases when tests begin and finish."""
     return sum(file.stat().st_size for file in folder.glob("*.jsonl"))

@@ -1,4 +1,4 @@
-"""How much slower this machine is now than a quiet one, by which the deadlines of all tests are multiplied."""
+"""Slowness of this machine relative to an idle one, by which the deadlines of all tests are multiplied."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import time
 __all__ = ["SLOWNESS", "deadline", "measure", "slowness"]
 
 SLOWNESS = "HYBRIDNN_TEST_SLOWNESS"
-"""Environment variable with the factor: set by the first process of a run, for all that it starts."""
+"""Environment variable of the factor, which the first process of a run sets for its child processes."""
 
 NOMINAL_SECONDS = 0.2
-"""What the work below takes on a quiet machine of 2024, the start of the process included."""
+"""Seconds of the work below on an idle machine of 2024, including the start of the process."""
 
 WORK = "import numpy; sum(range(100_000))"
 ATTEMPTS = 3
 MOST = 50.0
-"""A run in which everything takes longer than this has other troubles than its deadlines."""
+"""Limit of the factor."""
 
 
 def measure() -> float:
-    """Time a small piece of work of a process of its own, slowest of three, in units of `NOMINAL_SECONDS`; 1 to 50."""
+    """Time of a small process, the slowest of three, in units of `NOMINAL_SECONDS`, between 1 and 50."""
     taken = []
     for _ in range(ATTEMPTS):
         start = time.monotonic()
@@ -34,22 +34,22 @@ def measure() -> float:
 
 @functools.cache
 def slowness() -> float:
-    """The factor of this run: that of the environment where one is given, otherwise measured, once.
+    """The factor of this run, from the environment variable or measured once.
 
     Raises
     ------
     ValueError
-        If the environment gives what is not a number from 1 on.
+        If the environment variable is not a number of at least 1.
     """
-    given = os.environ.get(SLOWNESS)
-    if given is None:
+    text = os.environ.get(SLOWNESS)
+    if text is None:
         return measure()
-    factor = float(given)
+    factor = float(text)
     if not 1.0 <= factor < float("inf"):
-        raise ValueError(f"{SLOWNESS}={given}: a number from 1 on")
+        raise ValueError(f"{SLOWNESS}={text}: must be a number of at least 1")
     return factor
 
 
 def deadline(seconds: float) -> float:
-    """A deadline, given as seconds on a quiet machine, as seconds on this one."""
+    """Convert a time limit in seconds on an idle machine into seconds on this machine."""
     return seconds * slowness()

@@ -1,4 +1,4 @@
-"""From the records of all ranks to the outcome of each test, and who is to blame for a job that ended early."""
+"""Outcome of each test from the records of all ranks, and the cause of a job that ended early."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ Record = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class JobEnd:
-    """How a job ended.
+    """End of a job.
 
     Attributes
     ----------
     good : bool
-        Whether mpirun came to its own end with exit code 0.
+        Whether mpirun ended by itself with exit code 0.
     reason : str
-        The same in words.
+        Description of the end.
     output : str
-        The end of what the job printed.
+        Last part of the output of the job.
     """
 
     good: bool
@@ -39,7 +39,7 @@ class Verdict:
     outcome : str
         ``"passed"``, ``"failed"`` or ``"skipped"``.
     text : str
-        For a failure, what each failing rank has to say.
+        For a failure, the reports of the failing ranks.
     skipped_at : tuple, optional
         File, line and reason of a skip.
     expected_failure : str, optional
@@ -60,8 +60,12 @@ class Verdict:
 
 def _reports(records: Sequence[Sequence[Record]], test: str) -> list[tuple[int, Record]]:
     """Return the reports of one test with the rank each came from."""
-    mine = [(rank, record) for rank, lines in enumerate(records) for record in lines if record["test"] == test]
-    return [(rank, record) for rank, record in mine if record["event"] == "report"]
+    return [
+        (rank, record)
+        for rank, lines in enumerate(records)
+        for record in lines
+        if record["test"] == test and record["event"] == "report"
+    ]
 
 
 def _ranks_with(records: Sequence[Sequence[Record]], test: str, event: str) -> list[int]:
@@ -74,21 +78,21 @@ def _ranks_with(records: Sequence[Sequence[Record]], test: str, event: str) -> l
 
 
 def _failures(failed: Sequence[tuple[int, Record]], ranks: int) -> list[str]:
-    """Return what the failing ranks have to say, once for all that failed at the same place."""
+    """Return the reports of the failing ranks, one for all ranks that failed at the same place."""
     places: dict[tuple[str, str], list[tuple[int, str]]] = {}
     for rank, record in failed:
         last_line = record["text"].rpartition("\n")[2]  # file, line and type of the error
         places.setdefault((record["when"], last_line), []).append((rank, record["text"]))
     parts = []
-    for (when, _), said in places.items():
-        rank, text = said[0]
-        others = f" (at the same place: ranks {[rank for rank, _ in said[1:]]})" if said[1:] else ""
+    for (when, _), reports in places.items():
+        rank, text = reports[0]
+        others = f" (at the same place: ranks {[rank for rank, _ in reports[1:]]})" if reports[1:] else ""
         parts.append(f"--- rank {rank} of {ranks}, {when}{others} ---\n{text}")
     return parts
 
 
 def _from_reports(reports: Sequence[tuple[int, Record]], ranks: int, trouble: str = "") -> Verdict:
-    """Return the outcome of a test from its reports; ``trouble`` makes it a failure of its own."""
+    """Return the outcome of a test from its reports; with ``trouble``, the description of an error, it is a failure."""
     failed = [(rank, record) for rank, record in reports if record["outcome"] == "failed"]
     skipped = [record for _, record in reports if record["outcome"] == "skipped"]
     expected = [record["expected_failure"] for _, record in reports if record["expected_failure"] is not None]
@@ -107,23 +111,22 @@ def _from_reports(reports: Sequence[tuple[int, Record]], ranks: int, trouble: st
 
 
 def _never_finished(records: Sequence[Sequence[Record]], test: str, end: JobEnd) -> str:
-    """Return the account of a test that some rank began and did not finish."""
+    """Return the description of a test that some rank began and did not finish."""
     finished = _ranks_with(records, test, "finish")
     inside = [rank for rank in _ranks_with(records, test, "start") if rank not in finished]
     return f"ranks {inside} of {len(records)} did not finish: {end.reason}\n{end.output}"
 
 
 def judge(tests: Sequence[str], records: Sequence[Sequence[Record]], end: JobEnd) -> dict[str, Verdict]:
-    """Return the outcomes that a job has settled; the tests left out need another job.
+    """Return the outcomes that a job has determined; the other tests need another job.
 
     Parameters
     ----------
     tests : sequence of str
-        Node ids in the order in which they were to run.
+        Node ids in the order of the job.
     records : sequence of sequences
-        What each rank wrote.
+        Records of each rank.
     end : JobEnd
-        How the job ended.
 
     Returns
     -------
@@ -137,7 +140,7 @@ def judge(tests: Sequence[str], records: Sequence[Sequence[Record]], end: JobEnd
         reports = _reports(records, test)
         if any(record["outcome"] == "failed" for _, record in reports):
             verdicts[test] = _from_reports(reports, ranks)
-            return verdicts  # its rank stopped here: nothing that came later counts
+            return verdicts  # its rank stopped here: later records do not count
         if len(_ranks_with(records, test, "finish")) == ranks:
             verdicts[test] = _from_reports(reports, ranks)
         else:
@@ -153,6 +156,6 @@ def judge(tests: Sequence[str], records: Sequence[Sequence[Record]], end: JobEnd
         trouble = f"the job of {ranks} ranks ended before this test: {end.reason}\n{end.output}"
         verdicts[unfinished[0]] = Verdict("failed", trouble)
     elif not end.good:
-        trouble = f"all tests finished, and then the job did not end well: {end.reason}\n{end.output}"
+        trouble = f"all tests finished, but the job did not end normally: {end.reason}\n{end.output}"
         verdicts[tests[-1]] = _from_reports(_reports(records, tests[-1]), ranks, trouble)
     return verdicts

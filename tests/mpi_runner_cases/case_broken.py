@@ -1,4 +1,4 @@
-"""Tests that fail in every way a rank can; run by ``tests/test_mpi_runner.py`` alone."""
+"""Failing tests of several kinds, which only ``tests/test_mpi_runner.py`` runs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import signal
 import pytest
 from mpi4py import MPI
 
-pytestmark = [pytest.mark.mpi(ranks=[2]), pytest.mark.timeout(30)]  # of which only the deadlock needs one
+pytestmark = [pytest.mark.mpi(ranks=[2]), pytest.mark.timeout(30)]  # the deadlock has a shorter one
 
 
 def test_before(comm: MPI.Intracomm) -> None:

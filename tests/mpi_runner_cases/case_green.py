@@ -1,4 +1,4 @@
-"""Tests that pass, are skipped or are expected to fail; run by ``tests/test_mpi_runner.py`` alone."""
+"""Tests that pass, are skipped or are expected to fail, which only ``tests/test_mpi_runner.py`` runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests that take as long as only a run on a slow machine gives them; run by ``tests/test_mpi_runner.py`` alone."""
+"""Tests that take longer than their limits on an idle machine, which only ``tests/test_mpi_runner.py`` runs."""
 
 from __future__ import annotations
 

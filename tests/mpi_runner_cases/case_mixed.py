@@ -1,4 +1,4 @@
-"""A serial test and then one for MPI, the last of the file; another file follows it."""
+"""A serial test followed by one under MPI, the last of the file."""
 
 from __future__ import annotations
 

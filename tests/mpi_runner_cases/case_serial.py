@@ -1,4 +1,4 @@
-"""The file after a mixed one."""
+"""A serial test in the file after ``case_mixed.py``."""
 
 from __future__ import annotations
 

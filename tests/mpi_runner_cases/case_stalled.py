@@ -1,4 +1,4 @@
-"""A test that stays for as long as it may; run by ``tests/test_mpi_runner.py`` alone."""
+"""A test that stalls, which only ``tests/test_mpi_runner.py`` runs."""
 
 from __future__ import annotations
 
