@@ -1,1 +1,1 @@
-"""Slurm batch scripts and study definitions, installed as package data to be copied and edited."""
+"""Slurm batch scripts, study files and machine files: package data, which users copy and edit."""

@@ -1,9 +1,9 @@
-"""Find the launcher that gives the ranks of a Slurm job each other: srun with the right ``--mpi``, or mpirun.
+"""Search for a launcher that connects the ranks of a Slurm job: srun with a suitable ``--mpi``, or mpirun.
 
-``python -m hybridnn.hpc_jobs.launcher [FILE]`` inside a batch job prints the words that go before the number of ranks,
-for example ``srun --mpi=pmix -n``. Which one works depends on how Slurm and the MPI library were built, and a wrong one
-starts processes that are each alone. So each is tried on the whole allocation until one is right. It is written into
-FILE, where the next call finds it: after a requeue, or in the other tasks of an array.
+``python -m hybridnn.hpc_jobs.launcher [FILE]`` inside a batch job prints the command before the number of ranks, for
+example ``srun --mpi=pmix -n``. The launcher that works depends on the build of Slurm and of the MPI library; any other
+starts processes of one rank each. So the launchers are tried on the whole allocation, one after another. The first
+that works is stored in FILE for further calls: after a requeue, or in the other tasks of an array.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ __all__ = ["candidates", "find_launcher"]
 
 SRUN_PLUGINS = ("pmix", "pmi2")
 MPIRUN = ("mpirun", "--bind-to", "none", "-n")
-"""Slurm keeps a job to its own cores; mpirun would also keep each rank, with all its threads, to one of them."""
+"""Without ``--bind-to none``, mpirun would bind each rank with all its threads to one of the cores of the job."""
 
 SECONDS = 120
-"""Limit of a try. One that hangs is as wrong as one that fails."""
+"""Time limit of an attempt."""
 
-Try = Callable[[Sequence[str]], str | None]
+Attempt = Callable[[Sequence[str]], str | None]
 
 
 def candidates(plugins: str, programs: Sequence[str]) -> Iterator[tuple[str, ...]]:
-    """Give the launchers that may work here, the best first.
+    """Yield the launchers that may work, in order of preference.
 
     Parameters
     ----------
     plugins : str
-        What ``srun --mpi=list`` prints.
+        Output of ``srun --mpi=list``.
     programs : sequence of str
-        Which of ``srun`` and ``mpirun`` there are.
+        Available programs among ``srun`` and ``mpirun``.
     """
     if "srun" in programs:
         yield "srun", "-n"
@@ -49,15 +49,15 @@ def candidates(plugins: str, programs: Sequence[str]) -> Iterator[tuple[str, ...
         yield MPIRUN
 
 
-def find_launcher(launchers: Iterator[tuple[str, ...]], attempt: Try) -> tuple[tuple[str, ...] | None, list[str]]:
+def find_launcher(launchers: Iterator[tuple[str, ...]], attempt: Attempt) -> tuple[tuple[str, ...] | None, list[str]]:
     """Return the first launcher that works, or None, and a line about each that does not.
 
     Parameters
     ----------
     launchers : iterator of tuple of str
-        Words before the number of ranks.
+        Arguments before the number of ranks.
     attempt : callable
-        ``attempt(launcher)`` returns None if it works, else why not.
+        ``attempt(launcher)`` returns None if it works, otherwise the reason.
     """
     failures: list[str] = []
     for launcher in launchers:
@@ -69,7 +69,7 @@ def find_launcher(launchers: Iterator[tuple[str, ...]], attempt: Try) -> tuple[t
 
 
 def _attempt(launcher: Sequence[str], ranks: str, nodes: str) -> str | None:
-    """Start every rank of the job, and ask them how many they are and on how many nodes."""
+    """Start all ranks of the job, which check their number and the number of nodes."""
     command = [*launcher, ranks, sys.executable, "-m", "hybridnn.comm.launch_check", ranks, nodes]
     try:
         ended = subprocess.run(
@@ -80,32 +80,32 @@ def _attempt(launcher: Sequence[str], ranks: str, nodes: str) -> str | None:
     if ended.returncode == 0:
         return None
     lines = [line.strip() for line in ended.stderr.splitlines() if line.strip()]
-    for telling in ("MPI sees", "Error", "error", ""):  # launchers write much around the reason
-        if found := [line for line in lines if telling in line]:
+    for fragment in ("MPI sees", "Error", "error", ""):  # launchers print other lines around the reason
+        if found := [line for line in lines if fragment in line]:
             return found[0]
     return f"exit code {ended.returncode}"
 
 
-def _found_before(file: Path) -> str:
-    """The launcher that an earlier call wrote into the file; empty if there is none whose program is there."""
+def _stored(file: Path) -> str:
+    """The launcher that an earlier call stored in the file; empty without one, or if its program does not exist."""
     try:
-        words = file.read_text(encoding="utf-8").split()
+        arguments = file.read_text(encoding="utf-8").split()
     except (OSError, ValueError):
         return ""
-    return " ".join(words) if words and shutil.which(words[0]) else ""
+    return " ".join(arguments) if arguments and shutil.which(arguments[0]) else ""
 
 
-def _keep(file: Path, words: str) -> None:
-    """Write the launcher down; without it the next call searches again."""
+def _store(file: Path, launcher: str) -> None:
+    """Store the launcher; if this fails, the next call searches again."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        replace_atomically(file, lambda opened: opened.write(f"{words}\n".encode()), exclusive=False)
+        replace_atomically(file, lambda opened: opened.write(f"{launcher}\n".encode()), exclusive=False)
     except OSError as error:
         print(f"launcher: {file} cannot be written: {error.strerror}", file=sys.stderr)
 
 
 def _main(environment: Mapping[str, str], file: Path | None) -> int:
-    if file is not None and (found := _found_before(file)):
+    if file is not None and (found := _stored(file)):
         print(f"launcher: {found.rpartition(' ')[0]}, as found before", file=sys.stderr)
         print(found)
         return 0
@@ -116,7 +116,7 @@ def _main(environment: Mapping[str, str], file: Path | None) -> int:
         return 2
     programs = [name for name in ("srun", "mpirun") if shutil.which(name)]
     plugins = offered_plugins(environment) if "srun" in programs else ""
-    launcher, failures = find_launcher(candidates(plugins, programs), lambda words: _attempt(words, ranks, nodes))
+    launcher, failures = find_launcher(candidates(plugins, programs), lambda command: _attempt(command, ranks, nodes))
     for failure in failures:
         print(f"launcher: not {failure}", file=sys.stderr)
     if launcher is None:
@@ -124,7 +124,7 @@ def _main(environment: Mapping[str, str], file: Path | None) -> int:
         return 1
     print(f"launcher: {' '.join(launcher[:-1])}", file=sys.stderr)
     if file is not None:
-        _keep(file, " ".join(launcher))
+        _store(file, " ".join(launcher))
     print(" ".join(launcher))
     return 0
 

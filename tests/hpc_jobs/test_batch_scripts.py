@@ -1,4 +1,4 @@
-"""The scripts that requeue themselves, with stand-ins for the launcher, for scontrol and for the training."""
+"""Batch scripts, with stand-ins for the launcher, for scontrol and for the training."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Job:
 
 @contextlib.contextmanager
 def _job(folder: Path, script: str, program: str, **changes: str) -> Iterator[Job]:
-    """Start a script as Slurm would, in a folder where python, scontrol and the launcher are stand-ins."""
+    """Start a script as Slurm does, in a folder with stand-ins for python, scontrol and the launcher."""
     variables = {"SLURM_NTASKS": "4", "SLURM_JOB_NAME": "name", "SLURM_JOB_ID": "17", "SLURM_CPUS_PER_TASK": "3"}
     stand_ins = {
         "program": PROGRAM + program,
@@ -106,18 +106,18 @@ def test_end_of_the_run_is_the_end_of_the_job(tmp_path: Path, script: str, code:
         assert job.wait() == (code, "")
         assert job.lines("scontrol-calls") == []
         assert job.lines("launches") == ["-n 4"]
-        words, threads = job.lines("program-calls")
-        assert words == "-m hybridnn train config.toml --set data.name=a b --out runs/name-17 --resume auto"
+        command, threads = job.lines("program-calls")
+        assert command == "-m hybridnn train config.toml --set data.name=a b --out runs/name-17 --resume auto"
         assert threads.startswith("threads 3 3 3 ")
 
 
-def test_run_of_another_job_can_be_gone_on_with(tmp_path: Path, script: str) -> None:
+def test_run_of_another_job_can_be_resumed(tmp_path: Path, script: str) -> None:
     with _job(tmp_path, script, "exit 0", RUN="runs/name-3") as job:
         assert job.wait()[0] == 0
         assert job.lines("program-calls")[0].endswith(" --out runs/name-3 --resume auto")
 
 
-def test_threads_are_one_where_the_job_says_nothing(tmp_path: Path, script: str) -> None:
+def test_one_thread_without_cpus_per_task(tmp_path: Path, script: str) -> None:
     with _job(tmp_path, script, "exit 0", SLURM_CPUS_PER_TASK="") as job:
         assert job.wait()[0] == 0
         assert job.lines("program-calls")[1].startswith("threads 1 1 1 ")
@@ -132,7 +132,7 @@ def test_warning_reaches_the_run_which_is_requeued(tmp_path: Path, script: str) 
         assert job.lines("scontrol-calls") == ["requeue 17"]
 
 
-def test_warning_that_the_run_did_not_hear_requeues_it_too(tmp_path: Path, script: str) -> None:
+def test_run_that_dies_of_the_warning_is_requeued(tmp_path: Path, script: str) -> None:
     with _job(tmp_path, script, WAITS.replace("trap", ": trap")) as job:
         job.wait_until_it_trains()
         job.process.send_signal(signal.SIGUSR1)
@@ -166,7 +166,7 @@ def test_warning_during_the_search_for_a_launcher_requeues(tmp_path: Path, name:
             assert time.monotonic() < end
             time.sleep(0.02)
         job.process.send_signal(signal.SIGUSR1)
-        time.sleep(0.2)  # the shell hears it when the search has ended
+        time.sleep(0.2)  # the shell handles it after the search
         (tmp_path / "go-on").touch()
         assert job.wait() == (0, line)
         assert job.lines("scontrol-calls") == ["requeue 16_2" if task else "requeue 17"]
@@ -198,8 +198,8 @@ def test_job_trains_with_the_settings_of_its_first_start(tmp_path: Path, script:
         with _job(tmp_path, script, reads, SLURM_RESTART_COUNT=str(again)) as job:
             assert job.wait()[0] == 0
             copy = "runs/name-17/job-17.toml"
-            words = f"-m hybridnn train {copy} --set data.name=a b --out runs/name-17 --resume auto"
-            assert job.lines("program-calls")[2 * again] == words
+            command = f"-m hybridnn train {copy} --set data.name=a b --out runs/name-17 --resume auto"
+            assert job.lines("program-calls")[2 * again] == command
             (tmp_path / "config.toml").write_text("edited = 2\n")
     assert job.lines("read") == ["first = 1", "first = 1"]
 
@@ -218,7 +218,7 @@ def test_job_without_a_settings_file_has_none(tmp_path: Path, script: str) -> No
 
 
 @pytest.mark.parametrize("name", ["train.sbatch", "gpu_train.sbatch", "study_array.sbatch", "strong_scaling.sbatch"])
-def test_open_mpi_is_told_not_to_warn_unless_the_user_says_otherwise(tmp_path: Path, name: str) -> None:
+def test_open_mpi_settings_keep_those_of_the_user(tmp_path: Path, name: str) -> None:
     task = {"SLURM_ARRAY_JOB_ID": "16", "SLURM_ARRAY_TASK_ID": "2"}
     with _job(tmp_path, name, "exit 0", arguments="", **task) as job:
         assert job.wait()[0] == 0
@@ -232,7 +232,7 @@ ARRAY = {"SLURM_ARRAY_JOB_ID": "16", "SLURM_ARRAY_TASK_ID": "2", "SLURM_JOB_ID":
 
 
 @pytest.mark.parametrize(("arguments", "cell"), [("", "2"), ("1000", "1002")])
-def test_task_of_an_array_runs_the_cell_of_its_number(tmp_path: Path, arguments: str, cell: str) -> None:
+def test_array_task_runs_the_cell_with_its_index(tmp_path: Path, arguments: str, cell: str) -> None:
     with _job(tmp_path, "study_array.sbatch", "exit 1", arguments=arguments, **ARRAY) as job:
         assert job.wait() == (1, "")
         launch = f"{tmp_path}/launch -n {{ranks}}"
@@ -242,18 +242,18 @@ def test_task_of_an_array_runs_the_cell_of_its_number(tmp_path: Path, arguments:
         assert job.lines("scontrol-calls") == []
 
 
-def test_task_whose_cell_goes_on_is_requeued_alone(tmp_path: Path) -> None:
+def test_warned_array_task_is_requeued_alone(tmp_path: Path) -> None:
     with _job(tmp_path, "study_array.sbatch", WAITS, arguments="", **ARRAY) as job:
         job.wait_until_it_trains()
         job.process.send_signal(signal.SIGUSR1)
         assert job.wait() == (0, "requeue: the cell runs later\n")
         assert job.lines("signals") == ["USR1"]
-        assert job.lines("scontrol-calls") == ["requeue 16_2"]  # the number of the job alone would be the whole array
+        assert job.lines("scontrol-calls") == ["requeue 16_2"]  # the job id alone would requeue the whole array
 
 
 @pytest.mark.parametrize("name", [*REQUEUING, "study_array.sbatch"])
-def test_warning_that_comes_while_the_run_is_started_is_not_lost(tmp_path: Path, name: str) -> None:
-    """Before the script knows the process that it has to warn."""
+def test_warning_before_the_run_has_started_is_not_lost(tmp_path: Path, name: str) -> None:
+    """The signal comes before the script has the process id of the run."""
     more = {"arguments": "", **ARRAY} if name == "study_array.sbatch" else {}
     with _job(tmp_path, name, WAITS, before_step="kill -USR1 $$\n", **more) as job:
         code, out = job.wait()
@@ -261,7 +261,7 @@ def test_warning_that_comes_while_the_run_is_started_is_not_lost(tmp_path: Path,
         assert len(job.lines("scontrol-calls")) == 1
 
 
-def test_cancellation_that_comes_while_the_study_is_started_is_not_lost(tmp_path: Path) -> None:
+def test_cancellation_before_the_study_has_started_is_not_lost(tmp_path: Path) -> None:
     with _job(tmp_path, "study_array.sbatch", WAITS, arguments="", before_step="kill -TERM $$\n", **ARRAY) as job:
         assert job.wait() == (75, "")
         assert job.lines("signals") == ["TERM"]
@@ -298,9 +298,9 @@ def test_warned_study_still_writes_its_report(tmp_path: Path) -> None:
         assert job.lines("program-calls")[2] == "-m hybridnn study report here"
 
 
-def test_run_that_goes_on_after_a_warning_is_waited_for(tmp_path: Path, script: str) -> None:
-    deaf = WAITS.replace("exit 75", "sleep 0.5; exit 3", 1)
-    with _job(tmp_path, script, deaf) as job:
+def test_script_waits_for_a_run_that_continues_after_a_warning(tmp_path: Path, script: str) -> None:
+    continuing = WAITS.replace("exit 75", "sleep 0.5; exit 3", 1)
+    with _job(tmp_path, script, continuing) as job:
         job.wait_until_it_trains()
         job.process.send_signal(signal.SIGUSR1)
         assert job.wait() == (3, "")
@@ -327,7 +327,7 @@ def test_restarts_end_at_their_limit(tmp_path: Path, script: str) -> None:
         assert len(job.lines("scontrol-calls")) == 1
 
 
-def test_refused_requeue_says_how_to_go_on(tmp_path: Path, script: str) -> None:
+def test_refused_requeue_prints_the_command_to_resume(tmp_path: Path, script: str) -> None:
     with _job(tmp_path, script, "exit 75", scontrol_code="1") as job:
         code, out = job.wait()
         assert code == 75
@@ -340,7 +340,7 @@ def test_refused_requeue_says_how_to_go_on(tmp_path: Path, script: str) -> None:
         ("0,1,2", {"SLURM_LOCALID": "2"}, "2"),
         ("4,5", {"OMPI_COMM_WORLD_LOCAL_RANK": "1", "SLURM_LOCALID": "0"}, "5"),
         ("4,5", {"MPI_LOCALRANKID": "1", "SLURM_LOCALID": "0"}, "5"),
-        ("3", {"SLURM_LOCALID": "2"}, "3"),  # Slurm gave the rank its own already
+        ("3", {"SLURM_LOCALID": "2"}, "3"),  # Slurm has set one GPU per rank already
         ("", {"SLURM_LOCALID": "1"}, "none"),
         ("0,1", {}, "0"),
     ],
@@ -352,7 +352,7 @@ def test_each_rank_sees_one_gpu(tmp_path: Path, visible: str, rank: dict[str, st
 
 
 def test_scripts_that_requeue_differ_only_in_the_gpu() -> None:
-    plain, gpu = ((JOBS / name).read_text().partition("# ---- run until done")[2] for name in REQUEUING)
+    plain, gpu = ((JOBS / name).read_text().partition("# ---- run and requeue")[2] for name in REQUEUING)
     assert plain
     assert gpu.replace('bash -c "$one_gpu" bash ', "") == plain
 
@@ -370,6 +370,6 @@ def test_script_names_no_site_and_sets_threads(path: Path) -> None:
     assert "#SBATCH --signal=B:USR1@" in text
 
 
-def test_all_scripts_are_there() -> None:
+def test_list_of_scripts() -> None:
     scripts = {path.name for path in JOBS.glob("*.sbatch")}
     assert scripts == {"train.sbatch", "gpu_train.sbatch", "strong_scaling.sbatch", "study_array.sbatch"}

@@ -1,3 +1,5 @@
+"""Search for a launcher inside a Slurm job."""
+
 from __future__ import annotations
 
 import os
@@ -33,20 +35,20 @@ esac
         ("", [], []),
     ],
 )
-def test_only_what_is_there_is_tried(plugins: str, programs: list[str], expected: list[str]) -> None:
-    assert [" ".join(words) for words in candidates(plugins, programs)] == expected
+def test_only_available_launchers_are_tried(plugins: str, programs: list[str], expected: list[str]) -> None:
+    assert [" ".join(launcher) for launcher in candidates(plugins, programs)] == expected
 
 
-def test_first_that_works_is_taken_and_no_other_is_tried() -> None:
+def test_first_working_launcher_is_used() -> None:
     tried: list[str] = []
 
     def attempt(launcher: Sequence[str]) -> str | None:
         tried.append(launcher[0])
-        return None if launcher[0] == "b" else f"{launcher[0]} is no good"
+        return None if launcher[0] == "b" else f"{launcher[0]} does not work"
 
     found, failures = find_launcher(iter([("a", "-n"), ("b", "-n"), ("c", "-n")]), attempt)
-    assert (found, failures, tried) == (("b", "-n"), ["a: a is no good"], ["a", "b"])
-    assert find_launcher(iter([("a", "-x", "-n")]), attempt) == (None, ["a -x: a is no good"])
+    assert (found, failures, tried) == (("b", "-n"), ["a: a does not work"], ["a", "b"])
+    assert find_launcher(iter([("a", "-x", "-n")]), attempt) == (None, ["a -x: a does not work"])
 
 
 def _run(tmp_path: Path, works: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -65,7 +67,7 @@ def _run(tmp_path: Path, works: str, *arguments: str, **variables: str) -> subpr
     )
 
 
-def test_launcher_is_printed_alone_and_the_others_with_their_reason(tmp_path: Path) -> None:
+def test_launcher_is_printed_to_stdout_and_failures_to_stderr(tmp_path: Path) -> None:
     result = _run(tmp_path, "pmi2", SLURM_NTASKS="4", SLURM_JOB_NUM_NODES="2")
     assert (result.returncode, result.stdout) == (0, "srun --mpi=pmi2 -n\n")
     assert "launcher: not srun --mpi=pmix: MPI sees 1 ranks on 1 nodes, not 4 on 2\n" in result.stderr
@@ -73,28 +75,28 @@ def test_launcher_is_printed_alone_and_the_others_with_their_reason(tmp_path: Pa
     assert call == f"--mpi=pmi2 -n 4 {sys.executable} -m hybridnn.comm.launch_check 4 2"
 
 
-def test_nothing_that_works_is_an_error(tmp_path: Path) -> None:
+def test_no_working_launcher_is_an_error(tmp_path: Path) -> None:
     result = _run(tmp_path, "never", SLURM_NTASKS="4", SLURM_JOB_NUM_NODES="2")
     assert (result.returncode, result.stdout) == (1, "")
     assert result.stderr.endswith("launcher: nothing starts 4 ranks on 2 nodes that see each other\n")
 
 
-def test_outside_a_job_it_says_so(tmp_path: Path) -> None:
+def test_outside_a_job_is_an_error(tmp_path: Path) -> None:
     result = _run(tmp_path, "pmix")
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr == "SLURM_NTASKS is not set: call this in a Slurm job that asked for --ntasks\n"
 
 
-def test_launcher_is_found_once_and_kept(tmp_path: Path) -> None:
-    kept, job = tmp_path / "run" / "launcher-17", {"SLURM_NTASKS": "4", "SLURM_JOB_NUM_NODES": "2"}
+def test_launcher_is_found_once_and_stored(tmp_path: Path) -> None:
+    stored, job = tmp_path / "run" / "launcher-17", {"SLURM_NTASKS": "4", "SLURM_JOB_NUM_NODES": "2"}
     for again in range(2):
-        result = _run(tmp_path, "pmi2", str(kept), **job)
+        result = _run(tmp_path, "pmi2", str(stored), **job)
         assert (result.returncode, result.stdout) == (0, "srun --mpi=pmi2 -n\n")
         assert result.stderr.endswith("launcher: srun --mpi=pmi2" + ", as found before" * again + "\n")
     assert len((tmp_path / "calls").read_text().splitlines()) == 1
-    kept.write_text("no-such-program -n\n")  # it has gone: search again
-    assert _run(tmp_path, "pmix", str(kept), **job).stdout == "srun --mpi=pmix -n\n"
-    assert kept.read_text() == "srun --mpi=pmix -n\n"
+    stored.write_text("no-such-program -n\n")  # it does not exist: search again
+    assert _run(tmp_path, "pmix", str(stored), **job).stdout == "srun --mpi=pmix -n\n"
+    assert stored.read_text() == "srun --mpi=pmix -n\n"
     nowhere = _run(tmp_path, "pmix", str(tmp_path / "srun" / "launcher"), **job)
     assert (nowhere.returncode, nowhere.stdout) == (0, "srun --mpi=pmix -n\n")
     assert "cannot be written" in nowhere.stderr

@@ -60,7 +60,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Distribution of parallel tests: each file to one process, and all tests under MPI to one, so that few jobs start."""
+    """Distribute parallel tests: each file to one process, and all tests under MPI to one, so that few jobs start."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByFile(LoadScopeScheduling):

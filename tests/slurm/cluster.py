@@ -1,4 +1,4 @@
-"""Jobs on the Slurm of these tests: submitted, watched with a limit, and gone afterwards."""
+"""The Slurm of these tests, and its jobs: submission, waiting with time limits, and clean-up."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OVER = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
 def wait_until(
     condition: Callable[[], object], seconds: float, what: str, why_not: Callable[[], str] = lambda: ""
 ) -> None:
-    """Return when `condition` holds; fail the test, saying what it waited for and why not, when the time is over."""
+    """Wait for `condition`; at the time limit, fail the test with `what` and the text of `why_not`."""
     end = time.monotonic() + deadline(seconds)
     while not condition():
         if time.monotonic() > end:
@@ -35,32 +35,24 @@ def wait_until(
         time.sleep(0.05)
 
 
-def edited_script(name: str, place: Path, **values: str) -> Path:
-    """Copy a batch script and edit its block, as a user does; python is the one of these tests."""
+def edited_script(name: str, folder: Path, **values: str) -> Path:
+    """Copy a batch script and edit its block; its Python is that of these tests."""
     text = (Path(str(files("hybridnn.hpc_jobs"))) / name).read_text(encoding="utf-8")
-    script = place / name
+    script = folder / name
     script.write_text(fill_in_script(text, {"python": sys.executable, **values}), encoding="utf-8")
     return script
 
 
 @dataclass(frozen=True)
 class Job:
-    """A job that was submitted.
-
-    Attributes
-    ----------
-    cluster : Cluster
-    number : str
-    output : Path
-        File of what it prints.
-    """
+    """A submitted job; `output` is the file of its output."""
 
     cluster: Cluster
     number: str
     output: Path
 
     def facts(self) -> Mapping[str, str]:
-        """What Slurm says about it, by the names that scontrol uses."""
+        """Attributes of the job, by the names that scontrol uses."""
         text = self.cluster.run("scontrol", "--oneliner", "show", "job", self.number).stdout
         return dict(re.findall(r"(\w+)=(\S*)", text.splitlines()[0]))
 
@@ -75,11 +67,11 @@ class Job:
         return int(self.facts()["ExitCode"].split(":")[0])
 
     def text(self) -> str:
-        """What it has printed so far."""
+        """Output so far."""
         return self.output.read_text(encoding="utf-8") if self.output.exists() else ""
 
     def wait(self, seconds: float, state: str = "COMPLETED") -> str:
-        """Wait for its end, which must be in `state`, and return what it printed."""
+        """Wait for the end of the job, check its state, and return its output."""
         wait_until(lambda: self.state in OVER, seconds, f"job {self.number} is over", self.text)
         assert self.state == state, self.text()
         return self.text()
@@ -97,13 +89,13 @@ class Cluster:
     def __init__(self, configuration: str) -> None:
         self.mark = f"{JOB_MARK}={uuid.uuid4().hex}"
         name, _, value = self.mark.partition("=")
-        # A policy that lets nodes be overbooked makes Open MPI put all ranks on the first one.
+        # With a policy that permits overbooked nodes, Open MPI would put all ranks on the first node.
         changes = {**dict.fromkeys(OVERSUBSCRIBED), "SLURM_CONF": configuration, name: value}
         self.environment = job_environment(changes)
         self._jobs: list[str] = []
 
     def run(self, *command: str, folder: Path | None = None, seconds: float = 60) -> subprocess.CompletedProcess[str]:
-        """Run a command, Slurm's or ours, in the environment from which jobs are submitted."""
+        """Run a command in the environment from which jobs are submitted."""
         return subprocess.run(
             command,
             cwd=folder,
@@ -115,7 +107,7 @@ class Cluster:
         )
 
     def submit(self, script: Path, *arguments: str, options: Sequence[str] = ()) -> Job:
-        """Submit a script from its folder, on two nodes with two tasks each unless `options` say otherwise."""
+        """Submit a script from its folder; by default, on two nodes with two tasks each."""
         shape = ["--nodes=2", "--ntasks-per-node=2", "--time=10", "--output=%x-%j.out"]
         command = ["sbatch", "--parsable", *shape, *options, str(script), *arguments]
         submitted = self.run(*command, folder=script.parent)
@@ -127,15 +119,15 @@ class Cluster:
         return Job(self, number, script.parent / f"{name}-{number}.out")
 
     def queued(self) -> list[str]:
-        """Numbers of the jobs that are not over."""
+        """Numbers of the jobs that have not ended."""
         return self.run("squeue", "--noheader", "--format=%A").stdout.split()
 
     def processes(self) -> list[int]:
-        """Ids of the living processes of all jobs of these tests."""
+        """Ids of the live processes of all jobs of these tests."""
         return marked_processes(self.mark)
 
     def clear(self) -> None:
-        """End the jobs that are left, and wake nodes that a test took down."""
+        """Cancel the remaining jobs, and resume nodes that a test took down."""
         if self.queued():
             self.run("scancel", "--user=root")
             wait_until(lambda: not self.queued(), 30, "cancelled jobs are gone")

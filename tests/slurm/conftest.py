@@ -1,4 +1,4 @@
-"""Tests on a real Slurm, brought up on this machine for them: ``make test-slurm``, or ``pytest -m slurm``."""
+"""Fixtures of the tests on a real Slurm, which is started on this machine: ``make test-slurm``, ``pytest -m slurm``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SECONDS_TO_INSTALL = 300
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "slurm: needs the real Slurm that `make test-slurm` brings up")
+    config.addinivalue_line("markers", "slurm: needs the real Slurm that `make test-slurm` starts")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -29,12 +29,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.slurm)
             if not wanted:
-                item.add_marker(pytest.mark.skip(reason="brings up a real Slurm: make test-slurm"))
+                item.add_marker(pytest.mark.skip(reason="starts a real Slurm: make test-slurm"))
 
 
 @pytest.fixture(scope="session")
 def configuration() -> Iterator[str]:
-    """Return the configuration file of a Slurm that runs; one that ran before goes on afterwards."""
+    """Return the configuration file of a running Slurm; it is stopped afterwards unless it ran before."""
     ran = _slurm("status").returncode == 0
     started = _slurm("start")
     if started.returncode == CANNOT:
@@ -52,7 +52,7 @@ def _cluster(configuration: str) -> Cluster:
 
 @pytest.fixture
 def cluster(_cluster: Cluster) -> Iterator[Cluster]:
-    """Return the Slurm, with nothing in its queue before and after."""
+    """Return the Slurm, with an empty queue before and after the test."""
     _cluster.clear()
     yield _cluster
     _cluster.clear()
@@ -60,15 +60,15 @@ def cluster(_cluster: Cluster) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="session")
 def launcher(_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Return the launcher that works here, found once for all tests."""
+    """Return the launcher that works on this machine."""
     script = tmp_path_factory.mktemp("launcher") / "launcher.sbatch"
     script.write_text(f"#!/bin/bash\n#SBATCH --job-name=launcher\n{sys.executable} -m hybridnn.hpc_jobs.launcher\n")
     return _cluster.submit(script).wait(60).splitlines()[-1]
 
 
-def _slurm(what: str) -> subprocess.CompletedProcess[str]:
+def _slurm(action: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [SCRIPT, what],
+        [SCRIPT, action],
         capture_output=True,
         text=True,
         timeout=deadline(SECONDS_TO_INSTALL),

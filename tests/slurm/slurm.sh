@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# A real Slurm on this machine alone: one controller and several node daemons, each of which believes it is a machine.
+# A real Slurm on this machine: one controller and several node daemons, each of which acts as a machine.
 #
-#   tests/slurm/slurm.sh start    brings it up, or finds it up; prints the line that points a shell to it
-#   tests/slurm/slurm.sh status   whether it is up, as an exit code
-#   tests/slurm/slurm.sh stop     ends it and forgets everything about it
+#   tests/slurm/slurm.sh start    starts it unless it runs; prints the variable to set in a shell
+#   tests/slurm/slurm.sh status   exit code 0 if it runs
+#   tests/slurm/slurm.sh stop     stops it and removes its files
 #
-# NODES=4 CPUS=4 FOLDER=/var/tmp/hybridnn-slurm PORT=17800 change what it is. Exit code 77: it cannot run here, and why.
-# It needs root, a kernel that gives namespaces, and Debian's packages, which it installs where they are missing.
-# All its files are in FOLDER, its key and its configuration too: a Slurm that the machine already has is left alone.
+# NODES=4 CPUS=4 FOLDER=/var/tmp/hybridnn-slurm PORT=17800 change its size and place. Exit code 77: it cannot run here; the reason is printed.
+# It needs root, a kernel with namespaces, and Debian's packages, which it installs if they are missing.
+# All its files are in FOLDER, including its key and its configuration, so another Slurm of the machine is not affected.
 set -euo pipefail
 
 NODES=${NODES:-4}
@@ -15,21 +15,21 @@ CPUS=${CPUS:-4}
 FOLDER=${FOLDER:-/var/tmp/hybridnn-slurm}
 PORT=${PORT:-17800}
 PACKAGES=(munge slurmctld slurmd slurm-client libpmix2)
-PATIENCE=60 # seconds until every node must answer
+DEADLINE=60 # seconds until every node must answer
 MARK="# hybridnn-slurm"
 export SLURM_CONF=$FOLDER/slurm.conf
 
 cannot() {
-  echo "no Slurm can be had here: $*" >&2
+  echo "Slurm cannot run here: $*" >&2
   exit 77
 }
 
 fail() {
-  echo "Slurm did not come up: $*" >&2
+  echo "Slurm did not start: $*" >&2
   exit 1
 }
 
-# runs NAME: whether the process in NAME's pid file is alive, and is that daemon. A zombie is not: some containers reap late.
+# runs NAME: succeeds if the process in NAME's pid file is alive and is that daemon, not a zombie (some containers reap late).
 runs() {
   local pid state
   pid=$(cat "$FOLDER/run/$1.pid" 2>/dev/null) && [ -n "$pid" ] || return 1
@@ -38,7 +38,7 @@ runs() {
   [[ -n $state && $state != [ZX] ]]
 }
 
-# end NAME...: asks them all to end, waits ten seconds for them together, then makes sure.
+# end NAME...: sends SIGTERM to all daemons, waits at most ten seconds, then sends SIGKILL.
 end() {
   local name left
   for name in "$@"; do runs "$name" && kill "$(cat "$FOLDER/run/$name.pid")"; done
@@ -188,7 +188,7 @@ start() {
     mkdir -p "$FOLDER/spool/n$i" "$FOLDER/tmp/n$i"
     start_node "n$i"
   done
-  for ((i = 0; i < PATIENCE * 5; i++)); do
+  for ((i = 0; i < DEADLINE * 5; i++)); do
     if [ "$(nodes_that_answer)" = "$NODES" ]; then
       echo "export SLURM_CONF=$SLURM_CONF"
       return

@@ -69,7 +69,7 @@ def _wait_until_it_trains(job: Job, run: Path) -> None:
 
 @pytest.fixture(scope="module")
 def undisturbed(_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder of a run that nothing happened to; it looks for its launcher itself."""
+    """Return the folder of an undisturbed run, which searches for its launcher."""
     job, run = _submit_run(_cluster, tmp_path_factory.mktemp("undisturbed"), "")
     text = job.wait(LONG)
     assert "launcher: " in text
@@ -78,7 +78,7 @@ def undisturbed(_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 def _assert_same(run: Path, undisturbed: Path) -> None:
-    """Same weights to the last bit, and a history without gap or duplicate."""
+    """Assert bit-identical weights, and a history without gap or duplicate."""
     assert run_status(run) == "finished"
     expected, found = _weights(undisturbed), _weights(run)
     assert found.keys() == expected.keys()
@@ -95,13 +95,13 @@ def test_four_ranks_train_on_two_nodes(undisturbed: Path) -> None:
     assert _epochs(undisturbed) == list(range(1, EPOCHS + 1))
 
 
-def test_warning_before_the_time_limit_requeues_the_run_which_goes_on(
+def test_warning_before_the_time_limit_requeues_the_run(
     cluster: Cluster, tmp_path: Path, launcher: str, undisturbed: Path
 ) -> None:
     job, run = _submit_run(cluster, tmp_path, launcher)
     _wait_until_it_trains(job, run)
     (tmp_path / "config.toml").write_text("of = 'the next run'")
-    # What "--signal=B:USR1@120" does two minutes before the end, done now.
+    # This is the signal of "--signal=B:USR1@120".
     cluster.run("scancel", "--batch", "--signal=USR1", job.number)
     wait_until(lambda: "requeue: " in job.text(), LONG, "the run is requeued")
     assert _checkpoints(run)
@@ -112,8 +112,8 @@ def test_warning_before_the_time_limit_requeues_the_run_which_goes_on(
     _assert_same(run, undisturbed)
 
 
-def test_time_limit_itself_requeues_the_run_which_goes_on(cluster: Cluster, tmp_path: Path, launcher: str) -> None:
-    # Slurm looks at its jobs' time now and then, and warns up to a minute early: here 20 to 35 seconds after the start.
+def test_time_limit_requeues_the_run(cluster: Cluster, tmp_path: Path, launcher: str) -> None:
+    # Slurm checks time limits periodically and warns up to a minute early: here 20 to 35 seconds after the start.
     script = edited_script("train.sbatch", tmp_path, launcher=launcher)
     job = cluster.submit(script, "--epochs=100000", options=["--time=1", "--signal=B:USR1@10"])
     run = tmp_path / "runs" / f"train-{job.number}"
@@ -123,7 +123,7 @@ def test_time_limit_itself_requeues_the_run_which_goes_on(cluster: Cluster, tmp_
     done = _epochs(run)
     wait_until(lambda: len(_epochs(run)) > len(done), LONG, "the run goes on", job.text)
     resumed = [record["step"] for record in _records(run) if record["kind"] == "resumed"]
-    assert resumed[0] == max(steps)  # on a busy machine the limit may come again meanwhile
+    assert resumed[0] == max(steps)  # on a busy machine the job may reach the limit again
     assert _epochs(run)[: len(done)] == done
     cluster.run("scancel", job.number)
     job.wait(60, state="CANCELLED")
@@ -152,9 +152,7 @@ def test_cancelled_run_ends_and_stays_ended(cluster: Cluster, tmp_path: Path, la
     assert run_status(run) != "finished"
 
 
-def test_node_that_goes_down_requeues_the_run_which_goes_on(
-    cluster: Cluster, tmp_path: Path, launcher: str, undisturbed: Path
-) -> None:
+def test_failing_node_requeues_the_run(cluster: Cluster, tmp_path: Path, launcher: str, undisturbed: Path) -> None:
     job, run = _submit_run(cluster, tmp_path, launcher)
     _wait_until_it_trains(job, run)
     wait_until(lambda: _checkpoints(run), 30, "there is a checkpoint")
@@ -177,11 +175,11 @@ def test_rank_that_is_killed_ends_the_job(cluster: Cluster, tmp_path: Path, laun
 
 
 def _is_rank(process: int) -> bool:
-    words = Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
-    return words[:4] == [sys.executable.encode(), b"-m", b"hybridnn", b"train"]
+    arguments = Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
+    return arguments[:4] == [sys.executable.encode(), b"-m", b"hybridnn", b"train"]
 
 
-def test_srun_that_leaves_the_ranks_alone_is_refused(cluster: Cluster, tmp_path: Path) -> None:
+def test_srun_that_does_not_connect_the_ranks_is_refused(cluster: Cluster, tmp_path: Path) -> None:
     job, run = _submit_run(cluster, tmp_path, "srun --mpi=none -n")
     text = job.wait(60, state="FAILED")
     assert job.exit_code == 2
@@ -190,8 +188,8 @@ def test_srun_that_leaves_the_ranks_alone_is_refused(cluster: Cluster, tmp_path:
     assert run_status(run) == "absent"
 
 
-def test_each_rank_of_a_node_has_a_gpu_of_its_own(cluster: Cluster, tmp_path: Path, launcher: str) -> None:
-    # There are no GPUs: only what the ranks are told to see is looked at.
+def test_each_rank_of_a_node_has_its_own_gpu(cluster: Cluster, tmp_path: Path, launcher: str) -> None:
+    # Without GPUs, the test checks only the variable of each rank.
     script = edited_script("gpu_train.sbatch", tmp_path, launcher=launcher)
     show = 'import os, socket; print("sees", socket.gethostname(), os.environ["CUDA_VISIBLE_DEVICES"], flush=True)'
     (tmp_path / "show.py").write_text(show)
@@ -222,7 +220,7 @@ def test_study_is_submitted_as_arrays_with_a_report(cluster: Cluster, tmp_path: 
     assert again.stdout == "all 4 cells are finished: nothing to submit\n"
 
 
-def test_warned_task_of_a_study_goes_on_or_is_over(cluster: Cluster, tmp_path: Path) -> None:
+def test_warned_task_of_a_study_is_requeued_or_ends(cluster: Cluster, tmp_path: Path) -> None:
     studies: dict[str, tuple[str, StudyFolder]] = {}
     for key in ("resume", "restart"):
         place = tmp_path / key
@@ -281,7 +279,7 @@ def test_cells_of_a_study_run_in_turn_in_one_job(cluster: Cluster, tmp_path: Pat
     text = cluster.submit(script).wait(LONG)
     assert "3 of 3 cells are finished" in text
     nodes = {ranks: _records(tmp_path / "here" / "cells" / f"ranks-{ranks}_seed-0")[0]["nodes"] for ranks in (1, 2, 4)}
-    assert nodes == {1: 1, 2: 1, 4: 2}  # a node is filled before the next one is taken
+    assert nodes == {1: 1, 2: 1, 4: 2}  # ranks fill one node before the next
     assert (tmp_path / "here" / "report" / "index.html").is_file()
     again = cluster.submit(script).wait(LONG)
     assert "0 of 3 cells to run" in again
@@ -296,7 +294,7 @@ set -e
 
 
 def test_commands_start_their_ranks_in_a_job(cluster: Cluster, tmp_path: Path) -> None:
-    """Four ranks take both nodes; two fill the first, or the check of the launch fails."""
+    """Four ranks run on both nodes; two must run on the first, or the check of the launch fails."""
     (tmp_path / "config.toml").write_text(RUN)
     script = tmp_path / "own-ranks.sbatch"
     script.write_text(OWN_RANKS.format(python=sys.executable))
