@@ -1,8 +1,8 @@
-"""A schedule as boxes on a time axis: what the text, SVG and PNG renderers draw.
+"""Drawing of a schedule: boxes on a time axis, which the text, SVG and PNG renderers draw.
 
-A `Drawing` knows neither schedules nor MPI, so that a measured run is drawn like a planned one. Boxes carry the number
-of their minibatch, or of their microbatch, counted from 1 as in Figures 2-5 of Kang 2019; forward is blue and backward
-green as there. The colours of the computations differ in lightness too, for print and for colour-blind readers.
+A `Drawing` is independent of schedules and MPI, so that measured runs are drawn like planned ones. Boxes have the
+number of their minibatch, or of their microbatch, from 1 as in Figures 2-5 of Kang 2019; forward is blue and backward
+green as there. The colours of the computations also differ in lightness, for print and for colour-blind readers.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from statistics import median
 from string import ascii_lowercase
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from hybridnn.pipeline.schedules.instructions import ALL_MICROBATCHES, Instruction
+from hybridnn.pipeline.schedules.instructions import ALL_MICROBATCHES, Instruction, Update
 from hybridnn.pipeline.schedules.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Kind:
-    """Looks of one kind of box.
+    """Appearance of one kind of box.
 
     Attributes
     ----------
@@ -35,7 +35,7 @@ class Kind:
     fill, ink : str
         Colour of the box and of the text on it, as ``#rrggbb``.
     computes : bool
-        Whether it is a computation, which has a number and decides the scale of the drawing.
+        Whether it is a computation, which has a number and determines the scale of the drawing.
     """
 
     name: str
@@ -62,12 +62,17 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
         )
     }
 )
-"""Every kind of box by name, in the order of the legend; the last five are of measured runs."""
+"""All kinds of box by name, in the order of the legend; the last five occur in measured runs."""
+
+
+def is_computation(name: str) -> bool:
+    """Whether instructions of a name are drawn as computations."""
+    return name in KINDS and KINDS[name].computes
 
 
 @dataclass(frozen=True)
 class Box:
-    """Something a stage does for a while.
+    """An activity of a stage.
 
     Attributes
     ----------
@@ -80,7 +85,7 @@ class Box:
     minibatch : int
         Number within the epoch, from 0; -1 for none.
     detail : str
-        A sentence for who points at it.
+        Tooltip.
     """
 
     start: float
@@ -93,7 +98,7 @@ class Box:
 
 @dataclass(frozen=True)
 class Row:
-    """One stage, or one rank: its name and its boxes in order of time."""
+    """A stage or rank: its name, and its boxes in order of time."""
 
     label: str
     boxes: tuple[Box, ...]
@@ -106,11 +111,11 @@ class Arrow:
     Attributes
     ----------
     source, target : int
-        Numbers of the rows.
+        Row numbers.
     start, end : float
-        When it left and when it arrived.
+        Departure and arrival.
     arrives : bool
-        False where it was not received: dashed.
+        False if it was not received: drawn dashed.
     """
 
     source: int
@@ -132,11 +137,11 @@ class Drawing:
     makespan : float
         End of the time axis, which begins at 0.
     numbering : str
-        What the numbers on the boxes count, for the legend.
+        Meaning of the numbers on the boxes, for the legend.
     unit : str
-        Unit of time, for example ``"ms"``; empty for planned schedules, whose unit is the user's.
+        Unit of time, for example ``"ms"``; empty for planned schedules.
     arrows : tuple of Arrow
-        Messages; text and PNG leave them out.
+        Messages; drawn in SVG only.
     """
 
     title: str
@@ -152,24 +157,62 @@ class Drawing:
         return f"time in {self.unit}" if self.unit else "time"
 
 
+class Numbering(NamedTuple):
+    """Numbers of the boxes: of the minibatch and of the microbatch, from 1, and a letter for the chunk."""
+
+    minibatch: bool
+    microbatch: bool
+    chunk: bool
+
+    def label(self, instruction: Instruction) -> str:
+        """Label of an instruction; that of an update is its minibatch."""
+        numbers = [str(instruction.minibatch + 1)] if self.minibatch else []
+        if isinstance(instruction, Update):
+            return numbers[0]
+        if self.microbatch and instruction.microbatch != ALL_MICROBATCHES:
+            numbers.append(str(instruction.microbatch + 1))
+        return ".".join(numbers) + (chunk_letter(instruction.chunk) if self.chunk else "")
+
+    @property
+    def legend(self) -> str:
+        """Meaning of the labels."""
+        counts = ["minibatch"] * self.minibatch + ["microbatch"] * self.microbatch
+        text = f"number: {'.'.join(counts)}, from 1"
+        return f"{text}; letter after it: chunk of the stage's layers" if self.chunk else text
+
+
+def chunk_letter(chunk: int) -> str:
+    """Letter of a chunk: a to z, then aa to zz."""
+    return ascii_lowercase[chunk % 26] * (chunk // 26 + 1)
+
+
 def draw_timeline(timeline: Timeline) -> Drawing:
-    """Draw the computations of a simulated schedule; messages show as the idle time they cause.
+    """Draw the computations of a simulated schedule; messages show as the idle time that they cause.
 
     Computations that take no time have no box.
     """
     schedule = timeline.schedule
+    is_split = schedule.microbatches > 1
+    numbering = Numbering(schedule.minibatches > 1 or not is_split, is_split, schedule.chunks > 1)
+
+    def box(stage: int, item: TimedInstruction) -> Box:
+        label, detail = numbering.label(item.instruction), _detail(schedule, stage, item)
+        return Box(item.start, item.end, label, item.instruction.name, item.instruction.minibatch, detail)
+
     rows = tuple(
         Row(
             f"stage {stage}",
-            tuple(_box(schedule, stage, item) for item in items if _is_computation(item) and item.end > item.start),
+            tuple(
+                box(stage, item) for item in items if is_computation(item.instruction.name) and item.end > item.start
+            ),
         )
         for stage, items in enumerate(timeline.stages)
     )
-    return Drawing(_title(schedule), rows, timeline.makespan, _numbering(schedule))
+    return Drawing(_title(schedule), rows, timeline.makespan, numbering.legend)
 
 
 def kinds_drawn(drawing: Drawing) -> tuple[Kind, ...]:
-    """Kinds of box that occur, in the order of the legend."""
+    """Kinds of box in a drawing, in the order of the legend."""
     found = {box.kind for row in drawing.rows for box in row.boxes}
     return tuple(kind for kind in KINDS.values() if kind.name in found)
 
@@ -183,8 +226,8 @@ def longest_label(drawing: Drawing) -> int:
 def readable_duration(drawing: Drawing) -> float:
     """Duration whose box must be wide enough for its label: the shortest median of a kind of computation.
 
-    Medians, because one measured box that happens to be short must not blow up the drawing; nor may a kind that takes
-    next to nothing, so that the duration is at least a tenth of the longest median.
+    It is a median, because one short measured box must not determine the scale, and at least a tenth of the longest
+    median, because a kind that takes almost no time must not either.
     """
     durations: dict[str, list[float]] = defaultdict(list)
     for row in drawing.rows:
@@ -206,36 +249,6 @@ def axis_ticks(end: float, most: int) -> tuple[tuple[float, str], ...]:
     return tuple((number * step, f"{number * step:.6g}") for number in range(count + 1))
 
 
-def _is_computation(item: TimedInstruction) -> bool:
-    return item.instruction.name in KINDS and KINDS[item.instruction.name].computes
-
-
-def _box(schedule: Schedule, stage: int, item: TimedInstruction) -> Box:
-    instruction = item.instruction
-    return Box(
-        item.start,
-        item.end,
-        _label(schedule, instruction),
-        instruction.name,
-        instruction.minibatch,
-        _detail(schedule, stage, item),
-    )
-
-
-def _label(schedule: Schedule, instruction: Instruction) -> str:
-    """Return the number from 1 of the minibatch, of the microbatch where there is one minibatch, or of both."""
-    numbers = [str(instruction.minibatch + 1)] if schedule.minibatches > 1 or schedule.microbatches == 1 else []
-    if schedule.microbatches > 1 and instruction.microbatch != ALL_MICROBATCHES:
-        numbers.append(str(instruction.microbatch + 1))
-    return ".".join(numbers) + _chunk_letter(schedule, instruction.chunk)
-
-
-def _chunk_letter(schedule: Schedule, chunk: int) -> str:
-    if schedule.chunks == 1:
-        return ""
-    return ascii_lowercase[chunk % 26] * (chunk // 26 + 1)
-
-
 def _detail(schedule: Schedule, stage: int, item: TimedInstruction) -> str:
     instruction = item.instruction
     parts = [f"{instruction.name} of minibatch {instruction.minibatch + 1}"]
@@ -244,7 +257,7 @@ def _detail(schedule: Schedule, stage: int, item: TimedInstruction) -> str:
     elif schedule.microbatches > 1:
         parts.append(f"microbatch {instruction.microbatch + 1}")
     if schedule.chunks > 1:
-        parts.append(f"chunk {_chunk_letter(schedule, instruction.chunk)}")
+        parts.append(f"chunk {chunk_letter(instruction.chunk)}")
     parts += [f"stage {stage}", f"time {item.start:.6g} to {item.end:.6g}"]
     if item.read is not None:
         ahead = f", predicted {item.read.ahead} ahead" if item.read.ahead else ""
@@ -264,13 +277,3 @@ def _title(schedule: Schedule) -> str:
 
 def _count(number: int, noun: str, plural: str = "s") -> str:
     return f"{number} {noun}{plural if number != 1 else ''}"
-
-
-def _numbering(schedule: Schedule) -> str:
-    if schedule.microbatches == 1:
-        text = "number: minibatch, from 1"
-    elif schedule.minibatches == 1:
-        text = "number: microbatch, from 1"
-    else:
-        text = "number: minibatch.microbatch, from 1"
-    return text if schedule.chunks == 1 else f"{text}; letter after it: chunk of the stage's layers"

@@ -1,4 +1,4 @@
-"""A drawing as PNG, with matplotlib."""
+"""PNG renderer of drawings, with matplotlib."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ROW_INCHES, LEGEND_INCHES = 0.27, 1.15
 """Height of a row, and width of an entry of the legend."""
 
 MOST_INCHES = 60.0
-"""Widest time axis: 9,000 pixels; where it is not enough, boxes are drawn without their number."""
+"""Widest time axis: 9,000 pixels; beyond it, boxes have no number."""
 
 MUTED, IDLE, RULE = "#5f6b7a", "#ffffff", "#d7dce2"
 
@@ -72,7 +72,7 @@ def _draw_row(axes: Axes, number: int, row: Row, makespan: float, scale: float) 
     for kind in KINDS.values():
         boxes = [box for box in row.boxes if box.kind == kind.name]
         spans = [(box.start, box.end - box.start) for box in boxes]
-        # A white edge parts boxes of one colour; it would hide the short ones of a measured run.
+        # A white edge separates boxes of one colour; it would hide the short ones of a measured run.
         edge = "white" if kind.computes else "none"
         axes.broken_barh(spans, (number - 0.42, 0.84), facecolors=kind.fill, edgecolors=edge, linewidth=0.6)
         for box in boxes:

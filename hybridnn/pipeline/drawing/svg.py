@@ -1,4 +1,4 @@
-"""A drawing as SVG: text that can be selected, and for every box a sentence that a browser shows under the pointer."""
+"""SVG renderer of drawings, with selectable text and a tooltip for every box."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from hybridnn.pipeline.drawing.drawing import (
 
 FONT = 12
 CHARACTER = 0.62 * FONT
-"""Width of a character, on the safe side for the digits of sans-serif fonts."""
+"""Upper bound of the width of a digit in sans-serif fonts."""
 
 ROW, GAP, EDGE = 26.0, 6.0, 14.0
 ARROW_GAP = 24.0
-"""Space between rows that arrows cross."""
+"""Space between rows if there are arrows."""
 
 LEAST_PIXELS = 640.0
-"""Narrowest time axis of a drawing of messages, whose boxes have no labels to be made room for."""
+"""Narrowest time axis of a drawing of messages, whose boxes have no labels."""
 
 LEAST_EDGED = 6.0
-"""Widest message without an edge."""
+"""Widest box of a message without an edge."""
 
 TICK_PIXELS = 60.0
 MOST_PIXELS = 20_000.0
-"""Widest time axis; where it is not enough, boxes are drawn without their number."""
+"""Widest time axis; beyond it, boxes have no number."""
 
 INK, MUTED, IDLE, RULE = "#1a1f26", "#5f6b7a", "#ffffff", "#d7dce2"
 
 
 def svg_text(drawing: Drawing) -> str:
-    """Draw as an SVG document on white ground, wide enough for the labels of the shortest kind of computation."""
+    """Render as an SVG document on white background, wide enough for the labels of the shortest kind of computation."""
     left = EDGE + CHARACTER * max([len(drawing.axis_label), *(len(row.label) for row in drawing.rows)]) + 10
     scale = _pixels_per_time(drawing)
     span = scale * drawing.makespan
@@ -56,13 +56,13 @@ def svg_text(drawing: Drawing) -> str:
         *(_arrow(arrow, left, scale, top, pitch) for arrow in drawing.arrows),
         *legend,
     ]
-    size = f'width="{_n(width)}" height="{_n(height)}" viewBox="0 0 {_n(width)} {_n(height)}"'
+    size = f'width="{_px(width)}" height="{_px(height)}" viewBox="0 0 {_px(width)} {_px(height)}"'
     font = f'font-family="Helvetica, Arial, sans-serif" font-size="{FONT}"'
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" {size} {font} role="img">',
             f"<title>{escape(drawing.title)}</title>",
-            f'<rect width="{_n(width)}" height="{_n(height)}" fill="#ffffff"/>',
+            f'<rect width="{_px(width)}" height="{_px(height)}" fill="#ffffff"/>',
             *body,
             "</svg>",
             "",
@@ -78,24 +78,24 @@ def _pixels_per_time(drawing: Drawing) -> float:
 
 
 def _heading(title: str) -> str:
-    return f'<text x="{_n(EDGE)}" y="{_n(EDGE + FONT)}" font-weight="bold" fill="{INK}">{escape(title)}</text>'
+    return f'<text x="{_px(EDGE)}" y="{_px(EDGE + FONT)}" font-weight="bold" fill="{INK}">{escape(title)}</text>'
 
 
 def _axis(drawing: Drawing, left: float, scale: float, top: float, bottom: float) -> Iterator[str]:
-    """Time axis below the rows, with a fine line through them at every number."""
-    yield f'<text x="{_n(EDGE)}" y="{_n(bottom + FONT)}" fill="{MUTED}">{escape(drawing.axis_label)}</text>'
+    """Time axis below the rows, with a vertical line at every tick."""
+    yield f'<text x="{_px(EDGE)}" y="{_px(bottom + FONT)}" fill="{MUTED}">{escape(drawing.axis_label)}</text>'
     for time, label in axis_ticks(drawing.makespan, max(2, int(scale * drawing.makespan / TICK_PIXELS))):
-        x = _n(left + scale * time)
-        yield f'<line x1="{x}" y1="{_n(top - 3)}" x2="{x}" y2="{_n(bottom)}" stroke="{RULE}"/>'
-        yield f'<text x="{x}" y="{_n(bottom + FONT)}" text-anchor="middle" fill="{MUTED}">{escape(label)}</text>'
+        x = _px(left + scale * time)
+        yield f'<line x1="{x}" y1="{_px(top - 3)}" x2="{x}" y2="{_px(bottom)}" stroke="{RULE}"/>'
+        yield f'<text x="{x}" y="{_px(bottom + FONT)}" text-anchor="middle" fill="{MUTED}">{escape(label)}</text>'
 
 
 def _rows(drawing: Drawing, left: float, scale: float, top: float, pitch: float) -> Iterator[str]:
     for number, row in enumerate(drawing.rows):
         y = top + number * pitch
-        yield f'<text x="{_n(EDGE)}" y="{_n(_baseline(y))}" fill="{INK}">{escape(row.label)}</text>'
-        ground = f'x="{_n(left)}" y="{_n(y)}" width="{_n(scale * drawing.makespan)}" height="{_n(ROW)}"'
-        yield f'<rect {ground} fill="{IDLE}" stroke="{RULE}"/>'
+        yield f'<text x="{_px(EDGE)}" y="{_px(_baseline(y))}" fill="{INK}">{escape(row.label)}</text>'
+        background = f'x="{_px(left)}" y="{_px(y)}" width="{_px(scale * drawing.makespan)}" height="{_px(ROW)}"'
+        yield f'<rect {background} fill="{IDLE}" stroke="{RULE}"/>'
         yield '<g text-anchor="middle">'
         for box in row.boxes:
             yield _box(box, left, scale, y)
@@ -105,19 +105,19 @@ def _rows(drawing: Drawing, left: float, scale: float, top: float, pitch: float)
 def _box(box: Box, left: float, scale: float, y: float) -> str:
     kind = KINDS[box.kind]
     x, width = left + scale * box.start, scale * (box.end - box.start)
-    # A white edge parts boxes of one colour; it would hide the short ones of a measured run.
+    # A white edge separates boxes of one colour; it would hide the short ones of a measured run.
     edge = ' stroke="#ffffff"' if kind.computes or width > LEAST_EDGED else ""
-    rect = f'<rect x="{_n(x)}" y="{_n(y)}" width="{_n(width)}" height="{_n(ROW)}" fill="{kind.fill}"{edge}/>'
+    rect = f'<rect x="{_px(x)}" y="{_px(y)}" width="{_px(width)}" height="{_px(ROW)}" fill="{kind.fill}"{edge}/>'
     title = f"<title>{escape(box.detail or kind.name)}</title>"
     label = ""
     if box.label and CHARACTER * len(box.label) <= width:
-        middle = f'x="{_n(x + width / 2)}" y="{_n(_baseline(y))}"'
+        middle = f'x="{_px(x + width / 2)}" y="{_px(_baseline(y))}"'
         label = f'<text {middle} fill="{kind.ink}">{escape(box.label)}</text>'
     return f"<g>{title}{rect}{label}</g>"
 
 
 def _arrow(arrow: Arrow, left: float, scale: float, top: float, pitch: float) -> str:
-    """A line from the edge of one row to that of another, with a head at its end."""
+    """A line with an arrowhead from the edge of one row to that of another."""
     down = arrow.target > arrow.source
     x1, x2 = left + scale * arrow.start, left + scale * arrow.end
     y1 = top + arrow.source * pitch + (ROW if down else 0.0)
@@ -127,14 +127,14 @@ def _arrow(arrow: Arrow, left: float, scale: float, top: float, pitch: float) ->
     head = [(x2, y2)] + [
         (x2 - 7 * along[0] + side * 3 * across[0], y2 - 7 * along[1] + side * 3 * across[1]) for side in (1, -1)
     ]
-    points = " ".join(f"{_n(x)},{_n(y)}" for x, y in head)
+    points = " ".join(f"{_px(x)},{_px(y)}" for x, y in head)
     dashes = "" if arrow.arrives else ' stroke-dasharray="4 3"'
-    line = f'<line x1="{_n(x1)}" y1="{_n(y1)}" x2="{_n(x2)}" y2="{_n(y2)}" stroke="{INK}"{dashes}/>'
+    line = f'<line x1="{_px(x1)}" y1="{_px(y1)}" x2="{_px(x2)}" y2="{_px(y2)}" stroke="{INK}"{dashes}/>'
     return f'<g>{line}<polygon points="{points}" fill="{INK}"/></g>'
 
 
 def _legend(drawing: Drawing, top: float, width: float) -> tuple[list[str], float]:
-    """Elements of the legend, in as many lines as it needs, and its height."""
+    """Elements of the legend, and its height."""
     entries = [(kind.fill, kind.name) for kind in kinds_drawn(drawing)] + [(IDLE, "idle"), ("", drawing.numbering)]
     elements: list[str] = []
     x, y = EDGE, top
@@ -144,8 +144,8 @@ def _legend(drawing: Drawing, top: float, width: float) -> tuple[list[str], floa
         if x > EDGE and x + needed > width:
             x, y = EDGE, y + 20
         if fill:
-            elements.append(f'<rect x="{_n(x)}" y="{_n(y)}" width="14" height="14" fill="{fill}" stroke="{RULE}"/>')
-        elements.append(f'<text x="{_n(x + swatch)}" y="{_n(y + 11)}" fill="{INK}">{escape(text)}</text>')
+            elements.append(f'<rect x="{_px(x)}" y="{_px(y)}" width="14" height="14" fill="{fill}" stroke="{RULE}"/>')
+        elements.append(f'<text x="{_px(x + swatch)}" y="{_px(y + 11)}" fill="{INK}">{escape(text)}</text>')
         x += needed
     return elements, y - top + 14
 
@@ -155,6 +155,6 @@ def _baseline(y: float) -> float:
     return y + ROW / 2 + 0.36 * FONT
 
 
-def _n(value: float) -> str:
-    """Write a length in pixels, to a thousandth."""
+def _px(value: float) -> str:
+    """Format a length in pixels, to a thousandth."""
     return f"{value:.3f}".rstrip("0").rstrip(".")

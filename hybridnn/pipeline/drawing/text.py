@@ -1,7 +1,7 @@
-"""A drawing as lines of text: a letter for the kind of every box and its number, dots where a stage is idle.
+"""Text renderer of drawings: a letter for the kind of every box, and its number; dots where a stage is idle.
 
-The lines are made of pieces that know their kind of box, so that a terminal can colour them; without colours they read
-the same. A drawing that is too wide goes on below, and after a few such bands it is cut.
+Lines consist of spans, each with its kind of box, so that a terminal can colour them. A drawing wider than the page
+continues below in further bands, up to a few of them.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from hybridnn.pipeline.drawing.drawing import (
 
 IDLE = "."
 MOST_BANDS = 4
-"""Bands of a drawing that is wider than the page; what does not fit into them is left out."""
+"""Most bands of a drawing that is wider than the page; the rest is left out."""
 
 TICK_COLUMNS = 8
-"""Fewest columns between two numbers of the time axis."""
+"""Fewest columns between two ticks of the time axis."""
 
 
 class TextSpan(NamedTuple):
-    """Text that belongs to one kind of box, by its name in `KINDS`; to none where that is empty."""
+    """Text of one kind of box, by its name in `KINDS`; of none if that is empty."""
 
     text: str
     kind: str = ""
@@ -42,7 +42,7 @@ Line = tuple[TextSpan, ...]
 
 @dataclass(frozen=True)
 class _Scale:
-    """Columns of text per time, and of a band."""
+    """Columns of text per unit of time, of a band, and of the drawing."""
 
     columns_per_time: float
     band: int
@@ -54,9 +54,7 @@ class _Scale:
 
 
 def text_lines(drawing: Drawing, width: int = 100, most_bands: int = MOST_BANDS) -> tuple[Line, ...]:
-    """Draw as text.
-
-    The scale makes the label of the shortest kind of computation readable.
+    """Render as text, at a scale at which the label of the shortest kind of computation is readable.
 
     Parameters
     ----------
@@ -64,7 +62,7 @@ def text_lines(drawing: Drawing, width: int = 100, most_bands: int = MOST_BANDS)
     width : int
         Columns of the page; lines are no longer unless a single box is.
     most_bands : int
-        Most pieces of the time axis that are drawn below each other; the rest is left out, and a line says so.
+        Most bands of the time axis; the rest is left out, and a line says so.
 
     Returns
     -------
@@ -79,7 +77,7 @@ def text_lines(drawing: Drawing, width: int = 100, most_bands: int = MOST_BANDS)
     for start in range(0, columns, scale.band):
         end = min(start + scale.band, columns)
         lines.append((TextSpan(drawing.axis_label.ljust(margin) + _axis(scale, columns, start, end)),))
-        lines += [(TextSpan(label.ljust(margin)), *_pieces(cells[start:end])) for label, cells in rows]
+        lines += [(TextSpan(label.ljust(margin)), *_joined(cells[start:end])) for label, cells in rows]
         lines.append(())
     if columns < scale.total:
         shown = columns / scale.columns_per_time
@@ -88,15 +86,15 @@ def text_lines(drawing: Drawing, width: int = 100, most_bands: int = MOST_BANDS)
 
 
 def plain_text(lines: Sequence[Line]) -> str:
-    """Join lines without colours and without blanks at their ends."""
-    return "".join("".join(piece.text for piece in line).rstrip() + "\n" for line in lines)
+    """Join lines, without colours and trailing blanks."""
+    return "".join("".join(span.text for span in line).rstrip() + "\n" for line in lines)
 
 
 def _scale(drawing: Drawing, available: int, most_bands: int) -> _Scale:
     cell = 1 + longest_label(drawing) + 1  # a letter, the label, and a gap to the next box
     columns_per_time = cell / readable_duration(drawing)
     total = math.ceil(round(drawing.makespan * columns_per_time, 6))
-    # Bands end where a box ends, if all take a multiple of the shortest.
+    # Bands end at the end of a box, if all durations are multiples of the shortest.
     cells, most_cells = math.ceil(total / cell), max(1, available // cell)
     bands = max(1, math.ceil(cells / most_cells))
     per_band = math.ceil(cells / bands) if bands <= most_bands else most_cells
@@ -104,7 +102,7 @@ def _scale(drawing: Drawing, available: int, most_bands: int) -> _Scale:
 
 
 def _cells(boxes: Sequence[Box], scale: _Scale, columns: int) -> list[TextSpan]:
-    """One piece per column."""
+    """One span per column."""
     cells = [TextSpan(IDLE)] * columns
     for box in boxes:
         start, end = scale.column(box.start), scale.column(box.end)
@@ -114,7 +112,7 @@ def _cells(boxes: Sequence[Box], scale: _Scale, columns: int) -> list[TextSpan]:
 
 
 def _box_cells(box: Box, width: int, most: int) -> list[TextSpan]:
-    """Letter, label where there is room for it, a bar for the rest, and a gap to the next box: the first `most`."""
+    """Letter, label if it fits, a bar for the rest, and a gap to the next box: the first `most` columns."""
     letter = KINDS[box.kind].letter
     text = letter + box.label
     shown = text if len(text) < width else letter
@@ -123,20 +121,20 @@ def _box_cells(box: Box, width: int, most: int) -> list[TextSpan]:
     return [*cells, TextSpan(" ")] if 1 < width <= most else cells
 
 
-def _pieces(cells: Sequence[TextSpan]) -> list[TextSpan]:
-    """Join neighbours of one kind."""
+def _joined(cells: Sequence[TextSpan]) -> list[TextSpan]:
+    """Join adjacent spans of one kind."""
     return [
         TextSpan("".join(cell.text for cell in cells), kind) for kind, cells in groupby(cells, lambda cell: cell.kind)
     ]
 
 
 def _axis(scale: _Scale, columns: int, start: int, end: int) -> str:
-    """Round times of the part from column `start` to `end`, each above the column where it begins."""
+    """Ticks of the band from column `start` to `end`, each from the column of its time on."""
     text = ""
     for time, label in axis_ticks(columns / scale.columns_per_time, max(2, columns // TICK_COLUMNS)):
-        place = scale.column(time) - start
-        if (place == 0 or place > len(text)) and place + len(label) <= end - start:
-            text = text.ljust(place) + label
+        column = scale.column(time) - start
+        if (column == 0 or column > len(text)) and column + len(label) <= end - start:
+            text = text.ljust(column) + label
     return text
 
 

@@ -1,8 +1,8 @@
-"""Where the time of a measured epoch went, rank by rank: computing, transfer, and waiting for one or the other.
+"""Breakdown of the time of a measured epoch, rank by rank: computing, transfer, and idle time by its cause.
 
-The parts are those of Chen et al. 2018 (SpecTrain), section 4.3 and Figure 10. There a wait is called transfer-induced
-where the data are under way, and imbalance-induced where somebody has not finished the work they come from. The moment
-at which the sender began to send, which the trace knows, parts the one from the other.
+The parts are those of Chen et al. 2018 (SpecTrain), section 4.3 and Figure 10. Idle time is transfer-induced while the
+data are in flight, and imbalance-induced while they are still being computed. The time at which the sender began to
+send, which is in the trace, separates the two.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ class Breakdown:
     Attributes
     ----------
     computing : float
-        Inside computations, without the communication nested in them; messages that travel meanwhile are hidden.
+        Computations, without nested communication; messages that overlap with them are hidden.
     transfer : float
-        Beginning to send and to receive, and collectives once all have come to them.
+        Starting sends and receives, and collectives after all ranks have entered them.
     transfer_idle : float
-        Waiting for a message that its sender had begun to send, or until the buffer of a sent one is free again.
+        Waiting for a message that its sender had begun to send, or for the buffer of a sent one.
     imbalance_idle : float
-        Waiting for a message that nobody had begun to send yet, for ranks that had not yet come to a collective, at a
-        barrier, and before and after the rank's own part of the epoch.
+        Waiting for a message that was not being sent yet, for ranks that had not entered a collective, at a barrier,
+        and before and after the rank's own part of the epoch.
     other : float
-        The rest: loading samples, copying messages and weights, and Python between the instructions.
+        The rest: loading samples, copying messages and weights, Python between the instructions.
     """
 
     computing: float
@@ -58,17 +58,16 @@ class Breakdown:
 def break_down(epoch: Epoch, start: float | None = None, stop: float | None = None) -> tuple[Breakdown, ...]:
     """Break down the time of every rank.
 
-    Every moment belongs to the innermost event around it. A wait for a message is parted at the last send, among the
-    ranks that it can come from, that began before the wait ended. A collective, or a wait for one, is parted when the
-    last rank of the group came to it; where several are under way on an axis, to the last that the waiting rank had
-    begun.
+    All time belongs to the innermost event around it. A wait for a message is split at the start of its last send,
+    among the possible senders, before the wait ended. A collective, or a wait for one, is split when the last rank of
+    the group entered it; where several are in flight on an axis, the last that the waiting rank had begun.
 
     Parameters
     ----------
     epoch : Epoch
     start, stop : float, optional
-        Span to break down, seconds of the trace's clock; from when the first rank began the epoch until the last one
-        ended it by default.
+        Span to break down, seconds of the trace's clock; by default from the first rank's start of the epoch to the
+        last rank's end.
 
     Returns
     -------
@@ -77,8 +76,8 @@ def break_down(epoch: Epoch, start: float | None = None, stop: float | None = No
     """
     start = epoch.start if start is None else start
     stop = epoch.stop if stop is None else stop
-    meetings = _Meetings(epoch)
-    return tuple(_of_rank(epoch, rank, meetings, start, stop) for rank in range(len(epoch.ranks)))
+    partners = _Partners(epoch)
+    return tuple(_of_rank(epoch, rank, partners, start, stop) for rank in range(len(epoch.ranks)))
 
 
 def sum_of(breakdowns: Iterable[Breakdown]) -> Breakdown:
@@ -95,59 +94,54 @@ _Message = tuple[bool, int, int, int]
 """Whether it carries gradients, the virtual stage it goes to, minibatch, microbatch."""
 
 
-class _Meetings:
-    """When the others did what a rank may wait for.
-
-    Parameters
-    ----------
-    epoch : Epoch
-    """
+class _Partners:
+    """Times at which ranks sent messages and entered collectives."""
 
     def __init__(self, epoch: Epoch) -> None:
         self._epoch = epoch
         self._sends: defaultdict[tuple[StagePosition, _Message], list[float]] = defaultdict(list)
         self._begun: list[defaultdict[str, list[float]]] = []
-        for lane in epoch.ranks:
+        for trace in epoch.ranks:
             begun: defaultdict[str, list[float]] = defaultdict(list)
             self._begun.append(begun)
-            for event in lane.events:
+            for event in trace.events:
                 if event.name == "send" and isinstance(event.about, Instruction):
-                    self._sends[lane.position, self._message(lane.position.stage, event.about)].append(event.start)
+                    self._sends[trace.position, self._message(trace.position.stage, event.about)].append(event.start)
                 elif _begins_collective(event):
                     begun[event.axis].append(event.start)
 
-    def sent(self, rank: int, wait: Event) -> float:
-        """When the last part of a message that came before the end of a wait was sent; infinite if none was."""
+    def send_time(self, rank: int, wait: Event) -> float:
+        """Last time before the end of a wait at which a part of its message was sent; infinite if none was."""
         if not isinstance(wait.about, Instruction):
             return inf
-        place = self._epoch.ranks[rank].position
-        message = self._message(place.stage, wait.about)
-        sends = [start for sender in self._senders(place, wait.about) for start in self._sends[sender, message]]
+        position = self._epoch.ranks[rank].position
+        message = self._message(position.stage, wait.about)
+        sends = [start for sender in self._senders(position, wait.about) for start in self._sends[sender, message]]
         return max((start for start in sends if start <= wait.stop), default=inf)
 
-    def complete(self, rank: int, event: Event) -> float:
-        """When the last member of its group came to a collective, of those that came before it ended here."""
-        place = self._epoch.ranks[rank].position
-        # Counted from the end of the epoch, whose beginning may have been dropped on some ranks.
+    def last_entry(self, rank: int, event: Event) -> float:
+        """Last time before the end of a collective at which a rank of its group entered it."""
+        position = self._epoch.ranks[rank].position
+        # Counted from the end of the epoch, as its first events may have been dropped on some ranks.
         own = self._begun[rank][event.axis]
         number = len(own) - bisect_right(own, event.start) + 1
         begun = [
             self._begun[other][event.axis]
-            for other, lane in enumerate(self._epoch.ranks)
-            if other == rank or _share_group(event.axis, place, lane.position)
+            for other, trace in enumerate(self._epoch.ranks)
+            if other == rank or _share_group(event.axis, position, trace.position)
         ]
-        came = [moments[-number] for moments in begun if number <= len(moments)]
-        return max((moment for moment in came if moment <= event.stop), default=event.start)
+        entries = [times[-number] for times in begun if number <= len(times)]
+        return max((time for time in entries if time <= event.stop), default=event.start)
 
     def _message(self, stage: int, about: Instruction) -> _Message:
-        """What the send and the receive of a message have in common."""
+        """The message of a send or receive."""
         virtual = about.chunk * len(self._epoch.stages) + stage
         virtual += isinstance(about, SendActivations) - isinstance(about, SendGradients)
         gradients = isinstance(about, SendGradients | ReceiveGradients)
         return gradients, virtual, about.minibatch, about.microbatch
 
     def _senders(self, receiver: StagePosition, about: Instruction) -> Iterator[StagePosition]:
-        """Ranks that may send a message to `receiver`; of stages as wide as each other, one."""
+        """Ranks that may send a message to `receiver`: one if both stages have as many batch ranks."""
         widths = self._epoch.stages
         stage = (receiver.stage + (1 if isinstance(about, ReceiveGradients) else -1)) % len(widths)
         batch, model = widths[stage]
@@ -161,7 +155,7 @@ def _begins_collective(event: Event) -> bool:
 
 
 def _share_group(axis: str, one: StagePosition, other: StagePosition) -> bool:
-    """Whether two ranks belong to the same group along an axis; not where the trace does not tell."""
+    """Whether two ranks belong to the same group along an axis; False for other axes."""
     if axis == "world":
         return True
     if axis == "pipeline":
@@ -171,37 +165,37 @@ def _share_group(axis: str, one: StagePosition, other: StagePosition) -> bool:
     return axis == "model" and one[:2] == other[:2]
 
 
-def _of_rank(epoch: Epoch, rank: int, meetings: _Meetings, start: float, stop: float) -> Breakdown:
-    first, last = (min(max(moment, start), stop) for moment in epoch.spans[rank])
+def _of_rank(epoch: Epoch, rank: int, partners: _Partners, start: float, stop: float) -> Breakdown:
+    first, last = (min(max(time, start), stop) for time in epoch.spans[rank])
     seconds = {"computing": 0.0, "transfer": 0.0, "transfer_idle": 0.0, "imbalance_idle": first - start + stop - last}
     for event, begin, end in _innermost(epoch.ranks[rank].events):
         begin, end = max(begin, first), min(end, last)
         if begin < end:
-            moment, before, after = _parting(event, rank, meetings)
-            moment = min(max(moment, begin), end)
-            seconds[before] += moment - begin
-            seconds[after] += end - moment
-    # Rounding may leave a little less than nothing.
+            time, before, after = _split(event, rank, partners)
+            time = min(max(time, begin), end)
+            seconds[before] += time - begin
+            seconds[after] += end - time
+    # Rounding may leave a negative rest.
     return Breakdown(**seconds, other=max(0.0, stop - start - sum(seconds.values())))
 
 
-def _parting(event: Event, rank: int, meetings: _Meetings) -> tuple[float, str, str]:
-    """A moment, and the parts to which an event's time before and after it belongs."""
+def _split(event: Event, rank: int, partners: _Partners) -> tuple[float, str, str]:
+    """A time, and the parts to which an event belongs before and after it."""
     if event.kind == "compute":
         return inf, "computing", "computing"
     if event.name == "receive.wait":
-        return meetings.sent(rank, event), "imbalance_idle", "transfer_idle"
+        return partners.send_time(rank, event), "imbalance_idle", "transfer_idle"
     if event.name == "send.wait":
         return inf, "transfer_idle", "transfer_idle"
     if event.name == "barrier":
         return inf, "imbalance_idle", "imbalance_idle"
     if event.name in ("send", "receive") or event.name.endswith(".test"):
         return inf, "transfer", "transfer"
-    return meetings.complete(rank, event), "imbalance_idle", "transfer"
+    return partners.last_entry(rank, event), "imbalance_idle", "transfer"
 
 
 def _innermost(events: Sequence[Event]) -> Iterator[tuple[Event, float, float]]:
-    """Spans of time with the innermost event around each, in order; `events` as in `Lane`."""
+    """Spans of time with the innermost event around each, in order; `events` as in `RankTrace`."""
     around: list[Event] = []
     now = -inf
 

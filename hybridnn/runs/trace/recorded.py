@@ -1,4 +1,4 @@
-"""What the ranks of a run recorded, by epoch: what the breakdown and the drawing of a measured run are made of."""
+"""Recorded events of a run, by epoch: the input of the breakdown and of the drawing of a measured run."""
 
 from __future__ import annotations
 
@@ -11,19 +11,18 @@ from hybridnn.pipeline.execution.routes import StagePosition
 from hybridnn.pipeline.schedules.instructions import Instruction
 
 TRAINING = "training"
-"""Name of the phase that holds an epoch's training."""
+"""Name of the phase of an epoch's training."""
 
 
 @dataclass(frozen=True)
 class RankTrace:
-    """What one rank recorded, of a run or within a phase of it.
+    """Events of one rank, of a run or of a phase of it.
 
     Attributes
     ----------
     position : StagePosition
-        Of the rank.
     events : tuple of Event
-        By beginning, an event before those within it.
+        By start, an event before those nested in it.
     """
 
     position: StagePosition
@@ -39,15 +38,15 @@ class Epoch:
     number : int
         From 1.
     method : str
-        Name of the pipeline method, for people.
+        Name of the pipeline method, for display.
     stages : tuple of (int, int)
         Batch and model ranks of every stage.
     ranks : tuple of RankTrace
-        By rank: instructions and communication.
+        Instructions and communication, by rank.
     spans : tuple of (float, float)
-        When each rank began and ended the training, seconds; where it is not whole, when what is left of it begins.
+        Start and end of the training on each rank, seconds; where events were dropped, start of the rest.
     is_complete : bool
-        Whether nothing of it was dropped.
+        Whether no events were dropped.
     """
 
     number: int
@@ -59,21 +58,21 @@ class Epoch:
 
     @property
     def start(self) -> float:
-        """When the first rank began."""
+        """Start on the first rank."""
         return min(start for start, _ in self.spans)
 
     @property
     def stop(self) -> float:
-        """When the last rank ended."""
+        """End on the last rank."""
         return max(stop for _, stop in self.spans)
 
     @cached_property
     def computed(self) -> tuple[tuple[Event, Instruction], ...]:
-        """Computations of all ranks and their instructions."""
+        """Computations of all ranks, with their instructions."""
         return tuple(
             (event, event.about)
-            for lane in self.ranks
-            for event in lane.events
+            for trace in self.ranks
+            for event in trace.events
             if event.kind == "compute" and isinstance(event.about, Instruction)
         )
 
@@ -85,29 +84,29 @@ class Epoch:
 
     @cached_property
     def microbatches(self) -> int:
-        """Parts of a minibatch."""
+        """Microbatches of a minibatch."""
         return 1 + max((about.microbatch for _, about in self.computed), default=0)
 
     @cached_property
     def chunks(self) -> int:
-        """Parts of the layers on every rank."""
+        """Chunks of every rank."""
         return 1 + max((about.chunk for _, about in self.computed), default=0)
 
 
 @dataclass(frozen=True)
 class Trace:
-    """What all ranks of a run recorded.
+    """Events of all ranks of a run.
 
     Attributes
     ----------
     method : str
-        Name of the pipeline method, for people; may be empty.
+        Name of the pipeline method, for display; may be empty.
     stages : tuple of (int, int)
         Batch and model ranks of every stage.
     ranks : tuple of RankTrace
-        By rank; times in seconds, of one clock.
+        By rank; times in seconds of one clock.
     complete_since : float
-        Before this moment some rank's events may have been dropped.
+        Time before which events of some rank may have been dropped.
     """
 
     method: str
@@ -118,27 +117,27 @@ class Trace:
     @cached_property
     def epochs(self) -> tuple[int, ...]:
         """Numbers of the epochs of which every rank has something."""
-        phases = [self._phases(lane) for lane in self.ranks]
+        phases = [self._phases(trace) for trace in self.ranks]
         common = set.intersection(*(set(own) for own in phases)) if phases else set()
         return tuple(sorted(n for n in common if all(own[n].stop > self.complete_since for own in phases)))
 
     def epoch(self, number: int) -> Epoch:
-        """What was recorded during the training of one of the `epochs`."""
-        phases = [self._phases(lane)[number] for lane in self.ranks]
+        """Events of the training of one of the `epochs`."""
+        phases = [self._phases(trace)[number] for trace in self.ranks]
         spans = tuple((max(phase.start, self.complete_since), phase.stop) for phase in phases)
-        lanes = tuple(_within(lane, *span) for lane, span in zip(self.ranks, spans, strict=True))
-        whole = all(phase.start >= self.complete_since for phase in phases)
-        return Epoch(number, self.method, self.stages, lanes, spans, whole)
+        ranks = tuple(_within(trace, *span) for trace, span in zip(self.ranks, spans, strict=True))
+        is_complete = all(phase.start >= self.complete_since for phase in phases)
+        return Epoch(number, self.method, self.stages, ranks, spans, is_complete)
 
     @staticmethod
-    def _phases(lane: RankTrace) -> dict[int, Event]:
+    def _phases(trace: RankTrace) -> dict[int, Event]:
         """Phases of training by number of the epoch."""
-        phases = (event for event in lane.events if event.kind == "phase" and event.name == TRAINING)
+        phases = (event for event in trace.events if event.kind == "phase" and event.name == TRAINING)
         return {phase.about: phase for phase in phases if isinstance(phase.about, int)}
 
 
-def places_of(stages: Sequence[tuple[int, int]]) -> tuple[StagePosition, ...]:
-    """Where every rank stands: ranks vary fastest along model, then batch, then pipeline.
+def positions_of(stages: Sequence[tuple[int, int]]) -> tuple[StagePosition, ...]:
+    """Positions of all ranks, which vary fastest along model, then batch, then pipeline.
 
     Parameters
     ----------
@@ -153,7 +152,7 @@ def places_of(stages: Sequence[tuple[int, int]]) -> tuple[StagePosition, ...]:
     )
 
 
-def _within(lane: RankTrace, start: float, stop: float) -> RankTrace:
-    """The events of a rank between two moments, without phases."""
-    events = (event for event in lane.events if event.kind != "phase")
-    return RankTrace(lane.position, tuple(event for event in events if start <= event.start and event.stop <= stop))
+def _within(trace: RankTrace, start: float, stop: float) -> RankTrace:
+    """The events of a rank in a span, without phases."""
+    events = (event for event in trace.events if event.kind != "phase")
+    return RankTrace(trace.position, tuple(event for event in events if start <= event.start and event.stop <= stop))

@@ -1,7 +1,7 @@
-"""The trace of a run: one file in the Chrome trace event format, which Perfetto and ``chrome://tracing`` open.
+"""Trace file of a run, in the Chrome trace event format, which Perfetto and ``chrome://tracing`` open.
 
-Every rank is a thread; its instructions, communication and phases are complete events (``"ph": "X"``) that nest. Times
-are whole nanoseconds, written as microseconds from the first event.
+Every rank is a thread; its instructions, communication and phases are nested complete events (``"ph": "X"``). Times are
+integer nanoseconds, written as microseconds from the first event.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hybridnn.comm.recorder import Event
 from hybridnn.errors import DataError
 from hybridnn.pipeline.schedules.instructions import Instruction
 from hybridnn.runs.folder import TRACE
-from hybridnn.runs.trace.recorded import RankTrace, Trace, places_of
+from hybridnn.runs.trace.recorded import RankTrace, Trace, positions_of
 from hybridnn.utils.files import FileError, read_json, write_atomically
 
 if TYPE_CHECKING:
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 
 
 TRACE_BYTES = 1 << 30
-"""Most bytes of a trace: some 80 ranks with all events they keep, and minutes of parsing."""
+"""Most bytes of a trace: about 80 ranks with all events that they keep, and minutes of parsing."""
 
 MOST_RANKS = 1 << 16
-"""Of a trace; each has at least a line that names it."""
+"""Most ranks of a trace."""
 
 MOST_MICROSECONDS = 2**53
-"""Of a time in a trace: centuries."""
+"""Upper bound of the times in a trace: centuries."""
 
 KINDS = ("compute", "communication", "phase")
 INSTRUCTIONS: Mapping[str, type[Instruction]] = MappingProxyType(
@@ -47,20 +47,20 @@ INSTRUCTIONS: Mapping[str, type[Instruction]] = MappingProxyType(
 
 
 def write_trace(path: Path | None, grid: ProcessGrid, method: str = "") -> None:
-    """Write what the recorders of all ranks hold as one file, whole or not at all; collective over the grid.
+    """Write the events of all ranks as one file, atomically; collective over the grid.
 
-    The clocks of ranks on one node are one. On several nodes each rank takes its clock's moment right after a common
-    barrier as the same one; ranks leave a barrier some microseconds apart on a fast network, up to milliseconds on a
-    slow or busy one, and messages between nodes are that much off.
+    Ranks of one node have one clock. On several nodes the clocks are aligned at a common barrier, which ranks leave
+    microseconds apart on a fast network, up to milliseconds on a slow or busy one; messages between nodes are off
+    by as much.
 
     Parameters
     ----------
     path : Path or None
         The file; needed on rank 0 alone.
     grid : ProcessGrid
-        Its recorder's events are written; what writing them itself sends is not.
+        Events of its recorder are written, except those of the writing itself.
     method : str
-        Name of the pipeline method, for people.
+        Name of the pipeline method, for display.
 
     Raises
     ------
@@ -71,14 +71,14 @@ def write_trace(path: Path | None, grid: ProcessGrid, method: str = "") -> None:
     clock = _clock(grid)
     extremes = np.array([clock - min((event.start for event in events), default=inf), lost - clock])
     grid.world.allreduce(extremes, "max")
-    if not isfinite(extremes[0]):  # nobody recorded anything
+    if not isfinite(extremes[0]):  # no events
         extremes[0] = 0.0
     origin = clock - extremes[0]
     complete_since = max(0.0, float(extremes[1] + extremes[0]))
-    # Of two events that last from one moment to another, the outer one was recorded later.
+    # Of two events with the same start and end, the outer one was recorded later.
     ordered = sorted(reversed(events), key=_outer_first)
     lines = [*_names(grid), *(_line(event, grid.rank, origin) for event in ordered)]
-    everything = _gather(grid, ",\n".join(lines).encode())
+    lines_of_all = _gather(grid, ",\n".join(lines).encode())
     about = {
         "hybridnn": __version__,
         "method": method,
@@ -91,8 +91,8 @@ def write_trace(path: Path | None, grid: ProcessGrid, method: str = "") -> None:
     head = f'{{"displayTimeUnit": "ms", "otherData": {json.dumps(about)}, "traceEvents": [\n'
 
     def write() -> None:
-        if everything is not None and path is not None:
-            write_atomically(path, [head.encode(), *everything, b"\n]}\n"])
+        if lines_of_all is not None and path is not None:
+            write_atomically(path, [head.encode(), *lines_of_all, b"\n]}\n"])
 
     agree(grid.world, write)
 
@@ -131,8 +131,8 @@ def read_trace(path: Path) -> Trace:
         return Trace(
             str(about["method"]),
             stages,
-            tuple(_lanes(content["traceEvents"], stages)),
-            _whole_nanoseconds(about["complete_since_us"]) / 1e9,
+            tuple(_rank_traces(content["traceEvents"], stages)),
+            _read_nanoseconds(about["complete_since_us"]) / 1e9,
         )
     except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
         raise FileError(file, f"not a trace of hybridnn: {type(error).__name__} {error}") from error
@@ -142,14 +142,14 @@ def read_trace(path: Path) -> Trace:
 
 
 def _lost_until(recorder: Recorder) -> float:
-    """Until when events may have been dropped, by this rank's clock; minus infinity where none were."""
+    """Time, by this rank's clock, before which events may have been dropped; minus infinity where none were."""
     events = recorder.events
     kept = sum(event.kind == "communication" and not event.name.endswith((".wait", ".test")) for event in events)
     return events[0].stop if events and kept < recorder.totals.messages else -inf
 
 
 def _clock(grid: ProcessGrid) -> float:
-    """A moment, by this rank's clock, that is the same for all; 0 where the clocks are."""
+    """A common time of all ranks, by this rank's clock; 0 where they have one clock."""
     if grid.nodes == 1:
         return 0.0
     grid.world.barrier()
@@ -161,7 +161,7 @@ def _outer_first(event: Event) -> tuple[float, float]:
 
 
 def _names(grid: ProcessGrid) -> list[str]:
-    """Events that name the rank, and keep the ranks in order."""
+    """Metadata events: name and order of the rank."""
     rank = grid.rank
     name = f"rank {rank}: stage {grid.pipeline_rank}, batch {grid.batch_rank}, model {grid.model_rank}"
     common = {"ph": "M", "pid": 0, "tid": rank}
@@ -192,7 +192,7 @@ def _nanoseconds(seconds: float) -> int:
 
 
 def _gather(grid: ProcessGrid, text: bytes) -> list[bytes] | None:
-    """Everybody's text on rank 0, parted by commas; elsewhere None."""
+    """Text of all ranks on rank 0, separated by commas; None on other ranks."""
     sizes = np.zeros(grid.size, np.int64)
     sizes[grid.rank] = len(text)
     grid.world.allreduce(sizes)
@@ -207,26 +207,25 @@ def _gather(grid: ProcessGrid, text: bytes) -> list[bytes] | None:
 # -- reading ---------------------------------------------------------------------------------------------------------
 
 
-def _lanes(events: Sequence[Any], stages: Sequence[tuple[int, int]]) -> Iterator[RankTrace]:
-    """Lane of every rank."""
+def _rank_traces(events: Sequence[Any], stages: Sequence[tuple[int, int]]) -> Iterator[RankTrace]:
     ranks = sum(batch * model for batch, model in stages)
     if not 1 <= ranks <= MOST_RANKS:
         raise ValueError(f"{ranks} ranks")
-    places = places_of(stages)
-    found: list[list[Event]] = [[] for _ in places]
+    positions = positions_of(stages)
+    found: list[list[Event]] = [[] for _ in positions]
     for event in events:
         if event["ph"] == "X":
             found[_count(event["tid"], 0)].append(_event(event))
-    for place, own in zip(places, found, strict=True):
-        yield RankTrace(place, tuple(sorted(own, key=_outer_first)))
+    for position, own in zip(positions, found, strict=True):
+        yield RankTrace(position, tuple(sorted(own, key=_outer_first)))
 
 
 def _event(values: Mapping[str, Any]) -> Event:
     kind, args = values["cat"], values["args"]
     if kind not in KINDS:
         raise ValueError(f"{kind!r} events")
-    start = _whole_nanoseconds(values["ts"])
-    stop = start + _whole_nanoseconds(values["dur"])
+    start = _read_nanoseconds(values["ts"])
+    stop = start + _read_nanoseconds(values["dur"])
     about: object = None
     if kind == "phase":
         about = _count(args["epoch"], 0)
@@ -237,7 +236,7 @@ def _event(values: Mapping[str, Any]) -> Event:
     return Event(kind, str(values["name"]), axis, start / 1e9, stop / 1e9, sent, about)
 
 
-def _whole_nanoseconds(microseconds: object) -> int:
+def _read_nanoseconds(microseconds: object) -> int:
     if not isinstance(microseconds, int | float) or not 0 <= microseconds < MOST_MICROSECONDS:
         raise ValueError(f"{microseconds!r} where a time belongs")
     return round(microseconds * 1000)

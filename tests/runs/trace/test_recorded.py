@@ -5,7 +5,7 @@ import pytest
 from hybridnn.comm.recorder import Event
 from hybridnn.pipeline.execution.routes import StagePosition
 from hybridnn.pipeline.schedules.instructions import Forward
-from hybridnn.runs.trace.recorded import RankTrace, Trace, places_of
+from hybridnn.runs.trace.recorded import RankTrace, Trace, positions_of
 from reference.traces import compute
 
 
@@ -52,7 +52,7 @@ def test_the_end_of_an_epoch_begins_where_no_rank_has_dropped_anything() -> None
 
 
 def test_places_follow_the_process_grid() -> None:
-    assert places_of([(2, 1), (1, 2)]) == (
+    assert positions_of([(2, 1), (1, 2)]) == (
         StagePosition(0, 0, 0),
         StagePosition(0, 1, 0),
         StagePosition(1, 0, 0),
