@@ -42,10 +42,12 @@ class SettingError(HybridnnError):
         The refused value.
     allowed : str
         What is accepted, as text.
+    message : str, optional
+        By default setting, value and what is accepted.
     """
 
-    def __init__(self, setting: str, value: object, allowed: str) -> None:
-        super().__init__(f"{one_line(setting)} = {_shown(value)}: {allowed}")
+    def __init__(self, setting: str, value: object, allowed: str, message: str | None = None) -> None:
+        super().__init__(f"{one_line(setting)} = {_shown(value)}: {allowed}" if message is None else message)
         self.setting = setting
         self.value = value
         self.allowed = allowed
@@ -75,10 +77,8 @@ class UnequalSettingError(SettingError):
     """
 
     def __init__(self, setting: str, difference: str) -> None:
-        HybridnnError.__init__(self, f"{difference}; it must be the same on every rank")
-        self.setting = setting
-        self.value = difference
-        self.allowed = "the same on every rank"
+        allowed = "the same on every rank"
+        super().__init__(setting, difference, allowed, f"{difference}; it must be {allowed}")
 
 
 class DataError(HybridnnError):
@@ -104,7 +104,6 @@ class StoppedBySignal(HybridnnError):  # noqa: N818 - not an error
 
     Parameters
     ----------
-    message : str
     interrupted : bool
         Whether the signal was an interrupt from the keyboard. The exit code is then 130, as in shells: a script that
         restarts a run after exit code 75 must end with it.

@@ -119,12 +119,7 @@ class Group:
     def split(self, color: int, axis: str, *, on_device: bool = True) -> Self:
         """A new group of the ranks with the same `color`, in the same order. Collective.
 
-        Parameters
-        ----------
-        color : int
-        axis : str
-        on_device : bool
-            Whether the new group accepts arrays of the device where this one does; it has no NCCL connection.
+        With `on_device` it accepts arrays of the device if this group does, but has no NCCL connection.
         """
         if self.size == 1:
             return type(self)(None, axis, self.recorder, self._limit, self.members)
@@ -321,6 +316,7 @@ class Group:
         Parameters
         ----------
         array : ndarray, shape (rows[rank], ...)
+            Rows of this rank.
         out : ndarray, shape (sum of rows, ...), or None
             Used on the root only.
         rows : sequence of int

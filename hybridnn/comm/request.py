@@ -22,7 +22,6 @@ class Request:
         Kept alive until the operation is done.
     call : CallRecord
         The call that started it.
-    recorder : Recorder
     """
 
     __slots__ = ("_arrays", "_call", "_recorder", "_requests")

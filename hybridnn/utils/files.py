@@ -18,10 +18,9 @@ import threading
 import warnings
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
 from io import BufferedReader
 from pathlib import Path
-from typing import IO, Any, BinaryIO, TypeVar
+from typing import IO, Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,16 +55,12 @@ INTEGER_LIMIT = 2**63
 DEFLATE_RATIO = 1032
 """Most bytes that one compressed byte expands to."""
 
-Content = TypeVar("Content", str, bytes)
-Parsed = TypeVar("Parsed")
-
 
 class FileError(DataError):
     """A file cannot be read, or has the wrong content.
 
     Parameters
     ----------
-    path : Path or str
     reason : str
         What is wrong, without the name of the file.
     is_missing : bool
@@ -132,12 +127,20 @@ def read_text(path: Path | str, most: int) -> str:
 
 def read_json(path: Path | str, most: int = JSON_BYTES, *, finite: bool = True) -> Any:
     """The value in a JSON file, by `parse_json`; `most` and errors as for `read_bytes`."""
-    return _parse(path, "JSON", partial(parse_json, finite=finite), read_bytes(path, most))
+    content = read_bytes(path, most)
+    try:
+        return parse_json(content, finite=finite)
+    except ValueError as error:
+        raise FileError(path, f"is not valid JSON: {error}") from None
 
 
 def read_toml(path: Path | str) -> dict[str, Any]:
     """The tables in a TOML file, by `parse_toml`; errors as for `read_bytes`."""
-    return _parse(path, "TOML", parse_toml, read_text(path, TOML_BYTES))
+    text = read_text(path, TOML_BYTES)
+    try:
+        return parse_toml(text)
+    except ValueError as error:
+        raise FileError(path, f"is not valid TOML: {error}") from None
 
 
 def read_lines(path: Path | str) -> Iterator[bytes]:
@@ -200,7 +203,6 @@ def parse_json(text: str | bytes, *, finite: bool = True) -> Any:
 
     Parameters
     ----------
-    text : str or bytes
     finite : bool
         Whether to refuse infinities and NaN, which are accepted in Python's notation otherwise.
 
@@ -224,13 +226,6 @@ def parse_toml(text: str) -> dict[str, Any]:
         raise ValueError("nested too deep") from None
     _check_values(values, finite=False)
     return values
-
-
-def _parse(path: Path | str, language: str, parse: Callable[[Content], Parsed], content: Content) -> Parsed:
-    try:
-        return parse(content)
-    except ValueError as error:
-        raise FileError(path, f"is not valid {language}: {error}") from None
 
 
 def _check_values(value: Any, *, finite: bool) -> None:
@@ -260,7 +255,6 @@ def replace_atomically(path: Path, fill: Callable[[BinaryIO], object], *, exclus
 
     Parameters
     ----------
-    path : Path
     fill : callable
         Writes the content into the open file that it is given.
     exclusive : bool
@@ -335,7 +329,6 @@ def read_npz(path: Path | str, name: str | None = None) -> dict[str, NDArray[Any
 
     Parameters
     ----------
-    path : Path or str
     name : str, optional
         Name of the file in errors; by default its path.
 

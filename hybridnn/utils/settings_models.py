@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
-from hybridnn.errors import HybridnnError, SettingError, one_line
+from hybridnn.errors import SettingError, one_line
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
@@ -40,20 +40,14 @@ class UnknownSettingError(SettingError):
     """A section or key does not exist; the message names the most similar one."""
 
     def __init__(self, setting: str, value: object, hint: str) -> None:
-        HybridnnError.__init__(self, f"unknown setting {one_line(setting)}; {hint}")
-        self.setting = setting
-        self.value = value
-        self.allowed = hint
+        super().__init__(setting, value, hint, f"unknown setting {one_line(setting)}; {hint}")
 
 
 class MissingSettingError(SettingError):
     """A key without a default is missing."""
 
     def __init__(self, setting: str, hint: str = "") -> None:
-        HybridnnError.__init__(self, f"{one_line(setting)} is missing{hint}")
-        self.setting = setting
-        self.value = None
-        self.allowed = "is needed"
+        super().__init__(setting, None, "is needed", f"{one_line(setting)} is missing{hint}")
 
 
 def refused(key: str, value: object, allowed: str) -> PydanticCustomError:
@@ -66,7 +60,6 @@ def setting_error(error: ValidationError, known: Sequence[str]) -> SettingError:
 
     Parameters
     ----------
-    error : ValidationError
     known : sequence of str
         Dotted names of all sections and keys, for a suggestion.
     """

@@ -33,7 +33,6 @@ def format_bytes(nbytes: float, *, binary: bool = False, decimals: int | None = 
 
     Parameters
     ----------
-    nbytes : float
     binary : bool
         Units of powers of 1024 (KiB, MiB) in place of 1000 (kB, MB).
     decimals : int, optional
@@ -54,11 +53,7 @@ def format_bytes(nbytes: float, *, binary: bool = False, decimals: int | None = 
 def format_seconds(seconds: float, micro: str = "us") -> str:
     """Three digits in the largest unit in which the number is at least 1: ``0.93 us``, ``12 ms``, ``3.2 s``.
 
-    Parameters
-    ----------
-    seconds : float
-    micro : str
-        Unit of microseconds; the default is ASCII.
+    `micro` is the unit of microseconds.
     """
     for factor, unit in ((1.0, "s"), (1e3, "ms")):
         if seconds * factor >= 1:

@@ -1,4 +1,4 @@
-"""The recorder: bounded memory, right totals, and what the rank does now."""
+"""Recorder: bounded memory, totals, the current call, and the rule of bytes sent."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from hybridnn.comm.recorder import Call, Recorder
+from hybridnn.comm.recorder import Call, Recorder, bytes_sent_by_rank
 from hybridnn.parallel.grid import ProcessGrid
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def test_totals_of_a_span_are_a_difference() -> None:
     assert 0 <= span.communication_seconds <= recorder.totals.communication_seconds
 
 
-def test_communication_inside_an_instruction_is_no_computing() -> None:
+def test_communication_inside_an_instruction_is_not_computing() -> None:
     recorder = Recorder()
     recorder.end_communication("allreduce", "batch", perf_counter() - 5.0, 0)  # before the instruction
     start = perf_counter()
@@ -60,21 +60,20 @@ def test_communication_inside_an_instruction_is_no_computing() -> None:
 
 
 @pytest.mark.mpi(ranks=[2])
-def test_a_recorder_knows_what_its_rank_is_in(comm: MPI.Intracomm) -> None:
-    """Seen by a thread, as the rank itself is in the call."""
+def test_the_current_call_is_recorded(comm: MPI.Intracomm) -> None:
+    """Read by a thread, because the rank itself is inside the call."""
     grid = ProcessGrid(comm, batch=1, model=2)
     recorder, seen = grid.recorder, []
     numbers = np.zeros(10, "float32")
 
-    def look() -> None:
+    def watch() -> None:
         while recorder.current_call is None:
             pass
         seen.append((Call._make(recorder.current_call), recorder.finished))
-        word = np.zeros(1)
-        comm.Send(word, 1, tag=9)  # only now does rank 1 arrive
+        comm.Send(np.zeros(1), 1, tag=9)  # only now does rank 1 arrive
 
     if comm.rank == 0:
-        thread = threading.Thread(target=look)
+        thread = threading.Thread(target=watch)
         thread.start()
         grid.model_group.allreduce(numbers, "max")
         thread.join()
@@ -91,7 +90,7 @@ def test_a_recorder_knows_what_its_rank_is_in(comm: MPI.Intracomm) -> None:
 
 
 @pytest.mark.mpi(ranks=[2])
-def test_asking_in_vain_is_no_progress(comm: MPI.Intracomm) -> None:
+def test_unsuccessful_tests_are_no_progress(comm: MPI.Intracomm) -> None:
     grid = ProcessGrid(comm)
     recorder = grid.recorder
     request = grid.world.ireceive(np.zeros(3), 1 - comm.rank, tag=5)
@@ -110,7 +109,7 @@ def test_asking_in_vain_is_no_progress(comm: MPI.Intracomm) -> None:
 
 
 @pytest.mark.mpi(ranks=[4])
-def test_groups_name_their_members_by_their_rank_in_the_grid(comm: MPI.Intracomm) -> None:
+def test_members_of_groups_are_ranks_in_the_grid(comm: MPI.Intracomm) -> None:
     backwards = comm.Split(0, -comm.rank)
     grid = ProcessGrid(backwards, batch=2, model=2)
     assert grid.world.members == (0, 1, 2, 3)
@@ -122,3 +121,34 @@ def test_groups_name_their_members_by_their_rank_in_the_grid(comm: MPI.Intracomm
     again = grid.world.split(grid.rank // 2, "half")
     channels = [(channel.axis, channel.members, channel.ordinal) for channel in grid.recorder.channels]
     assert channels[-2:] == [("half", halves.members, 0), ("half", again.members, 1)]
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 7, 16])
+def test_ring_collectives_match_a_count_by_rounds(ranks: int) -> None:
+    nbytes = 96 * ranks
+    gathered = sum(nbytes // ranks for _ in range(ranks - 1))  # each round passes one block on
+    assert bytes_sent_by_rank("allgather", nbytes, ranks) == gathered
+    # An all-to-all sends its part to each other rank at once.
+    assert bytes_sent_by_rank("alltoall", nbytes, ranks) == sum(nbytes // ranks for _ in range(ranks - 1))
+    # A ring all-reduce is a reduce-scatter and then an all-gather.
+    assert bytes_sent_by_rank("allreduce", nbytes, ranks) == 2 * gathered
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 5])
+def test_rooted_collectives(ranks: int) -> None:
+    part = 40
+    assert bytes_sent_by_rank("scatter", part * ranks, ranks, is_root=True) == part * (ranks - 1)
+    assert bytes_sent_by_rank("scatter", part * ranks, ranks) == 0
+    assert bytes_sent_by_rank("gather", part * ranks, ranks) == part
+    assert bytes_sent_by_rank("gather", part * ranks, ranks, is_root=True) == 0
+    assert bytes_sent_by_rank("broadcast", part, ranks, is_root=True) == part * (ranks - 1)
+    assert bytes_sent_by_rank("broadcast", part, ranks) == 0
+
+
+def test_a_single_rank_sends_nothing() -> None:
+    assert bytes_sent_by_rank("allreduce", 10, 1) == 0
+
+
+def test_unknown_operation_is_refused() -> None:
+    with pytest.raises(ValueError, match="unknown operation 'gossip'"):
+        bytes_sent_by_rank("gossip", 1, 2)

@@ -24,10 +24,6 @@ class DeferredCalls:
     MPI requires the same order on all ranks for the collectives of a group, and for the messages between two ranks. All
     calls keep the order in which the rank made them. They wait for this rank's own device, and with NCCL for
     collectives that were enqueued before, in the same order on all ranks: so the queue always empties.
-
-    Parameters
-    ----------
-    cupy : module
     """
 
     def __init__(self, cupy: Any) -> None:
@@ -57,16 +53,11 @@ class Device:
 
     Parameters
     ----------
-    cupy : module
     chunk_bytes : int
         As `CHUNK_BYTES`; the same on all ranks.
 
     Attributes
     ----------
-    cupy : module
-    chunk_bytes : int
-    deferred_calls : DeferredCalls
-    pinned : PinnedMemory
     collectives : Stream
         Stream of NCCL. One for all groups: collectives of different groups could deadlock if they ran concurrently.
     """

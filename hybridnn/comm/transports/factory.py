@@ -25,15 +25,7 @@ class TransportFactory:
     device: Device
 
     def transport(self, comm: Any, axis: str, limit: int) -> Transport:
-        """The transport of a group. Collective over it.
-
-        Parameters
-        ----------
-        comm : MPI.Intracomm
-        axis : str
-        limit : int
-            Bytes of a message at most.
-        """
+        """The transport of a group, whose messages have at most `limit` bytes. Collective over the group."""
         kind: type[Staging] = Staging
         if self.name == "mpi":
             kind = DeviceMpi

@@ -45,10 +45,6 @@ class Transfer:
 
     It is done when its messages are. Copies to the device may still be in flight then; the current stream waits for
     them.
-
-    Parameters
-    ----------
-    device : Device
     """
 
     def __init__(self, device: Device) -> None:
@@ -150,7 +146,6 @@ class Staging(Transport):
         Of at least two ranks.
     limit : int
         Bytes above which an array travels in pieces, if less than the chunks of the device.
-    device : Device
     """
 
     def __init__(self, comm: Any, limit: int, device: Device) -> None:
