@@ -1,7 +1,7 @@
-"""Matrix products on a GPU by cuBLAS, called directly.
+"""Matrix products on a GPU by direct calls of cuBLAS.
 
-CuPy's own products refuse to be recorded in a CUDA graph, set aside memory when an output's order does not suit them,
-and switch TF32 for a whole process. This is a handle of our own, with its working memory, and one call of the library.
+CuPy's matrix products cannot be captured in a CUDA graph, allocate memory for some orders of the output, and set TF32
+for the whole process. This module has its own handle and workspace, and calls ``cublasGemmEx``.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ SCALARS: dict[np.dtype[Any], tuple[Any, Any]] = {
     np.dtype(np.float32): (ctypes.c_float(1), ctypes.c_float(0)),
     np.dtype(np.float64): (ctypes.c_double(1), ctypes.c_double(0)),
 }
-"""One and zero as cuBLAS reads them: from the host's memory, at the time of the call."""
+"""One and zero in host memory, where cuBLAS reads them during the call."""
 
 WORKSPACE_BYTES = 32 << 20
-"""What NVIDIA recommends for Hopper. A product that has memory allocates none, and can be recorded."""
+"""NVIDIA's recommendation for Hopper. With a workspace, products do not allocate and can be captured."""
 
 
 def load_cublas(cupy: Any) -> ctypes.CDLL:
-    """The library that CuPy has found.
+    """Load the cuBLAS that CuPy uses.
 
     Raises
     ------
@@ -39,7 +39,7 @@ def load_cublas(cupy: Any) -> ctypes.CDLL:
     """
     major = cupy.cuda.runtime.runtimeGetVersion() // 1000
     try:
-        # CuPy's package finds the library and brings it into the process when its module is asked for.
+        # Importing this module loads the library that CuPy finds.
         _ = import_module("cupy_backends.cuda.libs").cublas
         return ctypes.CDLL(f"libcublas.so.{major}")
     except (ImportError, OSError) as error:
@@ -59,7 +59,7 @@ class CublasProducts:
     library : ctypes.CDLL
         cuBLAS.
     tf32 : bool
-        Whether float32 products may round their factors to ten bits behind the point, as tensor cores take them.
+        Whether float32 products may round their factors to TF32, with a significand of 11 bits, for tensor cores.
     """
 
     def __init__(self, cupy: Any, library: ctypes.CDLL, tf32: bool) -> None:
@@ -72,8 +72,8 @@ class CublasProducts:
         self._gemm = library.cublasGemmEx
         self._gemm.argtypes = [
             *(pointer, integer, integer, integer, integer, integer),  # handle, transpositions, m, n, k
-            *(pointer, pointer, integer, integer, pointer, integer, integer),  # alpha; address, type, step of a and b
-            *(pointer, pointer, integer, integer, integer, integer),  # beta; the same of c; precision, algorithm
+            *(pointer, pointer, integer, integer, pointer, integer, integer),  # alpha; address, type, stride of a and b
+            *(pointer, pointer, integer, integer, integer, integer),  # beta; the same of c; compute type, algorithm
         ]
         self._set_stream, self._set_workspace = library.cublasSetStream_v2, library.cublasSetWorkspace_v2
         self._set_stream.argtypes = [pointer, pointer]
@@ -81,7 +81,7 @@ class CublasProducts:
         self._handle = ctypes.c_void_p()
         _check(library.cublasCreate_v2(ctypes.byref(self._handle)), "cublasCreate")
         library.cublasDestroy_v2.argtypes = [pointer]
-        # At the end of the program the driver may be gone before, and takes everything with it.
+        # Not at exit: the driver may have been unloaded before, with all its handles.
         finalize(self, library.cublasDestroy_v2, self._handle).atexit = False
         self._workspace = cupy.empty((WORKSPACE_BYTES,), np.uint8)
         self._stream: int | None = None
@@ -97,7 +97,7 @@ class CublasProducts:
         Raises
         ------
         ValueError
-            If an array is neither.
+            If shapes or dtypes do not match, or an array is contiguous along neither axis.
         """
         (m, k), n, dtype = a.shape, b.shape[1], out.dtype
         if b.shape[0] != k or out.shape != (m, n) or not a.dtype == b.dtype == dtype:
@@ -107,21 +107,21 @@ class CublasProducts:
         if k == 0:
             out.fill(0)
             return
-        by_columns, out_step = _order(out)
-        if by_columns:
+        column_major, out_stride = _order(out)
+        if column_major:
             self.multiply(b.T, a.T, out.T)
             return
-        # cuBLAS counts by columns: it sees the transpose of everything that lies row by row, and out.T = b.T @ a.T.
-        (a_by_columns, a_step), (b_by_columns, b_step) = _order(a), _order(b)
+        # cuBLAS is column-major: to it row-major arrays are their transposes, and out.T = b.T @ a.T.
+        (a_column_major, a_stride), (b_column_major, b_stride) = _order(a), _order(b)
         self._use_current_stream()
         (one, zero), kind = SCALARS[dtype], DATA_TYPES[dtype]
         status = self._gemm(
             self._handle,
-            TRANSPOSE if b_by_columns else NO_TRANSPOSE,
-            TRANSPOSE if a_by_columns else NO_TRANSPOSE,
+            TRANSPOSE if b_column_major else NO_TRANSPOSE,
+            TRANSPOSE if a_column_major else NO_TRANSPOSE,
             *(n, m, k),
-            *(ctypes.byref(one), b.data.ptr, kind, b_step, a.data.ptr, kind, a_step),
-            *(ctypes.byref(zero), out.data.ptr, kind, out_step),
+            *(ctypes.byref(one), b.data.ptr, kind, b_stride, a.data.ptr, kind, a_stride),
+            *(ctypes.byref(zero), out.data.ptr, kind, out_stride),
             self._compute[dtype],
             DEFAULT_ALGORITHM,
         )
@@ -131,13 +131,13 @@ class CublasProducts:
         stream = self._cupy.cuda.get_current_stream().ptr
         if stream != self._stream:
             _check(self._set_stream(self._handle, stream), "cublasSetStream")
-            # A change of the stream takes the workspace away.
+            # Setting the stream resets the workspace.
             _check(self._set_workspace(self._handle, self._workspace.data.ptr, WORKSPACE_BYTES), "cublasSetWorkspace")
             self._stream = stream
 
 
 def _order(matrix: Any) -> tuple[bool, int]:
-    """Whether a matrix lies column by column, and the numbers from one row (or column) to the next."""
+    """Whether a matrix is column-major, and the elements from one row (or column) to the next."""
     (rows, columns), (down, right), size = matrix.shape, matrix.strides, matrix.itemsize
     if right == size or columns == 1:
         return False, max(down // size if rows > 1 else 0, columns)

@@ -1,9 +1,9 @@
-"""The arithmetic on CuPy arrays: matrix products by cuBLAS, everything else by kernels of our own.
+"""Arithmetic on CuPy arrays: matrix products by cuBLAS, everything else by the CUDA kernels in ``cuda/``.
 
-Nothing here waits for the device, allocates, or copies to or from the host, but for what says so. That also makes every
-call one that a CUDA graph can record, once the kernels of the dtype are compiled.
+Unless stated otherwise, nothing here waits for the device, allocates, or copies to or from the host, so every call can
+be captured in a CUDA graph once the kernels of the dtype are compiled.
 
-This module can be imported without CuPy; `cupy_kernels` says what is missing.
+This module can be imported without CuPy; `cupy_kernels` raises an error that says what is missing.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from hybridnn.kernels.device_events import Progress, record_event, wait_for
 from hybridnn.kernels.pinned_memory import PinnedMemory
 
 COPIES_AHEAD = 4
-"""Inputs and targets of two minibatches: the host reads while the device computes, and takes no more memory for it."""
+"""Inputs and targets of two minibatches: the host reads ahead while the device computes, with bounded memory."""
 
 
 def cupy_kernels(*, tf32: bool = False, progress: Progress | None = None) -> CupyKernels:
-    """The arithmetic of the current device.
+    """Arithmetic of the current device.
 
     Parameters
     ----------
@@ -64,14 +64,14 @@ def cupy_kernels(*, tf32: bool = False, progress: Progress | None = None) -> Cup
 class CupyKernels:
     """Arithmetic on arrays of one GPU, in the current stream; see `hybridnn.kernels.backend.Kernels`.
 
-    Sums over many blocks share working memory, so an object serves one stream at a time.
+    Reductions share a workspace, so an object serves one stream at a time.
 
     Parameters
     ----------
     cupy : module
     products : CublasProducts
     progress : callable, optional
-        Called again and again while the host waits for the device, where other ranks may need this one meanwhile.
+        Called repeatedly while the host waits for the device, if other ranks may need this one meanwhile.
     """
 
     on_host = False
@@ -85,16 +85,16 @@ class CupyKernels:
         self._pinned = PinnedMemory(cupy, progress)
 
     def compile(self, dtype: DTypeLike) -> None:
-        """Compile the kernels for a dtype now; CuPy keeps them on disk for the next time.
+        """Compile the kernels for a dtype now; CuPy caches them on disk.
 
         Raises
         ------
         EnvironmentProblem
-            If CuPy cannot: most likely NVRTC is missing.
+            If CuPy cannot compile, most likely because NVRTC is missing.
         """
         try:
             self._launch.compile(dtype)
-        except Exception as error:  # CuPy has no one exception for what it does not find
+        except Exception as error:  # CuPy raises different exceptions for missing libraries
             found = (str(error).splitlines() or [type(error).__name__])[0]
             raise EnvironmentProblem(
                 f"CuPy {self._cupy.__version__} cannot compile kernels ({found}); "
@@ -110,49 +110,49 @@ class CupyKernels:
         return self._cupy.zeros(shape, dtype)
 
     def to_device(self, array: NDArray[Any]) -> Array:
-        """The numbers of a host's array in a new array of the device."""
+        """Copy of a host array in a new array of the device."""
         return self._cupy.asarray(array)
 
     def to_host(self, array: Array) -> NDArray[Any]:
-        """The numbers in a new array of the host, once the device has computed them."""
-        if self._progress is not None:  # else CUDA does all the waiting
+        """Copy in a new host array, after all work enqueued before."""
+        if self._progress is not None:  # else asnumpy waits
             wait_for(self._cupy, record_event(self._cupy), self._progress)
         host: NDArray[Any] = self._cupy.asnumpy(array)
         return host
 
     def put(self, host: NDArray[Any], out: Array) -> None:
-        """``out = host``: CUDA has read the host's memory when it returns, unless that is pinned."""
+        """``out = host``; CUDA has read the host array when this returns, unless it is pinned."""
         out.set(host)
 
     @contextmanager
     def filling(self, out: Array) -> Iterator[NDArray[Any]]:
-        """Pinned memory for the numbers of `out`, copied at the end; waits where many such copies are in line."""
+        """Pinned memory that is copied to `out` at the end; waits if `COPIES_AHEAD` such copies are enqueued."""
         self._pinned.wait_for_all_but(COPIES_AHEAD)
         memory = self._pinned.acquire(out.nbytes)
-        numbers = memory[: out.nbytes].view(out.dtype).reshape(out.shape)
-        yield numbers
+        host = memory[: out.nbytes].view(out.dtype).reshape(out.shape)
+        yield host
         if out.size:
-            out.set(numbers, stream=self._cupy.cuda.get_current_stream())
+            out.set(host, stream=self._cupy.cuda.get_current_stream())
         self._pinned.release(memory, record_event(self._cupy))
 
     def free_bytes(self) -> int:
-        """Bytes of the device that nobody has, and those that CuPy keeps for new arrays."""
+        """Free bytes of the device, and those in CuPy's memory pool."""
         free, _ = self._cupy.cuda.runtime.memGetInfo()
         return int(free + self._cupy.get_default_memory_pool().free_bytes())
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Keep what `work` puts in line, as a CUDA graph, without computing anything.
+        """Capture the work that `work` enqueues as a CUDA graph, without executing it.
 
         Parameters
         ----------
         work : callable
-            Waits for nothing, allocates nothing, and was called before, so that all it needs is compiled. Other streams
-            that it lets wait for the current one belong to the graph, and at the end the current one waits for them.
+            Must not wait or allocate, and must have been called before, so that its kernels are compiled. Streams that
+            wait for the current one are part of the graph; the current stream must wait for them at the end.
 
         Returns
         -------
         callable
-            Puts all of it in the current stream's line, with the same arrays and arguments.
+            Enqueues the graph on the current stream, with the same arrays and arguments.
         """
         stream = self._cupy.cuda.Stream(non_blocking=True)
         with stream:
@@ -160,7 +160,7 @@ class CupyKernels:
             try:
                 work()
             except BaseException:
-                # Other streams that take part are of use again only after the end.
+                # Ends the capture of all streams of the graph, which can then be used again.
                 with suppress(self._cupy.cuda.runtime.CUDARuntimeError):
                     stream.end_capture()
                 raise
@@ -179,9 +179,9 @@ class CupyKernels:
             self._cupy.add(a, b, out=out)
 
     def gather_rows(self, source: Array, index: Array, out: Array) -> None:
-        """Copy rows by their index."""
+        """``out = source[index]``."""
         same_dtype(source, out)
-        require(index.dtype == np.int64 and index.flags.c_contiguous, "the index is a vector of int64")
+        require(index.dtype == np.int64 and index.flags.c_contiguous, "a contiguous index of int64")
         require(out.shape == (*index.shape, *source.shape[1:]), "a row of the output for every index")
         if out.size == 0:
             return
@@ -194,7 +194,7 @@ class CupyKernels:
         """``out = a @ b``."""
         self._products.multiply(a, b, out)
 
-    def matmul_transposed(self, a: Array, b: Array, out: Array, room: Array | None = None) -> None:
+    def matmul_transposed(self, a: Array, b: Array, out: Array, workspace: Array | None = None) -> None:
         """``out = a.T @ b``."""
         self._products.multiply(a.T, b, out)
 
@@ -235,7 +235,7 @@ class CupyKernels:
         scratch: Array | None = None,
         ones: Array | None = None,
     ) -> None:
-        """Gradient with respect to the activation's input, and the sums of its rows."""
+        """Gradient with respect to the activation's input, and its row sums."""
         if name == "identity" and out is dy:
             self._rows("row_sums", dy, sums=sums)
         else:
@@ -246,9 +246,9 @@ class CupyKernels:
         dtype, (rows, columns) = same_size(outputs, gradient), outputs.shape
         require(targets.shape == outputs.shape and targets.dtype == dtype, "targets like the outputs")
         same_dtype(outputs, loss)
-        steps = (stride // dtype.itemsize for stride in targets.strides)
-        numbers = (outputs, targets, gradient, loss, rows, columns, *steps, float(scale))
-        self._sum("mean_squared_error", dtype, outputs.size, *numbers)
+        strides = (stride // dtype.itemsize for stride in targets.strides)
+        arguments = (outputs, targets, gradient, loss, rows, columns, *strides, float(scale))
+        self._sum("mean_squared_error", dtype, outputs.size, *arguments)
 
     def cross_entropy(
         self, logits: Array, labels: Array, columns: Array | None, scale: float, gradient: Array, loss: Array
@@ -256,15 +256,15 @@ class CupyKernels:
         """Cross-entropy of the softmax and its gradient, shape (classes, n)."""
         dtype, (classes, samples) = same_size(logits, gradient), logits.shape
         require(labels.shape == (samples,) and labels.dtype == np.int64, "an int64 label for every sample")
-        require(labels.flags.c_contiguous, "labels side by side")
+        require(labels.flags.c_contiguous, "contiguous labels")
         same_dtype(logits, loss)
         block = column_block(classes, samples)
         grid = blocks_of_columns(samples, block, MOST_PARTS)
-        numbers = (logits, labels, gradient, loss, classes, samples, float(scale))
-        self._launch("cross_entropy", dtype, grid, block, *numbers, self._parts, self._arrived)
+        arguments = (logits, labels, gradient, loss, classes, samples, float(scale))
+        self._launch("cross_entropy", dtype, grid, block, *arguments, self._parts, self._arrived)
 
     def squared_norm(self, flat: Array) -> float:
-        """Sum of squares, in float64, once the device has computed it."""
+        """Sum of squares, in float64; waits for the device."""
         self.squared_norm_into(flat, self._norm)
         return float(self.to_host(self._norm)[0])
 
@@ -273,7 +273,7 @@ class CupyKernels:
         self._sum("squared_norm", same_dtype(flat), flat.size, flat, flat.size, norm)
 
     def clip_to_norm(self, flat: Array, squared_norm: Array, limit: float) -> None:
-        """Scale `flat` where the norm is above the limit."""
+        """Scale `flat` if the norm is above the limit."""
         require(squared_norm.dtype == FLOAT64, "a squared norm of float64")
         self._launch.elementwise("clip_to_norm", flat, more=(squared_norm, float(limit)))
 
@@ -340,7 +340,7 @@ class CupyKernels:
         self._launch.elementwise("adam_prediction", weights, first, second, out, more=more)
 
     def _rows(self, name: str, *arrays: Array, sums: Array) -> None:
-        """A kernel over arrays of shape (rows, n) that sums up rows."""
+        """Launch a kernel over arrays of shape (rows, n) that computes row sums."""
         dtype, (rows, columns) = same_size(*arrays), arrays[0].shape
         require(sums.size == rows, "a sum for every row")
         same_dtype(arrays[0], sums)
@@ -349,7 +349,7 @@ class CupyKernels:
             self._launch(name, dtype, blocks_of_rows(rows, block), block, *arrays, sums, rows, columns)
 
     def _sum(self, name: str, dtype: np.dtype[Any], n: int, *arguments: Any) -> None:
-        """A kernel that sums up `n` numbers; of no numbers too."""
+        """Launch a reduction of `n` elements, which may be 0."""
         grid = flat_grid(n, dtype.itemsize, MOST_PARTS)
         self._launch(name, dtype, grid, FLAT_BLOCK, *arguments, self._parts, self._arrived)
 

@@ -1,6 +1,6 @@
-"""Launches of our own CUDA kernels: their source, how many threads take part, and arguments as the kernels want them.
+"""Launches of the CUDA kernels in ``cuda/``: source, compilation, grids and blocks, arguments.
 
-A block has 256 threads. Grids depend on sizes alone, not on the device, so results do not either.
+A block has 256 threads. Grids depend on array sizes only, not on the device, and so do results.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ FOLDER = Path(__file__).parent / "cuda"
 FILES = ("common", "arrays", "layers", "losses", "updates")
 
 OPTIONS = ("--std=c++17", "-default-device")
-"""For NVRTC; by the second, functions without a name belong to the device, as nvcc has it anyway."""
+"""For NVRTC; the second makes lambdas device functions, as in nvcc."""
 
 FLOAT32, FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 REALS = {FLOAT32: "float", FLOAT64: "double"}
@@ -24,15 +24,15 @@ REALS = {FLOAT32: "float", FLOAT64: "double"}
 THREADS = 256
 WARP = 32
 PACK_BYTES = 16
-"""What a thread loads at once."""
+"""Bytes that a thread loads at once."""
 MOST_BLOCKS = 1 << 16
-"""Of a grid; beyond it, threads take several packs each."""
+"""Of a grid; with more elements, threads process several packs each."""
 MOST_BLOCKS_ALONG_Y = (1 << 16) - 1
-"""The hardware's limit."""
+"""Limit of the hardware."""
 ENOUGH_THREADS = 1 << 18
-"""Such as keep a large device busy."""
+"""Threads that occupy a large device."""
 MOST_PARTS = 1024
-"""Blocks of a grid that adds up: each leaves a part, and the last to come adds up the parts."""
+"""Most blocks of a reduction: each writes a partial sum, and the last block to finish adds the partial sums."""
 
 FLAT_BLOCK = (THREADS,)
 
@@ -41,17 +41,17 @@ Size = tuple[int, ...]
 
 @cache
 def source() -> str:
-    """The CUDA C++ source of all kernels, in which messages of the compiler name the files."""
+    """The CUDA C++ source of all kernels, with ``#line`` directives, so that compiler messages name the files."""
     return "".join(f'#line 1 "{name}.cu"\n{(FOLDER / name).with_suffix(".cu").read_text("utf-8")}' for name in FILES)
 
 
 def flat_grid(n: int, itemsize: int, most: int = MOST_BLOCKS) -> Size:
-    """Blocks for `n` numbers of `itemsize` bytes, a pack per thread as far as `most` blocks allow."""
+    """Blocks for `n` elements of `itemsize` bytes: one pack per thread, but at most `most` blocks."""
     return (_clamp(_quotient(n * itemsize, PACK_BYTES * THREADS), most),)
 
 
 def row_block(columns: int, itemsize: int) -> Size:
-    """Shape of a block for rows of `columns` numbers: the threads along x, a power of two, take a row together."""
+    """Shape of a block for rows of `columns` elements: the threads along x, a power of two, share a row."""
     per_pack = PACK_BYTES // itemsize
     units = columns // per_pack if columns % per_pack == 0 else columns
     across = min(1 << max(units - 1, 0).bit_length(), THREADS)
@@ -59,12 +59,12 @@ def row_block(columns: int, itemsize: int) -> Size:
 
 
 def blocks_of_rows(rows: int, block: Size) -> Size:
-    """Blocks, each of which takes whole rows."""
+    """Blocks if each processes full rows."""
     return (_clamp(_quotient(rows, block[1]), MOST_BLOCKS),)
 
 
 def column_block(rows: int, columns: int) -> Size:
-    """Shape of a block for whole columns: columns along x, and along y threads that share one where there are few."""
+    """Shape of a block for full columns: columns along x, threads that share one along y if there are few columns."""
     sharing = 1
     while 2 * sharing <= min(rows, THREADS // WARP) and sharing * columns < ENOUGH_THREADS:
         sharing *= 2
@@ -72,12 +72,12 @@ def column_block(rows: int, columns: int) -> Size:
 
 
 def blocks_of_columns(columns: int, block: Size, most: int) -> Size:
-    """Blocks, each of which takes whole columns."""
+    """Blocks if each processes full columns."""
     return (_clamp(_quotient(columns, block[0]), most),)
 
 
 def tiled_rows(rows: int, columns: int, itemsize: int, block: Size) -> Size:
-    """Blocks along a row and along the rows, where a row may take several."""
+    """Blocks along a row and along the rows, if a row may have several blocks."""
     across = _clamp(_quotient(columns * itemsize, PACK_BYTES * block[0]), MOST_BLOCKS)
     return across, _clamp(_quotient(rows, block[1]), MOST_BLOCKS_ALONG_Y)
 
@@ -91,7 +91,7 @@ def _clamp(blocks: int, most: int) -> int:
 
 
 class KernelLauncher:
-    """Kernels of one device, compiled for a dtype when they are first wanted.
+    """Kernels of one device, compiled for a dtype at their first launch.
 
     Parameters
     ----------
@@ -104,15 +104,14 @@ class KernelLauncher:
         self._kernels: dict[tuple[str, np.dtype[Any] | None], Any] = {}
 
     def __call__(self, name: str, dtype: np.dtype[Any] | None, grid: Size, block: Size, *arguments: Any) -> None:
-        """Put a launch in the current stream's line.
+        """Enqueue a launch on the current stream.
 
         Parameters
         ----------
         name : str
             Of the kernel.
         dtype : dtype or None
-            float32 or float64; None for a kernel to which it is all the same.
-        grid, block : tuple of int
+            float32 or float64; None for a kernel that does not depend on it.
         *arguments : array, int, float or None
             An int becomes ``long long``, a float ``double``, None a null pointer.
         """
@@ -122,17 +121,17 @@ class KernelLauncher:
         kernel(grid, block, tuple(map(_argument, arguments)))
 
     def elementwise(self, name: str, *arrays: Any, more: tuple[Any, ...] = ()) -> None:
-        """A kernel whose arguments are arrays of one size, that size, and `more`."""
+        """Launch a kernel whose arguments are arrays of one size, that size, and `more`."""
         n = arrays[0].size
         self.flat(name, same_size(*arrays), n, *arrays, n, *more)
 
     def flat(self, name: str, dtype: np.dtype[Any], n: int, *arguments: Any) -> None:
-        """A kernel over `n` numbers."""
+        """Launch a kernel over `n` elements."""
         if n:
             self(name, dtype, flat_grid(n, dtype.itemsize), FLAT_BLOCK, *arguments)
 
     def compile(self, dtype: DTypeLike) -> None:
-        """Compile all kernels for a dtype now rather than in the first step, and before anything is recorded."""
+        """Compile all kernels for a dtype now rather than in the first step, and before a CUDA graph is captured."""
         self._module(np.dtype(dtype)).get_function("add")
 
     def _module(self, dtype: np.dtype[Any] | None) -> Any:
@@ -155,7 +154,7 @@ def _argument(value: Any) -> Any:
 
 
 def same_size(*arrays: Any) -> np.dtype[Any]:
-    """The dtype of contiguous arrays of as many numbers each: a kernel would read and write beyond any other."""
+    """The dtype of contiguous arrays of one size; a kernel would access memory beyond a shorter array."""
     require(len({array.size for array in arrays}) == 1, "arrays of one size")
     return same_dtype(*arrays)
 
@@ -168,8 +167,8 @@ def same_dtype(*arrays: Any) -> np.dtype[Any]:
     return dtype
 
 
-def require(fits: bool, wanted: str) -> None:
-    """Refuse arrays that a kernel would misread.
+def require(fits: bool, expected: str) -> None:
+    """Refuse arrays that a kernel would misinterpret.
 
     Raises
     ------
@@ -177,4 +176,4 @@ def require(fits: bool, wanted: str) -> None:
         If not `fits`.
     """
     if not fits:
-        raise ValueError(f"the kernel takes {wanted}")
+        raise ValueError(f"the kernel takes {expected}")

@@ -1,4 +1,4 @@
-"""CuPy where it can compute, or one line that says what is missing and how to get it."""
+"""Loading of CuPy, or an error that says what is missing and how to install it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def load_cupy() -> Any:
         raise _problem(f"CuPy {cupy.__version__} cannot use the driver ({_first_line(error)})", driver) from error
     if devices == 0:
         raise EnvironmentProblem(
-            f"{_ASKED}: CuPy {cupy.__version__} and a driver for CUDA {_words(driver)} are there, but no device: "
+            f"{_ASKED}: CuPy {cupy.__version__} and a driver for CUDA {_version(driver)} are there, but no device: "
             "ask Slurm for one (--gres=gpu:1), and see that CUDA_VISIBLE_DEVICES is not empty"
         )
     _load_nccl()
@@ -50,14 +50,14 @@ def load_cupy() -> Any:
 
 
 def _load_nccl() -> None:
-    """Let ``cupy.cuda.nccl`` be there where it can be: ``import cupy`` alone does not load it."""
+    """Load ``cupy.cuda.nccl`` if possible: ``import cupy`` alone does not."""
     with suppress(ImportError), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # CuPy says at length that NCCL is missing, which most runs do not need
+        warnings.simplefilter("ignore")  # CuPy warns if NCCL is missing, which most runs do not need
         import_module("cupy.cuda.nccl")
 
 
 def driver_version() -> int | None:
-    """The newest CUDA that the NVIDIA driver supports, as CUDA counts (13020 is 13.2); None without a driver."""
+    """Newest CUDA version that the NVIDIA driver supports, as an integer (13020 is 13.2); None without a driver."""
     try:
         library = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -70,16 +70,16 @@ _ASKED = "a GPU was asked for"
 
 
 def _problem(found: str, driver: int | None) -> EnvironmentProblem:
-    """What was found, and the extra that fits the driver."""
+    """Error with what was found, and the extra that fits the driver."""
     if driver is None:
         advice = "there is no NVIDIA driver either; with one: pip install 'hybridnn[cuda12]' or 'hybridnn[cuda13]'"
     else:
         extra = "cuda13" if driver >= 13000 else "cuda12"
-        advice = f"the driver is for CUDA {_words(driver)}: pip install 'hybridnn[{extra}]'"
+        advice = f"the driver is for CUDA {_version(driver)}: pip install 'hybridnn[{extra}]'"
     return EnvironmentProblem(f"{_ASKED}: {found}; {advice}")
 
 
-def _words(version: int) -> str:
+def _version(version: int) -> str:
     return f"{version // 1000}.{version % 1000 // 10}"
 
 

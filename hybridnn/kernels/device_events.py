@@ -1,4 +1,4 @@
-"""Whether a device has come to an event in a stream of its work, and waiting until it has."""
+"""CUDA events: recording, querying and waiting for them."""
 
 from __future__ import annotations
 
@@ -10,23 +10,18 @@ SUCCESS, NOT_READY = 0, 600
 """``cudaSuccess`` and ``cudaErrorNotReady``."""
 
 Progress = Callable[[], None]
-"""Does what other ranks may need of this one while it waits for its device."""
+"""Makes progress on communication with other ranks while this rank waits for its device."""
 
 
 def record_event(cupy: Any, stream: Any = None) -> Any:
-    """An event after all that `stream`, by default the current one, was told so far."""
+    """Event after all work enqueued so far on `stream`, by default the current one."""
     event = cupy.cuda.Event(disable_timing=True)
     event.record(cupy.cuda.get_current_stream() if stream is None else stream)
     return event
 
 
 def is_complete(cupy: Any, event: Any) -> bool:
-    """Ask without waiting; ``Event.done`` of CuPy takes every error for "not yet", and so would be asked for ever.
-
-    Parameters
-    ----------
-    cupy : module
-    event : cupy.cuda.Event
+    """Whether `event` has completed; unlike CuPy's ``Event.done``, which is False for ever after an error.
 
     Raises
     ------
@@ -35,19 +30,17 @@ def is_complete(cupy: Any, event: Any) -> bool:
     """
     status = cupy.cuda.runtime.eventQuery(event.ptr)
     if status not in (SUCCESS, NOT_READY):
-        event.synchronize()  # which says what happened
+        event.synchronize()  # raises with the device's message
     return bool(status == SUCCESS)
 
 
 def wait_for(cupy: Any, event: Any, progress: Progress | None) -> None:
-    """Return when the device has come to `event`.
+    """Return when `event` has completed.
 
     Parameters
     ----------
-    cupy : module
-    event : cupy.cuda.Event
     progress : callable or None
-        Called again and again meanwhile; None where nobody needs this rank, which then leaves the waiting to CUDA.
+        Called repeatedly meanwhile; None if no other rank needs this one, which then waits inside CUDA.
 
     Raises
     ------

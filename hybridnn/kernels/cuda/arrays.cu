@@ -17,17 +17,17 @@ __device__ inline void multiply(REAL* flat, Index n, REAL factor) {
     });
 }
 
-// In float64, in which the squares of float32 numbers cannot overflow.
+// In float64, where the squares of float32 elements cannot overflow.
 KERNEL squared_norm(const REAL* flat, Index n, double* norm, double* parts, unsigned* arrived) {
-    double mine = 0, total;
+    double sum = 0, total;
     for_each(n, aligned(flat), [&](auto chunk, Index i) {
         chunk = load<decltype(chunk)>(flat, i);
-        for (int k = 0; k < chunk.count; ++k) mine += static_cast<double>(chunk.at[k]) * chunk.at[k];
+        for (int k = 0; k < chunk.count; ++k) sum += static_cast<double>(chunk.at[k]) * chunk.at[k];
     });
-    if (sum_of_grid(mine, parts, arrived, &total)) *norm = total;
+    if (sum_of_grid(sum, parts, arrived, &total)) *norm = total;
 }
 
-// Multiplies by limit / norm where the norm is above the limit, and touches nothing where it is not.
+// Multiplies by limit / norm if the norm is above the limit; else writes nothing.
 KERNEL clip_to_norm(REAL* flat, Index n, const double* squared_norm, double limit) {
     const double norm = sqrt(*squared_norm);
     if (norm > limit) multiply(flat, n, static_cast<REAL>(limit / norm));
@@ -44,20 +44,20 @@ struct alignas(16) SixteenBytes {
     unsigned words[4];
 };
 
-// Rows of any numbers of four bytes or more, by their index. A row that is not there comes out as all ones in binary:
-// not a number, or the label -1, so that the loss tells.
+// Rows of elements of four bytes or more, by their index. A row out of range is filled with one bits, which are NaN, or
+// the label -1, so that the loss becomes NaN.
 KERNEL gather_rows(const char* source, const Index* index, char* out, Index rows, Index source_rows, Index bytes) {
     const bool wide = bytes % 16 == 0 && aligned(source, out);
     const Index stride = static_cast<Index>(gridDim.x) * blockDim.y;
     for (Index row = static_cast<Index>(blockIdx.x) * blockDim.y + threadIdx.y; row < rows; row += stride) {
-        const Index wanted = index[row];
+        const Index source_row = index[row];
         char* to = out + row * bytes;
-        if (wanted < 0 || wanted >= source_rows) {
+        if (source_row < 0 || source_row >= source_rows) {
             for (Index i = threadIdx.x; i < bytes / 4; i += blockDim.x) reinterpret_cast<unsigned*>(to)[i] = ~0u;
         } else if (wide) {
-            copy_row<SixteenBytes>(source + wanted * bytes, to, bytes);
+            copy_row<SixteenBytes>(source + source_row * bytes, to, bytes);
         } else {
-            copy_row<unsigned>(source + wanted * bytes, to, bytes);
+            copy_row<unsigned>(source + source_row * bytes, to, bytes);
         }
     }
 }

@@ -1,8 +1,7 @@
-// What all kernels share. REAL, float or double, is defined by whoever compiles; this file stands in front of the
-// others.
+// Common definitions, compiled in front of the other files. REAL, float or double, is a compiler option.
 //
-// Every sum is taken in an order that depends on the sizes alone, so the same input gives the same bits.
-// Arrays are C-contiguous. Outputs may be inputs: a thread has read its numbers before it writes them.
+// The order of every sum depends on the sizes only, so equal inputs give equal bits.
+// Arrays are C-contiguous. Outputs may be inputs: a thread reads its elements before it writes them.
 
 #define KERNEL extern "C" __global__ void __launch_bounds__(256)
 
@@ -12,15 +11,15 @@ constexpr int WARP = 32;
 constexpr unsigned ALL_LANES = 0xffffffffu;
 constexpr int MOST_WARPS = 8;  // of a block: 256 threads
 
-// N numbers that are loaded and stored at once.
+// N elements that are loaded and stored at once.
 template <int N>
-struct alignas(N * sizeof(REAL)) Numbers {
+struct alignas(N * sizeof(REAL)) Elements {
     static constexpr int count = N;
     REAL at[N];
 };
 
-using Single = Numbers<1>;
-using Pack = Numbers<16 / sizeof(REAL)>;  // the widest load there is
+using Single = Elements<1>;
+using Pack = Elements<16 / sizeof(REAL)>;  // the widest load
 
 template <class Chunk>
 __device__ Chunk load(const REAL* from, Index i) {
@@ -28,17 +27,17 @@ __device__ Chunk load(const REAL* from, Index i) {
 }
 
 template <class Chunk>
-__device__ void store(REAL* to, Index i, const Chunk& numbers) {
-    *reinterpret_cast<Chunk*>(to + i) = numbers;
+__device__ void store(REAL* to, Index i, const Chunk& chunk) {
+    *reinterpret_cast<Chunk*>(to + i) = chunk;
 }
 
-// Whether packs can be loaded from all these addresses; a null pointer is no obstacle.
+// Whether packs can be loaded from all these addresses; null pointers are allowed.
 template <class... Pointers>
 __device__ bool aligned(Pointers... pointers) {
     return ((reinterpret_cast<unsigned long long>(pointers) % sizeof(Pack) == 0) && ...);
 }
 
-// Calls body(chunk, i) for all numbers i of n, each once: in packs where they can be used, and one by one for the rest.
+// Calls body(chunk, i) once for each of n elements i: in packs if `in_packs`, and one by one for the rest.
 template <class Body>
 __device__ void for_each(Index n, bool in_packs, Body body) {
     const Index threads = static_cast<Index>(gridDim.x) * blockDim.x;
@@ -48,7 +47,7 @@ __device__ void for_each(Index n, bool in_packs, Body body) {
     for (Index i = packed + first; i < n; i += threads) body(Single(), i);
 }
 
-// The same for a row of n numbers and the threads along x: `first` of `threads`.
+// The same for a row of n elements and the threads along x: this is thread `first` of `threads`.
 template <class Body>
 __device__ void for_each_of_row(Index n, bool in_packs, Index first, Index threads, Body body) {
     if (in_packs) {
@@ -58,13 +57,13 @@ __device__ void for_each_of_row(Index n, bool in_packs, Index first, Index threa
     }
 }
 
-// Rows start at addresses for packs if the array does and its rows are whole packs.
+// Whether packs can be loaded from all rows: the arrays are aligned, and the rows are multiples of a pack.
 template <class... Pointers>
 __device__ bool rows_aligned(Index columns, Pointers... pointers) {
     return columns % Pack::count == 0 && aligned(pointers...);
 }
 
-// Sum over groups of `lanes` neighbours, a power of two up to 32; every lane gets it. All lanes of a warp must call.
+// Sum over groups of `lanes` adjacent lanes, a power of two up to 32, in every lane. All lanes of a warp must call.
 template <class T>
 __device__ T sum_of_lanes(T value, int lanes) {
     for (int distance = lanes / 2; distance > 0; distance /= 2) {
@@ -73,8 +72,8 @@ __device__ T sum_of_lanes(T value, int lanes) {
     return value;
 }
 
-// Sum over the threads of a block that share threadIdx.y; every one of them gets it. All threads of a block must call.
-// blockDim.x is a power of two, the block has whole warps.
+// Sum over the threads of a block that share threadIdx.y, in each of them. All threads of a block must call.
+// blockDim.x is a power of two, and the block consists of full warps.
 template <class T>
 __device__ T sum_along_x(T value) {
     const int across = blockDim.x;
@@ -104,8 +103,8 @@ __device__ inline double sum_of_block(double value) {
     return sum;
 }
 
-// Sum over all threads of a grid along x. True for one thread of all, which alone finds the sum in *total: the blocks
-// leave their parts in `parts`, and the last one to come adds these up. *arrived is 0 before and after.
+// Sum over all threads of a grid along x. Returns true in one thread only, which gets the sum in *total: every block
+// writes a partial sum to `parts`, and the last block to finish adds them. *arrived is 0 before and after.
 __device__ inline bool sum_of_grid(double value, double* parts, unsigned* arrived, double* total) {
     __shared__ bool is_last;
     const int thread = threadIdx.y * blockDim.x + threadIdx.x;
@@ -113,15 +112,15 @@ __device__ inline bool sum_of_grid(double value, double* parts, unsigned* arrive
     const double part = sum_of_block(value);
     if (thread == 0) {
         parts[blockIdx.x] = part;
-        __threadfence();  // the part is there before its block counts as arrived
+        __threadfence();  // the partial sum is visible before its block counts as arrived
         is_last = atomicAdd(arrived, 1u) == gridDim.x - 1;
     }
     __syncthreads();
     if (!is_last) return false;
     __threadfence();
-    const volatile double* others = parts;
+    const volatile double* all_parts = parts;
     double sum = 0;
-    for (unsigned block = thread; block < gridDim.x; block += threads) sum += others[block];
+    for (unsigned block = thread; block < gridDim.x; block += threads) sum += all_parts[block];
     sum = sum_of_block(sum);
     if (thread != 0) return false;
     *arrived = 0;

@@ -1,13 +1,13 @@
-// Bias, activations and their gradients, of arrays of shape (rows, columns): a row per feature, a column per sample.
+// Bias, activations and their gradients, for arrays of shape (rows, columns): a row per feature, a column per sample.
 
-// A slope is a function of the activation's output y.
+// slope(y) is the derivative as a function of the activation's output y.
 struct Identity {
     static __device__ REAL value(REAL z) { return z; }
     static __device__ REAL slope(REAL) { return 1; }
 };
 
 struct Relu {
-    static __device__ REAL value(REAL z) { return z < 0 ? 0 : z; }  // what is not a number stays so
+    static __device__ REAL value(REAL z) { return z < 0 ? 0 : z; }  // NaN stays NaN
     static __device__ REAL slope(REAL y) { return y > 0 ? 1 : 0; }
 };
 
@@ -41,7 +41,7 @@ __device__ void activate(REAL* z, Index n) {
     });
 }
 
-// z = activation(z + bias), in place; threads along x take a row, along y several rows.
+// z = activation(z + bias), in place; threads along x process a row, along y several rows.
 template <class Activation>
 __device__ void bias_activate(REAL* z, const REAL* bias, Index rows, Index columns) {
     const bool in_packs = rows_aligned(columns, z);
@@ -49,12 +49,12 @@ __device__ void bias_activate(REAL* z, const REAL* bias, Index rows, Index colum
     const Index threads = static_cast<Index>(gridDim.x) * blockDim.x;
     const Index stride = static_cast<Index>(gridDim.y) * blockDim.y;
     for (Index row = static_cast<Index>(blockIdx.y) * blockDim.y + threadIdx.y; row < rows; row += stride) {
-        REAL* own = z + row * columns;
+        REAL* z_row = z + row * columns;
         const REAL addend = bias[row];
         for_each_of_row(columns, in_packs, first, threads, [=](auto chunk, Index i) {
-            chunk = load<decltype(chunk)>(own, i);
+            chunk = load<decltype(chunk)>(z_row, i);
             for (int k = 0; k < chunk.count; ++k) chunk.at[k] = Activation::value(chunk.at[k] + addend);
-            store(own, i, chunk);
+            store(z_row, i, chunk);
         });
     }
 }
@@ -70,12 +70,12 @@ __device__ void gradient(const REAL* y, const REAL* dy, REAL* out, Index n) {
     });
 }
 
-// Calls body(row, i, chunk) for all numbers of all rows, adds up what it returns and stores the sum of every row.
-// The threads along x of one block take a whole row.
+// Calls body(i, chunk) for all elements of all rows and stores the sum of its results for every row.
+// The threads along x of one block process a full row.
 template <class Body>
 __device__ void sum_rows(Index rows, Index columns, bool in_packs, REAL* sums, Body body) {
     const Index stride = static_cast<Index>(gridDim.x) * blockDim.y;
-    // All threads of a block go round equally often, as they meet in the sum.
+    // All threads of a block iterate equally often, because sum_along_x synchronizes them.
     for (Index first = static_cast<Index>(blockIdx.x) * blockDim.y; first < rows; first += stride) {
         const Index row = first + threadIdx.y;
         REAL sum = 0;
@@ -98,7 +98,7 @@ KERNEL row_sums(const REAL* dz, REAL* sums, Index rows, Index columns) {
     });
 }
 
-// out = dy * slope(y), and the sum of every row of that.
+// out = dy * slope(y), and its row sums.
 template <class Activation>
 __device__ void gradient_and_row_sums(
     const REAL* y, const REAL* dy, REAL* out, REAL* sums, Index rows, Index columns) {

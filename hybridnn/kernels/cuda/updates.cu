@@ -1,6 +1,6 @@
 // Updates and predictions of the weights, in one pass over flat arrays.
 //
-// The scalars that change from step to step are read from the array `scalars` unless it is null, else from the arguments
+// The scalars that change from step to step are read from the array `scalars`, or if it is null from the arguments
 // after it: a replayed launch repeats its arguments, but reads memory anew.
 
 // v = momentum v + gain g; out = w - rate (g + momentum v, if nesterov, else v), with the decayed gradient as g.
@@ -8,7 +8,7 @@
 KERNEL sgd_update(
     const REAL* weights, const REAL* gradient, REAL* velocity, REAL* out, Index n, double momentum, double gain,
     Index nesterov, double weight_decay, const double* scalars, double rate) {
-    const REAL mu = static_cast<REAL>(momentum), share = static_cast<REAL>(gain);
+    const REAL mu = static_cast<REAL>(momentum), factor = static_cast<REAL>(gain);
     const REAL decay = static_cast<REAL>(weight_decay), step = static_cast<REAL>(scalars ? scalars[0] : rate);
     for_each(n, aligned(weights, gradient, velocity, out), [=](auto chunk, Index i) {
         auto w = load<decltype(chunk)>(weights, i);
@@ -17,7 +17,7 @@ KERNEL sgd_update(
         if (velocity) {
             auto v = load<decltype(chunk)>(velocity, i);
             for (int k = 0; k < chunk.count; ++k) {
-                v.at[k] = mu * v.at[k] + share * g.at[k];
+                v.at[k] = mu * v.at[k] + factor * g.at[k];
                 g.at[k] = nesterov ? g.at[k] + mu * v.at[k] : v.at[k];
             }
             store(velocity, i, v);
@@ -27,8 +27,8 @@ KERNEL sgd_update(
     });
 }
 
-// Kingma and Ba 2015, Algorithm 1; weight_decay joins the gradient. With decoupled decay, keep = 1 - rate * decay, the
-// weights shrink first (Loshchilov and Hutter 2019). scalars: step_size, root_correction, keep.
+// Kingma and Ba 2015, Algorithm 1; weight_decay is added to the gradient. With decoupled decay the weights are first
+// multiplied by keep = 1 - rate * decay (Loshchilov and Hutter 2019). scalars: step_size, root_correction, keep.
 KERNEL adam_update(
     const REAL* weights, const REAL* gradient, REAL* first, REAL* second, REAL* out, Index n, double beta1,
     double beta2, double eps, double weight_decay, const double* scalars, double step_size, double root_correction,
