@@ -1,1 +1,1 @@
-"""Layers, losses, initial weights, optimizers and learning-rate schedules of one process. No MPI."""
+"""Layers, losses, initial weights, optimizers and learning-rate schedules, without MPI."""

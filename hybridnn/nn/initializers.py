@@ -1,8 +1,8 @@
-"""Initial weights that depend on the seed, the layer and the output row, and on nothing else.
+"""Initial weights as functions of the seed, the layer and the output row.
 
-Each row of a weight matrix has its own counter-based generator (Philox; Salmon et al. 2011), so a rank that owns rows
-draws those alone (one that owns columns draws whole rows and keeps its part), and every process grid starts from the
-same network. Drawn in float64 and then rounded: float32 and float64 runs start from the same weights.
+Each row of a weight matrix has its own counter-based generator (Philox; Salmon et al. 2011). A rank that owns rows
+draws only those (a rank that owns columns draws full rows and keeps its block), and every process grid starts from the
+same network. Weights are drawn in float64 and then rounded, so float32 and float64 runs start from the same weights.
 """
 
 from __future__ import annotations
@@ -17,18 +17,17 @@ from hybridnn.nn.mlp import DenseLayer
 
 
 def initialize_rows(layer: DenseLayer, seed: int, rows: slice, columns: slice, out: NDArray[Any]) -> None:
-    """Fill `out` with a block of the initial weights of `layer`.
+    """Write a block of the initial weights of `layer` to `out`.
 
     he: normal with variance 2 / inputs (He et al. 2015, equation 10); lecun: normal with variance 1 / inputs (LeCun et
     al. 1998, equation 16); glorot: uniform on ±sqrt(6 / (inputs + outputs)) (Glorot and Bengio 2010, equation 16).
 
     Parameters
     ----------
-    layer : DenseLayer
     seed : int
         Of the run.
     rows, columns : slice
-        The block, in the whole matrix of shape (outputs, inputs).
+        Block of the weight matrix, shape (outputs, inputs).
     out : ndarray
         Of the block's shape.
     """

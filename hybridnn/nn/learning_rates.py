@@ -12,16 +12,16 @@ from hybridnn.utils.checks import require_number
 
 
 class LearningRateSchedule(Protocol):
-    """Anything that gives the factor for an update."""
+    """Interface of learning-rate schedules."""
 
     def factor(self, update: int, updates_per_epoch: int, updates: int) -> float:
-        """Factor for update number `update` (from 0) of `updates` in all, those of earlier calls of `fit` included."""
+        """Factor of update number `update` (from 0) of `updates`, including those of earlier calls of `fit`."""
         ...
 
 
 @dataclass(frozen=True)
 class Constant:
-    """The base rate throughout."""
+    """Constant base rate."""
 
     def factor(self, update: int, updates_per_epoch: int, updates: int) -> float:
         """1."""
@@ -30,13 +30,12 @@ class Constant:
 
 @dataclass(frozen=True)
 class Step:
-    """The rate is multiplied by `factor_per_step` at the start of the epochs after each milestone.
+    """The rate is multiplied by `factor_per_step` after each milestone.
 
     Attributes
     ----------
     milestones : tuple of int
-        Epochs done when the rate changes, ascending: (150, 225) changes it after 150 and after 225 epochs.
-    factor_per_step : float
+        Completed epochs at which the rate changes, ascending: (150, 225) changes it after 150 and after 225 epochs.
     """
 
     milestones: tuple[int, ...]
@@ -51,7 +50,7 @@ class Step:
         require_number("schedule.factor", self.factor_per_step, 0, infinity, "a finite number above 0", open_ends="(")
 
     def factor(self, update: int, updates_per_epoch: int, updates: int) -> float:
-        """The factor to the power of the milestones passed."""
+        """`factor_per_step` to the power of the number of milestones passed."""
         return self.factor_per_step ** bisect_right(self.milestones, update // updates_per_epoch)
 
 
@@ -66,7 +65,7 @@ class WarmupLinear:
         _require_warmup(self.warmup_epochs, self.final_factor)
 
     def factor(self, update: int, updates_per_epoch: int, updates: int) -> float:
-        """Rises for the warm-up's updates, then falls in a straight line."""
+        """Rises during warm-up, then falls linearly."""
         rising, progress = _warm_up(self.warmup_epochs, update, updates_per_epoch, updates)
         return rising if rising < 1.0 else 1.0 - (1.0 - self.final_factor) * progress
 
@@ -82,15 +81,14 @@ class Cosine:
         _require_warmup(self.warmup_epochs, self.final_factor)
 
     def factor(self, update: int, updates_per_epoch: int, updates: int) -> float:
-        """Rises for the warm-up's updates, then falls along half a cosine."""
+        """Rises during warm-up, then falls along half a cosine."""
         rising, progress = _warm_up(self.warmup_epochs, update, updates_per_epoch, updates)
-        return (
-            rising if rising < 1.0 else self.final_factor + (1.0 - self.final_factor) * (1.0 + cos(pi * progress)) / 2.0
-        )
+        falling = self.final_factor + (1.0 - self.final_factor) * (1.0 + cos(pi * progress)) / 2.0
+        return rising if rising < 1.0 else falling
 
 
 def _warm_up(epochs: float, update: int, updates_per_epoch: int, updates: int) -> tuple[float, float]:
-    """Factor of the warm-up (1 once it is over), and how much of the rest of the run is done, from 0 to 1."""
+    """Factor of the warm-up (1 after it), and the fraction of the rest of the run that is done."""
     warmup = round(epochs * updates_per_epoch)
     if update < warmup:
         return (update + 1) / (warmup + 1), 0.0

@@ -1,7 +1,7 @@
-"""Losses as sums over samples, with the gradient of their mean over the *global* minibatch.
+"""Losses as sums over samples, and the gradient of their mean over the *global* minibatch.
 
-Sums travel between ranks and are divided once, by the true number of samples; so the gradient does not depend on how
-the samples were dealt out.
+Ranks exchange sums, which are divided once by the number of samples of the global minibatch, so the gradient does not
+depend on the distribution of the samples.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from hybridnn.nn.mlp import MLP
 
 
 def resolve_loss(model: MLP, task: str) -> str:
-    """The loss of `model` on data of `task`; ``auto`` is settled by the task.
+    """The loss of `model` on data of `task`, which determines ``auto``.
 
     Raises
     ------
     SettingError
-        If the loss does not belong to the task.
+        If the loss does not fit the task.
     """
-    fitting = "cross_entropy" if task == "classification" else "mse"
-    if model.loss not in ("auto", fitting):
-        raise SettingError("model.loss", model.loss, f"{task} data takes {fitting} (or auto)")
-    return fitting
+    expected = "cross_entropy" if task == "classification" else "mse"
+    if model.loss not in ("auto", expected):
+        raise SettingError("model.loss", model.loss, f"{task} data takes {expected} (or auto)")
+    return expected
 
 
 def loss_gradient(
@@ -39,8 +39,6 @@ def loss_gradient(
 
     Parameters
     ----------
-    kernels : Kernels
-        Of the device that holds the arrays.
     name : {"mse", "cross_entropy"}
     outputs : ndarray, shape (outputs, n)
     targets : ndarray, shape (n, outputs), or of int and shape (n,)
@@ -49,9 +47,9 @@ def loss_gradient(
     samples : int
         Samples of the global minibatch.
     gradient : ndarray, shape (outputs, n)
-        Takes the gradient of (sum of the losses) / `samples`.
+        Receives the gradient of (sum of the losses) / `samples`.
     loss : ndarray, shape (1,)
-        Takes the sum of the losses.
+        Receives the sum of the losses.
     """
     if name == "cross_entropy":
         kernels.cross_entropy(outputs, targets, columns, 1.0 / samples, gradient, loss)

@@ -1,4 +1,4 @@
-"""What a multi-layer perceptron is: widths and activations, without weights and without ranks."""
+"""Multi-layer perceptron: widths, activations, loss and initializer, without weights."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class DenseLayer:
     Attributes
     ----------
     index : int
-        Place in the network, from 0; names the parameters ``layers.<index>.weight`` and ``.bias``.
+        Position in the network, from 0; names the parameters ``layers.<index>.weight`` and ``.bias``.
     inputs, outputs : int
         Columns and rows of ``W``.
     activation : str
         One of ``ACTIVATIONS``.
     residual : bool
-        Whether the input is added to the output; the widths agree then.
+        Whether the input is added to the output, which has the same width.
     initializer : str
         One of ``INITIALIZERS``.
     """
@@ -59,16 +59,16 @@ class MLP:
     activation : {"relu", "identity", "tanh", "sigmoid", "selu"}
         Of the hidden layers; the output layer is linear.
     residual : bool
-        Hidden layers whose widths agree compute ``h + f(h)``, so that deep networks train.
+        Whether hidden layers of equal input and output width compute ``h + f(h)``, so that deep networks train.
     loss : {"auto", "mse", "cross_entropy"}
-        ``auto``: cross-entropy for integer labels, mean squared error for numbers.
+        ``auto``: cross-entropy for integer labels, mean squared error for real targets.
     initializer : {"auto", "he", "glorot", "lecun"}
         ``auto``: he for relu, lecun for selu, glorot for the others.
 
     Raises
     ------
     SettingError
-        If a width is not positive, or a name unknown.
+        If a width is not positive, or a name is unknown.
 
     Examples
     --------
@@ -100,7 +100,7 @@ class MLP:
         if len(sizes) < 2 or not all(isinstance(size, Integral) and size >= 1 for size in sizes):
             needed = "at least an input and an output width, each a whole number, 1 or more"
             raise SettingError("model.sizes", list(sizes), needed)
-        # A frozen dataclass with an initializer of its own, because widths come as any sequence of numbers.
+        # A frozen dataclass with its own __init__, because `sizes` may be any sequence.
         object.__setattr__(self, "sizes", tuple(int(size) for size in sizes))
         object.__setattr__(self, "activation", activation)
         object.__setattr__(self, "residual", bool(residual))

@@ -125,9 +125,9 @@ class SGD:
     momentum : float
         Factor on the velocity, 0 <= momentum < 1.
     dampening : float
-        The gradient enters the velocity times 1 - dampening.
+        The gradient is multiplied by 1 - dampening before it is added to the velocity.
     nesterov : bool
-        Look ahead along the velocity; needs momentum and no dampening.
+        Nesterov momentum; needs momentum and no dampening.
     weight_decay : float
         Factor of the weights added to the gradient.
     """
@@ -188,7 +188,7 @@ class SGD:
 
 @dataclass(frozen=True)
 class Adam:
-    """Adam (Kingma and Ba 2015, Algorithm 1); weight decay joins the gradient.
+    """Adam (Kingma and Ba 2015, Algorithm 1); weight decay is added to the gradient.
 
     Parameters
     ----------

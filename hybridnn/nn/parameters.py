@@ -1,6 +1,7 @@
-"""The parameters of a rank as one contiguous buffer with a view per layer; gradients and optimizer state alike.
+"""Parameters of a rank as one contiguous buffer with views per layer; gradients and optimizer state likewise.
 
-One all-reduce, or a few that are slices of the buffer; one optimizer step; a checkpoint is slices.
+The gradients are all-reduced as one buffer or as a few slices of it, the optimizer updates one buffer, and checkpoints
+store slices.
 """
 
 from __future__ import annotations
@@ -17,16 +18,15 @@ from hybridnn.nn.initializers import initialize_rows
 from hybridnn.nn.mlp import MLP, DenseLayer
 
 ALIGNMENT = 16
-"""Every array of the buffer starts at a multiple of this many numbers: 64 bytes in float32."""
+"""Every array of the buffer starts at a multiple of this many elements: 64 bytes in float32."""
 
 
 @dataclass(frozen=True)
 class LayerShard:
-    """The part of a layer's parameters that one rank owns; no parameter is owned by two ranks of a model group.
+    """A rank's shard of a layer's parameters; no parameter is owned by two ranks of a model group.
 
     Attributes
     ----------
-    layer : DenseLayer
     rows, columns : slice
         Block of the weight matrix, shape (outputs, inputs).
     bias_rows : slice
@@ -51,7 +51,7 @@ class LayerShard:
 
     @property
     def bias_size(self) -> int:
-        """Numbers in the block of the bias."""
+        """Elements of the block of the bias."""
         return int(self.bias_rows.stop - self.bias_rows.start)
 
 
@@ -83,8 +83,7 @@ def check_weights(model: MLP, weights: Mapping[str, NDArray[Any]], source: str) 
     Raises
     ------
     DataError
-        Naming `source` and the first array that is missing, of another shape than the model needs, not of real
-        numbers, or not finite.
+        Naming `source` and the first array that is missing, has the wrong shape, is not real, or is not finite.
     """
     for name, shape in parameter_shapes(model).items():
         if name not in weights:
@@ -102,7 +101,7 @@ def check_weights(model: MLP, weights: Mapping[str, NDArray[Any]], source: str) 
 
 
 class ParameterLayout:
-    """Where every array of a rank's parameters lies in a flat buffer.
+    """Offsets of the arrays of a rank's parameters in a flat buffer.
 
     Parameters
     ----------
@@ -112,9 +111,9 @@ class ParameterLayout:
     Attributes
     ----------
     size : int
-        Numbers in a flat buffer, padding included.
+        Elements of a flat buffer, including padding.
     ends : tuple of int
-        End of every layer in the buffer; layer i lies between ``ends[i - 1]`` (0 for the first) and ``ends[i]``.
+        End of every layer in the buffer: layer i is ``flat[ends[i - 1]:ends[i]]``, with 0 as the first start.
     """
 
     def __init__(self, shards: Sequence[LayerShard]) -> None:
@@ -122,36 +121,36 @@ class ParameterLayout:
         self._offsets: list[tuple[int, int]] = []
         ends, position = [], 0
         for shard in self.shards:
-            weight_at = position
-            bias_at = _aligned(weight_at + shard.weight_shape[0] * shard.weight_shape[1])
-            position = _aligned(bias_at + shard.bias_size)
-            self._offsets.append((weight_at, bias_at))
+            weight_start = position
+            bias_start = _aligned(weight_start + shard.weight_shape[0] * shard.weight_shape[1])
+            position = _aligned(bias_start + shard.bias_size)
+            self._offsets.append((weight_start, bias_start))
             ends.append(position)
         self.ends = tuple(ends)
         self.size = position
 
-    def bounds(self, place: int) -> tuple[int, int]:
+    def bounds(self, index: int) -> tuple[int, int]:
         """Start and stop of a layer in the buffer."""
-        return self.ends[place - 1] if place else 0, self.ends[place]
+        return self.ends[index - 1] if index else 0, self.ends[index]
 
     def views(self, flat: NDArray[Any]) -> list[LayerParameters]:
-        """The arrays of every layer, as views of `flat`, shape (at least size,)."""
+        """The arrays of every layer as views of `flat`, shape (at least size,)."""
         views = []
-        for shard, (weight_at, bias_at) in zip(self.shards, self._offsets, strict=True):
+        for shard, (weight_start, bias_start) in zip(self.shards, self._offsets, strict=True):
             rows, columns = shard.weight_shape
-            weight = flat[weight_at : weight_at + rows * columns].reshape(rows, columns)
-            bias = flat[bias_at : bias_at + shard.bias_size]
+            weight = flat[weight_start : weight_start + rows * columns].reshape(rows, columns)
+            bias = flat[bias_start : bias_start + shard.bias_size]
             views.append(LayerParameters(weight, bias, bias[:, None]))
         return views
 
     def initialize(self, flat: NDArray[Any], seed: int) -> None:
-        """Fill `flat` with the initial weights of this rank's blocks; biases and padding become zero."""
+        """Write the initial weights of this rank's blocks to `flat`, and zeros to biases and padding."""
         flat[...] = 0
         for shard, view in zip(self.shards, self.views(flat), strict=True):
             initialize_rows(shard.layer, seed, shard.rows, shard.columns, view.weight)
 
     def load(self, flat: NDArray[Any], weights: Mapping[str, NDArray[Any]]) -> None:
-        """Fill `flat` with this rank's blocks of the global arrays `weights`."""
+        """Write this rank's blocks of the global arrays `weights` to `flat`."""
         flat[...] = 0
         for shard, view in zip(self.shards, self.views(flat), strict=True):
             view.weight[...] = weights[parameter_name(shard.layer, "weight")][shard.rows, shard.columns]

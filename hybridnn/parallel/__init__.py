@@ -1,1 +1,1 @@
-"""Dense layers split over the model group, gradient reduction over the batch group, distribution of minibatches."""
+"""One rank's part of a parallel training: process grid, split layers, gradient reduction, replicas, distribution."""

@@ -1,9 +1,13 @@
-"""How a minibatch gets from the data to the ranks: three ways, one training.
+"""Distribution of minibatches to the ranks by three methods with equal results.
 
-``local``: every rank takes its part from data it can read (its own, or one copy per node in shared memory).
-``scatter``: rank 0 has the data and sends every rank its part, the ranks of a model group the same one: the first
-method of Laugier et al. 2018, section 7. ``scatter-broadcast``: rank 0 sends one copy per batch part to the first
-rank of every model group, which broadcasts it within the group: the second method.
+``local``: every rank reads its block from data that it can access (its own, or one copy per node in shared memory).
+``scatter``: rank 0 reads the minibatch and sends every rank its block, the same one to the ranks of a model group.
+``scatter-broadcast``: rank 0 sends each block once, to the first rank of a model group, which broadcasts it within the
+group.
+
+The last two are the first and second method of Laugier et al. 2018, section 7. In a grid without model ranks both are
+the Scatter of Algorithm 1, line 7 (lines counted from ``procedure``). Line 7 of Algorithm 3 is scatter_broadcast: the
+second method by its name, the first one by the text of section 7.
 """
 
 from __future__ import annotations
@@ -22,39 +26,34 @@ Array = NDArray[Any]
 
 
 class RowSource(Protocol):
-    """Samples that can be taken by index."""
+    """Interface of samples that can be read by index."""
 
     def take(self, indices: NDArray[np.int64], x: Array | None, y: Array | None) -> None:
-        """Write the samples `indices` into `x`, shape (n, features), and their targets into `y`, where wanted."""
+        """Write the samples `indices` to `x`, shape (n, features), and their targets to `y`, unless None."""
         ...
 
 
 class Distributor(Protocol):
-    """Brings this rank's part of a global minibatch."""
+    """Interface of distribution methods."""
 
     def fetch(self, rows: RowSource | None, indices: NDArray[np.int64], x: Array | None, y: Array | None) -> None:
-        """Fill `x` and `y`, where wanted, with this rank's block of the samples `indices`.
+        """Write this rank's block of the samples `indices` to `x` and `y`, unless None.
 
-        Collective, but for ``local``, over the grid, whose ranks all want the same.
+        Collective over the grid, except with ``local``; all ranks must request the same arrays.
         """
         ...
 
 
 class LocalDistributor:
-    """Every rank reads its own part.
-
-    Parameters
-    ----------
-    grid : ProcessGrid
-    """
+    """Every rank reads its own block."""
 
     def __init__(self, grid: ProcessGrid) -> None:
-        self._parts, self._part = grid.batch, grid.batch_rank
+        self._grid = grid
 
     def fetch(self, rows: RowSource | None, indices: NDArray[np.int64], x: Array | None, y: Array | None) -> None:
-        """Take the block of this rank's batch part."""
+        """Read the block of this batch rank."""
         assert rows is not None
-        rows.take(indices[block_slice(len(indices), self._parts, self._part)], x, y)
+        rows.take(indices[block_slice(len(indices), self._grid.batch, self._grid.batch_rank)], x, y)
 
 
 class ScatterDistributor:
@@ -64,60 +63,60 @@ class ScatterDistributor:
     ----------
     grid : ProcessGrid
     broadcast : bool
-        False: one message to every rank. True: one per batch part, then a broadcast within the model group.
+        False: one message to every rank. True: one per batch rank, then a broadcast within the model group.
     """
 
     def __init__(self, grid: ProcessGrid, broadcast: bool) -> None:
         self._grid = grid
         self._broadcast = broadcast
-        self._staging: dict[tuple[str, tuple[int, ...], np.dtype[Any]], Array] = {}
+        self._buffers: dict[tuple[str, tuple[int, ...], np.dtype[Any]], Array] = {}
 
     def fetch(self, rows: RowSource | None, indices: NDArray[np.int64], x: Array | None, y: Array | None) -> None:
         """Receive this rank's block from rank 0."""
-        whole_x = whole_y = None
+        all_x = all_y = None
         if rows is not None and self._grid.rank == 0:
-            whole_x = None if x is None else self._stage(x, len(indices), "x")
-            whole_y = None if y is None else self._stage(y, len(indices), "y")
-            rows.take(indices, whole_x, whole_y)
-        for whole, part in ((whole_x, x), (whole_y, y)):
-            if part is not None:
-                self._send(whole, part, len(indices))
+            all_x = None if x is None else self._buffer(x, len(indices), "x")
+            all_y = None if y is None else self._buffer(y, len(indices), "y")
+            rows.take(indices, all_x, all_y)
+        for minibatch, block in ((all_x, x), (all_y, y)):
+            if block is not None:
+                self._scatter(minibatch, block, len(indices))
 
-    def _send(self, whole: Array | None, part: Array, samples: int) -> None:
+    def _scatter(self, minibatch: Array | None, block: Array, samples: int) -> None:
         grid = self._grid
         sizes = block_sizes(samples, grid.batch)
         if self._broadcast:
             if grid.model_rank == 0:
-                grid.batch_group.scatter_rows(whole, part, sizes)
-            grid.model_group.broadcast(part)
+                grid.batch_group.scatter_rows(minibatch, block, sizes)
+            grid.model_group.broadcast(block)
             return
-        if whole is not None and grid.model > 1:
-            whole = self._repeat_parts(whole, sizes)
-        grid.world.scatter_rows(whole, part, [size for size in sizes for _ in range(grid.model)])
+        if minibatch is not None and grid.model > 1:
+            minibatch = self._repeat_blocks(minibatch, sizes)
+        grid.world.scatter_rows(minibatch, block, [size for size in sizes for _ in range(grid.model)])
 
-    def _repeat_parts(self, whole: Array, sizes: list[int]) -> Array:
-        """Every batch part once per model rank, one below the other: MPI may not read a place twice in one scatter."""
-        repeated = self._stage(whole, len(whole) * self._grid.model, "repeated")
+    def _repeat_blocks(self, minibatch: Array, sizes: list[int]) -> Array:
+        """Every block once per model rank: MPI may not read the same memory twice in one scatter."""
+        repeated = self._buffer(minibatch, len(minibatch) * self._grid.model, "repeated")
         read = write = 0
         for size in sizes:
             for _ in range(self._grid.model):
-                repeated[write : write + size] = whole[read : read + size]
+                repeated[write : write + size] = minibatch[read : read + size]
                 write += size
             read += size
         return repeated
 
-    def _stage(self, like: Array, samples: int, use: str) -> Array:
-        """A reused buffer for `samples` rows of the kind of `like`."""
+    def _buffer(self, like: Array, samples: int, name: str) -> Array:
+        """A reused buffer for `samples` rows of the width and dtype of `like`."""
         width = like.shape[1:]
-        key = (use, width, like.dtype)
-        kept = self._staging.get(key)
-        if kept is None or len(kept) < samples:
-            kept = self._staging[key] = np.empty((samples, *width), like.dtype)
-        return kept[:samples]
+        key = (name, width, like.dtype)
+        buffer = self._buffers.get(key)
+        if buffer is None or len(buffer) < samples:
+            buffer = self._buffers[key] = np.empty((samples, *width), like.dtype)
+        return buffer[:samples]
 
 
 def make_distributor(grid: ProcessGrid, distribution: str) -> Distributor:
-    """The distributor for a setting of ``data.distribution``."""
+    """The distributor of a setting of ``data.distribution``."""
     if distribution == "local":
         return LocalDistributor(grid)
     return ScatterDistributor(grid, broadcast=distribution == "scatter-broadcast")

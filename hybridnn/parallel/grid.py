@@ -1,7 +1,7 @@
-"""The process grid: every rank's place on the axes pipeline, batch and model, and its groups along them.
+"""Process grid: the coordinates of every rank on the axes pipeline, batch and model, and its groups along them.
 
-One `Split` per axis (Laugier et al. 2018, Figure 3: communicators along which either the weights or the samples are
-split). Ranks vary fastest along model, then batch, then pipeline.
+There is one ``MPI_Comm_split`` per axis (Laugier et al. 2018, Figure 3: communicators along which either the weights or
+the samples are split). Ranks vary fastest along model, then batch, then pipeline.
 """
 
 from __future__ import annotations
@@ -39,40 +39,39 @@ class ProcessGrid:
     pipeline : int
         Stages of the layer pipeline.
     batch : int, optional
-        Parts of the minibatch; by default all ranks the other axes leave.
+        Ranks that share a minibatch; by default all that the other axes leave.
     model : int
-        Parts of every layer.
+        Ranks that share every layer.
     stages : sequence of (int, int), optional
-        Batch and model ranks of every stage, where stages differ in width; then without the three above.
+        Batch and model ranks of every stage, for stages of different widths; replaces the three axes.
     recorder : Recorder, optional
-        Told of every message; a new one by default.
+        Receives every call; a new one by default.
     message_limit : int
-        Bytes above which an array travels in pieces.
+        Bytes above which an array is sent in pieces.
     check_collectives : bool
-        Compare every collective across its group before it begins: see `CheckedGroup`. A `Trainer` then compares all
-        samples and weights that the ranks are given, not some of them.
+        Compare every collective across its group before it starts: see `CheckedGroup`. A `Trainer` then also compares
+        all samples and weights that the ranks are given, rather than some of them.
 
     Attributes
     ----------
     world, pipeline_group, batch_group, model_group, node_group : Group
-        All ranks, this rank's three groups, and the ranks that share this rank's node and memory.
+        All ranks, this rank's three groups, and the ranks of this rank's node.
     pipeline_rank, batch_rank, model_rank : int
-        This rank's place on each axis.
+        This rank's coordinates.
     pipeline, batch, model : int
-        Ranks along each axis; batch and model are those of this rank's stage.
+        Sizes of the axes; batch and model are those of this rank's stage.
     stages : tuple of (int, int)
         Batch and model ranks of every stage.
     nodes : int
-        Nodes the ranks run on.
+        Number of nodes.
     check_collectives : bool
-        As it was asked for.
     stall_watchdog : StallWatchdog or None
-        Ends a job that stands still, once something trains on the grid; None for one rank.
+        Ends a job that stalls, from the first training on the grid on; None for one rank.
 
     Raises
     ------
     GridError
-        If the axes do not multiply to the number of ranks, or, on every rank, the ranks ask for different grids.
+        If the product of the axes is not the number of ranks, or, on every rank, if the ranks' arguments differ.
 
     Examples
     --------
@@ -96,11 +95,13 @@ class ProcessGrid:
         mpi = import_mpi()
         self.check_collectives = check_collectives
         ranks: Any = comm if comm is not None else mpi.COMM_WORLD
-        asked = {"pipeline": pipeline, "batch": batch, "model": model, "stages": stages}
-        asked |= {"message_limit": message_limit, "check_collectives": check_collectives}
-        unequal = unequal_values(all_ranks_group(comm), lambda: {name: repr(value) for name, value in asked.items()})
+        arguments = {"pipeline": pipeline, "batch": batch, "model": model, "stages": stages}
+        arguments |= {"message_limit": message_limit, "check_collectives": check_collectives}
+        unequal = unequal_values(
+            all_ranks_group(comm), lambda: {name: repr(value) for name, value in arguments.items()}
+        )
         if unequal:
-            texts = "; ".join(one.text for one in unequal)
+            texts = "; ".join(difference.text for difference in unequal)
             raise GridError(f"process grid: {texts}; it must be the same on every rank")
         if stages is None:
             pipeline, batch, model = resolve_axes(ranks.Get_size(), pipeline, batch, model)
@@ -119,68 +120,68 @@ class ProcessGrid:
         self.pipeline_rank = bisect_right(self._first_of_stage, position) - 1
         self.batch, self.model = self.stages[self.pipeline_rank]
         self.shape = self.pipeline, self.batch, self.model
-        place = position - self._first_of_stage[self.pipeline_rank]
-        self.batch_rank, self.model_rank = divmod(place, self.model)
+        position_in_stage = position - self._first_of_stage[self.pipeline_rank]
+        self.batch_rank, self.model_rank = divmod(position_in_stage, self.model)
 
-        kind = CheckedGroup if check_collectives else Group
+        group_class = CheckedGroup if check_collectives else Group
         world = ranks.Split(0, position)
 
         def group(axis: str, color: int, key: int) -> Group:
             comm = ranks.Split(color, key)
-            return kind(comm, axis, self.recorder, message_limit, ranks_within(comm, world))
+            return group_class(comm, axis, self.recorder, message_limit, ranks_within(comm, world))
 
-        self.world = kind(world, "world", self.recorder, message_limit)
+        self.world = group_class(world, "world", self.recorder, message_limit)
         first = self._first_of_stage[self.pipeline_rank]
         self.model_group = group("model", first + self.batch_rank, self.model_rank)
         self.batch_group = group("batch", first + self.model_rank, self.batch_rank)
         self.pipeline_group = group(
             "pipeline", self.batch_rank * ranks.Get_size() + self.model_rank, self.pipeline_rank
         )
-        # Split again by position, so that the first rank of the grid is also the first of its node.
+        # Ordered by position, so that rank 0 of the grid is also rank 0 of its node.
         self.node_comm = node_comm.Split(0, position)
         members = ranks_within(self.node_comm, world)
-        self.node_group = kind(self.node_comm, "node", self.recorder, message_limit, members)
+        self.node_group = group_class(self.node_comm, "node", self.recorder, message_limit, members)
         self.stall_watchdog = StallWatchdog.for_grid(self.recorder, world, self.node_comm)
 
     @property
     def groups(self) -> tuple[Group, ...]:
-        """All of them, in one order on all ranks."""
+        """All groups, in the same order on all ranks."""
         return self.world, self.pipeline_group, self.batch_group, self.model_group, self.node_group
 
     def attach_device(self, transports: TransportFactory) -> str:
-        """Let all groups take arrays of this rank's device too; collective, and nothing may be in flight.
+        """Enable arrays of this rank's device in all groups; collective, and nothing may be in flight.
 
         Returns
         -------
         str
-            Why this rank could not be connected in a group, which then stages; empty if it was in all. Collective means
-            that it goes on to the other groups all the same.
+            The first reason why this rank could not be connected in a group, which then stages its arrays; empty if all
+            groups are connected. The remaining groups are attached in either case.
         """
         problems = [group.attach_device(transports) for group in self.groups]
         return next(filter(None, problems), "")
 
     def disconnect(self) -> None:
-        """End what connects the ranks beside MPI: see `Group.disconnect`."""
+        """Close connections other than MPI: see `Group.disconnect`."""
         for group in self.groups:
             group.disconnect()
 
     def rank_at(self, stage: int, batch_rank: int, model_rank: int) -> int:
-        """Position in the grid of a place in a stage."""
+        """Position in the grid of coordinates in a stage."""
         return self._first_of_stage[stage] + batch_rank * self.stages[stage][1] + model_rank
 
     @property
     def batch_spans_nodes(self) -> bool:
-        """Whether this rank's batch group has ranks on other nodes; the same on all its ranks."""
+        """Whether this rank's batch group has ranks on several nodes; the same on all its ranks."""
         return not set(self.batch_group.members) <= set(self.node_group.members)
 
     @property
     def spans_nodes(self) -> bool:
-        """Whether its ranks are on several nodes; the same on all."""
+        """Whether the grid has ranks on several nodes; the same on all ranks."""
         return self.node_group.size < self.world.size
 
     @property
     def rank(self) -> int:
-        """Position in the grid; rank 0 loads, logs and writes files."""
+        """Position in the grid; rank 0 loads data, logs and writes files."""
         return self.world.rank
 
     @property
@@ -196,16 +197,16 @@ class ProcessGrid:
 
 
 def all_ranks_group(comm: MPI.Intracomm | None = None) -> Group:
-    """The ranks of `comm`, by default all of the job, before they are arranged as a grid; collective.
+    """Group of the ranks of `comm`, by default all of the job, before they are arranged as a grid; collective.
 
-    A rank that leaves instead ends the job: see `wait_for_ranks`.
+    A rank that exits instead ends the job: see `wait_for_ranks`.
 
     Raises
     ------
     EnvironmentProblem
-        On every process: MPI does not see all that were started.
+        On every process, if MPI does not see all processes that were started.
     GridError
-        If `comm` is of ranks that do not run here.
+        If `comm` belongs to other ranks than those running.
     """
     if comm is None:
         require_complete_launch()
@@ -217,7 +218,7 @@ def all_ranks_group(comm: MPI.Intracomm | None = None) -> Group:
 
 
 def _node_of_every_rank(comm: MPI.Intracomm, node_comm: MPI.Intracomm) -> list[int]:
-    """Lowest rank on the node of every rank: a number for each node."""
+    """Node of every rank, identified by its lowest rank."""
     lowest = np.array([comm.Get_rank()], np.int64)
     node_comm.Allreduce(import_mpi().IN_PLACE, lowest, import_mpi().MIN)
     nodes = np.empty(comm.Get_size(), np.int64)

@@ -1,4 +1,4 @@
-"""Which rank stands where in the process grid, given the nodes the ranks run on."""
+"""Placement of ranks in the process grid, and checks of its axes."""
 
 from __future__ import annotations
 
@@ -10,33 +10,34 @@ from hybridnn.utils.text import counted
 
 
 def place_ranks(nodes: Sequence[int], model: int) -> list[int]:
-    """Order the ranks so that model groups lie inside a node wherever they fit.
+    """Order the ranks so that model groups are inside a node wherever possible.
 
     Model groups exchange activations in every layer, so they get the fastest links. Positions of the grid vary fastest
-    along the model axis; each node first gives as many whole model groups as it holds, and only what is left over forms
-    groups that cross nodes. With ranks numbered node by node and nodes of equal, fitting size the order is 0, 1, 2, …
+    along the model axis. Each node first provides as many complete model groups as it has ranks for; only the remaining
+    ranks form groups across nodes. If ranks are numbered by node and every node has a multiple of `model` ranks, the
+    order is 0, 1, 2, …
 
     Parameters
     ----------
     nodes : sequence of int
-        Node of every rank; any numbers, equal for ranks of one node.
+        Node of every rank; any integers, equal for ranks of one node.
     model : int
-        Ranks in a model group.
+        Ranks of a model group.
 
     Returns
     -------
     list of int
-        The rank that stands at each position of the grid.
+        The rank at each position of the grid.
     """
     by_node: dict[int, list[int]] = {}
     for rank, node in enumerate(nodes):
         by_node.setdefault(node, []).append(rank)
-    whole, left_over = [], []
+    grouped, remaining = [], []
     for ranks in by_node.values():
         fitting = len(ranks) // model * model
-        whole += ranks[:fitting]
-        left_over += ranks[fitting:]
-    return whole + left_over
+        grouped += ranks[:fitting]
+        remaining += ranks[fitting:]
+    return grouped + remaining
 
 
 def fitting_grids(ranks: int, pipeline: int = 1) -> list[tuple[int, int]]:
@@ -48,26 +49,26 @@ def fitting_grids(ranks: int, pipeline: int = 1) -> list[tuple[int, int]]:
 
 
 def resolve_axes(ranks: int, pipeline: int, batch: int | None, model: int) -> tuple[int, int, int]:
-    """Check the axes against the number of ranks; without `batch`, all ranks that are left go to it.
+    """Check the axes against the number of ranks; without `batch`, that axis gets all remaining ranks.
 
     Raises
     ------
     SettingError
-        If an axis is not a whole number, 1 or more.
+        If an axis is not an integer of at least 1.
     GridError
-        If the axes do not multiply to `ranks`; the message says how many they take, and lists the grids that would fit.
+        If the product of the axes is not `ranks`; the message says what it is and lists grids that would fit.
     """
     for name, size in (("pipeline", pipeline), ("batch", batch), ("model", model)):
         if size is not None:
             require_whole(f"parallel.{name}", size, 1)
-    asked = f"pipeline {pipeline} x " * (pipeline > 1) + f"batch {'?' if batch is None else batch} x model {model}"
+    axes = f"pipeline {pipeline} x " * (pipeline > 1) + f"batch {'?' if batch is None else batch} x model {model}"
     if batch is None and ranks % (pipeline * model) == 0:
         batch = ranks // (pipeline * model)
     if batch is None or pipeline * batch * model != ranks:
         needed = pipeline * (batch or 1) * model
         fits = ", ".join(f"{b} x {m}" for b, m in fitting_grids(ranks, pipeline))
         raise GridError(
-            f"the process grid {asked} does not fit {counted(ranks, 'rank')}: "
+            f"the process grid {axes} does not fit {counted(ranks, 'rank')}: "
             f"start it on {needed}{' or a multiple of that' * (batch is None)}, as with -n {needed}"
             + (f"; batch x model grids that would fit {ranks}: {fits}" if fits else "")
         )
@@ -79,16 +80,15 @@ def resolve_stages(ranks: int, stages: Sequence[tuple[int, int]]) -> tuple[tuple
 
     Parameters
     ----------
-    ranks : int
     stages : sequence of (int, int)
         Batch and model ranks of every stage.
 
     Raises
     ------
     SettingError
-        If there is no stage, or a width is not a whole number, 1 or more.
+        If there is no stage, or a width is not an integer of at least 1.
     GridError
-        If the stages do not add up to `ranks`.
+        If the stages do not have `ranks` ranks in total.
     """
     if not stages:
         raise SettingError("parallel.stages", [], "at least one stage, for example [{batch=2}, {}]")
