@@ -1,9 +1,8 @@
-"""Collectives that are compared across their group before they begin.
+"""Checked group: collectives are compared across the group before they begin.
 
-MPI trusts its callers. Ranks that enter different collectives, or the same with arrays of other sizes, get wrong
-numbers, an error of the library's that names no rank, or wait for ever. With `CheckedGroup` every rank first tells
-the others what it is about to call, over a communicator on which nothing else happens and every message has the same
-size, so that this exchange itself cannot go wrong.
+Ranks that enter different collectives, or the same one with arrays of other sizes, get wrong results, an error of the
+MPI library that names no rank, or a deadlock. In a `CheckedGroup` every rank first sends the others a description of
+its call, over a communicator of its own in messages of one size, so that this exchange itself cannot fail.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 
-CALL_BYTES, SITE_BYTES = 96, 160
+SIGNATURE_BYTES, SITE_BYTES = 96, 160
 
 
 class CollectiveMismatchError(HybridnnError):
-    """The ranks of a group entered different collectives; a defect of the program, raised on all of them."""
+    """The ranks of a group entered different collectives: an error in the program, raised on all of them."""
 
     exit_code = 1
 
@@ -41,9 +40,9 @@ class CollectiveMismatchError(HybridnnError):
 class CheckedGroup(Group):
     """A group whose collectives are compared: operation, bytes, dtype, root, reduction and whether they block.
 
-    A difference is raised on every rank of the group. A blocking collective waits for the comparison. A non-blocking
-    one begins when its comparison is done, which a test or a wait finds out, so that a program which is right never
-    waits where it would not without; only less of its communication is hidden. Messages are not compared.
+    A difference raises `CollectiveMismatchError` on every rank of the group. A blocking collective waits for the
+    comparison. A non-blocking one begins in the first test or wait after its comparison, so that a correct program
+    waits at no other place than in a `Group`; only less of its communication overlaps. Messages are not compared.
 
     Parameters are those of `Group`.
     """
@@ -57,8 +56,8 @@ class CheckedGroup(Group):
         members: Sequence[int] | None = None,
     ) -> None:
         super().__init__(comm, axis, recorder, message_limit, members)
-        self._own: Any = None if comm is None or self.size == 1 else comm.Dup()
-        self._compared: deque[_ComparedRequest] = deque()
+        self._comparisons: Any = None if comm is None or self.size == 1 else comm.Dup()
+        self._pending: deque[_ComparedRequest] = deque()
 
     def _begin(
         self,
@@ -68,10 +67,10 @@ class CheckedGroup(Group):
         root: int = -1,
         reduction: str | None = None,
     ) -> CallRecord:
-        """Note that this rank enters a blocking collective; returns when it is the same on all ranks."""
+        """Record that this rank enters a blocking collective; returns after the comparison."""
         call = super()._begin(name, nbytes, dtype, root, reduction)
-        comparison = _Comparison(self._own, call, blocking=True)
-        # MPI wants collectives in the same order on all ranks: those that still wait for their comparison go first.
+        comparison = _Comparison(self._comparisons, call, blocking=True)
+        # Collectives that wait for their comparison go first: MPI requires the same order on all ranks.
         self._transport.flush()
         self._advance(None, wait=True)
         comparison.done(wait=True)
@@ -86,24 +85,24 @@ class CheckedGroup(Group):
         root: int = -1,
         reduction: str | None = None,
     ) -> Request:
-        """Enter a non-blocking collective, which begins when it is known to be the same on all ranks."""
+        """Enter a non-blocking collective, which begins after its comparison."""
         call = super()._begin(name, nbytes, arrays[-1].dtype, root, reduction)
-        request = _ComparedRequest(self, _Comparison(self._own, call, blocking=False), start, arrays, call)
-        self._compared.append(request)
+        request = _ComparedRequest(self, _Comparison(self._comparisons, call, blocking=False), start, arrays, call)
+        self._pending.append(request)
         self._advance(request, wait=False)
         self._finish(call)
         return request
 
     def _advance(self, request: _ComparedRequest | None, *, wait: bool) -> None:
-        """Begin collectives in their order, as far as they are compared, up to `request` or all of them."""
-        while self._compared and (request is None or not request.begun):
-            if not self._compared[0].comparison.done(wait=wait):
+        """Begin the collectives that have been compared, in their order, up to `request` or all of them."""
+        while self._pending and (request is None or not request.begun):
+            if not self._pending[0].comparison.done(wait=wait):
                 return
-            self._compared.popleft().begin()
+            self._pending.popleft().begin()
 
 
 class _ComparedRequest(Request):
-    """A collective that begins when its comparison is done."""
+    """A collective that begins after its comparison."""
 
     __slots__ = ("_group", "_start", "begun", "comparison")
 
@@ -120,7 +119,7 @@ class _ComparedRequest(Request):
         self.comparison, self.begun = comparison, False
 
     def begin(self) -> None:
-        """Hand the arrays to MPI."""
+        """Begin the collective."""
         self._requests = self._start()
         self.begun = True
 
@@ -138,62 +137,48 @@ class _ComparedRequest(Request):
 
 
 class _Comparison:
-    """What every rank of a group is about to call, gathered in the background.
-
-    Parameters
-    ----------
-    comm : MPI.Intracomm
-        Used for nothing else.
-    record : CallRecord
-        This rank's call.
-    blocking : bool
-        Whether it blocks.
-    """
+    """Non-blocking all-gather of the signatures and call sites of a collective, over a communicator of its own."""
 
     def __init__(self, comm: MPI.Intracomm, record: CallRecord, *, blocking: bool) -> None:
         self._call = Call._make(record)
-        what = self._call.signature if blocking else f"non-blocking {self._call.signature}"
-        self._mine = np.concatenate([_fixed(what, CALL_BYTES), _fixed(_call_site(), SITE_BYTES)])
-        self._all = np.zeros((comm.Get_size(), self._mine.size), np.uint8)
-        self._gathering: Any = comm.Iallgather(self._mine, self._all)
+        signature = self._call.signature if blocking else f"non-blocking {self._call.signature}"
+        self._own = np.concatenate([_encoded(signature, SIGNATURE_BYTES), _encoded(_call_site(), SITE_BYTES)])
+        self._gathered = np.zeros((comm.Get_size(), self._own.size), np.uint8)
+        self._request: Any = comm.Iallgather(self._own, self._gathered)
 
     def done(self, *, wait: bool) -> bool:
-        """Whether all ranks have told what they call.
-
-        Raises
-        ------
-        CollectiveMismatchError
-            If it is not the same.
-        """
+        """Whether the all-gather has completed; raises `CollectiveMismatchError` if the signatures differ."""
         if wait:
-            self._gathering.Wait()
-        elif not self._gathering.Test():
+            self._request.Wait()
+        elif not self._request.Test():
             return False
-        calls = self._all[:, :CALL_BYTES]
-        if (calls != calls[0]).any():
+        signatures = self._gathered[:, :SIGNATURE_BYTES]
+        if (signatures != signatures[0]).any():
             raise CollectiveMismatchError(self._difference())
         return True
 
     def _difference(self) -> str:
         channel = self._call.channel
-        told = dict(zip(channel.members, self._all, strict=True))
-        calls = {rank: _text(row[:CALL_BYTES]) for rank, row in sorted(told.items())}
-        first_with = {what: rank for rank, what in reversed(calls.items())}
-        sites = ", ".join(f"rank {rank} at {_text(told[rank][CALL_BYTES:])}" for rank in sorted(first_with.values()))
-        return f"{collective_mismatch(channel.axis, channel.members, self._call.number, calls).text}; called by {sites}"
+        rows = sorted(zip(channel.members, self._gathered, strict=True), key=lambda item: item[0])
+        signatures = {rank: _decoded(row[:SIGNATURE_BYTES]) for rank, row in rows}
+        sites = {rank: _decoded(row[SIGNATURE_BYTES:]) for rank, row in rows}
+        first_with = {signature: rank for rank, signature in reversed(signatures.items())}
+        called_by = ", ".join(f"rank {rank} at {sites[rank]}" for rank in sorted(first_with.values()))
+        finding = collective_mismatch(channel.axis, channel.members, self._call.number, signatures)
+        return f"{finding.text}; called by {called_by}"
 
 
-def _fixed(text: str, nbytes: int) -> NDArray[np.uint8]:
+def _encoded(text: str, nbytes: int) -> NDArray[np.uint8]:
     encoded = text.encode(errors="replace")[:nbytes]
     return np.frombuffer(encoded.ljust(nbytes, b"\0"), np.uint8)
 
 
-def _text(row: NDArray[np.uint8]) -> str:
+def _decoded(row: NDArray[np.uint8]) -> str:
     return row.tobytes().rstrip(b"\0").decode(errors="replace")
 
 
 def _call_site() -> str:
-    """The innermost line that is not communication itself."""
+    """The innermost line outside of communication code."""
     frame: FrameType | None = sys._getframe()
     while frame is not None and frame.f_code.co_filename.startswith(COMMUNICATION_FILES):
         frame = frame.f_back

@@ -1,7 +1,7 @@
-"""A program of its own, as it may crash or hang: send arrays that lie on GPUs through MPI, as the training would.
+"""Program that sends arrays of GPUs through MPI, alone or as two ranks; a child process, as it may crash or hang.
 
-``python -m hybridnn.diagnostics.device_mpi_probe SECONDS [PLACE ...]``, alone or as two ranks: see
-`hybridnn.diagnostics.device_mpi_trial`, which starts it and reads what it prints.
+``python -m hybridnn.diagnostics.device_mpi_probe SECONDS [BUS_ID ...]``: `hybridnn.diagnostics.device_mpi_trial` starts
+it and reads its output.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from hybridnn.diagnostics.device_mpi_trial import GPUS, PROBLEM, RANKS
 from hybridnn.diagnostics.failsafe import exit_now
 
 SIZES = (16, 1 << 18, CHUNK_BYTES // 4 + 1)
-"""Numbers of a message: small ones are copied in another way than large ones, and the last travel in two pieces."""
+"""Elements of a message: small and large ones are copied in different ways, and the last one in two pieces."""
 
 TAG = 1
 
 
-def what_goes_wrong(
+def find_problem(
     comm: Any, device: Device, to_device: Callable[[NDArray[Any]], Array], to_host: Callable[[Array], NDArray[Any]]
 ) -> str:
-    """What is wrong with messages from every rank to the next, by way of the transport that is to be used.
+    """Send messages from every rank to the next through `DeviceMpi`; returns an error message, empty without one.
 
     Parameters
     ----------
@@ -40,54 +40,49 @@ def what_goes_wrong(
     device : Device
     to_device, to_host : callable
         As `Kernels.to_device` and `Kernels.to_host`.
-
-    Returns
-    -------
-    str
-        Empty if every message arrives as it was sent.
     """
     transport = DeviceMpi(comm, MESSAGE_LIMIT, device)
     rank, size = comm.Get_rank(), comm.Get_size()
-    after, before = (rank + 1) % size, (rank - 1) % size
+    following, previous = (rank + 1) % size, (rank - 1) % size
     for n in SIZES:
         for synchronous in (False, True):
-            room = to_device(np.full(n, -1, np.float32))
-            receives = transport.receive(room, before, TAG)
-            sends = transport.send(to_device(_numbers(n, rank)), after, TAG, synchronous)
+            received = to_device(np.full(n, -1, np.float32))
+            receives = transport.receive(received, previous, TAG)
+            sends = transport.send(to_device(_elements(n, rank)), following, TAG, synchronous)
             for requests in (receives, sends):
                 requests[0].Waitall(requests)
-            if not np.array_equal(to_host(room), _numbers(n, before)):
-                return f"a message of {n:,} numbers arrived with other values than were sent"
+            if not np.array_equal(to_host(received), _elements(n, previous)):
+                return f"a message of {n:,} elements arrived with other values than were sent"
     return ""
 
 
-def _numbers(n: int, rank: int) -> NDArray[np.float32]:
+def _elements(n: int, rank: int) -> NDArray[np.float32]:
     return np.arange(n, dtype=np.float32) + rank
 
 
-def _use_gpu(cupy: Any, places: Sequence[str], rank: int) -> str:
-    """Compute on the GPU that the training's rank has, if this process may see it; returns where it is plugged in."""
+def _use_gpu(cupy: Any, bus_ids: Sequence[str], rank: int) -> str:
+    """Select the GPU of the training's rank, if this process may see it; returns its bus ID."""
     runtime = cupy.cuda.runtime
     index = rank % runtime.getDeviceCount()
-    if places:
+    if bus_ids:
         with suppress(runtime.CUDARuntimeError):  # each rank of the training may see no other GPU than its own
-            index = runtime.deviceGetByPCIBusId(places[rank % len(places)])
+            index = runtime.deviceGetByPCIBusId(bus_ids[rank % len(bus_ids)])
     cupy.cuda.Device(index).use()
-    place: str = runtime.deviceGetPCIBusId(index)
-    return place
+    bus_id: str = runtime.deviceGetPCIBusId(index)
+    return bus_id
 
 
-def _main(seconds: str, *places: str) -> str:
-    """Try it; returns what goes wrong, empty if nothing does."""
-    signal.alarm(int(seconds))  # ends this process even where CUDA or MPI never return
+def _main(seconds: str, *bus_ids: str) -> str:
+    """Carry out the trial; returns an error message, empty without one."""
+    signal.alarm(int(seconds))  # ends this process also where CUDA or MPI hang
     comm = import_mpi().COMM_WORLD
     print(f"{RANKS}{comm.Get_size()}", flush=True)
     try:
         import cupy
 
-        used = comm.allgather(_use_gpu(cupy, places, comm.Get_rank()))
+        used = comm.allgather(_use_gpu(cupy, bus_ids, comm.Get_rank()))
         print(f"{GPUS}{len(set(used))}", flush=True)
-        return what_goes_wrong(comm, Device(cupy), cupy.asarray, cupy.asnumpy)
+        return find_problem(comm, Device(cupy), cupy.asarray, cupy.asnumpy)
     except Exception as error:
         return f"{type(error).__name__}: {error}".splitlines()[0]
 
@@ -96,4 +91,4 @@ if __name__ == "__main__":
     problem = _main(*sys.argv[1:])
     if problem:
         print(f"{PROBLEM}{problem}", flush=True)
-        exit_now(1)  # the other rank may wait for this one, which MPI would wait for in turn
+        exit_now(1)  # MPI would wait for the other rank, which may wait for this one

@@ -1,4 +1,4 @@
-"""Whether MPI sends arrays that lie on GPUs: two ranks of a job of their own try it, or where none can be had, one."""
+"""Trial of device-aware MPI: two processes of a job of their own send arrays of GPUs; one, where two cannot start."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from hybridnn.comm.open_mpi import mpirun_settings
 from hybridnn.utils.processes import ChildResult, run_child
 
 RANKS, GPUS, PROBLEM = "ranks: ", "GPUs: ", "problem: "
-"""What the lines of the program begin with: how many there are, and what is wrong."""
+"""Beginnings of the output lines of the program: numbers of ranks and GPUs, and the error."""
 
 RunChild = Callable[..., ChildResult]
 
 ON_GPUS = {1: " on one GPU", 2: " with a GPU each"}
 
 GRACE_SECONDS = 10
-"""By which the program's own time is over before that of its launcher."""
+"""Difference between the time limits of the launcher and of the program."""
 
 BY_SIGNAL = re.compile(r"signal:? (\d+)")
-"""How launchers say that a process crashed."""
+"""How launchers report a crash."""
 
 
 @dataclass(frozen=True)
 class DeviceMpiTrial:
-    """What came of it.
+    """Result of a trial.
 
     Attributes
     ----------
     problem : str
-        Why MPI cannot send an array that lies on a GPU; empty if it can.
+        Why MPI cannot send arrays of a GPU; empty if it can.
     endpoints : str
-        Between whom messages were tried, in words.
+        Sender and receiver of the messages, such as ``between two processes on one GPU``.
     """
 
     problem: str
@@ -44,18 +44,18 @@ class DeviceMpiTrial:
 
 
 def try_device_mpi(
-    environment: Mapping[str, str], seconds: float, places: Sequence[str] = (), run: RunChild = run_child
+    environment: Mapping[str, str], seconds: float, bus_ids: Sequence[str] = (), run: RunChild = run_child
 ) -> DeviceMpiTrial:
-    """Let two processes on this node send arrays of their GPUs to one another.
+    """Start two processes on this node that send arrays of their GPUs to each other.
 
     Parameters
     ----------
     environment : mapping
         Of this process.
     seconds : float
-        In which a try ends; a hang is a problem.
-    places : sequence of str
-        Where the GPUs of the node's first two ranks are plugged in; by default those that CUDA names first.
+        Time limit of a trial.
+    bus_ids : sequence of str
+        PCI bus IDs of the GPUs of the node's first two ranks; by default the first GPUs of CUDA.
     run : callable
         As `run_child`.
     """
@@ -64,14 +64,14 @@ def try_device_mpi(
         "-m",
         "hybridnn.diagnostics.device_mpi_probe",
         str(max(1, int(seconds) - GRACE_SECONDS)),
-        *places,
+        *bus_ids,
     ]
     clean = without_launcher(environment)
     mpirun = find_mpirun(environment)
     if mpirun is not None:
         end = run([mpirun, "-n", "2", *program], seconds, mpirun_settings(as_root=os.geteuid() == 0) | clean)
         if f"{RANKS}2" in end.output:
-            gpus = [words for number, words in ON_GPUS.items() if f"{GPUS}{number}" in end.output]
+            gpus = [text for number, text in ON_GPUS.items() if f"{GPUS}{number}" in end.output]
             return DeviceMpiTrial(_problem_of(end), "".join(["between two processes", *gpus]))
     end = run(program, seconds, clean)
     return DeviceMpiTrial(_problem_of(end), "from a process to itself, as no two could be started")
@@ -80,11 +80,11 @@ def try_device_mpi(
 def _problem_of(end: ChildResult) -> str:
     if end.code == 0 and not end.timed_out:
         return ""
-    said = [line.removeprefix(PROBLEM) for line in end.output.splitlines() if line.startswith(PROBLEM)]
+    problems = [line.removeprefix(PROBLEM) for line in end.output.splitlines() if line.startswith(PROBLEM)]
     crash = BY_SIGNAL.search(end.errors)
     number = int(crash[1]) if crash is not None else max(-end.code, 0)
-    if said:
-        what = f"says: {said[0]}"
+    if problems:
+        what = f"says: {problems[0]}"
     elif end.timed_out or number == signal.SIGALRM:
         what = "did not end in time"
     elif number in signal.valid_signals():

@@ -1,11 +1,11 @@
-"""Going on without a rank that was lost, where the MPI library can: User-Level Failure Mitigation (ULFM).
+"""Lost ranks: continuing without a rank that died, by User-Level Failure Mitigation (ULFM).
 
-Only Open MPI 5 does, and only when started with ``mpirun --with-ft ulfm``. A call of MPI then raises on the ranks that
-notice a loss; they revoke every communicator of the run, so that the others leave the calls they are in, all agree on
-what happened, and shrink the job to the ranks that are left.
+Only Open MPI 5 has it, and only when started with ``mpirun --with-ft ulfm``. A call of MPI then raises an exception on
+the ranks that detect the loss. They revoke every communicator of the run, so that the other ranks leave their calls,
+all agree on a status, and shrink the job to the surviving ranks.
 
-With Open MPI 5.0.11 ``MPI_Finalize`` now and then waits for ever for a non-blocking collective that a loss interrupted,
-while a process that ends without it ends well; `exit_without_mpi` does that.
+With Open MPI 5.0.11 ``MPI_Finalize`` may wait forever for a non-blocking collective that a loss interrupted;
+`exit_without_mpi` ends a process without it.
 """
 
 from __future__ import annotations
@@ -25,20 +25,19 @@ if TYPE_CHECKING:
 
 
 SWITCH = "OMPI_MCA_mpi_ft_enable"
-"""Set for every rank by ``mpirun --with-ft ulfm``. Without it the launcher ends a job that lost a rank."""
-
+"""Set for every rank by ``mpirun --with-ft ulfm``; without it the launcher ends a job that lost a rank."""
 
 START_SECONDS = 60
-"""In which MPI starts on all ranks, however late some of them come."""
+"""Time for MPI to start on all ranks."""
 
 
 def start_mpi_with_timeout() -> None:
-    """Start MPI; where a rank that was lost before keeps it from starting, end this process with a traceback.
+    """Start MPI in a job that tolerates losses, and end this process with a traceback if it does not start in time.
 
-    A launcher that leaves losses to its ranks lets the others wait in ``MPI_Init`` for ever. Does nothing otherwise.
+    If a rank of such a job dies before it starts MPI, the others wait in ``MPI_Init`` forever.
     """
     if _is_started_for_losses() and "mpi4py.MPI" not in sys.modules:
-        # A thread of the interpreter's own could not run, as MPI starts with the interpreter's lock held.
+        # A Python thread could not run, as MPI starts with the interpreter lock held.
         faulthandler.dump_traceback_later(START_SECONDS, exit=True)
         try:
             import_mpi()
@@ -47,7 +46,7 @@ def start_mpi_with_timeout() -> None:
 
 
 def tolerates_losses() -> bool:
-    """Whether the job outlives the loss of a rank: the library can, and was started so."""
+    """Whether the job survives the loss of a rank: the MPI library can, and was started with this option."""
     mpi = import_mpi()
     vendor, version = mpi.get_vendor()
     offered = vendor == "Open MPI" and version >= (5,) and hasattr(mpi.Comm, "Revoke")
@@ -59,30 +58,30 @@ def _is_started_for_losses() -> bool:
 
 
 def exit_without_mpi(exit_code: int) -> NoReturn:
-    """End this process after a loss, without MPI."""
+    """End this process without ``MPI_Finalize``, after a loss."""
     sys.stdout.flush()
     sys.stderr.flush()
     exit_now(exit_code)
 
 
 class SurvivingRanks:
-    """The ranks that are left: at first all of the job.
+    """The surviving ranks of a job.
 
     Parameters
     ----------
     comm : MPI.Intracomm
-        Of these ranks, for nobody else's use.
+        Of these ranks; owned by this object.
 
     Attributes
     ----------
     comm : MPI.Intracomm
-        To train on: it remembers what is split from it.
+        For training: communicators that are split from it are revoked with it.
     """
 
     def __init__(self, comm: MPI.Intracomm) -> None:
         self._own: Any = comm
         self._splits: list[Any] = []
-        self.comm: MPI.Intracomm = _remembering()(comm, self._splits)
+        self.comm: MPI.Intracomm = _tracked_class()(comm, self._splits)
 
     @classmethod
     def of_job(cls) -> SurvivingRanks:
@@ -91,41 +90,41 @@ class SurvivingRanks:
 
     @property
     def rank(self) -> int:
-        """This rank's number among them."""
+        """Rank of this process among them."""
         rank: int = self._own.Get_rank()
         return rank
 
     @property
     def world_ranks(self) -> frozenset[int]:
-        """Their numbers in the job."""
+        """Their ranks in COMM_WORLD."""
         return frozenset(ranks_within(self._own, import_mpi().COMM_WORLD))
 
     @property
     def on_one_node(self) -> bool:
-        """Whether all of them share one node's memory; collective."""
+        """Whether all of them are on one node; collective."""
         node = self._own.Split_type(import_mpi().COMM_TYPE_SHARED)
-        alone: bool = node.Get_size() == self._own.Get_size()
+        is_one: bool = node.Get_size() == self._own.Get_size()
         node.Free()
-        return alone
+        return is_one
 
     def is_loss(self, error: BaseException | None) -> bool:
-        """Whether `error`, or what it came from, says that a rank was lost, here or on another rank."""
+        """Whether `error`, or a cause of it, was raised because a rank was lost."""
         mpi = import_mpi()
         while error is not None:
             if isinstance(error, mpi.Exception):
-                # The class of the error says too little: one of several requests says "error in status".
+                # The class of the error may be "error in status", where it is that of one of several requests.
                 classes = (mpi.ERR_PROC_FAILED, mpi.ERR_PROC_FAILED_PENDING, mpi.ERR_REVOKED)
-                return error.Get_error_class() in classes or self._notices_a_loss()
+                return error.Get_error_class() in classes or self._has_loss()
             error = error.__cause__ or error.__context__
         return False
 
     def revoke(self) -> None:
-        """Let no rank stay in a call of this run's communicators: it raises there, now or when it is made."""
+        """Revoke all communicators of this run: calls of them raise on every rank, now and later."""
         for comm in (*self._splits, self._own):
             comm.Revoke()
 
-    def combine_flags(self, word: int) -> int | None:
-        """The bits that are set in `word` on any of the ranks that are left; collective, whatever was lost or revoked.
+    def combine_flags(self, flags: int) -> int | None:
+        """Bitwise OR of `flags` over the surviving ranks; collective, also on revoked communicators.
 
         Returns
         -------
@@ -134,39 +133,39 @@ class SurvivingRanks:
         """
         self._own.Ack_failed()
         try:
-            told: int = ~self._own.Agree(~word)
+            combined: int = ~self._own.Agree(~flags)
         except import_mpi().Exception:
             return None
-        return told
+        return combined
 
     def shrink(self) -> SurvivingRanks:
-        """The ranks that are left, in the same order; collective over them."""
+        """The surviving ranks, in the same order; collective over them."""
         return SurvivingRanks(self._own.Shrink())
 
-    def _notices_a_loss(self) -> bool:
+    def _has_loss(self) -> bool:
         comms: Iterable[Any] = (self._own, *self._splits)
         return any(comm.Is_revoked() or comm.Get_failed().Get_size() for comm in comms)
 
 
 @lru_cache(maxsize=1)
-def _remembering() -> type[Any]:
-    """The class of communicators that note in a list what is split from them."""
+def _tracked_class() -> type[Any]:
+    """The class of communicators that append what is split from them to a list."""
     mpi: Any = import_mpi()
 
-    class Remembering(mpi.Intracomm):  # type: ignore[misc]  # mpi4py is imported as late as possible
-        def __new__(cls, comm: Any, splits: list[Any]) -> Remembering:
-            self: Remembering = super().__new__(cls, comm)
+    class TrackedComm(mpi.Intracomm):  # type: ignore[misc]  # mpi4py is imported as late as possible
+        def __new__(cls, comm: Any, splits: list[Any]) -> TrackedComm:
+            self: TrackedComm = super().__new__(cls, comm)
             self.splits = splits
             return self
 
-        def Split(self, color: int = 0, key: int = 0) -> Remembering:  # noqa: N802 - a name of MPI
-            return self._noted(super().Split(color, key))
+        def Split(self, color: int = 0, key: int = 0) -> TrackedComm:  # noqa: N802 - MPI's name
+            return self._tracked(super().Split(color, key))
 
-        def Split_type(self, split_type: int, key: int = 0) -> Remembering:  # noqa: N802 - a name of MPI
-            return self._noted(super().Split_type(split_type, key))
+        def Split_type(self, split_type: int, key: int = 0) -> TrackedComm:  # noqa: N802 - MPI's name
+            return self._tracked(super().Split_type(split_type, key))
 
-        def _noted(self, comm: Any) -> Remembering:
+        def _tracked(self, comm: Any) -> TrackedComm:
             self.splits.append(comm)
-            return Remembering(comm, self.splits)
+            return TrackedComm(comm, self.splits)
 
-    return Remembering
+    return TrackedComm

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hybridnn.comm.transports.device import Device
-from hybridnn.diagnostics.device_mpi_probe import what_goes_wrong
+from hybridnn.diagnostics.device_mpi_probe import find_problem
 from hybridnn.diagnostics.device_mpi_trial import DeviceMpiTrial, try_device_mpi
 from hybridnn.errors import EnvironmentProblem
 from hybridnn.kernels.cupy_loading import load_cupy
@@ -105,15 +105,15 @@ def test_a_cupy_that_breaks_takes_only_its_own_processes_along(
 @pytest.mark.mpi(ranks=[1, 2])
 def test_messages_arrive_or_it_is_said_which_do_not(comm: MPI.Intracomm) -> None:
     cupy = StandInCupy(comm)
-    assert what_goes_wrong(comm, Device(cupy), cupy.compute, cupy.numbers) == ""
+    assert find_problem(comm, Device(cupy), cupy.compute, cupy.numbers) == ""
 
     def damaged(array: Any) -> Any:
         numbers = cupy.numbers(array)
         numbers[-1:] += numbers.size > 1 << 18  # the last number of the long message
         return numbers
 
-    wrong = what_goes_wrong(comm, Device(cupy), cupy.compute, damaged)
-    assert wrong == "a message of 1,048,577 numbers arrived with other values than were sent"
+    wrong = find_problem(comm, Device(cupy), cupy.compute, damaged)
+    assert wrong == "a message of 1,048,577 elements arrived with other values than were sent"
 
 
 @pytest.mark.mpi(ranks=[2])
