@@ -128,21 +128,10 @@ def _read_costs(path: Path, settings: Settings | None, check: Callable[[int], No
 
 
 def _network(settings: Settings) -> MLP:
-    """The network of a run; data are loaded only where their features and outputs are not in the catalogue."""
-    from hybridnn.datasets import SyntheticSpec, dataset_info, load_dataset, load_file
-    from hybridnn.nn.mlp import MLP
+    from hybridnn.config.build import describe_data, make_model
 
-    data = settings.data
-    if data.file is not None:
-        known: Any = load_file(data.file, data.targets, inputs=data.inputs)
-    elif data.name == "synthetic":
-        known = load_dataset(data.name, synthetic=SyntheticSpec(**data.synthetic.model_dump()))
-    elif data.features == "paper":
-        known = load_dataset(str(data.name), variant=data.features)
-    else:
-        known = dataset_info(str(data.name))
-    sizes = [known.features, *settings.model.hidden, known.outputs]
-    return MLP(sizes, settings.model.activation, residual=settings.model.residual)
+    data = describe_data(settings.data)
+    return make_model(settings.model, data.features, data.outputs, data.task)
 
 
 def _make_plans(

@@ -50,23 +50,23 @@ def plan(
     from hybridnn.runs.workload import workload_from_settings
 
     with first_rank_alone():
-        known = require_machine(machine)
+        cluster = require_machine(machine)
         workload, constraints = workload_from_settings(settings), fixed_constraints(settings)
-        made = make_plan(workload, known, ranks or known.ranks, top, constraints)
-        around = None if made.best_exact is None else best_by_ranks(workload, known, made.best_exact, constraints)
-        facts = _facts(made, around)
+        result = make_plan(workload, cluster, ranks or cluster.ranks, top, constraints)
+        best = None if result.best_exact is None else best_by_ranks(workload, cluster, result.best_exact, constraints)
+        facts = _facts(result, best)
         if output_format is Format.json:
             write_json(facts)
         else:
-            _print_plan(made, facts, settings.parallel)
+            _print_plan(result, facts, settings.parallel)
 
 
-def _facts(plan: Plan, around: Mapping[int, Prediction] | None) -> Facts:
+def _facts(plan: Plan, best: Mapping[int, Prediction] | None) -> Facts:
     """All figures of a plan, named with their units.
 
     Parameters
     ----------
-    around : mapping or None
+    best : mapping or None
         Result of `best_by_ranks`; None where no layout is exact.
     """
     from hybridnn.cost.planning.reasons import bottleneck_sentence, reason_sentence
@@ -81,7 +81,7 @@ def _facts(plan: Plan, around: Mapping[int, Prediction] | None) -> Facts:
         "data_bytes_per_node": data_bytes(plan.workload),
         "options": [_option_facts(option, plan) for option in plan.options],
         "why": None if plan.best_exact is None else reason_sentence(plan.best_exact, plan.runner_up),
-        "bottleneck": None if around is None else bottleneck_sentence(around),
+        "bottleneck": None if best is None else bottleneck_sentence(best),
     }
 
 
@@ -137,17 +137,17 @@ def _table(plan: Plan, facts: Sequence[Facts]) -> Table:
     unit, factor = ("ms", 1e3) if plan.best.seconds_per_step >= 1e-4 else ("µs", 1e6)
     titles = (f"step\n{unit}", "epoch\ns", "compu-\nting", "comm.", "hidden", "bubble", "over-\nhead", "sent", "memory")
     table = new_table(("pipeline x batch x model\nmethod / microbatches",), titles, show_edge=False, padding=0)
-    for option, known in zip(plan.options, facts, strict=True):
+    for option, figures in zip(plan.options, facts, strict=True):
         mean = option.breakdown
         seconds = (mean.computing, mean.communication, mean.communication_hidden, mean.bubble, mean.overhead)
         table.add_row(
-            _two_lines(option, known),
+            _two_lines(option, figures),
             _digits(option.seconds_per_step * factor),
             _digits(option.seconds_per_epoch),
             *(_digits(value * factor) for value in seconds),
             format_bytes(option.bytes_per_step),
             format_bytes(option.memory_bytes),
-            style="bold" if known["best"] or known["best_exact"] else None,
+            style="bold" if figures["best"] or figures["best_exact"] else None,
         )
     return table
 

@@ -90,24 +90,24 @@ def schedule(
     from hybridnn.pipeline.schedules.methods import METHODS, make_schedule
 
     if method is None:
-        make_console().print(new_grid((known.name, known.summary) for known in METHODS.values()))
+        make_console().print(new_grid((info.name, info.summary) for info in METHODS.values()))
         return
     picture = choose_format(output_format, out)
-    known = METHODS.get(method)  # an unknown one is refused by `make_schedule`
-    is_cut = known is not None and known.cuts_minibatches
-    made = make_schedule(
+    info = METHODS.get(method)  # an unknown one is refused by `make_schedule`
+    is_cut = info is not None and info.cuts_minibatches
+    result = make_schedule(
         method,
         stages=stages,
         minibatches=minibatches or (1 if is_cut else 2 * stages),
         microbatches=microbatches or (2 * stages if is_cut else 1),
-        chunks=chunks or (2 if known is not None and known.chunked else 1),
+        chunks=chunks or (2 if info is not None and info.chunked else 1),
         weight_grad=weight_grad.value,
         vertical_sync=vertical_sync,
     )
-    lint(made)
+    lint(result)
     durations = Durations(forward, backward, backward / 2 if weight is None else weight, message)
-    timeline = simulate(made, durations)
-    rows = audit(made)
+    timeline = simulate(result, durations)
+    rows = audit(result)
     write_result(
         picture,
         out,

@@ -33,7 +33,7 @@ def print_studies(studies: Mapping[Path, Study]) -> None:
 
 
 def print_plan(run: StudyRun) -> None:
-    """Print every chosen cell with its number, status and command, and what is skipped and why."""
+    """Print every chosen cell with its number, status and command, and the skipped combinations with their reasons."""
     console = make_console()
     numbers = {cell.id: number for number, cell in enumerate(run.plan.cells)}
     for cell in run.chosen:
@@ -59,15 +59,15 @@ def print_submission(submission: Submission) -> None:
 
 
 def _print_queued(submission: Submission) -> None:
-    """Print which cells earlier submissions have in the queue."""
+    """Print the number of queued cells of each earlier submission."""
     console = make_console()
     for job in dict.fromkeys(submission.queued.values()):
-        count = sum(other == job for other in submission.queued.values())
+        count = sum(queued == job for queued in submission.queued.values())
         console.print(f"job {job}: {counted(count, 'cell')} of an earlier submission", soft_wrap=True)
 
 
 def print_submitted(submission: Submission, jobs: Sequence[str], report: str) -> None:
-    """Print the number of each job and what it does."""
+    """Print the number and purpose of each job."""
     console = make_console()
     _print_queued(submission)
     for job, array in zip(jobs, submission.arrays, strict=True):
@@ -168,7 +168,7 @@ class StudyProgress:
             self._print(f"[{self._done}/{self._cells}] {outcome.status} {outcome.cell.id} {time}{reason}")
 
     def summarize(self, outcomes: Sequence[CellOutcome]) -> None:
-        """Print how many cells are finished or held by others, and those that did not end well, with their folders."""
+        """Print the numbers of finished and held cells, and the failed cells with their folders."""
         self._stop()
         folder = self._run.folder
         finished = sum(folder.is_finished(cell.id) for cell in self._run.chosen)

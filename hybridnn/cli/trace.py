@@ -126,12 +126,12 @@ def _choose_window(epoch: Epoch, begin: float | None, end: float | None, minibat
     return TimeWindow(epoch.start + begin, epoch.start + end, f"{begin:g} s to {end:.6g} s", chosen=True)
 
 
-def _parse_minibatches(text: str, known: range) -> range:
+def _parse_minibatches(text: str, allowed: range) -> range:
     """Minibatches from 0, of a text that counts from 1."""
     match = re.fullmatch(r"(\d+)(?:-(\d+))?", text.strip(), re.ASCII)
     wanted = range(int(match[1]) - 1, int(match[2] or match[1])) if match else range(0)
-    if not wanted or wanted[0] not in known or wanted[-1] not in known:
-        raise SettingError("--minibatches", text, f"a range within {known[0] + 1}-{known[-1] + 1}")
+    if not wanted or wanted[0] not in allowed or wanted[-1] not in allowed:
+        raise SettingError("--minibatches", text, f"a range within {allowed[0] + 1}-{allowed[-1] + 1}")
     return wanted
 
 

@@ -1,7 +1,4 @@
-"""The report of a study as one page of HTML that needs nothing else.
-
-Writes the report of a study: CSV, Markdown, plots and the page.
-"""
+"""Report of a study: CSV, Markdown, plots, and a self-contained page of HTML."""
 
 from __future__ import annotations
 
@@ -31,13 +28,12 @@ table.facts th, table.facts td { text-align: left; border: 0; vertical-align: to
 
 
 def page_html(results: StudyResults, plots: Mapping[str, tuple[str, bytes]]) -> str:
-    """Make the page: plots, warnings, table, unfinished cells, and how the figures were made.
+    """Make the page: plots, warnings, table, unfinished cells, and the conditions of the measurement.
 
     Parameters
     ----------
-    results : StudyResults
     plots : mapping of str to (str, bytes)
-        Caption and PNG of each plot, which become part of the page.
+        Caption and PNG of each plot, by file name; the page embeds them.
     """
     manifest = results.manifest
     title = escape(manifest.name + ", reduced" * manifest.reduced)
@@ -50,7 +46,7 @@ def page_html(results: StudyResults, plots: Mapping[str, tuple[str, bytes]]) -> 
     if results.unfinished:
         counts = escape(results.unfinished_counts)
         body.append(f"<h2>Not finished: {len(results.unfinished)} cells ({counts})</h2>{_unfinished(results)}")
-    body += ["<h2>How it was made</h2>", _facts(results)]
+    body += ["<h2>How it was made</h2>", _conditions(results)]
     head = f'<meta charset="utf-8"><title>{title}</title><style>{STYLE}</style>'
     lines = "\n".join(body)
     return f'<!DOCTYPE html>\n<html lang="en"><head>{head}</head><body>\n{lines}\n</body></html>\n'
@@ -77,29 +73,29 @@ def _unfinished(results: StudyResults) -> str:
     return f'<table class="facts">{rows}</table>'
 
 
-def _facts(results: StudyResults) -> str:
+def _conditions(results: StudyResults) -> str:
     headers = [cell.run.header for cell in results.cells]
     versions = {f"{name} {version}": None for header in headers for name, version in header.versions.items()}
     days = results.first_day if results.first_day == results.last_day else f"{results.first_day} to {results.last_day}"
     cells = f"{len(results.cells)} of {len(results.manifest.cells)} finished"
-    threads = _several(header.threads_per_rank for header in headers)
+    threads = _distinct(header.threads_per_rank for header in headers)
     facts = {
         "date": days,
         "cells": cells,
         "versions": ", ".join(versions),
-        "nodes": _several(header.nodes for header in headers),
+        "nodes": _distinct(header.nodes for header in headers),
         "BLAS threads per rank": threads,
-        "data": _several(f"{h.data}, {h.train_samples:,} training samples" for h in headers),
-        "epochs": _several(cell.run.settings.training.epochs for cell in results.cells),
-        "precision": _several(header.dtype for header in headers),
+        "data": _distinct(f"{h.data}, {h.train_samples:,} training samples" for h in headers),
+        "epochs": _distinct(cell.run.settings.training.epochs for cell in results.cells),
+        "precision": _distinct(header.dtype for header in headers),
         "times": "training without evaluation; the median of a run's epochs, without the first if there are more",
     }
     rows = "".join(f"<tr><th>{escape(key)}</th><td>{escape(value)}</td></tr>" for key, value in facts.items())
     return f'<table class="facts">{rows}</table>'
 
 
-def _several(values: Iterable[object]) -> str:
-    """All different values, in order of appearance."""
+def _distinct(values: Iterable[object]) -> str:
+    """The distinct values in order of appearance."""
     return ", ".join(dict.fromkeys(map(str, values)))
 
 

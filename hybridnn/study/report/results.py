@@ -1,4 +1,4 @@
-"""The finished cells of a study, with those that only repeat each other taken together."""
+"""Results of a study: its finished cells, grouped into points, and the unfinished ones."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from hybridnn.study.figures import RunFigures, figures_of
 from hybridnn.study.study_folder import FAILURES, CellState, StudyFolder, StudyManifest, read_manifest
 
 REPEATED = frozenset({"repeat", "seed"})
-"""Axes along which cells do the same again; a point is the median over them."""
+"""Axes of repetitions; a point is the median over them."""
 
 Values = tuple[tuple[str, Any], ...]
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Median, least and greatest of what repeated cells measured."""
+    """Median, least and greatest value of repeated cells."""
 
     median: float
     least: float
@@ -38,7 +38,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class CellResult:
-    """A finished cell: its id, the values of its axes by label, its run and the figures of that."""
+    """A finished cell with the values of its axes by label."""
 
     id: str
     values: dict[str, Any]
@@ -48,14 +48,14 @@ class CellResult:
 
 @dataclass(frozen=True)
 class UnfinishedCell:
-    """A cell without a finished run: its id, and what has become of it."""
+    """A cell without a finished run."""
 
     id: str
     state: CellState
 
     @property
     def text(self) -> str:
-        """Its id with the reason."""
+        """Id and reason."""
         return f"{self.id}: {self.state.reason}" if self.state.reason else self.id
 
 
@@ -66,7 +66,7 @@ class StudyPoint:
     Attributes
     ----------
     values : tuple of (str, value)
-        Of the other axes.
+        Of the other axes, by label.
     cells : tuple of CellResult
         At least one.
     """
@@ -76,7 +76,7 @@ class StudyPoint:
 
     @property
     def first(self) -> RunFigures:
-        """Figures of one of the cells, for what all have in common."""
+        """Figures of the first cell, for those that all cells share."""
         return self.cells[0].figures
 
     @property
@@ -113,18 +113,16 @@ class StudyPoint:
 
 @dataclass(frozen=True)
 class StudyResults:
-    """All that is finished of a study.
+    """Results of a study.
 
     Attributes
     ----------
-    manifest : StudyManifest
     cells : tuple of CellResult
-        In the order of the study.
-    points : tuple of StudyPoint
+        The finished cells in the order of the study.
     unfinished : tuple of UnfinishedCell
         The other cells.
     first_day, last_day : str
-        When the first and the last of the cells ended, ``YYYY-MM-DD``.
+        Ends of the first and the last finished cell, ``YYYY-MM-DD``.
     """
 
     manifest: StudyManifest
@@ -141,7 +139,7 @@ class StudyResults:
 
     @property
     def unfinished_counts(self) -> str:
-        """How many of the unfinished cells are in which state, ``"2 failed, 1 never run"``."""
+        """Counts of the unfinished cells by status, ``"2 failed, 1 never run"``."""
         return _counts(self.unfinished)
 
     @property
@@ -155,22 +153,22 @@ class StudyResults:
 
     @property
     def metric_name(self) -> str:
-        """What the cells' metric is: that of the first that has one."""
+        """Name of the metric of the first cell that has one."""
         names = [cell.figures.metric_name for cell in self.cells if cell.figures.metric is not None]
         return names[0] if names else "test metric"
 
 
 def read_results(folder: Path) -> StudyResults:
-    """Read the finished cells of a study's folder.
+    """Read the results in a study's folder.
 
     Raises
     ------
     DataError
-        If it is not the folder of a study, no cell of it is finished, or a cell is damaged.
+        If it is not the folder of a study, no cell is finished, or a cell is damaged.
     """
     manifest = read_manifest(folder)
-    place = StudyFolder(folder)
-    states = {cell.id: place.state(cell.id) for cell in manifest.cells}
+    study = StudyFolder(folder)
+    states = {cell.id: study.state(cell.id) for cell in manifest.cells}
     finished = [cell for cell in manifest.cells if states[cell.id].status == "finished"]
     unfinished = tuple(UnfinishedCell(name, state) for name, state in states.items() if state.status != "finished")
     if not finished:
@@ -179,10 +177,10 @@ def read_results(folder: Path) -> StudyResults:
         raise DataError(f"{folder}: {problem}: {_counts(unfinished)}{first}")
     cells = []
     for cell in finished:
-        run = read_run(place.cell(cell.id))
+        run = read_run(study.cell(cell.id))
         cells.append(CellResult(cell.id, cell.values, run, figures_of(run)))
-    ended = [(place.cell(cell.id) / HISTORY).stat().st_mtime for cell in finished]
-    days = [f"{datetime.fromtimestamp(moment):%Y-%m-%d}" for moment in (min(ended), max(ended))]
+    ended = [(study.cell(cell.id) / HISTORY).stat().st_mtime for cell in finished]
+    days = [f"{datetime.fromtimestamp(seconds):%Y-%m-%d}" for seconds in (min(ended), max(ended))]
     return StudyResults(manifest, tuple(cells), _points(cells), unfinished, *days)
 
 
@@ -191,12 +189,12 @@ def _counts(unfinished: Sequence[UnfinishedCell]) -> str:
 
 
 def _points(cells: Sequence[CellResult]) -> tuple[StudyPoint, ...]:
-    together: dict[Values, list[CellResult]] = {}
+    groups: dict[tuple[tuple[str, str], ...], list[CellResult]] = {}
     for cell in cells:
-        values = tuple((label, value) for label, value in cell.values.items() if label not in REPEATED)
-        key = tuple((label, str(value)) for label, value in values)
-        together.setdefault(key, []).append(cell)
-    return tuple(
-        StudyPoint(tuple((k, v) for k, v in group[0].values.items() if k not in REPEATED), tuple(group))
-        for group in together.values()
-    )
+        key = tuple((label, str(value)) for label, value in _point_values(cell))
+        groups.setdefault(key, []).append(cell)
+    return tuple(StudyPoint(_point_values(group[0]), tuple(group)) for group in groups.values())
+
+
+def _point_values(cell: CellResult) -> Values:
+    return tuple((label, value) for label, value in cell.values.items() if label not in REPEATED)

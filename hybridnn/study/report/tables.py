@@ -1,4 +1,4 @@
-"""The tables of a study: every cell as CSV, every point as Markdown or as plain facts."""
+"""Tables of a study: its cells as CSV, its points as Markdown, as text or as plain values."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ FIGURES = (
 
 
 def csv_text(results: StudyResults) -> str:
-    """Every finished cell as a line: its id, axes (``axis.width``) and figures; what is not known is empty."""
+    """One line for each finished cell: its id, axes (``axis.width``) and figures; missing values are empty."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     labels = list(dict.fromkeys(label for cell in results.cells for label in cell.values))
@@ -58,7 +58,7 @@ def csv_text(results: StudyResults) -> str:
 
 
 def markdown_text(results: StudyResults) -> str:
-    """The study's name, description, warnings, the table of its points and the cells that are not finished."""
+    """The study's name, description, warnings, the table of its points and the unfinished cells."""
     titles, rows = point_rows(results)
     manifest = results.manifest
     lines = [f"# {manifest.name}{', reduced' * manifest.reduced}", "", manifest.description, ""]
@@ -71,12 +71,9 @@ def markdown_text(results: StudyResults) -> str:
 
 
 def point_rows(results: StudyResults) -> tuple[list[str], list[list[str]]]:
-    """Titles and texts of the table of points: axes, times with least and greatest, speed-up, metric, limit.
-
-    There is a column of nodes where some cell ran on several.
-    """
+    """Titles and cells of the table of points; it has a column of nodes where some cell ran on several."""
     labels = [label for label in results.varying if label not in ("ranks", "grid")]
-    against = speed_ups(results)
+    relative = speed_ups(results)
     several_nodes = any(cell.figures.nodes > 1 for cell in results.cells)
     titles = [
         "ranks",
@@ -91,13 +88,13 @@ def point_rows(results: StudyResults) -> tuple[list[str], list[list[str]]]:
     titles += [results.metric_name, "limited by"]
     rows = []
     for point in results.points:
-        values, (speed_up, base) = dict(point.values), against[point.cells[0].id]
+        values, (speed_up, base) = dict(point.values), relative[point.cells[0].id]
         rows.append(
             [
                 str(point.first.ranks),
                 point.first.grid,
-                _different(cell.figures.threads_per_rank for cell in point.cells),
-                *[_different(cell.figures.nodes for cell in point.cells)] * several_nodes,
+                _distinct(cell.figures.threads_per_rank for cell in point.cells),
+                *[_distinct(cell.figures.nodes for cell in point.cells)] * several_nodes,
                 *(str(values.get(label, MISSING)) for label in labels),
                 _spread(point.seconds_per_epoch),
                 f"{speed_up:.2f}" + f" (against {base})" * (base > 1),
@@ -110,9 +107,9 @@ def point_rows(results: StudyResults) -> tuple[list[str], list[list[str]]]:
 
 
 def point_facts(results: StudyResults) -> list[dict[str, Any]]:
-    """Return the points as plain values, with units in their names."""
-    against = speed_ups(results)
-    return [_facts(point, *against[point.cells[0].id]) for point in results.points]
+    """Return the points as plain values, with units in the names."""
+    relative = speed_ups(results)
+    return [_facts(point, *relative[point.cells[0].id]) for point in results.points]
 
 
 def _facts(point: StudyPoint, speed_up: float, base: int) -> dict[str, Any]:
@@ -139,11 +136,11 @@ def _facts(point: StudyPoint, speed_up: float, base: int) -> dict[str, Any]:
 
 def _note(results: StudyResults) -> str:
     repeated = max(len(point.cells) for point in results.points)
-    spread = f"Medians of up to {repeated} runs, with the least and the greatest. " if repeated > 1 else ""
-    return f"{spread}Times are of training alone: the median of a run's epochs, without the first if there are more."
+    medians = f"Medians of up to {repeated} runs, with the least and the greatest. " if repeated > 1 else ""
+    return f"{medians}Times are of training alone: the median of a run's epochs, without the first if there are more."
 
 
-def _different(values: Iterable[int]) -> str:
+def _distinct(values: Iterable[int]) -> str:
     return ", ".join(map(str, sorted(set(values))))
 
 
@@ -154,8 +151,8 @@ def _line(texts: Sequence[str]) -> str:
 def _spread(spread: Spread | None) -> str:
     if spread is None:
         return MISSING
-    around = "" if spread.least == spread.most else f" ({spread.least:.4g} to {spread.most:.4g})"
-    return f"{spread.median:.4g}{around}"
+    extremes = "" if spread.least == spread.most else f" ({spread.least:.4g} to {spread.most:.4g})"
+    return f"{spread.median:.4g}{extremes}"
 
 
 def _number(value: float | None) -> str:
