@@ -145,25 +145,17 @@ def _make_plans(
         uniform_partition,
     )
 
-    message, reduction = link.message_seconds, link.reduction_seconds
     plans = {}
     if ranks is not None:
-        layers, replicas = zip(
-            *replicated_partition(profile, ranks, stages, message_seconds=message, reduction_seconds=reduction),
-            strict=True,
-        )
+        layers, replicas = zip(*replicated_partition(profile, ranks, stages, link), strict=True)
         stages = len(layers)
-        plans["replicated"] = plan_partition(
-            profile, layers, replicas, message_seconds=message, reduction_seconds=reduction
-        )
+        plans["replicated"] = plan_partition(profile, layers, replicas, link)
     assert stages is not None, "either the stages or the ranks are given"
     one_rank_each = {
         "uniform": uniform_partition(len(profile), stages),
-        "profile": balanced_partition(profile, stages, message_seconds=message),
+        "profile": balanced_partition(profile, stages, link),
     }
-    compared = {
-        name: plan_partition(profile, counts, message_seconds=message) for name, counts in one_rank_each.items()
-    }
+    compared = {name: plan_partition(profile, counts, link=link) for name, counts in one_rank_each.items()}
     return compared | plans
 
 

@@ -1,7 +1,4 @@
-"""What every layer costs: seconds of its passes, bytes of its output and its parameters; measured or from a file.
-
-The passes of every layer of a network, alone on arrays of their own, to be timed.
-"""
+"""Profile of layers: seconds of their passes, bytes of their outputs and parameters; measured, or read from a file."""
 
 from __future__ import annotations
 
@@ -30,89 +27,8 @@ from hybridnn.utils.checks import require_whole
 from hybridnn.utils.files import FileError, read_json
 from hybridnn.utils.text import shown_path
 
-Pass = Callable[[], object]
-
-
-class LayerPasses(NamedTuple):
-    """One layer's passes; each call runs one."""
-
-    forward: Pass
-    input_gradient: Pass
-    weight_gradient: Pass
-
-
-class LayerSeconds(NamedTuple):
-    """How long one layer's passes took."""
-
-    forward: float
-    input_gradient: float
-    weight_gradient: float
-
-
-class NetworkPasses(NamedTuple):
-    """The passes of all layers, and what puts the gradient of the outputs in place before the way back."""
-
-    layers: list[LayerPasses]
-    set_output_gradient: Pass
-
-
-def layer_passes(model: MLP, samples: int, dtype: DTypeLike) -> NetworkPasses:
-    """Passes of every layer, unsplit; the first layer computes no gradient of its input, as in training.
-
-    Parameters
-    ----------
-    model : MLP
-    samples : int
-        Samples of a pass.
-    dtype : {"float32", "float64"}
-    """
-    alone = Group(None, "model", Recorder())
-    splits = split_layers(model.layers, "columns", 1, 0)
-    layout = ParameterLayout(splits)
-    generator = np.random.default_rng(0)
-    # Numbers of usual size, because a processor is many times slower on denormal ones; repeated, because drawing them
-    # all would take longer than what is timed.
-    flat = np.resize(0.1 * generator.standard_normal(4096).astype(dtype), layout.size)
-    gradient = np.zeros(layout.size, dtype)
-    arrays = Workspace(splits, samples, dtype, StageRole()).arrays(samples)
-    arrays.samples[...] = generator.standard_normal(arrays.samples.shape)
-    output_gradient = generator.standard_normal(arrays.output_gradient.shape).astype(dtype)
-    parameters, gradients = layout.views(flat), layout.views(gradient)
-
-    def passes(index: int) -> LayerPasses:
-        dense, layer = parallel_dense(splits[index], alone, False, NUMPY), arrays.layers[index]
-        return LayerPasses(
-            lambda: dense.forward(parameters[index], layer),
-            lambda: dense.backward_input(parameters[index], layer).wait(),
-            lambda: dense.backward_weight(layer, gradients[index]),
-        )
-
-    def set_output_gradient() -> None:
-        # Earlier layers' gradients go through the same room: left there, they would grow from one turn to the next.
-        arrays.output_gradient[...] = output_gradient
-
-    return NetworkPasses([passes(index) for index in range(len(splits))], set_output_gradient)
-
-
-def time_passes(passes: NetworkPasses) -> list[LayerSeconds]:
-    """Seconds of every layer's passes, in one pass over the network and back.
-
-    So each layer finds the caches as its neighbours leave them.
-    """
-
-    def timed(action: Pass) -> float:
-        start = perf_counter()
-        action()
-        return perf_counter() - start
-
-    forward = [timed(layer.forward) for layer in passes.layers]
-    passes.set_output_gradient()
-    backward = [(timed(layer.input_gradient), timed(layer.weight_gradient)) for layer in reversed(passes.layers)]
-    return [LayerSeconds(ahead, *back) for ahead, back in zip(forward, reversed(backward), strict=True)]
-
-
 REPEATS = 20
-"""Passes of which the median is taken."""
+"""Timed passes, of which the median is taken."""
 
 
 @dataclass(frozen=True)
@@ -122,9 +38,9 @@ class LayerProfile:
     Attributes
     ----------
     forward_seconds, backward_seconds : float
-        Time of the forward pass, and of the whole backward pass.
+        Time of the forward pass, and of the complete backward pass.
     output_bytes : float
-        Activations that go to the next layer; the gradient that comes back has as many.
+        Activations for the next layer, and also their gradient.
     parameter_bytes : float
         Weights and biases.
     """
@@ -138,26 +54,18 @@ class LayerProfile:
 def time_layers(
     model: MLP, samples: int, dtype: DTypeLike, repeats: int = REPEATS, *, threads: int = 1
 ) -> tuple[LayerProfile, ...]:
-    """Time every layer forward and backward on this machine, in this process alone.
-
-    Whole passes over the network are timed layer by layer, so that a layer finds the caches as its neighbours leave
-    them. The first layer computes no gradient of its input, as in training. The loss and the update are not timed.
+    """Time the passes of every layer in this process, without the loss and the update.
 
     Parameters
     ----------
     model : MLP
     samples : int
-        Samples of a pass: of the minibatch, or of the microbatch, that comes to one rank.
+        Samples of the minibatch, or microbatch, of one rank.
     dtype : {"float32", "float64"}
     repeats : int
-        Passes after one that is not counted; each time is the median over them.
+        Passes after one for warming up; each time is the median over them.
     threads : int
-        BLAS threads; 1, because a rank that shares its node has about as many.
-
-    Returns
-    -------
-    tuple of LayerProfile
-        One for each layer, from input to output.
+        BLAS threads; 1 by default, as for ranks that share a node.
 
     Raises
     ------
@@ -188,7 +96,7 @@ def time_layers(
 def read_profile(path: Path | str) -> tuple[LayerProfile, ...]:
     """Read a profile: a JSON list with an object for every layer, its keys the attributes of `LayerProfile`.
 
-    Other keys, for example a layer's name, are left alone.
+    Other keys, for example a layer's name, are ignored.
 
     Raises
     ------
@@ -216,7 +124,7 @@ def _checked_layer(where: str, layer: object) -> LayerProfile:
 
 
 def write_profile(path: Path | str, profile: Sequence[LayerProfile]) -> None:
-    """Write `profile` as JSON; `read_profile` reads an equal one back.
+    """Write a profile as JSON, for `read_profile`.
 
     Raises
     ------
@@ -228,3 +136,83 @@ def write_profile(path: Path | str, profile: Sequence[LayerProfile]) -> None:
         Path(path).write_text(text + "\n", encoding="utf-8")
     except OSError as error:
         raise DataError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+# -- passes ----------------------------------------------------------------------------------------------------------
+
+
+Pass = Callable[[], object]
+
+
+class LayerPasses(NamedTuple):
+    """Functions that run the passes of one layer."""
+
+    forward: Pass
+    input_gradient: Pass
+    weight_gradient: Pass
+
+
+class LayerSeconds(NamedTuple):
+    """Times of one layer's passes."""
+
+    forward: float
+    input_gradient: float
+    weight_gradient: float
+
+
+class NetworkPasses(NamedTuple):
+    """The passes of all layers, and a function that sets the gradient of the outputs before the backward pass."""
+
+    layers: list[LayerPasses]
+    set_output_gradient: Pass
+
+
+def layer_passes(model: MLP, samples: int, dtype: DTypeLike) -> NetworkPasses:
+    """Passes of every layer, unsplit, on arrays of their own; as in training, without the gradient of the inputs.
+
+    Parameters
+    ----------
+    model : MLP
+    samples : int
+    dtype : {"float32", "float64"}
+    """
+    alone = Group(None, "model", Recorder())
+    splits = split_layers(model.layers, "columns", 1, 0)
+    layout = ParameterLayout(splits)
+    generator = np.random.default_rng(0)
+    # Weights of usual size, because processors are many times slower on denormal numbers; repeated, because drawing
+    # all would take longer than the passes.
+    flat = np.resize(0.1 * generator.standard_normal(4096).astype(dtype), layout.size)
+    gradient = np.zeros(layout.size, dtype)
+    arrays = Workspace(splits, samples, dtype, StageRole()).arrays(samples)
+    arrays.samples[...] = generator.standard_normal(arrays.samples.shape)
+    output_gradient = generator.standard_normal(arrays.output_gradient.shape).astype(dtype)
+    parameters, gradients = layout.views(flat), layout.views(gradient)
+
+    def passes(index: int) -> LayerPasses:
+        dense, layer = parallel_dense(splits[index], alone, False, NUMPY), arrays.layers[index]
+        return LayerPasses(
+            lambda: dense.forward(parameters[index], layer),
+            lambda: dense.backward_input(parameters[index], layer).wait(),
+            lambda: dense.backward_weight(layer, gradients[index]),
+        )
+
+    def set_output_gradient() -> None:
+        # Gradients of earlier layers share its memory; without a reset they would grow from pass to pass.
+        arrays.output_gradient[...] = output_gradient
+
+    return NetworkPasses([passes(index) for index in range(len(splits))], set_output_gradient)
+
+
+def time_passes(passes: NetworkPasses) -> list[LayerSeconds]:
+    """Seconds of every layer's passes in one pass over the network, so that caches are filled as in training."""
+
+    def timed(action: Pass) -> float:
+        start = perf_counter()
+        action()
+        return perf_counter() - start
+
+    forward = [timed(layer.forward) for layer in passes.layers]
+    passes.set_output_gradient()
+    backward = [(timed(layer.input_gradient), timed(layer.weight_gradient)) for layer in reversed(passes.layers)]
+    return [LayerSeconds(ahead, *back) for ahead, back in zip(forward, reversed(backward), strict=True)]

@@ -1,9 +1,7 @@
-"""Which layers a stage owns: equal counts, or the counts that make the slowest stage as fast as it can be.
+"""Partition of layers into stages: equal counts, or the counts for which the slowest part of the pipeline is fastest.
 
 A pipeline is as fast as its slowest part (Harlap et al. 2018, PipeDream, arXiv:1806.03377, section 3.2). Its parts are
-the stages, and the boundaries between them, where the activations go forward and their gradient comes back.
-
-The best of all partitions of layers into stages and of stages over ranks, by dynamic programming.
+the stages and the boundaries between them, at which activations go forward and their gradients come back.
 """
 
 from __future__ import annotations
@@ -16,24 +14,254 @@ from typing import TYPE_CHECKING
 from hybridnn.comm.partition import block_sizes
 from hybridnn.errors import SettingError
 from hybridnn.utils.checks import require_number, require_whole
-from hybridnn.utils.text import counted
 
 if TYPE_CHECKING:
     from hybridnn.pipeline.partition.layer_profile import LayerProfile
 
+PARTITIONS = ("uniform", "profile")
+"""Automatic partitions: equal counts, or by the layers' times."""
+
 
 @dataclass(frozen=True)
-class PlacedStages:
+class LinkCost:
+    """Cost of messages between any two ranks.
+
+    Parameters
+    ----------
+    alpha : float
+        Seconds per message.
+    beta : float
+        Seconds per byte.
+
+    Raises
+    ------
+    SettingError
+        If one is negative or not finite.
+    """
+
+    alpha: float = 0.0
+    beta: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, value in (("alpha", self.alpha), ("beta", self.beta)):
+            require_number(name, value, 0, float("inf"), "a finite number of seconds, 0 or more")
+
+    def message_seconds(self, nbytes: float) -> float:
+        """Seconds of one message: alpha + beta n (Hockney's model)."""
+        return self.alpha + self.beta * nbytes
+
+    def reduction_seconds(self, nbytes: float, ranks: int) -> float:
+        """Seconds of a ring all-reduce: 2 (r-1) alpha + 2 (r-1)/r beta n (Thakur, Rabenseifner and Gropp 2005)."""
+        return 2 * (ranks - 1) * (self.alpha + self.beta * nbytes / ranks)
+
+
+FREE_LINK = LinkCost()
+TYPICAL_LINK = LinkCost(alpha=5e-6, beta=2e-10)
+"""Order of magnitude inside a node; not measured."""
+
+
+# -- counts of layers ------------------------------------------------------------------------------------------------
+
+
+def check_stages(layers: int, stages: int, ranks: int | None = None) -> None:
+    """Refuse more stages than layers, or than ranks.
+
+    Raises
+    ------
+    SettingError
+        Naming ``parallel.pipeline`` or ``ranks``.
+    """
+    require_whole("parallel.pipeline", stages, 1)
+    if stages > layers:
+        raise SettingError("parallel.pipeline", stages, f"at most {layers}, the number of layers")
+    if ranks is not None:
+        require_whole("ranks", ranks, 1)
+        if ranks < stages:
+            raise SettingError("ranks", ranks, f"at least {stages}, one for each stage")
+
+
+def check_partition(counts: Sequence[int], layers: int, stages: int) -> None:
+    """Refuse counts of layers that are not a partition of `layers` into `stages`.
+
+    Raises
+    ------
+    SettingError
+        Naming ``parallel.partition``, or ``parallel.pipeline`` if there are more stages than layers.
+    """
+    check_stages(layers, stages)
+
+    def error(allowed: str) -> SettingError:
+        return SettingError("parallel.partition", list(counts), allowed)
+
+    if len(counts) != stages:
+        raise error(f"needs one count of layers for each of {stages} stage{'s' * (stages > 1)}")
+    if any(isinstance(count, bool) or not isinstance(count, int) or count < 1 for count in counts):
+        raise error("each stage needs a whole number of layers, 1 or more")
+    if sum(counts) != layers:
+        raise error(f"the counts add up to {sum(counts)}, the network has {layers} layers")
+
+
+def uniform_partition(layers: int, stages: int) -> tuple[int, ...]:
+    """Equal counts of layers; the first ``layers mod stages`` stages have one more.
+
+    Eleven layers over three stages are 4, 4, 3 (Kang 2019, section 3.1).
+
+    Raises
+    ------
+    SettingError
+        If there are more stages than layers.
+    """
+    check_stages(layers, stages)
+    return tuple(block_sizes(layers, stages))
+
+
+def balanced_partition(profile: Sequence[LayerProfile], stages: int, link: LinkCost = FREE_LINK) -> tuple[int, ...]:
+    """Counts of layers for which the slowest stage or boundary is as fast as possible, exactly.
+
+    PipeDream's dynamic programming (Harlap et al. 2018, section 3.2, without replication): the best cost of the first j
+    layers in m stages is the least, over the end i of the stage before the last, of the greatest of the best cost of i
+    layers in m-1 stages, twice the message at that boundary, and the seconds of layers i+1 to j. Of equally fast
+    partitions the one whose second slowest part is faster is taken, and so on; then the one with more layers in front.
+
+    Raises
+    ------
+    SettingError
+        If there are more stages than layers.
+    """
+    check_stages(len(profile), stages)
+    return _search(profile, (stages,), stages, link).stages
+
+
+def replicated_partition(
+    profile: Sequence[LayerProfile], ranks: int, stages: int | None = None, link: LinkCost = FREE_LINK
+) -> tuple[tuple[int, int], ...]:
+    """Layers and replicas of every stage for which the slowest stage or boundary is as fast as possible, exactly.
+
+    PipeDream's dynamic programming with replication (Harlap et al. 2018, section 3.2) over all ways to use exactly
+    `ranks` ranks. A stage on r ranks costs ``max(compute / r, all-reduce(parameter bytes, r))``, as there: a lower
+    bound, because it assumes that the all-reduce overlaps with the computation. A boundary costs two messages of all
+    outputs, as there: an upper bound where several ranks share it.
+
+    Parameters
+    ----------
+    profile : sequence of LayerProfile
+    ranks : int
+    stages : int, optional
+        By default the number that is fastest, the smallest of equally fast ones.
+    link : LinkCost
+
+    Returns
+    -------
+    tuple of (int, int)
+        Layers and replicas of every stage.
+
+    Raises
+    ------
+    SettingError
+        If there are more stages than layers or than ranks.
+    """
+    layers = len(profile)
+    check_stages(layers, 1 if stages is None else stages, ranks)
+    counts = range(1, min(layers, ranks) + 1) if stages is None else (stages,)
+    found = _search(profile, counts, ranks, link)
+    return tuple(zip(found.stages, found.replicas, strict=True))
+
+
+# -- costs -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PartitionPlan:
+    """A partition and its expected costs.
+
+    Attributes
+    ----------
+    stages : tuple of int
+        Layers of every stage.
+    replicas : tuple of int
+        Ranks that share the samples of every stage.
+    stage_seconds : tuple of float
+        Per minibatch: the passes on the rank with the most samples, or the all-reduce of the gradients if longer.
+    message_seconds : tuple of float
+        Activations forward and their gradient back, at every boundary: one fewer than the stages.
+    """
+
+    stages: tuple[int, ...]
+    replicas: tuple[int, ...]
+    stage_seconds: tuple[float, ...]
+    message_seconds: tuple[float, ...]
+
+    @property
+    def bottleneck(self) -> float:
+        """Seconds of the slowest stage or boundary: between two minibatches of a full pipeline."""
+        return max(*self.stage_seconds, *self.message_seconds, 0.0)
+
+    @property
+    def balance(self) -> float:
+        """Mean over maximum of the stages' seconds: 1 if all are equal."""
+        slowest = max(self.stage_seconds)
+        return fsum(self.stage_seconds) / len(self.stage_seconds) / slowest if slowest else 1.0
+
+
+def plan_partition(
+    profile: Sequence[LayerProfile],
+    stages: Sequence[int],
+    replicas: Sequence[int] | None = None,
+    link: LinkCost = FREE_LINK,
+) -> PartitionPlan:
+    """Expected costs of a partition.
+
+    Parameters
+    ----------
+    profile : sequence of LayerProfile
+    stages : sequence of int
+        Layers of every stage.
+    replicas : sequence of int, optional
+        Ranks of every stage; one each by default.
+    link : LinkCost
+
+    Raises
+    ------
+    SettingError
+        If `stages` is not a partition of the layers.
+    """
+    check_partition(stages, len(profile), len(stages))
+    replicas = (1,) * len(stages) if replicas is None else tuple(replicas)
+    ends = [sum(stages[: stage + 1]) for stage in range(len(stages))]
+    counts = zip(stages, replicas, ends, strict=True)
+    return PartitionPlan(
+        tuple(stages),
+        replicas,
+        tuple(_stage_seconds(profile[end - count : end], (r,), link)[0] for count, r, end in counts),
+        tuple(_boundary_seconds(profile[end - 1], link) for end in ends[:-1]),
+    )
+
+
+def _stage_seconds(layers: Sequence[LayerProfile], replicas: Iterable[int], link: LinkCost) -> list[float]:
+    """Seconds of a stage for each number of replicas."""
+    # fsum: the same layers cost the same to the last bit in any order, so that ties are ties.
+    compute = fsum(seconds for layer in layers for seconds in (layer.forward_seconds, layer.backward_seconds))
+    nbytes = fsum(layer.parameter_bytes for layer in layers)
+    return [max(compute / r, link.reduction_seconds(nbytes, r) if r > 1 else 0.0) for r in replicas]
+
+
+def _boundary_seconds(layer: LayerProfile, link: LinkCost) -> float:
+    return 2 * link.message_seconds(layer.output_bytes)
+
+
+# -- search ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Placement:
     """The first layers of a network in stages on the first ranks.
 
     Attributes
     ----------
     costs : tuple of float
-        Seconds of every stage and of every boundary between them, the greatest first.
-    stages : tuple of int
-        Layers of every stage.
-    replicas : tuple of int
-        Ranks of every stage.
+        Seconds of every stage and boundary, in descending order.
+    stages, replicas : tuple of int
+        Layers and ranks of every stage.
     """
 
     costs: tuple[float, ...] = ()
@@ -41,34 +269,35 @@ class PlacedStages:
     replicas: tuple[int, ...] = ()
 
 
-StageSeconds = Mapping[tuple[int, int], Sequence[float]]
+_StageSeconds = Mapping[tuple[int, int], Sequence[float]]
 """From the first layer of a stage and the one after its last to its seconds on 1, 2, … ranks."""
 
 
-def best_stages(seconds: StageSeconds, boundaries: Sequence[float], stages: int, ranks: int) -> PlacedStages:
-    """Put all layers into `stages` stages on exactly `ranks` ranks, so that the slowest part is as fast as possible.
+def _search(profile: Sequence[LayerProfile], stages: Iterable[int], ranks: int, link: LinkCost) -> _Placement:
+    """Fastest of the best partitions into each of the numbers of stages, the first of equally fast ones."""
+    layers = len(profile)
+    stages = tuple(stages)
+    replicas = range(1, ranks - min(stages) + 2)
+    seconds = {
+        (first, end): _stage_seconds(profile[first:end], replicas, link)
+        for first in range(layers)
+        for end in range(first + 1, layers + 1)
+    }
+    boundaries = [_boundary_seconds(layer, link) for layer in profile[:-1]]
+    found = [_best_placement(seconds, boundaries, count, ranks) for count in stages]
+    return min(found, key=lambda placement: placement.costs[0])
 
-    The recurrence of PipeDream (Harlap et al. 2018, section 3.2), with whole lists of costs, from the greatest down, in
+
+def _best_placement(seconds: _StageSeconds, boundaries: Sequence[float], stages: int, ranks: int) -> _Placement:
+    """Place all layers in `stages` stages on exactly `ranks` ranks, so that the slowest part is as fast as possible.
+
+    The recurrence of PipeDream (Harlap et al. 2018, section 3.2), on complete lists of costs, in descending order, in
     place of the greatest alone: of equally slow partitions the one whose next slowest part is faster is taken. Two
-    prefixes keep their order when the same stage is put behind both, which is all that the recurrence needs.
-
-    Parameters
-    ----------
-    seconds : mapping
-        For every stage that there can be, its seconds for each number of replicas, from 1.
-    boundaries : sequence of float
-        Seconds of the boundary behind each layer but the last.
-    stages : int
-        At most the layers and at most the ranks.
-    ranks : int
-
-    Returns
-    -------
-    PlacedStages
-        Of equal ones, that with more layers, then more ranks, in front.
+    prefixes keep their order when the same stage is appended to both, which is all that the recurrence needs. Of equal
+    partitions the one with more layers, then more ranks, in front is taken.
     """
     layers = len(boundaries) + 1
-    best = {(0, 0): PlacedStages()}
+    best = {(0, 0): _Placement()}
     for stage in range(1, stages + 1):
         after = stages - stage
         # Every later stage needs a layer and a rank, and the last stage takes all that is left.
@@ -79,25 +308,21 @@ def best_stages(seconds: StageSeconds, boundaries: Sequence[float], stages: int,
 
 
 def _extended(
-    best: dict[tuple[int, int], PlacedStages],
-    end: int,
-    total: int,
-    seconds: StageSeconds,
-    boundaries: Sequence[float],
-) -> PlacedStages:
-    """The best of the prefixes with one more stage behind, so that `end` layers are on `total` ranks."""
-    found: PlacedStages | None = None
-    # From the longest prefix down, as that wins among equal ones.
+    best: dict[tuple[int, int], _Placement], end: int, total: int, seconds: _StageSeconds, boundaries: Sequence[float]
+) -> _Placement:
+    """The best of the prefixes with one more stage, so that `end` layers are on `total` ranks."""
+    found: _Placement | None = None
+    # From the longest prefix down, as that is taken of equal ones.
     for (first, before), prefix in reversed(best.items()):
         if first >= end or before >= total:
             continue
         cost = seconds[first, end][total - before - 1]
         if found is not None and (cost > found.costs[0] or prefix.costs[:1] > found.costs[:1]):
-            continue  # as most are: nothing has to be sorted for them
+            continue  # without sorting, as for most prefixes
         boundary = boundaries[first - 1 : first]  # none before the first layer
         costs = tuple(sorted((*prefix.costs, cost, *boundary), reverse=True))
         if found is None or costs < found.costs:
-            found = PlacedStages(costs, (*prefix.stages, end - first), (*prefix.replicas, total - before))
+            found = _Placement(costs, (*prefix.stages, end - first), (*prefix.replicas, total - before))
     assert found is not None, "there is a layer and a rank for every stage"
     return found
 
@@ -105,16 +330,16 @@ def _extended(
 def balanced_counts(
     seconds: Callable[[int, int, int], float], boundaries: Sequence[float], stages: int
 ) -> tuple[int, ...]:
-    """Counts of layers for stages that differ, so that the slowest stage or boundary is as fast as possible.
+    """Counts of layers for unequal stages, for which the slowest stage or boundary is as fast as possible.
 
-    The same recurrence with the ranks of every stage given.
+    The same recurrence for given ranks of every stage.
 
     Parameters
     ----------
     seconds : callable
         From a stage, its first layer and the one after its last to its seconds.
     boundaries : sequence of float
-        Seconds of the boundary behind each layer but the last.
+        Seconds of the boundary after each layer but the last.
     stages : int
         At most the layers.
 
@@ -137,279 +362,3 @@ def balanced_counts(
             )
         best = found
     return tuple(-count for count in best[layers][1])
-
-
-PARTITIONS = ("uniform", "profile")
-"""Ways to deal out layers by themselves: equal counts, or by the layers' times."""
-
-MessageSeconds = Callable[[float], float]
-"""From the bytes of a message to its seconds."""
-
-ReductionSeconds = Callable[[float, int], float]
-"""From the bytes of an array and the ranks that sum it to the seconds of the all-reduce."""
-
-
-@dataclass(frozen=True)
-class LinkCost:
-    """Cost of messages between two ranks, the same for any two.
-
-    Parameters
-    ----------
-    alpha : float
-        Seconds per message.
-    beta : float
-        Seconds per byte.
-
-    Raises
-    ------
-    SettingError
-        If one is negative or not finite.
-    """
-
-    alpha: float = 0.0
-    beta: float = 0.0
-
-    def __post_init__(self) -> None:
-        """Check the values."""
-        for name, value in (("alpha", self.alpha), ("beta", self.beta)):
-            require_number(name, value, 0, float("inf"), "a finite number of seconds, 0 or more")
-
-    def message_seconds(self, nbytes: float) -> float:
-        """Seconds of one message: alpha + beta n (Hockney's model)."""
-        return self.alpha + self.beta * nbytes
-
-    def reduction_seconds(self, nbytes: float, ranks: int) -> float:
-        """Seconds of a ring all-reduce: 2 (r-1) alpha + 2 (r-1)/r beta n (Thakur, Rabenseifner and Gropp 2005)."""
-        return 2 * (ranks - 1) * (self.alpha + self.beta * nbytes / ranks)
-
-
-FREE_LINK = LinkCost()
-TYPICAL_LINK = LinkCost(alpha=5e-6, beta=2e-10)
-"""Usual inside a node, to the order of magnitude; not measured."""
-
-
-@dataclass(frozen=True)
-class PartitionPlan:
-    """A partition and what it is expected to cost.
-
-    Attributes
-    ----------
-    stages : tuple of int
-        Layers of every stage.
-    replicas : tuple of int
-        Ranks that share the samples of every stage.
-    stage_seconds : tuple of float
-        Of a minibatch: the passes of the rank with the most samples, or the sum of the gradients where that is longer.
-    message_seconds : tuple of float
-        Activations forward and their gradient back, at every boundary: one fewer than the stages.
-    """
-
-    stages: tuple[int, ...]
-    replicas: tuple[int, ...]
-    stage_seconds: tuple[float, ...]
-    message_seconds: tuple[float, ...]
-
-    @property
-    def bottleneck(self) -> float:
-        """Seconds of the slowest stage or boundary: between two minibatches of a full pipeline."""
-        return max(*self.stage_seconds, *self.message_seconds, 0.0)
-
-    @property
-    def balance(self) -> float:
-        """Mean over the slowest of the stages' seconds: 1 where all are alike."""
-        slowest = max(self.stage_seconds)
-        return fsum(self.stage_seconds) / len(self.stage_seconds) / slowest if slowest else 1.0
-
-
-def check_stages(layers: int, stages: int, ranks: int | None = None) -> None:
-    """Refuse more stages than layers, or than the ranks there are.
-
-    Raises
-    ------
-    SettingError
-        Naming ``parallel.pipeline`` or ``ranks``.
-    """
-    require_whole("parallel.pipeline", stages, 1)
-    if stages > layers:
-        raise SettingError("parallel.pipeline", stages, f"at most {layers}, the number of layers")
-    if ranks is not None:
-        require_whole("ranks", ranks, 1)
-        if ranks < stages:
-            raise SettingError("ranks", ranks, f"at least {stages}, one for each stage")
-
-
-def uniform_partition(layers: int, parts: int) -> tuple[int, ...]:
-    """Equal counts of layers; the first ``layers mod parts`` stages get one more.
-
-    Eleven layers over three stages are 4, 4, 3 (Kang 2019, section 3.1).
-
-    Raises
-    ------
-    SettingError
-        If there are more stages than layers.
-    """
-    check_stages(layers, parts)
-    return tuple(block_sizes(layers, parts))
-
-
-def check_partition(counts: Sequence[int], layers: int, parts: int) -> None:
-    """Refuse counts of layers that are not a partition of `layers` into `parts` stages.
-
-    Raises
-    ------
-    SettingError
-        Naming ``parallel.partition``, or ``parallel.pipeline`` if there are more stages than layers.
-    """
-    check_stages(layers, parts)
-
-    def refuse(allowed: str) -> SettingError:
-        return SettingError("parallel.partition", list(counts), allowed)
-
-    if len(counts) != parts:
-        raise refuse(f"needs one count of layers for each of {counted(parts, 'stage')}")
-    if any(isinstance(count, bool) or not isinstance(count, int) or count < 1 for count in counts):
-        raise refuse("each stage needs a whole number of layers, 1 or more")
-    if sum(counts) != layers:
-        raise refuse(f"the counts add up to {sum(counts)}, the network has {layers} layers")
-
-
-def balanced_partition(
-    profile: Sequence[LayerProfile], parts: int, *, message_seconds: MessageSeconds = FREE_LINK.message_seconds
-) -> tuple[int, ...]:
-    """Counts of layers that make the slowest stage or boundary as fast as possible, exactly.
-
-    PipeDream's dynamic programming (Harlap et al. 2018, section 3.2, without replication): the best cost of the first j
-    layers in m stages is the least, over the end i of the stage before the last, of the greatest of the best cost of i
-    layers in m-1 stages, twice the message at that boundary, and the seconds of layers i+1 to j. Of equally fast
-    partitions the one whose second slowest part is faster is taken, and so on; then the one with more layers in front.
-
-    Parameters
-    ----------
-    profile : sequence of LayerProfile
-    parts : int
-        Stages.
-    message_seconds : callable
-        From the bytes of a message to its seconds; free by default.
-
-    Raises
-    ------
-    SettingError
-        If there are more stages than layers.
-    """
-    check_stages(len(profile), parts)
-    return _search(profile, (parts,), parts, message_seconds, FREE_LINK.reduction_seconds).stages
-
-
-def replicated_partition(
-    profile: Sequence[LayerProfile],
-    ranks: int,
-    stages: int | None = None,
-    *,
-    message_seconds: MessageSeconds = FREE_LINK.message_seconds,
-    reduction_seconds: ReductionSeconds = FREE_LINK.reduction_seconds,
-) -> tuple[tuple[int, int], ...]:
-    """Layers and replicas of every stage that make the slowest stage or boundary as fast as possible, exactly.
-
-    PipeDream's dynamic programming with replication (Harlap et al. 2018, section 3.2) over all ways to use exactly
-    `ranks` ranks. A stage on r ranks costs ``max(compute / r, reduction_seconds(parameter bytes, r))``, as there: a
-    lower bound, because it takes for granted that the gradients are summed beside the computation. A boundary costs
-    two messages of the whole output, as there: an upper bound where several ranks share it.
-
-    Parameters
-    ----------
-    profile : sequence of LayerProfile
-    ranks : int
-    stages : int, optional
-        By default the number that is fastest, the smallest of equally fast ones.
-    message_seconds : callable
-        From the bytes of a message to its seconds; free by default.
-    reduction_seconds : callable
-        From bytes and ranks to the seconds of an all-reduce; free by default.
-
-    Returns
-    -------
-    tuple of (int, int)
-        Layers and replicas of every stage.
-
-    Raises
-    ------
-    SettingError
-        If there are more stages than layers or than ranks.
-    """
-    layers = len(profile)
-    check_stages(layers, 1 if stages is None else stages, ranks)
-    counts = range(1, min(layers, ranks) + 1) if stages is None else (stages,)
-    found = _search(profile, counts, ranks, message_seconds, reduction_seconds)
-    return tuple(zip(found.stages, found.replicas, strict=True))
-
-
-def plan_partition(
-    profile: Sequence[LayerProfile],
-    stages: Sequence[int],
-    replicas: Sequence[int] | None = None,
-    *,
-    message_seconds: MessageSeconds = FREE_LINK.message_seconds,
-    reduction_seconds: ReductionSeconds = FREE_LINK.reduction_seconds,
-) -> PartitionPlan:
-    """Expected costs of a partition.
-
-    Parameters
-    ----------
-    profile : sequence of LayerProfile
-    stages : sequence of int
-        Layers of every stage.
-    replicas : sequence of int, optional
-        Ranks of every stage; one each by default.
-    message_seconds, reduction_seconds : callable
-        As for `replicated_partition`.
-
-    Raises
-    ------
-    SettingError
-        If `stages` is not a partition of the layers.
-    """
-    check_partition(stages, len(profile), len(stages))
-    replicas = (1,) * len(stages) if replicas is None else tuple(replicas)
-    ends = [sum(stages[: stage + 1]) for stage in range(len(stages))]
-    parts = zip(stages, replicas, ends, strict=True)
-    return PartitionPlan(
-        tuple(stages),
-        replicas,
-        tuple(_stage_seconds(profile[end - count : end], (r,), reduction_seconds)[0] for count, r, end in parts),
-        tuple(_boundary_seconds(profile[end - 1], message_seconds) for end in ends[:-1]),
-    )
-
-
-def _stage_seconds(
-    layers: Sequence[LayerProfile], replicas: Sequence[int], reduction_seconds: ReductionSeconds
-) -> list[float]:
-    """Seconds of a stage of `layers` for each number of replicas."""
-    # fsum: the same layers cost the same to the last bit wherever they stand, so that ties are ties.
-    compute = fsum(seconds for layer in layers for seconds in (layer.forward_seconds, layer.backward_seconds))
-    nbytes = fsum(layer.parameter_bytes for layer in layers)
-    return [max(compute / r, reduction_seconds(nbytes, r) if r > 1 else 0.0) for r in replicas]
-
-
-def _boundary_seconds(layer: LayerProfile, message_seconds: MessageSeconds) -> float:
-    return 2 * message_seconds(layer.output_bytes)
-
-
-def _search(
-    profile: Sequence[LayerProfile],
-    stages: Iterable[int],
-    ranks: int,
-    message_seconds: MessageSeconds,
-    reduction_seconds: ReductionSeconds,
-) -> PlacedStages:
-    """Fastest of the best partitions into each of the numbers of stages, the first of equally fast ones."""
-    layers = len(profile)
-    stages = tuple(stages)
-    replicas = range(1, ranks - min(stages) + 2)
-    seconds = {
-        (first, end): _stage_seconds(profile[first:end], replicas, reduction_seconds)
-        for first in range(layers)
-        for end in range(first + 1, layers + 1)
-    }
-    boundaries = [_boundary_seconds(layer, message_seconds) for layer in profile[:-1]]
-    found = [best_stages(seconds, boundaries, count, ranks) for count in stages]
-    return min(found, key=lambda placed: placed.costs[0])

@@ -1,3 +1,5 @@
+"""Profiles of layers: measured times, bytes, and files."""
+
 from __future__ import annotations
 
 import json
@@ -14,7 +16,6 @@ from hybridnn.errors import DataError, SettingError
 from hybridnn.kernels import numpy_kernels
 from hybridnn.kernels.numpy_backend import NumpyKernels
 from hybridnn.pipeline.partition import layer_profile
-from hybridnn.pipeline.partition import layer_profile as layer_passes
 from hybridnn.pipeline.partition.layer_profile import LayerProfile, read_profile, time_layers, write_profile
 
 GOOD = {"forward_seconds": 0.5, "backward_seconds": 1, "output_bytes": 400, "parameter_bytes": 1e6}
@@ -33,11 +34,11 @@ def test_each_time_is_the_median_of_its_layer_after_a_warm_up(monkeypatch: pytes
     # A clock on which every reading is the square of its number: passes take 1, 5, 9, … and a round of two layers
     # reads it twelve times, forward 0 and 1, then backward 1 and 0 with two passes each.
     readings = iter(range(10_000))
-    monkeypatch.setattr(layer_passes, "perf_counter", lambda: float(next(readings)) ** 2)
+    monkeypatch.setattr(layer_profile, "perf_counter", lambda: float(next(readings)) ** 2)
     profile = time_layers(MLP([3, 4, 2]), 2, "float64", repeats=3)
 
-    def seconds(round_number: int, place: int) -> float:
-        start = 12 * round_number + 2 * place
+    def seconds(round_number: int, reading: int) -> float:
+        start = 12 * round_number + 2 * reading
         return (start + 1) ** 2 - start**2
 
     # Rounds 1, 2 and 3 count, of which the second is the median.
@@ -95,7 +96,7 @@ def test_a_written_profile_is_read_back(tmp_path: Path) -> None:
     assert plain[1] == {"forward_seconds": 0.0, "backward_seconds": 3.0, "output_bytes": 0, "parameter_bytes": 0}
 
 
-def test_other_keys_are_left_alone(tmp_path: Path) -> None:
+def test_other_keys_are_ignored(tmp_path: Path) -> None:
     (tmp_path / "profile.json").write_text(json.dumps([GOOD | {"name": "first"}]))
     assert read_profile(tmp_path / "profile.json") == (LayerProfile(0.5, 1, 400, 1e6),)
 
@@ -117,7 +118,7 @@ def test_other_keys_are_left_alone(tmp_path: Path) -> None:
         (json.dumps([GOOD | {"parameter_bytes": None}]), "layer 0: parameter_bytes is None, must be a finite"),
     ],
 )
-def test_a_file_that_is_no_profile_is_refused(text: str, message: str, tmp_path: Path) -> None:
+def test_damaged_profiles_are_refused(text: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "profile.json"
     path.write_text(text)
     with pytest.raises(DataError) as error:

@@ -41,23 +41,19 @@ def compositions(total: int, parts: int) -> Iterator[tuple[int, ...]]:
 
 
 def costs(
-    profile: Sequence[LayerProfile],
-    counts: Sequence[int],
-    replicas: Sequence[int],
-    message: Callable[[float], float],
-    reduction: Callable[[float, int], float],
+    profile: Sequence[LayerProfile], counts: Sequence[int], replicas: Sequence[int], link: LinkCost
 ) -> list[float]:
-    """Every stage's and boundary's seconds, the greatest first, layer by layer from the definition."""
+    """Seconds of every stage and boundary in descending order, layer by layer from the definition."""
     result = []
-    place = 0
+    end = 0
     for stage, (count, ranks) in enumerate(zip(counts, replicas, strict=True)):
-        owned = profile[place : place + count]
+        owned = profile[end : end + count]
         compute = sum(layer.forward_seconds + layer.backward_seconds for layer in owned) / ranks
-        summing = reduction(sum(layer.parameter_bytes for layer in owned), ranks) if ranks > 1 else 0.0
+        summing = link.reduction_seconds(sum(layer.parameter_bytes for layer in owned), ranks) if ranks > 1 else 0.0
         result.append(max(compute, summing))
         if stage > 0:
-            result.append(message(profile[place - 1].output_bytes) * 2)
-        place += count
+            result.append(link.message_seconds(profile[end - 1].output_bytes) * 2)
+        end += count
     return sorted(result, reverse=True)
 
 
@@ -66,7 +62,7 @@ def test_eleven_layers_over_three_stages_are_four_four_three() -> None:
 
 
 @given(st.integers(1, 40), st.data())
-def test_uniform_counts_differ_by_one_and_the_larger_stand_in_front(count: int, data: st.DataObject) -> None:
+def test_uniform_counts_differ_by_one_and_the_larger_come_first(count: int, data: st.DataObject) -> None:
     parts = data.draw(st.integers(1, count))
     counts = uniform_partition(count, parts)
     assert sum(counts) == count
@@ -80,10 +76,10 @@ def test_balanced_is_the_best_of_all_partitions(
     profile: list[LayerProfile], link: LinkCost, data: st.DataObject
 ) -> None:
     parts = data.draw(st.integers(1, min(4, len(profile))))
-    found = balanced_partition(profile, parts, message_seconds=link.message_seconds)
+    found = balanced_partition(profile, parts, link=link)
 
     def rank(counts: tuple[int, ...]) -> list[float]:
-        return costs(profile, counts, [1] * parts, link.message_seconds, link.reduction_seconds)
+        return costs(profile, counts, [1] * parts, link)
 
     assert len(found) == parts
     assert sum(found) == len(profile)
@@ -95,30 +91,26 @@ def test_replicated_is_the_best_of_all_placements(
     profile: list[LayerProfile], link: LinkCost, ranks: int, data: st.DataObject
 ) -> None:
     parts = data.draw(st.integers(1, min(len(profile), ranks)))
-    found = replicated_partition(
-        profile, ranks, parts, message_seconds=link.message_seconds, reduction_seconds=link.reduction_seconds
-    )
+    found = replicated_partition(profile, ranks, parts, link=link)
     best = min(
-        costs(profile, counts, replicas, link.message_seconds, link.reduction_seconds)
+        costs(profile, counts, replicas, link)
         for counts in compositions(len(profile), parts)
         for replicas in compositions(ranks, parts)
     )
     counts, replicas = zip(*found, strict=True)
     assert sum(counts) == len(profile)
     assert sum(replicas) == ranks
-    assert costs(profile, counts, replicas, link.message_seconds, link.reduction_seconds) == pytest.approx(best)
+    assert costs(profile, counts, replicas, link) == pytest.approx(best)
 
 
 @given(LAYERS.filter(lambda profile: len(profile) <= 5), LINKS, st.integers(1, 5))
 def test_the_number_of_stages_is_the_fastest_and_then_the_smallest(
     profile: list[LayerProfile], link: LinkCost, ranks: int
 ) -> None:
-    found = replicated_partition(
-        profile, ranks, message_seconds=link.message_seconds, reduction_seconds=link.reduction_seconds
-    )
+    found = replicated_partition(profile, ranks, link=link)
     slowest = {
         parts: min(
-            costs(profile, counts, replicas, link.message_seconds, link.reduction_seconds)[0]
+            costs(profile, counts, replicas, link)[0]
             for counts in compositions(len(profile), parts)
             for replicas in compositions(ranks, parts)
         )
@@ -126,13 +118,13 @@ def test_the_number_of_stages_is_the_fastest_and_then_the_smallest(
     }
     least = min(slowest.values())
     counts, replicas = zip(*found, strict=True)
-    found_slowest = costs(profile, counts, replicas, link.message_seconds, link.reduction_seconds)[0]
+    found_slowest = costs(profile, counts, replicas, link)[0]
     assert found_slowest == pytest.approx(least)
     assert len(found) <= min(parts for parts, seconds in slowest.items() if seconds == least)
 
 
-def test_one_slow_layer_stands_alone() -> None:
-    # 10 is the slowest whatever is done; the rest, 1 1 1 and 2 2, is divided as evenly as its places allow.
+def test_one_slow_layer_is_a_stage() -> None:
+    # 10 is the slowest in any partition; the rest, 1 1 1 and 2 2, is divided as evenly as the order allows.
     assert balanced_partition(layers(1, 1, 1, 10, 2, 2), 3) == (3, 1, 2)
     assert balanced_partition(layers(10, 1, 1, 1, 1), 3) == (1, 2, 2)
 
@@ -148,8 +140,8 @@ def test_an_expensive_message_moves_the_boundary() -> None:
     assert balanced_partition(profile, 2) == (2, 2)
     # At 0.5 s per byte the boundaries take 1, 10 and 12 s, the larger stages 9, 6 and 9 s.
     link = LinkCost(alpha=0.0, beta=0.5)
-    assert balanced_partition(profile, 2, message_seconds=link.message_seconds) == (1, 3)
-    plan = plan_partition(profile, (2, 2), message_seconds=link.message_seconds)
+    assert balanced_partition(profile, 2, link=link) == (1, 3)
+    plan = plan_partition(profile, (2, 2), link=link)
     assert plan.message_seconds == (10.0,)
     assert plan.bottleneck == 10.0
 
@@ -158,18 +150,14 @@ def test_a_slow_first_stage_is_replicated() -> None:
     # The shape of VGG16 in the papers: nearly all work in the first layers, nearly all parameters in the last ones.
     profile = [LayerProfile(2.0, 4.0, 100, 10), LayerProfile(1.0, 2.0, 50, 10), LayerProfile(0.5, 1.0, 10, 10_000)]
     link = LinkCost(alpha=0.0, beta=0.001)
-    found = replicated_partition(
-        profile, 4, message_seconds=link.message_seconds, reduction_seconds=link.reduction_seconds
-    )
+    found = replicated_partition(profile, 4, link=link)
     assert found == ((2, 3), (1, 1))
     counts, replicas = zip(*found, strict=True)
-    plan = plan_partition(
-        profile, counts, replicas, message_seconds=link.message_seconds, reduction_seconds=link.reduction_seconds
-    )
+    plan = plan_partition(profile, counts, replicas, link=link)
     assert plan.stage_seconds == (3.0, 1.5)
     assert plan.message_seconds == (pytest.approx(2 * 0.001 * 50),)
     # All four ranks on all layers would sum 10,020 bytes: 2 * 3/4 * 10.02 s.
-    everything = plan_partition(profile, (3,), (4,), reduction_seconds=link.reduction_seconds)
+    everything = plan_partition(profile, (3,), (4,), link)
     assert everything.bottleneck == pytest.approx(15.03)
 
 
@@ -188,7 +176,7 @@ def test_a_link_costs_what_the_formulas_say() -> None:
 
 
 def test_a_plan_sums_layers_and_compares_stages() -> None:
-    plan = plan_partition(layers(3, 6, 9, output_bytes=[4, 5, 6]), (2, 1), message_seconds=lambda n: n)
+    plan = plan_partition(layers(3, 6, 9, output_bytes=[4, 5, 6]), (2, 1), link=LinkCost(beta=1.0))
     assert (plan.stages, plan.replicas) == ((2, 1), (1, 1))
     assert plan.stage_seconds == (9.0, 9.0)
     assert plan.message_seconds == (10.0,)
@@ -210,7 +198,7 @@ def test_a_plan_sums_layers_and_compares_stages() -> None:
         ((True, 4, 1), "each stage needs a whole number"),
     ],
 )
-def test_a_partition_that_is_none_is_refused(counts: tuple[int, ...], message: str) -> None:
+def test_wrong_partitions_are_refused(counts: tuple[int, ...], message: str) -> None:
     with pytest.raises(SettingError) as error:
         check_partition(counts, 6, 3)
     assert message in str(error.value)
@@ -238,7 +226,7 @@ def test_wrong_numbers_are_refused(action: Callable[[], object], message: str) -
 
 
 @given(st.data())
-def test_cuts_for_stages_that_differ_equal_the_best_of_all(data: st.DataObject) -> None:
+def test_counts_for_unequal_stages_equal_the_best_of_all(data: st.DataObject) -> None:
     layers = data.draw(st.integers(1, 7), "layers")
     stages = data.draw(st.integers(1, min(layers, 4)), "stages")
     whole = st.integers(0, 9).map(float)
@@ -246,11 +234,11 @@ def test_cuts_for_stages_that_differ_equal_the_best_of_all(data: st.DataObject) 
     boundaries = data.draw(st.lists(whole, min_size=layers - 1, max_size=layers - 1))
 
     def slowest(counts: tuple[int, ...]) -> float:
-        ends = [sum(counts[: place + 1]) for place in range(stages)]
-        parts = [sum(costs[place][end - counts[place] : end]) for place, end in enumerate(ends)]
+        ends = [sum(counts[: stage + 1]) for stage in range(stages)]
+        parts = [sum(costs[stage][end - counts[stage] : end]) for stage, end in enumerate(ends)]
         return max([*parts, *(boundaries[end - 1] for end in ends[:-1])])
 
     possible = [c for c in product(range(1, layers + 1), repeat=stages) if sum(c) == layers]
-    found = balanced_counts(lambda place, first, end: sum(costs[place][first:end]), boundaries, stages)
+    found = balanced_counts(lambda stage, first, end: sum(costs[stage][first:end]), boundaries, stages)
     assert found in possible
     assert slowest(found) == min(map(slowest, possible))
