@@ -1,4 +1,4 @@
-"""What the sections of the settings stand for: data, network, optimizer, learning rates and pipeline."""
+"""Objects built from the sections of the settings: data, network, optimizer, learning rates and pipeline."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hybridnn.training.device import DeviceOptions
 
 
 def load_data(settings: DataSettings) -> Dataset:
-    """Load the data of ``[data]``; generated ones are not generated yet."""
+    """Load the data of ``[data]``; generated data are generated when used."""
     if settings.file is not None:
         return load_file(settings.file, settings.targets, inputs=settings.inputs)
     name, spec = _named(settings)
@@ -29,7 +29,7 @@ def load_data(settings: DataSettings) -> Dataset:
 
 
 def describe_data(settings: DataSettings) -> DatasetInfo | Dataset:
-    """Tell the shape of ``[data]``; only a file of the user's has to be read for it."""
+    """Describe the data of ``[data]``; only a user's file is loaded for that."""
     if settings.file is not None:
         return load_file(settings.file, settings.targets, inputs=settings.inputs)
     name, spec = _named(settings)
@@ -42,12 +42,12 @@ def _named(settings: DataSettings) -> tuple[str, SyntheticSpec | None]:
 
 
 def make_model(settings: ModelSettings, features: int, outputs: int, task: str) -> MLP:
-    """Make the network of ``[model]`` for data of so many features and outputs.
+    """Make the network of ``[model]`` for data of `features` features and `outputs` outputs.
 
     Raises
     ------
     SettingError
-        If its loss does not belong to the task.
+        If its loss does not fit the task.
     """
     model = MLP(
         [features, *settings.hidden, outputs],
@@ -96,12 +96,12 @@ def make_pipelining(settings: ParallelSettings) -> Pipelining:
 
 
 def make_device_options(settings: DeviceSettings) -> DeviceOptions:
-    """What ``[device]`` wants of the device."""
+    """Make the device options of ``[device]``."""
     return DeviceOptions(settings.name, settings.transport, settings.tf32, settings.graphs)
 
 
 def make_optimizer(settings: OptimizerSettings) -> Optimizer:
-    """The optimizer of ``[optimizer]``."""
+    """Make the optimizer of ``[optimizer]``."""
     if settings.name == "sgd":
         return SGD(settings.lr, settings.momentum, settings.dampening, settings.nesterov, settings.weight_decay)
     kind = Adam if settings.name == "adam" else AdamW
@@ -109,7 +109,7 @@ def make_optimizer(settings: OptimizerSettings) -> Optimizer:
 
 
 def make_schedule(settings: ScheduleSettings) -> LearningRateSchedule:
-    """The learning-rate schedule of ``[schedule]``."""
+    """Make the learning-rate schedule of ``[schedule]``."""
     match settings.name:
         case "step":
             return Step(settings.milestones, settings.factor)

@@ -1,4 +1,4 @@
-"""Settings from a TOML file and ``section.key=value`` texts, and back to TOML."""
+"""Settings file: settings from TOML and ``section.key=value`` overrides, and back to TOML."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from hybridnn.utils.text import shown_path
 
 OVERRIDE_FORM = "must have the form section.key=value, for example training.epochs=20"
 SHORT_FLOAT = re.compile(r"[+-]?([0-9]+\.[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
-"""Numbers such as ``.01`` and ``1.``, which TOML refuses."""
-OTHER_SOURCE = {"data.name": ("data", "file"), "data.file": ("data", "name")}
+"""Numbers such as ``.01`` and ``1.``, which TOML does not allow."""
+EXCLUDED_BY = {"data.name": ("data", "file"), "data.file": ("data", "name")}
+"""Section and key that an override of another key removes."""
 
 
-def load_settings(path: Path | None, overrides: Sequence[str] = (), *, forgotten: Sequence[str] = ()) -> Settings:
+def load_settings(path: Path | None, overrides: Sequence[str] = (), *, ignored: Sequence[str] = ()) -> Settings:
     """Read the settings of a run.
 
     Parameters
@@ -26,11 +27,10 @@ def load_settings(path: Path | None, overrides: Sequence[str] = (), *, forgotten
     path : Path or None
         A TOML file; None for the defaults.
     overrides : sequence of str
-        ``section.key=value``, applied in order over the file. The value is read as TOML, or as a number such as
-        ``.01``; anything else is taken as text, so that ``optimizer.name=adam`` needs no quotes. Naming a data set
-        replaces a data file, and the reverse.
-    forgotten : sequence of str
-        ``section.key`` of what the file says and does not count.
+        ``section.key=value``, applied in order. The value is read as TOML, or as a number such as ``.01``; anything
+        else is text, so that ``optimizer.name=adam`` needs no quotes. A data set replaces a data file, and the reverse.
+    ignored : sequence of str
+        ``section.key`` of keys of the file that are ignored.
 
     Raises
     ------
@@ -38,7 +38,7 @@ def load_settings(path: Path | None, overrides: Sequence[str] = (), *, forgotten
         If the file cannot be read or is not TOML, or any setting is unknown or not allowed.
     """
     values = {} if path is None else _read(path)
-    for section, key in (name.split(".") for name in forgotten):
+    for section, key in (name.split(".") for name in ignored):
         if isinstance(table := values.get(section), dict):
             table.pop(key, None)
     for text in overrides:
@@ -53,7 +53,7 @@ def load_settings(path: Path | None, overrides: Sequence[str] = (), *, forgotten
 
 
 def to_toml(settings: Settings) -> str:
-    """Write all settings that mean something in this run; `load_settings` reads equal settings back."""
+    """Settings as TOML, without keys that have no effect; `load_settings` reads equal settings back."""
     import tomli_w
 
     return tomli_w.dumps(_dump(settings))
@@ -94,7 +94,7 @@ def _apply(values: dict[str, Any], text: str) -> None:
         if not isinstance(table, dict):
             raise SettingError("--set", text, f"{section} is a value, not a section; {OVERRIDE_FORM}")
     table[key] = _value(value.strip())
-    if other := OTHER_SOURCE.get(".".join((*sections, key))):
+    if other := EXCLUDED_BY.get(".".join((*sections, key))):
         values[other[0]].pop(other[1], None)
 
 

@@ -1,13 +1,7 @@
-"""The settings of a run: what may be set, the defaults, and which values are allowed.
+"""Settings of a run: names, defaults and allowed values, one frozen pydantic model per section of the settings file.
 
-Every section of the settings file is one frozen model. `settings_from` is the way in: it turns whatever is wrong into
-one `SettingError` that names the setting, the value and what is allowed.
-
-The ``[device]`` section: what computes, and how its arrays travel between ranks.
-
-The ``[optimizer]`` and ``[schedule]`` sections: the update rule, and its rate as training goes on.
-
-The ``[parallel]`` section: the process grid, and the pipeline.
+`settings_from` checks plain values: it turns any error into one `SettingError` that names the setting, the value and
+what is allowed.
 """
 
 from __future__ import annotations
@@ -42,20 +36,19 @@ GPU_KEYS = frozenset({"transport", "tf32", "graphs"})
 
 
 class DeviceSettings(Section):
-    """``[device]``: the CPU or GPUs; what stands behind `name` means nothing on the CPU.
+    """``[device]``: CPU or GPU; the other keys apply to a GPU only.
 
     Attributes
     ----------
     name : str
-        ``"auto"``: a GPU where every rank finds one, else the CPU.
+        ``"auto"``: a GPU if every rank finds one, else the CPU.
     transport : str
-        How arrays of GPUs travel between ranks: through pinned memory of the host (``"staging"``), by an MPI library
-        that reads GPU memory (``"mpi"``), or by NCCL. ``"auto"``: NCCL where every rank has a GPU of its own, else
-        staging.
+        How arrays of GPUs travel between ranks: through pinned host memory (``"staging"``), by device-aware MPI
+        (``"mpi"``), or by NCCL. ``"auto"``: NCCL if every rank has its own GPU, else staging.
     tf32 : bool
         Round the factors of float32 matrix products to TF32: faster, less precise.
     graphs : bool
-        Replay recorded steps (CUDA graphs), where one rank trains, or batch ranks do that NCCL connects.
+        Replay steps as CUDA graphs, with one rank or with batch ranks that NCCL connects.
     """
 
     name: Literal["auto", "cpu", "gpu"] = "auto"
@@ -64,7 +57,7 @@ class DeviceSettings(Section):
     graphs: bool = False
 
     def foreign_keys(self) -> frozenset[str]:
-        """Those of a GPU, on the CPU."""
+        """Keys of a GPU, on the CPU."""
         return GPU_KEYS if self.name == "cpu" else frozenset()
 
 
@@ -83,7 +76,7 @@ FOREIGN_SCHEDULE_KEYS = {
 
 
 class OptimizerSettings(Section):
-    """``[optimizer]``: the update rule, with PyTorch's meaning of every number.
+    """``[optimizer]``: the update rule; every value has the meaning that it has in PyTorch.
 
     The default of `lr` is 0.005 for sgd and 0.001 for adam and adamw; that of `weight_decay` is 0.01 for adamw, else 0.
     """
@@ -122,18 +115,18 @@ class OptimizerSettings(Section):
 
 
 class ScheduleSettings(Section):
-    """``[schedule]``: factors on the learning rate as training goes on.
+    """``[schedule]``: factor on the learning rate by epoch.
 
     Attributes
     ----------
     milestones : tuple of int
         Epochs after which ``step`` multiplies the rate by `factor`, increasing.
     factor : float
-        Of ``step``.
+        For ``step``.
     warmup_epochs : float
-        Epochs in which ``warmup-linear`` and ``cosine`` raise the rate from zero; ``warmup-linear`` needs some.
+        Epochs in which ``warmup-linear`` and ``cosine`` raise the rate from zero; above 0 for ``warmup-linear``.
     final_factor : float
-        What ``warmup-linear`` and ``cosine`` end with, as a part of the base rate.
+        Factor at the end of ``warmup-linear`` and ``cosine``.
     """
 
     name: Literal["constant", "step", "warmup-linear", "cosine"] = "constant"
@@ -192,25 +185,24 @@ def _partition(value: object) -> object:
 
 
 class ParallelSettings(Section):
-    """``[parallel]``: the process grid and the pipeline; without `batch` all remaining ranks go to the batch axis.
+    """``[parallel]``: the process grid and the pipeline; without `batch` all remaining ranks are batch ranks.
 
     Attributes
     ----------
     stages : tuple of StageSettings
-        Batch and model ranks of every stage, where stages differ in width; then without `pipeline`, `batch` and
-        `model`.
+        Batch and model ranks of every stage, for stages of different width; excludes `pipeline`, `batch` and `model`.
     method, microbatches, chunks, partition, vertical_sync, weight_grad
-        As for `Pipelining`; the last five mean nothing in a pipeline of one stage. A method that is set without
-        `pipeline` makes all ranks that `batch` and `model` leave stages: see `with_stages`.
+        As for `Pipelining`; the last five have no effect on one stage. A method that is set without `pipeline` sets the
+        number of stages: see `with_stages`.
     overlap : bool or "auto"
         As for `Trainer`.
     shared_replicas : bool or "auto"
-        Whether the batch ranks of a node keep one copy of the weights and of the optimizer's state. ``"auto"``: where a
-        node holds several of them, unless the job is to outlive lost ranks.
+        Whether the batch ranks of a node share one copy of the weights and of the optimizer's state. ``"auto"``: if a
+        node has several of them, unless the job is to survive lost ranks.
     wire_dtype : str
         As for `Trainer`.
     auto : bool
-        Take the fastest exact layout that the machine file predicts; keys that are set are kept.
+        Choose the fastest exact layout by the machine file; keys that are set constrain the choice.
     """
 
     pipeline: Count = 1
@@ -230,7 +222,7 @@ class ParallelSettings(Section):
     auto: bool = False
 
     def foreign_keys(self) -> frozenset[str]:
-        """Keys that say in another way what `stages` says, or nothing about a grid of one stage."""
+        """Keys that `stages` excludes, or that have no effect on one stage."""
         if self.stages:
             return frozenset({"pipeline", "batch", "model"})
         return frozenset({"stages"}) | (PIPELINE_KEYS if self.pipeline == 1 else frozenset())
@@ -244,23 +236,12 @@ class ParallelSettings(Section):
 
 
 def with_stages(parallel: ParallelSettings, ranks: int) -> ParallelSettings:
-    """Settle the number of stages where a method is set and the number is not: all ranks that the other axes leave.
-
-    Parameters
-    ----------
-    parallel : ParallelSettings
-    ranks : int
-        Of the job.
-
-    Returns
-    -------
-    ParallelSettings
-        The same where it needs no settling.
+    """Set the number of stages if a method is set without it: all ranks that the other axes leave.
 
     Raises
     ------
     SettingError
-        If one stage is left, and the method is not ``sequential``, which is what one stage does.
+        If one stage is left, and the method is not ``sequential``.
     """
     given = parallel.model_fields_set
     if "method" not in given or "pipeline" in given or parallel.stages or parallel.auto:
@@ -284,29 +265,29 @@ class SyntheticSettings(Section):
 
 
 class DataSettings(Section):
-    """``[data]``: a named data set or a file of the user's, and how it reaches the ranks.
+    """``[data]``: a named data set or a file, and its distribution to the ranks.
 
     Attributes
     ----------
     name : str or None
-        A name of the catalogue or ``"synthetic"``; ``"digits"`` unless `file` is given, then None.
+        A name of the catalogue, or ``"synthetic"``; ``"digits"`` by default, None if `file` is given.
     file : str or None
         A ``.npz`` or ``.csv`` file.
     targets : tuple of str
-        The target columns of a ``.csv`` file.
+        Target columns of a ``.csv`` file.
     inputs : tuple of str
-        The input columns of a ``.csv`` file, in order; without any, all that are no targets. A run keeps their names
-        in its ``config.toml``.
+        Input columns of a ``.csv`` file, in order; by default all that are no targets. A run writes their names to its
+        ``config.toml``.
     features : str
         ``"paper"`` takes the columns that the papers used instead of all.
     rows : int or None
-        Take only the first `rows` samples where the data set allows it.
+        Take only the first `rows` samples, if the data set allows it.
     standardize : bool
         Shift and scale by the statistics of the training samples.
     test_fraction : float
-        Part of the samples kept for testing where the data has no test part of its own.
+        Share of the samples for the test split of data that have none.
     distribution : str
-        How a minibatch reaches the ranks.
+        How the samples of a minibatch reach the ranks.
     """
 
     name: Text | None = None
@@ -321,7 +302,7 @@ class DataSettings(Section):
     synthetic: SyntheticSettings = SyntheticSettings()
 
     def foreign_keys(self) -> frozenset[str]:
-        """``[data.synthetic]`` for data that is not generated, catalogue keys for a file and the reverse."""
+        """``[data.synthetic]`` for other data, keys of the catalogue for a file, keys of files for the catalogue."""
         other = {"features", "rows"} if self.file is not None else {"targets", "inputs"}
         return frozenset(other if self.name == "synthetic" else {*other, "synthetic"})
 
@@ -341,7 +322,7 @@ class DataSettings(Section):
 
 
 class ModelSettings(Section):
-    """``[model]``: the multi-layer perceptron; its first and last sizes come from the data."""
+    """``[model]``: the multi-layer perceptron; its numbers of inputs and outputs follow from the data."""
 
     hidden: Counts = (256, 256)
     activation: Literal["relu", "identity", "tanh", "sigmoid", "selu"] = "relu"
@@ -352,23 +333,23 @@ class ModelSettings(Section):
 
 
 class TrainingSettings(Section):
-    """``[training]``: how long, in what portions, in which precision, and how often it is saved.
+    """``[training]``: duration, minibatches, precision, evaluation and checkpoints.
 
     Attributes
     ----------
     evaluate_every : int
         Epochs between two evaluations.
     check_collectives : bool
-        Before every collective, compare what the ranks are about to do.
+        Before every collective, compare the calls of all ranks.
     checkpoint_every : int, str or None
-        Steps between two checkpoints, or seconds, as ``"90 s"``; an asynchronous pipeline method writes them at the
-        next end of an epoch.
+        Steps between two checkpoints, or seconds, as ``"90 s"``; with an asynchronous pipeline method they are written
+        at the next end of an epoch.
     keep : int
-        Checkpoints that are kept, the newest ones.
+        Number of checkpoints to keep, the newest ones.
     checkpoint_async : bool
-        Copy the arrays and write them beside the training.
+        Copy the arrays and write them in the background.
     keep_best : bool
-        Write the weights of every evaluated epoch that is better than those before.
+        Write the weights of every evaluated epoch that is better than all before.
     """
 
     epochs: Count = 10
@@ -386,18 +367,18 @@ class TrainingSettings(Section):
 
 
 class OutputSettings(Section):
-    """``[output]``: what a run leaves behind.
+    """``[output]``: run folder, logging, trace, stalls.
 
     Attributes
     ----------
     folder : str or None
-        The run folder; None makes a new one below ``runs/``.
+        Run folder; None creates a new one in ``runs/``.
     log_every : int
         Steps between two step records.
     trace : bool
-        Write what every rank did when.
+        Write a trace of all ranks.
     stall_seconds : float
-        End the job where a rank finishes nothing for so long, and say who did not arrive; 0 waits for ever.
+        End the job, and name the rank that did not arrive, if nothing completes for so long; 0: never.
     """
 
     folder: Text | None = None
@@ -427,17 +408,17 @@ class Settings(Section):
 
 
 def settings_from(values: Mapping[str, Any]) -> Settings:
-    """Check plain values, as read from a settings file, and fill in the defaults.
+    """Make settings from plain values, as read from a settings file.
 
     Parameters
     ----------
     values : mapping
-        ``{section: {key: value}}``; what is absent gets its default.
+        ``{section: {key: value}}``; defaults for what is absent.
 
     Raises
     ------
     SettingError
-        One line that names the first wrong setting, its value and what is allowed.
+        Names the first wrong setting, its value and what is allowed.
     """
     try:
         return Settings.model_validate(dict(values))

@@ -1,4 +1,4 @@
-"""``parallel.auto``: the fastest exact layout for the ranks of the job, as the machine file predicts it."""
+"""Automatic layout, ``parallel.auto``: the fastest exact layout for the ranks of the job by the machine file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.pipeline.schedules.methods import METHODS
 from hybridnn.runs.workload import workload_from_settings
 
-KEPT = {
+CONSTRAINTS = {
     "pipeline": "pipeline",
     "batch": "batch",
     "model": "model",
@@ -26,18 +26,17 @@ KEPT = {
     "microbatches": "microbatches",
     "chunks": "chunks",
 }
-"""Keys that constrain the choice where they are set, and what a constraint calls them."""
+"""Keys of ``[parallel]`` that constrain the choice if they are set, with the attributes of `Constraints`."""
 
-REFUSED = ("stages", "partition", "vertical_sync", "weight_grad")
-"""Keys that nothing is chosen for."""
+UNSUPPORTED = ("stages", "partition", "vertical_sync", "weight_grad")
+"""Keys of ``[parallel]`` that must not be set."""
 
 
 def resolve_layout(settings: Settings) -> Settings:
-    """Fill in the layout under ``parallel.auto``, and the stages of a method that is set without; collective.
+    """Choose the layout with ``parallel.auto``, and the number of stages of a method that is set alone; collective.
 
-    With ``parallel.auto`` rank 0 chooses and tells the others. Of the other keys of ``[parallel]``, those that are set
-    to a size of the grid, a split, an overlap, shared replicas, what travels between nodes, a method, or numbers of
-    microbatches and chunks are kept; others are refused.
+    With ``parallel.auto`` rank 0 chooses. Keys of ``[parallel]`` that are set constrain the choice, except
+    `UNSUPPORTED`, which are refused.
 
     Returns
     -------
@@ -47,8 +46,8 @@ def resolve_layout(settings: Settings) -> Settings:
     Raises
     ------
     HybridnnError
-        On every rank: there is no machine file, no layout meets the keys that are set, none fits the memory, or a
-        method is left with one stage.
+        On every rank: there is no machine file, no layout meets the constraints or fits the memory, or a method has
+        one stage only.
     """
     if not settings.parallel.auto:
         return settings.model_copy(update={"parallel": with_stages(settings.parallel, running_ranks())})
@@ -59,10 +58,9 @@ def resolve_layout(settings: Settings) -> Settings:
 
 
 def fixed_constraints(settings: Settings) -> Constraints:
-    """What settings ask of a layout that nothing is chosen for.
+    """Constraints that follow from other settings.
 
-    Both ends of a pipeline read data, so that it cannot be distributed from one rank; and whether gradients are rounded
-    between nodes is not a question of speed alone.
+    Both ends of a pipeline read data, so rank 0 cannot distribute it; and rounded gradients change the training.
     """
     wire_dtype = settings.parallel.wire_dtype
     return Constraints(
@@ -73,15 +71,15 @@ def fixed_constraints(settings: Settings) -> Constraints:
 
 def _choose(settings: Settings, ranks: int) -> dict[str, Any]:
     """The keys of ``[parallel]`` for the fastest exact layout."""
-    wanted = vars(fixed_constraints(settings)) | _wanted(settings.parallel)
-    best = best_exact(workload_from_settings(settings), require_machine(), ranks, Constraints(**wanted))
+    constraints = Constraints(**vars(fixed_constraints(settings)) | _given_constraints(settings.parallel))
+    best = best_exact(workload_from_settings(settings), require_machine(), ranks, constraints)
     kept = {"shared_replicas"} & settings.parallel.model_fields_set
     return best.layout.parallel_settings() | settings.parallel.model_dump(include=kept)
 
 
-def _wanted(parallel: ParallelSettings) -> dict[str, Any]:
-    """Constraints by the keys that are set."""
-    for key in REFUSED:
+def _given_constraints(parallel: ParallelSettings) -> dict[str, Any]:
+    """Constraints by the keys of ``[parallel]`` that are set."""
+    for key in UNSUPPORTED:
         default = ParallelSettings.model_fields[key].default
         if (value := getattr(parallel, key)) != default:
             shown = list(value) if isinstance(value, tuple) else value
@@ -91,5 +89,5 @@ def _wanted(parallel: ParallelSettings) -> dict[str, Any]:
         exact = ", ".join(name for name, other in METHODS.items() if other.exact)
         raise SettingError("parallel.method", method.name, f"parallel.auto chooses among the exact methods: {exact}")
     shared = {} if parallel.shared_replicas is not False else {"shared": False}
-    given = {KEPT[key]: getattr(parallel, key) for key in KEPT if key in parallel.model_fields_set}
+    given = {CONSTRAINTS[key]: getattr(parallel, key) for key in CONSTRAINTS if key in parallel.model_fields_set}
     return shared | {key: value for key, value in given.items() if value not in (None, "auto")}

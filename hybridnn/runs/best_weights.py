@@ -1,4 +1,4 @@
-"""The weights of the best evaluated epoch of a run, kept beside those of its end."""
+"""Best weights: those of the evaluated epoch with the best test metric, kept beside those of the end of a run."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from hybridnn.utils.files import read_npz
 
 
 class BestWeights:
-    """Writes ``best-weights.npz`` after every epoch whose test metric is above that of all weights kept before.
+    """Writes ``best-weights.npz`` after every epoch with a better test metric than all before.
 
     Parameters
     ----------
     trainer : Trainer
-        With the records of the epochs before, where the run was resumed.
+        With the records of earlier epochs if the run was resumed.
     folder : RunFolder or None
         None on ranks other than 0.
     """
@@ -30,13 +30,13 @@ class BestWeights:
     def __init__(self, trainer: Trainer, folder: RunFolder | None) -> None:
         self._trainer, self._folder = trainer, folder
         self._metric = -inf
-        agree(trainer.grid.world, self._look_at_file)
+        agree(trainer.grid.world, self._resume_file)
 
-    def _look_at_file(self) -> None:
-        """Go on from the weights that are kept; those of an epoch that the run no longer has are removed."""
+    def _resume_file(self) -> None:
+        """Start from the metric of the file; a file of an epoch that is not in the history is removed."""
         if self._folder is None:
             return
-        self._metric = _kept_metric(self._folder.path, self._trainer.history.epochs)
+        self._metric = _metric_of_file(self._folder.path, self._trainer.history.epochs)
         if self._metric == -inf:
             try:
                 (self._folder.path / BEST_WEIGHTS).unlink(missing_ok=True)
@@ -44,7 +44,7 @@ class BestWeights:
                 raise EnvironmentProblem(f"{error.filename}: cannot be removed: {error.strerror}") from error
 
     def __call__(self, record: EpochRecord) -> None:
-        """Keep the current weights if the epoch that has just ended is the best so far; collective.
+        """Write the current weights if the epoch that has just ended is the best so far; collective.
 
         Raises
         ------
@@ -55,7 +55,7 @@ class BestWeights:
             return
         world = self._trainer.grid.world
         improves = np.array([self._folder is not None and record.metric > self._metric], np.int64)
-        world.broadcast(improves)  # rank 0 decides, since it alone has read the file
+        world.broadcast(improves)  # rank 0 alone has read the file
         if not improves[0]:
             return
         self._metric = record.metric
@@ -64,15 +64,15 @@ class BestWeights:
             agree(world, lambda: None if self._folder is None else self._folder.write_best_weights(weights, record))
 
 
-def _kept_metric(folder: Path, epochs: Sequence[EpochRecord]) -> float:
-    """Test metric of the weights in the file; minus infinity where they are not of an epoch of the history."""
+def _metric_of_file(folder: Path, epochs: Sequence[EpochRecord]) -> float:
+    """Test metric of the weights in the file; minus infinity if they are of no epoch in the history."""
     path = folder / BEST_WEIGHTS
     if not path.exists():
         return -inf
     try:
         arrays = read_npz(path)
-        marks = (int(arrays["epoch"]), int(arrays["step"]), float(arrays["metric"]))
+        epoch_key = (int(arrays["epoch"]), int(arrays["step"]), float(arrays["metric"]))
     except (DataError, LookupError, TypeError, ValueError):
         return -inf
-    found = next((record for record in epochs if (record.epoch, record.step, record.metric) == marks), None)
+    found = next((record for record in epochs if (record.epoch, record.step, record.metric) == epoch_key), None)
     return -inf if found is None or found.metric is None else found.metric

@@ -1,7 +1,7 @@
-"""The folder of a run: resolved settings, history, learning curve, weights.
+"""Run folder: resolved settings, history, learning curve and weights.
 
-A run that did not end well never looks finished: ``weights.npz`` appears whole and only at the end, and only a run that
-ended well has a last line of kind ``"end"`` in ``history.jsonl``.
+An interrupted run never looks finished: ``weights.npz`` is written atomically and only at the end, and only a run that
+completed has a last record of kind ``"end"`` in ``history.jsonl``.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from hybridnn.training.records import EndRecord, EpochRecord, Record, ResumeReco
 from hybridnn.utils.files import discard_partial, read_tail, replace_atomically
 
 Start = Literal["new", "again", "resume"]
-"""Whether a run takes a folder without results, begins anew in that of an unfinished run, or goes on with that run."""
+"""Start in a folder without results, again in the folder of an unfinished run, or where that run was interrupted."""
 
 CONFIG = "config.toml"
 
 CONFIG_END = "\n# the end: a file that was cut off would name other settings\n"
-"""Last line of the settings of a run, since a part of them is valid too."""
+"""Last line of ``config.toml``, without which a truncated file would be valid."""
 
 LEARNING_CURVE = "learning_curve.png"
 TRACE = "trace.json"
@@ -45,12 +45,11 @@ CHECKPOINTS = "checkpoints"
 
 
 class RunFolder:
-    """An open run folder; only one rank of a job has it.
+    """An open run folder, on rank 0.
 
     Attributes
     ----------
     path : Path
-        The folder.
     """
 
     def __init__(self, path: Path, lock: FolderLock) -> None:
@@ -60,25 +59,24 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: Path | str | None, name: str, start: Start = "new") -> RunFolder:
-        """Make the folder, or take over one whose run did not end.
+        """Create the folder, or open the one of an unfinished run.
 
         Parameters
         ----------
         path : Path, str or None
-            None makes a new folder ``runs/NAME-YYYYmmdd-HHMMSS``.
+            None creates a new folder ``runs/NAME-YYYYmmdd-HHMMSS``.
         name : str
-            What the run is called where `path` is None.
+            Name of the run if `path` is None.
         start : str
-            ``"again"`` replaces the weights of a run that did not end and has no checkpoints; ``"resume"`` leaves
-            everything to be taken up.
+            ``"again"`` replaces the weights of an unfinished run without checkpoints; ``"resume"`` keeps everything.
 
         Raises
         ------
         SettingError
-            If a live job uses the folder, or it already holds a finished run, weights or checkpoints that this run
-            does not continue.
+            If a live job uses the folder, or it holds a finished run, weights or checkpoints that this run does not
+            resume.
         EnvironmentProblem
-            If the folder cannot be made or written.
+            If the folder cannot be created or written.
         """
         folder = _new_folder(name) if path is None else Path(path)
         with _named_if_unwritable(folder):
@@ -99,21 +97,21 @@ class RunFolder:
 
     @property
     def checkpoints(self) -> Path:
-        """Where the checkpoints belong."""
+        """Folder of the checkpoints."""
         return self.path / CHECKPOINTS
 
     @property
     def learning_curve_path(self) -> Path:
-        """Where the plot of the learning curve belongs."""
+        """Path of the plot of the learning curve."""
         return self.path / LEARNING_CURVE
 
     @property
     def trace_path(self) -> Path:
-        """Where the trace belongs."""
+        """Path of the trace."""
         return self.path / TRACE
 
     def write_config(self, settings: Settings) -> None:
-        """Write the resolved settings as ``config.toml``, whole or not at all: without it no run can be resumed."""
+        """Write the resolved settings as ``config.toml``, atomically."""
         self._write(CONFIG, lambda file: file.write((to_toml(settings) + CONFIG_END).encode()))
 
     def resume(self, progress: Progress, checkpoint: str) -> None:
@@ -135,7 +133,7 @@ class RunFolder:
         self.append(EndRecord(summary.steps, summary.seconds, summary.metric_name, summary.metric, summary.resumed_at))
 
     def write_weights(self, arrays: Mapping[str, NDArray[Any]]) -> Path:
-        """Write ``weights.npz`` whole or not at all.
+        """Write ``weights.npz`` atomically.
 
         Parameters
         ----------
@@ -145,24 +143,24 @@ class RunFolder:
         return self._write_arrays(WEIGHTS, arrays)
 
     def write_best_weights(self, arrays: Mapping[str, NDArray[Any]], record: EpochRecord) -> Path:
-        """Write ``best-weights.npz`` whole or not at all.
+        """Write ``best-weights.npz`` atomically.
 
         Parameters
         ----------
         arrays : mapping
             As for `write_weights`.
         record : EpochRecord
-            Of the epoch that made them; the file names its ``epoch``, ``step`` and test ``metric`` beside the arrays.
+            Of their epoch; its ``epoch``, ``step`` and test ``metric`` are written beside the arrays.
         """
-        marks = {"epoch": record.epoch, "step": record.step, "metric": record.metric}
-        return self._write_arrays(BEST_WEIGHTS, {**arrays, **{name: np.array(mark) for name, mark in marks.items()}})
+        epoch = {"epoch": record.epoch, "step": record.step, "metric": record.metric}
+        return self._write_arrays(BEST_WEIGHTS, {**arrays, **{name: np.array(value) for name, value in epoch.items()}})
 
     def write_standardization(self, arrays: Mapping[str, NDArray[Any]]) -> Path:
-        """Write the shift and scale of the data as ``standardization.npz``, whole or not at all."""
+        """Write the shift and scale of the data as ``standardization.npz``, atomically."""
         return self._write_arrays(STANDARDIZATION, arrays)
 
     def close(self) -> None:
-        """Close the history, and leave the folder to others.
+        """Close the history and release the lock.
 
         Raises
         ------
@@ -181,14 +179,14 @@ class RunFolder:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        """Close the folder; where an error is on its way already, that of a line not written is the same again."""
+        """Close the folder; after an exception, an error of the buffered history is suppressed as its consequence."""
         with contextlib.nullcontext() if error is None else contextlib.suppress(EnvironmentProblem):
             self.close()
 
     def _open_history(self, mode: Literal["w", "a"]) -> None:
         with _named_if_unwritable(self.path):
             (self.path / LEARNING_CURVE).unlink(missing_ok=True)
-            # Line buffering: every record is in the file as soon as it is written, whatever happens to the run.
+            # Line buffering: every record is in the file as soon as it is written.
             self._history = open(self.path / HISTORY, mode, encoding="utf-8", buffering=1)  # noqa: SIM115 - `close` does
 
     def _write_arrays(self, name: str, arrays: Mapping[str, NDArray[Any]]) -> Path:
@@ -206,7 +204,7 @@ def read_config(folder: Path) -> Settings:
     Raises
     ------
     DataError
-        If its file cannot be read or holds anything that is not allowed.
+        If ``config.toml`` cannot be read or is not valid.
     """
     path = folder / CONFIG
     try:
@@ -229,7 +227,7 @@ def resume_advice(folder: Path | None) -> str:
 
 
 def _require_free(folder: Path, *, again: bool) -> None:
-    """Refuse a folder with results that a new run would overwrite; weights of an unfinished run may be, by `again`."""
+    """Refuse a folder with results that a new run would overwrite, except weights of an unfinished run if `again`."""
     status = run_status(folder)
     if status == "finished":
         raise SettingError("output.folder", str(folder), "already holds a finished run; name another folder")

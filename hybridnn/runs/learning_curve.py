@@ -1,4 +1,4 @@
-"""The picture of a run: loss, and accuracy or R², over the epochs."""
+"""Learning curve of a run as a PNG: loss, and accuracy or R², over the epochs."""
 
 from __future__ import annotations
 
@@ -16,20 +16,19 @@ if TYPE_CHECKING:
 
 TRAIN_COLOR, TEST_COLOR, MUTED = "#2a6fbb", "#d9822b", "#5f6b7a"
 LOG_SCALE_RATIO = 10.0
-"""Losses that span at least this factor are drawn on a logarithmic axis."""
+"""Ratio of the largest to the smallest loss from which the axis is logarithmic."""
 
 Points = list[tuple[int, float]]
 
 
 def draw_learning_curve(epochs: Sequence[EpochRecord], path: Path) -> None:
-    """Draw the loss of training and test, and the test accuracy or R² where there is one, as a PNG.
+    """Draw training and test loss, and the test accuracy or R² if there is one, as a PNG.
 
     Parameters
     ----------
     epochs : sequence of EpochRecord
         At least one; values that are None or not finite are left out.
     path : Path
-        The file to write.
 
     Raises
     ------
@@ -51,7 +50,7 @@ def draw_learning_curve(epochs: Sequence[EpochRecord], path: Path) -> None:
     if metric:
         _draw_metric(panels[1], metric, is_accuracy=bool(accuracy))
     for axes in panels:
-        _tidy(axes, max(record.epoch for record in epochs))
+        _format_axes(axes, max(record.epoch for record in epochs))
     try:
         figure.savefig(path)
     except OSError as error:
@@ -93,7 +92,7 @@ def _line(axes: Axes, points: Points, color: str, label: str) -> None:
     axes.plot(xs, ys, color=color, label=label, linewidth=1.8, marker="o", markersize=3.5 if len(points) <= 40 else 0)
 
 
-def _tidy(axes: Axes, last_epoch: int) -> None:
+def _format_axes(axes: Axes, last_epoch: int) -> None:
     from matplotlib.ticker import MaxNLocator
 
     axes.set_xlabel("epoch")

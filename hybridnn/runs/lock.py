@@ -1,4 +1,4 @@
-"""A lock on a folder, held by one live process; the system releases it when the process ends."""
+"""Folder lock: held by one live process and released by the operating system when the process ends."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from hybridnn.errors import SettingError
 LOCK = ".lock"
 
 PROBE_SECONDS = 0.05
-"""Longer than `FolderLock.holder` holds a lock that it finds free."""
+"""Delay of the second try to lock: longer than `FolderLock.holder` holds a free lock."""
 
 
-class FolderInUse(SettingError):  # noqa: N818 - a state, and no mistake where several processes share the work
+class FolderInUse(SettingError):  # noqa: N818 - no error if several processes share the work
     """A folder is locked by another process.
 
     Attributes
     ----------
     holder : str
-        That process, ``"process 17 on n1"``.
+        The process, such as ``"process 17 on n1"``.
     """
 
     def __init__(self, folder: Path, holder: str) -> None:
@@ -34,14 +34,14 @@ class FolderInUse(SettingError):  # noqa: N818 - a state, and no mistake where s
 class FolderLock:
     """A lock on a folder, held until `release` or the end of the process; a context manager that releases it.
 
-    On a file system without locks nothing is protected, and nothing is refused.
+    On a file system without locks it has no effect.
 
     Parameters
     ----------
     path : Path
         The locked file.
     descriptor : int
-        Of it. A process that inherits it holds the lock too.
+        Its file descriptor. A process that inherits it also holds the lock.
     """
 
     def __init__(self, path: Path, descriptor: int) -> None:
@@ -56,7 +56,7 @@ class FolderLock:
         ----------
         folder : Path
         name : str
-            The file in it to lock.
+            Name of the locked file.
 
         Raises
         ------
@@ -104,7 +104,7 @@ class FolderLock:
         return self._descriptor
 
     def release(self) -> None:
-        """Let others have the folder."""
+        """Release the lock; other processes can take it."""
         if self._descriptor is not None:
             self._path.unlink(missing_ok=True)
             os.close(self._descriptor)
@@ -120,7 +120,7 @@ class FolderLock:
 
 
 def _locked(descriptor: int, kind: int, wait: float = 0.0) -> bool:
-    """Whether the open file could be locked, after a wait in seconds."""
+    """Try to lock the open file after `wait` seconds; whether it worked."""
     time.sleep(wait)
     try:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)

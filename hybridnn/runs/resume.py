@@ -1,4 +1,4 @@
-"""Going on with a run from its newest valid checkpoint, on the same layout or another one."""
+"""Resuming of a run from its newest valid checkpoint, on the same layout or another one."""
 
 from __future__ import annotations
 
@@ -28,30 +28,43 @@ from hybridnn.training.trainer import Trainer
 from hybridnn.utils.settings_models import by_dotted_name
 from hybridnn.utils.text import shown_path
 
-FREE = frozenset({"evaluate_every", "check_collectives", "checkpoint_every", "keep", "checkpoint_async", "keep_best"})
-"""Keys of ``[training]`` that do not change what is trained."""
+FREE_SETTINGS = frozenset(
+    {
+        "data.distribution",
+        "data.file",
+        "data.inputs",
+        "model.init_from",
+        "training.evaluate_every",
+        "training.check_collectives",
+        "training.checkpoint_every",
+        "training.keep",
+        "training.checkpoint_async",
+        "training.keep_best",
+    }
+)
+"""Settings that do not change the training."""
 
-FIXED = frozenset({"optimizer.name", "training.dtype", "training.batch_size"})
-"""Settings without which a checkpoint makes no sense."""
+FIXED_SETTINGS = frozenset({"optimizer.name", "training.dtype", "training.batch_size"})
+"""Settings that must equal those of the checkpoint, even with ``--force``; so must those of ``[model]``."""
 
-RATES_BY_LENGTH = frozenset({"warmup-linear", "cosine"})
+SCHEDULES_BY_LENGTH = frozenset({"warmup-linear", "cosine"})
 """Learning-rate schedules that depend on the number of epochs."""
 
-RESOLVED = ("batch", "microbatches", "chunks", "partition")
-"""Keys of ``[parallel]`` that a run fills in for the ranks it has."""
+RESOLVED_KEYS = ("batch", "microbatches", "chunks", "partition")
+"""Keys of ``[parallel]`` that a run sets for its number of ranks."""
 
 
 @dataclass(frozen=True)
 class Resumed:
-    """Where a run goes on.
+    """State of a resumed run.
 
     Attributes
     ----------
     checkpoint : Checkpoint
     problems : list of str
-        What is damaged: newer checkpoints, which were passed over, and the end of the history.
+        Damage: newer checkpoints, which were skipped, and the end of the history.
     epochs : list of EpochRecord
-        Of the epochs that had ended.
+        Records of the completed epochs.
     """
 
     checkpoint: Checkpoint
@@ -61,7 +74,7 @@ class Resumed:
 
 @dataclass(frozen=True)
 class RunRequest:
-    """What is to be trained, and how that takes its folder."""
+    """Settings of a run, and how it starts in its folder."""
 
     settings: Settings
     start: Start
@@ -70,14 +83,14 @@ class RunRequest:
 def resolve_request(
     settings: Settings | None, resume: str | None, overrides: Sequence[str], *, forced: bool = False
 ) -> RunRequest | None:
-    """What a command line asks for.
+    """Resolve the options of ``hybridnn train``.
 
     Parameters
     ----------
     settings : Settings or None
-        As the command line gives them; None takes those of the run to resume.
+        From the command line; None: those of the run to resume.
     resume : str or None
-        The folder of a run, or ``"auto"``: that of `output.folder`, if it has checkpoints.
+        A run folder, or ``"auto"``: `output.folder`, if it has checkpoints.
     overrides : sequence of str
         ``section.key=value``, for the settings of the run to resume.
     forced : bool
@@ -85,13 +98,13 @@ def resolve_request(
 
     Returns
     -------
-    Task or None
-        None where the run has ended with all its epochs.
+    RunRequest or None
+        None if the run has completed all its epochs.
 
     Raises
     ------
     SettingError
-        If there is no such run, ``auto`` has no folder to look at, or a run that has ended is another training.
+        If there is no such run, ``auto`` is given without a folder, or a finished run differs in its settings.
     """
     if resume is None:
         assert settings is not None
@@ -117,9 +130,9 @@ def resolve_request(
 
 
 def settings_of_run(folder: Path, overrides: Sequence[str], ranks: int) -> Settings:
-    """The settings of the run in `folder`, to go on with on so many ranks.
+    """The settings with which `ranks` ranks resume the run in `folder`.
 
-    Where the layout changes, what the run had filled in for its own ranks is forgotten.
+    If the layout changes, settings that the run had resolved for its own ranks are dropped.
 
     Raises
     ------
@@ -128,39 +141,38 @@ def settings_of_run(folder: Path, overrides: Sequence[str], ranks: int) -> Setti
     """
     if run_status(folder) == "absent" or not os.path.lexists(folder / CONFIG):
         raise SettingError("--resume", str(folder), "is not a run folder")
-    read_config(folder)  # which is named if it cannot be used, before anything in it is changed
-    place = ["output.folder"]  # the folder may have been moved
-    settings = load_settings(folder / CONFIG, overrides, forgotten=place)
+    read_config(folder)  # a damaged file is refused before overrides are applied
+    moved = ["output.folder"]  # the folder may have been moved
+    settings = load_settings(folder / CONFIG, overrides, ignored=moved)
     parallel = settings.parallel
     changed = any(text.strip().startswith("parallel.") for text in overrides)
     if not changed and not parallel.stages and parallel.pipeline * (parallel.batch or 1) * parallel.model == ranks:
         return settings
     given = {text.partition("=")[0].strip() for text in overrides}
-    forgotten = [f"parallel.{key}" for key in RESOLVED if f"parallel.{key}" not in given]
-    if not {"parallel.pipeline", "parallel.stages"} & given and _forgets_stages(parallel, ranks, given):
-        forgotten.append("parallel.pipeline")
+    dropped = [f"parallel.{key}" for key in RESOLVED_KEYS if f"parallel.{key}" not in given]
+    if not {"parallel.pipeline", "parallel.stages"} & given and _redistributes_stages(parallel, ranks, given):
+        dropped.append("parallel.pipeline")
         if ranks == parallel.model and "parallel.method" not in given:  # one stage has no method
-            forgotten.append("parallel.method")
-    return load_settings(folder / CONFIG, overrides, forgotten=place + forgotten)
+            dropped.append("parallel.method")
+    return load_settings(folder / CONFIG, overrides, ignored=moved + dropped)
 
 
-def _forgets_stages(parallel: ParallelSettings, ranks: int, given: set[str]) -> bool:
-    """Whether the ranks become stages: for a method that is named now, or an exact one whose stages do not fit them."""
+def _redistributes_stages(parallel: ParallelSettings, ranks: int, given: set[str]) -> bool:
+    """Whether the number of stages is chosen anew: for a method that is given now, or if it does not fit the ranks."""
     if parallel.pipeline == 1:
         return "parallel.method" in given
     return bool(ranks % (parallel.pipeline * parallel.model)) and METHODS[parallel.method].exact
 
 
 def _require_same_training(old: Settings, new: Settings, *, forced: bool) -> None:
-    """Refuse to go on with a run as another training.
+    """Refuse settings that change the training.
 
     Parameters
     ----------
     old, new : Settings
-        Those of the run, and those to go on with.
+        Of the run, and to resume it with.
     forced : bool
-        Whether what the checkpoint allows may differ; the network, the optimizer's kind, the precision and the size of
-        the minibatches may not.
+        Allow all differences except in the network, the optimizer, the precision and the size of the minibatches.
 
     Raises
     ------
@@ -168,17 +180,15 @@ def _require_same_training(old: Settings, new: Settings, *, forced: bool) -> Non
         For the first setting that differs, with both values.
     """
     for name, before, now in _differences(old, new):
-        fixed = name in FIXED or name.startswith("model.")
-        if fixed:
+        if name in FIXED_SETTINGS or name.startswith("model."):
             raise SettingError(name, now, f"the run to resume has {before!r}; start a new run for another")
         if not forced:
             raise SettingError(name, now, f"the run to resume has {before!r}; --force trains on with the new value")
 
 
 def _differences(old: Settings, new: Settings) -> list[tuple[str, Any, Any]]:
-    free = {f"training.{key}" for key in FREE} | {"data.distribution", "data.file", "data.inputs", "model.init_from"}
-    if new.schedule.name not in RATES_BY_LENGTH:
-        free.add("training.epochs")
+    """Name, old and new value of the settings that differ and change the training."""
+    free = FREE_SETTINGS if new.schedule.name in SCHEDULES_BY_LENGTH else FREE_SETTINGS | {"training.epochs"}
     before, now = by_dotted_name(old.model_dump()), by_dotted_name(new.model_dump())
     sections = ("model", "data", "training", "optimizer", "schedule")
     names = [name for name in before if name.startswith(sections) and name not in free]
@@ -186,8 +196,8 @@ def _differences(old: Settings, new: Settings) -> list[tuple[str, Any, Any]]:
 
 
 def data_identity(settings: Settings, data: PlacedData) -> str:
-    """What tells one data set from another, as text that is the same on every rank."""
-    source = settings.data.name or "a file"  # which may have been moved
+    """Identity of a data set as text, the same on every rank."""
+    source = settings.data.name or "a file"  # files may have been moved
     sizes = f"{data.train_samples} + {data.test_samples} samples, {data.features} features, {data.outputs} outputs"
     return f"{source}: {sizes}, {data.task}" + (f", SHA-256 {data.digest}…" if data.digest else "")
 
@@ -201,32 +211,32 @@ def resume(folder: Path, settings: Settings, trainer: Trainer, data: str, sample
     settings : Settings
     trainer : Trainer
     data : str
-        Identity of its data.
+        Identity of the data.
     samples : int
-        Training samples of them.
+        Number of training samples.
     forced : bool
         As for `run_training`.
 
     Raises
     ------
     SettingError, DataError
-        On every rank: there is none, or it is of another training.
+        On every rank: there is no valid checkpoint, or it is of another training.
     """
     world = trainer.grid.world
     old = agree(world, lambda: read_config(folder))
     _require_same_training(old, settings, forced=forced)
     new = trainer.origin(data)
-    refusal = partial(_impossible, new=new, trainer=trainer, samples=samples)
-    found, problems = newest_valid(folder / CHECKPOINTS, world, refusal)
-    if found is None:
+    objection = partial(_inconsistency, new=new, trainer=trainer, samples=samples)
+    checkpoint, problems = newest_valid(folder / CHECKPOINTS, world, objection)
+    if checkpoint is None:
         damaged = "; ".join(problems)
         raise DataError(f"{folder}: no checkpoint to go on from" + (f": {damaged}" if damaged else ""))
-    _require_same_origin(found.manifest.origin, new, forced=forced)
-    progress = found.manifest.progress
+    _require_same_origin(checkpoint.manifest.origin, new, forced=forced)
+    progress = checkpoint.manifest.progress
     done = progress.epoch - 1
     if settings.training.epochs < done:
         raise SettingError("training.epochs", settings.training.epochs, f"the run has already done {done}")
-    trainer.restore(found)
+    trainer.restore(checkpoint)
     history, damage = agree(world, lambda: read_valid_history(folder))
     if damage:
         problems.append(damage)
@@ -234,11 +244,11 @@ def resume(folder: Path, settings: Settings, trainer: Trainer, data: str, sample
     if settings.training.epochs == done and not epochs:
         lost = damage or f"{shown_path(folder / HISTORY)}: is cut off"
         raise DataError(f"{lost}; no epoch is on record and nothing is left to train: evaluate and export still work")
-    return Resumed(found, problems, epochs)
+    return Resumed(checkpoint, problems, epochs)
 
 
-def _impossible(manifest: Manifest, new: Origin, trainer: Trainer, samples: int) -> str:
-    """Why no training of this network has written a checkpoint with such a manifest; empty where one may have."""
+def _inconsistency(manifest: Manifest, new: Origin, trainer: Trainer, samples: int) -> str:
+    """Why the manifest cannot be that of a training of this network; empty if it can."""
     progress, old = manifest.progress, manifest.origin
     per_epoch = ceil(samples / trainer.batch_size)
     if progress.minibatches >= per_epoch:

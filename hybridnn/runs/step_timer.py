@@ -1,4 +1,4 @@
-"""Short training runs of random tasks on one rank, to see where the time of a step goes."""
+"""Step timer: times the parts of a training step on random data, on one rank, for calibration."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from hybridnn.training.epoch import EpochHooks, train_epoch
 from hybridnn.training.pipelining import PipelinePlan
 
 RATE = 1e-9
-"""Learning rate: so small that nothing diverges."""
+"""Learning rate, so small that the training does not diverge."""
 
 ROUNDS, STEPS = 3, 6
-"""Rounds of steps, of which the median counts."""
+"""Number of timed rounds, of which the median is taken, and steps per round."""
 
 MINIBATCHES = 8
-"""Minibatches that the samples are drawn from, so that they do not all stay in the cache."""
+"""Size of the data set in minibatches, so that not all samples stay in the cache."""
 
 
 class TrainingTimer:
-    """Times steps of training on random numbers, on this rank alone."""
+    """Times training steps on random data, on this rank alone."""
 
     def __init__(self) -> None:
         self._grid = ProcessGrid(import_mpi().COMM_SELF)
 
     def __call__(self, case: StepCase) -> StepTime:
-        """Time a step."""
+        """Train steps of `case`; the median time of a step."""
         method = METHODS["gpipe" if case.microbatches > 1 else "sequential"]
         plan = PipelinePlan(method, 1, 1, case.microbatches, False, False, False, (len(case.model.layers),))
         engine = self._engine(case, plan)
@@ -53,7 +53,7 @@ class TrainingTimer:
             hooks = EpochHooks(lambda record: None, log_every=engine.updates + STEPS + 1)
             train_epoch(engine, self._grid, part, minibatches, Progress(), hooks)
 
-        train()  # warms up
+        train()  # warm-up
         instructions = len(plan.training(1).orders[0])
         rounds = sorted((self._timed(train, instructions) for _ in range(ROUNDS)), key=lambda time: time.overhead)
         return rounds[ROUNDS // 2]
@@ -74,9 +74,9 @@ class TrainingTimer:
 
     def _timed(self, train: Callable[[], None], instructions: int) -> StepTime:
         recorder = self._grid.recorder
-        before, start = recorder.computing_seconds, perf_counter()
+        before, started = recorder.computing_seconds, perf_counter()
         train()
-        seconds = perf_counter() - start
+        seconds = perf_counter() - started
         after = recorder.computing_seconds
         spent = {kind: (after[kind] - before.get(kind, 0.0)) / STEPS for kind in after}
         return StepTime(seconds / STEPS, spent, instructions)

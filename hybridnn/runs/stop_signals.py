@@ -1,10 +1,9 @@
-"""Signals that stop a run of the command line: it finishes its step, writes a checkpoint and leaves.
+"""Stop signals: a run of the command line finishes its step, writes a checkpoint and exits.
 
-SIGUSR1 is what a batch script has Slurm send before the time limit (``--signal``), SIGTERM what ``scancel`` and
-preemption send, SIGINT what Ctrl-C sends, and SIGUSR2 stands for SIGINT where a launcher would end the ranks on
-that (`hybridnn.cli.start_ranks`). `Trainer.fit` installs no handlers: there Ctrl-C raises
-``KeyboardInterrupt`` as in any Python program. A second signal ends the process at once, but for one so soon after the
-first that a launcher must have sent it twice.
+Slurm sends SIGUSR1 before the time limit (``--signal`` in batch scripts) and SIGTERM for ``scancel`` and preemption;
+Ctrl-C sends SIGINT, replaced by SIGUSR2 where a launcher would end the ranks on SIGINT (`hybridnn.cli.start_ranks`).
+`Trainer.fit` installs no handlers: there Ctrl-C raises ``KeyboardInterrupt`` as in any Python program. A second signal
+ends the process immediately, unless it follows so soon that a launcher must have sent the first one twice.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
 INTERRUPTED = b"\ninterrupted: a checkpoint is written at the next step boundary; Ctrl-C again ends the run at once\n"
 
 REPEAT_SECONDS = 1.0
-"""Within which a signal that comes again is the same."""
+"""A signal that is repeated within this time counts as one."""
 
 
 class StopSignals:
-    """Notes the signals of `SIGNALS` while the context is open; in other threads than the main one it does nothing.
+    """Context that handles `SIGNALS` by recording the first; in threads other than the main one it does nothing.
 
-    An interrupt that this process ignores, as shells start their background commands, stays ignored. Of ranks in one
-    process, which leave the context in any order, only the one that announces takes over the signals.
+    If SIGINT is ignored, as in background commands of a shell, it stays ignored. Of ranks in one process, which leave
+    the context in any order, only the one with `announces` installs handlers.
 
     Parameters
     ----------
@@ -46,23 +45,23 @@ class StopSignals:
 
     @property
     def received(self) -> int:
-        """Number of the signal that came, or 0."""
+        """Number of the first signal, or 0."""
         return self._received
 
     def __enter__(self) -> StopSignals:
-        """Take over the signals."""
-        takes_over = self._announces or not is_in_process()
-        if takes_over and threading.current_thread() is threading.main_thread():
+        """Install the handlers."""
+        installs = self._announces or not is_in_process()
+        if installs and threading.current_thread() is threading.main_thread():
             ignored = {signal.SIGINT} if signal.getsignal(signal.SIGINT) is signal.SIG_IGN else set()
-            self._before = {number: signal.signal(number, self._note) for number in SIGNALS if number not in ignored}
+            self._before = {number: signal.signal(number, self._handle) for number in SIGNALS if number not in ignored}
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        """Give them back."""
+        """Restore the previous handlers."""
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
+    def _handle(self, number: int, frame: FrameType | None) -> None:
         number = signal.SIGINT if number == signal.SIGUSR2 else number
         if self._received and monotonic() - self._when > REPEAT_SECONDS:
             signal.signal(number, signal.SIG_DFL)
