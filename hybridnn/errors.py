@@ -10,17 +10,17 @@ from pathlib import Path
 INTERRUPTED = 130
 """Exit code after an interrupt from the keyboard, as in shells: 128 + SIGINT."""
 
-MOST_CHARACTERS = 1000
+MAX_CHARACTERS = 1000
 """Length of a value or a reason in a message: it may come from a file and be arbitrarily long."""
 
 
-def shorten(text: str, limit: int = MOST_CHARACTERS) -> str:
+def shorten(text: str, limit: int = MAX_CHARACTERS) -> str:
     """`text`, cut to `limit` characters."""
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 def one_line(text: str) -> str:
-    """Arbitrary text as part of one printable line, cut to `MOST_CHARACTERS`."""
+    """Arbitrary text as part of one printable line, cut to `MAX_CHARACTERS`."""
     text = " ".join(text.split())
     return shorten(text if text.isprintable() else repr(text)[1:-1])
 

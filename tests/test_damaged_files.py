@@ -1,4 +1,4 @@
-"""Every reader of a damaged or altered file returns its content or raises an error of one line with its name."""
+"""Every reader of a damaged or altered file returns its content or raises a one-line error that names the file."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from reference.traces import communication, compute, phase, trace_document
 from reference.trained_runs import write_checkpoint
 
 EVERY = 7
-"""Only every so many altered documents are read, so that all takes seconds; no common factor with the values."""
+"""Only every seventh altered document is read, to take seconds; no common factor with the number of values."""
 
 ALL = (0, 1)
 MEASURED = {
@@ -64,7 +64,7 @@ STEP = {
 }
 
 
-# -- sound files, each the only one that is changed -------------------------------------------------------------------
+# -- valid files, each of which is then altered alone ----------------------------------------------------------------
 
 
 def settings(folder: Path) -> Path:
@@ -132,7 +132,7 @@ def manifest(folder: Path) -> Path:
 SHAPES = {"weight": (3, 3), "bias": (3,)}
 
 
-# -- their readers, and what is done with what they hold --------------------------------------------------------------
+# -- readers, and uses of the content --------------------------------------------------------------------------------
 
 
 def use_history(path: Path) -> None:
@@ -160,7 +160,7 @@ def use_stall(path: Path) -> None:
 
 
 def use_manifest(path: Path) -> None:
-    """Use a checkpoint whose digests are right, so that nothing but the manifest itself shows the change."""
+    """Use a checkpoint with updated digests, so that only the manifest itself can reveal the change."""
     if path.is_file() and path.stat().st_size < 1 << 20:
         sums = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in path.parent.glob("*.*")}
         (path.parent / "SHA256SUMS").write_text("".join(f"{sha}  {name}\n" for name, sha in sums.items()))
@@ -177,14 +177,14 @@ Text = Callable[[Any], str]
 
 @dataclass(frozen=True)
 class Case:
-    """A kind of file: how a sound one is written, what reads it, and how its content is parsed and written."""
+    """A kind of file: functions that write a valid one and read it, and its format."""
 
     write: Callable[[Path], Path]
     read: Callable[[Path], object]
     language: str = "json"
 
     def mutations(self, content: bytes) -> Iterator[bytes]:
-        """The content with one place changed."""
+        """The content with one value changed."""
         text = content.decode()
         if self.language == "toml":
             end = CONFIG_END if text.endswith(CONFIG_END) else ""
@@ -215,7 +215,7 @@ CASES = {
 
 
 def outcome(case: Case, path: Path) -> str:
-    """What is wrong with a file, which must be one line that names it; empty if nothing is."""
+    """The error of reading a file, which must be one line that names it; empty if there is none."""
     message = ""
     try:
         case.read(path)
@@ -223,13 +223,13 @@ def outcome(case: Case, path: Path) -> str:
         message = str(error)
     assert message.isprintable()
     assert len(message) < 4000
-    assert str(path.parent) in message or not message  # a file beside it may be the one that does not fit
+    assert str(path.parent) in message or not message  # the error may be about another file of the folder
     return message
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", CASES)
-def test_a_forged_place_is_one_line(kind: str, tmp_path: Path) -> None:
+def test_an_altered_value_is_a_one_line_error(kind: str, tmp_path: Path) -> None:
     case = CASES[kind]
     path = case.write(tmp_path)
     assert outcome(case, path) == ""
@@ -242,7 +242,7 @@ def test_a_forged_place_is_one_line(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", CASES)
-def test_a_file_that_is_cut_or_has_another_bit_is_one_line(kind: str, tmp_path: Path) -> None:
+def test_a_truncated_or_bit_flipped_file_is_a_one_line_error(kind: str, tmp_path: Path) -> None:
     case = CASES[kind]
     path = case.write(tmp_path)
     outcomes = []
@@ -254,7 +254,7 @@ def test_a_file_that_is_cut_or_has_another_bit_is_one_line(kind: str, tmp_path: 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", CASES)
-def test_a_deep_or_long_document_is_one_line(kind: str, tmp_path: Path) -> None:
+def test_a_deep_or_long_document_is_a_one_line_error(kind: str, tmp_path: Path) -> None:
     case = CASES[kind]
     path = case.write(tmp_path)
     before = path.read_bytes()
@@ -272,7 +272,7 @@ def test_a_deep_or_long_document_is_one_line(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "strange", ["missing", "folder", "pipe", "device", "link to itself", "link to nothing", "endless"]
 )
-def test_what_is_no_file_is_one_line(strange: str, kind: str, tmp_path: Path) -> None:
+def test_anything_but_a_file_is_a_one_line_error(strange: str, kind: str, tmp_path: Path) -> None:
     case = CASES[kind]
     path = case.write(tmp_path)
     replace_by_unreadable(strange, path)
@@ -290,7 +290,7 @@ def test_what_is_no_file_is_one_line(strange: str, kind: str, tmp_path: Path) ->
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("kind", ["settings", "study", "machine.toml", "profile", "trace"])
 @pytest.mark.parametrize("strange", ["inside a file", "name too long", "path too long", "NUL in the name"])
-def test_a_name_that_cannot_be_is_one_line(strange: str, kind: str, tmp_path: Path) -> None:
+def test_an_impossible_name_is_a_one_line_error(strange: str, kind: str, tmp_path: Path) -> None:
     path, reason = UNREADABLE[strange](tmp_path)
     path = path.with_name(path.name + ".toml")
     with pytest.raises(HybridnnError, match=f"cannot be read: {reason}|no such run folder") as caught:

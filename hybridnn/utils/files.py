@@ -43,10 +43,10 @@ JSON_BYTES = 16 << 20
 LINE_BYTES = 1 << 20
 """Size limit of a line in a file of any number of lines."""
 
-MOST_NESTED = 100
+MAX_NESTING = 100
 """Levels of lists and tables; the parsers and their callers are recursive."""
 
-MOST_DOTS = 10**7
+MAX_DOTS = 10**7
 """Limit of the sum, over the lines, of the squared number of dots: tomllib is quadratic in the parts of a key."""
 
 INTEGER_LIMIT = 2**63
@@ -99,8 +99,8 @@ def open_regular(path: Path | str) -> BufferedReader:
     raise OSError(errno.EINVAL, "not a regular file", str(path))
 
 
-def read_bytes(path: Path | str, most: int) -> bytes:
-    """The content of a regular file of at most `most` bytes.
+def read_bytes(path: Path | str, limit: int) -> bytes:
+    """The content of a regular file of at most `limit` bytes.
 
     Raises
     ------
@@ -109,25 +109,25 @@ def read_bytes(path: Path | str, most: int) -> bytes:
     """
     with _opened(path) as file:
         size = os.fstat(file.fileno()).st_size
-        if size <= most:
-            content = file.read(most + 1)
+        if size <= limit:
+            content = file.read(limit + 1)
             size = len(content)
-    if size > most:
-        raise FileError(path, f"cannot be read: larger than {most:,} bytes")
+    if size > limit:
+        raise FileError(path, f"cannot be read: larger than {limit:,} bytes")
     return content
 
 
-def read_text(path: Path | str, most: int) -> str:
-    """The content of a regular file as UTF-8 text; `most` and errors as for `read_bytes`."""
+def read_text(path: Path | str, limit: int) -> str:
+    """The content of a regular file as UTF-8 text; `limit` and errors as for `read_bytes`."""
     try:
-        return read_bytes(path, most).decode()
+        return read_bytes(path, limit).decode()
     except UnicodeDecodeError as error:
         raise FileError(path, f"is not text in UTF-8: {error}") from None
 
 
-def read_json(path: Path | str, most: int = JSON_BYTES, *, finite: bool = True) -> Any:
-    """The value in a JSON file, by `parse_json`; `most` and errors as for `read_bytes`."""
-    content = read_bytes(path, most)
+def read_json(path: Path | str, limit: int = JSON_BYTES, *, finite: bool = True) -> Any:
+    """The value in a JSON file, by `parse_json`; `limit` and errors as for `read_bytes`."""
+    content = read_bytes(path, limit)
     try:
         return parse_json(content, finite=finite)
     except ValueError as error:
@@ -158,11 +158,11 @@ def read_lines(path: Path | str) -> Iterator[bytes]:
                 return
 
 
-def read_tail(path: Path | str, most: int = LINE_BYTES) -> bytes:
-    """At most the last `most` bytes of a regular file of any size; errors as for `read_lines`."""
+def read_tail(path: Path | str, limit: int = LINE_BYTES) -> bytes:
+    """At most the last `limit` bytes of a regular file of any size; errors as for `read_lines`."""
     with _opened(path) as file:
-        file.seek(max(0, os.fstat(file.fileno()).st_size - most))
-        return file.read(most)
+        file.seek(max(0, os.fstat(file.fileno()).st_size - limit))
+        return file.read(limit)
 
 
 def folder_names(path: Path) -> list[str]:
@@ -218,7 +218,7 @@ def parse_json(text: str | bytes, *, finite: bool = True) -> Any:
 
 def parse_toml(text: str) -> dict[str, Any]:
     """The tables of a TOML text, in which infinities and NaN are allowed. Errors as for `parse_json`."""
-    if sum(line.count(".") ** 2 for line in text.split("\n")) > MOST_DOTS:
+    if sum(line.count(".") ** 2 for line in text.split("\n")) > MAX_DOTS:
         raise ValueError("a line with too many dots")
     try:
         values = tomllib.loads(text)
@@ -232,8 +232,8 @@ def _check_values(value: Any, *, finite: bool) -> None:
     """Refuse deep nesting, large integers and, if `finite`, infinities and NaN; level by level, without recursion."""
     level, depth = [value], 0
     while level:
-        if depth > MOST_NESTED:
-            raise ValueError(f"nested more than {MOST_NESTED} deep")
+        if depth > MAX_NESTING:
+            raise ValueError(f"nested more than {MAX_NESTING} deep")
         inner: list[Any] = []
         for item in level:
             if isinstance(item, dict):

@@ -12,7 +12,7 @@ from hybridnn.errors import one_line
 
 STEP = " by "
 
-MOST_RANKS = 1 << 20
+MAX_RANKS = 1 << 20
 """Ranks that `parse_ranks` accepts: its text may come from a damaged file."""
 
 
@@ -87,14 +87,14 @@ def parse_ranks(text: str) -> tuple[int, ...]:
     Raises
     ------
     ValueError
-        If `text` has another form, or more than `MOST_RANKS` ranks.
+        If `text` has another form, or more than `MAX_RANKS` ranks.
     """
     found: list[int] = []
     for part in filter(None, text.split(", ")):
         span, _, step = part.partition(STEP)
         first, _, last = span.partition("-")
         ranks = range(int(first), int(last or first) + 1, int(step or 1))
-        if not ranks or max(abs(ranks[0]), abs(ranks[-1])) > MOST_RANKS or len(found) > MOST_RANKS:
+        if not ranks or max(abs(ranks[0]), abs(ranks[-1])) > MAX_RANKS or len(found) > MAX_RANKS:
             raise ValueError(f"no ranks: {one_line(part)}")
         found += ranks
     return tuple(found)

@@ -1,4 +1,4 @@
-"""Blocks of arrays in files, also where the system writes and reads less than it was asked to."""
+"""Blocks of arrays in files, also with partial reads and writes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _short_calls(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.usefixtures("_short_calls")
 @pytest.mark.parametrize(("rows", "columns"), BLOCKS)
-def test_a_block_is_read_from_its_place(tmp_path: Path, rows: slice, columns: slice) -> None:
+def test_a_block_is_read(tmp_path: Path, rows: slice, columns: slice) -> None:
     np.save(tmp_path / "array.npy", WHOLE)
     with open(tmp_path / "array.npy", "rb") as file:
         shape, dtype, offset = read_npy_header(file)
@@ -41,7 +41,7 @@ def test_a_block_is_read_from_its_place(tmp_path: Path, rows: slice, columns: sl
 
 
 @pytest.mark.usefixtures("_short_calls")
-def test_blocks_in_any_order_make_the_file_that_numpy_reads(tmp_path: Path) -> None:
+def test_blocks_written_in_any_order_are_a_file_that_numpy_reads(tmp_path: Path) -> None:
     path, header = tmp_path / "array.npy", npy_header((7, 11), WHOLE.dtype)
     for rows, columns in ((slice(5, 7), slice(0, 11)), (slice(0, 5), slice(4, 11)), (slice(0, 5), slice(0, 4))):
         write_rectangle(path, WHOLE[rows, columns].copy(), Rectangle((7, 11), rows, columns), header)

@@ -10,7 +10,7 @@ from mpi_runner.launch import run_mpi
 
 OPEN_MPI, MPICH = "Open MPI v5.0.11", "MPICH Version: 5.0.2"
 BATCH_SCRIPT = {"SLURM_JOB_ID": "1", "SLURM_NTASKS": "4", "SLURM_NPROCS": "4", "SLURM_PROCID": "0"}
-"""What Slurm 22.05 gives the shell of a job of four tasks."""
+"""Variables of the shell of a job of four tasks in Slurm 22.05."""
 STEP = {**BATCH_SCRIPT, "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4"}
 UNDER_MPIRUN_ON_ANOTHER_NODE = {
     **BATCH_SCRIPT,
@@ -18,19 +18,19 @@ UNDER_MPIRUN_ON_ANOTHER_NODE = {
     "SLURM_STEP_NUM_TASKS": "1",
     "OMPI_COMM_WORLD_SIZE": "4",
 }
-"""mpirun reached the second node with a step of one task, below which two of its four ranks run."""
+"""mpirun started two of its four ranks on the second node inside a step of one task."""
 
 
 @pytest.mark.parametrize(
     ("environment", "size"),
     [
         ({}, 1),
-        (BATCH_SCRIPT, 1),  # one process in a batch script may well be meant
+        (BATCH_SCRIPT, 1),  # a single process in a batch script may be intended
         (STEP, 4),
         (STEP | {"PMI_SIZE": "4", "PMI_RANK": "2"}, 4),
         (BATCH_SCRIPT | {"OMPI_COMM_WORLD_SIZE": "2"}, 2),  # fewer ranks than were allocated
         (UNDER_MPIRUN_ON_ANOTHER_NODE, 4),
-        (STEP | {"SLURM_STEP_NUM_TASKS": "1", "PMI_SIZE": "8"}, 8),  # MPICH's mpiexec, started in a step of its own
+        (STEP | {"SLURM_STEP_NUM_TASKS": "1", "PMI_SIZE": "8"}, 8),  # MPICH's mpiexec inside a step
         (STEP | {"SLURM_HET_SIZE": "2"}, 8),
         ({"SLURM_STEP_NUM_TASKS": "many", "SLURM_PROCID": "0"}, 1),
         ({"SLURM_STEP_NUM_TASKS": "4"}, 1),  # left over in a shell: srun sets both
@@ -52,17 +52,17 @@ def test_srun_with_a_wrong_option_is_named(library: str, option: str, more: dict
 
 
 @pytest.mark.parametrize(
-    ("environment", "words"),
+    ("environment", "text"),
     [
         ({"OMPI_COMM_WORLD_SIZE": "3"}, "the mpirun of Open MPI started 3 processes, but MPI sees 1 rank: "),
         ({"PMI_SIZE": "3"}, "the mpiexec of MPICH or one of its kind started 3 processes, but MPI sees 1 rank: "),
         (UNDER_MPIRUN_ON_ANOTHER_NODE, "the mpirun of Open MPI started 4 processes, but MPI sees 1 rank: "),
     ],
 )
-def test_mpirun_of_another_library_is_named(environment: dict[str, str], words: str) -> None:
+def test_mpirun_of_another_library_is_named(environment: dict[str, str], text: str) -> None:
     problem = launch_problem(environment, 1, MPICH)
     assert problem is not None
-    assert problem.startswith(words)
+    assert problem.startswith(text)
     assert MPICH in problem
 
 
@@ -73,19 +73,19 @@ def test_innermost_launcher_counts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("expected", "code", "words"), [("2", 0, ""), ("3", 2, "MPI sees 2 ranks on 1 nodes, not 3 on 1")]
+    ("expected", "code", "text"), [("2", 0, ""), ("3", 2, "MPI sees 2 ranks on 1 nodes, not 3 on 1")]
 )
-def test_a_launcher_can_be_tried(expected: str, code: int, words: str) -> None:
+def test_a_launcher_can_be_tried(expected: str, code: int, text: str) -> None:
     result = run_mpi(2, [sys.executable, "-m", "hybridnn.comm.launch_check", expected, "1"])
     assert result.returncode == code
-    assert result.stderr.count("MPI sees") == bool(words)
-    assert words in result.stderr
+    assert result.stderr.count("MPI sees") == bool(text)
+    assert text in result.stderr
 
 
 def test_process_that_mpi_leaves_alone_is_refused() -> None:
     program = "from hybridnn.comm.launch_check import require_complete_launch; require_complete_launch()"
     alone = run_mpi(1, program, env={"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2", "OMPI_COMM_WORLD_SIZE": None})
-    assert alone.returncode == 0  # mpirun says one rank, and it is inside Slurm's step
+    assert alone.returncode == 0  # mpirun sets one rank, inside the step of Slurm
     wrong = run_mpi(
         1,
         ["env", "-u", "OMPI_COMM_WORLD_SIZE", "-u", "PMI_SIZE", sys.executable, "-c", program],

@@ -1,4 +1,4 @@
-"""Which launcher starts ranks, and the settings that it needs, in environments that are made up."""
+"""Choice of the launcher and its settings, in simulated environments."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Site = Callable[..., dict[str, str]]
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
-    """Make up a machine: its MPI library, programs on PATH and what they print, and `mpirun` beside Python or not."""
+    """Simulate a machine: its MPI library, programs on PATH with their output, and `mpirun` beside Python or not."""
     (tmp_path / "python").mkdir()
     (tmp_path / "path").mkdir()
 
@@ -46,7 +46,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
     return make
 
 
-def test_mpirun_beside_python_goes_before_the_one_on_path(site: Site, tmp_path: Path) -> None:
+def test_mpirun_beside_python_precedes_the_one_on_path(site: Site, tmp_path: Path) -> None:
     environment = site(MPICH, beside=True, mpirun="mpirun (Open MPI) 4.1.4")
     assert RankLauncher.find(environment).prefix == (str(tmp_path / "python" / "mpirun"), "-n")
 
@@ -66,8 +66,10 @@ def test_no_launcher_names_the_library(site: Site) -> None:
 
 
 @pytest.mark.parametrize("finds", [None, object()])
-def test_no_library_says_what_to_install(finds: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither without mpi4py, nor where mpi4py finds no library: here its program is one that fails."""
+def test_without_a_library_the_error_names_packages_to_install(
+    finds: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without mpi4py, and with an mpi4py that finds no library: here its program fails."""
     python = tmp_path / "python3"
     python.write_text("#!/bin/sh\necho 'RuntimeError: cannot load MPI library' >&2; exit 1\n")
     python.chmod(0o755)
@@ -86,14 +88,14 @@ def test_no_library_says_what_to_install(finds: object, tmp_path: Path, monkeypa
         (MPICH, "none", {"SLURM_MPI_TYPE": "cray_shasta"}, ("srun", "-n")),
     ],
 )
-def test_in_a_slurm_job_srun_has_the_option_of_the_library(
+def test_in_a_slurm_job_srun_gets_the_option_of_the_library(
     site: Site, library: str, plugins: str, more: dict[str, str], prefix: tuple[str, ...]
 ) -> None:
     environment = site(library, beside=True, srun=f"MPI plugin types are... {plugins}")
     assert RankLauncher.find(environment | {"SLURM_JOB_ID": "7"} | more).prefix == prefix
 
 
-def test_in_a_slurm_job_without_the_plugin_mpirun_is_left(site: Site, tmp_path: Path) -> None:
+def test_in_a_slurm_job_without_the_plugin_mpirun_is_used(site: Site, tmp_path: Path) -> None:
     mpirun = (str(tmp_path / "python" / "mpirun"), "-n")
     job = site(OPEN_MPI, beside=True, srun="MPI plugin types are... none pmi2") | {"SLURM_JOB_ID": "7"}
     assert RankLauncher.find(job).prefix == mpirun
@@ -117,7 +119,7 @@ def test_srun_fills_one_node_before_the_next() -> None:
         (1000, 3, {}, TRANSPORTS | CROWDED),
         (0, 2, {}, TRANSPORTS | ROOT),
         (0, 3, {}, TRANSPORTS | ROOT | CROWDED),
-        (1000, 3, {"SLURM_JOB_NODELIST": "n[1-4]"}, TRANSPORTS | UNBOUND),  # they have more cores than this one
+        (1000, 3, {"SLURM_JOB_NODELIST": "n[1-4]"}, TRANSPORTS | UNBOUND),  # the nodes have more cores than this one
         (1000, 3, {"PBS_NODEFILE": "nodes"}, TRANSPORTS | UNBOUND),
         (1000, 3, {"OMPI_MCA_btl": "tcp,self", "PRTE_MCA_hwloc_default_binding_policy": "core"}, None),
     ],

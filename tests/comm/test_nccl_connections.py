@@ -1,4 +1,4 @@
-"""How connections of NCCL begin and end, on a stand-in for it: together, or where a rank cannot, on none."""
+"""NCCL connections, on a stand-in: they begin and end on all ranks together, or on none if a rank fails."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def check_sum(group: Group, cupy: StandInCupy) -> None:
 
 
 @pytest.mark.mpi(ranks=[2, 3])
-def test_a_connection_ends_on_all_ranks_together_and_arrays_are_staged_then(comm: MPI.Intracomm) -> None:
+def test_disconnect_ends_the_connection_on_all_ranks_and_arrays_are_staged_then(comm: MPI.Intracomm) -> None:
     grid, cupy = connected(comm)
     array = cupy.compute(data_of(comm.rank, (40,)))
-    grid.batch_group.allreduce(array)  # which the device has not done when the connection is to end
+    grid.batch_group.allreduce(array)  # not complete when the connection is to end
     if comm.rank == 0:
         sleep(0.2)
     grid.disconnect()
@@ -50,7 +50,7 @@ def test_a_connection_ends_on_all_ranks_together_and_arrays_are_staged_then(comm
 
 
 @pytest.mark.mpi(ranks=[2])
-def test_a_grid_that_is_connected_anew_ends_the_connection_before(comm: MPI.Intracomm) -> None:
+def test_connecting_again_ends_the_earlier_connection(comm: MPI.Intracomm) -> None:
     grid, cupy = connected(comm)
     for times in (1, 2):
         grid.attach_device(TransportFactory("nccl", Device(cupy)))
@@ -58,12 +58,12 @@ def test_a_grid_that_is_connected_anew_ends_the_connection_before(comm: MPI.Intr
         check_sum(grid.batch_group, cupy)
     assert cupy.cuda.nccl.calls == ["allReduce"] * 2
     grid.batch_group.split(0, "batch")
-    assert cupy.cuda.nccl.connections == 3  # nobody would end that of a part
+    assert cupy.cuda.nccl.connections == 3  # a part has no connection
     grid.disconnect()
 
 
 @pytest.mark.mpi(ranks=[2])
-def test_what_nobody_ended_is_aborted_without_the_other_ranks(comm: MPI.Intracomm) -> None:
+def test_an_abandoned_connection_is_aborted_without_the_other_ranks(comm: MPI.Intracomm) -> None:
     grid, cupy = connected(comm)
     check_sum(grid.batch_group, cupy)
     if comm.rank == 0:
@@ -74,7 +74,7 @@ def test_what_nobody_ended_is_aborted_without_the_other_ranks(comm: MPI.Intracom
 
 
 @pytest.mark.mpi(ranks=[2, 3])
-def test_a_rank_that_cannot_be_connected_keeps_no_other_waiting(comm: MPI.Intracomm) -> None:
+def test_a_rank_that_fails_to_connect_does_not_block_the_others(comm: MPI.Intracomm) -> None:
     grid, cupy, last = ProcessGrid(comm), StandInCupy(comm), comm.size - 1
     cupy.cuda.nccl.failing = {last}
     problem = grid.attach_device(TransportFactory("nccl", Device(cupy)))
@@ -82,30 +82,30 @@ def test_a_rank_that_cannot_be_connected_keeps_no_other_waiting(comm: MPI.Intrac
     assert problem == (found if comm.rank == last else "")
     check_sum(grid.batch_group, cupy)
     assert cupy.cuda.nccl.calls == []
-    cupy.cuda.nccl.late.set()  # a rank is connected when nobody wants it any more
+    cupy.cuda.nccl.late.set()  # the other ranks connect after the failure
     while comm.rank != last and not cupy.ended:
         sleep(0.001)
     assert cupy.ended == ([] if comm.rank == last else ["aborted connection"])
 
 
 @pytest.mark.mpi(ranks=[2])
-def test_nccl_that_cannot_even_be_named(comm: MPI.Intracomm) -> None:
+def test_a_failure_of_the_identifier_is_reported_by_rank_0(comm: MPI.Intracomm) -> None:
     cupy = StandInCupy(comm)
 
-    def nameless() -> Any:
+    def fail() -> Any:
         raise RuntimeError("no socket interface found\nmore of it")
 
-    cupy.cuda.nccl.get_unique_id = nameless
+    cupy.cuda.nccl.get_unique_id = fail
     problem = "RuntimeError: no socket interface found"
     assert start_nccl(comm, cupy) == (None, problem if comm.rank == 0 else "")
 
 
 @pytest.mark.mpi(ranks=[2])
-def test_ranks_that_wait_for_nobody_in_particular_give_up(comm: MPI.Intracomm) -> None:
+def test_connecting_has_a_time_limit(comm: MPI.Intracomm) -> None:
     cupy = StandInCupy(comm)
-    cupy.cuda.nccl.failing = {comm.size}  # who never comes
+    cupy.cuda.nccl.failing = {comm.size}  # a rank that never connects
     connection, problem = start_nccl(comm, cupy, seconds=0.05)
     assert connection is None
-    # Who is told of it by another rank first has nothing to say.
+    # A rank that receives the failure of another first has none of its own.
     assert sorted(comm.allgather(problem))[-1] == "it does not connect in time"
     assert problem in ("", "it does not connect in time")

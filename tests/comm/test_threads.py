@@ -1,4 +1,4 @@
-"""BLAS threads in real jobs: ranks x threads fit the cores, and a user's own setting stands."""
+"""BLAS threads in real jobs: ranks times threads fit the cores, and a user's setting takes precedence."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pytest
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from hybridnn import MLP, SGD, ProcessGrid, Trainer
-from hybridnn.comm.threads import LARGE_PRODUCT, BlasThreads, limit_blas_threads
+from hybridnn.comm.threads import LARGE_PRODUCT, THREAD_VARIABLES, BlasThreads, limit_blas_threads
 from mpi_runner.launch import run_mpi
 
-SAY_THREADS = """
+PRINT_THREADS = """
 import numpy as np
 import hybridnn
 from threadpoolctl import threadpool_info
@@ -24,34 +24,33 @@ pools = {pool["num_threads"] for pool in threadpool_info() if pool["user_api"] =
 print(f"threads={threads} pools={sorted(pools)}", flush=True)
 """
 
-VARIABLES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS")
-UNSET: dict[str, str | None] = dict.fromkeys(VARIABLES)
+UNSET: dict[str, str | None] = dict.fromkeys(THREAD_VARIABLES)
 
 
-def said(stdout: str) -> list[tuple[str, str]]:
-    """What every rank printed, wherever mpirun put the ends of lines."""
+def printed_threads(stdout: str) -> list[tuple[str, str]]:
+    """The output of every rank, wherever mpirun breaks lines."""
     return re.findall(r"threads=(\d+) pools=\[(\d+)\]", stdout)
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_ranks_of_a_node_share_its_cores(ranks: int) -> None:
     cores = len(os.sched_getaffinity(0))
-    result = run_mpi(ranks, SAY_THREADS, timeout=40, env=UNSET)
+    result = run_mpi(ranks, PRINT_THREADS, timeout=40, env=UNSET)
     assert result.returncode == 0, result.stderr
     expected = max(1, cores // ranks)
-    assert said(result.stdout) == [(str(expected), str(expected))] * ranks
+    assert printed_threads(result.stdout) == [(str(expected), str(expected))] * ranks
 
 
-def test_a_users_own_setting_stands() -> None:
-    result = run_mpi(2, SAY_THREADS, timeout=40, env=UNSET | {"OPENBLAS_NUM_THREADS": "2"})
+def test_a_users_setting_takes_precedence() -> None:
+    result = run_mpi(2, PRINT_THREADS, timeout=40, env=UNSET | {"OPENBLAS_NUM_THREADS": "2"})
     assert result.returncode == 0, result.stderr
-    assert said(result.stdout) == [("2", "2")] * 2
+    assert printed_threads(result.stdout) == [("2", "2")] * 2
 
 
 @pytest.fixture
 def no_variable(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No setting of the user's, as many BLAS threads as there are cores, and those of before in the end."""
-    for name in VARIABLES:
+    """No setting of the user, and as many BLAS threads as cores; restores the number of threads."""
+    for name in THREAD_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     with threadpool_limits(limits=len(os.sched_getaffinity(0)), user_api="blas"):
         yield
@@ -62,7 +61,7 @@ def blas_threads() -> set[int]:
 
 
 @pytest.mark.usefixtures("no_variable")
-def test_one_process_takes_one_thread_for_small_products_and_its_cores_for_large_ones() -> None:
+def test_one_process_uses_one_thread_for_small_products_and_its_cores_for_large_ones() -> None:
     grid, cores = ProcessGrid(), len(os.sched_getaffinity(0))
     for size, expected in ((LARGE_PRODUCT, 1), (LARGE_PRODUCT + 1, cores), (0, 1)):
         found = limit_blas_threads(grid.node_group, size)
@@ -72,7 +71,7 @@ def test_one_process_takes_one_thread_for_small_products_and_its_cores_for_large
 
 @pytest.mark.usefixtures("no_variable")
 def test_threads_follow_from_the_network_and_not_from_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Or a training would not be the same, bit by bit, when it is repeated."""
+    """Otherwise a repeated training would not be bit-identical."""
     seen = []
     for load in (0.0, 99.0):
         monkeypatch.setattr(os, "getloadavg", lambda load=load: (load,) * 3)
@@ -84,8 +83,8 @@ def test_threads_follow_from_the_network_and_not_from_the_load(monkeypatch: pyte
     assert np.isfinite(next(iter(wide.weights().values()))).all()
 
 
-def test_a_variable_is_said_to_be_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in VARIABLES:
+def test_a_variable_is_given_as_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in THREAD_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     before = blas_threads()

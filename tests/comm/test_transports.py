@@ -1,6 +1,6 @@
-"""What waits for what when arrays of a device travel: messages, streams, recordings, and memory that is used again.
+"""Transports of a device: order of messages, streams and copies, CUDA graphs, and reuse of pinned memory.
 
-The device is a stand-in whose memory lags behind until somebody waits for it.
+The device is a stand-in whose memory is filled late, when it is waited for.
 """
 
 from __future__ import annotations
@@ -79,26 +79,24 @@ def test_compared_collectives_and_groups_divided_further(comm: MPI.Intracomm, na
 
 @pytest.mark.mpi(ranks=[2])
 @pytest.mark.parametrize("name", TRANSPORTS)
-def test_a_message_that_waits_for_the_device_leaves_while_its_rank_waits_for_another(
-    comm: MPI.Intracomm, name: str
-) -> None:
-    """Each rank first waits for what the other sends; on rank 1 both arrays lie on the host."""
+def test_a_deferred_message_starts_while_its_rank_waits_for_another(comm: MPI.Intracomm, name: str) -> None:
+    """Each rank first waits for the message of the other; on rank 1 both arrays lie on the host."""
     group, cupy = device_group(comm, name)
     peer, numbers = 1 - comm.rank, data_of(comm.rank, (50,))
     sent = cupy.compute(numbers) if comm.rank == 0 else numbers
-    room = np.zeros(50, np.float32)
+    received = np.zeros(50, np.float32)
     for _ in range(20):
         cupy.current.give(lambda: None)
-    receive = group.ireceive(room, peer, tag=1)
+    receive = group.ireceive(received, peer, tag=1)
     send = group.isend(sent, peer, tag=1)
     receive.wait()
     send.wait()
-    np.testing.assert_array_equal(room, data_of(peer, (50,)))
+    np.testing.assert_array_equal(received, data_of(peer, (50,)))
 
 
 @pytest.mark.mpi(ranks=[2])
 @pytest.mark.parametrize("name", TRANSPORTS)
-def test_beginning_waits_for_no_device(comm: MPI.Intracomm, name: str) -> None:
+def test_starting_a_call_does_not_wait_for_the_device(comm: MPI.Intracomm, name: str) -> None:
     group, cupy = device_group(comm, name, SMALL_PIECES)
     computed = cupy.current.given + 1000
     for _ in range(1000):
@@ -114,7 +112,7 @@ def test_beginning_waits_for_no_device(comm: MPI.Intracomm, name: str) -> None:
 
 
 @pytest.mark.mpi(ranks=[2])
-def test_nccl_is_waited_for_by_the_stream_alone(comm: MPI.Intracomm) -> None:
+def test_only_the_stream_waits_for_nccl(comm: MPI.Intracomm) -> None:
     group, cupy = device_group(comm, "nccl")
     array = cupy.compute(data_of(comm.rank, (40,)))
     group.allreduce(array)
@@ -130,7 +128,7 @@ def record(cupy: StandInCupy, work: Callable[[], None]) -> Callable[[], None]:
 
 
 @pytest.mark.mpi(ranks=[2])
-def test_recorded_collectives_of_nccl_happen_at_every_replay(comm: MPI.Intracomm) -> None:
+def test_captured_nccl_collectives_run_at_every_replay(comm: MPI.Intracomm) -> None:
     group, cupy = device_group(comm, "nccl")
     array, rows = (cupy.compute(data_of(comm.rank, (40,))) for _ in range(2))
 
@@ -154,7 +152,7 @@ def test_recorded_collectives_of_nccl_happen_at_every_replay(comm: MPI.Intracomm
 
 
 @pytest.mark.mpi(ranks=[2])
-def test_what_cannot_be_recorded_is_refused_and_spoils_nothing(comm: MPI.Intracomm) -> None:
+def test_calls_that_cannot_be_captured_are_refused_without_damage(comm: MPI.Intracomm) -> None:
     group, cupy = device_group(comm, "nccl")
     array = cupy.compute(data_of(comm.rank, (40,)))
     before = group.iallreduce(array)
@@ -172,7 +170,7 @@ def test_what_cannot_be_recorded_is_refused_and_spoils_nothing(comm: MPI.Intraco
 
 
 @pytest.mark.mpi(ranks=[2])
-def test_what_an_array_was_used_for_before_ends_before_it_is_filled(comm: MPI.Intracomm) -> None:
+def test_an_array_is_filled_after_the_work_that_used_it_before(comm: MPI.Intracomm) -> None:
     for name in TRANSPORTS:
         group, cupy = device_group(comm, name)
         array = cupy.compute(np.full(30, 1, np.float32))
@@ -186,7 +184,7 @@ def test_what_an_array_was_used_for_before_ends_before_it_is_filled(comm: MPI.In
 
 
 @pytest.mark.mpi(ranks=[2])
-def test_pinned_memory_is_used_again(comm: MPI.Intracomm) -> None:
+def test_pinned_memory_is_reused(comm: MPI.Intracomm) -> None:
     group, cupy = device_group(comm, "staging", 2**14)
     taken = []
     for step in range(6):
@@ -202,7 +200,7 @@ def test_pinned_memory_is_used_again(comm: MPI.Intracomm) -> None:
 
 @pytest.mark.mpi(ranks=[2])
 @pytest.mark.parametrize("blocking", [True, False])
-def test_a_comparison_of_collectives_keeps_no_message_from_leaving(comm: MPI.Intracomm, blocking: bool) -> None:
+def test_a_comparison_of_collectives_does_not_hold_up_deferred_messages(comm: MPI.Intracomm, blocking: bool) -> None:
     """Rank 1 enters the collective only when it has the message, which rank 0 begins to send before it."""
     group, cupy = device_group(comm, "staging", check_collectives=True)
     numbers, total = data_of(0, (50,)), np.full(3, 1.0 + comm.rank)
@@ -212,9 +210,9 @@ def test_a_comparison_of_collectives_keeps_no_message_from_leaving(comm: MPI.Int
             cupy.current.give(lambda: None)
         requests.append(group.isend(cupy.compute(numbers), 1, tag=1))
     else:
-        room = cupy.compute(np.zeros_like(numbers))
-        group.ireceive(room, 0, tag=1).wait()
-        np.testing.assert_array_equal(cupy.numbers(room), numbers)
+        received = cupy.compute(np.zeros_like(numbers))
+        group.ireceive(received, 0, tag=1).wait()
+        np.testing.assert_array_equal(cupy.numbers(received), numbers)
     if blocking:
         group.barrier()
     requests.append(group.iallreduce(total))
@@ -224,8 +222,8 @@ def test_a_comparison_of_collectives_keeps_no_message_from_leaving(comm: MPI.Int
 
 
 @pytest.mark.mpi(ranks=[2])
-def test_a_rank_that_waits_for_its_device_sends_what_that_waits_for_in_turn(comm: MPI.Intracomm) -> None:
-    """Rank 1 enters the sum only when it has the message, and rank 0 wants to know the sum before it looks after it."""
+def test_deferred_messages_start_while_a_rank_waits_for_its_device(comm: MPI.Intracomm) -> None:
+    """Rank 1 sums only after it has the message; rank 0 copies the sum to the host before it tests the send."""
     group, cupy = device_group(comm, "nccl")
     message, total = cupy.compute(data_of(0, (50,))), cupy.compute(data_of(comm.rank, (40,)))
     if comm.rank == 0:

@@ -197,31 +197,11 @@ class Staging(Transport):
 
     def scatter(self, array: Array | None, out: Array, rows: Sequence[int], root: int) -> list[Any]:
         """Send every rank its rows of the root's `array`."""
-        transfer = Transfer(self._device)
-        if array is None or self._rank != root:
-            self._receive(transfer, out, root, STAGING_TAG)
-            return [transfer]
-        for rank, first in enumerate(offsets_of(rows)):
-            block = array[first : first + rows[rank]]
-            if rank == root:
-                copy_rows(block, out)
-            else:
-                self._send(transfer, block, rank, STAGING_TAG)
-        return [transfer]
+        return self._messages(array, out, rows, root, scatters=True)
 
     def gather(self, array: Array, out: Array | None, rows: Sequence[int], root: int) -> list[Any]:
         """Concatenate the rows of all ranks in the root's `out`."""
-        transfer = Transfer(self._device)
-        if out is None or self._rank != root:
-            self._send(transfer, array, root, STAGING_TAG)
-            return [transfer]
-        for rank, first in enumerate(offsets_of(rows)):
-            block = out[first : first + rows[rank]]
-            if rank == root:
-                copy_rows(array, block)
-            else:
-                self._receive(transfer, block, rank, STAGING_TAG)
-        return [transfer]
+        return self._messages(out, array, rows, root, scatters=False)
 
     def send(self, array: Array, peer: int, tag: int, synchronous: bool) -> list[Any]:
         """Send a message."""
@@ -238,6 +218,26 @@ class Staging(Transport):
     def flush(self) -> None:
         """Start all calls that wait for the device, of any group."""
         self._device.flush()
+
+    def _messages(
+        self, full: Array | None, part: Array, rows: Sequence[int], root: int, *, scatters: bool
+    ) -> list[Any]:
+        """Scatter or gather by messages between the root's `full` array and the `part` of each rank."""
+        transfer = Transfer(self._device)
+        if full is None or self._rank != root:
+            start = self._receive if scatters else self._send
+            start(transfer, part, root, STAGING_TAG)
+            return [transfer]
+        start = self._send if scatters else self._receive
+        for rank, first in enumerate(offsets_of(rows)):
+            block = full[first : first + rows[rank]]
+            if rank != root:
+                start(transfer, block, rank, STAGING_TAG)
+            elif scatters:
+                copy_rows(block, part)
+            else:
+                copy_rows(part, block)
+        return [transfer]
 
     def _broadcast(self, transfer: Transfer, array: Array, root: int) -> None:
         is_root = self._rank == root

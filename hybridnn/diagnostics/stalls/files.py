@@ -24,7 +24,7 @@ from hybridnn.diagnostics.stalls.diagnosis import StallRecord
 from hybridnn.diagnostics.stalls.state import JobState, RankState
 from hybridnn.errors import DataError
 from hybridnn.utils.files import JSON_BYTES, FileError, folder_names, parse_json, read_bytes
-from hybridnn.utils.text import MOST_RANKS, parse_ranks
+from hybridnn.utils.text import MAX_RANKS, parse_ranks
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -244,7 +244,7 @@ def _require_ranks_of_job(state: RankState | JobState) -> None:
         calls = () if state.call is None else (state.call,)
         texts = [str(state.rank), state.departed, *(part.members for part in (*calls, *state.groups))]
         texts += [str(call.peer) for call in calls if call.peer is not None]
-    if not 1 <= state.size <= MOST_RANKS:
+    if not 1 <= state.size <= MAX_RANKS:
         raise ValueError(f"{state.size} ranks")
     for text in set(texts):
         if outside := [rank for rank in parse_ranks(text) if not 0 <= rank < state.size]:
