@@ -8,7 +8,7 @@
 #   make test-gpu bench-gpu    the tests and measurements of the GPU kernels, on a machine that has a GPU and CuPy
 #   make lint types bench      ruff and the order of imports, mypy, the comparison with PyTorch      (parts: make bench ARGS="batch pipeline")
 #   make cost-check            calibrate the cost models with two ranks and compare predictions with the clock, 10 minutes
-#   make fault-drill           break runs at random and judge what comes of it  (more: make fault-drill ARGS="--trials 300")
+#   make fault-drill           inject faults into runs at random and check the results  (more: make fault-drill ARGS="--trials 300")
 #   make outputs               print anew what README and docs show below their commands   (ARGS="--check README.md")
 #   make clean                 remove .venv and everything built
 #

@@ -1,13 +1,13 @@
-"""The fault drill: runs, scripts and files are broken at random, and what becomes of them is judged.
+"""Fault drill: faults are injected into runs, scripts and files at random, and the results are checked.
 
-``make fault-drill ARGS="--trials 300 --seed 7"``, or ``python -m fault_drill`` in the folder of the tests. A trial that
-fails is repeated with ``--seed`` and ``--number``, and the same ``--kinds``, ``--faults`` and ``--most-ranks``.
+``make fault-drill ARGS="--trials 300 --seed 7"``, or ``python -m fault_drill`` in the folder of the tests. To
+repeat a failed trial, use ``--seed`` and ``--number``, and the same ``--kinds``, ``--faults`` and ``--most-ranks``.
 
-* ``turns``: whose turn it is; draws a trial and carries it out
-* ``trials``: of a training that is struck at a moment (``moments``, ``rank``) by a fault (``strikes``) and resumed
-* ``script_trials``: of a user's script (``script``) of which one rank leaves, stands still or differs
-* ``folder_trials``: of commands (``commands``) on folders (``sources``) with a damaged file (``forgeries``)
-* ``launches``: one job, watched until every process is gone
-* ``finished``: what a run left, compared with an undisturbed one
-* ``outcomes``, ``tables``: what became of trials, and how many
+* ``selection``: selects faults, draws trials and runs them
+* ``trials``: trials of a training with a fault (``injections``) at a moment (``moments``, ``rank``), which is resumed
+* ``script_trials``: trials of a user's script (``script``) in which one rank leaves, stalls or has other settings
+* ``folder_trials``: trials of commands (``commands``) on folders (``sources``) with a damaged file (``forgeries``)
+* ``launches``: one job, until all its processes have ended
+* ``finished``: the results of a run, compared with those of an undisturbed run
+* ``outcomes``, ``tables``: results of trials, and their table
 """

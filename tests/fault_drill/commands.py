@@ -1,6 +1,6 @@
 """Several commands of ``hybridnn``, one after another: ``python -m fault_drill.commands FOLDER COMMANDS.json``.
 
-Each has a process of its own, forked from one that has the program loaded already, which halves the time of a trial.
+Each command runs in a process that is forked after all imports, which halves the time of a trial.
 Output and exit code go to ``command-N.txt`` and ``command-N.code`` in FOLDER.
 """
 
@@ -17,27 +17,27 @@ from pathlib import Path
 __all__ = ["MEMORY", "main"]
 
 MEMORY = 4 << 30
-"""Bytes of addresses a command may use, so that an endless file ends it and not the machine."""
+"""Limit of the address space of a command, which ends it if it reads an endless file."""
 
 LOADED = ("numpy", "hybridnn.cli.main", "hybridnn.runs.run", "hybridnn.runs.inference.evaluation")
 """Modules that most commands need, none of which starts MPI."""
 
 
 def main() -> None:
-    """Carry out the commands, whatever becomes of each."""
+    """Run all commands, even if some fail."""
     folder, commands = Path(sys.argv[1]), json.loads(sys.argv[2])
     for name in LOADED:
         importlib.import_module(name)
     for number, arguments in enumerate(commands):
         process = os.fork()
         if process == 0:
-            _become(arguments, folder / f"command-{number}.txt")
+            _run(arguments, folder / f"command-{number}.txt")
             return
         code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
         (folder / f"command-{number}.code").write_text(str(code))
 
 
-def _become(arguments: Sequence[str], output: Path) -> None:
+def _run(arguments: Sequence[str], output: Path) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)

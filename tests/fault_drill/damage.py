@@ -1,4 +1,4 @@
-"""What happens to files on a disk: checkpoints that are cut, changed or gone, and a disk that is full."""
+"""Damage of checkpoint files, and small disks that become full."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from random import Random
 
 from fault_drill.finished import checkpoints
 
-__all__ = ["DAMAGES", "damage", "disks_can_be_made", "fill", "make_room", "small_disk"]
+__all__ = ["DAMAGES", "damage", "disks_can_be_made", "fill", "restore_size", "small_disk"]
 
-ROOM = 64 << 20
+DISK_BYTES = 64 << 20
 ATTEMPTS = 20
 
 
@@ -39,7 +39,7 @@ DAMAGES = tuple(f"{what} {how}" for what in _WHAT for how in _HOW)
 
 
 def damage(run: Path, how: str, random: Random) -> str | None:
-    """Damage a file of the newest checkpoint of a run; returns its name, None where there are not two checkpoints."""
+    """Damage a file of the newest of several checkpoints; return its name, or None if there are fewer than two."""
     found = checkpoints(run)
     if len(found) < 2:
         return None
@@ -50,7 +50,7 @@ def damage(run: Path, how: str, random: Random) -> str | None:
 
 
 def disks_can_be_made() -> bool:
-    """Whether a small disk can be mounted here, which takes the rights of root."""
+    """Whether a small disk can be mounted, which needs root."""
     with tempfile.TemporaryDirectory() as name:
         try:
             with small_disk(Path(name)):
@@ -61,29 +61,29 @@ def disks_can_be_made() -> bool:
 
 @contextlib.contextmanager
 def small_disk(folder: Path) -> Iterator[None]:
-    """Have a disk in memory at an empty folder."""
-    _run("mount", "-t", "tmpfs", "-o", f"size={ROOM}", "fault-drill", str(folder))
+    """Mount a disk in memory at an empty folder."""
+    _run("mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "fault-drill", str(folder))
     try:
         yield
     finally:
         _run("umount", "--lazy", str(folder))
 
 
-def fill(folder: Path, room: int) -> None:
-    """Make the disk so small that about `room` bytes are left on it."""
+def fill(folder: Path, free_bytes: int) -> None:
+    """Reduce the size of the disk so that about `free_bytes` bytes remain free."""
     for _ in range(ATTEMPTS):
         now = os.statvfs(folder)
         used = (now.f_blocks - now.f_bfree) * now.f_frsize
-        # It is refused where the run has written more meanwhile.
+        # It fails if the run has written more data meanwhile.
         with contextlib.suppress(subprocess.CalledProcessError):
-            _run("mount", "-o", f"remount,size={max(used + room, now.f_frsize)}", str(folder))
+            _run("mount", "-o", f"remount,size={max(used + free_bytes, now.f_frsize)}", str(folder))
             return
     raise RuntimeError(f"the disk at {folder} cannot be made smaller")
 
 
-def make_room(folder: Path) -> None:
-    """Give the disk its first size again."""
-    _run("mount", "-o", f"remount,size={ROOM}", str(folder))
+def restore_size(folder: Path) -> None:
+    """Restore the original size of the disk."""
+    _run("mount", "-o", f"remount,size={DISK_BYTES}", str(folder))
 
 
 def _run(*command: str) -> None:

@@ -1,4 +1,4 @@
-"""What a run left in its folder, read without the program's own functions, and compared with an undisturbed run."""
+"""Results in a run folder, read without functions of hybridnn, and compared with those of an undisturbed run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 __all__ = ["Finished", "checkpoints", "differences", "read_finished"]
 
 CHANGING = ("samples_per_second", "compute_seconds", "communication_seconds", "waiting_seconds", "bytes_sent")
-"""Of a record: what is never twice the same, or depends on where the run was taken up."""
+"""Keys of a record whose values differ from run to run, or depend on the point of resumption."""
 
 TOLERANCE = 1e-10
 LOCK = ".lock"
@@ -22,16 +22,16 @@ LOCK = ".lock"
 
 @dataclass(frozen=True)
 class Finished:
-    """A run that has ended.
+    """Results of a run that has ended.
 
     Attributes
     ----------
     weights : dict
         Global arrays, by name.
     records : list of dict
-        Its steps and epochs, in the order of the history.
+        Step and epoch records, in the order of the history.
     resumed : bool
-        Whether it went on from a checkpoint.
+        Whether it resumed from a checkpoint.
     """
 
     weights: dict[str, NDArray[Any]]
@@ -45,12 +45,12 @@ def checkpoints(run: Path) -> list[Path]:
 
 
 def read_finished(run: Path) -> Finished:
-    """What a run that has ended left behind.
+    """Read the results of a run.
 
     Raises
     ------
     ValueError, OSError
-        If it has not ended, or left what it should not have left.
+        If the run has not ended, or has left temporary files.
     """
     text = (run / "history.jsonl").read_text()
     lines = [json.loads(line) for line in text.splitlines()]
@@ -63,46 +63,50 @@ def read_finished(run: Path) -> Finished:
     with np.load(run / "weights.npz") as arrays:
         weights = {name: arrays[name] for name in arrays.files}
     records = [line for line in lines if line["kind"] in ("step", "epoch")]
-    kept = [{key: one[key] for key in one if key not in CHANGING} for one in records]
+    kept = [{key: record[key] for key in record if key not in CHANGING} for record in records]
     return Finished(weights, kept, any(line["kind"] == "resumed" for line in lines))
 
 
 def differences(found: Finished, expected: Finished, *, same_bits: bool) -> list[str]:
-    """In what a run differs from an undisturbed one, a line each.
+    """Differences between a run and an undisturbed one, one line each.
 
     Parameters
     ----------
-    found, expected : Finished
     same_bits : bool
-        Whether it ran on the same layout all the time, so that every bit must be the same; otherwise numbers may
-        differ by 1e-10 of the largest of their array, or of themselves.
+        Whether results must be bit-identical, because the layout has not changed; otherwise elements may differ by
+        1e-10 relative to the largest of their array, and figures by 1e-10 relative.
     """
-    said = []
+    messages = []
     if found.weights.keys() != expected.weights.keys():
-        said.append(f"weights of {sorted(found.weights)}, not of {sorted(expected.weights)}")
+        messages.append(f"weights of {sorted(found.weights)}, not of {sorted(expected.weights)}")
     for name in found.weights.keys() & expected.weights.keys():
-        one, other = found.weights[name], expected.weights[name]
-        if one.dtype != other.dtype or one.shape != other.shape:
-            said.append(f"{name}: {one.dtype}{one.shape}, not {other.dtype}{other.shape}")
-        elif not (np.array_equal(one, other) if same_bits else _close(one, other)):
-            said.append(f"{name}: differs by up to {np.abs(one - other).max():.3g}")
-    places, expected_places = ([_place(one) for one in run.records] for run in (found, expected))
+        array, reference = found.weights[name], expected.weights[name]
+        if array.dtype != reference.dtype or array.shape != reference.shape:
+            messages.append(f"{name}: {array.dtype}{array.shape}, not {reference.dtype}{reference.shape}")
+        elif not (np.array_equal(array, reference) if same_bits else _close(array, reference)):
+            messages.append(f"{name}: differs by up to {np.abs(array - reference).max():.3g}")
+    places, expected_places = ([_place(record) for record in run.records] for run in (found, expected))
     if places != expected_places:
         missing = [f"{kind} {number}" for kind, number in expected_places if (kind, number) not in places]
         twice = sorted({f"{kind} {number}" for kind, number in places if places.count((kind, number)) > 1})
-        return [*said, f"history: missing {missing}, twice {twice}, {len(places)} records of {len(expected_places)}"]
-    for record, right in zip(found.records, expected.records, strict=True):
-        for key in sorted(record.keys() | right.keys()):
-            value, due = record.get(key), right.get(key)
-            both = [number for number in (value, due) if isinstance(number, float)]
+        return [
+            *messages,
+            f"history: missing {missing}, twice {twice}, {len(places)} records of {len(expected_places)}",
+        ]
+    for record, correct in zip(found.records, expected.records, strict=True):
+        for key in sorted(record.keys() | correct.keys()):
+            value, expected_value = record.get(key), correct.get(key)
+            both = [number for number in (value, expected_value) if isinstance(number, float)]
             near = not same_bits and len(both) == 2 and isclose(*both, rel_tol=TOLERANCE)
-            if value != due and not near:
-                said.append(f"history: {key} of {record['kind']} {_place(record)[1]} is {value}, not {due}")
-    return said
+            if value != expected_value and not near:
+                messages.append(
+                    f"history: {key} of {record['kind']} {_place(record)[1]} is {value}, not {expected_value}"
+                )
+    return messages
 
 
-def _close(one: NDArray[Any], other: NDArray[Any]) -> bool:
-    return bool(np.abs(one - other).max() <= TOLERANCE * np.abs(other).max())
+def _close(array: NDArray[Any], reference: NDArray[Any]) -> bool:
+    return bool(np.abs(array - reference).max() <= TOLERANCE * np.abs(reference).max())
 
 
 def _place(record: dict[str, Any]) -> tuple[str, int]:

@@ -1,4 +1,4 @@
-"""A trial of damaged files: commands on a folder in which something is not as it was written."""
+"""Trials of damaged files: commands on a folder with one damaged file."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ CUT: dict[str, tuple[Damage, tuple[str, ...]]] = {
 }
 FORGE: dict[str, tuple[Damage, tuple[str, ...]]] = {
     **{name: (how, tuple(TARGETS)) for name, how in PLACES_TAKEN.items()},
-    # Other settings, numbers of a table or of a record are no damage that can be seen.
+    # Changed settings, or values in a table or a record, cannot be detected.
     "a bit flipped": (FORGERIES["a bit flipped"], (*_but(ARRAYS, "table.npz"), MANIFEST, SUMS)),
     "random bytes": (FORGERIES["random bytes"], (*WRITTEN, SUMS, "table.csv", "table.npz", "inputs.csv")),
     "zeros": (FORGERIES["zeros"], (*WRITTEN, SUMS, "table.csv", "table.npz", "inputs.csv")),
@@ -53,27 +53,27 @@ FORGE: dict[str, tuple[Damage, tuple[str, ...]]] = {
     **{name: (how, (MANIFEST,)) for name, how in FIELDS.items()},
 }
 FILE_FAULTS = CUT | FORGE
-"""Damage by name: what is done, and to which of `TARGETS`."""
+"""By name, the function that damages a file, and the `TARGETS` to which it applies."""
 
 WELL, USER_MISTAKE = 0, 2
 NOT_ENDED = f"{RUN}: the run did not end well"
-"""What `report` says of an interrupted run before it looks further, and of one whose history has lost its last line."""
+"""Message of `report` about an interrupted run, and about one whose history has lost its last line."""
 
 OTHER_TRAINING = ("the checkpoint is of", "the run to resume has")
-"""Of settings that were cut away, where what is left makes another training: it is refused, and with both values."""
+"""Messages about truncated settings of another training."""
 
 
 @dataclass(frozen=True)
 class FolderTrial:
-    """What is to happen, all of it drawn from the seed and the number.
+    """A trial of a damaged file, drawn from the seed and the number.
 
     Attributes
     ----------
     seed, number : int
     fault : str
-        One of `FILE_FAULTS`.
+        Key of `FILE_FAULTS`.
     target : str
-        One of `TARGETS`.
+        Key of `TARGETS`.
     """
 
     seed: int
@@ -86,24 +86,24 @@ class FolderTrial:
 
     @property
     def commands(self) -> tuple[str, ...]:
-        """Names of what is called on the damaged folder."""
+        """Names of the commands that run on the damaged folder."""
         return TARGETS[self.target][1]
 
 
 def draw_folder_trial(seed: int, number: int, fault: str) -> FolderTrial:
-    """Draw which file is damaged."""
+    """Draw the damaged file."""
     return FolderTrial(seed, number, fault, Random(f"{seed} {number}").choice(FILE_FAULTS[fault][1]))
 
 
 class FolderDrill:
-    """Carries out trials of damaged files.
+    """Runs trials of damaged files.
 
     Parameters
     ----------
     folder : Path
-        Where they run.
+        Folder of all trials.
     limit : float
-        Seconds all commands of a trial may take together.
+        Time limit of all commands of a trial, in seconds.
     """
 
     def __init__(self, folder: Path, limit: float) -> None:
@@ -111,35 +111,35 @@ class FolderDrill:
         self.sources = Sources(folder / "undisturbed", limit)
 
     def carry_out(self, trial: FolderTrial, folder: Path) -> Outcome:
-        """Do what the trial says in an empty folder, and judge it."""
-        place = folder / "work"
-        self.sources.copy_of(TARGETS[trial.target][0], place)
-        path = _path_of(trial, place)
-        whole = folder / "whole"
-        _copy(path, whole)
-        newest = checkpoints(place / RUN)[0].name if checkpoints(place / RUN) else ""
+        """Run the trial in an empty folder, and check its results."""
+        work = folder / "work"
+        self.sources.copy_of(TARGETS[trial.target][0], work)
+        path = _path_of(trial, work)
+        intact = folder / "intact"
+        _copy(path, intact)
+        newest = checkpoints(work / RUN)[0].name if checkpoints(work / RUN) else ""
         FILE_FAULTS[trial.fault][0](path, Random(f"{trial.seed} {trial.number} damage"))
-        outcome = Outcome(trial, struck=True, ended=True, lost=False)
-        ends = self._call(trial.commands, newest, place, folder, "damaged", outcome)
-        names = _names(path, place, newest)
+        outcome = Outcome(trial, injected=True, ended=True, lost=False)
+        ends = self._call(trial.commands, newest, work, folder, "damaged", outcome)
+        names = _names(path, work, newest)
         resumed = None
-        for name, (code, said) in ends.items():
-            _judge_command(name, code, said, names, outcome)
+        for name, (code, output) in ends.items():
+            _judge_command(name, code, output, names, outcome)
             if name == "resume":
-                resumed = code, said
+                resumed = code, output
         if resumed is not None and not outcome.hung:
-            self._judge_resumed(*resumed, trial, place, path, whole, newest, folder, outcome)
+            self._judge_resumed(*resumed, trial, work, path, intact, newest, folder, outcome)
         return outcome
 
     def _call(
-        self, commands: tuple[str, ...], newest: str, place: Path, folder: Path, name: str, outcome: Outcome
+        self, commands: tuple[str, ...], newest: str, work: Path, folder: Path, name: str, outcome: Outcome
     ) -> dict[str, tuple[int, str]]:
-        """Exit code and output of each command; one that does not end is a complaint."""
+        """Exit code and output of each command."""
         out = folder / name
         out.mkdir()
-        lines = [[word.replace(NEWEST, newest) for word in COMMANDS[one]] for one in commands]
-        words = [sys.executable, "-m", "fault_drill.commands", str(out), json.dumps(lines)]
-        done = run_job(lambda signs: words, place, f"{name}-commands", self.limit, f"{outcome.trial}")
+        lines = [[argument.replace(NEWEST, newest) for argument in COMMANDS[name]] for name in commands]
+        arguments = [sys.executable, "-m", "fault_drill.commands", str(out), json.dumps(lines)]
+        done = run_job(lambda markers: arguments, work, f"{name}-commands", self.limit, f"{outcome.trial}")
         outcome.end_seconds = max(outcome.end_seconds, done.seconds)
         ends = {}
         for number, command in enumerate(commands):
@@ -147,7 +147,7 @@ class FolderDrill:
             if not code.exists():
                 outcome.hung |= done.hung is not None
                 outcome.named = outcome.ended = False
-                outcome.complaints.append(f"{command}: {done.hung or f'it was never called: {done.said}'}")
+                outcome.complaints.append(f"{command}: {done.hung or f'it did not run: {done.output}'}")
                 break
             ends[command] = int(code.read_text()), (out / f"command-{number}.txt").read_text(errors="replace")
         return ends
@@ -155,59 +155,59 @@ class FolderDrill:
     def _judge_resumed(
         self,
         code: int,
-        said: str,
+        output: str,
         trial: FolderTrial,
-        place: Path,
+        work: Path,
         path: Path,
-        whole: Path,
+        intact: Path,
         newest: str,
         folder: Path,
         outcome: Outcome,
     ) -> None:
-        """Whether the run came to its end; where it was refused, whether it does when the file is whole again."""
+        """Check that the run was completed, if necessary after the intact file has been restored."""
         finished = TARGETS[trial.target][0] == "finished"
         if code != 0:
             if NEWEST in trial.target:
                 outcome.lost = True
                 outcome.complaints.append("resume: the older checkpoints were not used")
                 return
-            _heal(path, whole)
-            ends = self._call(("resume",), newest, place, folder, "healed", outcome)
+            _restore(path, intact)
+            ends = self._call(("resume",), newest, work, folder, "restored", outcome)
             if not ends:
                 return
-            code, said = ends["resume"]
+            code, output = ends["resume"]
             if code != 0:
                 outcome.lost = True
-                outcome.complaints.append(f"resume: exit code {code} when the file was whole again: {_end_of(said)}")
+                outcome.complaints.append(f"resume: exit code {code} when the file was intact again: {_end_of(output)}")
                 return
-        elif finished:  # nothing was left to do
+        elif finished:  # the run had ended before
             return
         try:
-            found = read_finished(place / RUN)
+            found = read_finished(work / RUN)
         except (OSError, ValueError) as error:
             outcome.lost = True
             outcome.complaints.append(f"resume: not the folder of a finished run: {error}")
             return
         expected = self.sources.expected
-        if "history" in trial.target or finished:  # records that were cut away are gone
+        if "history" in trial.target or finished:  # truncated records are lost
             found, expected = Finished(found.weights, []), Finished(expected.weights, [])
         wrong = differences(found, expected, same_bits=True)
         outcome.lost, outcome.resumed = bool(wrong), found.resumed
         outcome.complaints += wrong
         if (
             NEWEST in trial.target
-            and newest not in _resumed_from(place / RUN)
-            and not _line_with(said, _names(path, place, newest))
+            and newest not in _resumed_from(work / RUN)
+            and not _line_with(output, _names(path, work, newest))
         ):
             outcome.named = False
-            outcome.complaints.append(f"resume: no word of the damaged {path.relative_to(place)}")
+            outcome.complaints.append(f"resume: the output does not name the damaged {path.relative_to(work)}")
 
 
-def _path_of(trial: FolderTrial, place: Path) -> Path:
+def _path_of(trial: FolderTrial, work: Path) -> Path:
     """The file that is damaged."""
     pattern = trial.target.removesuffix(" of the end")
-    found = checkpoints(place / RUN)
-    matches = sorted(place.glob(pattern.replace(NEWEST, found[0].name if found else NEWEST)))
+    found = checkpoints(work / RUN)
+    matches = sorted(work.glob(pattern.replace(NEWEST, found[0].name if found else NEWEST)))
     return Random(f"{trial.seed} {trial.number} file").choice(matches)
 
 
@@ -218,48 +218,48 @@ def _copy(path: Path, copy: Path) -> None:
         shutil.copy2(path, copy)
 
 
-def _heal(path: Path, whole: Path) -> None:
-    """Put back what was there, beside what the commands have left."""
+def _restore(path: Path, intact: Path) -> None:
+    """Replace the damaged file or folder by the intact one."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     elif path.is_symlink() or path.exists():
         path.unlink()
-    _copy(whole, path)
+    _copy(intact, path)
 
 
-def _names(path: Path, place: Path, newest: str) -> tuple[str, ...]:
-    """Of which a line must have one to name a damaged file: of a list of digests, or by it, any file of its folder."""
+def _names(path: Path, work: Path, newest: str) -> tuple[str, ...]:
+    """Texts of which a line must contain one, to name a damaged file or, for manifests and digests, its folder."""
     if newest and newest in path.parts:
-        whole = path.name in ("SHA256SUMS", "manifest.json", newest)
-        return (newest,) if whole else (f"{newest}/{path.name}",)
+        of_folder = path.name in ("SHA256SUMS", "manifest.json", newest)
+        return (newest,) if of_folder else (f"{newest}/{path.name}",)
     if path.name == RUN:
         return (RUN,)
     others = OTHER_TRAINING if path.name == "config.toml" else ()
-    return (str(path.relative_to(place)), path.name, NOT_ENDED, *others)
+    return (str(path.relative_to(work)), path.name, NOT_ENDED, *others)
 
 
-def _line_with(said: str, names: tuple[str, ...]) -> bool:
-    text = re.sub(r"\s*\n\s*", "", said)  # long lines are broken
+def _line_with(output: str, names: tuple[str, ...]) -> bool:
+    text = re.sub(r"\s*\n\s*", "", output)  # long lines are wrapped
     return any(name in text for name in names)
 
 
-def _judge_command(name: str, code: int, said: str, names: tuple[str, ...], outcome: Outcome) -> None:
-    if "Traceback (most recent call last)" in said:
+def _judge_command(name: str, code: int, output: str, names: tuple[str, ...], outcome: Outcome) -> None:
+    if "Traceback (most recent call last)" in output:
         outcome.traceback = True
-        outcome.complaints.append(f"{name}: a traceback: {_end_of(said)}")
+        outcome.complaints.append(f"{name}: a traceback: {_end_of(output)}")
     elif code not in (WELL, USER_MISTAKE):
         outcome.named = False
-        outcome.complaints.append(f"{name}: exit code {code}: {_end_of(said)}")
-    elif code == USER_MISTAKE and not _line_with(said, names):
+        outcome.complaints.append(f"{name}: exit code {code}: {_end_of(output)}")
+    elif code == USER_MISTAKE and not _line_with(output, names):
         outcome.named = False
-        outcome.complaints.append(f"{name}: no word of {names[0]}: {_end_of(said)}")
-    elif code == USER_MISTAKE and len([line for line in said.splitlines() if line.startswith("Error")]) != 1:
+        outcome.complaints.append(f"{name}: the output does not name {names[0]}: {_end_of(output)}")
+    elif code == USER_MISTAKE and len([line for line in output.splitlines() if line.startswith("Error")]) != 1:
         outcome.named = False
-        outcome.complaints.append(f"{name}: not one line of error: {_end_of(said)}")
+        outcome.complaints.append(f"{name}: not one line of error: {_end_of(output)}")
 
 
-def _end_of(said: str) -> str:
-    lines = [line for line in said.splitlines() if line.strip()]
+def _end_of(output: str) -> str:
+    lines = [line for line in output.splitlines() if line.strip()]
     return lines[-1][:200] if lines else "nothing printed"
 
 

@@ -1,4 +1,4 @@
-"""Damage to a file or folder: cut, flipped, forged, or something else in its place."""
+"""Damage of files and folders: truncation, changed content, forged fields, and replacement by other objects."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ import numpy as np
 __all__ = ["CUTS", "FIELDS", "FORGERIES", "PLACES_TAKEN", "Damage", "devices_can_be_made"]
 
 Damage = Callable[[Path, Random], None]
-"""Done to a path, with a source of what is drawn."""
+"""Damages a path, with a source of random choices."""
 
 DEPTH, DIGITS = 10_000, 5_000
 ENDLESS = Path("/dev/zero")
@@ -61,7 +61,7 @@ CUTS: dict[str, Damage] = {
 """By name."""
 
 
-# -- something else in its place -------------------------------------------------------------------------------------
+# -- replacement by other objects -------------------------------------------------------------------------------------
 
 
 def _remove(path: Path) -> None:
@@ -92,7 +92,7 @@ def _self_link(path: Path, random: Random) -> None:
 
 
 def _other_kind(path: Path, random: Random) -> None:
-    """A file in place of a folder, a folder in place of a file."""
+    """Replace a folder by a file, or a file by a folder."""
     folder = path.is_dir()
     _remove(path)
     if folder:
@@ -108,11 +108,11 @@ PLACES_TAKEN: dict[str, Damage] = {
     "a link to itself": _self_link,
     "a folder, or a file for a folder": _other_kind,
 }
-"""What stands in a file's or folder's place, by name."""
+"""Replacements of a file or folder, by name."""
 
 
 def devices_can_be_made() -> bool:
-    """Whether a device can be made here, which takes the rights of root."""
+    """Whether a device can be made, which needs root."""
     with tempfile.TemporaryDirectory() as folder:
         try:
             os.mknod(Path(folder) / "device", stat.S_IFCHR | 0o644, ZERO_DEVICE)
@@ -121,7 +121,7 @@ def devices_can_be_made() -> bool:
         return True
 
 
-# -- another content -------------------------------------------------------------------------------------------------
+# -- changed content -------------------------------------------------------------------------------------------------
 
 
 def _flip(path: Path, random: Random) -> None:
@@ -135,7 +135,7 @@ def _random_bytes(path: Path, random: Random) -> None:
 
 
 def _nothing_but_zeros(path: Path, random: Random) -> None:
-    path.write_bytes(bytes(path.stat().st_size))  # what a file system may leave after a power cut
+    path.write_bytes(bytes(path.stat().st_size))  # as after a power failure
 
 
 def _nested(path: Path, random: Random) -> None:
@@ -145,7 +145,7 @@ def _nested(path: Path, random: Random) -> None:
 
 
 def _huge_integer(path: Path, random: Random) -> None:
-    """One of its numbers has 5,000 digits."""
+    """Replace one number by an integer of 5,000 digits."""
     text = path.read_text()
     numbers = list(re.finditer(r"(?<=[ :\[])\d+(?=[\s,}\]])", text))
     if not numbers:
@@ -156,14 +156,14 @@ def _huge_integer(path: Path, random: Random) -> None:
 
 
 def _nul(path: Path, random: Random) -> None:
-    """A NUL inside one of its words."""
+    """Insert a NUL into the text."""
     content = path.read_bytes()
     place = random.choice([match.start() for match in re.finditer(rb"\w\w", content)]) + 1
     path.write_bytes(content[:place] + b"\0" + content[place:])
 
 
 def _empty_array(path: Path, random: Random) -> None:
-    """No number in it, or a shape of none."""
+    """Replace arrays by empty ones."""
     shape = random.choice([(0,), (0, 0), (), (0, 7)])
     if path.suffix == ".npz":
         with np.load(path) as arrays:
@@ -174,7 +174,7 @@ def _empty_array(path: Path, random: Random) -> None:
 
 
 def _too_large_array(path: Path, random: Random) -> None:
-    """A header that claims 8 TB."""
+    """Write a header of an array of 8 TB."""
     content = path.read_bytes()
     path.write_bytes(_claiming(content) if path.suffix == ".npy" else _npz_claiming(path))
 
@@ -241,7 +241,7 @@ WRONG: tuple[tuple[tuple[str, ...], Any], ...] = (
 
 
 def _forge_field(path: Path, random: Random) -> None:
-    """Change a field of a manifest, and the list of digests with it, so that only the value gives it away."""
+    """Change a field of a manifest and update the list of digests, so that only the value is wrong."""
     manifest = json.loads(path.read_text())
     keys, value = random.choice(WRONG)
     inner = manifest
@@ -253,7 +253,7 @@ def _forge_field(path: Path, random: Random) -> None:
 
 
 def _forge_name(path: Path, random: Random) -> None:
-    """Let an array have a name that leads out of the folder, is too long, or holds a NUL."""
+    """Give an array a name that points outside the folder, is too long, or contains a NUL."""
     manifest = json.loads(path.read_text())
     names = sorted(manifest["arrays"])
     wrong = random.choice(["../../config.toml", "/dev/zero", "x" * 5000 + ".npy", "layers\0.npy", "", "."])
@@ -263,7 +263,7 @@ def _forge_name(path: Path, random: Random) -> None:
 
 
 def _forge_shape(path: Path, random: Random) -> None:
-    """Let an array have another shape, dtype or size."""
+    """Give an array another shape, dtype or size."""
     manifest = json.loads(path.read_text())
     array = manifest["arrays"][random.choice(sorted(manifest["arrays"]))]
     key, value = random.choice(
@@ -278,7 +278,7 @@ def _forge_shape(path: Path, random: Random) -> None:
 
 
 def _digest_again(path: Path) -> None:
-    """Write the digest of a manifest into the list beside it."""
+    """Update the digest of a manifest in the list of digests."""
     listed = path.parent / "SHA256SUMS"
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     text = re.sub(rf"^\w+(?=  {re.escape(path.name)}$)", digest, listed.read_text(), flags=re.MULTILINE)
@@ -290,4 +290,4 @@ FIELDS: dict[str, Damage] = {
     "a name forged": _forge_name,
     "a shape forged": _forge_shape,
 }
-"""Of manifests, by name."""
+"""Forged fields of manifests, by name."""

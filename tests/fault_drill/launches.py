@@ -1,4 +1,4 @@
-"""One job and the fault that strikes it: watched until every process is gone."""
+"""Jobs with an injected fault, until all their processes have ended."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from functools import partial
 from pathlib import Path
 
 from fault_drill.damage import fill
+from fault_drill.injections import Injection
 from fault_drill.rank import HERE, OVER, PROCESS
 from fault_drill.recipes import Recipe
-from fault_drill.strikes import Strike
 from mpi_runner.launch import NOT_STARTED, STARTS, job_environment, marked_processes, started_job
 from mpi_runner.slowness import deadline
 
@@ -28,66 +28,65 @@ TESTS = Path(__file__).resolve().parents[1]
 MARK = "HYBRIDNN_FAULT_DRILL"
 TICK = 0.0005
 SECONDS_TO_GO = deadline(20)
-"""What ranks may take to notice that their launcher is gone."""
+"""Time limit of the ranks after the end of their launcher."""
 
 
 @dataclass(frozen=True)
 class Launched:
-    """How a run ended.
+    """End of a job.
 
     Attributes
     ----------
     code : int
         Exit code, negative for a signal.
-    said : str
+    output : str
         All output.
     seconds : float
-        Until every process was gone.
-    struck_seconds : float or None
-        The same from the strike on; None where it did not come.
+        Time until all processes had ended.
+    seconds_after_fault : float or None
+        The same from the fault on; None if it was not injected.
     hung : str or None
-        What did not end in time.
+        Description of what did not end in time.
     """
 
     code: int
-    said: str
+    output: str
     seconds: float
-    struck_seconds: float | None
+    seconds_after_fault: float | None
     hung: str | None
 
 
 def launch(
-    recipe: Recipe, arguments: list[str], strike: Strike | None, folder: Path, name: str, limit: float
+    recipe: Recipe, arguments: list[str], injection: Injection | None, folder: Path, name: str, limit: float
 ) -> Launched:
-    """Run ``hybridnn`` with `arguments`, strike it, and wait until all its processes are gone.
+    """Run ``hybridnn`` with `arguments`, inject a fault, and wait until all its processes have ended.
 
     Parameters
     ----------
-    recipe : Recipe
-        The ranks.
-    arguments : list of str
-        Of ``hybridnn``.
-    strike : Strike, optional
-        The fault.
     folder : Path
-        Where it runs; command and output are left there.
+        Working directory, to which the command and its output are written.
     name : str
-        Of the files for these.
+        Name of these files.
     limit : float
-        Seconds it may take.
+        Time limit in seconds.
     """
 
-    def command(signs: Path) -> list[str]:
-        orders: dict[str, object] = {"signs": str(signs), "rank": -1}
-        if strike is not None:
-            orders |= {"moment": strike.moment, "call": strike.call, "rank": strike.rank, "error": strike.error}
-            orders["waits"] = strike.delay is None
+    def command(markers: Path) -> list[str]:
+        orders: dict[str, object] = {"markers": str(markers), "rank": -1}
+        if injection is not None:
+            orders |= {
+                "moment": injection.moment,
+                "call": injection.call,
+                "rank": injection.rank,
+                "error": injection.error,
+            }
+            orders["waits"] = injection.delay is None
         return recipe.command(json.dumps(orders), arguments)
 
-    if strike is None:
-        return run_job(command, folder, name, limit, "not struck")
-    act = partial(_carry_out, strike, folder)
-    return run_job(command, folder, name, limit, f"struck by: {strike}", sign=f"{HERE}{strike.rank}", act=act)
+    if injection is None:
+        return run_job(command, folder, name, limit, "without fault")
+    act = partial(_carry_out, injection, folder)
+    return run_job(command, folder, name, limit, f"with fault: {injection}", marker=f"{HERE}{injection.rank}", act=act)
 
 
 def run_job(
@@ -97,34 +96,34 @@ def run_job(
     limit: float,
     title: str,
     *,
-    sign: str | None = None,
-    act: Callable[[subprocess.Popen[bytes], Path], float] = lambda process, signs: time.monotonic(),
+    marker: str | None = None,
+    act: Callable[[subprocess.Popen[bytes], Path], float] = lambda process, markers: time.monotonic(),
 ) -> Launched:
-    """Run a command and wait until all its processes are gone; start it again where mpirun could not start.
+    """Run a command and wait until all its processes have ended; repeat it if mpirun could not start.
 
     Parameters
     ----------
     command : callable
-        From the folder in which its ranks leave signs to the words of the command.
+        Returns the command for a folder, to which its ranks write marker files.
     folder : Path
-        Where it runs; command and output are left there.
+        Working directory, to which the command and its output are written.
     name : str
-        Of the files for these.
+        Name of these files.
     limit : float
-        Seconds it may take.
+        Time limit in seconds.
     title : str
         First line of the output file.
-    sign : str, optional
-        File among the signs that tells of the fault's moment.
+    marker : str, optional
+        Marker file of the moment of the fault.
     act : callable
-        What is done then, with the process and the folder of signs; returns when it was done.
+        Injects the fault, given the process and the folder of markers, and returns the time.
     """
     for number in range(1, STARTS):
         attempt = name if number == 1 else f"{name}-start-{number}"
-        done = _run_once(command, folder, attempt, limit, title, sign, act)
-        if NOT_STARTED not in done.said:
+        done = _run_once(command, folder, attempt, limit, title, marker, act)
+        if NOT_STARTED not in done.output:
             return done
-    return _run_once(command, folder, f"{name}-start-{STARTS}", limit, title, sign, act)
+    return _run_once(command, folder, f"{name}-start-{STARTS}", limit, title, marker, act)
 
 
 def _run_once(
@@ -133,72 +132,74 @@ def _run_once(
     name: str,
     limit: float,
     title: str,
-    sign: str | None,
+    marker: str | None,
     act: Callable[[subprocess.Popen[bytes], Path], float],
 ) -> Launched:
-    signs = folder / f"{name}-signs"
-    signs.mkdir(parents=True)
-    words = command(signs)
-    output = folder / f"{name}.txt"
+    markers = folder / f"{name}-markers"
+    markers.mkdir(parents=True)
+    arguments = command(markers)
+    output_file = folder / f"{name}.txt"
     mark = uuid.uuid4().hex
     environment = job_environment({"PYTHONPATH": str(TESTS), MARK: mark})
     start = time.monotonic()
-    struck: float | None = None
+    injected: float | None = None
     hung = None
-    with open(output, "wb") as file:
-        file.write(f"{title}\n$ {shlex.join(words)}\n\n".encode())
+    with open(output_file, "wb") as file:
+        file.write(f"{title}\n$ {shlex.join(arguments)}\n\n".encode())
         file.flush()
         before = file.tell()
-        with started_job(words, stdout=file, environment=environment, folder=folder) as process:
+        with started_job(arguments, stdout=file, environment=environment, folder=folder) as process:
             while process.poll() is None:
                 if time.monotonic() > start + limit:
                     hung = f"the job did not end within {limit:g} s"
                     break
-                if sign is not None and struck is None and (signs / sign).exists():
-                    struck = act(process, signs)
+                if marker is not None and injected is None and (markers / marker).exists():
+                    injected = act(process, markers)
                 time.sleep(TICK)
             code = process.poll()
             if hung is None:
                 hung = _wait_for_the_ranks(mark)
             end = time.monotonic()
-    if sign is not None and struck is None and (signs / sign).exists():  # it ended before it was looked at again
-        struck = (signs / sign).stat().st_mtime - time.time() + time.monotonic()
-    said = output.read_bytes()[before:].decode(errors="replace")
-    with open(output, "a") as file:
+    if marker is not None and injected is None and (markers / marker).exists():  # the process ended first
+        injected = (markers / marker).stat().st_mtime - time.time() + time.monotonic()
+    output = output_file.read_bytes()[before:].decode(errors="replace")
+    with open(output_file, "a") as file:
         file.write(f"\nexit code {code} after {end - start:.1f} s{f': {hung}' if hung else ''}\n")
-    return Launched(0 if code is None else code, said, end - start, None if struck is None else end - struck, hung)
+    return Launched(
+        0 if code is None else code, output, end - start, None if injected is None else end - injected, hung
+    )
 
 
-def _carry_out(strike: Strike, folder: Path, process: subprocess.Popen[bytes], signs: Path) -> float:
-    """Do what the fault is, and tell the waiting rank when it is done; returns when that was."""
-    if strike.delay is not None:
-        time.sleep(strike.delay)
+def _carry_out(injection: Injection, folder: Path, process: subprocess.Popen[bytes], markers: Path) -> float:
+    """Inject the fault and release the waiting rank; return the time of the fault."""
+    if injection.delay is not None:
+        time.sleep(injection.delay)
     now = time.monotonic()
-    if strike.fault == "disk full":
-        fill(folder / "disk", strike.room)
-    for place, number in enumerate(strike.signals):
-        if place:
-            time.sleep(strike.pause)
-        for target in _targets(strike, process.pid, signs):
+    if injection.fault == "disk full":
+        fill(folder / "disk", injection.free_bytes)
+    for index, number in enumerate(injection.signals):
+        if index:
+            time.sleep(injection.pause)
+        for target in _targets(injection, process.pid, markers):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(target, number)
         if number != signal.SIGSTOP:
-            (signs / OVER).touch()
-    (signs / OVER).touch()
+            (markers / OVER).touch()
+    (markers / OVER).touch()
     return now
 
 
-def _targets(strike: Strike, launcher: int, signs: Path) -> list[int]:
-    if strike.whom == "launcher":
+def _targets(injection: Injection, launcher: int, markers: Path) -> list[int]:
+    if injection.target == "launcher":
         return [launcher]
-    if strike.whom == "rank":
-        return [int((signs / f"{PROCESS}{strike.rank}").read_text())]
-    ranks = [int(path.read_text()) for path in sorted(signs.glob(f"{PROCESS}*"))]
-    return [launcher, *ranks] if strike.whom == "everything" else ranks
+    if injection.target == "rank":
+        return [int((markers / f"{PROCESS}{injection.rank}").read_text())]
+    ranks = [int(path.read_text()) for path in sorted(markers.glob(f"{PROCESS}*"))]
+    return [launcher, *ranks] if injection.target == "everything" else ranks
 
 
 def _wait_for_the_ranks(mark: str) -> str | None:
-    """What lives on after its launcher."""
+    """Wait for the end of all ranks; return a description of those that outlive their launcher."""
     end = time.monotonic() + SECONDS_TO_GO
     while left := marked_processes(f"{MARK}={mark}"):
         if time.monotonic() > end:

@@ -1,4 +1,4 @@
-"""Moments of a run at which a fault may strike: calls of functions of the program, which the ranks of a drill watch."""
+"""Moments of a run at which a fault may be injected: calls of functions of hybridnn, which are counted."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ __all__ = ["MOMENTS", "PHASES", "START", "Moment", "watch"]
 
 @dataclass(frozen=True)
 class Moment:
-    """A place in the program.
+    """Calls of functions.
 
     Attributes
     ----------
     phase : str
-        What goes on then.
+        Phase of the run.
     targets : tuple of str
         ``module:name.name`` of the functions; a call of any of them counts.
     calls : int
-        A run of any recipe comes here at least so many times.
+        Least number of calls in a run of any recipe.
     first_rank : bool
-        Only rank 0 comes here.
+        Whether only rank 0 makes these calls.
     """
 
     phase: str
@@ -67,7 +67,7 @@ MOMENTS = {
     "the history ends": Moment("end", (f"{_FOLDER}:RunFolder.end",), first_rank=True),
     "the folder is left": Moment("end", (f"{_FOLDER}:RunFolder.close",), first_rank=True),
 }
-"""By their names in reports."""
+"""Moments by name."""
 
 PHASES = {
     phase: tuple(name for name, moment in MOMENTS.items() if moment.phase == phase)
@@ -75,10 +75,10 @@ PHASES = {
 }
 
 
-def watch(moment: str, call: int, strike: Callable[[], None]) -> None:
-    """Have `strike` called in place of the program, just before it comes to a moment for the `call`-th time."""
+def watch(moment: str, call: int, injection: Callable[[], None]) -> None:
+    """Call `injection` before the `call`-th call of the functions of a moment."""
     if moment == START:
-        strike()
+        injection()
         return
     calls = 0
 
@@ -88,7 +88,7 @@ def watch(moment: str, call: int, strike: Callable[[], None]) -> None:
             nonlocal calls
             calls += 1
             if calls == call:
-                strike()
+                injection()
             return original(*arguments, **settings)
 
         return counted

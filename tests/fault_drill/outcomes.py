@@ -1,4 +1,4 @@
-"""What became of a trial, whatever it tried."""
+"""Results of trials of all kinds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["AnyTrial", "Outcome"]
 
 
 class AnyTrial(Protocol):
-    """What is to happen, all of it drawn from the seed and the number."""
+    """A trial, drawn from the seed and the number."""
 
     @property
     def seed(self) -> int:
@@ -18,47 +18,46 @@ class AnyTrial(Protocol):
 
     @property
     def number(self) -> int:
-        """Its place in the drill."""
+        """Index in the drill."""
         ...
 
     @property
     def fault(self) -> str:
-        """The fault that is tried."""
+        """Name of the fault."""
         ...
 
 
 @dataclass
 class Outcome:
-    """What became of a trial.
+    """Result of a trial.
 
     Attributes
     ----------
-    trial : AnyTrial
     complaints : list of str
-        What is wrong.
-    struck : bool
-        Whether its fault came before the run had ended.
+        Descriptions of all errors.
+    injected : bool
+        Whether the fault was injected before the run had ended.
     named : bool
-        Whether every fault was told of.
+        Whether every fault was reported.
     ended : bool
-        Whether it came to its due end: of a training the end of its last epoch, of a job that must be ended its end.
+        Whether the training was completed, or the job ended as required.
     resumed : bool
-        Whether the training went on from a checkpoint.
+        Whether the training resumed from a checkpoint.
     hung : bool
-        Whether something had to be ended at the limit, or outlived its job.
+        Whether a job exceeded its time limit, or a process outlived its job.
     silent : bool
-        Whether it went on without a word where it should have refused.
+        Whether it continued without a required error.
     traceback : bool
-        Whether damage to a file was answered with a traceback.
+        Whether a damaged file caused a traceback.
     lost : bool
-        Whether the result is not that of an undisturbed run.
+        Whether the results differ from those of an undisturbed run.
     end_seconds : float
-        From the strike until all processes were gone, at most.
+        Longest time from a fault until all processes had ended.
     """
 
     trial: AnyTrial
     complaints: list[str] = field(default_factory=list)
-    struck: bool = False
+    injected: bool = False
     named: bool = True
     ended: bool = False
     resumed: bool = False

@@ -1,7 +1,7 @@
-"""One rank of a run of the drill: ``python -m fault_drill.rank ORDERS train …`` is ``hybridnn train …`` under watch.
+"""One rank of a run of the drill: ``python -m fault_drill.rank ORDERS train …`` runs ``hybridnn train …``.
 
-The faults themselves come from outside, but for exceptions. A rank tells its process id, and when it comes to the
-moment of the strike; where that is to happen exactly there, it waits.
+The process of the drill injects all faults except exceptions. A rank writes its process id to a marker file, and
+another marker file at the moment of the fault, where it may wait for the fault.
 """
 
 from __future__ import annotations
@@ -19,51 +19,51 @@ from fault_drill.moments import watch
 __all__ = ["BROKEN", "HERE", "OVER", "PROCESS", "main"]
 
 PROCESS, HERE, OVER = "process-", "here-", "over"
-"""Names of the files by which ranks and drill speak: ``process-RANK``, ``here-RANK`` from ranks, ``over`` to them."""
+"""Names of the marker files: ranks write ``process-RANK`` and ``here-RANK``, the drill writes ``over``."""
 
-BROKEN = "the drill broke this rank"
+BROKEN = "fault injected by the drill"
 ERRORS = {"RuntimeError": RuntimeError(BROKEN), "OSError": OSError(errno.EIO, os.strerror(errno.EIO))}
 LONGEST_WAIT = 300.0
 
 
 def main() -> None:
-    """Run ``hybridnn`` with the arguments after the first, which are the orders."""
+    """Run ``hybridnn`` with all arguments but the first, which describes the fault."""
     orders = json.loads(sys.argv[1])
-    signs = Path(orders["signs"])
+    markers = Path(orders["markers"])
     rank = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMI_RANK") or 0)
-    _tell(signs, f"{PROCESS}{rank}")
-    _draw_no_picture()
+    _write_marker(markers, f"{PROCESS}{rank}")
+    _disable_learning_curve()
     if rank == orders["rank"]:
-        watch(orders["moment"], orders["call"], _strike(signs, rank, orders["error"], waits=orders["waits"]))
+        watch(orders["moment"], orders["call"], _injection(markers, rank, orders["error"], waits=orders["waits"]))
     from hybridnn.cli.main import main as hybridnn
 
     hybridnn(sys.argv[2:])
 
 
-def _draw_no_picture() -> None:
-    """Leave out what takes a third of the time of so short a run, and what nobody looks at."""
+def _disable_learning_curve() -> None:
+    """Disable the learning curve, which takes a third of the time of a short run."""
     from hybridnn.runs import learning_curve
 
     learning_curve.draw_learning_curve = lambda epochs, path: None
 
 
-def _strike(signs: Path, rank: int, error: str | None, *, waits: bool) -> Callable[[], None]:
-    def strike() -> None:
-        _tell(signs, f"{HERE}{rank}")
+def _injection(markers: Path, rank: int, error: str | None, *, waits: bool) -> Callable[[], None]:
+    def injection() -> None:
+        _write_marker(markers, f"{HERE}{rank}")
         if error is not None:
             raise ERRORS[error]
         end = time.monotonic() + LONGEST_WAIT
-        while waits and not (signs / OVER).exists() and time.monotonic() < end:
+        while waits and not (markers / OVER).exists() and time.monotonic() < end:
             time.sleep(0.0005)
 
-    return strike
+    return injection
 
 
-def _tell(signs: Path, name: str) -> None:
-    """Leave a file with the process id, which is there whole or not at all."""
-    hidden = signs / f".{name}"
+def _write_marker(markers: Path, name: str) -> None:
+    """Write a file with the process id atomically."""
+    hidden = markers / f".{name}"
     hidden.write_text(str(os.getpid()))
-    hidden.rename(signs / name)
+    hidden.rename(markers / name)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The trainings of the drill: one small network and its data on several layouts."""
+"""Trainings of the drill: one small network on several layouts."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Recipe:
     grid : (int, int, int)
         Stages of the pipeline, batch ranks, model ranks.
     settings : tuple of str
-        More options of ``hybridnn train``.
+        Further options of ``hybridnn train``.
     exact : bool
-        Whether every other exact layout trains the same, so that a run may go on there.
+        Whether the method is exact, so that the run may resume on another exact layout.
     launched : bool
-        Whether mpirun starts it.
+        Whether mpirun starts the ranks.
     """
 
     name: str
@@ -40,17 +40,17 @@ class Recipe:
 
     @property
     def ranks(self) -> int:
-        """How many there are."""
+        """Number of ranks."""
         return prod(self.grid)
 
     @property
     def layout(self) -> list[str]:
-        """The options of ``hybridnn train`` for it, whatever layout a run had before."""
+        """Options of ``hybridnn train`` that set the layout, for a new or a resumed run."""
         axes = zip(("--pipeline", "--batch", "--model"), map(str, self.grid), strict=True)
         return [*chain.from_iterable(axes), *self.settings]
 
     def command(self, orders: str, arguments: Sequence[str]) -> list[str]:
-        """The command of a run, whose ranks get `orders`."""
+        """The command of a run; `orders` describes the fault for its ranks."""
         python = [sys.executable, "-m", "fault_drill.rank", orders, *arguments]
         return [find_mpirun(), "-n", str(self.ranks), *python] if self.launched else python
 
@@ -69,14 +69,14 @@ RECIPES = (
 
 
 def new_run(recipe: Recipe, folder: str) -> list[str]:
-    """Arguments of ``hybridnn`` for the whole training, but for what does not change it."""
+    """Arguments of ``hybridnn`` for a new run."""
     sizes = ["--data", "synthetic", "--hidden", "12,11,10,9", "--epochs", str(EPOCHS), "--batch-size", str(BATCH_SIZE)]
-    given = {
+    settings = {
         "training.dtype": "float64",
         "data.synthetic.samples": SAMPLES,
         "data.synthetic.test_samples": 40,
         "output.log_every": 1,
     }
-    sets = [word for key, value in given.items() for word in ("--set", f"{key}={value}")]
+    sets = [argument for key, value in settings.items() for argument in ("--set", f"{key}={value}")]
     optimizer = ["--optimizer", "adam" if recipe.exact else "sgd", "--lr", "0.01"]
     return ["train", *sizes, "--seed", "5", *sets, *optimizer, *recipe.layout, "--out", folder, "-q"]

@@ -1,4 +1,4 @@
-"""A user's script under the Python API, and what one of its ranks does: leaves, stands still, or differs."""
+"""A user's script with the Python API, and the faults of one of its ranks: it leaves, stalls or has other settings."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ import numpy as np
 from hybridnn import MLP, SGD, Adam, Constant, Cosine, Pipelining, ProcessGrid, Trainer
 
 grid = ProcessGrid(**{grid})
-struck = grid.rank == {rank}
+faulty = grid.rank == {rank}
 
 
 def here():
-    Path({signs!r}, "here-{rank}").touch()
+    Path({markers!r}, "here-{rank}").touch()
 
 
 def in_step(record):
-    if struck and record.step == {step}:
+    if faulty and record.step == {step}:
         {in_step}
 
 
@@ -33,19 +33,19 @@ generator = np.random.default_rng(3)
 x, y = generator.standard_normal((240, 6)), generator.integers(0, 4, 240)
 held = x[:40], y[:40]
 first = dict(lr=0.05, momentum=0.9)
-second = dict(batch_size=20, schedule=Constant(), seed=4, log_every=1, dtype="float64", **{patience})
+second = dict(batch_size=20, schedule=Constant(), seed=4, log_every=1, dtype="float64", **{stall_settings})
 third = dict(epochs=3, validation=held, on_step=in_step)
 kind = SGD
 calls = 2
-if struck:
+if faulty:
     {before}
 second |= dict(pipelining=Pipelining("gpipe")) if grid.pipeline > 1 else {{}}
 trainer = Trainer(MLP([6, 12, 11, 4]), kind(**first), grid=grid, **second)
-if struck:
+if faulty:
     {between}
 for number in range(calls):
     trainer.fit(x, y, **third)
-if struck:
+if faulty:
     {after}
 if {evaluates}:
     trainer.evaluate(*held)
@@ -56,32 +56,32 @@ if grid.rank == 0:
 
 HERE = "# the fault"
 PLACES = ("in_step", "between", "after")
-"""Where a rank can leave or stand still: inside a step, between construction and training, after training."""
+"""Places of a fault: inside a step, between construction and training, after training."""
 
 
 @dataclass(frozen=True)
 class RankFault:
-    """What one rank of a script does.
+    """A fault of one rank of a script.
 
     Attributes
     ----------
     does : str
-        Statements of one line; the folder of signs is written there before.
-    words : str
-        What must stand at the left margin of the output, as a regular expression in which RANK is the rank; none: the
-        script must train.
+        Statements in one line.
+    pattern : str
+        Regular expression of the required output at the left margin, in which RANK is the rank. If it is empty, the
+        script must complete its training.
     place : str or None
-        Where; None: at one of `PLACES`, drawn.
+        Place of the fault; if None, it is drawn from `PLACES`.
     at_line : bool
-        Whether the line of the script must be named too.
+        Whether the output must contain the line of the script.
     seconds : float or None
-        What it may take from there to the end of the job on a quiet machine; None: as long as any trial.
+        Limit of the time from the fault to the end of the job on an idle machine; None for the limit of all trials.
     may_train : bool
-        Whether training to the same weights is as good as ending with these words.
+        Whether the script may also complete its training.
     """
 
     does: str
-    words: str = ""
+    pattern: str = ""
     place: str | None = None
     at_line: bool = False
     seconds: float | None = None
@@ -89,7 +89,7 @@ class RankFault:
 
 
 LEFT = r"\brank RANK\b.*\b(exit|left|leav|end|gone|quit)"
-"""In other words than the launcher's, which counts processes."""
+"""A message about the rank, which the launcher does not print."""
 
 ANYTHING = "^"
 ARRIVES_NOT = r"\brank RANK\b"
@@ -106,7 +106,7 @@ LOOP = {
     "long sleep": RankFault("time.sleep(36000)", ARRIVES_NOT, at_line=True, seconds=45),
     "fewer epochs": RankFault('third["epochs"] = 1', r"\brank \d|epoch", "between", seconds=45),
     "fewer calls of fit": RankFault("calls = 1", r"\brank \d", "between", seconds=45),
-    "no evaluation": RankFault("not struck", r"\brank RANK\b", "evaluates", seconds=45),
+    "no evaluation": RankFault("not faulty", r"\brank RANK\b", "evaluates", seconds=45),
     "streams closed": RankFault(BLIND, r"\brank RANK\b", "between", may_train=True),
     "stream objects closed": RankFault("sys.stdout.close(); sys.stderr.close()", "", "between"),
     "streams closed, then asleep": RankFault(
@@ -135,26 +135,29 @@ RANK_FAULTS = EXIT | LOOP | DIFFER
 
 
 def script_text(
-    fault: str | None, *, grid: dict[str, int], rank: int, step: int, place: str, signs: str, patience: dict[str, float]
+    fault: str | None,
+    *,
+    grid: dict[str, int],
+    rank: int,
+    step: int,
+    place: str,
+    markers: str,
+    stall_settings: dict[str, float],
 ) -> str:
-    """The script in which a rank does what a fault is.
+    """The text of a script with a fault in one rank.
 
     Parameters
     ----------
     fault : str or None
-        One of `RANK_FAULTS`.
+        Key of `RANK_FAULTS`.
     grid : dict
         Arguments of ``ProcessGrid``.
-    rank : int
-        The one that is struck.
-    step : int
-        Of the training, where the fault comes in a step.
     place : str
-        One of `PLACES`, where the fault leaves it open.
-    signs : str
-        Folder for the sign that the fault comes now.
-    patience : dict
-        Arguments of ``Trainer`` for the stall watch.
+        One of `PLACES`, for faults without a fixed place.
+    markers : str
+        Folder of the marker file that is written before the fault.
+    stall_settings : dict
+        Arguments of ``Trainer`` for the watchdog.
     """
     code = dict.fromkeys(("before", *PLACES), "pass") | {"evaluates": "True"}
     if fault is not None:
@@ -163,14 +166,14 @@ def script_text(
         if place == "evaluates":
             code |= {place: does, "after": "here()"}
         else:
-            # A loop stands on a line of its own, which is the one to be named.
+            # A loop is on its own line, whose number the output must contain.
             indent = "        " if place == "in_step" else "    "
             code[place] = f"here()\n{indent}{does}  {HERE}"
-    return TEMPLATE.format(grid=grid, rank=rank, step=step, signs=signs, patience=patience, **code)
+    return TEMPLATE.format(grid=grid, rank=rank, step=step, markers=markers, stall_settings=stall_settings, **code)
 
 
 def faulty_line(text: str) -> int:
-    """Number of the line at which a rank stands still, from 1.
+    """Number of the line of the fault, from 1.
 
     Raises
     ------

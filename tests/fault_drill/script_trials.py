@@ -1,4 +1,4 @@
-"""A trial of a user's script: one of its ranks leaves, stands still or differs, and the job must say so and end."""
+"""Trials of a user's script in which one rank leaves, stalls or has other settings, which the job must report."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ SCRIPT = "job.py"
 STALL_SECONDS = 2.5
 GRIDS = ({"batch": 2}, {"model": 2}, {"pipeline": 2}, {"batch": 3})
 STEPS = 36
-"""Of each call of fit, of which there are two."""
+"""Steps of each of the two calls of fit."""
 
 
 @dataclass(frozen=True)
 class ScriptTrial:
-    """What is to happen, all of it drawn from the seed and the number.
+    """A trial of a script, drawn from the seed and the number.
 
     Attributes
     ----------
     seed, number : int
     fault : str
-        One of `RANK_FAULTS`.
+        Key of `RANK_FAULTS`.
     grid : tuple of (str, int)
         Axis of the process grid and its ranks.
     rank, step : int
-        Where it strikes.
+        Rank and step of the fault.
     place : str
         One of `PLACES`.
     """
@@ -63,7 +63,7 @@ class ScriptTrial:
 
 
 def draw_script_trial(seed: int, number: int, fault: str, most_ranks: int = 4) -> ScriptTrial:
-    """Draw where and when a rank of a script is struck."""
+    """Draw rank, step and place of a fault."""
     random = Random(f"{seed} {number}")
     ((axis, ranks),) = random.choice([grid for grid in GRIDS if max(grid.values()) <= max(most_ranks, 2)]).items()
     rank, step = random.randrange(ranks), random.randint(1, STEPS)
@@ -71,14 +71,14 @@ def draw_script_trial(seed: int, number: int, fault: str, most_ranks: int = 4) -
 
 
 class ScriptDrill:
-    """Carries out trials of scripts.
+    """Runs trials of scripts.
 
     Parameters
     ----------
     folder : Path
-        Where they run.
+        Folder of all trials.
     limit : float
-        Seconds a job may take.
+        Time limit of a job in seconds.
     """
 
     def __init__(self, folder: Path, limit: float) -> None:
@@ -91,40 +91,42 @@ class ScriptDrill:
         Raises
         ------
         RuntimeError
-            If it does not end well.
+            If the script fails.
         """
         folder = self.folder / "undisturbed" / "script"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        text = script_text(None, grid={}, rank=-1, step=0, place="after", signs="", patience={})
+        text = script_text(None, grid={}, rank=-1, step=0, place="after", markers="", stall_settings={})
         (folder / SCRIPT).write_text(text)
-        done = run_job(lambda signs: [sys.executable, SCRIPT], folder, "run", self.limit, "not struck")
+        done = run_job(lambda markers: [sys.executable, SCRIPT], folder, "run", self.limit, "without fault")
         if done.code != 0 or done.hung:
-            raise RuntimeError(f"the undisturbed script failed: {done.hung or done.said}")
+            raise RuntimeError(f"the undisturbed script failed: {done.hung or done.output}")
         return _weights(folder)
 
     def carry_out(self, trial: ScriptTrial, folder: Path) -> Outcome:
-        """Do what the trial says in an empty folder, and judge it."""
+        """Run the trial in an empty folder, and check its results."""
         expected = self.expected
-        # How a rank leaves must not be noticed by the stall watch alone: that keeps its usual 60 seconds then.
+        # The watchdog keeps its usual 60 seconds if a rank leaves, so that it alone cannot detect this in time.
         watch = {} if trial.fault in EXIT else {"stall_seconds": deadline(STALL_SECONDS)}
         axis, ranks = trial.grid
 
-        def command(signs: Path) -> list[str]:
+        def command(markers: Path) -> list[str]:
             text = script_text(
                 trial.fault,
                 grid={axis: ranks},
                 rank=trial.rank,
                 step=trial.step,
                 place=trial.place,
-                signs=str(signs),
-                patience=watch,
+                markers=str(markers),
+                stall_settings=watch,
             )
             (folder / SCRIPT).write_text(text)
             return [find_mpirun(), "-n", str(ranks), sys.executable, SCRIPT]
 
-        done = run_job(command, folder, "run", self.limit, str(trial), sign=f"{HERE}{trial.rank}")
-        outcome = Outcome(trial, struck=done.struck_seconds is not None, end_seconds=done.struck_seconds or 0.0)
+        done = run_job(command, folder, "run", self.limit, str(trial), marker=f"{HERE}{trial.rank}")
+        outcome = Outcome(
+            trial, injected=done.seconds_after_fault is not None, end_seconds=done.seconds_after_fault or 0.0
+        )
         _judge(done, trial, folder, expected, outcome)
         return outcome
 
@@ -142,45 +144,44 @@ def _judge(
         outcome.complaints.append(done.hung)
         outcome.hung, outcome.named = True, False
         return
-    if not outcome.struck:
+    if not outcome.injected:
         outcome.complaints.append(f"ended with exit code {done.code} before the fault")
         return
     outcome.ended, outcome.lost = True, False
-    if not fault.words or (fault.may_train and done.code == 0):
+    if not fault.pattern or (fault.may_train and done.code == 0):
         _judge_training(done, folder, expected, outcome)
         return
     if done.code == 0:
         outcome.silent, outcome.named = True, False
-        outcome.complaints.append(f"exit code 0: nothing was refused after: {trial.fault} of rank {trial.rank}")
-    elif missing := _not_said(done.said, trial, (folder / SCRIPT).read_text()):
+        outcome.complaints.append(f"exit code 0: no error after: {trial.fault} of rank {trial.rank}")
+    elif missing := _missing_text(done.output, trial, (folder / SCRIPT).read_text()):
         outcome.named = False
-        outcome.complaints.append(f"no word of it in the output ({missing}) after: {trial.fault} of rank {trial.rank}")
+        outcome.complaints.append(f"the output has no match of {missing!r} after: {trial.fault} of rank {trial.rank}")
     if fault.seconds is not None and outcome.end_seconds > deadline(fault.seconds):
         outcome.complaints.append(f"it took {outcome.end_seconds:.1f} s to end after: {trial.fault}")
 
 
 def _judge_training(done: Launched, folder: Path, expected: dict[str, NDArray[Any]], outcome: Outcome) -> None:
-    """Whether a script that had to train did."""
+    """Check the results of a script that must complete its training."""
     if done.code != 0:
         outcome.ended, outcome.lost = False, True
-        outcome.complaints.append(f"exit code {done.code} where it had to train")
+        outcome.complaints.append(f"exit code {done.code} of a script that must train")
         return
     wrong = differences(Finished(_weights(folder), []), Finished(expected, []), same_bits=False)
     outcome.lost = bool(wrong)
     outcome.complaints += wrong
 
 
-def _not_said(said: str, trial: ScriptTrial, text: str) -> str | None:
-    """What of the words that are due is missing.
+def _missing_text(output: str, trial: ScriptTrial, text: str) -> str | None:
+    """The required text that is missing in the output.
 
-    Neither the launcher's own words count, which stand between lines of dashes, nor the code of a traceback, which is
-    indented.
+    The messages of the launcher, between lines of dashes, and the indented code of a traceback are ignored.
     """
     fault = RANK_FAULTS[trial.fault]
-    words = fault.words.replace("RANK", str(trial.rank))
-    own = re.sub(r"^-{50,}$.*?^-{50,}$", "", said, flags=re.MULTILINE | re.DOTALL)
-    if not re.search(words, "\n".join(re.findall(r"^\S.*", own, re.MULTILINE)), re.MULTILINE):
-        return words
-    if fault.at_line and not re.search(rf'{SCRIPT}(:|", line ){faulty_line(text)}\b', said):
+    pattern = fault.pattern.replace("RANK", str(trial.rank))
+    own = re.sub(r"^-{50,}$.*?^-{50,}$", "", output, flags=re.MULTILINE | re.DOTALL)
+    if not re.search(pattern, "\n".join(re.findall(r"^\S.*", own, re.MULTILINE)), re.MULTILINE):
+        return pattern
+    if fault.at_line and not re.search(rf'{SCRIPT}(:|", line ){faulty_line(text)}\b', output):
         return f"{SCRIPT}:{faulty_line(text)}"
     return None

@@ -1,4 +1,4 @@
-"""Folders that trials of damaged files begin with: an interrupted run, a finished one, one that stood still, tables."""
+"""Folders for trials of damaged files: an interrupted run, a finished run with tables, and a stalled run."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from random import Random
 import numpy as np
 
 from fault_drill.finished import Finished, checkpoints, read_finished
+from fault_drill.injections import Injection, draw_injection
 from fault_drill.launches import Launched, launch, run_job
 from fault_drill.recipes import RECIPES, Recipe, new_run
-from fault_drill.strikes import Strike, draw_strike
 from mpi_runner.slowness import deadline
 
 __all__ = ["COMMANDS", "NEWEST", "RUN", "TARGETS", "Sources"]
 
 RUN = "run"
 NEWEST = "NEWEST"
-"""Stands for the newest checkpoint of a run."""
+"""Placeholder of the name of the newest checkpoint."""
 
 ALONE = next(recipe for recipe in RECIPES if not recipe.launched)
 PAIR = next(recipe for recipe in RECIPES if recipe.ranks == 2)
@@ -40,7 +40,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "stall": ("stall", RUN),
     "partition": ("partition", "--stages", "2", "--profile", "profile.json"),
 }
-"""Of ``hybridnn``, in the folder that holds the run, by names of our own."""
+"""Arguments of ``hybridnn`` by name, for the folder that contains the run."""
 
 TARGETS: dict[str, tuple[str, tuple[str, ...]]] = {
     f"{RUN}/history.jsonl": ("interrupted", ("report", "resume")),
@@ -64,18 +64,18 @@ TARGETS: dict[str, tuple[str, tuple[str, ...]]] = {
     "table.npz": ("finished", ("evaluate arrays",)),
     "inputs.csv": ("finished", ("predict",)),
 }
-"""What is damaged, as a pattern: in which folder, and by which commands it is read."""
+"""By pattern of the damaged file, the folder, and the commands that read the file."""
 
 
 class Sources:
-    """Makes each folder once, when it is first needed.
+    """Makes each folder when it is first needed.
 
     Parameters
     ----------
     folder : Path
-        Where.
+        Parent folder.
     limit : float
-        Seconds a run may take.
+        Time limit of a run in seconds.
     """
 
     def __init__(self, folder: Path, limit: float) -> None:
@@ -87,7 +87,7 @@ class Sources:
 
     @cached_property
     def expected(self) -> Finished:
-        """What the interrupted run must come to."""
+        """Expected results of the interrupted run."""
         self._finished  # noqa: B018 - makes it
         return read_finished(self.folder / "finished" / RUN)
 
@@ -104,14 +104,14 @@ class Sources:
         np.savetxt(folder / "table.csv", both, delimiter=",", header=",".join([*names, "t0", "t1"]), comments="")
         profile = ["partition", "--stages", "2", "--set", "data.name=synthetic", "--save-profile", "profile.json"]
         command = [sys.executable, "-m", "hybridnn", *profile]
-        _require_code(run_job(lambda signs: command, folder, "profile", self.limit, "not struck"), 0)
+        _require_code(run_job(lambda markers: command, folder, "profile", self.limit, "without fault"), 0)
         return folder
 
     @cached_property
     def _interrupted(self) -> Path:
         folder = self._empty("interrupted")
-        strike = replace(draw_strike(Random(0), "checkpoint damaged", ALONE, resumed=False), call=4, delay=None)
-        self._run(ALONE, [*new_run(ALONE, RUN), *self._options], strike, folder)
+        injection = replace(draw_injection(Random(0), "checkpoint damaged", ALONE, resumed=False), call=4, delay=None)
+        self._run(ALONE, [*new_run(ALONE, RUN), *self._options], injection, folder)
         if len(checkpoints(folder / RUN)) < 3:
             raise RuntimeError(f"{folder}: fewer than three checkpoints")
         return folder
@@ -119,10 +119,10 @@ class Sources:
     @cached_property
     def _stalled(self) -> Path:
         folder = self._empty("stalled")
-        strike = replace(draw_strike(Random(0), "rank stopped", PAIR, resumed=False), moment="an update", call=3)
-        self._run(PAIR, [*new_run(PAIR, RUN), "--set", f"output.stall_seconds={deadline(2.5)}"], strike, folder)
+        injection = replace(draw_injection(Random(0), "rank stopped", PAIR, resumed=False), moment="an update", call=3)
+        self._run(PAIR, [*new_run(PAIR, RUN), "--set", f"output.stall_seconds={deadline(2.5)}"], injection, folder)
         if not (folder / RUN / "stall" / "job.json").exists():
-            raise RuntimeError(f"{folder}: no account of a stall")
+            raise RuntimeError(f"{folder}: no diagnosis of a stall")
         return folder
 
     @property
@@ -135,14 +135,14 @@ class Sources:
         folder.mkdir(parents=True)
         return folder
 
-    def _run(self, recipe: Recipe, arguments: list[str], strike: Strike | None, folder: Path) -> None:
-        done = launch(recipe, arguments, strike, folder, "made", self.limit)
-        if strike is None:
+    def _run(self, recipe: Recipe, arguments: list[str], injection: Injection | None, folder: Path) -> None:
+        done = launch(recipe, arguments, injection, folder, "made", self.limit)
+        if injection is None:
             _require_code(done, 0)
-        elif done.struck_seconds is None or done.hung:
-            raise RuntimeError(f"{folder}: not struck: {done.hung or done.said}")
+        elif done.seconds_after_fault is None or done.hung:
+            raise RuntimeError(f"{folder}: the fault was not injected: {done.hung or done.output}")
 
 
 def _require_code(done: Launched, code: int) -> None:
     if done.code != code or done.hung:
-        raise RuntimeError(f"exit code {done.code} of an undisturbed run: {done.hung or done.said}")
+        raise RuntimeError(f"exit code {done.code} of an undisturbed run: {done.hung or done.output}")

@@ -1,4 +1,4 @@
-"""What a drill prints: for each kind of fault how many trials went how."""
+"""Table of the results of a drill, by kind of fault."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from collections.abc import Iterable, Sequence
 from rich.table import Table
 
 from fault_drill.outcomes import Outcome
-from fault_drill.turns import KIND_OF, kinds_of
+from fault_drill.selection import KIND_OF, kinds_of
 
 __all__ = ["counts", "markdown", "table"]
 
 
 def _row(outcomes: Iterable[Outcome]) -> dict[str, float]:
-    every = list(outcomes)
-    yes = ("struck", "named", "ended", "resumed", "hung", "silent", "traceback", "lost")
-    counted = {name: sum(getattr(one, name) for one in every) for name in yes}
-    longest = round(max((one.end_seconds for one in every), default=0.0), 1)
-    return {"trials": len(every), **counted, "failed": sum(map(bool, (one.complaints for one in every)))} | {
+    trials = list(outcomes)
+    flags = ("injected", "named", "ended", "resumed", "hung", "silent", "traceback", "lost")
+    counted = {name: sum(getattr(outcome, name) for outcome in trials) for name in flags}
+    longest = round(max((outcome.end_seconds for outcome in trials), default=0.0), 1)
+    return {"trials": len(trials), **counted, "failed": sum(bool(outcome.complaints) for outcome in trials)} | {
         "most_seconds_to_end": longest
     }
 
 
 HEADINGS = {
     "trials": "trials",
-    "struck": "struck",
+    "injected": "injected",
     "ended": "ended",
     "named": "named",
     "resumed": "from a checkpoint",
@@ -37,28 +37,36 @@ HEADINGS = {
 }
 
 
+def _of_kind(outcomes: Sequence[Outcome], kind: str) -> list[Outcome]:
+    return [outcome for outcome in outcomes if KIND_OF[outcome.trial.fault] == kind]
+
+
 def _rows(outcomes: Sequence[Outcome]) -> list[list[str]]:
-    """Kind and figures of each row, the last of all together."""
-    kinds = kinds_of([one.trial.fault for one in outcomes])
-    rows = [(kind, _row(one for one in outcomes if KIND_OF[one.trial.fault] == kind)) for kind in kinds]
+    """Kind and counts of each row; the last row is the total."""
+    kinds = kinds_of([outcome.trial.fault for outcome in outcomes])
+    rows = [(kind, _row(_of_kind(outcomes, kind))) for kind in kinds]
     return [[name, *(str(row[column]) for column in HEADINGS)] for name, row in [*rows, ("all", _row(outcomes))]]
 
 
 def counts(outcomes: Sequence[Outcome], seed: int, seconds: float) -> dict[str, object]:
-    """All figures, by kind and by fault, and what is wrong with the trials that failed."""
-    faults = list(dict.fromkeys(one.trial.fault for one in outcomes))
+    """All counts, by kind and by fault, and the errors of failed trials."""
+    faults = list(dict.fromkeys(outcome.trial.fault for outcome in outcomes))
     return {
         "seed": seed,
         "seconds": round(seconds, 1),
-        "kinds": {kind: _row(one for one in outcomes if KIND_OF[one.trial.fault] == kind) for kind in kinds_of(faults)},
-        "faults": {name: _row(one for one in outcomes if one.trial.fault == name) for name in faults},
+        "kinds": {kind: _row(_of_kind(outcomes, kind)) for kind in kinds_of(faults)},
+        "faults": {name: _row(outcome for outcome in outcomes if outcome.trial.fault == name) for name in faults},
         "all": _row(outcomes),
-        "failed": [{"trial": one.trial.number, "complaints": one.complaints} for one in outcomes if one.complaints],
+        "failed": [
+            {"trial": outcome.trial.number, "complaints": outcome.complaints}
+            for outcome in outcomes
+            if outcome.complaints
+        ],
     }
 
 
 def table(outcomes: Sequence[Outcome], title: str) -> Table:
-    """The table for a terminal."""
+    """Table for a terminal."""
     made = Table(title=title, box=None)
     made.add_column("kind")
     for heading in HEADINGS.values():
@@ -69,7 +77,7 @@ def table(outcomes: Sequence[Outcome], title: str) -> Table:
 
 
 def markdown(outcomes: Sequence[Outcome]) -> str:
-    """The same in Markdown."""
+    """Table in Markdown."""
     rule = ["---", *["---:"] * len(HEADINGS)]
     lines = [["kind", *HEADINGS.values()], rule, *_rows(outcomes)]
-    return "".join(f"| {' | '.join(words)} |\n" for words in lines)
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)

@@ -1,4 +1,4 @@
-"""The drill itself: a short one, and that it sees what goes wrong."""
+"""The fault drill: a short drill, and its detection of errors."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from fault_drill import launches
 from fault_drill.__main__ import main
 from fault_drill.damage import DAMAGES, damage
 from fault_drill.finished import Finished, differences, read_finished
+from fault_drill.injections import FAULTS, Injection
 from fault_drill.launches import launch
 from fault_drill.moments import MOMENTS
 from fault_drill.outcomes import Outcome
 from fault_drill.recipes import RECIPES, Recipe
-from fault_drill.strikes import FAULTS, Strike
+from fault_drill.selection import EVERY_FAULT, KIND_OF, SHARES, draw
 from fault_drill.tables import markdown
 from fault_drill.trials import draw_trial
-from fault_drill.turns import EVERY_FAULT, KIND_OF, SHARES, draw
 from mpi_runner.slowness import deadline
 
 NEW = (
@@ -46,29 +46,29 @@ NEW = (
     "nested deep",
     "empty arrays",
 )
-"""What ranks of scripts do and what befalls files, as far as it is tried here; `FAULTS` are all tried."""
+"""Tested faults of scripts and files; all `FAULTS` are tested."""
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(2500)
-@pytest.mark.parametrize("faults", [tuple(FAULTS), NEW], ids=["struck", "scripts and files"])
+@pytest.mark.parametrize("faults", [tuple(FAULTS), NEW], ids=["injected", "scripts and files"])
 def test_short_drill_loses_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path, faults: tuple[str, ...]) -> None:
     number = len(faults)
     arguments = ["--trials", str(number), "--seed", "3", "--most-ranks", "2", "--folder", str(tmp_path / "drill")]
     code = main([*arguments, "--faults", ",".join(faults), "--json"])
-    said, told = capsys.readouterr()
-    assert code == 0, told
-    figures = json.loads(said)["all"]
+    out, err = capsys.readouterr()
+    assert code == 0, err
+    figures = json.loads(out)["all"]
     assert (figures["trials"], figures["named"], figures["ended"]) == (number, number, number)
     assert [figures[name] for name in ("hung", "silent", "traceback", "lost", "failed")] == [0] * 5
-    assert figures["struck"] >= number - 2, told  # a run may end before its fault
+    assert figures["injected"] >= number - 2, err  # a run may end before its fault
     assert not (tmp_path / "drill").exists()
 
 
-# -- what is drawn ---------------------------------------------------------------------------------------------------
+# -- drawing ---------------------------------------------------------------------------------------------------
 
 
-def test_seed_and_number_say_everything_and_all_faults_have_their_turn() -> None:
+def test_seed_and_number_determine_a_trial_and_all_faults_are_drawn() -> None:
     turns = 10 * sum(SHARES.values())
     drawn = [draw(5, number) for number in range(turns)]
     assert drawn == [draw(5, number) for number in range(turns)]
@@ -81,7 +81,7 @@ def test_seed_and_number_say_everything_and_all_faults_have_their_turn() -> None
         assert max(often) - min(often) <= 1
 
 
-def test_faults_that_are_named_come_evenly() -> None:
+def test_selected_faults_have_equal_frequency() -> None:
     drawn = [draw(5, number, tuple(FAULTS), evenly=True) for number in range(2 * len(FAULTS))]
     for turn in (drawn[: len(FAULTS)], drawn[len(FAULTS) :]):
         assert {trial.fault for trial in turn} == set(FAULTS)
@@ -90,20 +90,20 @@ def test_faults_that_are_named_come_evenly() -> None:
 def test_trials_are_possible() -> None:
     for number in range(400):
         trial = draw_trial(1, number, list(FAULTS)[number % len(FAULTS)], most_ranks=2)
-        assert len(trial.recipes) == len(trial.strikes) + 1 == len(trial.by_folder) + 1
-        assert trial.fault in [strike.fault for strike in trial.strikes]
-        for strike, recipe in zip(trial.strikes, trial.recipes, strict=False):
+        assert len(trial.recipes) == len(trial.injections) + 1 == len(trial.by_folder) + 1
+        assert trial.fault in [injection.fault for injection in trial.injections]
+        for injection, recipe in zip(trial.injections, trial.recipes, strict=False):
             assert recipe.ranks <= 2
-            assert strike.rank < recipe.ranks
-            assert not (MOMENTS[strike.moment].first_rank and strike.rank)
-            assert recipe.launched or strike.whom != "launcher"
+            assert injection.rank < recipe.ranks
+            assert not (MOMENTS[injection.moment].first_rank and injection.rank)
+            assert recipe.launched or injection.target != "launcher"
         if not all(recipe.exact for recipe in trial.recipes):
             assert trial.on_one_layout
 
 
 def test_table_counts_by_kind() -> None:
     def outcome(number: int, **found: Any) -> Outcome:
-        return Outcome(draw(5, number), **{"struck": True, "ended": True, "lost": False} | found)
+        return Outcome(draw(5, number), **{"injected": True, "ended": True, "lost": False} | found)
 
     outcomes = [outcome(number) for number in range(sum(SHARES.values()))]
     outcomes[0] = outcome(0, silent=True, complaints=["exit code 0"], end_seconds=2.55)
@@ -111,7 +111,7 @@ def test_table_counts_by_kind() -> None:
     assert lines[0][0] == "kind"
     assert {row[0]: int(row[1]) for row in lines[2:-1]} == SHARES
     every = dict(zip(lines[0], lines[-1], strict=True))
-    assert (every["trials"], every["struck"], every["named"]) == (str(len(outcomes)),) * 3
+    assert (every["trials"], every["injected"], every["named"]) == (str(len(outcomes)),) * 3
     assert [every[name] for name in ("hangs", "silent", "tracebacks", "lost", "failed")] == ["0", "1", "0", "0", "1"]
     silent = {row[0]: row[lines[0].index("silent")] for row in lines[2:-1]}
     assert silent[KIND_OF[outcomes[0].trial.fault]] == "1"
@@ -133,7 +133,7 @@ def test_moments_are_functions_of_the_program(target: str) -> None:
     assert callable(found)
 
 
-# -- how a run is judged ---------------------------------------------------------------------------------------------
+# -- checking of results ---------------------------------------------------------------------------------------------
 
 RECORDS = [
     {"kind": "step", "step": 1, "epoch": 1, "train_loss": 0.5},
@@ -170,8 +170,8 @@ def test_weights_must_be_the_same_bits_or_nearly_the_same_numbers() -> None:
 )
 def test_history_must_be_without_gap_or_duplicate(records: list[dict[str, Any]], complaint: str) -> None:
     for same_bits in (True, False):
-        (said,) = differences(replace(WHOLE, records=records), WHOLE, same_bits=same_bits)
-        assert complaint in said
+        (output,) = differences(replace(WHOLE, records=records), WHOLE, same_bits=same_bits)
+        assert complaint in output
 
 
 @pytest.fixture
@@ -188,7 +188,7 @@ def test_run_folder_is_read(ended: Path) -> None:
     assert differences(read_finished(ended), WHOLE, same_bits=True) == []
 
 
-def test_what_has_not_ended_well_is_refused(ended: Path) -> None:
+def test_unfinished_run_is_refused(ended: Path) -> None:
     (ended / ".lock").touch()
     (ended / "checkpoints" / ".step-00000003.partial").mkdir()
     with pytest.raises(ValueError, match=r"left over: .step-00000003.partial"):
@@ -199,8 +199,8 @@ def test_what_has_not_ended_well_is_refused(ended: Path) -> None:
         read_finished(ended)
 
 
-def strike(fault: str, **changes: Any) -> Strike:
-    drawn = Strike(fault, "an update", 1, 1, None, FAULTS[fault].signals, FAULTS[fault].whom, 0.0, 0, DAMAGES[0])
+def injection(fault: str, **changes: Any) -> Injection:
+    drawn = Injection(fault, "an update", 1, 1, None, FAULTS[fault].signals, FAULTS[fault].target, 0.0, 0, DAMAGES[0])
     return replace(drawn, **changes)
 
 
@@ -209,7 +209,7 @@ ALONE = next(recipe for recipe in RECIPES if not recipe.launched)
 
 
 @pytest.mark.parametrize(
-    ("fault", "recipe", "code", "said", "right"),
+    ("fault", "recipe", "code", "output", "right"),
     [
         ("rank killed", PAIR, 137, "a process exited on signal 9 (Killed).", True),
         ("rank killed", PAIR, 0, "a process exited on signal 9 (Killed).", False),
@@ -218,8 +218,8 @@ ALONE = next(recipe for recipe in RECIPES if not recipe.launched)
         ("rank killed", ALONE, 1, "Traceback", False),
         ("rank stopped", PAIR, 1, "* rank 1 (host a, process 7) gave no sign: stopped, dead or swapping", True),
         ("rank stopped", PAIR, 1, "* rank 0 (host a, process 6) gave no sign: stopped, dead or swapping", False),
-        ("exception", PAIR, 1, "=== rank 1 of 2 failed; ending ===\nRuntimeError: the drill broke this rank", True),
-        ("exception", PAIR, 1, "=== rank 0 of 2 failed; ending ===\nRuntimeError: the drill broke this rank", False),
+        ("exception", PAIR, 1, "=== rank 1 of 2 failed; ending ===\nRuntimeError: fault injected by the drill", True),
+        ("exception", PAIR, 1, "=== rank 0 of 2 failed; ending ===\nRuntimeError: fault injected by the drill", False),
         ("exception", PAIR, 1, "=== rank 1 of 2 failed; ending ===\nKeyError: 3", False),
         ("signal", PAIR, 75, "Error: stopped by SIGTERM after step 5; wrote a; go on", True),
         ("signal", PAIR, 143, "Error: stopped by SIGTERM after step 5; wrote a; go on", False),
@@ -231,8 +231,8 @@ ALONE = next(recipe for recipe in RECIPES if not recipe.launched)
         ("rank delayed", PAIR, 1, "the job stood still", False),
     ],
 )
-def test_every_fault_must_be_named(fault: str, recipe: Recipe, code: int, said: str, right: bool) -> None:
-    assert (strike(fault).complaint(code, said, recipe) is None) == right
+def test_every_fault_must_be_named(fault: str, recipe: Recipe, code: int, output: str, right: bool) -> None:
+    assert (injection(fault).complaint(code, output, recipe) is None) == right
 
 
 @pytest.mark.parametrize("how", DAMAGES)
@@ -242,23 +242,23 @@ def test_damage_is_done_to_the_newest_checkpoint(tmp_path: Path, how: str) -> No
 
     for step in (3, 10):
         folder = tmp_path / "checkpoints" / f"step-{step:08d}"
-        assert damage(tmp_path, how, Random(0)) is None  # the only one is left alone
+        assert damage(tmp_path, how, Random(0)) is None  # the only checkpoint is not damaged
         folder.mkdir(parents=True)
         for name in ("layers.0.weight.npy", "layers.0.bias.npy", "manifest.json"):
             (folder / name).write_bytes(b"as it was written")
     before = contents()
-    said = damage(tmp_path, how, Random(0))
+    name = damage(tmp_path, how, Random(0))
     after = contents()
-    assert [name for name in before if after.get(name) != before[name]] == [f"checkpoints/{said}"]
-    assert str(said).startswith("step-00000010/")
+    assert [name for name in before if after.get(name) != before[name]] == [f"checkpoints/{name}"]
+    assert str(name).startswith("step-00000010/")
 
 
-# -- how a run is watched --------------------------------------------------------------------------------------------
+# -- running of jobs --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Program(Recipe):
-    """A program of one process in place of a training."""
+    """A program of one process instead of a training."""
 
     def command(self, orders: str, arguments: Sequence[str]) -> list[str]:
         return [sys.executable, "-c", *arguments]
@@ -270,7 +270,7 @@ PROGRAM = Program("a program", (1, 1, 1), launched=False)
 def test_program_that_does_not_end_is_ended_and_named(tmp_path: Path) -> None:
     done = launch(PROGRAM, ["import time; print('begun', flush=True); time.sleep(3600)"], None, tmp_path, "run", 2.0)
     assert done.hung == "the job did not end within 2 s"
-    assert "begun" in done.said
+    assert "begun" in done.output
     assert done.seconds < deadline(30)
 
 
@@ -281,31 +281,31 @@ def test_process_that_outlives_its_launcher_is_named(tmp_path: Path, monkeypatch
     assert "lived on for 0.5 s after their launcher" in str(done.hung)
 
 
-STRIKABLE = """
+PROGRAM_WITH_FAULT = """
 import signal, sys, time
-from fault_drill.rank import _strike, _tell
+from fault_drill.rank import _injection, _write_marker
 from pathlib import Path
-signs = Path("run-signs")
-_tell(signs, "process-0")
+markers = Path("run-markers")
+_write_marker(markers, "process-0")
 {before}
-_strike(signs, 0, None, waits=True)()
+_injection(markers, 0, None, waits=True)()
 print("went on", flush=True)
 {after}
 """
 
 
 @pytest.mark.parametrize(
-    ("fault", "before", "after", "code", "said"),
+    ("fault", "before", "after", "code", "output"),
     [
         ("rank killed", "", "time.sleep(3600)", -signal.SIGKILL, ""),
         ("rank delayed", "", "", 0, "went on\n"),
         ("signal", "signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))", "", 75, ""),
     ],
 )
-def test_strike_comes_exactly_at_its_moment(
-    tmp_path: Path, fault: str, before: str, after: str, code: int, said: str
+def test_fault_is_injected_at_its_moment(
+    tmp_path: Path, fault: str, before: str, after: str, code: int, output: str
 ) -> None:
-    program = STRIKABLE.format(before=before, after=after)
-    done = launch(PROGRAM, [program], strike(fault, rank=0, pause=0.1), tmp_path, "run", deadline(60))
-    assert (done.code, done.said, done.hung) == (code, said, None)
-    assert done.struck_seconds is not None
+    program = PROGRAM_WITH_FAULT.format(before=before, after=after)
+    done = launch(PROGRAM, [program], injection(fault, rank=0, pause=0.1), tmp_path, "run", deadline(60))
+    assert (done.code, done.output, done.hung) == (code, output, None)
+    assert done.seconds_after_fault is not None

@@ -1,4 +1,4 @@
-"""Damage to files, each of which must change something, and how commands on damaged files are judged."""
+"""Damage of files, and the checks of commands on damaged files."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MANIFEST = {
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
-    """A checkpoint as far as its manifest, list of digests and an array go."""
+    """A checkpoint with a manifest, a list of digests and one array."""
     folder = tmp_path / "run" / "checkpoints" / NEWEST
     folder.mkdir(parents=True)
     (folder / "manifest.json").write_text(json.dumps(MANIFEST, indent=2) + "\n")
@@ -42,7 +42,7 @@ def checkpoint(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("name", [*CUTS, *FORGERIES])
 @pytest.mark.parametrize("seed", range(5))
-def test_content_is_another(checkpoint: Path, name: str, seed: int) -> None:
+def test_content_is_changed(checkpoint: Path, name: str, seed: int) -> None:
     path = checkpoint / ("layers.0.weight.npy" if "array" in name else "manifest.json")
     before = path.read_bytes()
     (CUTS | FORGERIES)[name](path, Random(seed))
@@ -51,7 +51,7 @@ def test_content_is_another(checkpoint: Path, name: str, seed: int) -> None:
 
 @pytest.mark.parametrize("name", PLACES_TAKEN)
 @pytest.mark.parametrize("of_folder", [False, True])
-def test_something_else_is_in_its_place(checkpoint: Path, name: str, of_folder: bool) -> None:
+def test_file_is_replaced(checkpoint: Path, name: str, of_folder: bool) -> None:
     if name == "a device" and not devices_can_be_made():
         pytest.skip("without the rights of root no device can be made")
     path = checkpoint if of_folder else checkpoint / "manifest.json"
@@ -62,7 +62,7 @@ def test_something_else_is_in_its_place(checkpoint: Path, name: str, of_folder: 
 
 @pytest.mark.parametrize("name", FIELDS)
 @pytest.mark.parametrize("seed", range(30))
-def test_only_the_value_of_a_forged_field_gives_it_away(checkpoint: Path, name: str, seed: int) -> None:
+def test_forged_field_keeps_digests_valid(checkpoint: Path, name: str, seed: int) -> None:
     path = checkpoint / "manifest.json"
     FIELDS[name](path, Random(seed))
     assert json.loads(path.read_text()) != MANIFEST
@@ -70,7 +70,7 @@ def test_only_the_value_of_a_forged_field_gives_it_away(checkpoint: Path, name: 
     assert f"{digest}  manifest.json\n" in (checkpoint / "SHA256SUMS").read_text()
 
 
-def test_arrays_claim_more_than_there_is(tmp_path: Path) -> None:
+def test_headers_of_arrays_exceed_the_file(tmp_path: Path) -> None:
     np.save(tmp_path / "one.npy", np.ones((3, 2)))
     np.savez(tmp_path / "some.npz", allow_pickle=False, x=np.ones((3, 2)))
     for name in ("one.npy", "some.npz"):
@@ -90,7 +90,7 @@ def test_every_trial_of_a_file_is_possible() -> None:
 
 
 @pytest.mark.parametrize(
-    ("file", "code", "said", "right"),
+    ("file", "code", "output", "right"),
     [
         ("manifest.json", 0, f"damaged, passed over: run/checkpoints/{NEWEST}/manifest.json: is a FIFO\n", True),
         ("manifest.json", 2, f"Error: run/checkpoints/{NEWEST}: damaged\n", True),
@@ -103,9 +103,9 @@ def test_every_trial_of_a_file_is_possible() -> None:
         ("manifest.json", 1, f"Traceback (most recent call last):\n...\nValueError: {NEWEST}\n", False),
     ],
 )
-def test_command_on_a_damaged_file_is_judged(tmp_path: Path, file: str, code: int, said: str, right: bool) -> None:
+def test_command_on_a_damaged_file_is_judged(tmp_path: Path, file: str, code: int, output: str, right: bool) -> None:
     names = _names(tmp_path / "run" / "checkpoints" / NEWEST / file, tmp_path, NEWEST)
     outcome = Outcome(FolderTrial(1, 0, "a FIFO", next(iter(TARGETS))))
-    _judge_command("resume", code, said, names, outcome)
+    _judge_command("resume", code, output, names, outcome)
     assert (outcome.complaints == []) == right
-    assert outcome.traceback == ("Traceback" in said)
+    assert outcome.traceback == ("Traceback" in output)

@@ -1,4 +1,4 @@
-"""A trial: a training is struck, resumed and perhaps struck again until it has ended, and then judged."""
+"""Trials of trainings: a run with a fault is resumed, perhaps with further faults, until it ends, and then checked."""
 
 from __future__ import annotations
 
@@ -9,48 +9,48 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from fault_drill.damage import damage, make_room, small_disk
+from fault_drill.damage import damage, restore_size, small_disk
 from fault_drill.finished import Finished, checkpoints, differences, read_finished
+from fault_drill.injections import FAULTS, Injection, draw_injection
 from fault_drill.launches import Launched, launch
 from fault_drill.outcomes import Outcome
 from fault_drill.recipes import RECIPES, Recipe, new_run
-from fault_drill.strikes import FAULTS, Strike, draw_strike
 from mpi_runner.slowness import deadline
 
 __all__ = ["Drill", "Trial", "draw_trial"]
 
 FOLLOWING = ("rank killed", "all killed", "killed in resume", "killed in checkpoint", "exception", "signal")
-"""What may strike the resumed run again."""
+"""Faults of resumed runs."""
 
 STALL_SECONDS = 2.5
 SHARES = {1: 0.5, 2: 1.0, 4: 0.2}
-"""How often a layout of so many ranks is drawn: those of many ranks take long to start where there are few cores."""
+"""Relative frequency of layouts by number of ranks, because many ranks start slowly on few cores."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What is to happen, all of it drawn from the seed and the number.
+    """A trial of a training, drawn from the seed and the number.
 
     Attributes
     ----------
     seed, number : int
     fault : str
-        The one that is tried.
+        Name of the tested fault.
     recipes : tuple of Recipe
-        Of the first run, and of each that goes on with it.
-    strikes : tuple of Strike
-        One for each run but the last.
+        Layouts of the first run and of each resumed run.
+    injections : tuple of Injection
+        Faults of all runs but the last.
     options : tuple of str
-        How checkpoints are written, and the stall watch.
+        Settings of checkpoints and of the watchdog.
     by_folder : tuple of bool
-        For each run that goes on: ``--resume FOLDER`` rather than ``auto``.
+        For each resumed run, ``--resume FOLDER`` rather than ``auto``.
     """
 
     seed: int
     number: int
     fault: str
     recipes: tuple[Recipe, ...]
-    strikes: tuple[Strike, ...]
+    injections: tuple[Injection, ...]
     options: tuple[str, ...]
     by_folder: tuple[bool, ...]
 
@@ -59,57 +59,49 @@ class Trial:
 
     @property
     def on_one_layout(self) -> bool:
-        """Whether the whole training runs on the same grid with the same method."""
+        """Whether all runs have the same layout."""
         return len(set(self.recipes)) == 1
 
 
 def draw_trial(seed: int, number: int, name: str, most_ranks: int = 4) -> Trial:
-    """Draw a trial.
-
-    Parameters
-    ----------
-    seed, number : int
-    name : str
-        One of `FAULTS`.
-    most_ranks : int
-    """
+    """Draw a trial of a fault of `FAULTS`."""
     random = Random(f"{seed} {number}")
-    allowed = [one for one in RECIPES if FAULTS[name].least_ranks <= one.ranks <= most_ranks]
-    first = random.choices(allowed, [SHARES[one.ranks] for one in allowed])[0]
+    allowed = [recipe for recipe in RECIPES if FAULTS[name].least_ranks <= recipe.ranks <= most_ranks]
+    first = random.choices(allowed, [SHARES[recipe.ranks] for recipe in allowed])[0]
     names = [name]
     if name == "killed in resume":
         names = ["checkpoint damaged", name]
     elif name != "checkpoint damaged":
         names += random.sample(FOLLOWING, random.choices((0, 1, 2), (6, 3, 1))[0])
-    others = [one for one in RECIPES if one.exact and one.ranks <= most_ranks]
+    others = [recipe for recipe in RECIPES if recipe.exact and recipe.ranks <= most_ranks]
     recipes = [first]
     for _ in names:
         moves = first.exact and random.random() < 0.3
         recipes.append(random.choice(others) if moves else recipes[-1])
-    strikes = [
-        draw_strike(random, one, recipe, resumed=place > 0)
-        for place, (one, recipe) in enumerate(zip(names, recipes, strict=False))
+    injections = [
+        draw_injection(random, fault, recipe, resumed=index > 0)
+        for index, (fault, recipe) in enumerate(zip(names, recipes, strict=False))
     ]
-    given = {
+    settings = {
         "training.checkpoint_every": random.choice((5, 7, 11)),  # never at the last step
         "training.checkpoint_async": random.choice(("true", "false")),
         "training.keep": random.choice((2, 3)),
         "output.stall_seconds": deadline(STALL_SECONDS if name == "rank stopped" else 25),
     }
-    options = [word for key, value in given.items() for word in ("--set", f"{key}={value}")]
+    options = [argument for key, value in settings.items() for argument in ("--set", f"{key}={value}")]
     by_folder = tuple(random.random() < 0.5 for _ in names)
-    return Trial(seed, number, name, tuple(recipes), tuple(strikes), tuple(options), by_folder)
+    return Trial(seed, number, name, tuple(recipes), tuple(injections), tuple(options), by_folder)
 
 
 class Drill:
-    """Carries out trials.
+    """Runs trials of trainings.
 
     Parameters
     ----------
     folder : Path
-        Where runs are made.
+        Folder of all trials.
     limit : float
-        Seconds a run may take.
+        Time limit of a run in seconds.
     """
 
     def __init__(self, folder: Path, limit: float) -> None:
@@ -117,24 +109,24 @@ class Drill:
         self._undisturbed: dict[str, Finished] = {}
 
     def undisturbed(self, recipe: Recipe) -> Finished:
-        """The same training, left in peace.
+        """Results of the training without faults.
 
         Raises
         ------
         RuntimeError
-            If it does not end well.
+            If the run fails.
         """
         if recipe.name not in self._undisturbed:
             folder = self.folder / "undisturbed" / recipe.name.replace(" ", "-")
             shutil.rmtree(folder, ignore_errors=True)
             done = launch(recipe, new_run(recipe, "run"), None, folder, "run", self.limit)
             if done.code != 0 or done.hung:
-                raise RuntimeError(f"{recipe.name}: the undisturbed run failed: {done.hung or done.said}")
+                raise RuntimeError(f"{recipe.name}: the undisturbed run failed: {done.hung or done.output}")
             self._undisturbed[recipe.name] = read_finished(folder / "run")
         return self._undisturbed[recipe.name]
 
     def carry_out(self, trial: Trial, folder: Path) -> Outcome:
-        """Do what the trial says in an empty folder, and judge it."""
+        """Run the trial in an empty folder, and check its results."""
         outcome = Outcome(trial)
         expected = self.undisturbed(trial.recipes[0])
         (folder / "disk").mkdir()
@@ -157,57 +149,59 @@ class Drill:
     def _run_to_the_end(self, trial: Trial, folder: Path, outcome: Outcome) -> None:
         run = folder / "disk" / "run"
         random = Random(f"{trial.seed} {trial.number} damage")
-        must_say: str | None = None
+        damaged_name: str | None = None
         for place, recipe in enumerate(trial.recipes):
-            strike = trial.strikes[place] if place < len(trial.strikes) else None
+            injection = trial.injections[place] if place < len(trial.injections) else None
             arguments = self._arguments(trial, place, run)
-            done = launch(recipe, arguments, strike, folder, f"run-{place}", self.limit)
+            done = launch(recipe, arguments, injection, folder, f"run-{place}", self.limit)
             if done.hung:
                 outcome.complaints.append(f"run {place}: {done.hung}")
                 outcome.hung, outcome.named = True, False
                 return
-            if must_say and strike is None and must_say not in done.said:
-                outcome.complaints.append(f"run {place}: no word of the damaged {must_say}")
+            if damaged_name and injection is None and damaged_name not in done.output:
+                outcome.complaints.append(f"run {place}: the output does not name the damaged {damaged_name}")
                 outcome.named = False
-            if strike is None or done.code == 0:
-                self._judge_the_last(done, strike, place, recipe, outcome)
+            if injection is None or done.code == 0:
+                self._judge_last_run(done, injection, place, recipe, outcome)
                 return
-            self._judge(done, strike, place, recipe, run, outcome)
-            if strike.fault == "disk full":
-                make_room(folder / "disk")
-            if trial.fault == strike.fault == "checkpoint damaged":
-                must_say = damage(run, strike.damage, random)
+            self._judge(done, injection, place, recipe, run, outcome)
+            if injection.fault == "disk full":
+                restore_size(folder / "disk")
+            if trial.fault == injection.fault == "checkpoint damaged":
+                damaged_name = damage(run, injection.damage, random)
 
     def _arguments(self, trial: Trial, place: int, run: Path) -> list[str]:
         recipe, name = trial.recipes[place], f"disk/{run.name}"
         if place == 0:
             return [*new_run(recipe, name), *trial.options]
         if trial.by_folder[place - 1] and checkpoints(run):
-            # A run on another layout that was struck may not have come to write its settings.
+            # An interrupted run on another layout may not have written its settings.
             layout = [] if len(set(trial.recipes[: place + 1])) == 1 else recipe.layout
             return ["train", "--resume", name, "-q", *layout]
         return [*new_run(recipe, name), *trial.options, "--resume", "auto"]
 
-    def _judge(self, done: Launched, strike: Strike, place: int, recipe: Recipe, run: Path, outcome: Outcome) -> None:
-        """Whether a run that was struck told of it, and left what it says."""
-        outcome.struck |= strike.fault == outcome.trial.fault
-        outcome.end_seconds = max(outcome.end_seconds, done.struck_seconds or 0.0)
-        complaint = strike.complaint(done.code, done.said, recipe)
-        if done.struck_seconds is None:
-            complaint = f"ended with exit code {done.code} before: {strike}"
+    def _judge(
+        self, done: Launched, injection: Injection, place: int, recipe: Recipe, run: Path, outcome: Outcome
+    ) -> None:
+        """Check the report of a run about its fault, and the checkpoint that it names."""
+        outcome.injected |= injection.fault == outcome.trial.fault
+        outcome.end_seconds = max(outcome.end_seconds, done.seconds_after_fault or 0.0)
+        complaint = injection.complaint(done.code, done.output, recipe)
+        if done.seconds_after_fault is None:
+            complaint = f"ended with exit code {done.code} before: {injection}"
         if done.code == 75:
-            told = re.search(r"after step (\d+); wrote (\S+);", done.said)
-            if told is None or f"step-{int(told[1]):08d}" not in [path.name for path in checkpoints(run)][:1]:
-                complaint = f"the checkpoint it tells of is not there: {strike}"
+            match = re.search(r"after step (\d+); wrote (\S+);", done.output)
+            if match is None or f"step-{int(match[1]):08d}" not in [path.name for path in checkpoints(run)][:1]:
+                complaint = f"the checkpoint that the output names does not exist: {injection}"
         if complaint:
             outcome.complaints.append(f"run {place}: {complaint}")
             outcome.named = False
 
-    def _judge_the_last(
-        self, done: Launched, strike: Strike | None, place: int, recipe: Recipe, outcome: Outcome
+    def _judge_last_run(
+        self, done: Launched, injection: Injection | None, place: int, recipe: Recipe, outcome: Outcome
     ) -> None:
         outcome.ended = done.code == 0
         if done.code != 0:
             outcome.complaints.append(f"run {place}: exit code {done.code} without a fault")
-        elif strike is not None and strike.fault == "rank delayed":
-            outcome.struck |= done.struck_seconds is not None
+        elif injection is not None and injection.fault == "rank delayed":
+            outcome.injected |= done.seconds_after_fault is not None

@@ -1,4 +1,4 @@
-"""The faults: what each does to a run, when, and how the run must tell of it."""
+"""Faults of trainings: their signals or errors, moments, and the required exit codes and messages."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from fault_drill.moments import MOMENTS, PHASES
 from fault_drill.rank import BROKEN
 from fault_drill.recipes import Recipe
 
-__all__ = ["FAULTS", "Fault", "Strike", "draw_strike"]
+__all__ = ["FAULTS", "Fault", "Injection", "draw_injection"]
 
 WORK = ("training", "evaluation", "checkpoint")
 KILLED = r"signal:? 9\b|signal 9 \(|SIGNAL: 9\b|[Kk]illed"
 STOPPED = r"stopped by SIG(TERM|USR1) after step \d+; wrote "
-TOLD = r"[Ss]ignal:? (10|15)\b|SIGNAL: (10|15)\b|Terminated|User defined signal"
+SIGNALLED = r"[Ss]ignal:? (10|15)\b|SIGNAL: (10|15)\b|Terminated|User defined signal"
 
 
 @dataclass(frozen=True)
@@ -27,27 +27,25 @@ class Fault:
     Attributes
     ----------
     phases : tuple of str
-        When it may strike.
+        Phases of a run in which it may be injected.
     codes : tuple of int
-        Exit codes it may lead to; a negative one is the signal that ended mpirun. None given: any but 0.
-    words : str
-        What must stand in the output, as a regular expression in which RANK and RANKS are the rank it struck and their
-        number.
-    signals : tuple of int
-    whom : str
-        ``rank``, ``ranks``, ``launcher`` or ``everything``: who gets them.
+        Allowed exit codes; a negative one is the signal that ended mpirun. If empty, any code but 0.
+    pattern : str
+        Regular expression of the required output, in which RANK and RANKS are the rank of the fault and the number of
+        ranks.
+    target : str
+        Receiver of the signals: ``rank``, ``ranks``, ``launcher`` or ``everything``.
     error : str or None
-        Raised in the rank.
-    least_ranks : int
+        Error raised in the rank.
     kind : str
-        Of the table that a drill prints.
+        Row of the table.
     """
 
     phases: tuple[str, ...]
     codes: tuple[int, ...]
-    words: str = ""
+    pattern: str = ""
     signals: tuple[int, ...] = ()
-    whom: str = "rank"
+    target: str = "rank"
     error: str | None = None
     least_ranks: int = 1
     kind: str = "kill"
@@ -57,10 +55,9 @@ FAULTS = {
     "rank killed": Fault(WORK, (), KILLED, (SIGKILL,)),
     "all killed": Fault(WORK, (-SIGKILL,), "", (SIGKILL,), "everything"),
     "launcher killed": Fault(WORK, (-SIGKILL,), "", (SIGKILL,), "launcher", least_ranks=2),
-    # Open MPI says nothing of this one.
     "launcher terminated": Fault(
         WORK, (), "", (SIGTERM,), "launcher", least_ranks=2, kind="signal"
-    ),  # Open MPI says nothing
+    ),  # Open MPI prints no message
     "launcher warned": Fault(WORK, (75,), STOPPED, (SIGUSR1,), "launcher", least_ranks=2, kind="signal"),
     "killed at start": Fault(("start",), (), KILLED, (SIGKILL,)),
     "killed in evaluation": Fault(("evaluation",), (), KILLED, (SIGKILL,)),
@@ -73,7 +70,7 @@ FAULTS = {
     "write error": Fault(("writing",), (2,), "cannot be written: .*Input/output error", error="OSError", kind="raise"),
     "disk full": Fault(WORK, (2,), "No space left on device", kind="full disk"),
     "signal": Fault(WORK, (75,), STOPPED, (SIGTERM,), kind="signal"),
-    "second signal": Fault(WORK, (), f"{STOPPED}|{TOLD}", (SIGTERM, SIGTERM), kind="signal"),
+    "second signal": Fault(WORK, (), f"{STOPPED}|{SIGNALLED}", (SIGTERM, SIGTERM), kind="signal"),
     "checkpoint damaged": Fault(("third checkpoint",), (-SIGKILL,), "", (SIGKILL,), "everything", kind="cut"),
 }
 """By name."""
@@ -84,30 +81,30 @@ MOMENTS_OF = PHASES | {
 }
 
 LATEST = 24
-"""Calls of the most frequent moments, half of what there are, after which what follows must still show."""
+"""Limit of the call of frequent moments: about half of their calls, so that the run continues for long enough."""
 
 
 @dataclass(frozen=True)
-class Strike:
-    """One fault, drawn.
+class Injection:
+    """A fault at a drawn moment.
 
     Attributes
     ----------
     fault : str
     moment : str
     call : int
-        Of the moment, from 1.
+        Number of the call of the moment, from 1.
     rank : int
     delay : float or None
-        Seconds after that; None: exactly there, where the rank waits for it.
+        Seconds after the moment; None if the rank waits for the fault.
     signals : tuple of int
-    whom : str
+    target : str
     pause : float
         Seconds between two signals.
-    room : int
-        Bytes left on a disk that is full.
+    free_bytes : int
+        Free space of a full disk.
     damage : str
-        Done to the newest checkpoint afterwards, where the fault is that.
+        Damage to the newest checkpoint afterwards, for the fault ``checkpoint damaged``.
     """
 
     fault: str
@@ -116,63 +113,61 @@ class Strike:
     rank: int
     delay: float | None
     signals: tuple[int, ...]
-    whom: str
+    target: str
     pause: float
-    room: int
+    free_bytes: int
     damage: str
 
     @property
     def error(self) -> str | None:
-        """What the rank raises."""
+        """Error raised in the rank."""
         return FAULTS[self.fault].error
 
     def __str__(self) -> str:
         when = "exactly at" if self.delay is None else f"{1000 * self.delay:.1f} ms after"
-        done = [f"signal {int(number)} to {self.whom}" for number in self.signals]
+        done = [f"signal {int(number)} to {self.target}" for number in self.signals]
         done += [self.damage] * (self.fault == "checkpoint damaged")
         return f"{self.fault}, {when} '{self.moment}' {self.call} of rank {self.rank} ({', '.join(done)})"
 
-    def complaint(self, code: int, said: str, recipe: Recipe) -> str | None:
-        """What is wrong with how the run told of it; None where nothing is."""
+    def complaint(self, code: int, output: str, recipe: Recipe) -> str | None:
+        """Error in the report of the run about the fault, or None."""
         fault = FAULTS[self.fault]
-        if not recipe.launched and -code in self.signals:  # the shell says it
+        if not recipe.launched and -code in self.signals:  # the shell reports the signal
             return f"ended by {self}" if self.fault == "signal" else None
         if code == 0 if not fault.codes else code not in fault.codes:
             return f"exit code {code} after: {self}"
-        words = fault.words.replace("RANKS", str(recipe.ranks)).replace("RANK", str(self.rank))
+        pattern = fault.pattern.replace("RANKS", str(recipe.ranks)).replace("RANK", str(self.rank))
         if fault.error == "RuntimeError" and not recipe.launched:
-            words = BROKEN
-        return None if re.search(words, said) else f"no word of it in the output ({words}) after: {self}"
+            pattern = BROKEN
+        return None if re.search(pattern, output) else f"the output has no match of {pattern!r} after: {self}"
 
 
-def draw_strike(random: Random, name: str, recipe: Recipe, *, resumed: bool) -> Strike:
-    """Draw when and where a fault strikes.
+def draw_injection(random: Random, name: str, recipe: Recipe, *, resumed: bool) -> Injection:
+    """Draw moment and rank of a fault.
 
     Parameters
     ----------
-    random : Random
     name : str
-        One of `FAULTS`.
-    recipe : Recipe
+        Key of `FAULTS`.
     resumed : bool
-        Whether the run goes on with one that was struck, so that much of it may be done already.
+        Whether the run resumes an earlier one, so that few calls of a moment may remain.
     """
     fault = FAULTS[name]
     phase = random.choice(fault.phases)
     moment = random.choice(MOMENTS_OF[phase])
     most = 1 if resumed else min(MOMENTS[moment].calls, LATEST)
-    signals, whom = fault.signals, fault.whom
-    if whom == "rank" and SIGTERM in signals:
-        signals, whom = tuple(random.choice((SIGTERM, SIGUSR1)) for _ in signals), random.choice(("rank", "ranks"))
+    signals, target = fault.signals, fault.target
+    if target == "rank" and SIGTERM in signals:
+        signals, target = tuple(random.choice((SIGTERM, SIGUSR1)) for _ in signals), random.choice(("rank", "ranks"))
     exactly = phase in ("start", "resume", "end") or random.random() < 0.5
-    return Strike(
+    return Injection(
         name,
         moment,
         3 if phase == "third checkpoint" else random.randint(1, most),
         0 if MOMENTS[moment].first_rank else random.randrange(recipe.ranks),
         None if exactly else random.choice((0.001, 0.004, 0.01)) * random.random(),
         signals,
-        whom,
+        target,
         0.3 if name == "rank delayed" else 0.05 * random.random(),
         random.choice((0, 4096, 20480)),
         random.choice(DAMAGES),

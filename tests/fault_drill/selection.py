@@ -1,4 +1,4 @@
-"""Which fault is whose turn, and how the trial of a fault is drawn and carried out."""
+"""Selection of faults, and drawing and running of their trials."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 from random import Random
 
 from fault_drill.folder_trials import CUT, FILE_FAULTS, FORGE, FolderDrill, FolderTrial, draw_folder_trial
+from fault_drill.injections import FAULTS
 from fault_drill.outcomes import AnyTrial, Outcome
 from fault_drill.script import DIFFER, EXIT, LOOP, RANK_FAULTS
 from fault_drill.script_trials import ScriptDrill, ScriptTrial, draw_script_trial
-from fault_drill.strikes import FAULTS
 from fault_drill.trials import Drill, Trial, draw_trial
 
 __all__ = ["EVERY_FAULT", "KIND_OF", "SHARES", "Drills", "draw", "kinds_of"]
@@ -28,7 +28,7 @@ SHARES = {
     "cut": 4,
     "forge": 8,
 }
-"""Trials of each kind in a turn of 30; those of damaged files are the quickest."""
+"""Trials of each kind among 30; those of damaged files are the fastest."""
 
 KIND_OF = (
     {name: fault.kind for name, fault in FAULTS.items()}
@@ -52,16 +52,12 @@ def kinds_of(faults: Sequence[str]) -> list[str]:
 def draw(
     seed: int, number: int, faults: Sequence[str] = EVERY_FAULT, most_ranks: int = 4, *, evenly: bool = False
 ) -> AnyTrial:
-    """Draw a trial: kinds come as often as `SHARES` says, faults of a kind as often as one another.
+    """Draw a trial: kinds with the frequencies of `SHARES`, and all faults of a kind with equal frequency.
 
     Parameters
     ----------
-    seed, number : int
-    faults : sequence of str
-        To take turns.
-    most_ranks : int
     evenly : bool
-        Let all faults come as often as one another.
+        Whether all faults have equal frequency.
     """
     name = _in_turn(f"{seed}", number, faults) if evenly else _by_shares(seed, number, faults)
     if name in RANK_FAULTS:
@@ -72,7 +68,7 @@ def draw(
 
 
 def _in_turn(seed: str, number: int, names: Sequence[str]) -> str:
-    """Each name once in every turn, in an order that is drawn."""
+    """A name from random permutations of all names, one after another."""
     turn, place = divmod(number, len(names))
     return Random(f"{seed} {turn}").sample(names, len(names))[place]
 
@@ -87,30 +83,30 @@ def _by_shares(seed: int, number: int, faults: Sequence[str]) -> str:
 
 
 class Drills:
-    """Carries out trials of every kind.
+    """Runs trials of all kinds.
 
     Parameters
     ----------
     folder : Path
-        Where they run.
+        Folder of all trials.
     limit : float
-        Seconds a job may take.
+        Time limit of a job in seconds.
     """
 
     def __init__(self, folder: Path, limit: float) -> None:
         self.folder = folder
-        self._struck, self._scripts, self._folders = (
+        self._trainings, self._scripts, self._folders = (
             Drill(folder, limit),
             ScriptDrill(folder, limit),
             FolderDrill(folder, limit),
         )
 
     def folder_of(self, trial: AnyTrial) -> Path:
-        """Where a trial leaves its commands and outputs."""
+        """Folder of the commands and outputs of a trial."""
         return self.folder / f"trial-{trial.number:04d}"
 
     def carry_out(self, trial: AnyTrial) -> Outcome:
-        """Do what the trial says, and judge it."""
+        """Run the trial, and check its results."""
         folder = self.folder_of(trial)
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
@@ -120,7 +116,7 @@ class Drills:
             outcome = self._folders.carry_out(trial, folder)
         else:
             assert isinstance(trial, Trial)
-            outcome = self._struck.carry_out(trial, folder)
+            outcome = self._trainings.carry_out(trial, folder)
         if outcome.complaints:
             (folder / "complaints.txt").write_text("\n".join(outcome.complaints) + "\n")
         return outcome
