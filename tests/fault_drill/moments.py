@@ -49,7 +49,7 @@ MOMENTS = {
     "the settings are written": Moment("start", (f"{_FOLDER}:RunFolder.write_config",), first_rank=True),
     "an update": Moment("training", ("hybridnn.nn.optimizers:Adam.update", "hybridnn.nn.optimizers:SGD.update"), 40),
     "a line of the history": Moment("training", (f"{_FOLDER}:RunFolder.append",), 40, first_rank=True),
-    "an evaluation": Moment("evaluation", ("hybridnn.training.forward_passes:ForwardPasses.evaluate",), 4),
+    "an evaluation": Moment("evaluation", ("hybridnn.training.engine:Engine.evaluate",), 4),
     "a checkpoint begins": Moment("checkpoint", (f"{_WRITING}:CheckpointWriter._begin",), 3),
     "an array is written": Moment("checkpoint", (f"{_PENDING}:write_rectangle",), 9),
     "the arrays are digested": Moment("checkpoint", (f"{_PENDING}:PendingCheckpoint.hash_arrays",), 3),
