@@ -188,7 +188,6 @@ class Kernels(Protocol):
         flat : array, shape (n,)
         squared_norm : array of float64, shape (1,)
             Of all parameters, of which `flat` may be a part.
-        limit : float
         """
         ...
 

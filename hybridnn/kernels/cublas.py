@@ -55,7 +55,6 @@ class CublasProducts:
 
     Parameters
     ----------
-    cupy : module
     library : ctypes.CDLL
         cuBLAS.
     tf32 : bool

@@ -68,8 +68,6 @@ class CupyKernels:
 
     Parameters
     ----------
-    cupy : module
-    products : CublasProducts
     progress : callable, optional
         Called repeatedly while the host waits for the device, if other ranks may need this one meanwhile.
     """

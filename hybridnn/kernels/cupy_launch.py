@@ -91,12 +91,7 @@ def _clamp(blocks: int, most: int) -> int:
 
 
 class KernelLauncher:
-    """Kernels of one device, compiled for a dtype at their first launch.
-
-    Parameters
-    ----------
-    cupy : module
-    """
+    """Kernels of one device, compiled for a dtype at their first launch."""
 
     def __init__(self, cupy: Any) -> None:
         self._cupy = cupy

@@ -117,7 +117,6 @@ def activate(name: str, z: Array, scratch: Array) -> None:
     Parameters
     ----------
     name : {"identity", "relu", "tanh", "sigmoid", "selu"}
-    z : ndarray
     scratch : ndarray
         Same shape and dtype; overwritten.
     """
@@ -152,7 +151,6 @@ def gradient_of_activation(name: str, y: Array, dy: Array, out: Array, scratch: 
     Parameters
     ----------
     name : {"identity", "relu", "tanh", "sigmoid", "selu"}
-    y, dy : ndarray
     out : ndarray
         Receives the result; may be `dy` itself.
     scratch : ndarray

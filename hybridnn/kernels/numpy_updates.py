@@ -44,7 +44,6 @@ def sgd_update(
         Receives the new weights; may be `weights`.
     scratch : ndarray, shape (at least min(BLOCK, n),)
         Overwritten.
-    settings : SGDSettings
     scalars : (float,)
         The learning rate.
     """
@@ -91,7 +90,6 @@ def adam_update(
         Receives the new weights; may be `weights`.
     scratch : ndarray, shape (2 * min(BLOCK, n),)
         Overwritten.
-    settings : AdamSettings
     scalars : (float, float, float)
         Step size, with the first moment's bias correction; root of the second moment's bias correction; and the factor
         on the weights by decoupled weight decay.
@@ -152,7 +150,6 @@ def adam_prediction(
     ----------
     weights, first, second, out : ndarray, shape (n,)
         `first` and `second` are the running moments.
-    eps : float
     corrections : (float, float)
         The first two scalars of `adam_update`, with the learning rate times the number of steps.
     """

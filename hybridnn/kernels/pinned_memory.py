@@ -22,7 +22,6 @@ class PinnedMemory:
 
     Parameters
     ----------
-    cupy : module
     progress : callable, optional
         As for `wait_for`.
     """

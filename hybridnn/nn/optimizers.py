@@ -32,8 +32,6 @@ class OptimizerState:
         Memory for intermediate results, a few cache blocks.
     updates : int
         Updates done.
-    kernels : Kernels
-        Of the device that holds the arrays.
     device_scalars : array of float64, shape (3,), or None
         While updates are captured and replayed: where they read the scalars of the step (`Optimizer.step_scalars`).
     """
@@ -54,7 +52,6 @@ class LinearUpdate(NamedTuple):
     ----------
     target : ndarray, shape (n,)
         The weights, or a slot.
-    factor, keep : float
     step : float or None
         None if `target` is the weights.
     """

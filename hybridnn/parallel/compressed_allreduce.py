@@ -62,7 +62,6 @@ class CompressionWorkspace:
 
     Parameters
     ----------
-    compression : CompressedFormat
     ranks : int
         Size of the group.
     elements : int
@@ -101,7 +100,6 @@ class CompressedAllreduce:
         The same ranks, for the all-to-all and for the all-gather.
     array : ndarray, shape (n,)
         Host array, summed in place.
-    workspace : CompressionWorkspace
     """
 
     def __init__(self, group: Group, gather_group: Group, array: Array, workspace: CompressionWorkspace) -> None:
@@ -157,7 +155,6 @@ class StagedCompressedAllreduce:
 
     Parameters
     ----------
-    device : Device
     array : array of the device, shape (n,)
         Summed in place.
     start : callable

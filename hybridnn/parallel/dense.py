@@ -96,13 +96,10 @@ class ColumnDense:
 
     Parameters
     ----------
-    shard : LayerShard
     group : Group
         The model group.
     overlap : bool
         Overlap the all-reduce of the input gradient with the weight gradient.
-    kernels : Kernels
-        Of the device that holds the arrays.
     """
 
     def __init__(self, shard: LayerShard, group: Group, overlap: bool, kernels: Kernels) -> None:
@@ -158,11 +155,8 @@ class RowDense:
 
     Parameters
     ----------
-    shard : LayerShard
     group : Group
         The model group.
-    kernels : Kernels
-        Of the device that holds the arrays.
     """
 
     def __init__(self, shard: LayerShard, group: Group, kernels: Kernels) -> None:

@@ -61,7 +61,6 @@ class ScatterDistributor:
 
     Parameters
     ----------
-    grid : ProcessGrid
     broadcast : bool
         False: one message to every rank. True: one per batch rank, then a broadcast within the model group.
     """

@@ -24,11 +24,8 @@ class JoinedMicrobatches:
         The layers of the stage.
     capacity : int
         Most samples.
-    dtype : dtype
     loads_input : bool
         Whether the first layer's input is data, of which every sample is contiguous.
-    kernels : Kernels
-        Of the device that holds the arrays.
     """
 
     def __init__(

@@ -123,7 +123,6 @@ class GradientReducer:
         End of every layer in it.
     overlap : bool
         False: one all-reduce after the backward pass (Laugier et al. 2018, Algorithm 1, line 14).
-    config : BucketConfig
     compression : CompressedFormat, optional
         Format in which the gradients travel; the last element of the buffer, the loss, is not rounded.
 

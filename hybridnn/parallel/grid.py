@@ -64,7 +64,6 @@ class ProcessGrid:
         Batch and model ranks of every stage.
     nodes : int
         Number of nodes.
-    check_collectives : bool
     stall_watchdog : StallWatchdog or None
         Ends a job that stalls, from the first training on the grid on; None for one rank.
 

@@ -27,7 +27,6 @@ class NodeMemory:
 
     Parameters
     ----------
-    grid : ProcessGrid
     replicas_only : bool
         Whether only the ranks of the node in this rank's batch group share, which have the same weights; by default all
         ranks of the node.

@@ -72,13 +72,9 @@ class Stage:
         float32 or float64.
     overlap : bool
         Overlap communication with the backward pass.
-    kernels : Kernels
-        Of the device that holds the arrays.
-    config : ReplicaConfig
 
     Attributes
     ----------
-    kernels : Kernels
     layout : ParameterLayout
         Offsets of the layers' arrays in the flat buffers.
     shards : list of LayerShard

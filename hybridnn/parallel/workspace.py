@@ -86,7 +86,6 @@ class StageArrays:
         Targets are loaded here if the stage loads them; else empty.
     columns : ndarray of int64, shape (n,)
         0 … n-1.
-    layers : list of LayerArrays
     input : ndarray, shape (features, n)
         Input of the first layer.
     input_gradient : ndarray, shape (features, n), or None
@@ -131,12 +130,8 @@ class Workspace:
         Most samples of a microbatch on this rank.
     dtype : dtype
         Of activations and gradients.
-    role : StageRole
-    buffers : MicrobatchBuffers
     features_contiguous : bool
         Whether rows of the arrays must be contiguous, because they travel in messages or kernels read along them.
-    kernels : Kernels
-        Of the device that holds the arrays.
     memory : iterator of ndarray, optional
         Memory for the operands of weight gradients, if other ranks read them: one set, with ``dz``, of the sizes and in
         the order of `weight_gradient_input_sizes`.

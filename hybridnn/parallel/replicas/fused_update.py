@@ -49,7 +49,6 @@ class _Rows:
     ----------
     layer : int
         Index of the layer.
-    rows : slice
     bias : slice
         Among the layer's biases on this rank.
     bias_rows : slice
@@ -82,7 +81,6 @@ def fused_update_pays(model: MLP, batch_size: int, batch: int, split: int) -> bo
 
     Parameters
     ----------
-    model : MLP
     batch_size : int
         Most samples of a minibatch, over all ranks.
     batch, split : int
@@ -114,9 +112,6 @@ class FusedUpdateReplica(NodeReplica):
     ----------
     memory : NodeMemory or PrivateMemory
         Of the batch group.
-    batch : Group
-    layout : ParameterLayout
-    dtype : dtype
     arrays : int
         As for `SharedReplica`.
     """

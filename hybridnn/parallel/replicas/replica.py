@@ -87,7 +87,6 @@ class Replica(Protocol):
         ----------
         squared_norm : array of float64, shape (1,)
             Of the gradients of all layers, of which these may be some.
-        limit : float
         """
         ...
 
@@ -113,11 +112,8 @@ class PrivateReplica:
         The batch group.
     ends : sequence of int
         End of every layer in a flat buffer.
-    dtype : dtype
     overlap : bool
         As for `GradientReducer`.
-    kernels : Kernels
-        Of the device that holds the arrays.
     compression : CompressedFormat, optional
         As for `GradientReducer`.
 
@@ -204,7 +200,6 @@ class NodeReplica:
         The whole batch group.
     arrays : iterator of ndarray
         Shared memory for `new_array`.
-    dtype : dtype
 
     Attributes
     ----------

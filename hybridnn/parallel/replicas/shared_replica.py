@@ -69,10 +69,8 @@ class SharedReplica(NodeReplica):
 
     Parameters
     ----------
-    sharing : Sharing
     size : int
         Elements of a flat buffer.
-    dtype : dtype
     arrays : int
         Number of calls of `new_array`: versions of the weights, and slots of the optimizer.
     compression : CompressedFormat, optional

@@ -24,7 +24,6 @@ class OwnedSlice:
 
     Attributes
     ----------
-    number : int
     owners : Group or None
         Its owners on all nodes; None if one node holds the whole batch group.
     """
