@@ -33,17 +33,6 @@ class RowSource(Protocol):
         ...
 
 
-class Distributor(Protocol):
-    """Interface of distribution methods."""
-
-    def fetch(self, rows: RowSource | None, indices: NDArray[np.int64], x: Array | None, y: Array | None) -> None:
-        """Write this rank's block of the samples `indices` to `x` and `y`, unless None.
-
-        Collective over the grid, except with ``local``; all ranks must request the same arrays.
-        """
-        ...
-
-
 class LocalDistributor:
     """Every rank reads its own block."""
 
@@ -51,7 +40,7 @@ class LocalDistributor:
         self._grid = grid
 
     def fetch(self, rows: RowSource | None, indices: NDArray[np.int64], x: Array | None, y: Array | None) -> None:
-        """Read the block of this batch rank."""
+        """Write this rank's block of the samples `indices` to `x` and `y`, unless None."""
         assert rows is not None
         rows.take(indices[block_slice(len(indices), self._grid.batch, self._grid.batch_rank)], x, y)
 
@@ -71,7 +60,7 @@ class ScatterDistributor:
         self._buffers: dict[tuple[str, tuple[int, ...], np.dtype[Any]], Array] = {}
 
     def fetch(self, rows: RowSource | None, indices: NDArray[np.int64], x: Array | None, y: Array | None) -> None:
-        """Receive this rank's block from rank 0."""
+        """As `LocalDistributor.fetch`; collective over the grid, and all ranks must request the same arrays."""
         all_x = all_y = None
         if rows is not None and self._grid.rank == 0:
             all_x = None if x is None else self._buffer(x, len(indices), "x")
@@ -112,6 +101,9 @@ class ScatterDistributor:
         if buffer is None or len(buffer) < samples:
             buffer = self._buffers[key] = np.empty((samples, *width), like.dtype)
         return buffer[:samples]
+
+
+Distributor = LocalDistributor | ScatterDistributor
 
 
 def make_distributor(grid: ProcessGrid, distribution: str) -> Distributor:

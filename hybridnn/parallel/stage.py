@@ -24,7 +24,7 @@ from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.parallel.layer_split import split_layers
 from hybridnn.parallel.node_memory import PrivateMemory
 from hybridnn.parallel.replicas.fused_update import FusedUpdateReplica
-from hybridnn.parallel.replicas.replica import PrivateReplica, Replica
+from hybridnn.parallel.replicas.replica import PrivateReplica
 from hybridnn.parallel.replicas.shared_replica import SharedReplica
 from hybridnn.parallel.replicas.sharing import Sharing
 from hybridnn.parallel.workspace import (
@@ -34,6 +34,8 @@ from hybridnn.parallel.workspace import (
     Workspace,
     weight_gradient_input_sizes,
 )
+
+Replica = PrivateReplica | SharedReplica | FusedUpdateReplica
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,13 @@
 
 `PrivateReplica`: every batch rank has its own and all-reduces the gradients. `SharedReplica` (``shared_replica.py``):
 the batch ranks of a node have one in a shared-memory window. `FusedUpdateReplica` (``fused_update.py``): all batch
-ranks are on one node, and weight gradients are computed during the update.
+ranks are on one node, and weight gradients are computed during the update. They have the same interface, documented at
+`PrivateReplica`, whose methods are collective over the batch group, except `ready` and `bytes_per_rank`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -21,86 +21,6 @@ from hybridnn.kernels.sixteen_bits import CompressedFormat
 from hybridnn.nn.optimizers import Optimizer, OptimizerState, new_state
 from hybridnn.parallel.gradient_reduction import DEVICE_BUCKETS, HOST_BUCKETS, STAGED_BUCKETS, GradientReducer
 from hybridnn.parallel.node_memory import NodeMemory, PrivateMemory
-
-
-class Replica(Protocol):
-    """Interface of replicas; methods are collective over the batch group, except `ready` and `bytes_per_rank`."""
-
-    @property
-    def loss(self) -> Array:
-        """This rank's sum of losses, shape (1,), which backward passes write."""
-        ...
-
-    @property
-    def is_leader(self) -> bool:
-        """Whether this rank writes the replica in `fill`."""
-        ...
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of gradients and workspace on this rank."""
-        ...
-
-    @property
-    def total_loss(self) -> Array:
-        """Sum of the losses over the batch group, shape (1,), after `finish`."""
-        ...
-
-    def new_array(self) -> Array:
-        """Zeros, shape (size,), for a version of the weights or a slot of the optimizer."""
-        ...
-
-    def new_state(self, optimizer: Optimizer, weights: Array) -> OptimizerState:
-        """State of the optimizer before the first update."""
-        ...
-
-    def bytes_per_rank(self, nbytes: int) -> int:
-        """This rank's share of an array of `nbytes`."""
-        ...
-
-    def ready(self, layer: int) -> None:
-        """Signal that the gradients of `layer` and of all layers above are complete on this rank."""
-        ...
-
-    def finish(self) -> None:
-        """Return when the gradients of all ranks are complete, and summed as far as the update needs it."""
-        ...
-
-    def update(
-        self, optimizer: Optimizer, weights: Array, state: OptimizerState, rate: float, out: Array | None = None
-    ) -> None:
-        """Apply the sum of all gradients to `weights` in place, or leave them unchanged and write to `out`."""
-        ...
-
-    def full_gradient(self) -> Array:
-        """The sum of all gradients, shape (size,); read-only."""
-        ...
-
-    def squared_norm_into(self, norm: Array) -> None:
-        """Squared norm of the sum of all gradients into `norm`, an array of float64 and shape (1,)."""
-        ...
-
-    def clip(self, squared_norm: Array, limit: float) -> None:
-        """Scale the sum of all gradients by limit / norm if the norm is above `limit`.
-
-        Parameters
-        ----------
-        squared_norm : array of float64, shape (1,)
-            Of the gradients of all layers, of which these may be some.
-        """
-        ...
-
-    def fill(self, write: Callable[[], None]) -> None:
-        """Call `write`, which writes the weights, on the leaders; it must not fail on one rank alone."""
-        ...
-
-    def publish(self) -> None:
-        """Return when all writes to the replica are visible to every rank."""
-        ...
-
-    def synchronize_state(self, state: OptimizerState) -> None:
-        """After the leader has written the replica: make it visible, and copy the leader's number of updates."""
-        ...
 
 
 class PrivateReplica:
@@ -121,7 +41,13 @@ class PrivateReplica:
     ----------
     gradient : ndarray, shape (size,)
     loss : ndarray, shape (1,)
-        Follows the gradient in memory, so that it travels with it.
+        This rank's sum of losses, which backward passes write. It follows the gradient in memory and travels with it.
+    nbytes : int
+        Bytes of gradients and workspace on this rank.
+    is_leader : bool
+        Whether this rank writes the replica in `fill`.
+    ready, finish : callable
+        As of `GradientReducer`.
     """
 
     is_leader = True
@@ -145,52 +71,58 @@ class PrivateReplica:
 
     @property
     def total_loss(self) -> Array:
-        """See `Replica.total_loss`."""
+        """Sum of the losses over the batch group, shape (1,), after `finish`."""
         return self.loss
 
     def new_array(self) -> Array:
-        """See `Replica.new_array`."""
+        """Zeros, shape (size,), for a version of the weights or a slot of the optimizer."""
         return self._kernels.zeros(self.gradient.shape, self.gradient.dtype)
 
     def new_state(self, optimizer: Optimizer, weights: Array) -> OptimizerState:
-        """See `Replica.new_state`."""
+        """State of the optimizer before the first update."""
         return new_state(optimizer, weights, self._kernels)
 
     def bytes_per_rank(self, nbytes: int) -> int:
-        """All `nbytes`."""
+        """This rank's share of an array of `nbytes`: all of them."""
         return nbytes
 
     def update(
         self, optimizer: Optimizer, weights: Array, state: OptimizerState, rate: float, out: Array | None = None
     ) -> None:
-        """See `Replica.update`."""
+        """Apply the sum of all gradients to `weights` in place, or leave them unchanged and write to `out`."""
         optimizer.update(weights, self.gradient, state, rate, out)
 
     def full_gradient(self) -> Array:
-        """See `Replica.full_gradient`."""
+        """The sum of all gradients, shape (size,); read-only."""
         return self.gradient
 
     def squared_norm_into(self, norm: Array) -> None:
-        """See `Replica.squared_norm_into`."""
+        """Squared norm of the sum of all gradients into `norm`, an array of float64 and shape (1,)."""
         self._kernels.squared_norm_into(self.gradient, norm)
 
     def clip(self, squared_norm: Array, limit: float) -> None:
-        """See `Replica.clip`."""
+        """Scale the sum of all gradients by limit / norm if the norm is above `limit`.
+
+        Parameters
+        ----------
+        squared_norm : array of float64, shape (1,)
+            Of the gradients of all layers, of which these may be some.
+        """
         self._kernels.clip_to_norm(self.gradient, squared_norm, limit)
 
     def fill(self, write: Callable[[], None]) -> None:
-        """Call `write`: every rank writes its own replica."""
+        """Call `write`, which writes the weights, on the leaders: all ranks. It must not fail on one rank alone."""
         write()
 
     def publish(self) -> None:
-        """Does nothing: no other rank reads the replica."""
+        """Return when all writes to the replica are visible to every rank; no other rank reads this one."""
 
     def synchronize_state(self, state: OptimizerState) -> None:
-        """Does nothing: every rank has written its own replica."""
+        """After the leaders have written replica and state, make both equal on all ranks; here they are."""
 
 
 class NodeReplica:
-    """Base class of replicas in memory that the batch ranks of a node share; `Replica` documents the methods.
+    """Base class of replicas in memory that the batch ranks of a node share; see `PrivateReplica` for the interface.
 
     Parameters
     ----------
@@ -219,7 +151,7 @@ class NodeReplica:
 
     @property
     def total_loss(self) -> Array:
-        """See `Replica.total_loss`."""
+        """See `PrivateReplica.total_loss`."""
         return self._total
 
     def new_array(self) -> Array:
@@ -246,11 +178,11 @@ class NodeReplica:
         self.publish()
 
     def publish(self) -> None:
-        """See `Replica.publish`."""
+        """See `PrivateReplica.publish`."""
         self._memory.publish()
 
     def synchronize_state(self, state: OptimizerState) -> None:
-        """See `Replica.synchronize_state`."""
+        """See `PrivateReplica.synchronize_state`."""
         updates = np.array([state.updates], np.int64)
         self._memory.group.broadcast(updates)
         self.publish()
