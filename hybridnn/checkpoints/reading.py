@@ -50,7 +50,6 @@ class Checkpoint:
 
         Parameters
         ----------
-        stages : sequence of Stage
         states : sequence of OptimizerState
             Of each of `stages`; their numbers of updates are set, too.
         group : Group, optional
@@ -115,7 +114,6 @@ def newest_valid(
 
     Parameters
     ----------
-    folder : Path
     group : Group, optional
         Ranks that share the reading: each verifies some of the files.
     objection : callable, optional

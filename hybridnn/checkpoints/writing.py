@@ -133,8 +133,6 @@ class CheckpointWriter:
     ----------
     folder : Path
         Created with the first checkpoint. Unfinished checkpoints in it are removed: no other job may write here.
-    grid : ProcessGrid
-    model : MLP
     stages : sequence of Stage
         This rank's chunks.
     states : sequence of OptimizerState
@@ -171,7 +169,7 @@ class CheckpointWriter:
         self._assignments = assign_writes(shards, grid)
         self._model_group = grid.model_group.split(0, "checkpoint")
         self._files_to_hash = files_to_hash(shards, grid, self._files.nbytes)
-        # Ranks of one node can read what the others wrote at once, those of other nodes perhaps only after fsync.
+        # Ranks of one node can read files of each other before fsync, those of other nodes perhaps not.
         self._syncs_late = grid.model > 1 and grid.nodes == 1
         self._buffers: dict[int, NDArray[Any]] = {}
         self._pending: PendingCheckpoint | None = None
@@ -261,7 +259,7 @@ class CheckpointWriter:
         self._work = CollectivePhases(self._group, pending.results.buffer, phases)
 
     def _snapshot(self, progress: Progress, copies: bool) -> PendingCheckpoint:
-        """The current state as a pending checkpoint: copies if asked for, else views where possible."""
+        """The current state as a pending checkpoint: with `copies`, or with views of host memory."""
         results = SharedResults(self._layers, list(self._files.shapes))
         pending = PendingCheckpoint(
             self._folder, self._files, progress, self._origin, self._slots, results, self._files_to_hash
@@ -348,7 +346,6 @@ def gather_whole_rows(
 
     Parameters
     ----------
-    group : Group
     block : array, shape (all rows, this rank's columns)
     rows : sequence of slice
         Rows that each rank receives.

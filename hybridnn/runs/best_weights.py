@@ -1,4 +1,4 @@
-"""Best weights: those of the evaluated epoch with the best test metric, kept beside those of the end of a run."""
+"""Best weights: those of the evaluated epoch with the best test metric, in addition to those of the end of a run."""
 
 from __future__ import annotations
 

@@ -38,8 +38,6 @@ class CheckpointHook:
         How often and in which way checkpoints are written.
     trainer : Trainer
         Its current step counts as saved: step 0, or that of the checkpoint it was resumed from.
-    writer : CheckpointWriter
-    signals : StopSignals
 
     Attributes
     ----------

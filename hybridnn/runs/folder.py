@@ -150,7 +150,7 @@ class RunFolder:
         arrays : mapping
             As for `write_weights`.
         record : EpochRecord
-            Of their epoch; its ``epoch``, ``step`` and test ``metric`` are written beside the arrays.
+            Of their epoch; its ``epoch``, ``step`` and test ``metric`` are written, too.
         """
         epoch = {"epoch": record.epoch, "step": record.step, "metric": record.metric}
         return self._write_arrays(BEST_WEIGHTS, {**arrays, **{name: np.array(value) for name, value in epoch.items()}})

@@ -28,7 +28,6 @@ def draw_learning_curve(epochs: Sequence[EpochRecord], path: Path) -> None:
     ----------
     epochs : sequence of EpochRecord
         At least one; values that are None or not finite are left out.
-    path : Path
 
     Raises
     ------

@@ -54,7 +54,6 @@ class FolderLock:
 
         Parameters
         ----------
-        folder : Path
         name : str
             Name of the locked file.
 

@@ -281,7 +281,6 @@ def complete_history(path: Path, in_memory: History, progress: Progress) -> None
 
     Parameters
     ----------
-    path : Path
     in_memory : History
         All records, which every rank holds.
     progress : Progress

@@ -158,7 +158,7 @@ def settings_of_run(folder: Path, overrides: Sequence[str], ranks: int) -> Setti
 
 
 def _redistributes_stages(parallel: ParallelSettings, ranks: int, given: set[str]) -> bool:
-    """Whether the number of stages is chosen anew: for a method that is given now, or if it does not fit the ranks."""
+    """Whether the number of stages is chosen again: if a method is given now, or the stages do not fit the ranks."""
     if parallel.pipeline == 1:
         return "parallel.method" in given
     return bool(ranks % (parallel.pipeline * parallel.model)) and METHODS[parallel.method].exact
@@ -207,9 +207,6 @@ def resume(folder: Path, settings: Settings, trainer: Trainer, data: str, sample
 
     Parameters
     ----------
-    folder : Path
-    settings : Settings
-    trainer : Trainer
     data : str
         Identity of the data.
     samples : int

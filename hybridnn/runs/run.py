@@ -77,7 +77,7 @@ class Attempt:
     on_training : callable or None
         Called before the first step.
     folder : Path or None
-        Run folder, as soon as `run_training` knows it.
+        Run folder, set by `run_training` when it is open.
     training : ActiveTraining or None
         Set by `run_training` before the first step.
     """
@@ -102,7 +102,7 @@ class _PreparedRun:
 def run_training(
     settings: Settings, view: RunView, *, start: Start = "new", forced: bool = False, attempt: Attempt | None = None
 ) -> RunSummary:
-    """Train as the settings say and write the run folder; collective over all ranks of the job.
+    """Train by the settings and write the run folder; collective over all ranks of the job.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""A checkpoint is the same files whatever layout wrote it, and every layout reads its part of them."""
+"""Every layout writes the same files, and reads its shards of those that any other layout wrote."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ RANKS = [2, 3, 4]
 
 @pytest.fixture(autouse=True)
 def _cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    """These arrays are far smaller than what is otherwise not cut."""
+    """Divide arrays as small as those of the tests."""
     monkeypatch.setattr(shards, "UNCUT_BYTES", 40)
 
 
-def require_files(checkpoint: Path, optimizer: str, dtype: str, shift: float = 0) -> None:
-    """Compare every file with the formula, as numpy reads it."""
+def check_files(checkpoint: Path, optimizer: str, dtype: str, shift: float = 0) -> None:
+    """Compare every file, read by NumPy, with the formula."""
     expected = expected_arrays(optimizer, dtype, shift)
     assert {path.name for path in checkpoint.iterdir()} == {*expected, "manifest.json", "SHA256SUMS"}
     for name, array in expected.items():
@@ -50,68 +50,66 @@ def require_files(checkpoint: Path, optimizer: str, dtype: str, shift: float = 0
         np.testing.assert_array_equal(found, array, name)
 
 
-def require_digests(checkpoint: Checkpoint) -> None:
-    """Compare every digest with one of the file's bytes."""
+def check_hashes(checkpoint: Checkpoint) -> None:
+    """Compare every hash with that of the file's bytes."""
     for name, entry in checkpoint.manifest.arrays.items():
         data = (checkpoint.path / name).read_bytes()
         array = np.load(checkpoint.path / name)
         assert entry.sha256 == hashlib.sha256(data).hexdigest(), name
         assert (entry.bytes, entry.shape, entry.dtype) == (len(data), array.shape, array.dtype.name)
     sums = "\n".join(sorted((checkpoint.path / "SHA256SUMS").read_text().splitlines()))
-    by_hand = [
+    expected = [
         f"{hashlib.sha256((checkpoint.path / name).read_bytes()).hexdigest()}  {name}"
         for name in (*checkpoint.manifest.arrays, "manifest.json")
     ]
-    assert sums == "\n".join(sorted(by_hand))
+    assert sums == "\n".join(sorted(expected))
 
 
 @pytest.mark.in_process(ranks=RANKS)
 def test_every_layout_writes_the_same_files_and_others_read_them(comm: MPI.Intracomm, mpi_tmp_path: Path) -> None:
-    everything, optimizers = layouts(comm.size), list(OPTIMIZERS)
-    for place, layout in enumerate(everything):
+    all_layouts, optimizers = layouts(comm.size), list(OPTIMIZERS)
+    for number, layout in enumerate(all_layouts):
         for turn, dtype in enumerate(("float32", "float64")):
-            optimizer = optimizers[(place + turn) % len(optimizers)]
-            held = LocalArrays.of(comm, layout, optimizer, dtype)
-            held.fill()
-            folder = mpi_tmp_path / f"{place}-{optimizer}-{dtype}"
-            held.writer(folder).write(PROGRESS)
-            checkpoint, problems = newest_valid(folder, held.grid.world)
+            optimizer = optimizers[(number + turn) % len(optimizers)]
+            local = LocalArrays.of(comm, layout, optimizer, dtype)
+            local.fill()
+            folder = mpi_tmp_path / f"{number}-{optimizer}-{dtype}"
+            local.writer(folder).write(PROGRESS)
+            checkpoint, problems = newest_valid(folder, local.grid.world)
             assert checkpoint is not None
             assert not problems
             if comm.rank == 0:
-                require_files(checkpoint.path, optimizer, dtype)
-                require_digests(checkpoint)
+                check_files(checkpoint.path, optimizer, dtype)
+                check_hashes(checkpoint)
             comm.Barrier()
             for step in (0, 1, 5):  # over all layouts, many pairs of a writing and a reading one
-                other = LocalArrays.of(comm, everything[(place + step) % len(everything)], optimizer, dtype)
+                other = LocalArrays.of(comm, all_layouts[(number + step) % len(all_layouts)], optimizer, dtype)
                 checkpoint.read_into(other.stages, other.states, other.grid.world)
                 other.check()
 
 
 @pytest.mark.in_process(ranks=RANKS)
-def test_what_is_written_beside_the_training_is_what_was_there_at_the_beginning(
-    comm: MPI.Intracomm, mpi_tmp_path: Path
-) -> None:
-    for place, layout in enumerate(layouts(comm.size)):
-        held = LocalArrays.of(comm, layout, "momentum", "float64")
-        writer = held.writer(mpi_tmp_path / f"{place}")
+def test_a_background_write_has_the_state_of_its_beginning(comm: MPI.Intracomm, mpi_tmp_path: Path) -> None:
+    for number, layout in enumerate(layouts(comm.size)):
+        local = LocalArrays.of(comm, layout, "momentum", "float64")
+        writer = local.writer(mpi_tmp_path / f"{number}")
         for shift, step in enumerate((10, 20)):
-            for stage in held.stages:
-                stage.weights = stage.weights.copy()  # as an update does where an older version is still read
-            held.fill(shift)
+            for stage in local.stages:
+                stage.weights = stage.weights.copy()  # as an update does while an older version is in use
+            local.fill(shift)
             writer.begin(progress_at(step))
             assert writer.busy
-            held.fill(9)
+            local.fill(9)
             path = writer.finish()
             assert not writer.busy
-            assert path == mpi_tmp_path / f"{place}" / f"step-{step:08d}"
+            assert path == mpi_tmp_path / f"{number}" / f"step-{step:08d}"
             if comm.rank == 0:
-                require_files(path, "momentum", "float64", shift)
+                check_files(path, "momentum", "float64", shift)
             comm.Barrier()
 
 
 @pytest.mark.in_process(ranks=RANKS)
-def test_one_process_reads_what_many_wrote_and_the_reverse(comm: MPI.Intracomm, mpi_tmp_path: Path) -> None:
+def test_one_process_and_several_read_each_others_checkpoints(comm: MPI.Intracomm, mpi_tmp_path: Path) -> None:
     alone = LocalArrays.of(import_mpi().COMM_SELF, Layout(((1, 1),)), "adam", "float32")
     alone.fill()
     if comm.rank == 0:
@@ -130,17 +128,17 @@ def test_one_process_reads_what_many_wrote_and_the_reverse(comm: MPI.Intracomm, 
 
 
 @pytest.mark.in_process(ranks=[2])
-def test_the_manifest_says_everything(comm: MPI.Intracomm, mpi_tmp_path: Path) -> None:
-    held = LocalArrays.of(comm, Layout(((1, 1), (1, 1)), partition=(1, 2, 1, 1)), "momentum", "float64")
-    held.fill()
-    for state in held.states:
-        state.updates = 20 + comm.rank  # of an undrained pipeline: told apart here
-    held.writer(mpi_tmp_path).write(PROGRESS)
-    checkpoint, _ = newest_valid(mpi_tmp_path, held.grid.world)
+def test_the_manifest_is_complete(comm: MPI.Intracomm, mpi_tmp_path: Path) -> None:
+    local = LocalArrays.of(comm, Layout(((1, 1), (1, 1)), partition=(1, 2, 1, 1)), "momentum", "float64")
+    local.fill()
+    for state in local.states:
+        state.updates = 20 + comm.rank  # different, as in a pipeline that is not drained
+    local.writer(mpi_tmp_path).write(PROGRESS)
+    checkpoint, _ = newest_valid(mpi_tmp_path, local.grid.world)
     assert checkpoint is not None
     manifest = checkpoint.manifest
     assert (manifest.format_version, manifest.hybridnn, manifest.slots) == (1, __version__, ("velocity",))
-    assert manifest.progress == PROGRESS  # the sum of the losses to its last digit
+    assert manifest.progress == PROGRESS  # the sum of the losses exactly
     assert manifest.weight_versions == (20, 21, 21, 20, 21)
     assert manifest.origin.partition == (1, 2, 1, 1)
     assert manifest.origin.stages == ((1, 1), (1, 1))
@@ -152,35 +150,35 @@ def test_the_manifest_says_everything(comm: MPI.Intracomm, mpi_tmp_path: Path) -
 
 @pytest.mark.in_process(ranks=[2])
 def test_an_error_of_one_rank_that_reads_is_raised_on_all(comm: MPI.Intracomm, mpi_tmp_path: Path) -> None:
-    held = LocalArrays.of(comm, Layout(((1, 1), (1, 1)), partition=(2, 3)), "sgd", "float64")
-    held.writer(mpi_tmp_path).write(PROGRESS)
-    checkpoint, _ = newest_valid(mpi_tmp_path, held.grid.world)
+    local = LocalArrays.of(comm, Layout(((1, 1), (1, 1)), partition=(2, 3)), "sgd", "float64")
+    local.writer(mpi_tmp_path).write(PROGRESS)
+    checkpoint, _ = newest_valid(mpi_tmp_path, local.grid.world)
     assert checkpoint is not None
     if comm.rank == 0:
         (checkpoint.path / "layers.4.weight.npy").unlink()  # which rank 1 reads
     comm.Barrier()
     with pytest.raises(HybridnnError, match=r"layers\.4\.weight\.npy: cannot be read: .*No such file"):
-        checkpoint.read_into(held.stages, held.states, held.grid.world)
+        checkpoint.read_into(local.stages, local.states, local.grid.world)
 
 
 @pytest.mark.in_process(ranks=[4])
 def test_every_rank_writes_about_the_same_bytes(comm: MPI.Intracomm, mpi_tmp_path: Path) -> None:
     for stages in (((4, 1),), ((2, 2),), ((1, 4),), ((2, 1), (2, 1))):
-        held = LocalArrays.of(
+        local = LocalArrays.of(
             comm, Layout(stages, partition=(LAYERS,) if len(stages) == 1 else (2, 3)), "adam", "float64"
         )
-        writer = held.writer(mpi_tmp_path)
+        writer = local.writer(mpi_tmp_path)
         pending = writer._snapshot(PROGRESS, copies=True)
         written = sum(elements.nbytes for _, _, elements in pending.to_write)
-        stage = sum(stage.weights.nbytes * 3 for stage in held.stages) * held.grid.model
+        stage = sum(stage.weights.nbytes * 3 for stage in local.stages) * local.grid.model
         widest_row = 13 * 8
         # The buffers have padding, which is not written: up to 120 bytes an array.
-        assert abs(written - stage / (held.grid.batch * held.grid.model)) <= 2 * widest_row + 120 * 3 * 2 * LAYERS
+        assert abs(written - stage / (local.grid.batch * local.grid.model)) <= 2 * widest_row + 120 * 3 * 2 * LAYERS
 
 
-def test_the_files_are_those_that_sha256sum_knows(tmp_path: Path) -> None:
-    held = LocalArrays.of(import_mpi().COMM_SELF, Layout(((1, 1),)), "adam", "float64")
-    path = held.writer(tmp_path).write(PROGRESS)
+def test_sha256sum_accepts_the_files(tmp_path: Path) -> None:
+    local = LocalArrays.of(import_mpi().COMM_SELF, Layout(((1, 1),)), "adam", "float64")
+    path = local.writer(tmp_path).write(PROGRESS)
     checked = subprocess.run(["sha256sum", "--check", "--strict", "SHA256SUMS"], cwd=path, capture_output=True)
     assert checked.returncode == 0, checked.stderr
 
@@ -199,9 +197,9 @@ def test_other_networks_optimizers_and_dtypes_are_refused(tmp_path: Path) -> Non
 
 
 def test_the_weights_alone_are_plain_arrays(tmp_path: Path) -> None:
-    held = LocalArrays.of(import_mpi().COMM_SELF, Layout(((1, 1),)), "adam", "float32")
-    held.fill()
-    held.writer(tmp_path).write(PROGRESS)
+    local = LocalArrays.of(import_mpi().COMM_SELF, Layout(((1, 1),)), "adam", "float32")
+    local.fill()
+    local.writer(tmp_path).write(PROGRESS)
     checkpoint, _ = newest_valid(tmp_path)
     assert checkpoint is not None
     weights, expected = checkpoint.weights(), expected_arrays("sgd", "float32")

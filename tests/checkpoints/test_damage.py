@@ -1,4 +1,4 @@
-"""What is damaged is found and named, and the newest checkpoint that is sound is used instead."""
+"""Damage is found and named, and the newest valid checkpoint is used instead."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ FILE = "layers.2.weight.npy"
 
 
 def three_checkpoints(folder: Path, comm: MPI.Intracomm = MPI.COMM_SELF, layout: Layout = ONE) -> LocalArrays:
-    """Write steps 10, 20 and 30, with numbers of their own."""
-    held = LocalArrays.of(comm, layout, "sgd", "float32")
-    writer = held.writer(folder)
+    """Write checkpoints of steps 10, 20 and 30 with different elements."""
+    local = LocalArrays.of(comm, layout, "sgd", "float32")
+    writer = local.writer(folder)
     for step in (10, 20, 30):
-        held.fill(shift=step, updates=step)
+        local.fill(shift=step, updates=step)
         writer.write(progress_at(step))
-    return held
+    return local
 
 
-def flip(path: Path, place: int) -> None:
+def flip(path: Path, offset: int) -> None:
     data = bytearray(path.read_bytes())
-    data[place] ^= 1
+    data[offset] ^= 1
     path.write_bytes(bytes(data))
 
 
@@ -53,7 +53,7 @@ def claim_another_step(path: Path) -> None:
     path.write_text(path.read_text().replace('"step": 30', '"step": 31'))
 
 
-def forget_a_key(path: Path) -> None:
+def remove_a_key(path: Path) -> None:
     values = json.loads(path.read_text())
     del values["origin"]["seed"]
     path.write_text(json.dumps(values))
@@ -73,7 +73,7 @@ DAMAGES: dict[str, tuple[str, Callable[[Path], None], str]] = {
     "manifest no text": ("manifest.json", lambda path: path.write_bytes(b"\xff\xfe") and None, "cannot be read"),
     "manifest a list": ("manifest.json", lambda path: path.write_text("[]") and None, "should be an object"),
     "manifest changed": ("manifest.json", claim_another_step, "SHA-256"),
-    "manifest lacks": ("manifest.json", forget_a_key, "origin.seed"),
+    "manifest lacks": ("manifest.json", remove_a_key, "origin.seed"),
     "manifest missing": ("manifest.json", Path.unlink, "missing"),
     "sums missing": ("SHA256SUMS", Path.unlink, "missing"),
 }
@@ -81,38 +81,38 @@ DAMAGES: dict[str, tuple[str, Callable[[Path], None], str]] = {
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_damage_is_named_and_the_older_checkpoint_used(tmp_path: Path, damage: str) -> None:
-    held = three_checkpoints(tmp_path)
-    file, harm, said = DAMAGES[damage]
+    local = three_checkpoints(tmp_path)
+    file, harm, message = DAMAGES[damage]
     harm(tmp_path / "step-00000030" / file)
     checkpoint, problems = newest_valid(tmp_path)
     assert checkpoint is not None
     assert checkpoint.path.name == "step-00000020"
     assert len(problems) == 1
     assert f"{tmp_path / 'step-00000030' / file}: " in problems[0]
-    assert said in problems[0]
-    checkpoint.read_into(held.stages, held.states)
-    held.check(shift=20, updates=20)
+    assert message in problems[0]
+    checkpoint.read_into(local.stages, local.states)
+    local.check(shift=20, updates=20)
 
 
 @pytest.mark.mpi(ranks=[2, 3])
 def test_all_ranks_find_the_same_damage(comm: MPI.Intracomm, mpi_tmp_path: Path) -> None:
-    held = three_checkpoints(mpi_tmp_path, comm, Layout(((comm.size, 1),)))
-    for damage, (file, harm, said) in DAMAGES.items():
+    local = three_checkpoints(mpi_tmp_path, comm, Layout(((comm.size, 1),)))
+    for damage, (file, harm, message) in DAMAGES.items():
         folder = mpi_tmp_path.with_name(f"{mpi_tmp_path.name}-{damage.replace(' ', '-')}")
         if comm.rank == 0:
             shutil.copytree(mpi_tmp_path, folder)
             harm(folder / "step-00000030" / file)
             flip(folder / "step-00000020" / "layers.4.bias.npy", -1)
         comm.Barrier()
-        checkpoint, problems = newest_valid(folder, held.grid.world)
+        checkpoint, problems = newest_valid(folder, local.grid.world)
         assert checkpoint is not None
         assert checkpoint.path.name == "step-00000010"
         assert len(problems) == 2
-        assert said in problems[0]
+        assert message in problems[0]
         assert "layers.4.bias.npy" in problems[1]
         assert comm.allgather(problems) == [problems] * comm.size
-        checkpoint.read_into(held.stages, held.states, held.grid.world)
-        held.check(shift=10, updates=10)
+        checkpoint.read_into(local.stages, local.states, local.grid.world)
+        local.check(shift=10, updates=10)
 
 
 def test_any_byte_that_changed_is_found(tmp_path: Path) -> None:
@@ -120,11 +120,11 @@ def test_any_byte_that_changed_is_found(tmp_path: Path) -> None:
     newest = tmp_path / "step-00000030"
     for name in ("layers.0.bias.npy", "layers.4.weight.npy", "manifest.json"):
         data = (newest / name).read_bytes()
-        for place in range(0, len(data), 41):
-            flip(newest / name, place)
+        for offset in range(0, len(data), 41):
+            flip(newest / name, offset)
             checkpoint, problems = newest_valid(tmp_path)
             assert checkpoint is not None
-            assert checkpoint.path.name == "step-00000020", (name, place)
+            assert checkpoint.path.name == "step-00000020", (name, offset)
             assert len(problems) == 1
             (newest / name).write_bytes(data)
     checkpoint, problems = newest_valid(tmp_path)
@@ -133,7 +133,7 @@ def test_any_byte_that_changed_is_found(tmp_path: Path) -> None:
     assert not problems
 
 
-def test_nothing_sound_is_none_with_all_problems(tmp_path: Path) -> None:
+def test_without_a_valid_checkpoint_all_problems_are_returned(tmp_path: Path) -> None:
     three_checkpoints(tmp_path)
     for path in checkpoint_folders(tmp_path):
         (path / FILE).unlink()
@@ -153,46 +153,46 @@ def test_no_folder_and_an_empty_one_have_no_checkpoint(comm: MPI.Intracomm, mpi_
 
 @pytest.mark.mpi(ranks=[1, 2])
 def test_a_newer_version_is_an_error_on_every_rank(comm: MPI.Intracomm, mpi_tmp_path: Path) -> None:
-    held = three_checkpoints(mpi_tmp_path, comm, Layout(((comm.size, 1),)))
+    local = three_checkpoints(mpi_tmp_path, comm, Layout(((comm.size, 1),)))
     if comm.rank == 0:
         manifest = mpi_tmp_path / "step-00000030" / "manifest.json"
         values = json.loads(manifest.read_text()) | {"format_version": 2, "hybridnn": "7.8.9", "unheard": "of"}
         manifest.write_text(json.dumps(values))
-        digest = hashlib.sha256(manifest.read_bytes()).hexdigest()  # a number that is only damaged is no version
+        digest = hashlib.sha256(manifest.read_bytes()).hexdigest()  # a damaged version number is damage, not a version
         manifest.with_name("SHA256SUMS").write_text(f"{digest}  manifest.json\n")
     comm.Barrier()
     with pytest.raises(DataError, match=r"step-00000030/manifest\.json: format version 2, .* hybridnn 7\.8\.9"):
-        newest_valid(mpi_tmp_path, held.grid.world)
+        newest_valid(mpi_tmp_path, local.grid.world)
     comm.Barrier()
     if comm.rank == 0:
-        manifest.write_text("{}")  # the newest is damaged now, those before it are of this version
+        manifest.write_text("{}")  # now damaged; the older ones have this version
     comm.Barrier()
-    checkpoint, problems = newest_valid(mpi_tmp_path, held.grid.world)
+    checkpoint, problems = newest_valid(mpi_tmp_path, local.grid.world)
     assert checkpoint is not None
     assert checkpoint.path.name == "step-00000020"
     assert len(problems) == 1
 
 
 def test_other_names_are_left_alone(tmp_path: Path) -> None:
-    held = three_checkpoints(tmp_path)
-    others = ["notes.txt", "step-12", "step-00000050.bak", ".step-00000050", "best-00000050"]
-    for name in others:
+    local = three_checkpoints(tmp_path)
+    other_names = ["notes.txt", "step-12", "step-00000050.bak", ".step-00000050", "best-00000050"]
+    for name in other_names:
         (tmp_path / name).mkdir()
-    writer = held.writer(tmp_path, keep=1)
+    writer = local.writer(tmp_path, keep=1)
     writer.write(progress_at(40))
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*others, "step-00000040"])
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*other_names, "step-00000040"])
 
 
-def test_those_that_are_kept(tmp_path: Path) -> None:
-    writer = (held := LocalArrays.of(MPI.COMM_SELF, ONE, "sgd", "float32")).writer(tmp_path, keep=2)
+def test_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
+    writer = (local := LocalArrays.of(MPI.COMM_SELF, ONE, "sgd", "float32")).writer(tmp_path, keep=2)
     for step in (1, 2, 99_999_999, 100_000_000):
-        held.fill(step % 7)
+        local.fill(step % 7)
         writer.write(progress_at(step))
     assert [path.name for path in checkpoint_folders(tmp_path)] == ["step-100000000", "step-99999999"]
 
 
-def test_steps_after_the_one_just_written_belong_to_a_training_that_was_given_up(tmp_path: Path) -> None:
-    held = three_checkpoints(tmp_path)
+def test_checkpoints_of_later_steps_are_removed(tmp_path: Path) -> None:
+    local = three_checkpoints(tmp_path)
     (tmp_path / "step-00000030" / FILE).unlink()
-    held.writer(tmp_path, keep=2).write(progress_at(25))
+    local.writer(tmp_path, keep=2).write(progress_at(25))
     assert [path.name for path in checkpoint_folders(tmp_path)] == ["step-00000025", "step-00000020"]

@@ -1,4 +1,4 @@
-"""A crash, a full disk, a folder that cannot be written: the checkpoints before stay, and every rank says why."""
+"""A crash, a full disk, an unwritable folder: older checkpoints stay, and every rank raises the reason."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from reference.checkpoint_cases import Layout, LocalArrays, progress_at
 
 ONE = Layout(((1, 1),))
 CALLS = ("open", "pwrite", "fsync", "mkdir", "rename", "unlink", "rmdir")
-"""Everything that changes a folder goes through these, but the manifest, which is written by ``io.open``."""
+"""All calls that change a folder, except ``io.open``, by which the manifest is written."""
 
 Usage = namedtuple("Usage", "total used free")
 
 
-class Counted:
-    """Stands before the calls of ``os`` that background threads make, and does something at one of them."""
+class CountedCalls:
+    """Counts the calls of ``os`` in background threads, and runs a function before one of them."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, at: int, do: Callable[[str, tuple[Any, ...]], None]) -> None:
-        self.made: list[str] = []
+        self.calls: list[str] = []
         self._lock = threading.Lock()
         for name in CALLS:
             monkeypatch.setattr(os, name, self._before(name, getattr(os, name), at, do))
@@ -40,8 +40,8 @@ class Counted:
         def counted(*arguments: Any, **options: Any) -> Any:
             if threading.current_thread() is not threading.main_thread():
                 with self._lock:
-                    self.made.append(name)
-                    number = len(self.made)
+                    self.calls.append(name)
+                    number = len(self.calls)
                 if number == at:
                     do(name, arguments)
             return call(*arguments, **options)
@@ -50,7 +50,7 @@ class Counted:
 
 
 def die(name: str, arguments: tuple[Any, ...]) -> None:
-    """End the process on the spot; a write has been half done."""
+    """Exit at once, in the middle of a write."""
     if name == "pwrite":
         descriptor, data, offset = arguments
         os.lseek(descriptor, offset, os.SEEK_SET)
@@ -67,11 +67,11 @@ def names_in(folder: Path) -> list[str]:
 
 
 def crashes(folder: Path, write: Callable[[], object], at: int) -> bool:
-    """Write in a process that dies at its call number `at`; False where it made fewer."""
+    """Write in a process that exits at its call number `at`; False if it made fewer calls."""
     child = os.fork()
     if child == 0:
         with pytest.MonkeyPatch.context() as monkeypatch:
-            Counted(monkeypatch, at, die)
+            CountedCalls(monkeypatch, at, die)
             write()
             os._exit(0)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
@@ -81,15 +81,15 @@ def crashes(folder: Path, write: Callable[[], object], at: int) -> bool:
 @pytest.mark.parametrize(
     ("existing", "keep"), [((10,), 1), ((10, 20), 3)], ids=["replaces an older one", "replaces one of the same step"]
 )
-def test_a_crash_at_any_moment_leaves_a_sound_checkpoint(tmp_path: Path, existing: tuple[int, ...], keep: int) -> None:
-    held = LocalArrays.of(MPI.COMM_SELF, ONE, "sgd", "float64")
+def test_a_crash_at_any_moment_leaves_a_valid_checkpoint(tmp_path: Path, existing: tuple[int, ...], keep: int) -> None:
+    local = LocalArrays.of(MPI.COMM_SELF, ONE, "sgd", "float64")
     before, folder = tmp_path / "before", tmp_path / "now"
     for step in existing:
-        held.fill(shift=step)
-        held.writer(before).write(progress_at(step))
+        local.fill(shift=step)
+        local.writer(before).write(progress_at(step))
     shutil.copytree(before, folder)
-    writer = held.writer(folder, keep=keep)
-    held.fill(shift=1)
+    writer = local.writer(folder, keep=keep)
+    local.fill(shift=1)
 
     outcomes, number = [], 1
     while crashes(folder, lambda: writer.write(progress_at(20)), number):
@@ -104,20 +104,20 @@ def test_a_crash_at_any_moment_leaves_a_sound_checkpoint(tmp_path: Path, existin
         assert (step, shift) in [(existing[-1], existing[-1]), (20, 1)]
         outcomes.append(shift == 1)
 
-        held.writer(folder, keep=keep).write(progress_at(30))  # the next run finds nothing in its way
+        local.writer(folder, keep=keep).write(progress_at(30))  # the next run can write
         assert {"step-00000030"} <= set(names_in(folder)) <= {f"step-000000{step}" for step in (10, 20, 30)}
         shutil.rmtree(folder)
         shutil.copytree(before, folder)
         number += 1
     assert newest_valid(folder)[0] is not None
     assert number > 40  # 10 files, each opened, written and synchronized
-    assert outcomes == sorted(outcomes)  # once the new one is there, it stays
+    assert outcomes == sorted(outcomes)  # once the new checkpoint exists, it stays
     assert not outcomes[0]
-    assert outcomes[-1]  # the one that is replaced is removed behind the rename
+    assert outcomes[-1]  # the replaced checkpoint is removed after the rename
 
 
 def error_of(finish: Callable[[], object]) -> str | None:
-    """What an `EnvironmentProblem` says, where there is one."""
+    """Message of an `EnvironmentProblem`, if one is raised."""
     try:
         finish()
     except EnvironmentProblem as error:
@@ -130,24 +130,24 @@ def error_of(finish: Callable[[], object]) -> str | None:
 def test_an_error_of_one_rank_is_an_error_of_all_and_leaves_the_older(
     comm: MPI.Intracomm, mpi_tmp_path: Path, stages: tuple[tuple[int, int], ...]
 ) -> None:
-    held = LocalArrays.of(comm, Layout(stages, "alternating", (5,) if len(stages) == 1 else (2, 3)), "sgd", "float32")
-    held.fill()
-    writer = held.writer(mpi_tmp_path, keep=8)
+    local = LocalArrays.of(comm, Layout(stages, "alternating", (5,) if len(stages) == 1 else (2, 3)), "sgd", "float32")
+    local.fill()
+    writer = local.writer(mpi_tmp_path, keep=8)
     writer.write(progress_at(10))
-    for guilty in range(comm.size):
+    for failing in range(comm.size):
         number, reached = 0, ["first"]
         while reached:
             number += 1
             with pytest.MonkeyPatch.context() as monkeypatch:
-                calls = Counted(monkeypatch, number if comm.rank == guilty else 0, fail)
+                calls = CountedCalls(monkeypatch, number if comm.rank == failing else 0, fail)
                 writer.begin(progress_at(20))
                 error = error_of(writer.finish)
-                reached = comm.bcast(calls.made[number - 1 : number], guilty)
-            if reached and reached != ["mkdir"]:  # a folder that another rank has made need not be made
+                reached = comm.bcast(calls.calls[number - 1 : number], failing)
+            if reached and reached != ["mkdir"]:  # another rank may have made the folder
                 assert error == f"checkpoint {mpi_tmp_path / 'step-00000020'} cannot be written: Input/output error"
             elif not reached:
                 assert error is None
-            checkpoint, problems = newest_valid(mpi_tmp_path, held.grid.world)
+            checkpoint, problems = newest_valid(mpi_tmp_path, local.grid.world)
             assert checkpoint is not None
             assert not problems
             if checkpoint.path.name == "step-00000010":
@@ -161,7 +161,7 @@ def test_an_error_of_one_rank_is_an_error_of_all_and_leaves_the_older(
         comm.Barrier()
 
 
-def test_everything_is_on_disk_before_the_folder_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_everything_is_on_disk_before_the_folder_is_renamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[tuple[str, str]] = []
     rename = os.rename
 
@@ -192,13 +192,13 @@ def test_a_write_is_finished_before_the_next_begins(tmp_path: Path) -> None:
     assert writer.finish().name == "step-00000010"
 
 
-def test_what_an_earlier_run_left_is_removed(tmp_path: Path) -> None:
-    held = LocalArrays.of(MPI.COMM_SELF, ONE, "sgd", "float32")
+def test_leftovers_of_an_earlier_run_are_removed(tmp_path: Path) -> None:
+    local = LocalArrays.of(MPI.COMM_SELF, ONE, "sgd", "float32")
     for name in (".step-00000010.partial", ".step-00000020.removed"):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "layers.0.weight.npy").write_bytes(b"longer than what will be written" * 99)
-    held.fill()
-    held.writer(tmp_path).write(progress_at(10))
+        (tmp_path / name / "layers.0.weight.npy").write_bytes(b"longer than the new file" * 99)
+    local.fill()
+    local.writer(tmp_path).write(progress_at(10))
     assert names_in(tmp_path) == ["step-00000010"]
     checkpoint, problems = newest_valid(tmp_path)
     assert checkpoint is not None
@@ -210,12 +210,12 @@ def test_at_least_one_is_kept(tmp_path: Path) -> None:
         LocalArrays.of(MPI.COMM_SELF, ONE, "sgd", "float32").writer(tmp_path, keep=0)
 
 
-# -- disks of its own --------------------------------------------------------------------------------------------------
+# -- small file systems ------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
 def small_disk(folder: Path, comm: MPI.Intracomm, size: str) -> Iterator[None]:
-    """A file system in memory of that size at `folder`; skips the test on every rank where it cannot be mounted."""
+    """A tmpfs of that size at `folder`; skips the test on every rank if it cannot be mounted."""
     mounted = False
     if comm.rank == 0:
         folder.mkdir()
@@ -232,21 +232,21 @@ def small_disk(folder: Path, comm: MPI.Intracomm, size: str) -> Iterator[None]:
 
 
 @pytest.mark.mpi(ranks=[1, 2])
-@pytest.mark.parametrize("told", [True, False], ids=["told before", "found out"])
+@pytest.mark.parametrize("reported", [True, False], ids=["checked before", "found when writing"])
 @pytest.mark.parametrize("model", [1, 2])
 def test_a_full_disk(
-    comm: MPI.Intracomm, mpi_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: bool, model: int
+    comm: MPI.Intracomm, mpi_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reported: bool, model: int
 ) -> None:
     if model > comm.size:
         pytest.skip("needs as many ranks")
-    if not told:
+    if not reported:
         monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(1 << 40, 0, 1 << 40))
-    held = LocalArrays.of(comm, Layout(((comm.size // model, model),), "alternating"), "adam", "float64")
-    held.fill()
+    local = LocalArrays.of(comm, Layout(((comm.size // model, model),), "alternating"), "adam", "float64")
+    local.fill()
     disk = mpi_tmp_path / "disk"
     with small_disk(disk, comm, "400k"):
-        writer = held.writer(disk / "checkpoints")
-        writer.write(progress_at(10))  # 18 files and more, of a page of 4 KiB or two
+        writer = local.writer(disk / "checkpoints")
+        writer.write(progress_at(10))  # at least 18 files of one or two pages of 4 KiB
         if comm.rank == 0:
             free = os.statvfs(disk).f_bavail * os.statvfs(disk).f_bsize
             (disk / "others").write_bytes(bytes(free - 40_000))
@@ -257,7 +257,7 @@ def test_a_full_disk(
             comm.Barrier()
             assert names_in(disk / "checkpoints") == ["step-00000010"]
             comm.Barrier()
-        checkpoint, problems = newest_valid(disk / "checkpoints", held.grid.world)
+        checkpoint, problems = newest_valid(disk / "checkpoints", local.grid.world)
         assert checkpoint is not None
         assert not problems
         comm.Barrier()
@@ -269,10 +269,10 @@ def test_a_full_disk(
 
 @pytest.mark.mpi(ranks=[1, 2])
 def test_a_disk_that_cannot_be_written(comm: MPI.Intracomm, mpi_tmp_path: Path) -> None:
-    held = LocalArrays.of(comm, Layout(((comm.size, 1),)), "sgd", "float64")
+    local = LocalArrays.of(comm, Layout(((comm.size, 1),)), "sgd", "float64")
     disk = mpi_tmp_path / "disk"
     with small_disk(disk, comm, "1m"):
-        writer = held.writer(disk / "checkpoints")
+        writer = local.writer(disk / "checkpoints")
         comm.Barrier()
         if comm.rank == 0:
             subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
@@ -281,7 +281,7 @@ def test_a_disk_that_cannot_be_written(comm: MPI.Intracomm, mpi_tmp_path: Path) 
             writer.write(progress_at(10))
         for name in ("checkpoints", "others"):
             with pytest.raises(EnvironmentProblem, match=rf"checkpoint folder .*/{name} cannot be written: "):
-                held.writer(disk / name)
+                local.writer(disk / name)
 
 
 @pytest.mark.mpi(ranks=[1, 2])
@@ -289,6 +289,6 @@ def test_a_folder_that_is_a_file(comm: MPI.Intracomm, mpi_tmp_path: Path) -> Non
     if comm.rank == 0:
         (mpi_tmp_path / "checkpoints").write_text("")
     comm.Barrier()
-    held = LocalArrays.of(comm, Layout(((comm.size, 1),)), "sgd", "float64")
+    local = LocalArrays.of(comm, Layout(((comm.size, 1),)), "sgd", "float64")
     with pytest.raises(EnvironmentProblem, match=r"/checkpoints: cannot be read: Not a directory"):
-        held.writer(mpi_tmp_path / "checkpoints")
+        local.writer(mpi_tmp_path / "checkpoints")

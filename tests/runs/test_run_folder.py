@@ -46,7 +46,7 @@ EPOCH = EpochRecord(
 SUMMARY = RunSummary("folder", [EPOCH], 1.5, "test accuracy", 0.75, 15)
 
 
-def test_whole_run_leaves_what_a_reader_expects(tmp_path: Path) -> None:
+def test_a_complete_run_can_be_read(tmp_path: Path) -> None:
     weights = {"layers.0.weight": np.arange(6.0).reshape(2, 3), "layers.0.bias": np.zeros(2, np.float32)}
     with RunFolder.create(tmp_path / "run", "digits") as folder:
         folder.write_config(Settings())
@@ -104,7 +104,7 @@ def test_full_disk_leaves_settings_and_history_as_they_were(tmp_path: Path, monk
 
 @contextmanager
 def file_limit() -> Iterator[Callable[[], None]]:
-    """Give what makes every file refuse another byte, as on a full disk; past the block the report may need one."""
+    """Yield a function that lets no file grow, as on a full disk; lifted after the block, for the report of pytest."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
         yield lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
@@ -112,10 +112,10 @@ def file_limit() -> Iterator[Callable[[], None]]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_line_that_cannot_be_written_is_told_once_and_the_folder_is_free_again(tmp_path: Path) -> None:
+def test_failed_write_of_a_line_is_raised_once_and_the_folder_is_released(tmp_path: Path) -> None:
     def run() -> None:
-        with file_limit() as nothing_can_grow, RunFolder.create(tmp_path, "x") as folder:
-            nothing_can_grow()
+        with file_limit() as forbid_growth, RunFolder.create(tmp_path, "x") as folder:
+            forbid_growth()
             folder.append(STEP)
 
     with pytest.raises(EnvironmentProblem, match="cannot be written: File too large"):
@@ -151,7 +151,7 @@ def test_weights_are_not_overwritten(tmp_path: Path) -> None:
     assert (tmp_path / "weights.npz").read_bytes() == b"precious"
 
 
-def test_weights_of_an_unfinished_run_are_replaced_where_it_begins_again(tmp_path: Path) -> None:
+def test_weights_of_an_unfinished_run_are_replaced_if_it_starts_again(tmp_path: Path) -> None:
     with RunFolder.create(tmp_path, "x") as folder:
         folder.write_weights({"layers.0.bias": np.zeros(2)})
     with pytest.raises(SettingError, match=r"already holds a weights\.npz"):
@@ -162,7 +162,7 @@ def test_weights_of_an_unfinished_run_are_replaced_where_it_begins_again(tmp_pat
         assert run_status(tmp_path) == "unfinished"
 
 
-def test_unfinished_run_is_started_anew(tmp_path: Path) -> None:
+def test_unfinished_run_is_started_again(tmp_path: Path) -> None:
     with RunFolder.create(tmp_path, "x") as folder:
         folder.append(STEP)
     with RunFolder.create(tmp_path, "x") as folder:
@@ -192,7 +192,7 @@ def test_unwritable_folder_is_named(tmp_path: Path) -> None:
         RunFolder.create(tmp_path / "file" / "run", "x")
 
 
-def test_history_that_was_cut_off_is_read_up_to_there(tmp_path: Path) -> None:
+def test_incomplete_last_line_of_the_history_is_left_out(tmp_path: Path) -> None:
     with RunFolder.create(tmp_path, "x") as folder:
         folder.append(STEP)
     with open(tmp_path / "history.jsonl", "a") as file:

@@ -121,7 +121,7 @@ def _data_settings(run: TrainedRun, samples: EvaluationSamples) -> DataSettings:
 
 
 def _load_part(run: TrainedRun, settings: DataSettings, wanted: str | None) -> tuple[Part, Dataset]:
-    """Load the data and select the data split, standardized, as the training samples of a data set without others."""
+    """Load the data; the selected split is returned, standardized, as the training samples of a data set."""
     if settings.file is None:
         data = load_data(settings)
     else:

@@ -67,8 +67,6 @@ def predict_file(run: TrainedRun, grid: ProcessGrid, path: Path) -> Predictions 
 
     Parameters
     ----------
-    run : TrainedRun
-    grid : ProcessGrid
     path : Path
         As for `load_samples`. Input columns of a ``.csv`` file are found by the names of the run's columns, or if these
         have no names by position, without the run's targets.
