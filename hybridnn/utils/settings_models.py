@@ -36,20 +36,6 @@ ALLOWED = {
 }
 
 
-class UnknownSettingError(SettingError):
-    """A section or key does not exist; the message names the most similar one."""
-
-    def __init__(self, setting: str, value: object, hint: str) -> None:
-        super().__init__(setting, value, hint, f"unknown setting {one_line(setting)}; {hint}")
-
-
-class MissingSettingError(SettingError):
-    """A key without a default is missing."""
-
-    def __init__(self, setting: str, hint: str = "") -> None:
-        super().__init__(setting, None, "is needed", f"{one_line(setting)} is missing{hint}")
-
-
 def refused(key: str, value: object, allowed: str) -> PydanticCustomError:
     """Error for validators; `key` is relative to the section that is validated."""
     return PydanticCustomError(REFUSED, "{allowed}", {"key": key, "value": value, "allowed": allowed})
@@ -67,14 +53,15 @@ def setting_error(error: ValidationError, known: Sequence[str]) -> SettingError:
     more = f" (and {len(others)} more)" if others else ""
     setting, value = _dotted(first["loc"]), first["input"]
     if first["type"] == "extra_forbidden":
-        return UnknownSettingError(setting, value, _nearest(setting, known) + more)
+        hint = _nearest(setting, known) + more
+        return SettingError(setting, value, hint, f"unknown setting {one_line(setting)}; {hint}")
     context = first.get("ctx", {})
     if first["type"] == REFUSED:
         setting = ".".join(part for part in (setting, context["key"]) if part)
         return SettingError(setting, _plain(context["value"]), context["allowed"] + more)
     if first["type"] == "missing":
         if isinstance(first["loc"][-1], str):
-            return MissingSettingError(setting, more)
+            return SettingError(setting, None, "is needed", f"{one_line(setting)} is missing{more}")
         setting = _dotted(first["loc"][:-1])  # an element of a list of fixed length
     allowed = ALLOWED[first["type"]].format(**context) if first["type"] in ALLOWED else first["msg"]
     return SettingError(setting, _plain(value), allowed + more)
