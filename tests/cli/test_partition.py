@@ -12,7 +12,7 @@ import pytest
 Run = Callable[..., tuple[int, str, str]]
 
 MILLISECONDS = [(1.0, 2.0), (2.0, 4.0), (1.0, 2.0), (0.5, 0.5)]
-"""Forward and backward, in milliseconds, beside which the messages at the default costs are short."""
+"""Forward and backward, in milliseconds; messages at the default costs are much shorter."""
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def test_ranks_choose_the_replication(run: Run, profile: str) -> None:
     chosen = facts(run, "--profile", profile, "--ranks", "3", *free)
     assert (chosen["replicated"]["stages"], chosen["replicated"]["replicas"]) == ([4], [3])
     assert chosen["uniform"]["stages"] == [4]
-    # At 1 s per MB no sum of gradients pays: every stage has one rank.
+    # At 1 s per MB no all-reduce of gradients pays: every stage has one rank.
     dear = facts(run, "--profile", profile, "--ranks", "3", "--beta", "1e-6")
     assert dear["replicated"]["replicas"] == [1, 1, 1]
 
@@ -111,7 +111,7 @@ def test_timing_needs_only_settings(run: Run) -> None:
     assert [layer["parameter_bytes"] for layer in layers] == [12 * 65 * 8, 9 * 13 * 8, 10 * 10 * 8]
     assert all(layer["forward_seconds"] > 0 and layer["backward_seconds"] > 0 for layer in layers)
     assert found["uniform"]["stages"] == [2, 1]
-    # What was saved gives the same partition again, and the settings give its widths.
+    # The saved profile gives the same partition, and the settings the widths.
     again = facts(run, "small.toml", "--stages", "2", "--profile", "saved.json")
     assert again["source"] == {"file": "saved.json"}
     assert [again[key] for key in ("layers", "uniform", "profile")] == [
@@ -135,7 +135,7 @@ def test_settings_on_the_command_line_and_samples(run: Run) -> None:
         (["data.file=mine.npz"], (4, 3)),
     ],
 )
-def test_the_data_give_the_widths_of_the_ends(run: Run, settings: list[str], ends: tuple[int, int]) -> None:
+def test_the_data_determine_the_first_and_last_width(run: Run, settings: list[str], ends: tuple[int, int]) -> None:
     x = np.random.default_rng(0).normal(size=(30, 4))
     np.savez("mine.npz", x_train=x, y_train=np.arange(30) % 3)
     options = [text for setting in settings for text in ("--set", setting)]

@@ -81,7 +81,7 @@ def test_json_holds_every_instruction_with_its_versions_and_times(run: Run) -> N
     ]
 
 
-def test_json_tells_predictions(run: Run) -> None:
+def test_json_holds_predictions(run: Run) -> None:
     found = facts(run, "spectrain", "--stages", "3", "--minibatches", "6")
     last = [row for row in found["staleness"] if row["minibatch"] == 5]
     # Chen et al. 2018, equations 5 and 6: s = k // 2 + K - k - 1 and s = k // 2.
@@ -101,7 +101,7 @@ def test_json_tells_predictions(run: Run) -> None:
         (["interleaved", "--stages", "2", "--chunks", "3", "--microbatches", "6"], (2, 1, 6, 3)),
     ],
 )
-def test_counts_that_are_not_given(run: Run, arguments: list[str], expected: tuple[int, ...]) -> None:
+def test_default_counts(run: Run, arguments: list[str], expected: tuple[int, ...]) -> None:
     found = facts(run, *arguments)
     counts = (found[key] for key in ("minibatches", "microbatches", "chunks"))
     assert (len(found["stages"]), *counts) == expected
@@ -118,7 +118,7 @@ def test_options_reach_the_schedule(run: Run) -> None:
     assert slow["summary"]["makespan"] == 2 * (1 + 2) + 2 * 0.5
 
 
-def test_text_shows_drawing_figures_verdict_and_versions(run: Run) -> None:
+def test_text_shows_drawing_figures_lint_and_versions(run: Run) -> None:
     code, text, err = run("pipedream", "--stages", "4", "--minibatches", "5", "--backward", "1")
     assert (code, err) == (0, "")
     assert "stage 3  .........F1 B1 F2 B2 F3 B3 F4 B4 F5 B5 ........." in text
@@ -133,7 +133,7 @@ def test_text_shows_drawing_figures_verdict_and_versions(run: Run) -> None:
     assert "same weights: yes" in text
 
 
-def test_text_says_where_forward_and_backward_weights_differ(run: Run) -> None:
+def test_text_tells_whether_forward_and_backward_weights_agree(run: Run) -> None:
     assert "same weights: no" in run("vanilla", "--stages", "3")[1]
     # The warm-up reads version 0 more often than the formulas of SpecTrain assume.
     assert "same weights: from minibatch 3 on" in run("spectrain", "--stages", "3")[1]
@@ -178,7 +178,7 @@ def test_files_of_every_format_by_their_names(run: Run) -> None:
     assert json.loads(Path("a.json").read_text()) == facts(run, *arguments)
     assert Path("a.txt").read_text() == run(*arguments)[1]
     assert run(*arguments, "--format", "svg")[1] == Path("a.svg").read_text()
-    # A file that was named is written anew.
+    # An existing file is replaced.
     assert run("gpipe", "--out", "a.svg")[0] == 0
     assert "gpipe" in Path("a.svg").read_text()
 
@@ -261,7 +261,7 @@ def test_help_loads_nothing_heavy() -> None:
         assert {"numpy", "scipy", "matplotlib", "mpi4py", "pooch"} & set(loaded.split()) == set()
 
 
-def test_several_ranks_speak_and_write_once(run_as_ranks: Run) -> None:
+def test_several_ranks_print_and_write_once(run_as_ranks: Run) -> None:
     assert run_as_ranks("schedule", "ddg", "--stages", "2", "--out", "a.svg") == (0, "a.svg\n", "")
     assert ElementTree.parse("a.svg").getroot().attrib["viewBox"]
 

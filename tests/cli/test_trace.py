@@ -30,8 +30,8 @@ def run(run_hybridnn: Run) -> Run:
     return partial(run_hybridnn, "trace")
 
 
-def write(lanes: list[list[Event]], widths: list[tuple[int, int]] | None = None, **about: Any) -> None:
-    content = trace_document(widths or [(1, 1), (1, 1)], lanes, "pipedream")
+def write(lists: list[list[Event]], widths: list[tuple[int, int]] | None = None, **about: Any) -> None:
+    content = trace_document(widths or [(1, 1), (1, 1)], lists, "pipedream")
     content["otherData"] |= about
     Path("done").mkdir(exist_ok=True)
     (Path("done") / "trace.json").write_text(json.dumps(content))
@@ -138,7 +138,7 @@ def test_spans(run: Run, arguments: list[str], begin: float, end: float) -> None
     found = facts(run, *arguments)
     assert found["epoch"] == (1 if "--epoch" in arguments else 2)
     assert (found["drawing"]["from"], found["drawing"]["to"]) == (pytest.approx(begin), pytest.approx(end))
-    # A span that was asked for is also what the breakdown is of.
+    # The breakdown is of a given span too.
     whole = not set(arguments) - {"--epoch", "1"}
     assert found["breakdown"]["seconds"] == pytest.approx(0.12 if whole else end - begin)
     for row in found["drawing"]["rows"]:
@@ -148,12 +148,14 @@ def test_spans(run: Run, arguments: list[str], begin: float, end: float) -> None
     assert f"measured in epoch {found['epoch']}, " in run("done", *arguments)[1]
 
 
-def test_cut_minibatches_and_chunks_are_numbered(run: Run) -> None:
-    lane = [phase(1, 0, 50)]
+def test_microbatches_and_chunks_are_numbered(run: Run) -> None:
+    one_rank = [phase(1, 0, 50)]
     for chunk in range(2):
-        lane += [compute("forward", 10 * chunk + 4 * m, 10 * chunk + 4 * m + 4, Forward(2, m, chunk)) for m in range(2)]
-    lane += [compute("weight gradient", 30, 40, Backward(2, -1, 1)), compute("update", 40, 44, Update(2))]
-    write([lane], [(1, 1)])
+        one_rank += [
+            compute("forward", 10 * chunk + 4 * m, 10 * chunk + 4 * m + 4, Forward(2, m, chunk)) for m in range(2)
+        ]
+    one_rank += [compute("weight gradient", 30, 40, Backward(2, -1, 1)), compute("update", 40, 44, Update(2))]
+    write([one_rank], [(1, 1)])
     (row,) = facts(run)["drawing"]["rows"]
     assert [box["label"] for box in row["boxes"]] == ["3.1a", "3.2a", "3.1b", "3.2b", "3b", "3"]
     text = run("done")[1]
@@ -162,7 +164,7 @@ def test_cut_minibatches_and_chunks_are_numbered(run: Run) -> None:
 
 
 def test_messages_within_a_pass_belong_to_it(run: Run) -> None:
-    lane = [
+    one_rank = [
         phase(1, 0, 50),
         compute("forward", 0, 10, Forward(0)),
         communication("allgather", 2, 4, axis="model"),
@@ -172,7 +174,7 @@ def test_messages_within_a_pass_belong_to_it(run: Run) -> None:
         compute("update", 20, 30, Update(0)),
         communication("broadcast", 22, 28),
     ]
-    write([lane, [phase(1, 0, 50)]], [(1, 2)])
+    write([one_rank, [phase(1, 0, 50)]], [(1, 2)])
     rows = facts(run, "--from", "0")["drawing"]["rows"]
     assert [row["label"] for row in rows] == ["stage 0 model 0", "stage 0 model 1"]
     assert [(box["kind"], round(box["start"])) for box in rows[0]["boxes"]] == [
@@ -184,8 +186,8 @@ def test_messages_within_a_pass_belong_to_it(run: Run) -> None:
 
 
 def test_stages_of_several_ranks_are_means(run: Run) -> None:
-    lanes = [[phase(1, 0, 10), compute("forward", 0, length, Forward(0))] for length in (2, 4, 10)]
-    write(lanes, [(2, 1), (1, 1)])
+    lists = [[phase(1, 0, 10), compute("forward", 0, length, Forward(0))] for length in (2, 4, 10)]
+    write(lists, [(2, 1), (1, 1)])
     breakdown = facts(run)["breakdown"]
     assert [item["seconds"]["computing"] for item in breakdown["ranks"]] == pytest.approx([0.002, 0.004, 0.010])
     assert [item["seconds"]["computing"] for item in breakdown["stages"]] == pytest.approx([0.003, 0.010])
@@ -196,7 +198,7 @@ def test_stages_of_several_ranks_are_means(run: Run) -> None:
     assert "stage 0 batch 1" in text
 
 
-def test_an_epoch_that_is_not_whole_says_so(run: Run) -> None:
+def test_incomplete_epochs(run: Run) -> None:
     write(two_stages(), complete_since_us=1_030_000)
     found = facts(run)
     assert (found["whole"], found["minibatches"]) == (False, [*range(2, 10)])
@@ -275,7 +277,7 @@ def test_reading_a_trace_needs_no_mpi(run: Run) -> None:
     subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
 
 
-def test_several_ranks_speak_and_write_once(run: Run, run_as_ranks: Run) -> None:
+def test_several_ranks_print_and_write_once(run: Run, run_as_ranks: Run) -> None:
     assert run_as_ranks("trace", "done", "--out", "a.svg") == (0, "a.svg\n", "")
     code, text, err = run_as_ranks("trace", "nowhere")
     assert (code, text, err.count("Error:")) == (2, "", 1)

@@ -1,4 +1,4 @@
-"""Calls between ranks of one process: what they deliver, and when."""
+"""Messages and collectives between ranks of one process: the data that they deliver."""
 
 from __future__ import annotations
 
@@ -17,62 +17,62 @@ IN_PLACE = "IN_PLACE"
 RANKS = range(1, 8)
 
 
-def brought(rank: int, size: int = 6) -> Any:
+def data_of(rank: int, size: int = 6) -> Any:
     return np.random.default_rng(rank).standard_normal(size)
 
 
 @pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize("in_place", [False, True])
-def test_reductions_give_the_sum_and_the_largest(ranks: int, in_place: bool) -> None:
+def test_reductions(ranks: int, in_place: bool) -> None:
     def program(comm: Any) -> list[Any]:
         found = []
         for operation in ("SUM", "MAX", "MIN"):
-            mine = brought(comm.rank)
-            out = mine.copy() if in_place else np.empty(6)
-            comm.Iallreduce(IN_PLACE if in_place else mine, out, operation).Wait()
+            own = data_of(comm.rank)
+            out = own.copy() if in_place else np.empty(6)
+            comm.Iallreduce(IN_PLACE if in_place else own, out, operation).Wait()
             found.append(out)
         return found
 
-    everything = np.array([brought(rank) for rank in range(ranks)])
-    expected = [everything.sum(0), everything.max(0), everything.min(0)]
+    arrays = np.array([data_of(rank) for rank in range(ranks)])
+    expected = [arrays.sum(0), arrays.max(0), arrays.min(0)]
     for found in run_ranks(ranks, program).results:
         np.testing.assert_allclose(found, expected, rtol=1e-14)
 
 
 @pytest.mark.parametrize("ranks", RANKS)
-def test_blocks_of_any_size_reach_their_places(ranks: int) -> None:
-    counts_ = list(block_sizes(10, ranks))
+def test_collectives_of_blocks_of_any_size(ranks: int) -> None:
+    counts = list(block_sizes(10, ranks))
     offsets = [block_bounds(10, ranks, rank)[0] for rank in range(ranks)]
-    whole = np.arange(10.0)
+    array = np.arange(10.0)
     root = ranks // 2
 
     def program(comm: Any) -> dict[str, Any]:
-        n, at = counts_[comm.rank], offsets[comm.rank]
-        part, found = whole[at : at + n].copy(), {}
+        n, at = counts[comm.rank], offsets[comm.rank]
+        part, found = array[at : at + n].copy(), {}
         found["allgather"] = np.empty(10)
-        comm.Iallgatherv(part, [found["allgather"], counts_, offsets, None]).Wait()
-        found["in place"] = np.where(np.isin(np.arange(10), np.arange(at, at + n)), whole, -1.0)
-        comm.Allgatherv(IN_PLACE, [found["in place"], counts_, offsets, None])
+        comm.Iallgatherv(part, [found["allgather"], counts, offsets, None]).Wait()
+        found["in place"] = np.where(np.isin(np.arange(10), np.arange(at, at + n)), array, -1.0)
+        comm.Allgatherv(IN_PLACE, [found["in place"], counts, offsets, None])
         found["scatter"] = np.empty(n)
-        comm.Iscatterv([whole, counts_, offsets, None] if comm.rank == root else None, found["scatter"], root).Wait()
+        comm.Iscatterv([array, counts, offsets, None] if comm.rank == root else None, found["scatter"], root).Wait()
         found["gather"] = np.full(10, -1.0)
-        comm.Gatherv(part, [found["gather"], counts_, offsets, None] if comm.rank == root else None, root)
-        found["broadcast"] = whole.copy() if comm.rank == root else np.empty(10)
+        comm.Gatherv(part, [found["gather"], counts, offsets, None] if comm.rank == root else None, root)
+        found["broadcast"] = array.copy() if comm.rank == root else np.empty(10)
         comm.Ibcast(found["broadcast"], root).Wait()
         found["reduce_scatter"] = np.empty(n)
-        comm.Ireduce_scatter(whole * (comm.rank + 1), found["reduce_scatter"], counts_).Wait()
+        comm.Ireduce_scatter(array * (comm.rank + 1), found["reduce_scatter"], counts).Wait()
         found["alltoall"] = np.empty(ranks)
         comm.Ialltoall(np.arange(ranks) + 100.0 * comm.rank, found["alltoall"]).Wait()
         return found
 
     total = ranks * (ranks + 1) / 2
     for rank, found in enumerate(run_ranks(ranks, program).results):
-        mine = whole[offsets[rank] : offsets[rank] + counts_[rank]]
+        own = array[offsets[rank] : offsets[rank] + counts[rank]]
         for name in ("allgather", "in place", "broadcast"):
-            np.testing.assert_array_equal(found[name], whole, err_msg=name)
-        np.testing.assert_array_equal(found["scatter"], mine)
-        np.testing.assert_array_equal(found["gather"], whole if rank == root else np.full(10, -1.0))
-        np.testing.assert_array_equal(found["reduce_scatter"], total * mine)
+            np.testing.assert_array_equal(found[name], array, err_msg=name)
+        np.testing.assert_array_equal(found["scatter"], own)
+        np.testing.assert_array_equal(found["gather"], array if rank == root else np.full(10, -1.0))
+        np.testing.assert_array_equal(found["reduce_scatter"], total * own)
         np.testing.assert_array_equal(found["alltoall"], rank + 100.0 * np.arange(ranks))
 
 
@@ -86,7 +86,7 @@ def test_a_split_orders_ranks_by_key_and_keeps_groups_apart() -> None:
     assert run_ranks(5, program).results == ((2, 6.0), (1, 4.0), (1, 6.0), (0, 4.0), (0, 6.0))
 
 
-def test_messages_meet_in_the_order_of_their_tags() -> None:
+def test_messages_match_by_tag_in_order() -> None:
     def program(comm: Any) -> list[float]:
         if comm.rank == 0:
             sends = [comm.Isend(np.array([float(value)]), 1, tag) for value, tag in ((1, 7), (2, 8), (3, 7))]
@@ -94,14 +94,14 @@ def test_messages_meet_in_the_order_of_their_tags() -> None:
                 send.Wait()
             return []
         found = np.empty(3)
-        for place, tag in enumerate((8, 7, -1)):
-            comm.Recv(found[place : place + 1], 0, tag)
+        for index, tag in enumerate((8, 7, -1)):
+            comm.Recv(found[index : index + 1], 0, tag)
         return found.tolist()
 
     assert run_ranks(2, program).results[1] == [2.0, 1.0, 3.0]
 
 
-def test_what_a_message_does_not_fill_stays_as_it_was() -> None:
+def test_elements_that_no_message_fills_keep_their_values() -> None:
     def program(comm: Any) -> tuple[list[float], list[float]]:
         got, gathered = np.zeros(4), np.full(5, -1.0)
         if comm.rank == 1:
@@ -140,7 +140,7 @@ def program(comm, MPI):
 
 
 @pytest.mark.mpi(ranks=[3])
-def test_a_program_with_the_constants_of_mpi4py_runs_in_one_process_too(comm: Any) -> None:
+def test_programs_with_the_constants_of_mpi4py(comm: Any) -> None:
     from mpi4py import MPI
 
     names: dict[str, Any] = {}

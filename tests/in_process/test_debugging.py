@@ -1,4 +1,4 @@
-"""A debugger in one rank of a process, while the others are parked; and the places where `run_ranks` is called."""
+"""Debuggers in one rank while the others wait; `run_ranks` in event loops, in threads, in ranks and in notebooks."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def debugged(tmp_path: Path, *commands: str) -> subprocess.CompletedProcess[str]
     )
 
 
-def test_a_rank_is_stepped_through_while_the_others_stand_still(tmp_path: Path) -> None:
+def test_stepping_through_a_rank_while_the_others_wait(tmp_path: Path) -> None:
     done = debugged(
         tmp_path,
         "p ('rank', comm.rank, 'step', record.step)",
@@ -98,16 +98,16 @@ def test_a_debugger_without_a_terminal_is_driven_by_its_commands() -> None:
     def program(comm: Any) -> float:
         total = np.array([float(comm.rank)])
         if comm.rank == 1:
-            pdb.Pdb(stdin=io.StringIO("next\np total[0]\ncontinue\n"), stdout=said, nosigint=True).set_trace()
+            pdb.Pdb(stdin=io.StringIO("next\np total[0]\ncontinue\n"), stdout=output, nosigint=True).set_trace()
         comm.Allreduce("IN_PLACE", total)
         return float(total[0])
 
-    said = io.StringIO()
+    output = io.StringIO()
     assert run_ranks(3, program).results == (3.0, 3.0, 3.0)
-    assert "\n(Pdb) 3.0\n" in said.getvalue() or "\n(Pdb) np.float64(3.0)\n" in said.getvalue()
+    assert "\n(Pdb) 3.0\n" in output.getvalue() or "\n(Pdb) np.float64(3.0)\n" in output.getvalue()
 
 
-def test_time_at_the_prompt_is_no_computing() -> None:
+def test_time_at_the_prompt_does_not_count() -> None:
     class Slow(io.StringIO):
         def readline(self, *size: Any) -> str:
             time.sleep(1.0)
@@ -136,7 +136,7 @@ def test_ranks_run_inside_a_running_event_loop() -> None:
     assert asyncio.run(cell()) == (6.0,) * 4
 
 
-def test_ranks_of_two_threads_do_not_meet() -> None:
+def test_runs_in_two_threads_are_independent() -> None:
     found: dict[int, tuple[Any, ...]] = {}
     both = threading.Barrier(2)
 
@@ -153,7 +153,7 @@ def test_ranks_of_two_threads_do_not_meet() -> None:
     assert found == {3: (3.0,) * 3, 4: (6.0,) * 4}
 
 
-def test_ranks_may_run_ranks() -> None:
+def test_runs_may_be_nested() -> None:
     def program(comm: Any) -> tuple[float, float]:
         inner = run_ranks(3, total_of).results[0]
         return inner, total_of(comm)
@@ -161,7 +161,7 @@ def test_ranks_may_run_ranks() -> None:
     assert run_ranks(2, program).results == ((3.0, 1.0),) * 2
 
 
-def test_a_deadlock_is_a_picture_in_a_notebook() -> None:
+def test_notebooks_show_a_deadlock_as_a_picture() -> None:
     with pytest.raises(DeadlockError) as caught:
         run_ranks(2, lambda comm: comm.Send(np.ones(1), 1 - comm.rank))
     picture = caught.value._repr_svg_()

@@ -1,4 +1,4 @@
-"""Mistakes in the calls of ranks of one process: what is said, and of which lines."""
+"""Errors for wrong calls of ranks of one process: the message, and the lines that it names."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ IN_PLACE = "IN_PLACE"
 
 
 def ring(comm: Any) -> None:
-    mine, left = np.ones(10), np.empty(10)
-    comm.Send(mine, (comm.rank + 1) % comm.size)
+    own, left = np.ones(10), np.empty(10)
+    comm.Send(own, (comm.rank + 1) % comm.size)
     comm.Recv(left, (comm.rank - 1) % comm.size)
 
 
@@ -34,8 +34,8 @@ def test_a_blocking_ring_is_a_deadlock_with_its_cycle_line_and_picture(ranks: in
     text = str(caught.value)
     line = ring.__code__.co_firstlineno + 2
     for rank in range(ranks):
-        place = f"test_mistakes.py:{line} in ring"
-        assert f"rank {rank} waits in send of 80 bytes to rank {(rank + 1) % ranks}, at {place}" in text
+        location = f"test_mistakes.py:{line} in ring"
+        assert f"rank {rank} waits in send of 80 bytes to rank {(rank + 1) % ranks}, at {location}" in text
     assert "the cycle: " + " -> ".join(f"rank {rank}" for rank in (*range(ranks), 0)) in text
     caught.value.draw(tmp_path / "ring.svg")
     picture = ElementTree.parse(tmp_path / "ring.svg").getroot()
@@ -48,7 +48,7 @@ def test_eager_sends_end_without_their_receive() -> None:
     assert run_ranks(3, ring, sends="eager").results == (None,) * 3
 
 
-def waits_for_one_that_left(comm: Any) -> None:
+def waits_for_a_rank_that_has_ended(comm: Any) -> None:
     if comm.rank != 1:
         comm.Barrier()
 
@@ -96,7 +96,7 @@ def forgets_a_wait(comm: Any) -> None:
         comm.Recv(np.ones(4), 0)
 
 
-def sends_to_nobody(comm: Any) -> None:
+def sends_without_a_receive(comm: Any) -> None:
     if comm.rank == 0:
         comm.Send(np.ones(4), 1)
 
@@ -148,7 +148,7 @@ def has_a_cycle_beside_others(comm: Any) -> None:
         comm.Recv(np.empty(1), 0)
 
 
-def passes_on_what_has_not_arrived(comm: Any) -> None:
+def sends_a_pending_receive_buffer(comm: Any) -> None:
     data = np.empty(3)
     if comm.rank == 0:
         comm.Send(np.ones(3), 1)
@@ -160,7 +160,7 @@ def passes_on_what_has_not_arrived(comm: Any) -> None:
         comm.Recv(data, 1)
 
 
-def adds_to_what_has_not_arrived(comm: Any) -> None:
+def writes_to_a_pending_receive_buffer(comm: Any) -> None:
     data = np.zeros(3, np.int64)
     if comm.rank == 0:
         comm.Send(np.ones(3, np.int64), 1)
@@ -202,7 +202,7 @@ def scatters_a_wrong_sum(comm: Any) -> None:
     comm.Reduce_scatter(np.ones(4), np.empty(1), [1, 1, 1])
 
 
-def names_a_root_that_is_not_there(comm: Any) -> None:
+def names_a_missing_root(comm: Any) -> None:
     comm.Bcast(np.ones(2), root=5)
 
 
@@ -225,9 +225,9 @@ def receives_into_a_constant(comm: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("program", "kind", "said"),
+    ("program", "kind", "fragments"),
     [
-        (waits_for_one_that_left, DeadlockError, ["rank 0 waits for rank 1, whose program has ended"]),
+        (waits_for_a_rank_that_has_ended, DeadlockError, ["rank 0 waits for rank 1, whose program has ended"]),
         (reuses_a_send_buffer, CommunicationError, ["rank 0 changed the buffer", line_of(reuses_a_send_buffer, 5)]),
         (
             enters_other_collectives,
@@ -249,21 +249,21 @@ def receives_into_a_constant(comm: Any) -> None:
         (waits_in_part_of_the_ranks, DeadlockError, ["rank 0 waits in barrier, in the communicator of ranks 0, 1, at"]),
         (has_a_cycle_beside_others, DeadlockError, ["the cycle: rank 0 -> rank 2 -> rank 0"]),
         (
-            passes_on_what_has_not_arrived,
+            sends_a_pending_receive_buffer,
             CommunicationError,
             [
                 "rank 1 sends what its receive of 24 bytes from rank 0 has not brought yet",
-                f"sent at {line_of(passes_on_what_has_not_arrived, 6)}",
-                f"received at {line_of(passes_on_what_has_not_arrived, 5)}",
+                f"sent at {line_of(sends_a_pending_receive_buffer, 6)}",
+                f"received at {line_of(sends_a_pending_receive_buffer, 5)}",
             ],
         ),
         (
-            adds_to_what_has_not_arrived,
+            writes_to_a_pending_receive_buffer,
             CommunicationError,
             [
                 "rank 1 wrote to the buffer of its receive of 24 bytes from rank 0 before the wait",
-                line_of(adds_to_what_has_not_arrived, 5),
-                line_of(adds_to_what_has_not_arrived, 7),
+                line_of(writes_to_a_pending_receive_buffer, 5),
+                line_of(writes_to_a_pending_receive_buffer, 7),
             ],
         ),
         (reuses_a_buffer_of_a_broadcast, CommunicationError, ["rank 0 changed the buffer of its broadcast"]),
@@ -272,7 +272,7 @@ def receives_into_a_constant(comm: Any) -> None:
         (gathers_other_sizes, CommunicationError, ["allgather", "2 elements of float64 for 1"]),
         (broadcasts_into_a_longer_buffer, CommunicationError, ["broadcast", "2 elements", "buffer of 4"]),
         (scatters_a_wrong_sum, CommunicationError, ["recvcounts [1, 1, 1] of an array of 4 elements"]),
-        (names_a_root_that_is_not_there, CommunicationError, ["rank 5: the communicator has ranks 0 to 2"]),
+        (names_a_missing_root, CommunicationError, ["rank 5: the communicator has ranks 0 to 2"]),
         (names_an_unknown_reduction, CommunicationError, ["op = 'AVG'", "SUM, MAX, MIN, PROD"]),
         (splits_without_a_color, CommunicationError, ["color = None"]),
         (sends_a_column, CommunicationError, ["a buffer must be contiguous"]),
@@ -280,10 +280,10 @@ def receives_into_a_constant(comm: Any) -> None:
         (lambda comm: comm.bcast(1), AttributeError, ["no 'bcast': use Bcast, with arrays"]),
     ],
 )
-def test_calls_that_do_not_fit_are_named(program: Callable[..., Any], kind: type[Exception], said: list[str]) -> None:
+def test_wrong_calls_are_named(program: Callable[..., Any], kind: type[Exception], fragments: list[str]) -> None:
     with pytest.raises(kind) as caught:
         run_ranks(3, program)
-    assert all(words in str(caught.value) for words in said), str(caught.value)
+    assert all(fragment in str(caught.value) for fragment in fragments), str(caught.value)
 
 
 def test_a_deadlock_inside_the_library_names_the_line_of_the_user() -> None:
@@ -296,12 +296,12 @@ def test_a_deadlock_inside_the_library_names_the_line_of_the_user() -> None:
         run_ranks(2, program)
 
 
-def test_a_message_that_nobody_received_is_named() -> None:
+def test_an_unreceived_message_is_named() -> None:
     with pytest.raises(CommunicationError, match="rank 0: send of 32 bytes to rank 1 was not received"):
-        run_ranks(2, sends_to_nobody, sends="eager")
+        run_ranks(2, sends_without_a_receive, sends="eager")
 
 
-def test_a_rank_that_computes_for_ever_is_named_with_its_line() -> None:
+def test_a_rank_that_computes_without_end_is_named_with_its_line() -> None:
     def program(comm: Any) -> None:
         while comm.rank == 1:
             pass

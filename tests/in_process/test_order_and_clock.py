@@ -28,7 +28,7 @@ def test_the_order_of_ranks_is_drawn_from_the_seed() -> None:
 
 
 def ring_allreduce(comm: Any, array: Any) -> None:
-    """Reduce-scatter, then all-gather round the ring, from sends and receives."""
+    """Reduce-scatter, then all-gather around the ring, from sends and receives."""
     blocks = np.split(array, comm.size)
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     for step in range(2 * (comm.size - 1)):
@@ -39,7 +39,7 @@ def ring_allreduce(comm: Any, array: Any) -> None:
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 6])
-def test_a_ring_from_sends_takes_what_the_formula_says(ranks: int) -> None:
+def test_a_ring_of_sends_takes_the_time_of_the_formula(ranks: int) -> None:
     alpha, beta = 3e-6, 7e-10
 
     def program(comm: Any) -> Any:
@@ -55,22 +55,22 @@ def test_a_ring_from_sends_takes_what_the_formula_says(ranks: int) -> None:
     assert sum(message.name == "send" for message in run.messages) == ranks * 2 * (ranks - 1)
 
 
-def test_collectives_take_what_the_formulas_say_for_all_their_parts() -> None:
+def test_collectives_take_the_time_of_the_formulas() -> None:
     alpha, beta = 1e-6, 1e-9
 
     def program(comm: Any, name: str) -> None:
-        part, whole = np.ones(100), np.ones(400)
+        block, array = np.ones(100), np.ones(400)
         if name == "gather":
-            comm.Gather(part, whole if comm.rank == 2 else None, root=2)
+            comm.Gather(block, array if comm.rank == 2 else None, root=2)
         elif name == "scatter":
-            comm.Scatter(whole if comm.rank == 2 else None, part, root=2)
+            comm.Scatter(array if comm.rank == 2 else None, block, root=2)
         elif name == "allgather":
-            comm.Allgather(part, whole)
+            comm.Allgather(block, array)
         else:
-            comm.Alltoall(whole, np.empty(400))
+            comm.Alltoall(array, np.empty(400))
 
     for name in ("gather", "scatter", "allgather"):
-        times = {counts(name, way, 3200, 4).seconds(alpha, beta) for way in ALGORITHMS[name]}
+        times = {counts(name, algorithm, 3200, 4).seconds(alpha, beta) for algorithm in ALGORITHMS[name]}
         assert max(run_ranks(4, program, name, alpha=alpha, beta=beta).clock) == pytest.approx(min(times), rel=1e-12)
     clock = run_ranks(4, program, "alltoall", alpha=alpha, beta=beta).clock
     assert clock == pytest.approx([3 * (alpha + 800 * beta)] * 4, rel=1e-12)

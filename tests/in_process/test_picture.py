@@ -1,4 +1,4 @@
-"""Pictures of what ranks of one process sent one another."""
+"""Pictures of the calls of ranks of one process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_collectives_alone_fill_the_width_and_are_named() -> None:
     for (x, width), (following, _) in pairwise(first):
         assert width > 200
         assert abs(x + width - following) < 0.01
-    assert all(box.get("stroke") == "#ffffff" for box in boxes)  # boxes that touch are told apart
+    assert all(box.get("stroke") == "#ffffff" for box in boxes)  # adjacent boxes are separated
     assert [text.text for text in picture.iter(f"{SVG}text")].count("allreduce") == 6
 
 

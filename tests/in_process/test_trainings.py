@@ -1,4 +1,4 @@
-"""Trainings on ranks of one process are those of one rank and of the serial replays, to 1e-10 in float64."""
+"""Trainings on ranks of one process agree with one rank and with the serial references, to 1e-10 in float64."""
 
 from __future__ import annotations
 

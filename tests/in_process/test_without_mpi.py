@@ -1,4 +1,4 @@
-"""What works without mpi4py, and communicators that are not of the ranks that run."""
+"""Commands and scripts without mpi4py; communicators of other ranks are refused."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ print(json.dumps(found))
 
 @pytest.fixture(scope="module")
 def without_mpi(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What a process without mpi4py did and printed."""
+    """Results and output of a process without mpi4py."""
     folder = tmp_path_factory.mktemp("without-mpi")
     machine = Path(__file__).parents[2] / "hpc_jobs" / "machines"
     (folder / "machine.toml").write_bytes(next(machine.glob("*.toml")).read_bytes())
@@ -128,7 +128,7 @@ def test_a_communicator_of_ranks_is_refused_outside_them() -> None:
     with pytest.raises(GridError, match=r"^the communicator is not of this run_ranks: "):
         run_ranks(2, lambda own: ProcessGrid(comm))
     parts = run_ranks(4, lambda own: ProcessGrid(own.Split(own.rank // 2)).size).results
-    assert parts == (2, 2, 2, 2), "its own parts are taken"
+    assert parts == (2, 2, 2, 2), "communicators that it was split into are accepted"
 
 
 @pytest.mark.in_process(ranks=[2])

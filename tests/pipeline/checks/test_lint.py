@@ -1,4 +1,4 @@
-"""The linter: every method passes, and every rule refuses what breaks it, with the stage, the instruction and why."""
+"""The linter: every method passes; each rule refuses schedules that break it, with stage, instruction and reason."""
 
 from __future__ import annotations
 
@@ -98,8 +98,8 @@ def drop(stage: int, instruction: Instruction) -> Edit:
     return lambda orders: orders[stage].remove(instruction)
 
 
-def put(stage: int, place: int, instruction: Instruction) -> Edit:
-    return lambda orders: orders[stage].insert(place, instruction)
+def put(stage: int, position: int, instruction: Instruction) -> Edit:
+    return lambda orders: orders[stage].insert(position, instruction)
 
 
 def before(stage: int, instruction: Instruction, other: Instruction) -> Edit:
@@ -115,8 +115,8 @@ def before(stage: int, instruction: Instruction, other: Instruction) -> Edit:
 def swap(stage: int, instruction: Instruction, other: Instruction) -> Edit:
     def edit(orders: list[list[Instruction]]) -> None:
         order = orders[stage]
-        one, two = order.index(instruction), order.index(other)
-        order[one], order[two] = order[two], order[one]
+        i, j = order.index(instruction), order.index(other)
+        order[i], order[j] = order[j], order[i]
 
     return edit
 
@@ -126,7 +126,7 @@ def schedule_of(method: str) -> Schedule:
 
 
 BROKEN = [
-    # What stands in the list
+    # Contents of the list
     ("1f1b", drop(1, Forward(0, 2)), "stage 1, end of the list: forward 0.2 is missing"),
     ("1f1b", drop(0, LoadInput(1, 1)), "stage 0, end of the list: load input 1.1 is missing"),
     ("1f1b", drop(2, LoadTarget(3, 0)), "stage 2, end of the list: load target 3 is missing"),
@@ -210,12 +210,12 @@ def test_rules(method: str, edit: Edit, message: str) -> None:
     assert message in str(caught.value)
     assert isinstance(caught.value, HybridnnError)
     assert caught.value.exit_code == 2
-    place, order = caught.value.position, orders[caught.value.stage]
-    assert caught.value.instruction == (order[place] if place < len(order) else None)
+    position, order = caught.value.position, orders[caught.value.stage]
+    assert caught.value.instruction == (order[position] if position < len(order) else None)
 
 
 def hand_made(*orders: list[Instruction], minibatches: int = 2) -> Schedule:
-    """An evaluation of two stages, so that only what matters has to be written down."""
+    """An evaluation on two stages, the shortest lists with messages."""
     return replace(forward_only(2, minibatches), orders=tuple(map(tuple, orders)))
 
 
@@ -241,7 +241,7 @@ def test_order_of_a_channel() -> None:
     )
 
 
-def test_deadlock_names_the_circle() -> None:
+def test_deadlock_names_the_cycle() -> None:
     """Both stages send first, and each waits for the other to receive: fine only while messages are buffered."""
     schedule = make_schedule("pipedream", stages=2, minibatches=3)
     orders = [list(order) for order in schedule.orders]
@@ -250,11 +250,11 @@ def test_deadlock_names_the_circle() -> None:
     assert orders[1].index(SendGradients(0)) < orders[1].index(ReceiveActivations(1))
     with pytest.raises(ScheduleError) as caught:
         lint(replace(schedule, orders=tuple(map(tuple, orders))))
-    places = [orders[0].index(SendActivations(1)), orders[1].index(SendGradients(0))]
+    positions = [orders[0].index(SendActivations(1)), orders[1].index(SendGradients(0))]
     assert caught.value.reason == (
         "deadlock where every send blocks until it is received: "
-        f"stage 0 waits at instruction {places[0]} (send activations 1) for stage 1, "
-        f"stage 1 waits at instruction {places[1]} (send gradients 0) for stage 0"
+        f"stage 0 waits at instruction {positions[0]} (send activations 1) for stage 1, "
+        f"stage 1 waits at instruction {positions[1]} (send gradients 0) for stage 0"
     )
 
 

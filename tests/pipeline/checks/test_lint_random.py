@@ -1,4 +1,4 @@
-"""Schedules broken at random: the linter refuses whatever cannot be carried out or computes something else."""
+"""Random edits of schedules: the linter refuses those that cannot run or that compute something else."""
 
 from __future__ import annotations
 
@@ -48,27 +48,27 @@ def definitions(draw: st.DrawFn) -> Definition:
     return Definition(method, stages, minibatches, microbatches, merged=merged and microbatches > 1)
 
 
-def broken(orders: Orders, how: str, random: Random) -> Orders:
-    """One stage's list with one instruction dropped, two swapped, one doubled, or one moved."""
+def broken(orders: Orders, edit: str, random: Random) -> Orders:
+    """Drop, double or move an instruction of one stage, or swap two."""
     stage = random.randrange(len(orders))
     order = list(orders[stage])
-    place = random.randrange(len(order))
-    if how == "swap":
+    position = random.randrange(len(order))
+    if edit == "swap":
         other = random.randrange(len(order))
-        order[place], order[other] = order[other], order[place]
-    elif how == "swap neighbours":
-        other = max(0, place - 1)
-        order[place], order[other] = order[other], order[place]
-    elif how == "double":
-        order.insert(random.randrange(len(order) + 1), order[place])
+        order[position], order[other] = order[other], order[position]
+    elif edit == "swap neighbours":
+        other = max(0, position - 1)
+        order[position], order[other] = order[other], order[position]
+    elif edit == "double":
+        order.insert(random.randrange(len(order) + 1), order[position])
     else:
-        instruction = order.pop(place)
-        if how == "move":
+        instruction = order.pop(position)
+        if edit == "move":
             order.insert(random.randrange(len(order) + 1), instruction)
     return (*orders[:stage], tuple(order), *orders[stage + 1 :])
 
 
-HOWS = ("drop", "swap", "swap neighbours", "double", "move")
+EDITS = ("drop", "swap", "swap neighbours", "double", "move")
 
 
 def refused(definition: Definition, orders: Orders) -> bool:
@@ -96,35 +96,35 @@ def test_schedules_compute_what_their_method_defines(definition: Definition) -> 
     lint(schedule)
 
 
-@given(definitions(), st.lists(st.sampled_from(HOWS), min_size=1, max_size=3), st.integers(0, 2**32))
+@given(definitions(), st.lists(st.sampled_from(EDITS), min_size=1, max_size=3), st.integers(0, 2**32))
 @settings(max_examples=1500)
-def test_linter_refuses_what_is_wrong(definition: Definition, hows: list[str], seed: int) -> None:
+def test_linter_refuses_wrong_schedules(definition: Definition, edits: list[str], seed: int) -> None:
     schedule, random = build(definition), Random(seed)
     orders = schedule.orders
-    for how in hows:
-        orders = broken(orders, how, random)
-    # What is left without any of these is a schedule that evaluates, and may be right.
+    for edit in edits:
+        orders = broken(orders, edit, random)
+    # Without any of these it is an evaluation, which may be correct.
     assume(any(i.name in ("backward", "input gradient", "update") for order in orders for i in order))
     if refused(definition, orders):
         assert linted(replace(schedule, orders=orders))
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))
-def test_breaking_does_break(method: str) -> None:
-    """Every way of breaking makes lists that the definitions refuse, so that the property above is not empty.
+def test_every_edit_breaks_schedules(method: str) -> None:
+    """Every kind of edit makes lists that the definitions refuse, so that the property above is not empty.
 
-    And the linter is not simply against everything that is changed.
+    And the linter accepts some edited schedules.
     """
     cut = method in ("gpipe", "1f1b", "interleaved", "zb-h1")
     definition = Definition(method, 3, 2 if cut else 5, 6 if cut else 1, 2 if method == "interleaved" else 1)
     schedule, random = build(definition), Random(7)
     wrong: Counter[str] = Counter()
     accepted = 0
-    for how in HOWS:
+    for edit in EDITS:
         for _ in range(40):
-            orders = broken(schedule.orders, how, random)
-            wrong[how] += refused(definition, orders)
+            orders = broken(schedule.orders, edit, random)
+            wrong[edit] += refused(definition, orders)
             accepted += orders != schedule.orders and not linted(replace(schedule, orders=orders))
     assert wrong["drop"] >= 30
-    assert all(wrong[how] > 0 for how in HOWS)
+    assert all(wrong[edit] > 0 for edit in EDITS)
     assert accepted > 0

@@ -1,4 +1,4 @@
-"""Times of schedules against closed forms, and against a longest path worked out separately."""
+"""Simulated times against closed forms, and against a longest path computed by recursion."""
 
 from __future__ import annotations
 
@@ -153,16 +153,16 @@ def test_pipelined_input() -> None:
 
 
 def longest_path(schedule: Schedule, times: Durations) -> float:
-    """End of the last computation, by recursion over what each one waits for."""
+    """End of the last computation, by recursion over dependencies."""
     K, v = schedule.stages, schedule.chunks
-    whole = {"forward": times.forward, "recompute": times.forward, "backward": times.backward}
-    whole |= {"input gradient": times.backward - times.weight, "weight gradient": times.weight}
-    lists = [[i for i in order if i.name in whole or i.name == "barrier"] for order in schedule.orders]
+    durations = {"forward": times.forward, "recompute": times.forward, "backward": times.backward}
+    durations |= {"input gradient": times.backward - times.weight, "weight gradient": times.weight}
+    lists = [[i for i in order if i.name in durations or i.name == "barrier"] for order in schedule.orders]
     place: dict[tuple[str, int, int, int], tuple[int, int]] = {}
     for k, order in enumerate(lists):
         for n, i in enumerate(order):
-            way = "gradient" if i.name in ("backward", "input gradient") else i.name
-            place[way, i.minibatch, i.microbatch, i.chunk * K + k] = (k, n)
+            direction = "gradient" if i.name in ("backward", "input gradient") else i.name
+            place[direction, i.minibatch, i.microbatch, i.chunk * K + k] = (k, n)
 
     def waited_for(k: int, i: Instruction) -> tuple[int, int] | None:
         s = i.chunk * K + k
@@ -184,7 +184,7 @@ def longest_path(schedule: Schedule, times: Durations) -> float:
         needed = waited_for(k, i)
         start = max(end(k, n - 1), end(*needed) + times.message if needed else 0.0)
         count = schedule.microbatches if i.microbatch == ALL_MICROBATCHES else 1
-        return start + whole[i.name] * count / v
+        return start + durations[i.name] * count / v
 
     return max(end(k, len(order) - 1) for k, order in enumerate(lists))
 
@@ -205,7 +205,6 @@ def test_longest_path(data: st.DataObject) -> None:
     times = Durations(data.draw(number), backward, data.draw(st.floats(0, backward)), data.draw(number))
     schedule = make_schedule(method, **size)
     timeline = simulate(schedule, times)
-    # A message may arrive after the last computation only if nobody waits for it, which never happens.
     assert timeline.makespan == pytest.approx(longest_path(schedule, times))
     assert 0 <= timeline.bubble_fraction <= 1
     for stage in timeline.stages:
@@ -232,8 +231,8 @@ def test_wrong_durations(wrong: dict[str, Any], message: str) -> None:
     assert str(caught.value) == message
 
 
-def test_waiting_for_ever() -> None:
-    """A schedule that the linter refuses does not run for ever here either."""
+def test_a_deadlock_is_refused() -> None:
+    """Without the linter, too."""
     schedule = make_schedule("1f1b", stages=2, minibatches=1)
     without = tuple(i for i in schedule.orders[0] if i.name != "forward")
     with pytest.raises(ScheduleError, match=r"stage 0, instruction 3 \(backward 0\): waits for something that never"):

@@ -1,3 +1,5 @@
+"""Drawings of schedules as text, SVG and PNG."""
+
 from __future__ import annotations
 
 import re
@@ -49,7 +51,7 @@ def test_text_of_the_naive_order() -> None:
 
 
 def test_text_of_pipedream_as_in_figure_5() -> None:
-    # Kang 2019, Figure 5: four devices, forward and backward as long as each other.
+    # Kang 2019, Figure 5: four devices, forward and backward of equal length.
     assert rows(drawn("pipedream", 1, 1, 0.5, stages=4, minibatches=5)) == [
         "F1 F2 F3 F4 .........B1 F5 B2 ...B3 ...B4 ...B5",
         "...F1 F2 F3 ......B1 F4 B2 F5 B3 ...B4 ...B5 ...",
@@ -59,7 +61,7 @@ def test_text_of_pipedream_as_in_figure_5() -> None:
 
 
 def test_text_of_features_replay_shows_the_recomputation() -> None:
-    # Barriers part the forward pass from the backward passes; the last stage recomputes nothing.
+    # Barriers separate the forward pass from the backward passes; the last stage recomputes nothing.
     assert rows(drawn("fr", 1, 2, 1, stages=2, minibatches=2)) == [
         "F1 .........F2 ...R1 B1=== R2 B2===",
         "...F1 B1=== ...F2 B2=== ............",
@@ -86,14 +88,14 @@ def test_labels_of_microbatches_and_chunks() -> None:
     ]
 
 
-def test_what_takes_no_time_has_no_box() -> None:
+def test_computations_without_duration_have_no_box() -> None:
     # Three stages, three items, forward only: 3 + 3 - 1 slots instead of 9.
     drawing = drawn("gpipe", 1, 0, 0, stages=3, minibatches=1, microbatches=3)
     assert drawing.makespan == 5
     assert rows(drawing) == ["F1 F2 F3 ......", "...F1 F2 F3 ...", "......F1 F2 F3"]
 
 
-def test_time_axis_stands_above_the_columns_it_names() -> None:
+def test_ticks_are_above_their_columns() -> None:
     text = plain_text(text_lines(drawn("pipedream", 1, 1, 0.5, stages=4, minibatches=5)))
     axis = next(line for line in text.splitlines() if line.startswith("time"))
     for label in re.finditer(r"\d+", axis):
@@ -101,13 +103,13 @@ def test_time_axis_stands_above_the_columns_it_names() -> None:
     assert "10" in axis
 
 
-def test_legend_names_the_kinds_that_occur() -> None:
+def test_legend_has_the_kinds_that_occur() -> None:
     text = plain_text(text_lines(drawn("zb-h1", 1, 2, 1, stages=2, minibatches=1, microbatches=2)))
     legend = text.splitlines()[-1]
     assert legend == "F forward   I input gradient   W weight gradient   . idle   number: microbatch, from 1"
 
 
-def test_wide_drawings_go_on_below_and_are_cut_with_a_note() -> None:
+def test_wide_drawings_continue_below_and_are_cut_with_a_note() -> None:
     boxes = [Box(t, t + 1, str(t), "forward", t) for t in range(60)]
     drawing = one_row(*boxes)
     # "stage 0  " leaves 20 columns: five boxes of four columns a band.
@@ -137,15 +139,15 @@ def test_measured_times_never_break_the_page(parts: list[tuple[float, float, str
     drawn_lines = [line for line in plain_text(lines).splitlines() if line.startswith(("rank", "time"))]
     assert 2 <= len(drawn_lines) <= 8
     assert all(len(line) <= max(width, 24) for line in drawn_lines)
-    assert {piece.kind for line in lines for piece in line} <= {*KINDS, ""}
+    assert {span.kind for line in lines for span in line} <= {*KINDS, ""}
 
 
-def test_one_short_box_does_not_blow_up_the_drawing() -> None:
+def test_one_short_box_does_not_determine_the_scale() -> None:
     boxes = [Box(t, t + 1, "1", "forward", 0) for t in range(9)]
     assert rows(one_row(*boxes, Box(9, 9 + 1e-9, "1", "forward", 0), makespan=10)) == ["F1 " * 9 + "..."]
 
 
-def test_a_kind_that_takes_next_to_nothing_does_not_blow_up_the_drawing() -> None:
+def test_a_very_short_kind_does_not_determine_the_scale() -> None:
     # Three columns, a letter, a digit and a gap, are a tenth of the long one.
     drawing = one_row(Box(0, 10, "1", "forward", 0), Box(10, 10.001, "1", "backward", 0), Box(10.001, 11, "", "wait"))
     assert rows(drawing) == ["F1" + "=" * 27 + " ~="]
@@ -163,7 +165,7 @@ def svg_boxes(text: str) -> list[tuple[float, float, str, str, str]]:
     return found
 
 
-def test_svg_boxes_stand_at_their_times() -> None:
+def test_svg_boxes_are_at_their_times() -> None:
     stages, microbatches = 3, 4
     boxes = svg_boxes(svg_text(drawn("gpipe", 1, 2, 1, stages=stages, minibatches=1, microbatches=microbatches)))
     assert len(boxes) == 2 * stages * microbatches
@@ -189,14 +191,14 @@ def test_svg_tooltips_name_the_weights() -> None:
     assert "backward of minibatch 3, stage 0, time 7 to 8, weights after 2 updates" in tooltips
 
 
-def test_svg_document_has_a_title_a_view_box_and_white_ground() -> None:
+def test_svg_document_has_a_title_a_view_box_and_a_white_background() -> None:
     root = ElementTree.fromstring(svg_text(drawn("ddg", 1, 2, 1, stages=2, minibatches=2)))
     assert root.tag == f"{SVG}svg"
     assert root.findtext(f"{SVG}title") == "ddg: 2 stages, 2 minibatches"
     assert root.attrib["viewBox"] == f"0 0 {root.attrib['width']} {root.attrib['height']}"
-    ground = root.find(f"{SVG}rect")
-    assert ground is not None
-    assert (ground.attrib["width"], ground.attrib["fill"]) == (root.attrib["width"], "#ffffff")
+    background = root.find(f"{SVG}rect")
+    assert background is not None
+    assert (background.attrib["width"], background.attrib["fill"]) == (root.attrib["width"], "#ffffff")
     names = {text.text for text in root.iter(f"{SVG}text")}
     assert {"stage 0", "stage 1", "forward", "backward", "idle", "time", "number: minibatch, from 1"} <= names
     right = max(
@@ -247,7 +249,7 @@ def luminance(color: str) -> float:
     return sum(weight * c for weight, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
 
-def test_computations_can_be_told_apart_in_print_and_read() -> None:
+def test_colours_differ_in_lightness_and_labels_are_readable() -> None:
     computations = [kind for kind in KINDS.values() if kind.computes]
     for one, other in combinations(computations, 2):
         assert abs(lightness(one.fill) - lightness(other.fill)) > 5, (one.name, other.name)

@@ -1,4 +1,4 @@
-"""Buffers of a stage: as many as the published formulas say, and never two things in one at a time."""
+"""Buffers of a stage: their published numbers, and no overlapping lifetimes in one buffer."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_merged_weight_gradients_keep_everything() -> None:
     assert [plan.activations for plan in found] == [(3,), (2,), (1,)]
 
 
-def test_where_the_peak_is() -> None:
+def test_position_of_the_peak() -> None:
     """1f1b, K = 3, stage 1, M = 4: the second forward pass; pipedream, stage 0: the update that makes version 2."""
     schedule = make_schedule("1f1b", stages=3, minibatches=1, microbatches=4)
     assert str(schedule.orders[1][plan_memory(schedule, 1).peak_activations_at]) == "forward 0.1"
@@ -111,8 +111,8 @@ def all_schedules() -> list[Any]:
 
 
 @pytest.mark.parametrize("schedule", all_schedules())
-def test_buffers_hold_what_is_read(schedule: Schedule) -> None:
-    """Write and read the buffers as the list says: what is read is what was written last for that part."""
+def test_buffers_hold_the_data_that_are_read(schedule: Schedule) -> None:
+    """Each read of a buffer returns the data that were written for its microbatch."""
     for stage, plan in enumerate(plans(schedule)):
         inputs: dict[tuple[int, int], Any] = {}
         activations: dict[tuple[int, int], Any] = {}
@@ -143,12 +143,12 @@ def test_last_readers(schedule: Schedule) -> None:
     for stage, plan in enumerate(plans(schedule)):
         order = schedule.orders[stage]
         reads = [
-            (place, read.version)
-            for place, i in enumerate(order)
+            (position, read.version)
+            for position, i in enumerate(order)
             if (read := schedule.weights_read(stage, i)) is not None
         ]
-        updates = [place for place, i in enumerate(order) if i.name == "update"]
-        late = {v: place for place, v in reads if v < len(updates) and place > updates[v]}
+        updates = [position for position, i in enumerate(order) if i.name == "update"]
+        late = {v: position for position, v in reads if v < len(updates) and position > updates[v]}
         assert plan.last_readers == late
-        most = max(1 + sum(updates[v] <= place <= last for v, last in late.items()) for place in range(len(order)))
-        assert plan.peak_weight_versions == most
+        stashed = [sum(updates[v] <= position <= last for v, last in late.items()) for position in range(len(order))]
+        assert plan.peak_weight_versions == 1 + max(stashed)

@@ -18,10 +18,10 @@ def test_without_messages_the_computations_are_the_same(method: str, stages: int
         "microbatches": 2 * stages if kind.cuts_minibatches else 1,
         "chunks": 1 + kind.chunked,
     }
-    whole, bare = make_schedule(method, **size), make_schedule(method, **size, messages=False)
+    placed, bare = make_schedule(method, **size), make_schedule(method, **size, messages=False)
     for stage in range(stages):
-        wanted = [item for item in whole.orders[stage] if isinstance(item, COMPUTATIONS)]
-        assert [item for item in bare.orders[stage] if isinstance(item, COMPUTATIONS)] == wanted
-        assert kind.placed_messages or len(bare.orders[stage]) == len(wanted)
-    has_messages = any(isinstance(item, SendActivations | ReceiveActivations) for item in whole.orders[0])
+        expected = [item for item in placed.orders[stage] if isinstance(item, COMPUTATIONS)]
+        assert [item for item in bare.orders[stage] if isinstance(item, COMPUTATIONS)] == expected
+        assert kind.placed_messages or len(bare.orders[stage]) == len(expected)
+    has_messages = any(isinstance(item, SendActivations | ReceiveActivations) for item in placed.orders[0])
     assert has_messages == (stages > 1)

@@ -1,4 +1,4 @@
-"""What every method lists, against its definition and the published tables, and what it refuses."""
+"""Orders of the methods against their definitions and the published tables; refused arguments."""
 
 from __future__ import annotations
 
@@ -105,8 +105,7 @@ class TestTables:
 
     Two things differ on purpose. "Do the backward pass to update the weight; get the gradient; send it" is one line of
     the tables: here the gradient leaves before the update, because the stage before waits for it and for nothing else.
-    And where Table 5 sends a gradient with the next step's messages, the same order appears here, seen from the end of
-    the backward pass.
+    Table 5 sends a gradient with the next step's messages; here the same order begins at the end of the backward pass.
     """
 
     def test_sequential(self) -> None:
@@ -173,21 +172,21 @@ class TestTables:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_what_stands_around_a_pass(method: str) -> None:
-    """What is sent leaves at once, before any other pass or update; what is loaded is loaded for the next pass."""
+def test_loads_and_sends_are_next_to_their_pass(method: str) -> None:
+    """Results are sent before any other pass or update; loads are for the next pass."""
     kind = METHODS[method]
     size = {"microbatches": 6} if kind.cuts_minibatches else {}
     schedule = make_schedule(method, stages=3, minibatches=4, chunks=2 if kind.chunked else 1, **size)
     makes = {"send activations": ("forward",), "send gradients": ("backward", "input gradient")}
     for order in schedule.orders:
-        for place, i in enumerate(order):
+        for position, i in enumerate(order):
             part = (i.minibatch, i.microbatch, i.chunk)
             if i.name in makes:
-                before = next(o for o in reversed(order[:place]) if not o.name.startswith("receive"))
+                before = next(o for o in reversed(order[:position]) if not o.name.startswith("receive"))
                 assert before.name in makes[i.name]
                 assert (before.minibatch, before.microbatch, before.chunk) == part
             if i.name.startswith("load"):
-                after = next(o for o in order[place:] if not o.name.startswith("load"))
+                after = next(o for o in order[position:] if not o.name.startswith("load"))
                 assert after == Forward(*part)
 
 

@@ -1,3 +1,5 @@
+"""Breakdown of the time of an epoch, against epochs made by hand and the definition of the parts."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -29,9 +31,9 @@ def parts(breakdown: Breakdown) -> tuple[float, ...]:
 
 
 def broken_down(
-    widths: list[tuple[int, int]], lanes: Sequence[Sequence[Event]], stop: float
+    widths: list[tuple[int, int]], lists: Sequence[Sequence[Event]], stop: float
 ) -> list[tuple[float, ...]]:
-    return [parts(item) for item in break_down(make_epoch(widths, lanes, [(0, stop)] * len(lanes)))]
+    return [parts(item) for item in break_down(make_epoch(widths, lists, [(0, stop)] * len(lists)))]
 
 
 def test_every_part_of_a_minibatch_of_two_stages() -> None:
@@ -83,28 +85,37 @@ def test_communication_within_a_computation_is_not_computing() -> None:
 
 def test_collectives_of_other_groups_do_not_count() -> None:
     # Two stages of two batch ranks, each with an all-reduce of its own; then one of all.
-    def lane(begin: float, end: float, begin_all: float) -> list[Event]:
+    def one_rank(begin: float, end: float, begin_all: float) -> list[Event]:
         return [communication("allreduce", begin, end, axis="batch"), communication("allreduce", begin_all, 10)]
 
-    lanes = [lane(0, 3, 4), lane(2, 3, 4), lane(0, 6, 7), lane(5, 6, 8)]
-    found = broken_down([(2, 1), (2, 1)], lanes, 10)
+    lists = [
+        one_rank(0, 3, 4),
+        one_rank(2, 3, 4),
+        one_rank(0, 6, 7),
+        one_rank(5, 6, 8),
+    ]
+    found = broken_down([(2, 1), (2, 1)], lists, 10)
     assert [item[3] for item in found] == [2 + 4, 4, 5 + 1, 0]
     assert [item[1] for item in found] == [1 + 2, 1 + 2, 1 + 2, 1 + 2]
 
 
-def test_a_broadcast_that_ends_before_a_rank_comes_did_not_wait_for_it() -> None:
-    lanes = [[communication("broadcast", 0, 2)], [communication("broadcast", 1, 3)], [communication("broadcast", 5, 6)]]
-    assert [item[3] for item in broken_down([(1, 1)] * 3, lanes, 6)] == [1, 0, 0]
+def test_broadcasts_do_not_wait_for_later_ranks() -> None:
+    lists = [
+        [communication("broadcast", 0, 2)],
+        [communication("broadcast", 1, 3)],
+        [communication("broadcast", 5, 6)],
+    ]
+    assert [item[3] for item in broken_down([(1, 1)] * 3, lists, 6)] == [1, 0, 0]
 
 
-def test_a_message_in_pieces_is_sent_when_its_last_sender_sends() -> None:
+def test_a_message_of_several_senders_is_sent_with_its_last_part() -> None:
     wait = [communication("receive.wait", 0, 10, ReceiveActivations(3, 1))]
-    sends = [[communication("send", moment, moment + 1, SendActivations(3, 1))] for moment in (2, 6)]
-    # Both ranks of the first stage have a part of what the only one of the second gets.
+    sends = [[communication("send", time, time + 1, SendActivations(3, 1))] for time in (2, 6)]
+    # Both ranks of the first stage send a part of the message of the second.
     assert broken_down([(2, 1), (1, 1)], [*sends, wait], 10)[2] == (0, 0, 4, 6, 0)
-    # Stages as wide as each other: every rank hears of its own counterpart alone.
+    # Stages of equal width: every rank receives from its counterpart alone.
     assert [item[2:4] for item in broken_down([(2, 1)] * 2, [*sends, wait, wait], 10)[2:]] == [(8, 2), (4, 6)]
-    # One rank of a model group serves several of a wider one.
+    # One rank of a model group sends to several of a wider one.
     assert [item[2:4] for item in broken_down([(1, 2), (1, 3)], [*sends, wait, wait, wait], 10)[2:]] == [
         (8, 2),
         (4, 6),
@@ -112,10 +123,10 @@ def test_a_message_in_pieces_is_sent_when_its_last_sender_sends() -> None:
     ]
 
 
-def test_what_is_sent_after_a_wait_is_not_what_it_was_for() -> None:
-    # The wait for the first rank's piece is over before the second sends its own.
+def test_sends_after_the_end_of_a_wait_are_ignored() -> None:
+    # The wait for the first rank's part ends before the second sends its own.
     waits = [communication("receive.wait", *span, ReceiveActivations(0)) for span in ((0, 5), (5, 10))]
-    sends = [[communication("send", moment, moment + 1, SendActivations(0))] for moment in (2, 8)]
+    sends = [[communication("send", time, time + 1, SendActivations(0))] for time in (2, 8)]
     assert broken_down([(2, 1), (1, 1)], [*sends, waits], 10)[2] == (0, 0, 3 + 2, 2 + 3, 0)
 
 
@@ -123,7 +134,7 @@ def test_what_is_sent_after_a_wait_is_not_what_it_was_for() -> None:
     "other",
     [SendActivations(2, 1), SendActivations(3, 0), SendActivations(3, 1, 1), SendGradients(3, 1)],
 )
-def test_a_message_that_was_not_sent_is_waited_for_as_work(other: SendActivations | SendGradients) -> None:
+def test_waits_for_unsent_messages_are_imbalance(other: SendActivations | SendGradients) -> None:
     sender, receiver = (
         communication("send", 1, 2, other),
         communication("receive.wait", 0, 5, ReceiveActivations(3, 1)),
@@ -157,18 +168,18 @@ def test_activations_and_gradients_for_one_chunk_from_one_stage() -> None:
     assert broken_down(TWO, [sends, waits], 10)[1] == (0, 0, 8 + 1, 1, 0)
 
 
-def test_a_rank_that_is_not_in_the_epoch_yet_or_any_more_waits_for_the_others() -> None:
-    lanes = [[compute("forward", 0, 10, Forward(0))], [compute("forward", 3, 7, Forward(0))]]
-    found = break_down(make_epoch(TWO, lanes, [(0, 10), (2, 8)]))
+def test_time_outside_the_epoch_of_a_rank_is_imbalance() -> None:
+    lists = [[compute("forward", 0, 10, Forward(0))], [compute("forward", 3, 7, Forward(0))]]
+    found = break_down(make_epoch(TWO, lists, [(0, 10), (2, 8)]))
     assert [parts(item) for item in found] == [(10, 0, 0, 0, 0), (4, 0, 0, 4, 2)]
 
 
-def test_a_span_counts_what_lies_in_it() -> None:
-    lanes = [
+def test_breakdown_of_a_span() -> None:
+    lists = [
         [compute("forward", 0, 4, Forward(0)), communication("receive.wait", 4, 9, ReceiveGradients(0))],
         [communication("send", 6, 7, SendGradients(0)), compute("update", 7, 9, Update(0))],
     ]
-    epoch = make_epoch(TWO, lanes, [(0, 10), (0, 8)])
+    epoch = make_epoch(TWO, lists, [(0, 10), (0, 8)])
     assert [parts(item) for item in break_down(epoch, 3, 7)] == [(1, 0, 1, 2, 0), (0, 1, 0, 0, 3)]
     assert [parts(item) for item in break_down(epoch, 6.5, 9.5)] == [(0, 0, 2.5, 0, 0.5), (1, 0.5, 0, 1.5, 0)]
 
@@ -181,8 +192,8 @@ def test_sums_and_means() -> None:
 
 
 @st.composite
-def lanes_of_events(draw: st.DrawFn) -> tuple[list[Event], float]:
-    """One rank's events with whole moments, each around at most two more, and the moment of a send to it."""
+def rank_events(draw: st.DrawFn) -> tuple[list[Event], float]:
+    """One rank's events at integer times, each with at most two nested ones, and the time of a send to it."""
     cuts = sorted(draw(st.sets(st.integers(0, 60), min_size=2, max_size=16)))
     names = st.sampled_from(["forward", "receive.wait", "send", "send.wait", "barrier", "allreduce"])
     events: list[Event] = []
@@ -200,33 +211,33 @@ def lanes_of_events(draw: st.DrawFn) -> tuple[list[Event], float]:
     return events, draw(st.integers(0, 60))
 
 
-@given(lanes_of_events(), st.tuples(st.integers(0, 60), st.integers(0, 60)).map(sorted))
-def test_parts_are_those_of_every_moment_and_add_up(drawn: tuple[list[Event], float], own: list[int]) -> None:
+@given(rank_events(), st.tuples(st.integers(0, 60), st.integers(0, 60)).map(sorted))
+def test_parts_agree_with_the_definition_at_every_time(drawn: tuple[list[Event], float], own: list[int]) -> None:
     events, sent = drawn
     sender = [communication("send", sent, sent + 1, SendActivations(0))]
     epoch = make_epoch(TWO, [sender, events], [(0, 60), (own[0], own[1])])
     expected = dict.fromkeys(("computing", "transfer", "transfer_idle", "imbalance_idle", "other"), 0)
-    for moment in range(60):
-        around = [event for event in events[::-1] if event.start <= moment < event.stop]
+    for time in range(60):
+        around = [event for event in events[::-1] if event.start <= time < event.stop]
         event = min(around, key=lambda event: event.stop - event.start, default=None)
-        expected[part_of(event, moment, sent, own)] += 1
+        expected[part_of(event, time, sent, own)] += 1
     found = break_down(epoch)[1]
     assert found.parts == expected
     assert found.span == 60
 
 
-def part_of(event: Event | None, moment: int, sent: float, own: list[int]) -> str:
-    """Part to which the time from `moment` on belongs, with the words of the definition."""
-    if not own[0] <= moment < own[1]:
+def part_of(event: Event | None, time: int, sent: float, own: list[int]) -> str:
+    """Part to which the time from `time` on belongs, by definition."""
+    if not own[0] <= time < own[1]:
         return "imbalance_idle"
     if event is None:
         return "other"
     if event.name == "receive.wait":
-        return "transfer_idle" if sent <= moment else "imbalance_idle"
+        return "transfer_idle" if sent <= time else "imbalance_idle"
     return {
         "forward": "computing",
         "send": "transfer",
         "send.wait": "transfer_idle",
         "barrier": "imbalance_idle",
-        "allreduce": "transfer",  # nobody else takes part in it
+        "allreduce": "transfer",  # the other rank does not enter it
     }[event.name]
