@@ -36,7 +36,7 @@ def examine(
     format_report: Callable[[DoctorReport], str],
     print_report: Callable[[DoctorReport], None],
 ) -> int:
-    """Carry out all checks and print their report; collective over the ranks that MPI connects.
+    """Carry out all checks and print their report; returns the exit code. Collective over the ranks that MPI connects.
 
     Parameters
     ----------
@@ -47,11 +47,7 @@ def examine(
     format_report : callable
         Text of a report, which a child process prints if MPI ends this one while it starts.
     print_report : callable
-
-    Returns
-    -------
-    int
-        The exit code, the same on every rank.
+        Called on one rank.
     """
     environment = dict(os.environ)  # MPI adds to it
     launched, _ = launched_rank(environment)

@@ -75,16 +75,7 @@ class RankFacts:
 
 
 def gather_facts(node: int, environment: Mapping[str, str], pools: Sequence[Mapping[str, Any]]) -> RankFacts:
-    """Facts about this process.
-
-    Parameters
-    ----------
-    node : int
-        The lowest rank on this node.
-    environment : mapping
-    pools : sequence of mapping
-        Thread pools, from ``threadpoolctl.threadpool_info``.
-    """
+    """Facts about this process, with its thread pools from ``threadpoolctl``; `node` is the lowest rank on its node."""
     machine_cores = os.cpu_count() or 1
     cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(machine_cores)
     return RankFacts(
@@ -102,12 +93,8 @@ def gather_facts(node: int, environment: Mapping[str, str], pools: Sequence[Mapp
 def cpu_limit(environment: Mapping[str, str], quota: Path) -> float | None:
     """Processors of this node that may be used at a time; None without a limit.
 
-    Parameters
-    ----------
-    environment : mapping
-        With Slurm's number of allocated processors, if any.
-    quota : Path
-        File of the control group with a container's share: microseconds per period, or ``max``.
+    Slurm's allocation is in the environment; `quota` is the control group's file with the share of a container, in
+    microseconds per period, or ``max``.
     """
     limits = []
     allocated = environment.get("SLURM_CPUS_ON_NODE", "")
@@ -298,13 +285,7 @@ def check_clocks_agree(job: JobFacts) -> Finding | None:
 
 
 def check_ping_pong(name: str, job: JobFacts) -> Finding | None:
-    """Whether latency and bandwidth of messages are plausible; None without timings.
-
-    Parameters
-    ----------
-    name : {"ping-pong", "ping-pong between nodes"}
-    job : JobFacts
-    """
+    """Whether latency and bandwidth of messages are plausible; None without timings under this name."""
     if name not in job.timings:
         return None
     timings = job.timings[name]

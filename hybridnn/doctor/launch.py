@@ -46,15 +46,7 @@ def launched_rank(environment: Mapping[str, str]) -> tuple[int | None, int | Non
 
 
 def check_library(load: Callable[[], str], environment: Mapping[str, str]) -> Finding:
-    """Name and version of the MPI library; none is a failure where a launcher started several processes.
-
-    Parameters
-    ----------
-    load : callable
-        As `load_mpi`.
-    environment : mapping
-        Of this process.
-    """
+    """Name and version of the MPI library from `load`; none is a failure where a launcher started several processes."""
     try:
         return ok(" ".join(load().split()))
     except Exception as error:  # a broken library may raise anything
@@ -67,17 +59,7 @@ def check_library(load: Callable[[], str], environment: Mapping[str, str]) -> Fi
 
 
 def check_mpirun(library: str, environment: Mapping[str, str], python: str = sys.executable) -> Finding:
-    """Whether the ``mpirun`` on PATH belongs to the MPI library.
-
-    Parameters
-    ----------
-    library : str
-        Name and version of the MPI library.
-    environment : mapping
-        Of this process.
-    python : str
-        Path of Python: the MPI libraries of PyPI install their ``mpirun`` beside it.
-    """
+    """Whether the ``mpirun`` on PATH belongs to the MPI library; those of PyPI install theirs beside Python."""
     beside = Path(python).with_name("mpirun")
     program = shutil.which("mpirun", path=environment.get("PATH", ""))
     if program is None and beside.exists():
@@ -101,17 +83,7 @@ def check_mpirun(library: str, environment: Mapping[str, str], python: str = sys
 
 
 def check_launch(environment: Mapping[str, str], size: int, library: str) -> Finding:
-    """Whether MPI has as many ranks as the launcher started processes.
-
-    Parameters
-    ----------
-    environment : mapping
-        Of this process before MPI started.
-    size : int
-        Number of ranks in COMM_WORLD.
-    library : str
-        Name and version of the MPI library.
-    """
+    """Whether MPI has as many ranks as the launcher started processes; `environment` is that before MPI started."""
     launch = detect_launch(environment)
     rank, _ = launched_rank(environment)
     seen = f"MPI sees {counted(size, 'rank')}"
@@ -132,9 +104,8 @@ def failed_start(environment: Mapping[str, str], library: str, what: str) -> Fin
     if through_pmix and mpi_family(library) in ("MPICH", "Intel MPI"):
         what += f": {library} does not understand the launcher, which speaks PMIx (PMIX_NAMESPACE is set)"
     elif launch is None or (mpi_family(library) or library) in launch.launcher:
-        return failure(
-            what, "see whether every process of the job runs, and what the MPI library says; or try another one"
-        )
+        advice = "see whether every process of the job runs, and what the MPI library says; or try another one"
+        return failure(what, advice)
     return failure(what, _how_to_start(environment, library))
 
 
@@ -159,12 +130,7 @@ def check_slurm(environment: Mapping[str, str]) -> Finding:
 
 
 def check_thread_level(level: str) -> Finding:
-    """Whether threads other than the first may call MPI.
-
-    Parameters
-    ----------
-    level : {"single", "funneled", "serialized", "multiple"}
-    """
+    """Whether threads other than the first may call MPI, by the thread level that `start_mpi` returns."""
     if level in ("serialized", "multiple"):
         return ok(f"MPI may be called from several threads ({level})")
     advice = "use an MPI library built with MPI_THREAD_MULTIPLE; until then a stuck rank may be ended late"

@@ -43,12 +43,7 @@ class TimeLimitError(Exception):
 
 
 class Deadline:
-    """A time limit that starts now.
-
-    Parameters
-    ----------
-    seconds : float
-    """
+    """A time limit in seconds that starts now."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -66,14 +61,7 @@ class Deadline:
 
 
 def wait_for(requests: Sequence[Any], deadline: Deadline, *, busy: bool = False) -> None:
-    """Wait for MPI requests.
-
-    Parameters
-    ----------
-    requests : sequence of MPI.Request
-    deadline : Deadline
-    busy : bool
-        Poll without sleeping, for measurements.
+    """Wait for MPI requests; if `busy`, by polling without sleep, for measurements.
 
     Raises
     ------
@@ -90,13 +78,9 @@ def wait_for(requests: Sequence[Any], deadline: Deadline, *, busy: bool = False)
 
 
 def call_within(seconds: float, action: Callable[[], Result]) -> Result:
-    """Call `action` in a thread of its own; the thread is left behind when the time is over.
+    """Call `action` in a thread of its own, and return or raise what it does, or `TimeLimitError`.
 
-    Raises
-    ------
-    TimeLimitError
-    BaseException
-        What `action` raised.
+    The thread is left behind when the time is over.
     """
     results: list[Result] = []
     errors: list[BaseException] = []
@@ -129,15 +113,9 @@ def call_mpi(deadline: Deadline, action: Callable[[], Result]) -> Result:
 
 
 def run_check(name: str, check: Check, seconds: float | None = None) -> Finding | None:
-    """Carry out a check; an exception, or one that takes too long, is a failure.
+    """Carry out a check; one that raises an exception, or takes longer than `seconds`, is a failure.
 
-    Parameters
-    ----------
-    name : str
-        Of the check, for its finding.
-    check : callable
-    seconds : float, optional
-        Time limit; without one the check is called directly and has limits of its own.
+    Without `seconds` the check is called directly, and has limits of its own.
     """
     try:
         finding = check() if seconds is None else call_within(seconds, check)
@@ -155,13 +133,7 @@ def run_check(name: str, check: Check, seconds: float | None = None) -> Finding 
 
 
 def load_mpi() -> str:
-    """Load the MPI library without starting it; returns its name and version.
-
-    Raises
-    ------
-    EnvironmentProblem
-        If there is none.
-    """
+    """Load the MPI library without starting it; returns its name and version, or raises `EnvironmentProblem`."""
     if "mpi4py.MPI" not in sys.modules:
         with contextlib.suppress(ImportError):  # `load_mpi_library` raises it with a better message
             import mpi4py

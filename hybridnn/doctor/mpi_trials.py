@@ -62,13 +62,7 @@ class MpiTrials:
         self._limit = limit
 
     def run(self, gather_facts: Callable[[int], RankFacts]) -> None:
-        """Carry out all trials; collective over all ranks.
-
-        Parameters
-        ----------
-        gather_facts : callable
-            Returns the facts of this rank, given the lowest rank on its node.
-        """
+        """Carry out all trials; collective. `gather_facts` is called with the lowest rank on this node."""
         found: list[tuple[MPI.Intracomm, MPI.Intracomm, list[int]]] = []
 
         def find_ranks() -> None:
@@ -107,13 +101,13 @@ class MpiTrials:
     def _trials(self, comm: MPI.Intracomm, node: MPI.Intracomm, nodes: list[int]) -> Mapping[str, Check]:
         """The trials in their order, the same on every rank."""
 
-        def note(name: str, measure: Callable[[], list[float]]) -> None:
-            seconds = measure()
-            if comm.Get_rank() == 0:
-                self.timings[name] = seconds
+        def timed(name: str, measure: Callable[[], list[float]]) -> Check:
+            def trial() -> None:
+                seconds = measure()
+                if comm.Get_rank() == 0:
+                    self.timings[name] = seconds
 
-        def time_messages(name: str, other: int) -> Check:
-            return lambda: note(name, lambda: time_ping_pong(comm, other, SIZES, self._limit))
+            return trial
 
         trials: dict[str, Check] = {
             "shared memory": lambda: try_window(node, self._limit),
@@ -122,11 +116,12 @@ class MpiTrials:
         same_node = [rank for rank, lowest in enumerate(nodes) if rank and lowest == nodes[0]]
         other_nodes = [rank for rank, lowest in enumerate(nodes) if lowest != nodes[0]]
         if same_node:
-            trials[PING_PONG] = time_messages(PING_PONG, same_node[0])
+            trials[PING_PONG] = timed(PING_PONG, partial(time_ping_pong, comm, same_node[0], SIZES, self._limit))
         if other_nodes:
-            trials[PING_PONG_BETWEEN_NODES] = time_messages(PING_PONG_BETWEEN_NODES, other_nodes[0])
+            measure = partial(time_ping_pong, comm, other_nodes[0], SIZES, self._limit)
+            trials[PING_PONG_BETWEEN_NODES] = timed(PING_PONG_BETWEEN_NODES, measure)
         if len(nodes) > 1:
-            trials[ALL_REDUCE] = lambda: note(ALL_REDUCE, lambda: time_all_reduce(comm, SIZES, self._limit))
+            trials[ALL_REDUCE] = timed(ALL_REDUCE, partial(time_all_reduce, comm, SIZES, self._limit))
         return trials
 
     def _path_of_all(self) -> Path:

@@ -52,15 +52,7 @@ RunChild = Callable[..., ChildResult]
 
 @dataclass
 class ProcessFacts:
-    """Results of the checks so far.
-
-    Attributes
-    ----------
-    environment : mapping
-    findings : list of Finding
-    gpus : GpuFacts or None
-        None before CuPy is checked.
-    """
+    """Environment variables of this process, and results of the checks so far."""
 
     environment: Mapping[str, str]
     findings: list[Finding] = field(default_factory=list)
@@ -74,20 +66,9 @@ class ProcessFacts:
 
 
 def check_process(environment: Mapping[str, str], limit: float) -> tuple[list[Finding], str | None]:
-    """Carry out the checks that need no other rank, and load the MPI library without starting it.
+    """Carry out the checks that need no other rank, each within `limit` seconds; loads MPI without starting it.
 
-    Parameters
-    ----------
-    environment : mapping
-        Of this process.
-    limit : float
-        Seconds for each check.
-
-    Returns
-    -------
-    list of Finding
-    str or None
-        Name and version of the MPI library; None if there is none.
+    Returns the findings, and name and version of the MPI library, None if there is none.
     """
     process = ProcessFacts(environment)
     for name, check, seconds in PROCESS_CHECKS:
@@ -107,13 +88,7 @@ def check_python(version: tuple[int, ...] = sys.version_info[:3], executable: st
 
 
 def check_packages(version_of: Callable[[str], str] = metadata.version) -> Finding:
-    """Versions of the packages.
-
-    Parameters
-    ----------
-    version_of : callable
-        As ``importlib.metadata.version``.
-    """
+    """Versions of the packages."""
     found, missing, old = [f"hybridnn {__version__}"], [], []
     for name, least in LEAST_MAJOR.items():
         try:
@@ -247,10 +222,8 @@ class GpuFacts:
 
     Attributes
     ----------
-    installed : bool
-        Whether CuPy is installed.
-    driver_present : bool
-        Whether the system has NVIDIA's driver.
+    installed, driver_present : bool
+        Whether the process has CuPy, and the system NVIDIA's driver.
     problem : str
         Why CuPy could not be queried; else empty.
     found : mapping
@@ -264,15 +237,7 @@ class GpuFacts:
 
 
 def find_gpus(environment: Mapping[str, str], run: RunChild = run_child) -> GpuFacts:
-    """Query CuPy in a child process, as a driver may crash it.
-
-    Parameters
-    ----------
-    environment : mapping
-        Of this process.
-    run : callable
-        As `run_child`.
-    """
+    """Query CuPy in a child process, as a driver may crash it."""
     driver_present = Path("/proc/driver/nvidia/version").exists() or Path("/dev/nvidiactl").exists()
     if find_spec("cupy") is None:
         return GpuFacts(False, driver_present, "", {})
@@ -318,16 +283,7 @@ def check_gpus(gpus: GpuFacts) -> Finding | None:
 
 
 def check_device_mpi(gpus: GpuFacts, environment: Mapping[str, str], run: RunChild = run_child) -> Finding | None:
-    """Whether MPI sends arrays of a GPU; None without a GPU.
-
-    Parameters
-    ----------
-    gpus : GpuFacts
-    environment : mapping
-        Of this process.
-    run : callable
-        As `run_child`.
-    """
+    """Whether MPI sends arrays of a GPU; None without a GPU."""
     if not gpus.found.get("devices"):
         return None
     trial = try_device_mpi(environment, CHILD_SECONDS, run=run)
@@ -345,10 +301,6 @@ def _version(number: int) -> str:
 def _check_cupy(process: ProcessFacts) -> Finding:
     process.gpus = find_gpus(process.environment)
     return check_cupy(process.gpus)
-
-
-def _check_gpus(process: ProcessFacts) -> Finding | None:
-    return None if process.gpus is None else check_gpus(process.gpus)
 
 
 def _check_device_mpi(process: ProcessFacts) -> Finding | None:
@@ -370,7 +322,7 @@ PROCESS_CHECKS: tuple[tuple[str, Callable[[ProcessFacts], Finding | None], float
     ("working folder", lambda _: check_working_folder(Path.cwd()), None),
     ("cache folder", lambda _: check_cache_folder(_cache_folder()), None),
     ("CuPy", _check_cupy, GPU_SECONDS),
-    ("GPU", _check_gpus, GPU_SECONDS),
+    ("GPU", lambda process: None if process.gpus is None else check_gpus(process.gpus), GPU_SECONDS),
     ("device-aware MPI", _check_device_mpi, GPU_SECONDS),
 )
 """Name, check, and a time limit of its own where the check starts a child process."""
