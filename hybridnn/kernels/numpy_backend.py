@@ -70,7 +70,7 @@ class NumpyKernels:
 
     def bias_activate(self, name: str, z: Array, bias: Array, scratch: Array) -> None:
         """Add the bias, then activate."""
-        numpy_kernels.add_bias(z, bias)
+        np.add(z, bias, out=z)
         numpy_kernels.activate(name, z, scratch)
 
     def gradient_and_row_sums(
@@ -78,7 +78,7 @@ class NumpyKernels:
     ) -> None:
         """Gradient of the activation into `out`, and its row sums into `sums`."""
         numpy_kernels.gradient_of_activation(name, y, dy, out, scratch)
-        numpy_kernels.row_sums(out, ones, sums)
+        np.matmul(out, ones, out=sums)
 
     def squared_norm_into(self, flat: Array, norm: NDArray[np.float64]) -> None:
         """Sum of squares of `flat` into `norm`, shape (1,)."""

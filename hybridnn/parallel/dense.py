@@ -104,7 +104,8 @@ class ColumnDense:
 
     def __init__(self, shard: LayerShard, group: Group, overlap: bool, kernels: Kernels) -> None:
         self._group, self._kernels = group, kernels
-        self._overlap, self._gathers = overlap, shard.gathers
+        self._reduces, self._overlap = group.size > 1, overlap
+        self._gathers = shard.gathers and self._reduces
         self._activation = shard.layer.activation
 
     def forward(self, p: LayerParameters, s: LayerArrays) -> None:
@@ -136,6 +137,8 @@ class ColumnDense:
         if s.own_dx is not None:
             # Each rank adds its own rows of dy, so that the sum over the ranks adds every row once.
             self._kernels.add(s.own_dx, s.own_dy, s.own_dx)
+        if not self._reduces:
+            return DONE
         if self._overlap:
             return self._group.iallreduce(s.dx)
         self._group.allreduce(s.dx)

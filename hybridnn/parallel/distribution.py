@@ -42,7 +42,9 @@ class LocalDistributor:
     def fetch(self, rows: RowSource | None, indices: NDArray[np.int64], x: Array | None, y: Array | None) -> None:
         """Write this rank's block of the samples `indices` to `x` and `y`, unless None."""
         assert rows is not None
-        rows.take(indices[block_slice(len(indices), self._grid.batch, self._grid.batch_rank)], x, y)
+        if self._grid.batch > 1:
+            indices = indices[block_slice(len(indices), self._grid.batch, self._grid.batch_rank)]
+        rows.take(indices, x, y)
 
 
 class ScatterDistributor:

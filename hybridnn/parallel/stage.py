@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from hybridnn.comm.group import Group
+from hybridnn.comm.request import DONE
 from hybridnn.kernels.backend import Array, Kernels
 from hybridnn.kernels.numpy_backend import NUMPY
 from hybridnn.kernels.sixteen_bits import CompressedFormat
@@ -196,7 +197,8 @@ class Stage:
                 self._add(index)
             if reduce:
                 self.replica.ready(index)
-            dx_request.wait()
+            if dx_request is not DONE:
+                dx_request.wait()
 
     def input_gradient(
         self,
@@ -220,7 +222,8 @@ class Stage:
             dx_request = self._dense[index].backward_input(parameters[index], layer)
             if done is not None:
                 done(index, layer)
-            dx_request.wait()
+            if dx_request is not DONE:
+                dx_request.wait()
 
     def weight_gradient(
         self, layers: Sequence[WeightGradientArrays], *, accumulate: bool = False, reduce: bool = False

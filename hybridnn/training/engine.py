@@ -173,19 +173,20 @@ class Engine:
         self, executor: Executor, minibatches: Sequence[Minibatch], losses: MinibatchLosses | None = None
     ) -> Iterator[Minibatch]:
         """Execute a training schedule; yields each minibatch when its gradients are complete and clipped."""
-        fetches = losses is not None and self.exact and self._kernels.on_host
+        take_loss = None
+        if losses is not None:
+            take_loss = losses.add if self.exact and self._kernels.on_host else losses.note
+        clips = self._config.clip_norm is not None
         for minibatch in executor.train(minibatches):
-            if losses is not None:
-                losses.note(minibatch, self.stages[-1].replica.total_loss)
-                if fetches:
-                    losses.fetch(len(losses.means) + 1)
-            self._clip()
+            if take_loss is not None:
+                take_loss(minibatch, self.stages[-1].replica.total_loss)
+            if clips:
+                self._clip()
             yield minibatch
 
     def _clip(self) -> None:
         """Scale the gradient down where its norm is above the limit; asynchronous on a device."""
-        if self._config.clip_norm is None:
-            return
+        assert self._config.clip_norm is not None
         norm = self.arrays.squared_gradient_norm()
         for stage in self.stages:
             stage.replica.clip(norm, self._config.clip_norm)

@@ -53,6 +53,20 @@ class MinibatchLosses:
         place = minibatch.number - self._first
         self._kernels.copy(total, self._totals[place : place + 1])
 
+    def add(self, minibatch: Minibatch, total: Array) -> None:
+        """Note and fetch the loss of the next minibatch, which has been computed.
+
+        Raises
+        ------
+        NonFiniteLossError
+            On every rank alike.
+        """
+        if self._grid.pipeline > 1:
+            self.note(minibatch, total)
+            self.fetch(len(self.means) + 1)
+        else:
+            self._append(minibatch, total.item())
+
     def fetch(self, count: int) -> None:
         """Make the means of the first `count` known; collective over a grid with several stages.
 
@@ -67,10 +81,13 @@ class MinibatchLosses:
         totals = self._kernels.to_host(self._totals[known:count])
         broadcast_from_last_stage(self._grid, totals)
         for minibatch, total in zip(self._minibatches[known:count], totals.tolist(), strict=True):
-            mean = total / minibatch.size
-            if not isfinite(mean):
-                self._stop(f"the loss became {mean} in step {minibatch.number + 1} at learning rate {minibatch.rate:g}")
-            self.means.append(mean)
+            self._append(minibatch, total)
+
+    def _append(self, minibatch: Minibatch, total: float) -> None:
+        mean = total / minibatch.size
+        if not isfinite(mean):
+            self._stop(f"the loss became {mean} in step {minibatch.number + 1} at learning rate {minibatch.rate:g}")
+        self.means.append(mean)
 
     def progress(self, before: Progress, count: int) -> Progress:
         """Progress `count` minibatches after `before`; collective as `fetch` is, and raises as it does."""

@@ -102,7 +102,8 @@ class Executor:
         self._program, self._grid, self._chunks, self._loss = program, grid, chunks, loss
         self._microbatches = program.schedule.microbatches
         self._operations: dict[tuple[int, int], Operation] = {}
-        self._step_operations: dict[int, tuple[list[Operation], list[Operation]]] = {}
+        self._steps: dict[int, tuple[list[Operation], list[Operation]]] = {}
+        self._has_messages = grid.pipeline > 1
         self._take_outputs: TakeOutputs | None = None
         self._compilers: dict[type[Instruction], Callable[[int, int, Instruction, Chunk], Operation | None]] = {
             LoadInput: self._load_input,
@@ -129,10 +130,11 @@ class Executor:
         Minibatch
             Each one when its gradients are complete. The update follows when the iteration goes on.
         """
-        self._begin(minibatches)
+        if self._has_messages or len(minibatches) > 1:
+            self._begin(minibatches)
         if len(minibatches) == self._program.schedule.minibatches == 1:
             (minibatch,) = minibatches
-            gradient, update = self._step(minibatch.size)
+            gradient, update = self._steps.get(minibatch.size) or self._compile_step(minibatch.size)
             for operation in gradient:
                 operation(minibatch)
             yield minibatch
@@ -149,7 +151,8 @@ class Executor:
                 if isinstance(instruction, Update):
                     yield minibatch
                 self._operation(place, minibatch.size)(minibatch)
-        self._finish()
+        if self._has_messages:
+            self._finish()
 
     def forward(self, minibatches: Sequence[Minibatch], take_outputs: TakeOutputs) -> None:
         """Run forward passes alone; collective over the grid.
@@ -187,14 +190,13 @@ class Executor:
 
     # -- compilation -------------------------------------------------------------------------------------------------
 
-    def _step(self, size: int) -> tuple[list[Operation], list[Operation]]:
+    def _compile_step(self, size: int) -> tuple[list[Operation], list[Operation]]:
         """Operations before the update of a schedule of one minibatch, and from there on."""
-        if size not in self._step_operations:
-            order = self._program.order
-            update = next(place for place, item in enumerate(order) if isinstance(item, Update))
-            compiled = [self._compile(place, size) for place in range(len(order))]
-            self._step_operations[size] = [o for o in compiled[:update] if o], [o for o in compiled[update:] if o]
-        return self._step_operations[size]
+        order = self._program.order
+        update = next(place for place, item in enumerate(order) if isinstance(item, Update))
+        compiled = [self._compile(place, size) for place in range(len(order))]
+        self._steps[size] = [o for o in compiled[:update] if o], [o for o in compiled[update:] if o]
+        return self._steps[size]
 
     def _operation(self, place: int, size: int) -> Operation:
         operation = self._operations.get((place, size))
@@ -209,14 +211,22 @@ class Executor:
 
     def _load_input(self, place: int, size: int, instruction: Instruction, chunk: Chunk) -> Operation:
         start, stop = self._bounds(size, instruction)
-        x = self._arrays(place, size).samples
+        arrays = self._arrays(place, size)
+        x, y = arrays.samples, arrays.targets if self._is_with_target(place) else None
 
         def load(minibatch: Minibatch) -> None:
-            minibatch.load(minibatch.samples, start, stop, x, None)
+            minibatch.load(minibatch.samples, start, stop, x, y)
 
         return load
 
-    def _load_target(self, place: int, size: int, instruction: Instruction, chunk: Chunk) -> Operation:
+    def _is_with_target(self, place: int) -> bool:
+        """Whether the targets of the samples that are loaded at a place follow at once."""
+        instruction, *following = self._program.order[place : place + 2]
+        return following == [LoadTarget(instruction.minibatch, instruction.microbatch, instruction.chunk)]
+
+    def _load_target(self, place: int, size: int, instruction: Instruction, chunk: Chunk) -> Operation | None:
+        if place and isinstance(self._program.order[place - 1], LoadInput) and self._is_with_target(place - 1):
+            return None
         start, stop = self._bounds(size, instruction)
         y = self._arrays(place, size).targets
 
@@ -270,7 +280,7 @@ class Executor:
 
     def _backward(self, place: int, size: int, instruction: Instruction, chunk: Chunk) -> Operation:
         arrays, weights = self._arrays(place, size), self._weights(place, chunk)
-        accumulate, reduce = place in self._program.accumulating, place in self._program.reducing
+        accumulate, reduce = place in self._program.accumulating, self._reduces(place)
         backward = chunk.stage.backward
         return self._backward_pass(
             place,
@@ -329,7 +339,7 @@ class Executor:
         return add_loss
 
     def _weight_gradient(self, place: int, size: int, instruction: Instruction, chunk: Chunk) -> Operation:
-        reduce, accumulate = place in self._program.reducing, place in self._program.accumulating
+        reduce, accumulate = self._reduces(place), place in self._program.accumulating
         weight_gradient, end_compute = chunk.stage.weight_gradient, self._grid.recorder.end_compute
         if instruction.microbatch == ALL_MICROBATCHES:
             assert chunk.joined is not None
@@ -343,6 +353,10 @@ class Executor:
             end_compute(instruction.name, start, (instruction, minibatch.number))
 
         return compute
+
+    def _reduces(self, place: int) -> bool:
+        """Whether a pass completes gradients that are all-reduced over a batch group of several ranks."""
+        return self._grid.batch > 1 and place in self._program.reducing
 
     def _reduce(self, place: int, size: int, instruction: Instruction, chunk: Chunk) -> Operation:
         stages = [chunk.stage for chunk in self._chunks]
