@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from hybridnn.cli.main import main
-
-Run = Callable[..., tuple[int, str, str]]
+from reference.command_line import Run
 
 
 @pytest.fixture
@@ -28,10 +26,10 @@ def run_hybridnn(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyP
 
 @pytest.fixture
 def run_as_ranks(run_hybridnn: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
-    """Run a command that needs one rank as each of three ranks of a launcher; returns what it did as rank 0.
+    """Run a command that needs one rank as each of three ranks of a launcher; returns the result of rank 0.
 
-    As another rank it prints and writes nothing, and ends well or with the error that rank 0 meets too; only then may
-    rank 0 wait for it.
+    The other ranks must print and write nothing, and end with exit code 0 or with the error of rank 0; only with that
+    error may rank 0 wait for them.
     """
 
     def run_arguments(*arguments: str) -> tuple[int, str, str]:

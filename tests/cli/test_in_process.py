@@ -7,7 +7,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,8 @@ from hybridnn.training.records import StepRecord
 from hybridnn.training.trainer import Trainer
 from mpi_runner.launch import run_mpi
 from mpi_runner.slowness import deadline
+from reference.command_line import Run, assert_same_weights, error_line, records_of
 from reference.trained_runs import HYBRIDNN_WITHOUT_CURVE
-
-Run = Callable[..., tuple[int, str, str]]
 
 README = Path(__file__).parents[2] / "README.md"
 SMALL = ("--data", "synthetic", "--set", "data.synthetic.samples=200", "--set", "data.synthetic.test_samples=20")
@@ -37,7 +36,7 @@ STEPS = 14
 
 @pytest.fixture(autouse=True)
 def _foreground() -> Iterator[None]:
-    """Restore Python's own handler of SIGINT, which a process that a script starts in the background does not have."""
+    """Restore Python's handler of SIGINT, which a process started in the background of a script lacks."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -45,16 +44,12 @@ def _foreground() -> Iterator[None]:
 
 def losses(folder: str) -> list[list[float]]:
     """Training and test loss of every epoch in the history of a run."""
-    lines = [json.loads(line) for line in (Path(folder) / "history.jsonl").read_text().splitlines()]
-    return [[line["train_loss"], line["test_loss"]] for line in lines if line["kind"] == "epoch"]
+    return [[record["train_loss"], record["test_loss"]] for record in records_of(folder, "epoch")]
 
 
 def assert_same_training(folder: str, other: str) -> None:
     np.testing.assert_allclose(losses(folder), losses(other), rtol=1e-10)
-    with np.load(Path(folder) / "weights.npz") as found, np.load(Path(other) / "weights.npz") as expected:
-        assert found.files == expected.files
-        for name in expected.files:
-            np.testing.assert_allclose(found[name], expected[name], rtol=1e-10, atol=1e-10, err_msg=name)
+    assert_same_weights(folder, other, 1e-10)
 
 
 def rows(text: str) -> list[list[str]]:
@@ -85,7 +80,7 @@ LAYOUTS: dict[str, tuple[int, tuple[str, ...]]] = {
     "2 x 2 columns, scatter": (4, ("--model", "2", "--set", "data.distribution=scatter-broadcast")),
     "1f1b": (4, ("--pipeline", "4", "--method", "1f1b", *CHECKED)),
     "all three axes": (8, ("--pipeline", "2", "--batch", "2", "--model", "2", "--method", "zb-h1")),
-    "16-bit words": (2, ("--set", "parallel.wire_dtype=bfloat16")),  # which no gradient is sent as on one node
+    "16-bit words": (2, ("--set", "parallel.wire_dtype=bfloat16")),  # used between nodes alone
 }
 
 
@@ -136,7 +131,7 @@ def test_a_signal_leaves_a_checkpoint_for_other_layouts(
         announced.append(data)
         return len(data)
 
-    before = [signal.getsignal(one) for one in SIGNALS]
+    before = [signal.getsignal(number) for number in SIGNALS]
     with monkeypatch.context() as patch:
         patch.setattr(TrainView, "on_step", on_step)
         patch.setattr("os.write", write)
@@ -148,7 +143,7 @@ def test_a_signal_leaves_a_checkpoint_for_other_layouts(
         "go on with: hybridnn train --resume run\n"
     )
     assert announced == ([INTERRUPTED] if number == signal.SIGINT else [])
-    assert [signal.getsignal(one) for one in SIGNALS] == before
+    assert [signal.getsignal(number) for number in SIGNALS] == before
     code, text, err = run_hybridnn("train", "--resume", "run", "--in-process", "3", "--batch", "3", "--model", "1")
     assert (code, err) == (0, "")
     assert "goes on from step-00000003: step 3, in epoch 1 after 3 minibatches" in text
@@ -158,7 +153,7 @@ def test_a_signal_leaves_a_checkpoint_for_other_layouts(
 
 
 @pytest.mark.parametrize("order", ["in turn", 1, 2, 3, 4])
-def test_signals_are_given_back_in_whatever_order_ranks_leave(order: int | str) -> None:
+def test_signal_handlers_are_restored_in_any_order_of_the_ranks(order: int | str) -> None:
     def program(comm: Any) -> None:
         with StopSignals(announces=comm.rank == 0) as signals:
             comm.Barrier()
@@ -167,9 +162,9 @@ def test_signals_are_given_back_in_whatever_order_ranks_leave(order: int | str) 
             comm.Barrier()
             assert signals.received == (signal.SIGUSR1 if comm.rank == 0 else 0), "the ranks agree on it later"
 
-    before = [signal.getsignal(one) for one in SIGNALS]
+    before = [signal.getsignal(number) for number in SIGNALS]
     run_ranks(4, program, order=order)
-    assert [signal.getsignal(one) for one in SIGNALS] == before
+    assert [signal.getsignal(number) for number in SIGNALS] == before
 
 
 def test_an_interrupt_before_the_first_step_ends_the_command(
@@ -183,7 +178,7 @@ def test_an_interrupt_before_the_first_step_ends_the_command(
     assert not Path("run").exists()
 
 
-def test_a_run_is_read_by_the_other_commands(run_hybridnn: Run) -> None:
+def test_other_commands_read_the_run(run_hybridnn: Run) -> None:
     options = ("--in-process", "4", "--model", "2", "--set", "training.keep_best=true", "-q")
     assert run_hybridnn("train", "--hidden", "13", "--epochs", "2", *options, "--out", "run")[0] == 0
     for more in ((), ("--best",), ("--part", "train")):
@@ -228,15 +223,12 @@ def test_predictions_are_those_of_one_rank(run_hybridnn: Run) -> None:
     ],
 )
 def test_wrong_input_is_one_line(run_hybridnn: Run, options: tuple[str, ...], message: str) -> None:
-    code, out, err = run_hybridnn("train", *options)
-    assert (code, out) == (2, "")
-    assert err.startswith(f"Error: {message}")
-    assert err.count("\n") == 1
+    assert error_line(run_hybridnn("train", *options)).startswith(f"Error: {message}")
     assert os.listdir() == []
 
 
 @pytest.mark.parametrize("command", [("evaluate", "run"), ("predict", "run", "samples.npz")])
-def test_other_commands_refuse_a_wrong_number_alike(run_hybridnn: Run, command: tuple[str, ...]) -> None:
+def test_other_commands_refuse_a_wrong_number_of_ranks(run_hybridnn: Run, command: tuple[str, ...]) -> None:
     expected = "Error: --in-process = 0: a whole number from 1 to 1,024\n"
     assert run_hybridnn(*command, "--in-process", "0") == (2, "", expected)
     assert run_hybridnn(*command, "--in-process", "2") == (
@@ -246,7 +238,7 @@ def test_other_commands_refuse_a_wrong_number_alike(run_hybridnn: Run, command: 
     )
 
 
-def test_calibrate_has_no_such_option(run_hybridnn: Run) -> None:
+def test_calibrate_does_not_run_in_process(run_hybridnn: Run) -> None:
     code, _, err = run_hybridnn("calibrate", "--in-process", "2")
     assert (code, err) == (2, "Error: No such option: --in-process\n")
 
@@ -260,7 +252,9 @@ def test_calibrate_has_no_such_option(run_hybridnn: Run) -> None:
         ({"PMIX_RANK": "0"}, "a launcher"),
     ],
 )
-def test_ranks_have_one_start(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], launcher: str) -> None:
+def test_two_ways_to_start_ranks_are_refused(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], launcher: str
+) -> None:
     with pytest.raises(SettingError, match=r"--in-process = 4: not together with -n 2: both start the ranks"):
         require_one_way(2, 4)
     for name, value in environment.items():
@@ -271,7 +265,7 @@ def test_ranks_have_one_start(monkeypatch: pytest.MonkeyPatch, environment: dict
 
 
 @pytest.mark.parametrize("environment", [{}, {"SLURM_PROCID": "0"}, {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}])
-def test_a_process_that_is_alone_may_have_ranks(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]) -> None:
+def test_a_single_process_may_start_ranks(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]) -> None:
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     require_one_way(None, 4)
@@ -297,7 +291,7 @@ def test_an_exception_on_a_rank_keeps_its_traceback(
     monkeypatch.undo()
 
 
-def test_a_deadlock_is_a_verdict(run_hybridnn: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_deadlock_is_reported_with_its_cycle(run_hybridnn: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def fit(trainer: Trainer, *args: Any, **options: Any) -> None:
         world = trainer.grid.world
         world.ireceive(np.empty(5), (world.rank + 1) % world.size, tag=0).wait()
@@ -318,7 +312,7 @@ def test_a_loss_that_is_not_finite_is_one_error(run_hybridnn: Run) -> None:
 
 
 def structure(text: str) -> list[str]:
-    """Lines of an output without what tells of times, of the MPI library and of the device."""
+    """Lines of an output without times, versions and the device."""
     varies = ("device", "versions", "folder", "steps", "time", "sent", "           ")
     lines = [re.sub(r"[\d,]+ samples/s.*", "", line.rstrip()) for line in text.splitlines()]
     lines = [re.sub(r"^( +\d+( +\d\.\d{4}){3}) .*", r"\1", line) for line in lines]

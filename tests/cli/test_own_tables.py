@@ -1,4 +1,4 @@
-"""A user's own tables: columns are found by name, files from any folder, and what is learned is said."""
+"""Tables of users: columns by name, files from any folder, and the task in the header."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import pytest
 
 from hybridnn.cli.train_view import TrainView
 from hybridnn.training.records import StepRecord
+from reference.command_line import Run, assert_same_weights, error_line, records_of
 
-Run = Callable[..., tuple[int, str, str]]
 SMALL = ("--hidden", "6", "--epochs", "3", "--batch-size", "16", "--set", "training.dtype=float64")
 CHURN = ("--set", 'data.targets=["churn"]')
 SAMPLES = 60
@@ -77,15 +77,15 @@ def test_order_of_columns_changes_nothing(trained: Run, table: Callable[..., Any
     assert Path("predictions.csv").read_bytes() == Path("of-new.csv").read_bytes()
 
 
-def test_other_columns_are_named_and_may_hold_anything(trained: Run, table: Callable[..., Any]) -> None:
+def test_unused_columns_are_listed_and_may_have_any_content(trained: Run, table: Callable[..., Any]) -> None:
     table("named.csv", ["name", "income", "churn", "age"])
     table("whole.csv", ["age", "income", "churn"])
-    said = "Warning: named.csv: columns that the run was not trained on are ignored: name\n"
+    warning = "Warning: named.csv: columns that the run was not trained on are ignored: name\n"
     code, text, err = trained("evaluate", "run", "--data", "named.csv", "--format", "json")
-    assert (code, err) == (0, said)
+    assert (code, err) == (0, warning)
     assert json.loads(text)["loss"] == figures(trained, "run", "--data", "whole.csv")[0]
     code, _, err = trained("predict", "run", "named.csv")
-    assert (code, err) == (0, said)
+    assert (code, err) == (0, warning)
 
 
 @pytest.mark.parametrize(
@@ -107,14 +107,10 @@ def test_table_that_lacks_columns_or_names_is_refused(
     if header is not None and "churn" not in header:
         commands.pop()  # for its target
     for command in commands:
-        code, text, err = trained(*command)
-        assert (code, text) == (2, "")
-        assert err.startswith("Error: ")
-        assert message in err
-        assert err.count("\n") == 1
+        assert message in error_line(trained(*command))
 
 
-def test_index_of_pandas_is_no_feature(run_hybridnn: Run, table: Callable[..., Any]) -> None:
+def test_index_column_of_pandas_is_refused(run_hybridnn: Run, table: Callable[..., Any]) -> None:
     table("num.csv", ["", "age", "churn"])
     code, _, err = run_hybridnn("train", "--file", "num.csv", *CHURN, *SMALL)
     assert code == 2
@@ -124,7 +120,7 @@ def test_index_of_pandas_is_no_feature(run_hybridnn: Run, table: Callable[..., A
     )
 
 
-def test_numbers_as_names_are_names(run_hybridnn: Run, table: Callable[..., Any]) -> None:
+def test_numbers_may_be_column_names(run_hybridnn: Run, table: Callable[..., Any]) -> None:
     table("num.csv", ["age", "income", "churn"], ["0", "1", "churn"])
     assert run_hybridnn("train", "--file", "num.csv", *CHURN, *SMALL, "--out", "run", "-q")[0] == 0
     table("new.csv", ["age", "income"], ["0", "1"])
@@ -159,9 +155,7 @@ def test_inputs_can_be_chosen(run_hybridnn: Run, table: Callable[..., Any]) -> N
     assert run_hybridnn(*train, *chosen, "--out", "run", "-q")[::2] == (0, "")
     table("same.csv", ["income", "age", "churn"])
     assert run_hybridnn("train", "--file", "same.csv", *CHURN, *SMALL, "--out", "same", "-q")[0] == 0
-    with np.load("run/weights.npz") as found, np.load("same/weights.npz") as expected:
-        for name in expected.files:
-            np.testing.assert_array_equal(found[name], expected[name])
+    assert_same_weights("run", "same")
     assert run_hybridnn("evaluate", "run")[::2] == (0, "")
     wrong = ("--set", 'data.inputs=["age", "age"]')
     assert "data.inputs = ['age', 'age']: each name once" in run_hybridnn(*train, *wrong)[2]
@@ -184,7 +178,7 @@ def test_inputs_can_be_chosen(run_hybridnn: Run, table: Callable[..., Any]) -> N
         ("point", "regression: point has decimal points"),
     ],
 )
-def test_header_says_what_is_learned_and_why(
+def test_header_has_the_task_and_its_reason(
     run_hybridnn: Run, table: Callable[..., Any], target: str, expected: str
 ) -> None:
     table("num.csv", ["age", "income", target])
@@ -192,8 +186,7 @@ def test_header_says_what_is_learned_and_why(
     code, text, _ = run_hybridnn("train", "--file", "num.csv", *targets, *SMALL, "--out", "run")
     assert code == 0
     assert [line.split(maxsplit=1)[1].strip() for line in text.splitlines() if line.startswith("task ")] == [expected]
-    header = json.loads(Path("run/history.jsonl").read_text().splitlines()[0])
-    assert header["task"] == expected
+    assert records_of("run")[0]["task"] == expected
 
 
 def test_task_of_arrays_and_of_several_targets(run_hybridnn: Run, table: Callable[..., Any]) -> None:
@@ -215,12 +208,12 @@ def test_very_wide_table_is_trained_on_and_used(run_hybridnn: Run) -> None:
     assert len(Path("predictions.csv").read_text().splitlines()) == 4
 
 
-def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Change to another folder; returns the one that was left."""
-    left = Path.cwd()
-    (left / "elsewhere").mkdir()
-    monkeypatch.chdir(left / "elsewhere")
-    return left
+def change_folder(monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Change to another folder; returns the previous one."""
+    before = Path.cwd()
+    (before / "elsewhere").mkdir()
+    monkeypatch.chdir(before / "elsewhere")
+    return before
 
 
 @pytest.mark.parametrize("standardize", ["true", "false"])
@@ -230,17 +223,18 @@ def test_data_are_found_from_another_folder_or_named_where_they_moved(
     table("num.csv", ["age", "income", "churn"])
     prepared = ("--set", f"data.standardize={standardize}", "--set", "optimizer.lr=1e-6")
     assert run_hybridnn("train", "--file", "num.csv", *CHURN, *SMALL, *prepared, "--out", "run", "-q")[0] == 0
-    expected, whole = figures(run_hybridnn, "run"), figures(run_hybridnn, "run", "--data", "num.csv", "--part", "train")
-    left = elsewhere(monkeypatch)
+    expected = figures(run_hybridnn, "run")
+    of_train = figures(run_hybridnn, "run", "--data", "num.csv", "--part", "train")
+    before = change_folder(monkeypatch)
     assert figures(run_hybridnn, "../run") == expected
     assert figures(run_hybridnn, "../run", "--data", "../num.csv") == expected
-    (left / "num.csv").rename(left / "moved.csv")
+    (before / "num.csv").rename(before / "moved.csv")
     code, _, err = run_hybridnn("evaluate", "../run")
-    assert (code, err) == (2, f"Error: data.file = '{left}/num.csv': no such file\n")
+    assert (code, err) == (2, f"Error: data.file = '{before}/num.csv': no such file\n")
     loss, _, samples = figures(run_hybridnn, "../run", "--data", "../moved.csv")
-    test, train = expected[2], whole[2]
+    test, train = expected[2], of_train[2]
     assert samples == test + train == SAMPLES
-    assert loss == pytest.approx((expected[0] * test + whole[0] * train) / samples, rel=1e-9)
+    assert loss == pytest.approx((expected[0] * test + of_train[0] * train) / samples, rel=1e-9)
     assert run_hybridnn("predict", "../run", "../moved.csv")[0] == 0
 
 
@@ -258,14 +252,12 @@ def test_run_is_resumed_from_another_folder_and_with_its_columns_in_another_orde
     train = ("train", "--file", "num.csv", *CHURN, *SMALL, "--set", "output.log_every=1", "-q")
     assert run_hybridnn(*train, "--out", "first")[0] == 0
     train = (*train, "--set", "model.init_from=first/weights.npz")
-    assert run_hybridnn(*train, "--out", "whole")[0] == 0
+    assert run_hybridnn(*train, "--out", "uninterrupted")[0] == 0
     with monkeypatch.context() as armed:
         armed.setattr(TrainView, "on_step", on_step)
         armed.setattr("hybridnn.runs.checkpoint_hook.AGREEMENT_SECONDS", 0.0)
         assert run_hybridnn(*train, "--out", "run")[0] == 75
     table("num.csv", ["churn", "income", "age"])
-    left = elsewhere(monkeypatch)
+    before = change_folder(monkeypatch)
     assert run_hybridnn("train", "--resume", "../run", "-q")[::2] == (0, "")
-    with np.load(left / "run/weights.npz") as found, np.load(left / "whole/weights.npz") as expected:
-        for name in expected.files:
-            np.testing.assert_array_equal(found[name], expected[name])
+    assert_same_weights(before / "run", before / "uninterrupted")

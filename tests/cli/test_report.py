@@ -2,14 +2,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from reference.command_line import Run
 from reference.finished_runs import prediction_line, write_run
-
-Run = Callable[..., tuple[int, str, str]]
 
 MEASURED = {
     "kind": "measured",

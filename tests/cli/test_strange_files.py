@@ -1,4 +1,4 @@
-"""Commands that are given what is no file or no run: exit code 2 and one line, at once, and nothing is lost."""
+"""Unreadable files, impossible names and damaged checkpoints: one error line with exit code 2, and no loss of data."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ import numpy as np
 import pytest
 
 from hybridnn.cli.train_view import TrainView
+from reference.command_line import Run, assert_same_weights
 from reference.damaged_files import replace_by_unreadable
 from reference.finished_runs import write_run
-
-Run = Callable[..., tuple[int, str, str]]
 
 KINDS = ("missing", "folder", "pipe", "device", "link to itself", "endless")
 COMMANDS: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -43,7 +42,7 @@ COMMANDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "resume, history": ("run/history.jsonl", ("train", "--resume", "run", "-q")),
     "resume, settings": ("run/config.toml", ("train", "--resume", "run", "-q")),
 }
-FINE = {("train, machine", "missing"), ("stall", "missing")}
+VALID = {("train, machine", "missing"), ("stall", "missing")}
 
 
 def require_one_line(code: int, err: str) -> str:
@@ -56,12 +55,12 @@ def require_one_line(code: int, err: str) -> str:
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_no_file_is_one_line(kind: str, command: str, run_hybridnn: Run) -> None:
+def test_unreadable_file_is_one_line(kind: str, command: str, run_hybridnn: Run) -> None:
     file, arguments = COMMANDS[command]
     write_run(Path("run"))
     Path("run/stall").mkdir()
     replace_by_unreadable(kind, Path(file))
-    if (command, kind) in FINE:
+    if (command, kind) in VALID:
         assert run_hybridnn(*arguments)[0] == 0
         return
     code, _, err = run_hybridnn(*arguments)
@@ -91,24 +90,24 @@ def test_what_is_no_file_is_one_line(kind: str, command: str, run_hybridnn: Run)
         ("export", "NAME", "out.npz"),
     ],
 )
-def test_a_name_that_cannot_be_is_one_line(name: str, arguments: tuple[str, ...], run_hybridnn: Run) -> None:
+def test_impossible_name_is_one_line(name: str, arguments: tuple[str, ...], run_hybridnn: Run) -> None:
     Path("file").touch()
     code, _, err = run_hybridnn(*(argument.replace("NAME", name) for argument in arguments))
     require_one_line(code, err.replace(name, "NAME"))
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("place", ["a file", "an empty folder", "a folder of something else", "nothing", "a pipe"])
+@pytest.mark.parametrize("content", ["a file", "an empty folder", "a folder of something else", "nothing", "a pipe"])
 @pytest.mark.parametrize("more", [(), ("--set", "training.epochs=9")])
-def test_resuming_what_is_no_run_is_one_line(place: str, more: tuple[str, ...], run_hybridnn: Run) -> None:
+def test_resuming_without_a_run_is_one_line(content: str, more: tuple[str, ...], run_hybridnn: Run) -> None:
     path = Path("there")
-    if place == "a file":
+    if content == "a file":
         path.write_text("text")
-    elif place == "a pipe":
+    elif content == "a pipe":
         os.mkfifo(path)
-    elif place != "nothing":
+    elif content != "nothing":
         path.mkdir()
-    if place == "a folder of something else":
+    if content == "a folder of something else":
         (path / "config.toml").write_text("[tool]\n")
         (path / "notes.txt").write_text("text")
     before = sorted(path.glob("*"))
@@ -120,7 +119,7 @@ def test_resuming_what_is_no_run_is_one_line(place: str, more: tuple[str, ...], 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("kind", ["a file", "a link to itself"])
 def test_a_file_where_a_folder_is_expected_is_one_line(kind: str, run_hybridnn: Run) -> None:
-    def put_at(path: str) -> None:
+    def create(path: str) -> None:
         Path(path).parent.mkdir(exist_ok=True)
         Path(path).write_text("x") if kind == "a file" else Path(path).symlink_to(Path(path).name)
 
@@ -133,7 +132,7 @@ def test_a_file_where_a_folder_is_expected_is_one_line(kind: str, run_hybridnn: 
         ("five/checkpoints", (*train, "--out", "five", "--resume", "auto")),
         ("six", ("study", "run", "laugier-figure-5", "--out", "six", "--reduced")),
     ):
-        put_at(path)
+        create(path)
         code, _, err = run_hybridnn(*arguments)
         assert path.partition("/")[0] in require_one_line(code, err)
 
@@ -148,24 +147,24 @@ def test_a_folder_where_a_file_is_expected_is_one_line(name: str, run_hybridnn: 
 @pytest.mark.parametrize("cut", [1, 9, 30, 200])
 def test_report_on_a_history_that_was_cut_is_one_line(cut: int, run_hybridnn: Run) -> None:
     history = write_run(Path("run")) / "history.jsonl"
-    whole = history.read_bytes()
-    history.write_bytes(whole[:-cut])
+    complete = history.read_bytes()
+    history.write_bytes(complete[:-cut])
     code, _, err = run_hybridnn("report", "run")
     assert require_one_line(code, err) == "Error: run: the run did not end well, or is still running"
     assert run_hybridnn("export", "run", "out.npz")[0] == 2
-    history.write_bytes(whole)
+    history.write_bytes(complete)
     assert run_hybridnn("report", "run")[0] == 0
 
 
 AS_A_USER = ("setpriv", "--bounding-set", "-dac_override,-dac_read_search") if os.geteuid() == 0 else ()
-"""Takes from root the right to read everything."""
+"""Removes root's permission to read all files."""
 
 
 THREE_COMMANDS = """
 from hybridnn.cli.main import main
-for words in (["report", "run"], ["train", "s.toml"], ["plan", "--machine", "m.toml"]):
+for arguments in (["report", "run"], ["train", "s.toml"], ["plan", "--machine", "m.toml"]):
     try:
-        main(words)
+        main(arguments)
     except SystemExit as end:
         print(end.code)
 """
@@ -201,7 +200,7 @@ NEWEST = "step-00000015"
 
 @pytest.fixture(scope="module")
 def crashed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with a whole run, and one that crashed in its second epoch of eight steps."""
+    """Return a folder with a finished run, and one that crashed in its second epoch of eight steps."""
     from hybridnn.cli.main import main
 
     folder = tmp_path_factory.mktemp("crashed")
@@ -213,7 +212,7 @@ def crashed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         with pytest.raises(SystemExit):
-            main([*SMALL, "--out", "whole"])
+            main([*SMALL, "--out", "uninterrupted"])
         patch.setattr(TrainView, "on_epoch", on_epoch)
         with pytest.raises(RuntimeError, match="plug"):
             main([*SMALL, "--out", "run"])
@@ -234,10 +233,10 @@ def at(path: str, value: Any) -> Callable[[Path], None]:
     """Return a function that sets one value of the manifest."""
 
     def change(values: dict[str, Any]) -> None:
-        *places, last = path.split("/")
-        for place in places:
-            values = values[place]
-        values[last] = value
+        *parents, key = path.split("/")
+        for parent in parents:
+            values = values[parent]
+        values[key] = value
 
     return lambda checkpoint: forge(checkpoint, change)
 
@@ -315,7 +314,7 @@ HARM: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("harm", HARM)
-def test_whatever_happened_to_the_newest_checkpoint_the_run_goes_on(
+def test_run_resumes_from_an_older_checkpoint_when_the_newest_is_damaged(
     harm: str, crashed: Path, run_hybridnn: Run, tmp_path: Path
 ) -> None:
     shutil.copytree(crashed / "run", "run")
@@ -324,7 +323,4 @@ def test_whatever_happened_to_the_newest_checkpoint_the_run_goes_on(
     assert code == 0, err
     (warning,) = [line for line in err.splitlines() if NEWEST in line]
     assert "passed over" in warning
-    with np.load("run/weights.npz") as found, np.load(crashed / "whole" / "weights.npz") as expected:
-        assert found.files == expected.files
-        for name in expected.files:
-            np.testing.assert_array_equal(found[name], expected[name])
+    assert_same_weights("run", crashed / "uninterrupted")

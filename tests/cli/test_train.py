@@ -6,7 +6,6 @@ import json
 import os
 import pty
 import sys
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +22,7 @@ from hybridnn.runs.history_file import read_history, run_status
 from hybridnn.runs.learning_curve import draw_learning_curve
 from hybridnn.training.records import EpochRecord, RunHeader, RunSummary, StageHeader, StepRecord
 from mpi_runner.slowness import deadline
+from reference.command_line import Run, records_of
 
 HEADER = RunHeader(
     ranks=4,
@@ -92,7 +92,7 @@ def test_text_shows_header_epochs_and_summary(capsys: pytest.CaptureFixture[str]
     assert "\x1b" not in text
 
 
-def test_waits_of_a_pipeline_are_its_bubble(capsys: pytest.CaptureFixture[str]) -> None:
+def test_waiting_time_of_a_pipeline_is_its_bubble(capsys: pytest.CaptureFixture[str]) -> None:
     epochs = [
         _epoch(1, compute_seconds=1.0, communication_seconds=3.0, waiting_seconds=2.5),
         _epoch(2, compute_seconds=1.0, communication_seconds=5.0, waiting_seconds=4.0),
@@ -119,7 +119,7 @@ def test_waits_of_a_pipeline_are_its_bubble(capsys: pytest.CaptureFixture[str]) 
     assert json.loads(capsys.readouterr().out)["waiting_seconds"] == 6.5
 
 
-def test_header_says_what_computes_and_why(capsys: pytest.CaptureFixture[str]) -> None:
+def test_header_has_device_and_transport_with_reasons(capsys: pytest.CaptureFixture[str]) -> None:
     on_gpu = {"device": "gpu", "device_why": "Imaginary, GPU 0 of 1", "transport": "nccl", "transport_why": "one each"}
     TrainView().on_header(replace(HEADER, **on_gpu))
     TrainView().on_header(replace(HEADER, device_why="CuPy is not installed; install it"))
@@ -130,7 +130,7 @@ def test_header_says_what_computes_and_why(capsys: pytest.CaptureFixture[str]) -
     assert not any(line.startswith("wire") for line in lines)
 
 
-def test_header_says_how_gradients_travel_where_that_was_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+def test_header_has_the_wire_format_where_one_is_set(capsys: pytest.CaptureFixture[str]) -> None:
     TrainView().on_header(replace(HEADER, wire="gradients travel between nodes as bfloat16"))
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert "wire gradients travel between nodes as bfloat16" in lines
@@ -159,7 +159,7 @@ def test_json_is_one_object_with_the_same_figures(capsys: pytest.CaptureFixture[
     )
 
 
-def test_totals_weigh_the_speed_of_an_epoch_by_its_time() -> None:
+def test_totals_weight_the_speed_of_an_epoch_by_its_time() -> None:
     slow = _epoch(1, samples_per_second=100.0, compute_seconds=9.0, communication_seconds=1.0)
     fast = _epoch(2, samples_per_second=1000.0, compute_seconds=1.0, communication_seconds=0.0)
     assert RunTotals.of([slow, fast]).samples_per_second == pytest.approx(2000 / 11)
@@ -202,15 +202,15 @@ def test_progress_bar_is_drawn_on_a_terminal(monkeypatch: pytest.MonkeyPatch) ->
         text = shown.result(timeout=deadline(30))
     os.close(controller)
     assert "\x1b[?25l" in text  # the cursor is hidden ...
-    assert "\x1b[?25h" in text  # ... and given back
+    assert "\x1b[?25h" in text  # ... and shown again
     assert "epoch 2/2" in text
     assert "30/30" in text
 
 
 def test_one_rank_trains_and_leaves_a_finished_folder(
-    run_hybridnn: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    run_hybridnn: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(run_report, "draw_learning_curve", draw_learning_curve)  # which other tests do without
+    monkeypatch.setattr(run_report, "draw_learning_curve", draw_learning_curve)  # not the fixture's substitute
     options = ["--epochs", "2", "--hidden", "16", "--out", "here", "--format", "json"]
     code, text, err = run_hybridnn("train", *options)
     assert (code, err) == (0, "")
@@ -269,12 +269,10 @@ def test_an_option_replaces_the_source_in_the_settings_file(
     assert [(settings.data.name, settings.data.file) for settings in runs] == [source]
 
 
-def test_the_header_of_a_run_has_its_threads_and_what_settled_them(
-    run_hybridnn: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_header_of_a_run_has_its_threads_with_the_reason(run_hybridnn: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in THREAD_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     code, _, error = run_hybridnn("train", "-q", "--epochs", "1", "--out", "run")
     assert (code, error) == (0, "")
-    header = json.loads(Path("run/history.jsonl").read_text().splitlines()[0])
+    header = records_of("run")[0]
     assert (header["threads_per_rank"], header["threads_why"]) == (1, "small products")

@@ -1,27 +1,20 @@
-"""`hybridnn train` with a pipeline: every method on four ranks, what is printed and kept, and wrong input."""
+"""`hybridnn train` with a pipeline: every method on four ranks, output and records, and wrong input."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from hybridnn.pipeline.schedules.methods import METHODS
-
-Run = Callable[..., tuple[int, str, str]]
+from reference.command_line import Run, assert_same_weights, error_line, records_of
 
 ON_FOUR = ("train", "--in-process", "4")
 HIDDEN = ["--hidden", "32,32,32,32,32,32,32"]
 DIGITS = [*HIDDEN, "--epochs", "12", "--lr", "0.02", "--set", "model.activation=tanh", "--pipeline", "4"]
-
-
-def history(folder: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in Path(folder, "history.jsonl").read_text().splitlines()]
 
 
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
@@ -32,15 +25,15 @@ README_COMMANDS = [
 ]
 
 
-def test_the_readme_has_a_command_for_every_method() -> None:
+def test_readme_has_a_command_for_every_method() -> None:
     assert {command[-1] for command in README_COMMANDS} == set(METHODS)
 
 
 @pytest.mark.parametrize("command", README_COMMANDS, ids=lambda command: command[-1])
-def test_the_readmes_commands_train_digits(command: list[str], run_hybridnn: Run) -> None:
+def test_commands_of_the_readme_train_digits(command: list[str], run_hybridnn: Run) -> None:
     code, out, err = run_hybridnn(*ON_FOUR, *command, "--epochs", "6", "--out", "run")
     assert code == 0, err
-    header, *_, last, end = history("run")
+    header, *_, last, end = records_of("run")
     assert end["kind"] == "end"
     assert last["test_accuracy"] > 0.8
     assert (header["kind"], header["method"], header["pipeline"]) == ("header", command[-1], 4)
@@ -50,27 +43,26 @@ def test_the_readmes_commands_train_digits(command: list[str], run_hybridnn: Run
     assert weights[f"layers.{len(header['sizes']) - 2}.weight"].shape == (10, 64)
 
 
-def test_header_and_history_say_what_every_stage_holds(run_hybridnn: Run) -> None:
+def test_header_and_history_have_the_memory_of_every_stage(run_hybridnn: Run) -> None:
     options = ["--method", "pipedream", "--epochs", "1", "--out", "run", "--format", "json"]
     _, out, _ = run_hybridnn(*ON_FOUR, *DIGITS, *options)
-    printed, kept = json.loads(out)["header"], history("run")[0]
-    assert kept == {"kind": "header", **printed}
-    for stage in kept["stages"]:
-        one = 4 * sum(rows * (columns + 1) for rows, columns in LAYERS_OF[stage["stage"]])
+    printed, recorded = json.loads(out)["header"], records_of("run")[0]
+    assert recorded == {"kind": "header", **printed}
+    for stage in recorded["stages"]:
+        version_bytes = 4 * sum(rows * (columns + 1) for rows, columns in LAYERS_OF[stage["stage"]])
         older = 3 - stage["stage"]
         assert stage["layers"] == [2 * stage["stage"], 2 * stage["stage"] + 1]
-        assert stage["weight_version_bytes"] == pytest.approx(older * one, rel=0.05)
+        assert stage["weight_version_bytes"] == pytest.approx(older * version_bytes, rel=0.05)
         assert min(stage["activation_bytes"], stage["buffer_bytes"]) > 0
 
 
 LAYERS_OF = [[(32, 64), (32, 32)], [(32, 32)] * 2, [(32, 32)] * 2, [(32, 32), (10, 32)]]
 
 
-def test_the_settings_that_ran_repeat_the_run(run_hybridnn: Run) -> None:
+def test_written_settings_repeat_the_run(run_hybridnn: Run) -> None:
     assert run_hybridnn(*ON_FOUR, *DIGITS, "--epochs", "1", "--method", "gpipe", "--out", "first")[0] == 0
     assert run_hybridnn(*ON_FOUR, "first/config.toml", "--out", "again")[0] == 0
-    one, other = (np.load(Path(name, "weights.npz")) for name in ("first", "again"))
-    assert all(np.array_equal(one[name], other[name]) for name in one.files)
+    assert_same_weights("again", "first")
 
 
 def test_stages_of_different_widths_train_from_the_command_line(run_hybridnn: Run) -> None:
@@ -85,7 +77,7 @@ def test_stages_of_different_widths_train_from_the_command_line(run_hybridnn: Ru
 def test_a_method_alone_makes_all_ranks_stages(run_hybridnn: Run) -> None:
     options = ["--set", "data.rows=60", *HIDDEN, "--batch-size", "24", "--method", "pipedream", "-q"]
     assert run_hybridnn(*ON_FOUR, *options, "--epochs", "1", "--out", "run")[0] == 0
-    header = history("run")[0]
+    header = records_of("run")[0]
     assert (header["pipeline"], header["batch"], header["method"]) == (4, 1, "pipedream")
     code, _, err = run_hybridnn(*ON_FOUR, "--resume", "run", "--epochs", "2", "-q")
     assert code == 0, err
@@ -97,7 +89,7 @@ def test_a_method_alone_makes_all_ranks_stages(run_hybridnn: Run) -> None:
     assert code == 0, err
     code, _, err = run_hybridnn(*ON_FOUR, "--resume", "run", "--epochs", "5", "--method", "gpipe", "-q")
     assert code == 0, err
-    *lines, last, end = history("run")
+    *lines, last, end = records_of("run")
     assert (last["epoch"], end["kind"]) == (5, "end")
     headers = [line for line in lines if line["kind"] == "header"]
     layouts = [(line["pipeline"], line["batch"], line["method"]) for line in headers]
@@ -108,11 +100,9 @@ def test_a_method_alone_makes_all_ranks_stages(run_hybridnn: Run) -> None:
     "arguments", [["--method", "gpipe"], ["--method", "fr"], ["--method", "fr", "--pipeline", "1"]]
 )
 def test_a_method_on_one_rank_is_refused(run_hybridnn: Run, arguments: list[str]) -> None:
-    code, _, err = run_hybridnn("train", *arguments, "--out", "run")
-    assert (code, err) == (
-        2,
+    assert error_line(run_hybridnn("train", *arguments, "--out", "run")) == (
         f"Error: parallel.method = '{arguments[1]}': needs at least 2 stages, and there is 1: start it on more ranks, "
-        "for example with -n 2, with parallel.pipeline at least 2 where that is set\n",
+        "for example with -n 2, with parallel.pipeline at least 2 where that is set"
     )
     assert not Path("run").exists()
 
@@ -160,13 +150,10 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_one_clear_line_and_exit_code_2(case: str, run_hybridnn: Run) -> None:
-    ranks, arguments, words = WRONG[case]
-    code, out, err = run_hybridnn("train", "--in-process", str(ranks), *arguments)
-    assert (code, out, err.count("\n")) == (2, "", 1)
-    assert err.startswith("Error: ")
-    for word in words:
-        assert word in err
+def test_wrong_input_is_one_line_and_exit_code_2(case: str, run_hybridnn: Run) -> None:
+    ranks, arguments, fragments = WRONG[case]
+    line = error_line(run_hybridnn("train", "--in-process", str(ranks), *arguments))
+    assert all(fragment in line for fragment in fragments), line
     assert not Path("runs").exists()
 
 
@@ -174,4 +161,4 @@ def test_fewer_minibatches_than_stages_work(run_hybridnn: Run) -> None:
     options = ["--epochs", "1", "--method", "pipedream", "--batch-size", "1000", "--out", "run"]
     code, _, err = run_hybridnn(*ON_FOUR, *DIGITS, *options)
     assert code == 0, err
-    assert history("run")[-1]["steps"] == 2
+    assert records_of("run")[-1]["steps"] == 2

@@ -1,4 +1,4 @@
-"""Wrong input, tried as a new user would: one clear line, exit code 2, on any number of ranks, nothing half done."""
+"""Wrong input: one error line and exit code 2 on any number of ranks, and no unfinished run."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ import pytest
 
 from mpi_runner.launch import run_mpi
 from mpi_runner.slowness import deadline
-
-Run = Callable[..., tuple[int, str, str]]
+from reference.command_line import Run
 
 RANKS = [1, 3]
 
 
 def on_ranks(ranks: int) -> tuple[str, ...]:
-    """Options that make so many ranks of this process."""
+    """Options for this number of ranks in this process."""
     return ("--in-process", str(ranks)) if ranks > 1 else ()
 
 
@@ -85,12 +84,12 @@ CASES: dict[str, tuple[Callable[[Path], list[str]], list[str]]] = {
 def test_one_clear_line_and_exit_code_2(
     case: str, ranks: int, run_hybridnn: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write, words = CASES[case]
+    write, fragments = CASES[case]
     monkeypatch.setenv("HYBRIDNN_DATA", str(tmp_path))
-    assert_refused(run_hybridnn("train", *on_ranks(ranks), *write(tmp_path)), words, tmp_path)
+    assert_refused(run_hybridnn("train", *on_ranks(ranks), *write(tmp_path)), fragments, tmp_path)
 
 
-def test_what_one_of_several_processes_finds_is_one_line(tmp_path: Path) -> None:
+def test_an_error_of_rank_0_alone_is_one_line(tmp_path: Path) -> None:
     """Rank 0 alone reads the data and writes the run folder."""
     cases = [CASES[name] for name in ("label outside the classes", "an unwritable folder")]
     program = (
@@ -101,16 +100,16 @@ def test_what_one_of_several_processes_finds_is_one_line(tmp_path: Path) -> None
     result = run_mpi(3, program, timeout=60, cwd=tmp_path)
     assert (result.timed_out, result.returncode) == (False, 0), result.stderr
     errors = [line for line in result.stderr.splitlines() if "Error" in line]
-    for line, (_, words) in zip(errors, cases, strict=True):
-        assert_refused((2, "", line), words, tmp_path)
+    for line, (_, fragments) in zip(errors, cases, strict=True):
+        assert_refused((2, "", line), fragments, tmp_path)
 
 
-def assert_refused(result: tuple[int, str, str], words: list[str], folder: Path) -> None:
+def assert_refused(result: tuple[int, str, str], fragments: list[str], folder: Path) -> None:
     code, _, err = result
     assert code == 2, err
     errors = [line for line in err.splitlines() if "Error" in line]
     assert len(errors) == 1, err
-    assert all(word in errors[0] for word in words), errors[0]
+    assert all(fragment in errors[0] for fragment in fragments), errors[0]
     assert "Traceback" not in err
     assert not list(folder.glob("runs/*/weights.npz"))
     assert not any('"end"' in path.read_text() for path in folder.glob("runs/*/history.jsonl"))
@@ -131,7 +130,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(ranks: int, run_hybridnn: Run, 
     assert code == 1
     errors = [line for line in err.splitlines() if "Error" in line]
     assert len(errors) == 1, err
-    assert all(word in errors[0] for word in ("step", "layer 2:", "optimizer.lr", "clip_norm")), errors[0]
+    assert all(part in errors[0] for part in ("step", "layer 2:", "optimizer.lr", "clip_norm")), errors[0]
     assert not list(tmp_path.glob("runs/*/weights.npz"))
     assert "Warning" not in err
 
@@ -148,7 +147,7 @@ main(["train", "--out", "run", "--quiet", "--set", "data.distribution=scatter"])
 
 
 def test_an_error_of_one_rank_alone_ends_the_job(tmp_path: Path) -> None:
-    # Only rank 0 writes files. When it cannot go on, nobody else notices, and nobody may wait for it for ever.
+    # Rank 0 alone writes files; the other ranks must not wait for it after its error.
     result = run_mpi(2, FULL_DISK_ON_RANK_0, timeout=40, cwd=tmp_path)
     assert not result.timed_out
     assert result.returncode == 2, result.stderr
@@ -168,7 +167,7 @@ grid.world.barrier()
 """
 
 
-def test_a_mistake_that_two_of_three_ranks_find_is_one_line(tmp_path: Path) -> None:
+def test_an_error_of_two_of_three_ranks_is_one_line(tmp_path: Path) -> None:
     result = run_mpi(3, MISTAKE_ON_HIGHER_RANKS, timeout=60, cwd=tmp_path)
     assert not result.timed_out
     assert result.returncode == 2, result.stderr
@@ -177,7 +176,7 @@ def test_a_mistake_that_two_of_three_ranks_find_is_one_line(tmp_path: Path) -> N
 
 
 def test_several_processes_without_an_mpi_library_are_refused_with_the_two_extras(tmp_path: Path) -> None:
-    # mpi4py is installed, but finds no library: its own error.
+    # mpi4py is installed without an MPI library.
     package = tmp_path / "mpi4py"
     package.mkdir()
     (package / "__init__.py").touch()
@@ -202,12 +201,12 @@ import hybridnn
 from hybridnn.cli.main import main
 from hybridnn.runs.checkpoint_hook import CheckpointHook
 signal.signal(signal.SIGINT, signal.default_int_handler)
-rank, ask = hybridnn.ProcessGrid().rank, CheckpointHook.__call__
+rank, original = hybridnn.ProcessGrid().rank, CheckpointHook.__call__
 
 def interrupted(self, reached):
     if rank == 1 and reached.step == 20:
         os.kill(os.getpid(), signal.SIGINT)
-    return ask(self, reached)
+    return original(self, reached)
 
 CheckpointHook.__call__ = interrupted
 main(["train", "--epochs", "1000000", "--quiet"])

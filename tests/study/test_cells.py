@@ -76,7 +76,7 @@ def test_cell_has_the_settings_of_its_axes(plan_of: PlanOf) -> None:
         ("{model = 5}", (1, 1, 5), "1x5"),
     ],
 )
-def test_grid_in_any_form_gives_ranks_and_axes(
+def test_grid_in_every_form_sets_ranks_and_axes(
     plan_of: PlanOf, grid: str, expected: tuple[int, ...], text: str
 ) -> None:
     (cell,) = plan_of(f"axes = {{grids = [{grid}]}}").cells
@@ -87,12 +87,12 @@ def test_grid_in_any_form_gives_ranks_and_axes(
 
 
 @pytest.mark.parametrize("grid", ['"2y4"', '"2"', "[2]", "[0, 1]", "[1, 2, 3, 4]", "true", "{depth = 2}", "[1.5, 2]"])
-def test_grid_in_no_form_is_refused(plan_of: PlanOf, grid: str) -> None:
+def test_grid_in_another_form_is_refused(plan_of: PlanOf, grid: str) -> None:
     with pytest.raises(SettingError, match=r"axes\.grids = .*must be '2x4'"):
         plan_of(f"axes = {{grids = [{grid}]}}")
 
 
-def test_words_stand_for_grids_of_every_number_of_ranks(plan_of: PlanOf) -> None:
+def test_names_stand_for_grids_of_every_number_of_ranks(plan_of: PlanOf) -> None:
     assert _ids(plan_of('axes = {ranks = [1, 4], grids = ["batch"]}')) == ["ranks-1_grid-1x1", "ranks-4_grid-4x1"]
     assert _ids(plan_of('axes = {ranks = [4], grids = ["model"]}')) == ["ranks-4_grid-1x4"]
     found = _ids(plan_of('axes = {ranks = [6], grids = ["all", "2x3"]}'))
@@ -101,7 +101,7 @@ def test_words_stand_for_grids_of_every_number_of_ranks(plan_of: PlanOf) -> None
         plan_of('axes = {grids = ["all"]}')
 
 
-def test_ranks_come_from_the_base_where_no_axis_says_them(plan_of: PlanOf) -> None:
+def test_ranks_come_from_the_base_without_an_axis_of_ranks(plan_of: PlanOf) -> None:
     assert plan_of("base.parallel = {batch = 3, model = 2}\naxes = {seeds = [0]}").cells[0].ranks == 6
     stages = "base.parallel = {stages = [{batch = 2}, {model = 3}]}\naxes = {seeds = [0]}"
     assert plan_of(stages).cells[0].ranks == 5
@@ -204,7 +204,7 @@ def test_reduced_study_overrides_base_and_axes(plan_of: PlanOf) -> None:
         ),
     ],
 )
-def test_cells_that_cannot_be_are_skipped_with_the_reason(
+def test_impossible_cells_are_skipped_with_the_reason(
     plan_of: PlanOf, text: str, ran: str, skipped: str, reason: str
 ) -> None:
     plan = plan_of(text)
@@ -239,7 +239,7 @@ def test_methods_on_a_grid_of_one_stage_are_left_out(plan_of: PlanOf) -> None:
         plan_of('axes = {methods = ["fr", "ddg"]}')
 
 
-def test_value_that_goes_with_no_other_is_a_mistake(plan_of: PlanOf) -> None:
+def test_value_without_a_valid_combination_is_an_error(plan_of: PlanOf) -> None:
     with pytest.raises(SettingError, match="does not belong to name = 'adam'"):
         plan_of('axes = {"optimizer.name" = ["sgd", "adam"], "optimizer.momentum" = [0.5, 0.9]}')
 

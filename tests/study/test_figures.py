@@ -7,7 +7,15 @@ import pytest
 from matplotlib.image import imread
 
 from hybridnn.runs.run_record import read_run
-from hybridnn.study.figures import RunFigures, compare_runs, figures_of, instruction_figures, relative_error
+from hybridnn.study.figures import (
+    RunFigures,
+    TimeShares,
+    compare_runs,
+    figures_of,
+    instruction_figures,
+    judge,
+    relative_error,
+)
 from hybridnn.study.report.plots import draw_run_check, draw_runs_check
 from reference.finished_runs import prediction_line, write_run
 
@@ -106,3 +114,26 @@ def test_bars_are_pictures(tmp_path: Path) -> None:
     pictures = [draw_run_check(run, figures_of(run)), draw_runs_check([figures_of(run), figures_of(bare)])]
     for picture in pictures:
         assert imread(BytesIO(picture)).std() > 0
+
+
+LARGE, SMALL = 1e9, 1e6
+
+
+@pytest.mark.parametrize(
+    ("shares", "flops", "limit", "text"),
+    [
+        (TimeShares(0.45, 0.1, 0.05), LARGE, "communication", "communication: 45% of the step"),
+        (TimeShares(0.45), LARGE, "communication", "communication and waiting: 45% of the step"),
+        (TimeShares(0.1, 0.4, 0.1), LARGE, "waiting", "bubble and waiting: 40% of the step"),
+        (TimeShares(0.1, 0.2, 0.5), LARGE, "overhead", "too small: overhead, 50% of the step"),
+        (TimeShares(0.2, 0.2, 0.2), LARGE, "computing", "computing"),
+        (TimeShares(0.0), LARGE, "computing", "computing"),
+        (TimeShares(0.24), LARGE, "computing", "computing"),
+        (TimeShares(0.25), LARGE, "communication", "communication and waiting: 25% of the step"),
+        (TimeShares(0.0), SMALL, "overhead", "too small: overhead, 1 MFlop per rank and step"),
+        (TimeShares(0.6), SMALL, "communication", "communication and waiting: 60% of the step"),
+    ],
+)
+def test_greatest_costly_share_limits_a_run(shares: TimeShares, flops: float, limit: str, text: str) -> None:
+    verdict = judge(shares, flops)
+    assert (verdict.limit, verdict.text) == (limit, text)

@@ -1,4 +1,4 @@
-"""Cells that did not end: what they leave on record, and how the next run of the study takes them up."""
+"""Interrupted cells: their recorded state, and their next run by the study."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import signal
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,6 +19,7 @@ from hybridnn.study.report.results import read_results
 from hybridnn.study.runner import CellOutcome, StudyRun, plan_study, run_study
 from hybridnn.study.study_file import load_study
 from hybridnn.study.study_folder import StudyFolder
+from reference.command_line import records_of
 from reference.finished_runs import write_run
 from reference.trained_runs import HYBRIDNN_WITHOUT_CURVE
 
@@ -38,7 +38,7 @@ CELL = "seed-0"
 
 
 class View:
-    """Shows nothing."""
+    """Callbacks that do nothing."""
 
     def on_start(self, cells: int) -> None: ...
 
@@ -57,20 +57,13 @@ def _without_picture(settings: Path, folder: Path) -> list[str]:
     return [*HYBRIDNN_WITHOUT_CURVE, *train_command(settings, folder)[3:]]
 
 
-def _records(folder: Path, kind: str) -> list[dict[str, Any]]:
-    path = folder / "history.jsonl"
-    lines = path.read_text().splitlines() if path.exists() else []
-    records = [json.loads(line) for line in lines if line.endswith("}")]
-    return [record for record in records if record["kind"] == kind]
-
-
 def _interrupt_when_it_trains(cell: Path, number: int) -> threading.Thread:
     main = threading.main_thread().ident
     assert main is not None
 
     def interrupt() -> None:
-        deadline = time.monotonic() + 300
-        while len(_records(cell, "epoch")) < 2 and time.monotonic() < deadline:
+        end = time.monotonic() + 300
+        while len(records_of(cell, "epoch")) < 2 and time.monotonic() < end:
             time.sleep(0.05)
         signal.pthread_kill(main, number)
 
@@ -82,7 +75,7 @@ def _interrupt_when_it_trains(cell: Path, number: int) -> threading.Thread:
 @pytest.mark.parametrize(
     ("number", "more"), [(signal.SIGINT, ""), (signal.SIGTERM, ", checkpoint_every = 1"), (signal.SIGUSR1, "")]
 )
-def test_interrupted_cell_begins_anew(tmp_path: Path, number: int, more: str) -> None:
+def test_interrupted_cell_starts_again(tmp_path: Path, number: int, more: str) -> None:
     plan = _plan(tmp_path, WITHOUT_END, more=more)
     cell = plan.folder.cell(CELL)
     thread = _interrupt_when_it_trains(cell, number)
@@ -95,16 +88,16 @@ def test_interrupted_cell_begins_anew(tmp_path: Path, number: int, more: str) ->
     state = plan.folder.state(CELL)
     assert state.status == ("timed out" if number == signal.SIGUSR1 else "interrupted")
     assert signal.Signals(number).name in state.reason
-    assert list((cell / "checkpoints").iterdir())  # which is why it could not be run again
+    assert list((cell / "checkpoints").iterdir())  # with which a run could not start again
 
     again = _plan(tmp_path, 2)
     assert [outcome.status for outcome in run_study(again, View(), train=_without_picture)] == ["finished"]
-    assert [record["epoch"] for record in _records(cell, "epoch")] == [1, 2]
-    assert _records(cell, "resumed") == []
+    assert [record["epoch"] for record in records_of(cell, "epoch")] == [1, 2]
+    assert records_of(cell, "resumed") == []
     assert again.folder.state(CELL).status == "finished"
 
 
-def test_cell_ended_at_its_limit_begins_anew(tmp_path: Path) -> None:
+def test_cell_ended_at_its_limit_starts_again(tmp_path: Path) -> None:
     plan = _plan(tmp_path, WITHOUT_END, more=", checkpoint_every = 1")
     cell = plan.folder.cell(CELL)
     for limit in (4, 8, 16, 32, 64):  # until it is enough for the first step on this machine
@@ -118,11 +111,11 @@ def test_cell_ended_at_its_limit_begins_anew(tmp_path: Path) -> None:
     else:
         raise AssertionError("no checkpoint within 64 s")
     assert [outcome.status for outcome in run_study(_plan(tmp_path, 2), View(), train=_without_picture)] == ["finished"]
-    assert [record["epoch"] for record in _records(cell, "epoch")] == [1, 2]
+    assert [record["epoch"] for record in records_of(cell, "epoch")] == [1, 2]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-def test_interrupted_cell_of_a_study_that_resumes_goes_on(tmp_path: Path, number: int) -> None:
+def test_interrupted_cell_of_a_resuming_study_is_resumed(tmp_path: Path, number: int) -> None:
     key = 'interrupted = "resume"'
     plan = _plan(tmp_path, WITHOUT_END, key)
     cell = plan.folder.cell(CELL)
@@ -132,13 +125,13 @@ def test_interrupted_cell_of_a_study_that_resumes_goes_on(tmp_path: Path, number
     thread.join()
     if number == signal.SIGUSR1:
         assert str(stopped.value).startswith(f"cell {CELL}: ended by SIGUSR1, before the time limit of its job: ")
-    done = [record["epoch"] for record in _records(cell, "epoch")]
+    done = [record["epoch"] for record in records_of(cell, "epoch")]
     last_step = max(int(path.name.removeprefix("step-")) for path in (cell / "checkpoints").glob("step-*"))
 
     again = _plan(tmp_path, done[-1] + 2, key)
     assert [outcome.status for outcome in run_study(again, View(), train=_without_picture)] == ["finished"]
-    assert [record["step"] for record in _records(cell, "resumed")] == [last_step]
-    assert [record["epoch"] for record in _records(cell, "epoch")] == list(range(1, done[-1] + 3))
+    assert [record["step"] for record in records_of(cell, "resumed")] == [last_step]
+    assert [record["epoch"] for record in records_of(cell, "epoch")] == list(range(1, done[-1] + 3))
 
 
 def test_checkpoints_of_any_run_that_was_there_are_cleared(tmp_path: Path) -> None:
@@ -167,7 +160,7 @@ def test_resuming_keeps_a_run_with_checkpoints_and_no_other(tmp_path: Path) -> N
     assert (cell / "checkpoints" / "step-00000001").exists()
 
 
-def test_cell_that_left_no_end_was_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cell_without_a_recorded_end_was_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = _plan(tmp_path, 2)
     assert plan.folder.state(CELL).status == "never run"
     monkeypatch.setenv("SLURM_JOB_ID", "70")
@@ -212,7 +205,7 @@ def test_cell_that_finishes_when_it_is_warned_is_finished(tmp_path: Path, cells:
     assert plan.folder.state(CELL).status == "finished"
 
 
-def test_cell_that_a_batch_system_stopped_by_itself_was_interrupted(tmp_path: Path) -> None:
+def test_cell_stopped_by_the_batch_system_is_interrupted(tmp_path: Path) -> None:
     script = "import sys; print('Error: stopped by SIGTERM after step 3; wrote x', file=sys.stderr); sys.exit(75)"
     plan = _plan(tmp_path, 2)
     (outcome,) = run_study(plan, View(), train=lambda settings, folder: ["python3", "-c", script])
@@ -237,7 +230,7 @@ def test_file_system_without_locks_is_tolerated(tmp_path: Path, monkeypatch: pyt
     assert len(read_results(tmp_path / "out").cells) == 1
 
 
-def test_looking_at_a_lock_does_not_take_it(tmp_path: Path) -> None:
+def test_examining_a_lock_does_not_take_it(tmp_path: Path) -> None:
     assert FolderLock.holder(tmp_path) is None
     with FolderLock.take(tmp_path) as lock:
         assert FolderLock.holder(tmp_path) is not None
@@ -248,16 +241,16 @@ def test_looking_at_a_lock_does_not_take_it(tmp_path: Path) -> None:
     lock.release()  # a second time does nothing
 
 
-def test_lock_is_taken_though_a_reader_looks_at_it_just_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lock_is_taken_while_a_reader_examines_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / ".lock").touch()
-    looked = os.open(tmp_path / ".lock", os.O_RDONLY)
-    fcntl.flock(looked, fcntl.LOCK_SH)
+    reader = os.open(tmp_path / ".lock", os.O_RDONLY)
+    fcntl.flock(reader, fcntl.LOCK_SH)
     waits: list[float] = []
 
     def reader_leaves(seconds: float) -> None:
         waits.append(seconds)
         if seconds:
-            os.close(looked)
+            os.close(reader)
 
     monkeypatch.setattr(time, "sleep", reader_leaves)
     FolderLock.take(tmp_path).release()

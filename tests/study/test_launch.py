@@ -1,4 +1,4 @@
-"""Launchers, the process of a run, and what is told of its end."""
+"""Launchers, the process of a run, and its error line."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from hybridnn.study.launch import RunLauncher, error_line, run_process, train_co
 pytestmark = pytest.mark.timeout(600)
 
 RULE = "-" * 74
-PRTE_WORDS = "process rank 3 with PID 4711 on node vm exited on signal 9 (Killed)"
+PRTE_LINE = "process rank 3 with PID 4711 on node vm exited on signal 9 (Killed)"
 PRTERUN = (
     f"{RULE}\nprterun noticed that process rank 3 with PID 4711 on node vm exited on\nsignal 9 (Killed).\n{RULE}\n"
 )
-MPICH_WORDS = "EXIT STRING: Killed (signal 9)"
+MPICH_LINE = "EXIT STRING: Killed (signal 9)"
 
 
 @pytest.fixture
 def restarted_calls() -> Iterator[None]:
-    """Let system calls go on after SIGINT, as some libraries do."""
+    """Restart system calls after SIGINT, as some libraries do."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.siginterrupt(signal.SIGINT, False)
     yield
     signal.signal(signal.SIGINT, before)
 
 
-def test_an_interrupt_is_heeded_at_once_where_system_calls_go_on(tmp_path: Path, restarted_calls: None) -> None:
+def test_an_interrupt_acts_at_once_where_system_calls_restart(tmp_path: Path, restarted_calls: None) -> None:
     pid, slept, main = tmp_path / "pid", tmp_path / "slept", threading.main_thread().ident
     assert main is not None
 
@@ -71,7 +71,7 @@ def test_launcher_fills_one_node_before_the_next(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("per_node", ["", "0", "many"])
-def test_nodes_need_a_job_that_says_what_fits_on_one(monkeypatch: pytest.MonkeyPatch, per_node: str) -> None:
+def test_nodes_need_a_job_with_ranks_per_node(monkeypatch: pytest.MonkeyPatch, per_node: str) -> None:
     monkeypatch.setenv("SLURM_NTASKS_PER_NODE", per_node)
     with pytest.raises(SettingError, match=r"--launcher = .*\{nodes\} needs a Slurm job"):
         RunLauncher.of("env -N{nodes} {ranks}", 8)
@@ -85,21 +85,21 @@ def test_nodes_need_a_job_that_says_what_fits_on_one(monkeypatch: pytest.MonkeyP
         ("Error: wrong\n-----\nprterun detected a process\n-----", "Error: wrong"),
         ("Traceback:\n  File\nmodule.ValueError: bad\n-----\n", "module.ValueError: bad"),
         ("  Error on rank 3: full\nMPI_ABORT was invoked\n", "Error on rank 3: full"),
-        (PRTERUN, PRTE_WORDS),
+        (PRTERUN, PRTE_LINE),
         (
             f"=== rank 3 (process 4711) is gone: killed, or ended without a word; the job ends ===\n{PRTERUN}",
-            PRTE_WORDS,
+            PRTE_LINE,
         ),
         (
             "=== rank 3 (process 4711) is gone: killed, or ended\n---\n",
             "rank 3 (process 4711) is gone: killed, or ended",
         ),
         ("srun: error: n1: task 3: Killed\nsrun: Terminating StepId=1.0\n", "error: n1: task 3: Killed"),
-        ("= EXIT CODE: 9\nYOUR APPLICATION TERMINATED WITH THE EXIT STRING: Killed (signal 9)\n===\n", MPICH_WORDS),
+        ("= EXIT CODE: 9\nYOUR APPLICATION TERMINATED WITH THE EXIT STRING: Killed (signal 9)\n===\n", MPICH_LINE),
         (b"\xff\xfe broken text\n", "\ufffd\ufffd broken text"),
     ],
 )
-def test_error_line_name_the_error(tmp_path: Path, stderr: str | bytes, line: str) -> None:
+def test_error_line_is_the_most_informative_one(tmp_path: Path, stderr: str | bytes, line: str) -> None:
     (tmp_path / "stderr.log").write_bytes(stderr if isinstance(stderr, bytes) else stderr.encode())
     assert error_line(tmp_path) == line
 

@@ -35,7 +35,7 @@ if "seed-1" in folder.name:
     (folder / "history.jsonl").write_text("half a line")
     print("Traceback", file=sys.stderr)
     print("Error: broken on purpose", file=sys.stderr)
-    print("the launcher has more to say", file=sys.stderr)
+    print("a message of the launcher", file=sys.stderr)
     sys.exit(3)
 """
 Train = Callable[[Path, Path], list[str]]
@@ -43,16 +43,16 @@ Train = Callable[[Path, Path], list[str]]
 
 class View:
     def __init__(self) -> None:
-        self.told: list[str] = []
+        self.calls: list[str] = []
 
     def on_start(self, cells: int) -> None:
-        self.told.append(f"{cells} missing")
+        self.calls.append(f"{cells} missing")
 
     def on_cell_start(self, cell: Cell) -> None:
-        self.told.append(f"start {cell.id}")
+        self.calls.append(f"start {cell.id}")
 
     def on_cell_end(self, outcome: CellOutcome) -> None:
-        self.told.append(f"{outcome.status} {outcome.cell.id}")
+        self.calls.append(f"{outcome.status} {outcome.cell.id}")
 
 
 def _study(tmp_path: Path, axes: str = "seeds = [0, 1, 2]", base: str = "") -> Study:
@@ -75,16 +75,16 @@ def _calls(tmp_path: Path) -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
 
 
-def _fates(outcomes: list[CellOutcome]) -> dict[str, str]:
+def _statuses(outcomes: list[CellOutcome]) -> dict[str, str]:
     return {outcome.cell.id: outcome.status for outcome in outcomes}
 
 
 def test_every_cell_runs_once_on_its_ranks(tmp_path: Path) -> None:
     study, view, train = _study(tmp_path, "ranks = [1, 4], seeds = [0]"), View(), _fake(tmp_path)
     outcomes = run_study(_plan(tmp_path, study), view, train=train)
-    assert _fates(outcomes) == {"ranks-1_seed-0": "finished", "ranks-4_seed-0": "finished"}
+    assert _statuses(outcomes) == {"ranks-1_seed-0": "finished", "ranks-4_seed-0": "finished"}
     assert _calls(tmp_path) == ["ranks-1_seed-0 on 1", "ranks-4_seed-0 on 4"]
-    assert view.told == [
+    assert view.calls == [
         "2 missing",
         *("start ranks-1_seed-0", "finished ranks-1_seed-0"),
         *("start ranks-4_seed-0", "finished ranks-4_seed-0"),
@@ -102,31 +102,31 @@ def test_manifest_names_every_cell(tmp_path: Path) -> None:
     assert (manifest.name, manifest.reduced) == ("s", False)
 
 
-def test_crash_is_reported_and_the_rest_goes_on(tmp_path: Path) -> None:
+def test_crash_is_reported_and_the_other_cells_run(tmp_path: Path) -> None:
     outcomes = run_study(_plan(tmp_path), View(), train=_fake(tmp_path, CRASH + FINISH))
-    assert _fates(outcomes) == {"seed-0": "finished", "seed-1": "failed", "seed-2": "finished"}
+    assert _statuses(outcomes) == {"seed-0": "finished", "seed-1": "failed", "seed-2": "finished"}
     assert outcomes[1].reason == "exit code 3: Error: broken on purpose"
     folder = StudyFolder(tmp_path / "out")
     assert folder.state("seed-1").status == "failed"
     assert "Traceback" in (folder.cell("seed-1") / "stderr.log").read_text()
 
 
-def test_only_what_is_missing_is_run_again(tmp_path: Path) -> None:
+def test_only_missing_cells_are_run_again(tmp_path: Path) -> None:
     run_study(_plan(tmp_path), View(), train=_fake(tmp_path, CRASH + FINISH))
     outcomes = run_study(_plan(tmp_path), View(), train=_fake(tmp_path))
-    assert _fates(outcomes) == {"seed-1": "finished"}
+    assert _statuses(outcomes) == {"seed-1": "finished"}
     assert _calls(tmp_path) == [f"seed-{seed} on 1" for seed in (0, 1, 2, 1)]
     assert StudyFolder(tmp_path / "out").state("seed-1").status == "finished"
 
 
-def test_what_an_unfinished_run_left_behind_does_not_stop_the_next(tmp_path: Path) -> None:
+def test_files_of_an_unfinished_run_are_removed(tmp_path: Path) -> None:
     cell = tmp_path / "out" / "cells" / "seed-0"
     cell.mkdir(parents=True)
     for name in ("weights.npz", "history.jsonl", "failure.txt"):
         (cell / name).write_text("left over")
     checks = 'assert not any((folder / name).exists() for name in ("weights.npz", "history.jsonl", "failure.txt"))\n'
     outcomes = run_study(_plan(tmp_path, only="seed-0"), View(), train=_fake(tmp_path, checks + FINISH))
-    assert _fates(outcomes) == {"seed-0": "finished"}
+    assert _statuses(outcomes) == {"seed-0": "finished"}
 
 
 def test_exit_code_zero_without_a_finished_run_is_a_failure(tmp_path: Path) -> None:
@@ -139,11 +139,11 @@ def test_cell_is_ended_at_the_limit(tmp_path: Path) -> None:
     start = time.monotonic()
     outcomes = run_study(_plan(tmp_path), View(), limit=1.5, train=_fake(tmp_path, body))
     assert time.monotonic() - start < deadline(30)
-    assert _fates(outcomes) == {"seed-0": "timed out", "seed-1": "finished", "seed-2": "finished"}
+    assert _statuses(outcomes) == {"seed-0": "timed out", "seed-1": "finished", "seed-2": "finished"}
     assert outcomes[0].reason.startswith("ended after the limit of 1.5 s")
 
 
-def test_two_at_once_share_the_cells(tmp_path: Path) -> None:
+def test_two_runners_at_once_share_the_cells(tmp_path: Path) -> None:
     study = _study(tmp_path, "seeds = [0, 1, 2, 3, 4]")
     plans = [_plan(tmp_path, study) for _ in range(2)]
     train = _fake(tmp_path)
@@ -161,7 +161,7 @@ def test_two_at_once_share_the_cells(tmp_path: Path) -> None:
     assert {outcome.status for outcomes in found for outcome in outcomes} <= {"finished", "held"}
 
 
-def test_cell_that_another_process_holds_is_left_to_it(tmp_path: Path) -> None:
+def test_cell_that_another_process_holds_is_not_run(tmp_path: Path) -> None:
     code = (
         "import sys, time; from pathlib import Path; from hybridnn.study.study_folder import StudyFolder\n"
         "with StudyFolder(Path(sys.argv[1])).lock('seed-1'): print('held', flush=True); time.sleep(3600)"
@@ -171,14 +171,14 @@ def test_cell_that_another_process_holds_is_left_to_it(tmp_path: Path) -> None:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
         outcomes = run_study(_plan(tmp_path), View(), train=_fake(tmp_path))
-        assert _fates(outcomes) == {"seed-0": "finished", "seed-1": "held", "seed-2": "finished"}
+        assert _statuses(outcomes) == {"seed-0": "finished", "seed-1": "held", "seed-2": "finished"}
         assert f"process {holder.pid} on " in outcomes[1].reason
     finally:
         holder.kill()
         holder.communicate()
     # Its lock file is still there, and not locked.
     assert (tmp_path / "out" / "cells" / "seed-1" / "lock").exists()
-    assert _fates(run_study(_plan(tmp_path), View(), train=_fake(tmp_path))) == {"seed-1": "finished"}
+    assert _statuses(run_study(_plan(tmp_path), View(), train=_fake(tmp_path))) == {"seed-1": "finished"}
 
 
 def test_run_that_outlives_its_study_still_holds_its_cell(tmp_path: Path) -> None:
@@ -201,11 +201,11 @@ def test_run_that_outlives_its_study_still_holds_its_cell(tmp_path: Path) -> Non
         parent.kill()
         parent.wait()
     outcomes = run_study(plan, View(), train=train)
-    assert _fates(outcomes) == {"seed-0": "held"}
+    assert _statuses(outcomes) == {"seed-0": "held"}
     children = [int(pid) for pid in os.listdir("/proc") if pid.isdigit() and _runs(int(pid), script)]
     assert len(children) == 1
     os.kill(children[0], signal.SIGKILL)
-    _wait_for(lambda: _fates(run_study(plan, View(), train=_fake(tmp_path))) != {"seed-0": "held"})
+    _wait_for(lambda: _statuses(run_study(plan, View(), train=_fake(tmp_path))) != {"seed-0": "held"})
     assert StudyFolder(tmp_path / "out").state("seed-0").status == "finished"
 
 
@@ -219,29 +219,29 @@ def _runs(pid: int, script: str) -> bool:
 def _wait_for(condition: Callable[[], bool]) -> None:
     end = time.monotonic() + deadline(60)
     while not condition():
-        assert time.monotonic() < end, "it did not happen"
+        assert time.monotonic() < end, "the condition was not met"
         time.sleep(0.1)
 
 
 @pytest.fixture
 def interruptible() -> Iterator[None]:
-    """Raise KeyboardInterrupt at SIGINT, which a shell lets programs in the background ignore."""
+    """Raise KeyboardInterrupt on SIGINT, which programs in the background of a shell ignore."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])  # from the terminal; from a batch system
-def test_interrupt_ends_the_cell_and_leaves_what_is_finished(tmp_path: Path, interruptible: None, number: int) -> None:
+def test_interrupt_ends_the_cell_and_keeps_the_finished_ones(tmp_path: Path, interruptible: None, number: int) -> None:
     body = (
         'if "seed-1" in folder.name:\n    (folder / "pid").write_text(str(os.getpid()))\n    time.sleep(3600)\n'
         + FINISH
     )
-    place = tmp_path / "out" / "cells" / "seed-1" / "pid"
+    pid_file = tmp_path / "out" / "cells" / "seed-1" / "pid"
 
     def interrupt() -> None:
-        _wait_for(lambda: place.exists() and bool(place.read_text()))
-        # To the process it might be this thread that gets it, which does not wake the one that waits for the cell.
+        _wait_for(lambda: pid_file.exists() and bool(pid_file.read_text()))
+        # A signal to the process might be handled in this thread, and not wake the main one, which waits for the cell.
         signal.pthread_kill(main, number)
 
     main = threading.main_thread().ident
@@ -253,7 +253,7 @@ def test_interrupt_ends_the_cell_and_leaves_what_is_finished(tmp_path: Path, int
         run_study(plan, View(), train=train)
     thread.join()
     with pytest.raises(ProcessLookupError):
-        os.kill(int(place.read_text()), 0)
+        os.kill(int(pid_file.read_text()), 0)
     folder = StudyFolder(tmp_path / "out")
     assert [folder.state(f"seed-{seed}").status for seed in (0, 1, 2)] == ["finished", "interrupted", "never run"]
     assert folder.state("seed-1").reason == f"ended by {signal.Signals(number).name}"
@@ -265,7 +265,7 @@ def test_finished_cells_of_other_settings_are_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match=r"cell seed-0 ran with other settings: training\.epochs was 10, is 3"):
         _plan(tmp_path, changed)
     more = _study(tmp_path, "seeds = [0, 1, 2, 3]")
-    assert _fates(run_study(_plan(tmp_path, more), View(), train=_fake(tmp_path))) == {"seed-3": "finished"}
+    assert _statuses(run_study(_plan(tmp_path, more), View(), train=_fake(tmp_path))) == {"seed-3": "finished"}
 
 
 def test_unfinished_cells_take_new_settings(tmp_path: Path) -> None:
@@ -281,7 +281,7 @@ def test_folder_of_another_study_is_refused(tmp_path: Path) -> None:
         _plan(tmp_path, load_study(tmp_path / "study.toml"))
 
 
-def test_only_takes_a_part_of_the_id_or_wildcards(tmp_path: Path) -> None:
+def test_only_is_a_part_of_the_id_or_a_pattern(tmp_path: Path) -> None:
     study = _study(tmp_path, "ranks = [1, 2], seeds = [1, 2]")
     for pattern, count in (("ranks-2", 2), ("*-1", 2), ("ranks-1_seed-2", 1), ("ranks-?_seed-*", 4)):
         assert len(_plan(tmp_path, study, only=pattern).chosen) == count

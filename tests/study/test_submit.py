@@ -17,7 +17,7 @@ from reference.finished_runs import write_run
 
 STUDY = 'name = "s"\naxes = {ranks = [1, 4], seeds = [0, 1, 2]}'
 FAKE_SBATCH = """#!/bin/sh
-for word in "$@"; do printf '%s\\n' "$word"; done >>"$CALLS"
+for argument in "$@"; do printf '%s\\n' "$argument"; done >>"$CALLS"
 echo --- >>"$CALLS"
 number=$(grep -c -e --- "$CALLS")
 if [ "$number" -ge "$FAILS_AT" ]; then
@@ -29,8 +29,12 @@ echo "$((number + 100));cluster"
 
 
 FAKE_SLURM = {
-    "squeue": """echo "$@" >>"$ASKED"; cat "$QUEUE"; [ ! -e "$QUEUE.error" ] || { cat "$QUEUE.error" >&2; exit 1; }""",
-    "sinfo": """echo "$@" >>"$ASKED"; cat "$PARTITIONS" """,
+    "squeue": """
+        echo "$@" >>"$QUERIES"
+        cat "$QUEUE"
+        [ ! -e "$QUEUE.error" ] || { cat "$QUEUE.error" >&2; exit 1; }
+    """,
+    "sinfo": """echo "$@" >>"$QUERIES"; cat "$PARTITIONS" """,
     "scontrol": """echo "Configuration data as of today"; echo "MaxArraySize            = $MAX_ARRAY_SIZE" """,
 }
 PARTITIONS = "debug|2/0/0/2|1|2|1\nmain*|4/12/0/16|4|4|1\nthreads|0/64/0/64|2|32|2\nmixed|0/24/0/24|2|8+|1\n"
@@ -38,7 +42,7 @@ PARTITIONS = "debug|2/0/0/2|1|2|1\nmain*|4/12/0/16|4|4|1\nthreads|0/64/0/64|2|32
 
 @dataclass
 class FakeSlurm:
-    """Stand-ins for the programs that answer questions; sbatch is `calls`."""
+    """Stand-ins for squeue, sinfo and scontrol; sbatch is the fixture `calls`."""
 
     folder: Path
 
@@ -48,8 +52,8 @@ class FakeSlurm:
         if error:
             (self.folder / "queue.error").write_text(error)
 
-    def asked(self) -> list[str]:
-        path = self.folder / "asked"
+    def queries(self) -> list[str]:
+        path = self.folder / "queries"
         return path.read_text().splitlines() if path.exists() else []
 
 
@@ -60,7 +64,7 @@ def slurm(calls: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeS
         (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{body}\n")
         (tmp_path / "bin" / name).chmod(0o755)
     (tmp_path / "partitions").write_text(PARTITIONS)
-    for name in ("queue", "partitions", "asked"):
+    for name in ("queue", "partitions", "queries"):
         monkeypatch.setenv(name.upper(), str(tmp_path / name))
     monkeypatch.setenv("MAX_ARRAY_SIZE", "1001")
     fake = FakeSlurm(tmp_path)
@@ -70,7 +74,7 @@ def slurm(calls: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeS
 
 @pytest.fixture
 def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Put a stand-in for sbatch on the path, of a Slurm that answers nothing else; its words are in that file."""
+    """Put a stand-in for sbatch on the path, beside failing queries; its arguments are written to the returned file."""
     program = tmp_path / "bin" / "sbatch"
     program.parent.mkdir()
     program.write_text(FAKE_SBATCH)
@@ -140,7 +144,7 @@ def test_jobs_use_a_copy_of_the_study(tmp_path: Path, calls: Path) -> None:
     assert named.split(" ")[0] == f"study={copy}"
 
 
-def test_every_submission_has_a_place_of_its_own(tmp_path: Path, calls: Path, slurm: FakeSlurm) -> None:
+def test_every_submission_has_its_own_folder(tmp_path: Path, calls: Path, slurm: FakeSlurm) -> None:
     for number in (1, 2):
         submission = _plan(tmp_path)
         assert submission.job_folder == tmp_path / "out" / "slurm" / str(number)
@@ -156,9 +160,10 @@ def test_refused_job_is_named_with_what_was_submitted_before(
     assert str(error.value) == ("sbatch refused the job: sbatch: error: invalid partition; already submitted: 101")
 
 
-def test_nothing_missing_is_nothing_to_submit(tmp_path: Path) -> None:
-    _finish(_plan(tmp_path, one := 'name = "s"\naxes = {seeds = [0]}'), 0)
-    assert _plan(tmp_path, one).arrays == ()
+def test_finished_study_has_nothing_to_submit(tmp_path: Path) -> None:
+    text = 'name = "s"\naxes = {seeds = [0]}'
+    _finish(_plan(tmp_path, text), 0)
+    assert _plan(tmp_path, text).arrays == ()
 
 
 def test_folder_of_another_study_is_refused(tmp_path: Path) -> None:
@@ -169,11 +174,11 @@ def test_folder_of_another_study_is_refused(tmp_path: Path) -> None:
         _plan(tmp_path)
 
 
-def test_values_reach_the_shell_as_they_are(tmp_path: Path) -> None:
+def test_values_are_quoted_for_the_shell(tmp_path: Path) -> None:
     value = """a 'b' "c" $HOME # d \\ e"""
-    script = fill_in_script('first=1   # stays\nvalue=""  # what it means\necho "$value"\n', {"value": value})
+    script = fill_in_script('first=1   # stays\nvalue=""  # comment\necho "$value"\n', {"value": value})
     assert script.startswith("first=1   # stays\nvalue=")
-    assert "# what it means\n" in script
+    assert "# comment\n" in script
     assert subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True).stdout == value + "\n"
 
 
@@ -185,11 +190,11 @@ def test_variable_must_be_set_once(script: str) -> None:
 
 def test_cells_that_are_queued_are_not_queued_again(tmp_path: Path, calls: Path, slurm: FakeSlurm) -> None:
     submit(_plan(tmp_path))  # jobs 101 and 102, and 103 for the report
-    assert not any("--jobs" in words for words in slurm.asked())  # there was nothing to ask for
+    assert not any("--jobs" in query for query in slurm.queries())  # no earlier submission
     slurm.queue("101_0", "101_1", "101_2", "102_[3-4%2]", "102_5")
     again = _plan(tmp_path)
     assert again.arrays == ()
-    assert "--noheader --array --format=%i --jobs=101,102" in slurm.asked()
+    assert "--noheader --array --format=%i --jobs=101,102" in slurm.queries()
     assert sorted(again.queued.items())[:2] == [("ranks-1_seed-0", "101"), ("ranks-1_seed-1", "101")]
 
     slurm.queue("101_1", "102_[3,5]")  # one is running, two wait, and the others have ended without a result
@@ -210,7 +215,7 @@ def test_cells_keep_their_jobs_when_their_numbers_change(tmp_path: Path, calls: 
     assert [array.cells for array in later.arrays] == [(1, 2)]
 
 
-def test_slurm_that_does_not_say_what_is_queued_is_an_error(
+def test_failing_query_of_the_queue_is_an_error(
     tmp_path: Path, calls: Path, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     submit(_plan(tmp_path))
@@ -256,7 +261,7 @@ def test_more_ranks_than_the_partition_has_are_refused(
 
 
 @pytest.mark.parametrize(
-    ("partition", "ranks", "threads", "per_node", "words"),
+    ("partition", "ranks", "threads", "per_node", "placement"),
     [
         (None, 4, 1, None, ["--nodes=1", "--ntasks=4", "--ntasks-per-node=4"]),
         (None, 6, 1, None, ["--nodes=2", "--ntasks=6", "--ntasks-per-node=3"]),
@@ -264,7 +269,7 @@ def test_more_ranks_than_the_partition_has_are_refused(
         (None, 4, 1, 1, ["--nodes=4", "--ntasks=4", "--ntasks-per-node=1"]),
         ("threads", 32, 1, None, ["--nodes=2", "--ntasks=32", "--ntasks-per-node=16"]),
         ("mixed", 17, 1, None, ["--ntasks=17"]),  # more than two of its smallest nodes have
-        (None, 2, 8, None, ["--ntasks=2"]),  # no node has so many CPUs: Slurm says so
+        (None, 2, 8, None, ["--ntasks=2"]),  # no node has so many CPUs, which Slurm reports
     ],
 )
 def test_equal_cells_are_placed_alike(
@@ -274,14 +279,14 @@ def test_equal_cells_are_placed_alike(
     ranks: int,
     threads: int,
     per_node: int | None,
-    words: list[str],
+    placement: list[str],
 ) -> None:
     named = [line for line in PARTITIONS.splitlines() if partition is None or line.startswith(partition)]
     (tmp_path / "partitions").write_text("".join(f"{line}\n" for line in named))
     text = f'name = "s"\nthreads = {threads}\naxes = {{ranks = [{ranks}]}}'
     submission = _plan(tmp_path, text, SlurmOptions(partition=partition, ranks_per_node=per_node))
     command = submission.array_command(submission.arrays[0])
-    assert [word for word in command if word.startswith(("--nodes", "--ntasks"))] == words
+    assert [option for option in command if option.startswith(("--nodes", "--ntasks"))] == placement
     assert f"--cpus-per-task={threads}" in command
 
 
@@ -293,13 +298,13 @@ def test_more_cells_than_an_array_has_make_several(
     submission = _plan(tmp_path, text)
     submit(submission)
     script = str(submission.script_path)
-    jobs = [[word for word in job if word.startswith("--array")] + job[job.index(script) + 1 :] for job in _jobs(calls)]
+    jobs = [[part for part in job if part.startswith("--array")] + job[job.index(script) + 1 :] for job in _jobs(calls)]
     assert jobs == [["--array=0-3"], ["--array=0-3", "4"], ["--array=0-1", "8"], []]
     slurm.queue("101_[0-3]", "102_[0,2-3]")  # all but seed 5 of the first two
     assert [(array.cells, array.offset) for array in _plan(tmp_path, text).arrays] == [((5, 8), 5), ((9,), 9)]
 
 
-def test_data_that_are_not_there_are_refused(tmp_path: Path, calls: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_data_are_refused(tmp_path: Path, calls: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HYBRIDNN_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("HYBRIDNN_DATA", raising=False)
     text = 'name = "s"\nbase.data = {{{source}}}\naxes = {{seeds = [0]}}'
