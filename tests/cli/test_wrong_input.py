@@ -81,7 +81,7 @@ CASES: dict[str, tuple[Callable[[Path], list[str]], list[str]]] = {
 
 @pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize("case", CASES)
-def test_one_clear_line_and_exit_code_2(
+def test_wrong_input_is_one_line_and_exit_code_2(
     case: str, ranks: int, run_hybridnn: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write, fragments = CASES[case]
