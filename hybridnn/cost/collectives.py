@@ -50,14 +50,8 @@ class CommunicationCounts:
     def seconds(self, alpha: float, beta: float, gamma: float = 0.0) -> float:
         """Seconds of the operation (Hockney's model with a term for reductions).
 
-        Parameters
-        ----------
-        alpha : float
-            Seconds per message.
-        beta : float
-            Seconds per byte sent.
-        gamma : float
-            Seconds per *byte* reduced: the gamma of a floating-point operation, divided by the bytes of an element.
+        `alpha` is per message, `beta` per byte sent, and `gamma` per *byte* reduced: the gamma of a floating-point
+        operation, divided by the bytes of an element.
         """
         return self.messages * alpha + self.nbytes * beta + self.reduced * gamma
 
@@ -132,16 +126,6 @@ def scatter_binomial(nbytes: int, ranks: int) -> Schedule:
 def scatter_linear(nbytes: int, ranks: int) -> Schedule:
     """The root sends every other rank its block: (p-1) alpha + n (p-1)/p beta."""
     return (Rounds("root", 0, CommunicationCounts(ranks - 1, nbytes - _largest_block(nbytes, ranks))),)
-
-
-def gather_binomial(nbytes: int, ranks: int) -> Schedule:
-    """The binomial scatter backwards: ceil(lg p) alpha + n (p-1)/p beta."""
-    return scatter_binomial(nbytes, ranks)
-
-
-def gather_linear(nbytes: int, ranks: int) -> Schedule:
-    """The root receives every other rank's block: (p-1) alpha + n (p-1)/p beta."""
-    return scatter_linear(nbytes, ranks)
 
 
 def allgather_ring(nbytes: int, ranks: int) -> Schedule:
@@ -245,34 +229,28 @@ def barrier_dissemination(nbytes: int, ranks: int) -> Schedule:
 
 ALGORITHMS: Mapping[str, Mapping[str, Callable[[int, int], Schedule]]] = MappingProxyType(
     {
-        operation: MappingProxyType(algorithms)
-        for operation, algorithms in {
-            "send": {"direct": point_to_point},
-            "broadcast": {
-                "binomial": broadcast_binomial,
-                "scatter_recursive_doubling": broadcast_scatter_recursive_doubling,
-                "scatter_ring": broadcast_scatter_ring,
-            },
-            "scatter": {"binomial": scatter_binomial, "linear": scatter_linear},
-            "gather": {"binomial": gather_binomial, "linear": gather_linear},
-            "allgather": {
-                "ring": allgather_ring,
-                "recursive_doubling": allgather_recursive_doubling,
-                "bruck": allgather_bruck,
-            },
-            "reduce_scatter": {
-                "ring": reduce_scatter_ring,
-                "recursive_halving": reduce_scatter_recursive_halving,
-            },
-            "reduce": {"binomial": reduce_binomial},
-            "allreduce": {
-                "ring": allreduce_ring,
-                "recursive_doubling": allreduce_recursive_doubling,
-                "rabenseifner": allreduce_rabenseifner,
-                "binomial": allreduce_binomial,
-            },
-            "barrier": {"dissemination": barrier_dissemination},
-        }.items()
+        "send": {"direct": point_to_point},
+        "broadcast": {
+            "binomial": broadcast_binomial,
+            "scatter_recursive_doubling": broadcast_scatter_recursive_doubling,
+            "scatter_ring": broadcast_scatter_ring,
+        },
+        "scatter": {"binomial": scatter_binomial, "linear": scatter_linear},
+        "gather": {"binomial": scatter_binomial, "linear": scatter_linear},  # the same messages backwards
+        "allgather": {
+            "ring": allgather_ring,
+            "recursive_doubling": allgather_recursive_doubling,
+            "bruck": allgather_bruck,
+        },
+        "reduce_scatter": {"ring": reduce_scatter_ring, "recursive_halving": reduce_scatter_recursive_halving},
+        "reduce": {"binomial": reduce_binomial},
+        "allreduce": {
+            "ring": allreduce_ring,
+            "recursive_doubling": allreduce_recursive_doubling,
+            "rabenseifner": allreduce_rabenseifner,
+            "binomial": allreduce_binomial,
+        },
+        "barrier": {"dissemination": barrier_dissemination},
     }
 )
 """From operation, named as in `hybridnn.comm.recorder`, and algorithm to its function of (nbytes, ranks)."""
@@ -280,16 +258,7 @@ ALGORITHMS: Mapping[str, Mapping[str, Callable[[int, int], Schedule]]] = Mapping
 
 @lru_cache(1 << 16)
 def rounds_of(operation: str, algorithm: str, nbytes: int, ranks: int) -> Schedule:
-    """Rounds of an operation by an algorithm.
-
-    Parameters
-    ----------
-    operation, algorithm : str
-        Keys of `ALGORITHMS`.
-    nbytes : int
-        Bytes of the full vector.
-    ranks : int
-        Ranks of the group.
+    """Rounds of an operation by an algorithm, for the bytes of the full vector and the ranks of the group.
 
     Raises
     ------

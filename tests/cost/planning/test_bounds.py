@@ -50,7 +50,7 @@ def test_the_tight_bound_is_the_time_where_nothing_waits_for_a_message() -> None
 def test_bounds_hold_where_gradients_are_rounded() -> None:
     machine, constraints = MACHINES["mixed"], Constraints(wire_dtype="bfloat16")
     rounded = list(islice(feasible_layouts(WORKLOAD, machine, 12, constraints), None, None, 11))
-    assert any(layout.words(0) is not None for layout in rounded)
+    assert any(layout.rounding(0) is not None for layout in rounded)
     for layout in rounded:
         bounds = StepBounds(WORKLOAD, layout, machine)
         seconds = predict(WORKLOAD, layout, machine).seconds_per_step * (1 + 1e-9)
