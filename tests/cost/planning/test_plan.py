@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Any
 
 import pytest
 
 from hybridnn import MLP
+from hybridnn.cost.machine.machine import Machine
 from hybridnn.cost.planning import plan as planning
 from hybridnn.cost.planning.layouts import Constraints, feasible_layouts
-from hybridnn.cost.planning.plan import best_exact, plan
+from hybridnn.cost.planning.plan import StepBounds, best_exact, plan
 from hybridnn.cost.prediction.memory import largest_memory
 from hybridnn.cost.prediction.predict import Prediction, predict
-from hybridnn.cost.prediction.workload import Workload
+from hybridnn.cost.prediction.workload import Layout, Workload
 from hybridnn.errors import SettingError
 from reference.machines import make_machine
 
@@ -140,3 +142,51 @@ def test_constraints_may_leave_no_exact_layout() -> None:
 def test_a_list_of_no_layouts_is_refused() -> None:
     with pytest.raises(SettingError, match="--top"):
         plan(WORKLOAD, MIXED, 4, top=0)
+
+
+# -- lower bounds ----------------------------------------------------------------------------------------------------
+
+OVERLAP = {"hidden_fraction": 0.6, "compute_slowdown": 1.3, "nonblocking_factor": 1.2}
+MANY_LAYERS = Workload(MLP([20, 40, 60, 30, 40, 50, 40, 16, 16]), 700, 37, classification=False)
+MACHINES = {
+    "arithmetic": make_machine(),
+    "messages": make_machine(alpha=1e-4, beta=1e-7, multiply_add=1e-12, call=1e-7),
+    "mixed": make_machine(alpha=1e-5, beta=1e-9, call=1e-5, nodes=4, ranks_per_node=4, overlap=OVERLAP),
+}
+
+
+def check_bounds(layout: Layout, machine: Machine) -> None:
+    bounds = StepBounds(MANY_LAYERS, layout, machine)
+    seconds = predict(MANY_LAYERS, layout, machine).seconds_per_step * (1 + 1e-9)
+    assert 0 < bounds.rough <= bounds.tight * (1 + 1e-9)
+    assert bounds.tight <= seconds, layout
+
+
+@pytest.mark.parametrize("machine", MACHINES.values(), ids=MACHINES)
+@pytest.mark.parametrize("ranks", [1, 4, 12])
+@pytest.mark.slow
+def test_bounds_hold(machine: Machine, ranks: int) -> None:
+    methods = set()
+    for layout in islice(feasible_layouts(MANY_LAYERS, machine, ranks), None, None, 1 if ranks < 12 else 5):
+        check_bounds(layout, machine)
+        methods.add(layout.method)
+    assert len(methods) == (1 if ranks == 1 else 10)
+
+
+@pytest.mark.slow
+def test_the_tight_bound_is_the_time_where_nothing_waits_for_a_message() -> None:
+    machine = make_machine()
+    for layout in feasible_layouts(MANY_LAYERS, machine, 2):
+        seconds = predict(MANY_LAYERS, layout, machine).seconds_per_step
+        # One stage has nothing to wait for; two stages of one microbatch after another, only for each other.
+        if len(layout.stages) == 1 or layout.method in ("sequential", "vanilla", "pipedream"):
+            assert StepBounds(MANY_LAYERS, layout, machine).tight == pytest.approx(seconds), layout
+
+
+@pytest.mark.slow
+def test_bounds_hold_where_gradients_are_rounded() -> None:
+    machine, constraints = MACHINES["mixed"], Constraints(wire_dtype="bfloat16")
+    rounded = list(islice(feasible_layouts(MANY_LAYERS, machine, 12, constraints), None, None, 11))
+    assert any(layout.rounding(0) is not None for layout in rounded)
+    for layout in rounded:
+        check_bounds(layout, machine)

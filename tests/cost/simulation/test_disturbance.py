@@ -1,19 +1,19 @@
-"""Jitter and slow ranks: moments, independence of what was drawn before, and whom they hold up."""
+"""Disturbances: moments of the jitter, independence of earlier draws, lanes, and the ranks that wait."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from math import inf, nan
+from functools import partial
+from math import inf, lcm, nan
 from typing import Any
 
 import numpy as np
 import pytest
 
-from hybridnn.cost.machine.machine import Machine
 from hybridnn.cost.prediction.stage_costs import StageCosts
 from hybridnn.cost.prediction.workload import Layout, Workload
 from hybridnn.cost.simulation.disturbance import Disturbance, DisturbedCosts, make_lanes
 from hybridnn.errors import SettingError
+from hybridnn.nn.mlp import MLP
 from hybridnn.pipeline.schedules.instructions import (
     ALL_MICROBATCHES,
     Backward,
@@ -21,6 +21,12 @@ from hybridnn.pipeline.schedules.instructions import (
     ReduceGradients,
     WeightGradient,
 )
+from reference.machines import make_machine
+
+WORKLOAD = Workload(MLP([16] * 9), samples=640, batch_size=64, optimizer="sgd")
+"""Eight layers of 16 x 16 weights and a minibatch of 64 samples."""
+
+plain_machine = partial(make_machine, multiply_add=1e-6)
 
 
 @pytest.mark.parametrize("jitter", [0.05, 0.5])
@@ -47,11 +53,11 @@ def test_factors_depend_on_what_they_are_of_alone() -> None:
     assert Disturbance(0.1, {2: 3.0}, 4).factors(2, Forward(1), 5) == pytest.approx(3 * np.array(wanted))
 
 
-def test_the_slowest_of_a_model_group_counts(make_machine: Callable[..., Machine], workload: Workload) -> None:
+def test_the_slowest_of_a_model_group_counts() -> None:
     """Two stages of 2 x 2 ranks and 3 microbatches; ranks vary fastest along the model group."""
     layout = Layout(((2, 2), (2, 2)), (4, 4), method="zb-h1", microbatches=3)
     disturbance, lanes = Disturbance(0.2, {5: 2.0}, 1), make_lanes([2, 2])
-    costs = StageCosts(workload, layout, make_machine())
+    costs = StageCosts(WORKLOAD, layout, plain_machine())
     disturbed = DisturbedCosts(costs, lanes, disturbance)
     for stage in range(2):
         for instruction, number in ((Forward(0, 2), 2), (WeightGradient(0, 1), 1), (Forward(0, 0), 0)):
@@ -61,11 +67,9 @@ def test_the_slowest_of_a_model_group_counts(make_machine: Callable[..., Machine
             assert np.asarray(disturbed.duration(stage, instruction)).tolist() == pytest.approx(wanted)
 
 
-def test_chunks_and_products_over_all_microbatches_have_factors_of_their_own(
-    make_machine: Callable[..., Machine], workload: Workload
-) -> None:
+def test_chunks_and_products_over_all_microbatches_have_factors_of_their_own() -> None:
     layout = Layout(((1, 1), (1, 1)), (2, 2, 2, 2), method="interleaved", microbatches=2, chunks=2, merges=True)
-    costs = StageCosts(workload, layout, make_machine())
+    costs = StageCosts(WORKLOAD, layout, plain_machine())
     disturbed = DisturbedCosts(costs, make_lanes([1, 1]), Disturbance(0.2))
     found = [
         float(np.asarray(disturbed.duration(0, one))[0] / costs.duration(0, one))
@@ -75,9 +79,9 @@ def test_chunks_and_products_over_all_microbatches_have_factors_of_their_own(
     assert len(set(found)) == 6
 
 
-def test_communication_is_not_disturbed(make_machine: Callable[..., Machine], workload: Workload) -> None:
+def test_communication_is_not_disturbed() -> None:
     layout = Layout(((4, 1),), (8,))
-    costs = StageCosts(workload, layout, make_machine(alpha_seconds=1.0))
+    costs = StageCosts(WORKLOAD, layout, plain_machine(alpha=1.0))
     disturbed = DisturbedCosts(costs, make_lanes([4]), Disturbance(0.5, {1: 7.0}))
     wanted = costs.duration(0, ReduceGradients(0))
     assert wanted > 1
@@ -99,3 +103,24 @@ def test_communication_is_not_disturbed(make_machine: Callable[..., Machine], wo
 def test_wrong_values(options: dict[str, Any], message: str) -> None:
     with pytest.raises(SettingError, match=message):
         Disturbance(**options)
+
+
+@pytest.mark.parametrize("widths", [[1], [4, 4], [1, 3], [2, 3], [3, 2, 4], [6, 1, 4]])
+def test_two_samples_of_a_lane_have_all_ranks_in_common(widths: list[int]) -> None:
+    samples = lcm(*widths)
+    ranks_of_sample = [tuple(sample * width // samples for width in widths) for sample in range(samples)]
+    lanes = make_lanes(widths)
+    found = list(zip(*(ranks.tolist() for ranks in lanes.ranks), strict=True))
+    assert found == list(dict.fromkeys(ranks_of_sample))
+    assert len(lanes) == len(found) <= sum(widths)
+
+
+@pytest.mark.parametrize("widths", [[2, 3], [3, 2, 4], [5, 5]])
+def test_lanes_of_a_rank_wait_for_each_other(widths: list[int]) -> None:
+    """In a pass; in a reduction, all lanes of the stage do."""
+    lanes = make_lanes(widths)
+    times = np.random.default_rng(0).random(len(lanes))
+    for stage, ranks in enumerate(lanes.ranks):
+        latest = [max(time for time, other in zip(times, ranks, strict=True) if other == rank) for rank in ranks]
+        assert lanes.meet(stage, Forward(0), times).tolist() == latest
+        assert lanes.meet(stage, ReduceGradients(0), times).tolist() == [times.max()] * len(times)

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 
 import pytest
 
 from hybridnn import MLP
 from hybridnn.cost.machine.file import read_machine
-from hybridnn.cost.machine.machine import Machine
 from hybridnn.cost.plots import scaling_png
 from hybridnn.cost.prediction.workload import Layout, Workload
 from hybridnn.cost.simulation.disturbance import Disturbance
 from hybridnn.cost.simulation.scaling import ScalingCurve, ScalingPoint, scaling_curve
 from hybridnn.errors import SettingError
+from reference.machines import make_machine
 
-MakeMachine = Callable[..., Machine]
+WORKLOAD = Workload(MLP([16] * 9), samples=640, batch_size=64, optimizer="sgd")
+"""Eight layers of 16 x 16 weights and a minibatch of 64 samples."""
+
+plain_machine = partial(make_machine, multiply_add=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["strong", "weak"])
-def test_without_communication_it_is_ideal(make_machine: MakeMachine, workload: Workload, kind: str) -> None:
-    curve = scaling_curve(workload, Layout(((16, 1),), (8,)), make_machine(), kind, 1)
+def test_without_communication_it_is_ideal(kind: str) -> None:
+    curve = scaling_curve(WORKLOAD, Layout(((16, 1),), (8,)), plain_machine(), kind, 1)
     assert [point.ranks for point in curve.points] == [1, 2, 4, 8, 16]
     assert [point.batch_size for point in curve.points] == [
         64 * (point.ranks if kind == "weak" else 1) for point in curve.points
@@ -31,9 +34,9 @@ def test_without_communication_it_is_ideal(make_machine: MakeMachine, workload: 
         assert point.communication_share == point.bubble_share == 0
 
 
-def test_with_latency(make_machine: MakeMachine, workload: Workload) -> None:
+def test_with_latency() -> None:
     """Strong: the reduction takes ever more of a shrinking step; lg P messages of alpha at the least."""
-    curve = scaling_curve(workload, Layout(((16, 1),), (8,)), make_machine(alpha_seconds=1e-3), "strong", 1)
+    curve = scaling_curve(WORKLOAD, Layout(((16, 1),), (8,)), plain_machine(alpha=1e-3), "strong", 1)
     alone = 64 * 16 * 16 * 1e-6 * 23
     for lg, point in enumerate(curve.points):
         step = alone / 2**lg + lg * 1e-3
@@ -42,10 +45,10 @@ def test_with_latency(make_machine: MakeMachine, workload: Workload) -> None:
         assert point.communication_share == pytest.approx(lg * 1e-3 / step)
 
 
-def test_pipeline_with_its_bubble(make_machine: MakeMachine, workload: Workload) -> None:
+def test_pipeline_with_its_bubble() -> None:
     """The smallest layout is one replica of the pipeline; four replicas in sixes are 6, 12, 24 and 24 ranks."""
     layout = Layout(((6, 1),) * 4, (2, 2, 2, 2), method="gpipe", microbatches=8)
-    curve = scaling_curve(workload, layout, make_machine(), "weak", 1)
+    curve = scaling_curve(WORKLOAD, layout, plain_machine(), "weak", 1)
     assert [point.ranks for point in curve.points] == [1, 4, 8, 16, 24]
     assert [point.batch_size for point in curve.points] == [64, 64, 128, 256, 384]
     for point in curve.points[1:]:
@@ -54,19 +57,19 @@ def test_pipeline_with_its_bubble(make_machine: MakeMachine, workload: Workload)
         assert point.efficiency == pytest.approx(64 * 23 / step / 4)
 
 
-def test_stages_of_different_widths_grow_together(make_machine: MakeMachine, workload: Workload) -> None:
+def test_stages_of_different_widths_grow_together() -> None:
     layout = Layout(((2, 2), (4, 1)), (4, 4), method="gpipe", microbatches=2)
-    curve = scaling_curve(workload, layout, make_machine(), "strong", 1)
+    curve = scaling_curve(WORKLOAD, layout, plain_machine(), "strong", 1)
     assert [point.ranks for point in curve.points] == [1, 4, 8]
 
 
-def test_ranks_beyond_the_samples_gain_nothing(make_machine: MakeMachine, workload: Workload) -> None:
-    curve = scaling_curve(workload, Layout(((128, 1),), (8,)), make_machine(), "strong", 1)
+def test_ranks_beyond_the_samples_gain_nothing() -> None:
+    curve = scaling_curve(WORKLOAD, Layout(((128, 1),), (8,)), plain_machine(), "strong", 1)
     assert [point.ranks for point in curve.points[-2:]] == [64, 128]
     assert [point.speed_up for point in curve.points[-2:]] == pytest.approx([64, 64])
 
 
-def test_more_than_ideal_is_the_cache_s(make_machine: MakeMachine, workload: Workload) -> None:
+def test_efficiency_above_1_is_an_effect_of_the_cache() -> None:
     """Ranks that share a replica update parts of it that fit their caches, where one rank's do not."""
     cluster = read_machine("cluster-1024")
     endless = [entry.model_copy(update={"cache_bytes": 1e15}) for entry in cluster.compute]
@@ -79,14 +82,14 @@ def test_more_than_ideal_is_the_cache_s(make_machine: MakeMachine, workload: Wor
     assert cached < 1 < usual
 
 
-def test_slow_ranks_disturb_the_layouts_that_have_them(make_machine: MakeMachine, workload: Workload) -> None:
-    curve = scaling_curve(workload, Layout(((16, 1),), (8,)), make_machine(), "strong", 1, Disturbance(slow={4: 2.0}))
+def test_slow_ranks_disturb_the_layouts_that_have_them() -> None:
+    curve = scaling_curve(WORKLOAD, Layout(((16, 1),), (8,)), plain_machine(), "strong", 1, Disturbance(slow={4: 2.0}))
     assert [point.efficiency for point in curve.points] == pytest.approx([1, 1, 1, 0.5, 0.5])
 
 
-def test_unknown_curve(make_machine: MakeMachine, workload: Workload) -> None:
+def test_unknown_curve() -> None:
     with pytest.raises(SettingError, match="curve = 'wide': allowed are strong, weak"):
-        scaling_curve(workload, Layout(((2, 1),), (8,)), make_machine(), "wide", 1)
+        scaling_curve(WORKLOAD, Layout(((2, 1),), (8,)), plain_machine(), "wide", 1)
 
 
 def test_plot_is_a_png() -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -19,23 +19,32 @@ from hybridnn.cost.simulation.simulate_layout import (
     simulate_layout,
 )
 from hybridnn.errors import SettingError
+from hybridnn.nn.mlp import MLP
 from hybridnn.pipeline.schedules.methods import METHODS
+from reference.machines import make_machine
 
-MakeMachine = Callable[..., Machine]
+WORKLOAD = Workload(MLP([16] * 9), samples=640, batch_size=64, optimizer="sgd")
+"""Eight layers of 16 x 16 weights and a minibatch of 64 samples."""
+
+plain_machine = partial(make_machine, multiply_add=1e-6)
 
 PASS = 16 * 16 * 1e-6
 """Seconds of a product of one layer per sample."""
 
 
 def simulated(
-    workload: Workload, layout: Layout, machine: Machine, disturbance: Disturbance = UNDISTURBED, minibatches: int = 0
+    layout: Layout,
+    machine: Machine,
+    disturbance: Disturbance = UNDISTURBED,
+    minibatches: int = 0,
+    workload: Workload = WORKLOAD,
 ) -> SimulatedStep:
     return simulate_layout(workload, layout, machine, minibatches or default_minibatches(layout), disturbance)
 
 
-def test_one_rank(make_machine: MakeMachine, workload: Workload) -> None:
+def test_one_rank() -> None:
     """Three products per layer and sample, and two in the first, which needs no gradient of its input."""
-    step = simulated(workload, Layout(((1, 1),), (8,)), make_machine())
+    step = simulated(Layout(((1, 1),), (8,)), plain_machine())
     assert step.seconds_per_step == pytest.approx(64 * PASS * (3 * 8 - 1))
     assert step.seconds_per_epoch == pytest.approx(10 * step.seconds_per_step)
     assert step.stages[0].computing == pytest.approx(step.seconds_per_step)
@@ -44,48 +53,46 @@ def test_one_rank(make_machine: MakeMachine, workload: Workload) -> None:
 
 @pytest.mark.parametrize("factor", [1.0, 1.5, 4.0])
 @pytest.mark.parametrize("slow", [0, 1, 3])
-def test_a_slow_stage_is_the_bottleneck(
-    make_machine: MakeMachine, workload: Workload, slow: int, factor: float
-) -> None:
+def test_a_slow_stage_is_the_bottleneck(slow: int, factor: float) -> None:
     """GPipe: a microbatch through all stages and back, and between these m - 1 more through the slowest, twice."""
     layout = Layout(((1, 1),) * 4, (2, 2, 2, 2), method="gpipe", microbatches=8)
-    step = simulated(workload, layout, make_machine(), Disturbance(slow={slow: factor}))
+    step = simulated(layout, plain_machine(), Disturbance(slow={slow: factor}))
     forward = [2 * 8 * PASS * (factor if stage == slow else 1) for stage in range(4)]
     backward = [seconds * 2 for seconds in forward]
     backward[0] *= 3 / 4
     assert step.seconds_per_step == pytest.approx(sum(forward) + sum(backward) + 7 * (max(forward) + max(backward)))
 
 
-def test_a_slow_replica_holds_up_the_others(make_machine: MakeMachine, workload: Workload) -> None:
+def test_a_slow_replica_holds_up_the_others() -> None:
     """They wait for it where the gradients are summed, and compute no longer than before."""
     layout = Layout(((4, 1),), (8,))
-    step = simulated(workload, layout, make_machine(), Disturbance(slow={2: 3.0}))
+    step = simulated(layout, plain_machine(), Disturbance(slow={2: 3.0}))
     alone = 16 * PASS * 23
     assert step.seconds_per_step == pytest.approx(3 * alone)
     assert step.times.busy[0].tolist() == pytest.approx([alone, alone, 3 * alone, alone])
     assert step.stages[0].bubble == pytest.approx(3 / 4 * 2 * alone)
 
 
-def test_a_slow_rank_of_a_model_group_holds_up_its_replica(make_machine: MakeMachine, workload: Workload) -> None:
+def test_a_slow_rank_of_a_model_group_holds_up_its_replica() -> None:
     layout = Layout(((1, 4),), (8,))
-    calm = simulated(workload, layout, make_machine())
-    slow = simulated(workload, layout, make_machine(), Disturbance(slow={3: 3.0}))
+    calm = simulated(layout, plain_machine())
+    slow = simulated(layout, plain_machine(), Disturbance(slow={3: 3.0}))
     assert slow.seconds_per_step == pytest.approx(3 * calm.seconds_per_step)
 
 
-def test_stages_of_different_widths(make_machine: MakeMachine, workload: Workload) -> None:
+def test_stages_of_different_widths() -> None:
     """One rank feeds two, of which the second is slow: the first stage waits for both gradients."""
     layout = Layout(((1, 1), (2, 1)), (4, 4), method="gpipe", microbatches=1)
-    step = simulated(workload, layout, make_machine(), Disturbance(slow={2: 5.0}))
+    step = simulated(layout, plain_machine(), Disturbance(slow={2: 5.0}))
     first, second = 64 * PASS * 4, 32 * PASS * 4
     assert step.seconds_per_step == pytest.approx(first + 5 * 3 * second + first * 7 / 4)
 
 
-def test_jitter_costs_what_the_slowest_takes(make_machine: MakeMachine, workload: Workload) -> None:
+def test_jitter_costs_what_the_slowest_takes() -> None:
     """Batch parallelism: the step ends with the slowest rank, forward and backward together."""
     layout = Layout(((16, 1),), (8,))
     disturbance = Disturbance(0.2, seed=3)
-    step = simulated(workload, layout, make_machine(), disturbance)
+    step = simulated(layout, plain_machine(), disturbance)
     forward, backward = 4 * PASS * 8, 4 * PASS * 15
     program = step.times.program
     of_ranks = [
@@ -99,23 +106,21 @@ def test_jitter_costs_what_the_slowest_takes(make_machine: MakeMachine, workload
     assert step.stages[0].computing == pytest.approx(np.mean(of_ranks))
 
 
-def test_reduction_over_links(make_machine: MakeMachine, workload: Workload) -> None:
+def test_reduction_over_links() -> None:
     """Two ranks exchange their gradients: a message with all of them each way, or two with half of them."""
     layout = Layout(((2, 1),), (8,))
-    machine = make_machine(alpha_seconds=1e-3, beta_seconds_per_byte=1e-6)
+    machine = plain_machine(alpha=1e-3, beta=1e-6)
     nbytes = 4 * (8 * (16 * 16 + 16) + 1)
-    step = simulated(workload, layout, machine)
+    step = simulated(layout, machine)
     reduction = min(1e-3 + 1e-6 * nbytes, 2e-3 + 1e-6 * nbytes)
     assert step.stages[0].communication == pytest.approx(reduction)
     assert step.seconds_per_step == pytest.approx(32 * PASS * 23 + reduction)
 
 
 @pytest.mark.parametrize("method", ["pipedream", "vanilla"])
-def test_where_minibatches_overlap_a_step_is_what_one_more_adds(
-    make_machine: MakeMachine, workload: Workload, method: str
-) -> None:
+def test_where_minibatches_overlap_a_step_is_what_one_more_adds(method: str) -> None:
     layout = Layout(((1, 1),) * 4, (2, 2, 2, 2), method=method)
-    step = simulated(workload, layout, make_machine())
+    step = simulated(layout, plain_machine())
     assert step.minibatches == 16
     both = 64 * PASS * 2 * 3
     assert step.seconds_per_step == pytest.approx(both)
@@ -123,11 +128,11 @@ def test_where_minibatches_overlap_a_step_is_what_one_more_adds(
     assert step.seconds_per_epoch == pytest.approx(step.seconds - 6 * both)
 
 
-def test_parts_add_up_to_the_step(make_machine: MakeMachine, workload: Workload) -> None:
+def test_parts_add_up_to_the_step() -> None:
     layout = Layout(((2, 2), (2, 1)), (4, 4), method="1f1b", microbatches=4)
-    machine = make_machine(alpha_seconds=1e-4, beta_seconds_per_byte=1e-8)
+    machine = plain_machine(alpha=1e-4, beta=1e-8)
     for disturbance in (UNDISTURBED, Disturbance(0.1, {1: 2.0})):
-        step = simulated(workload, layout, machine, disturbance)
+        step = simulated(layout, machine, disturbance)
         for breakdown in (*step.stages, step.mean()):
             assert breakdown.total == pytest.approx(step.seconds_per_step)
             assert min(breakdown.parts.values()) >= 0
@@ -137,39 +142,40 @@ def test_parts_add_up_to_the_step(make_machine: MakeMachine, workload: Workload)
         assert mean.computing < busy < mean.computing + mean.communication
 
 
-def test_what_cannot_be_simulated(make_machine: MakeMachine, workload: Workload) -> None:
+def test_what_cannot_be_simulated() -> None:
     layout = Layout(((4, 1),) * 2, (4, 4), method="1f1b", microbatches=8)
     with pytest.raises(SettingError, match="slow = 8: a rank from 0 to 7"):
-        simulated(workload, layout, make_machine(), Disturbance(slow={8: 2.0}))
+        simulated(layout, plain_machine(), Disturbance(slow={8: 2.0}))
     with pytest.raises(SettingError, match="minibatches = 0"):
-        simulate_layout(workload, layout, make_machine(), 0)
+        simulate_layout(WORKLOAD, layout, plain_machine(), 0)
 
 
-def test_more_ranks_than_the_machine_has_take_turns(make_machine: MakeMachine, workload: Workload) -> None:
+def test_more_ranks_than_the_machine_has_take_turns() -> None:
     layout = Layout(((8, 1),), (8,))
-    enough, half = (simulated(workload, layout, make_machine(ranks_per_node=ranks)) for ranks in (8, 4))
+    enough, half = (simulated(layout, plain_machine(ranks_per_node=ranks)) for ranks in (8, 4))
     assert half.seconds == pytest.approx(2 * enough.seconds)
 
 
-def test_batch_ranks_without_samples_wait_for_the_others(make_machine: MakeMachine, workload: Workload) -> None:
+def test_batch_ranks_without_samples_wait_for_the_others() -> None:
     """Three samples are three ranks' work, on however many ranks, and disturbed or not."""
-    few = replace(workload, batch_size=3)
-    three, many = (simulated(few, Layout(((ranks, 1),), (8,)), make_machine()) for ranks in (3, 16))
+    few = replace(WORKLOAD, batch_size=3)
+    three, many = (simulated(Layout(((ranks, 1),), (8,)), plain_machine(), workload=few) for ranks in (3, 16))
     assert many.seconds == pytest.approx(three.seconds) == pytest.approx(16 * 16 * 1e-6 * 23)
-    assert simulated(few, Layout(((16, 1),), (8,)), make_machine(), Disturbance(slow={0: 2.0})).seconds > many.seconds
+    slow = simulated(Layout(((16, 1),), (8,)), plain_machine(), Disturbance(slow={0: 2.0}), workload=few)
+    assert slow.seconds > many.seconds
 
 
-def test_rounding_leaves_no_bubble(make_machine: MakeMachine, workload: Workload) -> None:
-    machine = make_machine(alpha_seconds=1e-5 / 3, beta_seconds_per_byte=1e-9 / 7)
+def test_rounding_leaves_no_bubble() -> None:
+    machine = plain_machine(alpha=1e-5 / 3, beta=1e-9 / 7)
     for ranks in range(1, 33):
         for disturbance in (Disturbance(), Disturbance(jitter=0.1)):
-            step = simulated(workload, Layout(((ranks, 1),), (8,)), machine, disturbance)
+            step = simulated(Layout(((ranks, 1),), (8,)), machine, disturbance)
             assert all(stage.bubble >= 0 for stage in step.stages)
             assert disturbance or step.mean().bubble == 0
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_prediction_and_a_simulation_agree(make_machine: MakeMachine, workload: Workload, method: str) -> None:
+def test_a_prediction_and_a_simulation_agree(method: str) -> None:
     kind = METHODS[method]
     chunks = 1 + kind.chunked
     layout = Layout(
@@ -179,8 +185,8 @@ def test_a_prediction_and_a_simulation_agree(make_machine: MakeMachine, workload
         microbatches=4 if kind.cuts_minibatches else 1,
         chunks=chunks,
     )
-    machine = make_machine(alpha_seconds=1e-4, beta_seconds_per_byte=1e-9)
-    predicted = predict(workload, layout, machine)
-    step = simulated(workload, layout, machine)
+    machine = plain_machine(alpha=1e-4, beta=1e-9)
+    predicted = predict(WORKLOAD, layout, machine)
+    step = simulated(layout, machine)
     assert step.seconds_per_step == pytest.approx(predicted.seconds_per_step)
     assert step.seconds_per_epoch == pytest.approx(predicted.seconds_per_epoch)

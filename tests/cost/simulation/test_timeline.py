@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 
 import pytest
 
-from hybridnn.cost.machine.machine import Machine
 from hybridnn.cost.prediction.workload import Layout, Workload
 from hybridnn.cost.simulation.disturbance import Disturbance
 from hybridnn.cost.simulation.simulate_layout import UNDISTURBED, SimulatedStep, simulate_layout
@@ -14,21 +13,20 @@ from hybridnn.cost.simulation.timeline import draw_simulation, stages_shown
 from hybridnn.nn.mlp import MLP
 from hybridnn.pipeline.drawing.svg import svg_text
 from hybridnn.pipeline.drawing.text import plain_text, text_lines
+from reference.machines import make_machine
 
-MakeMachine = Callable[..., Machine]
+plain_machine = partial(make_machine, multiply_add=1e-6)
 
 
-def simulated(
-    make_machine: MakeMachine, layout: Layout, disturbance: Disturbance = UNDISTURBED, alpha: float = 0.0
-) -> SimulatedStep:
+def simulated(layout: Layout, disturbance: Disturbance = UNDISTURBED, alpha: float = 0.0) -> SimulatedStep:
     workload = Workload(MLP([16] * (sum(layout.layers) + 1)), samples=640, batch_size=64, optimizer="sgd")
-    machine = make_machine(alpha_seconds=alpha)
+    machine = plain_machine(alpha=alpha)
     return simulate_layout(workload, layout, machine, 1, disturbance)
 
 
-def test_boxes_in_milliseconds(make_machine: MakeMachine) -> None:
+def test_boxes_in_milliseconds() -> None:
     """Two stages with two microbatches; what of a message is not hidden stands before its computation."""
-    step = simulated(make_machine, Layout(((1, 1),) * 2, (1, 1), method="gpipe", microbatches=2), alpha=1e-3)
+    step = simulated(Layout(((1, 1),) * 2, (1, 1), method="gpipe", microbatches=2), alpha=1e-3)
     drawing = draw_simulation(step)
     one = 32 * 16 * 16 * 1e-3  # ms of a product
     assert drawing.unit == "ms"
@@ -44,26 +42,26 @@ def test_boxes_in_milliseconds(make_machine: MakeMachine) -> None:
     assert drawing.makespan == pytest.approx(step.seconds * 1e3)
 
 
-def test_reductions_are_drawn(make_machine: MakeMachine) -> None:
-    drawing = draw_simulation(simulated(make_machine, Layout(((2, 1),), (4,)), alpha=1e-3))
+def test_reductions_are_drawn() -> None:
+    drawing = draw_simulation(simulated(Layout(((2, 1),), (4,)), alpha=1e-3))
     last = drawing.rows[0].boxes[-1]
     assert last.kind == "reduce"
     assert last.end - last.start == pytest.approx(1)
 
 
-def test_the_busiest_replica_is_drawn(make_machine: MakeMachine) -> None:
+def test_the_busiest_replica_is_drawn() -> None:
     """The one with the slow rank, whose forward pass of 32 samples takes three times as long."""
     layout = Layout(((2, 1),) * 2, (1, 1), method="pipedream")
-    drawing = draw_simulation(simulated(make_machine, layout, Disturbance(slow={1: 3.0})))
+    drawing = draw_simulation(simulated(layout, Disturbance(slow={1: 3.0})))
     assert "replica 1, the busiest" in drawing.title
     forward = drawing.rows[0].boxes[0]
     assert forward.end - forward.start == pytest.approx(3 * 32 * 16 * 16 * 1e-3)
-    assert "replica" not in draw_simulation(simulated(make_machine, layout)).title
+    assert "replica" not in draw_simulation(simulated(layout)).title
 
 
-def test_many_stages_and_microbatches(make_machine: MakeMachine) -> None:
+def test_many_stages_and_microbatches() -> None:
     layout = Layout(((1, 1),) * 12, (1,) * 12, method="1f1b", microbatches=32)
-    step = simulated(make_machine, layout)
+    step = simulated(layout)
     drawing = draw_simulation(step, most_rows=5, most_boxes=20)
     assert [row.label for row in drawing.rows] == ["stage 0", "stage 1", "stage 2", "stage 10", "stage 11"]
     assert "stages 3 to 9 left out" in drawing.title
