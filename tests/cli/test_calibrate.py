@@ -68,7 +68,7 @@ def test_two_ranks_write_one_file_and_print_once(run_mpi: Callable[..., JobResul
     assert result.stderr.count("Error: --out = 'two.toml': is there already; --force replaces it") == 1
 
 
-def test_json_has_the_machine_that_is_in_the_file(run_mpi: Callable[..., JobResult], tmp_path: Path) -> None:
+def test_json_has_the_machine_of_the_file(run_mpi: Callable[..., JobResult], tmp_path: Path) -> None:
     options = ["--seconds", "0.5", "--memory", "1e9", "--format", "json", "--force"]
     result = run_mpi(3, [sys.executable, "-c", WITHOUT_COMPUTING, "calibrate", *options], timeout=60, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
@@ -88,7 +88,7 @@ def test_json_has_the_machine_that_is_in_the_file(run_mpi: Callable[..., JobResu
             assert fit["held_out_error"]["sizes"] == len(held_out) > 0
 
 
-def test_one_rank_says_what_cannot_be_measured(run_hybridnn: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_rank_prints_what_cannot_be_measured(run_hybridnn: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     known = read_machine("cluster-1024").compute
     monkeypatch.setattr("hybridnn.cost.calibration.calibrate.calibrate_compute", lambda *arguments: (known, []))
     Path("machine.toml").write_text("")
@@ -104,7 +104,7 @@ def test_one_rank_says_what_cannot_be_measured(run_hybridnn: Run, monkeypatch: p
 BAD_PASSES = [ComputeError("float32", 2, kind, 9, error, 3.0) for kind, error in (("forward", 2.0), ("update", 0.1))]
 
 
-def test_doubtful_figures_are_not_written_unless_forced(run_hybridnn: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doubtful_calibrations_are_written_only_with_force(run_hybridnn: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     known = read_machine("cluster-1024").compute[0]
     module = "hybridnn.cost.calibration.calibrate"
     measured = [known.model_copy(update={"noise": noise}) for noise in (0.1, 0.85)]
@@ -137,7 +137,7 @@ def test_doubtful_figures_are_not_written_unless_forced(run_hybridnn: Run, monke
         assert out.count("machine file: doubtful: held-out error 105%") == 1
 
 
-def test_good_figures_are_written(run_hybridnn: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_good_calibrations_are_written(run_hybridnn: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     known = read_machine("cluster-1024").compute
     right = [ComputeError("float32", 1, "forward", 9, 0.2, 3.0)]
     monkeypatch.setattr("hybridnn.cost.calibration.calibrate.calibrate_compute", lambda *arguments: (known, right))
@@ -175,7 +175,7 @@ def test_wrong_input_is_one_line_and_exit_code_2(run_hybridnn: Run, arguments: l
 
 
 @pytest.mark.parametrize("width", [40, 80, 100])
-def test_the_table_is_whole_however_narrow_the_log_is(width: int) -> None:
+def test_the_table_is_complete_in_a_narrow_log(width: int) -> None:
     """Groups on several nodes and sizes of many digits, in the 80 columns of a batch job or fewer."""
     console = Console(file=StringIO(), width=width)
     samples = [

@@ -77,7 +77,7 @@ def test_the_table_fits_and_its_settings_choose_the_best(run: Run) -> None:
     assert re.search(r"-bound (above|up to|from)", conclusions)
 
 
-def test_settings_in_the_file_that_are_right_already_are_not_repeated(run: Run, tmp_path: Path) -> None:
+def test_options_that_equal_the_settings_file_are_not_printed(run: Run, tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text("[parallel]\nstages = [{ batch = 3 }, {}]\n")
     _, text, _ = run("run.toml", "--ranks", "1")
     line = next(line for line in text.splitlines() if line.startswith("to use the best exact"))
@@ -92,7 +92,7 @@ def test_without_ranks_all_of_the_machine_are_used(run: Run) -> None:
     assert "The machine is made for 8 ranks: more of them take turns." in text
 
 
-def test_where_the_machine_comes_from(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sources_of_the_machine_file(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     named = make_machine(call=1e-6).model_copy(update={"name": "named"})
     write_machine(named, tmp_path / "other.toml")
     monkeypatch.setenv("HYBRIDNN_MACHINE", "other.toml")
@@ -108,7 +108,7 @@ def test_where_the_machine_comes_from(run: Run, tmp_path: Path, monkeypatch: pyt
     assert err.count("\n") == 1
 
 
-def test_data_that_rank_0_hands_out_leave_no_pipeline(run: Run) -> None:
+def test_no_pipelines_with_scattered_data(run: Run) -> None:
     found = facts(run, "--ranks", "4", "--set", "data.distribution=scatter", "--top", "100")
     assert {option["parallel"]["pipeline"] for option in found["options"]} == {1}
 
@@ -130,7 +130,7 @@ def test_wrong_input_is_one_line(run: Run, arguments: list[str], message: str) -
     assert err.count("\n") == 1
 
 
-def test_too_little_memory_says_how_much_is_missing(run: Run, tmp_path: Path) -> None:
+def test_too_little_memory_states_how_much_is_missing(run: Run, tmp_path: Path) -> None:
     write_machine(make_machine(memory=5000.0), tmp_path / "machine.toml")
     code, _, err = run("--ranks", "2")
     assert code == 2

@@ -1,4 +1,4 @@
-"""`hybridnn simulate`: drawing, figures, curves, and mistakes."""
+"""`hybridnn simulate`: drawing, figures, curves, and errors."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_curves(simulate: Run) -> None:
     assert "2048" in out  # the minibatch of eight replicas
 
 
-def test_what_training_accepts_is_simulated(simulate: Run, tmp_path: Path) -> None:
+def test_layouts_that_training_accepts_are_simulated(simulate: Run, tmp_path: Path) -> None:
     """More ranks than the machine has, and more batch ranks than samples."""
     write_machine(make_machine(ranks_per_node=2), tmp_path / "two.toml")
     code, out, error = simulate("--ranks", "4", "--machine", "two.toml")

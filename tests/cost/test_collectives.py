@@ -1,4 +1,4 @@
-"""Counts of the collectives against their messages one by one, the published closed forms and the lower bounds."""
+"""Communication counts against single messages, the published closed forms and the lower bounds."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def sizes(ranks: int) -> list[int]:
 
 
 @pytest.mark.parametrize("ranks", RANKS)
-def test_the_algorithms_that_are_counted_do_what_they_promise(ranks: int) -> None:
+def test_reference_algorithms_are_right(ranks: int) -> None:
     for ways in algorithms(ranks).values():
         for way in ways:
             carry_out(way)
 
 
 @pytest.mark.parametrize("ranks", RANKS)
-def test_counts_are_those_of_the_messages_one_by_one(ranks: int) -> None:
+def test_counts_equal_those_of_the_single_messages(ranks: int) -> None:
     reference = algorithms(ranks)
     assert set(reference) == set(ALL)
     for (operation, name), ways in reference.items():
@@ -50,7 +50,7 @@ WITHOUT_A_MESSAGE_TOO_MANY = [one for one in ALL if one[0] != "broadcast" or one
 
 @pytest.mark.parametrize(("operation", "name"), WITHOUT_A_MESSAGE_TOO_MANY)
 @pytest.mark.parametrize("ranks", [2, 3, 6])
-def test_no_message_can_be_left_out(operation: str, name: str, ranks: int) -> None:
+def test_no_message_is_superfluous(operation: str, name: str, ranks: int) -> None:
     """Of the algorithms, or the check of what they promise would be worth nothing."""
     way = algorithms(ranks)[operation, name][0]
     for number, messages in enumerate(way.rounds):
@@ -100,7 +100,7 @@ def test_published_closed_forms(ranks: int) -> None:
 
 
 @pytest.mark.parametrize("ranks", [3, 5, 6, 7, 12, 17, 1000])
-def test_published_closed_forms_where_ranks_are_folded(ranks: int) -> None:
+def test_published_closed_forms_with_folded_ranks(ranks: int) -> None:
     """The same paper; what it calls p in the shares of Rabenseifner's algorithm is the power of two that is left."""
     rounds, left = floor(log2(ranks)), 2 ** floor(log2(ranks))
     n = 24 * left
@@ -112,7 +112,7 @@ def test_published_closed_forms_where_ranks_are_folded(ranks: int) -> None:
 
 
 @pytest.mark.parametrize("ranks", RANKS)
-def test_nothing_is_below_the_lower_bounds(ranks: int) -> None:
+def test_lower_bounds_hold(ranks: int) -> None:
     """Chan, Heimlich, Purkayastha and van de Geijn 2007, for blocks of one size."""
     n = 24 * ranks
     share = n * (ranks - 1) // ranks
@@ -149,6 +149,6 @@ def test_seconds_and_sums() -> None:
         (("allgather", "ring", 1, 0), "ranks = 0: a whole number, 1 or more"),
     ],
 )
-def test_what_is_not_there_is_refused(wrong: tuple[str, str, int, int], message: str) -> None:
+def test_unknown_names_are_refused(wrong: tuple[str, str, int, int], message: str) -> None:
     with pytest.raises(SettingError, match=message):
         counts(*wrong)

@@ -1,4 +1,4 @@
-"""Machine files: round trips, the ones that ship, and one clear line for whatever is wrong."""
+"""Machine files: round trips, shipped machines, and one-line errors."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def written(tmp_path: Path, changed: dict[str, Any]) -> Path:
     return path
 
 
-def test_the_cluster_that_ships_is_one_of_1024_nodes() -> None:
+def test_the_shipped_cluster_has_1024_nodes() -> None:
     assert "cluster-1024" in shipped_machines()
     machine = read_machine("cluster-1024")
     assert (machine.name, machine.nodes, machine.ranks) == ("cluster-1024", 1024, 131072)
@@ -57,14 +57,14 @@ def test_the_cluster_that_ships_is_one_of_1024_nodes() -> None:
 
 
 @pytest.mark.parametrize("name", shipped_machines())
-def test_machines_that_ship_survive_a_round_trip(name: str, tmp_path: Path) -> None:
+def test_shipped_machines_are_unchanged_by_a_round_trip(name: str, tmp_path: Path) -> None:
     machine = read_machine(name)
     write_machine(machine, tmp_path / "copy.toml")
     assert read_machine(tmp_path / "copy.toml") == machine
     assert [path.name for path in tmp_path.iterdir()] == ["copy.toml"]
 
 
-def test_every_number_survives_a_round_trip(tmp_path: Path) -> None:
+def test_every_number_is_unchanged_by_a_round_trip(tmp_path: Path) -> None:
     third = 1 / 3
     segments = (
         Segment(up_to_bytes=4096.5, alpha_seconds=third * 1e-6, beta_seconds_per_byte=0.0),
@@ -150,7 +150,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_what_is_wrong_is_named_with_file_key_and_value_in_one_line(case: str, tmp_path: Path) -> None:
+def test_errors_name_file_key_and_value_in_one_line(case: str, tmp_path: Path) -> None:
     changed, message = WRONG[case]
     path = written(tmp_path, changed)
     with pytest.raises(DataError) as caught:
@@ -177,7 +177,7 @@ def test_several_mistakes_are_counted(tmp_path: Path) -> None:
         ("m.toml", b"", "name is missing"),
     ],
 )
-def test_files_that_are_no_machine_files(name: str, content: bytes, message: str, tmp_path: Path) -> None:
+def test_invalid_files(name: str, content: bytes, message: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError) as caught:
         read_machine(tmp_path / name)
@@ -186,7 +186,7 @@ def test_files_that_are_no_machine_files(name: str, content: bytes, message: str
     assert "\n" not in str(caught.value)
 
 
-def test_files_and_names_that_are_not_there(tmp_path: Path) -> None:
+def test_missing_files_and_unknown_names(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"none\.toml: cannot be read: No such file"):
         read_machine(tmp_path / "none.toml")
     with pytest.raises(DataError, match=r"machine 'cluster': give a \.toml or \.json file, or one of .*cluster-1024"):
@@ -204,7 +204,7 @@ def test_a_file_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "machine.toml"]
 
 
-def test_two_measured_ranks_leave_the_algorithm_open_and_the_cheapest_is_carried() -> None:
+def test_the_cheapest_algorithm_is_extrapolated_from_two_ranks() -> None:
     """An all-reduce of 4 MB, fitted as Rabenseifner's, is as dear per byte on three ranks as the least that is needed.
 
     That algorithm folds one of three ranks away, whose whole vector travels twice more; a ring does not.

@@ -1,4 +1,4 @@
-"""The papers' step costs against messages one by one, against each other, and their optimum against its closed form."""
+"""Formulas of the papers against counts of single messages, each other, and the closed form of the best grid."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_integrated_step_counts_the_messages_of_one_rank_of_the_grid(batch_ranks
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 8, 31])
-def test_the_pure_methods_are_the_ends_of_the_integrated_one(ranks: int) -> None:
+def test_batch_and_model_parallelism_are_special_cases(ranks: int) -> None:
     assert integrated_step(WIDTHS, 24, ranks, 1) == batch_step(WIDTHS, ranks)
     # Laugier's sum has an all-reduce at the outputs of the last layer as well.
     whole, ours = model_step(WIDTHS, 24, ranks), integrated_step(WIDTHS, 24, 1, ranks)
@@ -74,7 +74,7 @@ def test_the_pure_methods_are_the_ends_of_the_integrated_one(ranks: int) -> None
 
 
 @pytest.mark.parametrize(("ranks", "factor"), [(2, 4), (3, Fraction(9, 4)), (4, Fraction(16, 9)), (64, (64 / 63) ** 2)])
-def test_the_printed_formula_sends_too_much(ranks: int, factor: float) -> None:
+def test_the_printed_formula_overestimates(ranks: int, factor: float) -> None:
     for exact, paper in [
         (batch_step(WIDTHS, ranks), batch_step(WIDTHS, ranks, formula="paper")),
         (model_step(WIDTHS, 5, ranks), model_step(WIDTHS, 5, ranks, formula="paper")),
@@ -92,7 +92,7 @@ def test_the_printed_formula_as_printed() -> None:
     assert step.seconds(alpha=7.0, beta=31.0) == pytest.approx(3 * (5 * 7 + 32 * 100 * 1024))
 
 
-def test_one_rank_sends_nothing_and_the_printed_formula_has_no_answer() -> None:
+def test_one_rank_sends_nothing_and_the_printed_formula_is_undefined() -> None:
     assert (
         batch_step(WIDTHS, 1) == model_step(WIDTHS, 10, 1) == integrated_step(WIDTHS, 10, 1, 1) == CommunicationCounts()
     )
@@ -114,7 +114,7 @@ def crossing(layers: int, width: int, ranks: int, shorter: int, longer: int) -> 
 
 @pytest.mark.parametrize(("layers", "width"), [(2, 1024), (5, 512), (12, 4096)])
 @pytest.mark.parametrize("ranks", [16, 64])
-def test_the_batch_axis_grows_with_the_minibatch_where_it_should(layers: int, width: int, ranks: int) -> None:
+def test_the_batch_axis_grows_with_the_minibatch_as_in_the_closed_form(layers: int, width: int, ranks: int) -> None:
     axes = [length for length in range(1, ranks + 1) if ranks % length == 0]
     for shorter, longer in pairwise(axes):
         turn = crossing(layers, width, ranks, shorter, longer)
@@ -133,14 +133,14 @@ def test_pure_batch_overtakes_pure_model_parallelism_at_one_minibatch_for_all_ra
             assert (pure_batch.nbytes < pure_model.nbytes) is batch_wins
 
 
-def test_latency_alone_chooses_batch_parallelism() -> None:
+def test_batch_parallelism_is_best_with_latency_only() -> None:
     # 2 L messages of lg P along the batch axis, 3 L - 2 along the model axis.
     assert best_grid([512] * 6, 64, 64, alpha=1.0, beta=0.0) == (64, 1)
     # With two layers both are four, and the longer batch axis is preferred.
     assert best_grid([512] * 3, 64, 64, alpha=1.0, beta=0.0) == (64, 1)
 
 
-def test_no_rank_of_the_best_grid_is_without_work() -> None:
+def test_every_rank_of_the_best_grid_has_work() -> None:
     assert best_grid([512] * 6, 4, 64, alpha=1.0, beta=0.0) == (4, 16)
     assert best_grid([512, 512, 2], 16, 32, alpha=0.0, beta=1.0) == (16, 2)
     with pytest.raises(GridError, match=r"64 ranks: no grid has at most 4 batch ranks .* at most 2 model ranks"):
@@ -184,6 +184,6 @@ def test_printed_threshold() -> None:
         (lambda: best_grid((4, 4), 0, 4, 1.0, 1.0), "batch = 0"),
     ],
 )
-def test_what_cannot_be_is_refused(call: Callable[[], object], message: str) -> None:
+def test_values_out_of_range_are_refused(call: Callable[[], object], message: str) -> None:
     with pytest.raises(SettingError, match=message):
         call()

@@ -1,4 +1,4 @@
-"""A whole calibration with little time: what the machine has for one, two and three ranks, and for several nodes."""
+"""A whole short calibration with one, two and three ranks and with several nodes; its quality."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ import pytest
 
 from hybridnn.cost.calibration import calibrate as module
 from hybridnn.cost.calibration import communication
-from hybridnn.cost.calibration.calibrate import Calibration, calibrate, memory_bytes_per_rank
+from hybridnn.cost.calibration.calibrate import Calibration, assess_quality, calibrate, memory_bytes_per_rank
+from hybridnn.cost.calibration.communication import TimedCase
+from hybridnn.cost.calibration.compute import ComputeError
+from hybridnn.cost.calibration.fit import FittedOperation, fit_operations
 from hybridnn.cost.machine.file import read_machine
 from hybridnn.errors import SettingError
 from hybridnn.parallel.grid import ProcessGrid
@@ -66,7 +69,7 @@ def test_a_machine_of_several_ranks_has_everything(comm: MPI.Intracomm, calls: l
 
 
 @pytest.mark.mpi(ranks=[1])
-def test_one_rank_says_what_is_missing_and_measures_the_rest(comm: MPI.Intracomm, calls: list[Any]) -> None:
+def test_one_rank_reports_what_is_missing_and_measures_computing(comm: MPI.Intracomm, calls: list[Any]) -> None:
     found = quick(ProcessGrid(comm))
     assert [text.split(" need")[0] for text in found.missing] == ["messages", "collectives", "overlap"]
     machine = found.machine
@@ -80,7 +83,7 @@ def test_one_rank_says_what_is_missing_and_measures_the_rest(comm: MPI.Intracomm
 
 
 @pytest.mark.mpi(ranks=[3])
-def test_two_nodes_are_measured_inside_and_across(
+def test_two_nodes_are_measured_inside_and_between(
     comm: MPI.Intracomm, calls: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(communication, "_nodes_of_ranks", lambda grid: [0, 0, 2])
@@ -94,7 +97,7 @@ def test_two_nodes_are_measured_inside_and_across(
 
 
 @pytest.mark.mpi(ranks=[2])
-def test_nodes_of_one_rank_lend_their_link(
+def test_the_link_between_nodes_replaces_a_missing_one_inside(
     comm: MPI.Intracomm, calls: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(communication, "_nodes_of_ranks", lambda grid: [0, 1])
@@ -105,12 +108,12 @@ def test_nodes_of_one_rank_lend_their_link(
 
 
 @pytest.mark.mpi(ranks=[1, 2])
-def test_memory_is_what_is_free_for_each_rank(comm: MPI.Intracomm) -> None:
+def test_memory_is_the_available_memory_per_rank(comm: MPI.Intracomm) -> None:
     memory = memory_bytes_per_rank(ProcessGrid(comm))
     assert 1e6 < memory <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / comm.size
 
 
-def test_a_system_that_does_not_say_its_memory(monkeypatch: pytest.MonkeyPatch, calls: list[Any]) -> None:
+def test_a_system_that_does_not_state_its_memory(monkeypatch: pytest.MonkeyPatch, calls: list[Any]) -> None:
     def unknown(name: str) -> int:
         raise ValueError(name)
 
@@ -119,3 +122,47 @@ def test_a_system_that_does_not_say_its_memory(monkeypatch: pytest.MonkeyPatch, 
     with pytest.raises(SettingError, match="--memory = None: this system does not say how much is free"):
         quick(ProcessGrid())
     assert quick(ProcessGrid(), memory_bytes=5e9).machine.memory_bytes_per_rank == 5e9
+
+
+# -- quality -----------------------------------------------------------------------------------------------------------
+
+
+def fits(wrong: float, from_bytes: int) -> tuple[FittedOperation, ...]:
+    """All-reduces on a line; held-out ones from a size on took `wrong` times as long."""
+    made = []
+    for index, exponent in enumerate(range(3, 25)):
+        nbytes, held_out = 2**exponent, index % 3 == 1
+        factor = wrong if held_out and nbytes >= from_bytes else 1.0
+        made.append(TimedCase("allreduce", 2, False, nbytes, factor * (5e-6 + 1e-9 * nbytes), held_out))
+    return fit_operations(made)
+
+
+def test_held_out_error_is_that_of_large_messages() -> None:
+    quality = assess_quality(fits(2.0, 2**16), [], COMPUTE, 0.0, 1)
+    assert quality.held_out_error == pytest.approx(0.5, rel=1e-3)
+    assert quality.problems == ("held-out error 50% (allreduce among 2 ranks), more than 25%",)
+    # Below 64 KiB a message is a matter of microseconds: its error is printed, and does not decide.
+    small = fits(2.0, 8)
+    only_large = tuple(fits(1.0, 8))
+    assert assess_quality(only_large, [], COMPUTE, 0.0, 1).problems == ()
+    assert assess_quality(small, [], COMPUTE, 0.0, 1).problems != ()
+
+
+def test_compute_error_is_the_mean_over_the_passes() -> None:
+    errors = [
+        ComputeError("float32", 1, "forward", 5, 0.1, 1.0),
+        ComputeError("float32", 1, "input gradient", 5, 0.4, 1.0),
+        ComputeError("float64", 2, "forward", 5, 0.27, 1.0),
+        ComputeError("float64", 2, "input gradient", 0, 0.0, 0.0),  # nothing was held out
+    ]
+    quality = assess_quality((), errors, COMPUTE, 0.0, 1)
+    assert (quality.held_out_error, quality.held_out_of) == (0.27, "passes in float64 with 2 busy ranks")
+    assert assess_quality((), errors[:2], COMPUTE, 0.0, 1).held_out_error == pytest.approx(0.25)
+
+
+@pytest.mark.parametrize(("noise", "load", "problems"), [(0.3, 4.0, 0), (0.31, 4.0, 1), (0.0, 4.1, 1), (1.0, 9.0, 2)])
+def test_noise_and_load_have_limits(noise: float, load: float, problems: int) -> None:
+    compute = [entry.model_copy(update={"noise": noise}) for entry in COMPUTE]
+    quality = assess_quality((), [], compute, load, 4)
+    assert len(quality.problems) == problems
+    assert quality.summary.startswith("doubtful: " if problems else "good: ")

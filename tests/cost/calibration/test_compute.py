@@ -1,4 +1,4 @@
-"""Calibration of computing, on measurements that are made up, so that the costs behind them are known."""
+"""Calibration of computing from synthetic measurements, whose coefficients are known; noise."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hybridnn import MLP, ProcessGrid
 from hybridnn.comm.group import Group
 from hybridnn.comm.recorder import Recorder
 from hybridnn.cost.calibration import compute, compute_samples
-from hybridnn.cost.calibration.compute import calibrate_compute
+from hybridnn.cost.calibration.compute import calibrate_compute, fit_noise
 from hybridnn.cost.calibration.compute_samples import (
     PassSample,
     StepCase,
@@ -22,6 +22,7 @@ from hybridnn.cost.calibration.compute_samples import (
     measure_passes,
     measure_steps,
 )
+from hybridnn.cost.machine.file import read_machine
 from hybridnn.pipeline.partition.layer_profile import LayerSeconds
 from hybridnn.runs.step_timer import TrainingTimer
 
@@ -29,10 +30,10 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 CACHE_ELEMENTS = 2**20 // 4
-"""The made-up cache holds 1 MiB."""
+"""The synthetic cache holds 1 MiB."""
 
 
-def made_up_step(case: StepCase) -> StepTime:
+def synthetic_step(case: StepCase) -> StepTime:
     """A step with 50 µs of overhead, 4 µs more per instruction, and 1 ns per loaded element."""
     outputs, instructions = case.batch_size * case.model.sizes[-1], 6 * case.microbatches
     parameters, arrays = case.model.parameters, {"sgd": 2, "momentum": 3, "adam": 4}[case.optimizer]
@@ -47,7 +48,7 @@ def made_up_step(case: StepCase) -> StepTime:
     return StepTime(sum(computing.values()) + overhead, computing, instructions)
 
 
-def made_up_passes(dtype: str, budget: float, generator: np.random.Generator, ranks: Group) -> list[TimedNetwork]:
+def synthetic_passes(dtype: str, budget: float, generator: np.random.Generator, ranks: Group) -> list[TimedNetwork]:
     def sample() -> PassSample:
         outputs, inputs, samples = (int(2 ** generator.uniform(2, 11)) for _ in range(3))
         weights = outputs * inputs
@@ -62,7 +63,7 @@ def made_up_passes(dtype: str, budget: float, generator: np.random.Generator, ra
     return [TimedNetwork(tuple(sample() for _ in range(3)), (1.0, 2.0, 1.0)) for _ in range(150)]
 
 
-def made_up_elements(
+def synthetic_elements(
     dtype: str, budget: float, generator: np.random.Generator, ranks: Group
 ) -> dict[str, list[tuple[float, float]]]:
     sizes = [int(2 ** generator.uniform(6, 22)) for _ in range(20)]
@@ -70,10 +71,10 @@ def made_up_elements(
     return {kind: [(n, 1e-6 * number + n * 1e-9) for n in sizes] for number, kind in kinds}
 
 
-def test_prices_are_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compute, "measure_passes", made_up_passes)
-    monkeypatch.setattr(compute, "measure_elements", made_up_elements)
-    (found,), errors = calibrate_compute(ProcessGrid(), ["float32"], 0.3, 0, made_up_step)
+def test_known_costs_are_recovered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compute, "measure_passes", synthetic_passes)
+    monkeypatch.setattr(compute, "measure_elements", synthetic_elements)
+    (found,), errors = calibrate_compute(ProcessGrid(), ["float32"], 0.3, 0, synthetic_step)
     assert found.cache_bytes == 2**20
     for kind, call in (("forward", 3e-6), ("input_gradient", 4e-6), ("weight_gradient", 5e-6)):
         cost = getattr(found, kind)
@@ -109,15 +110,15 @@ def test_held_out_networks_are_not_fitted(monkeypatch: pytest.MonkeyPatch) -> No
         fitted.append(len(samples))
         return original(samples, kind, cache)
 
-    monkeypatch.setattr(compute, "measure_passes", made_up_passes)
-    monkeypatch.setattr(compute, "measure_elements", made_up_elements)
+    monkeypatch.setattr(compute, "measure_passes", synthetic_passes)
+    monkeypatch.setattr(compute, "measure_elements", synthetic_elements)
     monkeypatch.setattr(compute, "_fit_pass", counting)
-    _, errors = calibrate_compute(ProcessGrid(), ["float32"], 0.3, 0, made_up_step)
+    _, errors = calibrate_compute(ProcessGrid(), ["float32"], 0.3, 0, synthetic_step)
     assert {error.samples for error in errors} == {3 * 37}
     assert set(fitted) == {3 * (150 - 37)}
 
 
-def test_shapes_are_of_all_sizes_and_quick_to_time() -> None:
+def test_drawn_shapes_cover_all_sizes_within_the_limit() -> None:
     generator = np.random.default_rng(0)
     drawn = [draw_shape(generator) for _ in range(400)]
     assert {len(sizes) for sizes, _ in drawn} == {2, 3, 4, 5, 6}
@@ -158,7 +159,7 @@ def test_cases_of_steps_are_of_all_kinds() -> None:
 
     def timing(case: StepCase) -> StepTime:
         seen.append(case)
-        return made_up_step(case)
+        return synthetic_step(case)
 
     measure_steps("float32", 0.05, np.random.default_rng(0), Group(None, "alone", Recorder()), timing)
     assert {case.optimizer for case in seen} == {"sgd", "momentum", "adam"}
@@ -167,6 +168,68 @@ def test_cases_of_steps_are_of_all_kinds() -> None:
 
 
 @pytest.mark.mpi(ranks=[2])
-def test_one_rank_alone_and_both_together(comm: MPI.Intracomm) -> None:
+def test_one_busy_rank_and_two(comm: MPI.Intracomm) -> None:
     found, _ = calibrate_compute(ProcessGrid(comm), ["float32"], 0.4, 0, TrainingTimer())
     assert [one.busy_ranks for one in found] == ([1, 2] if comm.rank == 0 else [2])
+
+
+# -- noise -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_mean_of_exponential_delays_is_recovered() -> None:
+    generator = np.random.default_rng(0)
+    networks = [list(seconds * (1 + generator.exponential(0.2, 40))) for seconds in (1e-4, 1e-2) for _ in range(200)]
+    # The median has ln 2 of a delay in it already, and the delay is relative to it.
+    assert fit_noise(networks) == pytest.approx(0.2 / (1 + 0.2 * np.log(2)), rel=0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rounds", [2, 5, 6, 7, 17, 40])
+def test_the_expected_quartile_range_is_that_of_drawn_delays(rounds: int) -> None:
+    """Around a base so long that the median is the base: then the estimate is the mean delay itself."""
+    drawn = 1e6 + np.random.default_rng(1).exponential(1.0, (20_000, rounds))
+    found = [fit_noise([one]) * 1e6 for one in drawn]
+    assert np.mean(found) == pytest.approx(1.0, rel=0.02)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("factor", [3.0, 20.0, 1000.0])
+def test_noise_is_robust_against_a_few_slow_rounds(factor: float) -> None:
+    """Of delays with 5 % outliers: quartiles of the rest move by a seventh, the mean by as much as the outliers."""
+    generator = np.random.default_rng(2)
+    times = 1 + generator.exponential(0.2, (300, 40))
+    times[generator.random(times.shape) < 0.05] *= factor
+    clean = 0.2 / (1 + 0.2 * np.log(2))
+    assert clean < fit_noise(times.tolist()) < 1.2 * clean
+
+
+@pytest.mark.slow
+def test_noise_is_robust_against_a_few_disturbed_networks() -> None:
+    generator = np.random.default_rng(3)
+    times = 1 + generator.exponential(0.2, (200, 40))
+    times[:10] *= 1 + generator.exponential(5.0, (10, 40))
+    assert fit_noise(times.tolist()) == pytest.approx(0.2 / (1 + 0.2 * np.log(2)), rel=0.1)
+
+
+@pytest.mark.slow
+def test_equal_times_have_no_noise() -> None:
+    assert fit_noise([[2.0] * 5, [3.0] * 7]) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2, 3, 64])
+def test_pace_is_the_mean_of_the_slowest_rank(ranks: int) -> None:
+    compute = read_machine("cluster-1024").compute[0].model_copy(update={"noise": 0.2})
+    delays = 0.2 * np.random.default_rng(0).exponential(size=(40_000, ranks))
+    median = 1.0
+    drawn = median - 0.2 * np.log(2) + delays.max(1).mean()
+    assert compute.pace(ranks) == pytest.approx(drawn, rel=0.005)
+
+
+@pytest.mark.slow
+def test_pace_without_noise_is_1() -> None:
+    compute = read_machine("cluster-1024").compute[0]
+    assert compute.noise == 0
+    assert compute.pace(1024) == 1
+    assert compute.scaled(2.0).noise == 0

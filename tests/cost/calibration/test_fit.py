@@ -1,16 +1,21 @@
-"""Fits recover what synthetic samples were made from: coefficients, borders of segments, algorithms."""
+"""Fits recover the coefficients, segments and algorithms of synthetic samples."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from math import ceil, log2
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from hybridnn.cost.calibration.fit import fit_collective, fit_linear, fit_segments
+from hybridnn.cost.calibration.communication import TimedCase
+from hybridnn.cost.calibration.fit import LARGE_BYTES, fit_collective, fit_linear, fit_operations, fit_segments
 from hybridnn.cost.machine.machine import Segment
+from hybridnn.cost.plots import draw_fits
+from hybridnn.errors import EnvironmentProblem
 
 EAGER, RENDEZVOUS, LARGE = (4096.0, 2e-6, 1e-9), (1e6, 8e-6, 2e-10), (None, 2e-5, 4e-10)
 
@@ -54,7 +59,7 @@ def test_linear_coefficients_of_very_different_size_are_recovered(seed: int) -> 
     assert fit.seconds([1.0, 2.0, 4.0]) == pytest.approx(float(np.dot(true, [1, 2, 4])), rel=0.1)
 
 
-def test_no_coefficient_is_negative_and_a_feature_that_never_occurs_costs_nothing() -> None:
+def test_coefficients_are_not_negative_and_0_for_absent_features() -> None:
     # 10 - x: the best line falls, the best allowed one is level. Relative error weighs 1 / t^2: sum(1/t) / sum(1/t^2).
     x, seconds = np.arange(1.0, 9.0), 10 - np.arange(1.0, 9.0)
     fit = fit_linear(np.column_stack([np.ones(8), x, np.zeros(8)]), seconds)
@@ -93,7 +98,7 @@ def test_a_straight_line_stays_one_segment() -> None:
     assert whole >= 16  # noise may look like a border now and then
 
 
-def test_repeats_of_a_size_count_by_their_median() -> None:
+def test_the_median_of_a_repeated_size_counts() -> None:
     generator = np.random.default_rng(0)
     repeats = [(n, factor * (5e-6 + 3e-10 * n)) for n in sizes(24, 2**24, generator) for factor in (1, 1, 1, 90, 0.01)]
     (segment,) = fit_segments(repeats)
@@ -111,7 +116,7 @@ def test_slow_outliers_hardly_move_the_fit() -> None:
 
 
 @pytest.mark.parametrize("measured", [[(4096, 2e-5)], [(4096, 1e-5), (4096, 2e-5), (4096, 9e-5)]])
-def test_a_single_size_is_met(measured: list[tuple[int, float]]) -> None:
+def test_a_single_size_is_fitted_exactly(measured: list[tuple[int, float]]) -> None:
     segments = fit_segments(measured)
     assert len(segments) == 1
     assert at(segments, 4096) == pytest.approx(2e-5)
@@ -122,7 +127,7 @@ def test_messages_without_bytes_cost_alpha_alone() -> None:
     assert (segment.alpha_seconds, segment.beta_seconds_per_byte) == (pytest.approx(3e-6), 0.0)
 
 
-def test_larger_messages_never_become_much_cheaper() -> None:
+def test_larger_messages_are_not_much_cheaper() -> None:
     # Everything above 100 kB takes a quarter of what the line below would say.
     measured = [(n, (1e-5 + 1e-9 * n) * (1 if n < 100_000 else 0.25)) for n in (2**k for k in range(3, 27))]
     segments = fit_segments(measured)
@@ -142,7 +147,7 @@ CLOSED_FORMS: dict[str, tuple[str, Closed]] = {
 
 
 @pytest.mark.parametrize("algorithm", CLOSED_FORMS)
-def test_the_algorithm_is_recognized_and_carries_to_larger_groups(algorithm: str) -> None:
+def test_the_algorithm_is_recognized_and_extrapolates_to_larger_groups(algorithm: str) -> None:
     operation, closed = CLOSED_FORMS[algorithm]
     generator = np.random.default_rng(1)
     alpha, beta = 2e-6, 5e-10
@@ -161,7 +166,7 @@ def test_the_algorithm_is_recognized_and_carries_to_larger_groups(algorithm: str
         assert costs[-1].seconds(n, 64) == pytest.approx(closed(n, 64, alpha, beta), rel=0.15)
 
 
-def test_with_one_size_of_group_the_usual_algorithm_is_taken() -> None:
+def test_with_one_size_of_group_the_default_algorithm_is_taken() -> None:
     timings = {2: [(n, 1e-5 + 1e-9 * n) for n in (8, 64, 512, 4096, 32768, 262144)]}
     found = {op: fit_collective(op, timings)[0].algorithm for op in ("allreduce", "allgather", "broadcast", "barrier")}
     assert found == {
@@ -173,3 +178,76 @@ def test_with_one_size_of_group_the_usual_algorithm_is_taken() -> None:
     (cost,) = fit_collective("allreduce", timings, spans_nodes=True)
     assert cost.spans_nodes
     assert cost.seconds(100_000, 2) == pytest.approx(1e-5 + 1e-9 * 100_000, rel=1e-3)
+
+
+# -- all operations, with errors on held-out sizes ---------------------------------------------------------------------
+
+SIZES = [2**exponent for exponent in range(3, 27)]
+
+
+def samples(operation: str, alpha: float, beta: float, ranks: int = 2, spans_nodes: bool = False) -> list[TimedCase]:
+    """Made to a line; the second of every three is held out, and took 10 % longer, 30 % from 1 MiB up."""
+    made = []
+    for index, nbytes in enumerate(SIZES):
+        held_out = index % 3 == 1
+        factor = (1.3 if nbytes >= 2**20 else 1.1) if held_out else 1.0
+        made.append(TimedCase(operation, ranks, spans_nodes, nbytes, factor * (alpha + beta * nbytes), held_out))
+    return made
+
+
+def test_held_out_sizes_are_not_fitted_and_give_the_error() -> None:
+    (fit,) = fit_operations(samples("send", 5e-6, 1e-9))
+    assert fit.cost.segments[0].alpha_seconds == pytest.approx(5e-6, rel=1e-6)
+    assert fit.cost.segments[0].beta_seconds_per_byte == pytest.approx(1e-9, rel=1e-6)
+    # Held out are 2^4, 2^7, 2^10, 2^13, 2^16, 2^19 with 10 %, and 2^22, 2^25 with 30 %.
+    error, large = fit.held_out_error(), fit.held_out_error(LARGE_BYTES)
+    assert error is not None
+    assert large is not None
+    assert (error.sizes, large.sizes) == (8, 4)
+    assert error.mean == pytest.approx((6 * 0.1 / 1.1 + 2 * 0.3 / 1.3) / 8, rel=1e-6)
+    assert error.max == pytest.approx(0.3 / 1.3, rel=1e-6)
+    assert large.mean == pytest.approx((2 * 0.1 / 1.1 + 2 * 0.3 / 1.3) / 4, rel=1e-6)
+    assert fit.cost.held_out_error == pytest.approx(large.mean)
+    assert fit.held_out_error(2**26) is None
+
+
+def test_fits_are_by_operation_and_group() -> None:
+    made = [
+        *samples("allreduce", 2e-6, 1e-9),
+        *samples("allreduce", 2e-6, 1e-9, ranks=4),
+        *samples("allreduce", 9e-6, 1e-9, ranks=2, spans_nodes=True),
+        *samples("send", 1e-6, 1e-9),
+    ]
+    fits = fit_operations(made)
+    found = {(fit.operation, fit.cost.ranks, fit.cost.spans_nodes) for fit in fits}
+    assert found == {("allreduce", 2, False), ("allreduce", 4, False), ("allreduce", 2, True), ("send", 2, False)}
+    for fit in fits:
+        assert {(one.operation, one.ranks, one.spans_nodes) for one in fit.samples} == {
+            (fit.operation, fit.cost.ranks, fit.cost.spans_nodes)
+        }
+        assert len(fit.samples) == len(SIZES)
+
+
+def test_the_nonblocking_all_reduce_is_the_blocking_one_times_a_factor() -> None:
+    # 4 times as long for small sizes, twice as long for those that count.
+    slower = [
+        replace(one, operation="iallreduce", seconds=one.seconds * (2 if one.nbytes >= LARGE_BYTES else 4))
+        for one in samples("allreduce", 5e-6, 1e-9)
+    ]
+    fits = {fit.operation: fit for fit in fit_operations([*samples("allreduce", 5e-6, 1e-9), *slower])}
+    assert fits["allreduce"].factor == 1
+    assert fits["iallreduce"].factor == pytest.approx(2, rel=1e-6)
+    assert fits["iallreduce"].seconds(2**20) == pytest.approx(2 * (5e-6 + 1e-9 * 2**20), rel=1e-6)
+
+
+def test_no_samples_give_no_fits() -> None:
+    assert fit_operations([]) == ()
+
+
+def test_the_plot_is_a_png_or_an_error(tmp_path: Path) -> None:
+    made = [*samples("send", 1e-6, 1e-9), *samples("allreduce", 9e-6, 1e-9, 4, spans_nodes=True)]
+    fits = fit_operations([*made, TimedCase("barrier", 2, False, 0, 3e-6, False)])
+    draw_fits(fits, tmp_path / "fit.png")
+    assert (tmp_path / "fit.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(EnvironmentProblem, match=r"no/fit\.png cannot be written"):
+        draw_fits(fits, tmp_path / "no" / "fit.png")

@@ -1,4 +1,4 @@
-"""All layouts there are: against a count by hand, and none that the trainer would refuse."""
+"""Feasible layouts, against counts by hand; the trainer accepts all of them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def layouts(workload: Workload, ranks: int, **wanted: object) -> list[Layout]:
     return list(feasible_layouts(workload, MACHINE, ranks, Constraints(**wanted)))  # type: ignore[arg-type]  # by name
 
 
-def test_one_layer_has_batch_and_model_ranks_alone() -> None:
+def test_one_layer_has_no_pipelines() -> None:
     found = layouts(Workload(MLP([5, 4]), 100, 8), 8, shared=False)
     # 8 x 1, 4 x 2 and 2 x 4; 1 x 8 would leave ranks without outputs. One layer has nothing to alternate with.
     assert [(one.stages, one.split, one.overlap) for one in found] == [
@@ -36,7 +36,7 @@ def test_one_layer_has_batch_and_model_ranks_alone() -> None:
     assert all((one.method, one.microbatches, one.layers) == ("sequential", 1, (1,)) for one in found)
 
 
-def test_grids_are_all_ways_to_write_the_ranks_as_a_product() -> None:
+def test_grids_are_all_factorizations_of_the_ranks() -> None:
     for ranks in (1, 2, 6, 12, 16, 60):
         expected = {
             ((batch, model),) * pipeline
@@ -47,13 +47,13 @@ def test_grids_are_all_ways_to_write_the_ranks_as_a_product() -> None:
         assert {one.stages for one in layouts(DEEP, ranks)} == expected
 
 
-def test_an_alternating_split_goes_around_a_narrow_layer() -> None:
+def test_an_alternating_split_avoids_a_narrow_layer() -> None:
     narrow_output = Workload(MLP([8, 16, 3]), 1000, 32)
     found = [one for one in layouts(narrow_output, 8) if one.stages == ((1, 8),)]
     assert {one.split for one in found} == {"alternating"}
 
 
-def test_no_layout_is_there_twice_and_each_can_run() -> None:
+def test_layouts_are_distinct_and_their_schedules_valid() -> None:
     found = layouts(DEEP, 16)
     assert len(set(found)) == len(found)
     for layout in found:
@@ -81,14 +81,14 @@ def test_methods_microbatches_and_chunks() -> None:
     assert not [one for one in layouts(DEEP, 3) if one.method == "interleaved"]
 
 
-def test_clipping_and_missing_momentum_leave_methods_out() -> None:
+def test_clipping_and_sgd_without_momentum_exclude_methods() -> None:
     clipped = {one.method for one in layouts(replace(DEEP, clips=True), 4)}
     assert clipped == {name for name, method in METHODS.items() if method.exact}
     assert "spectrain" in {one.method for one in layouts(DEEP, 4)}
     assert "spectrain" not in {one.method for one in layouts(replace(DEEP, optimizer="sgd"), 4)}
 
 
-def test_overlap_matters_only_where_something_can_travel_beside_computing() -> None:
+def test_overlap_varies_only_with_communication_in_the_backward_pass() -> None:
     for layout in layouts(DEEP, 4, shared=False):
         assert layout.overlap or layout.stages[0] != (1, 1)
     assert {one.overlap for one in layouts(DEEP, 4, shared=False) if one.stages == ((4, 1),)} == {True, False}
@@ -99,7 +99,7 @@ def test_overlap_matters_only_where_something_can_travel_beside_computing() -> N
     assert {one.overlap for one in layouts(DEEP, 4, batch=4, overlap=False)} == {False}, "a wish that costs nothing"
 
 
-def test_the_batch_ranks_of_a_node_share_unless_told_otherwise() -> None:
+def test_batch_ranks_of_a_node_share_a_replica_by_default() -> None:
     cluster = make_machine(nodes=2, ranks_per_node=4)
     for layout in feasible_layouts(DEEP, cluster, 8):
         batch, model = layout.stages[0]
@@ -116,7 +116,7 @@ def test_the_batch_ranks_of_a_node_share_unless_told_otherwise() -> None:
     )
 
 
-def test_gradients_are_rounded_where_a_batch_group_spans_nodes_and_nowhere_unless_wished() -> None:
+def test_gradients_are_rounded_only_between_nodes_and_on_request() -> None:
     cluster = make_machine(nodes=2, ranks_per_node=4)
     plain = list(feasible_layouts(DEEP, cluster, 8))
     rounded = list(feasible_layouts(DEEP, cluster, 8, Constraints(wire_dtype="float16")))
@@ -129,7 +129,7 @@ def test_gradients_are_rounded_where_a_batch_group_spans_nodes_and_nowhere_unles
             assert (one.rounding(stage) is COMPRESSED_FORMATS["float16"]) == (len(nodes) > 1)
 
 
-def test_constraints_are_met_and_nothing_else_is_lost() -> None:
+def test_constraints_exclude_exactly_the_other_layouts() -> None:
     everything = layouts(DEEP, 8, shared=False)
     for wanted in (
         {"pipeline": 2, "model": 2},
@@ -157,7 +157,7 @@ def test_constraints_are_met_and_nothing_else_is_lost() -> None:
         layouts(DEEP, 2, pipeline=2, method="pipedream", microbatches=2)
 
 
-def test_more_ranks_than_can_be_used() -> None:
+def test_error_with_more_ranks_than_the_model_can_use() -> None:
     small = Workload(MLP([5, 4, 3]), 100, 7)
     # 2 stages of 7 batch and 3 model ranks
     assert most_ranks(small, 10**9) == 42
@@ -171,7 +171,7 @@ def test_more_ranks_than_can_be_used() -> None:
         layouts(small, 0)
 
 
-def test_layers_are_dealt_out_by_their_times() -> None:
+def test_layers_are_balanced_by_their_times() -> None:
     # Multiply-adds of the passes per sample: 2 x 800, as the first has no input gradient, then 3 x 10000, 10000, 100.
     workload = Workload(MLP([8, 100, 100, 100, 1]), 1000, 32)
     assert balanced_layers(workload, MACHINE, [(1, 1)] * 2) == (2, 2)

@@ -1,4 +1,4 @@
-"""Plans: the same as predicting everything, and right where the answer is known."""
+"""Plans against predictions of all layouts and known optima; lower bounds against predictions."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_the_fastest_of_all_layouts_are_found(ranks: int, predictions: list[Pred
     assert best_exact(WORKLOAD, MIXED, ranks).seconds_per_step == pytest.approx(exact[0].seconds_per_step)
 
 
-def test_free_messages_leave_nothing_but_computing() -> None:
+def test_only_computing_counts_with_free_messages() -> None:
     machine = make_machine()
     found = plan(EVEN, machine, 8, top=50)
     one = predict(EVEN, best_exact(EVEN, machine, 1).layout, machine).seconds_per_step
@@ -72,7 +72,7 @@ def test_free_messages_leave_nothing_but_computing() -> None:
     assert found.best.seconds_per_step == pytest.approx(one / 8)
 
 
-def test_uneven_samples_make_free_messages_prefer_the_split_that_divides() -> None:
+def test_the_split_that_divides_evenly_is_fastest_with_free_messages() -> None:
     # 9 samples over 8 batch ranks leave one with 2 of them; 64 outputs divide by 8.
     found = plan(Workload(MLP([64] * 3), 900, 9, classification=False), make_machine(), 8)
     assert found.best.layout.stages == ((1, 8),)
@@ -81,7 +81,7 @@ def test_uneven_samples_make_free_messages_prefer_the_split_that_divides() -> No
     assert found.best.layout.stages == ((8, 1),)
 
 
-def test_dear_messages_prefer_the_one_all_reduce_of_batch_parallelism() -> None:
+def test_batch_parallelism_is_fastest_with_slow_messages() -> None:
     latency = make_machine(alpha=1.0)
     found = plan(EVEN, latency, 8)
     # All-reduces are 2 lg 8 = 6 messages where fewer cost more time; columns would need one for every layer.
@@ -91,7 +91,7 @@ def test_dear_messages_prefer_the_one_all_reduce_of_batch_parallelism() -> None:
     assert best_exact(EVEN, latency, 1).seconds_per_step < 1e-2 < found.best_exact.seconds_per_step
 
 
-def test_dear_bytes_prefer_what_sends_less() -> None:
+def test_layout_with_least_traffic_is_fastest_with_low_bandwidth() -> None:
     # Batch parallelism sends weights, model parallelism activations: few samples and wide layers, and the reverse.
     slow = make_machine(beta=1e-6)
     wide = Workload(MLP([512, 512, 512]), 100, 4, classification=False)
@@ -103,7 +103,7 @@ def test_dear_bytes_prefer_what_sends_less() -> None:
         assert plan(workload, slow, 4, constraints=Constraints(pipeline=1)).best.layout.stages == ((4, 1),)
 
 
-def test_little_memory_leaves_what_splits_the_weights() -> None:
+def test_only_layouts_that_split_the_weights_fit_little_memory() -> None:
     whole = min(largest_memory(WORKLOAD, one).total for one in feasible_layouts(WORKLOAD, MIXED, 1))
     tiny = make_machine(alpha=1.0, memory=whole / 2)
     found = plan(WORKLOAD, tiny, 4, top=100, constraints=Constraints(shared=False))
@@ -113,7 +113,7 @@ def test_little_memory_leaves_what_splits_the_weights() -> None:
     assert 0 < len(found.options) < found.layouts
 
 
-def test_nothing_fits() -> None:
+def test_error_if_no_layout_fits() -> None:
     machine = make_machine(memory=1000.0)
     least = min(largest_memory(WORKLOAD, one).total for one in feasible_layouts(WORKLOAD, machine, 4))
     message = (
@@ -139,7 +139,7 @@ def test_constraints_may_leave_no_exact_layout() -> None:
     assert {option.layout.method for option in found.options} == {"vanilla"}
 
 
-def test_a_list_of_no_layouts_is_refused() -> None:
+def test_an_empty_list_is_refused() -> None:
     with pytest.raises(SettingError, match="--top"):
         plan(WORKLOAD, MIXED, 4, top=0)
 
@@ -174,7 +174,7 @@ def test_bounds_hold(machine: Machine, ranks: int) -> None:
 
 
 @pytest.mark.slow
-def test_the_tight_bound_is_the_time_where_nothing_waits_for_a_message() -> None:
+def test_the_tight_bound_is_exact_without_waiting_for_messages() -> None:
     machine = make_machine()
     for layout in feasible_layouts(MANY_LAYERS, machine, 2):
         seconds = predict(MANY_LAYERS, layout, machine).seconds_per_step
@@ -184,7 +184,7 @@ def test_the_tight_bound_is_the_time_where_nothing_waits_for_a_message() -> None
 
 
 @pytest.mark.slow
-def test_bounds_hold_where_gradients_are_rounded() -> None:
+def test_bounds_hold_with_rounded_gradients() -> None:
     machine, constraints = MACHINES["mixed"], Constraints(wire_dtype="bfloat16")
     rounded = list(islice(feasible_layouts(MANY_LAYERS, machine, 12, constraints), None, None, 11))
     assert any(layout.rounding(0) is not None for layout in rounded)

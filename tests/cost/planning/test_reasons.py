@@ -1,4 +1,4 @@
-"""Sentences about predictions that are made up, with figures that can be read off."""
+"""Sentences about synthetic predictions."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def prediction(
     )
 
 
-def test_a_step_is_bound_by_its_largest_part() -> None:
+def test_the_limit_is_the_largest_part_of_a_step() -> None:
     assert limit_of(prediction(1, 5.0, 4.9)) is None
     assert limit_of(prediction(1, 3.0, 4.0)) == "communication"
     assert limit_of(prediction(1, 3.0, 4.0, bubble=4.5)) == "bubble"
     assert limit_of(prediction(1, 3.0, 1.0, overhead=3.1)) == "overhead"
 
 
-def test_the_bottleneck_begins_behind_the_last_number_of_ranks_without_it() -> None:
+def test_the_bottleneck_begins_above_the_last_compute_bound_ranks() -> None:
     best = {8: prediction(8, 4.0, 1.0), 16: prediction(16, 2.0, 1.5), 32: prediction(32, 0.9, 3.1)}
     text = "all-reduce (batch) of 12.6 MB takes 3.1 ms of 4 ms"
     assert bottleneck_sentence(best) == f"Communication-bound above 16 ranks: {text} at 32."
@@ -53,7 +53,7 @@ def test_other_bottlenecks() -> None:
     )
 
 
-def test_why_one_grid_wins() -> None:
+def test_reason_sentences() -> None:
     best, other = prediction(4, 2.0, 1.0), prediction(2, 1.8, 2.0, model=2)
     wins = "batch 4 wins over batch 2 x model 2 (columns) by 800 µs a step"
     assert reason_sentence(best, other) == f"{wins}: 1 ms less communication, 200 µs more computing."
@@ -66,7 +66,7 @@ def test_why_one_grid_wins() -> None:
 WORKLOAD = Workload(MLP([64] * 3), 1000, 256, classification=False)
 
 
-def test_more_ranks_are_looked_at_until_messages_take_over() -> None:
+def test_ranks_are_doubled_until_communication_dominates() -> None:
     # A rank computes 2 + 3 parts of 64 x 64 x 256 / p multiply-adds, 5.2 / p ms; messages take 1 ms each.
     machine = make_machine(alpha=2.5e-4)
     one = best_exact(WORKLOAD, machine, 1)
@@ -82,7 +82,7 @@ def test_more_ranks_are_looked_at_until_messages_take_over() -> None:
     assert bottleneck_sentence(down) == bottleneck_sentence(found)
 
 
-def test_numbers_of_ranks_that_cannot_be_used_end_the_search() -> None:
+def test_the_search_ends_with_the_ranks_of_the_model() -> None:
     small = Workload(MLP([4, 2]), 100, 2, classification=False)  # at most 2 x 2 ranks
     machine = make_machine()
     found = best_by_ranks(small, machine, best_exact(small, machine, 1))

@@ -1,4 +1,4 @@
-"""Groups of a layout on nodes, against the ranks of the trainer's own placement listed one by one."""
+"""Groups of a layout on nodes, against an enumeration of the trainer's own placement."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def busiest(messages: Iterable[tuple[int, int, float]]) -> float:
     return max([0.0, *leaving.values(), *coming.values()])
 
 
-def test_every_group_of_random_layouts_spans_the_nodes_of_its_ranks() -> None:
+def test_groups_of_random_layouts_span_the_nodes_of_their_ranks() -> None:
     spanning = 0
     for stages, ranks_per_node in drawn_layouts(0, 200):
         ranks = sum(map(prod, stages))
@@ -126,7 +126,7 @@ def test_messages_between_stages_are_those_that_the_trainer_sends() -> None:
 
 
 @pytest.mark.parametrize("ranks", range(2, 18))
-def test_messages_that_share_the_way_out_are_counted_round_by_round(ranks: int) -> None:
+def test_concurrent_messages_of_a_node_are_counted_round_by_round(ranks: int) -> None:
     """All ranks of a node send across its border at once where recursive doubling or Bruck's rounds go that far."""
     generator = np.random.default_rng(ranks)
     reference = algorithms(ranks)
@@ -156,7 +156,7 @@ def _crossings_one_by_one(way: Algorithm, nodes: list[list[int]], nbytes: int) -
     return found
 
 
-def test_recursive_doubling_on_full_nodes_sends_every_rank_s_vector_across_at_once() -> None:
+def test_recursive_doubling_between_full_nodes_shares_their_bandwidth() -> None:
     """Two nodes of four ranks: the four of a node exchange with the other four in the last of three rounds."""
     beta, n = 1e-9, 8000
     machine = make_machine(nodes=2, ranks_per_node=4, inside_node=link(0.0), between_nodes=link(BETWEEN, beta))
@@ -180,7 +180,7 @@ def milliseconds(*stages: tuple[int, int], layers: tuple[int, ...] = (3,)) -> fl
     return 1e3 * predict(NETWORK, layout, TWELVE).seconds_per_step
 
 
-def test_a_model_group_of_left_over_ranks_is_as_slow_as_the_network() -> None:
+def test_a_model_group_across_nodes_is_as_slow_as_the_network() -> None:
     """Ranks 3, 7 and 11 are left over and form the fourth model group.
 
     Split alternately, three layers sum once forward and gather once, and sum once backward: three ranks all-reduce with
@@ -189,7 +189,7 @@ def test_a_model_group_of_left_over_ranks_is_as_slow_as_the_network() -> None:
     assert milliseconds((4, 3)) == pytest.approx(3 + 2 + 3 + 2)
 
 
-def test_model_groups_of_whole_nodes_leave_the_network_to_the_batch_groups() -> None:
+def test_only_batch_groups_cross_nodes_if_model_groups_fill_them() -> None:
     # Three ranks on three nodes all-reduce with 3 messages; four of a node sum, gather and sum in 2 rounds each.
     assert milliseconds((3, 4)) == pytest.approx(3 + 3 * 2e-3)
 
@@ -204,7 +204,7 @@ def test_stages_across_nodes_are_as_slow_as_their_slowest_pair() -> None:
     assert milliseconds((2, 3), (2, 3), layers=(2, 1)) == pytest.approx(3e-3 + 1 + 2 + 3 + 1 + 1 + 3 + 1e-3)
 
 
-def test_every_border_that_some_rank_crosses_is_one_between_nodes() -> None:
+def test_a_boundary_that_any_rank_crosses_is_between_nodes() -> None:
     """Four stages of 3 ranks on nodes of 4: ranks 0 1 2 | 3 4 5 | 6 7 8 | 9 10 11."""
     groups = Groups(Layout(((3, 1),) * 4, (1, 1, 1, 1)), TWELVE)
     assert [groups.message(0, stage, stage + 1) for stage in range(3)] == [BETWEEN] * 3
@@ -212,7 +212,7 @@ def test_every_border_that_some_rank_crosses_is_one_between_nodes() -> None:
     assert [groups.flows(stage, stage + 1) for stage in range(3)] == [2, 1, 2]
 
 
-def test_the_planner_takes_the_grid_that_is_fastest_message_by_message() -> None:
+def test_the_planned_grid_is_the_fastest_counted_message_by_message() -> None:
     """All grids without a pipeline, priced by carrying out every algorithm's messages over the placed ranks."""
     grids = [(batch, 12 // batch) for batch in (12, 6, 4, 3, 2, 1)]
     seconds = {grid: _step_one_by_one(grid) for grid in grids}
@@ -246,7 +246,7 @@ def _collective_one_by_one(operation: str, groups: list[list[int]]) -> float:
     return min(times)
 
 
-def test_placements_are_repeated_for_any_number_of_nodes() -> None:
+def test_placement_of_many_ranks() -> None:
     """Every model group of five lies on two nodes of four, with a hundred thousand ranks too."""
     machine = slow_between(25_000, 4)
     assert Groups(Layout(((20_000, 5),), (3,)), machine).model("barrier", 0, 0) == pytest.approx(3 * BETWEEN)

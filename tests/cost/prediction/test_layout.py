@@ -1,3 +1,5 @@
+"""Descriptions of layouts: text, staleness, settings."""
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -10,7 +12,7 @@ from hybridnn.kernels.sixteen_bits import COMPRESSED_FORMATS
 from hybridnn.pipeline.checks.staleness import audit
 from hybridnn.pipeline.schedules.methods import METHODS
 
-WORDS = [
+DESCRIPTIONS = [
     (Layout(((1, 1),), (3,)), "one rank"),
     (Layout(((64, 1),), (3,)), "batch 64"),
     (Layout(((4, 2),), (3,), "alternating", overlap=False), "batch 4 x model 2 (alternating), without overlap"),
@@ -22,9 +24,9 @@ WORDS = [
 ]
 
 
-@pytest.mark.parametrize(("layout", "words"), WORDS, ids=[words for _, words in WORDS])
-def test_words(layout: Layout, words: str) -> None:
-    assert layout.describe() == words
+@pytest.mark.parametrize(("layout", "text"), DESCRIPTIONS, ids=[text for _, text in DESCRIPTIONS])
+def test_descriptions(layout: Layout, text: str) -> None:
+    assert layout.describe() == text
 
 
 def pipeline(method: str, stages: int, *, vertical_sync: bool = False) -> Layout:
@@ -40,30 +42,30 @@ def pipeline(method: str, stages: int, *, vertical_sync: bool = False) -> Layout
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_staleness_is_what_an_audit_of_the_schedule_finds(name: str) -> None:
+def test_staleness_agrees_with_an_audit_of_the_schedule(name: str) -> None:
     layout = pipeline(name, 4)
     rows = [row for row in audit(layout.schedule(1 if layout.exact else 16)) if row.minibatch >= 8 or layout.exact]
     most = max(row.staleness for row in rows)
     predicts = any(row.forward.ahead for row in rows)
     consistent = all(row.consistent for row in rows)
-    words = layout.describe_staleness()
+    text = layout.describe_staleness()
     if most == 0:
-        assert words == "exact"
+        assert text == "exact"
     elif predicts:
-        assert words == "weights predicted"
+        assert text == "weights predicted"
     elif consistent:
-        assert words == f"stale by up to {most} updates"
+        assert text == f"stale by up to {most} updates"
     else:
-        assert words == "inconsistent"
+        assert text == "inconsistent"
 
 
-def test_numbers_of_updates() -> None:
+def test_staleness_in_updates() -> None:
     assert pipeline("pipedream", 2).describe_staleness() == "stale by up to 1 update"
     assert pipeline("pipedream", 4, vertical_sync=True).describe_staleness() == "stale by 3 updates"
     assert pipeline("pipedream", 1).describe_staleness() == "exact"
 
 
-def test_settings_are_those_of_the_parallel_section() -> None:
+def test_parallel_settings() -> None:
     layout = Layout(((4, 2),) * 2, (3, 1), "alternating", False, "gpipe", 8, merges=True)
     chosen = ParallelSettings.model_validate(layout.parallel_settings())
     assert (chosen.pipeline, chosen.batch, chosen.model, chosen.model_split) == (2, 4, 2, "alternating")

@@ -1,4 +1,4 @@
-"""The bytes counted without allocating are those that the trainer reports after it has trained."""
+"""Predicted memory equals the memory that the trainer reports after training."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_one_rank(comm: MPI.Intracomm) -> None:
 
 
 @pytest.mark.in_process(ranks=[1, 2, 4])
-def test_weight_gradients_as_products(comm: MPI.Intracomm) -> None:
+def test_fused_update(comm: MPI.Intracomm) -> None:
     for optimizer, dtype, task in (("sgd", "float64", True), ("momentum", "float32", False)):
         workload = Workload(LARGE, 60, 13, dtype, optimizer, classification=task)
         for batch in {1, comm.size}:
@@ -123,14 +123,14 @@ def test_pipelines_of_every_method(comm: MPI.Intracomm, pipelining: dict[str, An
 
 
 @pytest.mark.in_process(ranks=[2, 4])
-def test_chunks_and_layers_dealt_out_unevenly(comm: MPI.Intracomm) -> None:
+def test_chunks_and_uneven_partitions(comm: MPI.Intracomm) -> None:
     grid, workload = ProcessGrid(comm, pipeline=comm.size), Workload(MODEL, 60, 13, "float64", classification=False)
     check(grid, workload, method="interleaved", microbatches=4)
     check(grid, workload, method="pipedream", partition=(8 - comm.size + 1, *[1] * (comm.size - 1)))
 
 
 @pytest.mark.in_process(ranks=[4])
-def test_stages_of_several_ranks_and_of_uneven_widths(comm: MPI.Intracomm) -> None:
+def test_stages_of_several_ranks_and_of_unequal_shapes(comm: MPI.Intracomm) -> None:
     workload = Workload(MODEL, 60, 13, optimizer="adam")
     for batch, model in ((2, 1), (1, 2)):
         check(ProcessGrid(comm, pipeline=2, batch=batch, model=model), workload, method="1f1b", microbatches=3)
@@ -155,7 +155,7 @@ def test_gradients_rounded_between_nodes(comm: MPI.Intracomm) -> None:
                 check(ProcessGrid(on_nodes(comm, nodes)), workload, shared=shared, wire_dtype=words)
 
 
-def test_the_fullest_rank_is_that_of_the_widest_layers() -> None:
+def test_the_largest_memory_is_that_of_the_widest_layers() -> None:
     workload = Workload(MLP([4, 4, 400, 400, 4]), 100, 10)
     layout = uniform_layout([(1, 1)] * 2, 4)
     assert largest_memory(workload, layout) == stage_memory(workload, layout, 1)

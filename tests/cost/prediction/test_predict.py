@@ -1,4 +1,4 @@
-"""Predictions on machines made up so that they can be computed by hand."""
+"""Predictions on synthetic machines, computed by hand."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def layout(*stages: tuple[int, int], layers: tuple[int, ...], **others: object) 
     return Layout(stages, layers, overlap=False, **others)
 
 
-def test_serial_step_is_three_products_per_layer_but_two_in_the_first() -> None:
+def test_a_serial_step_is_three_products_per_layer_and_two_in_the_first() -> None:
     seconds = predict(workload(), layout((1, 1), layers=(5,)), make_machine()).seconds_per_step
     products = 24 * (3 * sum(WEIGHTS) - WEIGHTS[0])
     assert seconds == pytest.approx(products * NANO)
 
 
-def test_an_epoch_has_a_last_minibatch_too() -> None:
+def test_an_epoch_includes_its_last_minibatch() -> None:
     short = Workload(MLP(SIZES, "relu"), 250, 24, classification=False)
     done = predict(short, layout((1, 1), layers=(5,)), make_machine())
     assert done.seconds_per_epoch == pytest.approx(11 * done.seconds_per_step)
@@ -72,7 +72,7 @@ def elements_only(**others: Any) -> Machine:
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])
-def test_ranks_that_share_add_up_and_update_a_slice_and_meet_twice(ranks: int) -> None:
+def test_shared_replicas_reduce_and_update_slices_with_two_collectives(ranks: int) -> None:
     done = predict(workload(), layout((ranks, 1), layers=(5,), sharing_ranks=ranks), elements_only())
     lines = (gradient_bytes(SIZES[1:]) - 4) // 64
     own = 16 * ceil(lines / ranks)
@@ -86,7 +86,7 @@ def test_ranks_that_share_add_up_and_update_a_slice_and_meet_twice(ranks: int) -
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_without_gradients_a_rank_takes_the_products_of_all_for_its_part_and_updates_once(ranks: int) -> None:
+def test_fused_update_computes_the_products_of_all_samples_for_some_rows(ranks: int) -> None:
     sizes, costs = [8, 300, 300, 4], {"packing": ElementCost(number_seconds=1.0)}
     weights = [8 * 300, 300 * 300, 300 * 4]
     updates = {"sgd": ElementCost(number_seconds=1.0), "momentum": ElementCost(number_seconds=1e9)}
@@ -109,7 +109,7 @@ def test_without_gradients_a_rank_takes_the_products_of_all_for_its_part_and_upd
     assert seconds("momentum", rereads_gradient=True) > 1e9
 
 
-def test_the_rank_that_is_alone_on_its_node_updates_all_slices() -> None:
+def test_a_rank_alone_on_its_node_updates_all_slices() -> None:
     cluster = elements_only(nodes=2, ranks_per_node=3)
     done = predict(workload(), layout((4, 1), layers=(5,), sharing_ranks=3), cluster)
     own = 16 * ceil((gradient_bytes(SIZES[1:]) - 4) // 64 / 3)
@@ -169,7 +169,7 @@ def equal_stages(stages: int) -> Workload:
 
 @pytest.mark.parametrize("method", ["gpipe", "1f1b"])
 @pytest.mark.parametrize(("stages", "microbatches"), [(2, 4), (4, 8), (3, 16)])
-def test_flushed_pipelines_have_the_bubble_of_the_formula(method: str, stages: int, microbatches: int) -> None:
+def test_exact_pipelines_have_the_bubble_of_the_formula(method: str, stages: int, microbatches: int) -> None:
     """(m + K - 1)(t_F + t_B), where all stages are alike."""
     work = equal_stages(stages)
     machine = make_machine()
@@ -200,7 +200,7 @@ def test_pipedream_adds_the_slowest_stage_per_minibatch(stages: int) -> None:
 
 
 @pytest.mark.parametrize("method", ["sequential", "ddg", "fr"])
-def test_locked_methods_follow_table_1(method: str) -> None:
+def test_lockstep_methods_follow_table_1(method: str) -> None:
     """Kang 2019, Table 1: T_F + T_B, T_F + T_B / K, and with recomputation T_F + (T_F + T_B) / K."""
     stages = 4
     work = equal_stages(stages)
@@ -224,7 +224,7 @@ def test_parts_add_up_to_the_step() -> None:
         assert total == pytest.approx(done.seconds_per_step)
 
 
-def test_overlap_hides_what_it_says_and_slows_computing() -> None:
+def test_overlap_hides_its_fraction_and_slows_computing() -> None:
     overlap = {"hidden_fraction": 0.5, "compute_slowdown": 1.2, "nonblocking_factor": 1.5}
     machine = make_machine(beta=1e-9, overlap=overlap)
     apart = predict(workload(), layout((2, 1), layers=(5,)), machine)
@@ -236,7 +236,7 @@ def test_overlap_hides_what_it_says_and_slows_computing() -> None:
     assert beside.breakdown.computing == pytest.approx(apart.breakdown.computing + 0.2 * 0.5 * alone)
 
 
-def test_instructions_are_the_computing_of_the_stages() -> None:
+def test_instructions_add_up_to_the_computing_of_the_stages() -> None:
     done = predict(workload(), layout((1, 1), layers=(5,)), make_machine())
     assert done.instructions == pytest.approx(
         {"forward": 24 * sum(WEIGHTS) * NANO, "backward": 24 * (2 * sum(WEIGHTS) - WEIGHTS[0]) * NANO}
@@ -260,7 +260,7 @@ def _predictions(machine):
             yield predict(work, made, machine)
 
 
-def test_groups_inside_a_node_pay_its_link_and_the_others_share_the_way_out() -> None:
+def test_groups_across_nodes_share_the_bandwidth_of_a_node() -> None:
     near = {"segments": [{"alpha_seconds": 0.0, "beta_seconds_per_byte": 1e-9}]}
     far = {"segments": [{"alpha_seconds": 0.0, "beta_seconds_per_byte": 1e-8}]}
     machine = make_machine(multiply_add=0.0, nodes=2, ranks_per_node=2, inside_node=near, between_nodes=far)

@@ -1,4 +1,4 @@
-"""Bytes that a prediction counts are those that a run counts."""
+"""Predicted bytes equal the bytes that a training sends."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_four_ranks_send_what_is_predicted(comm: MPI.Intracomm) -> None:
 
 
 @pytest.mark.in_process(ranks=[2, 4])
-def test_rounded_gradients_send_what_is_predicted_and_half_of_the_rest(comm: MPI.Intracomm) -> None:
+def test_rounded_gradients_send_what_is_predicted_half_as_much(comm: MPI.Intracomm) -> None:
     for nodes in {2: ((0, 1),), 4: ((0, 0, 1, 1), (0, 0, 0, 1), (0, 1, 2, 3))}[comm.size]:
         for is_shared in ("auto", False):
             for overlap in (True, False):
@@ -96,7 +96,7 @@ def test_rounded_gradients_send_what_is_predicted_and_half_of_the_rest(comm: MPI
 
 
 @pytest.mark.in_process(ranks=[4])
-def test_pipelines_round_between_the_nodes_of_a_stage_alone(comm: MPI.Intracomm) -> None:
+def test_pipelines_round_only_between_the_nodes_of_a_stage(comm: MPI.Intracomm) -> None:
     axes: dict[str, Any] = {"pipeline": 2, "batch": 2}
     for nodes, share in (((0, 0, 1, 1), 1), ((0, 1, 2, 3), 0.5)):
         for method in ("gpipe", "interleaved", "pipedream"):

@@ -38,7 +38,7 @@ def test_lognormal_with_mean_1(jitter: float) -> None:
     assert ((logs - logs.mean()) ** 3).mean() / logs.std() ** 3 == pytest.approx(0, abs=0.03)  # no skew
 
 
-def test_factors_depend_on_what_they_are_of_alone() -> None:
+def test_factors_depend_on_seed_rank_kind_and_minibatch() -> None:
     some = Disturbance(0.1, seed=4)
     wanted = some.factors(2, Forward(1), 5).tolist()
     others = [
@@ -53,7 +53,7 @@ def test_factors_depend_on_what_they_are_of_alone() -> None:
     assert Disturbance(0.1, {2: 3.0}, 4).factors(2, Forward(1), 5) == pytest.approx(3 * np.array(wanted))
 
 
-def test_the_slowest_of_a_model_group_counts() -> None:
+def test_the_slowest_rank_of_a_model_group_counts() -> None:
     """Two stages of 2 x 2 ranks and 3 microbatches; ranks vary fastest along the model group."""
     layout = Layout(((2, 2), (2, 2)), (4, 4), method="zb-h1", microbatches=3)
     disturbance, lanes = Disturbance(0.2, {5: 2.0}, 1), make_lanes([2, 2])
@@ -67,7 +67,7 @@ def test_the_slowest_of_a_model_group_counts() -> None:
             assert np.asarray(disturbed.duration(stage, instruction)).tolist() == pytest.approx(wanted)
 
 
-def test_chunks_and_products_over_all_microbatches_have_factors_of_their_own() -> None:
+def test_chunks_and_merged_weight_gradients_have_factors_of_their_own() -> None:
     layout = Layout(((1, 1), (1, 1)), (2, 2, 2, 2), method="interleaved", microbatches=2, chunks=2, merges=True)
     costs = StageCosts(WORKLOAD, layout, plain_machine())
     disturbed = DisturbedCosts(costs, make_lanes([1, 1]), Disturbance(0.2))
@@ -100,7 +100,7 @@ def test_communication_is_not_disturbed() -> None:
         ({"seed": -1}, "seed = -1"),
     ],
 )
-def test_wrong_values(options: dict[str, Any], message: str) -> None:
+def test_invalid_values(options: dict[str, Any], message: str) -> None:
     with pytest.raises(SettingError, match=message):
         Disturbance(**options)
 

@@ -22,7 +22,7 @@ plain_machine = partial(make_machine, multiply_add=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["strong", "weak"])
-def test_without_communication_it_is_ideal(kind: str) -> None:
+def test_scaling_is_ideal_without_communication(kind: str) -> None:
     curve = scaling_curve(WORKLOAD, Layout(((16, 1),), (8,)), plain_machine(), kind, 1)
     assert [point.ranks for point in curve.points] == [1, 2, 4, 8, 16]
     assert [point.batch_size for point in curve.points] == [
@@ -34,7 +34,7 @@ def test_without_communication_it_is_ideal(kind: str) -> None:
         assert point.communication_share == point.bubble_share == 0
 
 
-def test_with_latency() -> None:
+def test_scaling_with_latency() -> None:
     """Strong: the reduction takes ever more of a shrinking step; lg P messages of alpha at the least."""
     curve = scaling_curve(WORKLOAD, Layout(((16, 1),), (8,)), plain_machine(alpha=1e-3), "strong", 1)
     alone = 64 * 16 * 16 * 1e-6 * 23
@@ -45,7 +45,7 @@ def test_with_latency() -> None:
         assert point.communication_share == pytest.approx(lg * 1e-3 / step)
 
 
-def test_pipeline_with_its_bubble() -> None:
+def test_scaling_of_a_pipeline() -> None:
     """The smallest layout is one replica of the pipeline; four replicas in sixes are 6, 12, 24 and 24 ranks."""
     layout = Layout(((6, 1),) * 4, (2, 2, 2, 2), method="gpipe", microbatches=8)
     curve = scaling_curve(WORKLOAD, layout, plain_machine(), "weak", 1)

@@ -1,4 +1,4 @@
-"""Simulated steps on machines so plain that their times can be worked out."""
+"""Simulated steps on machines on which their times are computed by hand."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_slow_stage_is_the_bottleneck(slow: int, factor: float) -> None:
     assert step.seconds_per_step == pytest.approx(sum(forward) + sum(backward) + 7 * (max(forward) + max(backward)))
 
 
-def test_a_slow_replica_holds_up_the_others() -> None:
+def test_a_slow_replica_delays_the_others() -> None:
     """They wait for it where the gradients are summed, and compute no longer than before."""
     layout = Layout(((4, 1),), (8,))
     step = simulated(layout, plain_machine(), Disturbance(slow={2: 3.0}))
@@ -73,7 +73,7 @@ def test_a_slow_replica_holds_up_the_others() -> None:
     assert step.stages[0].bubble == pytest.approx(3 / 4 * 2 * alone)
 
 
-def test_a_slow_rank_of_a_model_group_holds_up_its_replica() -> None:
+def test_a_slow_rank_of_a_model_group_delays_its_replica() -> None:
     layout = Layout(((1, 4),), (8,))
     calm = simulated(layout, plain_machine())
     slow = simulated(layout, plain_machine(), Disturbance(slow={3: 3.0}))
@@ -118,7 +118,7 @@ def test_reduction_over_links() -> None:
 
 
 @pytest.mark.parametrize("method", ["pipedream", "vanilla"])
-def test_where_minibatches_overlap_a_step_is_what_one_more_adds(method: str) -> None:
+def test_step_of_overlapping_minibatches_is_what_one_more_adds(method: str) -> None:
     layout = Layout(((1, 1),) * 4, (2, 2, 2, 2), method=method)
     step = simulated(layout, plain_machine())
     assert step.minibatches == 16
@@ -142,7 +142,7 @@ def test_parts_add_up_to_the_step() -> None:
         assert mean.computing < busy < mean.computing + mean.communication
 
 
-def test_what_cannot_be_simulated() -> None:
+def test_refused_simulations() -> None:
     layout = Layout(((4, 1),) * 2, (4, 4), method="1f1b", microbatches=8)
     with pytest.raises(SettingError, match="slow = 8: a rank from 0 to 7"):
         simulated(layout, plain_machine(), Disturbance(slow={8: 2.0}))

@@ -1,4 +1,4 @@
-"""Drawings of simulated runs: the boxes, and what is left out of large ones."""
+"""Drawings of simulations: the boxes, and what large ones leave out."""
 
 from __future__ import annotations
 
