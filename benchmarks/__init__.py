@@ -1,1 +1,1 @@
-"""Times this package beside its peers: alternating runs in one process, ratios and medians, never a pass or fail."""
+"""Benchmarks that compare hybridnn with PyTorch and scikit-learn, by ratios and medians of alternating runs."""

@@ -1,4 +1,4 @@
-"""``python -m benchmarks``: measures the parts that are named, prints tables, and keeps figures as JSON and chart."""
+"""``python -m benchmarks`` runs the selected parts, prints tables, and writes the results as JSON and as a chart."""
 
 from __future__ import annotations
 
@@ -19,13 +19,17 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def read_arguments() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)} (default: all)")
     parser.add_argument(
-        "--case", action="append", default=[], metavar="WORD", help="only networks with this in name@batch; repeatable"
+        "--case",
+        action="append",
+        default=[],
+        metavar="WORD",
+        help="only networks with WORD in name@batch; repeatable",
     )
-    parser.add_argument("--pairs", type=int, help="runs of each program (default: as each part has it)")
+    parser.add_argument("--pairs", type=int, help="runs of each program (default: that of each part)")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder for JSON and chart")
     arguments = parser.parse_args()
     for name in arguments.parts:
@@ -35,7 +39,7 @@ def read_arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Measure what was asked for."""
+    """Run the selected parts."""
     arguments = read_arguments()
     figures: dict[str, Any] = {
         "date": date.today().isoformat(),

@@ -1,6 +1,6 @@
-"""One all-reduce of a large array between the ranks of a node: at once, in pieces, and without blocking.
+"""All-reduce of a large array between the ranks of a node: at once, in pieces, and non-blocking.
 
-Run as ``mpirun -n 2 python -m benchmarks.allreduce_pieces``; prints milliseconds, medians of seven runs in turn.
+``mpirun -n 2 python -m benchmarks.allreduce_pieces`` prints medians of seven alternating runs in milliseconds.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def in_flight(array: Any, piece: int, most: int) -> None:
 
 
 def main() -> None:
-    """Time all ways in turn; rank 0 prints."""
+    """Time all variants alternately; rank 0 prints."""
     array = np.zeros(NUMBERS, np.float32)
     ways: dict[str, Callable[[], None]] = {
         "blocking, at once": lambda: blocking(array, array.nbytes),

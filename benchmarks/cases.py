@@ -1,4 +1,4 @@
-"""The networks that are timed, and the two programs that train them: this package and PyTorch."""
+"""Networks of the benchmarks, and programs of hybridnn, PyTorch and scikit-learn that train them."""
 
 from __future__ import annotations
 
@@ -31,20 +31,17 @@ MOMENTUM = 0.9
 
 @dataclass(frozen=True)
 class Case:
-    """One network, its minibatch, and how long a timed run is.
+    """A network, its minibatch, and the length of a timed run.
 
     Attributes
     ----------
-    name : str
-    sizes : tuple of int
-    batch_size : int
     task : {"regression", "classification"}
     minibatches, epochs : int
         Minibatches in the data, and passes over them in one timed run, which takes at least a tenth of a second.
     activation : str
-        Of the hidden layers.
+        Activation of the hidden layers.
     stages : tuple of int
-        Layers of each of two pipeline stages, cut so that the products of both take about as many operations.
+        Layers of each of two pipeline stages, divided so that their products take about the same number of operations.
     """
 
     name: str
@@ -68,7 +65,7 @@ class Case:
 
     @property
     def products_flops(self) -> int:
-        """Floating-point operations of the matrix products of a step; nobody wants the gradient of the input."""
+        """Floating-point operations of the matrix products of a step, without the gradient of the network input."""
         multiply_adds = [a * b for a, b in zip(self.sizes, self.sizes[1:], strict=False)]
         return 2 * self.batch_size * (3 * sum(multiply_adds) - multiply_adds[0])
 
@@ -90,21 +87,21 @@ CASES = (
 """Two small networks, one of equal layers, and the network of Chen 2018, section 4, with 8 of its 32 hidden layers."""
 
 LARGE_BATCH = replace(CASES[3], batch_size=512)
-"""The largest network with a minibatch that gives two ranks more to do between two messages."""
+"""The largest network with a larger minibatch: two ranks compute longer between messages."""
 
 MICROBATCHES = 4
-"""Of a minibatch in a pipeline; all minibatches of `CASES` are multiples of it."""
+"""Microbatches per minibatch in a pipeline; all minibatches of `CASES` are multiples of it."""
 
 GPU_CASES = (
     *CASES[:3],
     Case("3072-32x2048-10", (3072, *[2048] * 32, 10), 128, "classification", 8, 1, "selu"),
     Case("4096-8x4096-4096", (4096, *[4096] * 8, 4096), 1024, "regression", 2, 1),
 )
-"""The same small ones, Chen's whole network, and one that keeps a GPU busy; how many epochs, the clock says."""
+"""The same small networks, Chen's whole network, and a large one; the number of epochs depends on the speed."""
 
 
 def make_data(case: Case) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Random float32 samples and targets, the same everywhere."""
+    """Random float32 samples and targets, equal on all ranks."""
     rng = np.random.default_rng(0)
     samples = case.batch_size * case.minibatches
     x = rng.standard_normal((samples, case.sizes[0]), np.float32)
@@ -114,7 +111,7 @@ def make_data(case: Case) -> tuple[NDArray[Any], NDArray[Any]]:
 
 
 def our_run(case: Case, grid: ProcessGrid, **settings: Any) -> tuple[Trainer, Callable[[], Any]]:
-    """A trainer, with more `settings` of it, and a function that makes one timed run."""
+    """A trainer with further `settings`, and a function that makes one timed run."""
     from hybridnn import MLP, SGD, Trainer
 
     optimizer = SGD(LEARNING_RATE, MOMENTUM)
@@ -136,7 +133,7 @@ def torch_model(case: Case) -> Any:
 
 
 def sklearn_run(case: Case) -> Callable[[], Any]:
-    """A function that makes one timed run in scikit-learn; each begins with fresh weights, which costs it little."""
+    """A function that makes one timed run in scikit-learn, with new weights in each run."""
     import warnings
 
     from sklearn.exceptions import ConvergenceWarning
@@ -161,17 +158,17 @@ def sklearn_run(case: Case) -> Callable[[], Any]:
 
     def run() -> None:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)  # it is told how many epochs to do
+            warnings.simplefilter("ignore", ConvergenceWarning)  # the number of epochs is fixed
             estimator.fit(x, y)
 
     return run
 
 
-def torch_run(case: Case, model: Any, part: slice = slice(None), device: str = "cpu") -> Callable[[], None]:
-    """A function that makes one timed run in PyTorch, the rows `part` of every minibatch on this rank.
+def torch_run(case: Case, model: Any, rows: slice = slice(None), device: str = "cpu") -> Callable[[], None]:
+    """A function that makes one timed run in PyTorch, with the samples `rows` of every minibatch on this rank.
 
-    Written as its users write it, but for the loss, which is never fetched: a favour to PyTorch, because this package
-    looks at the loss of every step. On a GPU the data lie there before, and the optimizer is the fused one.
+    It is a usual training loop, but the loss is never copied to Python, an advantage for PyTorch, because hybridnn
+    checks the loss of every step. On a GPU the data are on the device before the run, and the optimizer is fused.
     """
     import torch
 
@@ -184,7 +181,7 @@ def torch_run(case: Case, model: Any, part: slice = slice(None), device: str = "
         for _ in range(case.epochs):
             order = torch.randperm(len(x), generator=shuffle, device=device)
             for start in range(0, len(x), case.batch_size):
-                indices = order[start : start + case.batch_size][part]
+                indices = order[start : start + case.batch_size][rows]
                 optimizer.zero_grad()
                 loss_of(model(x[indices]), y[indices]).backward()
                 optimizer.step()

@@ -1,4 +1,4 @@
-"""A bar for every ratio with its spread; beside it shares of the machine's limits, and memory, where they are known."""
+"""Chart of the ratios with their ranges, the shares of the machine's limits, and the memory."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ BAR_INCHES = 0.28
 PANEL_INCHES = 5.0
 
 LEAST_MEGABYTES = 0.1
-"""Where bars of memory begin: a logarithmic axis has no zero."""
+"""Lower limit of the logarithmic axis of memory."""
 
 ABOVE = {"loc": "lower left", "bbox_to_anchor": (0, 1), "ncols": 2, "frameon": False, "fontsize": "small"}
-"""Where legends hide no bar."""
+"""Position of legends above the axes."""
 
 
 def draw_chart(figures: Mapping[str, Any], titles: Mapping[str, str], path: Path) -> None:
-    """Draw a bar for each row that has a ratio, one group of bars for each part, and panels for what else rows have.
+    """Draw a bar for each row with a ratio, in one group for each part, and panels for shares and memory.
 
     Parameters
     ----------
     figures : mapping
-        What ``python -m benchmarks`` writes as JSON: ``machine``, ``date``, and for each part its rows. Drawn are
-        ``ratio``, ``ratio_min`` and ``ratio_max``; ``products_share`` and ``update_share``; ``our_grown_bytes`` and
+        JSON of ``python -m benchmarks``: ``machine``, ``date``, and the rows of each part with ``ratio``,
+        ``ratio_min`` and ``ratio_max``, ``products_share`` and ``update_share``, ``our_grown_bytes`` and
         ``their_grown_bytes``.
     titles : mapping
-        Part to what its bars are called.
+        Labels of the parts.
     path : Path
-        Of the PNG.
+        Path of the PNG.
     """
     from matplotlib.figure import Figure
 
@@ -73,7 +73,7 @@ def _draw_ratios(axes: Any, groups: Mapping[str, Sequence[Row]]) -> None:
 
 
 def _draw_shares(axes: Any, rows: Sequence[Row]) -> None:
-    """Bars of what the limits need of a step: products, and behind them the bytes of the update."""
+    """Draw the share of a step that the limits of the machine explain: products, and bytes of the update."""
     known = [(place, row) for place, row in enumerate(rows) if "products_share" in row]
     places, products = [place for place, _ in known], [row["products_share"] for _, row in known]
     axes.barh(places, products, color="0.35", label="products")
@@ -85,7 +85,7 @@ def _draw_shares(axes: Any, rows: Sequence[Row]) -> None:
 
 
 def _draw_memory(axes: Any, rows: Sequence[Row]) -> None:
-    """Two thin bars for each row, ours above PyTorch's."""
+    """Draw two thin bars for each row, for hybridnn and for PyTorch."""
     known = [(place, row) for place, row in enumerate(rows) if "our_grown_bytes" in row]
     for shift, whose, label, colour in ((-0.2, "our", "ours", "C2"), (0.2, "their", "PyTorch's", "0.6")):
         megabytes = [row[f"{whose}_grown_bytes"] / 1e6 for _, row in known]

@@ -1,8 +1,8 @@
-"""How fast checkpoints are written beside a plain parallel write, and what writing in the background costs an epoch.
+"""Speed of writing checkpoints compared with a plain parallel write, and the cost of background writing per epoch.
 
-``mpirun -n 2 python -m benchmarks.checkpoint [FOLDER]`` writes to FOLDER, by default the working folder, and prints
-megabytes per second and the seconds of epochs with and without a checkpoint beside them. Run it on a machine that does
-nothing else: the digests need processors that a plain write leaves idle.
+``mpirun -n 2 python -m benchmarks.checkpoint [FOLDER]`` writes to FOLDER, by default the working directory, and prints
+megabytes per second, and the seconds of epochs with and without a checkpoint. Run it on an idle machine, because
+digests need cores that a plain write does not use.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ LAYOUTS: dict[str, tuple[dict[str, int], str]] = {
 
 
 def own_file(folder: Path, data: np.ndarray[Any, Any]) -> None:
-    """Write this rank's share of the bytes to a file of its own."""
+    """Write this rank's part of the bytes to a separate file."""
     with open(folder / f"{COMM.rank}", "wb", buffering=0) as file:
         file.write(data)
         os.fsync(file.fileno())
 
 
 def shared_file(folder: Path, data: np.ndarray[Any, Any]) -> None:
-    """Write this rank's share of the bytes to one file, through collective MPI-IO."""
+    """Write this rank's part of the bytes to one file by collective MPI-IO."""
     file = MPI.File.Open(COMM, str(folder / "shared"), MPI.MODE_CREATE | MPI.MODE_WRONLY)
     file.Write_at_all(COMM.rank * data.nbytes, data)
     file.Sync()
@@ -66,13 +66,13 @@ def make_writer(
     return trainer, trainer.checkpoint_writer(folder, data="none", keep=RUNS + 1)
 
 
-def at_step(step: int) -> Progress:
-    """Return a place in the training; only the step matters here."""
+def progress_at(step: int) -> Progress:
+    """Return a progress of the training with this step."""
     return Progress(step=step, epoch=1, minibatches=0, loss_sum=0.0, samples=0)
 
 
 def print_speeds(folder: Path) -> None:
-    """Time all ways of writing the same bytes, in turn."""
+    """Time all variants of writing the same bytes, alternately."""
     total = 3 * 4 * MLP(WIDTHS).parameters
     data = np.random.default_rng(COMM.rank).random(total // COMM.size // 4, np.float32)
     ways: dict[str, Callable[[], Any]] = {
@@ -82,11 +82,11 @@ def print_speeds(folder: Path) -> None:
     steps = count(1)
     for name, (axes, split) in LAYOUTS.items():
         writer = make_writer(folder / name, axes, split)[1]
-        ways[name] = lambda writer=writer: writer.write(at_step(next(steps)))
+        ways[name] = lambda writer=writer: writer.write(progress_at(next(steps)))
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     beside: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(RUNS):
-        for name, way in ways.items():  # each beside a plain write, as the disk's speed comes and goes
+        for name, way in ways.items():  # each after a plain write, because the speed of the disk varies
             beside[name].append(undisturbed(folder, ways[PLAIN]))
             seconds[name].append(undisturbed(folder, way))
     if COMM.rank == 0:
@@ -98,7 +98,7 @@ def print_speeds(folder: Path) -> None:
 
 
 def undisturbed(folder: Path, way: Callable[[], Any]) -> float:
-    """Seconds of one write on all ranks, which pays for nothing that was left to be removed or written."""
+    """Seconds of one write on all ranks, after earlier files have been removed and all data written."""
     if COMM.rank == 0:
         for path in folder.iterdir():
             if path.is_file():
@@ -113,7 +113,7 @@ def undisturbed(folder: Path, way: Callable[[], Any]) -> float:
 
 
 def print_epochs(folder: Path) -> None:
-    """Time epochs with and without a checkpoint in the background, in turn."""
+    """Time epochs with and without a checkpoint in the background, alternately."""
     trainer, writer = make_writer(folder / "epochs", {}, "columns", EPOCH_WIDTHS)
     x = np.random.default_rng(0).standard_normal((EPOCH_SAMPLES, EPOCH_WIDTHS[0]), np.float32)
     y = np.random.default_rng(1).standard_normal((EPOCH_SAMPLES, EPOCH_WIDTHS[-1]), np.float32)
@@ -122,7 +122,7 @@ def print_epochs(folder: Path) -> None:
 
     def epoch(writes: bool) -> None:
         if writes:
-            begins.append(seconds_of(lambda: writer.begin(at_step(trainer.step))))
+            begins.append(seconds_of(lambda: writer.begin(progress_at(trainer.step))))
         trainer.fit(x, y, epochs=1, on_step=lambda _: writer.is_done() and None)
 
     trainer.log_every = 1

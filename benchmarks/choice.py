@@ -1,4 +1,4 @@
-"""Which networks a benchmark measures, and how often: ``python -m benchmarks.NAME [--pairs N] [WORD ...]``."""
+"""Options of a benchmark: ``python -m benchmarks.NAME [--pairs N] [WORD ...]`` selects networks and number of runs."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ __all__ = ["Choice", "read_choice"]
 
 @dataclass(frozen=True)
 class Choice:
-    """What a command asks for.
+    """Options of a command.
 
     Attributes
     ----------
     words : tuple of str
-        Only networks with one of them in ``name@batch`` are measured; all networks where there is none.
+        Networks whose ``name@batch`` contains one of them are measured; all networks if it is empty.
     pairs : int
-        Runs of each program that are counted.
+        Runs of each program.
     """
 
     words: tuple[str, ...]
     pairs: int
 
     def among(self, cases: Iterable[Case]) -> list[Case]:
-        """Those that are to be measured, in their order."""
+        """The selected cases, in their order."""
         return [
             case
             for case in cases
@@ -36,9 +36,9 @@ class Choice:
 
 
 def read_choice(pairs: int = 9) -> Choice:
-    """Read the command line; `pairs` where it has no number."""
+    """Parse the command line; `pairs` is the default number of runs."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("words", nargs="*", metavar="WORD", help="part of a network's name, or of name@batch")
+    parser.add_argument("words", nargs="*", metavar="WORD", help="part of name@batch of a network")
     parser.add_argument("--pairs", type=int, default=pairs, help="runs of each program (default: %(default)s)")
     arguments = parser.parse_args()
     return Choice(tuple(arguments.words), arguments.pairs)

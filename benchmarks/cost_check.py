@@ -1,4 +1,4 @@
-"""How far predicted seconds are from measured ones, on layouts that no fit has seen.
+"""Errors of predicted times, on layouts that are not part of any fit.
 
 ``mpirun -n 2 python -m benchmarks.cost_check``. Without ``--machine`` the machine is calibrated first.
 """
@@ -49,12 +49,12 @@ ROUNDS = 5
 ROUND_SECONDS = 0.3
 LEAST_STEPS = 8
 APART = 1.15
-"""Two layouts whose measured times differ by this factor should be put in the right order."""
+"""Factor between measured times from which on the order of two layouts should be predicted correctly."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A layout: its name, the axes of its grid, and the trainer's settings for it."""
+    """A layout: its name, the axes of its grid, and the settings of the trainer."""
 
     name: str
     axes: dict[str, int]
@@ -73,12 +73,12 @@ class Result:
 
     @property
     def error(self) -> float:
-        """Relative to what was measured."""
+        """Error relative to the measured time."""
         return self.predicted_seconds_per_step / self.measured_seconds_per_step - 1
 
 
 def cases() -> Iterator[Case]:
-    """Everything two ranks can do."""
+    """All layouts of two ranks."""
     yield Case("serial", {}, {})
     yield Case("batch, shared replicas", {"batch": 2}, {})
     for overlap in (False, True):
@@ -93,7 +93,7 @@ def cases() -> Iterator[Case]:
 
 @dataclass(frozen=True)
 class Run:
-    """A layout that is ready to be measured, and what its steps should take."""
+    """A layout with its trainer and the predicted time of a step."""
 
     network: tuple[int, ...]
     batch_size: int
@@ -105,7 +105,7 @@ class Run:
 
 
 def prepare(machine: Machine, model: MLP, batch_size: int, case: Case) -> Run:
-    """Predict a layout, and decide how many steps make a round."""
+    """Predict a layout, and choose the number of steps of a round."""
     mpi = import_mpi()
     grid = ProcessGrid(mpi.COMM_WORLD if case.axes else mpi.COMM_SELF, **case.axes)
     quiet = {"log_every": 10**6, "evaluate_every": 10**6}
@@ -126,7 +126,7 @@ def prepare(machine: Machine, model: MLP, batch_size: int, case: Case) -> Run:
 
 
 def check(machine: Machine) -> list[Result]:
-    """Predict and measure all layouts of all networks; in turn, so that what disturbs one disturbs all."""
+    """Predict and measure all layouts of all networks, alternately, so that disturbances affect all of them."""
     first = import_mpi().COMM_WORLD.Get_rank() == 0
     # A single process is measured on rank 0, while the other rank waits for it in the next layout.
     runs = [
@@ -138,7 +138,7 @@ def check(machine: Machine) -> list[Result]:
     for number in range(ROUNDS + 1):
         for run in runs:
             seconds = measure(run)
-            if number:  # the first warms up
+            if number:  # the first round is a warm-up
                 run.measured.append(seconds)
     return [result_of(run) for run in runs]
 
@@ -159,7 +159,7 @@ def measure(run: Run) -> float:
 
 
 def order_rate(results: list[Result]) -> tuple[int, int]:
-    """Pairs of layouts of one network that are apart, and how many of them the predictions put in order."""
+    """Number of pairs of layouts of one network with different times, and of those predicted in the right order."""
     apart = right = 0
     for one, other in combinations(results, 2):
         if (one.network, one.batch_size) != (other.network, other.batch_size):
@@ -172,7 +172,7 @@ def order_rate(results: list[Result]) -> tuple[int, int]:
 
 
 def print_results(results: list[Result]) -> dict[str, float]:
-    """Print a table of all layouts, and the summary, which is returned."""
+    """Print a table of all layouts and the summary; return the summary."""
     table = Table("network", "batch", "layout", "predicted ms", "measured ms", "error", title="Seconds per step")
     for result in results:
         times = (result.predicted_seconds_per_step * 1e3, result.measured_seconds_per_step * 1e3)
@@ -188,7 +188,7 @@ def print_results(results: list[Result]) -> dict[str, float]:
 
 
 def print_collectives(found: Calibration) -> list[dict[str, Any]]:
-    """Print how far the fits are from sizes that were held out of them; returns the figures."""
+    """Print and return the errors of the fits on held-out sizes."""
     table = Table("operation", "ranks", "sizes", "mean error", "largest", title="Messages of 64 KiB and more, held out")
     rows = []
     for fit in found.fits:
@@ -201,12 +201,12 @@ def print_collectives(found: Calibration) -> list[dict[str, Any]]:
 
 
 def console() -> Console:
-    """Where tables go."""
+    """Console of the tables."""
     return Console(width=110, highlight=False)
 
 
 def main() -> None:
-    """Calibrate if need be, check, print, and write the figures as JSON."""
+    """Calibrate if necessary, check the predictions, print the results and write them as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--machine", help="a machine file; without one this machine is calibrated")
     parser.add_argument("--seconds", type=float, default=240.0, help="for calibrating")

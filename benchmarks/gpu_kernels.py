@@ -41,10 +41,8 @@ class Work:
 
     Attributes
     ----------
-    name : str
     amount : float
-        Bytes that it moves, or floating-point operations.
-    run : callable
+        Bytes that it reads and writes, or floating-point operations.
     """
 
     name: str
@@ -53,11 +51,11 @@ class Work:
 
 
 Maker = Callable[[str, float, Callable[[], None]], Work]
-"""Of work by its name, how many times it goes through an array, and what it does."""
+"""Makes a `Work` from a name, the number of arrays read or written, and a function."""
 
 
 def one_pass(kernels: Kernels, dtype: str, numbers: int) -> list[Work]:
-    """Copy first, then every kernel that goes once through arrays of `numbers` numbers."""
+    """A copy, and all kernels that read or write arrays of `numbers` elements once."""
     host = np.random.default_rng(0).uniform(0.1, 0.9, numbers).astype(dtype)
     a, b, c, d, out = (kernels.to_device(host) for _ in range(5))
     size = a.nbytes
@@ -140,7 +138,7 @@ def _of_updates(kernels: Kernels, work: Maker, a: Any, b: Any, c: Any, d: Any, o
 
 
 def products(kernels: Kernels, dtype: str, name: str) -> list[Work]:
-    """Matrix products, with operations as work."""
+    """Matrix products, measured in operations."""
 
     def product(m: int, k: int, n: int) -> Work:
         random = np.random.default_rng(0)
@@ -154,12 +152,12 @@ def products(kernels: Kernels, dtype: str, name: str) -> list[Work]:
 
 
 def seconds_of(cupy: Any, works: Sequence[Work], runs: int) -> list[float]:
-    """Median seconds of every work, after one run that is not counted."""
+    """Median seconds of every operation, after one warm-up run."""
     times: list[list[float]] = [[] for _ in works]
     for run in range(runs + 1):
         for work, its_times in zip(works, times, strict=True):
             start, stop = cupy.cuda.Event(), cupy.cuda.Event()
-            work.run()  # the next launch is in line before the device comes to it, so its start is no pause
+            work.run()  # the next launch is enqueued before the device is idle
             start.record()
             work.run()
             stop.record()
@@ -170,7 +168,7 @@ def seconds_of(cupy: Any, works: Sequence[Work], runs: int) -> list[float]:
 
 
 def device_facts(cupy: Any) -> dict[str, Any]:
-    """Which device and which software."""
+    """Device and software versions."""
     runtime = cupy.cuda.runtime
     properties = runtime.getDeviceProperties(cupy.cuda.Device().id)
     return {
@@ -183,7 +181,7 @@ def device_facts(cupy: Any) -> dict[str, Any]:
 
 
 def measure(cupy: Any, numbers: int, runs: int) -> dict[str, Any]:
-    """All figures."""
+    """All results."""
     bandwidth, rates = [], []
     for dtype in ("float32", "float64"):
         works = one_pass(cupy_kernels(), dtype, numbers)
@@ -215,7 +213,7 @@ def show(found: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Measure, print and keep."""
+    """Measure, print and write the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--numbers", type=int, default=NUMBERS, help=f"a multiple of {COLUMNS} (default: %(default)s)")
     parser.add_argument("--runs", type=int, default=RUNS)

@@ -1,10 +1,9 @@
-"""Training on one GPU beside PyTorch on the same, and beside the rate of the matrix products alone.
+"""Training on one GPU: comparison with PyTorch, and with the rate of the matrix products alone.
 
-Run as ``python3 -m benchmarks.gpu_training``; prints a table, writes JSON and draws a chart. Every timed run trains for
-about a second and waits for the GPU at its end. PyTorch runs as it comes with its fused optimizer (*eager*), and
-compiled with CUDA graphs (*compiled*); this package launches kernels one by one (*plain*), or replays CUDA graphs, and
-brings its samples to the GPU in every run, where PyTorch's lie before. With ``--device cpu`` the program itself can be
-tried where there is no GPU.
+``python3 -m benchmarks.gpu_training`` prints a table, writes JSON and draws a chart. Every timed run trains for about a
+second and waits for the GPU at its end. PyTorch runs with its fused optimizer (*eager*), and compiled with CUDA graphs
+(*compiled*); hybridnn launches kernels one by one (*plain*), or replays CUDA graphs. It copies its samples to the GPU
+in every run, whereas those of PyTorch are there before. ``--device cpu`` runs the program without a GPU.
 """
 
 from __future__ import annotations
@@ -36,23 +35,23 @@ from hybridnn.kernels.numpy_backend import NUMPY
 
 PAIRS = 5
 SECONDS = 1.0
-"""Of a timed run, about."""
+"""Approximate time of a run."""
 
 LARGE = 2048
-"""Width of layers from which on TF32 is measured too."""
+"""Least width of layers for which TF32 is measured too."""
 
 Run = Callable[[], Any]
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What is measured on.
+    """The measured device.
 
     Attributes
     ----------
     name : {"gpu", "cpu"}
     torch_name : str
-        PyTorch's word for it.
+        Its name in PyTorch.
     cupy : module or None
     """
 
@@ -61,7 +60,7 @@ class Machine:
     cupy: Any
 
     def waits(self, run: Run) -> Run:
-        """The same run, until the device has done all of it."""
+        """The run, followed by a wait for the device."""
         if self.cupy is None:
             return run
 
@@ -72,7 +71,7 @@ class Machine:
         return whole
 
     def peaks(self, ours: Run, theirs: Run) -> dict[str, int]:
-        """Bytes that the allocator of either program takes for a run; none on the CPU."""
+        """Bytes that the allocator of each program uses in a run; empty on the CPU."""
         if self.cupy is None:
             return {}
         import torch
@@ -91,14 +90,14 @@ class Machine:
 
 
 def long_enough(case: Case, run_of: Callable[[Case], Run]) -> Case:
-    """The case with as many epochs as its timed run needs."""
+    """The case with the number of epochs of a timed run."""
     run = run_of(case)
     run()
     return replace(case, epochs=ceil(SECONDS / seconds_of(run)))
 
 
 def measure(case: Case, machine: Machine, *, tf32: bool) -> dict[str, Any]:
-    """All figures of one case."""
+    """All results of one case."""
     import torch
 
     torch.backends.cuda.matmul.allow_tf32 = tf32
@@ -154,7 +153,7 @@ def show(found: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Measure, print and keep."""
+    """Measure, print and write the results."""
     import torch
 
     parser = argparse.ArgumentParser(description=__doc__)
@@ -170,7 +169,7 @@ def main() -> None:
     machine = Machine(arguments.device, "cpu" if cupy is None else "cuda", cupy)
     facts = {"device": "CPU"} if cupy is None else device_facts(cupy)
     cases = [case for case in GPU_CASES if not arguments.case or any(word in case.name for word in arguments.case)]
-    # Small networks are bound by launches, whatever the precision.
+    # Small networks are limited by launches in any precision.
     rounded = [case for case in cases if max(case.sizes) >= LARGE and cupy is not None]
     rows = [measure(case, machine, tf32=False) for case in cases]
     rows += [measure(case, machine, tf32=True) for case in rounded]

@@ -1,7 +1,7 @@
-"""Ranks of one process: what a training takes on four of them, and what the engine itself takes.
+"""Ranks in one process: the time of a training on four ranks, and the cost of the engine.
 
 ``python -m benchmarks.in_process [--pairs N]`` prints a JSON object for each row. Trainings are timed by the wall
-clock, the engine by the processor time of this process, which other programs change less.
+clock, and the engine by the CPU time of this process, which depends less on other programs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from hybridnn.datasets.preparation import split
 from hybridnn.in_process import run_ranks
 
 DIGITS = Case("64-256-256-10", (64, 256, 256, 10), 100, "classification", 15, 1, stages=(2, 1))
-"""The network and the minibatches that ``hybridnn train`` has for the data set digits."""
+"""The default network and minibatches of ``hybridnn train`` for the data set digits."""
 
 ROOT = Path(__file__).parents[1]
 EPOCHS = 10
@@ -39,7 +39,7 @@ STARTED = 8
 ALPHA, BETA = 2e-6, 1e-9
 
 ASKED_TIMES, ASKED_SECONDS, ASKED_MICROSECONDS, ASKED_ERROR = 1.5, 0.1, 50.0, 1e-12
-"""The aims: times one process, seconds of a start, microseconds of a message, relative error of the clock."""
+"""Targets: time relative to one process, seconds of a start, microseconds of a message, relative error of the clock."""
 
 Program = Callable[[Any, int], Any]
 
@@ -48,32 +48,32 @@ Program = Callable[[Any, int], Any]
 
 
 def train(comm: Any, axes: dict[str, int], epochs: int) -> float:
-    """Train digits on the ranks of a grid, and evaluate after every epoch; returns the last loss."""
+    """Train digits on a grid with an evaluation after every epoch; return the last loss."""
     training, test = split(load_dataset("digits").train, 0.2, 0)
     trainer = Trainer(MLP(list(DIGITS.sizes)), SGD(), grid=ProcessGrid(comm, **axes), batch_size=DIGITS.batch_size)
     return trainer.fit(training, epochs=epochs, validation=(test, None)).epochs[-1].train_loss
 
 
 def train_one(epochs: int = EPOCHS) -> float:
-    """The training on one rank; the loss."""
+    """Train on one rank; return the loss."""
     loss: float = run_ranks(1, train, {}, epochs).results[0]
     return loss
 
 
 def train_four(epochs: int = EPOCHS) -> float:
-    """The training on 2 x 2 ranks; the loss."""
+    """Train on 2 x 2 ranks; return the loss."""
     loss: float = run_ranks(RANKS, train, {"batch": 2, "model": 2}, epochs).results[0]
     return loss
 
 
 def run_program(name: str, epochs: int) -> None:
-    """One of the trainings as a program of its own, from the start of Python on."""
+    """Run a training in a separate process, including the start of Python."""
     program = f"from benchmarks.in_process import {name}; {name}({epochs})"
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)
 
 
 def trainings(pairs: int, epochs: int = EPOCHS) -> Iterator[dict[str, Any]]:
-    """Seconds of the training on four ranks and on one, alone and as whole programs."""
+    """Results of the training on four ranks and on one, alone and as programs."""
     ways = {
         "training": (partial(train_four, epochs), partial(train_one, epochs)),
         "program": (partial(run_program, "train_four", epochs), partial(run_program, "train_one", epochs)),
@@ -95,7 +95,7 @@ def trainings(pairs: int, epochs: int = EPOCHS) -> Iterator[dict[str, Any]]:
 
 
 def pairs_of_ranks(comm: Any, calls: int) -> None:
-    """Neighbours send one another an array in turn: one message for each call of a rank's pair."""
+    """Pairs of neighbours exchange an array by blocking messages."""
     array, other = np.ones(8), comm.rank ^ 1
     for _ in range(calls):
         if comm.rank < other:
@@ -108,23 +108,23 @@ def pairs_of_ranks(comm: Any, calls: int) -> None:
 
 def ring(comm: Any, calls: int) -> None:
     """Every rank sends to the right while it receives from the left."""
-    mine, left = np.ones(8), np.empty(8)
+    own, left = np.ones(8), np.empty(8)
     for _ in range(calls):
-        comm.Sendrecv(mine, (comm.rank + 1) % comm.size, recvbuf=left, source=(comm.rank - 1) % comm.size)
+        comm.Sendrecv(own, (comm.rank + 1) % comm.size, recvbuf=left, source=(comm.rank - 1) % comm.size)
 
 
 def nonblocking(comm: Any, calls: int) -> None:
-    """As `ring`, with requests that are waited for later."""
-    mine, left = np.ones(8), np.empty(8)
+    """Like `ring`, with non-blocking messages."""
+    own, left = np.ones(8), np.empty(8)
     for _ in range(calls):
         receive = comm.Irecv(left, (comm.rank - 1) % comm.size)
-        send = comm.Isend(mine, (comm.rank + 1) % comm.size)
+        send = comm.Isend(own, (comm.rank + 1) % comm.size)
         receive.Wait()
         send.Wait()
 
 
 def allreduces(comm: Any, calls: int) -> None:
-    """All ranks add up an array: every rank's call counts as a message."""
+    """All-reduce an array; the call of each rank counts as a message."""
     array = np.zeros(8)
     for _ in range(calls):
         comm.Allreduce("IN_PLACE", array)
@@ -136,11 +136,11 @@ PATTERNS: dict[str, Program] = {
     "Isend and Irecv in a ring": nonblocking,
     "Allreduce, each rank": allreduces,
 }
-"""Programs in which every rank sends one message, of 64 bytes, per call."""
+"""Programs in which every rank sends one message of 64 bytes per call."""
 
 
 def seconds_per_message(program: Program, calls: int, rounds: int) -> float:
-    """Processor time of a message, with the call that sends it and the one that receives it."""
+    """CPU time of a message, including the sending and the receiving call."""
 
     def once() -> float:
         start = process_time()
@@ -152,7 +152,7 @@ def seconds_per_message(program: Program, calls: int, rounds: int) -> float:
 
 
 def seconds_to_start(rounds: int) -> float:
-    """Until ranks that do nothing have started and ended."""
+    """Seconds to start and end ranks that do nothing."""
 
     def once() -> float:
         start = perf_counter()
@@ -163,7 +163,7 @@ def seconds_to_start(rounds: int) -> float:
 
 
 def ring_allreduce(comm: Any, numbers: int) -> None:
-    """Add up an array over all ranks in a ring: the blocks travel round twice."""
+    """All-reduce an array by messages in a ring."""
     blocks, got = np.split(np.ones(numbers), comm.size), np.empty(numbers // comm.size)
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     for step in range(2 * (comm.size - 1)):
@@ -173,14 +173,14 @@ def ring_allreduce(comm: Any, numbers: int) -> None:
 
 
 def clock_error(ranks: int, numbers: int) -> float:
-    """How far the clock of a ring all-reduce is from its formula, relative to that."""
+    """Relative error of the clock of a ring all-reduce."""
     clock = run_ranks(ranks, ring_allreduce, numbers, alpha=ALPHA, beta=BETA).clock
     expected = counts("allreduce", "ring", 8 * numbers, ranks).seconds(ALPHA, BETA)
     return max(abs(seconds / expected - 1) for seconds in clock)
 
 
 def engine(rounds: int, calls: int = CALLS) -> Iterator[dict[str, Any]]:
-    """What the engine takes, each beside the most that is aimed at."""
+    """Results of the engine, with their targets."""
     yield row(f"start and end of {STARTED} ranks", "s", seconds_to_start(rounds), ASKED_SECONDS)
     for name, program in PATTERNS.items():
         yield row(f"message: {name}", "µs", 1e6 * seconds_per_message(program, calls, rounds), ASKED_MICROSECONDS)
@@ -190,7 +190,7 @@ def engine(rounds: int, calls: int = CALLS) -> Iterator[dict[str, Any]]:
 
 
 def row(quantity: str, unit: str, measured: float, asked: float) -> dict[str, Any]:
-    """A figure of the engine."""
+    """A result of the engine."""
     return {"quantity": quantity, "unit": unit, "measured": measured, "asked": asked}
 
 

@@ -1,4 +1,4 @@
-"""Starts benchmarks in processes of their own, of one thread each, and reads what they print."""
+"""Starts benchmarks in processes of one thread each, and reads their results."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THRE
 
 
 STARTS = 3
-"""Launchers that were closed a moment ago sometimes leave the next one unable to start."""
+"""Attempts to start: a launcher sometimes fails directly after another one has ended."""
 
 
 def run_lines(ranks: int, module: str, *arguments: str) -> list[dict[str, Any]]:
-    """Run a module of this package on some ranks; returns the figures it prints, one JSON object a line.
+    """Run a module of this package on `ranks` ranks; return its results, which it prints as one JSON object per line.
 
-    A job that fails without a word on its standard output is started again.
+    A job that fails without output is started again.
     """
     command = [sys.executable, "-m", f"benchmarks.{module}", *arguments]
     environment = os.environ | ONE_THREAD

@@ -1,4 +1,4 @@
-"""What the machine can do at most: the rate of matrix products, and memory bandwidth."""
+"""Limits of the machine: the rate of matrix products, and the memory bandwidth."""
 
 from __future__ import annotations
 
@@ -17,36 +17,35 @@ from hybridnn.kernels.backend import Array, Kernels
 from hybridnn.kernels.numpy_backend import NUMPY, NumpyKernels
 from hybridnn.parallel.workspace import samples_are_contiguous
 
-__all__ = ["beside_limits", "copy_bandwidth", "products_in", "products_of", "update_bytes"]
+__all__ = ["compare_with_limits", "copy_bandwidth", "products_in", "products_of", "update_bytes"]
 
 COPIED = 1 << 26
-"""Bytes of the array that is copied: far more than any cache."""
+"""Bytes of the copied array, far more than any cache."""
 
 ROUNDS = 7
 
 
-def beside_limits(case: Case, ours: Run, pairs: int, world: Any, *, gradients: int = 1) -> dict[str, float]:
-    """How near steps come to what the machine can do with all ranks at work at once; collective.
+def compare_with_limits(case: Case, ours: Run, pairs: int, world: Any, *, gradients: int = 1) -> dict[str, float]:
+    """Compare steps with the limits of the machine while all ranks compute; collective.
 
     Parameters
     ----------
-    case : Case
     ours : callable
         Makes one timed run.
     pairs : int
-        Runs, each followed by one of its products alone.
+        Runs, each followed by a run of its products alone.
     world : MPI.Intracomm
-        The ranks that are measured together.
+        Communicator of the measured ranks.
     gradients : int
-        As for `update_bytes`.
+        See `update_bytes`.
 
     Returns
     -------
     dict
-        ``products_share``: time of the products alone over that of the steps, the mean of the ranks, so that a rank
-        with less to do than another counts as far from the limit. ``update_share``: time that the bytes of the update
-        need at the copy bandwidth, over that of the steps. ``gflops``: rate of the products in steps, in 1e9/s, and
-        ``copy_bytes_per_second``, both of all ranks together.
+        ``products_share``: time of the products alone over that of the steps, the mean over the ranks, which is low if
+        a rank waits for another. ``update_share``: time of the bytes of the update at the copy bandwidth, over that of
+        the steps. ``gflops``: rate of the products in steps, in 1e9/s. ``copy_bytes_per_second``: bandwidth. The last
+        two are those of all ranks together.
     """
     products = products_in(ours)
     turns = alternate(ours, products.run, pairs, world.Barrier)
@@ -66,9 +65,9 @@ class Products(NamedTuple):
     Attributes
     ----------
     run : callable
-        Takes them once more, and does nothing else.
+        Computes only the products.
     are_added : bool
-        Whether those for the weights are added to the velocity, so that there are no gradients.
+        Whether products are added to the velocity (fused update), so that there are no gradients.
     """
 
     run: Run
@@ -76,33 +75,33 @@ class Products(NamedTuple):
 
 
 def products_in(run: Run) -> Products:
-    """The matrix products of a run and nothing else, on arrays of the same shapes and layouts.
+    """The matrix products of a run alone, on arrays of the same shapes and layouts.
 
-    They are noted while `run` goes, so that they are this rank's own, however a network is cut. They read what the run
-    has left, but write elsewhere: numbers that went round would dwindle until they are slow to multiply.
+    They are recorded during `run`, so that they are those of this rank for any split. They read the arrays of the run
+    and write to separate ones, because repeated products would make elements denormal, which are slow.
     """
     calls: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
-    rooms: dict[object, Array] = {}
+    outputs: dict[object, Array] = {}
 
-    def elsewhere(written: Any) -> Any:
+    def replacement(written: Any) -> Any:
         if not isinstance(written, np.ndarray):
-            return written  # a factor, or nothing
+            return written  # a factor or None
         key = written.ctypes.data, written.shape, written.strides
-        if key not in rooms:
-            rooms[key] = np.zeros_like(written)
-        return rooms[key]
+        if key not in outputs:
+            outputs[key] = np.zeros_like(written)
+        return outputs[key]
 
-    def noting(multiply: Callable[..., None]) -> Any:
-        def note(a: Array, b: Array, *others: Any) -> None:
+    def recording(multiply: Callable[..., None]) -> Any:
+        def record(a: Array, b: Array, *others: Any) -> None:
             multiply(a, b, *others)
-            calls.append((multiply, (a, b, *map(elsewhere, others))))
+            calls.append((multiply, (a, b, *map(replacement, others))))
 
-        return note
+        return record
 
     names = "matmul", "matmul_transposed"
-    notes = {name: staticmethod(noting(getattr(numpy_kernels, name))) for name in names}
+    recorders = {name: staticmethod(recording(getattr(numpy_kernels, name))) for name in names}
     add = numpy_kernels.add_product
-    with patch.multiple(NumpyKernels, **notes), patch.object(numpy_kernels, "add_product", noting(add)):
+    with patch.multiple(NumpyKernels, **recorders), patch.object(numpy_kernels, "add_product", recording(add)):
         run()
 
     def products() -> None:
@@ -113,7 +112,7 @@ def products_in(run: Run) -> Products:
 
 
 def products_of(case: Case, kernels: Kernels = NUMPY) -> Callable[[], None]:
-    """The matrix products of a timed run and nothing else, on arrays of the same shapes and layouts."""
+    """The matrix products of a timed run alone, on arrays of the same shapes and layouts."""
     rng = np.random.default_rng(0)
     widths, n = case.sizes, case.batch_size
     by_samples = kernels.on_host and samples_are_contiguous(n)
@@ -145,9 +144,9 @@ def products_of(case: Case, kernels: Kernels = NUMPY) -> Callable[[], None]:
 
 
 def copy_bandwidth(before: Run = lambda: None) -> float:
-    """Bytes read and written per second by a copy from memory to memory: the best of some rounds.
+    """Bytes read and written per second by a copy in memory, the best of several rounds.
 
-    `before` goes ahead of every round: a barrier, where several ranks copy at once.
+    `before` is called before every round, for example a barrier.
     """
     source = np.ones(COPIED, np.uint8)
     target = np.zeros_like(source)
@@ -159,9 +158,9 @@ def copy_bandwidth(before: Run = lambda: None) -> float:
 
 
 def update_bytes(case: Case, gradients: int = 1) -> int:
-    """Bytes that SGD with momentum must move in a step, over all ranks.
+    """Bytes that SGD with momentum reads and writes in a step, over all ranks.
 
-    The weights and the velocity are read and written, and so many gradients are read: of as many ranks, for ranks that
-    sum them as they update. With none the products have written the velocity, which then is only read.
+    The weights and the velocity are read and written, and `gradients` gradients are read: one per rank if ranks sum
+    them in the update. Without gradients the products have written the velocity, which is then only read.
     """
     return (4 + gradients if gradients else 3) * 4 * case.parameters

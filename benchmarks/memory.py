@@ -1,7 +1,7 @@
-"""Most memory that a training takes, by the operating system's count.
+"""Peak memory of a training, as counted by the operating system.
 
-``python -m benchmarks.memory MODULE ours|torch NAME [WAY]``, on as many ranks as the module measures. Each program
-trains in processes of its own, and what a process had taken before it made the network does not count.
+``python -m benchmarks.memory MODULE ours|torch NAME [WAY]`` runs on the ranks of the module. Each program trains in its
+own processes, and the memory of a process before it makes the network is subtracted.
 """
 
 from __future__ import annotations
@@ -20,19 +20,18 @@ from benchmarks.launch import run_lines
 __all__ = ["grown_bytes"]
 
 SMALL = Case("small", (4, 4, 4, 4), 2 * MICROBATCHES, "regression", 1, 1, stages=(2, 1))
-"""Trained first, so that everything is loaded."""
+"""Trained first, so that all libraries are loaded."""
 
 
 def grown_bytes(ranks: int, module: str, row: Mapping[str, Any]) -> dict[str, int]:
-    """By how many bytes a process grows that trains a network, the most of all ranks.
+    """Growth of the memory of a process that trains a network, the largest of all ranks.
 
     Parameters
     ----------
-    ranks : int
     module : str
         Module of this package with ``our_program`` and ``torch_program``.
     row : mapping
-        Figures of the network: ``case``, and ``way`` where there are several.
+        Results of the network, with ``case`` and, if there are several variants, ``way``.
 
     Returns
     -------
@@ -49,9 +48,9 @@ def grown_bytes(ranks: int, module: str, row: Mapping[str, Any]) -> dict[str, in
 
 
 def _most_resident() -> int:
-    """Bytes that this process had at most; of memory that it shares now, its part.
+    """Peak memory of this process in bytes, with its part of shared memory.
 
-    `getrusage` would count what the parent had before.
+    `getrusage` would include the memory of the parent before the fork.
     """
     most = _bytes("status", "VmHWM")
     return most - _bytes("status", "RssShmem") + _bytes("smaps_rollup", "Pss_Shmem")
@@ -64,7 +63,7 @@ def _bytes(file: str, field: str) -> int:
 
 
 def _trains(module: ModuleType, program: str, way: str) -> Callable[[Case], Any]:
-    """What makes a network and trains it; it returns what must be kept until memory has been looked at."""
+    """A function that makes and trains a network, and returns the objects to keep until memory has been measured."""
 
     def train(case: Case) -> Any:
         if program == "ours":
@@ -78,26 +77,26 @@ def _trains(module: ModuleType, program: str, way: str) -> Callable[[Case], Any]
 
 
 def _growth(train: Callable[[Case], Any], case: Case) -> int:
-    """Bytes by which the rank that grows most does so; collective."""
+    """Largest growth of the memory of a rank in bytes; collective."""
     from benchmarks.ranks import WORLD
 
-    def looked() -> int:
-        # What is shared is divided by those who have it, so nobody may come late or leave early.
+    def measured() -> int:
+        # Shared memory is divided by the processes that map it, so all ranks measure at the same time.
         WORLD.Barrier()
         found = _most_resident()
         WORLD.Barrier()
         return found
 
     kept = [train(SMALL)]
-    before = looked()
+    before = measured()
     kept.append(train(case))
-    most: int = max(WORLD.allgather(looked() - before))
+    most: int = max(WORLD.allgather(measured() - before))
     return most
 
 
 def main() -> None:
     """Train once and print the growth."""
-    from benchmarks.ranks import WORLD, gloo, tell
+    from benchmarks.ranks import WORLD, gloo, print_row
 
     name, program, case_name, way = sys.argv[1:]
     case = next(case for case in CASES if case.name == case_name)
@@ -107,7 +106,7 @@ def main() -> None:
 
         torch.set_num_threads(1)
     with gloo() if program == "torch" and WORLD.size > 1 else nullcontext():
-        tell({"grown_bytes": _growth(train, case)})
+        print_row({"grown_bytes": _growth(train, case)})
 
 
 if __name__ == "__main__":

@@ -1,15 +1,15 @@
-"""Two ranks of one thread, every layer split over both: this package beside PyTorch's tensor parallelism over gloo."""
+"""Model parallelism on two ranks of one thread: comparison with tensor parallelism of PyTorch over gloo."""
 
 from __future__ import annotations
 
 from statistics import median
 from typing import Any
 
-from benchmarks.batch_parallel import beside_one_rank
+from benchmarks.batch_parallel import compare_with_one_rank
 from benchmarks.cases import CASES, Case, our_run, torch_model, torch_run
 from benchmarks.choice import read_choice
-from benchmarks.limits import beside_limits
-from benchmarks.ranks import WORLD, gloo, tell
+from benchmarks.limits import compare_with_limits
+from benchmarks.ranks import WORLD, gloo, print_row
 from benchmarks.timing import Run, alternate
 from hybridnn import ProcessGrid, Trainer
 
@@ -17,34 +17,34 @@ SPLITS = ("columns", "alternating")
 
 
 def our_program(case: Case, way: str) -> tuple[Trainer, Run]:
-    """A trainer with layers split over all ranks in a `way` of `SPLITS`, and a function that makes one timed run."""
+    """A trainer with layers split over all ranks by the split `way`, and a function that makes one timed run."""
     return our_run(case, ProcessGrid(WORLD, batch=1, model=WORLD.size), model_split=way)
 
 
 def torch_program(case: Case, way: str = "") -> Run:
-    """A function that makes one timed run in PyTorch, whose layers are split in the same way beside all of ours."""
+    """A function that makes one timed run in PyTorch, whose layers are always split in the same way."""
     return torch_run(case, split_torch_model(case))
 
 
 def split_torch_model(case: Case) -> Any:
-    """The network in PyTorch with its layers split in turn by outputs and by inputs, as its documentation advises."""
+    """The network in PyTorch with layers split alternately by outputs and inputs, as its documentation recommends."""
     import torch
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
     model = torch_model(case)
     mesh = torch.distributed.init_device_mesh("cpu", (WORLD.size,))
     layers = [name for name, module in model.named_children() if isinstance(module, torch.nn.Linear)]
-    # A last layer without a partner stays whole on every rank.
+    # A last layer without a partner is not split.
     pairs = list(zip(layers[::2], layers[1::2], strict=False))
     plan = {first: ColwiseParallel() for first, _ in pairs} | {second: RowwiseParallel() for _, second in pairs}
     return parallelize_module(model, mesh, plan)
 
 
 def measure(case: Case, split: str, pairs: int) -> dict[str, Any]:
-    """Figures of one case and one split; collective over the ranks."""
+    """Results of one case and one split; collective."""
     trainer, ours = our_program(case, split)
     comparison = alternate(ours, torch_program(case), pairs, WORLD.Barrier)
-    alone = beside_one_rank(case, ours, pairs)
+    alone = compare_with_one_rank(case, ours, pairs)
     record = trainer.history.epochs[-1]
     return {
         "case": case.name,
@@ -54,17 +54,17 @@ def measure(case: Case, split: str, pairs: int) -> dict[str, Any]:
         **comparison.summary(case.batch_size * case.steps),
         "speed_up_over_one_rank": median(alone.ratios),
         "communication_share": record.communication_seconds / (record.communication_seconds + record.compute_seconds),
-        **beside_limits(case, ours, pairs, WORLD),
+        **compare_with_limits(case, ours, pairs, WORLD),
     }
 
 
 def main() -> None:
-    """Run what was asked for; rank 0 prints one JSON object per line."""
+    """Measure the selected cases; rank 0 prints one JSON object per line."""
     choice = read_choice()
     with gloo():
         for case in choice.among(CASES):
             for split in SPLITS if case.sizes[-1] >= WORLD.size else SPLITS[1:]:
-                tell(measure(case, split, choice.pairs))
+                print_row(measure(case, split, choice.pairs))
 
 
 if __name__ == "__main__":

@@ -35,11 +35,11 @@ CORES = 2
 CROWD = 4
 SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
 LIMIT = 120.0
-"""Seconds in which a training begins, and in which it ends after a signal."""
+"""Time limit of the start of a training, and of its end after a signal, in seconds."""
 
 
 def launched(ranks: int, program: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """Command that runs arguments of Python on so many ranks, and its environment."""
+    """Command that runs Python with arguments on `ranks` ranks, and its environment."""
     environment = os.environ | ONE_THREAD
     launcher = RankLauncher.find(environment)
     command = launcher.command(ranks, [sys.executable, *program], environment)
@@ -67,7 +67,7 @@ def _run(command: Sequence[str], environment: dict[str, str]) -> Callable[[], ob
 
 
 def measure_signals() -> None:
-    """Seconds from a signal to the launcher until it ends, its exit code, and what the run left to go on from."""
+    """Seconds from a signal to the end of the launcher, its exit code, and the checkpoints of the run."""
     for kind in SIGNALS:
         with tempfile.TemporaryDirectory() as folder:
             options = ["--epochs", "1000000", "--quiet", "--out", f"{folder}/run"]
@@ -77,28 +77,28 @@ def measure_signals() -> None:
                     command, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
                 )
                 try:
-                    _wait_until_it_trains(process, Path(folder, "run", "history.jsonl"))
+                    _wait_for_training(process, Path(folder, "run", "history.jsonl"))
                     process.send_signal(kind)
                     seconds = seconds_of(lambda waited=process: waited.wait(LIMIT))
                 finally:
                     process.kill()
             kept = len(list(Path(folder, "run", "checkpoints").glob("step-*")))
-            said = "go on with" in Path(folder, "output").read_text(encoding="utf-8", errors="replace")
+            has_command = "go on with" in Path(folder, "output").read_text(encoding="utf-8", errors="replace")
             row = {"signal": kind.name, "seconds": seconds, "exit_code": process.returncode}
-            show({**row, "checkpoints": kept, "says how to go on": said})
+            show({**row, "checkpoints": kept, "command to resume": has_command})
 
 
-def _wait_until_it_trains(process: subprocess.Popen[bytes], history: Path) -> None:
-    deadline = monotonic() + LIMIT
+def _wait_for_training(process: subprocess.Popen[bytes], history: Path) -> None:
+    end = monotonic() + LIMIT
     while not history.exists() or history.read_bytes().count(b"\n") < 3:
-        if process.poll() is not None or monotonic() > deadline:
+        if process.poll() is not None or monotonic() > end:
             raise RuntimeError(f"the training did not begin (exit code {process.returncode})")
         sleep(0.02)
 
 
 @contextmanager
 def few_cores() -> Iterator[None]:
-    """Confine this process and those that it starts to two cores."""
+    """Confine this process and its children to two cores."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, sorted(before)[:CORES])
     try:
@@ -108,52 +108,52 @@ def few_cores() -> Iterator[None]:
 
 
 def measure_messages() -> None:
-    """All-reduces of several sizes, and a shared window; on every rank."""
+    """Measure all-reduces of several sizes, and a shared window; collective."""
     from mpi4py import MPI
 
-    from benchmarks.ranks import WORLD, meet, tell
+    from benchmarks.ranks import WORLD, idle_barrier, print_row
 
     for size, (count, calls) in SIZES.items():
         ours, total = np.ones(count // 4, np.float32), np.empty(count // 4, np.float32)
         seconds = []
         for _ in range(ROUNDS + 1):
-            meet()
+            idle_barrier()
             seconds.append(seconds_of(lambda a=ours, b=total, n=calls: [WORLD.Allreduce(a, b) for _ in range(n)]))
-        tell({"all-reduce": size, "ranks": WORLD.size, "microseconds": 1e6 * median(seconds[1:]) / calls})
+        print_row({"all-reduce": size, "ranks": WORLD.size, "microseconds": 1e6 * median(seconds[1:]) / calls})
 
     window = MPI.Win.Allocate_shared(WINDOW_BYTES, 1, comm=WORLD)
     memory, _ = window.Shared_query((WORLD.rank + 1) % WORLD.size)
-    theirs, mine = np.frombuffer(memory, np.uint8), np.ones(WINDOW_BYTES, np.uint8)
-    for way, (target, source) in {"write": (theirs, mine), "read": (mine, theirs)}.items():
+    neighbour, own = np.frombuffer(memory, np.uint8), np.ones(WINDOW_BYTES, np.uint8)
+    for way, (target, source) in {"write": (neighbour, own), "read": (own, neighbour)}.items():
         seconds = []
         for _ in range(ROUNDS + 1):
             WORLD.Barrier()
             seconds.append(seconds_of(lambda a=target, b=source: np.copyto(a, b)))
-        tell({"shared window": way, "ranks": WORLD.size, "GB/s": WINDOW_BYTES / median(seconds[1:]) / 1e9})
-    del theirs, memory
+        print_row({"shared window": way, "ranks": WORLD.size, "GB/s": WINDOW_BYTES / median(seconds[1:]) / 1e9})
+    del neighbour, memory
     WORLD.Barrier()
     window.Free()
 
 
 def measure_waiting() -> None:
-    """A product on rank 0 alone, while the other ranks sleep and while they wait in a barrier; on every rank."""
-    from benchmarks.ranks import WORLD, meet, tell
+    """Measure a product on rank 0 while the other ranks sleep or wait in a barrier; collective."""
+    from benchmarks.ranks import WORLD, idle_barrier, print_row
 
     matrix = np.ones((1000, 1000))
     seconds: dict[str, list[float]] = {"asleep": [], "in a barrier": []}
     for _ in range(ROUNDS):
-        for way, together in (("asleep", meet), ("in a barrier", WORLD.Barrier)):
-            meet()
+        for way, together in (("asleep", idle_barrier), ("in a barrier", WORLD.Barrier)):
+            idle_barrier()
             if WORLD.rank == 0:
                 seconds[way].append(seconds_of(lambda: matrix @ matrix))
             together()
     for way, rounds in seconds.items():
         if WORLD.rank == 0:
-            tell({"product while others wait": way, "ranks": WORLD.size, "seconds": median(rounds)})
+            print_row({"product while others wait": way, "ranks": WORLD.size, "seconds": median(rounds)})
 
 
 def main() -> None:
-    """Measure everything; with a word behind the name, the part of a rank."""
+    """Run all measurements, or the part of a rank that the argument names."""
     parts = {"messages": measure_messages, "waiting": measure_waiting}
     if len(sys.argv) > 1:
         parts[sys.argv[1]]()

@@ -1,4 +1,4 @@
-"""The parts of the benchmarks, by name: what runs them, and what they print."""
+"""The parts of the benchmarks by name, with their modules and tables."""
 
 from __future__ import annotations
 
@@ -21,14 +21,11 @@ class Part:
     Attributes
     ----------
     module : str
-        The module of this package that measures.
-    ranks : int
-    sheets : tuple of Sheet
-        Its tables.
+        Module of this package that measures.
     bars : str
-        What the bars of its ratios are called in the chart.
+        Label of its ratios in the chart.
     has_peer : bool
-        Whether rows with a ratio are beside PyTorch, so that the memory of both is measured.
+        Whether rows with a ratio compare with PyTorch, so that the memory of both programs is measured.
     """
 
     module: str
@@ -38,7 +35,7 @@ class Part:
     has_peer: bool = True
 
     def measure(self, words: Sequence[str], pairs: int | None) -> list[dict[str, Any]]:
-        """Figures of networks with one of the words in their name, or of all; `pairs` of runs, or as many as usual."""
+        """Results of the networks that `words` select, from `pairs` of runs or the default number."""
         counted = [] if pairs is None else ["--pairs", str(pairs)]
         rows = run_lines(self.ranks, self.module, *counted, *words)
         if self.has_peer:

@@ -1,4 +1,4 @@
-"""Two stages of one thread: this package beside ``torch.distributed.pipelining`` over gloo, and its methods in turn."""
+"""Pipelines of two stages: comparison with ``torch.distributed.pipelining`` over gloo, and of all methods."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 from benchmarks.cases import CASES, LEARNING_RATE, MICROBATCHES, MOMENTUM, Case, make_data, our_run, torch_model
 from benchmarks.choice import read_choice
-from benchmarks.limits import beside_limits
-from benchmarks.ranks import WORLD, gloo, tell
+from benchmarks.limits import compare_with_limits
+from benchmarks.ranks import WORLD, gloo, print_row
 from benchmarks.timing import Run, alternate, in_turn
 from hybridnn import MLP, ProcessGrid, Trainer
 from hybridnn.comm.recorder import Recorder
@@ -20,7 +20,7 @@ from hybridnn.runs.trace.trace_file import read_trace, write_trace
 from hybridnn.training.config import Pipelining
 
 SCHEDULES = {"gpipe": "ScheduleGPipe", "1f1b": "Schedule1F1B"}
-"""Our name of a schedule, and PyTorch's."""
+"""Schedules of PyTorch, by the names of hybridnn."""
 
 BALANCED = Case("8x1024", (1024,) * 9, 128, "regression", 16, 1)
 """Eight equal layers: four on each stage."""
@@ -43,17 +43,17 @@ def our_program(case: Case, way: str, weight_grad: str = "auto") -> tuple[Traine
 
 
 def torch_program(case: Case, way: str) -> Run:
-    """A function that makes one timed run of PyTorch's pipeline, written as its documentation shows."""
+    """A function that makes one timed run of PyTorch's pipeline, as in its documentation."""
     import torch
     from torch.distributed import pipelining
 
     model = torch_model(case)
-    cut = 2 * case.stages[0]  # a linear layer and its activation each
-    mine = model[:cut] if WORLD.rank == 0 else model[cut:]
-    stage = pipelining.PipelineStage(mine, WORLD.rank, WORLD.size, torch.device("cpu"))
+    cut = 2 * case.stages[0]  # each layer has an activation
+    layers = model[:cut] if WORLD.rank == 0 else model[cut:]
+    stage = pipelining.PipelineStage(layers, WORLD.rank, WORLD.size, torch.device("cpu"))
     loss_of = torch.nn.MSELoss() if case.task == "regression" else torch.nn.CrossEntropyLoss()
     schedule = getattr(pipelining, SCHEDULES[way])(stage, MICROBATCHES, loss_fn=loss_of)
-    optimizer = torch.optim.SGD(mine.parameters(), LEARNING_RATE, MOMENTUM)
+    optimizer = torch.optim.SGD(layers.parameters(), LEARNING_RATE, MOMENTUM)
     x, y = (torch.from_numpy(array) for array in make_data(case))
     shuffle = torch.Generator().manual_seed(0)
 
@@ -73,7 +73,7 @@ def torch_program(case: Case, way: str) -> Run:
 
 
 def measure(case: Case, method: str, pairs: int) -> dict[str, Any]:
-    """Figures of one network and one schedule; collective over the ranks."""
+    """Results of one network and one schedule; collective."""
     _, ours = our_program(case, method)
     _, one_by_one = our_program(case, method, weight_grad="per-microbatch")
     comparison = alternate(ours, torch_program(case, method), pairs, WORLD.Barrier)
@@ -86,12 +86,12 @@ def measure(case: Case, method: str, pairs: int) -> dict[str, Any]:
         "microbatches": MICROBATCHES,
         **comparison.summary(case.batch_size * case.steps),
         "merging_gain": median(merged.ratios),
-        **beside_limits(case, ours, pairs, WORLD),
+        **compare_with_limits(case, ours, pairs, WORLD),
     }
 
 
 def formula_seconds(forward: float, backward: float, stages: int) -> dict[str, float]:
-    """Seconds of a step: Kang 2019, Table 1, with the recomputation of features replay counted."""
+    """Seconds of a step by Kang 2019, Table 1, including the recomputation of features replay."""
     return {
         "sequential": forward + backward,
         "fr": forward + (forward + backward) / stages,
@@ -101,7 +101,7 @@ def formula_seconds(forward: float, backward: float, stages: int) -> dict[str, f
 
 
 def methods_in_turn(pairs: int) -> list[dict[str, Any]]:
-    """Every method on equal stages, one after the other in each round; collective."""
+    """Results of all methods on equal stages, timed alternately; collective."""
     profile = time_layers(MLP(BALANCED.sizes), BALANCED.batch_size, "float32")
     forward = sum(layer.forward_seconds for layer in profile)
     backward = sum(layer.backward_seconds for layer in profile)
@@ -123,12 +123,12 @@ def methods_in_turn(pairs: int) -> list[dict[str, Any]]:
 
 
 def _pipelining(method: str) -> Pipelining:
-    cuts = method in ("gpipe", "1f1b", "zb-h1")
-    return Pipelining(method, microbatches=MICROBATCHES_OF_METHODS if cuts else None)
+    has_microbatches = method in ("gpipe", "1f1b", "zb-h1")
+    return Pipelining(method, microbatches=MICROBATCHES_OF_METHODS if has_microbatches else None)
 
 
 def _shares(trainer: Trainer) -> dict[str, float]:
-    """Where the time of the last epoch went, the mean over the stages; collective."""
+    """Shares of the time of the last epoch, means over the stages; collective."""
     with TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         write_trace(path if trainer.grid.rank == 0 else None, trainer.grid)
@@ -140,15 +140,15 @@ def _shares(trainer: Trainer) -> dict[str, float]:
 
 
 def main() -> None:
-    """Run what was asked for; rank 0 prints one JSON object per line."""
+    """Measure the selected cases; rank 0 prints one JSON object per line."""
     choice = read_choice()
     with gloo():
         for case in choice.among(CASES):
             for method in SCHEDULES:
-                tell(measure(case, method, choice.pairs))
+                print_row(measure(case, method, choice.pairs))
     if choice.among([BALANCED]):
         for row in methods_in_turn(choice.pairs):
-            tell(row)
+            print_row(row)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Where the time of steps goes: ``python -m benchmarks.profile_steps NAME``, with a part of a network's name.
+"""Profile of training steps: ``python -m benchmarks.profile_steps NAME``, where NAME is part of the name of a network.
 
-One thread; a profiler makes calls dearer than they are, so that small networks look worse than they do by the clock.
+It uses one thread. The profiler overestimates the cost of calls, and thus of small networks.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ LINES = 16
 
 
 def main() -> None:
-    """Print the functions that take most time themselves."""
+    """Print the functions with the longest own time."""
     case = next(case for case in CASES if sys.argv[1] in case.name)
     _, run = our_run(case, ProcessGrid())
     run()

@@ -1,7 +1,7 @@
-"""What moves an all-reduce while the backward pass computes: nothing, polling between layers, or a thread beside.
+"""Progress of an all-reduce during the backward pass: none, polling between layers, or a progress thread.
 
-``mpirun -n 2 python -m benchmarks.progress_thread``. The package polls; the threads are this benchmark's own. Every
-rank has its replica, as ranks on different nodes have.
+``mpirun -n 2 python -m benchmarks.progress_thread``. hybridnn uses polling; the threads belong to this benchmark. Every
+rank has its own replica, like ranks on different nodes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from mpi4py import MPI
 
 from benchmarks.cases import CASES, LARGE_BATCH, Case, our_run
 from benchmarks.choice import read_choice
-from benchmarks.ranks import WORLD, tell
+from benchmarks.ranks import WORLD, print_row
 from benchmarks.timing import Comparison, Run, in_turn
 from hybridnn import ProcessGrid
 from hybridnn.comm.group import Group
@@ -31,66 +31,66 @@ from hybridnn.parallel.gradient_reduction import GradientReducer
 AFTER, POLLING = "after backward", "polling"
 
 PAUSES = {"thread": 0.0, "thread, pausing": 0.0002}
-"""Seconds between two looks of a thread at the messages: one always looks, another leaves the core to the products."""
+"""Seconds between two polls of a thread: one thread polls continuously, another leaves the core to the products."""
 
-NO_LAYER, THE_END = -1, -2
-"""Orders to a thread beside layers: to look at what is in flight, and to end it."""
+NO_LAYER, FINISH = -1, -2
+"""Commands to the thread other than layers: poll the messages in flight, and finish the all-reduce."""
 
 
 class ThreadedReducer(GradientReducer):
-    """Sums gradients as its base does, but in a thread, which makes all MPI calls of the sum.
+    """Gradient reducer whose MPI calls are made by a thread.
 
     Parameters
     ----------
     group : Group
-        Ranks of `WORLD`, all of them. The thread has a communicator and a recorder of its own, as those of the trainer
-        are for one thread.
+        Group of all ranks. The thread has its own communicator and recorder, because those of the trainer are not
+        thread-safe.
     pause : float
-        Seconds that the thread sleeps between two looks while messages are in flight.
+        Seconds between two polls while messages are in flight.
     *arguments, **settings
-        The others of `GradientReducer`.
+        Further arguments of `GradientReducer`.
     """
 
     def __init__(self, group: Group, *arguments: Any, pause: float, **settings: Any) -> None:
         super().__init__(Group(WORLD.Dup(), group.axis, Recorder()), *arguments, **settings)
-        self._orders: SimpleQueue[int] = SimpleQueue()
+        self._commands: SimpleQueue[int] = SimpleQueue()
         self._ended = Event()
         Thread(target=self._serve, args=(pause,), daemon=True).start()
 
     def ready(self, layer: int) -> None:
-        """Let the thread send what is due."""
-        self._orders.put(layer)
+        """Make the thread send the bucket of a layer."""
+        self._commands.put(layer)
 
     def finish(self) -> None:
-        """Return when the thread has summed the whole buffer."""
-        self._orders.put(THE_END)
+        """Wait until the thread has all-reduced the whole buffer."""
+        self._commands.put(FINISH)
         self._ended.wait()
         self._ended.clear()
 
     def _serve(self, pause: float) -> None:
         try:
-            for order in self._orders_or_looks(pause):
-                if order == THE_END:
+            for command in self._commands_or_polls(pause):
+                if command == FINISH:
                     super().finish()
                     self._ended.set()
                 else:
-                    super().ready(order)
-        except BaseException:  # the main threads would wait for ever
+                    super().ready(command)
+        except BaseException:  # otherwise the main threads would wait
             print_exc()
             WORLD.Abort(1)
 
-    def _orders_or_looks(self, pause: float) -> Iterator[int]:
-        """Orders as they come; between them looks while something is in flight, else sleep."""
+    def _commands_or_polls(self, pause: float) -> Iterator[int]:
+        """Yield commands, and polls while messages are in flight; otherwise wait for a command."""
         while True:
             try:
-                yield self._orders.get(block=not self._in_flight)
+                yield self._commands.get(block=not self._in_flight)
             except Empty:
                 yield NO_LAYER
                 sleep(pause)
 
 
 def runs_of(case: Case) -> dict[str, Run]:
-    """A function for every way that makes one timed run."""
+    """Functions that make one timed run, by name."""
 
     def run_of(overlap: bool) -> Run:
         return our_run(case, ProcessGrid(WORLD), shared_replicas=False, overlap=overlap)[1]
@@ -103,7 +103,7 @@ def runs_of(case: Case) -> dict[str, Run]:
 
 
 def measure(case: Case, pairs: int) -> list[dict[str, Any]]:
-    """Figures of every way, whose runs take turns; collective over the ranks."""
+    """Results of all methods from alternating runs; collective."""
     seconds = in_turn(runs_of(case), pairs, WORLD.Barrier)
     return [
         {
@@ -119,13 +119,13 @@ def measure(case: Case, pairs: int) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Measure what was asked for; rank 0 prints one JSON object per line."""
+    """Measure the selected cases; rank 0 prints one JSON object per line."""
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
-        sys.exit("this MPI library was not started so that several threads may call it")
+        sys.exit("MPI was not initialized with MPI_THREAD_MULTIPLE")
     choice = read_choice()
     for case in choice.among([CASES[2], LARGE_BATCH]):
         for row in measure(case, choice.pairs):
-            tell(row)
+            print_row(row)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the benchmarks on several ranks have in common: where ranks meet, PyTorch's connections, and who prints."""
+"""Helpers of benchmarks on several ranks: an idle barrier, connections of PyTorch, and printing on rank 0."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from typing import Any
 
 from mpi4py import MPI
 
-__all__ = ["WORLD", "gloo", "meet", "tell"]
+__all__ = ["WORLD", "gloo", "idle_barrier", "print_row"]
 
 WORLD = MPI.COMM_WORLD
 
 POLL_SECONDS = 0.001
-"""Between two looks of a rank that has nothing to do and is to leave the machine to the others."""
+"""Time between two tests of a rank that waits without using its core."""
 
 
-def meet() -> None:
-    """Wait for all ranks, asleep."""
-    everyone = WORLD.Ibarrier()
-    while not everyone.Test():
+def idle_barrier() -> None:
+    """A barrier in which waiting ranks sleep."""
+    request = WORLD.Ibarrier()
+    while not request.Test():
         sleep(POLL_SECONDS)
 
 
 @contextmanager
 def gloo() -> Iterator[None]:
-    """Let PyTorch, with one thread, connect the same ranks by gloo."""
+    """Connect the ranks in PyTorch by gloo, with one thread each."""
     import torch
 
     torch.set_num_threads(1)
@@ -40,8 +40,8 @@ def gloo() -> Iterator[None]:
     torch.distributed.destroy_process_group()
 
 
-def tell(row: dict[str, Any]) -> None:
-    """Rank 0 prints figures as a line of JSON."""
+def print_row(row: dict[str, Any]) -> None:
+    """Print results as a line of JSON on rank 0."""
     if WORLD.rank == 0:
         print(json.dumps(row), flush=True)
 

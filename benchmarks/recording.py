@@ -1,7 +1,7 @@
-"""What recording and the stall watch add to a step: ``mpirun -n 2 python -m benchmarks.recording``.
+"""Cost of the recorder and the watchdog per step: ``mpirun -n 2 python -m benchmarks.recording``.
 
-A difference of one per cent is lost in the noise of whole steps. So the events of a step are counted, and the time that
-one takes is measured alone, with the stall watch beside it: of an instruction, and of a collective.
+The noise of whole steps exceeds a difference of one per cent. So the events of a step are counted, and the time of one
+event, an instruction or a collective, is measured separately while the watchdog runs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ COMM = MPI.COMM_WORLD
 
 
 def seconds_per_event(recorder: Recorder) -> float:
-    """Of noting that an instruction has ended, with the two looks at the clock."""
+    """Seconds to record the end of an instruction, with two readings of the clock."""
 
     def run() -> None:
         for _ in range(CALLS):
@@ -34,7 +34,7 @@ def seconds_per_event(recorder: Recorder) -> float:
 
 
 def seconds_per_call(recorder: Recorder) -> float:
-    """Of noting that a collective begins, and that it has ended."""
+    """Seconds to record begin and end of a collective."""
     group, dtype = Group(None, "batch", recorder, members=range(2)), np.dtype(np.float32)
 
     def run() -> None:
@@ -50,7 +50,7 @@ def main() -> None:
     grid = ProcessGrid(COMM)
     _, run = our_run(case, grid)
     run()
-    seconds = median(seconds_of(run) for _ in range(ROUNDS)) / case.steps  # its trainer has the watch started
+    seconds = median(seconds_of(run) for _ in range(ROUNDS)) / case.steps  # the trainer has started the watchdog
     before = grid.recorder.finished
     run()
     events = (grid.recorder.finished - before) / case.steps

@@ -1,7 +1,7 @@
-"""What rounding gradients between nodes does to a training: digits on four ranks that say they are two nodes.
+"""Effect of rounded gradients on a training: digits on four ranks that simulate two nodes.
 
-``PYTHONPATH=tests mpirun -n 4 python -m benchmarks.rounded_gradients``; with a number behind it, so many seeds. Nothing
-is timed: what is printed is the same on every machine, but for the last digits.
+``PYTHONPATH=tests mpirun -n 4 python -m benchmarks.rounded_gradients [SEEDS]`` measures no times, so its output is the
+same on every machine except for the last digits.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def train(grid: ProcessGrid, data: Any, wire_dtype: str, seed: int) -> list[Any]
 
 
 def main() -> None:
-    """Train with every way that gradients can travel, and print the curves and the last accuracies."""
+    """Train with every `wire_dtype`, and print losses and final accuracies."""
     seeds = range(int(sys.argv[1]) if len(sys.argv) > 1 else 10)
     world = MPI.COMM_WORLD
     grid = ProcessGrid(on_nodes(world, [2 * rank // world.size for rank in range(world.size)]))

@@ -1,7 +1,7 @@
-"""Steps with samples whole in memory beside steps with the same feature of all samples side by side.
+"""Comparison of the two layouts of activations: contiguous samples, or contiguous features.
 
-``python -m benchmarks.sample_layout``, one process of one thread: for every network the median of the ratios of
-alternating runs, and what `samples_are_contiguous` chooses.
+``python -m benchmarks.sample_layout``, with one process of one thread, prints for every network the median of the
+ratios of alternating runs, and the choice of `samples_are_contiguous`.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from hybridnn.parallel.workspace import samples_are_contiguous
 
 ROUNDS = 21
 SHORT = 10
-"""Minibatches of a run at most, in one epoch: many short runs tell more than a few long ones."""
+"""Limit of minibatches per run, because many short runs are more precise than a few long ones."""
 
 
 def run_with(case: Case, *, whole: bool) -> Callable[[], Any]:
-    """A function that makes one timed run; the layout is settled in the run that this does first."""
+    """A function that makes one timed run; the layout is chosen in a first run."""
     with patch("hybridnn.parallel.workspace.samples_are_contiguous", lambda n: whole):
         _, run = our_run(case, ProcessGrid())
         run()
@@ -31,7 +31,7 @@ def run_with(case: Case, *, whole: bool) -> Callable[[], Any]:
 
 
 def measure(case: Case) -> float:
-    """How many times as fast steps are with whole samples."""
+    """Speed of steps with contiguous samples over that with contiguous features."""
     short = replace(case, minibatches=min(case.minibatches, SHORT), epochs=1)
     whole, split = (run_with(short, whole=which) for which in (True, False))
     ratios = []
@@ -43,7 +43,7 @@ def measure(case: Case) -> float:
 
 
 def main() -> None:
-    """Measure all cases, with whole minibatches and with half of them."""
+    """Measure all cases, with the usual and with half the batch size."""
     for case in CASES:
         for size in (case.batch_size, case.batch_size // 2):
             ratio = measure(replace(case, batch_size=size))

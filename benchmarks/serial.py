@@ -1,4 +1,4 @@
-"""One process, one thread: this package beside PyTorch and scikit-learn and the machine's limits."""
+"""One process with one thread: comparison with PyTorch, scikit-learn and the limits of the machine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mpi4py import MPI
 
 from benchmarks.cases import CASES, Case, our_run, sklearn_run, torch_model, torch_run
 from benchmarks.choice import read_choice
-from benchmarks.limits import beside_limits
+from benchmarks.limits import compare_with_limits
 from benchmarks.timing import Run, alternate
 from hybridnn import ProcessGrid, Trainer
 
@@ -18,7 +18,7 @@ PAIRS_SKLEARN = 3
 
 
 def our_program(case: Case, way: str = "") -> tuple[Trainer, Run]:
-    """A trainer, and a function that makes one timed run; there is but one way."""
+    """A trainer, and a function that makes one timed run; `way` is not used."""
     return our_run(case, ProcessGrid())
 
 
@@ -28,14 +28,14 @@ def torch_program(case: Case, way: str = "") -> Run:
 
 
 def memory_ratio(case: Case, trainer: Trainer) -> float:
-    """What a trainer holds over what the method needs."""
+    """Memory of a trainer over the memory that the method needs."""
     # Parameters, gradients and velocity; the input and one output per layer.
     needed = 4 * (3 * case.parameters + case.batch_size * sum(case.sizes))
     return trainer.memory_bytes / needed
 
 
-def beside(case: Case, ours: Run, pairs: int) -> dict[str, float]:
-    """How many times faster this package is than compiled PyTorch and, where that has the activation, scikit-learn."""
+def compare_with_others(case: Case, ours: Run, pairs: int) -> dict[str, float]:
+    """Speed over that of compiled PyTorch and, if it has the activation, of scikit-learn."""
     import torch
 
     compiled = torch.compile(torch_model(case))
@@ -46,21 +46,21 @@ def beside(case: Case, ours: Run, pairs: int) -> dict[str, float]:
 
 
 def measure(case: Case, pairs: int) -> dict[str, Any]:
-    """All figures of one case."""
+    """All results of one case."""
     trainer, ours = our_program(case)
     comparison = alternate(ours, torch_program(case), pairs)
     return {
         "case": case.name,
         "batch_size": case.batch_size,
         **comparison.summary(case.batch_size * case.steps),
-        **beside(case, ours, pairs),
-        **beside_limits(case, ours, pairs, MPI.COMM_SELF),
+        **compare_with_others(case, ours, pairs),
+        **compare_with_limits(case, ours, pairs, MPI.COMM_SELF),
         "memory_ratio": memory_ratio(case, trainer),
     }
 
 
 def main() -> None:
-    """Run what was asked for; prints one JSON object per line."""
+    """Measure the selected cases, and print one JSON object per line."""
     import torch
 
     torch.set_num_threads(1)

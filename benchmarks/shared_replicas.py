@@ -1,6 +1,6 @@
-"""Two ranks that share a replica, beside one rank alone, and beside two ranks with a replica each.
+"""Two ranks with a shared replica: comparison with one rank, and with two ranks with one replica each.
 
-``mpirun -n 2 python -m benchmarks.shared_replicas``; with words behind it, only the cases that have one in their name.
+``mpirun -n 2 python -m benchmarks.shared_replicas [WORD ...]``
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from mpi4py import MPI
 
 from benchmarks.cases import CASES, LARGE_BATCH, Case, our_run
 from benchmarks.choice import read_choice
-from benchmarks.ranks import WORLD, meet, tell
+from benchmarks.ranks import WORLD, idle_barrier, print_row
 from benchmarks.timing import Comparison, Run, in_turn
 from hybridnn import ProcessGrid
 
@@ -20,13 +20,13 @@ ONE, OWN, SHARED = "one", "own", "shared"
 
 
 def measure(case: Case, pairs: int) -> dict[str, Any]:
-    """Figures of a case, of runs that take turns; collective over the ranks."""
+    """Results of a case from alternating runs; collective."""
     runs: dict[str, Run] = {
         ONE: our_run(case, ProcessGrid(MPI.COMM_SELF))[1] if WORLD.rank == 0 else lambda: None,
         OWN: our_run(case, ProcessGrid(WORLD), shared_replicas=False)[1],
         SHARED: our_run(case, ProcessGrid(WORLD), shared_replicas=True)[1],
     }
-    seconds = in_turn(runs, pairs, meet)
+    seconds = in_turn(runs, pairs, idle_barrier)
     return {
         "case": case.name,
         "batch_size": case.batch_size,
@@ -39,10 +39,10 @@ def measure(case: Case, pairs: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure what was asked for; rank 0 prints one JSON object per line."""
+    """Measure the selected cases; rank 0 prints one JSON object per line."""
     choice = read_choice()
     for case in choice.among([*CASES, LARGE_BATCH]):
-        tell(measure(case, choice.pairs))
+        print_row(measure(case, choice.pairs))
 
 
 if __name__ == "__main__":

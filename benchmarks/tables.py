@@ -1,4 +1,4 @@
-"""The tables that the figures are printed as."""
+"""Tables of the results."""
 
 from __future__ import annotations
 
@@ -21,15 +21,14 @@ WIDTH = 190
 
 @dataclass(frozen=True)
 class Sheet:
-    """A table without its figures.
+    """Layout of a table.
 
     Attributes
     ----------
-    title : str
     columns : mapping
-        Heading to what a row shows under it.
+        Functions from a row to a cell, by heading.
     needs : str
-        Rows that have this figure stand in the table.
+        Key of the rows that belong to the table.
     """
 
     title: str
@@ -37,7 +36,7 @@ class Sheet:
     needs: str
 
     def show(self, rows: Iterable[Row], console: Console | None = None) -> None:
-        """Print the rows that belong here, if there are any."""
+        """Print the rows of this table, if there are any."""
         table = Table(title=self.title, title_justify="left")
         for heading in self.columns:
             table.add_column(heading, justify="left" if heading == "network" else "right")

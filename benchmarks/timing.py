@@ -1,4 +1,4 @@
-"""Alternating timings of two programs, and what they say."""
+"""Alternating timing of programs, and statistics of the times."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Run = Callable[[], Any]
 
 @dataclass(frozen=True)
 class Comparison:
-    """Pairs of runs of two programs, one right after the other.
+    """Pairs of runs of two programs, one directly after the other.
 
     Attributes
     ----------
@@ -29,7 +29,7 @@ class Comparison:
 
     @property
     def ratios(self) -> list[float]:
-        """How many times faster ours was, pair by pair."""
+        """Speed of our program over that of the other, for each pair."""
         return [theirs / ours for ours, theirs in zip(self.ours, self.theirs, strict=True)]
 
     def spread(self) -> dict[str, float]:
@@ -58,9 +58,9 @@ def seconds_of(run: Run) -> float:
 
 
 def in_turn(runs: Mapping[str, Run], rounds: int, before: Run = lambda: None) -> dict[str, list[float]]:
-    """Seconds of every run, one after the other in each round, after a round that is not counted.
+    """Seconds of every run, one after the other in each round, without a first warm-up round.
 
-    `before` goes ahead of every timing: a barrier, where there are several ranks.
+    `before` is called before every timing, for example a barrier.
     """
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     for number in range(rounds + 1):
@@ -73,5 +73,5 @@ def in_turn(runs: Mapping[str, Run], rounds: int, before: Run = lambda: None) ->
 
 
 def alternate(ours: Run, theirs: Run, pairs: int, before: Run = lambda: None) -> Comparison:
-    """Time the two in turn after a run of each that is not counted; `before` as for `in_turn`."""
+    """Time two programs alternately after one warm-up run of each; `before` is that of `in_turn`."""
     return Comparison(**in_turn({"ours": ours, "theirs": theirs}, pairs, before))

@@ -91,7 +91,7 @@ def test_an_unknown_part_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert "no part is called batches" in capsys.readouterr().err
 
 
-def test_rows_beside_pytorch_get_the_memory_of_both(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_compared_with_pytorch_have_the_memory_of_both(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [{"case": "a", "way": "gpipe", "ratio": 1.0}, {"case": "b", "way": "fr"}]
     monkeypatch.setattr(parts, "run_lines", lambda *call: rows)
     monkeypatch.setattr(parts, "grown_bytes", lambda ranks, module, row: {"of": (ranks, module, row["way"])})

@@ -1,4 +1,4 @@
-"""The products that are timed alone are those of the step, whichever way a network is cut."""
+"""The products that are timed alone are those of the step, for any split."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks import limits
 from benchmarks.cases import Case, our_run
-from benchmarks.limits import beside_limits, products_in, products_of, update_bytes
+from benchmarks.limits import compare_with_limits, products_in, products_of, update_bytes
 from hybridnn import ProcessGrid
 from hybridnn.kernels import numpy_kernels
 from hybridnn.training.config import Pipelining
@@ -132,7 +132,7 @@ def test_shares_are_of_all_ranks_together(comm: MPI.Intracomm, monkeypatch: pyte
     monkeypatch.setattr(limits, "products_in", lambda ours: limits.Products(ours, are_added=False))
     monkeypatch.setattr(limits, "alternate", lambda *arguments: Turns)
     monkeypatch.setattr(limits, "copy_bandwidth", lambda before: 1000.0 * (1 + comm.rank))
-    found = beside_limits(CASE, lambda: None, 2, comm, gradients=2)
+    found = compare_with_limits(CASE, lambda: None, 2, comm, gradients=2)
     parameters = 7 * 8 + 9 * 12 + 13 * 4
     assert found["products_share"] == pytest.approx((0.25 + 0.75) / 2)
     assert found["copy_bytes_per_second"] == 3000.0

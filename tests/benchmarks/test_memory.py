@@ -41,7 +41,7 @@ def test_growth_is_what_was_taken(comm: MPI.Intracomm, whose: str, expected: flo
     node.free()
 
 
-def test_each_program_is_started_with_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_program_is_started_with_its_variant(monkeypatch: pytest.MonkeyPatch) -> None:
     def run_lines(*call: Any) -> list[dict[str, int]]:
         return [{"grown_bytes": {("model_parallel", "ours"): 5, ("model_parallel", "torch"): 7}[call[2:4]]}]
 

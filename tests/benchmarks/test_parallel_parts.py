@@ -23,7 +23,7 @@ SMALL_BUCKETS = BucketConfig(bucket_bytes=8 * 60, piece_bytes=8 * 25, in_flight=
 
 
 @pytest.mark.mpi(ranks=[2])
-def test_parts_beside_pytorch_have_ratios_and_limits(comm: MPI.Intracomm) -> None:
+def test_parts_compared_with_pytorch_have_ratios_and_limits(comm: MPI.Intracomm) -> None:
     pytest.importorskip("torch")
     from benchmarks import batch_parallel, model_parallel, pipeline
     from benchmarks.ranks import gloo
@@ -41,7 +41,7 @@ def test_parts_beside_pytorch_have_ratios_and_limits(comm: MPI.Intracomm) -> Non
 
 
 @pytest.mark.mpi(ranks=[2])
-def test_shared_replicas_stand_beside_one_rank_and_own_ones(comm: MPI.Intracomm) -> None:
+def test_shared_replicas_are_compared_with_one_rank_and_private_replicas(comm: MPI.Intracomm) -> None:
     from benchmarks import shared_replicas
 
     row = shared_replicas.measure(TINY, 1)
@@ -82,7 +82,7 @@ def test_a_thread_sums_what_the_ranks_have(comm: MPI.Intracomm, pause: float, pa
 
 
 @pytest.mark.mpi(ranks=[2])
-def test_a_thread_trains_as_nothing_beside_does(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_progress_thread_does_not_change_the_training(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
     from functools import partial
 
     from benchmarks.progress_thread import ThreadedReducer
