@@ -27,26 +27,26 @@ def calibrate(
     out: Annotated[Path, typer.Option("--out", help="The machine file to write.", metavar="FILE.toml")] = Path(
         "machine.toml"
     ),
-    seconds: Annotated[float, typer.Option(help="Time to measure in; a little more is taken.", metavar="S")] = 120.0,
+    seconds: Annotated[float, typer.Option(help="Approximate time of the measurement.", metavar="S")] = 120.0,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the sizes and shapes that are measured.", metavar="N")] = 0,
     name: Annotated[
         str | None, typer.Option(help="Name of the machine; by default that of the host.", metavar="NAME")
     ] = None,
     memory: Annotated[
         float | None,
-        typer.Option(help="Bytes each rank may use; by default its part of what is free.", metavar="BYTES"),
+        typer.Option(help="Bytes each rank may use; by default its share of the free memory.", metavar="BYTES"),
     ] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the samples and the fits.", metavar="FILE.png")] = None,
     force: Annotated[
         bool,
         typer.Option(
-            "--force", help="Replace files that are there, and write the file even where the verdict is doubtful."
+            "--force", help="Replace existing files, and write the machine file even where the verdict is doubtful."
         ),
     ] = False,
     output_format: OutputFormat = Format.text,
     ranks: Ranks = None,
 ) -> None:
-    """Measure this machine, for plans and predictions; start it with -n and as many ranks as you will use."""
+    """Measure this machine, for plans and predictions; start it with -n and as many ranks as runs will use."""
     from hybridnn.utils.checks import require_number
 
     require_number("--seconds", seconds, 0, 86_400, "above 0, at most a day", open_ends="(")

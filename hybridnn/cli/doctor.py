@@ -24,7 +24,7 @@ VERDICT_WIDTH = len("warning")
 
 
 def doctor(
-    strict: Annotated[bool, typer.Option("--strict", help="Let warnings count as failures.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Count warnings as failures.")] = False,
     limit: Annotated[float, typer.Option(help="Time for each check with other ranks.", metavar="SECONDS")] = 15.0,
     output_format: OutputFormat = Format.text,
     ranks: Ranks = None,

@@ -58,7 +58,7 @@ InProcess = Annotated[
     typer.Option(
         "--in-process",
         help="All ranks in this process, one at a time, without MPI: repeatable to the bit, for learning and "
-        "debugging. What would deadlock ends with the reason.",
+        "debugging. A deadlock ends with its reason.",
         metavar="N",
     ),
 ]
@@ -73,7 +73,7 @@ Checkpoint = Annotated[
     ),
 ]
 Best = Annotated[bool, typer.Option("--best", help="Take the weights of the epoch with the best test metric.")]
-Force = Annotated[bool, typer.Option("--force", help="Replace the file that is there.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace an existing file.")]
 Stages = Annotated[
     int | None,
     typer.Option(
@@ -82,7 +82,7 @@ Stages = Annotated[
 ]
 BatchRanks = Annotated[
     int | None,
-    typer.Option("--batch", min=1, help="Ranks that share out the samples; without, all that are left.", metavar="N"),
+    typer.Option("--batch", min=1, help="Ranks that share the samples; without, all remaining ranks.", metavar="N"),
 ]
 ModelRanks = Annotated[
     int | None, typer.Option("--model", min=1, help="Ranks that every layer is split over; without, 1.", metavar="N")

@@ -54,16 +54,16 @@ def partition(
     config: Config = None,
     overrides: Overrides = None,
     stages: Annotated[int | None, _count("Stages of the pipeline; without, the fastest number for --ranks.")] = None,
-    ranks: Annotated[int | None, _count("Choose also how many of N ranks share each stage.")] = None,
+    ranks: Annotated[int | None, _count("Also choose the replicas of each stage for N ranks.")] = None,
     profile: Annotated[Path | None, _file("Read the costs of the layers (JSON) instead of timing them.")] = None,
     save_profile: Annotated[Path | None, _file("Write the costs of the layers (JSON).")] = None,
     samples: Annotated[int | None, _count("Samples of a timed pass; without, training.batch_size.")] = None,
     threads: Annotated[int | None, _count("BLAS threads of a timed pass; without, 1.")] = None,
     alpha: Annotated[
-        float, typer.Option(min=0.0, help="Seconds per message; the default is usual inside a node.", metavar="S")
+        float, typer.Option(min=0.0, help="Seconds per message; the default is typical inside a node.", metavar="S")
     ] = TYPICAL_LINK.alpha,
     beta: Annotated[
-        float, typer.Option(min=0.0, help="Seconds per byte; the default is usual inside a node.", metavar="S")
+        float, typer.Option(min=0.0, help="Seconds per byte; the default is typical inside a node.", metavar="S")
     ] = TYPICAL_LINK.beta,
     output_format: OutputFormat = Format.text,
 ) -> None:

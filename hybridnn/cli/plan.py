@@ -27,7 +27,7 @@ Facts = dict[str, Any]
 def plan(
     config: Annotated[
         Path | None,
-        typer.Argument(help="A settings file; its section parallel is not looked at.", metavar="CONFIG.toml"),
+        typer.Argument(help="A settings file; its section parallel is ignored.", metavar="CONFIG.toml"),
     ] = None,
     overrides: Overrides = None,
     ranks: Annotated[

@@ -28,7 +28,7 @@ def report(
     ] = None,
     output_format: OutputFormat = Format.text,
 ) -> None:
-    """Tell where the time of a run went; of several runs, how they scale."""
+    """Show where the time of a run went; of several runs, how they scale."""
     from hybridnn.runs.run_record import read_run
     from hybridnn.study.figures import compare_runs, figures_of, instruction_figures
     from hybridnn.study.report.plots import draw_run_check, draw_runs_check

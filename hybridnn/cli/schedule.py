@@ -48,7 +48,7 @@ def schedule(
         int | None,
         typer.Option(
             min=1,
-            help="Minibatches until the pipeline is empty; by default twice the stages, and 1 if they are cut.",
+            help="Minibatches until the pipeline is empty; by default twice the stages, and 1 with microbatches.",
             metavar="N",
         ),
     ] = None,
@@ -56,13 +56,13 @@ def schedule(
         int | None,
         typer.Option(
             min=1,
-            help="Parts that each minibatch is cut into; by default twice the stages, if the method cuts them.",
+            help="Microbatches of a minibatch; by default twice the stages, and 1 for methods without microbatches.",
             metavar="N",
         ),
     ] = None,
     chunks: Annotated[
         int | None,
-        typer.Option(min=1, help="Parts of the layers per stage; by default 2 for interleaved, else 1.", metavar="N"),
+        typer.Option(min=1, help="Chunks of layers per stage; by default 2 for interleaved, else 1.", metavar="N"),
     ] = None,
     vertical_sync: Annotated[
         bool, typer.Option("--vertical-sync", help="pipedream: every stage uses the version of the first stage.")
@@ -72,9 +72,7 @@ def schedule(
     ] = WeightGrad.per_microbatch,
     forward: Annotated[float, _duration("Duration of a stage's forward pass.")] = 1.0,
     backward: Annotated[float, _duration("Duration of its whole backward pass.")] = 2.0,
-    weight: Annotated[
-        float | None, _duration("The part of it that computes the gradients of the weights; by default half.")
-    ] = None,
+    weight: Annotated[float | None, _duration("Duration of the weight gradients within it; by default half.")] = None,
     message: Annotated[float, _duration("Duration of a message between two stages.")] = 0.0,
     versions: Annotated[
         bool, typer.Option("--versions", help="Print the weight versions of every minibatch, for any method.")

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def stall(run: RunFolder, output_format: OutputFormat = Format.text) -> None:
-    """Tell which rank a run waited for when it stood still, and what every rank was doing."""
+    """Show which rank a stalled run waited for, and what every rank was doing."""
     from hybridnn.diagnostics.stalls.diagnosis import stall_report
     from hybridnn.diagnostics.stalls.files import FOLDER, read_stall
     from hybridnn.errors import DataError

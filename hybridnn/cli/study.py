@@ -53,7 +53,7 @@ def run(
         str | None,
         typer.Option(
             "--launcher",
-            help="Starts a program on {ranks} ranks; in Slurm jobs also {nodes}. By default as -n of train does.",
+            help="Starts a program on {ranks} ranks; in Slurm jobs also {nodes}. By default the launcher of -n.",
             metavar="COMMAND",
         ),
     ] = None,
@@ -61,7 +61,7 @@ def run(
     reduced: Reduced = False,
     only: Annotated[
         str | None,
-        typer.Option("--only", help="Only cells with this in their id; * and ? stand for anything.", metavar="PATTERN"),
+        typer.Option("--only", help="Only cells whose id contains this; * and ? are wildcards.", metavar="PATTERN"),
     ] = None,
     cell: Annotated[
         int | None,
@@ -75,7 +75,7 @@ def run(
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the cells and commands, and run nothing.")] = False,
 ) -> None:
-    """Run the cells of a study that are not finished; call it again to go on."""
+    """Run the cells of a study that are not finished; call it again to continue."""
     if launch_rank() is not None:
         raise EnvironmentProblem("study run starts the launcher itself: call it without mpirun or srun")
     from hybridnn.study.study_file import load_study
@@ -146,7 +146,7 @@ def report(
     ] = None,
     output_format: OutputFormat = Format.text,
 ) -> None:
-    """Write the tables, plots and page of a study's finished cells; exit code 1 where cells did not end well."""
+    """Write the tables, plots and page of a study's finished cells; exit code 1 where cells failed."""
     from hybridnn.cli.study_view import print_report, report_facts
     from hybridnn.study.report.page import write_report
     from hybridnn.study.report.results import read_results

@@ -61,14 +61,12 @@ def train(
     resume: Annotated[
         str | None,
         typer.Option(
-            help="Go on with the run in this folder from its newest valid checkpoint, on this layout or another; auto: "
-            "with the one in output.folder, if it has checkpoints.",
+            help="Resume the run in this folder from its newest valid checkpoint, on this layout or another; auto: "
+            "the run in output.folder, if it has checkpoints.",
             metavar="FOLDER",
         ),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Resume though settings differ that change the training.")] = (
-        False
-    ),
+    force: Annotated[bool, typer.Option("--force", help="Resume although settings of the training differ.")] = (False),
     output_format: OutputFormat = Format.text,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the final table.")] = False,
     ranks: Ranks = None,

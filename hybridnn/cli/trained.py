@@ -58,7 +58,7 @@ def evaluate(
     ] = None,
     part: Annotated[
         DataSplit | None,
-        typer.Option(help="The part to evaluate on; without, the test part, or all samples of --data that has none."),
+        typer.Option(help="Data split to evaluate on; without, test, or all samples of data without splits."),
     ] = None,
     checkpoint: Checkpoint = None,
     best: Best = False,
@@ -149,15 +149,15 @@ def export(
         bool,
         typer.Option(
             "--fold-standardization",
-            help="Put the standardization into the first and the last layer, so that the network takes and gives "
-            "numbers in their original units.",
+            help="Put the standardization into the first and the last layer, so that inputs and outputs of the "
+            "network have their original units.",
         ),
     ] = False,
     checkpoint: Checkpoint = None,
     best: Best = False,
     force: Force = False,
 ) -> None:
-    """Write the weights of a run, and what its inputs were standardized with, as plain arrays."""
+    """Write the weights of a run, and the means and scales of its standardization, as plain arrays."""
     from hybridnn.runs.inference.export import export_arrays
     from hybridnn.runs.inference.trained_run import open_run
     from hybridnn.utils.files import npz_bytes, write_atomically

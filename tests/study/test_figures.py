@@ -66,12 +66,12 @@ def test_figures_of_a_predicted_run(tmp_path: Path) -> None:
     assert (update.seconds_per_step, update.error) == (None, None)
 
 
-def test_error_of_nothing_is_not_known() -> None:
+def test_error_without_a_prediction_is_none() -> None:
     assert relative_error(1.0, 0.0) is None
     assert relative_error(None, 1.0) is None
 
 
-def test_small_runs_are_called_small(tmp_path: Path) -> None:
+def test_small_runs_are_limited_by_overhead(tmp_path: Path) -> None:
     # 64 x 2 + 2 + 2 x 10 + 10 = 160 parameters, and six operations for each of 10 samples.
     run = read_run(write_run(tmp_path, hidden=[2], batch_size=10, communication_share=0.0))
     assert figures_of(run).verdict.text == "too small: overhead, 0.0096 MFlop per rank and step"

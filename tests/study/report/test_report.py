@@ -172,7 +172,7 @@ def test_csv_has_a_line_for_every_cell(tmp_path: Path) -> None:
     assert first["waiting_share"] == ""
 
 
-def test_markdown_has_a_row_for_every_point_and_names_what_is_missing(tmp_path: Path) -> None:
+def test_markdown_has_a_row_for_every_point_and_the_unfinished_cells(tmp_path: Path) -> None:
     runs = {"a": ({"width": 8}, {"seconds": [2.0]})}
     text = markdown_text(_study(tmp_path, runs, missing={"b": {"width": 9}}))
     table = [line for line in text.splitlines() if line.startswith("|")]
@@ -212,7 +212,7 @@ class _Links(HTMLParser):
         self.text += data
 
 
-def test_report_is_complete_and_its_page_needs_nothing_else(tmp_path: Path) -> None:
+def test_report_is_complete_and_its_page_self_contained(tmp_path: Path) -> None:
     results = _grids(tmp_path / "study")
     files = write_report(results, tmp_path / "report")
     assert {path.name for path in files} == {
@@ -263,7 +263,7 @@ def test_study_without_a_finished_cell_is_refused(tmp_path: Path) -> None:
 
 
 def _with_every_state(folder: Path) -> StudyResults:
-    """A study with a finished cell and one of every way not to be finished."""
+    """A study with a finished cell and one unfinished cell of each status."""
     place = StudyFolder(folder)
     for name, status in (("b", "failed"), ("c", "timed out"), ("d", "interrupted")):
         (place.cell(name)).mkdir(parents=True)
@@ -272,7 +272,7 @@ def _with_every_state(folder: Path) -> StudyResults:
     return _study(folder, runs, missing={name: {"seed": seed} for seed, name in enumerate("bcdf", 6)})
 
 
-def test_every_form_of_the_report_tells_states_apart(tmp_path: Path) -> None:
+def test_every_form_of_the_report_has_all_states(tmp_path: Path) -> None:
     results = _with_every_state(tmp_path)
     expected = [
         ("e", "interrupted", "its run left no end"),
