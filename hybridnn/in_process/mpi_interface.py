@@ -95,6 +95,7 @@ def _blocking(
     def call(comm: Comm, /, *args: Arguments.args, **options: Arguments.kwargs) -> None:
         begin(comm, *args, **options).Wait()
 
+    call.__name__ = begin.__name__[1:].capitalize()
     call.__doc__ = f"`{begin.__name__}`, and wait."
     return call
 

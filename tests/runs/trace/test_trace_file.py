@@ -1,3 +1,5 @@
+"""Trace files: their content, what is read back, and damaged files."""
+
 from __future__ import annotations
 
 import json
@@ -39,7 +41,7 @@ def entries(path: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.in_process(ranks=[3])
-def test_lanes_are_named_and_described(comm: MPI.Intracomm, mpi_tmp_path: Path) -> None:
+def test_ranks_are_named_and_described(comm: MPI.Intracomm, mpi_tmp_path: Path) -> None:
     path = mpi_tmp_path / "trace.json"
     grid = ProcessGrid(comm, stages=[(1, 2), (1, 1)])
     grid.world.barrier()
