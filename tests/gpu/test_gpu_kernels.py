@@ -1,4 +1,4 @@
-"""Every kernel on a real GPU against NumPy, and what only a device can show: graphs, streams, memory."""
+"""Every kernel on a GPU against NumPy, and CUDA graphs, streams and memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LARGE_SHAPES = (*SHAPES, (1000, 513), (70_000, 8), (10, 200_003), (2048, 1024))
 
 @pytest.fixture(scope="module")
 def cupy() -> Any:
-    return load_cupy()  # who asked for these tests and has no GPU is told so
+    return load_cupy()  # raises if there is no GPU
 
 
 @pytest.fixture(scope="module")
@@ -44,11 +44,11 @@ def test_matrices(cupy: Any, kernels: Any, name: str, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_arrays_from_which_no_pack_can_be_loaded(cupy: Any, kernels: Any, dtype: str) -> None:
+def test_unaligned_arrays(cupy: Any, kernels: Any, dtype: str) -> None:
     def upload(array: Any) -> Any:
-        room = cupy.empty((array.size + 1,), array.dtype)[1:].reshape(array.shape)
-        room[...] = cupy.asarray(array)
-        return room
+        unaligned = cupy.empty((array.size + 1,), array.dtype)[1:].reshape(array.shape)
+        unaligned[...] = cupy.asarray(array)
+        return unaligned
 
     for case in FLAT_CASES.values():
         compare(case, kernels, upload, dtype, 5003)
@@ -69,7 +69,7 @@ def test_the_same_sums_give_the_same_bits(cupy: Any, kernels: Any, name: str, dt
 
 
 def orders(cupy: Any, matrix: Any) -> Iterator[Any]:
-    """A matrix by rows, by columns, and as a part of a larger one."""
+    """A matrix in row-major and column-major order, and as a block of a larger one."""
     yield cupy.asarray(matrix)
     yield cupy.asarray(np.ascontiguousarray(matrix.T)).T
     part = cupy.zeros((matrix.shape[0], matrix.shape[1] + 3), matrix.dtype)[:, 1:-2]
@@ -79,7 +79,7 @@ def orders(cupy: Any, matrix: Any) -> Iterator[Any]:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("m", "k", "n"), [(1, 1, 1), (1, 40, 7), (33, 1, 5), (100, 64, 1), (257, 129, 65)])
-def test_products_in_every_order(cupy: Any, kernels: Any, dtype: str, m: int, k: int, n: int) -> None:
+def test_products_of_matrices_of_all_layouts(cupy: Any, kernels: Any, dtype: str, m: int, k: int, n: int) -> None:
     random = np.random.default_rng(m + k + n)
     first, second = random.standard_normal((m, k)).astype(dtype), random.standard_normal((k, n)).astype(dtype)
     expected = first.astype(np.float64) @ second.astype(np.float64)
@@ -91,7 +91,7 @@ def test_products_in_every_order(cupy: Any, kernels: Any, dtype: str, m: int, k:
                 np.testing.assert_allclose(cupy.asnumpy(out), expected, rtol=0, atol=TOLERANCES[dtype] * largest)
 
 
-def test_tf32_is_coarser_and_only_where_it_is_asked_for(cupy: Any, kernels: Any) -> None:
+def test_tf32_is_less_precise_and_optional(cupy: Any, kernels: Any) -> None:
     if int(cupy.cuda.Device().compute_capability) < 80:
         pytest.skip("this device has no TF32")
     a = cupy.asarray(np.random.default_rng(0).standard_normal((512, 512)).astype(np.float32))
@@ -161,7 +161,7 @@ def test_a_step_neither_waits_nor_allocates(cupy: Any, kernels: Any, dtype: str)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_step_recorded_in_a_graph_is_the_step(cupy: Any, dtype: str) -> None:
+def test_a_captured_step_equals_the_step(cupy: Any, dtype: str) -> None:
     stream = cupy.cuda.Stream(non_blocking=True)
     with stream:
         kernels = cupy_kernels()
@@ -222,6 +222,6 @@ def test_training_as_on_the_host(kernels: Any, dtype: str) -> None:
         host.step(0.01)
         for name in ("loss", "weights", "gradient"):
             found, expected = kernels.to_host(getattr(device, name)), getattr(host, name)
-            # Adam divides by roots of small numbers, which enlarges what was rounded.
+            # Adam divides by roots of small elements, which amplifies rounding errors.
             error = 20 * TOLERANCES[dtype] * np.abs(expected).max()
             np.testing.assert_allclose(found, expected, rtol=0, atol=error, err_msg=name)

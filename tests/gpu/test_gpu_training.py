@@ -1,4 +1,4 @@
-"""Training on a real GPU, which the ranks share where there are fewer, against the same training on the CPU."""
+"""Training on a GPU, which ranks share if there are fewer GPUs, against the same training on the CPU."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 TOLERANCES = {"float32": 1e-5, "float64": 1e-12}
-"""Relative to the largest number of an array: the bounds of single kernels, which whole trainings keep too. After 8 to
-15 steps two ways to round float32 differ by a tenth of it."""
+"""Relative to the largest element of an array: the bounds of single kernels, which entire trainings satisfy too.
+After 8 to 15 steps, different roundings of float32 differ by a tenth of it."""
 
 WIDE = Case((33, 130, 70, 130, 10), samples=300, batch_size=64)
 CASES = {
@@ -36,9 +36,9 @@ CASES = {
 }
 ADAPTIVE = {name: replace(WIDE, optimizer=name) for name in ("adam", "adamw")}
 FEW = 0.005
-"""Adam divides a gradient by its own size. A weight whose gradients are hardly more than rounding moves as far as any,
-but where to is for rounding to say: a few may be off, by two rates a step at most. The others are off by the bound of a
-kernel once for every step at most."""
+"""Fraction of elements that may differ more after Adam, which divides gradients by their magnitude: if a gradient is of
+the size of rounding errors, so is the direction of its step. They may differ by two learning rates per step, all others
+by the bound of a kernel per step."""
 
 
 def on_gpu(grid: ProcessGrid, transport: str = "auto", *, graphs: bool = False) -> TrainingDevice:
@@ -46,12 +46,12 @@ def on_gpu(grid: ProcessGrid, transport: str = "auto", *, graphs: bool = False) 
         return settle_device(DeviceOptions("gpu", transport, graphs=graphs), grid)
     except EnvironmentProblem as problem:
         if transport == "auto":
-            raise  # who asked for these tests and has no GPU is told so
+            raise  # there is no GPU
         pytest.skip(str(problem))
 
 
 def assert_same(found: Trainer, expected: Trainer, what: str, dtype: str) -> None:
-    """Weights, what the optimizer remembers, outputs, and the record of the losses."""
+    """Compare weights, optimizer slots, outputs and recorded losses."""
     tolerance = TOLERANCES[dtype]
     if dtype == "float32" and isinstance(expected.optimizer, Adam | AdamW):
         assert_mostly_close(found, expected, what)
@@ -65,7 +65,7 @@ def assert_same(found: Trainer, expected: Trainer, what: str, dtype: str) -> Non
         (found.history.steps, expected.history.steps),
         (found.history.epochs, expected.history.epochs),
     ):
-        losses = [[record.train_loss for record in one] for one in (records, others)]
+        losses = [[record.train_loss for record in items] for items in (records, others)]
         assert_close(losses[0], losses[1], f"{what}: losses", tolerance)
     last, other = found.history.epochs[-1], expected.history.epochs[-1]
     assert_close(last.test_loss, other.test_loss, f"{what}: test loss", 10 * tolerance)
@@ -73,15 +73,15 @@ def assert_same(found: Trainer, expected: Trainer, what: str, dtype: str) -> Non
 
 
 def assert_mostly_close(found: Trainer, expected: Trainer, what: str) -> None:
-    """What Adam leaves, in float32: see `FEW`."""
+    """Compare weights and optimizer slots of Adam in float32: see `FEW`."""
     everything = [(found.weights(), expected.weights())]
     everything += [(found.optimizer_slots()[slot], arrays) for slot, arrays in expected.optimizer_slots().items()]
-    for place, (ours, theirs) in enumerate(everything):
-        errors = [np.abs(ours[name] - array).ravel() for name, array in theirs.items()]
-        relative = [error / np.abs(array).max() for error, array in zip(errors, theirs.values(), strict=True)]
+    for number, (arrays, expected_arrays) in enumerate(everything):
+        errors = [np.abs(arrays[name] - array).ravel() for name, array in expected_arrays.items()]
+        relative = [error / np.abs(array).max() for error, array in zip(errors, expected_arrays.values(), strict=True)]
         share = np.mean(np.concatenate(relative) > expected.step * TOLERANCES["float32"])
-        assert share < FEW, f"{what}: {share:%} of the numbers are off"
-        if place == 0:
+        assert share < FEW, f"{what}: {share:%} of the elements differ"
+        if number == 0:
             assert max(map(np.max, errors)) <= 2 * expected.step * expected.optimizer.lr, what
 
 
@@ -114,7 +114,6 @@ def test_replayed_steps(name: str, dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", TOLERANCES)
 def test_every_method_of_a_pipeline_on_one_rank(dtype: str) -> None:
-    """Which trains with any of them as without: the device does not matter to that."""
     grid = ProcessGrid()
     check_pipelined(PipelineCase("pipedream"), grid, on_gpu(grid), dtype)
 
@@ -122,7 +121,7 @@ def test_every_method_of_a_pipeline_on_one_rank(dtype: str) -> None:
 @pytest.mark.parametrize("graphs", [False, True])
 @pytest.mark.parametrize("dtype", TOLERANCES)
 def test_one_fit_after_the_other(graphs: bool, dtype: str) -> None:
-    """Samples that stay on the GPU, others in their memory, and in memory of their own."""
+    """Samples that stay on the GPU, other samples in the same memory, and samples in new memory."""
     grid = ProcessGrid()
     device = settle_device(DeviceOptions("gpu", graphs=graphs), grid)
     found, expected = (make_trainer(WIDE, grid, dtype, device=on) for on in (device, "cpu"))
@@ -178,7 +177,7 @@ def test_two_axes_at_once(comm: MPI.Intracomm) -> None:
 @pytest.mark.mpi(ranks=[2, 4])
 @pytest.mark.parametrize("bucket_bytes", [DEVICE_BUCKETS.bucket_bytes, 1 << 10])
 def test_batch_ranks_replay_steps(comm: MPI.Intracomm, bucket_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each needs a GPU of its own. Of 257 samples the last minibatch has one, and other ranks none."""
+    """Needs a GPU per rank. The last minibatch of 257 samples has one sample, and other ranks have none."""
     monkeypatch.setattr(
         "hybridnn.parallel.replicas.replica.DEVICE_BUCKETS", replace(DEVICE_BUCKETS, bucket_bytes=bucket_bytes)
     )
@@ -195,7 +194,7 @@ def test_batch_ranks_replay_steps(comm: MPI.Intracomm, bucket_bytes: int, monkey
 @pytest.mark.parametrize("transport", ["staging", "nccl"])
 @pytest.mark.parametrize("words", ["bfloat16", "float16"])
 def test_gradients_rounded_between_nodes(comm: MPI.Intracomm, words: str, transport: str) -> None:
-    """In float64: where float32 rounds a gradient to another side of two words, weights are off by more than it."""
+    """In float64, because a different rounding of float32 may change a compressed element, and so a weight by more."""
     grid = ProcessGrid(on_nodes(comm, (0, 1)))
     device = on_gpu(grid, transport)
     for overlap in (False, True):
@@ -207,7 +206,7 @@ def test_gradients_rounded_between_nodes(comm: MPI.Intracomm, words: str, transp
 
 @pytest.mark.mpi(ranks=[2])
 @pytest.mark.parametrize("dtype", TOLERANCES)
-def test_training_goes_on_from_a_checkpoint_of_the_cpu(comm: MPI.Intracomm, dtype: str, tmp_path: Path) -> None:
+def test_training_resumes_from_a_checkpoint_of_the_cpu(comm: MPI.Intracomm, dtype: str, tmp_path: Path) -> None:
     case = WIDE if dtype == "float32" else ADAPTIVE["adam"]
     for number, axes in enumerate(({"batch": 2}, {"model": 2}, {"pipeline": 2})):
         folder = Path(broadcast_text(ProcessGrid(comm).world, str(tmp_path / str(number)), 0))
@@ -226,7 +225,7 @@ def test_training_goes_on_from_a_checkpoint_of_the_cpu(comm: MPI.Intracomm, dtyp
             assert_arrays_close(goes_on.weights(), began.weights(), f"{axes}", TOLERANCES[dtype])
 
 
-def test_tf32_is_less_precise_and_still_right() -> None:
+def test_tf32_is_less_precise() -> None:
     grid = ProcessGrid()
     rounded = settle_device(DeviceOptions("gpu", tf32=True), grid)
     found, expected = run(WIDE, grid, "float32", device=rounded), run(WIDE, grid, "float32", device="cpu")

@@ -1,4 +1,4 @@
-"""Every call of a group on arrays of a real GPU, which the ranks share where there are fewer, against NumPy."""
+"""Every call of a group on arrays of a GPU, which ranks share if there are fewer GPUs, against NumPy."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def data_of(rank: int, shape: tuple[int, ...], dtype: str = "float32") -> NDArra
 
 
 def late(cupy: Any, numbers: NDArray[Any]) -> Any:
-    """`numbers` on the device, where much is to be done before they come."""
-    room = cupy.full(numbers.shape, 99, numbers.dtype)
+    """`numbers` on the device, available only after much other work of the stream."""
+    array = cupy.full(numbers.shape, 99, numbers.dtype)
     busy = cupy.ones((1500, 1500), np.float64)
     for _ in range(3):
         busy = busy @ busy * 1e-4
-    room[...] = cupy.asarray(numbers) + 0 * busy[0, 0].astype(numbers.dtype)
-    return room
+    array[...] = cupy.asarray(numbers) + 0 * busy[0, 0].astype(numbers.dtype)
+    return array
 
 
 @pytest.mark.mpi(ranks=[2, 3])
@@ -55,29 +55,29 @@ def test_every_call(comm: MPI.Intracomm, dtype: str, name: str, chunk: int) -> N
     group, size, rank = grid.batch_group, comm.size, comm.rank
     after, before = (rank + 1) % size, (rank - 1) % size
     for shape in SHAPES:
-        everyone = [data_of(number, shape, dtype) for number in range(size)]
-        total, own = sum(everyone[1:], everyone[0]), block_slice(shape[0], size, rank)
+        arrays_of_ranks = [data_of(number, shape, dtype) for number in range(size)]
+        total, own = sum(arrays_of_ranks[1:], arrays_of_ranks[0]), block_slice(shape[0], size, rank)
 
-        summed, largest = late(cupy, everyone[rank]), late(cupy, everyone[rank])
+        summed, largest = late(cupy, arrays_of_ranks[rank]), late(cupy, arrays_of_ranks[rank])
         request = group.iallreduce(summed)
         group.allreduce(largest, "max")
         request.wait()
         np.testing.assert_array_equal(summed.get(), total)
-        np.testing.assert_array_equal(largest.get(), np.maximum.reduce(everyone))
+        np.testing.assert_array_equal(largest.get(), np.maximum.reduce(arrays_of_ranks))
 
         start = np.full(shape, 77, dtype)
-        start[own] = everyone[0][own]
-        gathered, spread, part = late(cupy, start), late(cupy, everyone[rank]), late(cupy, total[own] * 0)
+        start[own] = arrays_of_ranks[0][own]
+        gathered, spread, part = late(cupy, start), late(cupy, arrays_of_ranks[rank]), late(cupy, total[own] * 0)
         group.allgather_rows(gathered)
         group.broadcast(spread, size - 1)
-        np.testing.assert_array_equal(gathered.get(), everyone[0])
-        np.testing.assert_array_equal(spread.get(), everyone[-1])
+        np.testing.assert_array_equal(gathered.get(), arrays_of_ranks[0])
+        np.testing.assert_array_equal(spread.get(), arrays_of_ranks[-1])
 
         came = late(cupy, start)
-        receive, send = group.ireceive(came, before, 4), group.isend(late(cupy, everyone[rank]), after, 4)
+        receive, send = group.ireceive(came, before, 4), group.isend(late(cupy, arrays_of_ranks[rank]), after, 4)
         receive.wait()
         send.wait()
-        np.testing.assert_array_equal(came.get(), everyone[before])
+        np.testing.assert_array_equal(came.get(), arrays_of_ranks[before])
 
         rows = [len(total[block_slice(shape[0], size, number)]) for number in range(size)]
         group.scatter_rows(total if rank == 0 else None, part, rows)
@@ -86,13 +86,13 @@ def test_every_call(comm: MPI.Intracomm, dtype: str, name: str, chunk: int) -> N
         if back is not None:
             np.testing.assert_array_equal(back.get(), total)
     grid.disconnect()
-    summed = late(cupy, everyone[rank])
-    group.allreduce(summed)  # staged, whatever the ranks were connected by
+    summed = late(cupy, arrays_of_ranks[rank])
+    group.allreduce(summed)  # staged, after any connection
     np.testing.assert_array_equal(summed.get(), total)
 
 
-def test_nccl_takes_its_arguments_in_this_order() -> None:
-    """A group of one rank, which needs no second GPU: every collective leaves what it was given."""
+def test_order_of_the_arguments_of_nccl() -> None:
+    """In a group of one rank, which needs no second GPU, every collective returns its input."""
     from mpi4py import MPI
 
     cupy = choose_device("gpu", 0).cupy
@@ -114,8 +114,8 @@ def test_nccl_takes_its_arguments_in_this_order() -> None:
     nccl.disconnect()
 
 
-def test_nccl_can_be_recorded() -> None:
-    """A group of one rank; the recording goes before the connection, which NCCL would not end before."""
+def test_nccl_can_be_captured() -> None:
+    """In a group of one rank; the graph is freed before the connection, as NCCL requires."""
     from mpi4py import MPI
 
     cupy = choose_device("gpu", 0).cupy
@@ -136,7 +136,7 @@ def test_nccl_can_be_recorded() -> None:
     work()
     replay = kernels.record(work)
     np.testing.assert_array_equal(array.get(), 3 * numbers)
-    for times in (7, 15, 31):  # of x: beside is 4 x, 8 x, 16 x, and added to what array was
+    for times in (7, 15, 31):  # times numbers: `beside` is 4, 8 and 16 times numbers, and is added to `array`
         replay()
         np.testing.assert_array_equal(array.get(), times * numbers)
     with pytest.raises(cupy.cuda.runtime.CUDARuntimeError):

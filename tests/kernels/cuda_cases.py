@@ -1,7 +1,7 @@
-"""Calls of every kernel with small and awkward arrays, to be made on two devices and compared.
+"""Calls of every kernel with arrays of small and odd sizes, to be compared between two devices.
 
-A case is a function of random numbers, a dtype and a size. It returns the call, as a function of kernels and arrays,
-and the arrays of the host by name. What is named scratch may hold anything afterwards.
+A case is a function of a random generator, a dtype and a size. It returns the call, as a function of kernels and
+arrays, and the host arrays by name. The array named scratch is not compared.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ Upload = Callable[[Array], Any]
 
 ACTIVATIONS = ("identity", "relu", "tanh", "sigmoid", "selu")
 TOLERANCES = {"float32": 1e-5, "float64": 1e-12}
-"""Relative to the largest number of an array."""
+"""Relative to the largest element of an array."""
 FLAT_SIZES = (0, 1, 31, 33, 1000, 5003)
 SHAPES = ((1, 1), (3, 0), (1, 1000), (7, 33), (33, 31), (10, 128), (5, 100), (260, 4), (2, 3001))
 
 
 def compare(case: Case, kernels: Kernels, upload: Upload, dtype: str, size: Any) -> None:
-    """Make the call with NumPy and with `kernels`, and compare all arrays."""
+    """Run the call with NumPy and with `kernels`, and compare all arrays."""
     call, arrays = case(np.random.default_rng([7, len(str(size))]), np.dtype(dtype), size)
     expected = {name: array.copy(order="K") for name, array in arrays.items()}
     found = {name: upload(array) for name, array in arrays.items()}
@@ -49,8 +49,8 @@ def normal(random: np.random.Generator, dtype: Any, *shape: int) -> Array:
     return random.standard_normal(shape).astype(dtype)
 
 
-def sums_up(random: np.random.Generator, dtype: Any, *shape: int) -> Array:
-    """Numbers whose sum is not small beside them, so that its relative error says something."""
+def positive_mean(random: np.random.Generator, dtype: Any, *shape: int) -> Array:
+    """Elements without cancellation in their sum, so that its relative error is small."""
     return random.uniform(-0.5, 1.5, shape).astype(dtype)
 
 
@@ -81,7 +81,7 @@ def gradient(name: str, random: np.random.Generator, dtype: Any, n: int) -> tupl
 
 
 def gradient_sums(name: str, random: np.random.Generator, dtype: Any, shape: tuple[int, int]) -> tuple[Call, Arrays]:
-    y, dy = sums_up(random, dtype, *shape), sums_up(random, dtype, *shape)
+    y, dy = positive_mean(random, dtype, *shape), positive_mean(random, dtype, *shape)
 
     def call(k: Kernels, y: Any, dy: Any, out: Any, sums: Any, in_place: Any, scratch: Any, ones: Any) -> None:
         k.gradient_and_row_sums(name, y, dy, out, sums, scratch, ones)
@@ -93,7 +93,11 @@ def gradient_sums(name: str, random: np.random.Generator, dtype: Any, shape: tup
 
 
 def row_sums(random: np.random.Generator, dtype: Any, shape: tuple[int, int]) -> tuple[Call, Arrays]:
-    arrays = {"dz": sums_up(random, dtype, *shape), "ones": np.ones(shape[1], dtype), "out": np.zeros(shape[0], dtype)}
+    arrays = {
+        "dz": positive_mean(random, dtype, *shape),
+        "ones": np.ones(shape[1], dtype),
+        "out": np.zeros(shape[0], dtype),
+    }
     return lambda k, dz, ones, out: k.row_sums(dz, ones, out), arrays
 
 

@@ -1,7 +1,7 @@
-"""A stand-in for the module ``cupy`` that runs CUDA kernels on the processor, compiled by g++ as ordinary functions.
+"""Emulation of the module ``cupy`` that runs CUDA kernels on the processor, compiled by g++ as ordinary functions.
 
-Kernels are called with the grid, the block and the arguments with which a device would be: each argument's type is
-compared with the kernel's.
+Kernels are called with the same grid, block and arguments as on a device, and the type of each argument is compared
+with that of the kernel's parameter.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from kernels.missing_compilers import without_compiler
 from mpi_runner.slowness import deadline
 
 HERE = Path(__file__).parent
-OUTCOMES = {1: "threads wait for each other for ever", 2: "a block or a grid is too large"}
+OUTCOMES = {1: "deadlock of threads", 2: "a block or a grid is too large"}
 
 
 class DeviceArray(np.ndarray):
-    """An array that, as CuPy's do, says where it lies as ``data.ptr``."""
+    """An array with its address as ``data.ptr``, as CuPy's have."""
 
     @property
     def data(self) -> Any:  # type: ignore[override]
@@ -45,8 +45,8 @@ class Kernel:
     def __call__(self, grid: tuple[int, ...], block: tuple[int, ...], arguments: tuple[Any, ...]) -> None:
         self._launches.append((self._name, grid, block))
         assert "".join(map(kind_of, arguments)).replace("0", "p") == self._kinds, self._name
-        words = [word_of(argument) for argument in arguments]
-        addresses = (ctypes.c_void_p * len(words))(*map(ctypes.addressof, words))
+        values = [bytes_of(argument) for argument in arguments]
+        addresses = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
         outcome = self._function(dimensions(grid), dimensions(block), addresses)
         assert outcome == 0, f"{self._name}: {OUTCOMES[outcome]}"
 
@@ -57,8 +57,8 @@ def kind_of(argument: Any) -> str:
     return {np.int64: "l", np.float64: "d", np.uint64: "0"}[type(argument)]
 
 
-def word_of(argument: Any) -> Any:
-    """The eight bytes that a driver would copy."""
+def bytes_of(argument: Any) -> Any:
+    """The eight bytes that a driver copies."""
     value = np.uint64(argument.data.ptr) if isinstance(argument, DeviceArray) else argument
     return ctypes.c_uint64.from_buffer_copy(value.tobytes())
 
@@ -69,7 +69,7 @@ def dimensions(size: tuple[int, ...]) -> Any:
 
 
 class Emulator:
-    """What our code uses of ``cupy``.
+    """The part of ``cupy`` that the package uses.
 
     Attributes
     ----------
@@ -86,7 +86,7 @@ class Emulator:
         self.launches: list[tuple[Any, ...]] = []
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
-        # Whoever reads what he did not write gets 0xff in every byte: not a number.
+        # Uninitialized elements have 0xff in every byte: NaN.
         return device_array(
             np.full(int(np.prod(shape)) * np.dtype(dtype).itemsize, 0xFF, np.uint8).view(dtype)
         ).reshape(shape)
@@ -134,10 +134,10 @@ def entry_points(name: str) -> str:
 
 
 def compile_cpp(path: Path, *options: str) -> str:
-    """Run g++, and return what it prints; where there is none, see `without_compiler`."""
+    """Run g++ and return its output; without g++ see `without_compiler`."""
     compiler = shutil.which("g++")
     if compiler is None:
-        without_compiler("no g++, which makes functions of the processor of them")
+        without_compiler("no g++ to compile them for the processor")
     command = [compiler, "-std=c++20", f"-I{HERE}", *options, str(path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=deadline(100))
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""What to do where a compiler is missing: skip on a machine of somebody's own, fail where all was to be installed."""
+"""Missing compilers: tests are skipped, or fail in CI, where all compilers must be installed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["without_compiler"]
 
 
 def without_compiler(reason: str) -> NoReturn:
-    """Skip the test with a reason that stands out, or in CI fail it."""
+    """Skip the test, or fail it in CI."""
     if os.environ.get("CI"):
-        pytest.fail(f"CI proves nothing of the CUDA kernels so: {reason}")
+        pytest.fail(f"the CUDA kernels are not tested in CI: {reason}")
     pytest.skip(f"THE CUDA KERNELS ARE NOT COMPILED: {reason}")

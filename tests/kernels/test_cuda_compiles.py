@@ -1,4 +1,4 @@
-"""The CUDA source compiles for the devices it is meant for, with every compiler that is here; none runs it."""
+"""The CUDA source compiles for all supported devices with every available compiler; it is not run."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from mpi_runner.slowness import deadline
 pytestmark = pytest.mark.slow
 
 WANTED = {12: ("70", "80", "90", "100"), 13: ("80", "90", "100")}
-"""Volta, Ampere, Hopper and Blackwell, by version of CUDA; the 13th dropped the first."""
+"""Volta, Ampere, Hopper and Blackwell, by version of CUDA; CUDA 13 dropped Volta."""
 TARGETS = [(version, architecture) for version, architectures in WANTED.items() for architecture in architectures]
 
 FLAGS_OF_CUPY = ("-ftz=true", "--device-as-default-execution-space")
-"""What CuPy 14 adds of its own: numbers of float32 that are too small to be normal become zero."""
+"""Options that CuPy 14 adds: subnormal float32 become zero."""
 NEWEST = "nvidia-cuda-nvrtc>=13"
 SECONDS = 100
 
 
 def nvrtc_libraries() -> list[str]:
-    """Names by which NVRTC, the compiler that CuPy calls, can be loaded: from wheels, or where the system looks."""
+    """Names of NVRTC libraries, the compiler that CuPy calls: those of wheels, and those of the system."""
     folders = [Path(entry) / "nvidia" for entry in sys.path]
     wheels = {str(path) for folder in folders for path in folder.glob("*/lib/libnvrtc.so.1?")}
     system = ["libnvrtc.so.12", "libnvrtc.so.13"]
@@ -47,11 +47,11 @@ class Nvrtc:
         self.architectures = {str(number) for number in architectures}
 
     def compile(self, code: str, options: tuple[str, ...]) -> tuple[int, str]:
-        """Return the status, 0 if it went well, and the compiler's messages."""
+        """Return the status, 0 for success, and the compiler's messages."""
         program, size = ctypes.c_void_p(), ctypes.c_size_t()
         self._library.nvrtcCreateProgram(ctypes.byref(program), code.encode(), b"kernels.cu", 0, None, None)
-        words = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
-        status = self._library.nvrtcCompileProgram(program, len(options), words)
+        arguments = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
+        status = self._library.nvrtcCompileProgram(program, len(options), arguments)
         self._library.nvrtcGetProgramLogSize(program, ctypes.byref(size))
         messages = ctypes.create_string_buffer(size.value)
         self._library.nvrtcGetProgramLog(program, messages)
@@ -81,9 +81,7 @@ def compiler_of(compilers: dict[int, Nvrtc], version: int) -> Nvrtc:
 
 @pytest.mark.parametrize("real", ["float", "double"])
 @pytest.mark.parametrize(("version", "architecture"), TARGETS)
-def test_nvrtc_compiles_what_cupy_will_hand_it(
-    compilers: dict[int, Nvrtc], version: int, architecture: str, real: str
-) -> None:
+def test_nvrtc_compiles(compilers: dict[int, Nvrtc], version: int, architecture: str, real: str) -> None:
     compiler = compiler_of(compilers, version)
     if architecture not in compiler.architectures:
         without_compiler(f"this NVRTC {version} does not know sm_{architecture}: install its last version")
@@ -94,7 +92,7 @@ def test_nvrtc_compiles_what_cupy_will_hand_it(
 
 
 @pytest.mark.parametrize("version", WANTED)
-def test_messages_name_the_file(compilers: dict[int, Nvrtc], version: int) -> None:
+def test_compiler_messages_name_the_file(compilers: dict[int, Nvrtc], version: int) -> None:
     broken = source().replace("KERNEL row_sums(", "KERNEL row_sums(Nothing nothing, ")
     status, messages = compiler_of(compilers, version).compile(broken, (*OPTIONS, "-DREAL=float", *FLAGS_OF_CUPY))
     assert status != 0

@@ -1,4 +1,4 @@
-"""The CUDA kernels, run on the processor exactly as they would be launched, against the NumPy kernels."""
+"""The CUDA kernels, emulated on the processor with their launch parameters, against the NumPy kernels."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from kernels.cuda_emulator import DeviceArray, Emulator, device_array
 
 DTYPES = ("float32", "float64")
 GUARD = 64
-"""Bytes around an array that nobody may touch."""
+"""Bytes around an array that must not be written."""
 
 
 @pytest.fixture(scope="module")
@@ -33,28 +33,28 @@ def emulator(tmp_path_factory: pytest.TempPathFactory) -> Emulator:
 
 @pytest.fixture
 def kernels(emulator: Emulator) -> CupyKernels:
-    return CupyKernels(emulator, products=None)  # type: ignore[arg-type]  # nothing here is a matrix product
+    return CupyKernels(emulator, products=None)  # type: ignore[arg-type]  # no test here uses matrix products
 
 
 class Uploads:
-    """Copies of arrays, `offset` numbers behind an address from which 16 bytes can be loaded, between guards."""
+    """Copies of arrays, `offset` elements after a 16-byte boundary, between guard bytes."""
 
     def __init__(self, offset: int) -> None:
-        self.offset, self._rooms = offset, list[tuple[Any, slice]]()
+        self.offset, self._buffers = offset, list[tuple[Any, slice]]()
 
     def __call__(self, array: Any) -> Any:
-        room = np.full(array.nbytes + 2 * GUARD + 32, 0x5A, np.uint8).view(DeviceArray)
-        start = -room.ctypes.data % 16 + GUARD + self.offset * array.itemsize
+        buffer = np.full(array.nbytes + 2 * GUARD + 32, 0x5A, np.uint8).view(DeviceArray)
+        start = -buffer.ctypes.data % 16 + GUARD + self.offset * array.itemsize
         used = slice(start, start + array.nbytes)
-        copy = room[used].view(array.dtype).reshape(array.shape)
+        copy = buffer[used].view(array.dtype).reshape(array.shape)
         copy[...] = array
-        self._rooms.append((room, used))
+        self._buffers.append((buffer, used))
         return copy
 
     def check_guards(self) -> None:
-        for room, used in self._rooms:
-            assert (room[: used.start] == 0x5A).all(), "written in front of an array"
-            assert (room[used.stop :] == 0x5A).all(), "written behind an array"
+        for buffer, used in self._buffers:
+            assert (buffer[: used.start] == 0x5A).all(), "written in front of an array"
+            assert (buffer[used.stop :] == 0x5A).all(), "written behind an array"
 
 
 @pytest.mark.parametrize("offset", [0, 1])
@@ -81,7 +81,7 @@ def test_matrices(kernels: CupyKernels, name: str, dtype: str, offset: int) -> N
 def test_the_order_of_blocks_and_threads_does_not_matter(
     kernels: CupyKernels, emulator: Emulator, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setattr("hybridnn.kernels.cupy_launch.MOST_BLOCKS", 2)  # blocks that go round several times
+    monkeypatch.setattr("hybridnn.kernels.cupy_launch.MOST_BLOCKS", 2)  # blocks that iterate several times
     outcomes = []
     for reverse in (False, True):
         call, arrays = MATRIX_CASES[name](np.random.default_rng(0), np.dtype(np.float32), (9, 3001))
@@ -94,7 +94,7 @@ def test_the_order_of_blocks_and_threads_does_not_matter(
     assert outcomes[0] == outcomes[1]
 
 
-def test_more_rows_and_numbers_than_a_grid_takes_at_once(kernels: CupyKernels, monkeypatch: Any) -> None:
+def test_more_rows_and_elements_than_threads_of_a_grid(kernels: CupyKernels, monkeypatch: Any) -> None:
     for limit in ("MOST_BLOCKS", "MOST_BLOCKS_ALONG_Y"):
         monkeypatch.setattr(f"hybridnn.kernels.cupy_launch.{limit}", 2)
     for name in ("adam adamw", "norm and clip"):
@@ -103,7 +103,7 @@ def test_more_rows_and_numbers_than_a_grid_takes_at_once(kernels: CupyKernels, m
         compare(MATRIX_CASES[name], kernels, device_array, "float64", (40, 2050))
 
 
-def test_sums_over_more_blocks_than_leave_parts(kernels: CupyKernels, monkeypatch: Any) -> None:
+def test_reductions_with_few_blocks(kernels: CupyKernels, monkeypatch: Any) -> None:
     monkeypatch.setattr("hybridnn.kernels.cupy_kernels.MOST_PARTS", 3)
     compare(FLAT_CASES["norm and clip"], kernels, device_array, "float64", 5003)
     compare(MATRIX_CASES["cross-entropy"], kernels, device_array, "float64", (7, 500))
@@ -126,7 +126,7 @@ def test_a_replayed_update_reads_the_scalars_of_its_step(kernels: CupyKernels, o
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", ["identity", "relu", "tanh", "sigmoid", "selu"])
-def test_extreme_arguments_and_what_is_not_a_number(kernels: CupyKernels, name: str, dtype: str) -> None:
+def test_extreme_arguments_and_nan(kernels: CupyKernels, name: str, dtype: str) -> None:
     z = device_array(np.array([-1e4, 1e4, np.nan], dtype))
     kernels.activate(name, z)
     limits = {
@@ -138,14 +138,14 @@ def test_extreme_arguments_and_what_is_not_a_number(kernels: CupyKernels, name: 
     }
     np.testing.assert_allclose(z[:2], limits[name], rtol=1e-6)
     assert np.isnan(z[2])
-    if name in ("tanh", "selu"):  # exp(z) - 1 would have lost all digits
+    if name in ("tanh", "selu"):  # exp(z) - 1 would lose all digits
         small = device_array(np.array([-1e-9], dtype))
         kernels.activate(name, small)
         assert float(small[0]) == pytest.approx({"tanh": -1e-9, "selu": -1.7580993e-9}[name], rel=1e-6)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_cross_entropy_of_huge_logits(kernels: CupyKernels, dtype: str) -> None:
+def test_cross_entropy_of_large_logits(kernels: CupyKernels, dtype: str) -> None:
     logits = device_array(np.array([[1000, -1000, -1000], [-1000, 1000, -1000], [0, 1000, -1000]], dtype))
     gradient, loss = kernels.empty((3, 3), dtype), kernels.empty((1,), dtype)
     kernels.cross_entropy(logits, device_array(np.array([0, 0, 2])), None, 1.0, gradient, loss)
@@ -158,7 +158,7 @@ def test_cross_entropy_of_huge_logits(kernels: CupyKernels, dtype: str) -> None:
     assert np.array_equal(in_place, gradient)
 
 
-def test_what_is_out_of_range_shows_in_the_loss(kernels: CupyKernels) -> None:
+def test_indices_out_of_range_make_the_loss_nan(kernels: CupyKernels) -> None:
     source, labels = device_array(np.ones((3, 5), np.float32)), device_array(np.arange(3))
     index = device_array(np.array([1, 3, -1]))
     rows, wanted = kernels.zeros((3, 5), np.float32), kernels.zeros((3,), np.int64)
@@ -177,7 +177,7 @@ def test_squares_that_overflow_float32(kernels: CupyKernels) -> None:
 
 
 @pytest.mark.parametrize(("squared", "expected"), [(np.nan, 2.0), (np.inf, 0.0), (16.0, 1.0), (4.0, 2.0)])
-def test_clipping_by_a_norm_of_more_than_this_array(kernels: CupyKernels, squared: float, expected: float) -> None:
+def test_clipping_by_a_given_norm(kernels: CupyKernels, squared: float, expected: float) -> None:
     flat = device_array(np.full(5, 2.0))
     kernels.clip_to_norm(flat, device_array(np.array([squared])), 2.0)
     assert flat.tolist() == [expected] * 5
@@ -190,7 +190,7 @@ def test_sums_of_arrays_that_are_not_contiguous(kernels: CupyKernels) -> None:
     assert out.tolist() == [[1, 4], [2, 5], [3, 6]]
 
 
-def test_arrays_that_a_kernel_would_misread_are_refused(kernels: CupyKernels) -> None:
+def test_unsuitable_arrays_are_refused(kernels: CupyKernels) -> None:
     double, single = kernels.zeros((4, 6), np.float64), kernels.zeros((4, 6), np.float32)
     with pytest.raises(ValueError, match="one size"):
         kernels.add(double, double, double[:2])
@@ -223,7 +223,7 @@ def test_a_step_needs_few_launches(kernels: CupyKernels, emulator: Emulator) -> 
 
 @pytest.mark.parametrize("itemsize", [4, 8])
 @pytest.mark.parametrize("n", [0, 1, 100, 1024, 4097, 1 << 26])
-def test_grids_take_every_number_once_or_go_round(n: int, itemsize: int) -> None:
+def test_grid_sizes(n: int, itemsize: int) -> None:
     per_block = THREADS * 16 // itemsize
     assert 1 <= flat_grid(n, itemsize)[0] <= max(1, -(-n // per_block))
     assert flat_grid(n, itemsize, MOST_PARTS)[0] <= MOST_PARTS

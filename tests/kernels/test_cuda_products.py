@@ -1,4 +1,4 @@
-"""Matrix products: the call of cuBLAS, with a library that reads its arguments as cuBLAS's manual says."""
+"""Matrix products: calls of cuBLAS, checked with a library that interprets the arguments as documented."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def products(library: ctypes.CDLL, emulator: Emulator) -> CublasProducts:
 
 
 def matrices(random: np.random.Generator, rows: int, columns: int, dtype: str) -> list[Any]:
-    """Equal matrices that lie in every order: by rows, by columns, and as a part of a larger one of either kind."""
+    """Equal matrices of all layouts: row-major, column-major, and blocks of larger ones of either kind."""
     values = random.standard_normal((rows, columns)).astype(dtype)
     plain, turned = device_array(values), device_array(values.T).T
     wide = device_array(np.full((rows + 2, columns + 3), np.nan, dtype))[1:-1, 2:-1]
@@ -45,7 +45,7 @@ def matrices(random: np.random.Generator, rows: int, columns: int, dtype: str) -
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("m", "k", "n"), SHAPES)
-def test_products_of_matrices_in_every_order(products: CublasProducts, m: int, k: int, n: int, dtype: str) -> None:
+def test_products_of_matrices_of_all_layouts(products: CublasProducts, m: int, k: int, n: int, dtype: str) -> None:
     random = np.random.default_rng(m + k + n)
     factors = matrices(random, m, k, dtype), matrices(random, k, n, dtype)
     expected = np.einsum("ik,kj->ij", *(np.asarray(matrix[0], "d") for matrix in factors))
@@ -58,7 +58,7 @@ def test_products_of_matrices_in_every_order(products: CublasProducts, m: int, k
                 products.multiply(a, b, out)
                 scale = np.abs(expected).max() + 1
                 np.testing.assert_allclose(out, expected, rtol=0, atol=scale * (1e-5 if dtype == "float32" else 1e-13))
-                assert np.isnan(around).sum() == kept, "written beside the result"
+                assert np.isnan(around).sum() == kept, "written outside the result"
 
 
 def test_the_products_of_a_layer(products: CublasProducts, emulator: Emulator) -> None:
@@ -75,7 +75,7 @@ def test_the_products_of_a_layer(products: CublasProducts, emulator: Emulator) -
 
 
 @pytest.mark.parametrize("shape", [(0, 3, 4), (3, 4, 0)])
-def test_nothing_to_compute(products: CublasProducts, library: ctypes.CDLL, shape: tuple[int, int, int]) -> None:
+def test_empty_products(products: CublasProducts, library: ctypes.CDLL, shape: tuple[int, int, int]) -> None:
     m, k, n = shape
     counter = ctypes.c_int.in_dll(library, "products")
     before = counter.value
@@ -116,7 +116,7 @@ class _Stream:
         self.ptr = pointer
 
 
-def test_what_is_no_product_is_refused(products: CublasProducts) -> None:
+def test_shapes_that_do_not_match_are_refused(products: CublasProducts) -> None:
     square, single = device_array(np.ones((4, 4))), device_array(np.ones((4, 4), np.float32))
     with pytest.raises(ValueError, match="is not"):
         products.multiply(square, square[:3], square)

@@ -1,4 +1,4 @@
-"""What a user is told who asks for a GPU where there is none."""
+"""Error messages for missing parts of a GPU installation."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def fake_cupy(version: str = "14.2.0", devices: int | Exception = 1) -> Any:
 
 
 def message(monkeypatch: pytest.MonkeyPatch, cupy: Any, driver: int | None) -> str:
-    """What `cupy_kernels` says with this module, an error while it is imported, or None where there is none."""
+    """Error message of `cupy_kernels` with this module, an error of its import, or None if it is missing."""
 
     def load(name: str) -> Any:
         if isinstance(cupy, Exception):
@@ -63,7 +63,7 @@ def message(monkeypatch: pytest.MonkeyPatch, cupy: Any, driver: int | None) -> s
         (fake_cupy(devices=NoDriverError("too old")), 12080, "cannot use the driver (too old)", "hybridnn[cuda12]"),
     ],
 )
-def test_one_line_says_what_was_found_and_what_helps(
+def test_error_messages_say_what_was_found_and_what_to_install(
     monkeypatch: pytest.MonkeyPatch, cupy: Any, driver: int | None, found: str, advice: str
 ) -> None:
     text = message(monkeypatch, cupy, driver)
@@ -71,7 +71,7 @@ def test_one_line_says_what_was_found_and_what_helps(
     assert advice in text
 
 
-def test_a_library_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(name: str) -> Any:
         raise ImportError("no libcublas.so.13\nlong story")
 
@@ -82,13 +82,13 @@ def test_a_library_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> 
         load_cublas(fake_cupy())
 
 
-def test_nothing_imports_cupy_before_a_gpu_is_asked_for() -> None:
+def test_cupy_is_not_imported_without_a_gpu_run() -> None:
     program = "import sys; sys.modules['cupy'] = None; import hybridnn, hybridnn.kernels.cupy_kernels"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=deadline(60))
 
 
 @pytest.mark.parametrize("has_nccl", [True, False])
-def test_nccl_is_loaded_where_it_is(monkeypatch: pytest.MonkeyPatch, has_nccl: bool) -> None:
+def test_nccl_is_loaded_if_available(monkeypatch: pytest.MonkeyPatch, has_nccl: bool) -> None:
     cupy, loaded = fake_cupy(), []
 
     def load(name: str) -> Any:
@@ -104,7 +104,7 @@ def test_nccl_is_loaded_where_it_is(monkeypatch: pytest.MonkeyPatch, has_nccl: b
     assert loaded == ["cupy", "cupy.cuda.nccl"]
 
 
-def test_kernels_that_cannot_be_compiled_say_what_brings_the_compiler() -> None:
+def test_a_missing_compiler_is_named() -> None:
     def compile_nothing(dtype: Any) -> None:
         raise RuntimeError("no libnvrtc.so.13\nmore")
 

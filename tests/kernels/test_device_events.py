@@ -1,3 +1,5 @@
+"""CUDA events: completion, failed devices, and progress while waiting."""
+
 from __future__ import annotations
 
 from types import SimpleNamespace
@@ -20,22 +22,22 @@ class FailedEvent:
         raise DeviceError("an illegal memory access was encountered")
 
 
-def cupy_that_answers(status: int) -> Any:
+def cupy_with_status(status: int) -> Any:
     return SimpleNamespace(cuda=SimpleNamespace(runtime=SimpleNamespace(eventQuery={7: status}.__getitem__)))
 
 
 @pytest.mark.parametrize(("status", "passed"), [(0, True), (600, False)])
-def test_an_event_is_passed_or_not_yet(status: int, passed: bool) -> None:
-    assert is_complete(cupy_that_answers(status), FailedEvent()) is passed
+def test_completion_of_events(status: int, passed: bool) -> None:
+    assert is_complete(cupy_with_status(status), FailedEvent()) is passed
 
 
-def test_a_device_that_failed_is_not_asked_for_ever() -> None:
+def test_a_failed_device_raises_its_error() -> None:
     with pytest.raises(DeviceError, match="illegal memory access"):
-        is_complete(cupy_that_answers(700), FailedEvent())
+        is_complete(cupy_with_status(700), FailedEvent())
 
 
 class SlowEvent:
-    """Passes when something was done for the other ranks three times."""
+    """Completes after three calls of `progress`."""
 
     ptr = 7
 
@@ -52,10 +54,10 @@ class SlowEvent:
         self.done += 1
 
     def synchronize(self) -> None:
-        raise AssertionError("the other ranks wait for this one")
+        raise AssertionError("must not block while other ranks need progress")
 
 
-def test_a_rank_that_others_need_serves_them_while_it_waits() -> None:
+def test_progress_is_called_while_waiting() -> None:
     event = SlowEvent()
     wait_for(event.cupy, event, event.progress)
     assert event.done == 3
@@ -70,8 +72,8 @@ def test_a_rank_that_others_need_serves_them_while_it_waits() -> None:
     assert pinned.acquire(10) is memory
 
 
-def test_a_rank_that_nobody_needs_asks_nothing_again_and_again() -> None:
+def test_waiting_without_progress_is_left_to_cuda() -> None:
     waited = []
     event: Any = SimpleNamespace(ptr=7, synchronize=lambda: waited.append(True))
-    wait_for(cupy_that_answers(600), event, None)
+    wait_for(cupy_with_status(600), event, None)
     assert waited == [True]

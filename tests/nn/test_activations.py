@@ -1,4 +1,4 @@
-"""Activations and their slopes against the definitions, and where arguments are extreme."""
+"""Activations and their slopes against the definitions, also for extreme arguments."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LIMIT_SLOPES = {
 
 
 def computed(name: str, z: Array) -> tuple[Array, Array]:
-    """Values and slopes; no warning may be given."""
+    """Values and slopes; warnings are errors."""
     y, scratch = z.copy(), np.full_like(z, np.nan)
     slopes = np.full_like(z, np.nan)
     with warnings.catch_warnings():
@@ -68,19 +68,19 @@ def test_slopes_near_zero_keep_their_precision(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
-def test_the_gradient_may_be_written_over_what_it_came_from(name: str) -> None:
+def test_gradient_in_place(name: str) -> None:
     random = np.random.default_rng(1)
     y, dy = random.standard_normal((6, 5)), random.standard_normal((6, 5))
     activate(name, y, np.empty_like(y))
-    apart, scratch = np.empty_like(dy), np.empty_like(dy)
-    gradient_of_activation(name, y, dy, apart, scratch)
+    expected, scratch = np.empty_like(dy), np.empty_like(dy)
+    gradient_of_activation(name, y, dy, expected, scratch)
     gradient_of_activation(name, y, dy, dy, scratch)
-    assert np.array_equal(apart, dy)
+    assert np.array_equal(expected, dy)
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
-def test_what_is_not_a_number_stays_so(name: str) -> None:
-    # A NaN that an activation swallowed would hide that the training has failed.
+def test_nan_stays_nan(name: str) -> None:
+    # An activation that maps NaN to a finite value would hide a failed training.
     y, _ = computed(name, np.array([[np.nan, 1.0]]))
     assert np.isnan(y[0, 0])
     assert np.isfinite(y[0, 1])

@@ -1,4 +1,4 @@
-"""Weights that are given to a model, right and wrong."""
+"""Checks of weights that are loaded into a model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hybridnn.nn.parameters import check_weights, parameter_shapes
 
 
 @pytest.mark.parametrize("dtype", ["<U3", "complex128", "bool"])
-def test_weights_that_are_not_real_numbers_are_refused(dtype: str) -> None:
+def test_weights_of_other_types_are_refused(dtype: str) -> None:
     model, weights = model_and_weights()
     weights["layers.1.bias"] = weights["layers.1.bias"].astype(dtype)
     with pytest.raises(DataError, match=rf"^here: layers\.1\.bias has dtype {dtype}, the model needs real numbers$"):

@@ -1,4 +1,4 @@
-"""Initial weights: the right distribution, and the same number in the same place however a layer is cut up."""
+"""Initial weights: distribution, and independence of how a layer is split."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def whole(of: DenseLayer, seed: int = 0, dtype: str = "float64") -> NDArray[np.f
 )
 def test_moments(initializer: str, variance: float) -> None:
     weights = whole(layer(initializer))
-    # 60,000 numbers: the mean is known to sd / 245, the variance to within 1 %.
+    # 60,000 elements: the mean is known to sd / 245, the variance to within 1 %.
     assert abs(weights.mean()) < 4 * sqrt(variance / weights.size)
     assert weights.var() == pytest.approx(variance, rel=0.03)
     kurtosis = ((weights / weights.std()) ** 4).mean()
@@ -47,7 +47,7 @@ def test_glorot_stays_within_its_bounds() -> None:
 
 
 @pytest.mark.parametrize("initializer", INITIALIZERS)
-def test_a_block_is_cut_from_the_whole(initializer: str) -> None:
+def test_blocks_equal_those_of_the_full_matrix(initializer: str) -> None:
     of = layer(initializer, 13, 11, index=2)
     weights = whole(of, seed=5)
     for rows, columns in ((slice(3, 7), slice(0, 13)), (slice(0, 11), slice(5, 9)), (slice(10, 11), slice(12, 13))):
@@ -71,7 +71,7 @@ def test_float32_is_float64_rounded() -> None:
 
 @pytest.mark.parametrize("initializer", ["auto", *INITIALIZERS])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_a_new_network_is_the_one_defined(activation: str, initializer: str) -> None:
+def test_initial_weights_equal_the_reference(activation: str, initializer: str) -> None:
     network = Network((5, 13, 7, 4), activation, initializer=initializer)
     trainer = Trainer(MLP(network.sizes, activation, initializer=initializer), seed=9, dtype="float64")
     expected = net.initial_weights(network, 9)

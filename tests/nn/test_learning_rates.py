@@ -1,4 +1,4 @@
-"""Learning-rate schedules against their closed forms, and at their ends."""
+"""Learning-rate schedules against their closed forms, and at their first and last updates."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_runs_of_one_or_two_updates_have_rates(schedule: Any, updates: int) -> N
         (lambda: Cosine(0, -0.1), "schedule.final_factor"),
     ],
 )
-def test_what_cannot_be_a_schedule_is_refused_by_name(make: Any, setting: str) -> None:
+def test_invalid_schedules_are_refused(make: Any, setting: str) -> None:
     with pytest.raises(SettingError, match=setting.replace(".", r"\.")) as caught:
         make()
     assert caught.value.setting == setting

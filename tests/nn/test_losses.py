@@ -1,4 +1,4 @@
-"""Losses against their definitions, for extreme logits, and for a rank that has no samples."""
+"""Losses against their definitions, for large logits, and for no samples."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from reference.network import Array, Network
 
 
 def computed(name: str, outputs: Array, targets: Array, samples: int) -> tuple[float, Array]:
-    """Sum of the losses and gradient, of outputs (samples, outputs); no warning may be given."""
+    """Sum of the losses and gradient, of outputs (samples, outputs); warnings are errors."""
     gradient, loss = np.full(outputs.T.shape, np.nan, outputs.dtype), np.full(1, np.nan, outputs.dtype)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -30,7 +30,7 @@ def computed(name: str, outputs: Array, targets: Array, samples: int) -> tuple[f
 
 @pytest.mark.parametrize("name", ["mse", "cross_entropy"])
 @pytest.mark.parametrize("n", [1, 2, 9])
-def test_loss_and_gradient_of_some_samples_of_a_minibatch(name: str, n: int) -> None:
+def test_loss_and_gradient_of_a_part_of_a_minibatch(name: str, n: int) -> None:
     random = np.random.default_rng(n)
     outputs = random.standard_normal((n, 4))
     targets: Array = random.integers(0, 4, n) if name == "cross_entropy" else random.standard_normal((n, 4))
@@ -41,7 +41,7 @@ def test_loss_and_gradient_of_some_samples_of_a_minibatch(name: str, n: int) -> 
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_cross_entropy_of_huge_logits(dtype: str) -> None:
+def test_cross_entropy_of_large_logits(dtype: str) -> None:
     outputs = np.array([[1000, -1000, 0], [-1000, 1000, 1000], [-1000, -1000, -1000]], dtype)
     labels = np.array([0, 0, 2])
     loss, gradient = computed("cross_entropy", outputs, labels, 3)
@@ -51,13 +51,13 @@ def test_cross_entropy_of_huge_logits(dtype: str) -> None:
     np.testing.assert_allclose(gradient, expected, atol=1e-7)
 
 
-def test_cross_entropy_of_a_certain_answer_keeps_its_small_loss() -> None:
+def test_small_cross_entropy_is_precise() -> None:
     loss, _ = computed("cross_entropy", np.array([[30.0, 0.0]]), np.array([0]), 1)
     assert loss == pytest.approx(np.log1p(np.exp(-30.0)), rel=1e-2)
 
 
 @pytest.mark.parametrize(("name", "targets"), [("mse", np.zeros((0, 3))), ("cross_entropy", np.zeros(0, np.int64))])
-def test_no_samples_are_no_loss(name: str, targets: Array) -> None:
+def test_loss_of_no_samples(name: str, targets: Array) -> None:
     loss, gradient = computed(name, np.zeros((0, 3)), targets, 7)
     assert loss == 0.0
     assert gradient.shape == (0, 3)

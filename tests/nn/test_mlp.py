@@ -1,4 +1,4 @@
-"""What a multi-layer perceptron may be, and what its layers are."""
+"""Layers of a multi-layer perceptron, and invalid settings."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_no_hidden_layer_is_a_linear_model() -> None:
     assert only.activation == "identity"
 
 
-def test_models_with_the_same_settings_are_equal_and_cannot_change() -> None:
+def test_models_are_comparable_and_immutable() -> None:
     model = MLP([4, 2])
     assert model == MLP((4, 2))
     assert model != MLP([4, 3])

@@ -1,4 +1,4 @@
-"""Optimizers on flat buffers against their definitions, with more numbers than fit one block."""
+"""Optimizers on flat buffers against their definitions, also with several blocks."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def test_five_updates(name: str, size: int) -> None:
     slots = {slot: np.zeros(size) for slot in rule.slots()}
     for step in range(1, 6):
         gradient = random.standard_normal(size)
-        handed = gradient.copy()
+        argument = gradient.copy()
         rate = rule.lr / step
-        optimizer.update(found, handed, state, rate)
+        optimizer.update(found, argument, state, rate)
         expected = rule.step(expected, gradient, slots, step, rate)
-        assert np.array_equal(handed, gradient), "the gradient was changed"
+        assert np.array_equal(argument, gradient), "the gradient was changed"
     assert_close(found, expected, name, 1e-13)
     assert sorted(state.slots) == sorted(slots)
     for slot, array in slots.items():
@@ -40,20 +40,20 @@ def test_five_updates(name: str, size: int) -> None:
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_an_update_in_parts_is_the_update(name: str) -> None:
-    # Ranks own parts of the parameters: where the buffer is cut must not matter, but for the last bit of each number,
-    # as BLAS rounds what is left over at the end of a vector once more.
+def test_updates_of_slices_equal_the_full_update(name: str) -> None:
+    # Ranks own slices of the parameters. The slicing may only change the last bit of an element: BLAS treats the
+    # remainder of a vector differently.
     optimizer, _ = OPTIMIZERS[name]
     random = np.random.default_rng(0)
     start, gradients = random.standard_normal(BLOCK + 100), random.standard_normal((3, BLOCK + 100))
-    whole, cut = start.copy(), 77
+    full, cut = start.copy(), 77
     parts = [start[:cut].copy(), start[cut:].copy()]
-    state, states = new_state(optimizer, whole), [new_state(optimizer, part) for part in parts]
+    state, states = new_state(optimizer, full), [new_state(optimizer, part) for part in parts]
     for g in gradients:
-        optimizer.update(whole, g, state, 0.01)
-        for part, its_state, own in zip(parts, states, (g[:cut], g[cut:]), strict=True):
-            optimizer.update(part, own, its_state, 0.01)
-    differences = np.abs(whole - np.concatenate(parts))
+        optimizer.update(full, g, state, 0.01)
+        for part, part_state, part_gradient in zip(parts, states, (g[:cut], g[cut:]), strict=True):
+            optimizer.update(part, part_gradient, part_state, 0.01)
+    differences = np.abs(full - np.concatenate(parts))
     assert (differences <= len(gradients) * np.spacing(np.abs(start).max())).all()
 
 
@@ -101,7 +101,7 @@ def test_float32_stays_float32(name: str) -> None:
     assert_close(weights, expected, name, 1e-6)
 
 
-def test_defaults_of_adam_and_adamw_are_the_papers() -> None:
+def test_defaults_of_adam_and_adamw() -> None:
     assert (Adam().lr, Adam().betas, Adam().eps, Adam().weight_decay) == (1e-3, (0.9, 0.999), 1e-8, 0.0)
     assert AdamW().weight_decay == 0.01
 
@@ -123,7 +123,7 @@ def test_defaults_of_adam_and_adamw_are_the_papers() -> None:
         (lambda: AdamW(weight_decay=-0.1), "optimizer.weight_decay"),
     ],
 )
-def test_what_cannot_be_an_optimizer_is_refused_by_name(make: Any, setting: str) -> None:
+def test_invalid_optimizers_are_refused(make: Any, setting: str) -> None:
     with pytest.raises(SettingError) as caught:
         make()
     assert caught.value.setting == setting
@@ -132,7 +132,7 @@ def test_what_cannot_be_an_optimizer_is_refused_by_name(make: Any, setting: str)
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_an_update_into_another_buffer_leaves_the_weights_alone(name: str, size: int) -> None:
+def test_update_into_another_buffer(name: str, size: int) -> None:
     optimizer, _ = OPTIMIZERS[name]
     random = np.random.default_rng(size)
     before, gradients = random.standard_normal(size), random.standard_normal((3, size))
@@ -140,15 +140,15 @@ def test_an_update_into_another_buffer_leaves_the_weights_alone(name: str, size:
     weights, other_state = before.copy(), new_state(optimizer, before)
     for gradient in gradients:
         optimizer.update(in_place, gradient, state, 0.1)
-        kept, out = weights.copy(), np.full(size, np.nan)
+        before, out = weights.copy(), np.full(size, np.nan)
         optimizer.update(weights, gradient, other_state, 0.1, out=out)
-        assert np.array_equal(weights, kept)
+        assert np.array_equal(weights, before)
         assert np.array_equal(out, in_place)
         weights = out
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_a_prediction_goes_along_the_velocity(size: int) -> None:
+def test_prediction_of_sgd(size: int) -> None:
     optimizer = SGD(0.1, momentum=0.5)
     random = np.random.default_rng(size)
     weights, out = random.standard_normal(size), np.empty(size)
@@ -166,7 +166,7 @@ def test_a_prediction_goes_along_the_velocity(size: int) -> None:
 
 @pytest.mark.parametrize("kind", [Adam, AdamW])
 @pytest.mark.parametrize("size", SIZES)
-def test_a_prediction_of_adam_repeats_its_last_direction(kind: type[Adam], size: int) -> None:
+def test_prediction_of_adam_repeats_its_last_direction(kind: type[Adam], size: int) -> None:
     optimizer = kind(0.01, weight_decay=0.0)
     random = np.random.default_rng(size)
     weights, out = random.standard_normal(size), np.empty(size)

@@ -1,4 +1,4 @@
-"""Every way of distributing a minibatch brings every rank exactly its block of the samples."""
+"""Every distribution method gives every rank exactly its block of the samples."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ if TYPE_CHECKING:
 @pytest.mark.in_process(ranks=[1, 2, 4, 6])
 def test_every_rank_gets_its_block(comm: MPI.Intracomm) -> None:
     x = np.arange(60.0, dtype=np.float32).reshape(20, 3)
-    labels, numbers = np.arange(20) * 7, np.arange(40.0, dtype=np.float32).reshape(20, 2)
+    labels, values = np.arange(20) * 7, np.arange(40.0, dtype=np.float32).reshape(20, 2)
     for batch, model in fitting_grids(comm.size):
         grid = ProcessGrid(comm, batch=batch, model=model)
         for distribution in DISTRIBUTIONS:
             distributor = make_distributor(grid, distribution)
-            for targets in (labels, numbers):
+            for targets in (labels, values):
                 holds = distribution == "local" or grid.rank == 0
                 rows = ArrayRows(x, targets) if holds else None
                 for indices in (np.array([3, 19, 0, 7, 7, 12, 5]), np.array([4]), np.arange(20)[::-1]):
-                    mine = indices[block_slice(len(indices), batch, grid.batch_rank)]
-                    got_x = np.full((len(mine), 3), -1, np.float32)
-                    got_y = np.full((len(mine), *targets.shape[1:]), -1, targets.dtype)
+                    own = indices[block_slice(len(indices), batch, grid.batch_rank)]
+                    got_x = np.full((len(own), 3), -1, np.float32)
+                    got_y = np.full((len(own), *targets.shape[1:]), -1, targets.dtype)
                     distributor.fetch(rows, indices, got_x, got_y)
-                    np.testing.assert_array_equal(got_x, x[mine])
-                    np.testing.assert_array_equal(got_y, targets[mine])
+                    np.testing.assert_array_equal(got_x, x[own])
+                    np.testing.assert_array_equal(got_y, targets[own])
 
 
 @pytest.mark.in_process(ranks=[4])
-def test_the_two_scatter_methods_send_what_the_paper_says(comm: MPI.Intracomm) -> None:
-    # Laugier et al. 2018, section 7: method one sends every rank its part from rank 0 (less its own); method two
-    # sends one copy of every batch part and then broadcasts it.
+def test_bytes_of_the_two_scatter_methods(comm: MPI.Intracomm) -> None:
+    # Laugier et al. 2018, section 7: method one sends the block of every other rank from rank 0; method two sends one
+    # copy of every block and then broadcasts it.
     x, y = np.zeros((8, 5)), np.zeros(8, np.int64)
     sample_bytes = 5 * 8 + 8
     sent = {}
@@ -50,6 +50,6 @@ def test_the_two_scatter_methods_send_what_the_paper_says(comm: MPI.Intracomm) -
         rows = ArrayRows(x, y) if grid.rank == 0 else None
         make_distributor(grid, distribution).fetch(rows, np.arange(8), np.empty((4, 5)), np.empty(4, np.int64))
         sent[distribution] = sum(allgather_objects(comm, grid.recorder.totals.bytes_sent))
-    part = 4 * sample_bytes
-    assert sent["scatter"] == 3 * part
-    assert sent["scatter-broadcast"] == part + 2 * part
+    block = 4 * sample_bytes
+    assert sent["scatter"] == 3 * block
+    assert sent["scatter-broadcast"] == block + 2 * block

@@ -1,4 +1,4 @@
-"""Who updates which rows where weight gradients are products, and where that is worth it."""
+"""Fused update: the rows that each rank updates, and when it is chosen."""
 
 from __future__ import annotations
 
@@ -28,36 +28,40 @@ def layout_of(sizes: list[int], split: str, ranks: int, rank: int) -> ParameterL
     st.integers(1, 4),
     st.sampled_from((1, 2, 3, 4, 7, 40, 300)),
 )
-def test_every_row_has_one_owner_and_the_shares_are_equal(sizes: list[int], split: str, model: int, ranks: int) -> None:
+def test_every_row_has_one_owner_and_shares_are_equal(sizes: list[int], split: str, model: int, ranks: int) -> None:
     for model_rank in range(model):
         layout = layout_of(sizes, split, model, model_rank)
         shapes = [shard.weight_shape for shard in layout.shards]
         owned = [list(owned_rows(layout, ranks, rank)) for rank in range(ranks)]
 
-        # One after the other they are all rows in order: disjoint, complete and consecutive in one.
-        in_order = [(place, row) for mine in owned for place, rows in mine for row in range(rows.start, rows.stop)]
-        assert in_order == [(place, row) for place, (rows, _) in enumerate(shapes) for row in range(rows)]
-        assert all(rows.start < rows.stop for mine in owned for _, rows in mine), "no empty pieces"
-        assert all(one[0] < other[0] for mine in owned for one, other in pairwise(mine)), "one piece of a layer"
+        # Concatenated, they are all rows in order: disjoint, complete and consecutive.
+        pieces = [piece for rank_pieces in owned for piece in rank_pieces]
+        in_order = [(layer, row) for layer, rows in pieces for row in range(rows.start, rows.stop)]
+        assert in_order == [(layer, row) for layer, (rows, _) in enumerate(shapes) for row in range(rows)]
+        assert all(rows.start < rows.stop for _, rows in pieces), "no empty pieces"
+        assert all(piece[0] < following[0] for rank_pieces in owned for piece, following in pairwise(rank_pieces))
 
-        numbers = [sum((rows.stop - rows.start) * (shapes[place][1] + 1) for place, rows in mine) for mine in owned]
+        sizes_of_ranks = [
+            sum((rows.stop - rows.start) * (shapes[layer][1] + 1) for layer, rows in rank_pieces)
+            for rank_pieces in owned
+        ]
         share = sum(rows * (columns + 1) for rows, columns in shapes) / ranks
         # Each end is moved by half a block of rows at most.
-        assert max(abs(number - share) for number in numbers) <= BLOCK * max(columns + 1 for _, columns in shapes)
+        assert max(abs(size - share) for size in sizes_of_ranks) <= BLOCK * max(columns + 1 for _, columns in shapes)
 
-        for place, rows in (item for mine in owned for item in mine):
+        for layer, rows in pieces:
             assert rows.start % BLOCK == 0
-            assert rows.stop % BLOCK == 0 or rows.stop == shapes[place][0]
+            assert rows.stop % BLOCK == 0 or rows.stop == shapes[layer][0]
 
 
-def test_layers_of_whole_blocks_are_cut_evenly() -> None:
+def test_shares_of_layers_with_full_blocks() -> None:
     layout = layout_of([63, 64, 64, 32], "columns", 1, 0)  # 4096, 4160 and 2080 numbers
     assert list(owned_rows(layout, 1, 0)) == [(0, slice(0, 64)), (1, slice(0, 64)), (2, slice(0, 32))]
     assert list(owned_rows(layout, 2, 0)) == [(0, slice(0, 64)), (1, slice(0, 16))]
     assert list(owned_rows(layout, 2, 1)) == [(1, slice(16, 64)), (2, slice(0, 32))]
 
 
-def test_ranks_beyond_the_rows_have_nothing_to_do() -> None:
+def test_more_ranks_than_rows() -> None:
     layout = layout_of([4, 5, 4], "columns", 1, 0)
     shares = [list(owned_rows(layout, 50, rank)) for rank in range(50)]
     assert sum(map(len, shares)) == 2
@@ -81,7 +85,7 @@ def test_ranks_beyond_the_rows_have_nothing_to_do() -> None:
         ([784, 128, 127, 126, 125, 124, 123, 10], 128, 1, 1, False),
     ],
 )
-def test_products_pay_where_arrays_of_samples_are_small_beside_the_weights(
+def test_fused_update_pays_if_activations_are_small_compared_with_the_weights(
     sizes: list[int], batch_size: int, batch: int, split: int, pays: bool
 ) -> None:
     assert fused_update_pays(MLP(sizes), batch_size, batch, split) is pays

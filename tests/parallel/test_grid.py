@@ -18,21 +18,21 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.mpi(ranks=[1, 2, 4, 6])
-def test_groups_hold_the_ranks_that_differ_on_their_axis_alone(comm: MPI.Intracomm) -> None:
+def test_groups_contain_the_ranks_along_their_axis(comm: MPI.Intracomm) -> None:
     for pipeline in (1, 2):
         for batch, model in fitting_grids(comm.size, pipeline):
             grid = ProcessGrid(comm, pipeline=pipeline, batch=batch, model=model)
-            place = np.array([grid.pipeline_rank, grid.batch_rank, grid.model_rank], np.int64)
-            assert grid.rank == (place[0] * batch + place[1]) * model + place[2]
+            coordinates = np.array([grid.pipeline_rank, grid.batch_rank, grid.model_rank], np.int64)
+            assert grid.rank == (coordinates[0] * batch + coordinates[1]) * model + coordinates[2]
             for axis, group in enumerate((grid.pipeline_group, grid.batch_group, grid.model_group)):
                 assert group.size == grid.shape[axis]
-                assert group.rank == place[axis]
+                assert group.rank == coordinates[axis]
                 members = np.zeros((group.size, 3), np.int64)
-                members[group.rank] = place
+                members[group.rank] = coordinates
                 group.allgather_rows(members)
                 assert (members[:, axis] == np.arange(group.size)).all()
                 others = [other for other in range(3) if other != axis]
-                assert (members[:, others] == place[others]).all()
+                assert (members[:, others] == coordinates[others]).all()
 
 
 @pytest.mark.mpi(ranks=[2, 3])
@@ -43,7 +43,7 @@ def test_a_grid_that_does_not_fit_is_refused_on_every_rank(comm: MPI.Intracomm) 
 
 
 @pytest.mark.mpi(ranks=[1])
-def test_too_few_ranks_are_told_how_many_it_takes(comm: MPI.Intracomm) -> None:
+def test_too_few_ranks_are_refused_with_the_number_needed(comm: MPI.Intracomm) -> None:
     with pytest.raises(GridError) as caught:
         ProcessGrid(comm, pipeline=2)
     assert str(caught.value) == (
@@ -55,23 +55,23 @@ def test_too_few_ranks_are_told_how_many_it_takes(comm: MPI.Intracomm) -> None:
 
 
 @pytest.mark.mpi(ranks=[1, 3])
-def test_a_mistake_found_by_one_rank_is_raised_on_all(comm: MPI.Intracomm) -> None:
+def test_an_error_on_one_rank_is_raised_on_all(comm: MPI.Intracomm) -> None:
     group = ProcessGrid(comm).world
-    finder = comm.size - 1
+    failing = comm.size - 1
 
-    def look() -> int:
-        if comm.rank == finder:
-            raise DataError("row 7 is torn")
+    def check() -> int:
+        if comm.rank == failing:
+            raise DataError("row 7 is damaged")
         return comm.rank
 
-    with pytest.raises(HybridnnError, match=r"^row 7 is torn$") as found:
-        agree(group, look)
-    assert isinstance(found.value, DataError) == (comm.rank == finder)
+    with pytest.raises(HybridnnError, match=r"^row 7 is damaged$") as found:
+        agree(group, check)
+    assert isinstance(found.value, DataError) == (comm.rank == failing)
     assert agree(group, lambda: comm.rank) == comm.rank
 
 
 @pytest.mark.mpi(ranks=[1, 3])
-def test_node_memory_is_one_array_for_all_ranks_of_the_node(comm: MPI.Intracomm) -> None:
+def test_node_memory_is_shared_by_all_ranks_of_the_node(comm: MPI.Intracomm) -> None:
     grid = ProcessGrid(comm)
     memory = NodeMemory(grid)
     shared, empty = memory.allocate((comm.size, 4), "float32"), memory.allocate((0, 4), "float64")
@@ -85,7 +85,7 @@ def test_node_memory_is_one_array_for_all_ranks_of_the_node(comm: MPI.Intracomm)
 
 
 @pytest.mark.mpi(ranks=[4, 6])
-def test_stages_of_different_widths_have_groups_of_their_own(comm: MPI.Intracomm) -> None:
+def test_groups_of_stages_with_different_widths(comm: MPI.Intracomm) -> None:
     shapes = {4: [[(2, 1), (1, 1), (1, 1)], [(1, 2), (2, 1)]], 6: [[(2, 2), (1, 1), (1, 1)], [(1, 1), (1, 3), (2, 1)]]}
     for stages in shapes[comm.size]:
         grid = ProcessGrid(comm, stages=stages)
@@ -108,7 +108,7 @@ def test_stages_of_different_widths_have_groups_of_their_own(comm: MPI.Intracomm
 
 
 @pytest.mark.mpi(ranks=[2])
-def test_stages_that_do_not_add_up_to_the_ranks_are_refused(comm: MPI.Intracomm) -> None:
+def test_stages_with_the_wrong_number_of_ranks_are_refused(comm: MPI.Intracomm) -> None:
     with pytest.raises(GridError, match=r"parallel\.stages: .* 2 x 1 \+ 1 x 1 are 3 in all, the job has 2"):
         ProcessGrid(comm, stages=[(2, 1), (1, 1)])
     with pytest.raises(SettingError, match=r"parallel\.stages\[1\]\.model = 0"):

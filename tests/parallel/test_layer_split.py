@@ -1,4 +1,4 @@
-"""Which block of every layer a rank owns."""
+"""Division of layers into shards."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_every_parameter_is_owned_by_exactly_one_rank(sizes: list[int], ranks: i
     assert all((weight == 1).all() and (bias == 1).all() for weight, bias in owners)
 
 
-def test_columns_gathers_after_every_layer() -> None:
+def test_columns_gathers_outputs_of_every_layer() -> None:
     splits = split_layers(MLP([4, 5, 6, 7]).layers, "columns", 2, 1)
     assert [(item.by_inputs, item.gathers) for item in splits] == [(False, True)] * 3
     assert [item.rows for item in splits] == [slice(3, 5), slice(3, 6), slice(4, 7)]
@@ -41,7 +41,7 @@ def test_columns_gathers_after_every_layer() -> None:
         (4, ["outputs", "inputs", "outputs", "inputs"]),
     ],
 )
-def test_alternating_pairs_a_split_by_outputs_with_one_by_inputs(layers: int, kinds: list[str]) -> None:
+def test_alternating_pairs_column_and_row_splits(layers: int, kinds: list[str]) -> None:
     splits = split_layers(MLP([6] * (layers + 1)).layers, "alternating", 3, 0)
     named = ["inputs" if item.by_inputs else "outputs" + ", gathered" * item.gathers for item in splits]
     assert named == kinds
@@ -50,5 +50,5 @@ def test_alternating_pairs_a_split_by_outputs_with_one_by_inputs(layers: int, ki
 def test_too_many_model_ranks_are_refused_with_both_numbers() -> None:
     with pytest.raises(GridError, match=r"parallel\.model = 4: layer 1 has 3 outputs, fewer than the 4 model ranks"):
         split_layers(MLP([8, 8, 3]).layers, "columns", 4, 0)
-    # Split by its inputs, the same layer is fine.
+    # Split by its inputs, the same layer is accepted.
     assert split_layers(MLP([8, 8, 3]).layers, "alternating", 4, 3)[1].weight_shape == (3, 2)

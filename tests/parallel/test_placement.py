@@ -18,7 +18,7 @@ def crossing_groups(nodes: list[int], model: int) -> int:
     return sum(len({nodes[rank] for rank in group}) > 1 for group in groups)
 
 
-def test_ranks_in_node_order_stay_as_they_are() -> None:
+def test_ranks_in_node_order_keep_their_order() -> None:
     assert place_ranks([0, 0, 0, 0, 1, 1, 1, 1], model=2) == list(range(8))
 
 
@@ -28,7 +28,7 @@ def test_round_robin_ranks_are_regrouped_by_node() -> None:
     assert crossing_groups(nodes, 4) == 0
 
 
-def test_only_left_over_ranks_form_crossing_groups() -> None:
+def test_only_remaining_ranks_form_groups_across_nodes() -> None:
     nodes = [0, 0, 0, 1, 1, 1]
     assert crossing_groups(nodes, 2) == 1  # 3 ranks a node: one pair each, and one pair across
     assert crossing_groups(nodes, 3) == 0
@@ -48,12 +48,12 @@ def test_fitting_grids() -> None:
     assert fitting_grids(7, pipeline=2) == []
 
 
-def test_silent_batch_axis_takes_the_remaining_ranks() -> None:
+def test_batch_axis_defaults_to_the_remaining_ranks() -> None:
     assert resolve_axes(12, 1, None, 3) == (1, 4, 3)
 
 
 @pytest.mark.parametrize(("ranks", "batch", "model"), [(4, 3, 2), (4, None, 3), (1, 2, 1)])
-def test_a_grid_that_does_not_fit_is_refused_with_those_that_would(ranks: int, batch: int | None, model: int) -> None:
+def test_a_grid_that_does_not_fit_is_refused_with_grids_that_fit(ranks: int, batch: int | None, model: int) -> None:
     with pytest.raises(GridError) as refusal:
         resolve_axes(ranks, 1, batch, model)
     for fitting_batch, fitting_model in fitting_grids(ranks):
@@ -63,7 +63,7 @@ def test_a_grid_that_does_not_fit_is_refused_with_those_that_would(ranks: int, b
 @pytest.mark.parametrize(
     ("batch", "model", "named"), [(0, 1, "batch = 0"), (4, 0, "model = 0"), (1.0, 1, "batch = 1.0")]
 )
-def test_an_axis_is_a_whole_number_of_ranks(batch: int, model: int, named: str) -> None:
+def test_axes_must_be_positive_integers(batch: int, model: int, named: str) -> None:
     with pytest.raises(SettingError, match=rf"parallel\.{named}: a whole number, 1 or more"):
         resolve_axes(4, 1, batch, model)
 

@@ -1,4 +1,4 @@
-"""A replica that the batch ranks of a node share is summed and updated once, on one node and on several."""
+"""Shared replica: slices, updates and equal bits, on one node and on several."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_slices_cover_the_buffer_in_whole_cache_lines(size: int, slices: int) ->
 
 
 @pytest.mark.in_process(ranks=RANKS)
-def test_every_slice_has_one_owner_on_every_node_and_all_ranks_of_the_widest_node_work(comm: MPI.Intracomm) -> None:
+def test_every_slice_has_one_owner_on_every_node(comm: MPI.Intracomm) -> None:
     for nodes in NODES[comm.size]:
         grid, sharing = shared(comm, nodes)
         widths = [list(nodes).count(node) for node in set(nodes)]
@@ -65,18 +65,18 @@ def test_every_slice_has_one_owner_on_every_node_and_all_ranks_of_the_widest_nod
 
 
 @pytest.mark.in_process(ranks=[2, 3, 4])
-def test_model_groups_share_only_with_their_batch_group(comm: MPI.Intracomm) -> None:
+def test_only_batch_ranks_share_a_replica(comm: MPI.Intracomm) -> None:
     assert share_replicas(ProcessGrid(comm, batch=1, model=comm.size)) is None
-    assert share_replicas(ProcessGrid(on_nodes(comm, range(comm.size)))) is None, "every rank has a node of its own"
+    assert share_replicas(ProcessGrid(on_nodes(comm, range(comm.size)))) is None, "every rank is on a different node"
     if comm.size == 4:
         grid, sharing = shared(comm, (0, 0, 0, 0), model=2)
         assert sharing.memory.group.members == grid.batch_group.members
 
 
 def steps_of(
-    comm: MPI.Intracomm, nodes: Sequence[int], optimizer: Optimizer, size: int, *, into: bool, looks: bool
+    comm: MPI.Intracomm, nodes: Sequence[int], optimizer: Optimizer, size: int, *, into_other: bool, clips: bool
 ) -> None:
-    """Three updates with random gradients, beside the same with their sum on every rank alone."""
+    """Three updates with random gradients, compared with updates of private weights with their sum."""
     _, sharing = shared(comm, nodes)
     replica = SharedReplica(sharing, size, "float64", arrays=2 + len(optimizer.slot_names))
     weights, other = replica.new_array(), replica.new_array()
@@ -84,7 +84,7 @@ def steps_of(
     random = np.random.default_rng(0)
     start = random.standard_normal(size)
     replica.fill(lambda: np.copyto(weights, start))
-    alone, slots = start.copy(), {name: np.zeros(size) for name in optimizer.slot_names}
+    private, slots = start.copy(), {name: np.zeros(size) for name in optimizer.slot_names}
     expected = OptimizerState(slots, np.empty(2 * size))
     for step in range(3):
         gradients = random.standard_normal((comm.size, size))
@@ -94,38 +94,38 @@ def steps_of(
         replica.finish()
         total = gradients.sum(axis=0)
         assert replica.total_loss == pytest.approx(losses.sum(), rel=1e-13)
-        if looks:
+        if clips:
             norm = np.zeros(1)
             replica.squared_norm_into(norm)
             assert sqrt(norm[0]) == pytest.approx(np.linalg.norm(total), rel=1e-13)
-            replica.clip(norm, 2 * sqrt(norm[0]))  # longer than it is: nothing to do
+            replica.clip(norm, 2 * sqrt(norm[0]))  # above the norm: no effect
             replica.clip(norm, 0.5 * sqrt(norm[0]))
             total *= 0.5
-        replica.update(optimizer, weights, state, 0.1 * (step + 1), other if into else None)
-        if into:
+        replica.update(optimizer, weights, state, 0.1 * (step + 1), other if into_other else None)
+        if into_other:
             weights, other = other, weights
-        optimizer.update(alone, total, expected, 0.1 * (step + 1))
-        np.testing.assert_allclose(weights, alone, rtol=1e-12, atol=1e-12)
+        optimizer.update(private, total, expected, 0.1 * (step + 1))
+        np.testing.assert_allclose(weights, private, rtol=1e-12, atol=1e-12)
         np.testing.assert_allclose(replica.full_gradient(), total, rtol=1e-12, atol=1e-13)
         for name, slot in expected.slots.items():
             np.testing.assert_allclose(state.slots[name], slot, rtol=1e-12, atol=1e-13)
         assert state.updates == step + 1
 
 
-@pytest.mark.parametrize("block", [shared_replica.SUM_BLOCK, 48], ids=["in one piece", "in several, the last short"])
+@pytest.mark.parametrize("block", [shared_replica.SUM_BLOCK, 48], ids=["one block", "several blocks, the last short"])
 @pytest.mark.in_process(ranks=RANKS)
-def test_updates_are_those_of_one_rank_with_the_sum_of_all_gradients(
+def test_updates_equal_those_of_one_rank_with_the_summed_gradient(
     comm: MPI.Intracomm, block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shared_replica, "SUM_BLOCK", block)
     for number, nodes in enumerate(NODES[comm.size]):
-        for size in (16, 720):  # fewer lines than ranks, and more
+        for size in (16, 720):  # fewer cache lines than ranks, and more
             optimizer = (SGD(momentum=0.0), Adam(0.01, weight_decay=0.1), SGD(nesterov=True))[number % 3]
-            steps_of(comm, nodes, optimizer, size, into=number % 2 == 1, looks=block == 48)
+            steps_of(comm, nodes, optimizer, size, into_other=number % 2 == 1, clips=block == 48)
 
 
 @pytest.mark.in_process(ranks=RANKS)
-def test_all_ranks_of_all_nodes_hold_the_same_bits(comm: MPI.Intracomm) -> None:
+def test_weights_are_bitwise_equal_on_all_ranks(comm: MPI.Intracomm) -> None:
     size = 1600
     for nodes in NODES[comm.size]:
         grid, sharing = shared(comm, nodes)
@@ -147,16 +147,16 @@ def test_all_ranks_of_all_nodes_hold_the_same_bits(comm: MPI.Intracomm) -> None:
 
 
 @pytest.mark.mpi(ranks=[2, 3])
-def test_a_node_holds_one_copy_and_a_rank_counts_its_part(comm: MPI.Intracomm) -> None:
+def test_a_node_has_one_copy_and_a_rank_counts_its_share(comm: MPI.Intracomm) -> None:
     _, sharing = shared(comm, [0] * comm.size)
     replica = SharedReplica(sharing, 160, "float32", arrays=1)
     weights = replica.new_array()
     if comm.rank == comm.size - 1:
         weights[...] = 7
     replica.publish()
-    assert (weights == 7).all(), "what one rank writes, all see"
+    assert (weights == 7).all(), "a write of one rank is visible to all"
     assert replica.bytes_per_rank(weights.nbytes) == -(-640 // comm.size)
-    assert weights.ctypes.data % 64 == 0, "slices begin with lines of the cache"
+    assert weights.ctypes.data % 64 == 0, "slices begin at cache lines"
     with pytest.raises(StopIteration):
         replica.new_array()
     replica.publish()
