@@ -1,4 +1,4 @@
-"""The weights of the best evaluated epoch: kept beside the last, and right after a run was resumed."""
+"""The weights of the best evaluated epoch are kept, in resumed runs too."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from reference.trained_runs import train
 Run = Callable[..., tuple[int, str, str]]
 
 BEST = "best-weights.npz"
-RESTLESS = ("train", "--data", "digits", "--hidden", "12", "--lr", "0.4", "--set", "training.dtype=float64", "-q")
-"""A rate so high that the accuracy rises and falls."""
+OSCILLATING = ("train", "--data", "digits", "--hidden", "12", "--lr", "0.4", "--set", "training.dtype=float64", "-q")
+"""A learning rate so high that the accuracy rises and falls."""
 
 
 def epochs_of(run: Path) -> list[dict[str, Any]]:
@@ -35,14 +35,14 @@ def best_of(run: Path) -> dict[str, Any]:
     return next(epoch for epoch in epochs if epoch["test_accuracy"] == highest)
 
 
-def marks_of(run: Path) -> tuple[int, int, float]:
+def epoch_of_file(run: Path) -> tuple[int, int, float]:
     with np.load(run / BEST) as file:
         return int(file["epoch"]), int(file["step"]), float(file["metric"])
 
 
 def assert_reproduced(run: Path, grid: ProcessGrid, tolerance: float = 0.0) -> None:
     best = best_of(run)
-    assert marks_of(run) == (best["epoch"], best["step"], best["test_accuracy"])
+    assert epoch_of_file(run) == (best["epoch"], best["step"], best["test_accuracy"])
     found = open_run(run, None, grid.world, best=True)
     assert (found.source.path, found.source.step, found.source.damaged) == (run / BEST, best["step"], ())
     metrics = evaluate_run(found, grid, EvaluationSamples()).metrics
@@ -51,11 +51,11 @@ def assert_reproduced(run: Path, grid: ProcessGrid, tolerance: float = 0.0) -> N
 
 
 def test_best_weights_reproduce_the_best_metric_and_change_nothing(run_hybridnn: Run) -> None:
-    assert run_hybridnn(*RESTLESS, "--epochs", "9", "--out", "run")[0] == 0
+    assert run_hybridnn(*OSCILLATING, "--epochs", "9", "--out", "run")[0] == 0
     run = Path("run")
     assert best_of(run)["epoch"] < 9
     assert_reproduced(run, ProcessGrid())
-    assert run_hybridnn(*RESTLESS, "--epochs", "9", "--out", "plain", "--set", "training.keep_best=false")[0] == 0
+    assert run_hybridnn(*OSCILLATING, "--epochs", "9", "--out", "plain", "--set", "training.keep_best=false")[0] == 0
     assert not Path("plain", BEST).exists()
     with np.load(run / "weights.npz") as found, np.load("plain/weights.npz") as expected:
         for name in expected.files:
@@ -63,8 +63,8 @@ def test_best_weights_reproduce_the_best_metric_and_change_nothing(run_hybridnn:
 
 
 def test_only_evaluated_epochs_count(run_hybridnn: Run) -> None:
-    assert run_hybridnn(*RESTLESS, "--epochs", "7", "--out", "run", "--set", "training.evaluate_every=3")[0] == 0
-    assert marks_of(Path("run"))[0] in (3, 6, 7)
+    assert run_hybridnn(*OSCILLATING, "--epochs", "7", "--out", "run", "--set", "training.evaluate_every=3")[0] == 0
+    assert epoch_of_file(Path("run"))[0] in (3, 6, 7)
     assert_reproduced(Path("run"), ProcessGrid())
 
 
@@ -74,11 +74,11 @@ def test_regression_keeps_the_highest_r2(tmp_path: Path) -> None:
     train(tmp_path / "run", data=data, **sections)
     epochs = epochs_of(tmp_path / "run")
     best = max(epochs, key=lambda epoch: epoch["test_r2"])
-    assert marks_of(tmp_path / "run") == (best["epoch"], best["step"], best["test_r2"])
+    assert epoch_of_file(tmp_path / "run") == (best["epoch"], best["step"], best["test_r2"])
 
 
-def test_evaluate_predict_and_export_take_them(run_hybridnn: Run) -> None:
-    assert run_hybridnn(*RESTLESS, "--epochs", "9", "--out", "run")[0] == 0
+def test_evaluate_predict_and_export_use_the_best_weights(run_hybridnn: Run) -> None:
+    assert run_hybridnn(*OSCILLATING, "--epochs", "9", "--out", "run")[0] == 0
     step = best_of(Path("run"))["step"]
     code, text, err = run_hybridnn("evaluate", "run", "--best", "--format", "json")
     assert (code, err) == (0, "")
@@ -97,9 +97,9 @@ def test_evaluate_predict_and_export_take_them(run_hybridnn: Run) -> None:
     assert (code, text) == (0, f"predictions.csv: 3 predictions with the weights of run/{BEST}, step {step}\n")
 
 
-def test_wrong_use_is_one_line(run_hybridnn: Run) -> None:
+def test_wrong_use_is_an_error_of_one_line(run_hybridnn: Run) -> None:
     off = ("--set", "training.keep_best=false", "--epochs", "1")
-    assert run_hybridnn(*RESTLESS, *off, "--out", "run")[0] == 0
+    assert run_hybridnn(*OSCILLATING, *off, "--out", "run")[0] == 0
     code, _, err = run_hybridnn("evaluate", "run", "--best")
     assert (code, err.count("\n")) == (2, 1)
     assert err.startswith(f"Error: run: no {BEST}, which a run with training.keep_best writes")
@@ -110,32 +110,32 @@ def test_wrong_use_is_one_line(run_hybridnn: Run) -> None:
     assert (code, err) == (2, f"Error: run/{BEST}: not an .npz file (numpy.savez writes them)\n")
 
 
-def test_a_new_run_in_the_folder_of_one_that_failed_leaves_no_other_weights(run_hybridnn: Run) -> None:
-    diverging = (*RESTLESS[:5], "--epochs", "3", "--out", "run", "-q", "--set", "optimizer.name=sgd")
+def test_a_new_run_removes_the_best_weights_of_a_failed_one(run_hybridnn: Run) -> None:
+    diverging = (*OSCILLATING[:5], "--epochs", "3", "--out", "run", "-q", "--set", "optimizer.name=sgd")
     assert run_hybridnn(*diverging, "--lr", "1e9")[0] == 1
     Path("run", BEST).write_bytes(b"of the run that failed")
     assert run_hybridnn(*diverging, "--lr", "0.01", "--set", "training.keep_best=false")[0] == 0
     assert not Path("run", BEST).exists()
 
 
-def test_a_resumed_run_compares_with_the_epochs_before(run_hybridnn: Run) -> None:
-    assert run_hybridnn(*RESTLESS, "--epochs", "9", "--out", "whole")[0] == 0
+def test_a_resumed_run_compares_with_earlier_epochs(run_hybridnn: Run) -> None:
+    assert run_hybridnn(*OSCILLATING, "--epochs", "9", "--out", "whole")[0] == 0
     best = best_of(Path("whole"))["epoch"]
     for stop in (best - 1, best + 1):
         name = f"run-{stop}"
-        assert run_hybridnn(*RESTLESS, "--epochs", str(stop), "--out", name)[0] == 0
+        assert run_hybridnn(*OSCILLATING, "--epochs", str(stop), "--out", name)[0] == 0
         written = Path(name, BEST).stat().st_mtime_ns
         left_over = Path(name, f".{BEST}.partial")
         left_over.write_bytes(b"by a process that was killed")
         assert run_hybridnn("train", "--resume", name, "--epochs", "9", "-q")[0] == 0
         assert (Path(name, BEST).stat().st_mtime_ns == written) == (stop > best)
         assert not left_over.exists()
-        assert marks_of(Path(name)) == marks_of(Path("whole"))
+        assert epoch_of_file(Path(name)) == epoch_of_file(Path("whole"))
         assert_reproduced(Path(name), ProcessGrid())
 
 
 def test_weights_of_an_epoch_that_the_history_does_not_have_are_replaced(run_hybridnn: Run) -> None:
-    assert run_hybridnn(*RESTLESS, "--epochs", "3", "--out", "run")[0] == 0
+    assert run_hybridnn(*OSCILLATING, "--epochs", "3", "--out", "run")[0] == 0
     run = Path("run")
     with np.load(run / BEST) as file:
         arrays = {name: file[name] for name in file.files}
@@ -143,23 +143,23 @@ def test_weights_of_an_epoch_that_the_history_does_not_have_are_replaced(run_hyb
     code, _, err = run_hybridnn("evaluate", "run", "--best")
     assert (code, err) == (0, f"Warning: run/{BEST}: of epoch 99, which the history of the run does not have\n")
     assert run_hybridnn("train", "--resume", "run", "--epochs", "4", "-q")[0] == 0
-    assert marks_of(run)[0] == 4
+    assert epoch_of_file(run)[0] == 4
 
 
-def test_a_run_that_goes_on_on_another_grid(run_hybridnn: Run) -> None:
+def test_a_run_that_is_resumed_on_another_grid(run_hybridnn: Run) -> None:
     two, run = ("--in-process", "2"), Path("run")
-    assert run_hybridnn(*RESTLESS, *two, "--batch", "2", "--epochs", "4", "--out", "run")[0] == 0
-    first = marks_of(run)
+    assert run_hybridnn(*OSCILLATING, *two, "--batch", "2", "--epochs", "4", "--out", "run")[0] == 0
+    first = epoch_of_file(run)
     run_ranks(2, lambda comm: assert_reproduced(run, ProcessGrid(comm)))
     pipeline = ("--pipeline", "2", "--batch", "1", "--method", "gpipe")
     assert run_hybridnn("train", "--resume", "run", "-q", *two, *pipeline, "--epochs", "9")[0] == 0
-    assert marks_of(run) >= first
+    assert epoch_of_file(run) >= first
     run_ranks(2, lambda comm: assert_reproduced(run, ProcessGrid(comm), 1e-12))
 
 
 def test_weights_of_an_epoch_that_the_run_no_longer_has_are_removed(run_hybridnn: Run) -> None:
-    """As where a run that was trained on is killed, and then resumed from the checkpoint before."""
-    assert run_hybridnn(*RESTLESS, "--epochs", "3", "--out", "run")[0] == 0
+    """As after a crash of a run that is then resumed from an older checkpoint."""
+    assert run_hybridnn(*OSCILLATING, "--epochs", "3", "--out", "run")[0] == 0
     run = Path("run")
     with np.load(run / BEST) as file:
         arrays = dict(file)
@@ -168,17 +168,17 @@ def test_weights_of_an_epoch_that_the_run_no_longer_has_are_removed(run_hybridnn
     (run / "history.jsonl").write_text("".join(lines[:-1]))
     assert run_hybridnn("train", "--resume", "run", "-q")[0] == 0
     assert not (run / BEST).exists()
-    code, _, said = run_hybridnn("evaluate", "run", "--best")
-    assert (code, said.count("\n")) == (2, 1)
-    assert BEST in said
+    code, _, err = run_hybridnn("evaluate", "run", "--best")
+    assert (code, err.count("\n")) == (2, 1)
+    assert BEST in err
 
 
 def test_a_better_epoch_whose_weights_are_lost_is_named(run_hybridnn: Run) -> None:
-    assert run_hybridnn(*RESTLESS, "--epochs", "3", "--out", "run")[0] == 0
+    assert run_hybridnn(*OSCILLATING, "--epochs", "3", "--out", "run")[0] == 0
     best = best_of(Path("run"))
     with np.load(Path("run") / BEST) as file:
         arrays = dict(file)
     np.savez(Path("run") / BEST, **arrays | {"epoch": 1, "metric": best["test_accuracy"] / 2})
-    code, _, said = run_hybridnn("evaluate", "run", "--best")
+    code, _, err = run_hybridnn("evaluate", "run", "--best")
     assert code == 0
-    assert f"epoch {best['epoch']} with {best['test_accuracy']:.4f} was better; its weights are not kept" in said
+    assert f"epoch {best['epoch']} with {best['test_accuracy']:.4f} was better; its weights are not kept" in err

@@ -1,4 +1,4 @@
-"""Jobs that lose a rank: with ULFM they go on without it, and otherwise end with the reason and the way to go on."""
+"""Jobs that lose a rank: with ULFM they continue without it, otherwise they end with the reason and resume command."""
 
 from __future__ import annotations
 
@@ -27,37 +27,37 @@ from hybridnn.cli.main import main
 from hybridnn.runs import report as run_report
 from hybridnn.runs.checkpoint_hook import CheckpointHook
 
-run_report.draw_learning_curve = lambda epochs, path: None  # which nobody looks at takes a third of the time
+run_report.draw_learning_curve = lambda epochs, path: None  # would take a third of the time
 
 deaths, signals, errors = {deaths}, {signals}, {errors}
 rank = next(int(os.environ[name]) for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK") if name in os.environ)
-ask = CheckpointHook.__call__
+original = CheckpointHook.__call__
 
-def disturbed(self, progress):
+def with_faults(self, progress):
     if deaths.get(rank) == progress.step:
         Path("died").touch()
         os.kill(os.getpid(), signal.SIGKILL)
     if signals.get(rank) == progress.step:
         os.kill(os.getpid(), signal.SIGUSR1)
     if errors.get(rank) == progress.step:
-        raise RuntimeError("a mistake of our own")
-    return ask(self, progress)
+        raise RuntimeError("an error of the test")
+    return original(self, progress)
 
-CheckpointHook.__call__ = disturbed
+CheckpointHook.__call__ = with_faults
 main(sys.argv[1:])
 """
-"""A rank kills itself, sends itself a signal or fails when it has done so many steps."""
+"""A program whose ranks kill themselves, send themselves a signal or fail at given steps."""
 
 TRAIN = ("train", "--data", "synthetic", "--hidden", "9,8", "--epochs", "3", "--batch-size", "25", "-q", "--out", "run")
 SMALL = ("data.synthetic.samples=200", "data.synthetic.test_samples=20", "output.log_every=5", "training.dtype=float64")
 OPTIONS = (*TRAIN, *(part for setting in SMALL for part in ("--set", setting)))
-TO_GO_ON = "The newest checkpoint is step-00000008; go on with: hybridnn train --resume run\n"
+RESUME_ADVICE = "The newest checkpoint is step-00000008; go on with: hybridnn train --resume run\n"
 EPOCHS, LAST_OF_EPOCH, LOGGED = 3, 8, [5, 10, 15, 20]
 
 
 @pytest.fixture(scope="module")
 def ulfm() -> tuple[str, ...]:
-    """Return the options that let a job outlive the loss of a rank."""
+    """Return the options of mpirun with which a job survives the loss of a rank."""
     options = ("--with-ft", "ulfm")
     tried = subprocess.run([find_mpirun(), *options, "-n", "1", "true"], env=job_environment(), capture_output=True)
     if tried.returncode:
@@ -66,13 +66,13 @@ def ulfm() -> tuple[str, ...]:
 
 
 @pytest.fixture
-def undisturbed(run_hybridnn: Run, tmp_path: Path) -> dict[str, np.ndarray[Any, Any]]:
+def reference_weights(run_hybridnn: Run, tmp_path: Path) -> dict[str, np.ndarray[Any, Any]]:
     """Train on one process, and return its weights."""
     assert run_hybridnn(*OPTIONS, "--out", "whole")[0] == 0
     return weights_of(tmp_path / "whole")
 
 
-def disturbed(
+def run_with_faults(
     folder: Path,
     ranks: int,
     *options: str,
@@ -91,7 +91,7 @@ def weights_of(folder: Path) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def assert_same_training(folder: Path, expected: dict[str, np.ndarray[Any, Any]]) -> None:
-    """Check the weights, and that the history has what is logged of steps and every epoch once and in order."""
+    """Check the weights, and that the history has every logged step and every epoch once and in order."""
     found = weights_of(folder)
     assert found.keys() == expected.keys()
     for name, array in expected.items():
@@ -109,7 +109,7 @@ def resumed_from(folder: Path) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("deaths", "checkpoints", "said"),
+    ("deaths", "checkpoints", "message"),
     [
         ({1: 13}, (), "rank 1 was lost; 2 go on"),
         ({0: 13}, ("training.checkpoint_every=5",), "rank 0 was lost; 2 go on"),
@@ -118,62 +118,62 @@ def resumed_from(folder: Path) -> list[int]:
     ],
     ids=["another-rank", "first-rank", "first-rank-between-epochs", "one-after-the-other"],
 )
-def test_the_others_go_on(
+def test_the_surviving_ranks_continue(
     ulfm: tuple[str, ...],
-    undisturbed: dict[str, np.ndarray[Any, Any]],
+    reference_weights: dict[str, np.ndarray[Any, Any]],
     tmp_path: Path,
     deaths: dict[int, int],
     checkpoints: tuple[str, ...],
-    said: str,
+    message: str,
 ) -> None:
     settings = [part for setting in checkpoints for part in ("--set", setting)]
-    result = disturbed(tmp_path, 3, *settings, launcher=ulfm, deaths=deaths)
+    result = run_with_faults(tmp_path, 3, *settings, launcher=ulfm, deaths=deaths)
     assert (result.timed_out, result.returncode) == (False, 0), result.stderr
-    assert said in result.stderr
-    assert result.stdout.count("folder") == 1  # the last lines of the run, from whoever is first now
-    assert_same_training(tmp_path / "run", undisturbed)
+    assert message in result.stderr
+    assert result.stdout.count("folder") == 1  # the summary of the run, from the first surviving rank
+    assert_same_training(tmp_path / "run", reference_weights)
     if LAST_OF_EPOCH not in deaths.values():
-        # Not a step is done twice: the others have done the one that the lost rank ended with, or all but that.
+        # No step is done twice: the survivors have completed the step of the lost rank, or the one before.
         for step, death in zip(resumed_from(tmp_path / "run"), deaths.values(), strict=True):
             assert step in (death - 1, death)
 
 
-def test_the_same_as_resumed_by_hand(
-    ulfm: tuple[str, ...], undisturbed: dict[str, np.ndarray[Any, Any]], run_hybridnn: Run, tmp_path: Path
+def test_recovery_equals_resuming_by_hand(
+    ulfm: tuple[str, ...], reference_weights: dict[str, np.ndarray[Any, Any]], run_hybridnn: Run, tmp_path: Path
 ) -> None:
     by_itself, by_hand = tmp_path / "itself", tmp_path / "hand"
     by_itself.mkdir()
     by_hand.mkdir()
-    assert disturbed(by_itself, 3, launcher=ulfm, deaths={2: 11}).returncode == 0
+    assert run_with_faults(by_itself, 3, launcher=ulfm, deaths={2: 11}).returncode == 0
     every = ("--set", "training.checkpoint_every=1", "--set", "training.checkpoint_async=false")
-    result = disturbed(by_hand, 3, *every, deaths={2: 11})
+    result = run_with_faults(by_hand, 3, *every, deaths={2: 11})
     assert (result.timed_out, result.returncode != 0) == (False, True)
     assert run_hybridnn("train", "--resume", str(by_hand / "run"), "-q", "--in-process", "2")[::2] == (0, "")
     assert resumed_from(by_hand / "run") == [10]
-    assert_same_training(by_hand / "run", undisturbed)
+    assert_same_training(by_hand / "run", reference_weights)
     assert_same_training(by_itself / "run", weights_of(by_hand / "run"))
 
 
-def test_what_cannot_go_on_ends_with_the_reason_and_the_command(
-    undisturbed: dict[str, np.ndarray[Any, Any]], run_hybridnn: Run, tmp_path: Path
+def test_without_recovery_the_job_ends_with_the_reason_and_the_command(
+    reference_weights: dict[str, np.ndarray[Any, Any]], run_hybridnn: Run, tmp_path: Path
 ) -> None:
     every = ("--set", "training.checkpoint_every=4", "--set", "training.checkpoint_async=false")
-    result = disturbed(tmp_path, 3, *every, deaths={0: 11})
+    result = run_with_faults(tmp_path, 3, *every, deaths={0: 11})
     assert_ended(tmp_path, result)
     assert "=== rank 0 (process " in result.stderr
     assert re.search("is gone: killed( by signal 9|, or ended without a word); the job ends ===", result.stderr)
-    assert result.stderr.count(TO_GO_ON) == 1
+    assert result.stderr.count(RESUME_ADVICE) == 1
     assert run_hybridnn("train", "--resume", "run", "-q", "--in-process", "2")[::2] == (0, "")
-    assert_same_training(tmp_path / "run", undisturbed)
+    assert_same_training(tmp_path / "run", reference_weights)
 
 
 @pytest.mark.parametrize(("axis", "ranks"), [("--model", 2), ("--pipeline", 3)])
-def test_only_the_batch_axis_goes_on(ulfm: tuple[str, ...], tmp_path: Path, axis: str, ranks: int) -> None:
+def test_only_a_grid_of_the_batch_axis_recovers(ulfm: tuple[str, ...], tmp_path: Path, axis: str, ranks: int) -> None:
     every = ("--set", "training.checkpoint_every=4", "--set", "training.checkpoint_async=false")
-    result = disturbed(tmp_path, ranks, *every, axis, str(ranks), launcher=ulfm, deaths={1: 11})
+    result = run_with_faults(tmp_path, ranks, *every, axis, str(ranks), launcher=ulfm, deaths={1: 11})
     assert_ended(tmp_path, result)
     reason = "Error: rank 1 was lost, and to go on without takes a grid of the batch axis alone, on one node. "
-    assert result.stderr.count(reason + TO_GO_ON) == 1
+    assert result.stderr.count(reason + RESUME_ADVICE) == 1
 
 
 def assert_ended(folder: Path, result: JobResult) -> None:
@@ -182,26 +182,26 @@ def assert_ended(folder: Path, result: JobResult) -> None:
 
 
 def test_no_checkpoint_yet(tmp_path: Path) -> None:
-    result = disturbed(tmp_path, 2, deaths={1: 3})
+    result = run_with_faults(tmp_path, 2, deaths={1: 3})
     assert not result.timed_out
     assert "No checkpoint was written yet; start again" in result.stderr
 
 
 def test_a_signal_after_a_loss_still_stops_the_run(ulfm: tuple[str, ...], tmp_path: Path) -> None:
-    result = disturbed(tmp_path, 3, launcher=ulfm, deaths={0: 6}, signals={2: 10})
+    result = run_with_faults(tmp_path, 3, launcher=ulfm, deaths={0: 6}, signals={2: 10})
     assert (result.timed_out, result.returncode) == (False, 75), result.stderr
     assert result.stderr.count("Error: stopped by SIGUSR1 after step ") == 1
     assert result.stderr.count("go on with: hybridnn train --resume run") == 1
 
 
 def test_an_error_of_the_last_rank_is_no_success(ulfm: tuple[str, ...], tmp_path: Path) -> None:
-    result = disturbed(tmp_path, 2, launcher=ulfm, deaths={0: 6}, errors={1: 10})
+    result = run_with_faults(tmp_path, 2, launcher=ulfm, deaths={0: 6}, errors={1: 10})
     assert (result.timed_out, result.returncode != 0) == (False, True)
-    assert result.stderr.count("RuntimeError: a mistake of our own") == 1
+    assert result.stderr.count("RuntimeError: an error of the test") == 1
     assert not (tmp_path / "run" / "weights.npz").exists()
 
 
-def test_mistakes_are_told_as_without_ulfm(ulfm: tuple[str, ...], tmp_path: Path) -> None:
+def test_user_errors_are_reported_as_without_ulfm(ulfm: tuple[str, ...], tmp_path: Path) -> None:
     result = run_mpi(2, [*ulfm, sys.executable, "-m", "hybridnn", *OPTIONS, "--batch", "5"], timeout=60, cwd=tmp_path)
     assert (result.timed_out, result.returncode) == (False, 2)
     assert result.stderr.count("Error: ") == 1
