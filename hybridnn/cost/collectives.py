@@ -83,20 +83,20 @@ class Rounds:
     counts: CommunicationCounts
 
 
-Schedule = tuple[Rounds, ...]
+RoundSequence = tuple[Rounds, ...]
 
 
-def point_to_point(nbytes: int, ranks: int) -> Schedule:
+def point_to_point(nbytes: int, ranks: int) -> RoundSequence:
     """One message from a rank to another: alpha + n beta (Hockney 1994); none with one rank."""
     return (Rounds("tree", 1, CommunicationCounts(1, nbytes)),) if ranks > 1 else ()
 
 
-def broadcast_binomial(nbytes: int, ranks: int) -> Schedule:
+def broadcast_binomial(nbytes: int, ranks: int) -> RoundSequence:
     """In every round all ranks that have the vector send it on: ceil(lg p) (alpha + n beta)."""
     return tuple(Rounds("tree", gap, CommunicationCounts(1, nbytes)) for gap in _gaps(ranks))
 
 
-def broadcast_scatter_recursive_doubling(nbytes: int, ranks: int) -> Schedule:
+def broadcast_scatter_recursive_doubling(nbytes: int, ranks: int) -> RoundSequence:
     """Binomial scatter, then all-gather by recursive doubling (van de Geijn's broadcast).
 
     For a power of two and even blocks: 2 lg p alpha + 2 n (p-1)/p beta.
@@ -104,7 +104,7 @@ def broadcast_scatter_recursive_doubling(nbytes: int, ranks: int) -> Schedule:
     return scatter_binomial(nbytes, ranks) + allgather_recursive_doubling(nbytes, ranks)
 
 
-def broadcast_scatter_ring(nbytes: int, ranks: int) -> Schedule:
+def broadcast_scatter_ring(nbytes: int, ranks: int) -> RoundSequence:
     """Binomial scatter, then all-gather round a ring (van de Geijn's broadcast for long vectors).
 
     For even blocks: (ceil(lg p) + p - 1) alpha + 2 n (p-1)/p beta.
@@ -112,7 +112,7 @@ def broadcast_scatter_ring(nbytes: int, ranks: int) -> Schedule:
     return scatter_binomial(nbytes, ranks) + allgather_ring(nbytes, ranks)
 
 
-def scatter_binomial(nbytes: int, ranks: int) -> Schedule:
+def scatter_binomial(nbytes: int, ranks: int) -> RoundSequence:
     """Every rank with several blocks sends half of them: ceil(lg p) alpha + n (p-1)/p beta.
 
     The root's message is the largest of every round; its messages together are all blocks but its own.
@@ -123,12 +123,12 @@ def scatter_binomial(nbytes: int, ranks: int) -> Schedule:
     return tuple(Rounds("scatter tree", gap, CommunicationCounts(1, end - start)) for gap, start, end in messages)
 
 
-def scatter_linear(nbytes: int, ranks: int) -> Schedule:
+def scatter_linear(nbytes: int, ranks: int) -> RoundSequence:
     """The root sends every other rank its block: (p-1) alpha + n (p-1)/p beta."""
     return (Rounds("root", 0, CommunicationCounts(ranks - 1, nbytes - _largest_block(nbytes, ranks))),)
 
 
-def allgather_ring(nbytes: int, ranks: int) -> Schedule:
+def allgather_ring(nbytes: int, ranks: int) -> RoundSequence:
     """Every block goes once round the ring: (p-1) alpha + n (p-1)/p beta.
 
     All blocks are sent in every round, which takes as long as the largest.
@@ -136,7 +136,7 @@ def allgather_ring(nbytes: int, ranks: int) -> Schedule:
     return (Rounds("shift", 1, CommunicationCounts(ranks - 1, (ranks - 1) * _largest_block(nbytes, ranks))),)
 
 
-def allgather_recursive_doubling(nbytes: int, ranks: int) -> Schedule:
+def allgather_recursive_doubling(nbytes: int, ranks: int) -> RoundSequence:
     """Pairs exchange all they have, at distance 1, 2, 4, …: lg p alpha + n (p-1)/p beta for a power of two.
 
     Else two more messages: a folded rank's block before and the whole vector after. (MPICH sends the missing blocks
@@ -146,7 +146,7 @@ def allgather_recursive_doubling(nbytes: int, ranks: int) -> Schedule:
     return _folded(ranks, CommunicationCounts(1, _largest_block(nbytes, ranks)), core, CommunicationCounts(1, nbytes))
 
 
-def allgather_bruck(nbytes: int, ranks: int) -> Schedule:
+def allgather_bruck(nbytes: int, ranks: int) -> RoundSequence:
     """Bruck et al. 1997: rounds of recursive doubling round a ring, the last one shorter.
 
     For even blocks and every p: ceil(lg p) alpha + n (p-1)/p beta.
@@ -156,7 +156,7 @@ def allgather_bruck(nbytes: int, ranks: int) -> Schedule:
     return tuple(Rounds("shift", gap, CommunicationCounts(1, size)) for gap, size in sent.items())
 
 
-def reduce_scatter_ring(nbytes: int, ranks: int) -> Schedule:
+def reduce_scatter_ring(nbytes: int, ranks: int) -> RoundSequence:
     """Every block goes round the ring, and each rank adds its own: (p-1) alpha + n (p-1)/p (beta + gamma).
 
     Pairwise exchange, where every rank sends its blocks directly to their owners, has the same counts.
@@ -164,7 +164,7 @@ def reduce_scatter_ring(nbytes: int, ranks: int) -> Schedule:
     return _reducing(allgather_ring(nbytes, ranks))
 
 
-def reduce_scatter_recursive_halving(nbytes: int, ranks: int) -> Schedule:
+def reduce_scatter_recursive_halving(nbytes: int, ranks: int) -> RoundSequence:
     """Pairs exchange halves, at distance …, 4, 2, 1: lg p alpha + n (p-1)/p (beta + gamma) for a power of two.
 
     Else two more messages: a folded rank's vector before and its reduced block after. The neighbours of the folded
@@ -176,17 +176,17 @@ def reduce_scatter_recursive_halving(nbytes: int, ranks: int) -> Schedule:
     )
 
 
-def reduce_binomial(nbytes: int, ranks: int) -> Schedule:
+def reduce_binomial(nbytes: int, ranks: int) -> RoundSequence:
     """The binomial broadcast backwards, with additions: ceil(lg p) (alpha + n beta + n gamma)."""
     return _reducing(broadcast_binomial(nbytes, ranks))
 
 
-def allreduce_binomial(nbytes: int, ranks: int) -> Schedule:
+def allreduce_binomial(nbytes: int, ranks: int) -> RoundSequence:
     """Binomial reduce, then binomial broadcast: ceil(lg p) (2 alpha + 2 n beta + n gamma)."""
     return reduce_binomial(nbytes, ranks) + broadcast_binomial(nbytes, ranks)
 
 
-def allreduce_recursive_doubling(nbytes: int, ranks: int) -> Schedule:
+def allreduce_recursive_doubling(nbytes: int, ranks: int) -> RoundSequence:
     """Pairs exchange whole vectors, at distance 1, 2, 4, …: lg p (alpha + n beta + n gamma) for a power of two.
 
     Else (floor(lg p) + 2) (alpha + n beta) + (floor(lg p) + 1) n gamma.
@@ -195,7 +195,7 @@ def allreduce_recursive_doubling(nbytes: int, ranks: int) -> Schedule:
     return _folded(ranks, _added(vector), [(gap, _added(vector)) for gap in _core_gaps(ranks)], vector)
 
 
-def allreduce_rabenseifner(nbytes: int, ranks: int) -> Schedule:
+def allreduce_rabenseifner(nbytes: int, ranks: int) -> RoundSequence:
     """Rabenseifner 2004: reduce-scatter by recursive halving, then all-gather by recursive doubling.
 
     For a power of two and even blocks: 2 lg p alpha + 2 n (p-1)/p beta + n (p-1)/p gamma. Else, with the 2^floor(lg p)
@@ -211,7 +211,7 @@ def allreduce_rabenseifner(nbytes: int, ranks: int) -> Schedule:
     return _folded(ranks, _added(vector), core, vector)
 
 
-def allreduce_ring(nbytes: int, ranks: int) -> Schedule:
+def allreduce_ring(nbytes: int, ranks: int) -> RoundSequence:
     """Ring reduce-scatter, then ring all-gather: 2 (p-1) alpha + 2 n (p-1)/p beta + n (p-1)/p gamma.
 
     Patarasuk and Yuan 2009.
@@ -219,7 +219,7 @@ def allreduce_ring(nbytes: int, ranks: int) -> Schedule:
     return reduce_scatter_ring(nbytes, ranks) + allgather_ring(nbytes, ranks)
 
 
-def barrier_dissemination(nbytes: int, ranks: int) -> Schedule:
+def barrier_dissemination(nbytes: int, ranks: int) -> RoundSequence:
     """Empty messages at distance 1, 2, 4, …: ceil(lg p) alpha. Hensgen, Finkel and Manber 1988.
 
     `nbytes` has no effect; all functions have the same signature.
@@ -227,7 +227,7 @@ def barrier_dissemination(nbytes: int, ranks: int) -> Schedule:
     return tuple(Rounds("shift", gap, CommunicationCounts(1)) for gap in _gaps(ranks))
 
 
-ALGORITHMS: Mapping[str, Mapping[str, Callable[[int, int], Schedule]]] = MappingProxyType(
+ALGORITHMS: Mapping[str, Mapping[str, Callable[[int, int], RoundSequence]]] = MappingProxyType(
     {
         "send": {"direct": point_to_point},
         "broadcast": {
@@ -257,7 +257,7 @@ ALGORITHMS: Mapping[str, Mapping[str, Callable[[int, int], Schedule]]] = Mapping
 
 
 @lru_cache(1 << 16)
-def rounds_of(operation: str, algorithm: str, nbytes: int, ranks: int) -> Schedule:
+def rounds_of(operation: str, algorithm: str, nbytes: int, ranks: int) -> RoundSequence:
     """Rounds of an operation by an algorithm, for the bytes of the full vector and the ranks of the group.
 
     Raises
@@ -289,7 +289,7 @@ def _core_gaps(ranks: int) -> list[int]:
 
 def _folded(
     ranks: int, before: CommunicationCounts, core: Iterable[tuple[int, CommunicationCounts]], after: CommunicationCounts
-) -> Schedule:
+) -> RoundSequence:
     """Pairwise exchange among the ranks that remain after folding, with the messages that folding adds."""
     exchanges = tuple(Rounds("pairs", gap, exchanged) for gap, exchanged in core)
     if not ranks & (ranks - 1):
@@ -302,7 +302,7 @@ def _added(messages: CommunicationCounts) -> CommunicationCounts:
     return CommunicationCounts(messages.messages, messages.nbytes, messages.nbytes)
 
 
-def _reducing(rounds: Schedule) -> Schedule:
+def _reducing(rounds: RoundSequence) -> RoundSequence:
     return tuple(Rounds(item.pattern, item.distance, _added(item.counts)) for item in rounds)
 
 

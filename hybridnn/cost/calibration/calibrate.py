@@ -38,9 +38,6 @@ class Calibration:
 
     Attributes
     ----------
-    machine : Machine
-    fits : tuple of FittedOperation
-    compute_errors : tuple of ComputeError
     missing : tuple of str
         What could not be measured, and what replaces it.
     oversubscription : str

@@ -63,7 +63,6 @@ class MeasuredGroup:
     ----------
     members : tuple of int
         Positions in the grid.
-    spans_nodes : bool
     ranks_per_node : int
         Most members on one node, if the group spans nodes.
     """

@@ -54,8 +54,6 @@ class ComputeError:
 
     Attributes
     ----------
-    dtype : str
-    busy_ranks : int
     what : str
         Kind of pass.
     samples : int

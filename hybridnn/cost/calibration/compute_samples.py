@@ -91,10 +91,8 @@ class PassSample(NamedTuple):
 
     Attributes
     ----------
-    outputs, inputs, samples : int
     first : bool
         Whether it was the network's first layer, which computes no input gradient.
-    seconds : LayerSeconds
     """
 
     outputs: int
@@ -213,13 +211,10 @@ class StepCase:
 
     Attributes
     ----------
-    model : MLP
-    batch_size : int
     microbatches : int
         Microbatches of every minibatch, as in a pipeline.
     dtype : {"float32", "float64"}
     optimizer : {"sgd", "momentum", "adam"}
-    classification : bool
     """
 
     model: MLP

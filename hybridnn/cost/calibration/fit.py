@@ -119,7 +119,6 @@ def fit_segments(
         Bytes and seconds, at least one. A single size does not determine alpha and beta: the fit meets that size.
     counts_of : callable
         Messages and bytes on the critical path, by the bytes of an operation; by default one message.
-    max_segments : int
 
     Returns
     -------
@@ -213,8 +212,6 @@ def fit_collective(
         Key of ``ALGORITHMS``.
     timings : mapping
         From ranks, 2 or more, to bytes of the full vector and seconds.
-    spans_nodes : bool
-    max_segments : int
 
     Returns
     -------

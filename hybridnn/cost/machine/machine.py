@@ -110,7 +110,6 @@ class CollectiveCost(_Piecewise):
         ----------
         nbytes : int
             Bytes of the full vector.
-        ranks : int
         crossings : Crossings, optional
             Of all groups that communicate at the same time, if they span nodes; by default as in the measurement.
         algorithm : str, optional
@@ -203,17 +202,13 @@ class Machine(Section):
 
     Attributes
     ----------
-    name : str
-    nodes : int
     ranks_per_node : int
         Usually the cores of a node.
-    memory_bytes_per_rank : float
     inside_node, between_nodes : NetworkLink
         Messages between two ranks of a node, and of two nodes; the latter None with one node. Messages that leave a
         node at the same time share the bandwidth between nodes.
     gamma_seconds_per_byte : float
         Additions of a reduction; for collectives that were not measured.
-    overlap : Overlap
     collectives : tuple of CollectiveCost
         Measured collectives; others cost what the best algorithm costs over the links.
     compute : tuple of Compute

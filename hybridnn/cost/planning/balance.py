@@ -27,8 +27,6 @@ def balanced_layers(
 
     Parameters
     ----------
-    workload : Workload
-    machine : Machine
     stages : sequence of (int, int)
         Batch and model ranks of every stage; the stages times the chunks are at most the layers.
     chunks : int

@@ -29,7 +29,6 @@ class Constraints:
     pipeline, batch, model : int
         Axes of the process grid.
     split : {"columns", "alternating"}
-    overlap : bool
     method : str
         Of a pipeline; one stage has ``sequential``.
     microbatches, chunks : int

@@ -39,9 +39,6 @@ class Plan:
 
     Attributes
     ----------
-    workload : Workload
-    machine : Machine
-    ranks : int
     layouts : int
         Number of feasible layouts, including those that do not fit the memory.
     options : tuple of Prediction

@@ -18,11 +18,6 @@ class Groups:
     Ranks fill the nodes one after another and are placed in the grid as the trainer places them. All groups along an
     axis communicate at the same time; a collective, or a message, takes as long as the slowest group, or pair.
 
-    Parameters
-    ----------
-    layout : Layout
-    machine : Machine
-
     Attributes
     ----------
     ranks_per_node : int

@@ -20,11 +20,7 @@ class ChunkCosts:
 
     Attributes
     ----------
-    layers : tuple of DenseLayer
     split : {"columns", "alternating"}
-    stage : int
-    compute : Compute
-    groups : Groups
     itemsize : int
         Bytes of an element.
     overlap : Overlap or None

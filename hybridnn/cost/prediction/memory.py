@@ -73,7 +73,6 @@ class _Slots:
         Whether weight gradients are computed apart from input gradients.
     joins, accumulates : bool
         Whether microbatches are joined for one weight-gradient product, or their gradients added.
-    depths : MessageDepths
     loads_input, loads_target : bool
         Whether the chunk is the network's first, or last.
     """
@@ -182,16 +181,7 @@ def _memory_with_fused_update(workload: Workload, activations: _Activations, sha
 
 @dataclass(frozen=True)
 class _Activations:
-    """Activations, gradients and messages of a chunk for the samples of a microbatch.
-
-    Attributes
-    ----------
-    workload : Workload
-    splits : sequence of LayerShard
-    slots : _Slots
-    model_ranks : int
-    samples : int
-    """
+    """Activations, gradients and messages of a chunk for the samples of a microbatch."""
 
     workload: Workload
     splits: Sequence[LayerShard]

@@ -28,7 +28,6 @@ class Prediction:
 
     Attributes
     ----------
-    layout : Layout
     seconds_per_step : float
         Per minibatch; in the steady state, where minibatches overlap.
     seconds_per_epoch : float
@@ -75,12 +74,11 @@ def predict(workload: Workload, layout: Layout, machine: Machine) -> Prediction:
 
 
 @dataclass(frozen=True)
-class _Timing:
+class _StepTimes:
     """Times of a layout.
 
     Attributes
     ----------
-    seconds_per_step, seconds_per_epoch : float
     instructions : tuple of tuple of Instruction
         Of one step, by stage.
     receiving : tuple of float
@@ -93,14 +91,14 @@ class _Timing:
     receiving: tuple[float, ...]
 
 
-def _time_exact(costs: StageCosts) -> _Timing:
+def _time_exact(costs: StageCosts) -> _StepTimes:
     times = run(compile_layout(costs.layout, 1), costs)
     seconds = makespan(times)
     epoch = seconds * costs.workload.steps_per_epoch
-    return _Timing(seconds, epoch, times.program.schedule.orders, _receiving(times))
+    return _StepTimes(seconds, epoch, times.program.schedule.orders, _receiving(times))
 
 
-def _time_asynchronous(costs: StageCosts) -> _Timing:
+def _time_asynchronous(costs: StageCosts) -> _StepTimes:
     """Minibatches follow one another without end: a step is what one more of them adds."""
     layout = costs.layout
     warm_up = 2 * len(layout.stages)
@@ -122,10 +120,10 @@ def _time_asynchronous(costs: StageCosts) -> _Timing:
         epoch = makespan(run(compile_layout(layout, steps), costs))
     else:
         epoch = makespan(short) + (steps - warm_up) * per_step
-    return _Timing(per_step, epoch, orders, receiving)
+    return _StepTimes(per_step, epoch, orders, receiving)
 
 
-def _mean_breakdown(costs: StageCosts, timing: _Timing) -> TimeBreakdown:
+def _mean_breakdown(costs: StageCosts, timing: _StepTimes) -> TimeBreakdown:
     stages = []
     for stage, (instructions, receiving) in enumerate(zip(timing.instructions, timing.receiving, strict=True)):
         work = _total(costs, stage, instructions)

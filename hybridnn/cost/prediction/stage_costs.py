@@ -40,15 +40,8 @@ ROUNDING_COPIES = {"bfloat16": 12, "float16": 65}
 class StageCosts:
     """Costs of the instructions of every stage, on the rank of the stage that has most to do.
 
-    Parameters
-    ----------
-    workload : Workload
-    layout : Layout
-    machine : Machine
-
     Attributes
     ----------
-    groups : Groups
     hidden : float
         Fraction of a message between stages that overlaps with computing on its receiver.
     compute : Compute

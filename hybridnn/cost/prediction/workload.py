@@ -41,7 +41,6 @@ class Workload:
 
     Attributes
     ----------
-    model : MLP
     samples : int
         Training samples of an epoch.
     batch_size : int

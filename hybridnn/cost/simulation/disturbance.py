@@ -79,7 +79,6 @@ class Disturbance:
         Relative standard deviation of the time of a computation on a rank; lognormal, with the mean unchanged.
     slow : mapping of int to float
         Factors on the computing time of some ranks, by position in the grid.
-    seed : int
 
     Raises
     ------
@@ -135,8 +134,6 @@ class DisturbedCosts:
     ----------
     costs : StageCosts
         Without disturbance.
-    lanes : Lanes
-    disturbance : Disturbance
     """
 
     def __init__(self, costs: StageCosts, lanes: Lanes, disturbance: Disturbance) -> None:

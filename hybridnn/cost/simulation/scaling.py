@@ -22,9 +22,6 @@ class ScalingPoint:
 
     Attributes
     ----------
-    ranks : int
-    batch_size : int
-    seconds_per_step : float
     speed_up : float
         Samples per second over those of one rank.
     efficiency : float
@@ -71,8 +68,6 @@ def scaling_curve(
     ----------
     workload : Workload
         Its minibatch is that of every point of a strong curve, and of the smallest layout of a weak one.
-    layout : Layout
-    machine : Machine
     kind : {"strong", "weak"}
     minibatches : int
         Simulated for every point; one for the reference.

@@ -33,9 +33,6 @@ class SimulatedStep:
 
     Attributes
     ----------
-    workload : Workload
-    layout : Layout
-    times : ScheduleTimes
     lanes : Lanes or None
         Lanes of the last axis of `times`; None without disturbance, where all ranks have the same times.
     seconds : float
