@@ -34,7 +34,7 @@ def stall(run: RunFolder, output_format: OutputFormat = Format.text) -> None:
 
 def _facts(record: StallRecord | None) -> dict[str, object]:
     return {
-        "stood_still": record is not None,
+        "stalled": record is not None,
         "findings": [] if record is None else [asdict(finding) for finding in record.findings],
         "job": None if record is None or record.job is None else asdict(record.job),
         "states": [] if record is None else [asdict(state) for state in record.states.values()],

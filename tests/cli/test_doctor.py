@@ -64,7 +64,7 @@ def by_name(output: str) -> dict[str, list[Mapping[str, Any]]]:
     return names
 
 
-def test_alone(tmp_path: Path) -> None:
+def test_one_process(tmp_path: Path) -> None:
     done = doctor(tmp_path)
     assert done.returncode == 0, done.stderr
     *lines, summary = done.stdout.splitlines()
@@ -106,7 +106,7 @@ def test_the_exit_code_is_that_of_every_rank(run_mpi: RunMpi, tmp_path: Path) ->
     assert "Traceback" not in result.stderr
 
 
-def test_two_processes_that_are_each_alone(tmp_path: Path) -> None:
+def test_two_processes_that_are_each_rank_0_of_1(tmp_path: Path) -> None:
     """A launcher of another MPI starts them: variables for two ranks, and each is rank 0 of 1."""
     ends = []
     for rank in ("0", "1"):
@@ -182,7 +182,7 @@ def test_the_startup_watchdog_prints_nothing_after_a_start(capfd: pytest.Capture
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("rank", "how"), [("1", "raises"), ("1", "stops"), ("0", "stops")])
-def test_a_rank_that_fails_or_stops_in_a_try(run_mpi: RunMpi, tmp_path: Path, rank: str, how: str) -> None:
+def test_a_rank_that_fails_or_stops_in_a_trial(run_mpi: RunMpi, tmp_path: Path, rank: str, how: str) -> None:
     limit = f"{deadline(1):g}"
     result = run_mpi(3, [sys.executable, "-c", BROKEN, rank, how, limit], timeout=50, cwd=tmp_path)
     assert not result.timed_out
@@ -192,18 +192,18 @@ def test_a_rank_that_fails_or_stops_in_a_try(run_mpi: RunMpi, tmp_path: Path, ra
         assert "rank 0 does not answer" in result.stderr
         return
     found = by_name(result.stdout[result.stdout.index("{") : result.stdout.rindex("}") + 1])
-    trouble = {finding["what"]: finding["ranks"] for finding in found["all-reduce"]}
+    problems = {finding["what"]: finding["ranks"] for finding in found["all-reduce"]}
     assert found["common folder"][0]["verdict"] == "ok"
-    assert f"did not end within {limit} s" in trouble
+    assert f"did not end within {limit} s" in problems
     if how == "raises":
-        assert trouble[f"did not end within {limit} s"] == [0, 2]
-        assert trouble["the check itself failed: KeyError: 'an odd thing'"] == [1]
+        assert problems[f"did not end within {limit} s"] == [0, 2]
+        assert problems["the check itself failed: KeyError: 'an odd thing'"] == [1]
     else:
         assert found["ranks"][0]["what"].startswith("rank 1 sent no report")
 
 
 def test_strict_makes_a_warning_count(tmp_path: Path) -> None:
-    """A process of an allocation of two tasks warns, however well it is."""
+    """One process of an allocation of two tasks is a warning."""
     job = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "2"}
     lax, strict = doctor(tmp_path, **job), doctor(tmp_path, "--strict", **job)
     assert (lax.returncode, strict.returncode) == (0, 1)

@@ -1,4 +1,4 @@
-"""``hybridnn stall`` on run folders whose files a test has chosen."""
+"""`hybridnn stall` on run folders with constructed stall files."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def write(folder: Path, *states: RankState, job: JobState | None = None) -> Path
 
 
 @pytest.fixture
-def stood_still(tmp_path: Path) -> Path:
+def stalled_run(tmp_path: Path) -> Path:
     job = JobState(4, 60.0, ("a", "b", "c", "host n9, process 99"), "")
     return write(tmp_path / "run", waiting(0), waiting(1), asleep(2), waiting(3), job=job)
 
 
-def test_the_table_and_the_verdict(run_hybridnn: Run, stood_still: Path) -> None:
-    code, out, err = run_hybridnn("stall", str(stood_still))
+def test_table_and_diagnosis(run_hybridnn: Run, stalled_run: Path) -> None:
+    code, out, err = run_hybridnn("stall", str(stalled_run))
     assert (code, err) == (0, "")
     call = "allreduce 57 of group world (ranks 0-3), 800 bytes float64"
     assert out.splitlines() == [
@@ -56,14 +56,14 @@ def test_the_table_and_the_verdict(run_hybridnn: Run, stood_still: Path) -> None
         f"0, 1, 3  {call}  60 s   forward 3      hybridnn/training/engine.py:204 in _check",
         f"2        {'nothing: outside of communication':{len(call)}}  7.2 s  forward 3      slow.py:12 in on_step",
         "",
-        f"States of all ranks: {stood_still}/stall/rank-*.json; this report again: hybridnn stall {stood_still}",
+        f"States of all ranks: {stalled_run}/stall/rank-*.json; this report again: hybridnn stall {stalled_run}",
         "Where work of one rank is meant to take longer: announce it in a script, "
         '`with trainer.busy("plotting"): ...`,',
         "or set stall_seconds (output.stall_seconds in a settings file) higher, or to 0 for no watchdog.",
     ]
 
 
-def test_a_rank_without_a_file_gave_no_sign(run_hybridnn: Run, tmp_path: Path) -> None:
+def test_a_rank_without_a_file_is_unresponsive(run_hybridnn: Run, tmp_path: Path) -> None:
     folder = write(tmp_path / "run", waiting(0), waiting(1), waiting(2))
     code, out, _ = run_hybridnn("stall", str(folder))
     assert code == 0
@@ -72,8 +72,8 @@ def test_a_rank_without_a_file_gave_no_sign(run_hybridnn: Run, tmp_path: Path) -
     assert "\n3      no sign" in out
 
 
-def test_a_rank_that_fell_silent_is_not_believed_to_wait(run_hybridnn: Run, tmp_path: Path) -> None:
-    """It answered once and was stopped then: its file is there, but the rank that ended the job knew better."""
+def test_the_state_of_an_unresponsive_rank_is_ignored(run_hybridnn: Run, tmp_path: Path) -> None:
+    """It answered once and was stopped then, so that the rank that ended the job listed it as unresponsive."""
     job = JobState(4, 60.0, ("a", "b", "c", "host n9, process 99"), "3")
     folder = write(tmp_path / "run", *map(waiting, ALL), job=job)
     code, out, _ = run_hybridnn("stall", str(folder))
@@ -81,11 +81,11 @@ def test_a_rank_that_fell_silent_is_not_believed_to_wait(run_hybridnn: Run, tmp_
     assert "* rank 3 (host n9, process 99) gave no sign: " in out
 
 
-def test_json_holds_the_findings_and_all_that_the_ranks_told(run_hybridnn: Run, stood_still: Path) -> None:
-    code, out, err = run_hybridnn("stall", str(stood_still), "--format", "json")
+def test_json_has_the_findings_and_all_states(run_hybridnn: Run, stalled_run: Path) -> None:
+    code, out, err = run_hybridnn("stall", str(stalled_run), "--format", "json")
     assert (code, err) == (0, "")
     facts = json.loads(out)
-    assert facts["stood_still"]
+    assert facts["stalled"]
     (finding,) = facts["findings"]
     assert (finding["kind"], finding["ranks"]) == ("outside", [2])
     assert [state["rank"] for state in facts["states"]] == [0, 1, 2, 3]
@@ -93,13 +93,13 @@ def test_json_holds_the_findings_and_all_that_the_ranks_told(run_hybridnn: Run, 
     assert facts["job"]["limit"] == 60.0
 
 
-def test_a_run_that_did_not_stand_still_says_so(run_hybridnn: Run, tmp_path: Path) -> None:
+def test_a_run_that_did_not_stall(run_hybridnn: Run, tmp_path: Path) -> None:
     folder = write_run(tmp_path / "fine")
     code, out, err = run_hybridnn("stall", str(folder))
     assert (code, err) == (0, "")
     assert out == f"{folder}: no rank of this run noted that it stood still\n"
     _, out, _ = run_hybridnn("stall", str(folder), "--format", "json")
-    assert json.loads(out) == {"stood_still": False, "findings": [], "job": None, "states": []}
+    assert json.loads(out) == {"stalled": False, "findings": [], "job": None, "states": []}
 
 
 @pytest.mark.parametrize("folder", ["nothing", "."])
@@ -118,11 +118,11 @@ def test_a_folder_without_a_run_is_refused(run_hybridnn: Run, folder: str) -> No
     ],
 )
 def test_a_damaged_file_is_named(
-    run_hybridnn: Run, stood_still: Path, damage: Callable[[str], str], words: str
+    run_hybridnn: Run, stalled_run: Path, damage: Callable[[str], str], words: str
 ) -> None:
-    file = stood_still / "stall" / "rank-1.json"
+    file = stalled_run / "stall" / "rank-1.json"
     file.write_text(damage(file.read_text()))
-    code, out, err = run_hybridnn("stall", str(stood_still))
+    code, out, err = run_hybridnn("stall", str(stalled_run))
     assert (code, out) == (2, "")
     assert err.startswith(f"Error: {file}: not the state of a rank: ")
     assert words in err

@@ -1,4 +1,4 @@
-"""With ``check_collectives`` ranks that call different things all get the same error; nothing else changes."""
+"""`check_collectives`: a mismatch raises the same error on all ranks, and correct programs compute the same results."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ MISMATCHES: list[tuple[Call, Call, str, str]] = [
 
 
 @pytest.mark.mpi(ranks=[2, 3])
-def test_a_difference_is_raised_on_every_rank_with_who_called_what(comm: MPI.Intracomm) -> None:
+def test_a_mismatch_raises_on_every_rank_with_calls_and_lines(comm: MPI.Intracomm) -> None:
     last = comm.size - 1
     usual = f"rank{'s' * (last > 1)} {', '.join(map(str, range(last)))}"
     for usual_call, other_call, usual_text, other_text in MISMATCHES:
@@ -96,7 +96,7 @@ def test_a_difference_is_raised_on_every_rank_with_who_called_what(comm: MPI.Int
 
 
 @pytest.mark.mpi(ranks=[3])
-def test_a_difference_is_found_by_a_test_too(comm: MPI.Intracomm) -> None:
+def test_a_mismatch_raises_in_a_test_too(comm: MPI.Intracomm) -> None:
     group = ProcessGrid(comm, check_collectives=True).world
 
     def sum_up() -> None:
@@ -109,7 +109,7 @@ def test_a_difference_is_found_by_a_test_too(comm: MPI.Intracomm) -> None:
 
 
 @pytest.mark.mpi(ranks=[2, 3])
-def test_right_programs_get_the_same_numbers(comm: MPI.Intracomm) -> None:
+def test_correct_programs_get_the_same_results(comm: MPI.Intracomm) -> None:
     numbers = np.arange(12.0).reshape(6, 2) * (comm.rank + 1)
     results: list[list[NDArray[Any]]] = []
     for checked in (False, True):
@@ -119,7 +119,7 @@ def test_right_programs_get_the_same_numbers(comm: MPI.Intracomm) -> None:
         made = [numbers.copy() for _ in range(5)]
         group.barrier()
         first, second = group.iallreduce(made[0]), group.iallreduce(made[1], "max")
-        group.allreduce(made[2])  # while two others are under way
+        group.allreduce(made[2])  # while two others are in flight
         second.wait()
         while not first.test():
             pass
@@ -133,7 +133,7 @@ def test_right_programs_get_the_same_numbers(comm: MPI.Intracomm) -> None:
 
 
 @pytest.mark.mpi(ranks=[2])
-def test_a_collective_in_the_background_waits_for_nobody(comm: MPI.Intracomm) -> None:
+def test_a_non_blocking_collective_does_not_wait_for_other_ranks(comm: MPI.Intracomm) -> None:
     """Rank 0 begins it long before rank 1, which first needs a message that rank 0 sends later: MPI allows that."""
     group = ProcessGrid(comm, check_collectives=True).world
     numbers, word = np.full(1000, 1.0 + comm.rank), np.zeros(1)
@@ -168,16 +168,16 @@ def test_without_it_nothing_is_compared(comm: MPI.Intracomm) -> None:
     assert {type(group) for group in groups} == {Group}
 
 
-def test_a_program_that_does_not_catch_it_ends_with_exit_code_1() -> None:
+def test_an_uncaught_mismatch_ends_the_job_with_exit_code_1() -> None:
     program = """
 import numpy as np
 from hybridnn import ProcessGrid
 grid = ProcessGrid(check_collectives=True)
 grid.world.allreduce(np.zeros(3 + (grid.rank == 1)))
-print("nobody gets here")
+print("unreachable")
 """
     result = run_mpi(3, program, timeout=30)
     assert not result.timed_out
     assert result.returncode == 1
     assert "rank 1 called allreduce (sum) of 32 bytes float64; ranks 0, 2 called allreduce (sum) of 24" in result.stderr
-    assert "nobody gets here" not in result.stdout
+    assert "unreachable" not in result.stdout

@@ -1,4 +1,4 @@
-"""Whether MPI takes arrays of a device: what the two processes do that try it, and what is made of their end."""
+"""Trial of device-aware MPI: messages of the program, and the result from its output and exit code."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ABORTED = "prterun noticed that process rank 1 with PID 7 on node n exited on si
 
 
 def tried(*ends: ChildResult) -> DeviceMpiTrial:
-    """What is made of the ends of the processes, which are started one after the other."""
+    """The result of a trial whose processes end like this, one after the other."""
     left = list(ends)
     trial = try_device_mpi(os.environ, 60, ["a", "b"], run=lambda *arguments: left.pop(0))
     assert not left
@@ -64,7 +64,7 @@ def test_two_processes(end: ChildResult, expected: DeviceMpiTrial) -> None:
 @pytest.mark.parametrize(
     "not_started", [ChildResult(1, "", "there are not enough slots", False), ChildResult(-9, "", "", True)]
 )
-def test_one_process_where_two_cannot_be_had(not_started: ChildResult) -> None:
+def test_one_process_where_two_cannot_start(not_started: ChildResult) -> None:
     assert tried(not_started, ChildResult(0, "ranks: 1\nGPUs: 1\n", "", False)) == DeviceMpiTrial("", ONE)
     crashed = ChildResult(-int(signal.SIGSEGV), "ranks: 1\nGPUs: 1\n", "", False)
     assert tried(not_started, crashed) == DeviceMpiTrial(f"{SENT}was ended by SIGSEGV", ONE)
@@ -72,17 +72,17 @@ def test_one_process_where_two_cannot_be_had(not_started: ChildResult) -> None:
     assert tried(not_started, hung).problem == f"{SENT}did not end in time"
 
 
-def test_its_processes_are_of_no_job_and_know_where_the_gpus_are() -> None:
-    asked: list[tuple[Sequence[str], Mapping[str, str]]] = []
+def test_its_processes_get_the_bus_ids_and_no_variables_of_the_launcher() -> None:
+    commands: list[tuple[Sequence[str], Mapping[str, str]]] = []
 
     def run(command: Sequence[str], seconds: float, environment: Mapping[str, str]) -> ChildResult:
-        asked.append((command, environment))
+        commands.append((command, environment))
         return ChildResult(0, "", "", False)
 
     try_device_mpi({"PMIX_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "HOME": "/h"}, 60, ["0:1", "0:2"], run)
-    assert [command[-3:] for command, _ in asked] == [["50", "0:1", "0:2"]] * 2
-    assert asked[1][1] == {"HOME": "/h"}
-    assert not any(name.startswith(("PMIX_", "OMPI_COMM_")) for name in asked[0][1])
+    assert [command[-3:] for command, _ in commands] == [["50", "0:1", "0:2"]] * 2
+    assert commands[1][1] == {"HOME": "/h"}
+    assert not any(name.startswith(("PMIX_", "OMPI_COMM_")) for name in commands[0][1])
 
 
 @pytest.mark.parametrize(
@@ -93,9 +93,7 @@ def test_its_processes_are_of_no_job_and_know_where_the_gpus_are() -> None:
         ("raise ImportError('no libcuda')", 60, "says: ImportError: no libcuda"),
     ],
 )
-def test_a_cupy_that_breaks_takes_only_its_own_processes_along(
-    breaks: str, seconds: float, problem: str, tmp_path: Path
-) -> None:
+def test_a_crash_of_cupy_is_a_problem_of_the_trial(breaks: str, seconds: float, problem: str, tmp_path: Path) -> None:
     (tmp_path / "cupy.py").write_text(f"import os, signal\n{breaks}\n")
     path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
     trial = try_device_mpi({**os.environ, "PYTHONPATH": path}, seconds)
@@ -103,7 +101,7 @@ def test_a_cupy_that_breaks_takes_only_its_own_processes_along(
 
 
 @pytest.mark.mpi(ranks=[1, 2])
-def test_messages_arrive_or_it_is_said_which_do_not(comm: MPI.Intracomm) -> None:
+def test_damaged_messages_are_found(comm: MPI.Intracomm) -> None:
     cupy = StandInCupy(comm)
     assert find_problem(comm, Device(cupy), cupy.compute, cupy.numbers) == ""
 
@@ -117,8 +115,8 @@ def test_messages_arrive_or_it_is_said_which_do_not(comm: MPI.Intracomm) -> None
 
 
 @pytest.mark.mpi(ranks=[2])
-def test_two_processes_start_beside_those_of_this_job(comm: MPI.Intracomm) -> None:
-    """Without a GPU they come as far as CuPy; with one, whether MPI takes its arrays is for the library to say."""
+def test_two_processes_start_beside_a_running_job(comm: MPI.Intracomm) -> None:
+    """Without a GPU they fail to load CuPy; with one, the result depends on the MPI library."""
     try:
         load_cupy()
         here = True

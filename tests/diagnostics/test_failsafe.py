@@ -1,4 +1,4 @@
-"""An exception on one rank ends the job at once and shows that rank's traceback; without MPI nothing changes."""
+"""Fail-safe: an exception on one rank ends the job with its traceback; without MPI nothing changes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def broken_part():
 if grid.rank == 2:
     {failure}
 grid.world.allreduce(np.zeros(3))
-print("nobody gets here")
+print("unreachable")
 """
 
 
@@ -36,7 +36,7 @@ def test_an_exception_on_one_of_four_ranks_ends_the_job(failure: str) -> None:
     assert not result.timed_out
     assert result.seconds < deadline(10)
     assert result.returncode != 0
-    assert "nobody gets here" not in result.stdout
+    assert "unreachable" not in result.stdout
     assert "=== rank 2 of 4 failed" in result.stderr
     assert 'raise RuntimeError("the disk of rank 2 is gone")' in result.stderr or "in broken_part" in result.stderr
     assert "RuntimeError: the disk of rank 2 is gone" in result.stderr
@@ -68,7 +68,7 @@ def test_an_interrupt_of_one_rank_ends_the_job() -> None:
     assert result.seconds < deadline(10)
     assert result.returncode != 0
     assert "=== rank 2 of 4 failed" in result.stderr
-    assert "nobody gets here" not in result.stdout
+    assert "unreachable" not in result.stdout
 
 
 def test_one_rank_keeps_pythons_own_behaviour() -> None:
@@ -96,8 +96,8 @@ def test_the_hook_can_be_switched_off() -> None:
 
 
 @pytest.mark.mpi(ranks=[3])
-def test_no_message_of_ranks_that_leave_together_is_left_over(comm: MPI.Intracomm) -> None:
-    """MPICH kills a job that ends with messages which nothing has received."""
+def test_ranks_that_exit_together_receive_all_messages(comm: MPI.Intracomm) -> None:
+    """MPICH kills a job that ends with unreceived messages."""
     world = running_world()
     comm.Barrier()
     _send_departure()

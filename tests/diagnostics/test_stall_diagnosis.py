@@ -1,4 +1,4 @@
-"""The verdict on constructed jobs, and on jobs of a small model whose one fault is known."""
+"""Diagnosis of constructed states, and of a small model of blocking collectives with one known fault."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_rank_busy_for_too_long_is_named_with_its_work() -> None:
     assert "did not arrive: writing a checkpoint, at slow.py:12" in finding.text
 
 
-def test_ranks_without_a_sign_are_named_with_their_processes() -> None:
+def test_unresponsive_ranks_are_named_with_their_processes() -> None:
     states = {rank: in_world(rank, 57, SUM) for rank in (0, 3)}
     finding = only(states, processes=("a", "host n7, process 71", "host n8, process 82", "d"))
     assert (finding.kind, finding.ranks) == ("unresponsive", (1, 2))
@@ -67,7 +67,7 @@ def test_a_rank_that_left_is_named_where_others_wait_for_it() -> None:
     )
 
 
-def test_a_rank_in_a_call_that_no_group_records_waits_for_one_that_left() -> None:
+def test_a_rank_in_an_unrecorded_call_waits_for_one_that_left() -> None:
     states = {0: rank_state(0, 2, None, unrecorded_call="grid.py:9 in split", departed="1")}
     states[1] = rank_state(1, 2, None, departure="its script ended", exited=True)
     finding = only(states, 2)
@@ -75,7 +75,7 @@ def test_a_rank_in_a_call_that_no_group_records_waits_for_one_that_left() -> Non
     assert finding.text.endswith("; rank 0 waits in MPI, at grid.py:9 in split at slow.py:12 in on_step")
 
 
-def test_ranks_that_are_gone_and_ranks_on_other_nodes_did_not_fall_silent() -> None:
+def test_dead_and_unreachable_ranks_are_not_unresponsive() -> None:
     states = {rank: in_world(rank, 57, SUM) for rank in (0,)}
     findings = diagnose(states, 4, ("a", "host n7, process 71", "c", "d"), dead=(1,), unreachable=(2,))
     assert [(finding.kind, finding.ranks) for finding in findings] == [
@@ -86,7 +86,7 @@ def test_ranks_that_are_gone_and_ranks_on_other_nodes_did_not_fall_silent() -> N
     assert findings[0].text.startswith("rank 1 (host n7, process 71) is gone: killed, or ended without a word; ")
 
 
-def test_the_chain_is_followed_to_its_end() -> None:
+def test_a_chain_of_waiting_ranks_is_followed_to_its_end() -> None:
     """0 and 1 wait for 2, which waits for a message of 3, which sleeps: only 3 holds up the job."""
     states = {rank: in_world(rank, 5, SUM) for rank in (0, 1)}
     states[2] = rank_state(2, 4, message("receive", 3, "receive activations 8"), progress("world", ALL, entered=4))
@@ -109,7 +109,7 @@ def test_another_operation_under_the_same_number() -> None:
     )
 
 
-def test_another_size_in_the_past_is_found_where_the_ranks_are_by_now() -> None:
+def test_a_mismatch_in_an_earlier_collective_is_found() -> None:
     small = "allreduce (sum) of 400 bytes float64"
     states = {rank: in_world(rank, 9, SUM, SUM, SUM) for rank in (0, 2)}
     states[1] = in_world(1, 8, SUM, small)
@@ -119,7 +119,7 @@ def test_another_size_in_the_past_is_found_where_the_ranks_are_by_now() -> None:
     assert "collective 8 " in finding.text
 
 
-def test_of_two_ranks_that_differ_both_are_named() -> None:
+def test_both_ranks_of_a_pair_are_named_in_a_mismatch() -> None:
     pair = (1, 3)
     states = {rank: rank_state(rank, 4, None) for rank in (0, 2)}
     for rank, what in ((1, SUM), (3, "barrier")):
@@ -136,7 +136,7 @@ def test_two_ranks_that_receive_from_each_other() -> None:
     assert "ranks 0, 1 wait for one another: rank 0 in receive from rank 1, 4,096 bytes float32" in finding.text
 
 
-def test_a_circle_tells_which_of_its_ranks_most_wait_for() -> None:
+def test_a_deadlock_names_the_rank_that_most_wait_for() -> None:
     """Rank 2 left out a collective of the world and is in the next one of its model group."""
     pair = (2, 3)
     states = {rank: in_world(rank, 7, SUM) for rank in (0, 1, 3)}
@@ -153,19 +153,19 @@ def test_a_circle_tells_which_of_its_ranks_most_wait_for() -> None:
     assert finding.text.endswith("; most wait for rank 2")
 
 
-def test_a_collective_that_all_have_entered_is_not_held_against_any_rank() -> None:
+def test_a_collective_that_all_ranks_entered_is_a_hang() -> None:
     finding = only({rank: in_world(rank, 57, SUM) for rank in ALL})
     assert (finding.kind, finding.ranks) == ("hang", ALL)
     assert finding.text.startswith("all ranks entered allreduce 57 of group world (ranks 0-3), which does not end: ")
 
 
-def test_of_several_differences_the_first_is_told() -> None:
+def test_the_first_of_several_mismatches_is_named() -> None:
     states = {rank: in_world(rank, 9, SUM, SUM, SUM) for rank in (0, 1, 2)}
     states[3] = in_world(3, 9, SUM, "barrier", "broadcast of 8 bytes int64 with root 0")
     assert "collective 8 of group world" in only(states).text
 
 
-def test_groups_alike_in_name_and_members_are_told_apart() -> None:
+def test_groups_with_the_same_axis_and_members_are_distinct() -> None:
     """All have entered nine collectives of the first group; in the second rank 1 is one behind."""
     first, second = progress("world", ALL, "barrier", entered=9), progress("world", ALL, SUM, entered=5)
     second, behind = replace(second, ordinal=1), replace(second, ordinal=1, entered=4, recent=())
@@ -177,7 +177,7 @@ def test_groups_alike_in_name_and_members_are_told_apart() -> None:
     assert "rank 1 (host n1, process 4001) did not arrive: " in finding.text
 
 
-def test_one_rank_alone() -> None:
+def test_one_rank() -> None:
     finding = only({0: rank_state(0, 1, None)}, 1)
     assert (
         finding.text
@@ -198,18 +198,18 @@ faults = st.tuples(
     st.integers(0, 5),
     st.integers(0, 11),
 )
-"""A program that six ranks share, a rank, and a place."""
+"""A program of six ranks, a rank, and a position in the program."""
 
 
 def faulty(program: list[Step], rank: int, own: list[Step]) -> dict[int, RankState]:
-    """States when `rank` carries out its own list."""
+    """States where `rank` has a program of its own."""
     return Job(GROUPS, [own if other == rank else [*program, END] for other in range(6)]).run()
 
 
 @given(faults)
-def test_whatever_the_program_a_rank_that_sleeps_or_is_dead_is_named(fault: tuple[list[Step], int, int]) -> None:
-    program, rank, place = fault
-    states = faulty(program, rank, [*program[:place], ("", "sleep")])
+def test_a_sleeping_or_unresponsive_rank_is_named_in_any_program(fault: tuple[list[Step], int, int]) -> None:
+    program, rank, position = fault
+    states = faulty(program, rank, [*program[:position], ("", "sleep")])
     finding = only(states, 6)
     assert (finding.kind, finding.ranks) == ("outside", (rank,))
     del states[rank]
@@ -218,11 +218,11 @@ def test_whatever_the_program_a_rank_that_sleeps_or_is_dead_is_named(fault: tupl
 
 
 @given(faults)
-def test_whatever_the_program_a_rank_that_enters_something_else_is_named(fault: tuple[list[Step], int, int]) -> None:
-    program, rank, place = fault
-    place %= len(program)
-    axis = program[place][0]
-    states = faulty(program, rank, [*program[:place], (axis, "broadcast"), *program[place + 1 :], END])
+def test_a_rank_with_another_collective_is_named_in_any_program(fault: tuple[list[Step], int, int]) -> None:
+    program, rank, position = fault
+    position %= len(program)
+    axis = program[position][0]
+    states = faulty(program, rank, [*program[:position], (axis, "broadcast"), *program[position + 1 :], END])
     finding = diagnose(states, 6)[0]
     members = Job(GROUPS, []).members(axis, rank)
     assert finding.kind == "mismatch"
@@ -231,15 +231,15 @@ def test_whatever_the_program_a_rank_that_enters_something_else_is_named(fault: 
 
 
 @given(faults)
-def test_whatever_the_program_a_rank_that_leaves_a_call_out_is_among_the_named(
+def test_a_rank_that_omits_a_collective_is_named_in_any_program(
     fault: tuple[list[Step], int, int],
 ) -> None:
-    program, rank, place = fault
-    place %= len(program)
-    states = faulty(program, rank, [*program[:place], *program[place + 1 :], END])
+    program, rank, position = fault
+    position %= len(program)
+    states = faulty(program, rank, [*program[:position], *program[position + 1 :], END])
     assert rank in {named for finding in diagnose(states, 6) for named in finding.ranks}
 
 
-def test_a_folder_of_the_users_may_have_the_name_of_the_package() -> None:
+def test_a_users_folder_may_have_the_name_of_the_package() -> None:
     assert code_location("/home/me/hybridnn/job.py", 3, "f") == "job.py:3 in f"
     assert code_location(hybridnn.__file__, 3, "f") == "hybridnn/__init__.py:3 in f"

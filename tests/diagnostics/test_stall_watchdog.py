@@ -1,4 +1,4 @@
-"""Jobs under mpirun that stand still, each for another reason: every one ends, with exit code 1 and the rank's name."""
+"""Stalled jobs under mpirun: each ends with exit code 1 and a report that names the rank."""
 
 from __future__ import annotations
 
@@ -72,19 +72,19 @@ def states_in(folder: Path) -> dict[int, dict[str, Any]]:
     }
 
 
-def account_of(result: JobResult, *, wakes: bool = False) -> str:
-    """What is told of a stall; the launcher, as it ends a job, may wake a stopped rank, and the others be done yet."""
+def report_of(result: JobResult, *, wakes: bool = False) -> str:
+    """The report of a stall; with `wakes`, the launcher may wake a stopped rank, so that the job finishes."""
     assert result.returncode == 1
     assert wakes or "is done" not in result.stdout
     assert result.stderr.count("=== the job stood still") == 1
     return result.stderr
 
 
-def test_a_rank_that_sleeps_is_named_and_every_rank_tells_what_it_does(tmp_path: Path) -> None:
-    account = account_of(job(tmp_path, "oversleep()"))
-    assert "* rank 1 (host " in account
-    assert "did not arrive: outside of communication, at job.py:13 in oversleep" in account
-    assert "; ranks 0, 2 wait in allreduce 6 of group world (ranks 0-2) at job.py:18 in <module>" in account
+def test_a_sleeping_rank_is_named_and_every_rank_writes_its_state(tmp_path: Path) -> None:
+    report = report_of(job(tmp_path, "oversleep()"))
+    assert "* rank 1 (host " in report
+    assert "did not arrive: outside of communication, at job.py:13 in oversleep" in report
+    assert "; ranks 0, 2 wait in allreduce 6 of group world (ranks 0-2) at job.py:18 in <module>" in report
     states = states_in(tmp_path)
     assert sorted(states) == [0, 1, 2]
     assert states[1]["call"] is None
@@ -108,16 +108,16 @@ def test_a_rank_that_sleeps_is_named_and_every_rank_tells_what_it_does(tmp_path:
     assert processes == [f"host {states[rank]['host']}, process {states[rank]['process']}" for rank in range(3)]
 
 
-def test_without_a_sign_of_rank_0_the_lowest_other_rank_speaks(tmp_path: Path) -> None:
-    account = account_of(job(tmp_path, STOPPED, rank=0), wakes=True)
-    assert "* rank 0 (host " in account
-    assert "gave no sign: stopped, dead, swapped out, or not in training any more; ranks 1, 2 wait in" in account
+def test_where_rank_0_is_stopped_rank_1_prints_the_report(tmp_path: Path) -> None:
+    report = report_of(job(tmp_path, STOPPED, rank=0), wakes=True)
+    assert "* rank 0 (host " in report
+    assert "gave no sign: stopped, dead, swapped out, or not in training any more; ranks 1, 2 wait in" in report
     assert json.loads((tmp_path / "run/stall/job.json").read_text())["unresponsive"] == "0"
-    # Where the launcher wakes rank 0 before it ends the others, that gives a sign after all, and rank 2 takes its back.
+    # Where the launcher wakes rank 0 before it ends the others, rank 0 answers, and rank 2 removes its state.
     assert 1 in states_in(tmp_path)
 
 
-def test_a_rank_that_leaves_ends_the_job_long_before_it_has_stood_still(tmp_path: Path) -> None:
+def test_a_rank_that_exits_ends_the_job_long_before_the_limit(tmp_path: Path) -> None:
     result = job(tmp_path, "sys.exit(0)", seconds=1000)
     assert result.returncode != 0  # the launcher of Open MPI 5.0 may crash: another rank is ending MPI
     assert "is done" not in result.stdout
@@ -135,7 +135,7 @@ def test_a_killed_process_ends_the_job_at_once(tmp_path: Path) -> None:
     assert "9 (Killed)" in result.stderr or "Killed" in result.stderr
 
 
-def test_an_exception_ends_the_job_before_anybody_stands_still(tmp_path: Path) -> None:
+def test_an_exception_ends_the_job_before_it_stalls(tmp_path: Path) -> None:
     result = job(tmp_path, "raise RuntimeError('the disk is gone')")
     assert result.returncode == 1
     assert "=== rank 1 of 3 failed; ending the job ===" in result.stderr
@@ -143,16 +143,16 @@ def test_an_exception_ends_the_job_before_anybody_stands_still(tmp_path: Path) -
     assert "stood still" not in result.stderr
 
 
-def test_another_collective_out_of_order_is_named_with_what_it_is(tmp_path: Path) -> None:
-    account = account_of(job(tmp_path, "world.broadcast(numbers[:50])"))
-    assert "* collective 6 of group world (ranks 0-2) is not the same call on all ranks: rank 1 called " in account
+def test_a_rank_with_another_collective_is_named_with_its_call(tmp_path: Path) -> None:
+    report = report_of(job(tmp_path, "world.broadcast(numbers[:50])"))
+    assert "* collective 6 of group world (ranks 0-2) is not the same call on all ranks: rank 1 called " in report
     assert (
-        "broadcast of 400 bytes float64 with root 0; ranks 0, 2 called allreduce (sum) of 800 bytes float64" in account
+        "broadcast of 400 bytes float64 with root 0; ranks 0, 2 called allreduce (sum) of 800 bytes float64" in report
     )
 
 
 def test_a_collective_of_another_size_ends_the_job(tmp_path: Path) -> None:
-    """Some MPI libraries find this themselves, with an error on the ranks that got too much."""
+    """Some MPI libraries detect this, and raise an error on the ranks that receive too much."""
     result = job(tmp_path, "numbers = np.zeros(200)", ends_with_barrier=True)
     assert result.returncode == 1
     assert (
@@ -162,17 +162,17 @@ def test_a_collective_of_another_size_ends_the_job(tmp_path: Path) -> None:
     )
 
 
-def test_ranks_that_ask_again_and_again_wait_too(tmp_path: Path) -> None:
+def test_polling_ranks_are_waiting(tmp_path: Path) -> None:
     poll = "oversleep()\n    request = world.iallreduce(numbers)\n    while not request.test(): time.sleep(0.01)"
-    account = account_of(job(tmp_path, poll))
-    assert "* rank 1 (host " in account
-    assert "; ranks 0, 2 wait in allreduce" in account
+    report = report_of(job(tmp_path, poll))
+    assert "* rank 1 (host " in report
+    assert "; ranks 0, 2 wait in allreduce" in report
 
 
 def test_two_ranks_that_receive_from_each_other_are_named(tmp_path: Path) -> None:
     receive = "pass\n    if grid.rank < 2: world.ireceive(numbers, 1 - grid.rank, 3, about='forward 4').wait()"
-    account = account_of(job(tmp_path, receive))
-    assert "* ranks 0, 1 wait for one another: rank 0 in receive from rank 1, 800 bytes float64, forward 4" in account
+    report = report_of(job(tmp_path, receive))
+    assert "* ranks 0, 1 wait for one another: rank 0 in receive from rank 1, 800 bytes float64, forward 4" in report
 
 
 def test_announced_work_is_no_stall(tmp_path: Path) -> None:
@@ -184,20 +184,20 @@ def test_announced_work_is_no_stall(tmp_path: Path) -> None:
     assert not (tmp_path / "run/stall").exists()
 
 
-def test_announced_work_has_an_end_too(tmp_path: Path) -> None:
+def test_announced_work_has_a_time_limit(tmp_path: Path) -> None:
     announced = "\n        with watch.busy('writing a checkpoint', at_most=0.5): time.sleep(1000)"
-    account = account_of(job(tmp_path, announced))
-    assert "did not arrive: writing a checkpoint, at job.py:" in account
+    report = report_of(job(tmp_path, announced))
+    assert "did not arrive: writing a checkpoint, at job.py:" in report
 
 
-def test_without_a_folder_that_can_be_written_the_job_ends_all_the_same(tmp_path: Path) -> None:
+def test_a_stalled_job_ends_without_a_writable_folder(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("a file")
-    account = account_of(job(tmp_path, "oversleep()", ranks=2))
-    assert "* the ranks could not exchange their states: " in account
-    assert "gave no sign" not in account
+    report = report_of(job(tmp_path, "oversleep()", ranks=2))
+    assert "* the ranks could not exchange their states: " in report
+    assert "gave no sign" not in report
 
 
-LONELY = """
+ONE_OF_TWO = """
 import os, signal, sys, time
 from pathlib import Path
 from time import perf_counter
@@ -213,7 +213,7 @@ watch = StallWatchdog(recorder, SharedFolder(Path("notes"), (0,)), 0, 2)
 end_watch = watch.start(recorder, {seconds})
 
 def wait(seconds):
-    "Test again and again whether a call is done that no other rank enters."
+    "Poll a call that no other rank enters."
     call, end = world._begin("allreduce", 800), time.monotonic() + seconds
     recorder.current_call = None
     while time.monotonic() < end:
@@ -226,14 +226,14 @@ os._exit(0)
 """
 
 
-def lonely(folder: Path, program: str, seconds: float) -> list[str]:
-    """Return a program of one process that seems to be one of two ranks, whose other one is on another node."""
-    (folder / "job.py").write_text(LONELY.format(program=program, seconds=seconds))
+def one_of_two(folder: Path, program: str, seconds: float) -> list[str]:
+    """Return the command of a process that takes itself for one of two ranks, the other one on another node."""
+    (folder / "job.py").write_text(ONE_OF_TWO.format(program=program, seconds=seconds))
     return [sys.executable, "job.py"]
 
 
-def test_a_node_that_sees_no_other_ends_its_job_and_says_what_the_account_covers(tmp_path: Path) -> None:
-    command = lonely(tmp_path, "print('so far', end=''); wait(1000)", 0.5)
+def test_a_node_without_a_shared_folder_ends_its_job_and_names_the_unreachable_ranks(tmp_path: Path) -> None:
+    command = one_of_two(tmp_path, "print('so far', end=''); wait(1000)", 0.5)
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=deadline(60), check=False)
     assert result.returncode == 1
     assert result.stdout == "so far"
@@ -242,13 +242,13 @@ def test_a_node_that_sees_no_other_ends_its_job_and_says_what_the_account_covers
 
 
 def test_work_for_which_no_rank_waits_is_no_stall(tmp_path: Path) -> None:
-    command = lonely(tmp_path, "wait(0.1); time.sleep(3); wait(0.1)", 0.5)
+    command = one_of_two(tmp_path, "wait(0.1); time.sleep(3); wait(0.1)", 0.5)
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=deadline(60), check=False)
     assert (result.returncode, result.stdout, result.stderr) == (0, "done\n", "")
 
 
 def test_time_in_which_the_process_is_suspended_does_not_count(tmp_path: Path) -> None:
-    command = lonely(tmp_path, f"wait(0.2); {STOPPED}; wait(0.2)", 5.0)
+    command = one_of_two(tmp_path, f"wait(0.2); {STOPPED}; wait(0.2)", 5.0)
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE) as process:
         os.waitpid(process.pid, os.WUNTRACED)
         time.sleep(8)
@@ -262,12 +262,12 @@ class Owner:
     """What trains."""
 
 
-def watches() -> int:
+def count_watchdogs() -> int:
     return sum(thread.name == "stall watchdog" for thread in threading.enumerate())
 
 
-def test_a_watch_ends_with_its_owners_and_leaves_nothing(tmp_path: Path) -> None:
-    before = watches()
+def test_a_watchdog_ends_with_its_owners_and_leaves_no_files(tmp_path: Path) -> None:
+    before = count_watchdogs()
     for number in range(100):
         folder = tmp_path / str(number)
         folder.mkdir()
@@ -275,23 +275,23 @@ def test_a_watch_ends_with_its_owners_and_leaves_nothing(tmp_path: Path) -> None
         first, second = Owner(), Owner()
         watch.start(first, 30.0)
         end = watch.start(second, 30.0)
-        assert watches() > before
+        assert count_watchdogs() > before
         if number % 2:
             end()
         del first, second, watch, end
     end = time.monotonic() + 60
-    while watches() > before and time.monotonic() < end:
+    while count_watchdogs() > before and time.monotonic() < end:
         time.sleep(0.05)
-    assert watches() == before
+    assert count_watchdogs() == before
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_watch_of_no_seconds_starts_no_thread(tmp_path: Path) -> None:
-    before = watches()
+def test_a_watchdog_without_a_limit_starts_no_thread(tmp_path: Path) -> None:
+    before = count_watchdogs()
     watch = StallWatchdog(Recorder(), SharedFolder(tmp_path / "notes", (0,)), 0, 1)
     end = watch.start(watch, 0.0)
     with watch.busy("something"):
-        assert watches() == before
+        assert count_watchdogs() == before
     end()
     assert list(tmp_path.iterdir()) == []
 
@@ -307,10 +307,10 @@ def test_files_of_an_earlier_run_are_removed(tmp_path: Path) -> None:
 
 
 @pytest.mark.mpi(ranks=[2])
-def test_the_folder_lies_where_all_ranks_see_it(
+def test_the_folder_is_where_all_ranks_share_it(
     comm: MPI.Intracomm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rank 1 does not see the temporary directory of rank 0, then neither the current one, then its own alone."""
+    """Rank 1 shares the temporary directory of rank 0, then only the current one, then neither."""
     node = comm.Split(comm.rank, 0)
     hidden: list[Path] = []
     sees = Path.is_dir
@@ -329,11 +329,11 @@ def test_the_folder_lies_where_all_ranks_see_it(
         monkeypatch.setattr(tempfile, "tempdir", str(temporary if current not in hidden else tmp_path))
         found.append(create_shared_folder(comm, node))
         comm.Barrier()
-    assert [place.folder.parent for place in found[:2]] == [temporary, current]
-    assert [place.ranks for place in found] == [(0, 1), (0, 1), (comm.rank,)]
+    assert [shared.folder.parent for shared in found[:2]] == [temporary, current]
+    assert [shared.ranks for shared in found] == [(0, 1), (0, 1), (comm.rank,)]
     assert found[2].folder.parent == (temporary if comm.rank == 0 else tmp_path)
-    assert all(sees(place.folder) for place in found)
+    assert all(sees(shared.folder) for shared in found)
     comm.Barrier()
-    # What was tried in vain is not left behind.
+    # Folders that are not shared are removed.
     assert len(list(temporary.iterdir())) == 2
     assert len(list(current.iterdir())) == 1

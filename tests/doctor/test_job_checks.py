@@ -212,6 +212,6 @@ def test_all_reduce() -> None:
         assert advice in slow.advice
 
 
-def test_without_timings_nothing_is_said_of_messages() -> None:
+def test_without_timings_there_are_no_findings() -> None:
     assert check_ping_pong(PING_PONG, job(2)) is None
     assert check_all_reduce(job(2)) is None

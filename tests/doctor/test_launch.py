@@ -35,7 +35,7 @@ OF_SRUN = {"SLURM_JOB_ID": "7", "SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "2"
         ({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4"}, 1, OPEN_MPI),  # a batch script starts one process itself
     ],
 )
-def test_ranks_that_find_each_other_are_ok(environment: dict[str, str], size: int, library: str) -> None:
+def test_connected_ranks_are_ok(environment: dict[str, str], size: int, library: str) -> None:
     assert check_launch(environment, size, library).verdict == "ok"
 
 
@@ -49,7 +49,7 @@ def test_ranks_that_find_each_other_are_ok(environment: dict[str, str], size: in
         ({"PMIX_RANK": "2"}, MPICH, "PMIX_RANK=2", "MPICH"),
     ],
 )
-def test_every_rank_0_of_1_is_explained(environment: dict[str, str], library: str, evidence: str, advice: str) -> None:
+def test_ranks_0_of_1_are_explained(environment: dict[str, str], library: str, evidence: str, advice: str) -> None:
     found = check_launch(environment, 1, library)
     assert found.verdict == "failure"
     assert evidence in found.what
@@ -60,7 +60,7 @@ def test_every_rank_0_of_1_is_explained(environment: dict[str, str], library: st
         assert "never --mpi=none" in found.advice
 
 
-def test_a_library_under_its_own_launcher_that_is_alone_is_not_told_to_change_family() -> None:
+def test_a_library_under_its_own_launcher_gets_other_advice() -> None:
     found = check_launch(OF_OPEN_MPI, 1, OPEN_MPI)
     assert found.verdict == "failure"
     assert "two installations of Open MPI" in found.advice
@@ -73,7 +73,7 @@ def test_fewer_ranks_than_processes() -> None:
     assert "rank 0 of 1" not in found.what
 
 
-def test_a_start_that_fails_names_the_launcher_that_is_not_understood() -> None:
+def test_a_failed_start_names_the_launcher() -> None:
     found = failed_start(OF_OPEN_MPI, MPICH, "MPI ended this process")
     assert found.verdict == "failure"
     assert "PMIX_NAMESPACE" in found.what
@@ -84,7 +84,7 @@ def test_a_start_that_fails_names_the_launcher_that_is_not_understood() -> None:
 
 
 @pytest.mark.parametrize(
-    ("environment", "place"),
+    ("environment", "ranks"),
     [
         ({}, (None, None)),
         (OF_OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_RANK": "1"}, (2, 1)),
@@ -93,8 +93,8 @@ def test_a_start_that_fails_names_the_launcher_that_is_not_understood() -> None:
         ({"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, (None, None)),
     ],
 )
-def test_place_as_the_launcher_numbered_it(environment: dict[str, str], place: tuple[int | None, int | None]) -> None:
-    assert launched_rank(environment) == place
+def test_rank_in_the_job_and_on_the_node(environment: dict[str, str], ranks: tuple[int | None, int | None]) -> None:
+    assert launched_rank(environment) == ranks
 
 
 @pytest.mark.parametrize(("size", "verdict"), [(4, "ok"), (1, "warning"), (6, "warning")])
@@ -139,7 +139,7 @@ def test_a_broken_mpi_library_is_a_failure_for_one_rank_too() -> None:
     assert check_library(load, {}).verdict == "failure"
 
 
-def mpirun_that_says(folder: Path, text: str, code: int = 0) -> dict[str, str]:
+def write_mpirun(folder: Path, text: str, code: int = 0) -> dict[str, str]:
     program = folder / "mpirun"
     program.write_text(f"#!/bin/sh\necho '{text}'\nexit {code}\n")
     program.chmod(0o755)
@@ -147,7 +147,7 @@ def mpirun_that_says(folder: Path, text: str, code: int = 0) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("said", "code", "library", "verdict", "words"),
+    ("output", "code", "library", "verdict", "text"),
     [
         ("mpirun (Open MPI) 5.0.11", 0, OPEN_MPI, "ok", "Open MPI 5.0.11"),
         ("HYDRA build details:\n    Version:  5.0.2", 0, MPICH, "ok", "MPICH 5.0.2"),
@@ -158,17 +158,17 @@ def mpirun_that_says(folder: Path, text: str, code: int = 0) -> dict[str, str]:
         ("broken", 3, MPICH, "warning", "exit code 3"),
     ],
 )
-def test_mpirun_on_the_path(tmp_path: Path, said: str, code: int, library: str, verdict: str, words: str) -> None:
-    found = check_mpirun(library, mpirun_that_says(tmp_path, said, code), python="/no/python")
+def test_mpirun_on_the_path(tmp_path: Path, output: str, code: int, library: str, verdict: str, text: str) -> None:
+    found = check_mpirun(library, write_mpirun(tmp_path, output, code), python="/no/python")
     assert found.verdict == verdict
-    assert words in found.what
+    assert text in found.what
     assert bool(found.advice) is (verdict != "ok")
 
 
 def test_the_mpirun_beside_python_is_advised(tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
-    mpirun_that_says(tmp_path / "bin", "mine")
-    environment = mpirun_that_says(tmp_path, "HYDRA Version: 4.0")
+    write_mpirun(tmp_path / "bin", "mine")
+    environment = write_mpirun(tmp_path, "HYDRA Version: 4.0")
     found = check_mpirun(OPEN_MPI, environment, python=str(tmp_path / "bin" / "python"))
     assert str(tmp_path / "bin" / "mpirun") in found.advice
 
@@ -177,6 +177,6 @@ def test_no_mpirun_on_the_path(tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
     found = check_mpirun(OPEN_MPI, {"PATH": str(tmp_path)}, python="/no/python")
     assert (found.verdict, found.what) == ("warning", "there is none on PATH")
-    mpirun_that_says(tmp_path / "bin", "mine")
+    write_mpirun(tmp_path / "bin", "mine")
     found = check_mpirun(OPEN_MPI, {"PATH": str(tmp_path)}, python=str(tmp_path / "bin" / "python"))
     assert (found.verdict, found.what) == ("ok", f"there is none on PATH; -n uses {tmp_path / 'bin' / 'mpirun'}")

@@ -27,7 +27,7 @@ class Never:
 
 
 @pytest.mark.parametrize("busy", [False, True])
-def test_waiting_ends_with_the_time(busy: bool) -> None:
+def test_waiting_ends_at_the_deadline(busy: bool) -> None:
     with pytest.raises(TimeLimitError, match=r"did not end within 0\.05 s"):
         wait_for([Never()], Deadline(0.05), busy=busy)
 
@@ -41,7 +41,7 @@ def test_a_call_within_a_time_limit() -> None:
 
 
 @pytest.mark.mpi(ranks=[1, 2, 3])
-def test_ranks_find_each_other_and_share_memory(comm: MPI.Intracomm) -> None:
+def test_ranks_of_a_node_share_memory(comm: MPI.Intracomm) -> None:
     own = mpi_calls.duplicate_world(LIMIT)
     assert (own.Get_rank(), own.Get_size()) == (comm.Get_rank(), comm.Get_size())
     node, nodes = mpi_calls.find_nodes(own, LIMIT)
@@ -51,7 +51,7 @@ def test_ranks_find_each_other_and_share_memory(comm: MPI.Intracomm) -> None:
 
 
 @pytest.mark.mpi(ranks=[1, 2, 3])
-def test_sums_and_messages_are_timed(comm: MPI.Intracomm) -> None:
+def test_all_reduces_and_messages_are_timed(comm: MPI.Intracomm) -> None:
     sizes = (8, 1 << 16)
     sums = time_all_reduce(comm, sizes, LIMIT)
     assert len(sums) == len(sizes)
@@ -78,7 +78,7 @@ def test_a_wrong_sum_is_found(comm: MPI.Intracomm) -> None:
 
 
 @pytest.mark.mpi(ranks=[1, 3])
-def test_a_file_that_all_write(comm: MPI.Intracomm, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_file_that_all_ranks_write(comm: MPI.Intracomm, tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = Path(comm.bcast(str(tmp_path_factory.mktemp("shared"))))
     assert try_file(comm, folder / "file", LIMIT).verdict == "ok"
     comm.Barrier()

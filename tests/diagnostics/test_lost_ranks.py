@@ -1,4 +1,4 @@
-"""Noticing that a rank is lost."""
+"""Detection of lost ranks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_only_a_job_started_for_it_tolerates_losses(
     assert tolerates_losses() == (expected and library == "Open MPI" and version[0] >= 5)
 
 
-def test_losses_are_told_from_other_errors() -> None:
+def test_losses_are_distinguished_from_other_errors() -> None:
     mpi = import_mpi()
     if mpi.get_vendor()[0] != "Open MPI":
         pytest.skip("MPICH numbers its errors in another way")
@@ -47,7 +47,7 @@ def test_losses_are_told_from_other_errors() -> None:
 
 
 @pytest.mark.mpi(ranks=[1, 3])
-def test_a_watch_that_is_left_sees_nothing(mpi_ranks: int) -> None:
+def test_a_stopped_watchdog_leaves_no_threads_and_descriptors(mpi_ranks: int) -> None:
     before, descriptors = threading.active_count(), len(os.listdir("/proc/self/fd"))
     grid = ProcessGrid()
     for _ in range(3):
@@ -63,15 +63,15 @@ def test_a_watch_that_is_left_sees_nothing(mpi_ranks: int) -> None:
     assert len(os.listdir("/proc/self/fd")) == descriptors
 
 
-def test_a_start_that_another_rank_never_joins_ends() -> None:
+def test_a_start_of_mpi_without_a_dead_rank_times_out() -> None:
     seconds = round(deadline(2))
     program = f"""
 import os
-from hybridnn.diagnostics import lost_ranks as survivors
-survivors.START_SECONDS = {seconds}
+from hybridnn.diagnostics import lost_ranks
+lost_ranks.START_SECONDS = {seconds}
 if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
     os.kill(os.getpid(), 9)
-survivors.start_mpi_with_timeout()
+lost_ranks.start_mpi_with_timeout()
 """
     if import_mpi().get_vendor()[0] != "Open MPI":
         pytest.skip("only Open MPI leaves losses to the ranks")
@@ -82,12 +82,12 @@ survivors.start_mpi_with_timeout()
     assert "in start_mpi_with_timeout" in result.stderr
 
 
-WORDS = "(killed by signal 9|ended with exit code 0 and without a word|killed, or ended without a word)"
-"""Those of a rank that is gone: how it ended is seen until the launcher takes note of it."""
+ENDS = "(killed by signal 9|ended with exit code 0 and without a word|killed, or ended without a word)"
+"""Descriptions of the end of a process: its exit code is known until the launcher takes it."""
 
 
 @pytest.mark.parametrize("how", ["os.kill(os.getpid(), 9)", "os._exit(0)"])
-def test_a_rank_that_is_gone_is_named(how: str, tmp_path: Path) -> None:
+def test_a_dead_rank_is_named(how: str, tmp_path: Path) -> None:
     program = f"""
 import os, time
 from hybridnn.parallel.grid import ProcessGrid
@@ -101,5 +101,5 @@ grid.world.barrier()
 """
     result = run_mpi(3, program, timeout=60, cwd=tmp_path)
     assert (result.timed_out, result.returncode != 0) == (False, True)
-    assert len(re.findall(rf"=== rank 2 \(process \d+\) is gone: {WORDS}; the job ends ===", result.stderr)) == 1
+    assert len(re.findall(rf"=== rank 2 \(process \d+\) is gone: {ENDS}; the job ends ===", result.stderr)) == 1
     assert result.stderr.count("the job ends ===\ngo on like this\n") == 1
