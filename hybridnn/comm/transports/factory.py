@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from hybridnn.comm.transports.device import Device
-from hybridnn.comm.transports.device_mpi import DeviceMpi
 from hybridnn.comm.transports.nccl import Nccl
-from hybridnn.comm.transports.staging import Staging
+from hybridnn.comm.transports.staging import DeviceMpi, Staging
 from hybridnn.comm.transports.transport import Transport
 
 TransportName = Literal["staging", "mpi", "nccl"]
