@@ -47,16 +47,7 @@ def calibrate(
     ranks: Ranks = None,
 ) -> None:
     """Measure this machine, for plans and predictions; start it with -n and as many ranks as runs will use."""
-    from hybridnn.utils.checks import require_number
-
-    require_number("--seconds", seconds, 0, 86_400, "above 0, at most a day", open_ends="(")
-    if memory is not None:
-        require_number("--memory", memory, 1, 2.0**63, "bytes, 1 or more")
-    if name == "":
-        raise SettingError("--name", name, "must not be empty")
-    _check_suffix("--out", out, ".toml")
-    if plot is not None:
-        _check_suffix("--plot", plot, ".png")
+    _check_options(out, seconds, name, memory, plot)
     start_ranks(ranks)
 
     # Only now, so that a wrong option is reported without waiting for the rest to load.
@@ -104,6 +95,19 @@ def calibrate(
         _print_calibration(console, found, out if is_written else None)
     if not is_written:
         raise typer.Exit(1)
+
+
+def _check_options(out: Path, seconds: float, name: str | None, memory: float | None, plot: Path | None) -> None:
+    from hybridnn.utils.checks import require_number
+
+    require_number("--seconds", seconds, 0, 86_400, "above 0, at most a day", open_ends="(")
+    if memory is not None:
+        require_number("--memory", memory, 1, 2.0**63, "bytes, 1 or more")
+    if name == "":
+        raise SettingError("--name", name, "must not be empty")
+    _check_suffix("--out", out, ".toml")
+    if plot is not None:
+        _check_suffix("--plot", plot, ".png")
 
 
 def _check_suffix(option: str, path: Path, suffix: str) -> None:

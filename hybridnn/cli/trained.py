@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from hybridnn.runs.inference.trained_run import TrainedRun, WeightsSource
 
 
-class DataSplit(str, Enum):
-    """Data splits of a run."""
+class SplitName(str, Enum):
+    """Names of the data splits."""
 
     test = "test"
     train = "train"
@@ -57,7 +57,7 @@ def evaluate(
         typer.Option(help="Target columns of a .csv file; without, those of the run.", metavar="NAME,..."),
     ] = None,
     part: Annotated[
-        DataSplit | None,
+        SplitName | None,
         typer.Option(help="Data split to evaluate on; without, test, or all samples of data without splits."),
     ] = None,
     checkpoint: Checkpoint = None,
