@@ -1,3 +1,5 @@
+"""Traces of whole runs: nesting, order and minibatch numbers of the recorded events."""
+
 from __future__ import annotations
 
 import json
