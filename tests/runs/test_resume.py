@@ -1,4 +1,4 @@
-"""Training that was stopped and goes on from a checkpoint, compared with training that was not stopped."""
+"""Training that is resumed from a checkpoint equals training without interruption."""
 
 from __future__ import annotations
 
@@ -97,12 +97,12 @@ def assert_same(found: Trainer, expected: Trainer, tolerance: float) -> None:
         (found.history.steps, expected.history.steps),
         (found.history.epochs, expected.history.epochs),
     ):
-        assert [(one.step, one.epoch) for one in records] == [(one.step, one.epoch) for one in others]  # type: ignore[attr-defined]
-        numbers = [[getattr(one, key) for key in what] for one in records]  # type: ignore[attr-defined]
-        expected_numbers = [[getattr(one, key) for key in what] for one in others]  # type: ignore[attr-defined]
+        assert [(record.step, record.epoch) for record in records] == [(record.step, record.epoch) for record in others]  # type: ignore[attr-defined]
+        numbers = [[getattr(record, key) for key in what] for record in records]  # type: ignore[attr-defined]
+        expected_numbers = [[getattr(record, key) for key in what] for record in others]  # type: ignore[attr-defined]
         np.testing.assert_allclose(numbers, expected_numbers, rtol=tolerance)
-    losses = [one.test_loss for one in found.history.epochs]
-    np.testing.assert_allclose(losses, [one.test_loss for one in expected.history.epochs], rtol=tolerance)
+    losses = [record.test_loss for record in found.history.epochs]
+    np.testing.assert_allclose(losses, [record.test_loss for record in expected.history.epochs], rtol=tolerance)
 
 
 def shared_folder(tmp_path: Path) -> Path:
@@ -129,14 +129,14 @@ EXACT = {
 
 
 @pytest.mark.in_process(ranks=[1, 2, 4])
-def test_exact_layouts_go_on_as_if_nothing_had_happened(tmp_path: Path) -> None:
+def test_exact_layouts_resume_on_any_layout_with_the_same_result(tmp_path: Path) -> None:
     folder = shared_folder(tmp_path)
     layouts = EXACT[ProcessGrid().size]
     alone = [uninterrupted(Layout({}), optimizer, alone=True) for optimizer in (ADAM, MOMENTUM)]
-    for place, (first, second) in enumerate(zip(layouts, layouts[1:] + layouts[:1], strict=True)):
+    for number, (first, second) in enumerate(zip(layouts, layouts[1:] + layouts[:1], strict=True)):
         for optimizer, expected in zip((ADAM, MOMENTUM), alone, strict=True):
-            stop_at = (7, 10, 1, 13)[place]  # within an epoch, at the end of one, after the first step
-            case = folder / f"{place}-{type(optimizer).__name__}"
+            stop_at = (7, 10, 1, 13)[number]  # within an epoch, at the end of one, after the first step
+            case = folder / f"{number}-{type(optimizer).__name__}"
             assert_same(stopped_and_resumed(first, second, optimizer, stop_at, case / "other"), expected, 1e-10)
             again = stopped_and_resumed(first, first, optimizer, stop_at, case / "same")
             assert_same(again, uninterrupted(first, optimizer), 0)
@@ -144,9 +144,9 @@ def test_exact_layouts_go_on_as_if_nothing_had_happened(tmp_path: Path) -> None:
 
 @pytest.mark.in_process(ranks=[2])
 @pytest.mark.parametrize("method", ["ddg", "fr", "pipedream", "vanilla", "spectrain"])
-def test_asynchronous_methods_go_on_from_the_end_of_an_epoch(method: str, tmp_path: Path) -> None:
+def test_asynchronous_methods_resume_from_the_end_of_an_epoch(method: str, tmp_path: Path) -> None:
     layout = Layout({"pipeline": 2, "batch": 1}, method)
     optimizer = replace(MOMENTUM, lr=0.01)
-    # Asked for at step 3, which is when the pipeline is full; the epoch ends with it empty.
+    # Requested at step 3, when the pipeline is full; it is empty at the end of the epoch.
     found = stopped_and_resumed(layout, layout, optimizer, 3, shared_folder(tmp_path))
     assert_same(found, uninterrupted(layout, optimizer), 0)

@@ -1,4 +1,4 @@
-"""Signals that ask a run to stop: the first is noted, one that comes late ends the process."""
+"""Stop signals: the first is recorded, a later one ends the process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ stop_signals.REPEAT_SECONDS = 1.0
 with stop_signals.StopSignals() as signals:
     os.kill(os.getpid(), signal.{first})
     os.kill(os.getpid(), signal.{first})
-    print("noted", signals.received, flush=True)
+    print("recorded", signals.received, flush=True)
     time.sleep(1.3)
     os.kill(os.getpid(), signal.{second})
     print("still here", flush=True)
@@ -44,20 +44,20 @@ def test_an_interrupt_is_one_of_the_signals() -> None:
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_a_signal_is_noted_and_the_handlers_come_back(number: signal.Signals) -> None:
-    before = [signal.getsignal(one) for one in SIGNALS]
+def test_a_signal_is_recorded_and_the_handlers_are_restored(number: signal.Signals) -> None:
+    before = [signal.getsignal(handled) for handled in SIGNALS]
     with StopSignals() as signals:
         assert signals.received == 0
         os.kill(os.getpid(), number)
         assert signals.received == (signal.SIGINT if number == signal.SIGUSR2 else number)
-    assert [signal.getsignal(one) for one in SIGNALS] == before
+    assert [signal.getsignal(handled) for handled in SIGNALS] == before
 
 
 @pytest.mark.parametrize(("first", "second"), [("SIGTERM", "SIGTERM"), ("SIGUSR1", "SIGTERM"), ("SIGINT", "SIGINT")])
-def test_the_same_at_once_is_one_signal_and_a_later_one_ends_the_process(first: str, second: str) -> None:
+def test_a_repeated_signal_counts_once_and_a_later_one_ends_the_process(first: str, second: str) -> None:
     program = PROGRAM.format(first=first, second=second)
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=deadline(60))
-    assert ended.stdout == f"noted {getattr(signal, first).value}\n"
+    assert ended.stdout == f"recorded {getattr(signal, first).value}\n"
     assert ended.returncode == -getattr(signal, second)
 
 
@@ -72,14 +72,14 @@ def test_an_ignored_interrupt_stays_ignored() -> None:
 @pytest.mark.parametrize(
     ("announces", "number", "lines"), [(True, "SIGINT", 1), (False, "SIGINT", 0), (True, "SIGTERM", 0)]
 )
-def test_the_first_interrupt_is_answered_once(
+def test_the_first_interrupt_is_announced_once(
     announces: bool, number: str, lines: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with StopSignals(announces=announces):
         for _ in range(2):
             os.kill(os.getpid(), getattr(signal, number))
-    said = capfd.readouterr().err
-    assert said.count("interrupted: a checkpoint is written at the next step boundary; Ctrl-C again ends") == lines
+    err = capfd.readouterr().err
+    assert err.count("interrupted: a checkpoint is written at the next step boundary; Ctrl-C again ends") == lines
 
 
 def test_the_python_interface_raises_keyboard_interrupt() -> None:
