@@ -1,23 +1,23 @@
-"""Run the commands that README.md, the pages and the notebooks of docs/ show, and put what they print below them.
+"""Run the commands in README.md and in the pages and notebooks of docs/, and write their output below them.
 
-    python docs/outputs.py [PAGE …]            print anew what the commands of these pages, or of all, print
-    python docs/outputs.py --check [PAGE …]    compare the shape of it with the pages: exit code 1 where it differs
+    python docs/outputs.py [PAGE …]            update the outputs in these pages, or in all pages
+    python docs/outputs.py --check [PAGE …]    compare the shape of the outputs: exit code 1 if one differs
 
 A session is a fenced block that begins with ``$ command``. Lines up to the next command are its output, where ``…``
-stands for lines that are left out. The sessions of a page run one after another in one new folder, which has the files
-that the page shows: fenced blocks below a line with nothing but the name of the file, in backquotes, and a colon. An
-HTML comment above a session says more:
+replaces omitted lines. The sessions of a page run one after another in one new folder, which contains the files of the
+page: fenced blocks below a line with only the name of the file, in backquotes, and a colon. HTML comments above a
+session set options:
 
 ``<!-- before: COMMAND -->``
-    Run this first, and show nothing of it.
+    Run this first, without output.
 ``<!-- varies -->``
-    The lines depend on the machine: print them anew, do not compare them.
+    The lines depend on the machine: update them, but do not compare them.
 ``<!-- slurm -->``
-    Needs a Slurm (``tests/slurm/slurm.sh start``): left alone unless ``--slurm`` is given, which runs these alone.
+    Needs a Slurm (``tests/slurm/slurm.sh start``): skipped unless ``--slurm`` is given, which runs only these.
 ``<!-- by hand: REASON -->``
     Not run.
 
-A notebook is executed from its first cell to its last, and compared whole, but for cells with the tag ``varies``.
+A notebook is executed from its first cell to its last. Cells are compared unless they have the tag ``varies``.
 """
 
 from __future__ import annotations
@@ -62,26 +62,25 @@ BLOCK = re.compile(r"(?P<notes>(?:<!--(?:(?!-->).)*-->\n)*)```\n(?P<body>\$ .*?)
 FILE = re.compile(r"^`(?P<name>[\w.-]+)`:\n```\w*\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?(?:-\d+)*\s?(?:%|(?:ns|us|µs|ms|min|s|B|kB|MB|GB)\b)?")
 KERNEL = re.compile(r"(?:/[\w.+-]+)*/ipykernel_\d+/")
-"""Folder of the files that a kernel says its cells are in; it has the number of the process."""
+"""Folder of the files of cells, which contains the process id of the kernel."""
 NOTED = {"record_timing": False, "coalesce_streams": True}
-"""So that a notebook depends neither on when its cells ran nor on when they were heard of."""
+"""Options of the client that make a notebook independent of the timing of its cells."""
 
 DRAWN = re.compile(r"[─━═\s]+")
 
 
 class PageError(Exception):
-    """What a command prints does not fit the page."""
+    """The output of a command does not match the page."""
 
 
 @dataclass(frozen=True)
 class Command:
-    """A command of a session, and what the page shows of its output.
+    """A command of a session, and its output in the page.
 
     Attributes
     ----------
     text : str
-        As typed, continued lines included.
-    output : tuple of str
+        The command, including continued lines.
     """
 
     text: str
@@ -95,12 +94,11 @@ class Session:
     Attributes
     ----------
     start, end : int
-        Of its body in the text of the page.
+        Position of its body in the text of the page.
     before : tuple of str
         Commands to run first.
     varies, slurm, by_hand : bool
-        What the comments above it say.
-    commands : tuple of Command
+        Options in the comments above it.
     """
 
     start: int
@@ -134,39 +132,38 @@ def _commands(body: str) -> Iterator[Command]:
 
 
 def shape(line: str) -> str:
-    """A line without what differs between two runs: numbers with their units, the length of rules and spaces."""
+    """A line without the parts that differ between runs: numbers with units, and the length of rules and spaces."""
     return DRAWN.sub(" ", NUMBER.sub("0", line)).strip()
 
 
 def fill_in(shown: Sequence[str], printed: Sequence[str]) -> list[str]:
-    """The lines of `printed` that stand where the page shows `shown`; gaps stay.
+    """The lines of `printed` that correspond to `shown`, with its gaps.
 
     Parameters
     ----------
     shown : sequence of str
-        Lines of the page. Lines between two gaps must follow one another in `printed`, in the same shape.
-    printed : sequence of str
+        Lines of the page. The lines between two gaps must occur in `printed`, consecutively and in the same shape.
 
     Raises
     ------
     PageError
-        If a part of `shown` is not in `printed`, or without a gap `printed` has more.
+        If lines of `shown` are missing in `printed`, or `printed` has additional lines without a gap.
     """
     parts = _parts(shown)
     filled: list[str] = []
     at = 0
     for number, part in enumerate(parts):
-        wanted = [shape(line) for line in part]
+        expected = [shape(line) for line in part]
         last = len(printed) - len(part)
         first = 0 if not number else last if number == len(parts) - 1 and part else at
         places = [first] if not number or first == last else range(at, last + 1)
-        found = next((place for place in places if _shapes(printed, place, len(part)) == wanted), None)
+        found = next((place for place in places if _shapes(printed, place, len(part)) == expected), None)
         if found is None:
             raise PageError("\n".join(unified_diff(part, printed[at:], "the page", "printed", lineterm="")))
         filled += ([GAP] if number else []) + list(printed[found : found + len(part)])
         at = found + len(part)
     if at < len(printed) and (len(parts) == 1 or parts[-1]):
-        raise PageError("printed too:\n" + "\n".join(printed[at:]))
+        raise PageError("additional output:\n" + "\n".join(printed[at:]))
     return filled
 
 
@@ -185,7 +182,7 @@ def _parts(shown: Sequence[str]) -> list[list[str]]:
 
 
 class _Shell:
-    """Runs commands in one folder, with this Python's programs first."""
+    """Runs commands in one folder, with the programs of this Python first in the path."""
 
     def __init__(self, folder: Path, environment: Mapping[str, str], limit: float) -> None:
         self._folder, self._limit = folder, limit
@@ -193,12 +190,12 @@ class _Shell:
         self._environment = {**environment, "PATH": path, "COLUMNS": "100"}
 
     def run(self, command: str) -> list[str]:
-        """What a command prints, on both streams.
+        """The output of a command, of both streams.
 
         Raises
         ------
         PageError
-            If it does not end in time.
+            If it exceeds the time limit.
         """
         process = subprocess.Popen(
             ["bash", "-c", command],
@@ -212,7 +209,7 @@ class _Shell:
         try:
             printed, _ = process.communicate(timeout=self._limit)
         except subprocess.TimeoutExpired as error:
-            raise PageError(f"no end within {self._limit:g} s") from error
+            raise PageError(f"not ended within {self._limit:g} s") from error
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -232,25 +229,23 @@ def run_page(
     Parameters
     ----------
     page : str
-        Its text.
+        Text of the page.
     check : bool
-        Leave out the sessions that vary.
+        Skip the sessions that vary.
     slurm : bool
-        Run the sessions that need a Slurm, and no others.
-    environment : mapping
-        Of the commands.
+        Run only the sessions that need a Slurm.
     limit : float
         Seconds for one command.
 
     Returns
     -------
     str
-        The text with what was printed.
+        The text with updated outputs.
 
     Raises
     ------
     PageError
-        Where the page shows something else.
+        If an output differs.
     """
     written, at = [], 0
     with tempfile.TemporaryDirectory() as folder:
@@ -281,19 +276,19 @@ def run_notebook(text: str, *, limit: float = 1200.0) -> str:
     Parameters
     ----------
     text : str
-        Its text.
+        Text of the notebook.
     limit : float
         Seconds for one cell.
 
     Returns
     -------
     str
-        The text with its outputs, without what differs between two kernels.
+        The text with its outputs, independent of the kernel.
 
     Raises
     ------
     PageError
-        If a cell raises, or does not end in time.
+        If a cell raises an exception or exceeds the time limit.
     """
     import nbformat
     from nbclient import NotebookClient
@@ -313,31 +308,31 @@ def run_notebook(text: str, *, limit: float = 1200.0) -> str:
 
 
 def differing_cells(text: str, executed: str) -> list[str]:
-    """The names of the cells of a notebook whose outputs differ, but for those with the tag ``varies``."""
+    """Ids of the cells of a notebook whose outputs differ, except those with the tag ``varies``."""
     pairs = zip(json.loads(text)["cells"], json.loads(executed)["cells"], strict=True)
-    return [one["id"] for one, other in pairs if one != other and "varies" not in one["metadata"].get("tags", ())]
+    return [cell["id"] for cell, new in pairs if cell != new and "varies" not in cell["metadata"].get("tags", ())]
 
 
 def main() -> int:
-    """Print pages anew or check them; the exit code."""
-    parser = argparse.ArgumentParser(description="run the commands that the pages show")
+    """Update or check pages; return the exit code."""
+    parser = argparse.ArgumentParser(description="run the commands in the pages")
     parser.add_argument("pages", nargs="*", type=Path, default=(*PAGES, *NOTEBOOKS))
-    parser.add_argument("--check", action="store_true", help="compare shapes, write nothing")
-    parser.add_argument("--slurm", action="store_true", help="run the sessions that need a Slurm, and no others")
-    given = parser.parse_args()
+    parser.add_argument("--check", action="store_true", help="compare shapes without writing")
+    parser.add_argument("--slurm", action="store_true", help="run only the sessions that need a Slurm")
+    options = parser.parse_args()
     failed = 0
-    # Pages show `mpirun` too, and a job of Slurm has several nodes.
-    environment = mpirun_settings(oversubscribed=not given.slurm) | os.environ
-    for path in given.pages:
+    # Pages contain `mpirun` commands; a Slurm job has several nodes.
+    environment = mpirun_settings(oversubscribed=not options.slurm) | os.environ
+    for path in options.pages:
         try:
             text = path.read_text(encoding="utf-8")
             if path.suffix == ".ipynb":
-                written = text if given.slurm else run_notebook(text)
-                if given.check and (differing := differing_cells(text, written)):
-                    raise PageError(f"cells print something else: {', '.join(differing)}")
+                written = text if options.slurm else run_notebook(text)
+                if options.check and (differing := differing_cells(text, written)):
+                    raise PageError(f"cells with other outputs: {', '.join(differing)}")
             else:
-                written = run_page(text, check=given.check, slurm=given.slurm, environment=environment)
-            if not given.check:
+                written = run_page(text, check=options.check, slurm=options.slurm, environment=environment)
+            if not options.check:
                 path.write_text(written, encoding="utf-8")
         except PageError as error:
             failed = 1

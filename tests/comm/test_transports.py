@@ -86,7 +86,7 @@ def test_a_deferred_message_starts_while_its_rank_waits_for_another(comm: MPI.In
     sent = cupy.compute(numbers) if comm.rank == 0 else numbers
     received = np.zeros(50, np.float32)
     for _ in range(20):
-        cupy.current.give(lambda: None)
+        cupy.current.enqueue(lambda: None)
     receive = group.ireceive(received, peer, tag=1)
     send = group.isend(sent, peer, tag=1)
     receive.wait()
@@ -100,7 +100,7 @@ def test_starting_a_call_does_not_wait_for_the_device(comm: MPI.Intracomm, name:
     group, cupy = device_group(comm, name, SMALL_PIECES)
     computed = cupy.current.given + 1000
     for _ in range(1000):
-        cupy.current.give(lambda: None)
+        cupy.current.enqueue(lambda: None)
     array, message = cupy.compute(data_of(comm.rank, (40,))), cupy.compute(data_of(comm.rank, (40,)))
     requests = [group.iallreduce(array), group.isend(message, 1 - comm.rank, 5)]
     requests.append(group.ireceive(cupy.compute(data_of(2, (40,))), 1 - comm.rank, 5))
@@ -158,8 +158,8 @@ def test_calls_that_cannot_be_captured_are_refused_without_damage(comm: MPI.Intr
     before = group.iallreduce(array)
     for work, problem in (
         (lambda: group.iallreduce(array), "does not wait for"),
-        (lambda: group.isend(array, 1 - comm.rank, 3), "nobody can know"),
-        (lambda: before.wait(), "waits for what is not recorded"),
+        (lambda: group.isend(array, 1 - comm.rank, 3), "cannot be queried"),
+        (lambda: before.wait(), "waits for an event outside the capture"),
         (lambda: cupy.numbers(array), "the host waits"),
     ):
         with pytest.raises(StandInError, match=problem):
@@ -175,7 +175,7 @@ def test_an_array_is_filled_after_the_work_that_used_it_before(comm: MPI.Intraco
         group, cupy = device_group(comm, name)
         array = cupy.compute(np.full(30, 1, np.float32))
         seen: list[float] = []
-        cupy.current.give(lambda seen=seen, array=array: seen.append(float(array._memory.sum())))
+        cupy.current.enqueue(lambda seen=seen, array=array: seen.append(float(array._memory.sum())))
         receive = group.ireceive(array, 1 - comm.rank, 2)
         group.isend(cupy.compute(np.full(30, 5, np.float32)), 1 - comm.rank, 2).wait()
         receive.wait()
@@ -207,7 +207,7 @@ def test_a_comparison_of_collectives_does_not_hold_up_deferred_messages(comm: MP
     requests = []
     if comm.rank == 0:
         for _ in range(20):
-            cupy.current.give(lambda: None)
+            cupy.current.enqueue(lambda: None)
         requests.append(group.isend(cupy.compute(numbers), 1, tag=1))
     else:
         received = cupy.compute(np.zeros_like(numbers))
@@ -228,10 +228,10 @@ def test_deferred_messages_start_while_a_rank_waits_for_its_device(comm: MPI.Int
     message, total = cupy.compute(data_of(0, (50,))), cupy.compute(data_of(comm.rank, (40,)))
     if comm.rank == 0:
         for _ in range(10):
-            cupy.current.give(lambda: None)
+            cupy.current.enqueue(lambda: None)
         sent = group.isend(message, 1, tag=1)
         for _ in range(100):
-            cupy.current.give(lambda: None)
+            cupy.current.enqueue(lambda: None)
     else:
         group.ireceive(message, 0, tag=1).wait()
     group.allreduce(total)

@@ -1,4 +1,4 @@
-"""The notebook of ranks in one process: executed, and what it shows."""
+"""Execution and outputs of the notebook of ranks in one process."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def executed(text: str) -> str:
 
 
 def with_cell(text: str, source: str) -> str:
-    """The notebook with one more cell at its end."""
+    """The notebook with an additional cell at its end."""
     notebook = json.loads(text)
     cell = {"cell_type": "code", "id": "last", "metadata": {}, "outputs": [], "execution_count": None}
     notebook["cells"].append({**cell, "source": source})
@@ -54,12 +54,12 @@ def one_rank(comm: Any) -> list[float]:
 
 
 @pytest.mark.timeout(900)
-def test_the_notebook_runs_and_shows_what_is_committed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_outputs_of_the_notebook_are_the_committed_ones(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR"):
         monkeypatch.setenv(name, str(tmp_path / name))
     committed = NOTEBOOK.read_text(encoding="utf-8")
-    again = executed(with_cell(committed, "import json\nprint(json.dumps(run.results))"))
-    notebook = json.loads(again)
+    text = executed(with_cell(committed, "import json\nprint(json.dumps(run.results))"))
+    notebook = json.loads(text)
     losses = json.loads(printed(notebook["cells"].pop()))
     assert outputs.differing_cells(committed, json.dumps(notebook)) == []
 
@@ -88,14 +88,14 @@ def test_the_notebook_runs_and_shows_what_is_committed(monkeypatch: pytest.Monke
     assert "clock 60.000 µs, formula 60.000 µs" in everything
 
 
-def test_a_cell_that_raises_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_cell_with_an_exception_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
     empty = json.dumps({**json.loads(NOTEBOOK.read_text(encoding="utf-8")), "cells": []})
     with pytest.raises(outputs.PageError, match="ZeroDivisionError"):
         executed(with_cell(empty, "1 / 0"))
 
 
-def test_cells_that_print_something_else_are_named_unless_they_vary() -> None:
+def test_cells_with_other_outputs_are_named_unless_they_vary() -> None:
     text = NOTEBOOK.read_text(encoding="utf-8")
     other = json.loads(text)
     for cell in other["cells"]:

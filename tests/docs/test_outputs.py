@@ -1,4 +1,4 @@
-"""The outputs that README.md and the pages show have the shape of what their commands print."""
+"""The outputs in README.md and the pages of docs/ have the shape of the outputs of their commands."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 
 
 def checked(page: Path) -> list[str]:
-    """The commands of a page that are compared."""
+    """The commands of a page whose outputs are compared."""
     found = outputs.sessions(page.read_text(encoding="utf-8"))
     return [
         command.text
@@ -26,8 +26,8 @@ def checked(page: Path) -> list[str]:
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("page", [page for page in outputs.PAGES if checked(page)], ids=lambda page: page.name)
-def test_what_the_commands_print_has_the_shape_that_the_page_shows(page: Path) -> None:
-    # As a user has them, whose environment names no threads.
+def test_outputs_of_commands_have_the_shape_in_the_page(page: Path) -> None:
+    # Like the environment of a user, without numbers of threads.
     environment = job_environment(dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")))
     outputs.run_page(page.read_text(encoding="utf-8"), check=True, environment=environment, limit=deadline(60))
 
@@ -41,7 +41,7 @@ def page_of(*lines: str) -> str:
     return "\n".join(["Text.", "```", *lines, "```", "More.", ""])
 
 
-def test_files_that_the_page_shows_are_there_and_numbers_may_differ() -> None:
+def test_files_of_the_page_are_written_and_numbers_may_differ() -> None:
     shown = "`a.txt`:\n```\n12 apples\n```\n" + page_of("$ cat a.txt", "7 apples", "$ echo b \\", "    c", "b c")
     assert outputs.run_page(shown, check=True) == shown.replace("7 apples", "12 apples")
 
@@ -62,16 +62,16 @@ def test_another_output_is_refused(lines: list[str]) -> None:
         outputs.run_page(page_of(*lines), check=True, limit=5)
 
 
-def test_a_gap_stands_for_lines_that_are_left_out() -> None:
+def test_a_gap_replaces_omitted_lines() -> None:
     page = page_of("$ seq 3; echo end; seq 4; echo last", "1", "…", "end", "…", "last")
     assert outputs.run_page(page, check=True) == page
 
 
-def test_writing_takes_what_was_printed_whole() -> None:
+def test_update_replaces_the_whole_output() -> None:
     assert outputs.run_page(page_of("$ echo new", "old"), check=False) == page_of("$ echo new", "new")
 
 
-def test_sessions_by_hand_and_of_a_slurm_are_left_alone() -> None:
+def test_sessions_by_hand_and_of_slurm_are_skipped() -> None:
     page = (
         "<!-- slurm -->\n" + page_of("$ echo new", "old")[6:] + "<!-- by hand: why -->\n" + page_of("$ echo", "old")[6:]
     )

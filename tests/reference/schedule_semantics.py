@@ -1,7 +1,7 @@
-"""What a schedule's lists compute when they are carried out literally, against what its method is defined to compute.
+"""Symbolic execution of a schedule, compared with the definition of its method, independent of the linter.
 
-Values are symbols: a number that stands for the operation and its operands. Sends block until the peer stands at a
-receive of the same channel, and that receive gets whatever comes, as MPI would have it. Nothing here knows the linter.
+Values are symbols: integers that represent an operation and its operands. Sends block until the peer reaches a receive
+of the same channel, which receives any message, as in MPI.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from hybridnn.pipeline.schedules.instructions import ALL_MICROBATCHES, Instructi
 Part = tuple[int, int, int]  # minibatch, microbatch, virtual stage
 
 
-class WrongSchedule(Exception):  # noqa: N818 - it is a verdict
-    """The lists stop, read something that is not there, keep too much, or compute something else."""
+class WrongSchedule(Exception):  # noqa: N818 - the name is the result of a check
+    """The schedule deadlocks, reads a missing value, keeps too many arrays, or computes another result."""
 
 
 @dataclass(frozen=True)
 class Definition:
-    """A method by its definition; K stages, T minibatches, M microbatches, v chunks."""
+    """A method by definition, with K stages, T minibatches, M microbatches and v chunks."""
 
     method: str
     stages: int
@@ -71,7 +71,7 @@ class Definition:
 
 @dataclass
 class Symbols:
-    """Equal operations on equal operands are the same number."""
+    """Table of symbols: equal operations on equal operands have the same integer."""
 
     numbers: dict[tuple[Any, ...], int] = field(default_factory=dict)
 
@@ -80,11 +80,11 @@ class Symbols:
 
 
 Outcome = tuple[list[list[int]], dict[tuple[int, int], int]]
-"""All weight versions of every stage, and the losses."""
+"""Weight versions of every stage, and losses by minibatch and microbatch."""
 
 
 def defined(definition: Definition, symbol: Symbols) -> Outcome:
-    """Carry out the definition, minibatch by minibatch, without any schedule."""
+    """Compute the definition, minibatch by minibatch, without a schedule."""
     K, last = definition.stages, definition.stages * definition.chunks - 1
     weights = [[symbol("initial weights", k)] for k in range(K)]
     losses: dict[tuple[int, int], int] = {}
@@ -117,7 +117,7 @@ def _read(symbol: Symbols, weights: int, ahead: int) -> int:
 
 
 class _Rank:
-    """One stage at work."""
+    """State of one stage."""
 
     def __init__(self, definition: Definition, stage: int, symbol: Symbols) -> None:
         self.definition, self.stage, self.symbol = definition, stage, symbol
@@ -132,13 +132,13 @@ class _Rank:
         of = self.definition
         version = of.backward_version(self.stage, t) if backward else of.forward_version(self.stage, t)
         if of.stashes and version >= len(self.versions):
-            raise WrongSchedule("a weight version that is not there")
-        there = self.versions[version] if of.stashes else self.versions[-1]
-        return _read(self.symbol, there, of.ahead(self.stage)[backward])
+            raise WrongSchedule("a missing weight version")
+        current = self.versions[version] if of.stashes else self.versions[-1]
+        return _read(self.symbol, current, of.ahead(self.stage)[backward])
 
     def get(self, name: str, part: Part) -> int:
         if (name, part) not in self.values:
-            raise WrongSchedule(f"{name} of {part} is not there")
+            raise WrongSchedule(f"{name} of {part} is missing")
         return self.values[name, part]
 
     def part(self, instruction: Instruction) -> Part:
@@ -148,7 +148,7 @@ class _Rank:
         return instruction.minibatch, instruction.microbatch, chunk * self.definition.stages + self.stage
 
     def run(self, instruction: Instruction) -> None:
-        """Carry out anything but a message or a barrier."""
+        """Execute an instruction other than a message or a barrier."""
         getattr(self, instruction.name.replace(" ", "_"))(instruction, self.part(instruction))
 
     def load_input(self, instruction: Instruction, part: Part) -> None:
@@ -178,12 +178,12 @@ class _Rank:
     def weight_gradient(self, instruction: Instruction, part: Part) -> None:
         t, m, s = part
         parts = [(t, i, s) for i in range(self.definition.microbatches)] if m == ALL_MICROBATCHES else [part]
-        for one in parts:
-            if one not in self.inner:
+        for item in parts:
+            if item not in self.inner:
                 raise WrongSchedule("a weight gradient before its input gradient")
-            if self.gradients[0] != t:  # the one buffer for gradients is started anew
+            if self.gradients[0] != t:  # the gradient buffer is overwritten
                 self.gradients, self.reduced = (t, []), False
-            self.gradients[1].append(self.symbol("weight gradient", self.inner[one]))
+            self.gradients[1].append(self.symbol("weight gradient", self.inner[item]))
             if self.reduced:
                 raise WrongSchedule("a gradient that misses the reduction")
 
@@ -203,7 +203,7 @@ class _Rank:
 
 
 def carried_out(definition: Definition, orders: Sequence[Sequence[Instruction]], symbol: Symbols) -> Outcome:
-    """Carry out the lists, all ranks in turn, until they have ended; or refuse them."""
+    """Execute the instructions of all stages, or raise WrongSchedule."""
     ranks = [_Rank(definition, stage, symbol) for stage in range(definition.stages)]
     places = [0] * definition.stages
     moved = True
@@ -224,26 +224,26 @@ def carried_out(definition: Definition, orders: Sequence[Sequence[Instruction]],
                 continue
             moved = _deliver(ranks, stage, head, heads, places) or moved
             if moved:
-                break  # the receiver has moved on
+                break  # the receiver has advanced
     if any(place < len(order) for order, place in zip(orders, places, strict=True)):
-        raise WrongSchedule("the stages wait for ever")
+        raise WrongSchedule("deadlock")
     return [rank.versions for rank in ranks], ranks[-1].losses
 
 
 def _deliver(
     ranks: list[_Rank], stage: int, send: Instruction, heads: list[Instruction | None], places: list[int]
 ) -> bool:
-    """Hand a message over if its receiver stands at a receive of the channel."""
-    what = send.name.removeprefix("send ")
+    """Deliver a message if the peer is at a receive of the channel."""
+    kind = send.name.removeprefix("send ")
     K = ranks[0].definition.stages
     part = ranks[stage].part(send)
-    peer = part[2] + (1 if what == "activations" else -1)
+    peer = part[2] + (1 if kind == "activations" else -1)
     if not 0 <= peer < K * ranks[0].definition.chunks:
-        raise WrongSchedule("a message to nobody")
+        raise WrongSchedule("a message without a receiver")
     receive = heads[peer % K]
-    if peer % K == stage or receive is None or receive.name != f"receive {what}" or receive.chunk != peer // K:
+    if peer % K == stage or receive is None or receive.name != f"receive {kind}" or receive.chunk != peer // K:
         return False
-    sent, kept = ("output", "input") if what == "activations" else ("input gradient", "output gradient")
+    sent, kept = ("output", "input") if kind == "activations" else ("input gradient", "output gradient")
     ranks[peer % K].values[kept, ranks[peer % K].part(receive)] = ranks[stage].get(sent, part)
     places[stage] += 1
     places[peer % K] += 1
@@ -251,10 +251,10 @@ def _deliver(
 
 
 def check(definition: Definition, orders: Sequence[Sequence[Instruction]]) -> None:
-    """Refuse lists that do not compute what the definition says, or keep more than it allows."""
+    """Raise WrongSchedule if the schedule computes another result, or keeps more arrays than the method allows."""
     symbol = Symbols()
     if carried_out(definition, orders, symbol) != defined(definition, symbol):
-        raise WrongSchedule("something else is computed")
+        raise WrongSchedule("another result")
     for stage, order in enumerate(orders):
         if _most_activations(order) > definition.most_activations(stage):
             raise WrongSchedule("too many activations")
@@ -263,7 +263,7 @@ def check(definition: Definition, orders: Sequence[Sequence[Instruction]]) -> No
 
 
 def _most_activations(order: Sequence[Instruction]) -> int:
-    """Parts that are computed, and not by a pass that is repeated later, and still needed, at the worst place."""
+    """Largest number of activations that are computed and needed later, without those of passes that are recomputed."""
     made: dict[Part, list[int]] = {}
     used: dict[Part, int] = {}
     for place, i in enumerate(order):
@@ -281,7 +281,7 @@ def _most_activations(order: Sequence[Instruction]) -> int:
 
 
 def _most_versions(definition: Definition, stage: int, order: Sequence[Instruction]) -> int:
-    """The current version, and the older ones that are still read later, at the worst place."""
+    """Largest number of weight versions: the current one, and older ones that are read later."""
     reads = [
         (place, read(stage, i.minibatch))
         for names, read in (

@@ -1,8 +1,8 @@
-"""A stand-in for CuPy and a GPU that does nothing before somebody waits for it.
+"""Stand-in for CuPy, NCCL and a GPU, which executes enqueued work only when the program waits for it.
 
-Work given to a stream stays undone until an event or the stream is waited for, or is asked whether it is done, which
-lets one piece of work pass. What reads the memory of the device, or pinned memory, too early finds old numbers there,
-and what is reused too early is overwritten. Memory lies in the host, so MPI can be handed the address of an array.
+Work in a stream is executed when the program waits for an event or the stream; a query executes one piece of work. So
+a program that reads device memory or pinned memory too early gets old values, and memory that is reused too early is
+overwritten. The memory is host memory, so MPI can use the address of an array.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ __all__ = [
 ]
 
 STALE = 99
-"""What memory holds before anything was computed."""
+"""Content of memory before it is written."""
 
 
 class DeviceArray:
-    """Numbers that the host can reach only by what CuPy has for it."""
+    """Array whose elements are accessible only through the methods of CuPy."""
 
     def __init__(self, memory: NDArray[Any], device: StandInCupy) -> None:
         self._memory, self._device = memory, device
@@ -55,7 +55,7 @@ class DeviceArray:
         return len(self._memory)
 
     def __array__(self, *_: Any, **__: Any) -> NDArray[Any]:
-        raise TypeError("no host array is made of a device's by itself")
+        raise TypeError("implicit conversion to a host array")
 
     def __getitem__(self, key: Any) -> DeviceArray:
         return DeviceArray(self._memory[key], self._device)
@@ -63,10 +63,10 @@ class DeviceArray:
     def __setitem__(self, key: Any, value: DeviceArray | float) -> None:
         assert isinstance(value, DeviceArray | int | float)
         target, source = self._memory[key], value._memory if isinstance(value, DeviceArray) else value
-        self._device.current.give(lambda: np.copyto(target, source))
+        self._device.current.enqueue(lambda: np.copyto(target, source))
 
     @property
-    def T(self) -> DeviceArray:  # noqa: N802 - the name CuPy gives it
+    def T(self) -> DeviceArray:  # noqa: N802 - name in CuPy
         return DeviceArray(self._memory.T, self._device)
 
     def reshape(self, *shape: int) -> DeviceArray:
@@ -75,15 +75,15 @@ class DeviceArray:
     def get(self, stream: Stream | None = None, out: Any = None, blocking: bool = True) -> None:
         self._require_like(out)
         stream = stream or self._device.current
-        stream.give(lambda: np.copyto(out, self._memory))
+        stream.enqueue(lambda: np.copyto(out, self._memory))
         if blocking:
             stream.synchronize()
 
     def set(self, source: NDArray[Any], stream: Stream | None = None) -> None:
         self._require_like(source)
         if not self._device.is_pinned(source):
-            source = source.copy()  # as CUDA does before it returns
-        (stream or self._device.current).give(lambda: np.copyto(self._memory, source))
+            source = source.copy()  # as CUDA does for memory that is not pinned
+        (stream or self._device.current).enqueue(lambda: np.copyto(self._memory, source))
 
     def _require_like(self, host: NDArray[Any]) -> None:
         assert isinstance(host, np.ndarray)
@@ -92,19 +92,19 @@ class DeviceArray:
 
 
 class StandInCupy:
-    """What the transports use of the module ``cupy``.
+    """The functions of the module ``cupy`` that the transports use.
 
     Parameters
     ----------
     comm : MPI.Intracomm, optional
-        Ranks that the stand-in for NCCL connects; all of them at once.
+        Ranks that the stand-in for NCCL connects.
 
     Attributes
     ----------
     launches : list of int
-        How often each graph was launched.
+        Number of launches of each graph.
     ended : list of str
-        Graphs and connections that are no more, in the order in which they went; an aborted connection is told apart.
+        Kinds of destroyed graphs and connections, in order; aborted connections have a kind of their own.
     """
 
     def __init__(self, comm: MPI.Intracomm | None = None) -> None:
@@ -132,13 +132,13 @@ class StandInCupy:
         return sum(memory.size for memory in self._pinned)
 
     def compute(self, values: NDArray[Any]) -> DeviceArray:
-        """An array that the current stream fills some time, with `values`."""
+        """An array that the current stream will fill with `values`."""
         memory = np.full_like(values, STALE)
-        self.current.give(lambda: np.copyto(memory, values))
+        self.current.enqueue(lambda: np.copyto(memory, values))
         return DeviceArray(memory, self)
 
     def numbers(self, array: DeviceArray) -> NDArray[Any]:
-        """The numbers of `array` for what the current stream is told next."""
+        """The elements of `array` after all work of the current stream."""
         self.current.synchronize()
         return array._memory.copy()
 
@@ -158,16 +158,16 @@ NAME = b"the ranks of one test"
 
 
 class StandInNccl:
-    """Connections of all ranks at once; calls of a group happen when it ends.
+    """Connections of all ranks; the calls of a group are enqueued when it ends.
 
     Attributes
     ----------
     calls : list of str
-        Collectives that were asked for.
+        Names of all collectives.
     failing : set of int
-        Ranks that cannot be connected. The others wait for them, as NCCL does.
+        Ranks that cannot connect; the others wait for them, as in NCCL.
     late : threading.Event
-        Ends their waiting, when they are connected nevertheless.
+        Ends the wait of the other ranks, which then connect.
     """
 
     NCCL_SUM, NCCL_MAX = "sum", "max"
@@ -192,7 +192,7 @@ class StandInNccl:
     def NcclCommunicator(self, size: int, unique_id: bytes, rank: int) -> StandInCommunicator:  # noqa: N802
         assert (size, rank, unique_id) == (self.comm.size, self.comm.rank, NAME)
         if rank in self.failing:
-            raise KeyError(6)  # what CuPy makes of ncclRemoteError
+            raise KeyError(6)  # CuPy's exception for ncclRemoteError
         if self.failing:
             self.late.wait()
         return StandInCommunicator(self)
@@ -204,21 +204,21 @@ class StandInNccl:
     def groupEnd(self) -> None:  # noqa: N802
         grouped, self.grouped = self.grouped or [], None
         for stream, call in grouped:
-            stream.give(call)
+            stream.enqueue(call)
 
 
 class StandInCommunicator:
-    """A connection: collectives of MPI in the order of a stream, on the memory at an address."""
+    """A connection: collectives by MPI, in the order of a stream, on memory at an address."""
 
     def __init__(self, nccl: StandInNccl) -> None:
         self._nccl, self._comm = nccl, nccl.comm
         self._recorded_in: list[Any] = []
         self._number = nccl.connections
-        self._lives = True
+        self._is_open = True
         nccl.connections += 1
 
     def destroy(self) -> None:
-        """All ranks end the same connection at a time."""
+        """End the connection, which all ranks must do in the same order."""
         assert set(self._comm.allgather(self._number)) == {self._number}
         self._end("connection")
 
@@ -226,16 +226,16 @@ class StandInCommunicator:
         self._end("aborted connection")
 
     def _end(self, how: str) -> None:
-        assert self._lives
+        assert self._is_open
         waits = any(capture.graph() is not None for capture in self._recorded_in)
-        assert not waits, "NCCL would wait for the recordings for ever"
-        self._lives = False
+        assert not waits, "NCCL would wait for the graphs without end"
+        self._is_open = False
         self._nccl.device.ended.append(how)
 
     def allReduce(self, send: int, into: int, count: int, kind: Any, how: str, stream: int) -> None:  # noqa: N802
         def call() -> None:
-            everyone = np.array(self._comm.allgather(memory(send, count, kind).copy()))
-            memory(into, count, kind)[:] = (everyone.max(0) if how == "max" else everyone.sum(0)).astype(kind)
+            contributions = np.array(self._comm.allgather(memory(send, count, kind).copy()))
+            memory(into, count, kind)[:] = (contributions.max(0) if how == "max" else contributions.sum(0)).astype(kind)
 
         self._later("allReduce", stream, call)
 
@@ -247,13 +247,13 @@ class StandInCommunicator:
 
     def allGather(self, send: int, into: int, count: int, kind: Any, stream: int) -> None:  # noqa: N802
         def call() -> None:
-            everyone = self._comm.allgather(memory(send, count, kind).copy())
-            memory(into, count * self._comm.size, kind)[:] = np.concatenate(everyone)
+            contributions = self._comm.allgather(memory(send, count, kind).copy())
+            memory(into, count * self._comm.size, kind)[:] = np.concatenate(contributions)
 
         self._later("allGather", stream, call)
 
     def _later(self, name: str, pointer: int, call: Callable[[], None]) -> None:
-        assert self._lives
+        assert self._is_open
         assert self._nccl.grouped is not None
         self._nccl.calls.append(name)
         stream = next(stream for stream in self._nccl.device.streams if stream.ptr == pointer)
@@ -263,13 +263,13 @@ class StandInCommunicator:
 
 
 def memory(address: int, count: int, kind: np.dtype[Any]) -> NDArray[Any]:
-    """The numbers at an address."""
+    """The elements at an address."""
     raw = (ctypes.c_uint8 * (count * kind.itemsize)).from_address(address)
     return np.frombuffer(raw, kind)
 
 
 TRANSPORTS = ["staging", "mpi", "nccl"]
-ONE_MESSAGE, SMALL_PIECES = 2**22, 40  # bytes: arrays in one message, and in a few numbers at a time
+ONE_MESSAGE, SMALL_PIECES = 2**22, 40  # bytes per piece: whole arrays, and a few elements
 
 
 def data_of(rank: int, shape: tuple[int, ...], dtype: str = "float32") -> NDArray[Any]:
@@ -277,7 +277,7 @@ def data_of(rank: int, shape: tuple[int, ...], dtype: str = "float32") -> NDArra
 
 
 def device_group(comm: MPI.Intracomm, name: Any, chunk: int = ONE_MESSAGE, **how: Any) -> tuple[Group, StandInCupy]:
-    """The batch group of all ranks."""
+    """The batch group of all ranks, with a stand-in device and the named transport."""
     grid, cupy = ProcessGrid(comm, **how), StandInCupy(comm)
     grid.attach_device(TransportFactory(name, Device(cupy, chunk)))
     return grid.batch_group, cupy

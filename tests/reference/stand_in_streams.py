@@ -1,4 +1,4 @@
-"""A stand-in for the streams and events of CUDA, and for graphs recorded from them: see ``stand_in_device.py``."""
+"""Stand-in for streams, events and graphs of CUDA, part of ``stand_in_device.py``."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ __all__ = ["Event", "StandInError", "Stream"]
 
 
 class Stream:
-    """Work in order, some of it waiting for events of other streams; or a part of what is recorded.
+    """Queue of work and of events of other streams to wait for; during a capture, it records instead.
 
     Parameters
     ----------
     device : StandInCupy, optional
-        On which it can be made the current stream.
+        Device that can make it the current stream.
     """
 
     def __init__(self, device: StandInCupy | None = None) -> None:
@@ -38,7 +38,7 @@ class Stream:
         assert self._device is not None
         self._device.current = self._before
 
-    def give(self, work: Callable[[], None] | Event) -> None:
+    def enqueue(self, work: Callable[[], None] | Event) -> None:
         if self.capture is not None:
             self.capture.lines[self].append(work)
             return
@@ -47,15 +47,15 @@ class Stream:
 
     def wait_event(self, event: Event) -> None:
         if event.capture is None:
-            refuse(self.capture is not None, "a recorded stream waits for what is not recorded")
+            refuse(self.capture is not None, "a captured stream waits for an event outside the capture")
         else:
-            refuse(event.capture.ended, "the recording that the event belongs to has ended")
-            refuse(self.capture not in (None, event.capture), "one stream in two recordings")
+            refuse(event.capture.ended, "the capture of the event has ended")
+            refuse(self.capture not in (None, event.capture), "one stream in two captures")
             event.capture.join(self)
-        self.give(event.now())
+        self.enqueue(event.now())
 
     def begin_capture(self) -> None:
-        refuse(self.capture is not None, "the stream is being recorded")
+        refuse(self.capture is not None, "the stream is being captured")
         self.capture = Capture(self)
 
     def is_capturing(self) -> bool:
@@ -63,7 +63,7 @@ class Stream:
 
     def end_capture(self) -> Graph:
         capture = self.capture
-        refuse(capture is None or capture.origin is not self, "no recording began with this stream")
+        refuse(capture is None or capture.origin is not self, "no capture began with this stream")
         assert capture is not None
         assert self._device is not None
         capture.end()
@@ -72,7 +72,7 @@ class Stream:
         return graph
 
     def step(self) -> None:
-        """Do the next piece of work, or one of what it waits for."""
+        """Execute the next piece of work, or of the stream that it waits for."""
         first = self._work[0]
         if isinstance(first, Event) and not first.reached:
             first.stream.step()
@@ -83,7 +83,7 @@ class Stream:
             first()
 
     def synchronize(self) -> None:
-        refuse(self.capture is not None, "the host waits for a stream that is being recorded")
+        refuse(self.capture is not None, "the host waits for a stream during a capture")
         while self._work:
             self.step()
 
@@ -105,7 +105,7 @@ class Event:
             self.until = len(self.capture.lines[stream])
 
     def now(self) -> Event:
-        """The event as it is recorded now."""
+        """A copy of the event in its current state."""
         event = Event()
         event.stream, event.until, event.capture = self.stream, self.until, self.capture
         return event
@@ -118,23 +118,23 @@ class Event:
     def query(cls, ptr: int) -> int:
         """``cudaEventQuery``."""
         event = cls.known[ptr]
-        refuse(event.capture is not None, "nobody can know whether what is recorded is done")
+        refuse(event.capture is not None, "a captured event cannot be queried")
         if event.reached:
             return 0
-        event.stream.step()  # time passes
+        event.stream.step()  # progress of the device
         return 600
 
     def synchronize(self) -> None:
-        refuse(self.capture is not None, "the host waits for what is recorded")
+        refuse(self.capture is not None, "the host waits for a captured event")
         while not self.reached:
             self.stream.step()
 
 
 class Capture:
-    """What streams are told while it is recorded: a line for each of them, and where one waits for another.
+    """Recorded work of all streams that take part, and the events between them.
 
-    Refuses what CUDA refuses (CUDA C++ Programming Guide, "Cross-stream Dependencies and Events" and "Prohibited and
-    Unhandled Operations").
+    It raises the errors of CUDA (CUDA C++ Programming Guide, "Cross-stream Dependencies and Events" and "Prohibited
+    and Unhandled Operations").
     """
 
     def __init__(self, origin: Stream) -> None:
@@ -159,11 +159,11 @@ class Capture:
                     if isinstance(event, Event):
                         waited_for[event.stream] = max(waited_for.get(event.stream, 0), event.until)
         unjoined = any(waited_for.get(stream, 0) < len(line) for stream, line in self.lines.items())
-        refuse(unjoined, "a stream takes part that the first one does not wait for")
+        refuse(unjoined, "the first stream does not wait for all captured streams")
 
 
 class Graph:
-    """What was recorded, to be put in a stream's line."""
+    """Captured work, which can be launched in a stream."""
 
     def __init__(self, capture: Capture, device: StandInCupy) -> None:
         self._capture, self._launches, self._number = capture, device.launches, len(device.launches)
@@ -171,29 +171,29 @@ class Graph:
         finalize(self, device.ended.append, "graph")
 
     def launch(self, stream: Stream) -> None:
-        """Let new lines begin after what `stream` was told, and `stream` go on when the first of them has ended."""
+        """Start copies of the captured streams after the work of `stream`, which waits for the first of them."""
         self._launches[self._number] += 1
         origin, lines = self._capture.origin, {line: Stream() for line in self._capture.lines}
         before = Event()
         before.record(stream)
-        lines[origin].give(before)
+        lines[origin].enqueue(before)
         for line, recorded in self._capture.lines.items():
             for work in recorded:
                 if isinstance(work, Event):
                     event = Event()
                     event.stream, event.until = lines[work.stream], work.until + (work.stream is origin)
-                    lines[line].give(event)
+                    lines[line].enqueue(event)
                 else:
-                    lines[line].give(work)
+                    lines[line].enqueue(work)
         after = Event()
         after.record(lines[origin])
-        stream.give(after)
+        stream.enqueue(after)
 
 
-def refuse(wrong: bool, what: str) -> None:
-    if wrong:
-        raise StandInError(what)
+def refuse(condition: bool, message: str) -> None:
+    if condition:
+        raise StandInError(message)
 
 
 class StandInError(RuntimeError):
-    """What CUDA would refuse."""
+    """An error of CUDA."""

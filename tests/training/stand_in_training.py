@@ -66,7 +66,7 @@ class StandInKernels:
         def later(*arguments: Any, **settings: Any) -> None:
             inner = [memory_of(value) for value in arguments]
             more = {key: memory_of(value) for key, value in settings.items()}
-            self._cupy.current.give(lambda: compute(*inner, **more))
+            self._cupy.current.enqueue(lambda: compute(*inner, **more))
 
         return later
 
