@@ -1,7 +1,7 @@
 """The promises of docs/design.md, one test for each, by name and number.
 
-Further tests of promises 1, 2, 4, 5 and 7 are in `training/test_grids.py` and `training/test_gradients.py`, of 3 in
-`training/test_pipelines.py`, of 6 in `training/test_metrics.py`, of 9 and 10 in `training/test_trainer.py`.
+Further tests are in these files of ``tests/training``: ``test_grids.py`` and ``test_gradients.py`` for promises 1, 2,
+4, 5 and 7, ``test_pipelines.py`` for 3, ``test_metrics.py`` for 6, ``test_trainer.py`` for 9 and 10.
 """
 
 from __future__ import annotations

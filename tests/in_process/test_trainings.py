@@ -28,7 +28,7 @@ METHODS = {**exact_cases(1), **DELAYED_CASES}
 
 @pytest.mark.in_process(ranks=[1, 5, 7])
 def test_every_grid_trains_as_the_reference(comm: Any) -> None:
-    """These and more on all other numbers of ranks up to 8: ``training/test_grids.py``."""
+    """These and more on all other numbers of ranks up to 8: ``tests/training/test_grids.py``."""
     for grid in grids(comm):
         shape = grid.batch, grid.model
         for case in (*islice(layouts(shape), 0, None, 5), *islice(trainings(shape), 0, None, 3)):
