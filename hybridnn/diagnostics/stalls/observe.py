@@ -85,7 +85,7 @@ def current_activity(recorder: Recorder, thread: int, poll_seconds: float) -> Ac
     communicating = next((number for number in threads if _communicates(frames[number])), None)
     call, unrecorded_call = recorder.current_call, ""
     if communicating is None:
-        # The recorder is not told of a call that ended with an exception.
+        # A call that raised an exception is still the current call of the recorder.
         call = None
     elif call is None and not any(other.current_call for other in others):
         frame = frames[communicating]
