@@ -107,7 +107,7 @@ class StageArrays:
 
 
 @dataclass(frozen=True)
-class _Activations:
+class _ActivationSet:
     """One set of what a forward pass stores, flat, per layer; None for layers that do not need an array."""
 
     outputs: list[Array]
@@ -204,9 +204,9 @@ class Workspace:
     def _allocate_operand(self, height: int) -> Array:
         return self._allocate(height) if self._memory is None else next(self._memory)
 
-    def _allocate_activations(self) -> _Activations:
+    def _allocate_activations(self) -> _ActivationSet:
         shards, keeps_dz = self._shards, self._buffers.keeps_dz
-        return _Activations(
+        return _ActivationSet(
             [self._allocate_operand(_output_height(shard)) for shard in shards],
             [self._allocate(_own_height(shard)) if shard.layer.residual else None for shard in shards],
             [self._allocate(shard.layer.inputs) if _gathers_input(shard) else None for shard in shards],
@@ -238,7 +238,7 @@ class Workspace:
             output_gradient=layers[-1].dy,
         )
 
-    def _view_layer(self, index: int, x: Array, n: int, stored: _Activations) -> LayerArrays:
+    def _view_layer(self, index: int, x: Array, n: int, stored: _ActivationSet) -> LayerArrays:
         shard = self._shards[index]
         layer = shard.layer
         by_sample = not self._features_contiguous and samples_are_contiguous(n)
