@@ -15,7 +15,7 @@ from reference import network as net
 from reference.network import Array, Network, Weights
 from reference.serial import SGD, Outcome, Plan, Rule, sample_order
 
-DELAYED = ("ddg", "fr", "pipedream", "vanilla", "spectrain")
+DELAYED = ("ddg", "fr", "pipedream", "pipedream-2bw", "vanilla", "spectrain")
 """Asynchronous methods; the others are exact and equal `reference.serial.train`."""
 
 
@@ -40,12 +40,14 @@ class Pipeline:
         K = self.stages
         if self.vertical_sync:
             return max(0, t - (K - 1)), 0
+        if self.method == "pipedream-2bw":
+            return max(0, t - 1), 0
         ahead = k // 2 + K - k - 1 if self.method == "spectrain" else 0
         return max(0, t - (K - 1 - k)), ahead
 
     def backward_read(self, k: int, t: int) -> tuple[int, int]:
         """The same for the backward pass."""
-        if self.method in ("ddg", "pipedream"):
+        if self.method in ("ddg", "pipedream", "pipedream-2bw"):
             return self.forward_read(k, t)
         return t, k // 2 if self.method == "spectrain" else 0
 

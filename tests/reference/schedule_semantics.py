@@ -34,6 +34,8 @@ class Definition:
     def forward_version(self, stage: int, t: int) -> int:
         if self.vertical_sync:
             return max(0, t - (self.stages - 1))
+        if self.method == "pipedream-2bw":
+            return max(0, t - 1)
         if self.method in ("ddg", "fr", "pipedream", "vanilla", "spectrain"):
             return max(0, t - (self.stages - 1 - stage))
         return t
@@ -43,7 +45,7 @@ class Definition:
 
     @property
     def stashes(self) -> bool:
-        return self.method in ("ddg", "pipedream")
+        return self.method in ("ddg", "pipedream", "pipedream-2bw")
 
     def ahead(self, stage: int) -> tuple[int, int]:
         """Updates predicted in the forward and in the backward pass."""
@@ -54,6 +56,8 @@ class Definition:
     def most_versions(self, stage: int) -> int:
         if self.vertical_sync:
             return self.stages
+        if self.method == "pipedream-2bw":
+            return 2
         return self.stages - stage if self.stashes else 1
 
     def most_activations(self, stage: int) -> int:
@@ -66,6 +70,7 @@ class Definition:
             "interleaved": min(2 * (K - 1 - stage) + (v - 1) * K + 1, M * v),
             "zb-h1": min(K, M),
             "fr": 1,
+            "pipedream-2bw": min(K - stage, T * M),
         }.get(self.method, min(K - stage, T))
 
 

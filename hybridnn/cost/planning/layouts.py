@@ -214,4 +214,6 @@ def _microbatches(workload: Workload, method: Method, pipeline: int, batch: int,
         most = min(most, MICROBATCHES_PER_STAGE * pipeline, MOST_MICROBATCHES)
         powers = [1 << bit for bit in range(1, MOST_MICROBATCHES.bit_length())]
         counts = {*powers, pipeline, *(pipeline * power for power in powers)}
-    return [count for count in sorted(counts) if count <= most and (not method.chunked or count % pipeline == 0)]
+    least = pipeline if method.fills_pipeline else 1
+    factor = pipeline if method.chunked else 1
+    return [count for count in sorted(counts) if least <= count <= most and count % factor == 0]

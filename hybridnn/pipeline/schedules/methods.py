@@ -18,6 +18,7 @@ from hybridnn.pipeline.schedules.orders import Order, ScheduleSize
 from hybridnn.pipeline.schedules.schedule import Schedule
 from hybridnn.pipeline.schedules.weight_policies import (
     CURRENT,
+    DOUBLE_BUFFERED,
     EXACT,
     INITIAL,
     PREDICTED,
@@ -54,6 +55,8 @@ class Method:
         A stage has several chunks.
     predicts : bool
         Reads predicted weights, which needs an optimizer with momentum.
+    fills_pipeline : bool
+        A minibatch needs at least as many microbatches as there are stages.
     placed_weight_gradients : bool
         The order itself places the weight gradients.
     placed_messages : bool
@@ -71,6 +74,7 @@ class Method:
     cuts_minibatches: bool = False
     chunked: bool = False
     predicts: bool = False
+    fills_pipeline: bool = False
     placed_weight_gradients: bool = False
     placed_messages: bool = False
     synchronized: WeightPolicy | None = None
@@ -91,6 +95,10 @@ def _microbatches_in_flight(size: ScheduleSize, stage: int) -> int:
 def _minibatches_in_flight(size: ScheduleSize, stage: int) -> int:
     """Kang 2019, Table 1: K - k + 1 minibatches at device k, which counts from 1."""
     return min(size.stages - stage, size.minibatches)
+
+
+def _microbatches_of_all_in_flight(size: ScheduleSize, stage: int) -> int:
+    return min(size.stages - stage, size.microbatches * size.minibatches)
 
 
 def _as_first_stage(size: ScheduleSize, stage: int) -> int:
@@ -164,6 +172,16 @@ _METHODS = (
         STASHED,
         _minibatches_in_flight,
         synchronized=VERTICAL_SYNC,
+    ),
+    Method(
+        "pipedream-2bw",
+        "1f1b over microbatches that is never empty, with two weight versions",
+        orders.pipedream_2bw,
+        DOUBLE_BUFFERED,
+        _microbatches_of_all_in_flight,
+        cuts_minibatches=True,
+        fills_pipeline=True,
+        placed_weight_gradients=True,
     ),
     Method(
         "vanilla",
@@ -314,6 +332,9 @@ def _require_counts(method: Method, stages: int, minibatches: int, microbatches:
         raise SettingError("parallel.chunks", chunks, f"1 with {method.name}; more only with {having}")
     if method.chunked and chunks < 2:
         raise SettingError("parallel.chunks", chunks, f"2 or more with {method.name}")
+    if method.fills_pipeline and microbatches < stages:
+        allowed = f"at least the {stages} stages with {method.name}"
+        raise SettingError("parallel.microbatches", microbatches, allowed)
     if method.chunked and microbatches % stages:
         allowed = f"a multiple of the {stages} stages with {method.name}"
         raise SettingError("parallel.microbatches", microbatches, allowed)

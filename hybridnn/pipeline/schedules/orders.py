@@ -135,6 +135,18 @@ def pipedream(size: ScheduleSize, stage: int) -> list[Instruction]:
     return _alternate(forwards, backwards, size.stages - 1 - stage)
 
 
+def pipedream_2bw(size: ScheduleSize, stage: int) -> list[Instruction]:
+    """1F1B over the microbatches of all minibatches without emptying the pipeline; one update per minibatch.
+
+    Narayanan et al. 2021, "Memory-efficient pipeline-parallel DNN training", section 3.1. M is at least K.
+    """
+    last = size.microbatches - 1
+    microbatches = [(t, m) for t in range(size.minibatches) for m in range(size.microbatches)]
+    forwards = [Forward(t, m) for t, m in microbatches]
+    backwards = [[Backward(t, m), *(_update(t) if m == last else [])] for t, m in microbatches]
+    return _alternate(forwards, backwards, size.stages - 1 - stage)
+
+
 def delayed_gradients(size: ScheduleSize, stage: int) -> list[Instruction]:
     """One forward pass through all stages, then the backward passes of all stages at once.
 

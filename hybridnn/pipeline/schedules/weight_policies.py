@@ -65,6 +65,10 @@ def _of_first_stage(stage: int, stages: int, minibatch: int) -> WeightRead:
     return WeightRead(max(0, minibatch - (stages - 1)))
 
 
+def _previous(stage: int, stages: int, minibatch: int) -> WeightRead:
+    return WeightRead(max(0, minibatch - 1))
+
+
 def _predicted_forward(stage: int, stages: int, minibatch: int) -> WeightRead:
     """Chen et al. 2018, equation 5: s = floor(k/2) + K - k - 1."""
     return WeightRead(_delayed(stage, stages, minibatch).version, stage // 2 + stages - stage - 1)
@@ -87,6 +91,9 @@ STASHED = WeightPolicy("stashed", _delayed, _delayed, lambda stage, stages: stag
 
 VERTICAL_SYNC = WeightPolicy("vertical sync", _of_first_stage, _of_first_stage, lambda stage, stages: stages)
 """Every stage reads the version that the first stage's forward pass read (Chen et al. 2018, section 3.2)."""
+
+DOUBLE_BUFFERED = WeightPolicy("double-buffered", _previous, _previous, lambda stage, stages: 2)
+"""Both passes read the version before the newest, on all stages (Narayanan et al. 2021, section 3.1)."""
 
 CURRENT = WeightPolicy("current", _delayed, _newest, _one_version)
 """Both passes read the newest weights, of different versions."""

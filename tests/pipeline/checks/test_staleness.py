@@ -13,6 +13,7 @@ STALE = {
     "pipedream": (lambda K, k, t: min(t, K - 1 - k), lambda K, k, t: True),
     "fr": (lambda K, k, t: min(t, K - 1 - k), lambda K, k, t: min(t, K - 1 - k) == 0),
     "vanilla": (lambda K, k, t: min(t, K - 1 - k), lambda K, k, t: min(t, K - 1 - k) == 0),
+    "pipedream-2bw": (lambda K, k, t: min(t, 1), lambda K, k, t: True),
     # The pipeline fills: the first minibatches are ahead of fewer updates than are predicted.
     "spectrain": (lambda K, k, t: min(t, K - 1 - k), lambda K, k, t: t >= K - 1 - k),
 }
@@ -23,7 +24,8 @@ STALE = {
 @pytest.mark.parametrize("method", STALE)
 def test_asynchronous_methods(method: str, stages: int, minibatches: int) -> None:
     staleness, consistent = STALE[method]
-    rows = audit(make_schedule(method, stages=stages, minibatches=minibatches))
+    microbatches = stages if METHODS[method].fills_pipeline else 1
+    rows = audit(make_schedule(method, stages=stages, minibatches=minibatches, microbatches=microbatches))
     assert [(row.stage, row.minibatch) for row in rows] == [(k, t) for k in range(stages) for t in range(minibatches)]
     for row in rows:
         assert row.applied_at == row.minibatch

@@ -1,0 +1,18 @@
+"""The examples of docs/extending.md are the code of the package."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import hybridnn
+
+PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
+
+
+def test_examples_are_in_the_source() -> None:
+    examples = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    sources = [path.read_text(encoding="utf-8") for path in Path(hybridnn.__file__).parent.rglob("*.py")]
+    assert len(examples) == 4
+    for example in examples:
+        assert any(example in source for source in sources), example
