@@ -64,8 +64,8 @@ def trace(
     minibatches: Annotated[
         str | None,
         typer.Option(
-            help="Show the time of these minibatches, numbered as the steps of the run; without, the first few are drawn "
-            "and all are counted.",
+            help="Show the time of these minibatches, numbered as the steps of the run; without, the first few are "
+            "drawn and all are counted.",
             metavar="A-B",
         ),
     ] = None,

@@ -65,7 +65,7 @@ def of_stages(pipeline: Pipeline, versions: list[Weights]) -> Weights:
 
 
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("method", DELAYED)
+@pytest.mark.parametrize("method", [method for method in DELAYED if method != "pipedream-2bw"])  # stale on one stage
 def test_one_stage_is_serial_training_to_the_last_bit(method: str, rule: str) -> None:
     x, y = samples(22)
     plan = Plan(RULES[rule], epochs=3, batch_size=BATCH, schedule=serial.Schedule("cosine", warmup_epochs=1, final=0.2))

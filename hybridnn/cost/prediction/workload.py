@@ -22,7 +22,6 @@ from hybridnn.parallel.replicas.fused_update import fused_update_pays
 from hybridnn.pipeline.schedules.methods import METHODS, make_schedule
 from hybridnn.pipeline.schedules.orders import features_replay
 from hybridnn.pipeline.schedules.schedule import Schedule
-from hybridnn.pipeline.schedules.weight_policies import PREDICTED, STASHED
 from hybridnn.utils.text import counted
 
 StageShapes = tuple[tuple[int, int], ...]
@@ -165,14 +164,16 @@ class Layout:
         """Age of the weights that gradients are computed with: ``exact``, ``stale by up to 3 updates``, ..."""
         if self.exact:
             return "exact"
-        most = len(self.stages) - 1
-        updates = counted(most, "update")
-        if self.vertical_sync:
-            return f"stale by {updates}"
-        policy = METHODS[self.method].policy
-        if policy is STASHED:
-            return f"stale by up to {updates}"
-        return "weights predicted" if policy is PREDICTED else "inconsistent"
+        method, count = METHODS[self.method], len(self.stages)
+        policy = method.synchronized if self.vertical_sync and method.synchronized else method.policy
+        full = 2 * count  # a minibatch with which the pipeline is full
+        reads = [(policy.forward(stage, count, full), policy.backward(stage, count, full)) for stage in range(count)]
+        if any(forward.ahead or backward.ahead for forward, backward in reads):
+            return "weights predicted"
+        if any(forward != backward for forward, backward in reads):
+            return "inconsistent"
+        ages = {full - forward.version for forward, _ in reads}
+        return f"stale by {'up to ' * (len(ages) > 1)}{counted(max(ages), 'update')}"
 
     def parallel_settings(self) -> dict[str, Any]:
         """Keys and values of the settings section ``[parallel]``, for a layout whose stages have one shape."""

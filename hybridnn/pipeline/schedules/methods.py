@@ -159,7 +159,7 @@ _METHODS = (
     ),
     Method(
         "fr",
-        "features replay: as ddg, but keeps inputs only and recomputes with the current weights",
+        "features replay: as ddg, but keeps only inputs and recomputes with current weights",
         orders.features_replay,
         CURRENT,
         _one_microbatch,
