@@ -18,7 +18,7 @@ from hybridnn.parallel.gradient_accumulation import JoinedMicrobatches
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.parallel.stage import Stage
 from hybridnn.parallel.workspace import MicrobatchBuffers, StageRole, Workspace
-from hybridnn.pipeline.execution.mailbox import Inbox, Message, Outbox
+from hybridnn.pipeline.execution.mailbox import Channel, Inbox, Message, Outbox
 from hybridnn.pipeline.execution.program import MessageDepths, StageProgram, message_depths
 from hybridnn.pipeline.execution.routes import StagePosition, pieces_received, pieces_sent
 from hybridnn.pipeline.execution.weight_store import WeightStore
@@ -163,21 +163,23 @@ def make_chunk(
     depths = MessageDepths(*map(max, *(message_depths(item, place, index) for item in schedules)))
     first, last = stage.shards[0].layer, stage.shards[-1].layer
 
-    inbox = partial(Inbox, grid, stage.kernels, capacity=capacity, dtype=dtype)
-    outbox = partial(Outbox, grid, stage.kernels, capacity=capacity, dtype=dtype, synchronous=synchronous)
+    def inbox(tag: int, neighbor: int, features: int, most: int) -> Inbox:
+        routes = partial(pieces_received, grid.stages, here, neighbor)
+        return Inbox(grid, stage.kernels, Channel(tag, routes, features, capacity, most + AHEAD), dtype)
+
+    def outbox(tag: int, neighbor: int, features: int, most: int) -> Outbox:
+        channel = Channel(tag, partial(pieces_sent, grid.stages, here, neighbor), features, capacity, most + AHEAD)
+        return Outbox(grid, stage.kernels, channel, dtype, synchronous=synchronous)
+
     input_messages = gradient_messages = outputs_to_send = gradients_to_send = None
     if not role.loads_input:
         before, chunk_before = schedule.before(place, index)
-        received = partial(pieces_received, grid.stages, here, before)
-        sent = partial(pieces_sent, grid.stages, here, before)
-        input_messages = inbox(_tag(index, 0), received, first.inputs, depth=depths.inputs + AHEAD)
-        gradients_to_send = outbox(_tag(chunk_before, 1), sent, first.inputs, depth=depths.gradients_to_send + AHEAD)
+        input_messages = inbox(_tag(index, 0), before, first.inputs, depths.inputs)
+        gradients_to_send = outbox(_tag(chunk_before, 1), before, first.inputs, depths.gradients_to_send)
     if not role.loads_target:
         after, chunk_after = schedule.after(place, index)
-        received = partial(pieces_received, grid.stages, here, after)
-        sent = partial(pieces_sent, grid.stages, here, after)
-        gradient_messages = inbox(_tag(index, 1), received, last.outputs, depth=depths.gradients + AHEAD)
-        outputs_to_send = outbox(_tag(chunk_after, 0), sent, last.outputs, depth=depths.outputs_to_send + AHEAD)
+        gradient_messages = inbox(_tag(index, 1), after, last.outputs, depths.gradients)
+        outputs_to_send = outbox(_tag(chunk_after, 0), after, last.outputs, depths.outputs_to_send)
     buffers = MicrobatchBuffers(plan.inputs[index], plan.activations[index], program.splits_backward)
     workspace = stage.workspace(capacity, role, buffers)
     return Chunk(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
 
 from numpy.typing import DTypeLike
 
@@ -28,51 +29,57 @@ Routes = Callable[[int], list[ColumnRoute]]
 """From the samples of a microbatch to this rank's pieces."""
 
 
+class Channel(NamedTuple):
+    """One kind of message between two chunks.
+
+    Attributes
+    ----------
+    tag : int
+        Of its messages.
+    routes : callable
+        From the samples of a microbatch to the pieces that this rank sends, or receives.
+    features : int
+        Elements per sample.
+    capacity : int
+        Most samples of a microbatch on this rank.
+    depth : int
+        Buffers: receives started ahead, or messages packed and not yet sent.
+    """
+
+    tag: int
+    routes: Routes
+    features: int
+    capacity: int
+    depth: int
+
+
 class _Buffers:
-    """A ring of flat buffers for blocks of up to `capacity` columns of `features` numbers."""
-
-    def __init__(
-        self,
-        grid: ProcessGrid,
-        kernels: Kernels,
-        tag: int,
-        routes: Routes,
-        features: int,
-        capacity: int,
-        dtype: DTypeLike,
-        depth: int,
-    ) -> None:
-        self._group, self._rank_at, self._kernels = grid.world, grid.rank_at, kernels
-        self._tag, self._routes, self._features = tag, routes, features
-        self._ring = deque(kernels.empty((features * capacity,), dtype) for _ in range(depth))
-        self.nbytes = sum(buffer.nbytes for buffer in self._ring)
-
-    def _block(self, buffer: Array, piece: ColumnRoute) -> Array:
-        """Contiguous room for a piece, shape (features, columns)."""
-        features = self._features
-        return buffer[features * piece.start : features * piece.stop].reshape(features, piece.stop - piece.start)
-
-
-class Inbox(_Buffers):
-    """Receives the messages of one channel.
+    """A ring of flat buffers for the messages of a channel.
 
     Parameters
     ----------
     grid : ProcessGrid
     kernels : Kernels
         Of the device that holds the arrays.
-    tag : int
-        Of the channel.
-    routes : callable
-        From the samples of a microbatch to the pieces this rank gets.
-    features : int
-        Numbers per sample.
-    capacity : int
-        Most samples of a microbatch on this rank.
+    channel : Channel
     dtype : dtype
-    depth : int
-        Buffers, and so receives begun ahead.
     """
+
+    def __init__(self, grid: ProcessGrid, kernels: Kernels, channel: Channel, dtype: DTypeLike) -> None:
+        self._group, self._rank_at, self._kernels = grid.world, grid.rank_at, kernels
+        self._tag, self._routes, self._features = channel.tag, channel.routes, channel.features
+        shape = (channel.features * channel.capacity,)
+        self._ring = deque(kernels.empty(shape, dtype) for _ in range(channel.depth))
+        self.nbytes = sum(buffer.nbytes for buffer in self._ring)
+
+    def _block(self, buffer: Array, piece: ColumnRoute) -> Array:
+        """Contiguous part of a buffer for a piece, shape (features, columns)."""
+        features = self._features
+        return buffer[features * piece.start : features * piece.stop].reshape(features, piece.stop - piece.start)
+
+
+class Inbox(_Buffers):
+    """Receives the messages of one channel."""
 
     _expected: Iterator[Message]
     _begun: deque[tuple[Array, list[tuple[ColumnRoute, Request]]]]
@@ -110,29 +117,21 @@ class Inbox(_Buffers):
 
 
 class Outbox(_Buffers):
-    """Sends the messages of one channel; parameters as for `Inbox`, with the pieces this rank sends.
+    """Sends the messages of one channel.
 
     Parameters
     ----------
+    grid, kernels, channel, dtype
+        As for `Inbox`.
     synchronous : bool
-        Wait in every send until its receiver has begun to receive (``MPI_Ssend``), so that nothing rests on messages
-        which MPI happens to buffer.
+        Every send waits until its receiver has started to receive (``MPI_Ssend``), so that nothing depends on messages
+        that MPI buffers.
     """
 
     def __init__(
-        self,
-        grid: ProcessGrid,
-        kernels: Kernels,
-        tag: int,
-        routes: Routes,
-        features: int,
-        capacity: int,
-        dtype: DTypeLike,
-        depth: int,
-        *,
-        synchronous: bool,
+        self, grid: ProcessGrid, kernels: Kernels, channel: Channel, dtype: DTypeLike, *, synchronous: bool
     ) -> None:
-        super().__init__(grid, kernels, tag, routes, features, capacity, dtype, depth)
+        super().__init__(grid, kernels, channel, dtype)
         self._synchronous = synchronous
         self._packed: deque[tuple[Array, list[ColumnRoute]]] = deque()
         self._sent: deque[tuple[Array, list[Request]]] = deque()

@@ -11,7 +11,7 @@ import pytest
 from hybridnn.comm.partition import block_slice
 from hybridnn.kernels.numpy_backend import NUMPY
 from hybridnn.parallel.grid import ProcessGrid
-from hybridnn.pipeline.execution.mailbox import Inbox, Outbox
+from hybridnn.pipeline.execution.mailbox import Channel, Inbox, Outbox
 from hybridnn.pipeline.execution.routes import StagePosition, pieces_received, pieces_sent
 from hybridnn.pipeline.schedules.instructions import SendActivations
 
@@ -34,7 +34,8 @@ def exchange(grid: ProcessGrid, in_depth: int, out_depth: int, synchronous: bool
     messages = [(SendActivations(number), samples) for number, samples in enumerate(limit_sizes)]
     if grid.pipeline_rank == 0:
         routes = partial(pieces_sent, grid.stages, here, 1)
-        outbox = Outbox(grid, NUMPY, 4, routes, FEATURES, CAPACITY, "float64", out_depth, synchronous=synchronous)
+        channel = Channel(4, routes, FEATURES, CAPACITY, out_depth)
+        outbox = Outbox(grid, NUMPY, channel, "float64", synchronous=synchronous)
         for number, (instruction, samples) in enumerate(messages):
             mine = np.ascontiguousarray(content(number, samples)[:, block_slice(samples, grid.batch, grid.batch_rank)])
             outbox.pack(mine, samples)
@@ -42,9 +43,8 @@ def exchange(grid: ProcessGrid, in_depth: int, out_depth: int, synchronous: bool
             outbox.send(instruction)
         outbox.finish()
         return
-    inbox = Inbox(
-        grid, NUMPY, 4, partial(pieces_received, grid.stages, here, 0), FEATURES, CAPACITY, "float64", in_depth
-    )
+    routes = partial(pieces_received, grid.stages, here, 0)
+    inbox = Inbox(grid, NUMPY, Channel(4, routes, FEATURES, CAPACITY, in_depth), "float64")
     inbox.begin(messages)
     taken = []
     for _, samples in messages:
