@@ -100,6 +100,13 @@ def test_minibatches_of_one_sample_train_as_any_other(comm: MPI.Intracomm) -> No
         check_pipelined(replace(it, case=case), grid)
 
 
+@pytest.mark.in_process(ranks=[2, 3, 4])
+@pytest.mark.parametrize("name", DELAYED_CASES)
+def test_epochs_of_many_minibatches_repeat_a_part_of_their_schedule(comm: MPI.Intracomm, name: str) -> None:
+    grid, case = ProcessGrid(comm, pipeline=comm.size), replace(MOMENTUM, batch_size=2, samples=89, epochs=2)
+    check_pipelined(replace(DELAYED_CASES[name], case=case), grid)
+
+
 @pytest.mark.in_process(ranks=[2, 4])
 def test_a_minibatch_may_have_fewer_samples_than_microbatches(comm: MPI.Intracomm) -> None:
     grid = ProcessGrid(comm, pipeline=comm.size)
