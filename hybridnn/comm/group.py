@@ -22,14 +22,15 @@ from hybridnn.comm.mpi import import_mpi, ranks_within, require_buffer
 from hybridnn.comm.partition import offsets_of, pieces, row_layout
 from hybridnn.comm.recorder import CallRecord, Recorder, bytes_sent_by_rank
 from hybridnn.comm.request import DONE, Request
-from hybridnn.comm.transports.device import Device
 from hybridnn.comm.transports.direct import Direct
-from hybridnn.comm.transports.factory import TransportFactory
 from hybridnn.comm.transports.transport import Transport, copy_rows
 
 if TYPE_CHECKING:
     from mpi4py import MPI
     from typing_extensions import Self
+
+    from hybridnn.comm.transports.device import Device
+    from hybridnn.comm.transports.factory import TransportFactory
 
 MESSAGE_LIMIT = 2**30
 """Bytes of one MPI call at most; far below the 2 GiB where 32-bit counts and some networks fail."""

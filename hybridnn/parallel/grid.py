@@ -18,15 +18,15 @@ from hybridnn.comm.group import MESSAGE_LIMIT, Group
 from hybridnn.comm.launch_check import require_complete_launch
 from hybridnn.comm.mpi import import_mpi, ranks_within, require_communicator
 from hybridnn.comm.recorder import Recorder
-from hybridnn.comm.transports.factory import TransportFactory
-from hybridnn.diagnostics.checked_group import CheckedGroup
 from hybridnn.diagnostics.failsafe import wait_for_ranks
-from hybridnn.diagnostics.stalls.watchdog import StallWatchdog
 from hybridnn.errors import GridError
 from hybridnn.parallel.placement import place_ranks, resolve_axes, resolve_stages
 
 if TYPE_CHECKING:
     from mpi4py import MPI
+
+    from hybridnn.comm.transports.factory import TransportFactory
+    from hybridnn.diagnostics.stalls.watchdog import StallWatchdog
 
 
 class ProcessGrid:
@@ -122,7 +122,11 @@ class ProcessGrid:
         position_in_stage = position - self._first_of_stage[self.pipeline_rank]
         self.batch_rank, self.model_rank = divmod(position_in_stage, self.model)
 
-        group_class = CheckedGroup if check_collectives else Group
+        group_class = Group
+        if check_collectives:
+            from hybridnn.diagnostics.checked_group import CheckedGroup
+
+            group_class = CheckedGroup
         world = ranks.Split(0, position)
 
         def group(axis: str, color: int, key: int) -> Group:
@@ -140,7 +144,11 @@ class ProcessGrid:
         self.node_comm = node_comm.Split(0, position)
         members = ranks_within(self.node_comm, world)
         self.node_group = group_class(self.node_comm, "node", self.recorder, message_limit, members)
-        self.stall_watchdog = StallWatchdog.for_grid(self.recorder, world, self.node_comm)
+        self.stall_watchdog: StallWatchdog | None = None
+        if self.size > 1:
+            from hybridnn.diagnostics.stalls.watchdog import StallWatchdog
+
+            self.stall_watchdog = StallWatchdog.for_grid(self.recorder, world, self.node_comm)
 
     @property
     def groups(self) -> tuple[Group, ...]:
