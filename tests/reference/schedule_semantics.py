@@ -62,6 +62,8 @@ class Definition:
 
     def most_activations(self, stage: int) -> int:
         K, T, M, v = self.stages, self.minibatches, self.microbatches, self.chunks
+        if self.merged and self.method == "pipedream-2bw":
+            return min(M + K - 1 - stage, T * M)
         if self.merged or self.method == "gpipe":
             return M * v
         return {

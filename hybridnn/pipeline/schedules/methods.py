@@ -88,6 +88,11 @@ def _complete_minibatch(size: ScheduleSize, stage: int) -> int:
     return size.microbatches * size.chunks
 
 
+def _complete_and_next_minibatch(size: ScheduleSize, stage: int) -> int:
+    """A complete minibatch, and the microbatches of the next one that are in flight."""
+    return min(size.microbatches + size.stages - 1 - stage, size.microbatches * size.minibatches)
+
+
 def _microbatches_in_flight(size: ScheduleSize, stage: int) -> int:
     return min(size.stages - stage, size.microbatches)
 
@@ -181,7 +186,6 @@ _METHODS = (
         _microbatches_of_all_in_flight,
         cuts_minibatches=True,
         fills_pipeline=True,
-        placed_weight_gradients=True,
     ),
     Method(
         "vanilla",
@@ -280,7 +284,7 @@ def make_schedule(
     activations = chosen.activations
     if weight_grad == "merged" and microbatches > 1:
         lists = [orders.merge_weight_gradients(order, size.chunks) for order in lists]
-        activations = _complete_minibatch
+        activations = _complete_minibatch if chosen.exact else _complete_and_next_minibatch
     schedule = _schedule(method, size, policy, lists, activations)
     return place_messages(schedule) if messages and not chosen.placed_messages else schedule
 

@@ -37,6 +37,8 @@ def build(definition: Definition) -> Schedule:
 def definitions(draw: st.DrawFn) -> Definition:
     method = draw(st.sampled_from(sorted(METHODS)))
     stages, minibatches = draw(st.integers(1, 4)), draw(st.integers(1, 5))
+    if method == "pipedream-2bw":
+        return Definition(method, stages, minibatches, stages + draw(st.integers(0, 2)), merged=draw(st.booleans()))
     if method not in ("gpipe", "1f1b", "interleaved", "zb-h1"):
         return Definition(method, stages, minibatches, vertical_sync=method == "pipedream" and draw(st.booleans()))
     minibatches = min(minibatches, 2)
@@ -115,7 +117,7 @@ def test_every_edit_breaks_schedules(method: str) -> None:
 
     And the linter accepts some edited schedules.
     """
-    cut = method in ("gpipe", "1f1b", "interleaved", "zb-h1")
+    cut = METHODS[method].cuts_minibatches
     definition = Definition(method, 3, 2 if cut else 5, 6 if cut else 1, 2 if method == "interleaved" else 1)
     schedule, random = build(definition), Random(7)
     wrong: Counter[str] = Counter()
