@@ -33,8 +33,8 @@ from hybridnn.runs.resume import data_identity, resume
 from hybridnn.runs.stop_signals import StopSignals
 from hybridnn.runs.trace.trace_file import write_trace
 from hybridnn.runs.workload import predicted_step
-from hybridnn.training.device import TrainingDevice, settle_device
-from hybridnn.training.equal_settings import described, require_same_settings
+from hybridnn.training.device import TrainingDevice, resolve_device
+from hybridnn.training.equal_settings import describe_value, require_same_settings
 from hybridnn.training.records import EpochRecord, RunSummary
 from hybridnn.training.trainer import Trainer
 from hybridnn.utils.files import read_npz
@@ -174,14 +174,14 @@ def require_same_run(settings: Settings, start: Start, *, forced: bool, comm: MP
         On every rank.
     """
     options = settings.model_dump() | {"--resume": start, "--force": forced}
-    require_same_settings(all_ranks_group(comm), lambda: described("", options))
+    require_same_settings(all_ranks_group(comm), lambda: describe_value("", options))
 
 
 def _prepare(settings: Settings, comm: MPI.Intracomm | None) -> _PreparedRun:
     """Make the process grid, choose the device, load the data and make the trainer; collective."""
     settings = resolve_layout(settings)
     grid = _make_grid(settings, comm)
-    device = settle_device(make_device_options(settings.device), grid)  # before anything that takes long
+    device = resolve_device(make_device_options(settings.device), grid)  # before anything that takes long
     data = place_data(
         lambda: load_data(settings.data),
         grid,

@@ -14,7 +14,7 @@ from hybridnn.nn.optimizers import SGD, Adam, Optimizer
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.pipeline.schedules.methods import METHODS
 from hybridnn.training.config import TrainConfig
-from hybridnn.training.data_split import make_part
+from hybridnn.training.data_split import make_split
 from hybridnn.training.engine import Engine, make_engine
 from hybridnn.training.epoch import EpochHooks, train_epoch
 from hybridnn.training.pipelining import PipelinePlan
@@ -45,13 +45,13 @@ class TrainingTimer:
         x = generator.standard_normal((samples, sizes[0]))
         y = generator.integers(sizes[-1], size=samples)
         targets = y if case.classification else generator.standard_normal((samples, sizes[-1]))
-        part = make_part(self._grid, "local", case.model, x, targets, "random numbers", case.dtype)
+        split = make_split(self._grid, "local", case.model, x, targets, "random numbers", case.dtype)
 
         def train() -> None:
             batches = [generator.integers(samples, size=case.batch_size) for _ in range(STEPS)]
-            minibatches = engine.loader.minibatches(part, batches, [RATE] * STEPS, first=engine.updates)
+            minibatches = engine.loader.minibatches(split, batches, [RATE] * STEPS, first=engine.updates)
             hooks = EpochHooks(lambda record: None, log_every=engine.updates + STEPS + 1)
-            train_epoch(engine, self._grid, part, minibatches, Progress(), hooks)
+            train_epoch(engine, self._grid, split, minibatches, Progress(), hooks)
 
         train()  # warm-up
         instructions = len(plan.training(1).orders[0])

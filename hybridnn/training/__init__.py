@@ -1,1 +1,1 @@
-"""Trainer, history, metrics: ties everything below together."""
+"""Training: trainer, engine, devices, data splits, metrics and records."""

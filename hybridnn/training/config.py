@@ -1,4 +1,4 @@
-"""Configuration of a training: everything that decides on it beside the data, the ranks and the device."""
+"""Configuration of a training: model, optimizer and settings, without the data, the ranks and the device."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ WIRE_DTYPES = ("same", *COMPRESSED_FORMATS)
 class Pipelining:
     """Settings of a pipeline.
 
-    On a grid of one stage exact methods all train alike, as one process does, and the other settings mean nothing;
-    asynchronous methods are refused there.
+    With a single stage, all exact methods are equivalent, the other settings have no effect, and asynchronous methods
+    are refused.
 
     Attributes
     ----------
     method : str
         One of ``hybridnn.pipeline.schedules.methods.METHODS``.
     microbatches : int or None
-        Parts of a minibatch; None: four per stage, where the method cuts minibatches and there are enough samples.
+        Microbatches per minibatch; None: four per stage, if the method uses microbatches and there are enough samples.
     chunks : int or None
-        Parts of the layers on every rank; None: 2 for ``interleaved``, else 1.
+        Chunks per stage; None: 2 for ``interleaved``, else 1.
     partition : "uniform", "profile", or sequence of int
-        How many layers each stage has (each chunk of each stage, in the order of the layers).
+        Number of layers of each stage (of each chunk of each stage, in the order of the layers).
     vertical_sync : bool
-        ``pipedream``: every stage reads the version that the first one read.
+        ``pipedream``: every stage reads the weight version that the first stage read.
     weight_grad : {"auto", "merged", "per-microbatch"}
-        Weight gradients as one product over all microbatches, or one by one; ``auto`` merges where the method does not
-        place them itself.
+        Weight gradients as one product over all microbatches, or one product per microbatch; ``auto`` merges unless the
+        method schedules weight gradients itself.
     synchronous_sends : bool
-        Every send waits until its receiver has begun to receive; for tests.
+        Use synchronous sends (``MPI_Ssend``); for tests.
     """
 
     method: str = "1f1b"
@@ -85,7 +85,7 @@ class TrainConfig:
         return {item.name: getattr(self, item.name) for item in fields(self)}
 
     def checked(self) -> Self:
-        """The same configuration, with its numbers as Python's and its dtype as NumPy's.
+        """A validated copy, with `batch_size` as an int and `dtype` as a NumPy dtype.
 
         Raises
         ------

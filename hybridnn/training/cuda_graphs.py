@@ -1,12 +1,11 @@
-"""Steps that a device records once for every size of minibatch, and replays from then on.
+"""CUDA graphs of training steps: one capture per minibatch size, replayed in all later steps of this size.
 
-A replay launches everything at once, where launching one by one takes longer than small networks compute. It repeats
-what was recorded with the same arguments, so what changes from step to step lies at fixed places of the device: which
-samples the minibatch has, and the numbers of the update.
+A replay launches all kernels of a step at once; for small networks, launching them one by one takes longer than the
+computation. A replay repeats the captured calls with the same arguments, so the inputs that change from step to step
+are kept at fixed device addresses: the indices of the minibatch's samples and the scalars of the update.
 
-Batch ranks record the sums of their gradients with the rest, as far as these are calls of NCCL. Then a recording is
-collective, and so is every replay; that all ranks do the same follows from what decides it, the sizes of the global
-minibatches, being the same on all.
+With several batch ranks and NCCL, the graph includes the all-reduce of the gradients. Captures and replays are then
+collective; all ranks capture the same steps because the decision depends only on the sizes of the global minibatches.
 """
 
 from __future__ import annotations
@@ -33,22 +32,18 @@ if TYPE_CHECKING:
 
 Replay = Callable[[], None]
 Record = Callable[[Callable[[], None]], Replay]
-"""Keeps what a function would put in line on the device, and returns what puts it there."""
+"""Captures the device work that a function enqueues; returns a function that enqueues it again."""
 
 
 class CudaGraphSteps:
-    """Steps that were recorded; those on samples that lie elsewhere are recorded anew.
+    """CUDA graphs of the steps on one set of device samples; other samples require new captures.
 
     Parameters
     ----------
-    record : Record
-    stage : Stage
-    optimizer : Optimizer
-    state : OptimizerState
     batch_size : int
-        Most samples of a minibatch, over all ranks.
+        Largest number of samples of a minibatch, over all ranks.
     group : Group
-        The batch group; its recorder is told of every step.
+        The batch group; every step is added to its recorder.
     """
 
     def __init__(
@@ -60,19 +55,21 @@ class CudaGraphSteps:
         batch_size: int,
         group: Group,
     ) -> None:
-        self._samples: ref[DeviceSamples] | None = None  # whose memory is to be had again before they are replaced
+        self._samples: ref[DeviceSamples] | None = (
+            None  # weak, so that their memory can be freed before they are replaced
+        )
         self._record, self._stage, self._kernels = record, stage, stage.kernels
         self._optimizer, self._state, self._group = optimizer, state, group
         self._indices = self._kernels.empty((batch_size,), np.int64)
         self._scalars = self._kernels.zeros((3,), np.float64)
         self._tried: set[int] = set()
         self._replays: dict[int, Replay] = {}
-        # The transport, which must end recordings before what connects the ranks, keeps the mapping alive.
+        # The transport keeps a reference to this mapping: it must free the graphs before it disconnects the ranks.
         finalize(self, self._replays.clear)
 
     @contextmanager
     def of_samples(self, samples: DeviceSamples) -> Iterator[Self]:
-        """Steps on these samples, whose learning rates and step numbers the device reads from its memory."""
+        """Context of steps on `samples`; the update reads learning rate and step number from device memory."""
         if self._samples is None or self._samples() is not samples:
             self.free()
             self._samples = ref(samples)
@@ -90,7 +87,7 @@ class CudaGraphSteps:
         minibatch : Minibatch
             Its samples are indices on the device.
         run : callable
-            Launches the work of a step; captured with a minibatch whose indices lie in a fixed place.
+            Enqueues the work of a step; captured with a minibatch whose indices have a fixed address.
         """
         indices = self._indices[: minibatch.size]
         self._kernels.copy(minibatch.samples, indices)
@@ -100,15 +97,15 @@ class CudaGraphSteps:
         self._group.recorder.end_compute("step", start)
 
     def free(self) -> None:
-        """Give up all recordings."""
+        """Free all graphs."""
         self._samples = None
         self._tried.clear()
         self._replays.clear()
 
     def _replay(self, size: int, run: Callable[[], None]) -> None:
-        """The first step of a size is run plainly, which allocates and compiles what it needs, the second recorded.
+        """Run the first step of a size, which allocates and compiles; capture the second; replay later ones.
 
-        Where the ranks are no longer connected, all are run plainly.
+        Steps are run without capture if the ranks are no longer connected.
         """
         if size not in self._tried or not self._group.transport.register_graphs(self._replays):
             self._tried.add(size)
@@ -118,12 +115,12 @@ class CudaGraphSteps:
         if size in self._replays:
             self._replays[size]()
         else:
-            self._replays[size] = self._recorded(run)
+            self._replays[size] = self._capture(run)
         self._state.updates = updates + 1
 
-    def _recorded(self, run: Callable[[], None]) -> Replay:
-        """Record a step, launch it, and return what launches it again."""
+    def _capture(self, run: Callable[[], None]) -> Replay:
+        """Capture a step, run it once, and return a function that replays it."""
         replays: list[Replay] = []
         calls = capture_calls(self._group.recorder, lambda: replays.append(self._record(run)))
-        replays[0]()  # its calls are noted: while it was recorded nothing was computed
+        replays[0]()  # the capture computed nothing, but its calls are already in the recorder
         return partial(replay_calls, self._group.recorder, calls, replays[0])

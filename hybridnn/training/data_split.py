@@ -1,7 +1,4 @@
-"""One part of the data, training or test: checked, and described on ranks that hold none of it.
-
-The order of the samples, from the seed and the epoch alone.
-"""
+"""Data splits: the checked training or test samples, their order in an epoch, and their minibatches."""
 
 from __future__ import annotations
 
@@ -25,7 +22,8 @@ from hybridnn.training.sample_digests import require_same_data, row_details, row
 def epoch_order(samples: int, seed: int, epoch: int, shuffle: bool) -> NDArray[np.int64]:
     """Indices of all samples in the order of an epoch (from 1); the same on every rank, 8 bytes per sample.
 
-    The third word of the counter keeps these draws apart from the initial weights of layer number `epoch`.
+    The order depends only on the seed and the epoch. The third word of the counter separates this random stream from
+    that of the initial weights of layer number `epoch`.
     """
     if not shuffle:
         return np.arange(samples, dtype=np.int64)
@@ -38,19 +36,16 @@ def minibatches(order: NDArray[np.int64], batch_size: int) -> Iterator[NDArray[n
         yield order[start : start + batch_size]
 
 
-OTHER_DISTRIBUTION = "scatter"
-"""That of ranks which do not hold data themselves."""
-
-
 @dataclass(frozen=True)
 class DeviceSamples:
-    """All samples of a part on this rank's device.
+    """All samples of a data split, on this rank's device.
 
     Attributes
     ----------
     x : array, shape (samples, features), or None
+        None unless this rank has the first stage.
     y : array, shape (samples,) or (samples, outputs), or None
-        None where this rank's layers do not read them.
+        None unless this rank has the last stage.
     """
 
     x: Array | None
@@ -59,7 +54,7 @@ class DeviceSamples:
 
 @dataclass(frozen=True)
 class DataSplit:
-    """Samples of one part.
+    """The training samples, or the test samples.
 
     Attributes
     ----------
@@ -69,7 +64,7 @@ class DataSplit:
         Number of samples.
     task : {"classification", "regression"}
     on_device : DeviceSamples or None
-        None where the host reads the samples of every minibatch.
+        None if the host reads the samples of every minibatch.
     """
 
     rows: Rows | None
@@ -78,69 +73,71 @@ class DataSplit:
     on_device: DeviceSamples | None = None
 
 
-def make_part(
+def make_split(
     grid: ProcessGrid, distribution: str, model: MLP, x: Any, y: NDArray[Any] | None, what: str, dtype: DTypeLike
 ) -> DataSplit:
-    """Check data against the model on the ranks that hold them, and tell the others; collective.
+    """Make a data split: check samples and targets against the model, and between ranks; collective.
 
     Parameters
     ----------
     x : Rows, or array_like of shape (samples, features), or None
-        None on ranks other than 0 where the distribution sends minibatches.
+        None on ranks other than 0 if the distribution is not ``"local"``.
     y : ndarray, shape (samples,) or (samples, outputs), or None
-        None with rows, which bring their targets.
+        None with `Rows`, which include their targets.
     what : str
-        Named in messages.
+        Name of the data in messages.
     dtype : dtype
         Arrays are converted to it once.
 
     Raises
     ------
     DataError
-        The same on every rank: the data do not fit the model, the ranks do not hold the same, as far as `rows_facts`
-        looks at it (all of it with the grid's `check_collectives`), or rank 0 holds none.
+        The same on every rank: the data do not fit the model, they differ between ranks in the samples that
+        `rows_facts` compares (all samples with the grid's `check_collectives`), or rank 0 has none.
     """
-    sent = distribution != "local"
-    holds = not sent or grid.rank == 0
-    rows = agree(grid.world, lambda: _checked_rows(model, x, y, what, dtype) if holds else None)
+    scattered = distribution != "local"
+    has_data = not scattered or grid.rank == 0
+    rows = agree(grid.world, lambda: _checked_rows(model, x, y, what, dtype) if has_data else None)
     facts = np.array([0, 0] if rows is None else [rows.samples, not rows.targets_shape], np.int64)
-    if sent:
+    if scattered:
         grid.world.broadcast(facts)
     elif rows is not None:
         require_same_data(
             grid.world,
             what,
-            partial(rows_facts, rows, dtype, whole=grid.check_collectives),
+            partial(rows_facts, rows, dtype, complete=grid.check_collectives),
             partial(row_details, rows, dtype),
-            f"; with distribution = {OTHER_DISTRIBUTION!r}, rank 0 sends what it holds",
+            "; with distribution = 'scatter', rank 0 sends what it holds",
         )
     samples, classification = int(facts[0]), bool(facts[1])
-    return DataSplit(rows if holds else None, samples, "classification" if classification else "regression")
+    return DataSplit(rows if has_data else None, samples, "classification" if classification else "regression")
 
 
-def holds_validation(grid: ProcessGrid, distribution: str, given: bool) -> bool:
-    """Whether there is a test part: as rank 0 says where it sends minibatches, else as all ranks must say alike.
+def has_validation(grid: ProcessGrid, distribution: str, given: bool) -> bool:
+    """Whether there is a test split; collective.
+
+    Rank 0 decides if it scatters the minibatches; otherwise `given` must be the same on all ranks.
 
     Raises
     ------
     DataError
-        On every rank, where only some were given validation samples.
+        On every rank, if only some ranks have validation samples.
     """
-    answer = np.array([given], np.int64)
+    flag = np.array([given], np.int64)
     if distribution != "local":
-        grid.world.broadcast(answer)
+        grid.world.broadcast(flag)
     else:
         require_same_data(grid.world, "test data", lambda: {"validation samples": "some" if given else "none"})
-    return bool(answer[0])
+    return bool(flag[0])
 
 
 def as_samples(x: Any, features: int) -> NDArray[Any]:
-    """`x` as an array of shape (samples, features) of real numbers.
+    """Convert `x` to an array of real numbers, shape (samples, features).
 
     Raises
     ------
     DataError
-        If it is none.
+        If `x` has another shape or another kind of dtype.
     """
     samples = np.asarray(x)
     if samples.ndim != 2 or samples.shape[1] != features or samples.dtype.kind not in "biuf":
@@ -172,7 +169,7 @@ def _rows_of_arrays(model: MLP, x: Any, y: NDArray[Any] | None, what: str, dtype
         raise DataError(f"{what}: samples came without targets")
     task = {"cross_entropy": "classification", "mse": "regression", "auto": None}[model.loss]
     try:
-        checked = as_rows(x, y, task, classes=None)  # type: ignore[arg-type]  # the literals are the loss's own
+        checked = as_rows(x, y, task, classes=None)  # type: ignore[arg-type]  # a str, not a Literal
     except DataError as error:
         raise DataError(f"{what}: {error}") from error
     targets = checked.y

@@ -1,7 +1,4 @@
-"""The device that trains, and how its arrays travel between the ranks: settled once, before the first step.
-
-Which device a rank computes on: the CPU, or one of its node's GPUs.
-"""
+"""Choice of the device that trains: the CPU or a GPU of each rank's node, and the transport of its arrays."""
 
 from __future__ import annotations
 
@@ -36,11 +33,11 @@ class DeviceChoice:
     ----------
     kind : {"cpu", "gpu"}
     index : int
-        Of the GPU among those that CUDA shows this rank; -1 for the CPU.
+        Index of the GPU among those that are visible to CUDA on this rank; -1 for the CPU.
     why : str
-        In words, for the run's header.
+        The reason as text, for the run's header.
     cupy : module or None
-        CuPy, for a GPU; it is the current device.
+        CuPy, for a GPU, which is its current device.
     """
 
     kind: Literal["cpu", "gpu"]
@@ -50,23 +47,24 @@ class DeviceChoice:
 
 
 def choose_device(name: str, node_rank: int, load: Callable[[], Any] = load_cupy) -> DeviceChoice:
-    """This rank's device, which is the current one from then on.
+    """Choose this rank's device and make it CUDA's current device.
 
     Parameters
     ----------
     name : {"auto", "cpu", "gpu"}
-        ``"auto"`` is a GPU where one answers, else the CPU.
+        ``"auto"`` is a GPU if a usable one is found, else the CPU.
     node_rank : int
-        Number of the rank on its node; the ranks of a node take its GPUs in turn, and share them where they are fewer.
+        Rank within the node; GPUs are assigned to the ranks of a node round-robin, and shared if there are fewer GPUs
+        than ranks.
     load : callable
-        As `load_cupy`.
+        Loads CuPy, as `load_cupy` does.
 
     Raises
     ------
     SettingError
-        If the name is another.
+        If the name is unknown.
     EnvironmentProblem
-        If a GPU is asked for and there is none; the message says what was found and what to install.
+        If `name` is ``"gpu"`` and no GPU is usable; the message names what was found and what to install.
     """
     if name not in NAMES:
         raise SettingError("device.name", name, f"one of {', '.join(NAMES)}")
@@ -82,16 +80,16 @@ def choose_device(name: str, node_rank: int, load: Callable[[], Any] = load_cupy
     except EnvironmentProblem as problem:
         if name == "gpu":
             raise
-        # The message begins with what somebody asked for, and nobody did.
+        # The prefix of the message, "a GPU was asked for: ", does not apply to "auto".
         return _cpu(str(problem).partition(": ")[2])
 
 
 def choose_device_together(
     group: Group, name: str, node_rank: int, load: Callable[[], Any] = load_cupy
 ) -> DeviceChoice:
-    """As `choose_device`, of the same kind on every rank of `group`; collective.
+    """As `choose_device`, but of the same kind on every rank of `group`; collective.
 
-    ``"auto"`` is the CPU on all ranks where one of them has no GPU, and says which.
+    ``"auto"`` is the CPU on all ranks if one of them has no GPU; the reason names this rank.
     """
     choice = agree(group, lambda: choose_device(name, node_rank, load))
     without = np.array([group.size - group.rank if choice.kind == "cpu" else 0], np.int64)
@@ -108,11 +106,11 @@ def _cpu(why: str) -> DeviceChoice:
 
 
 def _gpu(cupy: Any, index: int) -> DeviceChoice:
-    """GPU `index` made the current one, if it answers."""
+    """Make GPU `index` the current device; `EnvironmentProblem` if it is not usable."""
     runtime = cupy.cuda.runtime
     try:
         cupy.cuda.Device(index).use()
-        runtime.memGetInfo()  # the first call that needs the device, which another process may hold for itself
+        runtime.memGetInfo()  # the first call that needs the device; fails if another process uses it exclusively
         name = runtime.getDeviceProperties(index)["name"].decode()
     except runtime.CUDARuntimeError as error:
         raise EnvironmentProblem(f"a GPU was asked for: GPU {index} does not answer ({error})") from error
@@ -120,7 +118,7 @@ def _gpu(cupy: Any, index: int) -> DeviceChoice:
 
 
 class RecordingKernels(Kernels, Protocol):
-    """Arithmetic of a device that can record what it is told."""
+    """Kernels of a device that can capture the work enqueued on it."""
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
         """As `CupyKernels.record`."""
@@ -129,19 +127,19 @@ class RecordingKernels(Kernels, Protocol):
 
 @dataclass(frozen=True)
 class DeviceOptions:
-    """What is wanted of the device.
+    """Settings of the device.
 
     Attributes
     ----------
     name : {"auto", "cpu", "gpu"}
-        ``"auto"``: a GPU where every rank finds one, else the CPU.
+        ``"auto"``: a GPU if every rank has one, else the CPU.
     transport : {"auto", "staging", "mpi", "nccl"}
-        As for `choose_transport`; it means nothing on the CPU.
+        As for `choose_transport`; ignored on the CPU.
     tf32 : bool
-        Let a GPU round the factors of float32 matrix products to TF32, which is faster and less precise.
+        Round the factors of float32 matrix products to TF32 on a GPU, which is faster and less precise.
     graphs : bool
-        Let a GPU replay recorded steps (CUDA graphs), where its samples lie on it, and one rank trains, or batch ranks
-        do that NCCL connects. Elsewhere the kernels of a step are launched one by one.
+        Replay steps as CUDA graphs. Requires samples in GPU memory, and either a single rank or batch ranks that are
+        connected by NCCL; otherwise the kernels of a step are launched one by one.
     """
 
     name: str = "auto"
@@ -152,22 +150,21 @@ class DeviceOptions:
 
 @dataclass(frozen=True)
 class TrainingDevice:
-    """A device that is ready to train.
+    """A device with compiled kernels, and its transport.
 
     Attributes
     ----------
     kernels : Kernels
-        Its arithmetic.
     kind : {"cpu", "gpu"}
         The same on every rank.
     why : str
-        Which one, or the reason for it, in words.
+        Name of the device, or the reason for its choice.
     transport : {"staging", "mpi", "nccl"} or None
-        How its arrays travel; None on the CPU, where MPI takes them as they are.
+        Transport of its arrays; None on the CPU, where MPI reads and writes them in place.
     transport_why : str
-        The reason; empty on the CPU.
+        The reason for the transport; empty on the CPU.
     record : Record or None
-        Records steps; None where they are launched kernel by kernel.
+        Captures steps as CUDA graphs; None if kernels are launched one by one.
     """
 
     kernels: Kernels = field(repr=False)
@@ -178,63 +175,64 @@ class TrainingDevice:
     record: Record | None = field(default=None, repr=False)
 
 
-def settle_device(
-    wanted: str | DeviceOptions | TrainingDevice,
+def resolve_device(
+    device: str | DeviceOptions | TrainingDevice,
     grid: ProcessGrid,
     load: Callable[[], Any] = load_cupy,
     make: Callable[..., RecordingKernels] = cupy_kernels,
 ) -> TrainingDevice:
-    """Choose the device of all ranks, and let the grid carry its arrays; collective, with nothing in flight.
+    """Choose the device of all ranks and attach its transport to the grid; collective, with no message in flight.
 
     Parameters
     ----------
-    wanted : str, DeviceOptions or TrainingDevice
-        A name alone leaves everything else as it is by default. A device that was settled for the grid before is
-        returned as it is: several trainers on one grid may share it. With NCCL every call for a grid connects the
-        ranks anew, and ends the connection before.
+    device : str, DeviceOptions or TrainingDevice
+        A name stands for `DeviceOptions` with this name. A `TrainingDevice` that was chosen for the grid before is
+        returned unchanged: several trainers on one grid may share it. With NCCL, every call for a grid opens a new
+        connection of the ranks and ends the previous one.
     grid : ProcessGrid
-        On a GPU its groups take the GPU's arrays from then on. `ProcessGrid.disconnect` ends what connects them beside
-        MPI, once nobody trains with the device any more.
+        On a GPU, its groups accept arrays of the GPU after this call. `ProcessGrid.disconnect` ends the connections
+        other than MPI; to be called after the last training with the device.
     load : callable
-        As `load_cupy`.
+        Loads CuPy, as `load_cupy` does.
     make : callable
-        As `cupy_kernels`.
+        Makes the kernels, as `cupy_kernels` does.
 
     Raises
     ------
     SettingError
         On every rank: a name is unknown.
     EnvironmentProblem
-        On every rank: what is asked for cannot be had; the message says what was found and what to install.
+        On every rank: a requested device or transport is not available; the message names what was found and what to
+        install.
     """
-    if isinstance(wanted, TrainingDevice):
-        return wanted
-    options = DeviceOptions(wanted) if isinstance(wanted, str) else wanted
+    if isinstance(device, TrainingDevice):
+        return device
+    options = DeviceOptions(device) if isinstance(device, str) else device
     choice = choose_device_together(grid.world, options.name, grid.node_group.rank, load)
     if choice.kind == "cpu":
         return TrainingDevice(NUMPY, "cpu", choice.why)
-    device = Device(choice.cupy)
-    kernels, problem = _make_kernels(make, options, device.progress if grid.size > 1 else None)
+    gpu = Device(choice.cupy)
+    kernels, problem = _make_kernels(make, options, gpu.progress if grid.size > 1 else None)
     problem = first_problem(grid, problem)
     if kernels is None or problem:
         if options.name == "gpu":
             raise EnvironmentProblem(problem)
         return TrainingDevice(NUMPY, "cpu", problem)
-    way = attach_transport(grid, options.transport, device)
+    transport = attach_transport(grid, options.transport, gpu)
     if not options.graphs:
-        return TrainingDevice(kernels, "gpu", choice.why, way.name, way.why)
-    problem = _graphs_problem(grid, way.name)
+        return TrainingDevice(kernels, "gpu", choice.why, transport.name, transport.why)
+    problem = _graphs_problem(grid, transport.name)
     if problem:
         why = f"{choice.why}, kernels launched one by one: {problem}"
-        return TrainingDevice(kernels, "gpu", why, way.name, way.why)
+        return TrainingDevice(kernels, "gpu", why, transport.name, transport.why)
     why = f"{choice.why}, steps replayed as CUDA graphs where samples lie on the GPU"
-    return TrainingDevice(kernels, "gpu", why, way.name, way.why, kernels.record)
+    return TrainingDevice(kernels, "gpu", why, transport.name, transport.why, kernels.record)
 
 
 def _make_kernels(
     make: Callable[..., RecordingKernels], options: DeviceOptions, progress: Progress | None
 ) -> tuple[RecordingKernels | None, str]:
-    """The arithmetic of this rank's GPU, tried as far as compiling it; or None and what is missing."""
+    """The compiled kernels of this rank's GPU and an empty text, or None and the reason for the failure."""
     try:
         kernels = make(tf32=options.tf32, progress=progress)
         kernels.compile(np.float32)
@@ -244,7 +242,7 @@ def _make_kernels(
 
 
 def _graphs_problem(grid: ProcessGrid, transport: str) -> str:
-    """Why no steps of this grid can be recorded, the same text on all ranks; empty if they can."""
+    """The reason why steps cannot be captured on this grid, the same text on all ranks; empty if they can."""
     if grid.size == 1:
         return ""
     if grid.batch < grid.size:

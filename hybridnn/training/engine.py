@@ -34,13 +34,13 @@ from hybridnn.training.loading import Loader
 from hybridnn.training.losses import MinibatchLosses, broadcast_from_last_stage
 from hybridnn.training.metrics import Metrics, MetricSums
 from hybridnn.training.pipelining import PipelinePlan, overlaps
-from hybridnn.training.replica_choice import settle_sharing, shared_arrays, uses_fused_update
+from hybridnn.training.replica_choice import choose_sharing, shared_arrays, uses_fused_update
 from hybridnn.training.stage_memory import StageMemory
 
 Array = NDArray[Any]
 
 KEPT_EXECUTORS = 4
-"""Executors kept for later runs: of training, of evaluation, and of their last epochs where these are shorter."""
+"""Executors in the cache: for training, for evaluation, and for shorter last epochs of both."""
 
 
 class Engine:
@@ -51,18 +51,15 @@ class Engine:
     Parameters
     ----------
     config : TrainConfig
-        Checked.
-    grid : ProcessGrid
-    plan : PipelinePlan
-        Which layers this rank has, and the schedules.
+        Validated by `TrainConfig.checked`.
     sharing : Sharing or None
-        Ranks that share one replica.
+        The ranks that share a replica with this one; None for a private replica.
     kernels : Kernels
         Of the device that trains.
     record : callable, optional
-        Captures steps as CUDA graphs; where all ranks are batch ranks.
+        Captures steps as CUDA graphs; only on grids of batch ranks alone.
     fused_update : bool
-        Fuse weight-gradient products with the update wherever `uses_fused_update` allows it.
+        Fuse weight-gradient products with the update if `uses_fused_update` allows it.
 
     Attributes
     ----------
@@ -71,10 +68,9 @@ class Engine:
     states : list of OptimizerState
     arrays : GlobalArrays
     samples : DeviceSampleCache
-        On the device that trains.
     loader : Loader
     overlap : bool
-        Whether messages travel during the backward pass.
+        Whether communication overlaps with the backward pass.
     """
 
     def __init__(
@@ -125,7 +121,7 @@ class Engine:
     # -- training ----------------------------------------------------------------------------------------------------
 
     def new_losses(self, minibatches: Sequence[Minibatch]) -> MinibatchLosses:
-        """Workspace for the losses of the next minibatches; it refuses losses that are not finite."""
+        """Workspace for the losses of the next minibatches; losses that are not finite end the training."""
         return MinibatchLosses(self._kernels, self._grid, minibatches, self._stop)
 
     def train(self, split: DataSplit, minibatches: Sequence[Minibatch], losses: MinibatchLosses) -> Iterator[Minibatch]:
@@ -134,10 +130,9 @@ class Engine:
         Parameters
         ----------
         split : DataSplit
-            That the minibatches are of.
-        minibatches : sequence of Minibatch
+            The data split that the minibatches belong to.
         losses : MinibatchLosses
-            Takes their losses, from before their updates.
+            Receives the losses of the minibatches, computed before their updates.
 
         Yields
         ------
@@ -148,7 +143,7 @@ class Engine:
         Raises
         ------
         NonFiniteLossError
-            On every rank alike; with an exact method on the CPU before anything is changed.
+            On every rank; with an exact method on the CPU before the weights are changed.
         """
         executor = self._executor(split.task, True, 1 if self.exact else len(minibatches))
         if not self.exact:
@@ -192,12 +187,12 @@ class Engine:
             stage.replica.clip(norm, self._config.clip_norm)
 
     def require_finite(self, test: Metrics | None) -> None:
-        """Refuse weights, or a test loss, that are not finite.
+        """Check that the weights and the test loss are finite.
 
         Raises
         ------
         NonFiniteLossError
-            On every rank alike.
+            On every rank.
         """
         if not np.isfinite(self.arrays.squared_norms([stage.weights for stage in self.stages])).all():
             self._stop(f"the weights are no longer finite after step {self.updates}")
@@ -257,18 +252,18 @@ class Engine:
 
     @property
     def _forward_size(self) -> int:
-        """Samples that pass through the pipeline together, which the workspaces have memory for."""
+        """Samples of a forward pass: a microbatch, the capacity of the workspaces."""
         return ceil(self._config.batch_size / self._plan.microbatches)
 
     # -- executors and their memory ----------------------------------------------------------------------------------
 
     def _executor(self, task: str | None, trains: bool, count: int) -> Executor:
-        """The executor of `count` minibatches, of training or of forward passes alone.
+        """The executor for `count` minibatches, for training or for forward passes only.
 
         Parameters
         ----------
         task : {"classification", "regression"} or None
-            None where there are no targets.
+            None if there are no targets.
         """
         key = task, trains, count
         executor = self._executors.pop(key, None)
@@ -277,13 +272,13 @@ class Engine:
             schedule = self._plan.training if trains else self._plan.evaluation
             program = make_program(schedule, self._grid.pipeline_rank, self._plan.stages, count)
             executor = Executor(program, self._grid, chunks, None if task is None else self._loss(task))
-        self._executors[key] = executor  # last: the first one has not been used for longest
+        self._executors[key] = executor  # inserted last: the first one is the least recently used
         if len(self._executors) > KEPT_EXECUTORS:
             del self._executors[next(iter(self._executors))]
         return executor
 
     def _loss(self, task: str) -> Callable[[StageArrays, int, Array], None]:
-        """Computes a microbatch's loss and output gradient."""
+        """The function that computes a microbatch's loss and output gradient."""
         kernels, name = self._kernels, resolve_loss(self._config.model, task)
 
         def loss(arrays: StageArrays, size: int, total: Array) -> None:
@@ -293,7 +288,7 @@ class Engine:
         return loss
 
     def _chunks_for(self, task: str | None) -> list[Chunk]:
-        """This rank's chunks, with memory for the targets of a task."""
+        """This rank's chunks, with workspace for the targets of a task."""
         if not self._chunks:
             make = partial(
                 make_chunk,
@@ -311,16 +306,16 @@ class Engine:
         return self._chunks
 
     def restore(self, read: Callable[[], None]) -> None:
-        """Let `read` fill weights and states on the ranks that hold them; a user's mistake on one is raised on all."""
-        leads = all(stage.replica.is_leader for stage in self.stages)
+        """Fill weights and states with `read` on the ranks that own them; its errors are raised on all ranks."""
+        is_leader = all(stage.replica.is_leader for stage in self.stages)
         for stage in self.stages:
             stage.replica.publish()
-        agree(self._grid.world, read if leads else lambda: None)
+        agree(self._grid.world, read if is_leader else lambda: None)
         for stage, state in zip(self.stages, self.states, strict=True):
             stage.replica.synchronize_state(state)
 
     def free(self) -> None:
-        """Free shared memory, samples on the device and CUDA graphs; nothing may be used afterwards."""
+        """Free shared memory, samples on the device and CUDA graphs; the engine is unusable afterwards."""
         self.samples.free()
         if self._graphs is not None:
             self._graphs.free()
@@ -328,7 +323,7 @@ class Engine:
             self._sharing.memory.free()
 
     def memory(self, task: str) -> StageMemory:
-        """Bytes on this rank, with all that training on data of `task` needs."""
+        """Bytes on this rank, including all buffers for training on data of `task`."""
         return StageMemory.of(self.stages, self.states, self._chunks_for(task))
 
     @property
@@ -338,7 +333,7 @@ class Engine:
 
     def _stop(self, what: str) -> NoReturn:
         for chunk in self._chunks:
-            chunk.finish()  # an exact method stops within its schedule, after the last message of the minibatch
+            chunk.finish()  # completes the sends: an exact method stops after the last message of the minibatch
         norms = np.sqrt(self.arrays.squared_norms([stage.weights for stage in self.stages]))
         layers = ", ".join(f"layer {index}: {norm:.3g}" for index, norm in enumerate(norms))
         raise NonFiniteLossError(
@@ -356,22 +351,22 @@ def make_engine(
     *,
     fused_update: bool = True,
 ) -> Engine:
-    """Make an `Engine`, with its errors raised alike on every rank; collective over the grid.
+    """Make an `Engine`; an error on one rank is raised on all. Collective over the grid.
 
-    Parameters are those of `Engine`.
+    The parameters are those of `Engine`.
 
     Raises
     ------
     SettingError
-        On every rank: its arrays do not fit the memory, ``shared_replicas`` is true and impossible, or gradients are to
-        be compressed between nodes in steps that are captured as CUDA graphs.
+        On every rank: the arrays do not fit the memory, ``shared_replicas`` is true and impossible, or a compressed
+        all-reduce is combined with CUDA graphs.
     GridError
-        As for `settle_sharing`.
+        As for `choose_sharing`.
     """
     if config.wire_dtype != "same" and record is not None and grid.spans_nodes:
         allowed = "the host rounds gradients, which a GPU's replayed steps leave out: 'same', or device.graphs = false"
         raise SettingError("parallel.wire_dtype", config.wire_dtype, allowed)
-    sharing = settle_sharing(config, grid, plan, on_host=kernels.on_host)
+    sharing = choose_sharing(config, grid, plan, on_host=kernels.on_host)
 
     def make() -> Engine:
         try:

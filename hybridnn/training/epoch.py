@@ -1,7 +1,4 @@
-"""One pass over the training samples, or the rest of one, with its records.
-
-Where the time of steps goes: every kind of instruction, communication, waiting; the mean over the ranks.
-"""
+"""Training of one epoch, or of the rest of one, with its records and its time by kind of instruction."""
 
 from __future__ import annotations
 
@@ -29,27 +26,22 @@ from hybridnn.training.engine import Engine
 from hybridnn.training.records import MeasuredStep, Meter, Speed, StepRecord
 
 KINDS = (*(kind.name for kind in (Forward, Recompute, Backward, InputGradient, WeightGradient, Update)), "loss", "step")
-"""All that is recorded as computing, in an order that the ranks share."""
+"""Kinds of computation in the recorder, in the same order on all ranks."""
 
 
 class StepClock:
-    """Measures the steps between its making and `stop`.
-
-    Parameters
-    ----------
-    grid : ProcessGrid
-    """
+    """Measures the time from its construction to `stop` by kind of instruction, communication and waiting."""
 
     def __init__(self, grid: ProcessGrid) -> None:
         self._grid = grid
-        self._begun = self._now()
+        self._start = self._now()
 
     def stop(self) -> None:
-        """End the span; not collective."""
-        self._seconds = self._now() - self._begun
+        """End the measurement; not collective."""
+        self._seconds = self._now() - self._start
 
     def read(self, epoch: int, steps: int) -> MeasuredStep:
-        """Figures of a span of so many steps; collective over the grid."""
+        """Seconds per step as means over the ranks, for a measurement of `steps` steps; collective over the grid."""
         total = self._seconds.copy()
         self._grid.world.allreduce(total)
         seconds, communication, waiting, *computing = (total / (self._grid.size * steps)).tolist()
@@ -63,17 +55,17 @@ class StepClock:
 
 
 class StepPosition(NamedTuple):
-    """A moment between two steps.
+    """Position of the training between two steps.
 
     Attributes
     ----------
     step : int
         Updates done.
     minibatches : int
-        Of them, those of the epoch under way; 0 when one has ended.
+        Updates done in the current epoch; 0 after the end of an epoch.
     progress : callable
-        Tells all of it, as a checkpoint keeps it. Losses that are still on a device are fetched for it, so it is
-        collective, and raises `NonFiniteLossError` as that does.
+        Returns the progress that a checkpoint stores. Fetches losses that are still on a device, so it is collective
+        and may raise `NonFiniteLossError`.
     """
 
     step: int
@@ -88,13 +80,12 @@ class EpochHooks:
     Attributes
     ----------
     log : callable
-        Takes each record; with an asynchronous method, which fetches its losses at the end of the epoch, all of them
-        there.
+        Called with each record; with an asynchronous method at the end of the epoch, when the losses are fetched.
     log_every : int
         Steps between two records.
     stops : callable or None
-        Called on every rank after each step but the last; True leaves the epoch there. Only with an exact method, whose
-        pipeline is then empty.
+        Called on every rank after each step but the last; True stops the training there. Only with an exact method,
+        whose pipeline is empty between steps.
     """
 
     log: Callable[[StepRecord], None]
@@ -109,13 +100,13 @@ class EpochResult:
     Attributes
     ----------
     progress : Progress
-        How far it came, this epoch's losses included.
+        Including the losses of this epoch.
     stopped : bool
-        Whether it was left before its end.
+        Whether the training stopped before the end of the epoch.
     speed : Speed
         Of the steps done here.
     measured : MeasuredStep
-        Where the time of these steps went.
+        Time of these steps by kind of instruction.
     """
 
     progress: Progress
@@ -132,21 +123,20 @@ def train_epoch(
     before: Progress,
     hooks: EpochHooks,
 ) -> EpochResult:
-    """Train on the minibatches of an epoch that are left, once each; collective.
+    """Train on the remaining minibatches of an epoch, once each; collective.
 
     Parameters
     ----------
     split : DataSplit
-        That the minibatches are of.
+        The data split that the minibatches belong to.
     minibatches : sequence of Minibatch
         At least one.
     before : Progress
-        How much of the epoch was done earlier.
-    hooks : EpochHooks
+        Progress before the first of them.
     """
     start = perf_counter()
     clock = StepClock(grid)
-    whole, since_record = Meter(grid), Meter(grid)
+    since_start, since_record = Meter(grid), Meter(grid)
     losses = engine.new_losses(minibatches)
     done, unmarked, stopped = 0, 0, False
 
@@ -159,7 +149,7 @@ def train_epoch(
         unmarked += minibatch.size
         if (minibatch.number + 1) % hooks.log_every == 0:
             if engine.exact:
-                losses.fetch(done)  # waits for the device, so that the mark is the end of the step
+                losses.fetch(done)  # waits for the device, so that the mark is at the end of the step
             since_record.mark(unmarked)
             unmarked = 0
             if engine.exact:
@@ -175,6 +165,6 @@ def train_epoch(
             if (minibatch.number + 1) % hooks.log_every == 0:
                 log(minibatch, loss)
     grid.recorder.end_phase("training", start, before.epoch)
-    whole.mark(progress.samples - before.samples)
+    since_start.mark(progress.samples - before.samples)
     clock.stop()
-    return EpochResult(progress, stopped, whole.read(), clock.read(before.epoch, done))
+    return EpochResult(progress, stopped, since_start.read(), clock.read(before.epoch, done))

@@ -1,4 +1,4 @@
-"""Comparison of the settings of all ranks, which must train the same network in the same way."""
+"""Comparison of the settings of all ranks: settings and learning rates must be equal everywhere."""
 
 from __future__ import annotations
 
@@ -22,51 +22,51 @@ from hybridnn.nn.learning_rates import Constant, Cosine, Step, WarmupLinear
 from hybridnn.training.device import DeviceOptions
 
 REPORTED = 3
-"""Settings that a message names where more differ."""
+"""Largest number of differing settings in a message."""
 
 NAMED_RATES = 2**12
-"""First learning rates of an epoch among which one that differs is named."""
+"""Learning rates of an epoch that are compared one by one, after their digests differ."""
 
 SHORT_DIGEST = 12
-"""Hexadecimal digits of a digest that is shown to people."""
+"""Hexadecimal digits of a digest in a message."""
 
 
 def require_same_settings(group: Group, settings: Callable[[], Mapping[str, str]]) -> None:
-    """Refuse settings that are not the same on all ranks; collective.
+    """Check that settings are equal on all ranks; collective.
 
     Parameters
     ----------
-    group : Group
     settings : callable
-        Makes their values by name, as `described` does; not called on one rank alone.
+        Returns their values by name, as `describe_value` does; not called in a group of one rank.
 
     Raises
     ------
     UnequalSettingError
-        On every rank: names those that differ, with ranks and values.
+        On every rank: names the settings that differ, with ranks and values.
     """
     found = unequal_values(group, settings)
     if found:
         left_out = len(found) - REPORTED
         more = f"; {left_out} more settings differ" if left_out > 0 else ""
-        raise UnequalSettingError(found[0].name, "; ".join(one.text for one in found[:REPORTED]) + more)
+        raise UnequalSettingError(found[0].name, "; ".join(item.text for item in found[:REPORTED]) + more)
 
 
 def require_same_rates(group: Group, steps: Sequence[int], rates: Sequence[float]) -> None:
-    """Refuse learning rates that are not the same on all ranks; collective.
+    """Check that learning rates are equal on all ranks; collective.
+
+    User-defined learning-rate schedules are compared only by their rates.
 
     Parameters
     ----------
-    group : Group
     steps : sequence of int
-        Updates done before each of an epoch.
+        Number of earlier updates, for each update of an epoch.
     rates : sequence of float
-        Of each of these updates, which is all that is compared of a schedule that a script brings along.
+        Learning rate of each of these updates.
 
     Raises
     ------
     UnequalSettingError
-        On every rank: names the first that differs, with ranks and values.
+        On every rank: names the first rate that differs, with ranks and values.
     """
 
     def digest() -> dict[str, str]:
@@ -81,47 +81,47 @@ def require_same_rates(group: Group, steps: Sequence[int], rates: Sequence[float
         raise UnequalSettingError(found[0].name, found[0].text)
 
 
-def described(name: str, value: object) -> dict[str, str]:
-    """Values by dotted name of a setting and of all that it consists of.
+def describe_value(name: str, value: object) -> dict[str, str]:
+    """Texts of a setting and of its nested values, by dotted name.
 
     Parameters
     ----------
     name : str
         Empty for a mapping of settings by name.
     value : object
-        Numbers, texts, and sequences of them are written out, numbers alike whatever their type. A mapping is described
-        by its items, a dataclass by its type and fields, except those that its ``repr`` leaves out, any other object
-        by its type and by those of its attributes that can be written out and whose names do not begin with an
-        underscore: neither its ``repr``, which may be an address, nor what it computes.
+        Numbers, strings, and sequences of them are formatted, equal numbers alike whatever their type. A mapping is
+        described by its items; a dataclass by its type and fields, except those with ``repr=False``; any other object
+        by its type and its public attributes that can be formatted, but not by its ``repr``, which may contain an
+        address, nor by its behavior.
 
     Examples
     --------
     >>> from hybridnn import SGD
-    >>> described("optimizer", SGD(lr=0.01))["optimizer.lr"]
+    >>> describe_value("optimizer", SGD(lr=0.01))["optimizer.lr"]
     '0.01'
     """
-    text = _written_out(value)
+    text = _format_value(value)
     if text is not None:
         return {name: text}
     if isinstance(value, Mapping):
         start = f"{name}." if name else ""
-        return {key: text for item in value for key, text in described(f"{start}{item}", value[item]).items()}
+        return {key: text for item in value for key, text in describe_value(f"{start}{item}", value[item]).items()}
     found = {name: type(value).__qualname__}
     if is_dataclass(value):
         for field in fields(value):
             if field.repr:
-                found |= described(f"{name}.{field.name}", getattr(value, field.name))
+                found |= describe_value(f"{name}.{field.name}", getattr(value, field.name))
         return found
-    attributes = {key: _written_out(one) for key, one in getattr(value, "__dict__", {}).items() if key[0] != "_"}
+    attributes = {key: _format_value(item) for key, item in getattr(value, "__dict__", {}).items() if key[0] != "_"}
     return found | {f"{name}.{key}": text for key, text in attributes.items() if text is not None}
 
 
 def software(node: Group) -> dict[str, str]:
-    """Versions of what decides on the training: this package, a digest of its source files, and NumPy; collective.
+    """Versions of this package, with a digest of its source files, and of NumPy; collective.
 
-    NumPy draws the order of the samples and the initial weights, as it may do otherwise in another version. The digest
-    finds an installation with changed files. One rank of a node reads them once, which takes about a tenth of a second,
-    for all that run the package in the same folder.
+    NumPy draws the order of the samples and the initial weights, which may change between its versions. The digest
+    detects an installation with changed files. One rank of a node computes it, which takes about 0.1 s, for all ranks
+    that run the package in the same folder.
 
     Parameters
     ----------
@@ -145,15 +145,15 @@ def source_digest() -> str:
     return sources.hexdigest()[:SHORT_DIGEST]
 
 
-def _written_out(value: object) -> str | None:
-    """Text of a value that has no parts of its own, or is a sequence of such; None of any other."""
+def _format_value(value: object) -> str | None:
+    """Text of a scalar, a string, or a sequence of such values; None for other values."""
     if value is None:
         return "none"
     if isinstance(value, (str, Path)):
         return repr(str(value))
     if isinstance(value, (bool, np.bool_)):
         return str(bool(value)).lower()
-    if isinstance(value, (int, Integral)):  # the first of each is the usual one, and found faster
+    if isinstance(value, (int, Integral)):  # int and float are the usual types, and faster to check
         return str(int(value))
     if isinstance(value, (float, Real)):
         number = float(value)
@@ -161,7 +161,7 @@ def _written_out(value: object) -> str | None:
     if isinstance(value, np.dtype):
         return str(value)
     if isinstance(value, Sequence) and not isinstance(value, (bytes, bytearray)):
-        texts = [_written_out(item) for item in value]
+        texts = [_format_value(item) for item in value]
         return None if None in texts else f"[{', '.join(filter(None, texts))}]"
     return None
 
@@ -178,19 +178,19 @@ SETTING_OF = {
     name: f"training.{name}"
     for name in ("batch_size", "evaluate_every", "seed", "dtype", "clip_norm", "shuffle", "epochs")
 }
-"""What a parameter of `Trainer`, or of its `fit`, is called in the settings of a run, where that is another name."""
+"""Names in a run's settings of those parameters of `Trainer` and `Trainer.fit` that have another name there."""
 
 COMPARED_SCHEDULES = Constant, Cosine, Step, WarmupLinear
-"""Learning-rate schedules that are the same where their attributes are; others are compared by their rates alone."""
+"""Learning-rate schedules that are determined by their attributes; others are compared by their rates only."""
 
 
 def trainer_facts(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Values of settings by dotted name, to compare them between ranks; equal settings have equal texts.
+    """Texts of settings by dotted name, for the comparison between ranks; equal settings have equal texts.
 
     Parameters
     ----------
     settings : mapping
-        Parameters of `Trainer` and of its `fit` by name, allowed or not.
+        Parameters of `Trainer` and `Trainer.fit` by name, not yet validated.
     """
     facts: dict[str, str] = {}
     for key, value in settings.items():
@@ -200,14 +200,14 @@ def trainer_facts(settings: Mapping[str, Any]) -> dict[str, str]:
         elif key == "dtype":
             facts[name] = _dtype_name(value)
         else:
-            facts |= described(name, DeviceOptions(value) if key == "device" and isinstance(value, str) else value)
+            facts |= describe_value(name, DeviceOptions(value) if key == "device" and isinstance(value, str) else value)
         if key == "optimizer":
-            facts |= described("optimizer.lr", value.lr)
+            facts |= describe_value("optimizer.lr", value.lr)
     return facts
 
 
 def _dtype_name(dtype: DTypeLike) -> str:
     try:
         return np.dtype(dtype).name
-    except TypeError:  # refused later, on all ranks alike
+    except TypeError:  # refused later, on all ranks
         return repr(dtype)

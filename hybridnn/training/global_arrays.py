@@ -1,4 +1,4 @@
-"""From the blocks that ranks own to the global arrays of the network, and back."""
+"""Conversion between the shards of the ranks and the global arrays of the network."""
 
 from __future__ import annotations
 
@@ -25,12 +25,10 @@ class GlobalArrays:
 
     Parameters
     ----------
-    model : MLP
-    grid : ProcessGrid
     plan : PipelinePlan
-        Which stage has which layers.
+        Assignment of the layers to the stages.
     stages : sequence of Stage
-        This rank's.
+        The stages (chunks) of this rank.
     """
 
     def __init__(self, model: MLP, grid: ProcessGrid, plan: PipelinePlan, stages: Sequence[Stage]) -> None:
@@ -38,7 +36,7 @@ class GlobalArrays:
         self._norms = [stage.kernels.zeros((1,), np.float64) for stage in stages]
         ends = list(accumulate(plan.layers))
         self._stage_of = [
-            next(place for place, end in enumerate(ends) if index < end) % plan.stages
+            next(virtual for virtual, end in enumerate(ends) if index < end) % plan.stages
             for index in range(len(model.layers))
         ]
 
@@ -67,13 +65,13 @@ class GlobalArrays:
         Returns
         -------
         array of float64, shape (1,)
-            On the device, which nobody waits for unless MPI sums it up; the next call overwrites it.
+            On the device, without synchronization unless MPI reduces it; the next call overwrites it.
         """
-        grid, (norm, *others) = self._grid, self._norms
-        for stage, part in zip(self._stages, self._norms, strict=True):
-            stage.squared_gradient_norm(part)
-        for other in others:
-            self._stages[0].kernels.add(norm, other, norm)
+        grid, (norm, *chunk_norms) = self._grid, self._norms
+        for stage, stage_norm in zip(self._stages, self._norms, strict=True):
+            stage.squared_gradient_norm(stage_norm)
+        for chunk_norm in chunk_norms:
+            self._stages[0].kernels.add(norm, chunk_norm, norm)
         if grid.pipeline > 1:
             if (grid.batch_rank, grid.model_rank) != (0, 0):
                 norm[...] = 0
@@ -81,20 +79,20 @@ class GlobalArrays:
         return norm
 
     def collect(self, flats: Sequence[Array]) -> dict[str, Array]:
-        """The global arrays ``layers.<i>.weight`` and ``.bias`` that `flats` hold the blocks of, on every rank."""
+        """Gather the global arrays ``layers.<i>.weight`` and ``.bias`` from the shards in `flats`, on every rank."""
         own: dict[str, Array] = {}
         for stage, flat in zip(self._stages, flats, strict=True):
             own |= stage.gather_parameters(flat)
         if self._grid.pipeline == 1:
             return own
-        whole: dict[str, Array] = {}
+        arrays: dict[str, Array] = {}
         for layer, stage_number in zip(self._model.layers, self._stage_of, strict=True):
             for kind, shape in (("weight", (layer.outputs, layer.inputs)), ("bias", (layer.outputs,))):
                 name = parameter_name(layer, kind)
                 array = own[name] if name in own else np.empty(shape, flats[0].dtype)
                 self._grid.world.broadcast(array, self._grid.rank_at(stage_number, 0, 0))
-                whole[name] = array
-        return whole
+                arrays[name] = array
+        return arrays
 
     def initialize(self, seed: int) -> None:
         """Draw the initial weights."""
@@ -102,6 +100,6 @@ class GlobalArrays:
             stage.replica.fill(partial(stage.initialize, seed))
 
     def load(self, weights: Mapping[str, Array]) -> None:
-        """Take this rank's blocks of the global arrays `weights`."""
+        """Copy this rank's shards of the global arrays `weights`."""
         for stage in self._stages:
             stage.replica.fill(partial(stage.load, weights))

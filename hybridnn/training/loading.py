@@ -1,8 +1,8 @@
-"""Loading of minibatches: how their samples reach the arrays of a step.
+"""Loading of minibatches: copying their samples to the arrays of a step.
 
-On the CPU they are read straight into these arrays. A device has all samples, where they fit, and gathers those of a
-minibatch by their indices, which are copied to it once per epoch: no step waits for the host. Where they do not fit, or
-come by MPI, the host reads each minibatch, at most two ahead of the device, which copies them.
+On the CPU, samples are read directly into these arrays. A GPU holds all samples if they fit its memory, and gathers
+those of a minibatch by their indices, which are copied to it once per epoch: no step waits for the host. If they do not
+fit, or are received by MPI, the host reads each minibatch, at most two ahead of the device, which copies them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hybridnn.training.data_split import DataSplit, DeviceSamples
 
 
 class Loader:
-    """Makes minibatches of the samples of a data split.
+    """Makes minibatches from the samples of a data split.
 
     Parameters
     ----------
@@ -31,7 +31,6 @@ class Loader:
         For samples that the host reads.
     kernels : Kernels
         Of the device that trains.
-    grid : ProcessGrid
     """
 
     def __init__(self, distributor: Distributor, kernels: Kernels, grid: ProcessGrid) -> None:
@@ -44,13 +43,12 @@ class Loader:
 
         Parameters
         ----------
-        split : DataSplit
         batches : sequence of ndarray of int64
-            Indices of the samples of each one.
+            Sample indices of each minibatch.
         rates : sequence of float
             Learning rates of the updates.
         first : int
-            Number of the first one.
+            Number of the first minibatch.
         """
         samples: Sequence[Array] = batches
         if split.on_device is not None:
@@ -79,7 +77,7 @@ class _ReadOnHost:
 
 
 class _ReadAndCopy(_ReadOnHost):
-    """The host reads samples into pinned memory, which the device copies from while it computes."""
+    """The host reads samples into pinned memory; the device copies them while it computes."""
 
     def __init__(self, split: DataSplit, distributor: Distributor, kernels: Kernels) -> None:
         super().__init__(split, distributor)
@@ -94,7 +92,7 @@ class _ReadAndCopy(_ReadOnHost):
 
 
 class _GatherOnDevice:
-    """The device gathers samples that it has, by indices that it has."""
+    """The device gathers samples from its memory by indices in its memory."""
 
     def __init__(self, samples: DeviceSamples, kernels: Kernels, grid: ProcessGrid) -> None:
         self._samples, self._kernels = samples, kernels

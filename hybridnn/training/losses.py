@@ -14,7 +14,7 @@ from hybridnn.pipeline.execution.executor import Minibatch
 
 
 def broadcast_from_last_stage(grid: ProcessGrid, array: Array) -> None:
-    """Give all ranks an array of the last stage, whose ranks agree on it; collective over the grid."""
+    """Broadcast an array from the last stage, on whose ranks it is equal, to all ranks; collective over the grid."""
     if grid.pipeline > 1:
         grid.world.broadcast(array, grid.rank_at(grid.pipeline - 1, 0, 0))
 
@@ -22,22 +22,21 @@ def broadcast_from_last_stage(grid: ProcessGrid, array: Array) -> None:
 class MinibatchLosses:
     """Mean losses of minibatches, in their order.
 
-    A device goes on with the next steps while losses are noted; `fetch` waits for it.
+    `note` is asynchronous on a device; `fetch` synchronizes with it.
 
     Parameters
     ----------
     kernels : Kernels
-        Of the device that computes them.
-    grid : ProcessGrid
+        Of the device that computes the losses.
     minibatches : sequence of Minibatch
-        Consecutive ones.
+        Consecutive minibatches.
     stop : callable
-        Raises for a loss that is not finite, with a text that names it.
+        Called with a message if a loss is not finite; raises.
 
     Attributes
     ----------
     means : list of float
-        Those fetched so far.
+        Mean losses fetched so far.
     """
 
     def __init__(
@@ -49,17 +48,17 @@ class MinibatchLosses:
         self.means: list[float] = []
 
     def note(self, minibatch: Minibatch, total: Array) -> None:
-        """Keep the sum of a minibatch's losses, shape (1,); asynchronous on a device."""
-        place = minibatch.number - self._first
-        self._kernels.copy(total, self._totals[place : place + 1])
+        """Store the sum of a minibatch's losses, shape (1,); asynchronous on a device."""
+        index = minibatch.number - self._first
+        self._kernels.copy(total, self._totals[index : index + 1])
 
     def add(self, minibatch: Minibatch, total: Array) -> None:
-        """Note and fetch the loss of the next minibatch, which has been computed.
+        """Store and fetch the loss of the next minibatch, which has been computed.
 
         Raises
         ------
         NonFiniteLossError
-            On every rank alike.
+            On every rank.
         """
         if self._grid.pipeline > 1:
             self.note(minibatch, total)
@@ -68,19 +67,19 @@ class MinibatchLosses:
             self._append(minibatch, total.item())
 
     def fetch(self, count: int) -> None:
-        """Make the means of the first `count` known; collective over a grid with several stages.
+        """Fetch the means of the first `count` minibatches; collective over a grid with several stages.
 
         Raises
         ------
         NonFiniteLossError
-            On every rank alike.
+            On every rank.
         """
-        known = len(self.means)
-        if count <= known:
+        fetched = len(self.means)
+        if count <= fetched:
             return
-        totals = self._kernels.to_host(self._totals[known:count])
+        totals = self._kernels.to_host(self._totals[fetched:count])
         broadcast_from_last_stage(self._grid, totals)
-        for minibatch, total in zip(self._minibatches[known:count], totals.tolist(), strict=True):
+        for minibatch, total in zip(self._minibatches[fetched:count], totals.tolist(), strict=True):
             self._append(minibatch, total)
 
     def _append(self, minibatch: Minibatch, total: float) -> None:
@@ -90,7 +89,7 @@ class MinibatchLosses:
         self.means.append(mean)
 
     def progress(self, before: Progress, count: int) -> Progress:
-        """Progress `count` minibatches after `before`; collective as `fetch` is, and raises as it does."""
+        """Progress `count` minibatches after `before`; calls `fetch`."""
         self.fetch(count)
         sizes = [minibatch.size for minibatch in self._minibatches[:count]]
         loss_sum = before.loss_sum

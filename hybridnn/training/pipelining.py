@@ -1,4 +1,4 @@
-"""How a model is cut into pipeline stages, and by which method these are trained."""
+"""Pipeline plan: stages, method, microbatches and partition of a model, resolved from its configuration."""
 
 from __future__ import annotations
 
@@ -28,44 +28,41 @@ from hybridnn.training.config import Pipelining, TrainConfig
 from hybridnn.utils.checks import require_choice, require_whole
 
 
-def overlaps(wanted: bool | str, *, spans_nodes: bool, on_host: bool = True) -> bool:
-    """What is done where `wanted` is asked for.
+def overlaps(setting: bool | str, *, spans_nodes: bool, on_host: bool = True) -> bool:
+    """Whether communication overlaps with the backward pass.
 
     Parameters
     ----------
-    wanted : bool or "auto"
-        ``"auto"``: where somebody else than the computing cores moves the messages, a network between nodes or a GPU
-        that computes meanwhile. Within a node the cores move them themselves, so that nothing is gained, and the
-        algorithms of collectives that do not block are slower (``benchmarks/batch_parallel.py``).
+    setting : bool or "auto"
+        ``"auto"``: overlap if the messages do not need the cores that compute, that is with a network between nodes or
+        a GPU. Within a node the computing cores copy the messages, so that overlap gains nothing, and non-blocking
+        collectives use slower algorithms (``benchmarks/batch_parallel.py``).
     spans_nodes : bool
         Whether the ranks are on several nodes.
     on_host : bool
-        Whether CPUs train.
+        Whether the CPU trains.
     """
-    if isinstance(wanted, bool):
-        return wanted
+    if isinstance(setting, bool):
+        return setting
     return spans_nodes or not on_host
 
 
 WEIGHT_GRADS = ("auto", "merged", "per-microbatch")
 
 MICROBATCHES_PER_STAGE = 4
-"""Microbatches per stage by default: from here on the bubble of a flushed pipeline is small beside its work."""
+"""Default number of microbatches per stage: enough for a small bubble in a flushed pipeline."""
 
 
 @dataclass(frozen=True)
 class PipelinePlan:
-    """A pipeline with everything settled.
+    """The resolved settings of a pipeline.
 
     Attributes
     ----------
-    method : Method
-    stages, chunks, microbatches : int
     merges : bool
         Whether weight gradients are one product over all microbatches.
-    vertical_sync, synchronous_sends : bool
     layers : tuple of int
-        Layers of every virtual stage, in the order of the network.
+        Number of layers of every virtual stage, in the order of the network.
     """
 
     method: Method
@@ -84,11 +81,11 @@ class PipelinePlan:
 
     @property
     def label(self) -> str:
-        """The method with its options, for people."""
+        """The method with its options, for messages."""
         return self.method.name + " with vertical sync" * self.vertical_sync
 
     def training(self, minibatches: int) -> Schedule:
-        """Schedule of so many minibatches."""
+        """Training schedule of `minibatches` minibatches."""
         return make_schedule(
             self.method.name,
             stages=self.stages,
@@ -100,11 +97,11 @@ class PipelinePlan:
         )
 
     def evaluation(self, minibatches: int) -> Schedule:
-        """Schedule of forward passes alone."""
+        """Schedule of forward passes only."""
         return forward_only(self.stages, minibatches, self.chunks)
 
     def representatives(self) -> tuple[Schedule, Schedule]:
-        """Schedules long enough to need all the memory that longer ones do, linted: of training and of evaluation."""
+        """Linted schedules of training and of evaluation, long enough to need as much memory as any longer one."""
         full = 2 * self.stages
         pair = self.training(1 if self.exact else full), self.evaluation(full)
         for schedule in pair:
@@ -115,19 +112,19 @@ class PipelinePlan:
         """The layers of each chunk of a stage."""
         ends = list(accumulate(self.layers, initial=0))
         virtual = range(stage, self.stages * self.chunks, self.stages)
-        return [model.layers[ends[place] : ends[place + 1]] for place in virtual]
+        return [model.layers[ends[index] : ends[index + 1]] for index in virtual]
 
 
 def plan_pipeline(config: TrainConfig, stages: int) -> PipelinePlan:
-    """Determine what the configuration of a pipeline leaves open, and refuse what does not go together.
+    """Resolve the defaults of a pipeline's configuration and check its settings.
 
-    One stage has nothing to pipeline: minibatches go through whole with any exact method, and others are refused.
-    ``profile`` partitions are uniform here, as layers have to be timed for them.
+    With a single stage, every exact method becomes ``sequential`` with one microbatch, and other methods are refused.
+    A ``profile`` partition is uniform here, because it requires timing the layers.
 
     Raises
     ------
     SettingError
-        Naming the setting.
+        A setting is not allowed, or conflicts with another.
     """
     pipelining, layers = config.pipelining, len(config.model.layers)
     require_choice("parallel.weight_grad", pipelining.weight_grad, WEIGHT_GRADS)
@@ -136,7 +133,7 @@ def plan_pipeline(config: TrainConfig, stages: int) -> PipelinePlan:
     chunks = _chunks(pipelining)
     microbatches = _microbatches(pipelining, stages, config.batch_size)
     merges = pipelining.weight_grad == "merged"
-    schedule = make_schedule(  # refuses what the method cannot do
+    schedule = make_schedule(  # checks the settings against the method
         pipelining.method,
         stages=stages,
         minibatches=1,
@@ -147,7 +144,7 @@ def plan_pipeline(config: TrainConfig, stages: int) -> PipelinePlan:
         messages=False,
     )
     method = METHODS[schedule.method]
-    _require_agreement(method, stages, config)
+    _require_compatible(method, stages, config)
     _require_layers(layers, stages, schedule.chunks)
     if stages == 1 and not method.exact:
         raise too_few_stages(method.name)
@@ -193,18 +190,18 @@ def _microbatches(pipelining: Pipelining, stages: int, batch_size: int) -> int:
     method = METHODS.get(pipelining.method)
     if method is None or not method.cuts_minibatches:
         return 1
-    # A multiple of the stages, which interleaved schedules need.
+    # Interleaved schedules need a multiple of the number of stages.
     return stages * max(1, min(MICROBATCHES_PER_STAGE, batch_size // stages))
 
 
-def _require_agreement(method: Method, stages: int, config: TrainConfig) -> None:
+def _require_compatible(method: Method, stages: int, config: TrainConfig) -> None:
     if method.predicts and not config.optimizer.slot_names:
         raise SettingError("optimizer.momentum", 0.0, f"above 0 with {method.name}, which predicts weights from it")
     if stages == 1:
         return
     if config.clip_norm is not None and not method.exact:
         exact = ", ".join(name for name, other in METHODS.items() if other.exact)
-        why = "knows a minibatch's global norm only when its last stage has long updated; methods that clip"
+        why = "has a minibatch's global norm only after its last stage has updated; methods that clip"
         raise SettingError("training.clip_norm", config.clip_norm, f"{method.name} {why}: {exact}")
     if config.distribution != "local":
         raise SettingError(
@@ -212,10 +209,10 @@ def _require_agreement(method: Method, stages: int, config: TrainConfig) -> None
         )
 
 
-def settle_pipeline(config: TrainConfig, grid: ProcessGrid) -> PipelinePlan:
-    """Plan the pipeline on all ranks alike; collective.
+def resolve_pipeline(config: TrainConfig, grid: ProcessGrid) -> PipelinePlan:
+    """Plan the pipeline, equally on all ranks, including a ``profile`` partition; collective.
 
-    Message sizes follow from the plan, so that no message has to announce its own.
+    All message sizes follow from the plan, so messages need no headers.
 
     Raises
     ------
@@ -227,26 +224,26 @@ def settle_pipeline(config: TrainConfig, grid: ProcessGrid) -> PipelinePlan:
 
 
 def _with_profiled_layers(plan: PipelinePlan, config: TrainConfig, grid: ProcessGrid) -> PipelinePlan:
-    """Cut the layers so that the slowest stage or message is as fast as possible, by times on rank 0; collective.
+    """Partition the layers to minimize the time of the slowest stage or message, measured on rank 0; collective.
 
-    A stage's layers are timed with the samples of a microbatch that one of its ranks gets, and take one part of that
-    time for each of its model ranks. Messages take what is usual inside a node.
+    The layers of a stage are timed with one rank's share of a microbatch, and the time is divided by the number of its
+    model ranks. Messages are assigned the typical times inside a node.
     """
     model, dtype = config.model, np.dtype(config.dtype)
     samples = ceil(config.batch_size / plan.microbatches)
 
     def measure() -> tuple[int, ...]:
-        profiles = {parts: time_layers(model, ceil(samples / parts), dtype) for parts in {b for b, _ in grid.stages}}
+        profiles = {batch: time_layers(model, ceil(samples / batch), dtype) for batch in {b for b, _ in grid.stages}}
 
-        def seconds(place: int, first: int, end: int) -> float:
-            batch, parts = grid.stages[place % plan.stages]
+        def seconds(virtual_stage: int, first: int, end: int) -> float:
+            batch, model_ranks = grid.stages[virtual_stage % plan.stages]
             layers = profiles[batch][first:end]
-            return sum(layer.forward_seconds + layer.backward_seconds for layer in layers) / parts
+            return sum(layer.forward_seconds + layer.backward_seconds for layer in layers) / model_ranks
 
         sizes = [layer.outputs * samples * dtype.itemsize for layer in model.layers[:-1]]
         return balanced_counts(seconds, [2 * TYPICAL_LINK.message_seconds(size) for size in sizes], len(plan.layers))
 
     counts = agree(grid.world, lambda: measure() if grid.rank == 0 else plan.layers)
-    numbers = np.array(counts, np.int64)
-    grid.world.broadcast(numbers)
-    return replace(plan, layers=tuple(numbers.tolist()))
+    partition = np.array(counts, np.int64)
+    grid.world.broadcast(partition)
+    return replace(plan, layers=tuple(partition.tolist()))

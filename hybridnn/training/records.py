@@ -1,7 +1,4 @@
-"""What a run reports: one record per logged step, one per epoch, a header before and a summary after.
-
-How fast training goes: samples, seconds and bytes between two moments.
-"""
+"""Records of a run: header, logged steps, epochs, predictions and the end; and the meter of training speed."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Speed:
-    """Figures of a span of training.
+    """Throughput, times and traffic of an interval of training.
 
     Attributes
     ----------
@@ -46,12 +43,12 @@ class Speed:
 
 
 class Meter:
-    """Measures spans of training: `mark` ends one on this rank alone, `read` tells its figures.
+    """Measures intervals of training: `mark` ends one on this rank, `read` returns its speed over all ranks.
 
     Parameters
     ----------
     grid : ProcessGrid
-        Whose messages are counted.
+        Its recorder counts the messages.
     """
 
     def __init__(self, grid: ProcessGrid) -> None:
@@ -60,13 +57,13 @@ class Meter:
         self._spans: deque[tuple[int, float, RecordedTotals]] = deque()
 
     def mark(self, samples: int) -> None:
-        """End a span, in which `samples` were trained, and begin the next; not collective."""
+        """End an interval of training on `samples` samples, and start the next; not collective."""
         now, totals = perf_counter(), self._grid.recorder.totals
         self._spans.append((samples, now - self._start, totals - self._totals))
         self._start, self._totals = now, totals
 
     def read(self) -> Speed:
-        """Figures of the oldest span that was not read; collective over the grid."""
+        """Speed of the oldest interval not yet read; collective over the grid."""
         samples, seconds, spent = self._spans.popleft()
         sent = np.array([spent.bytes_sent], np.int64)
         self._grid.world.allreduce(sent)
@@ -83,7 +80,7 @@ class Record:
 
 
 Figure = Annotated[float, BeforeValidator(lambda value: nan if value is None else value)]
-"""A float that need not be finite: JSON holds null in place of NaN and infinities, and null is read as NaN."""
+"""A float that may be NaN or infinite: both are written to JSON as null, and null is read as NaN."""
 
 
 @dataclass(frozen=True)
@@ -93,15 +90,15 @@ class StepRecord(Record):
     Attributes
     ----------
     step : int
-        Steps done so far, this one included.
+        Steps done, including this one.
     epoch : int
-        Epoch the step belongs to, from 1.
+        Epoch of the step, from 1.
     train_loss : float
         Mean loss over the global minibatch, before the update.
     learning_rate : float
-        Rate the update used.
+        Learning rate of the update.
     samples_per_second, compute_seconds, communication_seconds, bytes_sent, waiting_seconds
-        As in `EpochRecord`, for the steps since the record before, or since the epoch began.
+        As in `EpochRecord`, for the steps since the previous record, or since the start of the epoch.
     """
 
     kind = "step"
@@ -126,16 +123,16 @@ class EpochRecord(Record):
     train_loss : float
         Mean of the minibatch losses over all samples of the epoch.
     test_loss, test_accuracy, test_r2 : float or None
-        None where the epoch was not evaluated or the metric does not belong to the task.
+        None if the epoch was not evaluated, or if the metric does not apply to the task.
     samples_per_second : float
         Training samples of all ranks per second of wall time, evaluation excluded.
     compute_seconds, communication_seconds : float
-        Rank 0's share of the epoch's training time outside and inside communication calls.
+        Rank 0's training time of the epoch outside and inside communication calls.
     bytes_sent : int
         Bytes that all ranks sent during the epoch's training, counted by the rule in ``comm/recorder.py``.
     waiting_seconds : float
-        The part of `communication_seconds` that rank 0 spent waiting for messages of other stages and at barriers: in a
-        pipeline its bubble. 0 in histories of versions that did not measure it.
+        The part of `communication_seconds` that rank 0 spent waiting for messages of other stages and at barriers; in a
+        pipeline, its bubble. 0 in histories of versions that did not measure it.
     """
 
     kind = "epoch"
@@ -155,27 +152,27 @@ class EpochRecord(Record):
 
     @property
     def metric(self) -> float | None:
-        """Test accuracy or R², whichever the task has."""
+        """Test accuracy (classification) or R² (regression)."""
         return self.test_accuracy if self.test_accuracy is not None else self.test_r2
 
     @classmethod
     def of(
         cls, step: int, epoch: int, train_loss: float, learning_rate: float, test: Metrics | None, speed: Speed
     ) -> EpochRecord:
-        """Put together what was measured in an epoch."""
+        """Make the record of an epoch from its loss, test metrics and speed."""
         measured = (None, None, None) if test is None else (test.loss, test.accuracy, test.r2)
         return cls(step, epoch, train_loss, learning_rate, *measured, **asdict(speed))
 
 
 def best_epoch(epochs: Sequence[EpochRecord]) -> EpochRecord | None:
-    """The first epoch with the highest test accuracy or R²; None where none was evaluated."""
+    """The first epoch with the highest test accuracy or R²; None if no epoch was evaluated."""
     measured = [record for record in epochs if record.metric is not None and isfinite(record.metric)]
     return max(measured, key=lambda record: record.metric or 0.0, default=None)
 
 
 @dataclass(frozen=True)
 class PredictedStep(Record):
-    """What a machine model expected of the run, as means over the ranks.
+    """Prediction of a step's time by a cost model, as means over the ranks.
 
     Attributes
     ----------
@@ -203,7 +200,7 @@ class PredictedStep(Record):
 
 @dataclass(frozen=True)
 class MeasuredStep(Record):
-    """What the steps of one epoch took, as means over the ranks in seconds per step.
+    """Measured time of the steps of one epoch, as means over the ranks in seconds per step.
 
     Attributes
     ----------
@@ -212,11 +209,11 @@ class MeasuredStep(Record):
     seconds_per_step : float
         Wall time.
     instructions : mapping of str to float
-        Of every kind of instruction.
+        Seconds by kind of instruction.
     communication : float
-        Inside communication calls, but for `waiting`.
+        Inside communication calls, without `waiting`.
     waiting : float
-        For messages of other stages, and at barriers.
+        Waiting for messages of other stages, and at barriers.
     """
 
     kind = "measured"
@@ -239,24 +236,24 @@ class History:
 
 @dataclass(frozen=True)
 class StageHeader:
-    """One stage of a pipeline.
+    """One stage of a pipeline, with the largest memory of its ranks.
 
     Attributes
     ----------
     stage : int
         From 0.
     batch, model : int
-        Its ranks along these axes.
+        Ranks of the stage along these axes.
     layers : tuple of int
-        Numbers of its layers.
+        Indices of its layers.
     weight_bytes, optimizer_bytes : int
-        Current weights with their gradients, and the optimizer's state, on the rank that has most.
+        Current weights with their gradients, and the optimizer state.
     weight_version_bytes : int
-        Copies of older weights, and predicted ones.
+        Stashed and predicted weights.
     activation_bytes : int
-        Inputs and activations that wait for their backward pass.
+        Inputs and activations of the microbatches in flight.
     buffer_bytes : int
-        Messages, gradients on their way through the layers, microbatches joined for one product.
+        Messages, gradients of activations, and microbatches joined for one product.
     """
 
     stage: int
@@ -272,30 +269,30 @@ class StageHeader:
 
 @dataclass(frozen=True)
 class RunHeader(Record):
-    """What a run is about to do, for its first lines of output.
+    """Header of a run: its layout, data, model and device, shown as the first lines of output.
 
     Attributes
     ----------
     batch, model : int
-        Ranks along these axes; those of the first stage where stages differ.
+        Ranks along these axes; those of the first stage if the stages differ.
     method : str or None
-        How the pipeline is run; None without a pipeline.
+        Pipeline method; None without a pipeline.
     microbatches : int
-        Parts of a minibatch.
+        Microbatches per minibatch.
     stages : tuple of StageHeader
-        One for each stage of the pipeline; a single one without.
+        One per stage of the pipeline; a single one without a pipeline.
     device, device_why : str
-        What computes, ``"cpu"`` or ``"gpu"``, and which one or why.
+        ``"cpu"`` or ``"gpu"``, and its name or the reason for the choice.
     transport : str or None
-        How a GPU's arrays travel; None on the CPU.
+        Transport of a GPU's arrays; None on the CPU.
     transport_why : str
-        The reason.
+        The reason for the transport.
     wire : str or None
-        How gradients travel between nodes, in words; None where nothing is said of it.
+        Element type of the gradients between nodes, as text; None if it is not shown.
     task : str
-        What is learned from a user's file, and what of the file decided it; empty for a named data set.
+        The task of a user's data file and the reason for it; empty for a named data set.
     threads_why : str
-        What settled the BLAS threads per rank.
+        The reason for the number of BLAS threads per rank.
     """
 
     kind = "header"
@@ -329,14 +326,14 @@ class RunHeader(Record):
 
 @dataclass(frozen=True)
 class ResumeRecord(Record):
-    """Where a resumed run continues.
+    """Continuation of a run from a checkpoint.
 
     Attributes
     ----------
     step, epoch : int
         Progress of the checkpoint.
     checkpoint : str
-        Its name.
+        Name of the checkpoint.
     """
 
     kind = "resumed"
@@ -361,21 +358,18 @@ class EndRecord(Record):
 
 @dataclass(frozen=True)
 class RunSummary:
-    """How a run ended.
+    """Summary of a completed run.
 
     Attributes
     ----------
-    folder : str
-    epochs : list of EpochRecord
     seconds : float
-        Of training, since the run began or was taken up for the last time.
-    metric_name : str
+        Of training, since the start or the last resumption of the run.
     metric : float or None
         After the last epoch.
     steps : int
-        Of the whole run.
+        Steps of the run, including those before a resumption.
     resumed_at : int
-        Of them, those done before it was taken up for the last time.
+        Steps done before the last resumption.
     """
 
     folder: str

@@ -20,32 +20,32 @@ from hybridnn.training.config import TrainConfig
 from hybridnn.training.pipelining import PipelinePlan
 
 
-def settle_sharing(config: TrainConfig, grid: ProcessGrid, plan: PipelinePlan, *, on_host: bool) -> Sharing | None:
-    """Let the batch ranks of a node share a replica, where that is configured and possible; collective over the grid.
+def choose_sharing(config: TrainConfig, grid: ProcessGrid, plan: PipelinePlan, *, on_host: bool) -> Sharing | None:
+    """Choose whether the batch ranks of a node share a replica; collective over the grid.
 
-    ``shared_replicas = "auto"`` shares wherever a node holds several ranks of a batch group and has memory for it,
-    unless the job was started to survive lost ranks: the memory is lost with the job, and an update that a lost rank
+    ``shared_replicas = "auto"`` shares if a node has several ranks of a batch group and enough memory, unless the job
+    was started with recovery from lost ranks: the shared memory is lost with the job, and an update that a lost rank
     left incomplete cannot be undone.
 
     Parameters
     ----------
     on_host : bool
-        Whether the weights lie in the host's memory.
+        Whether the weights are in host memory.
 
     Returns
     -------
     Sharing or None
-        None where this rank has a replica of its own.
+        None for a private replica.
 
     Raises
     ------
     SettingError
-        On every rank: ``shared_replicas`` is true, and it is impossible.
+        On every rank: ``shared_replicas`` is true, and sharing is impossible.
     GridError
-        On every rank: a layer has fewer outputs than there are ranks to split them.
+        On every rank: a layer has fewer outputs than model ranks.
     """
-    wanted = config.shared_replicas
-    if wanted is False:
+    setting = config.shared_replicas
+    if setting is False:
         return None
     sharing = None
     if not on_host:
@@ -54,9 +54,9 @@ def settle_sharing(config: TrainConfig, grid: ProcessGrid, plan: PipelinePlan, *
         reason = "cannot be where the job was started to outlive lost ranks"
     else:
         sharing = share_replicas(grid)
-        reason = _what_is_missing(sharing, config, grid, plan)
-    if reason and wanted is True:
-        raise SettingError("parallel.shared_replicas", wanted, f"{reason}; allowed are 'auto', true and false")
+        reason = _sharing_problem(sharing, config, grid, plan)
+    if reason and setting is True:
+        raise SettingError("parallel.shared_replicas", setting, f"{reason}; allowed are 'auto', true and false")
     return None if reason else sharing
 
 
@@ -75,15 +75,15 @@ def uses_fused_update(
 
 
 def shared_arrays(optimizer: Optimizer, schedule: Schedule, stage: int) -> int:
-    """Arrays of a chunk's parameters that are shared: current weights, older versions, slots of the optimizer."""
+    """Number of shared arrays per chunk: current weights, stashed versions and optimizer slots."""
     return plan_memory(schedule, stage).peak_weight_versions + len(optimizer.slot_names)
 
 
-def _what_is_missing(sharing: Sharing | None, config: TrainConfig, grid: ProcessGrid, plan: PipelinePlan) -> str:
-    """Why replicas cannot be shared; empty where they can, and the same on every rank."""
+def _sharing_problem(sharing: Sharing | None, config: TrainConfig, grid: ProcessGrid, plan: PipelinePlan) -> str:
+    """The reason why replicas cannot be shared, the same text on every rank; empty if they can."""
 
     def window_bytes() -> int:
-        """Of the windows whose memory this rank provides, with gradients, or no more than that for products instead."""
+        """Upper bound of the bytes of the windows that this rank allocates, including gradients or partial products."""
         if sharing is None or not sharing.memory.is_leader:
             return 0
         arrays = (
@@ -93,14 +93,14 @@ def _what_is_missing(sharing: Sharing | None, config: TrainConfig, grid: Process
             split_layers(layers, config.model_split, grid.model, grid.model_rank)
             for layers in plan.layers_of(config.model, grid.pipeline_rank)
         ]
-        numbers = sum(ParameterLayout(chunk).size for chunk in splits)
-        return arrays * numbers * np.dtype(config.dtype).itemsize
+        elements = sum(ParameterLayout(chunk).size for chunk in splits)
+        return arrays * elements * np.dtype(config.dtype).itemsize
 
     needed = np.array([agree(grid.world, window_bytes)], np.int64)
     grid.node_group.allreduce(needed)
-    lacks = needed[0] > free_shared_memory()
-    found = np.array([sharing is not None, lacks, needed[0] * lacks], np.int64)
-    grid.world.allreduce(found, "max")
-    if not found[0]:
+    too_large = needed[0] > free_shared_memory()
+    maxima = np.array([sharing is not None, too_large, needed[0] * too_large], np.int64)
+    grid.world.allreduce(maxima, "max")
+    if not maxima[0]:
         return "no node holds several ranks of a batch group"
-    return f"a node's shared memory (/dev/shm) has no room for {found[2]:,} bytes" if found[1] else ""
+    return f"a node's shared memory (/dev/shm) has no room for {maxima[2]:,} bytes" if maxima[1] else ""

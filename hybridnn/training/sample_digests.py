@@ -1,8 +1,8 @@
-"""Digests of samples and weights, by which ranks find out whether they hold the same.
+"""Digests of samples and weights, to compare the data of the ranks.
 
-A digest of everything would take longer than 1 % of an epoch. So all targets are looked at, but of the inputs evenly
-spaced rows alone, the first and the last among them, unless everything is asked for. Numbers are compared as they are
-trained on: in the precision of the training, and without the sign of zero.
+A digest of all data would take more than 1 % of an epoch. By default, the digest of the inputs covers evenly spaced
+rows including the first and the last, and that of the targets covers more of them. Elements are compared in the
+precision of the training and without the sign of zero.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from hybridnn.datasets import ArrayRows, Rows, SyntheticRows
 from hybridnn.errors import DataError
 
 SAMPLED_ROWS = 64
-"""Rows of inputs, or of an array of weights, that are looked at."""
+"""Rows of the inputs, or of an array of weights, in a digest."""
 
 SAMPLED_TARGETS = 2**16
-"""Samples whose targets are looked at."""
+"""Samples whose targets enter a digest."""
 
 NAMED_TARGETS = 2**12
-"""Samples among which the first with another target is named."""
+"""Samples whose targets are compared one by one, after the digests differ."""
 
 BLOCK_ROWS = 4096
 
@@ -44,45 +44,43 @@ def digest_of(*arrays: NDArray[Any]) -> bytes:
 
 
 def sample_blocks(rows: Rows, indices: NDArray[np.int64], dtype: Any) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
-    """Inputs and targets of some samples, in blocks whose memory is used again.
+    """Inputs and targets of the samples `indices`, in blocks; the next block overwrites the arrays.
 
     Parameters
     ----------
-    rows : Rows
-    indices : ndarray of int64
     dtype : dtype
-        Of inputs, and of targets that are numbers; labels are int64.
+        Of the inputs and of regression targets; labels are int64.
     """
-    most = min(BLOCK_ROWS, len(indices))
-    x = np.empty((most, rows.features), dtype)
-    y = np.empty((most, *rows.targets_shape), dtype if rows.targets_shape else np.int64)
+    length = min(BLOCK_ROWS, len(indices))
+    x = np.empty((length, rows.features), dtype)
+    y = np.empty((length, *rows.targets_shape), dtype if rows.targets_shape else np.int64)
     for start in range(0, len(indices), BLOCK_ROWS):
         block = indices[start : start + BLOCK_ROWS]
         rows.take(block, x[: len(block)], y[: len(block)])
         yield x[: len(block)], y[: len(block)]
 
 
-def rows_facts(rows: Rows, dtype: Any, *, whole: bool) -> dict[str, str]:
-    """What is the same for equal samples: their sizes, and digests of what they hold.
+def rows_facts(rows: Rows, dtype: Any, *, complete: bool) -> dict[str, str]:
+    """Sizes and digests of samples by name, equal for equal samples.
 
     Parameters
     ----------
     rows : Rows
-        Generated samples are described by what they are generated from.
+        Generated samples are described by their specification instead of digests.
     dtype : dtype
         Of the training.
-    whole : bool
-        Look at everything.
+    complete : bool
+        Compute the digests of all samples instead of evenly spaced ones.
     """
     if isinstance(rows, SyntheticRows):
         return _sizes(rows) | {"generated data": f"{rows.spec} from sample {rows.start}"}
-    looked_at = np.arange(rows.samples) if whole else _spaced(rows.samples, SAMPLED_ROWS)
+    indices = np.arange(rows.samples) if complete else _evenly_spaced(rows.samples, SAMPLED_ROWS)
     inputs, targets = hashlib.sha256(), hashlib.sha256()
-    for x, y in sample_blocks(rows, looked_at, dtype):
+    for x, y in sample_blocks(rows, indices, dtype):
         inputs.update(_without_sign_of_zero(x).data)
         targets.update(_without_sign_of_zero(y).data)
-    if isinstance(rows, ArrayRows) and not whole:  # nothing has to be computed for more of them
-        targets.update(_targets(rows, dtype, _spaced(rows.samples, SAMPLED_TARGETS)).data)
+    if isinstance(rows, ArrayRows) and not complete:  # targets in memory are cheap: add more of them
+        targets.update(_targets(rows, dtype, _evenly_spaced(rows.samples, SAMPLED_TARGETS)).data)
     return _sizes(rows) | {
         "digest of inputs": inputs.hexdigest()[:SHOWN_DIGITS],
         "digest of targets": targets.hexdigest()[:SHOWN_DIGITS],
@@ -90,31 +88,31 @@ def rows_facts(rows: Rows, dtype: Any, *, whole: bool) -> dict[str, str]:
 
 
 def row_details(rows: Rows, dtype: Any) -> dict[str, str]:
-    """What each of the samples holds that are always looked at, behind their sizes, to name the first that differs."""
+    """Sizes, then inputs and targets of the samples in the default digests one by one, to name the first difference."""
     details = _sizes(rows)
     if isinstance(rows, SyntheticRows):
         return details
-    looked_at = _spaced(rows.samples, SAMPLED_ROWS)
-    for x, y in sample_blocks(rows, looked_at, dtype):
-        arrays = (looked_at, _without_sign_of_zero(x), _without_sign_of_zero(y))
-        for number, one_x, one_y in zip(*arrays, strict=True):
-            details[f"inputs of sample {number}"] = _shown(one_x)
-            details[f"target of sample {number}"] = str(one_y)
+    indices = _evenly_spaced(rows.samples, SAMPLED_ROWS)
+    for x, y in sample_blocks(rows, indices, dtype):
+        arrays = (indices, _without_sign_of_zero(x), _without_sign_of_zero(y))
+        for number, inputs, target in zip(*arrays, strict=True):
+            details[f"inputs of sample {number}"] = _format_array(inputs)
+            details[f"target of sample {number}"] = str(target)
     if isinstance(rows, ArrayRows):
-        looked_at = _spaced(rows.samples, NAMED_TARGETS)
-        for number, target in zip(looked_at, _targets(rows, dtype, looked_at), strict=True):
+        indices = _evenly_spaced(rows.samples, NAMED_TARGETS)
+        for number, target in zip(indices, _targets(rows, dtype, indices), strict=True):
             details[f"target of sample {number}"] = str(target)
     return details
 
 
-def array_facts(arrays: Mapping[str, NDArray[Any]], dtype: Any, *, whole: bool) -> dict[str, str]:
-    """Digests of arrays that are taken in the precision `dtype`, by name; of some rows, or `whole`."""
+def array_facts(arrays: Mapping[str, NDArray[Any]], dtype: Any, *, complete: bool) -> dict[str, str]:
+    """Shapes and digests of arrays by name, in precision `dtype`; of all rows (`complete`), or evenly spaced ones."""
     facts = {}
     for name in sorted(arrays):
         array = np.asarray(arrays[name])
-        rows = array if whole or array.ndim == 0 else array[_spaced(len(array), SAMPLED_ROWS)]
-        taken = _without_sign_of_zero(np.array(rows, dtype, order="C"))
-        facts[name] = f"shape {array.shape} with digest {digest_of(taken).hex()[:SHOWN_DIGITS]}"
+        rows = array if complete or array.ndim == 0 else array[_evenly_spaced(len(array), SAMPLED_ROWS)]
+        elements = _without_sign_of_zero(np.array(rows, dtype, order="C"))
+        facts[name] = f"shape {array.shape} with digest {digest_of(elements).hex()[:SHOWN_DIGITS]}"
     return facts
 
 
@@ -125,13 +123,12 @@ def require_same_data(
     details: Callable[[], Mapping[str, str]] = dict,
     advice: str = "",
 ) -> None:
-    """Refuse data that are not the same on all ranks; collective.
+    """Check that data are equal on all ranks; collective.
 
     Parameters
     ----------
-    group : Group
     what : str
-        Named in the message.
+        Name of the data in the message.
     facts, details : callable
         As for `unequal_values`.
     advice : str
@@ -140,7 +137,7 @@ def require_same_data(
     Raises
     ------
     DataError
-        On every rank: names what differs first, with ranks and values.
+        On every rank: names the first difference, with ranks and values.
     """
     found = unequal_values(group, facts, details)
     if found:
@@ -152,11 +149,11 @@ def _sizes(rows: Rows) -> dict[str, str]:
     return {"number of samples": f"{rows.samples}", "features": f"{rows.features}", "target of a sample": target}
 
 
-def _spaced(count: int, most: int) -> NDArray[np.int64]:
-    """Numbers below `count`: all of them, or `most` at equal distances, the first and the last among them."""
-    if count <= most:
+def _evenly_spaced(count: int, limit: int) -> NDArray[np.int64]:
+    """At most `limit` evenly spaced indices below `count`, including the first and the last."""
+    if count <= limit:
         return np.arange(count)
-    return np.arange(most) * (count - 1) // (most - 1)
+    return np.arange(limit) * (count - 1) // (limit - 1)
 
 
 def _targets(rows: ArrayRows, dtype: Any, indices: NDArray[np.int64]) -> NDArray[Any]:
@@ -164,13 +161,13 @@ def _targets(rows: ArrayRows, dtype: Any, indices: NDArray[np.int64]) -> NDArray
 
 
 def _without_sign_of_zero(array: NDArray[Any]) -> NDArray[Any]:
-    """The array, in place, with 0.0 for -0.0."""
+    """Replace -0.0 by 0.0 in place."""
     array += 0
     return array
 
 
-def _shown(array: NDArray[Any]) -> str:
-    """The numbers at both ends of an array, and its digest."""
+def _format_array(array: NDArray[Any]) -> str:
+    """The first and last elements of an array, and its digest."""
     formats: Any = {"float_kind": "{:g}".format}
     ends = np.array2string(
         array.ravel(), threshold=4, edgeitems=2, max_line_width=1000, separator=", ", formatter=formats

@@ -1,4 +1,4 @@
-"""What the arrays of a rank take, by what they are for."""
+"""Memory of a rank's arrays in bytes, by purpose."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from hybridnn.pipeline.execution.chunk import Chunk
 
 @dataclass(frozen=True)
 class StageMemory:
-    """Bytes of a rank.
+    """Bytes of a rank; arrays of a shared replica count with this rank's share.
 
     Attributes
     ----------
     weights : int
-        Current weights and their gradients; of arrays that ranks share, here and below, this rank's part.
+        Current weights and their gradients.
     optimizer : int
         Optimizer state.
     weight_versions : int
-        Copies of older weights and predicted ones.
+        Stashed and predicted weights.
     activations : int
-        Inputs and activations that wait for their backward pass.
+        Inputs and activations of the microbatches in flight.
     buffers : int
-        Messages, gradients on their way through the layers, microbatches joined for one product.
+        Messages, gradients of activations, and microbatches joined for one product.
     """
 
     weights: int
@@ -40,18 +40,18 @@ class StageMemory:
     @classmethod
     def of(cls, stages: Sequence[Stage], states: Sequence[OptimizerState], chunks: Sequence[Chunk]) -> StageMemory:
         """Add up the arrays of a rank."""
-        parts = [chunk.bytes for chunk in chunks]
+        chunk_bytes = [chunk.bytes for chunk in chunks]
         return cls(
             weights=sum(stage.nbytes for stage in stages),
             optimizer=sum(map(_state_bytes, stages, states)),
-            weight_versions=sum(part.weight_versions for part in parts),
-            activations=sum(part.activations for part in parts),
-            buffers=sum(part.buffers for part in parts),
+            weight_versions=sum(item.weight_versions for item in chunk_bytes),
+            activations=sum(item.activations for item in chunk_bytes),
+            buffers=sum(item.buffers for item in chunk_bytes),
         )
 
     @property
     def total(self) -> int:
-        """Bytes in all."""
+        """Total bytes."""
         return sum(getattr(self, item.name) for item in fields(self))
 
 
@@ -59,10 +59,16 @@ def _state_bytes(stage: Stage, state: OptimizerState) -> int:
     return int(state.scratch.nbytes + sum(stage.replica.bytes_per_rank(slot.nbytes) for slot in state.slots.values()))
 
 
-def memory_of_stages(grid: ProcessGrid, mine: StageMemory) -> tuple[StageMemory, ...]:
-    """The largest figures among the ranks of every stage; collective over the grid."""
+def memory_of_stages(grid: ProcessGrid, memory: StageMemory) -> tuple[StageMemory, ...]:
+    """The maxima over the ranks of every stage; collective over the grid.
+
+    Parameters
+    ----------
+    memory : StageMemory
+        Of this rank.
+    """
     names = [item.name for item in fields(StageMemory)]
     table = np.zeros((grid.pipeline, len(names)), np.int64)
-    table[grid.pipeline_rank] = [getattr(mine, name) for name in names]
+    table[grid.pipeline_rank] = [getattr(memory, name) for name in names]
     grid.world.allreduce(table, "max")
-    return tuple(StageMemory(*(int(figure) for figure in row)) for row in table)
+    return tuple(StageMemory(*(int(nbytes) for nbytes in row)) for row in table)

@@ -1,4 +1,4 @@
-"""What can be asked of a network that is being trained: its outputs, its figures and its arrays."""
+"""A network on a process grid: evaluation, prediction, and access to its weights, gradients and memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hybridnn.nn.parameters import check_weights, parameter_shapes
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.parallel.replicas.replica import PrivateReplica
 from hybridnn.training.config import TrainConfig
-from hybridnn.training.data_split import DataSplit, as_samples, holds_validation, make_part
+from hybridnn.training.data_split import DataSplit, as_samples, has_validation, make_split
 from hybridnn.training.engine import Engine
 from hybridnn.training.metrics import Metrics
 from hybridnn.training.sample_digests import array_facts, require_same_data
@@ -26,14 +26,7 @@ Array = NDArray[Any]
 
 
 class TrainedNetwork:
-    """A network on a process grid; every method is collective.
-
-    Parameters
-    ----------
-    config : TrainConfig
-    grid : ProcessGrid
-    engine : Engine
-    """
+    """A network on a process grid; every method is collective."""
 
     def __init__(self, config: TrainConfig, grid: ProcessGrid, engine: Engine) -> None:
         self.model, self.optimizer, self.grid = config.model, config.optimizer, grid
@@ -47,7 +40,7 @@ class TrainedNetwork:
         x, y
             As for `fit`.
         """
-        return self._engine.evaluate(self._part(x, y, "data", keeps=False))
+        return self._engine.evaluate(self._split(x, y, "data", cache=False))
 
     def predict(self, x: Array) -> Array:
         """Outputs of the network.
@@ -60,12 +53,12 @@ class TrainedNetwork:
         Returns
         -------
         ndarray, shape (samples, outputs)
-            On every rank; for classification the logits, whose largest is the predicted class.
+            On every rank; for classification the logits, the largest of which is that of the predicted class.
 
         Raises
         ------
         DataError
-            On every rank: `x` does not fit the model, or the ranks were given different samples.
+            On every rank: `x` does not fit the model, or differs between ranks.
         """
         samples = agree(self.grid.world, lambda: as_samples(x, self.model.sizes[0]))
         self._require_same_arrays("predict", {"samples": samples})
@@ -76,19 +69,19 @@ class TrainedNetwork:
         return self._engine.arrays.collect([stage.weights for stage in self._engine.stages])
 
     def optimizer_slots(self) -> dict[str, dict[str, Array]]:
-        """The optimizer's arrays by slot, each as global arrays named like the parameters, on every rank."""
+        """Optimizer state by slot name, each slot as global arrays by name of parameter, on every rank."""
         return {
             name: self._engine.arrays.collect([state.slots[name] for state in self._engine.states])
             for name in self.optimizer.slot_names
         }
 
     def load_weights(self, weights: Mapping[str, Array]) -> None:
-        """Take the weights from global arrays, the same on every rank.
+        """Set the weights from global arrays, which must be the same on every rank.
 
         Raises
         ------
         DataError
-            On every rank: an array is missing, is not what the model needs, or not the same on all ranks.
+            On every rank: an array is missing, does not fit the model, or differs between ranks.
         """
         agree(self.grid.world, lambda: check_weights(self.model, weights, "initial weights"))
         self._require_same_arrays("initial weights", {name: weights[name] for name in parameter_shapes(self.model)})
@@ -108,10 +101,7 @@ class TrainedNetwork:
         return self._engine.updates
 
     def free(self) -> None:
-        """Give back what is kept until then; nothing here may be used afterwards.
-
-        That is memory that ranks share, and on a device samples of earlier fits and recordings.
-        """
+        """Free shared memory, samples on the device and CUDA graphs; the object is unusable afterwards."""
         self._engine.free()
 
     @property
@@ -120,43 +110,44 @@ class TrainedNetwork:
         return self._engine.memory_bytes
 
     def stage_memory(self, task: str) -> tuple[StageMemory, ...]:
-        """What training on data of `task` takes on the fullest rank of every stage; collective."""
+        """Memory for training on data of `task`, as maxima over the ranks of every stage; collective."""
         return memory_of_stages(self.grid, self._engine.memory(task))
 
     def sharing_ranks(self) -> int | None:
-        """Ranks of the fullest node, where the batch ranks of a node share a replica, else None; collective."""
-        own = isinstance(self._engine.stages[0].replica, PrivateReplica)
-        return self.node_ranks() if self._largest(not own) else None
+        """Largest number of ranks on a node if batch ranks share a replica, else None; collective."""
+        is_private = isinstance(self._engine.stages[0].replica, PrivateReplica)
+        return self.node_ranks() if self._maximum(not is_private) else None
 
     def node_ranks(self) -> int:
-        """Ranks of the fullest node; collective."""
-        return self._largest(self.grid.node_group.size)
+        """Largest number of ranks on a node; collective."""
+        return self._maximum(self.grid.node_group.size)
 
     def rounds_gradients(self) -> bool:
-        """Whether some batch group has ranks on several nodes, between which gradients may be rounded; collective."""
-        return bool(self._largest(self.grid.batch_spans_nodes))
+        """Whether a batch group spans several nodes, so that `wire_dtype` has an effect; collective."""
+        return bool(self._maximum(self.grid.batch_spans_nodes))
 
     def _require_same_arrays(self, what: str, arrays: Mapping[str, Array]) -> None:
-        facts = partial(array_facts, arrays, self._engine.dtype, whole=self.grid.check_collectives)
+        facts = partial(array_facts, arrays, self._engine.dtype, complete=self.grid.check_collectives)
         require_same_data(self.grid.world, what, facts)
 
-    def _largest(self, number: int) -> int:
-        found = np.array([number], np.int64)
-        self.grid.world.allreduce(found, "max")
-        return int(found[0])
+    def _maximum(self, value: int) -> int:
+        maximum = np.array([value], np.int64)
+        self.grid.world.allreduce(maximum, "max")
+        return int(maximum[0])
 
-    def _parts(
+    def _splits(
         self, x: Any, y: Array | None, validation: tuple[Any, Array | None] | None
     ) -> tuple[DataSplit, DataSplit | None]:
-        """The training samples, and those to evaluate on where there are any."""
-        train = self._part(x, y, "training data")
-        if not holds_validation(self.grid, self._distribution, validation is not None):
+        """The training split, and the test split or None."""
+        train = self._split(x, y, "training data")
+        if not has_validation(self.grid, self._distribution, validation is not None):
             return train, None
         test_x, test_y = (None, None) if validation is None else validation
-        return train, self._part(test_x, test_y, "test data")
+        return train, self._split(test_x, test_y, "test data")
 
-    def _part(self, x: Any, y: Array | None, what: str, *, keeps: bool = True) -> DataSplit:
-        part = make_part(self.grid, self._distribution, self.model, x, y, what, self._engine.dtype)
-        resolve_loss(self.model, part.task)  # refuses a loss that does not belong to the data before the first step
-        # A rank that sends minibatches reads them as the others receive them.
-        return self._engine.samples.place(part, x, what if keeps else None) if self._distribution == "local" else part
+    def _split(self, x: Any, y: Array | None, what: str, *, cache: bool = True) -> DataSplit:
+        split = make_split(self.grid, self._distribution, self.model, x, y, what, self._engine.dtype)
+        resolve_loss(self.model, split.task)  # raises before the first step if the loss does not fit the data
+        if self._distribution != "local":  # rank 0 scatters every minibatch from host memory
+            return split
+        return self._engine.samples.place(split, x, what if cache else None)

@@ -1,4 +1,4 @@
-"""The trainer: one code path from a single process to every process grid."""
+"""Trainer: training of a network on any process grid, from a single process to many ranks."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from hybridnn.nn.optimizers import SGD, Optimizer
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.training.config import Pipelining, TrainConfig
 from hybridnn.training.data_split import DataSplit, epoch_order, minibatches
-from hybridnn.training.device import DeviceOptions, TrainingDevice, settle_device
+from hybridnn.training.device import DeviceOptions, TrainingDevice, resolve_device
 from hybridnn.training.engine import make_engine
 from hybridnn.training.epoch import EpochHooks, StepPosition, train_epoch
 from hybridnn.training.equal_settings import require_same_rates, require_same_settings, software, trainer_facts
-from hybridnn.training.pipelining import settle_pipeline
+from hybridnn.training.pipelining import resolve_pipeline
 from hybridnn.training.records import EpochRecord, History, StepRecord
 from hybridnn.training.trained_network import Array, TrainedNetwork
 from hybridnn.utils.checks import require_number, require_whole
@@ -38,59 +38,59 @@ if TYPE_CHECKING:
 class Trainer(TrainedNetwork):
     """Trains an `MLP` on a process grid.
 
-    Collective: every rank of the grid makes the same trainer and calls the same methods.
+    The constructor and all methods are collective, except `busy` and `origin`: every rank calls them alike.
 
     Parameters
     ----------
     model : MLP
     optimizer : Optimizer
-        `SGD` with its defaults unless given.
+        By default `SGD()`.
     grid : ProcessGrid, optional
-        All ranks of the job as batch ranks by default.
+        By default all ranks of the job as batch ranks.
     batch_size : int
         Samples of a minibatch, over all ranks.
     schedule : LearningRateSchedule
-        Factor on the optimizer's rate by update.
+        Factor on the optimizer's learning rate, by update.
     seed : int
-        Of the initial weights and of the order of samples.
+        Seed of the initial weights and of the order of the samples.
     dtype : {"float32", "float64"}
     shuffle : bool
         Draw a new order of the samples every epoch.
     clip_norm : float, optional
-        Scale the gradient down to this global norm where it is longer.
+        Scale gradients with a larger global norm down to this norm.
     model_split : {"columns", "alternating"}
-        How layers are split over the model axis.
+        Split of the layers over the model axis.
     overlap : bool or "auto"
-        Let messages travel while the backward pass computes; ``"auto"``: where that can pay, see `overlaps`.
+        Overlap communication with the backward pass; ``"auto"``: if it can pay, see `overlaps`.
     shared_replicas : bool or "auto"
-        Whether the batch ranks of a node keep one copy of the weights and of the optimizer's state, of which each
-        updates a part: see `settle_sharing`. The training is the same.
+        Whether the batch ranks of a node share one copy of the weights and of the optimizer state, of which each rank
+        updates a slice; see `choose_sharing`. The trained weights are the same.
     wire_dtype : {"same", "bfloat16", "float16"}
-        What gradients are rounded to where they are summed between nodes, if not sent as they are computed: see
-        `hybridnn.parallel.compressed_allreduce`. Without a batch group on several nodes it means nothing.
+        Element type of the gradients in the all-reduce between nodes; see `hybridnn.parallel.compressed_allreduce`.
+        No effect unless a batch group spans several nodes.
     device : str, DeviceOptions or TrainingDevice
-        What computes: ``"cpu"``, ``"gpu"``, or ``"auto"``, a GPU where every rank finds one; see `settle_device`.
+        ``"cpu"``, ``"gpu"``, or ``"auto"``, a GPU if every rank has one; see `resolve_device`.
     distribution : {"local", "scatter", "scatter-broadcast"}
-        How minibatches reach the ranks. With the last two only rank 0 needs data; the others may pass None.
+        Distribution of the minibatches. With the last two only rank 0 needs data; the other ranks may pass None.
     log_every : int
         Steps between two `StepRecord`.
     evaluate_every : int
         Epochs between two evaluations; the last epoch is always evaluated.
     pipelining : Pipelining, optional
-        How a grid with several pipeline stages trains; ``1f1b`` with its defaults unless given.
+        Settings of a grid with several pipeline stages; by default ``1f1b``.
     initial_weights : mapping, optional
-        Global arrays ``layers.<i>.weight`` and ``.bias`` to start from.
+        Global arrays ``layers.<i>.weight`` and ``.bias`` of the initial weights.
     stall_seconds : float
-        End the job, and name the rank that did not arrive and the line of the script where it is, when a rank waits for
-        others and no rank has finished anything for so long; 0 waits for ever. Longer work of one rank, while the
-        others wait for it, is announced by `busy`.
+        Deadline of the stall watchdog: if a rank waits and nothing completes on any rank for this time, the job ends
+        with a message that names the missing rank and its line of the script; 0: no deadline. Longer work of a single
+        rank is announced with `busy`.
 
     Raises
     ------
     EnvironmentProblem
-        Where a GPU, or a transport, is asked for and cannot be had.
+        A requested GPU or transport is not available.
     SettingError, GridError, DataError
-        Where a setting is not allowed, the model does not fit the grid, or the weights do not fit the model.
+        A setting is not allowed, the model does not fit the grid, or the weights do not fit the model.
 
     Examples
     --------
@@ -157,7 +157,7 @@ class Trainer(TrainedNetwork):
         initial_weights: Mapping[str, Array] | None = None,
         stall_seconds: float = 60.0,
     ) -> Self:
-        """Make a trainer of a configuration; the other parameters are those of `Trainer`."""
+        """Make a trainer from a configuration; the other parameters are those of `Trainer`."""
         trainer = cls.__new__(cls)
         trainer._start(config, grid, device, initial_weights, stall_seconds)
         return trainer
@@ -174,17 +174,17 @@ class Trainer(TrainedNetwork):
         require_communicator(grid.node_comm)
         require_number("output.stall_seconds", stall_seconds, 0, float("inf"), "a finite number, 0 or more")
         self._end_watch = None if grid.stall_watchdog is None else grid.stall_watchdog.start(self, stall_seconds)
-        others = {"initial_weights": initial_weights is not None, "device": device}
-        require_same_settings(grid.world, lambda: software(grid.node_group) | trainer_facts(config.items() | others))
-        config = config.checked()  # after the comparison, so that all ranks find an error or none does
+        extra = {"initial_weights": initial_weights is not None, "device": device}
+        require_same_settings(grid.world, lambda: software(grid.node_group) | trainer_facts(config.items() | extra))
+        config = config.checked()  # after the comparison, so that all ranks raise an error or none does
         self.batch_size, self.schedule = config.batch_size, config.schedule
         self.seed, self.shuffle, self.model_split = config.seed, config.shuffle, config.model_split
         self.log_every, self.evaluate_every = config.log_every, config.evaluate_every
         self.threads = limit_blas_threads(grid.node_group, _largest_product(config.model, self.batch_size, grid))
         self.history, self.progress = History(), Progress()
-        self.device = settle_device(device, grid)
-        self._settled_device = self.device is not device
-        self.plan = settle_pipeline(config, grid)
+        self.device = resolve_device(device, grid)
+        self._owns_device = self.device is not device
+        self.plan = resolve_pipeline(config, grid)
         engine = make_engine(config, grid, self.plan, self.device.kernels, self.device.record)
         self.overlap = engine.overlap
         super().__init__(config, grid, engine)
@@ -204,25 +204,25 @@ class Trainer(TrainedNetwork):
         on_epoch: Callable[[EpochRecord], None] | None = None,
         stops: Callable[[StepPosition], bool] | None = None,
     ) -> History:
-        """Train for a number of epochs; one that was left before its end is the first of them.
+        """Train for a number of epochs; an incomplete epoch is completed first and counts as one of them.
 
         Parameters
         ----------
         x : array_like, shape (samples, features), or Rows
-            Samples, or rows of a data set, which bring their targets.
+            Samples, or rows of a data set, which include their targets.
         y : array_like, shape (samples,) or (samples, outputs), optional
-            Integers are labels of classes; floats are numbers to approximate.
+            Integers are class labels; floats are regression targets.
         epochs : int
             Passes over the samples.
         validation : tuple, optional
-            Samples and targets, as `x` and `y`, to evaluate on.
+            Test samples and targets, as `x` and `y`.
         on_step, on_epoch : callable, optional
-            Called on every rank with each record; with an asynchronous pipeline method, steps come at the end of
-            their epoch.
+            Called on every rank with each record; with an asynchronous pipeline method, `on_step` is called at the end
+            of the epoch.
         stops : callable, optional
-            Asked on every rank, with how far the training has come, whether to leave it there: after every step, or
-            with an asynchronous method after every epoch, and after an epoch when its record is written. It may write
-            a checkpoint meanwhile. The answer must be the same on every rank.
+            Called on every rank with the position of the training, after every step and after every epoch with its
+            record written; with an asynchronous method only after every epoch. If it returns True, `fit` returns. It
+            must return the same value on every rank, and may write a checkpoint.
 
         Returns
         -------
@@ -232,22 +232,22 @@ class Trainer(TrainedNetwork):
         Raises
         ------
         DataError
-            If the data do not fit the model, or hold numbers that are not finite.
+            If the data do not fit the model, or have elements that are not finite.
         NonFiniteLossError
-            If the loss becomes infinite or not a number, or, after an epoch, the weights or the test loss. The weights
-            are then those before that step, or, with an asynchronous pipeline method, those at the end of its epoch;
-            on a GPU they are later ones, as a loss is looked at when it is logged, and at the end of the epoch.
+            If the loss becomes infinite or NaN, or, after an epoch, the weights or the test loss. The weights are then
+            those before that step, or, with an asynchronous pipeline method, those at the end of the epoch; on a GPU
+            they are later ones, because losses are fetched only when they are logged and at the end of the epoch.
         """
         require_same_settings(self.grid.world, lambda: self._fit_facts(epochs, stops))
         require_whole("training.epochs", epochs, 1)
-        train, test = self._parts(x, y, validation)
+        train, test = self._splits(x, y, validation)
         per_epoch = ceil(train.samples / self.batch_size)
         last = self.progress.epoch + epochs - 1
         updates = self.step - self.progress.minibatches + epochs * per_epoch
         while self.progress.epoch <= last:
             epoch = self.progress.epoch
             evaluated = test if epoch % self.evaluate_every == 0 or epoch == last else None
-            # A diverging loss is found and explained by the step itself.
+            # A diverging loss raises `NonFiniteLossError` in the step.
             with np.errstate(over="ignore", invalid="ignore"):
                 record = self._train_epoch(train, evaluated, per_epoch, updates, on_step, stops)
             if record is None:
@@ -260,11 +260,11 @@ class Trainer(TrainedNetwork):
         return self.history
 
     def _fit_facts(self, epochs: int, stops: Callable[[StepPosition], bool] | None) -> dict[str, str]:
-        """What must be the same on all ranks to train on; a script may have changed the attributes."""
+        """Settings of `fit` that must be equal on all ranks, with the attributes, which a script may have changed."""
         names = "optimizer", "schedule", "batch_size", "seed", "shuffle", "log_every", "evaluate_every"
-        now: dict[str, Any] = {name: getattr(self, name) for name in names}
+        current: dict[str, Any] = {name: getattr(self, name) for name in names}
         return trainer_facts(
-            now | {"epochs": epochs, "epoch": self.progress.epoch, "step": self.step, "stops": stops is not None}
+            current | {"epochs": epochs, "epoch": self.progress.epoch, "step": self.step, "stops": stops is not None}
         )
 
     def _train_epoch(
@@ -276,7 +276,7 @@ class Trainer(TrainedNetwork):
         on_step: Callable[[StepRecord], None] | None,
         stops: Callable[[StepPosition], bool] | None,
     ) -> EpochRecord | None:
-        """Train on what is left of the epoch; None if it was left before its end."""
+        """Train on the rest of the epoch; None if the training stopped before its end."""
         before = self.progress
         order = epoch_order(train.samples, self.seed, before.epoch, self.shuffle)
         batches = list(minibatches(order, self.batch_size))[before.minibatches :]
@@ -292,47 +292,44 @@ class Trainer(TrainedNetwork):
         # With an asynchronous method the pipeline is not empty between steps.
         hooks = EpochHooks(log, self.log_every, stops if self.plan.exact else None)
         loaded = self._engine.loader.minibatches(train, batches, rates, first=self.step)
-        done = train_epoch(self._engine, self.grid, train, loaded, before, hooks)
-        if done.stopped:
-            self.progress = done.progress
+        result = train_epoch(self._engine, self.grid, train, loaded, before, hooks)
+        if result.stopped:
+            self.progress = result.progress
             return None
-        self.history.measured.append(done.measured)
+        self.history.measured.append(result.measured)
         metrics = None if test is None else self._engine.evaluate(test)
         self._engine.require_finite(metrics)
-        self.progress = done.progress.next_epoch()
-        loss = done.progress.loss_sum / done.progress.samples
-        return EpochRecord.of(self.step, before.epoch, loss, rates[-1], metrics, done.speed)
+        self.progress = result.progress.next_epoch()
+        loss = result.progress.loss_sum / result.progress.samples
+        return EpochRecord.of(self.step, before.epoch, loss, rates[-1], metrics, result.speed)
 
     def free(self) -> None:
-        """As `TrainedNetwork.free`; ends NCCL's connections too, unless the device was settled by somebody else.
-
-        From then on it is not noticed if ranks stand still.
-        """
+        """As `TrainedNetwork.free`; also ends the stall watchdog, and NCCL unless the caller provided the device."""
         super().free()
         self.end_watch()
-        if self._settled_device:
+        if self._owns_device:
             self.grid.disconnect()
 
     def end_watch(self) -> None:
-        """Leave it unnoticed from now on if ranks stand still."""
+        """End the stall watchdog for this trainer; every rank calls it."""
         if self._end_watch is not None:
             self._end_watch()
 
     def busy(self, what: str, at_most: float | None = None) -> AbstractContextManager[None]:
-        """Announce long work of this rank, such as ``"plotting"``, during which others may wait without a stall.
+        """Context of long work of this rank, during which waiting ranks do not count as stalled.
 
         Parameters
         ----------
         what : str
-            What the rank is busy with; shown where the job stands still nevertheless.
+            Name of the work, such as ``"plotting"``; shown if the job stalls nevertheless.
         at_most : float, optional
-            Seconds after which it counts as a stall; ten times `stall_seconds` by default.
+            Seconds after which the work counts as a stall; by default ten times `stall_seconds`.
         """
         watch = self.grid.stall_watchdog
         return nullcontext() if watch is None else watch.busy(what, at_most)
 
     def origin(self, data: str) -> Origin:
-        """Description of this training that its checkpoints carry, so that a later training can be compared with it.
+        """Description of this training for the manifests of its checkpoints.
 
         Parameters
         ----------
@@ -360,24 +357,24 @@ class Trainer(TrainedNetwork):
         Parameters
         ----------
         folder : Path
-            Where they go, each in a folder of its own.
+            Parent of the checkpoints' folders.
         data : str
-            Identity of the data, for their manifests.
+            Identity of the data, for the manifests.
         keep : int
-            The newest ones, which stay.
+            Number of newest checkpoints to keep.
         grid : ProcessGrid, optional
-            Of the ranks that write, by default all; with the batch axis alone any of them hold everything.
+            The ranks that write, by default all; with the batch axis only, any subset has the complete state.
         """
         engine, origin = self._engine, self.origin(data)
         return CheckpointWriter(folder, grid or self.grid, self.model, engine.stages, engine.states, origin, keep=keep)
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Go on where a checkpoint was written, on whatever grid; collective.
+        """Load weights, optimizer state and progress of a checkpoint, written on any grid; collective.
 
         Raises
         ------
         DataError
-            On every rank: it is of another network or optimizer, or cannot be read.
+            On every rank: the checkpoint is of another network or optimizer, or cannot be read.
         """
         self._engine.restore(lambda: checkpoint.read_into(self._engine.stages, self._engine.states))
         self.progress = checkpoint.manifest.progress

@@ -1,4 +1,4 @@
-"""By which transport arrays of the ranks' devices travel, and why: the same on all ranks."""
+"""Choice of the transport for arrays in GPU memory, with its reason; the same on all ranks."""
 
 from __future__ import annotations
 
@@ -31,41 +31,39 @@ class TransportChoice:
     ----------
     name : {"staging", "mpi", "nccl"}
     why : str
-        In words, for the run's header.
+        The reason as text, for the run's header.
     """
 
     name: TransportName
     why: str
 
 
-def _try_on_this_node(places: Sequence[str]) -> DeviceMpiTrial:
-    return try_device_mpi(os.environ, PROBE_SECONDS, places)
+def _try_on_this_node(bus_addresses: Sequence[str]) -> DeviceMpiTrial:
+    return try_device_mpi(os.environ, PROBE_SECONDS, bus_addresses)
 
 
 def choose_transport(
     grid: ProcessGrid, name: str, cupy: Any, probe: Callable[[Sequence[str]], DeviceMpiTrial] = _try_on_this_node
 ) -> TransportChoice:
-    """The transport for a grid whose ranks compute on GPUs; collective.
+    """Choose the transport for a grid whose ranks compute on GPUs; collective.
 
-    ``"auto"`` is NCCL where every rank has a GPU of its own, else staging. Device-aware MPI is only used where it is
-    asked for.
+    ``"auto"`` is NCCL if every rank has its own GPU, else staging. Device-aware MPI is used only on request.
 
     Parameters
     ----------
-    grid : ProcessGrid
     name : {"auto", "staging", "mpi", "nccl"}
     cupy : module
-        With this rank's GPU as the current device.
+        CuPy with this rank's GPU as the current device.
     probe : callable
-        Tries whether MPI takes arrays of the GPUs that are plugged in at the given places, those of the first two ranks
-        of a node; the first rank of every node calls it.
+        Trial of device-aware MPI between the GPUs with the given PCI bus addresses, those of the first two ranks of a
+        node; called on the first rank of every node.
 
     Raises
     ------
     SettingError
-        If the name is another.
+        If the name is unknown.
     EnvironmentProblem
-        If the transport that is asked for cannot be had; on all ranks alike.
+        On all ranks: the requested transport is not available.
     """
     if name not in NAMES:
         raise SettingError("device.transport", name, f"one of {', '.join(NAMES)}")
@@ -79,46 +77,44 @@ def choose_transport(
     if not problem:
         return TransportChoice("nccl", "every rank has a GPU of its own")
     if name == "nccl":
-        raise _not_to_be_had(name, problem)
+        raise _unavailable(name, problem)
     return TransportChoice("staging", problem)
 
 
 def _device_mpi(grid: ProcessGrid, cupy: Any, probe: Callable[[Sequence[str]], DeviceMpiTrial]) -> TransportChoice:
     """Device-aware MPI, if it passes the trial on every node."""
-    places = _places_on_node(grid, cupy)
-    trial = probe(places) if grid.node_group.rank == 0 else DeviceMpiTrial("", "")
+    addresses = _bus_addresses_on_node(grid, cupy)
+    trial = probe(addresses) if grid.node_group.rank == 0 else DeviceMpiTrial("", "")
     problem = first_problem(grid, trial.problem)
     if problem:
-        raise _not_to_be_had("mpi", problem)
-    who = broadcast_text(grid.world, trial.endpoints, 0)
-    return TransportChoice("mpi", f"as asked for, and messages from GPU memory to GPU memory arrived, {who}")
+        raise _unavailable("mpi", problem)
+    endpoints = broadcast_text(grid.world, trial.endpoints, 0)
+    return TransportChoice("mpi", f"as asked for, and messages from GPU memory to GPU memory arrived, {endpoints}")
 
 
-def _places_on_node(grid: ProcessGrid, cupy: Any) -> list[str]:
-    """Where the GPUs of the first two ranks of this rank's node are plugged in."""
+def _bus_addresses_on_node(grid: ProcessGrid, cupy: Any) -> list[str]:
+    """PCI bus addresses of the GPUs of the first two ranks of this rank's node."""
     node = grid.node_group
-    return [broadcast_text(node, _place_of_gpu(cupy), rank) for rank in range(min(node.size, 2))]
+    return [broadcast_text(node, _bus_address(cupy), rank) for rank in range(min(node.size, 2))]
 
 
-def _place_of_gpu(cupy: Any) -> str:
-    place: str = cupy.cuda.runtime.deviceGetPCIBusId(cupy.cuda.runtime.getDevice())
-    return place
+def _bus_address(cupy: Any) -> str:
+    address: str = cupy.cuda.runtime.deviceGetPCIBusId(cupy.cuda.runtime.getDevice())
+    return address
 
 
 def attach_transport(grid: ProcessGrid, name: str, device: Device) -> TransportChoice:
-    """Choose the transport of a grid, and let its groups take the arrays of this rank's device; collective.
+    """Choose the transport of a grid and attach it to all groups of the grid; collective.
 
     Parameters
     ----------
-    grid : ProcessGrid
     name : {"auto", "staging", "mpi", "nccl"}
-        As for `choose_transport`; ``"auto"`` is staging too where NCCL does not start.
-    device : Device
+        As for `choose_transport`; ``"auto"`` falls back to staging if NCCL does not start.
 
     Raises
     ------
     SettingError, EnvironmentProblem
-        As `choose_transport` does, and where NCCL is asked for and does not start.
+        As `choose_transport`; also if NCCL is requested and does not start.
     """
     choice = choose_transport(grid, name, device.cupy)
     problem = first_problem(grid, grid.attach_device(TransportFactory(choice.name, device)))
@@ -126,50 +122,50 @@ def attach_transport(grid: ProcessGrid, name: str, device: Device) -> TransportC
         return choice
     grid.attach_device(TransportFactory("staging", device))
     if name == choice.name:
-        raise _not_to_be_had(name, problem)
+        raise _unavailable(name, problem)
     return TransportChoice("staging", problem)
 
 
-def _not_to_be_had(name: str, problem: str) -> EnvironmentProblem:
+def _unavailable(name: str, problem: str) -> EnvironmentProblem:
     return EnvironmentProblem(f"device.transport = {name!r}: {problem}; 'staging' always works")
 
 
 def _nccl_problem(grid: ProcessGrid, cupy: Any) -> str:
-    """Why NCCL cannot connect the ranks of the grid, the same text on all of them; empty if it can."""
-    return first_problem(grid, _missing_nccl(cupy)) or _sharing(_gpu_of_every_rank(grid, cupy))
+    """The reason why NCCL cannot connect the ranks of the grid, the same text on all ranks; empty if it can."""
+    return first_problem(grid, _missing_nccl(cupy)) or _shared_gpu_problem(_gpu_ids(grid, cupy))
 
 
 def _missing_nccl(cupy: Any) -> str:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # CuPy says at length what is said here in a line
+        warnings.simplefilter("ignore")  # CuPy warns if NCCL is missing; the text below replaces the warning
         nccl = getattr(cupy.cuda, "nccl", None)
         if nccl is not None and getattr(nccl, "available", True):
             return ""
     return f"CuPy finds no NCCL (pip install nvidia-nccl-cu{cupy.cuda.runtime.runtimeGetVersion() // 1000})"
 
 
-def first_problem(grid: ProcessGrid, mine: str) -> str:
-    """The problem of the lowest rank that has one, with its rank, on all ranks; empty where none has. Collective."""
+def first_problem(grid: ProcessGrid, problem: str) -> str:
+    """The non-empty `problem` of the lowest rank, with its number, on all ranks; empty if none. Collective."""
     world = grid.world
-    failing = np.array([world.size - world.rank if mine else 0], np.int64)
+    failing = np.array([world.size - world.rank if problem else 0], np.int64)
     world.allreduce(failing, "max")
     if not failing[0]:
         return ""
     rank = world.size - int(failing[0])
-    return f"{broadcast_text(world, mine, rank)} on rank {rank}"
+    return f"{broadcast_text(world, problem, rank)} on rank {rank}"
 
 
-def _gpu_of_every_rank(grid: ProcessGrid, cupy: Any) -> NDArray[np.int64]:
-    """A number for the GPU of every rank, by where it is plugged in: ranks may number the same GPU differently."""
-    text = f"{grid.node_group.members[0]} {_place_of_gpu(cupy)}"
-    numbers = np.zeros(grid.size, np.int64)
-    numbers[grid.rank] = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
-    grid.world.allgather_rows(numbers)
-    return numbers
+def _gpu_ids(grid: ProcessGrid, cupy: Any) -> NDArray[np.int64]:
+    """Identifier of every rank's GPU, from its node and PCI bus address: CUDA's indices may differ between ranks."""
+    text = f"{grid.node_group.members[0]} {_bus_address(cupy)}"
+    identifiers = np.zeros(grid.size, np.int64)
+    identifiers[grid.rank] = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
+    grid.world.allgather_rows(identifiers)
+    return identifiers
 
 
-def _sharing(gpus: NDArray[np.int64]) -> str:
-    """Which ranks share a GPU; empty if none do."""
+def _shared_gpu_problem(gpus: NDArray[np.int64]) -> str:
+    """Text naming the first ranks that share a GPU; empty if none do."""
     for gpu in dict.fromkeys(gpus.tolist()):
         ranks = np.flatnonzero(gpus == gpu)
         if len(ranks) > 1:

@@ -14,7 +14,7 @@ from hybridnn.checkpoints.reading import newest_valid
 from hybridnn.comm.agreement import broadcast_text
 from hybridnn.errors import EnvironmentProblem
 from hybridnn.parallel.gradient_reduction import DEVICE_BUCKETS
-from hybridnn.training.device import DeviceOptions, TrainingDevice, settle_device
+from hybridnn.training.device import DeviceOptions, TrainingDevice, resolve_device
 from reference.cases import Case, assert_arrays_close, assert_close, data, make_trainer, run
 from reference.pipeline_cases import ADAM, DELAYED_CASES, MOMENTUM, PipelineCase, exact_cases, run_pipelined
 from reference.ranks import on_nodes
@@ -43,7 +43,7 @@ by the bound of a kernel per step."""
 
 def on_gpu(grid: ProcessGrid, transport: str = "auto", *, graphs: bool = False) -> TrainingDevice:
     try:
-        return settle_device(DeviceOptions("gpu", transport, graphs=graphs), grid)
+        return resolve_device(DeviceOptions("gpu", transport, graphs=graphs), grid)
     except EnvironmentProblem as problem:
         if transport == "auto":
             raise  # there is no GPU
@@ -107,7 +107,7 @@ def test_one_rank(name: str, dtype: str) -> None:
 @pytest.mark.parametrize("dtype", TOLERANCES)
 def test_replayed_steps(name: str, dtype: str) -> None:
     grid = ProcessGrid()
-    device = settle_device(DeviceOptions("gpu", graphs=True), grid)
+    device = resolve_device(DeviceOptions("gpu", graphs=True), grid)
     assert device.record is not None
     check((CASES | ADAPTIVE)[name], grid, device, dtype)
 
@@ -123,7 +123,7 @@ def test_every_method_of_a_pipeline_on_one_rank(dtype: str) -> None:
 def test_one_fit_after_the_other(graphs: bool, dtype: str) -> None:
     """Samples that stay on the GPU, other samples in the same memory, and samples in new memory."""
     grid = ProcessGrid()
-    device = settle_device(DeviceOptions("gpu", graphs=graphs), grid)
+    device = resolve_device(DeviceOptions("gpu", graphs=graphs), grid)
     found, expected = (make_trainer(WIDE, grid, dtype, device=on) for on in (device, "cpu"))
     x, y = data(WIDE)
     for trainer in (found, expected):
@@ -227,6 +227,6 @@ def test_training_resumes_from_a_checkpoint_of_the_cpu(comm: MPI.Intracomm, dtyp
 
 def test_tf32_is_less_precise() -> None:
     grid = ProcessGrid()
-    rounded = settle_device(DeviceOptions("gpu", tf32=True), grid)
+    rounded = resolve_device(DeviceOptions("gpu", tf32=True), grid)
     found, expected = run(WIDE, grid, "float32", device=rounded), run(WIDE, grid, "float32", device="cpu")
     assert_arrays_close(found.weights(), expected.weights(), "TF32", 1e-2)

@@ -98,7 +98,7 @@ def test_rows_of_a_data_set_are_known_by_themselves() -> None:
 def test_what_is_freed_is_gone() -> None:
     on_device, _, _ = trainers(ProcessGrid())
     on_device.fit(*data(ONE_EPOCH), epochs=1)
-    kept = on_device._engine.samples._kept
+    kept = on_device._engine.samples._entries
     assert len(kept) == 1
     on_device.free()
     assert not kept

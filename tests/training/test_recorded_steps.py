@@ -13,7 +13,7 @@ from hybridnn.comm.recorder import Call
 from hybridnn.comm.transports.device import Device
 from hybridnn.comm.transports.factory import TransportFactory
 from hybridnn.parallel.gradient_reduction import DEVICE_BUCKETS
-from hybridnn.training.device import DeviceOptions, settle_device
+from hybridnn.training.device import DeviceOptions, resolve_device
 from hybridnn.training.records import StepRecord
 from reference.cases import Case, assert_arrays_close, check_against_reference, data, make_trainer, run
 from reference.stand_in_device import StandInCupy
@@ -182,6 +182,6 @@ def test_batch_ranks_record_steps_where_nccl_connects_them(comm: MPI.Intracomm) 
         ),
     ):
         grid, cupy = ProcessGrid(comm, **how), cupy_with_a_gpu(comm, gpu_of(comm.rank))
-        device = settle_device(DeviceOptions("gpu", transport, graphs=True), grid, lambda cupy=cupy: cupy, make)
+        device = resolve_device(DeviceOptions("gpu", transport, graphs=True), grid, lambda cupy=cupy: cupy, make)
         assert device.why == why
         assert (device.record is None) == ("one by one" in why)

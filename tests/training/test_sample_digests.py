@@ -14,7 +14,7 @@ from hybridnn import SGD
 from hybridnn.comm import agreement
 from hybridnn.comm.agreement import unequal_values
 from hybridnn.datasets import ArrayRows, Rows, SubsetRows, SyntheticRows, SyntheticSpec
-from hybridnn.training.equal_settings import described
+from hybridnn.training.equal_settings import describe_value
 from hybridnn.training.sample_digests import array_facts, row_details, rows_facts
 
 X = np.random.default_rng(2).normal(size=(1000, 5)).astype(np.float32)
@@ -22,8 +22,8 @@ Y = np.arange(1000) % 4
 BETWEEN = 9  # 999 / 63 is 15.9: samples 0 and 15 are looked at, and none between them
 
 
-def facts(x: Any, y: Any = Y, dtype: str = "float32", *, whole: bool = False) -> dict[str, str]:
-    return rows_facts(ArrayRows(np.asarray(x), np.asarray(y)), np.dtype(dtype), whole=whole)
+def facts(x: Any, y: Any = Y, dtype: str = "float32", *, complete: bool = False) -> dict[str, str]:
+    return rows_facts(ArrayRows(np.asarray(x), np.asarray(y)), np.dtype(dtype), complete=complete)
 
 
 def changed(array: NDArray[Any], place: Any, value: float) -> NDArray[Any]:
@@ -32,16 +32,16 @@ def changed(array: NDArray[Any], place: Any, value: float) -> NDArray[Any]:
     return other
 
 
-@pytest.mark.parametrize("whole", [False, True])
-def test_samples_that_are_trained_on_alike_have_equal_digests(whole: bool) -> None:
+@pytest.mark.parametrize("complete", [False, True])
+def test_samples_that_are_trained_on_alike_have_equal_digests(complete: bool) -> None:
     zero = changed(X, 0, 0.0)
-    expected = facts(zero, whole=whole)
+    expected = facts(zero, complete=complete)
     with_gaps = np.repeat(zero, 2, axis=1)[:, ::2]
     for other in (changed(X, 0, -0.0), zero.astype(np.float64), with_gaps, np.asfortranarray(zero)):
-        assert facts(other, whole=whole) == expected
-    assert facts(zero, Y.astype(np.uint8), whole=whole) == expected
+        assert facts(other, complete=complete) == expected
+    assert facts(zero, Y.astype(np.uint8), complete=complete) == expected
     rows = SubsetRows(ArrayRows(np.vstack([X, zero]), np.concatenate([Y, Y])), np.arange(1000, 2000))
-    seen = rows_facts(rows, np.dtype("float32"), whole=whole)
+    seen = rows_facts(rows, np.dtype("float32"), complete=complete)
     assert {key: text for key, text in seen.items() if key != "digest of targets"} == {
         key: text for key, text in expected.items() if key != "digest of targets"
     }
@@ -61,11 +61,11 @@ def test_rows_at_equal_distances_and_at_both_ends_are_looked_at(sample: int) -> 
 def test_all_targets_are_looked_at_and_of_the_inputs_all_where_asked_for() -> None:
     between = changed(X, (BETWEEN, 4), 3.0)
     assert facts(between) == facts(X)
-    assert facts(between, whole=True) != facts(X, whole=True)
+    assert facts(between, complete=True) != facts(X, complete=True)
     assert facts(X, changed(Y, BETWEEN, 3)) != facts(X)
     assert facts(X[:, :4]) != facts(X)
     assert facts(X[:100]) != facts(X[:101])
-    few = [rows_facts(ArrayRows(x[:64], Y[:64]), np.dtype("float32"), whole=False) for x in (X, between)]
+    few = [rows_facts(ArrayRows(x[:64], Y[:64]), np.dtype("float32"), complete=False) for x in (X, between)]
     assert few[0] != few[1]  # so few are all looked at
 
 
@@ -73,7 +73,7 @@ def test_generated_samples_are_described_and_none_is_made(monkeypatch: pytest.Mo
     monkeypatch.setattr(SyntheticRows, "take", None)
     spec = SyntheticSpec(samples=10**9)
     described_so = [
-        rows_facts(SyntheticRows(one, start, start + 10), np.dtype("float32"), whole=True)
+        rows_facts(SyntheticRows(one, start, start + 10), np.dtype("float32"), complete=True)
         for one, start in ((spec, 0), (spec, 0), (spec, 10), (SyntheticSpec(samples=10**9, seed=1), 0))
     ]
     assert described_so[0] == described_so[1]
@@ -95,35 +95,41 @@ class NotNumbers:
 
 def test_rows_of_a_script_that_are_not_numbers_equal_themselves() -> None:
     rows = cast(Rows, NotNumbers())
-    assert rows_facts(rows, np.dtype("float32"), whole=False) == rows_facts(rows, np.dtype("float32"), whole=False)
+    assert rows_facts(rows, np.dtype("float32"), complete=False) == rows_facts(
+        rows, np.dtype("float32"), complete=False
+    )
     assert row_details(rows, np.dtype("float32"))["inputs of sample 299"].startswith("[nan, nan] with digest ")
 
 
 def test_weights_count_in_the_precision_of_the_training() -> None:
     weights = {"layers.0.weight": X, "layers.0.bias": X[0]}
     wide = {name: array.astype(np.float64) for name, array in weights.items()}
-    assert array_facts(weights, "float32", whole=False) == array_facts(wide, "float32", whole=False)
+    assert array_facts(weights, "float32", complete=False) == array_facts(wide, "float32", complete=False)
     other = weights | {"layers.0.bias": changed(X[0], 2, 1.0)}
-    differing = array_facts(other, "float32", whole=False)
-    assert [name for name, text in array_facts(weights, "float32", whole=False).items() if text != differing[name]] == [
-        "layers.0.bias"
-    ]
+    differing = array_facts(other, "float32", complete=False)
+    assert [
+        name for name, text in array_facts(weights, "float32", complete=False).items() if text != differing[name]
+    ] == ["layers.0.bias"]
 
 
 def test_values_of_any_type_are_written_alike() -> None:
-    assert described("a", 3) == described("a", np.int64(3)) == described("a", 3.0) == {"a": "3"}
-    assert described("a", 0.1) == described("a", np.float64(0.1)) == {"a": "0.1"}
-    assert described("a", np.float32(0.1)) != described("a", 0.1)
-    assert described("a", True) == described("a", np.bool_(True)) == {"a": "true"}
-    assert described("a", [1, (2, None)]) == described("a", (1, [2.0, None])) == {"a": "[1, [2, none]]"}
-    assert described("", {"b": {"c": float("inf")}}) == {"b.c": "inf"}
-    assert described("a", SGD())["a"] == "SGD"
+    assert describe_value("a", 3) == describe_value("a", np.int64(3)) == describe_value("a", 3.0) == {"a": "3"}
+    assert describe_value("a", 0.1) == describe_value("a", np.float64(0.1)) == {"a": "0.1"}
+    assert describe_value("a", np.float32(0.1)) != describe_value("a", 0.1)
+    assert describe_value("a", True) == describe_value("a", np.bool_(True)) == {"a": "true"}
+    assert describe_value("a", [1, (2, None)]) == describe_value("a", (1, [2.0, None])) == {"a": "[1, [2, none]]"}
+    assert describe_value("", {"b": {"c": float("inf")}}) == {"b.c": "inf"}
+    assert describe_value("a", SGD())["a"] == "SGD"
 
     class Own:
         def __init__(self, kept: object) -> None:
             self.rate, self._hidden, self.kept = 0.5, id(self), kept
 
-    assert described("a", Own(object())) == described("a", Own(object())) == {"a": Own.__qualname__, "a.rate": "0.5"}
+    assert (
+        describe_value("a", Own(object()))
+        == describe_value("a", Own(object()))
+        == {"a": Own.__qualname__, "a.rate": "0.5"}
+    )
 
 
 def test_ranks_are_named_from_the_fewest_to_the_most(monkeypatch: pytest.MonkeyPatch) -> None:

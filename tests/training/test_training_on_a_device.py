@@ -251,11 +251,11 @@ def test_a_run_says_on_what_it_computed(
 ) -> None:
     asked: list[DeviceOptions] = []
 
-    def settle(options: DeviceOptions, grid: ProcessGrid) -> TrainingDevice:
+    def choose(options: DeviceOptions, grid: ProcessGrid) -> TrainingDevice:
         asked.append(options)
         return stand_in(grid, graphs=options.graphs)
 
-    monkeypatch.setattr("hybridnn.runs.run.settle_device", settle)
+    monkeypatch.setattr("hybridnn.runs.run.resolve_device", choose)
     settings = settings_from(
         {
             "data": {"name": "digits", "rows": 200},

@@ -1,1 +1,1 @@
-"""Schedules carried out over MPI."""
+"""Execution of pipeline schedules over MPI."""

@@ -1,6 +1,6 @@
-"""A chunk: consecutive layers of a rank with everything the executor needs to run them in a pipeline.
+"""Chunk: consecutive layers of a rank with the memory, weight versions and channels for their execution.
 
-A rank has one, or several in an interleaved schedule.
+A rank has one chunk, or several in an interleaved schedule.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from hybridnn.pipeline.schedules.instructions import (
 from hybridnn.pipeline.schedules.schedule import Schedule
 
 AHEAD = 1
-"""Receives begun ahead of the schedule, and sends that may be under way while the next is packed, per channel."""
+"""Per channel: receives started ahead of the schedule, and sends in flight while the next message is packed."""
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,11 @@ class ChunkBytes:
     Attributes
     ----------
     weight_versions : int
-        Copies of older weights, and predicted ones; without the current.
+        Stashed and predicted weights, without the current version.
     activations : int
-        Inputs and activations that wait for their backward pass.
+        Inputs and activations of the microbatches in flight.
     buffers : int
-        Messages, gradients on their way through the layers, and joined microbatches.
+        Messages, gradients of activations, and joined microbatches.
     """
 
     weight_versions: int
@@ -56,24 +56,22 @@ class ChunkBytes:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Layers, memory and channels.
+    """Consecutive layers with their memory and channels.
 
     Attributes
     ----------
     index : int
-        Number of the chunk on its rank.
-    stage : Stage
+        Index of the chunk on its rank.
     workspace, training_workspace : Workspace
-        Of passes that only go forward, and of those that train; mostly the same.
-    weights : WeightStore
+        For evaluation, and for training; usually the same object.
     joined : JoinedMicrobatches or None
-        Where one product takes the weight gradients of all microbatches.
+        Set if the weight gradients are one product over all microbatches.
     loss : ndarray, shape (1,)
-        Loss of a microbatch that is added to earlier ones.
+        Loss of a microbatch, before it is added to that of earlier ones.
     input_messages, gradient_messages : Inbox or None
-        None where the data or the loss are the source.
+        None if the chunk loads its inputs, or computes the loss.
     outputs_to_send, gradients_to_send : Outbox or None
-        None where nobody wants them.
+        None if the chunk has the last layer, or the first one.
     """
 
     index: int
@@ -89,7 +87,7 @@ class Chunk:
     gradients_to_send: Outbox | None
 
     def expect_targets(self, *, classification: bool) -> None:
-        """Make room for the targets of a task."""
+        """Allocate workspace for the targets of a task."""
         self.workspace.expect_targets(classification=classification)
         self.training_workspace.expect_targets(classification=classification)
 
@@ -99,7 +97,7 @@ class Chunk:
         Parameters
         ----------
         messages : callable
-            From a kind of instruction and a chunk to its messages, in order.
+            Returns the messages of a kind of instruction and a chunk, in order.
         rates : sequence of float
             Learning rates of the updates.
         """
@@ -110,20 +108,20 @@ class Chunk:
             self.gradient_messages.begin(messages(ReceiveGradients, self.index))
 
     def finish(self) -> None:
-        """Return when everything has been sent."""
+        """Wait for all sends."""
         for outbox in (self.outputs_to_send, self.gradients_to_send):
             if outbox is not None:
                 outbox.finish()
 
     @property
     def bytes(self) -> ChunkBytes:
-        """Memory beside weights, gradients and optimizer state."""
-        mail = (self.input_messages, self.gradient_messages, self.outputs_to_send, self.gradients_to_send)
-        workspaces = {id(space): space for space in (self.workspace, self.training_workspace)}.values()
-        activations = sum(space.activation_bytes for space in workspaces)
-        transient = sum(space.nbytes for space in workspaces) - activations
+        """Memory in addition to weights, gradients and optimizer state."""
+        mailboxes = (self.input_messages, self.gradient_messages, self.outputs_to_send, self.gradients_to_send)
+        workspaces = {id(workspace): workspace for workspace in (self.workspace, self.training_workspace)}.values()
+        activations = sum(workspace.activation_bytes for workspace in workspaces)
+        transient = sum(workspace.nbytes for workspace in workspaces) - activations
         joined = 0 if self.joined is None else self.joined.nbytes
-        buffers = transient + joined + sum(box.nbytes for box in mail if box is not None)
+        buffers = transient + joined + sum(mailbox.nbytes for mailbox in mailboxes if mailbox is not None)
         return ChunkBytes(self.weights.nbytes, activations, buffers)
 
 
@@ -138,46 +136,48 @@ def make_chunk(
     batch_size: int,
     synchronous: bool,
 ) -> Chunk:
-    """Allocate what a chunk needs to run `schedules` and all that need no more than they do.
+    """Make a chunk and allocate its memory.
 
     Parameters
     ----------
     schedules : tuple of Schedule
-        Of training and of evaluation.
+        Schedules of training and of evaluation with the largest memory.
     batch_size : int
-        Most samples of a minibatch, over all ranks.
+        Largest number of samples of a minibatch, over all ranks.
     synchronous : bool
         As for `Outbox`.
     """
-    schedule, place = schedules[0], grid.pipeline_rank
-    role = StageRole(schedule.is_first(place, index), schedule.is_last(place, index))
-    program = StageProgram(schedule, place)
+    schedule, pipeline_rank = schedules[0], grid.pipeline_rank
+    role = StageRole(schedule.is_first(pipeline_rank, index), schedule.is_last(pipeline_rank, index))
+    program = StageProgram(schedule, pipeline_rank)
     plan = program.memory
-    # A microbatch of the block partition, dealt out by the block partition once more.
+    # Minibatches are split into microbatches, and these over the batch ranks, both by the block partition.
     capacity = ceil(ceil(batch_size / schedule.microbatches) / grid.batch)
     dtype = stage.weights.dtype
     predicts = any(ahead > 0 for _, ahead in program.reads.values())
-    joins = any(isinstance(i, WeightGradient) and i.microbatch == ALL_MICROBATCHES for i in schedule.orders[place])
-    everything = capacity * schedule.microbatches
-    here = StagePosition(place, grid.batch_rank, grid.model_rank)
-    depths = MessageDepths(*map(max, *(message_depths(item, place, index) for item in schedules)))
+    order = schedule.orders[pipeline_rank]
+    joins = any(isinstance(item, WeightGradient) and item.microbatch == ALL_MICROBATCHES for item in order)
+    joined_capacity = capacity * schedule.microbatches
+    own_position = StagePosition(pipeline_rank, grid.batch_rank, grid.model_rank)
+    depths = MessageDepths(*map(max, *(message_depths(item, pipeline_rank, index) for item in schedules)))
     first, last = stage.shards[0].layer, stage.shards[-1].layer
 
-    def inbox(tag: int, neighbor: int, features: int, most: int) -> Inbox:
-        routes = partial(pieces_received, grid.stages, here, neighbor)
-        return Inbox(grid, stage.kernels, Channel(tag, routes, features, capacity, most + AHEAD), dtype)
+    def inbox(tag: int, neighbor: int, features: int, depth: int) -> Inbox:
+        routes = partial(pieces_received, grid.stages, own_position, neighbor)
+        return Inbox(grid, stage.kernels, Channel(tag, routes, features, capacity, depth + AHEAD), dtype)
 
-    def outbox(tag: int, neighbor: int, features: int, most: int) -> Outbox:
-        channel = Channel(tag, partial(pieces_sent, grid.stages, here, neighbor), features, capacity, most + AHEAD)
+    def outbox(tag: int, neighbor: int, features: int, depth: int) -> Outbox:
+        routes = partial(pieces_sent, grid.stages, own_position, neighbor)
+        channel = Channel(tag, routes, features, capacity, depth + AHEAD)
         return Outbox(grid, stage.kernels, channel, dtype, synchronous=synchronous)
 
     input_messages = gradient_messages = outputs_to_send = gradients_to_send = None
     if not role.loads_input:
-        before, chunk_before = schedule.before(place, index)
+        before, chunk_before = schedule.before(pipeline_rank, index)
         input_messages = inbox(_tag(index, 0), before, first.inputs, depths.inputs)
         gradients_to_send = outbox(_tag(chunk_before, 1), before, first.inputs, depths.gradients_to_send)
     if not role.loads_target:
-        after, chunk_after = schedule.after(place, index)
+        after, chunk_after = schedule.after(pipeline_rank, index)
         gradient_messages = inbox(_tag(index, 1), after, last.outputs, depths.gradients)
         outputs_to_send = outbox(_tag(chunk_after, 0), after, last.outputs, depths.outputs_to_send)
     buffers = MicrobatchBuffers(plan.inputs[index], plan.activations[index], program.splits_backward)
@@ -188,7 +188,7 @@ def make_chunk(
         workspace,
         stage.training_workspace(capacity, role) or workspace,
         WeightStore(stage, optimizer, state, plan.peak_weight_versions, predicts=predicts),
-        JoinedMicrobatches(stage.shards, everything, dtype, role.loads_input, stage.kernels) if joins else None,
+        JoinedMicrobatches(stage.shards, joined_capacity, dtype, role.loads_input, stage.kernels) if joins else None,
         stage.kernels.zeros((1,), dtype),
         input_messages,
         gradient_messages,

@@ -1,8 +1,8 @@
-"""Executor: runs one stage's list of instructions over MPI, whatever the method.
+"""Executor: runs one stage's list of instructions over MPI, for every pipeline method.
 
-Each instruction is compiled, once for every size of minibatch, to a function that is bound to its arrays, weights and
-channels. Receives are started ahead of time and completed where their data are used; sends are completed when their
-buffer is needed again.
+Each instruction is compiled, once per minibatch size, to a function that is bound to its arrays, weights and channels.
+Receives are started ahead of time and completed when their data are used; sends are completed when their buffer is
+needed again.
 """
 
 from __future__ import annotations
@@ -52,16 +52,16 @@ class Minibatch:
     Attributes
     ----------
     number : int
-        Of the step, from 0, since the training began.
+        Number of the step, from 0, since the start of the training.
     size : int
-        Samples, over all ranks.
+        Number of samples, over all ranks.
     rate : float
         Learning rate of the update.
     samples : object
-        What `load` finds the samples by, such as their indices.
+        Identifies the samples for `load`, for example by their indices.
     load : callable
-        ``load(samples, start, stop, x, y)`` fills `x` or `y`, unless None, with this rank's block of the samples
-        `start` to `stop` of the minibatch.
+        ``load(samples, start, stop, x, y)`` fills `x` and `y`, if not None, with this rank's block of the samples
+        ``start`` to ``stop - 1`` of the minibatch.
     """
 
     number: int
@@ -75,10 +75,11 @@ Operation = Callable[[Minibatch], None]
 """A compiled instruction."""
 
 Loss = Callable[[StageArrays, int, Array], None]
-"""Fills the output gradient of a microbatch, for a minibatch of a size, and an array of shape (1,) with its loss."""
+"""``loss(arrays, size, total)`` computes the output gradient of a microbatch of a minibatch of `size` samples, and
+writes the microbatch's loss to `total`, shape (1,)."""
 
 TakeOutputs = Callable[[Minibatch, StageArrays], None]
-"""Takes the network's outputs for a minibatch."""
+"""Callback for the network's outputs for a minibatch."""
 
 
 class Executor:
@@ -87,13 +88,13 @@ class Executor:
     Parameters
     ----------
     program : StageProgram
-        Of this rank's stage, from a linted schedule.
+        Program of this rank's stage, from a linted schedule.
     grid : ProcessGrid
-        Its pipeline axis has the schedule's stages.
+        With as many pipeline ranks as the schedule has stages.
     chunks : sequence of Chunk
-        This rank's layers with their memory, enough for the schedule.
+        This rank's chunks, with enough memory for the schedule.
     loss : callable, optional
-        See `Loss`; for programs that train.
+        See `Loss`; for training.
     """
 
     def __init__(
@@ -128,7 +129,7 @@ class Executor:
         Yields
         ------
         Minibatch
-            Each one when its gradients are complete. The update follows when the iteration goes on.
+            Each minibatch when its gradients are complete. The update follows when the iteration continues.
         """
         if self._has_messages or len(minibatches) > 1:
             self._begin(minibatches)
@@ -142,32 +143,31 @@ class Executor:
                 operation(minibatch)
         else:
             order = self._program.order
-            for place, shift in self._program.walk(len(minibatches)):
-                instruction = order[place]
-                if isinstance(instruction, Barrier):  # of no minibatch: it may come after the last one
+            for position, shift in self._program.walk(len(minibatches)):
+                instruction = order[position]
+                if isinstance(instruction, Barrier):  # has no minibatch: it may follow the last one
                     self._grid.world.barrier()
                     continue
                 minibatch = minibatches[instruction.minibatch + shift]
                 if isinstance(instruction, Update):
                     yield minibatch
-                self._operation(place, minibatch.size)(minibatch)
+                self._operation(position, minibatch.size)(minibatch)
         if self._has_messages:
             self._finish()
 
     def forward(self, minibatches: Sequence[Minibatch], take_outputs: TakeOutputs) -> None:
-        """Run forward passes alone; collective over the grid.
+        """Run forward passes only; collective over the grid.
 
         Parameters
         ----------
-        minibatches : sequence of Minibatch
         take_outputs : callable
             See `TakeOutputs`; called on the last stage.
         """
         self._take_outputs = take_outputs
         self._begin(minibatches)
-        for place, shift in self._program.walk(len(minibatches)):
-            minibatch = minibatches[self._program.order[place].minibatch + shift]
-            self._operation(place, minibatch.size)(minibatch)
+        for position, shift in self._program.walk(len(minibatches)):
+            minibatch = minibatches[self._program.order[position].minibatch + shift]
+            self._operation(position, minibatch.size)(minibatch)
         self._finish()
         self._take_outputs = None
 
@@ -180,10 +180,10 @@ class Executor:
             chunk.finish()
 
     def _messages(self, minibatches: Sequence[Minibatch], kind: type[Instruction], chunk: int) -> Iterator[Message]:
-        """Messages of a kind to a chunk, in order."""
+        """Messages of a kind that a chunk receives, in order."""
         order = self._program.order
-        for place, shift in self._program.walk(len(minibatches)):
-            instruction = order[place]
+        for position, shift in self._program.walk(len(minibatches)):
+            instruction = order[position]
             if type(instruction) is kind and instruction.chunk == chunk:
                 minibatch = minibatches[instruction.minibatch + shift]
                 yield (instruction, minibatch.number), self._samples(minibatch.size, instruction)
@@ -191,55 +191,55 @@ class Executor:
     # -- compilation -------------------------------------------------------------------------------------------------
 
     def _compile_step(self, size: int) -> tuple[list[Operation], list[Operation]]:
-        """Operations before the update of a schedule of one minibatch, and from there on."""
+        """Operations of a schedule of one minibatch, before its update and from the update on."""
         order = self._program.order
-        update = next(place for place, item in enumerate(order) if isinstance(item, Update))
-        compiled = [self._compile(place, size) for place in range(len(order))]
-        self._steps[size] = [o for o in compiled[:update] if o], [o for o in compiled[update:] if o]
+        update = next(position for position, item in enumerate(order) if isinstance(item, Update))
+        compiled = [self._compile(position, size) for position in range(len(order))]
+        self._steps[size] = list(filter(None, compiled[:update])), list(filter(None, compiled[update:]))
         return self._steps[size]
 
-    def _operation(self, place: int, size: int) -> Operation:
-        operation = self._operations.get((place, size))
+    def _operation(self, position: int, size: int) -> Operation:
+        operation = self._operations.get((position, size))
         if operation is None:
-            operation = self._operations[place, size] = self._compile(place, size) or _no_operation
+            operation = self._operations[position, size] = self._compile(position, size) or _no_operation
         return operation
 
-    def _compile(self, place: int, size: int) -> Operation | None:
-        """The operation of an instruction for minibatches of a size; None where there is nothing to do."""
-        instruction = self._program.order[place]
-        return self._compilers[type(instruction)](place, size, instruction, self._chunks[instruction.chunk])
+    def _compile(self, position: int, size: int) -> Operation | None:
+        """The operation of an instruction for minibatches of a size; None if there is nothing to do."""
+        instruction = self._program.order[position]
+        return self._compilers[type(instruction)](position, size, instruction, self._chunks[instruction.chunk])
 
-    def _load_input(self, place: int, size: int, instruction: Instruction, chunk: Chunk) -> Operation:
+    def _load_input(self, position: int, size: int, instruction: Instruction, chunk: Chunk) -> Operation:
         start, stop = self._bounds(size, instruction)
-        arrays = self._arrays(place, size)
-        x, y = arrays.samples, arrays.targets if self._is_with_target(place) else None
+        arrays = self._arrays(position, size)
+        x, y = arrays.samples, arrays.targets if self._is_with_target(position) else None
 
         def load(minibatch: Minibatch) -> None:
             minibatch.load(minibatch.samples, start, stop, x, y)
 
         return load
 
-    def _is_with_target(self, place: int) -> bool:
-        """Whether the targets of the samples that are loaded at a place follow at once."""
-        instruction, *following = self._program.order[place : place + 2]
+    def _is_with_target(self, position: int) -> bool:
+        """Whether the instruction after a `LoadInput` loads the targets of the same samples."""
+        instruction, *following = self._program.order[position : position + 2]
         return following == [LoadTarget(instruction.minibatch, instruction.microbatch, instruction.chunk)]
 
-    def _load_target(self, place: int, size: int, instruction: Instruction, chunk: Chunk) -> Operation | None:
-        if place and isinstance(self._program.order[place - 1], LoadInput) and self._is_with_target(place - 1):
+    def _load_target(self, position: int, size: int, instruction: Instruction, chunk: Chunk) -> Operation | None:
+        if position and isinstance(self._program.order[position - 1], LoadInput) and self._is_with_target(position - 1):
             return None
         start, stop = self._bounds(size, instruction)
-        y = self._arrays(place, size).targets
+        y = self._arrays(position, size).targets
 
         def load(minibatch: Minibatch) -> None:
             minibatch.load(minibatch.samples, start, stop, None, y)
 
         return load
 
-    def _receive(self, place: int, size: int, instruction: Instruction, chunk: Chunk) -> None:
-        """Nothing: the receive is started ahead, and completed by the pass that uses the message."""
+    def _receive(self, position: int, size: int, instruction: Instruction, chunk: Chunk) -> None:
+        """No operation: the receive is started ahead, and completed by the pass that uses the message."""
 
-    def _forward(self, place: int, size: int, instruction: Instruction, chunk: Chunk) -> Operation:
-        arrays, compute = self._arrays(place, size), self._recompute(place, size, instruction, chunk)
+    def _forward(self, position: int, size: int, instruction: Instruction, chunk: Chunk) -> Operation:
+        arrays, compute = self._arrays(position, size), self._recompute(position, size, instruction, chunk)
         inbox, outbox, trains = chunk.input_messages, chunk.outputs_to_send, self._program.trains
         samples = self._samples(size, instruction)
         if inbox is None and outbox is None and trains:
@@ -257,8 +257,8 @@ class Executor:
 
         return forward
 
-    def _recompute(self, place: int, size: int, instruction: Instruction, chunk: Chunk) -> Operation:
-        arrays, weights = self._arrays(place, size), self._weights(place, chunk)
+    def _recompute(self, position: int, size: int, instruction: Instruction, chunk: Chunk) -> Operation:
+        arrays, weights = self._arrays(position, size), self._weights(position, chunk)
         forward, end_compute, name = chunk.stage.forward, self._grid.recorder.end_compute, instruction.name
 
         def compute(minibatch: Minibatch) -> None:
@@ -268,44 +268,44 @@ class Executor:
 
         return compute
 
-    def _send_activations(self, place: int, size: int, instruction: Instruction, chunk: Chunk) -> Operation:
+    def _send_activations(self, position: int, size: int, instruction: Instruction, chunk: Chunk) -> Operation:
         outbox = chunk.outputs_to_send
         assert outbox is not None
         return lambda minibatch: outbox.send((instruction, minibatch.number))
 
-    def _send_gradients(self, place: int, size: int, instruction: Instruction, chunk: Chunk) -> Operation:
+    def _send_gradients(self, position: int, size: int, instruction: Instruction, chunk: Chunk) -> Operation:
         outbox = chunk.gradients_to_send
         assert outbox is not None
         return lambda minibatch: outbox.send((instruction, minibatch.number))
 
-    def _backward(self, place: int, size: int, instruction: Instruction, chunk: Chunk) -> Operation:
-        arrays, weights = self._arrays(place, size), self._weights(place, chunk)
-        accumulate, reduce = place in self._program.accumulating, self._reduces(place)
+    def _backward(self, position: int, size: int, instruction: Instruction, chunk: Chunk) -> Operation:
+        arrays, weights = self._arrays(position, size), self._weights(position, chunk)
+        accumulate, reduce = position in self._program.accumulating, self._reduces(position)
         backward = chunk.stage.backward
         return self._backward_pass(
-            place,
+            position,
             size,
             instruction,
             chunk,
             lambda: backward(arrays, weights(), accumulate=accumulate, reduce=reduce),
         )
 
-    def _input_gradient(self, place: int, size: int, instruction: Instruction, chunk: Chunk) -> Operation:
-        arrays, weights = self._arrays(place, size), self._weights(place, chunk)
+    def _input_gradient(self, position: int, size: int, instruction: Instruction, chunk: Chunk) -> Operation:
+        arrays, weights = self._arrays(position, size), self._weights(position, chunk)
         input_gradient, take = chunk.stage.input_gradient, None
         if chunk.joined is not None:
             first, samples = self._columns(size, instruction)
             take = partial(chunk.joined.take, first=first, samples=samples)
-        return self._backward_pass(place, size, instruction, chunk, lambda: input_gradient(arrays, weights(), take))
+        return self._backward_pass(position, size, instruction, chunk, lambda: input_gradient(arrays, weights(), take))
 
     def _backward_pass(
-        self, place: int, size: int, instruction: Instruction, chunk: Chunk, compute: Callable[[], None]
+        self, position: int, size: int, instruction: Instruction, chunk: Chunk, compute: Callable[[], None]
     ) -> Operation:
-        """A pass that begins with the gradient of the outputs and ends with that of the inputs."""
-        arrays, samples = self._arrays(place, size), self._samples(size, instruction)
+        """Operation of a backward pass: receive the output gradient or compute the loss; pack the input gradient."""
+        arrays, samples = self._arrays(position, size), self._samples(size, instruction)
         inbox, outbox = chunk.gradient_messages, chunk.gradients_to_send
         end_compute, name = self._grid.recorder.end_compute, instruction.name
-        loss = self._loss_of(place, size, chunk, arrays)
+        loss = self._loss_of(position, size, chunk, arrays)
 
         def backward(minibatch: Minibatch) -> None:
             about = (instruction, minibatch.number)
@@ -324,12 +324,12 @@ class Executor:
 
         return backward
 
-    def _loss_of(self, place: int, size: int, chunk: Chunk, arrays: StageArrays) -> Callable[[], None]:
-        """Computes the loss of a microbatch and adds it to that of earlier ones."""
+    def _loss_of(self, position: int, size: int, chunk: Chunk, arrays: StageArrays) -> Callable[[], None]:
+        """The function that computes the loss of a microbatch and adds it to that of earlier ones."""
         stage, loss = chunk.stage, self._loss
         if loss is None or chunk.gradient_messages is not None:
             return lambda: None
-        if place in self._program.first_backward:
+        if position in self._program.first_backward:
             return partial(loss, arrays, size, stage.loss)
 
         def add_loss() -> None:
@@ -338,14 +338,14 @@ class Executor:
 
         return add_loss
 
-    def _weight_gradient(self, place: int, size: int, instruction: Instruction, chunk: Chunk) -> Operation:
-        reduce, accumulate = self._reduces(place), place in self._program.accumulating
+    def _weight_gradient(self, position: int, size: int, instruction: Instruction, chunk: Chunk) -> Operation:
+        reduce, accumulate = self._reduces(position), position in self._program.accumulating
         weight_gradient, end_compute = chunk.stage.weight_gradient, self._grid.recorder.end_compute
         if instruction.microbatch == ALL_MICROBATCHES:
             assert chunk.joined is not None
             layers: Sequence[WeightGradientArrays] = chunk.joined.layers(self._columns(size, instruction)[1])
         else:
-            layers = self._arrays(place, size).layers
+            layers = self._arrays(position, size).layers
 
         def compute(minibatch: Minibatch) -> None:
             start = perf_counter()
@@ -354,11 +354,11 @@ class Executor:
 
         return compute
 
-    def _reduces(self, place: int) -> bool:
+    def _reduces(self, position: int) -> bool:
         """Whether a pass completes gradients that are all-reduced over a batch group of several ranks."""
-        return self._grid.batch > 1 and place in self._program.reducing
+        return self._grid.batch > 1 and position in self._program.reducing
 
-    def _reduce(self, place: int, size: int, instruction: Instruction, chunk: Chunk) -> Operation:
+    def _reduce(self, position: int, size: int, instruction: Instruction, chunk: Chunk) -> Operation:
         stages = [chunk.stage for chunk in self._chunks]
 
         def finish_reduction(minibatch: Minibatch) -> None:
@@ -367,8 +367,8 @@ class Executor:
 
         return finish_reduction
 
-    def _update(self, place: int, size: int, instruction: Instruction, chunk: Chunk) -> Operation:
-        updates = [partial(chunk.weights.update, kept=self._program.kept[place]) for chunk in self._chunks]
+    def _update(self, position: int, size: int, instruction: Instruction, chunk: Chunk) -> Operation:
+        updates = [partial(chunk.weights.update, kept=self._program.kept[position]) for chunk in self._chunks]
         end_compute = self._grid.recorder.end_compute
 
         def update(minibatch: Minibatch) -> None:
@@ -379,13 +379,13 @@ class Executor:
 
         return update
 
-    def _barrier(self, place: int, size: int, instruction: Instruction, chunk: Chunk) -> Operation:
+    def _barrier(self, position: int, size: int, instruction: Instruction, chunk: Chunk) -> Operation:
         return lambda minibatch: self._grid.world.barrier()
 
     # -- sizes, arrays and weights -----------------------------------------------------------------------------------
 
     def _bounds(self, size: int, instruction: Instruction) -> tuple[int, int]:
-        """First sample of a microbatch within a minibatch of a size, and the one after its last."""
+        """Start and stop of a microbatch's samples within a minibatch of a size."""
         return block_bounds(size, self._microbatches, instruction.microbatch)
 
     def _samples(self, size: int, instruction: Instruction) -> int:
@@ -396,15 +396,15 @@ class Executor:
         return block_size(samples, self._grid.batch, self._grid.batch_rank)
 
     def _columns(self, size: int, instruction: Instruction) -> tuple[int, int]:
-        """First column of this rank's block of a microbatch among those of the minibatch, and the columns of all."""
+        """First column of a microbatch's block within this rank's columns of the minibatch, and their total number."""
         count = self._microbatches
         own = [self._own_samples(block_size(size, count, number)) for number in range(count)]
         firsts = list(accumulate(own, initial=0))
         return firsts[max(instruction.microbatch, 0)], firsts[-1]
 
-    def _arrays(self, place: int, size: int) -> StageArrays:
-        """Arrays of an instruction's microbatch, with the activations of the pass that it is, or that it uses."""
-        program, instruction = self._program, self._program.order[place]
+    def _arrays(self, position: int, size: int) -> StageArrays:
+        """Arrays of an instruction's microbatch, with the activations that the instruction computes or uses."""
+        program, instruction = self._program, self._program.order[position]
         chunk = self._chunks[instruction.chunk]
         is_pass = isinstance(instruction, (Forward, Recompute))
         computed_by = instruction if is_pass else program.last_pass(instruction)
@@ -414,9 +414,9 @@ class Executor:
             program.memory.activation_slots[computed_by],
         )
 
-    def _weights(self, place: int, chunk: Chunk) -> Callable[[], Any]:
-        """Returns the parameters that a pass reads; None for the current ones."""
-        age, ahead = self._program.reads[place]
+    def _weights(self, position: int, chunk: Chunk) -> Callable[[], Any]:
+        """Function that returns the parameters for a pass; it returns None for the current ones."""
+        age, ahead = self._program.reads[position]
         if age == ahead == 0:
             return _current
         return partial(chunk.weights.read, age, ahead)
@@ -427,4 +427,4 @@ def _no_operation(minibatch: Minibatch) -> None:
 
 
 def _current() -> None:
-    """The current weights, which a stage has."""
+    """Stands for the stage's current weights."""

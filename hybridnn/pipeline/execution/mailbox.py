@@ -1,8 +1,8 @@
-"""Messages between stages: buffers with one owner at a time, receives begun before they are needed.
+"""Messages between stages: inbox and outbox with a ring of buffers each; receives are started ahead of their use.
 
 A channel is one kind of message (activations or gradients) from one chunk to the next; its messages arrive in the order
-of the schedule. What is sent is copied to a buffer of the outbox, and what is received is copied out of a buffer of the
-inbox, so neither is touched by a layer while MPI owns it.
+of the schedule. Sent arrays are copied to a buffer of the outbox and received ones out of a buffer of the inbox, so the
+layers never access a buffer that belongs to a started MPI operation.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from hybridnn.pipeline.execution.routes import ColumnRoute
 from hybridnn.pipeline.schedules.instructions import Instruction
 
 About = tuple[Instruction, int]
-"""The instruction that a message belongs to, and the number of its optimizer step."""
+"""The instruction of a message, and the number of its optimizer step."""
 
 Message = tuple[About, int]
-"""What a message is about, and the samples of its microbatch over all ranks."""
+"""Instruction and step of a message, and the samples of its microbatch over all ranks."""
 
 Routes = Callable[[int], list[ColumnRoute]]
-"""From the samples of a microbatch to this rank's pieces."""
+"""Maps the number of samples of a microbatch to the pieces that this rank sends or receives."""
 
 
 class Channel(NamedTuple):
@@ -35,15 +35,13 @@ class Channel(NamedTuple):
     Attributes
     ----------
     tag : int
-        Of its messages.
-    routes : callable
-        From the samples of a microbatch to the pieces that this rank sends, or receives.
+        MPI tag.
     features : int
         Elements per sample.
     capacity : int
-        Most samples of a microbatch on this rank.
+        Largest number of samples of a microbatch on this rank.
     depth : int
-        Buffers: receives started ahead, or messages packed and not yet sent.
+        Number of buffers: receives started ahead, or messages packed and not yet sent.
     """
 
     tag: int
@@ -58,11 +56,8 @@ class _Buffers:
 
     Parameters
     ----------
-    grid : ProcessGrid
     kernels : Kernels
         Of the device that holds the arrays.
-    channel : Channel
-    dtype : dtype
     """
 
     def __init__(self, grid: ProcessGrid, kernels: Kernels, channel: Channel, dtype: DTypeLike) -> None:
@@ -73,7 +68,7 @@ class _Buffers:
         self.nbytes = sum(buffer.nbytes for buffer in self._ring)
 
     def _block(self, buffer: Array, piece: ColumnRoute) -> Array:
-        """Contiguous part of a buffer for a piece, shape (features, columns)."""
+        """Contiguous view of a buffer for a piece, shape (features, columns)."""
         features = self._features
         return buffer[features * piece.start : features * piece.stop].reshape(features, piece.stop - piece.start)
 
@@ -82,18 +77,18 @@ class Inbox(_Buffers):
     """Receives the messages of one channel."""
 
     _expected: Iterator[Message]
-    _begun: deque[tuple[Array, list[tuple[ColumnRoute, Request]]]]
+    _in_flight: deque[tuple[Array, list[tuple[ColumnRoute, Request]]]]
 
     def begin(self, messages: Iterable[Message]) -> None:
-        """Expect `messages`, in this order, and start to receive the first."""
+        """Set the sequence of messages and start the first receives."""
         self._expected = iter(messages)
-        self._begun = deque()
+        self._in_flight = deque()
         for _ in range(len(self._ring)):
             self._begin_next()
 
     def take(self, out: Array) -> None:
         """Wait for the next message and copy it to `out`, shape (features, columns of this rank)."""
-        buffer, pieces = self._begun.popleft()
+        buffer, pieces = self._in_flight.popleft()
         for piece, request in pieces:
             request.wait()
             self._kernels.copy(self._block(buffer, piece), out[:, piece.start : piece.stop])
@@ -113,7 +108,7 @@ class Inbox(_Buffers):
             )
             for piece in self._routes(samples)
         ]
-        self._begun.append((buffer, pieces))
+        self._in_flight.append((buffer, pieces))
 
 
 class Outbox(_Buffers):
@@ -124,8 +119,8 @@ class Outbox(_Buffers):
     grid, kernels, channel, dtype
         As for `Inbox`.
     synchronous : bool
-        Every send waits until its receiver has started to receive (``MPI_Ssend``), so that nothing depends on messages
-        that MPI buffers.
+        Wait after every send until its receive has started (``MPI_Ssend``), so that progress does not depend on MPI's
+        buffering.
     """
 
     def __init__(
@@ -147,7 +142,7 @@ class Outbox(_Buffers):
         self._packed.append((buffer, pieces))
 
     def send(self, about: About) -> None:
-        """Begin to send what was packed first."""
+        """Start to send the oldest packed message."""
         buffer, pieces = self._packed.popleft()
         requests = [
             self._group.isend(
@@ -164,7 +159,7 @@ class Outbox(_Buffers):
             self._finish_oldest()
 
     def finish(self) -> None:
-        """Return when every message has been sent."""
+        """Wait for all sends."""
         while self._sent:
             self._finish_oldest()
 

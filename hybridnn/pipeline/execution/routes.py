@@ -1,8 +1,9 @@
-"""Who sends which columns of a microbatch to whom, between two stages of any widths.
+"""Routes of messages between two stages of any widths: sender, receiver and columns of every piece.
 
-A stage deals the samples of a microbatch to its batch ranks by the block partition; two stages of different batch
-widths deal them differently, so a block may travel in several pieces. All ranks of a model group hold the same columns
-of a stage's output and of its input gradient; each one of the receiving stage is served by one of the sending stage.
+A stage distributes the samples of a microbatch over its batch ranks by the block partition. Two stages with different
+numbers of batch ranks distribute them differently, so a block may be sent in several pieces. All ranks of a model group
+hold the same columns of a stage's output and of its input gradient; every model rank of the receiving stage receives
+from one model rank of the sending stage.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from hybridnn.comm.partition import block_bounds
 
 
 class StagePosition(NamedTuple):
-    """Where a rank stands."""
+    """Coordinates of a rank: its stage, and its batch and model rank within the stage."""
 
     stage: int
     batch_rank: int
@@ -22,13 +23,12 @@ class StagePosition(NamedTuple):
 
 
 class ColumnRoute(NamedTuple):
-    """Columns of this rank's block of a microbatch, and the other end of their way.
+    """Columns of this rank's block of a microbatch, and the rank that sends or receives them.
 
     Attributes
     ----------
-    peer : Place
     start, stop : int
-        Columns within this rank's block.
+        Range of columns within this rank's block.
     """
 
     peer: StagePosition
@@ -44,29 +44,28 @@ def pieces_sent(
     Parameters
     ----------
     widths : sequence of (int, int)
-        Batch and model ranks of every stage.
-    sender : Place
+        Number of batch ranks and of model ranks of every stage.
     stage : int
         The receiving stage.
     samples : int
         Samples of the microbatch, over all ranks.
     """
-    served = range(sender.model_rank, widths[stage][1], widths[sender.stage][1])
-    return [piece for model_rank in served for piece in _pieces(widths, sender, stage, model_rank, samples)]
+    receivers = range(sender.model_rank, widths[stage][1], widths[sender.stage][1])
+    return [piece for model_rank in receivers for piece in _pieces(widths, sender, stage, model_rank, samples)]
 
 
 def pieces_received(
     widths: Sequence[tuple[int, int]], receiver: StagePosition, stage: int, samples: int
 ) -> list[ColumnRoute]:
-    """Pieces that `receiver` gets from `stage`; parameters as for `pieces_sent`."""
+    """Pieces that `receiver` receives from `stage`; parameters as for `pieces_sent`."""
     return _pieces(widths, receiver, stage, receiver.model_rank % widths[stage][1], samples)
 
 
 def _pieces(
-    widths: Sequence[tuple[int, int]], mine: StagePosition, stage: int, model_rank: int, samples: int
+    widths: Sequence[tuple[int, int]], own: StagePosition, stage: int, model_rank: int, samples: int
 ) -> list[ColumnRoute]:
-    """The columns of this rank's block that each batch rank of the other stage has too."""
-    first, end = block_bounds(samples, widths[mine.stage][0], mine.batch_rank)
+    """Intersections of this rank's block with the blocks of the batch ranks of the other stage."""
+    first, end = block_bounds(samples, widths[own.stage][0], own.batch_rank)
     pieces = []
     for batch_rank in range(widths[stage][0]):
         other_first, other_end = block_bounds(samples, widths[stage][0], batch_rank)

@@ -1,11 +1,11 @@
-"""Weight versions of a stage: the current one, older ones, and one predicted ahead.
+"""Weight versions of a stage: the current, stashed and predicted weights.
 
-When a version is about to be replaced and a later pass still reads it, the update writes the next version to another
-buffer, so that a stash costs no copy; the buffer is free again after its last reader. Together with the current weights
-a stage holds as many versions as its policy allows: K-k at stage k for stashed weights.
+If a later pass still reads the current version, the update writes the next version to another buffer, so that a stash
+costs no copy; the buffer is free again after its last reader. Including the current weights, a stage holds as many
+versions as its weight policy requires: K-k at stage k for stashed weights.
 
-Batch ranks that share a replica share its versions, and take the buffers in the same order. The update starts when all
-of them have reached it: none still reads what it writes to. Every rank computes predicted weights for itself.
+Batch ranks with a shared replica share its versions and use the buffers in the same order. An update starts when all of
+them have reached it, so that no rank reads the buffer that it writes. Predicted weights are private to every rank.
 """
 
 from __future__ import annotations
@@ -24,17 +24,14 @@ Views = list[LayerParameters]
 
 
 class WeightStore:
-    """Weights that the passes of a stage read.
+    """Weight versions that the passes of a stage read.
 
     Parameters
     ----------
     stage : Stage
-        Has the current weights.
-    optimizer : Optimizer
-    state : OptimizerState
-        For predictions.
+        Holds the current weights.
     versions : int
-        Most versions held at a time, the current one included.
+        Largest number of versions at a time, including the current one.
     predicts : bool
         Whether weights are predicted.
     """
@@ -52,19 +49,19 @@ class WeightStore:
         self.nbytes = (versions - 1) * stage.replica.bytes_per_rank(current.nbytes) + predicts * current.nbytes
 
     def begin(self, rates: Sequence[float]) -> None:
-        """Start a run: only the current version is kept.
+        """Start a run of a schedule: drop all stashed versions.
 
         Parameters
         ----------
         rates : sequence of float
-            Learning rates of its updates.
+            Learning rates of the updates of the run.
         """
         self._free += self._older.values()
         self._older = {}
         self._rates, self._updates = rates, 0
 
     def read(self, age: int, ahead: int) -> Views:
-        """Parameters for a pass: those of `age` updates ago, or those predicted for `ahead` updates later."""
+        """Parameters for a pass: the version of `age` updates ago, or the prediction for `ahead` updates later."""
         if self._predicted is not None and ahead:
             out, views = self._predicted
             rate = self._rates[self._updates]
@@ -73,7 +70,7 @@ class WeightStore:
         return self._stage.parameters if age == 0 else self._older[age][1]
 
     def update(self, rate: float, kept: Collection[int] = ()) -> None:
-        """Make the current version into the next.
+        """Update the current weights.
 
         Parameters
         ----------
@@ -84,8 +81,8 @@ class WeightStore:
         """
         stage = self._stage
         if kept or self._older:
-            self._free += [held for age, held in self._older.items() if age + 1 not in kept]
-            self._older = {age + 1: held for age, held in self._older.items() if age + 1 in kept}
+            self._free += [version for age, version in self._older.items() if age + 1 not in kept]
+            self._older = {age + 1: version for age, version in self._older.items() if age + 1 in kept}
         if 1 in kept:
             self._older[1] = stage.weights, stage.parameters
             flat, views = self._free.pop()

@@ -1,4 +1,4 @@
-"""Which device and transport a training gets, what it says of them, and what of them ends with it."""
+"""Device and transport of a training, their description, and the end of their connections."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from hybridnn import MLP, ProcessGrid, Trainer
 from hybridnn.errors import EnvironmentProblem
-from hybridnn.training.device import DeviceOptions, settle_device
+from hybridnn.training.device import DeviceOptions, resolve_device
 from training.stand_in_training import cupy_with_a_gpu, kernels_of, stand_in
 
 if TYPE_CHECKING:
@@ -18,31 +18,31 @@ if TYPE_CHECKING:
 
 def test_without_a_gpu_the_cpu_trains_and_says_why() -> None:
     def load() -> Any:
-        raise EnvironmentProblem("a GPU was asked for: there is none here; ask for one")
+        raise EnvironmentProblem("a GPU was precisions for: there is none here; ask for one")
 
     grid = ProcessGrid()
-    device = settle_device("auto", grid, load)
+    device = resolve_device("auto", grid, load)
     assert (device.kind, device.why, device.transport) == ("cpu", "there is none here; ask for one", None)
     with pytest.raises(EnvironmentProblem, match="there is none here"):
-        settle_device(DeviceOptions("gpu"), grid, load)
-    assert settle_device(device, grid, load) is device
+        resolve_device(DeviceOptions("gpu"), grid, load)
+    assert resolve_device(device, grid, load) is device
 
 
 @pytest.mark.parametrize("name", ["auto", "gpu"])
-def test_a_gpu_is_taken_with_the_arithmetic_that_is_wanted(name: str) -> None:
-    asked = []
+def test_a_gpu_is_taken_with_the_requested_precision(name: str) -> None:
+    precisions = []
     grid = ProcessGrid()
 
     def make(*, tf32: bool, progress: Any) -> Any:
-        assert progress is None  # nobody needs a rank that is alone
-        asked.append(tf32)
+        assert progress is None  # a single rank makes no progress for others
+        precisions.append(tf32)
         return kernels_of(stand_in(grid))
 
-    device = settle_device(DeviceOptions(name, tf32=True), grid, cupy_with_a_gpu, make)
+    device = resolve_device(DeviceOptions(name, tf32=True), grid, cupy_with_a_gpu, make)
     assert (device.kind, device.why, device.transport) == ("gpu", "Imaginary, GPU 0 of 1", "staging")
-    assert asked == [True]
+    assert precisions == [True]
     assert device.record is None
-    replayed = settle_device(DeviceOptions(name, graphs=True), grid, cupy_with_a_gpu, make)
+    replayed = resolve_device(DeviceOptions(name, graphs=True), grid, cupy_with_a_gpu, make)
     assert replayed.why.endswith("steps replayed as CUDA graphs where samples lie on the GPU")
     assert replayed.record is not None
 
@@ -60,26 +60,26 @@ def test_where_nccl_does_not_start_on_a_rank_arrays_are_staged_and_the_header_sa
         options = DeviceOptions("gpu", transport, graphs=True)
         if transport == "nccl":
             with pytest.raises(EnvironmentProblem, match=r"'nccl': NCCL cannot connect .* on rank 1; 'staging'"):
-                settle_device(options, grid, lambda cupy=cupy: cupy, make)
+                resolve_device(options, grid, lambda cupy=cupy: cupy, make)
             continue
-        device = settle_device(options, grid, lambda cupy=cupy: cupy, make)
+        device = resolve_device(options, grid, lambda cupy=cupy: cupy, make)
         assert (device.transport, device.transport_why) == ("staging", problem)
         assert device.record is None
         assert device.why.endswith("kernels launched one by one: graphs of several ranks need NCCL")
 
 
 @pytest.mark.mpi(ranks=[2])
-def test_a_trainer_ends_the_connections_of_a_device_that_it_settled(
+def test_a_trainer_ends_the_connections_of_a_device_that_it_chose(
     comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for theirs in (False, True):
+    for given in (False, True):
         grid = ProcessGrid(comm)
         device = stand_in(grid, "nccl", comm)
         cupy = kernels_of(device)._cupy
-        monkeypatch.setattr("hybridnn.training.trainer.settle_device", lambda wanted, grid, device=device: device)
-        trainer = Trainer(MLP([3, 2]), grid=grid, device=device if theirs else "gpu")
+        monkeypatch.setattr("hybridnn.training.trainer.resolve_device", lambda wanted, grid, device=device: device)
+        trainer = Trainer(MLP([3, 2]), grid=grid, device=device if given else "gpu")
         trainer.fit(np.ones((9, 3)), np.zeros(9, int), epochs=1)
         trainer.free()
-        assert cupy.ended == ([] if theirs else ["connection"])
+        assert cupy.ended == ([] if given else ["connection"])
         grid.disconnect()
         assert cupy.ended == ["connection"]
