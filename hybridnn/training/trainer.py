@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 class Trainer(TrainedNetwork):
     """Trains an `MLP` on a process grid.
 
-    The constructor and all methods are collective, except `busy` and `origin`: every rank calls them alike.
+    The constructor and all methods except `busy` and `origin` are collective: every rank of the grid calls them.
 
     Parameters
     ----------

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def test_without_a_gpu_the_cpu_trains_and_says_why() -> None:
     def load() -> Any:
-        raise EnvironmentProblem("a GPU was precisions for: there is none here; ask for one")
+        raise EnvironmentProblem("a GPU was asked for: there is none here; ask for one")
 
     grid = ProcessGrid()
     device = resolve_device("auto", grid, load)
