@@ -69,7 +69,7 @@ def choose_device(name: str, node_rank: int, load: Callable[[], Any] = load_cupy
     if name not in NAMES:
         raise SettingError("device.name", name, f"one of {', '.join(NAMES)}")
     if name == "cpu":
-        return _cpu("as asked for")
+        return _cpu("as requested")
     if is_in_process():
         if name == "gpu":
             raise SettingError("device.name", name, "ranks of one process compute on the CPU: 'auto' or 'cpu'")
@@ -225,7 +225,7 @@ def resolve_device(
     if problem:
         why = f"{choice.why}, kernels launched one by one: {problem}"
         return TrainingDevice(kernels, "gpu", why, transport.name, transport.why)
-    why = f"{choice.why}, steps replayed as CUDA graphs where samples lie on the GPU"
+    why = f"{choice.why}, steps replayed as CUDA graphs if samples are in GPU memory"
     return TrainingDevice(kernels, "gpu", why, transport.name, transport.why, kernels.record)
 
 
@@ -246,7 +246,7 @@ def _graphs_problem(grid: ProcessGrid, transport: str) -> str:
     if grid.size == 1:
         return ""
     if grid.batch < grid.size:
-        return "graphs are for one rank, or batch ranks alone"
+        return "graphs need a single rank, or batch ranks only"
     if transport != "nccl":
         return "graphs of several ranks need NCCL"
     if grid.check_collectives:

@@ -57,7 +57,7 @@ class Engine:
     kernels : Kernels
         Of the device that trains.
     record : callable, optional
-        Captures steps as CUDA graphs; only on grids of batch ranks alone.
+        Captures steps as CUDA graphs; only on grids of batch ranks.
     fused_update : bool
         Fuse weight-gradient products with the update if `uses_fused_update` allows it.
 
@@ -180,7 +180,7 @@ class Engine:
             yield minibatch
 
     def _clip(self) -> None:
-        """Scale the gradient down where its norm is above the limit; asynchronous on a device."""
+        """Scale the gradient down if its norm exceeds the limit; asynchronous on a device."""
         assert self._config.clip_norm is not None
         norm = self.arrays.squared_gradient_norm()
         for stage in self.stages:

@@ -49,9 +49,9 @@ def choose_sharing(config: TrainConfig, grid: ProcessGrid, plan: PipelinePlan, *
         return None
     sharing = None
     if not on_host:
-        reason = "cannot be on a GPU"
+        reason = "not available on a GPU"
     elif tolerates_losses():
-        reason = "cannot be where the job was started to outlive lost ranks"
+        reason = "not available in a job that was started to survive lost ranks"
     else:
         sharing = share_replicas(grid)
         reason = _sharing_problem(sharing, config, grid, plan)

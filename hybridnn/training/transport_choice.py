@@ -68,9 +68,9 @@ def choose_transport(
     if name not in NAMES:
         raise SettingError("device.transport", name, f"one of {', '.join(NAMES)}")
     if grid.size == 1:
-        return TransportChoice("staging", "there is one rank, and nothing to carry")
+        return TransportChoice("staging", "a single rank sends no messages")
     if name == "staging":
-        return TransportChoice("staging", "as asked for")
+        return TransportChoice("staging", "as requested")
     if name == "mpi":
         return _device_mpi(grid, cupy, probe)
     problem = _nccl_problem(grid, cupy)
@@ -89,7 +89,7 @@ def _device_mpi(grid: ProcessGrid, cupy: Any, probe: Callable[[Sequence[str]], D
     if problem:
         raise _unavailable("mpi", problem)
     endpoints = broadcast_text(grid.world, trial.endpoints, 0)
-    return TransportChoice("mpi", f"as asked for, and messages from GPU memory to GPU memory arrived, {endpoints}")
+    return TransportChoice("mpi", f"as requested, and messages from GPU memory to GPU memory arrived, {endpoints}")
 
 
 def _bus_addresses_on_node(grid: ProcessGrid, cupy: Any) -> list[str]:

@@ -137,6 +137,6 @@ def test_ranks_of_one_process_compute_on_the_cpu(comm: Any) -> None:
         raise AssertionError("no GPU is looked for")
 
     assert choose_device("auto", comm.rank, load).kind == "cpu"
-    assert choose_device("cpu", comm.rank, load).why == "as asked for"
+    assert choose_device("cpu", comm.rank, load).why == "as requested"
     with pytest.raises(SettingError, match=r"^device.name = 'gpu': ranks of one process compute on the CPU"):
         Trainer(MLP([2, 3, 1]), grid=ProcessGrid(comm), device="gpu")

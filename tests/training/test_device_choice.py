@@ -50,7 +50,7 @@ def cupy_with(places: list[str], *, nccl: bool = True, answers: bool = True) -> 
 
 
 def missing() -> Any:
-    raise EnvironmentProblem("a GPU was asked for: CuPy is not installed; pip install 'hybridnn[cuda13]'")
+    raise EnvironmentProblem("a GPU was requested: CuPy is not installed; pip install 'hybridnn[cuda13]'")
 
 
 def test_the_ranks_of_a_node_take_its_gpus_in_turn() -> None:
@@ -73,7 +73,7 @@ def test_auto_is_the_cpu_where_there_is_no_gpu_and_says_why(monkeypatch: pytest.
 
 def test_a_gpu_that_is_asked_for_must_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cupy_loading, "find_spec", lambda name: None)
-    with pytest.raises(EnvironmentProblem, match=r"a GPU was asked for: CuPy is not installed; .*'hybridnn\[cuda1"):
+    with pytest.raises(EnvironmentProblem, match=r"a GPU was requested: CuPy is not installed; .*'hybridnn\[cuda1"):
         choose_device("gpu", 0)
     with pytest.raises(EnvironmentProblem, match="GPU 0 does not answer"):
         choose_device("gpu", 0, lambda: cupy_with(["a"], answers=False))
@@ -82,7 +82,7 @@ def test_a_gpu_that_is_asked_for_must_be_there(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_cpu_is_chosen_without_a_look_at_cupy() -> None:
-    assert choose_device("cpu", 0, missing).why == "as asked for"
+    assert choose_device("cpu", 0, missing).why == "as requested"
 
 
 @pytest.mark.mpi(ranks=[2, 3])
@@ -128,14 +128,14 @@ def test_device_aware_mpi_only_after_its_probe(comm: MPI.Intracomm) -> None:
         return DeviceMpiTrial(problem, "between two processes")
 
     choice = choose_transport(grid, "mpi", cupy, probe)
-    arrived = "as asked for, and messages from GPU memory to GPU memory arrived, between two processes"
+    arrived = "as requested, and messages from GPU memory to GPU memory arrived, between two processes"
     assert choice == TransportChoice("mpi", arrived)
     with pytest.raises(
         EnvironmentProblem, match="'mpi': a process that sent was ended by SIGSEGV on rank 0; 'staging'"
     ):
         choose_transport(grid, "mpi", cupy, partial(probe, problem="a process that sent was ended by SIGSEGV"))
     assert asked == ([(0, "bus 0", "bus 1")] * 2 if comm.rank == 0 else [])
-    assert choose_transport(grid, "staging", cupy).why == "as asked for"
+    assert choose_transport(grid, "staging", cupy).why == "as requested"
     assert choose_transport(grid, "auto", cupy_with(["a"])).name == "staging"
     with pytest.raises(SettingError, match=r"device\.transport = 'gloo': one of auto, staging, mpi, nccl"):
         choose_transport(grid, "gloo", cupy)

@@ -43,7 +43,7 @@ def test_a_gpu_is_taken_with_the_requested_precision(name: str) -> None:
     assert precisions == [True]
     assert device.record is None
     replayed = resolve_device(DeviceOptions(name, graphs=True), grid, cupy_with_a_gpu, make)
-    assert replayed.why.endswith("steps replayed as CUDA graphs where samples lie on the GPU")
+    assert replayed.why.endswith("steps replayed as CUDA graphs if samples are in GPU memory")
     assert replayed.record is not None
 
 

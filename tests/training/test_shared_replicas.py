@@ -265,7 +265,7 @@ def test_what_cannot_be_is_refused_and_left_alone_by_default(
     tolerates = True
     replace_on_this_rank(monkeypatch, replicas, "tolerates_losses", lambda: tolerates)
     assert isinstance(made("auto"), PrivateReplica)
-    with pytest.raises(SettingError, match="started to outlive lost ranks"):
+    with pytest.raises(SettingError, match="started to survive lost ranks"):
         made(True)
     tolerates = False
     # Only one rank has too little room: all of them hear of it.
