@@ -55,9 +55,7 @@ class CudaGraphSteps:
         batch_size: int,
         group: Group,
     ) -> None:
-        self._samples: ref[DeviceSamples] | None = (
-            None  # weak, so that their memory can be freed before they are replaced
-        )
+        self._samples: ref[DeviceSamples] | None = None  # weak: their memory is freed before they are replaced
         self._record, self._stage, self._kernels = record, stage, stage.kernels
         self._optimizer, self._state, self._group = optimizer, state, group
         self._indices = self._kernels.empty((batch_size,), np.int64)
