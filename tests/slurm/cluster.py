@@ -35,7 +35,7 @@ def wait_until(
         time.sleep(0.05)
 
 
-def edited_script(name: str, folder: Path, **values: str) -> Path:
+def edited_script(name: str, folder: Path, /, **values: str) -> Path:
     """Copy a batch script and edit its block; its Python is that of these tests."""
     text = (Path(str(files("hybridnn.hpc_jobs"))) / name).read_text(encoding="utf-8")
     script = folder / name
