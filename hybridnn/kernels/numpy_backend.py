@@ -78,7 +78,7 @@ class NumpyKernels:
     ) -> None:
         """Gradient of the activation into `out`, and its row sums into `sums`."""
         numpy_kernels.gradient_of_activation(name, y, dy, out, scratch)
-        np.matmul(out, ones, out=sums)
+        np.dot(out, ones, out=sums)
 
     def squared_norm_into(self, flat: Array, norm: NDArray[np.float64]) -> None:
         """Sum of squares of `flat` into `norm`, shape (1,)."""

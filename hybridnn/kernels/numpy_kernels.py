@@ -108,7 +108,7 @@ def row_sums(dz: Array, ones: Array, out: Array) -> None:
 
     A product with a vector of ones: several times faster than ``np.sum`` over the contiguous axis.
     """
-    np.matmul(dz, ones, out=out)
+    np.dot(dz, ones, out=out)
 
 
 def activate(name: str, z: Array, scratch: Array) -> None:
