@@ -1,1 +1,1 @@
-"""Process grid, groups with collectives, the block partition, the recorder, the fail-safe."""
+"""Communication: groups with collectives and messages, transports, the block partition, the recorder, launchers."""

@@ -95,7 +95,10 @@ class Optimizer(Protocol):
         ...
 
     def predict(self, weights: Array, state: OptimizerState, lr: float, steps: int, out: Array) -> None:
-        """Write the weights expected after `steps` more updates to `out` (Chen et al. 2018, equation 4)."""
+        """Write the weights expected after `steps` more updates to `out` (Chen et al. 2018, equation 4).
+
+        Equations 5 and 6, which give `steps`, are in `hybridnn.pipeline.schedules.weight_policies`.
+        """
         ...
 
 

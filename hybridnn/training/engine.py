@@ -147,7 +147,7 @@ class Engine:
         """
         executor = self._executor(split.task, True, 1 if self.exact else len(minibatches))
         if not self.exact:
-            yield from self._gradients(executor, minibatches, losses)
+            yield from self._run_schedule(executor, minibatches, losses)
         elif self._graphs is not None and split.on_device is not None:
             with self._graphs.of_samples(split.on_device) as graphs:
                 for minibatch in minibatches:
@@ -161,10 +161,10 @@ class Engine:
 
     def _train_on(self, executor: Executor, minibatch: Minibatch, losses: MinibatchLosses | None = None) -> None:
         """Do one update, by an exact method."""
-        for _ in self._gradients(executor, [minibatch], losses):
+        for _ in self._run_schedule(executor, [minibatch], losses):
             pass
 
-    def _gradients(
+    def _run_schedule(
         self, executor: Executor, minibatches: Sequence[Minibatch], losses: MinibatchLosses | None = None
     ) -> Iterator[Minibatch]:
         """Execute a training schedule; yields each minibatch when its gradients are complete and clipped."""

@@ -114,7 +114,7 @@ class Executor:
             SendActivations: self._send_activations,
             SendGradients: self._send_gradients,
             Forward: self._forward,
-            Recompute: self._recompute,
+            Recompute: self._compute_outputs,
             Backward: self._backward,
             InputGradient: self._input_gradient,
             WeightGradient: self._weight_gradient,
@@ -239,7 +239,7 @@ class Executor:
         """No operation: the receive is started ahead, and completed by the pass that uses the message."""
 
     def _forward(self, position: int, size: int, instruction: Instruction, chunk: Chunk) -> Operation:
-        arrays, compute = self._arrays(position, size), self._recompute(position, size, instruction, chunk)
+        arrays, compute = self._arrays(position, size), self._compute_outputs(position, size, instruction, chunk)
         inbox, outbox, trains = chunk.input_messages, chunk.outputs_to_send, self._program.trains
         samples = self._samples(size, instruction)
         if inbox is None and outbox is None and trains:
@@ -257,7 +257,7 @@ class Executor:
 
         return forward
 
-    def _recompute(self, position: int, size: int, instruction: Instruction, chunk: Chunk) -> Operation:
+    def _compute_outputs(self, position: int, size: int, instruction: Instruction, chunk: Chunk) -> Operation:
         arrays, weights = self._arrays(position, size), self._weights(position, chunk)
         forward, end_compute, name = chunk.stage.forward, self._grid.recorder.end_compute, instruction.name
 

@@ -2,9 +2,12 @@
 
 Kang 2019 gives four of them as tables: Table 2 (naive sequential) is `gpipe` with one microbatch, Table 3 (DDG) is
 `delayed_gradients`, Table 4 (FR) is `features_replay` and Table 5 (PipeDream) is `pipedream`. The columns of the
-tables are *first device*, here stage 0, *middle device k*, here stage k - 1, and *last device*, here stage K - 1. Where
-a table does "the backward pass to update the weight" before it sends the gradient, the gradient is sent first here,
-because the previous stage waits for it.
+tables are *first device*, here stage 0, *middle device k*, here stage k - 1, and *last device*, here stage K - 1.
+
+Three details differ from the tables. Where a table does "the backward pass to update the weight" before it sends the
+gradient, the gradient is sent first here, because the previous stage waits for it. The last device receives its input
+before it loads the target. The loss is computed at the start of its backward pass, not at the end of its forward pass.
+The tables' deques of inputs, outputs and gradients are the buffers of `hybridnn.pipeline.schedules.memory_plan`.
 
 Each function takes the size of the schedule and a stage. K is the number of stages, k = 0 … K-1 the stage, T the number
 of minibatches, M that of microbatches and v that of chunks. Loads and messages are placed among the computations

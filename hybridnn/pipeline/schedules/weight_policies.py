@@ -1,7 +1,8 @@
 """Weight policies: the weights that the forward and the backward pass of a minibatch read, for each pipeline method.
 
-`PREDICTED` is weight prediction (SpecTrain, Chen et al. 2018): equation 4 extrapolates the weights by s updates, and
-equations 5 and 6 give s for the forward and for the backward pass.
+`PREDICTED` is weight prediction (SpecTrain, Chen et al. 2018): equation 4 extrapolates the weights by s updates
+(`predict` of the optimizers in `hybridnn.nn.optimizers`), and equations 5 and 6 give s for the forward and for the
+backward pass (`_predicted_forward` and `_predicted_backward` here).
 
 A stage's weight version is the number of its updates since the epoch began. K is the number of stages, k = 0 … K-1 the
 stage and t = 0, 1, … the minibatch.
