@@ -50,7 +50,7 @@ def cupy_with(places: list[str], *, nccl: bool = True, answers: bool = True) -> 
 
 
 def missing() -> Any:
-    raise EnvironmentProblem("a GPU was requested: CuPy is not installed; pip install 'hybridnn[cuda13]'")
+    raise EnvironmentProblem("a GPU was asked for: CuPy is not installed; pip install 'hybridnn[cuda13]'")
 
 
 def test_the_ranks_of_a_node_take_its_gpus_in_turn() -> None:
@@ -73,7 +73,7 @@ def test_auto_is_the_cpu_where_there_is_no_gpu_and_says_why(monkeypatch: pytest.
 
 def test_a_gpu_that_is_asked_for_must_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cupy_loading, "find_spec", lambda name: None)
-    with pytest.raises(EnvironmentProblem, match=r"a GPU was requested: CuPy is not installed; .*'hybridnn\[cuda1"):
+    with pytest.raises(EnvironmentProblem, match=r"a GPU was asked for: CuPy is not installed; .*'hybridnn\[cuda1"):
         choose_device("gpu", 0)
     with pytest.raises(EnvironmentProblem, match="GPU 0 does not answer"):
         choose_device("gpu", 0, lambda: cupy_with(["a"], answers=False))
