@@ -13,7 +13,7 @@ from benchmarks.limits import compare_with_limits
 from benchmarks.ranks import WORLD, gloo, idle_barrier, print_row
 from benchmarks.timing import Comparison, Run, alternate
 from hybridnn import ProcessGrid, Trainer
-from hybridnn.comm.partition import block_slice
+from hybridnn.comm.blocks import block_slice
 
 
 def our_program(case: Case, way: str = "") -> tuple[Trainer, Run]:

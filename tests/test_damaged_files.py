@@ -29,7 +29,7 @@ from hybridnn.runs.folder import CONFIG_END
 from hybridnn.runs.history_file import read_history, records_until, run_status
 from hybridnn.runs.run_record import read_run
 from hybridnn.runs.trace.trace_file import read_trace
-from hybridnn.study.figures import figures_of
+from hybridnn.study.quantities import figures_of
 from hybridnn.study.study_file import load_study, ready_studies
 from hybridnn.study.study_folder import StudyFolder, read_manifest
 from hybridnn.utils.files import parse_toml

@@ -20,7 +20,7 @@ from hybridnn.comm.file_io import Rectangle, file_sha256, read_npy_header, read_
 from hybridnn.comm.group import Group
 from hybridnn.errors import DataError
 from hybridnn.nn.optimizers import OptimizerState
-from hybridnn.parallel.stage import Stage
+from hybridnn.parallel.model_chunk import ModelChunk
 from hybridnn.utils.files import JSON_BYTES, FileError, open_regular, read_bytes, read_text
 
 VALID, MISSING, UNREADABLE, WRONG_SIZE, WRONG_HASH, WRONG_ARRAY = range(6)
@@ -45,7 +45,9 @@ class Checkpoint:
         endings = tuple(f".{slot}" for slot in self.manifest.slots)
         return {name: self._read_array(name) for name in self.manifest.shapes() if not name.endswith(endings)}
 
-    def read_into(self, stages: Sequence[Stage], states: Sequence[OptimizerState], group: Group | None = None) -> None:
+    def read_into(
+        self, stages: Sequence[ModelChunk], states: Sequence[OptimizerState], group: Group | None = None
+    ) -> None:
         """Read the weights and the optimizer state of this rank, on any grid and split: only its rows and columns.
 
         Parameters
@@ -65,7 +67,7 @@ class Checkpoint:
         else:
             agree(group, lambda: self._read(stages, states))
 
-    def _read(self, stages: Sequence[Stage], states: Sequence[OptimizerState]) -> None:
+    def _read(self, stages: Sequence[ModelChunk], states: Sequence[OptimizerState]) -> None:
         if (slots := tuple(states[0].slots)) != self.manifest.slots:
             has, needs = (", ".join(names) or "nothing" for names in (self.manifest.slots, slots))
             raise DataError(f"{self.path}: holds {has} of the optimizer, this one remembers {needs}")

@@ -14,14 +14,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from hybridnn.comm.blocks import block_bounds
 from hybridnn.comm.file_io import Rectangle
-from hybridnn.comm.partition import block_bounds
 from hybridnn.kernels.backend import Array, Kernels
 from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import OptimizerState
 from hybridnn.nn.parameters import parameter_name, parameter_shapes
 from hybridnn.parallel.grid import ProcessGrid
-from hybridnn.parallel.stage import Stage
+from hybridnn.parallel.model_chunk import ModelChunk
 
 UNCUT_BYTES = 1 << 20
 """A block of rows up to this size is written by one rank: opening a file costs more than writing so little."""
@@ -75,7 +75,7 @@ def array_shapes(model: MLP, slots: Sequence[str]) -> dict[str, tuple[int, ...]]
     return {array_name(name, slot): shape for name, shape in parameter_shapes(model).items() for slot in (None, *slots)}
 
 
-def local_shards(stages: Sequence[Stage], states: Sequence[OptimizerState]) -> list[ArrayShard]:
+def local_shards(stages: Sequence[ModelChunk], states: Sequence[OptimizerState]) -> list[ArrayShard]:
     """The shards of this rank's weights and optimizer slots, in the same order on all replicas."""
     return [
         shard
@@ -85,7 +85,7 @@ def local_shards(stages: Sequence[Stage], states: Sequence[OptimizerState]) -> l
     ]
 
 
-def _shards_of(stage: Stage, slot: str | None, flat: Array) -> Iterator[ArrayShard]:
+def _shards_of(stage: ModelChunk, slot: str | None, flat: Array) -> Iterator[ArrayShard]:
     for shard, view in zip(stage.layout.shards, stage.layout.views(flat), strict=True):
         layer = shard.layer
         weight = Rectangle((layer.outputs, layer.inputs), shard.rows, shard.columns)

@@ -37,16 +37,16 @@ from hybridnn.checkpoints.shards import (
     local_shards,
 )
 from hybridnn.comm.agreement import agree
+from hybridnn.comm.blocks import block_sizes
 from hybridnn.comm.file_io import Rectangle
 from hybridnn.comm.group import Group
-from hybridnn.comm.partition import block_sizes
 from hybridnn.comm.request import Request
 from hybridnn.errors import EnvironmentProblem, HybridnnError
 from hybridnn.kernels.backend import Array
 from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import OptimizerState
 from hybridnn.parallel.grid import ProcessGrid
-from hybridnn.parallel.stage import Stage
+from hybridnn.parallel.model_chunk import ModelChunk
 from hybridnn.utils.checks import require_whole
 
 Job = Callable[[], None]
@@ -133,7 +133,7 @@ class CheckpointWriter:
     ----------
     folder : Path
         Created with the first checkpoint. Unfinished checkpoints in it are removed: no other job may write here.
-    stages : sequence of Stage
+    stages : sequence of ModelChunk
         This rank's chunks.
     states : sequence of OptimizerState
         Of each of `stages`.
@@ -153,7 +153,7 @@ class CheckpointWriter:
         folder: Path,
         grid: ProcessGrid,
         model: MLP,
-        stages: Sequence[Stage],
+        stages: Sequence[ModelChunk],
         states: Sequence[OptimizerState],
         origin: Origin,
         *,

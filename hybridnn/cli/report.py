@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from hybridnn.runs.run_record import RunRecord
-    from hybridnn.study.figures import InstructionFigures, RunFigures, ScalingGroup
+    from hybridnn.study.quantities import InstructionFigures, RunFigures, ScalingGroup
 
 
 def report(
@@ -30,7 +30,7 @@ def report(
 ) -> None:
     """Show where the time of a run went; of several runs, how they scale."""
     from hybridnn.runs.run_record import read_run
-    from hybridnn.study.figures import compare_runs, figures_of, instruction_figures
+    from hybridnn.study.quantities import compare_runs, figures_of, instruction_figures
     from hybridnn.study.report.plots import draw_run_check, draw_runs_check
     from hybridnn.utils.files import write_atomically
 

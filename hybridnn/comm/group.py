@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hybridnn.comm.blocks import offsets_of, pieces, row_layout
 from hybridnn.comm.mpi import import_mpi, ranks_within, require_buffer
-from hybridnn.comm.partition import offsets_of, pieces, row_layout
 from hybridnn.comm.recorder import CallRecord, Recorder, bytes_sent_by_rank
 from hybridnn.comm.request import DONE, Request
 from hybridnn.comm.transports.direct import Direct
@@ -219,7 +219,7 @@ class Group:
         Parameters
         ----------
         array : ndarray, shape (rows, ...)
-            On entry each rank has filled its block of rows (`hybridnn.comm.partition`); on return all rows are filled.
+            On entry each rank has filled its block of rows (`hybridnn.comm.blocks`); on return all rows are filled.
         """
         if self.size == 1:
             return

@@ -74,7 +74,7 @@ class MemoryBreakdown:
     activations : int
         Inputs and activations kept for a backward pass.
     buffers : int
-        Messages, gradients between layers, and microbatches joined for one product.
+        Messages, gradients between layers, and microbatches concatenated for one product.
     """
 
     weights: int = 0

@@ -7,7 +7,7 @@ sums of the rounds, which `counts` returns; lg is the logarithm to base 2. The r
 
 The model: an algorithm runs in rounds; in each, a rank sends at most one message and receives at most one, and the
 round takes as long as its largest message. Nothing has to be divisible: the vector is cut by the block rule of
-`hybridnn.comm.partition` (in bytes, so that a block of elements differs by less than one element), and empty blocks
+`hybridnn.comm.blocks` (in bytes, so that a block of elements differs by less than one element), and empty blocks
 count as messages. The counts are exact for every size and take at most O(log p) operations.
 
 If an algorithm needs a power of two and p is none, r = p - 2^floor(lg p) ranks are folded, as in MPICH: of the first
@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
 
-from hybridnn.comm.partition import block_bounds, block_size
+from hybridnn.comm.blocks import block_bounds, block_size
 from hybridnn.utils.checks import require_choice, require_whole
 
 
@@ -71,7 +71,7 @@ class Rounds:
     Attributes
     ----------
     pattern : str
-        Senders and receivers, a key of `hybridnn.cost.crossings.PATTERNS`.
+        Senders and receivers, a key of `hybridnn.cost.node_contention.PATTERNS`.
     distance : int
         Between sender and receiver, if the pattern has one.
     counts : CommunicationCounts

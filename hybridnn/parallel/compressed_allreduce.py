@@ -10,7 +10,7 @@ most
 
     u |sum g_r| + (1 + u) (u + (p - 1) s (1 + u)) sum |g_r|
 
-up to terms of s^2, and up to the underflow described in `hybridnn.kernels.sixteen_bits`.
+up to terms of s^2, and up to the underflow described in `hybridnn.kernels.compressed_formats`.
 
 Arrays of a device are copied to the host, which encodes and sums them.
 """
@@ -24,13 +24,13 @@ from time import sleep
 import numpy as np
 from numpy.typing import DTypeLike
 
+from hybridnn.comm.blocks import block_size, block_slice, pieces
 from hybridnn.comm.group import Group
-from hybridnn.comm.partition import block_size, block_slice, pieces
 from hybridnn.comm.transports.device import Device
 from hybridnn.comm.transports.transport import is_on_host
 from hybridnn.kernels import numpy_kernels as kernels
 from hybridnn.kernels.backend import Array
-from hybridnn.kernels.sixteen_bits import COMPRESSED_ITEMSIZE, CompressedFormat
+from hybridnn.kernels.compressed_formats import COMPRESSED_ITEMSIZE, CompressedFormat
 
 PIECE_ELEMENTS = 1 << 18
 """Elements that are summed at a time, so that the workspace is small and stays in the cache."""

@@ -63,7 +63,7 @@ class LayerArrays(WeightGradientArrays):
         Output of the activation on this rank's rows; a view of `y` unless the layer is residual.
     y : ndarray
         Input of the next layer: all rows, or this rank's if the next layer is split by inputs.
-    own_y, own_dy : ndarray
+    local_y, own_dy : ndarray
         Views of `y` and `dy`: this rank's rows of the outputs, or of the inputs if the layer is split by inputs.
     dy : ndarray
         Gradient with respect to `y`.
@@ -81,7 +81,7 @@ class LayerArrays(WeightGradientArrays):
     full_x: Array | None
     activation: Array
     y: Array
-    own_y: Array
+    local_y: Array
     dy: Array
     own_dy: Array
     dx: Array | None
@@ -113,7 +113,7 @@ class ColumnDense:
         self._kernels.matmul(p.weight, s.x, s.activation)
         self._kernels.bias_activate(self._activation, s.activation, p.bias_column, s.scratch)
         if s.own_x is not None:
-            self._kernels.add(s.own_x, s.activation, s.own_y)
+            self._kernels.add(s.own_x, s.activation, s.local_y)
         if self._gathers:
             self._group.allgather_rows(s.y)
 

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridnn.comm.partition import block_sizes, block_slice
+from hybridnn.comm.blocks import block_sizes, block_slice
 from hybridnn.parallel.grid import ProcessGrid
 
 DISTRIBUTIONS = ("local", "scatter", "scatter-broadcast")

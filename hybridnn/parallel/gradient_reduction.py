@@ -16,11 +16,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from hybridnn.comm.blocks import pieces
 from hybridnn.comm.group import Group
-from hybridnn.comm.partition import pieces
 from hybridnn.comm.request import Request
 from hybridnn.kernels.backend import Array
-from hybridnn.kernels.sixteen_bits import CompressedFormat
+from hybridnn.kernels.compressed_formats import CompressedFormat
 from hybridnn.parallel.compressed_allreduce import (
     CompressedAllreduce,
     CompressedReducer,

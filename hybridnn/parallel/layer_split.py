@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hybridnn.comm.partition import block_slice
+from hybridnn.comm.blocks import block_slice
 from hybridnn.errors import GridError
 from hybridnn.nn.mlp import DenseLayer
 from hybridnn.nn.parameters import LayerShard

@@ -255,13 +255,13 @@ class Workspace:
         own = _own_height(shard)
         full_x = own_x = own_dx = None
         if shard.by_inputs:
-            own_y, own_dy = y, dy[shard.columns] if layer.residual else dy
+            local_y, own_dy = y, dy[shard.columns] if layer.residual else dy
             if layer.residual:
                 buffer = stored.full_inputs[index]
                 full_x = x if buffer is None else view(buffer, layer.inputs)
                 own_x = None if buffer is None else full_x[shard.columns]
         else:
-            own_y, own_dy = (y[shard.rows], dy[shard.rows]) if shard.gathers else (y, dy)
+            local_y, own_dy = (y[shard.rows], dy[shard.rows]) if shard.gathers else (y, dy)
             if layer.residual:
                 # Inputs and outputs have the same blocks, as there are as many.
                 own_x, own_dx = x[shard.rows], None if dx is None else dx[shard.rows]
@@ -271,9 +271,9 @@ class Workspace:
         return LayerArrays(
             x=x,
             full_x=full_x,
-            activation=own_y if separate is None else view(separate, own),
+            activation=local_y if separate is None else view(separate, own),
             y=y,
-            own_y=own_y,
+            local_y=local_y,
             dy=dy,
             own_dy=own_dy,
             dz=own_dy if dz is None else view(dz, own),

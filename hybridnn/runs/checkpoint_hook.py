@@ -30,7 +30,7 @@ MOST_STEPS = 1 << 16
 
 
 class CheckpointHook:
-    """Writes checkpoints between steps and stops the training after a signal; see `stops` of `Trainer.fit`.
+    """Writes checkpoints between steps and stops the training after a signal; see `should_stop` of `Trainer.fit`.
 
     Parameters
     ----------

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from hybridnn.comm.agreement import agree
-from hybridnn.comm.partition import block_bounds
+from hybridnn.comm.blocks import block_bounds
 from hybridnn.datasets import ArrayRows, Dataset, Rows, StandardizedRows, Standardizer, SubsetRows, split
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.parallel.node_memory import NodeMemory

@@ -272,7 +272,7 @@ def _fit(run: _PreparedRun, report: RunReport, hook: CheckpointHook, best: BestW
             validation=(run.data.test, None),
             on_step=report.step,
             on_epoch=on_epoch,
-            stops=hook,
+            should_stop=hook,
         )
     if not hook.stopped_by:
         hook.finish()

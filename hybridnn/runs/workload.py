@@ -15,7 +15,7 @@ from hybridnn.cost.prediction.predict import predict
 from hybridnn.cost.prediction.workload import GradientRounding, Layout, Workload
 from hybridnn.datasets import Dataset, DatasetInfo, count_tests
 from hybridnn.errors import SettingError
-from hybridnn.kernels.sixteen_bits import COMPRESSED_FORMATS
+from hybridnn.kernels.compressed_formats import COMPRESSED_FORMATS
 from hybridnn.nn.mlp import MLP
 from hybridnn.parallel.layer_split import split_layers
 from hybridnn.parallel.placement import resolve_axes, resolve_stages

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from hybridnn.errors import SettingError
-from hybridnn.kernels.sixteen_bits import COMPRESSED_FORMATS
+from hybridnn.kernels.compressed_formats import COMPRESSED_FORMATS
 from hybridnn.nn.learning_rates import Constant, LearningRateSchedule
 from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import SGD, Optimizer

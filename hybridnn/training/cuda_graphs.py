@@ -23,7 +23,7 @@ import numpy as np
 from hybridnn.comm.group import Group
 from hybridnn.comm.recorder import capture_calls, replay_calls
 from hybridnn.nn.optimizers import Optimizer, OptimizerState
-from hybridnn.parallel.stage import Stage
+from hybridnn.parallel.model_chunk import ModelChunk
 from hybridnn.pipeline.execution.executor import Minibatch
 from hybridnn.training.data_split import DeviceSamples
 
@@ -49,7 +49,7 @@ class CudaGraphSteps:
     def __init__(
         self,
         record: Record,
-        stage: Stage,
+        stage: ModelChunk,
         optimizer: Optimizer,
         state: OptimizerState,
         batch_size: int,

@@ -11,18 +11,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridnn.comm.agreement import agree
-from hybridnn.comm.partition import block_slice
+from hybridnn.comm.blocks import block_slice
 from hybridnn.errors import NonFiniteLossError, SettingError
 from hybridnn.kernels.backend import Kernels
+from hybridnn.kernels.compressed_formats import COMPRESSED_FORMATS
 from hybridnn.kernels.numpy_backend import NUMPY
-from hybridnn.kernels.sixteen_bits import COMPRESSED_FORMATS
 from hybridnn.nn.losses import loss_gradient, resolve_loss
 from hybridnn.parallel.distribution import make_distributor
 from hybridnn.parallel.grid import ProcessGrid
+from hybridnn.parallel.model_chunk import ModelChunk, ReplicaConfig
 from hybridnn.parallel.replicas.sharing import Sharing
-from hybridnn.parallel.stage import ReplicaConfig, Stage
 from hybridnn.parallel.workspace import StageArrays
-from hybridnn.pipeline.execution.chunk import Chunk, make_chunk
+from hybridnn.pipeline.execution.chunk_runtime import ChunkRuntime, make_chunk
 from hybridnn.pipeline.execution.executor import Executor, Minibatch
 from hybridnn.pipeline.execution.program import make_program
 from hybridnn.training.config import TrainConfig
@@ -63,7 +63,7 @@ class Engine:
 
     Attributes
     ----------
-    stages : list of Stage
+    stages : list of ModelChunk
         Layers, parameters and gradients of this rank: one stage, or one per chunk.
     states : list of OptimizerState
     arrays : GlobalArrays
@@ -89,18 +89,18 @@ class Engine:
         kernels.compile(self.dtype)
         self.overlap = overlaps(config.overlap, spans_nodes=grid.spans_nodes, on_host=kernels.on_host)
         fused = fused_update and uses_fused_update(config, grid, plan, sharing, on_host=kernels.on_host)
-        self._representatives = plan.representatives()
-        arrays = shared_arrays(config.optimizer, self._representatives[0], grid.pipeline_rank)
+        self._largest_schedules = plan.largest_schedules()
+        arrays = shared_arrays(config.optimizer, self._largest_schedules[0], grid.pipeline_rank)
         replica = ReplicaConfig(sharing, arrays, COMPRESSED_FORMATS.get(config.wire_dtype), fused)
         self.stages = [
-            Stage(layers, grid, config.model_split, self.dtype, self.overlap, kernels, replica)
+            ModelChunk(layers, grid, config.model_split, self.dtype, self.overlap, kernels, replica)
             for layers in plan.layers_of(config.model, grid.pipeline_rank)
         ]
         self.states = [stage.replica.new_state(config.optimizer, stage.weights) for stage in self.stages]
         self.arrays = GlobalArrays(config.model, grid, plan, self.stages)
         self.samples = DeviceSampleCache(kernels, grid, self.dtype)
         self.loader = Loader(make_distributor(grid, config.distribution), kernels, grid)
-        self._chunks: list[Chunk] = []
+        self._chunks: list[ChunkRuntime] = []
         self._executors: dict[tuple[str | None, bool, int], Executor] = {}
         self._graphs = None
         if record is not None:
@@ -287,12 +287,12 @@ class Engine:
 
         return loss
 
-    def _chunks_for(self, task: str | None) -> list[Chunk]:
+    def _chunks_for(self, task: str | None) -> list[ChunkRuntime]:
         """This rank's chunks, with workspace for the targets of a task."""
         if not self._chunks:
             make = partial(
                 make_chunk,
-                self._representatives,
+                self._largest_schedules,
                 self._grid,
                 optimizer=self._config.optimizer,
                 batch_size=self._config.batch_size,

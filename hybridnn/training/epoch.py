@@ -83,14 +83,14 @@ class EpochHooks:
         Called with each record; with an asynchronous method at the end of the epoch, when the losses are fetched.
     log_every : int
         Steps between two records.
-    stops : callable or None
+    should_stop : callable or None
         Called on every rank after each step but the last; True stops the training there. Only with an exact method,
         whose pipeline is empty between steps.
     """
 
     log: Callable[[StepRecord], None]
     log_every: int
-    stops: Callable[[StepPosition], bool] | None = None
+    should_stop: Callable[[StepPosition], bool] | None = None
 
 
 @dataclass(frozen=True)
@@ -154,9 +154,9 @@ def train_epoch(
             unmarked = 0
             if engine.exact:
                 log(minibatch, losses.means[-1])
-        if hooks.stops is not None and done < len(minibatches):
+        if hooks.should_stop is not None and done < len(minibatches):
             position = minibatch.number + 1, before.minibatches + done, partial(losses.progress, before, done)
-            if hooks.stops(StepPosition(*position)):
+            if hooks.should_stop(StepPosition(*position)):
                 stopped = True
                 break
     progress = losses.progress(before, done)

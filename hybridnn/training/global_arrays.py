@@ -14,7 +14,7 @@ from hybridnn.kernels.backend import Array as DeviceArray
 from hybridnn.nn.mlp import MLP
 from hybridnn.nn.parameters import parameter_name
 from hybridnn.parallel.grid import ProcessGrid
-from hybridnn.parallel.stage import Stage
+from hybridnn.parallel.model_chunk import ModelChunk
 from hybridnn.training.pipelining import PipelinePlan
 
 Array = NDArray[Any]
@@ -27,11 +27,11 @@ class GlobalArrays:
     ----------
     plan : PipelinePlan
         Assignment of the layers to the stages.
-    stages : sequence of Stage
+    stages : sequence of ModelChunk
         The stages (chunks) of this rank.
     """
 
-    def __init__(self, model: MLP, grid: ProcessGrid, plan: PipelinePlan, stages: Sequence[Stage]) -> None:
+    def __init__(self, model: MLP, grid: ProcessGrid, plan: PipelinePlan, stages: Sequence[ModelChunk]) -> None:
         self._model, self._grid, self._stages = model, grid, stages
         self._norms = [stage.kernels.zeros((1,), np.float64) for stage in stages]
         ends = list(accumulate(plan.layers))

@@ -14,7 +14,7 @@ from itertools import accumulate, pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridnn.comm.partition import block_slice
+from hybridnn.comm.blocks import block_slice
 from hybridnn.kernels.backend import Array, Kernels
 from hybridnn.parallel.distribution import Distributor
 from hybridnn.parallel.grid import ProcessGrid

@@ -100,7 +100,7 @@ class PipelinePlan:
         """Schedule of forward passes only."""
         return forward_only(self.stages, minibatches, self.chunks)
 
-    def representatives(self) -> tuple[Schedule, Schedule]:
+    def largest_schedules(self) -> tuple[Schedule, Schedule]:
         """Linted schedules of training and of evaluation, long enough to need as much memory as any longer one."""
         full = 2 * self.stages
         pair = self.training(1 if self.exact else full), self.evaluation(full)

@@ -253,7 +253,7 @@ class StageHeader:
     activation_bytes : int
         Inputs and activations of the microbatches in flight.
     buffer_bytes : int
-        Messages, gradients of activations, and microbatches joined for one product.
+        Messages, gradients of activations, and microbatches concatenated for one product.
     """
 
     stage: int

@@ -87,7 +87,7 @@ def _sharing_problem(sharing: Sharing | None, config: TrainConfig, grid: Process
         if sharing is None or not sharing.memory.is_leader:
             return 0
         arrays = (
-            shared_arrays(config.optimizer, plan.representatives()[0], grid.pipeline_rank) + sharing.memory.group.size
+            shared_arrays(config.optimizer, plan.largest_schedules()[0], grid.pipeline_rank) + sharing.memory.group.size
         )
         splits = [
             split_layers(layers, config.model_split, grid.model, grid.model_rank)

@@ -9,8 +9,8 @@ import numpy as np
 
 from hybridnn.nn.optimizers import OptimizerState
 from hybridnn.parallel.grid import ProcessGrid
-from hybridnn.parallel.stage import Stage
-from hybridnn.pipeline.execution.chunk import Chunk
+from hybridnn.parallel.model_chunk import ModelChunk
+from hybridnn.pipeline.execution.chunk_runtime import ChunkRuntime
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class StageMemory:
     activations : int
         Inputs and activations of the microbatches in flight.
     buffers : int
-        Messages, gradients of activations, and microbatches joined for one product.
+        Messages, gradients of activations, and microbatches concatenated for one product.
     """
 
     weights: int
@@ -38,7 +38,9 @@ class StageMemory:
     buffers: int
 
     @classmethod
-    def of(cls, stages: Sequence[Stage], states: Sequence[OptimizerState], chunks: Sequence[Chunk]) -> StageMemory:
+    def of(
+        cls, stages: Sequence[ModelChunk], states: Sequence[OptimizerState], chunks: Sequence[ChunkRuntime]
+    ) -> StageMemory:
         """Add up the arrays of a rank."""
         chunk_bytes = [chunk.bytes for chunk in chunks]
         return cls(
@@ -55,7 +57,7 @@ class StageMemory:
         return sum(getattr(self, item.name) for item in fields(self))
 
 
-def _state_bytes(stage: Stage, state: OptimizerState) -> int:
+def _state_bytes(stage: ModelChunk, state: OptimizerState) -> int:
     return int(state.scratch.nbytes + sum(stage.replica.bytes_per_rank(slot.nbytes) for slot in state.slots.values()))
 
 

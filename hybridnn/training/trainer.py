@@ -202,7 +202,7 @@ class Trainer(TrainedNetwork):
         validation: tuple[Any, Array | None] | None = None,
         on_step: Callable[[StepRecord], None] | None = None,
         on_epoch: Callable[[EpochRecord], None] | None = None,
-        stops: Callable[[StepPosition], bool] | None = None,
+        should_stop: Callable[[StepPosition], bool] | None = None,
     ) -> History:
         """Train for a number of epochs; an incomplete epoch is completed first and counts as one of them.
 
@@ -219,7 +219,7 @@ class Trainer(TrainedNetwork):
         on_step, on_epoch : callable, optional
             Called on every rank with each record; with an asynchronous pipeline method, `on_step` is called at the end
             of the epoch.
-        stops : callable, optional
+        should_stop : callable, optional
             Called on every rank with the position of the training, after every step and after every epoch with its
             record written; with an asynchronous method only after every epoch. If it returns True, `fit` returns. It
             must return the same value on every rank, and may write a checkpoint.
@@ -238,7 +238,7 @@ class Trainer(TrainedNetwork):
             those before that step, or, with an asynchronous pipeline method, those at the end of the epoch; on a GPU
             they are later ones, because losses are fetched only when they are logged and at the end of the epoch.
         """
-        require_same_settings(self.grid.world, lambda: self._fit_facts(epochs, stops))
+        require_same_settings(self.grid.world, lambda: self._fit_facts(epochs, should_stop))
         require_whole("training.epochs", epochs, 1)
         train, test = self._splits(x, y, validation)
         per_epoch = ceil(train.samples / self.batch_size)
@@ -249,22 +249,28 @@ class Trainer(TrainedNetwork):
             evaluated = test if epoch % self.evaluate_every == 0 or epoch == last else None
             # A diverging loss raises `NonFiniteLossError` in the step.
             with np.errstate(over="ignore", invalid="ignore"):
-                record = self._train_epoch(train, evaluated, per_epoch, updates, on_step, stops)
+                record = self._train_epoch(train, evaluated, per_epoch, updates, on_step, should_stop)
             if record is None:
                 break
             self.history.epochs.append(record)
             if on_epoch is not None:
                 on_epoch(record)
-            if stops is not None and stops(StepPosition(self.step, 0, lambda: self.progress)):
+            if should_stop is not None and should_stop(StepPosition(self.step, 0, lambda: self.progress)):
                 break
         return self.history
 
-    def _fit_facts(self, epochs: int, stops: Callable[[StepPosition], bool] | None) -> dict[str, str]:
+    def _fit_facts(self, epochs: int, should_stop: Callable[[StepPosition], bool] | None) -> dict[str, str]:
         """Settings of `fit` that must be equal on all ranks, with the attributes, which a script may have changed."""
         names = "optimizer", "schedule", "batch_size", "seed", "shuffle", "log_every", "evaluate_every"
         current: dict[str, Any] = {name: getattr(self, name) for name in names}
         return trainer_facts(
-            current | {"epochs": epochs, "epoch": self.progress.epoch, "step": self.step, "stops": stops is not None}
+            current
+            | {
+                "epochs": epochs,
+                "epoch": self.progress.epoch,
+                "step": self.step,
+                "should_stop": should_stop is not None,
+            }
         )
 
     def _train_epoch(
@@ -274,7 +280,7 @@ class Trainer(TrainedNetwork):
         per_epoch: int,
         updates: int,
         on_step: Callable[[StepRecord], None] | None,
-        stops: Callable[[StepPosition], bool] | None,
+        should_stop: Callable[[StepPosition], bool] | None,
     ) -> EpochRecord | None:
         """Train on the rest of the epoch; None if the training stopped before its end."""
         before = self.progress
@@ -290,7 +296,7 @@ class Trainer(TrainedNetwork):
                 on_step(record)
 
         # With an asynchronous method the pipeline is not empty between steps.
-        hooks = EpochHooks(log, self.log_every, stops if self.plan.exact else None)
+        hooks = EpochHooks(log, self.log_every, should_stop if self.plan.exact else None)
         loaded = self._engine.loader.minibatches(train, batches, rates, first=self.step)
         result = train_epoch(self._engine, self.grid, train, loaded, before, hooks)
         if result.stopped:

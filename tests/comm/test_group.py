@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from hybridnn.comm.blocks import block_sizes, block_slice
 from hybridnn.comm.group import Group
-from hybridnn.comm.partition import block_sizes, block_slice
 from hybridnn.parallel.grid import ProcessGrid
 from reference.stand_in_device import ONE_MESSAGE, SMALL_PIECES, TRANSPORTS, DeviceArray, data_of, device_group
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from hybridnn.comm.partition import block_slice
+from hybridnn.comm.blocks import block_slice
 from hybridnn.comm.transports.device import Device
 from hybridnn.comm.transports.factory import TransportFactory
 from hybridnn.comm.transports.nccl import Nccl

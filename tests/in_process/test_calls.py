@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hybridnn.comm.blocks import block_bounds, block_sizes
 from hybridnn.comm.mpi import import_mpi
-from hybridnn.comm.partition import block_bounds, block_sizes
 from hybridnn.in_process import run_ranks
 
 IN_PLACE = "IN_PLACE"

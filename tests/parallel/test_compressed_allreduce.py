@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from hybridnn.comm.group import Group
-from hybridnn.kernels.sixteen_bits import COMPRESSED_FORMATS
+from hybridnn.kernels.compressed_formats import COMPRESSED_FORMATS
 from hybridnn.parallel.compressed_allreduce import (
     CompressedReducer,
     CompressionWorkspace,

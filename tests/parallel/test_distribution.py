@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from hybridnn.comm.partition import block_slice
+from hybridnn.comm.blocks import block_slice
 from hybridnn.datasets import ArrayRows
 from hybridnn.parallel.distribution import DISTRIBUTIONS, make_distributor
 from hybridnn.parallel.grid import ProcessGrid

@@ -16,7 +16,7 @@ from hybridnn import MLP, SGD, Adam, ProcessGrid
 from hybridnn.checkpoints.manifest import Origin, Progress
 from hybridnn.checkpoints.writing import CheckpointWriter
 from hybridnn.nn.optimizers import Optimizer, OptimizerState, new_state
-from hybridnn.parallel.stage import Stage
+from hybridnn.parallel.model_chunk import ModelChunk
 
 OPTIMIZERS: dict[str, tuple[Optimizer, tuple[str, ...]]] = {
     "sgd": (SGD(momentum=0.0), ()),
@@ -62,7 +62,7 @@ class LocalArrays:
 
     layout: Layout
     grid: ProcessGrid
-    stages: list[Stage]
+    stages: list[ModelChunk]
     states: list[OptimizerState]
 
     @classmethod
@@ -72,7 +72,7 @@ class LocalArrays:
         ends = list(accumulate(layout.partition, initial=0))
         indices = range(grid.pipeline_rank, len(layout.partition), grid.pipeline)
         parts = [MLP(SIZES).layers[ends[index] : ends[index + 1]] for index in indices]
-        stages = [Stage(part, grid, layout.split, dtype, overlap=False) for part in parts]
+        stages = [ModelChunk(part, grid, layout.split, dtype, overlap=False) for part in parts]
         return cls(layout, grid, stages, [new_state(OPTIMIZERS[optimizer][0], stage.weights) for stage in stages])
 
     def blocks(self) -> Iterator[tuple[int, str, int, slice, slice, NDArray[Any]]]:

@@ -58,13 +58,13 @@ def stopped_and_resumed(first: Layout, second: Layout, optimizer: Optimizer, sto
     before = trainer_on(first, optimizer)
     writer = before.checkpoint_writer(folder, "noise")
 
-    def stops(reached: StepPosition) -> bool:
+    def should_stop(reached: StepPosition) -> bool:
         if reached.step < stop_at:
             return False
         writer.write(reached.progress())
         return True
 
-    before.fit(x, y, epochs=EPOCHS, validation=(x, y), stops=stops)
+    before.fit(x, y, epochs=EPOCHS, validation=(x, y), should_stop=should_stop)
     after = trainer_on(second, optimizer)
     checkpoint, problems = newest_valid(folder, after.grid.world)
     assert checkpoint is not None

@@ -163,7 +163,7 @@ def test_what_differs_later_is_refused_before_anything_changes(comm: MPI.Intraco
     ours = {  # what the last rank does while the others call fit(): the message that comes of it
         "training.epochs: " + LAST.format(2, 1): fit(epochs=2),
         "training.epochs: " + LAST.format(0, 1): fit(epochs=0),
-        "stops: " + LAST.format("true", "false"): fit(stops=lambda reached: False),
+        "should_stop: " + LAST.format("true", "false"): fit(should_stop=lambda reached: False),
         "test data: validation samples: " + LAST.format("some", "none"): fit(validation=(X, Y)),
         "training data: number of samples: " + LAST.format(999, 1000): fit(X[:999], Y[:999]),
         "training data: target of a sample: " + LAST.format("3 numbers", "a label"): fit(X, np.eye(3)[Y]),

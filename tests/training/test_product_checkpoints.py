@@ -36,12 +36,12 @@ def first_part(grid: ProcessGrid, folder: Path, case: Case = CASE) -> None:
     trainer = trainer_on(grid, case)
     writer = trainer.checkpoint_writer(folder, "numbers")
 
-    def stops(reached: StepPosition) -> bool:
+    def should_stop(reached: StepPosition) -> bool:
         if reached.step == STOPS_AT:
             writer.write(reached.progress())
         return reached.step == STOPS_AT
 
-    trainer.fit(*data(case), epochs=case.epochs, stops=stops)
+    trainer.fit(*data(case), epochs=case.epochs, should_stop=should_stop)
     assert trainer.step == STOPS_AT
     trainer.free()
 

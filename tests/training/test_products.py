@@ -15,10 +15,10 @@ import pytest
 
 from hybridnn import MLP, SGD, Adam, ProcessGrid, Trainer
 from hybridnn.errors import NonFiniteLossError
+from hybridnn.parallel.model_chunk import ModelChunk
 from hybridnn.parallel.replicas.fused_update import FusedUpdateReplica
 from hybridnn.parallel.replicas.replica import PrivateReplica
 from hybridnn.parallel.replicas.shared_replica import SharedReplica
-from hybridnn.parallel.stage import Stage
 from reference import network as net
 from reference.cases import (
     Case,
@@ -185,8 +185,8 @@ def test_ranks_that_come_late_read_and_write_the_same(comm: MPI.Intracomm, monke
         return call
 
     for owner, name in (
-        (Stage, "forward"),
-        (Stage, "backward"),
+        (ModelChunk, "forward"),
+        (ModelChunk, "backward"),
         (SGD, "linear_update"),
         (FusedUpdateReplica, "full_gradient"),
     ):

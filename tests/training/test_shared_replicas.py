@@ -16,9 +16,9 @@ import pytest
 from hybridnn import MLP, SGD, Adam, ProcessGrid, Trainer
 from hybridnn.checkpoints.reading import Checkpoint, newest_valid
 from hybridnn.errors import HybridnnError, SettingError
+from hybridnn.parallel.model_chunk import ModelChunk
 from hybridnn.parallel.replicas.replica import PrivateReplica
 from hybridnn.parallel.replicas.shared_replica import SUM_BLOCK, SharedReplica
-from hybridnn.parallel.stage import Stage
 from hybridnn.training import replica_choice as replicas
 from hybridnn.training.config import Pipelining
 from reference.cases import (
@@ -122,7 +122,11 @@ def test_ranks_that_come_late_read_and_write_the_same(comm: MPI.Intracomm, monke
 
         return call
 
-    for kind, names in ((Stage, ("forward", "weight_gradient", "backward")), (SGD, ("update",)), (Adam, ("update",))):
+    for kind, names in (
+        (ModelChunk, ("forward", "weight_gradient", "backward")),
+        (SGD, ("update",)),
+        (Adam, ("update",)),
+    ):
         for name in names:
             monkeypatch.setattr(kind, name, late(getattr(kind, name)))
     if comm.size == 2:

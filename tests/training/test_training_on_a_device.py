@@ -169,7 +169,7 @@ def test_training_goes_on_from_a_checkpoint(
         first.log_every = 100
         writer = first.checkpoint_writer(folder, "noise")
 
-        def stops(reached: StepPosition, writer: Any = writer) -> bool:
+        def should_stop(reached: StepPosition, writer: Any = writer) -> bool:
             if reached.step == 6 and beside:
                 writer.begin(reached.progress())
             elif reached.step == 6:
@@ -178,7 +178,7 @@ def test_training_goes_on_from_a_checkpoint(
                 writer.finish()
             return reached.step == 7
 
-        first.fit(x, y, epochs=3, stops=stops)
+        first.fit(x, y, epochs=3, should_stop=should_stop)
         second = trainer_on(where[1])
         checkpoint, problems = newest_valid(folder, second.grid.world)
         assert checkpoint is not None

@@ -12,7 +12,7 @@ import pytest
 
 from hybridnn import MLP, SGD, ProcessGrid, Trainer
 from hybridnn.checkpoints.reading import newest_valid
-from hybridnn.comm.partition import block_sizes, block_slice
+from hybridnn.comm.blocks import block_sizes, block_slice
 from hybridnn.errors import NonFiniteLossError, SettingError
 from hybridnn.parallel.gradient_reduction import STAGED_BUCKETS, BucketConfig
 from hybridnn.parallel.replicas.shared_replica import SharedReplica

@@ -8,8 +8,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from hybridnn.comm.blocks import block_slice, offsets_of, pieces, row_layout
 from hybridnn.comm.mpi import import_mpi
-from hybridnn.comm.partition import block_slice, offsets_of, pieces, row_layout
 from hybridnn.comm.transports.transport import Graphs, Transport
 
 

@@ -16,8 +16,8 @@ from weakref import finalize
 
 import numpy as np
 
+from hybridnn.comm.blocks import row_layout
 from hybridnn.comm.mpi import import_mpi
-from hybridnn.comm.partition import row_layout
 from hybridnn.comm.transports.device import Device
 from hybridnn.comm.transports.staging import Staging
 from hybridnn.comm.transports.transport import Array, Graphs, is_on_host

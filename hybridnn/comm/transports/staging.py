@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hybridnn.comm.blocks import block_slice, offsets_of, pieces, row_layout
 from hybridnn.comm.mpi import import_mpi
-from hybridnn.comm.partition import block_slice, offsets_of, pieces, row_layout
 from hybridnn.comm.transports.device import Device
 from hybridnn.comm.transports.transport import Array, Transport, copy_rows, is_on_host
 

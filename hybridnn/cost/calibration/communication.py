@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hybridnn.comm.blocks import pieces
 from hybridnn.comm.group import Group
-from hybridnn.comm.partition import pieces
 from hybridnn.comm.request import Request
 from hybridnn.parallel.gradient_reduction import BUCKET_BYTES, IN_FLIGHT, PIECE_BYTES, GradientReducer
 from hybridnn.parallel.grid import ProcessGrid

@@ -9,7 +9,7 @@ from hybridnn.cost.machine.machine import Machine
 from hybridnn.cost.planning.balance import balanced_layers
 from hybridnn.cost.prediction.workload import GradientRounding, Layout, Workload
 from hybridnn.errors import GridError, SettingError
-from hybridnn.kernels.sixteen_bits import COMPRESSED_FORMATS
+from hybridnn.kernels.compressed_formats import COMPRESSED_FORMATS
 from hybridnn.parallel.layer_split import MODEL_SPLITS, split_layers
 from hybridnn.pipeline.schedules.methods import METHODS, Method
 from hybridnn.utils.checks import require_whole

@@ -7,8 +7,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridnn.cost.crossings import Crossings, concurrent_messages, crossings_of, one_per_node
 from hybridnn.cost.machine.machine import Machine
+from hybridnn.cost.node_contention import Crossings, concurrent_messages, crossings_of, one_per_node
 from hybridnn.cost.prediction.workload import Layout, Placement, StageShapes, nodes_of_stage
 
 

@@ -17,7 +17,7 @@ from hybridnn.parallel.layer_split import split_layers
 from hybridnn.parallel.replicas.shared_replica import SUM_BLOCK
 from hybridnn.parallel.replicas.sharing import slice_bounds
 from hybridnn.parallel.workspace import NARROW
-from hybridnn.pipeline.execution.chunk import AHEAD
+from hybridnn.pipeline.execution.chunk_runtime import EXTRA_BUFFERS
 from hybridnn.pipeline.execution.program import MessageDepths, StageProgram, message_depths
 from hybridnn.pipeline.schedules.instructions import ALL_MICROBATCHES, Backward, WeightGradient
 from hybridnn.pipeline.schedules.memory_plan import plan_memory
@@ -72,7 +72,7 @@ class _Slots:
     keeps_dz : bool
         Whether weight gradients are computed apart from input gradients.
     joins, accumulates : bool
-        Whether microbatches are joined for one weight-gradient product, or their gradients added.
+        Whether microbatches are concatenated for one weight-gradient product, or their gradients added.
     loads_input, loads_target : bool
         Whether the chunk is the network's first, or last.
     """
@@ -196,7 +196,7 @@ class _Activations:
         return self.samples * (slots.inputs * loaded + slots.activations * item * self._kept())
 
     def buffer_bytes(self, microbatches: int = 1) -> int:
-        """Gradients between layers, messages, and all microbatches where they are joined for one product."""
+        """Gradients between layers, messages, and all microbatches where they are concatenated for one product."""
         item = self.workload.itemsize
         elements = 1 + self._gradients() + self._messages() + self.slots.joins * microbatches * self._joined()
         return self.samples * (INTEGER + item * elements)
@@ -223,9 +223,9 @@ class _Activations:
         """Elements per sample of the messages in flight."""
         depths, elements = self.slots.depths, 0
         if not self.slots.loads_input:
-            elements += self.splits[0].layer.inputs * (depths.inputs + depths.gradients_to_send + 2 * AHEAD)
+            elements += self.splits[0].layer.inputs * (depths.inputs + depths.gradients_to_send + 2 * EXTRA_BUFFERS)
         if not self.slots.loads_target:
-            elements += self.splits[-1].layer.outputs * (depths.gradients + depths.outputs_to_send + 2 * AHEAD)
+            elements += self.splits[-1].layer.outputs * (depths.gradients + depths.outputs_to_send + 2 * EXTRA_BUFFERS)
         return elements
 
     def _joined(self) -> int:

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridnn.comm.partition import block_size
-from hybridnn.kernels.sixteen_bits import CompressedFormat
+from hybridnn.comm.blocks import block_size
+from hybridnn.kernels.compressed_formats import CompressedFormat
 from hybridnn.nn.mlp import MLP, DenseLayer
 from hybridnn.parallel.placement import place_ranks
 from hybridnn.parallel.replicas.fused_update import fused_update_pays

@@ -16,8 +16,8 @@ from numpy.typing import DTypeLike
 from hybridnn.comm.group import Group
 from hybridnn.kernels import numpy_kernels
 from hybridnn.kernels.backend import Array, Kernels
+from hybridnn.kernels.compressed_formats import CompressedFormat
 from hybridnn.kernels.numpy_backend import NUMPY
-from hybridnn.kernels.sixteen_bits import CompressedFormat
 from hybridnn.nn.optimizers import Optimizer, OptimizerState, new_state
 from hybridnn.parallel.gradient_reduction import DEVICE_BUCKETS, HOST_BUCKETS, STAGED_BUCKETS, GradientReducer
 from hybridnn.parallel.node_memory import NodeMemory, PrivateMemory

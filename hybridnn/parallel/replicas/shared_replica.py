@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from hybridnn.kernels import numpy_kernels as kernels
+from hybridnn.kernels.compressed_formats import CompressedFormat
 from hybridnn.kernels.numpy_backend import NUMPY
-from hybridnn.kernels.sixteen_bits import CompressedFormat
 from hybridnn.nn.optimizers import Optimizer, OptimizerState
 from hybridnn.parallel.compressed_allreduce import PIECE_ELEMENTS, CompressedReducer, CompressionWorkspace
 from hybridnn.parallel.replicas.replica import NodeReplica

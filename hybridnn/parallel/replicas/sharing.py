@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hybridnn.comm.blocks import block_bounds
 from hybridnn.comm.group import Group
-from hybridnn.comm.partition import block_bounds
 from hybridnn.nn.parameters import ALIGNMENT
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.parallel.node_memory import NodeMemory

@@ -16,12 +16,12 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from hybridnn.comm.partition import block_bounds, block_size
+from hybridnn.comm.blocks import block_bounds, block_size
 from hybridnn.parallel.dense import WeightGradientArrays
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.parallel.workspace import StageArrays
-from hybridnn.pipeline.execution.chunk import Chunk
-from hybridnn.pipeline.execution.mailbox import Message
+from hybridnn.pipeline.execution.chunk_runtime import ChunkRuntime
+from hybridnn.pipeline.execution.point_to_point import Message
 from hybridnn.pipeline.execution.program import StageProgram
 from hybridnn.pipeline.schedules.instructions import (
     ALL_MICROBATCHES,
@@ -91,14 +91,14 @@ class Executor:
         Program of this rank's stage, from a linted schedule.
     grid : ProcessGrid
         With as many pipeline ranks as the schedule has stages.
-    chunks : sequence of Chunk
+    chunks : sequence of ChunkRuntime
         This rank's chunks, with enough memory for the schedule.
     loss : callable, optional
         See `Loss`; for training.
     """
 
     def __init__(
-        self, program: StageProgram, grid: ProcessGrid, chunks: Sequence[Chunk], loss: Loss | None = None
+        self, program: StageProgram, grid: ProcessGrid, chunks: Sequence[ChunkRuntime], loss: Loss | None = None
     ) -> None:
         self._program, self._grid, self._chunks, self._loss = program, grid, chunks, loss
         self._microbatches = program.schedule.microbatches
@@ -106,7 +106,7 @@ class Executor:
         self._steps: dict[int, tuple[list[Operation], list[Operation]]] = {}
         self._has_messages = grid.pipeline > 1
         self._take_outputs: TakeOutputs | None = None
-        self._compilers: dict[type[Instruction], Callable[[int, int, Instruction, Chunk], Operation | None]] = {
+        self._compilers: dict[type[Instruction], Callable[[int, int, Instruction, ChunkRuntime], Operation | None]] = {
             LoadInput: self._load_input,
             LoadTarget: self._load_target,
             ReceiveActivations: self._receive,
@@ -209,7 +209,7 @@ class Executor:
         instruction = self._program.order[position]
         return self._compilers[type(instruction)](position, size, instruction, self._chunks[instruction.chunk])
 
-    def _load_input(self, position: int, size: int, instruction: Instruction, chunk: Chunk) -> Operation:
+    def _load_input(self, position: int, size: int, instruction: Instruction, chunk: ChunkRuntime) -> Operation:
         start, stop = self._bounds(size, instruction)
         arrays = self._arrays(position, size)
         x, y = arrays.samples, arrays.targets if self._is_with_target(position) else None
@@ -224,7 +224,7 @@ class Executor:
         instruction, *following = self._program.order[position : position + 2]
         return following == [LoadTarget(instruction.minibatch, instruction.microbatch, instruction.chunk)]
 
-    def _load_target(self, position: int, size: int, instruction: Instruction, chunk: Chunk) -> Operation | None:
+    def _load_target(self, position: int, size: int, instruction: Instruction, chunk: ChunkRuntime) -> Operation | None:
         if position and isinstance(self._program.order[position - 1], LoadInput) and self._is_with_target(position - 1):
             return None
         start, stop = self._bounds(size, instruction)
@@ -235,29 +235,29 @@ class Executor:
 
         return load
 
-    def _receive(self, position: int, size: int, instruction: Instruction, chunk: Chunk) -> None:
+    def _receive(self, position: int, size: int, instruction: Instruction, chunk: ChunkRuntime) -> None:
         """No operation: the receive is started ahead, and completed by the pass that uses the message."""
 
-    def _forward(self, position: int, size: int, instruction: Instruction, chunk: Chunk) -> Operation:
+    def _forward(self, position: int, size: int, instruction: Instruction, chunk: ChunkRuntime) -> Operation:
         arrays, compute = self._arrays(position, size), self._compute_outputs(position, size, instruction, chunk)
-        inbox, outbox, trains = chunk.input_messages, chunk.outputs_to_send, self._program.trains
+        receiver, sender, trains = chunk.input_messages, chunk.outputs_to_send, self._program.trains
         samples = self._samples(size, instruction)
-        if inbox is None and outbox is None and trains:
+        if receiver is None and sender is None and trains:
             return compute
 
         def forward(minibatch: Minibatch) -> None:
-            if inbox is not None:
-                inbox.take(arrays.input)
+            if receiver is not None:
+                receiver.take(arrays.input)
             compute(minibatch)
-            if outbox is not None:
-                outbox.pack(arrays.outputs, samples)
+            if sender is not None:
+                sender.pack(arrays.outputs, samples)
             elif not trains:
                 assert self._take_outputs is not None
                 self._take_outputs(minibatch, arrays)
 
         return forward
 
-    def _compute_outputs(self, position: int, size: int, instruction: Instruction, chunk: Chunk) -> Operation:
+    def _compute_outputs(self, position: int, size: int, instruction: Instruction, chunk: ChunkRuntime) -> Operation:
         arrays, weights = self._arrays(position, size), self._weights(position, chunk)
         forward, end_compute, name = chunk.stage.forward, self._grid.recorder.end_compute, instruction.name
 
@@ -268,17 +268,17 @@ class Executor:
 
         return compute
 
-    def _send_activations(self, position: int, size: int, instruction: Instruction, chunk: Chunk) -> Operation:
-        outbox = chunk.outputs_to_send
-        assert outbox is not None
-        return lambda minibatch: outbox.send((instruction, minibatch.number))
+    def _send_activations(self, position: int, size: int, instruction: Instruction, chunk: ChunkRuntime) -> Operation:
+        sender = chunk.outputs_to_send
+        assert sender is not None
+        return lambda minibatch: sender.send((instruction, minibatch.number))
 
-    def _send_gradients(self, position: int, size: int, instruction: Instruction, chunk: Chunk) -> Operation:
-        outbox = chunk.gradients_to_send
-        assert outbox is not None
-        return lambda minibatch: outbox.send((instruction, minibatch.number))
+    def _send_gradients(self, position: int, size: int, instruction: Instruction, chunk: ChunkRuntime) -> Operation:
+        sender = chunk.gradients_to_send
+        assert sender is not None
+        return lambda minibatch: sender.send((instruction, minibatch.number))
 
-    def _backward(self, position: int, size: int, instruction: Instruction, chunk: Chunk) -> Operation:
+    def _backward(self, position: int, size: int, instruction: Instruction, chunk: ChunkRuntime) -> Operation:
         arrays, weights = self._arrays(position, size), self._weights(position, chunk)
         accumulate, reduce = position in self._program.accumulating, self._reduces(position)
         backward = chunk.stage.backward
@@ -290,41 +290,41 @@ class Executor:
             lambda: backward(arrays, weights(), accumulate=accumulate, reduce=reduce),
         )
 
-    def _input_gradient(self, position: int, size: int, instruction: Instruction, chunk: Chunk) -> Operation:
+    def _input_gradient(self, position: int, size: int, instruction: Instruction, chunk: ChunkRuntime) -> Operation:
         arrays, weights = self._arrays(position, size), self._weights(position, chunk)
         input_gradient, take = chunk.stage.input_gradient, None
-        if chunk.joined is not None:
+        if chunk.concatenated is not None:
             first, samples = self._columns(size, instruction)
-            take = partial(chunk.joined.take, first=first, samples=samples)
+            take = partial(chunk.concatenated.take, first=first, samples=samples)
         return self._backward_pass(position, size, instruction, chunk, lambda: input_gradient(arrays, weights(), take))
 
     def _backward_pass(
-        self, position: int, size: int, instruction: Instruction, chunk: Chunk, compute: Callable[[], None]
+        self, position: int, size: int, instruction: Instruction, chunk: ChunkRuntime, compute: Callable[[], None]
     ) -> Operation:
         """Operation of a backward pass: receive the output gradient or compute the loss; pack the input gradient."""
         arrays, samples = self._arrays(position, size), self._samples(size, instruction)
-        inbox, outbox = chunk.gradient_messages, chunk.gradients_to_send
+        receiver, sender = chunk.gradient_messages, chunk.gradients_to_send
         end_compute, name = self._grid.recorder.end_compute, instruction.name
         loss = self._loss_of(position, size, chunk, arrays)
 
         def backward(minibatch: Minibatch) -> None:
             about = (instruction, minibatch.number)
             start = perf_counter()
-            if inbox is not None:
-                inbox.take(arrays.output_gradient)
+            if receiver is not None:
+                receiver.take(arrays.output_gradient)
             else:
                 loss()
                 end_compute("loss", start, about)
             start = perf_counter()
             compute()
             end_compute(name, start, about)
-            if outbox is not None:
+            if sender is not None:
                 assert arrays.input_gradient is not None
-                outbox.pack(arrays.input_gradient, samples)
+                sender.pack(arrays.input_gradient, samples)
 
         return backward
 
-    def _loss_of(self, position: int, size: int, chunk: Chunk, arrays: StageArrays) -> Callable[[], None]:
+    def _loss_of(self, position: int, size: int, chunk: ChunkRuntime, arrays: StageArrays) -> Callable[[], None]:
         """The function that computes the loss of a microbatch and adds it to that of earlier ones."""
         stage, loss = chunk.stage, self._loss
         if loss is None or chunk.gradient_messages is not None:
@@ -338,12 +338,12 @@ class Executor:
 
         return add_loss
 
-    def _weight_gradient(self, position: int, size: int, instruction: Instruction, chunk: Chunk) -> Operation:
+    def _weight_gradient(self, position: int, size: int, instruction: Instruction, chunk: ChunkRuntime) -> Operation:
         reduce, accumulate = self._reduces(position), position in self._program.accumulating
         weight_gradient, end_compute = chunk.stage.weight_gradient, self._grid.recorder.end_compute
         if instruction.microbatch == ALL_MICROBATCHES:
-            assert chunk.joined is not None
-            layers: Sequence[WeightGradientArrays] = chunk.joined.layers(self._columns(size, instruction)[1])
+            assert chunk.concatenated is not None
+            layers: Sequence[WeightGradientArrays] = chunk.concatenated.layers(self._columns(size, instruction)[1])
         else:
             layers = self._arrays(position, size).layers
 
@@ -358,7 +358,7 @@ class Executor:
         """Whether a pass completes gradients that are all-reduced over a batch group of several ranks."""
         return self._grid.batch > 1 and position in self._program.reducing
 
-    def _reduce(self, position: int, size: int, instruction: Instruction, chunk: Chunk) -> Operation:
+    def _reduce(self, position: int, size: int, instruction: Instruction, chunk: ChunkRuntime) -> Operation:
         stages = [chunk.stage for chunk in self._chunks]
 
         def finish_reduction(minibatch: Minibatch) -> None:
@@ -367,7 +367,7 @@ class Executor:
 
         return finish_reduction
 
-    def _update(self, position: int, size: int, instruction: Instruction, chunk: Chunk) -> Operation:
+    def _update(self, position: int, size: int, instruction: Instruction, chunk: ChunkRuntime) -> Operation:
         updates = [partial(chunk.weights.update, kept=self._program.kept[position]) for chunk in self._chunks]
         end_compute = self._grid.recorder.end_compute
 
@@ -379,7 +379,7 @@ class Executor:
 
         return update
 
-    def _barrier(self, position: int, size: int, instruction: Instruction, chunk: Chunk) -> Operation:
+    def _barrier(self, position: int, size: int, instruction: Instruction, chunk: ChunkRuntime) -> Operation:
         return lambda minibatch: self._grid.world.barrier()
 
     # -- sizes, arrays and weights -----------------------------------------------------------------------------------
@@ -414,7 +414,7 @@ class Executor:
             program.memory.activation_slots[computed_by],
         )
 
-    def _weights(self, position: int, chunk: Chunk) -> Callable[[], Any]:
+    def _weights(self, position: int, chunk: ChunkRuntime) -> Callable[[], Any]:
         """Function that returns the parameters for a pass; it returns None for the current ones."""
         age, ahead = self._program.reads[position]
         if age == ahead == 0:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from hybridnn.comm.partition import block_bounds
+from hybridnn.comm.blocks import block_bounds
 
 
 class StagePosition(NamedTuple):

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from hybridnn.nn.optimizers import Optimizer, OptimizerState
 from hybridnn.nn.parameters import LayerParameters
-from hybridnn.parallel.stage import Stage
+from hybridnn.parallel.model_chunk import ModelChunk
 
 Array = NDArray[Any]
 Views = list[LayerParameters]
@@ -28,7 +28,7 @@ class WeightStore:
 
     Parameters
     ----------
-    stage : Stage
+    stage : ModelChunk
         Holds the current weights.
     versions : int
         Largest number of versions at a time, including the current one.
@@ -37,7 +37,7 @@ class WeightStore:
     """
 
     def __init__(
-        self, stage: Stage, optimizer: Optimizer, state: OptimizerState, versions: int, *, predicts: bool
+        self, stage: ModelChunk, optimizer: Optimizer, state: OptimizerState, versions: int, *, predicts: bool
     ) -> None:
         self._stage, self._optimizer, self._state = stage, optimizer, state
         self._free = [self._with_views(stage.replica.new_array()) for _ in range(versions - 1)]

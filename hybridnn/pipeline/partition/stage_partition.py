@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import fsum
 from typing import TYPE_CHECKING
 
-from hybridnn.comm.partition import block_sizes
+from hybridnn.comm.blocks import block_sizes
 from hybridnn.errors import SettingError
 from hybridnn.utils.checks import require_number, require_whole
 

@@ -11,7 +11,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from hybridnn.runs.run_record import RunRecord
-from hybridnn.study.figures import RunFigures, instruction_figures
+from hybridnn.study.quantities import RunFigures, instruction_figures
 from hybridnn.study.report.results import StudyPoint, StudyResults
 from hybridnn.study.report.scaling import (
     LAYOUT,

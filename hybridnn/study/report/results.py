@@ -13,7 +13,7 @@ from typing import Any
 from hybridnn.errors import DataError
 from hybridnn.runs.history_file import HISTORY
 from hybridnn.runs.run_record import RunRecord, read_run
-from hybridnn.study.figures import RunFigures, figures_of
+from hybridnn.study.quantities import RunFigures, figures_of
 from hybridnn.study.study_folder import FAILURES, CellState, StudyFolder, StudyManifest, read_manifest
 
 REPEATED = frozenset({"repeat", "seed"})

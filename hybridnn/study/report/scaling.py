@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 
-from hybridnn.study.figures import efficiency_warning, threads_warning
+from hybridnn.study.quantities import efficiency_warning, threads_warning
 from hybridnn.study.report.results import Spread, StudyPoint, StudyResults
 
 LAYOUT = frozenset({"ranks", "grid"})

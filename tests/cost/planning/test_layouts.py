@@ -12,7 +12,7 @@ from hybridnn.cost.planning.balance import balanced_layers
 from hybridnn.cost.planning.layouts import Constraints, feasible_layouts, most_ranks
 from hybridnn.cost.prediction.workload import Layout, Workload
 from hybridnn.errors import SettingError
-from hybridnn.kernels.sixteen_bits import COMPRESSED_FORMATS
+from hybridnn.kernels.compressed_formats import COMPRESSED_FORMATS
 from hybridnn.pipeline.checks.lint import lint
 from hybridnn.pipeline.schedules.methods import METHODS
 from reference.machines import make_machine

@@ -11,14 +11,14 @@ import pytest
 
 from hybridnn import MLP
 from hybridnn.cost.collectives import rounds_of
-from hybridnn.cost.crossings import crossings_of
 from hybridnn.cost.machine.machine import Machine
+from hybridnn.cost.node_contention import crossings_of
 from hybridnn.cost.planning.layouts import Constraints
 from hybridnn.cost.planning.plan import plan
 from hybridnn.cost.prediction.groups import Groups
 from hybridnn.cost.prediction.predict import predict
 from hybridnn.cost.prediction.workload import GradientRounding, Layout, Workload
-from hybridnn.kernels.sixteen_bits import COMPRESSED_FORMATS
+from hybridnn.kernels.compressed_formats import COMPRESSED_FORMATS
 from hybridnn.parallel.placement import place_ranks
 from hybridnn.pipeline.execution.routes import StagePosition, pieces_sent
 from reference.machines import make_machine

@@ -8,7 +8,7 @@ import pytest
 
 from hybridnn.config.settings import ParallelSettings
 from hybridnn.cost.prediction.workload import GradientRounding, Layout
-from hybridnn.kernels.sixteen_bits import COMPRESSED_FORMATS
+from hybridnn.kernels.compressed_formats import COMPRESSED_FORMATS
 from hybridnn.pipeline.checks.staleness import audit
 from hybridnn.pipeline.schedules.methods import METHODS
 from hybridnn.utils.text import counted

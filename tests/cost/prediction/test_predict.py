@@ -14,7 +14,7 @@ from hybridnn.cost.machine.compute import ElementCost
 from hybridnn.cost.machine.machine import Machine
 from hybridnn.cost.prediction.predict import predict
 from hybridnn.cost.prediction.workload import GradientRounding, Layout, Workload
-from hybridnn.kernels.sixteen_bits import COMPRESSED_FORMATS
+from hybridnn.kernels.compressed_formats import COMPRESSED_FORMATS
 from hybridnn.pipeline.schedules.methods import METHODS
 from reference.machines import make_machine
 

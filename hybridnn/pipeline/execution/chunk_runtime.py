@@ -1,4 +1,4 @@
-"""Chunk: consecutive layers of a rank with the memory, weight versions and channels for their execution.
+"""Runtime of a model chunk: its memory, weight versions and channels.
 
 A rank has one chunk, or several in an interleaved schedule.
 """
@@ -14,11 +14,11 @@ from typing import Any
 from numpy.typing import NDArray
 
 from hybridnn.nn.optimizers import Optimizer, OptimizerState
-from hybridnn.parallel.gradient_accumulation import JoinedMicrobatches
+from hybridnn.parallel.concatenated_microbatches import ConcatenatedMicrobatches
 from hybridnn.parallel.grid import ProcessGrid
-from hybridnn.parallel.stage import Stage
+from hybridnn.parallel.model_chunk import ModelChunk
 from hybridnn.parallel.workspace import MicrobatchBuffers, StageRole, Workspace
-from hybridnn.pipeline.execution.mailbox import Channel, Inbox, Message, Outbox
+from hybridnn.pipeline.execution.point_to_point import Channel, Message, Receiver, Sender
 from hybridnn.pipeline.execution.program import MessageDepths, StageProgram, message_depths
 from hybridnn.pipeline.execution.routes import StagePosition, pieces_received, pieces_sent
 from hybridnn.pipeline.execution.weight_store import WeightStore
@@ -31,7 +31,7 @@ from hybridnn.pipeline.schedules.instructions import (
 )
 from hybridnn.pipeline.schedules.schedule import Schedule
 
-AHEAD = 1
+EXTRA_BUFFERS = 1
 """Per channel: receives started ahead of the schedule, and sends in flight while the next message is packed."""
 
 
@@ -46,7 +46,7 @@ class ChunkBytes:
     activations : int
         Inputs and activations of the microbatches in flight.
     buffers : int
-        Messages, gradients of activations, and joined microbatches.
+        Messages, gradients of activations, and concatenated microbatches.
     """
 
     weight_versions: int
@@ -55,7 +55,7 @@ class ChunkBytes:
 
 
 @dataclass(frozen=True)
-class Chunk:
+class ChunkRuntime:
     """Consecutive layers with their memory and channels.
 
     Attributes
@@ -64,27 +64,27 @@ class Chunk:
         Index of the chunk on its rank.
     workspace, training_workspace : Workspace
         For evaluation, and for training; usually the same object.
-    joined : JoinedMicrobatches or None
+    concatenated : ConcatenatedMicrobatches or None
         Set if the weight gradients are one product over all microbatches.
     loss : ndarray, shape (1,)
         Loss of a microbatch, before it is added to that of earlier ones.
-    input_messages, gradient_messages : Inbox or None
+    input_messages, gradient_messages : Receiver or None
         None if the chunk loads its inputs, or computes the loss.
-    outputs_to_send, gradients_to_send : Outbox or None
+    outputs_to_send, gradients_to_send : Sender or None
         None if the chunk has the last layer, or the first one.
     """
 
     index: int
-    stage: Stage
+    stage: ModelChunk
     workspace: Workspace
     training_workspace: Workspace
     weights: WeightStore
-    joined: JoinedMicrobatches | None
+    concatenated: ConcatenatedMicrobatches | None
     loss: NDArray[Any]
-    input_messages: Inbox | None
-    gradient_messages: Inbox | None
-    outputs_to_send: Outbox | None
-    gradients_to_send: Outbox | None
+    input_messages: Receiver | None
+    gradient_messages: Receiver | None
+    outputs_to_send: Sender | None
+    gradients_to_send: Sender | None
 
     def expect_targets(self, *, classification: bool) -> None:
         """Allocate workspace for the targets of a task."""
@@ -109,19 +109,19 @@ class Chunk:
 
     def finish(self) -> None:
         """Wait for all sends."""
-        for outbox in (self.outputs_to_send, self.gradients_to_send):
-            if outbox is not None:
-                outbox.finish()
+        for sender in (self.outputs_to_send, self.gradients_to_send):
+            if sender is not None:
+                sender.finish()
 
     @property
     def bytes(self) -> ChunkBytes:
         """Memory in addition to weights, gradients and optimizer state."""
-        mailboxes = (self.input_messages, self.gradient_messages, self.outputs_to_send, self.gradients_to_send)
+        messages = (self.input_messages, self.gradient_messages, self.outputs_to_send, self.gradients_to_send)
         workspaces = {id(workspace): workspace for workspace in (self.workspace, self.training_workspace)}.values()
         activations = sum(workspace.activation_bytes for workspace in workspaces)
         transient = sum(workspace.nbytes for workspace in workspaces) - activations
-        joined = 0 if self.joined is None else self.joined.nbytes
-        buffers = transient + joined + sum(mailbox.nbytes for mailbox in mailboxes if mailbox is not None)
+        concatenated = 0 if self.concatenated is None else self.concatenated.nbytes
+        buffers = transient + concatenated + sum(message.nbytes for message in messages if message is not None)
         return ChunkBytes(self.weights.nbytes, activations, buffers)
 
 
@@ -129,13 +129,13 @@ def make_chunk(
     schedules: tuple[Schedule, Schedule],
     grid: ProcessGrid,
     index: int,
-    stage: Stage,
+    stage: ModelChunk,
     optimizer: Optimizer,
     state: OptimizerState,
     *,
     batch_size: int,
     synchronous: bool,
-) -> Chunk:
+) -> ChunkRuntime:
     """Make a chunk and allocate its memory.
 
     Parameters
@@ -145,7 +145,7 @@ def make_chunk(
     batch_size : int
         Largest number of samples of a minibatch, over all ranks.
     synchronous : bool
-        As for `Outbox`.
+        As for `Sender`.
     """
     schedule, pipeline_rank = schedules[0], grid.pipeline_rank
     role = StageRole(schedule.is_first(pipeline_rank, index), schedule.is_last(pipeline_rank, index))
@@ -157,38 +157,40 @@ def make_chunk(
     predicts = any(ahead > 0 for _, ahead in program.reads.values())
     order = schedule.orders[pipeline_rank]
     joins = any(isinstance(item, WeightGradient) and item.microbatch == ALL_MICROBATCHES for item in order)
-    joined_capacity = capacity * schedule.microbatches
+    concatenated_capacity = capacity * schedule.microbatches
     own_position = StagePosition(pipeline_rank, grid.batch_rank, grid.model_rank)
     depths = MessageDepths(*map(max, *(message_depths(item, pipeline_rank, index) for item in schedules)))
     first, last = stage.shards[0].layer, stage.shards[-1].layer
 
-    def inbox(tag: int, neighbor: int, features: int, depth: int) -> Inbox:
+    def receiver(tag: int, neighbor: int, features: int, depth: int) -> Receiver:
         routes = partial(pieces_received, grid.stages, own_position, neighbor)
-        return Inbox(grid, stage.kernels, Channel(tag, routes, features, capacity, depth + AHEAD), dtype)
+        return Receiver(grid, stage.kernels, Channel(tag, routes, features, capacity, depth + EXTRA_BUFFERS), dtype)
 
-    def outbox(tag: int, neighbor: int, features: int, depth: int) -> Outbox:
+    def sender(tag: int, neighbor: int, features: int, depth: int) -> Sender:
         routes = partial(pieces_sent, grid.stages, own_position, neighbor)
-        channel = Channel(tag, routes, features, capacity, depth + AHEAD)
-        return Outbox(grid, stage.kernels, channel, dtype, synchronous=synchronous)
+        channel = Channel(tag, routes, features, capacity, depth + EXTRA_BUFFERS)
+        return Sender(grid, stage.kernels, channel, dtype, synchronous=synchronous)
 
     input_messages = gradient_messages = outputs_to_send = gradients_to_send = None
     if not role.loads_input:
         before, chunk_before = schedule.before(pipeline_rank, index)
-        input_messages = inbox(_tag(index, 0), before, first.inputs, depths.inputs)
-        gradients_to_send = outbox(_tag(chunk_before, 1), before, first.inputs, depths.gradients_to_send)
+        input_messages = receiver(_tag(index, 0), before, first.inputs, depths.inputs)
+        gradients_to_send = sender(_tag(chunk_before, 1), before, first.inputs, depths.gradients_to_send)
     if not role.loads_target:
         after, chunk_after = schedule.after(pipeline_rank, index)
-        gradient_messages = inbox(_tag(index, 1), after, last.outputs, depths.gradients)
-        outputs_to_send = outbox(_tag(chunk_after, 0), after, last.outputs, depths.outputs_to_send)
+        gradient_messages = receiver(_tag(index, 1), after, last.outputs, depths.gradients)
+        outputs_to_send = sender(_tag(chunk_after, 0), after, last.outputs, depths.outputs_to_send)
     buffers = MicrobatchBuffers(plan.inputs[index], plan.activations[index], program.splits_backward)
     workspace = stage.workspace(capacity, role, buffers)
-    return Chunk(
+    return ChunkRuntime(
         index,
         stage,
         workspace,
         stage.training_workspace(capacity, role) or workspace,
         WeightStore(stage, optimizer, state, plan.peak_weight_versions, predicts=predicts),
-        JoinedMicrobatches(stage.shards, joined_capacity, dtype, role.loads_input, stage.kernels) if joins else None,
+        ConcatenatedMicrobatches(stage.shards, concatenated_capacity, dtype, role.loads_input, stage.kernels)
+        if joins
+        else None,
         stage.kernels.zeros((1,), dtype),
         input_messages,
         gradient_messages,

@@ -15,7 +15,7 @@ from hybridnn.nn.parameters import LayerShard
 from hybridnn.parallel.dense import LayerArrays, WeightGradientArrays
 
 
-class JoinedMicrobatches:
+class ConcatenatedMicrobatches:
     """Concatenated inputs and gradients of all samples of a minibatch on this rank.
 
     Parameters
@@ -52,10 +52,10 @@ class JoinedMicrobatches:
 
     def take(self, index: int, layer: LayerArrays, first: int, samples: int) -> None:
         """Copy the input and gradient of one layer of a microbatch to the columns from `first` on, of `samples`."""
-        joined = self.layers(samples)[index]
+        concatenated = self.layers(samples)[index]
         columns = slice(first, first + len(layer.ones))
-        self._kernels.copy(layer.x, joined.x[:, columns])
-        self._kernels.copy(layer.dz, joined.dz[:, columns])
+        self._kernels.copy(layer.x, concatenated.x[:, columns])
+        self._kernels.copy(layer.dz, concatenated.dz[:, columns])
 
     def _view(self, index: int, samples: int) -> WeightGradientArrays:
         rows, columns = self._shapes[index]

@@ -1,6 +1,6 @@
-"""Stage: consecutive layers on one rank, with their parameters, gradients, replica and passes.
+"""Model chunk: consecutive layers on one rank, with their parameters, gradients, replica and passes.
 
-This is what Megatron-LM calls a model chunk: a rank has one stage object, or several in an interleaved schedule.
+The term is Megatron-LM's: a rank has one model chunk, or several in an interleaved schedule.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from numpy.typing import DTypeLike, NDArray
 from hybridnn.comm.group import Group
 from hybridnn.comm.request import DONE
 from hybridnn.kernels.backend import Array, Kernels
+from hybridnn.kernels.compressed_formats import CompressedFormat
 from hybridnn.kernels.numpy_backend import NUMPY
-from hybridnn.kernels.sixteen_bits import CompressedFormat
 from hybridnn.nn.mlp import DenseLayer
 from hybridnn.nn.parameters import LayerParameters, ParameterLayout, parameter_name
 from hybridnn.parallel.dense import LayerArrays, WeightGradientArrays, parallel_dense
@@ -61,7 +61,7 @@ class ReplicaConfig:
     fused_update: bool = False
 
 
-class Stage:
+class ModelChunk:
     """Layers, parameters and gradients of this rank.
 
     Parameters

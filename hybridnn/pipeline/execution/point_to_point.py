@@ -1,8 +1,8 @@
-"""Messages between stages: inbox and outbox with a ring of buffers each; receives are started ahead of their use.
+"""Messages between stages: receiver and sender with a ring of buffers each; receives are started ahead of their use.
 
 A channel is one kind of message (activations or gradients) from one chunk to the next; its messages arrive in the order
-of the schedule. Sent arrays are copied to a buffer of the outbox and received ones out of a buffer of the inbox, so the
-layers never access a buffer that belongs to a started MPI operation.
+of the schedule. Sent arrays are copied to a buffer of the sender and received ones out of a buffer of the receiver, so
+the layers never access a buffer that belongs to a started MPI operation.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class _Buffers:
         return buffer[features * piece.start : features * piece.stop].reshape(features, piece.stop - piece.start)
 
 
-class Inbox(_Buffers):
+class Receiver(_Buffers):
     """Receives the messages of one channel."""
 
     _expected: Iterator[Message]
@@ -111,13 +111,13 @@ class Inbox(_Buffers):
         self._in_flight.append((buffer, pieces))
 
 
-class Outbox(_Buffers):
+class Sender(_Buffers):
     """Sends the messages of one channel.
 
     Parameters
     ----------
     grid, kernels, channel, dtype
-        As for `Inbox`.
+        As for `Receiver`.
     synchronous : bool
         Wait after every send until its receive has started (``MPI_Ssend``), so that progress does not depend on MPI's
         buffering.

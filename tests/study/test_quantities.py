@@ -7,7 +7,7 @@ import pytest
 from matplotlib.image import imread
 
 from hybridnn.runs.run_record import read_run
-from hybridnn.study.figures import (
+from hybridnn.study.quantities import (
     RunFigures,
     TimeShares,
     compare_runs,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridnn.comm.partition import block_bounds, block_sizes, block_slice
+from hybridnn.comm.blocks import block_bounds, block_sizes, block_slice
 
 
 @given(st.integers(0, 500), st.integers(1, 40))

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from hybridnn.comm.partition import block_slice
+from hybridnn.comm.blocks import block_slice
 from hybridnn.kernels.numpy_backend import NUMPY
 from hybridnn.parallel.grid import ProcessGrid
-from hybridnn.pipeline.execution.mailbox import Channel, Inbox, Outbox
+from hybridnn.pipeline.execution.point_to_point import Channel, Receiver, Sender
 from hybridnn.pipeline.execution.routes import StagePosition, pieces_received, pieces_sent
 from hybridnn.pipeline.schedules.instructions import SendActivations
 
@@ -35,22 +35,22 @@ def exchange(grid: ProcessGrid, in_depth: int, out_depth: int, synchronous: bool
     if grid.pipeline_rank == 0:
         routes = partial(pieces_sent, grid.stages, here, 1)
         channel = Channel(4, routes, FEATURES, CAPACITY, out_depth)
-        outbox = Outbox(grid, NUMPY, channel, "float64", synchronous=synchronous)
+        sender = Sender(grid, NUMPY, channel, "float64", synchronous=synchronous)
         for number, (instruction, samples) in enumerate(messages):
             mine = np.ascontiguousarray(content(number, samples)[:, block_slice(samples, grid.batch, grid.batch_rank)])
-            outbox.pack(mine, samples)
-            mine[...] = -1  # the outbox owns a copy
-            outbox.send(instruction)
-        outbox.finish()
+            sender.pack(mine, samples)
+            mine[...] = -1  # the sender owns a copy
+            sender.send(instruction)
+        sender.finish()
         return
     routes = partial(pieces_received, grid.stages, here, 0)
-    inbox = Inbox(grid, NUMPY, Channel(4, routes, FEATURES, CAPACITY, in_depth), "float64")
-    inbox.begin(messages)
+    receiver = Receiver(grid, NUMPY, Channel(4, routes, FEATURES, CAPACITY, in_depth), "float64")
+    receiver.begin(messages)
     taken = []
     for _, samples in messages:
         part = block_slice(samples, grid.batch, grid.batch_rank)
         taken.append(np.full((FEATURES, part.stop - part.start), np.nan))
-        inbox.take(taken[-1])
+        receiver.take(taken[-1])
     for number, (_, samples) in enumerate(messages):  # after the last: nothing was written over later
         expected = content(number, samples)[:, block_slice(samples, grid.batch, grid.batch_rank)]
         np.testing.assert_array_equal(taken[number], expected)
