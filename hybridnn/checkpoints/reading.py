@@ -46,14 +46,14 @@ class Checkpoint:
         return {name: self._read_array(name) for name in self.manifest.shapes() if not name.endswith(endings)}
 
     def read_into(
-        self, stages: Sequence[ModelChunk], states: Sequence[OptimizerState], group: Group | None = None
+        self, chunks: Sequence[ModelChunk], states: Sequence[OptimizerState], group: Group | None = None
     ) -> None:
         """Read the weights and the optimizer state of this rank, on any grid and split: only its rows and columns.
 
         Parameters
         ----------
         states : sequence of OptimizerState
-            Of each of `stages`; their numbers of updates are set, too.
+            Of each of `chunks`; their numbers of updates are set, too.
         group : Group, optional
             The ranks that read, so that an error on one is raised on all.
 
@@ -63,21 +63,21 @@ class Checkpoint:
             If the checkpoint is of another network, optimizer or dtype, or cannot be read.
         """
         if group is None:
-            self._read(stages, states)
+            self._read(chunks, states)
         else:
-            agree(group, lambda: self._read(stages, states))
+            agree(group, lambda: self._read(chunks, states))
 
-    def _read(self, stages: Sequence[ModelChunk], states: Sequence[OptimizerState]) -> None:
+    def _read(self, chunks: Sequence[ModelChunk], states: Sequence[OptimizerState]) -> None:
         if (slots := tuple(states[0].slots)) != self.manifest.slots:
             has, needs = (", ".join(names) or "nothing" for names in (self.manifest.slots, slots))
             raise DataError(f"{self.path}: holds {has} of the optimizer, this one remembers {needs}")
         versions = self.manifest.weight_versions
-        for stage, state in zip(stages, states, strict=True):
-            updates = {versions[shard.layer.index] for shard in stage.shards if shard.layer.index < len(versions)}
+        for chunk, state in zip(chunks, states, strict=True):
+            updates = {versions[shard.layer.index] for shard in chunk.shards if shard.layer.index < len(versions)}
             if len(updates) != 1:
                 raise DataError(f"{self.path}: the layers of a stage have {sorted(updates)} updates, not one number")
             state.updates = updates.pop()
-        for shard in local_shards(stages, states):
+        for shard in local_shards(chunks, states):
             self._read_shard(shard)
 
     def _read_shard(self, shard: ArrayShard) -> None:

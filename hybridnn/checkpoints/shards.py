@@ -75,23 +75,23 @@ def array_shapes(model: MLP, slots: Sequence[str]) -> dict[str, tuple[int, ...]]
     return {array_name(name, slot): shape for name, shape in parameter_shapes(model).items() for slot in (None, *slots)}
 
 
-def local_shards(stages: Sequence[ModelChunk], states: Sequence[OptimizerState]) -> list[ArrayShard]:
+def local_shards(chunks: Sequence[ModelChunk], states: Sequence[OptimizerState]) -> list[ArrayShard]:
     """The shards of this rank's weights and optimizer slots, in the same order on all replicas."""
     return [
         shard
-        for stage, state in zip(stages, states, strict=True)
-        for slot, flat in ((None, stage.weights), *state.slots.items())
-        for shard in _shards_of(stage, slot, flat)
+        for chunk, state in zip(chunks, states, strict=True)
+        for slot, flat in ((None, chunk.weights), *state.slots.items())
+        for shard in _shards_of(chunk, slot, flat)
     ]
 
 
-def _shards_of(stage: ModelChunk, slot: str | None, flat: Array) -> Iterator[ArrayShard]:
-    for shard, view in zip(stage.layout.shards, stage.layout.views(flat), strict=True):
+def _shards_of(chunk: ModelChunk, slot: str | None, flat: Array) -> Iterator[ArrayShard]:
+    for shard, view in zip(chunk.layout.shards, chunk.layout.views(flat), strict=True):
         layer = shard.layer
         weight = Rectangle((layer.outputs, layer.inputs), shard.rows, shard.columns)
         bias = Rectangle((layer.outputs, 1), shard.bias_rows, slice(0, 1))
         for kind, region, memory in (("weight", weight, view.weight), ("bias", bias, view.bias_column)):
-            yield ArrayShard(array_name(parameter_name(layer, kind), slot), region, memory, stage.kernels)
+            yield ArrayShard(array_name(parameter_name(layer, kind), slot), region, memory, chunk.kernels)
 
 
 def assign_writes(shards: Sequence[ArrayShard], grid: ProcessGrid) -> list[WriteAssignment]:

@@ -133,10 +133,10 @@ class CheckpointWriter:
     ----------
     folder : Path
         Created with the first checkpoint. Unfinished checkpoints in it are removed: no other job may write here.
-    stages : sequence of ModelChunk
+    chunks : sequence of ModelChunk
         This rank's chunks.
     states : sequence of OptimizerState
-        Of each of `stages`.
+        Of each of `chunks`.
     origin : Origin
         The same on every rank.
     keep : int
@@ -153,7 +153,7 @@ class CheckpointWriter:
         folder: Path,
         grid: ProcessGrid,
         model: MLP,
-        stages: Sequence[ModelChunk],
+        chunks: Sequence[ModelChunk],
         states: Sequence[OptimizerState],
         origin: Origin,
         *,
@@ -161,11 +161,11 @@ class CheckpointWriter:
     ) -> None:
         require_whole("training.keep", keep, 1)
         self._folder, self._origin, self._keep = folder, origin, keep
-        self._stages, self._states = stages, states
+        self._chunks, self._states = chunks, states
         self._group = grid.world.split(0, "checkpoint")
         self._layers, self._slots = len(model.layers), tuple(states[0].slots)
-        self._files = ArrayFiles(array_shapes(model, self._slots), stages[0].weights.dtype)
-        shards = local_shards(stages, states)
+        self._files = ArrayFiles(array_shapes(model, self._slots), chunks[0].weights.dtype)
+        shards = local_shards(chunks, states)
         self._assignments = assign_writes(shards, grid)
         self._model_group = grid.model_group.split(0, "checkpoint")
         self._files_to_hash = files_to_hash(shards, grid, self._files.nbytes)
@@ -264,7 +264,7 @@ class CheckpointWriter:
         pending = PendingCheckpoint(
             self._folder, self._files, progress, self._origin, self._slots, results, self._files_to_hash
         )
-        shards = local_shards(self._stages, self._states)
+        shards = local_shards(self._chunks, self._states)
         for number, (shard, assignment) in enumerate(zip(shards, self._assignments, strict=True)):
             rows = assignment.rows[self._model_group.rank]
             elements = self._host_rows(number, shard, assignment, copies)
@@ -277,8 +277,8 @@ class CheckpointWriter:
         # File systems let one rank at a time write to a file: model ranks, which share files, start at different ones.
         first = len(pending.to_write) * self._model_group.rank // self._model_group.size
         pending.to_write[:] = pending.to_write[first:] + pending.to_write[:first]
-        for stage, state in zip(self._stages, self._states, strict=True):
-            for layer_shard in stage.shards:
+        for chunk, state in zip(self._chunks, self._states, strict=True):
+            for layer_shard in chunk.shards:
                 results.versions[layer_shard.layer.index] = state.updates
         return pending
 

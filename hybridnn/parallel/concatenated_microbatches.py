@@ -21,7 +21,7 @@ class ConcatenatedMicrobatches:
     Parameters
     ----------
     shards : sequence of LayerShard
-        The layers of the stage.
+        The layers of the chunk.
     capacity : int
         Most samples.
     loads_input : bool
@@ -50,7 +50,7 @@ class ConcatenatedMicrobatches:
             self._cache[samples] = [self._view(index, samples) for index in range(len(self._shapes))]
         return self._cache[samples]
 
-    def take(self, index: int, layer: LayerArrays, first: int, samples: int) -> None:
+    def copy_layer(self, index: int, layer: LayerArrays, first: int, samples: int) -> None:
         """Copy the input and gradient of one layer of a microbatch to the columns from `first` on, of `samples`."""
         concatenated = self.layers(samples)[index]
         columns = slice(first, first + len(layer.ones))

@@ -49,14 +49,14 @@ class CudaGraphSteps:
     def __init__(
         self,
         record: Record,
-        stage: ModelChunk,
+        chunk: ModelChunk,
         optimizer: Optimizer,
         state: OptimizerState,
         batch_size: int,
         group: Group,
     ) -> None:
         self._samples: ref[DeviceSamples] | None = None  # weak: their memory is freed before they are replaced
-        self._record, self._stage, self._kernels = record, stage, stage.kernels
+        self._record, self._chunk, self._kernels = record, chunk, chunk.kernels
         self._optimizer, self._state, self._group = optimizer, state, group
         self._indices = self._kernels.empty((batch_size,), np.int64)
         self._scalars = self._kernels.zeros((3,), np.float64)

@@ -22,7 +22,7 @@ from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.parallel.model_chunk import ModelChunk, ReplicaConfig
 from hybridnn.parallel.replicas.sharing import Sharing
 from hybridnn.parallel.workspace import StageArrays
-from hybridnn.pipeline.execution.chunk_runtime import ChunkRuntime, make_chunk
+from hybridnn.pipeline.execution.chunk_runtime import ChunkRuntime, make_runtime
 from hybridnn.pipeline.execution.executor import Executor, Minibatch
 from hybridnn.pipeline.execution.program import make_program
 from hybridnn.training.config import TrainConfig
@@ -63,8 +63,8 @@ class Engine:
 
     Attributes
     ----------
-    stages : list of ModelChunk
-        Layers, parameters and gradients of this rank: one stage, or one per chunk.
+    chunks : list of ModelChunk
+        Layers, parameters and gradients of this rank.
     states : list of OptimizerState
     arrays : GlobalArrays
     samples : DeviceSampleCache
@@ -92,20 +92,20 @@ class Engine:
         self._largest_schedules = plan.largest_schedules()
         arrays = shared_arrays(config.optimizer, self._largest_schedules[0], grid.pipeline_rank)
         replica = ReplicaConfig(sharing, arrays, COMPRESSED_FORMATS.get(config.wire_dtype), fused)
-        self.stages = [
+        self.chunks = [
             ModelChunk(layers, grid, config.model_split, self.dtype, self.overlap, kernels, replica)
             for layers in plan.layers_of(config.model, grid.pipeline_rank)
         ]
-        self.states = [stage.replica.new_state(config.optimizer, stage.weights) for stage in self.stages]
-        self.arrays = GlobalArrays(config.model, grid, plan, self.stages)
+        self.states = [chunk.replica.new_state(config.optimizer, chunk.weights) for chunk in self.chunks]
+        self.arrays = GlobalArrays(config.model, grid, plan, self.chunks)
         self.samples = DeviceSampleCache(kernels, grid, self.dtype)
         self.loader = Loader(make_distributor(grid, config.distribution), kernels, grid)
-        self._chunks: list[ChunkRuntime] = []
+        self._runtimes: list[ChunkRuntime] = []
         self._executors: dict[tuple[str | None, bool, int], Executor] = {}
         self._graphs = None
         if record is not None:
             self._graphs = CudaGraphSteps(
-                record, self.stages[0], config.optimizer, self.states[0], config.batch_size, grid.batch_group
+                record, self.chunks[0], config.optimizer, self.states[0], config.batch_size, grid.batch_group
             )
 
     @property
@@ -152,7 +152,7 @@ class Engine:
             with self._graphs.of_samples(split.on_device) as graphs:
                 for minibatch in minibatches:
                     graphs.step(minibatch, partial(self._train_on, executor))
-                    losses.note(minibatch, self.stages[-1].replica.total_loss)
+                    losses.note(minibatch, self.chunks[-1].replica.total_loss)
                     yield minibatch
         else:
             for minibatch in minibatches:
@@ -174,7 +174,7 @@ class Engine:
         clips = self._config.clip_norm is not None
         for minibatch in executor.train(minibatches):
             if take_loss is not None:
-                take_loss(minibatch, self.stages[-1].replica.total_loss)
+                take_loss(minibatch, self.chunks[-1].replica.total_loss)
             if clips:
                 self._clip()
             yield minibatch
@@ -183,8 +183,8 @@ class Engine:
         """Scale the gradient down if its norm exceeds the limit; asynchronous on a device."""
         assert self._config.clip_norm is not None
         norm = self.arrays.squared_gradient_norm()
-        for stage in self.stages:
-            stage.replica.clip(norm, self._config.clip_norm)
+        for chunk in self.chunks:
+            chunk.replica.clip(norm, self._config.clip_norm)
 
     def require_finite(self, test: Metrics | None) -> None:
         """Check that the weights and the test loss are finite.
@@ -194,7 +194,7 @@ class Engine:
         NonFiniteLossError
             On every rank.
         """
-        if not np.isfinite(self.arrays.squared_norms([stage.weights for stage in self.stages])).all():
+        if not np.isfinite(self.arrays.squared_norms([chunk.weights for chunk in self.chunks])).all():
             self._stop(f"the weights are no longer finite after step {self.updates}")
         if test is not None and not isfinite(test.loss):
             self._stop(f"the test loss became {test.loss} after step {self.updates}")
@@ -268,10 +268,10 @@ class Engine:
         key = task, trains, count
         executor = self._executors.pop(key, None)
         if executor is None:
-            chunks = self._chunks_for(task)
+            runtimes = self._runtimes_for(task)
             schedule = self._plan.training if trains else self._plan.evaluation
             program = make_program(schedule, self._grid.pipeline_rank, self._plan.stages, count)
-            executor = Executor(program, self._grid, chunks, None if task is None else self._loss(task))
+            executor = Executor(program, self._grid, runtimes, None if task is None else self._loss(task))
         self._executors[key] = executor  # inserted last: the first one is the least recently used
         if len(self._executors) > KEPT_EXECUTORS:
             del self._executors[next(iter(self._executors))]
@@ -287,32 +287,32 @@ class Engine:
 
         return loss
 
-    def _chunks_for(self, task: str | None) -> list[ChunkRuntime]:
-        """This rank's chunks, with workspace for the targets of a task."""
-        if not self._chunks:
+    def _runtimes_for(self, task: str | None) -> list[ChunkRuntime]:
+        """The runtimes of this rank's chunks, with workspace for the targets of a task."""
+        if not self._runtimes:
             make = partial(
-                make_chunk,
+                make_runtime,
                 self._largest_schedules,
                 self._grid,
                 optimizer=self._config.optimizer,
                 batch_size=self._config.batch_size,
                 synchronous=self._plan.synchronous_sends,
             )
-            pairs = zip(self.stages, self.states, strict=True)
-            self._chunks = [make(index, stage, state=state) for index, (stage, state) in enumerate(pairs)]
+            pairs = zip(self.chunks, self.states, strict=True)
+            self._runtimes = [make(index, chunk, state=state) for index, (chunk, state) in enumerate(pairs)]
         if task is not None:
-            for chunk in self._chunks:
-                chunk.expect_targets(classification=task == "classification")
-        return self._chunks
+            for runtime in self._runtimes:
+                runtime.expect_targets(classification=task == "classification")
+        return self._runtimes
 
     def restore(self, read: Callable[[], None]) -> None:
         """Fill weights and states with `read` on the ranks that own them; its errors are raised on all ranks."""
-        is_leader = all(stage.replica.is_leader for stage in self.stages)
-        for stage in self.stages:
-            stage.replica.publish()
+        is_leader = all(chunk.replica.is_leader for chunk in self.chunks)
+        for chunk in self.chunks:
+            chunk.replica.publish()
         agree(self._grid.world, read if is_leader else lambda: None)
-        for stage, state in zip(self.stages, self.states, strict=True):
-            stage.replica.synchronize_state(state)
+        for chunk, state in zip(self.chunks, self.states, strict=True):
+            chunk.replica.synchronize_state(state)
 
     def free(self) -> None:
         """Free shared memory, samples on the device and CUDA graphs; the engine is unusable afterwards."""
@@ -324,17 +324,17 @@ class Engine:
 
     def memory(self, task: str) -> StageMemory:
         """Bytes on this rank, including all buffers for training on data of `task`."""
-        return StageMemory.of(self.stages, self.states, self._chunks_for(task))
+        return StageMemory.of(self.chunks, self.states, self._runtimes_for(task))
 
     @property
     def memory_bytes(self) -> int:
         """Bytes allocated on this rank so far."""
-        return StageMemory.of(self.stages, self.states, self._chunks).total
+        return StageMemory.of(self.chunks, self.states, self._runtimes).total
 
     def _stop(self, what: str) -> NoReturn:
-        for chunk in self._chunks:
-            chunk.finish()  # completes the sends: an exact method stops after the last message of the minibatch
-        norms = np.sqrt(self.arrays.squared_norms([stage.weights for stage in self.stages]))
+        for runtime in self._runtimes:
+            runtime.finish()  # completes the sends: an exact method stops after the last message of the minibatch
+        norms = np.sqrt(self.arrays.squared_norms([chunk.weights for chunk in self.chunks]))
         layers = ", ".join(f"layer {index}: {norm:.3g}" for index, norm in enumerate(norms))
         raise NonFiniteLossError(
             f"{what}; norms of the weights: {layers}. "

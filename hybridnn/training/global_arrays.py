@@ -27,13 +27,13 @@ class GlobalArrays:
     ----------
     plan : PipelinePlan
         Assignment of the layers to the stages.
-    stages : sequence of ModelChunk
-        The stages (chunks) of this rank.
+    chunks : sequence of ModelChunk
+        Those of this rank.
     """
 
-    def __init__(self, model: MLP, grid: ProcessGrid, plan: PipelinePlan, stages: Sequence[ModelChunk]) -> None:
-        self._model, self._grid, self._stages = model, grid, stages
-        self._norms = [stage.kernels.zeros((1,), np.float64) for stage in stages]
+    def __init__(self, model: MLP, grid: ProcessGrid, plan: PipelinePlan, chunks: Sequence[ModelChunk]) -> None:
+        self._model, self._grid, self._chunks = model, grid, chunks
+        self._norms = [chunk.kernels.zeros((1,), np.float64) for chunk in chunks]
         ends = list(accumulate(plan.layers))
         self._stage_of = [
             next(virtual for virtual, end in enumerate(ends) if index < end) % plan.stages
@@ -46,13 +46,13 @@ class GlobalArrays:
         Parameters
         ----------
         flats : sequence of ndarray
-            One flat buffer for each of this rank's stages.
+            One flat buffer for each of this rank's chunks.
         """
         grid = self._grid
         norms = np.zeros(len(self._model.layers))
-        for stage, flat in zip(self._stages, flats, strict=True):
-            first = stage.layout.shards[0].layer.index
-            norms[first : first + len(stage.shards)] = stage.squared_norms(flat)
+        for chunk, flat in zip(self._chunks, flats, strict=True):
+            first = chunk.layout.shards[0].layer.index
+            norms[first : first + len(chunk.shards)] = chunk.squared_norms(flat)
         if grid.pipeline > 1:
             if (grid.batch_rank, grid.model_rank) != (0, 0):
                 norms[...] = 0
@@ -68,10 +68,10 @@ class GlobalArrays:
             On the device, without synchronization unless MPI reduces it; the next call overwrites it.
         """
         grid, (norm, *chunk_norms) = self._grid, self._norms
-        for stage, stage_norm in zip(self._stages, self._norms, strict=True):
-            stage.squared_gradient_norm(stage_norm)
+        for chunk, chunk_norm in zip(self._chunks, self._norms, strict=True):
+            chunk.squared_gradient_norm(chunk_norm)
         for chunk_norm in chunk_norms:
-            self._stages[0].kernels.add(norm, chunk_norm, norm)
+            self._chunks[0].kernels.add(norm, chunk_norm, norm)
         if grid.pipeline > 1:
             if (grid.batch_rank, grid.model_rank) != (0, 0):
                 norm[...] = 0
@@ -81,25 +81,25 @@ class GlobalArrays:
     def collect(self, flats: Sequence[Array]) -> dict[str, Array]:
         """Gather the global arrays ``layers.<i>.weight`` and ``.bias`` from the shards in `flats`, on every rank."""
         own: dict[str, Array] = {}
-        for stage, flat in zip(self._stages, flats, strict=True):
-            own |= stage.gather_parameters(flat)
+        for chunk, flat in zip(self._chunks, flats, strict=True):
+            own |= chunk.gather_parameters(flat)
         if self._grid.pipeline == 1:
             return own
         arrays: dict[str, Array] = {}
-        for layer, stage_number in zip(self._model.layers, self._stage_of, strict=True):
+        for layer, stage in zip(self._model.layers, self._stage_of, strict=True):
             for kind, shape in (("weight", (layer.outputs, layer.inputs)), ("bias", (layer.outputs,))):
                 name = parameter_name(layer, kind)
                 array = own[name] if name in own else np.empty(shape, flats[0].dtype)
-                self._grid.world.broadcast(array, self._grid.rank_at(stage_number, 0, 0))
+                self._grid.world.broadcast(array, self._grid.rank_at(stage, 0, 0))
                 arrays[name] = array
         return arrays
 
     def initialize(self, seed: int) -> None:
         """Draw the initial weights."""
-        for stage in self._stages:
-            stage.replica.fill(partial(stage.initialize, seed))
+        for chunk in self._chunks:
+            chunk.replica.fill(partial(chunk.initialize, seed))
 
     def load(self, weights: Mapping[str, Array]) -> None:
         """Copy this rank's shards of the global arrays `weights`."""
-        for stage in self._stages:
-            stage.replica.fill(partial(stage.load, weights))
+        for chunk in self._chunks:
+            chunk.replica.fill(partial(chunk.load, weights))

@@ -39,13 +39,13 @@ class StageMemory:
 
     @classmethod
     def of(
-        cls, stages: Sequence[ModelChunk], states: Sequence[OptimizerState], chunks: Sequence[ChunkRuntime]
+        cls, chunks: Sequence[ModelChunk], states: Sequence[OptimizerState], runtimes: Sequence[ChunkRuntime]
     ) -> StageMemory:
         """Add up the arrays of a rank."""
-        chunk_bytes = [chunk.bytes for chunk in chunks]
+        chunk_bytes = [runtime.bytes for runtime in runtimes]
         return cls(
-            weights=sum(stage.nbytes for stage in stages),
-            optimizer=sum(map(_state_bytes, stages, states)),
+            weights=sum(chunk.nbytes for chunk in chunks),
+            optimizer=sum(map(_state_bytes, chunks, states)),
             weight_versions=sum(item.weight_versions for item in chunk_bytes),
             activations=sum(item.activations for item in chunk_bytes),
             buffers=sum(item.buffers for item in chunk_bytes),
@@ -57,8 +57,8 @@ class StageMemory:
         return sum(getattr(self, item.name) for item in fields(self))
 
 
-def _state_bytes(stage: ModelChunk, state: OptimizerState) -> int:
-    return int(state.scratch.nbytes + sum(stage.replica.bytes_per_rank(slot.nbytes) for slot in state.slots.values()))
+def _state_bytes(chunk: ModelChunk, state: OptimizerState) -> int:
+    return int(state.scratch.nbytes + sum(chunk.replica.bytes_per_rank(slot.nbytes) for slot in state.slots.values()))
 
 
 def memory_of_stages(grid: ProcessGrid, memory: StageMemory) -> tuple[StageMemory, ...]:

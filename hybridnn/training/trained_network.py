@@ -66,7 +66,7 @@ class TrainedNetwork:
 
     def weights(self) -> dict[str, Array]:
         """The global arrays ``layers.<i>.weight``, shape (outputs, inputs), and ``layers.<i>.bias``, on every rank."""
-        return self._engine.arrays.collect([stage.weights for stage in self._engine.stages])
+        return self._engine.arrays.collect([chunk.weights for chunk in self._engine.chunks])
 
     def optimizer_slots(self) -> dict[str, dict[str, Array]]:
         """Optimizer state by slot name, each slot as global arrays by name of parameter, on every rank."""
@@ -93,7 +93,7 @@ class TrainedNetwork:
 
     def gradients(self) -> dict[str, Array]:
         """Gradient of the mean loss over the last minibatch, after clipping, as global arrays by name of parameter."""
-        return self._engine.arrays.collect([stage.replica.full_gradient() for stage in self._engine.stages])
+        return self._engine.arrays.collect([chunk.replica.full_gradient() for chunk in self._engine.chunks])
 
     @property
     def step(self) -> int:
@@ -115,7 +115,7 @@ class TrainedNetwork:
 
     def sharing_ranks(self) -> int | None:
         """Largest number of ranks on a node if batch ranks share a replica, else None; collective."""
-        is_private = isinstance(self._engine.stages[0].replica, PrivateReplica)
+        is_private = isinstance(self._engine.chunks[0].replica, PrivateReplica)
         return self.node_ranks() if self._maximum(not is_private) else None
 
     def node_ranks(self) -> int:

@@ -372,7 +372,7 @@ class Trainer(TrainedNetwork):
             The ranks that write, by default all; with the batch axis only, any subset has the complete state.
         """
         engine, origin = self._engine, self.origin(data)
-        return CheckpointWriter(folder, grid or self.grid, self.model, engine.stages, engine.states, origin, keep=keep)
+        return CheckpointWriter(folder, grid or self.grid, self.model, engine.chunks, engine.states, origin, keep=keep)
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Load weights, optimizer state and progress of a checkpoint, written on any grid; collective.
@@ -382,7 +382,7 @@ class Trainer(TrainedNetwork):
         DataError
             On every rank: the checkpoint is of another network or optimizer, or cannot be read.
         """
-        self._engine.restore(lambda: checkpoint.read_into(self._engine.stages, self._engine.states))
+        self._engine.restore(lambda: checkpoint.read_into(self._engine.chunks, self._engine.states))
         self.progress = checkpoint.manifest.progress
 
 

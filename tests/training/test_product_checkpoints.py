@@ -27,7 +27,7 @@ STOPS_AT = 6
 
 def trainer_on(grid: ProcessGrid, case: Case = CASE) -> Trainer:
     trainer = make_trainer(case, grid)
-    assert isinstance(trainer._engine.stages[0].replica, FusedUpdateReplica)
+    assert isinstance(trainer._engine.chunks[0].replica, FusedUpdateReplica)
     return trainer
 
 
@@ -114,7 +114,7 @@ def test_goes_on_where_gradients_are_kept(comm: MPI.Intracomm, mpi_tmp_path: Pat
     first_part(ProcessGrid(comm), mpi_tmp_path)
     grid = ProcessGrid(on_nodes(comm, (0, 0, 1)))
     trainer = make_trainer(CASE, grid)
-    assert not isinstance(trainer._engine.stages[0].replica, FusedUpdateReplica)
+    assert not isinstance(trainer._engine.chunks[0].replica, FusedUpdateReplica)
     checkpoint, _ = newest_valid(mpi_tmp_path, grid.world)
     assert checkpoint is not None
     trainer.restore(checkpoint)

@@ -68,7 +68,7 @@ SPLITS = {2: (2, FOR_TWO), 3: (3, FOR_THREE), 4: (2, FOR_THREE)}
 
 
 def replica_of(trainer: Trainer) -> object:
-    return trainer._engine.stages[0].replica
+    return trainer._engine.chunks[0].replica
 
 
 def takes_products(trainer: Trainer) -> bool:

@@ -57,7 +57,7 @@ CASES = (
 
 
 def replica_of(trainer: Trainer) -> object:
-    return trainer._engine.stages[0].replica
+    return trainer._engine.chunks[0].replica
 
 
 @pytest.mark.in_process(ranks=[2, 3, 4])
@@ -166,7 +166,7 @@ def test_between_nodes_only_slices_travel(comm: MPI.Intracomm) -> None:
     trainer = make_trainer(Case(shared_replicas=True), grid)
     sent = trainer.fit(*data(Case()), epochs=1).epochs[-1].bytes_sent / 4  # steps
     # Every one of four ranks sends its half of the gradients to one other, as all-reduces are counted.
-    gradients = 8 * trainer._engine.stages[0].layout.size
+    gradients = 8 * trainer._engine.chunks[0].layout.size
     assert sent == pytest.approx(4 * gradients / 2, rel=0.02)
 
 
@@ -244,7 +244,7 @@ def test_weights_and_slots_are_held_once(comm: MPI.Intracomm) -> None:
         Trainer(model, Adam(), grid=ProcessGrid(comm), shared_replicas=is_shared) for is_shared in (True, False)
     )
     (of_shared,), (of_own,) = shared.stage_memory("regression"), own.stage_memory("regression")
-    numbers = 4 * own._engine.stages[0].layout.size
+    numbers = 4 * own._engine.chunks[0].layout.size
     assert of_own.weights == 2 * numbers + 4
     assert 1.5 * numbers < of_shared.weights < 1.5 * numbers + 4 * SUM_BLOCK + 64, "half the weights, its own gradients"
     assert of_own.optimizer - of_shared.optimizer >= numbers, "half of two slots"

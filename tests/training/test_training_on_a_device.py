@@ -96,8 +96,8 @@ def test_no_step_waits_for_the_device_before_it_is_logged(case: Case) -> None:
 
 
 def layers_of(trainer: Trainer) -> list[Any]:
-    stage = trainer._engine.stages[0]
-    return [stage.weights[slice(*stage.layout.bounds(place))] for place in range(len(stage.shards))]
+    chunk = trainer._engine.chunks[0]
+    return [chunk.weights[slice(*chunk.layout.bounds(place))] for place in range(len(chunk.shards))]
 
 
 @pytest.mark.mpi(ranks=[2])

@@ -143,7 +143,7 @@ def test_shared_replicas_on_several_nodes(comm: MPI.Intracomm) -> None:
         for case in CASES:
             for words in WORDS:
                 trainer = check(replace(case, shared_replicas=True), words, grid, sharers)
-                assert isinstance(trainer._engine.stages[0].replica, SharedReplica)
+                assert isinstance(trainer._engine.chunks[0].replica, SharedReplica)
 
 
 @pytest.mark.in_process(ranks=[4])

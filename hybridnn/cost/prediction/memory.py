@@ -223,9 +223,11 @@ class _Activations:
         """Elements per sample of the messages in flight."""
         depths, elements = self.slots.depths, 0
         if not self.slots.loads_input:
-            elements += self.splits[0].layer.inputs * (depths.inputs + depths.gradients_to_send + 2 * EXTRA_BUFFERS)
+            buffers = depths.input_receiver + depths.gradient_sender + 2 * EXTRA_BUFFERS
+            elements += self.splits[0].layer.inputs * buffers
         if not self.slots.loads_target:
-            elements += self.splits[-1].layer.outputs * (depths.gradients + depths.outputs_to_send + 2 * EXTRA_BUFFERS)
+            buffers = depths.gradient_receiver + depths.output_sender + 2 * EXTRA_BUFFERS
+            elements += self.splits[-1].layer.outputs * buffers
         return elements
 
     def _joined(self) -> int:

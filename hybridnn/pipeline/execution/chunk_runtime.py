@@ -68,23 +68,23 @@ class ChunkRuntime:
         Set if the weight gradients are one product over all microbatches.
     loss : ndarray, shape (1,)
         Loss of a microbatch, before it is added to that of earlier ones.
-    input_messages, gradient_messages : Receiver or None
+    input_receiver, gradient_receiver : Receiver or None
         None if the chunk loads its inputs, or computes the loss.
-    outputs_to_send, gradients_to_send : Sender or None
+    output_sender, gradient_sender : Sender or None
         None if the chunk has the last layer, or the first one.
     """
 
     index: int
-    stage: ModelChunk
+    chunk: ModelChunk
     workspace: Workspace
     training_workspace: Workspace
     weights: WeightStore
     concatenated: ConcatenatedMicrobatches | None
     loss: NDArray[Any]
-    input_messages: Receiver | None
-    gradient_messages: Receiver | None
-    outputs_to_send: Sender | None
-    gradients_to_send: Sender | None
+    input_receiver: Receiver | None
+    gradient_receiver: Receiver | None
+    output_sender: Sender | None
+    gradient_sender: Sender | None
 
     def expect_targets(self, *, classification: bool) -> None:
         """Allocate workspace for the targets of a task."""
@@ -102,41 +102,41 @@ class ChunkRuntime:
             Learning rates of the updates.
         """
         self.weights.begin(rates)
-        if self.input_messages is not None:
-            self.input_messages.begin(messages(ReceiveActivations, self.index))
-        if self.gradient_messages is not None:
-            self.gradient_messages.begin(messages(ReceiveGradients, self.index))
+        if self.input_receiver is not None:
+            self.input_receiver.begin(messages(ReceiveActivations, self.index))
+        if self.gradient_receiver is not None:
+            self.gradient_receiver.begin(messages(ReceiveGradients, self.index))
 
     def finish(self) -> None:
         """Wait for all sends."""
-        for sender in (self.outputs_to_send, self.gradients_to_send):
+        for sender in (self.output_sender, self.gradient_sender):
             if sender is not None:
                 sender.finish()
 
     @property
     def bytes(self) -> ChunkBytes:
         """Memory in addition to weights, gradients and optimizer state."""
-        messages = (self.input_messages, self.gradient_messages, self.outputs_to_send, self.gradients_to_send)
+        channels = (self.input_receiver, self.gradient_receiver, self.output_sender, self.gradient_sender)
         workspaces = {id(workspace): workspace for workspace in (self.workspace, self.training_workspace)}.values()
         activations = sum(workspace.activation_bytes for workspace in workspaces)
         transient = sum(workspace.nbytes for workspace in workspaces) - activations
         concatenated = 0 if self.concatenated is None else self.concatenated.nbytes
-        buffers = transient + concatenated + sum(message.nbytes for message in messages if message is not None)
+        buffers = transient + concatenated + sum(channel.nbytes for channel in channels if channel is not None)
         return ChunkBytes(self.weights.nbytes, activations, buffers)
 
 
-def make_chunk(
+def make_runtime(
     schedules: tuple[Schedule, Schedule],
     grid: ProcessGrid,
     index: int,
-    stage: ModelChunk,
+    chunk: ModelChunk,
     optimizer: Optimizer,
     state: OptimizerState,
     *,
     batch_size: int,
     synchronous: bool,
 ) -> ChunkRuntime:
-    """Make a chunk and allocate its memory.
+    """Allocate the memory and the channels of a chunk.
 
     Parameters
     ----------
@@ -153,49 +153,49 @@ def make_chunk(
     plan = program.memory
     # Minibatches are split into microbatches, and these over the batch ranks, both by the block partition.
     capacity = ceil(ceil(batch_size / schedule.microbatches) / grid.batch)
-    dtype = stage.weights.dtype
+    dtype = chunk.weights.dtype
     predicts = any(ahead > 0 for _, ahead in program.reads.values())
     order = schedule.orders[pipeline_rank]
     joins = any(isinstance(item, WeightGradient) and item.microbatch == ALL_MICROBATCHES for item in order)
     concatenated_capacity = capacity * schedule.microbatches
     own_position = StagePosition(pipeline_rank, grid.batch_rank, grid.model_rank)
     depths = MessageDepths(*map(max, *(message_depths(item, pipeline_rank, index) for item in schedules)))
-    first, last = stage.shards[0].layer, stage.shards[-1].layer
+    first, last = chunk.shards[0].layer, chunk.shards[-1].layer
 
     def receiver(tag: int, neighbor: int, features: int, depth: int) -> Receiver:
         routes = partial(pieces_received, grid.stages, own_position, neighbor)
-        return Receiver(grid, stage.kernels, Channel(tag, routes, features, capacity, depth + EXTRA_BUFFERS), dtype)
+        return Receiver(grid, chunk.kernels, Channel(tag, routes, features, capacity, depth + EXTRA_BUFFERS), dtype)
 
     def sender(tag: int, neighbor: int, features: int, depth: int) -> Sender:
         routes = partial(pieces_sent, grid.stages, own_position, neighbor)
         channel = Channel(tag, routes, features, capacity, depth + EXTRA_BUFFERS)
-        return Sender(grid, stage.kernels, channel, dtype, synchronous=synchronous)
+        return Sender(grid, chunk.kernels, channel, dtype, synchronous=synchronous)
 
-    input_messages = gradient_messages = outputs_to_send = gradients_to_send = None
+    input_receiver = gradient_receiver = output_sender = gradient_sender = None
     if not role.loads_input:
         before, chunk_before = schedule.before(pipeline_rank, index)
-        input_messages = receiver(_tag(index, 0), before, first.inputs, depths.inputs)
-        gradients_to_send = sender(_tag(chunk_before, 1), before, first.inputs, depths.gradients_to_send)
+        input_receiver = receiver(_tag(index, 0), before, first.inputs, depths.input_receiver)
+        gradient_sender = sender(_tag(chunk_before, 1), before, first.inputs, depths.gradient_sender)
     if not role.loads_target:
         after, chunk_after = schedule.after(pipeline_rank, index)
-        gradient_messages = receiver(_tag(index, 1), after, last.outputs, depths.gradients)
-        outputs_to_send = sender(_tag(chunk_after, 0), after, last.outputs, depths.outputs_to_send)
+        gradient_receiver = receiver(_tag(index, 1), after, last.outputs, depths.gradient_receiver)
+        output_sender = sender(_tag(chunk_after, 0), after, last.outputs, depths.output_sender)
     buffers = MicrobatchBuffers(plan.inputs[index], plan.activations[index], program.splits_backward)
-    workspace = stage.workspace(capacity, role, buffers)
+    workspace = chunk.workspace(capacity, role, buffers)
     return ChunkRuntime(
         index,
-        stage,
+        chunk,
         workspace,
-        stage.training_workspace(capacity, role) or workspace,
-        WeightStore(stage, optimizer, state, plan.peak_weight_versions, predicts=predicts),
-        ConcatenatedMicrobatches(stage.shards, concatenated_capacity, dtype, role.loads_input, stage.kernels)
+        chunk.training_workspace(capacity, role) or workspace,
+        WeightStore(chunk, optimizer, state, plan.peak_weight_versions, predicts=predicts),
+        ConcatenatedMicrobatches(chunk.shards, concatenated_capacity, dtype, role.loads_input, chunk.kernels)
         if joins
         else None,
-        stage.kernels.zeros((1,), dtype),
-        input_messages,
-        gradient_messages,
-        outputs_to_send,
-        gradients_to_send,
+        chunk.kernels.zeros((1,), dtype),
+        input_receiver,
+        gradient_receiver,
+        output_sender,
+        gradient_sender,
     )
 
 

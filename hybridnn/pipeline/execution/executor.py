@@ -91,16 +91,16 @@ class Executor:
         Program of this rank's stage, from a linted schedule.
     grid : ProcessGrid
         With as many pipeline ranks as the schedule has stages.
-    chunks : sequence of ChunkRuntime
-        This rank's chunks, with enough memory for the schedule.
+    runtimes : sequence of ChunkRuntime
+        Of this rank's chunks, with enough memory for the schedule.
     loss : callable, optional
         See `Loss`; for training.
     """
 
     def __init__(
-        self, program: StageProgram, grid: ProcessGrid, chunks: Sequence[ChunkRuntime], loss: Loss | None = None
+        self, program: StageProgram, grid: ProcessGrid, runtimes: Sequence[ChunkRuntime], loss: Loss | None = None
     ) -> None:
-        self._program, self._grid, self._chunks, self._loss = program, grid, chunks, loss
+        self._program, self._grid, self._runtimes, self._loss = program, grid, runtimes, loss
         self._microbatches = program.schedule.microbatches
         self._operations: dict[tuple[int, int], Operation] = {}
         self._steps: dict[int, tuple[list[Operation], list[Operation]]] = {}
@@ -172,12 +172,12 @@ class Executor:
         self._take_outputs = None
 
     def _begin(self, minibatches: Sequence[Minibatch]) -> None:
-        for chunk in self._chunks:
-            chunk.begin(partial(self._messages, minibatches), [minibatch.rate for minibatch in minibatches])
+        for runtime in self._runtimes:
+            runtime.begin(partial(self._messages, minibatches), [minibatch.rate for minibatch in minibatches])
 
     def _finish(self) -> None:
-        for chunk in self._chunks:
-            chunk.finish()
+        for runtime in self._runtimes:
+            runtime.finish()
 
     def _messages(self, minibatches: Sequence[Minibatch], kind: type[Instruction], chunk: int) -> Iterator[Message]:
         """Messages of a kind that a chunk receives, in order."""
@@ -207,9 +207,9 @@ class Executor:
     def _compile(self, position: int, size: int) -> Operation | None:
         """The operation of an instruction for minibatches of a size; None if there is nothing to do."""
         instruction = self._program.order[position]
-        return self._compilers[type(instruction)](position, size, instruction, self._chunks[instruction.chunk])
+        return self._compilers[type(instruction)](position, size, instruction, self._runtimes[instruction.chunk])
 
-    def _load_input(self, position: int, size: int, instruction: Instruction, chunk: ChunkRuntime) -> Operation:
+    def _load_input(self, position: int, size: int, instruction: Instruction, runtime: ChunkRuntime) -> Operation:
         start, stop = self._bounds(size, instruction)
         arrays = self._arrays(position, size)
         x, y = arrays.samples, arrays.targets if self._is_with_target(position) else None
@@ -224,7 +224,9 @@ class Executor:
         instruction, *following = self._program.order[position : position + 2]
         return following == [LoadTarget(instruction.minibatch, instruction.microbatch, instruction.chunk)]
 
-    def _load_target(self, position: int, size: int, instruction: Instruction, chunk: ChunkRuntime) -> Operation | None:
+    def _load_target(
+        self, position: int, size: int, instruction: Instruction, runtime: ChunkRuntime
+    ) -> Operation | None:
         if position and isinstance(self._program.order[position - 1], LoadInput) and self._is_with_target(position - 1):
             return None
         start, stop = self._bounds(size, instruction)
@@ -235,19 +237,19 @@ class Executor:
 
         return load
 
-    def _receive(self, position: int, size: int, instruction: Instruction, chunk: ChunkRuntime) -> None:
+    def _receive(self, position: int, size: int, instruction: Instruction, runtime: ChunkRuntime) -> None:
         """No operation: the receive is started ahead, and completed by the pass that uses the message."""
 
-    def _forward(self, position: int, size: int, instruction: Instruction, chunk: ChunkRuntime) -> Operation:
-        arrays, compute = self._arrays(position, size), self._compute_outputs(position, size, instruction, chunk)
-        receiver, sender, trains = chunk.input_messages, chunk.outputs_to_send, self._program.trains
+    def _forward(self, position: int, size: int, instruction: Instruction, runtime: ChunkRuntime) -> Operation:
+        arrays, compute = self._arrays(position, size), self._compute_outputs(position, size, instruction, runtime)
+        receiver, sender, trains = runtime.input_receiver, runtime.output_sender, self._program.trains
         samples = self._samples(size, instruction)
         if receiver is None and sender is None and trains:
             return compute
 
         def forward(minibatch: Minibatch) -> None:
             if receiver is not None:
-                receiver.take(arrays.input)
+                receiver.receive(arrays.input)
             compute(minibatch)
             if sender is not None:
                 sender.pack(arrays.outputs, samples)
@@ -257,9 +259,9 @@ class Executor:
 
         return forward
 
-    def _compute_outputs(self, position: int, size: int, instruction: Instruction, chunk: ChunkRuntime) -> Operation:
-        arrays, weights = self._arrays(position, size), self._weights(position, chunk)
-        forward, end_compute, name = chunk.stage.forward, self._grid.recorder.end_compute, instruction.name
+    def _compute_outputs(self, position: int, size: int, instruction: Instruction, runtime: ChunkRuntime) -> Operation:
+        arrays, weights = self._arrays(position, size), self._weights(position, runtime)
+        forward, end_compute, name = runtime.chunk.forward, self._grid.recorder.end_compute, instruction.name
 
         def compute(minibatch: Minibatch) -> None:
             start = perf_counter()
@@ -268,50 +270,52 @@ class Executor:
 
         return compute
 
-    def _send_activations(self, position: int, size: int, instruction: Instruction, chunk: ChunkRuntime) -> Operation:
-        sender = chunk.outputs_to_send
+    def _send_activations(self, position: int, size: int, instruction: Instruction, runtime: ChunkRuntime) -> Operation:
+        sender = runtime.output_sender
         assert sender is not None
         return lambda minibatch: sender.send((instruction, minibatch.number))
 
-    def _send_gradients(self, position: int, size: int, instruction: Instruction, chunk: ChunkRuntime) -> Operation:
-        sender = chunk.gradients_to_send
+    def _send_gradients(self, position: int, size: int, instruction: Instruction, runtime: ChunkRuntime) -> Operation:
+        sender = runtime.gradient_sender
         assert sender is not None
         return lambda minibatch: sender.send((instruction, minibatch.number))
 
-    def _backward(self, position: int, size: int, instruction: Instruction, chunk: ChunkRuntime) -> Operation:
-        arrays, weights = self._arrays(position, size), self._weights(position, chunk)
+    def _backward(self, position: int, size: int, instruction: Instruction, runtime: ChunkRuntime) -> Operation:
+        arrays, weights = self._arrays(position, size), self._weights(position, runtime)
         accumulate, reduce = position in self._program.accumulating, self._reduces(position)
-        backward = chunk.stage.backward
+        backward = runtime.chunk.backward
         return self._backward_pass(
             position,
             size,
             instruction,
-            chunk,
+            runtime,
             lambda: backward(arrays, weights(), accumulate=accumulate, reduce=reduce),
         )
 
-    def _input_gradient(self, position: int, size: int, instruction: Instruction, chunk: ChunkRuntime) -> Operation:
-        arrays, weights = self._arrays(position, size), self._weights(position, chunk)
-        input_gradient, take = chunk.stage.input_gradient, None
-        if chunk.concatenated is not None:
+    def _input_gradient(self, position: int, size: int, instruction: Instruction, runtime: ChunkRuntime) -> Operation:
+        arrays, weights = self._arrays(position, size), self._weights(position, runtime)
+        input_gradient, copy_layer = runtime.chunk.input_gradient, None
+        if runtime.concatenated is not None:
             first, samples = self._columns(size, instruction)
-            take = partial(chunk.concatenated.take, first=first, samples=samples)
-        return self._backward_pass(position, size, instruction, chunk, lambda: input_gradient(arrays, weights(), take))
+            copy_layer = partial(runtime.concatenated.copy_layer, first=first, samples=samples)
+        return self._backward_pass(
+            position, size, instruction, runtime, lambda: input_gradient(arrays, weights(), copy_layer)
+        )
 
     def _backward_pass(
-        self, position: int, size: int, instruction: Instruction, chunk: ChunkRuntime, compute: Callable[[], None]
+        self, position: int, size: int, instruction: Instruction, runtime: ChunkRuntime, compute: Callable[[], None]
     ) -> Operation:
         """Operation of a backward pass: receive the output gradient or compute the loss; pack the input gradient."""
         arrays, samples = self._arrays(position, size), self._samples(size, instruction)
-        receiver, sender = chunk.gradient_messages, chunk.gradients_to_send
+        receiver, sender = runtime.gradient_receiver, runtime.gradient_sender
         end_compute, name = self._grid.recorder.end_compute, instruction.name
-        loss = self._loss_of(position, size, chunk, arrays)
+        loss = self._loss_of(position, size, runtime, arrays)
 
         def backward(minibatch: Minibatch) -> None:
             about = (instruction, minibatch.number)
             start = perf_counter()
             if receiver is not None:
-                receiver.take(arrays.output_gradient)
+                receiver.receive(arrays.output_gradient)
             else:
                 loss()
                 end_compute("loss", start, about)
@@ -324,26 +328,26 @@ class Executor:
 
         return backward
 
-    def _loss_of(self, position: int, size: int, chunk: ChunkRuntime, arrays: StageArrays) -> Callable[[], None]:
+    def _loss_of(self, position: int, size: int, runtime: ChunkRuntime, arrays: StageArrays) -> Callable[[], None]:
         """The function that computes the loss of a microbatch and adds it to that of earlier ones."""
-        stage, loss = chunk.stage, self._loss
-        if loss is None or chunk.gradient_messages is not None:
+        chunk, loss = runtime.chunk, self._loss
+        if loss is None or runtime.gradient_receiver is not None:
             return lambda: None
         if position in self._program.first_backward:
-            return partial(loss, arrays, size, stage.loss)
+            return partial(loss, arrays, size, chunk.loss)
 
         def add_loss() -> None:
-            loss(arrays, size, chunk.loss)
-            stage.kernels.add(stage.loss, chunk.loss, stage.loss)
+            loss(arrays, size, runtime.loss)
+            chunk.kernels.add(chunk.loss, runtime.loss, chunk.loss)
 
         return add_loss
 
-    def _weight_gradient(self, position: int, size: int, instruction: Instruction, chunk: ChunkRuntime) -> Operation:
+    def _weight_gradient(self, position: int, size: int, instruction: Instruction, runtime: ChunkRuntime) -> Operation:
         reduce, accumulate = self._reduces(position), position in self._program.accumulating
-        weight_gradient, end_compute = chunk.stage.weight_gradient, self._grid.recorder.end_compute
+        weight_gradient, end_compute = runtime.chunk.weight_gradient, self._grid.recorder.end_compute
         if instruction.microbatch == ALL_MICROBATCHES:
-            assert chunk.concatenated is not None
-            layers: Sequence[WeightGradientArrays] = chunk.concatenated.layers(self._columns(size, instruction)[1])
+            assert runtime.concatenated is not None
+            layers: Sequence[WeightGradientArrays] = runtime.concatenated.layers(self._columns(size, instruction)[1])
         else:
             layers = self._arrays(position, size).layers
 
@@ -358,17 +362,17 @@ class Executor:
         """Whether a pass completes gradients that are all-reduced over a batch group of several ranks."""
         return self._grid.batch > 1 and position in self._program.reducing
 
-    def _reduce(self, position: int, size: int, instruction: Instruction, chunk: ChunkRuntime) -> Operation:
-        stages = [chunk.stage for chunk in self._chunks]
+    def _reduce(self, position: int, size: int, instruction: Instruction, runtime: ChunkRuntime) -> Operation:
+        chunks = [runtime.chunk for runtime in self._runtimes]
 
         def finish_reduction(minibatch: Minibatch) -> None:
-            for stage in stages:
-                stage.finish_reduction()
+            for chunk in chunks:
+                chunk.finish_reduction()
 
         return finish_reduction
 
-    def _update(self, position: int, size: int, instruction: Instruction, chunk: ChunkRuntime) -> Operation:
-        updates = [partial(chunk.weights.update, kept=self._program.kept[position]) for chunk in self._chunks]
+    def _update(self, position: int, size: int, instruction: Instruction, runtime: ChunkRuntime) -> Operation:
+        updates = [partial(runtime.weights.update, kept=self._program.kept[position]) for runtime in self._runtimes]
         end_compute = self._grid.recorder.end_compute
 
         def update(minibatch: Minibatch) -> None:
@@ -379,7 +383,7 @@ class Executor:
 
         return update
 
-    def _barrier(self, position: int, size: int, instruction: Instruction, chunk: ChunkRuntime) -> Operation:
+    def _barrier(self, position: int, size: int, instruction: Instruction, runtime: ChunkRuntime) -> Operation:
         return lambda minibatch: self._grid.world.barrier()
 
     # -- sizes, arrays and weights -----------------------------------------------------------------------------------
@@ -405,21 +409,21 @@ class Executor:
     def _arrays(self, position: int, size: int) -> StageArrays:
         """Arrays of an instruction's microbatch, with the activations that the instruction computes or uses."""
         program, instruction = self._program, self._program.order[position]
-        chunk = self._chunks[instruction.chunk]
+        runtime = self._runtimes[instruction.chunk]
         is_pass = isinstance(instruction, (Forward, Recompute))
         computed_by = instruction if is_pass else program.last_pass(instruction)
-        return (chunk.training_workspace if program.trains else chunk.workspace).arrays(
+        return (runtime.training_workspace if program.trains else runtime.workspace).arrays(
             self._own_samples(self._samples(size, instruction)),
             program.memory.input_slots[instruction.minibatch, instruction.microbatch, instruction.chunk],
             program.memory.activation_slots[computed_by],
         )
 
-    def _weights(self, position: int, chunk: ChunkRuntime) -> Callable[[], Any]:
+    def _weights(self, position: int, runtime: ChunkRuntime) -> Callable[[], Any]:
         """Function that returns the parameters for a pass; it returns None for the current ones."""
         age, ahead = self._program.reads[position]
         if age == ahead == 0:
             return _current
-        return partial(chunk.weights.read, age, ahead)
+        return partial(runtime.weights.read, age, ahead)
 
 
 def _no_operation(minibatch: Minibatch) -> None:
@@ -427,4 +431,4 @@ def _no_operation(minibatch: Minibatch) -> None:
 
 
 def _current() -> None:
-    """Stands for the stage's current weights."""
+    """Stands for the chunk's current weights."""

@@ -86,7 +86,7 @@ class Receiver(_Buffers):
         for _ in range(len(self._ring)):
             self._begin_next()
 
-    def take(self, out: Array) -> None:
+    def receive(self, out: Array) -> None:
         """Wait for the next message and copy it to `out`, shape (features, columns of this rank)."""
         buffer, pieces = self._in_flight.popleft()
         for piece, request in pieces:

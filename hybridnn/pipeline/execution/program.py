@@ -35,10 +35,10 @@ Kinds = Kind | tuple[Kind, ...]
 class MessageDepths(NamedTuple):
     """Largest number of messages in flight per channel of a chunk: received and not used, or computed and not sent."""
 
-    inputs: int
-    gradients: int
-    outputs_to_send: int
-    gradients_to_send: int
+    input_receiver: int
+    gradient_receiver: int
+    output_sender: int
+    gradient_sender: int
 
 
 @dataclass(frozen=True)
@@ -217,8 +217,8 @@ def message_depths(schedule: Schedule, stage: int, chunk: int) -> MessageDepths:
 
     backward = (Backward, InputGradient)
     return MessageDepths(
-        inputs=peak_in_flight(ReceiveActivations, Forward),
-        gradients=peak_in_flight(ReceiveGradients, backward),
-        outputs_to_send=peak_in_flight(Forward, SendActivations),
-        gradients_to_send=peak_in_flight(backward, SendGradients),
+        input_receiver=peak_in_flight(ReceiveActivations, Forward),
+        gradient_receiver=peak_in_flight(ReceiveGradients, backward),
+        output_sender=peak_in_flight(Forward, SendActivations),
+        gradient_sender=peak_in_flight(backward, SendGradients),
     )

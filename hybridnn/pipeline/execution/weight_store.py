@@ -1,4 +1,4 @@
-"""Weight versions of a stage: the current, stashed and predicted weights.
+"""Weight versions of a chunk: the current, stashed and predicted weights.
 
 If a later pass still reads the current version, the update writes the next version to another buffer, so that a stash
 costs no copy; the buffer is free again after its last reader. Including the current weights, a stage holds as many
@@ -24,11 +24,11 @@ Views = list[LayerParameters]
 
 
 class WeightStore:
-    """Weight versions that the passes of a stage read.
+    """Weight versions that the passes of a chunk read.
 
     Parameters
     ----------
-    stage : ModelChunk
+    chunk : ModelChunk
         Holds the current weights.
     versions : int
         Largest number of versions at a time, including the current one.
@@ -37,16 +37,16 @@ class WeightStore:
     """
 
     def __init__(
-        self, stage: ModelChunk, optimizer: Optimizer, state: OptimizerState, versions: int, *, predicts: bool
+        self, chunk: ModelChunk, optimizer: Optimizer, state: OptimizerState, versions: int, *, predicts: bool
     ) -> None:
-        self._stage, self._optimizer, self._state = stage, optimizer, state
-        self._free = [self._with_views(stage.replica.new_array()) for _ in range(versions - 1)]
-        current = stage.weights
-        self._predicted = self._with_views(stage.kernels.empty(current.shape, current.dtype)) if predicts else None
+        self._chunk, self._optimizer, self._state = chunk, optimizer, state
+        self._free = [self._with_views(chunk.replica.new_array()) for _ in range(versions - 1)]
+        current = chunk.weights
+        self._predicted = self._with_views(chunk.kernels.empty(current.shape, current.dtype)) if predicts else None
         self._older: dict[int, tuple[Array, Views]] = {}  # by age, in updates
         self._rates: Sequence[float] = ()
         self._updates = 0
-        self.nbytes = (versions - 1) * stage.replica.bytes_per_rank(current.nbytes) + predicts * current.nbytes
+        self.nbytes = (versions - 1) * chunk.replica.bytes_per_rank(current.nbytes) + predicts * current.nbytes
 
     def begin(self, rates: Sequence[float]) -> None:
         """Start a run of a schedule: drop all stashed versions.
@@ -65,9 +65,9 @@ class WeightStore:
         if self._predicted is not None and ahead:
             out, views = self._predicted
             rate = self._rates[self._updates]
-            self._optimizer.predict(self._stage.weights, self._state, rate, ahead, out)
+            self._optimizer.predict(self._chunk.weights, self._state, rate, ahead, out)
             return views
-        return self._stage.parameters if age == 0 else self._older[age][1]
+        return self._chunk.parameters if age == 0 else self._older[age][1]
 
     def update(self, rate: float, kept: Collection[int] = ()) -> None:
         """Update the current weights.
@@ -79,18 +79,18 @@ class WeightStore:
         kept : collection of int
             Ages, after the update, of the older versions that are read later; 1 is the version before the update.
         """
-        stage = self._stage
+        chunk = self._chunk
         if kept or self._older:
             self._free += [version for age, version in self._older.items() if age + 1 not in kept]
             self._older = {age + 1: version for age, version in self._older.items() if age + 1 in kept}
         if 1 in kept:
-            self._older[1] = stage.weights, stage.parameters
+            self._older[1] = chunk.weights, chunk.parameters
             flat, views = self._free.pop()
-            stage.replica.update(self._optimizer, stage.weights, self._state, rate, out=flat)
-            stage.weights, stage.parameters = flat, views
+            chunk.replica.update(self._optimizer, chunk.weights, self._state, rate, out=flat)
+            chunk.weights, chunk.parameters = flat, views
         else:
-            stage.replica.update(self._optimizer, stage.weights, self._state, rate)
+            chunk.replica.update(self._optimizer, chunk.weights, self._state, rate)
         self._updates += 1
 
     def _with_views(self, flat: Array) -> tuple[Array, Views]:
-        return flat, self._stage.layout.views(flat)
+        return flat, self._chunk.layout.views(flat)

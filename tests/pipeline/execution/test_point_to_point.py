@@ -50,7 +50,7 @@ def exchange(grid: ProcessGrid, in_depth: int, out_depth: int, synchronous: bool
     for _, samples in messages:
         part = block_slice(samples, grid.batch, grid.batch_rank)
         taken.append(np.full((FEATURES, part.stop - part.start), np.nan))
-        receiver.take(taken[-1])
+        receiver.receive(taken[-1])
     for number, (_, samples) in enumerate(messages):  # after the last: nothing was written over later
         expected = content(number, samples)[:, block_slice(samples, grid.batch, grid.batch_rank)]
         np.testing.assert_array_equal(taken[number], expected)
