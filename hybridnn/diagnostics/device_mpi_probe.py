@@ -32,15 +32,7 @@ TAG = 1
 def find_problem(
     comm: Any, device: Device, to_device: Callable[[NDArray[Any]], Array], to_host: Callable[[Array], NDArray[Any]]
 ) -> str:
-    """Send messages from every rank to the next through `DeviceMpi`; returns an error message, empty without one.
-
-    Parameters
-    ----------
-    comm : MPI.Intracomm
-    device : Device
-    to_device, to_host : callable
-        As `Kernels.to_device` and `Kernels.to_host`.
-    """
+    """Send messages from every rank to the next through `DeviceMpi`; returns an error message, empty without one."""
     transport = DeviceMpi(comm, MESSAGE_LIMIT, device)
     rank, size = comm.Get_rank(), comm.Get_size()
     following, previous = (rank + 1) % size, (rank - 1) % size

@@ -20,44 +20,24 @@ RunChild = Callable[..., ChildResult]
 
 ON_GPUS = {1: " on one GPU", 2: " with a GPU each"}
 
-GRACE_SECONDS = 10
-"""Difference between the time limits of the launcher and of the program."""
-
-BY_SIGNAL = re.compile(r"signal:? (\d+)")
-"""How launchers report a crash."""
+GRACE_SECONDS = 10  # difference between the time limits of the launcher and of the program
+BY_SIGNAL = re.compile(r"signal:? (\d+)")  # how launchers report a crash
 
 
 @dataclass(frozen=True)
 class DeviceMpiTrial:
-    """Result of a trial.
+    """Result of a trial."""
 
-    Attributes
-    ----------
-    problem : str
-        Why MPI cannot send arrays of a GPU; empty if it can.
-    endpoints : str
-        Sender and receiver of the messages, such as ``between two processes on one GPU``.
-    """
-
-    problem: str
-    endpoints: str
+    problem: str  # why MPI cannot send arrays of a GPU; empty if it can
+    endpoints: str  # sender and receiver of the messages, such as ``between two processes on one GPU``
 
 
 def try_device_mpi(
     environment: Mapping[str, str], seconds: float, bus_ids: Sequence[str] = (), run: RunChild = run_child
 ) -> DeviceMpiTrial:
-    """Start two processes on this node that send arrays of their GPUs to each other.
+    """Start two processes on this node that send arrays of their GPUs to each other, with a time limit.
 
-    Parameters
-    ----------
-    environment : mapping
-        Of this process.
-    seconds : float
-        Time limit of a trial.
-    bus_ids : sequence of str
-        PCI bus IDs of the GPUs of the node's first two ranks; by default the first GPUs of CUDA.
-    run : callable
-        As `run_child`.
+    `bus_ids` are the PCI bus IDs of the GPUs of the node's first two ranks; by default the first GPUs of CUDA.
     """
     program = [
         sys.executable,

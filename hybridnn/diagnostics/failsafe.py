@@ -20,32 +20,15 @@ from typing import Any, NoReturn
 
 from hybridnn.comm.mpi import is_in_process
 
-FORWARDING_SECONDS = 0.5
-"""Time for the launcher to forward the last output of a rank."""
-
-TURN_SECONDS = 0.1
-"""Delay between ranks that end the job."""
-
-exit_now = os._exit
-"""Python's own ``os._exit``, without a message."""
-
-NOTICE_TAG = 32767
-"""Tag of the message of a rank that prints an error; the largest tag that every library has."""
-
-LEFT_TAG = 32766
-"""Tag of the message of a rank that exits before it has met the others."""
-
-LEFT_BYTES = 400
-"""Size of that message, which contains how the rank exits."""
-
-ERROR_SECONDS = 30.0
-"""Time for a rank with an error to end the job."""
-
-SPINS = 200
-"""Tests of a request without sleeping."""
-
-LAST_RESORT_SECONDS = 5.0
-"""Time for the job to end; then this process ends by itself."""
+FORWARDING_SECONDS = 0.5  # time for the launcher to forward the last output of a rank
+TURN_SECONDS = 0.1  # delay between ranks that end the job
+exit_now = os._exit  # Python's own ``os._exit``, without a message
+NOTICE_TAG = 32767  # tag of the message of a rank that prints an error; the largest tag that every library has
+LEFT_TAG = 32766  # tag of the message of a rank that exits before it has met the others
+LEFT_BYTES = 400  # size of that message, which contains how the rank exits
+ERROR_SECONDS = 30.0  # time for a rank with an error to end the job
+SPINS = 200  # tests of a request without sleeping
+LAST_RESORT_SECONDS = 5.0  # time for the job to end; then this process ends by itself
 
 
 def running_world() -> Any:
@@ -280,15 +263,7 @@ class _AnnouncedExit:
 class RecordedExit:
     """``sys.exit`` that records its exit code and the line of the call.
 
-    Parameters
-    ----------
-    exit_interpreter : callable
-        Python's own ``sys.exit``.
-
-    Attributes
-    ----------
-    call : str
-        The last call, as ``exit code 3, by sys.exit at script.py:12 in main``; empty before it.
+    The attribute `call` is, for example, ``exit code 3, by sys.exit at script.py:12 in main``; empty before a call.
     """
 
     def __init__(self, exit_interpreter: Callable[..., NoReturn]) -> None:

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 SWITCH = "OMPI_MCA_mpi_ft_enable"
 """Set for every rank by ``mpirun --with-ft ulfm``; without it the launcher ends a job that lost a rank."""
 
-START_SECONDS = 60
-"""Time for MPI to start on all ranks."""
+START_SECONDS = 60  # time for MPI to start on all ranks
 
 
 def start_mpi_with_timeout() -> None:
@@ -65,17 +64,9 @@ def exit_without_mpi(exit_code: int) -> NoReturn:
 
 
 class SurvivingRanks:
-    """The surviving ranks of a job.
+    """The surviving ranks of a job, which own `comm`.
 
-    Parameters
-    ----------
-    comm : MPI.Intracomm
-        Of these ranks; owned by this object.
-
-    Attributes
-    ----------
-    comm : MPI.Intracomm
-        For training: communicators that are split from it are revoked with it.
+    Communicators that are split from the attribute `comm` are revoked with it.
     """
 
     def __init__(self, comm: MPI.Intracomm) -> None:
@@ -126,10 +117,7 @@ class SurvivingRanks:
     def combine_flags(self, flags: int) -> int | None:
         """Bitwise OR of `flags` over the surviving ranks; collective, also on revoked communicators.
 
-        Returns
-        -------
-        int or None
-            None, on every rank, if another rank was lost meanwhile.
+        It is None, on every rank, if another rank was lost meanwhile.
         """
         self._own.Ack_failed()
         try:

@@ -21,8 +21,7 @@ from hybridnn.doctor.report import DoctorReport, Finding, failure, merge_reports
 from hybridnn.doctor.startup_watchdog import StartupWatchdog
 from hybridnn.utils.text import name_numbers
 
-START_SECONDS = 90.0
-"""Time for MPI to start: ranks wait for each other, and one may still be querying its GPUs."""
+START_SECONDS = 90.0  # time for MPI to start: ranks wait for each other, and one may still be querying its GPUs
 REPORT_LIMITS = 3
 """Time limits by which ranks may send their report late: one for a trial, two for the agreement before the next."""
 EXIT_LIMITS = 2 * REPORT_LIMITS + 1
@@ -38,16 +37,8 @@ def examine(
 ) -> int:
     """Carry out all checks and print their report; returns the exit code. Collective over the ranks that MPI connects.
 
-    Parameters
-    ----------
-    limit : float
-        Seconds for each check.
-    strict : bool
-        Whether warnings count as failures.
-    format_report : callable
-        Text of a report, which a child process prints if MPI ends this one while it starts.
-    print_report : callable
-        Called on one rank.
+    Each check has `limit` seconds. `strict` counts warnings as failures. A child process prints the text from
+    `format_report` if MPI ends this one while it starts; `print_report` is called on one rank.
     """
     environment = dict(os.environ)  # MPI adds to it
     launched, _ = launched_rank(environment)

@@ -18,55 +18,33 @@ from hybridnn.doctor.report import Finding, ok, warning
 from hybridnn.utils.text import counted, format_bytes, format_seconds, name_numbers
 
 CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
-CLOCK_TOLERANCE = 2.0
-"""Seconds by which the system clocks of ranks may differ."""
+CLOCK_TOLERANCE = 2.0  # seconds by which the system clocks of ranks may differ
 
 NOT_SET = ("", "0", "false")
 
 PING_PONG, PING_PONG_BETWEEN_NODES, ALL_REDUCE = "ping-pong", "ping-pong between nodes", "all-reduce"
-SIZES = (8, 64 << 10, 4 << 20)
-"""Bytes of messages and all-reduces: the first shows the latency, the last the bandwidth."""
+SIZES = (8, 64 << 10, 4 << 20)  # bytes of messages and all-reduces: the first shows the latency, the last the bandwidth
 
 SLOW_MESSAGE = {PING_PONG: 1e-4, PING_PONG_BETWEEN_NODES: 5e-4}
 """Seconds of a small message above which something is wrong; Python takes some 2 us of it."""
 SLOW_BANDWIDTH = {PING_PONG: 1e9, PING_PONG_BETWEEN_NODES: 1e8}
 """Bytes per second below which something is wrong: memory is ten times as fast, and so is a slow network."""
-SLOW_ALL_REDUCE = 2e-3
-"""Seconds of a small all-reduce above which something is wrong."""
+SLOW_ALL_REDUCE = 2e-3  # seconds of a small all-reduce above which something is wrong
 OVERSUBSCRIBED = "the ranks share cores, and wait for their turn: start fewer"
 
 
 @dataclass(frozen=True)
 class RankFacts:
-    """Node, cores, threads and clock of a rank.
+    """Node, cores, threads and clock of a rank."""
 
-    Attributes
-    ----------
-    node : int
-        The lowest rank on its node.
-    host : str
-    cores : tuple of int
-        Cores that it may run on.
-    machine_cores : int
-        All cores of its node.
-    cpu_limit : float or None
-        Processors that its container or allocation may use at a time; None without a limit.
-    threads : int
-        Threads of its BLAS.
-    threads_set_by : str
-        The environment variable that sets them, with its value; empty without one.
-    wall_clock : float
-        Seconds since 1970, read by all ranks at about the same time.
-    """
-
-    node: int
+    node: int  # the lowest rank on its node
     host: str
-    cores: tuple[int, ...]
-    machine_cores: int
-    cpu_limit: float | None
-    threads: int
-    threads_set_by: str
-    wall_clock: float
+    cores: tuple[int, ...]  # cores that it may run on
+    machine_cores: int  # all cores of its node
+    cpu_limit: float | None  # processors that its container or allocation may use at a time; None without a limit
+    threads: int  # threads of its BLAS
+    threads_set_by: str  # the environment variable that sets them, with its value; empty without one
+    wall_clock: float  # seconds since 1970, read by all ranks at about the same time
 
     @classmethod
     def from_json(cls, facts: Mapping[str, Any]) -> RankFacts:
@@ -111,23 +89,12 @@ def cpu_limit(environment: Mapping[str, str], quota: Path) -> float | None:
 
 @dataclass(frozen=True)
 class JobFacts:
-    """Facts of a job on rank 0.
+    """Facts of a job on rank 0."""
 
-    Attributes
-    ----------
-    ranks : mapping
-        Facts of every rank that reported, by rank; at least one.
-    environment : mapping
-        Environment variables of rank 0.
-    library : str
-        Name and version of the MPI library.
-    timings : mapping
-        Seconds of messages and all-reduces for each of `SIZES`, by the name of the trial.
-    """
-
-    ranks: Mapping[int, RankFacts]
-    environment: Mapping[str, str] = field(default_factory=dict)
-    library: str = ""
+    ranks: Mapping[int, RankFacts]  # facts of every rank that reported, by rank; at least one
+    environment: Mapping[str, str] = field(default_factory=dict)  # environment variables of rank 0
+    library: str = ""  # name and version of the MPI library
+    # seconds of messages and all-reduces for each of `SIZES`, by the name of the trial
     timings: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
     @property

@@ -31,8 +31,7 @@ Check = Callable[[], "Finding | None"]
 
 POLL_SECONDS = 1e-3
 REPORT_TAG = 7001
-ABORT_SECONDS = 5.0
-"""Time for MPI to end the job; then this process ends itself."""
+ABORT_SECONDS = 5.0  # time for MPI to end the job; then this process ends itself
 
 
 class TimeLimitError(Exception):
@@ -63,10 +62,7 @@ class Deadline:
 def wait_for(requests: Sequence[Any], deadline: Deadline, *, busy: bool = False) -> None:
     """Wait for MPI requests; if `busy`, by polling without sleep, for measurements.
 
-    Raises
-    ------
-    TimeLimitError
-        The buffers of the requests must then be kept as long as the process lives.
+    After a `TimeLimitError` the buffers of the requests must be kept as long as the process lives.
     """
     for request in requests:
         while not request.Test():

@@ -27,38 +27,20 @@ if TYPE_CHECKING:
 
 
 PING_TAG = 7002
-ROUNDS = 5
-"""Repetitions of which the fastest counts."""
+ROUNDS = 5  # repetitions of which the fastest counts
 ROUND_BYTES = 1 << 22
 MOST_REPEATS = 200
-AGREEMENT_LIMITS = 2
-"""Ranks begin an agreement at most about one time limit apart."""
+AGREEMENT_LIMITS = 2  # ranks begin an agreement at most about one time limit apart
 
 
 class MpiTrials:
-    """The trials of this rank, one after the other; none is begun after one that did not end in time.
-
-    Parameters
-    ----------
-    limit : float
-        Seconds for each trial.
-
-    Attributes
-    ----------
-    findings : list of Finding
-    facts : RankFacts or None
-        None where the ranks have no common communicator.
-    timings : dict
-        Seconds of messages and all-reduces for each of `SIZES`, by the name of the trial; on rank 0.
-    stuck : bool
-        Whether a call did not end, so that the state of MPI is unknown.
-    """
+    """The trials of this rank, one after the other, of `limit` seconds each; none begins after one that did not end."""
 
     def __init__(self, limit: float) -> None:
         self.findings: list[Finding] = []
-        self.facts: RankFacts | None = None
-        self.timings: dict[str, list[float]] = {}
-        self.stuck = False
+        self.facts: RankFacts | None = None  # None where the ranks have no common communicator
+        self.timings: dict[str, list[float]] = {}  # on rank 0: seconds for each of `SIZES`, by the name of the trial
+        self.stuck = False  # whether a call did not end, so that the state of MPI is unknown
         self._limit = limit
 
     def run(self, gather_facts: Callable[[int], RankFacts]) -> None:
@@ -186,11 +168,7 @@ def try_file(comm: MPI.Intracomm, path: Path, seconds: float) -> Finding:
 def time_ping_pong(comm: MPI.Intracomm, other: int, sizes: Sequence[int], seconds: float) -> list[float]:
     """Seconds of a message between rank 0 and the rank `other`, one way, by size; empty on other ranks.
 
-    Raises
-    ------
-    TimeLimitError
-    RuntimeError
-        If other values arrive than were sent.
+    Raises `RuntimeError` if other values arrive than were sent, and `TimeLimitError`.
     """
     rank = comm.Get_rank()
     if rank not in (0, other):
@@ -212,13 +190,9 @@ def time_ping_pong(comm: MPI.Intracomm, other: int, sizes: Sequence[int], second
 
 
 def time_all_reduce(comm: MPI.Intracomm, sizes: Sequence[int], seconds: float) -> list[float]:
-    """Seconds of an all-reduce over all ranks, by size, with its sums checked; collective.
+    """Seconds of an all-reduce over all ranks, by size; collective.
 
-    Raises
-    ------
-    TimeLimitError
-    RuntimeError
-        If a sum is wrong.
+    Raises `RuntimeError` if a sum is wrong, and `TimeLimitError`.
     """
     deadline = Deadline(seconds)
     size = comm.Get_size()

@@ -33,14 +33,12 @@ LEAST_MAJOR: Mapping[str, int] = {"numpy": 2, "scipy": 1, "mpi4py": 4, "pydantic
 
 LITTLE_DISK = 1 << 30
 LITTLE_SHARED_MEMORY = 256 << 20
-LITTLE_GPU_MEMORY = 0.1
-"""Fraction of a GPU's memory that is free below which another process holds it."""
+LITTLE_GPU_MEMORY = 0.1  # fraction of a GPU's memory that is free below which another process holds it
 
 COARSE_SECONDS = 1e-5
 CLOCK_READINGS = 2000
 SLEEP_SECONDS = 0.02
-EARLIEST_TIME = 1.7e9
-"""November 2023 in seconds since 1970: no clock of a running machine is right before."""
+EARLIEST_TIME = 1.7e9  # november 2023 in seconds since 1970: no clock of a running machine is right before
 
 CHILD_SECONDS = 30.0
 GPU_SECONDS = 2 * CHILD_SECONDS
@@ -218,22 +216,13 @@ def _cache_folder() -> Path:
 
 @dataclass(frozen=True)
 class GpuFacts:
-    """CuPy and the GPUs of a process.
+    """CuPy and the GPUs of a process."""
 
-    Attributes
-    ----------
-    installed, driver_present : bool
-        Whether the process has CuPy, and the system NVIDIA's driver.
-    problem : str
-        Why CuPy could not be queried; else empty.
-    found : mapping
-        Output of `hybridnn.doctor.gpu_devices`; empty without one.
-    """
-
+    # whether the process has CuPy, and the system NVIDIA's driver
     installed: bool
     driver_present: bool
-    problem: str
-    found: Mapping[str, Any]
+    problem: str  # why CuPy could not be queried; else empty
+    found: Mapping[str, Any]  # output of `hybridnn.doctor.gpu_devices`; empty without one
 
 
 def find_gpus(environment: Mapping[str, str], run: RunChild = run_child) -> GpuFacts:

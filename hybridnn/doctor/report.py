@@ -16,26 +16,13 @@ SAME_EVERYWHERE = ("python", "packages", "MPI library", "BLAS")
 
 @dataclass(frozen=True)
 class Finding:
-    """Result of a check: one line of the report.
+    """Result of a check: one line of the report."""
 
-    Attributes
-    ----------
-    name : str
-        Name of the check; set by `run_check`.
-    verdict : {"ok", "warning", "failure"}
-    what : str
-        What was found, in one line.
-    advice : str
-        What to do about it; may be empty.
-    ranks : tuple of int
-        Ranks with this finding; empty where all have it, and where it is about the whole job.
-    """
-
-    name: str
-    verdict: Verdict
-    what: str
-    advice: str = ""
-    ranks: tuple[int, ...] = ()
+    name: str  # name of the check; set by `run_check`
+    verdict: Verdict  # one of "ok", "warning", "failure"
+    what: str  # what was found, in one line
+    advice: str = ""  # what to do about it; may be empty
+    ranks: tuple[int, ...] = ()  # ranks with this finding; empty where all have it, and where it is about the whole job
 
 
 def ok(what: str, advice: str = "") -> Finding:
@@ -55,18 +42,10 @@ def failure(what: str, advice: str = "") -> Finding:
 
 @dataclass(frozen=True)
 class DoctorReport:
-    """Findings of a job.
+    """Findings of a job."""
 
-    Attributes
-    ----------
-    findings : tuple of Finding
-        In the order of the checks.
-    ranks : int
-        Number of ranks in MPI's COMM_WORLD.
-    """
-
-    findings: tuple[Finding, ...]
-    ranks: int
+    findings: tuple[Finding, ...]  # in the order of the checks
+    ranks: int  # number of ranks in MPI's COMM_WORLD
 
     @property
     def verdict(self) -> Verdict:
@@ -83,14 +62,9 @@ class DoctorReport:
 
 
 def merge_reports(reports: Sequence[Sequence[Finding] | None], job_findings: Iterable[Finding] = ()) -> DoctorReport:
-    """Merge equal findings of the ranks, in the order in which they were first found.
+    """Merge equal findings of the ranks, in the order in which they were first found; those of the whole job come last.
 
-    Parameters
-    ----------
-    reports : sequence
-        Findings of every rank; None for a rank without a report.
-    job_findings : iterable of Finding
-        Findings about the whole job, which come last.
+    `reports` has None for a rank without a report.
     """
     reporting = tuple(rank for rank, report in enumerate(reports) if report is not None)
     ranks_of: dict[str, dict[Finding, list[int]]] = {}

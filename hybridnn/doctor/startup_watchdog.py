@@ -15,16 +15,9 @@ from types import TracebackType
 
 
 class StartupWatchdog:
-    """Context in which a child process watches this one, and kills it after a time limit.
+    """Context in which a child process watches this one, and kills it after `seconds`.
 
-    Parameters
-    ----------
-    if_dead : str
-        Printed by the child if this process ends in the context.
-    if_stuck : str
-        Printed by the child before it kills this process.
-    seconds : float
-        Time limit.
+    The child prints `if_dead` if this process ends in the context, and `if_stuck` before it kills it.
     """
 
     def __init__(self, if_dead: str, if_stuck: str, seconds: float) -> None:

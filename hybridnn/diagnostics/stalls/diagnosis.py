@@ -21,8 +21,7 @@ Kind = Literal["mismatch", "left", "dead", "unresponsive", "unreachable", "outsi
 UNRESPONSIVE = "gave no sign: stopped, dead, swapped out, or not in training any more"
 DEAD = "gone: killed, or ended without a word"
 UNREACHABLE = "on other nodes, which share no folder with this one: this report covers this node alone"
-MOST_PROCESSES = 3
-"""Processes that are listed of many ranks at the same line."""
+MOST_PROCESSES = 3  # processes that are listed of many ranks at the same line
 
 HEADINGS = ("ranks", "waits for", "since", "finished last", "at")
 MISSING = "-"
@@ -34,38 +33,21 @@ LONGER_WORK = (
 
 @dataclass(frozen=True)
 class StallFinding:
-    """A cause of a stall, and its ranks.
+    """A cause of a stall, and its ranks."""
 
-    Attributes
-    ----------
-    kind : {"mismatch", "left", "dead", "unresponsive", "unreachable", "outside", "deadlock", "hang"}
-        Different collectives under one number; a rank that left; an ended process; no answer; on another node; not in
-        a communication call; ranks that wait for one another; all ranks entered a call that does not end.
-    ranks : tuple of int
-        The ranks that did not arrive, or called something else.
-    text : str
-        The finding as a sentence.
-    """
-
+    # different collectives under one number; a rank that left; an ended process; no answer; on another node; not in a
+    # communication call; ranks that wait for one another; all ranks entered a call that does not end
     kind: Kind
-    ranks: tuple[int, ...]
-    text: str
+    ranks: tuple[int, ...]  # the ranks that did not arrive, or called something else
+    text: str  # the finding as a sentence
 
 
 @dataclass(frozen=True)
 class StallRecord:
-    """States of a stalled job.
+    """States of a stalled job."""
 
-    Attributes
-    ----------
-    states : mapping
-        By rank; without ranks that did not answer.
-    job : JobState or None
-        None where no rank has ended the job.
-    """
-
-    states: Mapping[int, RankState]
-    job: JobState | None
+    states: Mapping[int, RankState]  # by rank; without ranks that did not answer
+    job: JobState | None  # None where no rank has ended the job
 
     @property
     def size(self) -> int:
@@ -88,25 +70,10 @@ def diagnose(
     dead: Sequence[int] = (),
     unreachable: Sequence[int] = (),
 ) -> tuple[StallFinding, ...]:
-    """Causes of a stall.
+    """Causes of a stall, at least one; the most likely first.
 
-    Parameters
-    ----------
-    states : mapping
-        By rank; without ranks that did not answer.
-    size : int
-        Number of ranks of the job.
-    processes : sequence of str
-        Host and process of every rank; may be empty.
-    dead : sequence of int
-        Ranks without a state whose processes no longer exist.
-    unreachable : sequence of int
-        Ranks whose states cannot be read on this node.
-
-    Returns
-    -------
-    tuple of StallFinding
-        At least one; the most likely cause first.
+    The states are those of the ranks that answered, `processes` the host and process of every rank, if known. Of ranks
+    without a state, `dead` lists those whose processes no longer exist, and `unreachable` those on other nodes.
     """
     diagnosis = _Diagnosis(states, processes)
     missing = [rank for rank in range(size) if rank not in states]
@@ -140,17 +107,7 @@ def _mismatches(states: Mapping[int, RankState]) -> Iterator[StallFinding]:
 
 
 def collective_mismatch(axis: str, members: Sequence[int], number: int, signatures: Mapping[int, str]) -> StallFinding:
-    """Finding for members of a group that made different calls under the same number.
-
-    Parameters
-    ----------
-    axis : str
-    members : sequence of int
-    number : int
-        Of the collective in the group.
-    signatures : mapping
-        Of the call of each rank.
-    """
+    """Finding for members of a group that made different calls as collective `number` of the group."""
     where = f"collective {number} of group {axis} ({name_ranks(members)})"
     common = Counter(signatures.values()).most_common()
     # Without a majority it is unknown which call is right, so all ranks are named.
@@ -299,13 +256,8 @@ class _Diagnosis:
 def stall_report(record: StallRecord, folder: Path, write_error: str = "") -> str:
     """Report of a stall, several lines.
 
-    Parameters
-    ----------
-    record : StallRecord
-    folder : Path
-        Of the stall files.
-    write_error : str
-        Why the files could not be written; then ranks without a state are not reported as unresponsive.
+    `folder` is that of the stall files, `write_error` the reason why they could not be written; ranks without a state
+    are then not reported as unresponsive.
     """
     has_departed = record.job is not None and bool(record.job.departed)
     # A missing state means nothing where no rank could write one, or where the job ended before all had answered.
@@ -338,15 +290,7 @@ def _headline(job: JobState | None) -> str:
 
 
 def stall_table(states: Mapping[int, RankState], size: int) -> str:
-    """A table with one row for all ranks with the same call, last event and location.
-
-    Parameters
-    ----------
-    states : mapping
-        By rank.
-    size : int
-        Number of ranks of the job; those without a state have a row of their own.
-    """
+    """A table with one row for all ranks with the same call, last event and location, and one for missing ranks."""
     ranks_of: defaultdict[tuple[str, str, str], list[int]] = defaultdict(list)
     for rank, state in states.items():
         last = str(state.finished[-1]) if state.finished else MISSING

@@ -43,14 +43,9 @@ State = TypeVar("State", RankState, JobState)
 
 
 class StallFiles:
-    """Stall files of a running job.
+    """Stall files of a running job, in the subfolder ``stall`` of a folder that all ranks share.
 
-    Parameters
-    ----------
-    folder : Path
-        The run folder, the same for all ranks. ``stall`` in it is created when something is written.
-    temporary : bool
-        Whether `folder` itself is removed with the last file.
+    The subfolder is created when something is written. A `temporary` folder is removed with the last file.
     """
 
     def __init__(self, folder: Path, *, temporary: bool = False) -> None:
@@ -133,17 +128,10 @@ class SharedFolder:
 
 
 def create_shared_folder(world: MPI.Intracomm, node: MPI.Intracomm) -> SharedFolder:
-    """Create a folder that as many ranks as possible share; collective.
+    """Create a folder that as many ranks as possible share; collective over the grid's ranks, `world`.
 
     It is one for all ranks in the temporary directory or in the current one, else one for each node, else one for this
     rank alone.
-
-    Parameters
-    ----------
-    world : MPI.Intracomm
-        The ranks of the grid.
-    node : MPI.Intracomm
-        Those on this node.
     """
     candidates: list[tuple[MPI.Intracomm, Callable[[], str]]] = [
         (world, tempfile.gettempdir),
@@ -187,13 +175,7 @@ def _create(parent: Callable[[], str]) -> Path | None:
 
 
 def read_stall(folder: Path) -> StallRecord | None:
-    """Read the stall files of a run folder; None where there are none.
-
-    Raises
-    ------
-    DataError
-        If a file cannot be read or is not a valid state.
-    """
+    """Read the stall files of a run folder; None without any, `DataError` if one is not valid."""
     path = folder / FOLDER
     names = folder_names(path)
     job = _parse(path / JOB, JobState) if JOB in names else None

@@ -39,24 +39,12 @@ NOT_WAITING = tuple(str(PACKAGE / name) for name in ("diagnostics/stalls/", "com
 
 @dataclass(frozen=True)
 class Activity:
-    """Progress of a rank and the call it is in; two that are equal mean that nothing completed between them.
+    """Progress of a rank and the call it is in; two that are equal mean that nothing completed between them."""
 
-    Attributes
-    ----------
-    finished : int
-        Instructions and calls that ended, in all process grids of this process.
-    call : CallRecord or None
-        The call of this grid in which the rank waits.
-    unrecorded_call : str
-        The line of a call of MPI that no group records; else empty.
-    thread : int
-        The thread that communicates, or else trains.
-    """
-
-    finished: int
-    call: CallRecord | None
-    unrecorded_call: str
-    thread: int
+    finished: int  # instructions and calls that ended, in all process grids of this process
+    call: CallRecord | None  # the call of this grid in which the rank waits
+    unrecorded_call: str  # the line of a call of MPI that no group records; else empty
+    thread: int  # the thread that communicates, or else trains
 
     @property
     def is_waiting(self) -> bool:
@@ -65,15 +53,9 @@ class Activity:
 
 
 def current_activity(recorder: Recorder, thread: int, poll_seconds: float) -> Activity:
-    """Activity of the rank of a recorder.
+    """Activity of the rank of a recorder, which trains in `thread`.
 
-    Parameters
-    ----------
-    recorder : Recorder
-    thread : int
-        Where it trains; used unless another thread communicates.
-    poll_seconds : float
-        An operation counts as waited for if it was tested within this time.
+    An operation counts as waited for if it was tested within `poll_seconds`.
     """
     try:
         others = [other for other in Recorder.instances if other is not recorder]

@@ -25,27 +25,18 @@ if TYPE_CHECKING:
 
 HOST_BYTES = 56
 
-STATE_FIELD, START_FIELD, EXIT_FIELD = 0, 19, 49
-"""Fields of ``/proc/N/stat`` behind the name of the process."""
+STATE_FIELD, START_FIELD, EXIT_FIELD = 0, 19, 49  # fields of ``/proc/N/stat`` behind the name of the process
 
 UNKNOWN_END = "killed, or ended without a word"
 
 
 @dataclass(frozen=True)
 class Process:
-    """The process of a rank.
-
-    Attributes
-    ----------
-    host : str
-    number : int
-    start : int
-        Its start time, from `start_of`.
-    """
+    """The process of a rank."""
 
     host: str
     number: int
-    start: int
+    start: int  # its start time, from `start_of`
 
     @property
     def is_dead(self) -> bool:
@@ -105,15 +96,8 @@ def _status_of(process: int) -> list[str]:
 class ProcessWatchdog:
     """A thread that ends the job with exit code 1 when the process of another rank dies.
 
-    Parameters
-    ----------
-    rank : int
-        Of that process.
-    process : Process
-    has_left : callable
-        Whether that rank left the job as it should, so that the end of its process is no error.
-    advice : callable
-        Returns the advice that follows the error.
+    The end of the process is no error if that rank has left the job as it should (`has_left`). `advice` follows the
+    error message.
     """
 
     def __init__(self, rank: int, process: Process, has_left: Callable[[], bool], advice: Callable[[], str]) -> None:

@@ -9,8 +9,7 @@ GroupKey = tuple[str, str, int]
 """Identifies a group of the job: axis, members, and ordinal among groups with the same axis and members."""
 
 OUTSIDE = "nothing: outside of communication"
-PACKAGE = f"{Path(__file__).parents[2]}/"
-"""As in stack frames: links are not resolved."""
+PACKAGE = f"{Path(__file__).parents[2]}/"  # as in stack frames: links are not resolved
 
 COMMUNICATION_FILES = tuple(
     PACKAGE + name for name in ("comm/", "diagnostics/", "parallel/grid.py", "parallel/node_memory.py")
@@ -26,40 +25,20 @@ def code_location(file: str, line: int, function: str) -> str:
 
 @dataclass(frozen=True)
 class CallState:
-    """A communication call in progress.
-
-    Attributes
-    ----------
-    operation : str
-    axis, members, ordinal
-        Of its group, as for `GroupState`.
-    number : int
-        Number of the collective in its group, from 1; 0 for a message.
-    nbytes : int
-        Bytes of the full vector, or of the message.
-    dtype : str
-        Empty without an array.
-    peer : int or None
-        Root of a collective, or the other rank of a message.
-    detail : str
-        Reduction of an all-reduce, or tag of a message.
-    about : str
-        Purpose, such as an instruction of a schedule; empty if unknown.
-    seconds : float
-        Since it began.
-    """
+    """A communication call in progress."""
 
     operation: str
+    # of its group, as for `GroupState`
     axis: str
     members: str
     ordinal: int
-    number: int
-    nbytes: int
-    dtype: str
-    peer: int | None
-    detail: str
-    about: str
-    seconds: float
+    number: int  # number of the collective in its group, from 1; 0 for a message
+    nbytes: int  # bytes of the full vector, or of the message
+    dtype: str  # empty without an array
+    peer: int | None  # root of a collective, or the other rank of a message
+    detail: str  # reduction of an all-reduce, or tag of a message
+    about: str  # purpose, such as an instruction of a schedule; empty if unknown
+    seconds: float  # since it began
 
     @property
     def group(self) -> GroupKey:
@@ -85,26 +64,13 @@ class CallState:
 
 @dataclass(frozen=True)
 class GroupState:
-    """Progress of a rank in the collectives of one of its groups.
-
-    Attributes
-    ----------
-    axis : str
-    members : str
-        Ranks of the grid, as `format_ranks` writes them.
-    ordinal : int
-        Number of earlier groups with this axis and these members.
-    entered : int
-        Collectives begun.
-    recent : tuple of (int, str)
-        Numbers and signatures of the last collectives.
-    """
+    """Progress of a rank in the collectives of one of its groups."""
 
     axis: str
-    members: str
-    ordinal: int
-    entered: int
-    recent: tuple[tuple[int, str], ...]
+    members: str  # ranks of the grid, as `format_ranks` writes them
+    ordinal: int  # number of earlier groups with this axis and these members
+    entered: int  # collectives begun
+    recent: tuple[tuple[int, str], ...]  # numbers and signatures of the last collectives
 
     @property
     def key(self) -> GroupKey:
@@ -144,67 +110,30 @@ class Frame:
 
 @dataclass(frozen=True)
 class RankState:
-    """State of a rank.
+    """State of a rank."""
 
-    Attributes
-    ----------
-    rank, size : int
-        Its number in the grid, and the number of ranks.
-    host : str
-    process : int
-    time : str
-        When this was written, by the rank's own clock.
-    heartbeat : int
-        How often it has been written; a rank whose heartbeat stays the same has stopped.
-    idle_seconds : float
-        Since the rank completed anything.
-    stalled : bool
-        Whether that is longer than the limit of the job.
-    busy_with : str
-        Work that the rank announced by ``trainer.busy``; else empty.
-    call : CallState or None
-        The call in which the rank waits; None outside of communication.
-    call_site : Frame or None
-        The innermost line outside of communication code.
-    user_line : Frame or None
-        The innermost line of a file that is not of hybridnn, Python or an installed package.
-    stack : tuple of Frame
-        The innermost lines, the innermost last.
-    groups : tuple of GroupState
-    finished : tuple of FinishedEvent
-        The last events, oldest first.
-    unrecorded_call : str
-        The line of a call of MPI that no group records, such as a new communicator; else empty.
-    departed : str
-        Ranks that have left or died and that this rank waits for, as text.
-    departure : str
-        How the rank left the job; empty while it has not.
-    exited : bool
-        Whether it left because its interpreter ended.
-    can_print : bool
-        Whether one of its standard streams is open.
-    """
-
+    # its number in the grid, and the number of ranks
     rank: int
     size: int
     host: str
     process: int
-    time: str
-    heartbeat: int = 0
-    idle_seconds: float = 0.0
-    stalled: bool = False
-    busy_with: str = ""
-    call: CallState | None = None
-    call_site: Frame | None = None
+    time: str  # when this was written, by the rank's own clock
+    heartbeat: int = 0  # how often it has been written; a rank whose heartbeat stays the same has stopped
+    idle_seconds: float = 0.0  # since the rank completed anything
+    stalled: bool = False  # whether that is longer than the limit of the job
+    busy_with: str = ""  # work that the rank announced by ``trainer.busy``; else empty
+    call: CallState | None = None  # the call in which the rank waits; None outside of communication
+    call_site: Frame | None = None  # the innermost line outside of communication code
+    # the innermost line of a file that is not of hybridnn, Python or an installed package
     user_line: Frame | None = None
-    stack: tuple[Frame, ...] = ()
+    stack: tuple[Frame, ...] = ()  # the innermost lines, the innermost last
     groups: tuple[GroupState, ...] = ()
-    finished: tuple[FinishedEvent, ...] = ()
-    unrecorded_call: str = ""
-    departed: str = ""
-    departure: str = ""
-    exited: bool = False
-    can_print: bool = True
+    finished: tuple[FinishedEvent, ...] = ()  # the last events, oldest first
+    unrecorded_call: str = ""  # the line of a call of MPI that no group records, such as a new communicator; else empty
+    departed: str = ""  # ranks that have left or died and that this rank waits for, as text
+    departure: str = ""  # how the rank left the job; empty while it has not
+    exited: bool = False  # whether it left because its interpreter ended
+    can_print: bool = True  # whether one of its standard streams is open
 
     @property
     def is_waiting(self) -> bool:
@@ -231,29 +160,13 @@ class RankState:
 
 @dataclass(frozen=True)
 class JobState:
-    """Facts about a job from the rank that ended it: the content of ``stall/job.json``. Ranks are given as text.
-
-    Attributes
-    ----------
-    size : int
-    limit : float
-        Seconds after which a job without progress ends.
-    processes : tuple of str
-        Host and process of every rank; may be empty.
-    unresponsive : str
-        Ranks that did not answer.
-    departed : str
-        Ranks that had left or died, and that others waited for; if there are any, `limit` was not reached.
-    dead : str
-        Ranks whose processes no longer existed.
-    unreachable : str
-        Ranks on nodes that share no folder with this one.
-    """
+    """Facts about a job from the rank that ended it: the content of ``stall/job.json``. Ranks are given as text."""
 
     size: int
-    limit: float
-    processes: tuple[str, ...]
-    unresponsive: str
+    limit: float  # seconds after which a job without progress ends
+    processes: tuple[str, ...]  # host and process of every rank; may be empty
+    unresponsive: str  # ranks that did not answer
+    # ranks that had left or died, and that others waited for; if there are any, `limit` was not reached
     departed: str = ""
-    dead: str = ""
-    unreachable: str = ""
+    dead: str = ""  # ranks whose processes no longer existed
+    unreachable: str = ""  # ranks on nodes that share no folder with this one

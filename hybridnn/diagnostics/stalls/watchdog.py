@@ -39,34 +39,17 @@ if TYPE_CHECKING:
 MIN_ANSWER_SECONDS = 2.0
 """Time for a rank to answer an alarm: its thread must be scheduled, and a file system must show its file."""
 
-MIN_WAIT_SECONDS = 2.0
-"""Time in a call after which a rank checks whether the ranks that it waits for have left."""
-
-DEPARTURE_ANSWER_SECONDS = 5.0
-"""Time for the states of the other ranks where the job cannot go on."""
-
-MAX_INTERVAL = 1.0
-"""Seconds between two checks, at most."""
-
-BUSY_FACTOR = 10
-"""Announced work may take so many times the limit."""
+MIN_WAIT_SECONDS = 2.0  # time in a call after which a rank checks whether the ranks that it waits for have left
+DEPARTURE_ANSWER_SECONDS = 5.0  # time for the states of the other ranks where the job cannot go on
+MAX_INTERVAL = 1.0  # seconds between two checks, at most
+BUSY_FACTOR = 10  # announced work may take so many times the limit
 
 
 class StallWatchdog:
     """Watches this rank of a process grid, and ends a stalled job with exit code 1.
 
     One thread per grid, which runs while something trains on it. It makes no call of MPI before it ends the job.
-
-    Parameters
-    ----------
-    recorder : Recorder
-        Of this rank.
-    shared : SharedFolder
-        Folder of the stall files.
-    rank, size : int
-        This rank's number in the grid, and the number of ranks.
-    processes : sequence of Process
-        Of every rank, from `processes_of`.
+    `rank` is that in the grid; `processes` are those of all ranks, from `processes_of`.
     """
 
     def __init__(
@@ -113,20 +96,13 @@ class StallWatchdog:
         return cls(recorder, shared, world.Get_rank(), world.Get_size(), processes_of(world))
 
     def start(self, owner: object, seconds: float) -> Callable[[], None]:
-        """Watch the calling thread while `owner` exists.
+        """Watch the calling thread while `owner`, which trains and is referenced weakly, exists.
 
-        Parameters
-        ----------
-        owner : object
-            What trains; referenced weakly. With several owners the longest limit counts.
-        seconds : float
-            Time in which no rank completes anything while one waits, after which the job ends; 0 for no limit. Time in
-            which the process is suspended does not count.
+        The job ends after `seconds` in which a rank waits and no rank completes anything; 0 for no limit. Time in which
+        the process is suspended does not count. With several owners the longest limit counts.
 
-        Returns
-        -------
-        callable
-            Stops it for this owner, and with the last owner removes all files. Every rank calls it.
+        The returned function, which every rank calls, stops the watch for this owner and with the last owner removes
+        all files.
         """
         if not self._write_departure.alive:
             self._write_departure = finalize(self._recorder, self._departure.write)
@@ -181,12 +157,7 @@ class StallWatchdog:
     def use_folder(self, folder: Path, advice: Callable[[], str]) -> None:
         """Write to the folder of a run from now on, and watch the processes of the node.
 
-        Parameters
-        ----------
-        folder : Path
-            The same for all ranks. Stall files of an earlier run are removed.
-        advice : callable
-            Returns the advice at the end of the report.
+        Stall files of an earlier run are removed. `advice` returns the advice at the end of a report.
         """
         self._departure.files.clear()
         files = StallFiles(folder)
@@ -200,12 +171,7 @@ class StallWatchdog:
     def busy(self, what: str, at_most: float | None = None) -> Iterator[None]:
         """Announce long work that is no instruction, such as ``"writing a checkpoint"``: it is no stall.
 
-        Parameters
-        ----------
-        what : str
-            The work.
-        at_most : float, optional
-            Seconds after which it counts as a stall; by default ten times the limit.
+        After `at_most` seconds, by default ten times the limit, it counts as one.
         """
         before = self._announced
         seconds = self._limit * BUSY_FACTOR if at_most is None else at_most
@@ -370,26 +336,14 @@ class _Heartbeat:
 
 @dataclass
 class _DepartureNote:
-    """State that a rank writes when it leaves. It references nothing of the grid but the progress of its groups.
-
-    Attributes
-    ----------
-    files : StallFiles
-    rank, size : int
-    ranks : tuple of int
-        Ranks that share the files.
-    channels : sequence of CollectiveProgress
-        Of the grid's groups.
-    process : int
-        The process of the rank; processes forked from it write no note.
-    """
+    """State that a rank writes when it leaves. It references nothing of the grid but the progress of its groups."""
 
     files: StallFiles
     rank: int
     size: int
-    ranks: tuple[int, ...]
-    channels: Sequence[CollectiveProgress]
-    process: int = field(default_factory=os.getpid)
+    ranks: tuple[int, ...]  # ranks that share the files
+    channels: Sequence[CollectiveProgress]  # of the grid's groups
+    process: int = field(default_factory=os.getpid)  # the process of the rank; processes forked from it write no note
 
     def write(self) -> None:
         """Write the note; the last rank that leaves removes all files."""
