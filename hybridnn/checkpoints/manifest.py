@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from hybridnn.checkpoints.shards import array_name
 from hybridnn.errors import DataError, one_line
 from hybridnn.pipeline.schedules.methods import METHODS
 from hybridnn.utils.files import parse_json
@@ -40,12 +39,10 @@ class Progress(_Frozen):
         Updates done.
     epoch : int
         The current epoch, from 1; about to begin if `minibatches` is 0.
-    minibatches : int
-        Minibatches done in this epoch.
+    minibatches, samples : int
+        Done in this epoch.
     loss_sum : float
-        Sum of the losses of this epoch's samples so far, each before its update.
-    samples : int
-        Number of these samples.
+        Sum of the losses of these samples, each before its update.
     """
 
     step: Number = 0
@@ -105,18 +102,7 @@ class Origin(_Frozen):
 
 
 class ArrayEntry(_Frozen):
-    """One ``.npy`` file.
-
-    Attributes
-    ----------
-    shape : tuple of int
-    dtype : str
-        ``float32`` or ``float64``.
-    bytes : int
-        Of the file.
-    sha256 : str
-        Of the file, in hexadecimal digits.
-    """
+    """One ``.npy`` file; `bytes` and `sha256` are those of the whole file."""
 
     shape: Annotated[tuple[Positive, ...], Field(min_length=1, max_length=2)]
     dtype: Annotated[str, Field(pattern="^float(32|64)$")]
@@ -129,17 +115,12 @@ class Manifest(_Frozen):
 
     Attributes
     ----------
-    format_version : int
     hybridnn : str
         Version that wrote it.
-    progress : Progress
-    origin : Origin
     slots : tuple of str
         Names of the optimizer's arrays.
-    weight_versions : tuple of int
-        Updates of every layer; equal in a drained pipeline.
     arrays : dict
-        By file name.
+        By file name: the weight and the bias of every layer, and the slots of each.
     """
 
     format_version: int
@@ -147,18 +128,21 @@ class Manifest(_Frozen):
     progress: Progress
     origin: Origin
     slots: tuple[str, ...]
-    weight_versions: Annotated[tuple[Number, ...], Field(min_length=1)]
     arrays: dict[str, ArrayEntry]
 
     @model_validator(mode="after")
     def _complete(self) -> Manifest:
         """Refuse arrays other than those of the layers and the optimizer: array names become file names."""
-        missing = set(_files_of(len(self.weight_versions), self.slots))
-        for name in self.arrays:
-            if name not in missing:
-                raise ValueError(f"{name!r} is no array of {len(self.weight_versions)} layers")
-            missing.remove(name)
-        if missing:
+        layers = max(1, len(self.arrays) // (2 * (1 + len(self.slots))))
+        expected = {
+            f"{array_name(f'layers.{layer}.{kind}', slot)}.npy"
+            for layer in range(layers)
+            for kind in ("weight", "bias")
+            for slot in (None, *self.slots)
+        }
+        if foreign := self.arrays.keys() - expected:
+            raise ValueError(f"{min(foreign)!r} is no array of {layers} layers")
+        if missing := expected - self.arrays.keys():
             raise ValueError(f"the array {min(missing)} is missing")
         return self
 
@@ -167,12 +151,9 @@ class Manifest(_Frozen):
         return {name.removesuffix(".npy"): entry.shape for name, entry in self.arrays.items()}
 
 
-def _files_of(layers: int, slots: Sequence[str]) -> Iterator[str]:
-    """File names of the arrays of a checkpoint of `layers` layers."""
-    for layer in range(layers):
-        for kind in ("weight", "bias"):
-            for slot in (None, *slots):
-                yield f"{array_name(f'layers.{layer}.{kind}', slot)}.npy"
+def array_name(parameter: str, slot: str | None) -> str:
+    """Name of an array of a checkpoint: ``layers.0.weight``, or with an optimizer slot ``layers.0.weight.velocity``."""
+    return parameter if slot is None else f"{parameter}.{slot}"
 
 
 def parse_manifest(text: str, path: str) -> Manifest:

@@ -15,16 +15,13 @@ from numpy.typing import NDArray
 from hybridnn.checkpoints.folder import checkpoint_folders
 from hybridnn.checkpoints.manifest import MANIFEST, SUMS, ArrayEntry, Manifest, parse_manifest
 from hybridnn.checkpoints.shards import ArrayShard, assign_files, local_shards
-from hybridnn.comm.agreement import agree, broadcast_text
+from hybridnn.comm.agreement import agree, broadcast_text, gather_texts
 from hybridnn.comm.file_io import Rectangle, file_sha256, read_npy_header, read_rectangle
 from hybridnn.comm.group import Group
 from hybridnn.errors import DataError
 from hybridnn.nn.optimizers import OptimizerState
 from hybridnn.parallel.model_chunk import ModelChunk
 from hybridnn.utils.files import JSON_BYTES, FileError, open_regular, read_bytes, read_text
-
-VALID, MISSING, UNREADABLE, WRONG_SIZE, WRONG_HASH, WRONG_ARRAY = range(6)
-"""States of an array's file."""
 
 
 @dataclass(frozen=True)
@@ -45,38 +42,21 @@ class Checkpoint:
         endings = tuple(f".{slot}" for slot in self.manifest.slots)
         return {name: self._read_array(name) for name in self.manifest.shapes() if not name.endswith(endings)}
 
-    def read_into(
-        self, chunks: Sequence[ModelChunk], states: Sequence[OptimizerState], group: Group | None = None
-    ) -> None:
+    def read_into(self, chunks: Sequence[ModelChunk], states: Sequence[OptimizerState]) -> None:
         """Read the weights and the optimizer state of this rank, on any grid and split: only its rows and columns.
 
-        Parameters
-        ----------
-        states : sequence of OptimizerState
-            Of each of `chunks`; their numbers of updates are set, too.
-        group : Group, optional
-            The ranks that read, so that an error on one is raised on all.
+        The numbers of updates of `states`, those of each of `chunks`, are set too.
 
         Raises
         ------
         DataError
             If the checkpoint is of another network, optimizer or dtype, or cannot be read.
         """
-        if group is None:
-            self._read(chunks, states)
-        else:
-            agree(group, lambda: self._read(chunks, states))
-
-    def _read(self, chunks: Sequence[ModelChunk], states: Sequence[OptimizerState]) -> None:
         if (slots := tuple(states[0].slots)) != self.manifest.slots:
             has, needs = (", ".join(names) or "nothing" for names in (self.manifest.slots, slots))
             raise DataError(f"{self.path}: holds {has} of the optimizer, this one remembers {needs}")
-        versions = self.manifest.weight_versions
-        for chunk, state in zip(chunks, states, strict=True):
-            updates = {versions[shard.layer.index] for shard in chunk.shards if shard.layer.index < len(versions)}
-            if len(updates) != 1:
-                raise DataError(f"{self.path}: the layers of a stage have {sorted(updates)} updates, not one number")
-            state.updates = updates.pop()
+        for state in states:
+            state.updates = self.manifest.progress.step
         for shard in local_shards(chunks, states):
             self._read_shard(shard)
 
@@ -117,16 +97,15 @@ def newest_valid(
     Parameters
     ----------
     group : Group, optional
-        Ranks that share the reading: each verifies some of the files.
+        Each of its ranks verifies some of the files.
     objection : callable, optional
         Given a manifest, the reason why training cannot resume from it, the same on every rank; empty if it can.
 
     Returns
     -------
     Checkpoint or None
-        None if there is no valid one; the same on every rank.
     list of str
-        A line for each checkpoint that was skipped, which names what is damaged.
+        A line for each checkpoint that was skipped, which names what is damaged. Both are the same on every rank.
 
     Raises
     ------
@@ -161,26 +140,16 @@ def open_checkpoint(path: Path, group: Group | None = None) -> Checkpoint | str:
     manifest = _read_manifest(path, group)
     if isinstance(manifest, str):
         return manifest
-    names = list(manifest.arrays)
-    sizes = [manifest.arrays[name].bytes for name in names]
     ranks, rank = (1, 0) if group is None else (group.size, group.rank)
-    states = np.zeros((len(names), 2), np.int64)  # state and size of each file, set by one rank
-    for file, owner in enumerate(assign_files(sizes, ranks)):
-        if owner == rank:
-            states[file] = _state_of(path / names[file], manifest.arrays[names[file]])
-    if group is not None:
-        group.allreduce(states)
-    for name, size, (state, found_size) in zip(names, sizes, states.tolist(), strict=True):
-        if state != VALID:
-            problems = {
-                MISSING: "the file is missing",
-                UNREADABLE: "the file cannot be read",
-                WRONG_SIZE: f"has {found_size:,} bytes, {size:,} were written",
-                WRONG_HASH: "its bytes are not those that were written (SHA-256 differs)",
-                WRONG_ARRAY: "is not the array that the manifest describes",
-            }
-            return f"{path / name}: {problems[state]}"
-    return Checkpoint(path, manifest)
+    owners = assign_files([entry.bytes for entry in manifest.arrays.values()], ranks)
+    damaged = ""
+    for (name, entry), owner in zip(manifest.arrays.items(), owners, strict=True):
+        if owner == rank and (problem := _problem_of(path / name, entry)):
+            damaged = f"{name}: {problem}"
+            break
+    problems = [damaged] if group is None else gather_texts(group, damaged)
+    first = next(filter(None, problems), "")
+    return str(path / first) if first else Checkpoint(path, manifest)
 
 
 def _read_manifest(path: Path, group: Group | None) -> Manifest | str:
@@ -217,22 +186,22 @@ def _manifest_text(path: Path) -> tuple[str, str]:
     return text, f"{path / MANIFEST}: its bytes are not those that were written (SHA-256 differs)"
 
 
-def _state_of(path: Path, entry: ArrayEntry) -> tuple[int, int]:
-    """State of a file, and its size."""
+def _problem_of(path: Path, entry: ArrayEntry) -> str:
+    """What is wrong with the file of an array; empty if nothing is."""
     try:
         size = path.stat().st_size
         if size != entry.bytes:
-            return WRONG_SIZE, size
+            return f"has {size:,} bytes, {entry.bytes:,} were written"
         if file_sha256(path).hex() != entry.sha256:
-            return WRONG_HASH, size
+            return "its bytes are not those that were written (SHA-256 differs)"
         _data_offset(path, entry)
     except FileNotFoundError:
-        return MISSING, 0
+        return "the file is missing"
     except OSError:
-        return UNREADABLE, 0
+        return "the file cannot be read"
     except ValueError:
-        return WRONG_ARRAY, size
-    return VALID, size
+        return "is not the array that the manifest describes"
+    return ""
 
 
 def _data_offset(path: Path, entry: ArrayEntry) -> int:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from hybridnn.checkpoints.manifest import array_name
 from hybridnn.comm.blocks import block_bounds
 from hybridnn.comm.file_io import Rectangle
 from hybridnn.kernels.backend import Array, Kernels
@@ -29,18 +30,9 @@ UNCUT_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class ArrayShard:
-    """The shard of an array that this rank holds.
+    """The shard of an array that this rank holds: `memory`, shape (rows, columns), is a view of the rank's buffer.
 
-    Attributes
-    ----------
-    name : str
-        Name of the array, from `array_name`.
-    region : Rectangle
-        Its rows and columns in the array; a bias is one column.
-    memory : array, shape (rows, columns)
-        A view of the rank's buffer, on the device that trains.
-    kernels : Kernels
-        Of that device.
+    A bias is one column.
     """
 
     name: str
@@ -63,11 +55,6 @@ class WriteAssignment:
 
     rows: tuple[slice, ...]
     hashes: bool
-
-
-def array_name(parameter: str, slot: str | None) -> str:
-    """Name of an array of a checkpoint: ``layers.0.weight``, or with an optimizer slot ``layers.0.weight.velocity``."""
-    return parameter if slot is None else f"{parameter}.{slot}"
 
 
 def array_shapes(model: MLP, slots: Sequence[str]) -> dict[str, tuple[int, ...]]:
@@ -117,20 +104,14 @@ def assign_writes(shards: Sequence[ArrayShard], grid: ProcessGrid) -> list[Write
 def divide_rows(
     heights: NDArray[np.int64], row_bytes: NDArray[np.int64], replicas: int, replica: int, uncut: int
 ) -> NDArray[np.int64]:
-    """First row, and the row after the last, of each array that one of several replicas writes.
+    """First row, and the row after the last, of each array that one of several replicas writes; shape (arrays, 2).
 
     Parameters
     ----------
     heights, row_bytes : ndarray of int, shape (arrays,)
         Rows of every array, and bytes of such a row.
-    replicas, replica : int
-        Number of replicas, and which one.
     uncut : int
         Arrays of up to so many bytes are not divided.
-
-    Returns
-    -------
-    ndarray of int, shape (arrays, 2)
     """
     sizes = heights * row_bytes
     starts = np.cumsum(sizes) - sizes

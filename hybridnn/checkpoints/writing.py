@@ -13,10 +13,14 @@ thread level the library provides. Between two phases the main thread starts and
 from __future__ import annotations
 
 import contextlib
+import errno
+import hashlib
 import os
 import shutil
 from collections.abc import Callable, Sequence
-from functools import partial
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import prod
 from pathlib import Path
 from threading import Thread
 from time import sleep
@@ -25,9 +29,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridnn.checkpoints.folder import clean, nearest_existing, prune
-from hybridnn.checkpoints.manifest import Origin, Progress
-from hybridnn.checkpoints.pending import ArrayFiles, PendingCheckpoint, SharedResults
+from hybridnn._version import __version__
+from hybridnn.checkpoints.folder import clean, nearest_existing, partial_folder, prune, publish, step_folder
+from hybridnn.checkpoints.manifest import FORMAT_VERSION, MANIFEST, SUMS, ArrayEntry, Manifest, Origin, Progress
 from hybridnn.checkpoints.shards import (
     ArrayShard,
     WriteAssignment,
@@ -38,11 +42,10 @@ from hybridnn.checkpoints.shards import (
 )
 from hybridnn.comm.agreement import agree
 from hybridnn.comm.blocks import block_sizes
-from hybridnn.comm.file_io import Rectangle
+from hybridnn.comm.file_io import Rectangle, file_sha256, npy_header, sync, write_file, write_rectangle
 from hybridnn.comm.group import Group
 from hybridnn.comm.request import Request
 from hybridnn.errors import EnvironmentProblem, HybridnnError
-from hybridnn.kernels.backend import Array
 from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import OptimizerState
 from hybridnn.parallel.grid import ProcessGrid
@@ -53,6 +56,8 @@ Job = Callable[[], None]
 
 POLL_SECONDS = 0.001
 """Interval of polling while a rank waits for the background work."""
+
+SHA256_BYTES = 32
 
 
 class CollectivePhases:
@@ -123,6 +128,129 @@ class CollectivePhases:
             self.error = self.error or error
 
 
+@dataclass(frozen=True)
+class ArrayFiles:
+    """The ``.npy`` files of a checkpoint: global shape of every array by its name, and the dtype of all."""
+
+    shapes: dict[str, tuple[int, ...]]
+    dtype: np.dtype[Any]
+
+    @cached_property
+    def headers(self) -> dict[str, bytes]:
+        """The ``.npy`` header of every file."""
+        return {name: npy_header(shape, self.dtype) for name, shape in self.shapes.items()}
+
+    @cached_property
+    def rows(self) -> dict[str, int]:
+        """Row of every file in the buffer of `PendingCheckpoint`."""
+        return {name: row for row, name in enumerate(self.shapes, 1)}
+
+    def nbytes(self, name: str) -> int:
+        """Bytes of a file."""
+        return len(self.headers[name]) + prod(self.shapes[name]) * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class PendingCheckpoint:
+    """A checkpoint that is being written to a temporary folder; one method per kind of work, some called by threads.
+
+    Attributes
+    ----------
+    folder : Path
+        Folder of all checkpoints.
+    slots : tuple of str
+        Names of the optimizer's arrays.
+    buffer : ndarray of uint8
+        The SHA-256 of all files, each set by some rank and zero on the others, combined by a max all-reduce. Its first
+        row is free for a failure flag.
+    to_write : list of (str, Rectangle, ndarray)
+        Array, region and elements that this rank writes.
+    to_hash : list of (str, ndarray)
+        Whole arrays that this rank hashes from memory.
+    """
+
+    folder: Path
+    files: ArrayFiles
+    progress: Progress
+    origin: Origin
+    slots: tuple[str, ...]
+    buffer: NDArray[np.uint8]
+    to_write: list[tuple[str, Rectangle, NDArray[Any]]] = field(default_factory=list)
+    to_hash: list[tuple[str, NDArray[Any]]] = field(default_factory=list)
+
+    @property
+    def partial(self) -> Path:
+        """Temporary folder."""
+        return partial_folder(self.folder, self.progress.step)
+
+    @property
+    def finished(self) -> Path:
+        """Folder of the finished checkpoint."""
+        return step_folder(self.folder, self.progress.step)
+
+    def require_space(self) -> None:
+        """Raise an error if the disk is too full already; it may still become full later."""
+        usage = shutil.disk_usage(nearest_existing(self.folder))
+        needed = sum(map(self.files.nbytes, self.files.shapes))
+        if usage.total and usage.free < needed:  # some file systems report a total of 0
+            raise OSError(
+                errno.ENOSPC, f"No space left on device: {needed:,} bytes are needed, {usage.free:,} are free"
+            )
+
+    def write(self) -> None:
+        """Write this rank's regions of the arrays."""
+        self.partial.mkdir(parents=True, exist_ok=True)
+        for name, region, elements in self.to_write:
+            write_rectangle(self._path(name), elements, region, self.files.headers[name])
+
+    def sync(self) -> None:
+        """Wait until the files that this rank wrote are on disk."""
+        for name, _, _ in self.to_write:
+            sync(self._path(name))
+
+    def hash_arrays(self) -> None:
+        """Hash the whole arrays in memory."""
+        for name, elements in self.to_hash:
+            digest = hashlib.sha256(self.files.headers[name])
+            digest.update(np.ascontiguousarray(elements).data)
+            self._set_sha256(name, digest.digest())
+
+    def hash_files(self, names: Sequence[str]) -> None:
+        """Read again and hash files that several ranks have written."""
+        for name in names:
+            self._set_sha256(name, file_sha256(self._path(name)))
+
+    def publish(self) -> None:
+        """Check the sizes, write the manifest and rename the folder; on one rank, when all hashes are combined."""
+        arrays = {}
+        for name, shape in self.files.shapes.items():
+            path, size = self._path(name), self.files.nbytes(name)
+            if (found := path.stat().st_size) != size:
+                raise OSError(errno.EIO, f"{path.name} has {found:,} bytes, {size:,} were written")
+            sha256 = self.buffer[self.files.rows[name]].tobytes().hex()
+            arrays[path.name] = ArrayEntry(shape=shape, dtype=self.files.dtype.name, bytes=size, sha256=sha256)
+        manifest = Manifest(
+            format_version=FORMAT_VERSION,
+            hybridnn=__version__,
+            progress=self.progress,
+            origin=self.origin,
+            slots=self.slots,
+            arrays=arrays,
+        )
+        text = (manifest.model_dump_json(indent=2) + "\n").encode()
+        hashes = {name: entry.sha256 for name, entry in arrays.items()}
+        hashes[MANIFEST] = hashlib.sha256(text).hexdigest()
+        write_file(self.partial / MANIFEST, text)
+        write_file(self.partial / SUMS, "".join(f"{sha}  {name}\n" for name, sha in hashes.items()).encode())
+        publish(self.partial, self.finished)
+
+    def _path(self, name: str) -> Path:
+        return self.partial / f"{name}.npy"
+
+    def _set_sha256(self, name: str, digest: bytes) -> None:
+        self.buffer[self.files.rows[name]] = np.frombuffer(digest, np.uint8)
+
+
 class CheckpointWriter:
     """Writes checkpoints of one training into one folder; made by all ranks of a grid.
 
@@ -133,10 +261,8 @@ class CheckpointWriter:
     ----------
     folder : Path
         Created with the first checkpoint. Unfinished checkpoints in it are removed: no other job may write here.
-    chunks : sequence of ModelChunk
-        This rank's chunks.
-    states : sequence of OptimizerState
-        Of each of `chunks`.
+    chunks, states
+        This rank's chunks, and the optimizer state of each.
     origin : Origin
         The same on every rank.
     keep : int
@@ -163,7 +289,7 @@ class CheckpointWriter:
         self._folder, self._origin, self._keep = folder, origin, keep
         self._chunks, self._states = chunks, states
         self._group = grid.world.split(0, "checkpoint")
-        self._layers, self._slots = len(model.layers), tuple(states[0].slots)
+        self._slots = tuple(states[0].slots)
         self._files = ArrayFiles(array_shapes(model, self._slots), chunks[0].weights.dtype)
         shards = local_shards(chunks, states)
         self._assignments = assign_writes(shards, grid)
@@ -172,8 +298,7 @@ class CheckpointWriter:
         # Ranks of one node can read files of each other before fsync, those of other nodes perhaps not.
         self._syncs_late = grid.model > 1 and grid.nodes == 1
         self._buffers: dict[int, NDArray[Any]] = {}
-        self._pending: PendingCheckpoint | None = None
-        self._work: CollectivePhases | None = None
+        self._work: tuple[PendingCheckpoint, CollectivePhases] | None = None
         self._on_all_ranks(f"checkpoint folder {folder} cannot be written", self._prepare_folder)
 
     def write(self, progress: Progress) -> Path:
@@ -204,7 +329,7 @@ class CheckpointWriter:
 
     def is_done(self) -> bool:
         """Advance the background work without waiting; True if it is done or failed, or there is none."""
-        return self._work is None or self._work.advance()
+        return self._work is None or self._work[1].advance()
 
     def finish(self) -> Path:
         """Wait for the checkpoint that was begun and return its folder; collective.
@@ -216,24 +341,25 @@ class CheckpointWriter:
         RuntimeError
             If none was begun.
         """
-        if self._work is None or self._pending is None:
+        if self._work is None:
             raise RuntimeError("no checkpoint was begun")
-        while not self._work.advance():
+        pending, phases = self._work
+        while not phases.advance():
             sleep(POLL_SECONDS)
-        work, pending, self._work, self._pending = self._work, self._pending, None, None
-        if work.failed:
-            self._abandon(pending, work.error)
+        self._work = None
+        if phases.failed:
+            self._abandon(pending, phases.error)
         return pending.finished
 
     def join(self) -> None:
         """Wait for this rank's threads only; for use after the loss of a rank, when `finish` would not return."""
         if self._work is not None:
-            self._work.join()
+            self._work[1].join()
 
     def _begin(self, progress: Progress, *, copies: bool) -> None:
         if self._work is not None:
             raise RuntimeError("a checkpoint was begun and not finished")
-        self._pending = pending = self._snapshot(progress, copies)
+        pending = self._snapshot(progress, copies)
         is_first = self._group.rank == 0
 
         def write() -> None:
@@ -242,6 +368,9 @@ class CheckpointWriter:
             pending.write()
             if not self._syncs_late:
                 pending.sync()
+
+        def hash_files() -> None:
+            pending.hash_files(self._files_to_hash)
 
         def publish() -> None:
             pending.publish()
@@ -253,17 +382,15 @@ class CheckpointWriter:
 
         phases: list[list[Job]] = [
             [write, pending.hash_arrays],
-            [pending.sync, pending.hash_files] if self._syncs_late else [pending.hash_files],
+            [pending.sync, hash_files] if self._syncs_late else [hash_files],
             [publish] if is_first else [],
         ]
-        self._work = CollectivePhases(self._group, pending.results.buffer, phases)
+        self._work = pending, CollectivePhases(self._group, pending.buffer.reshape(-1), phases)
 
     def _snapshot(self, progress: Progress, copies: bool) -> PendingCheckpoint:
         """The current state as a pending checkpoint: with `copies`, or with views of host memory."""
-        results = SharedResults(self._layers, list(self._files.shapes))
-        pending = PendingCheckpoint(
-            self._folder, self._files, progress, self._origin, self._slots, results, self._files_to_hash
-        )
+        buffer = np.zeros((1 + len(self._files.shapes), SHA256_BYTES), np.uint8)
+        pending = PendingCheckpoint(self._folder, self._files, progress, self._origin, self._slots, buffer)
         shards = local_shards(self._chunks, self._states)
         for number, (shard, assignment) in enumerate(zip(shards, self._assignments, strict=True)):
             rows = assignment.rows[self._model_group.rank]
@@ -277,30 +404,43 @@ class CheckpointWriter:
         # File systems let one rank at a time write to a file: model ranks, which share files, start at different ones.
         first = len(pending.to_write) * self._model_group.rank // self._model_group.size
         pending.to_write[:] = pending.to_write[first:] + pending.to_write[:first]
-        for chunk, state in zip(self._chunks, self._states, strict=True):
-            for layer_shard in chunk.shards:
-                results.versions[layer_shard.layer.index] = state.updates
         return pending
 
     def _host_rows(self, number: int, shard: ArrayShard, assignment: WriteAssignment, copies: bool) -> NDArray[Any]:
         """The rows of array `number` that this rank writes, or all that it holds if it hashes them, in host memory."""
-        to_host = shard.kernels.to_host
         rows, (_, width) = assignment.rows[self._model_group.rank], shard.region.shape
         if shard.region.columns != slice(0, width):
             copy = self._buffer(number, (rows.stop - rows.start, width), shard.memory.dtype)
-            gather_whole_rows(self._model_group, shard.memory, assignment.rows, copy, to_host)
+            self._gather_whole_rows(shard, assignment.rows, copy)
             return copy
         first = shard.region.rows.start
         memory: NDArray[Any] = shard.memory
         if not assignment.hashes:
             memory = shard.memory[rows.start - first : rows.stop - first]
         if not shard.kernels.on_host:
-            return to_host(memory) if memory.size else np.empty(memory.shape, memory.dtype)
+            return shard.kernels.to_host(memory) if memory.size else np.empty(memory.shape, memory.dtype)
         if not copies:
             return memory
         copy = self._buffer(number, memory.shape, memory.dtype)
         copy[...] = memory
         return copy
+
+    def _gather_whole_rows(self, shard: ArrayShard, rows: Sequence[slice], out: NDArray[Any]) -> None:
+        """Gather whole rows of a column-split matrix in `out`, so that a rank writes one contiguous range of a file.
+
+        Collective over the model group; `rows` are those that each of its ranks receives.
+        """
+        group = self._model_group
+        widths = block_sizes(out.shape[1], group.size)
+        for rank, rank_rows in enumerate(rows):
+            piece = shard.kernels.to_host(shard.memory[rank_rows])
+            counts = [len(piece) * width for width in widths]
+            received = np.empty(out.size, out.dtype) if rank == group.rank else None
+            group.gather_rows(piece.reshape(-1), received, counts, root=rank)
+            if received is not None:
+                pieces = np.split(received, np.cumsum(counts)[:-1])
+                blocks = [piece.reshape(len(out), width) for piece, width in zip(pieces, widths, strict=True)]
+                np.concatenate(blocks, axis=1, out=out)
 
     def _buffer(self, number: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
         """Memory for copies, reused by later checkpoints: touching new memory takes longer than copying."""
@@ -316,7 +456,12 @@ class CheckpointWriter:
             shutil.rmtree(pending.partial, ignore_errors=True)
             with contextlib.suppress(OSError):  # it holds older checkpoints
                 self._folder.rmdir()
-        self._on_all_ranks(f"checkpoint {pending.finished} cannot be written", partial(_raise, error))
+
+        def raise_error() -> None:
+            if error is not None:
+                raise error
+
+        self._on_all_ranks(f"checkpoint {pending.finished} cannot be written", raise_error)
 
     def _prepare_folder(self) -> None:
         if self._group.rank == 0:
@@ -337,34 +482,3 @@ class CheckpointWriter:
             agree(self._group, explained)
         except HybridnnError as error:
             raise EnvironmentProblem(str(error)) from error.__cause__
-
-
-def gather_whole_rows(
-    group: Group, block: Array, rows: Sequence[slice], out: NDArray[Any], to_host: Callable[[Array], NDArray[Any]]
-) -> None:
-    """Gather whole rows of a column-split matrix, so that a rank writes one contiguous range of a file; collective.
-
-    Parameters
-    ----------
-    block : array, shape (all rows, this rank's columns)
-    rows : sequence of slice
-        Rows that each rank receives.
-    out : ndarray, shape (this rank's rows, all columns)
-    to_host : callable
-        As `Kernels.to_host`.
-    """
-    widths = block_sizes(out.shape[1], group.size)
-    for rank, rank_rows in enumerate(rows):
-        piece = to_host(block[rank_rows])
-        counts = [len(piece) * width for width in widths]
-        received = np.empty(out.size, out.dtype) if rank == group.rank else None
-        group.gather_rows(piece.reshape(-1), received, counts, root=rank)
-        if received is not None:
-            pieces = np.split(received, np.cumsum(counts)[:-1])
-            blocks = [piece.reshape(len(out), width) for piece, width in zip(pieces, widths, strict=True)]
-            np.concatenate(blocks, axis=1, out=out)
-
-
-def _raise(error: BaseException | None) -> None:
-    if error is not None:
-        raise error

@@ -111,7 +111,7 @@ def test_all_ranks_find_the_same_damage(comm: MPI.Intracomm, mpi_tmp_path: Path)
         assert message in problems[0]
         assert "layers.4.bias.npy" in problems[1]
         assert comm.allgather(problems) == [problems] * comm.size
-        checkpoint.read_into(local.stages, local.states, local.grid.world)
+        checkpoint.read_into(local.stages, local.states)
         local.check(shift=10, updates=10)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hybridnn.checkpoints.pending import PendingCheckpoint
+from hybridnn.checkpoints.writing import PendingCheckpoint
 from hybridnn.cli.train_view import TrainView
 from hybridnn.config.settings import with_stages
 from hybridnn.runs.folder import RunFolder

@@ -38,7 +38,6 @@ START = "nothing has begun"
 _RUN = "hybridnn.runs.run"
 _FOLDER = "hybridnn.runs.folder"
 _WRITING = "hybridnn.checkpoints.writing"
-_PENDING = "hybridnn.checkpoints.pending"
 _FILES = "hybridnn.checkpoints.folder"
 
 MOMENTS = {
@@ -51,10 +50,10 @@ MOMENTS = {
     "a line of the history": Moment("training", (f"{_FOLDER}:RunFolder.append",), 40, first_rank=True),
     "an evaluation": Moment("evaluation", ("hybridnn.training.engine:Engine.evaluate",), 4),
     "a checkpoint begins": Moment("checkpoint", (f"{_WRITING}:CheckpointWriter._begin",), 3),
-    "an array is written": Moment("checkpoint", (f"{_PENDING}:write_rectangle",), 9),
-    "the arrays are digested": Moment("checkpoint", (f"{_PENDING}:PendingCheckpoint.hash_arrays",), 3),
-    "the arrays go to disk": Moment("checkpoint", (f"{_PENDING}:PendingCheckpoint.sync",), 3),
-    "a manifest or its sums": Moment("checkpoint", (f"{_PENDING}:write_file",), 6, first_rank=True),
+    "an array is written": Moment("checkpoint", (f"{_WRITING}:write_rectangle",), 9),
+    "the arrays are digested": Moment("checkpoint", (f"{_WRITING}:PendingCheckpoint.hash_arrays",), 3),
+    "the arrays go to disk": Moment("checkpoint", (f"{_WRITING}:PendingCheckpoint.sync",), 3),
+    "a manifest or its sums": Moment("checkpoint", (f"{_WRITING}:write_file",), 6, first_rank=True),
     "before or after a checkpoint gets its name": Moment("checkpoint", (f"{_FILES}:sync",), 6, first_rank=True),
     "old checkpoints are looked for": Moment("checkpoint", (f"{_WRITING}:prune",), 3, first_rank=True),
     "an old checkpoint is removed": Moment("checkpoint", (f"{_FILES}:shutil.rmtree",), first_rank=True),

@@ -117,7 +117,6 @@ def write_checkpoint(folder: Path, step: int, arrays: Arrays) -> Path:
         "progress": {"step": step, "epoch": 1, "minibatches": step, "loss_sum": 0.0, "samples": 0},
         "origin": {**origin, **layout},
         "slots": [],
-        "weight_versions": [step] * max(1, len(arrays) // 2),  # a weight and a bias per layer
         "arrays": entries,
     }
     (path / "manifest.json").write_text(json.dumps(manifest))
