@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hybridnn.cli.options import Format, OutputFormat, Ranks
+from hybridnn.cli.options import Format, OutputFormat, Ranks, option
 from hybridnn.cli.output import MISSING, make_console, new_table, print_table, require_new_file, write_json
 from hybridnn.cli.start_ranks import start_ranks
 from hybridnn.errors import SettingError
@@ -24,19 +24,14 @@ if TYPE_CHECKING:
 
 
 def calibrate(
-    out: Annotated[Path, typer.Option("--out", help="The machine file to write.", metavar="FILE.toml")] = Path(
-        "machine.toml"
-    ),
-    seconds: Annotated[float, typer.Option(help="Approximate time of the measurement.", metavar="S")] = 120.0,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the sizes and shapes that are measured.", metavar="N")] = 0,
-    name: Annotated[
-        str | None, typer.Option(help="Name of the machine; by default that of the host.", metavar="NAME")
-    ] = None,
+    out: Annotated[Path, option("The machine file to write.", "FILE.toml")] = Path("machine.toml"),
+    seconds: Annotated[float, option("Approximate time of the measurement.", "S")] = 120.0,
+    seed: Annotated[int, option("Seed of the sizes and shapes that are measured.", "N", least=0)] = 0,
+    name: Annotated[str | None, option("Name of the machine; by default that of the host.", "NAME")] = None,
     memory: Annotated[
-        float | None,
-        typer.Option(help="Bytes each rank may use; by default its share of the free memory.", metavar="BYTES"),
+        float | None, option("Bytes each rank may use; by default its share of the free memory.", "BYTES")
     ] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw the samples and the fits.", metavar="FILE.png")] = None,
+    plot: Annotated[Path | None, option("Draw the samples and the fits.", "FILE.png")] = None,
     force: Annotated[
         bool,
         typer.Option(
@@ -105,14 +100,9 @@ def _check_options(out: Path, seconds: float, name: str | None, memory: float | 
         require_number("--memory", memory, 1, 2.0**63, "bytes, 1 or more")
     if name == "":
         raise SettingError("--name", name, "must not be empty")
-    _check_suffix("--out", out, ".toml")
-    if plot is not None:
-        _check_suffix("--plot", plot, ".png")
-
-
-def _check_suffix(option: str, path: Path, suffix: str) -> None:
-    if path.suffix.lower() != suffix:
-        raise SettingError(option, str(path), f"the name of the file must end in {suffix}")
+    for option_name, path, suffix in (("--out", out, ".toml"), ("--plot", plot, ".png")):
+        if path is not None and path.suffix.lower() != suffix:
+            raise SettingError(option_name, str(path), f"the name of the file must end in {suffix}")
 
 
 def _print_calibration(console: Console, found: Calibration, out: Path | None) -> None:
@@ -145,10 +135,11 @@ def _print_calibration(console: Console, found: Calibration, out: Path | None) -
 def _print_pace(console: Console, machine: Machine) -> None:
     """Print the excess of computing over its median: that of a rank alone, and until the last of several is done."""
     compute = max(machine.compute, key=lambda entry: (entry.dtype == "float32", entry.busy_ranks))
-    later = " and ".join(f"{compute.pace(ranks) - 1:.0%} until the last of {ranks}" for ranks in (2, 64))
-    alone = f"{compute.pace(1) - 1:.0%}"
+    alone, *later = (f"{compute.pace(ranks) - 1:.0%}" for ranks in (1, 2, 64))
     console.print(
-        f"\nnoise: computing takes {alone} longer than its median, and {later} ranks is through", soft_wrap=True
+        f"\nnoise: computing takes {alone} longer than its median, and {later[0]} until the last of 2 and "
+        f"{later[1]} until the last of 64 ranks is through",
+        soft_wrap=True,
     )
 
 
@@ -191,37 +182,28 @@ def _fit_table(fits: tuple[FittedOperation, ...]) -> Table:
     """One row for each segment; the first of an operation and group has the errors of all its segments."""
     from hybridnn.cost.calibration.fit import LARGE_BYTES
 
-    table = new_table(
-        ("operation", "ranks", "algorithm"),
-        ("up to\nbytes", "alpha\nus", "beta\nns/byte", "mean\nerror", "largest\nerror", "mean from\n64 KiB"),
-        show_edge=False,
-    )
+    rows = []
     for fit in fits:
         error, large = fit.held_out_error(), fit.held_out_error(LARGE_BYTES)
         errors = (error.mean if error else None, error.max if error else None, large.mean if large else None)
         ranks = f"{fit.cost.ranks}{' across nodes' if fit.cost.spans_nodes else ''}"
         names, percents = (fit.operation, ranks, fit.cost.algorithm), tuple(map(_percent, errors))
-        for cells in _segments(fit):
-            table.add_row(*names, *cells, *percents)
+        for segment in fit.cost.segments:
+            end = "" if segment.up_to_bytes is None else f"{segment.up_to_bytes:,.0f}"
+            alpha, beta = segment.alpha_seconds * fit.factor, segment.beta_seconds_per_byte * fit.factor
+            rows.append((*names, end, f"{1e6 * alpha:.2f}", f"{1e9 * beta:.4f}", *percents))
             names = percents = ("", "", "")
-    return table
-
-
-def _segments(fit: FittedOperation) -> Iterator[tuple[str, str, str]]:
-    for segment in fit.cost.segments:
-        end = "" if segment.up_to_bytes is None else f"{segment.up_to_bytes:,.0f}"
-        alpha, beta = segment.alpha_seconds * fit.factor, segment.beta_seconds_per_byte * fit.factor
-        yield end, f"{1e6 * alpha:.2f}", f"{1e9 * beta:.4f}"
+    titles = ("up to\nbytes", "alpha\nus", "beta\nns/byte", "mean\nerror", "largest\nerror", "mean from\n64 KiB")
+    return new_table(("operation", "ranks", "algorithm"), titles, rows, show_edge=False)
 
 
 def _compute_table(found: Calibration) -> Table:
-    table = new_table(
-        ("pass",), ("precision", "busy ranks", "held out", "mean\nerror", "largest\nerror"), show_edge=False
-    )
+    rows = []
     for error in found.compute_errors:
         errors = (_percent(error.mean), _percent(error.largest))
-        table.add_row(error.what, error.dtype, str(error.busy_ranks), str(error.samples), *errors)
-    return table
+        rows.append((error.what, error.dtype, str(error.busy_ranks), str(error.samples), *errors))
+    titles = ("precision", "busy ranks", "held out", "mean\nerror", "largest\nerror")
+    return new_table(("pass",), titles, rows, show_edge=False)
 
 
 def _percent(value: float | None) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hybridnn.cli.options import Format, OutputFormat, Ranks
+from hybridnn.cli.options import Format, OutputFormat, Ranks, option
 from hybridnn.cli.output import make_console
 from hybridnn.cli.start_ranks import start_ranks
 
@@ -25,7 +25,7 @@ VERDICT_WIDTH = len("warning")
 
 def doctor(
     strict: Annotated[bool, typer.Option("--strict", help="Count warnings as failures.")] = False,
-    limit: Annotated[float, typer.Option(help="Time for each check with other ranks.", metavar="SECONDS")] = 15.0,
+    limit: Annotated[float, option("Time for each check with other ranks.", "SECONDS")] = 15.0,
     output_format: OutputFormat = Format.text,
     ranks: Ranks = None,
 ) -> None:

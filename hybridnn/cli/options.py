@@ -1,12 +1,22 @@
-"""Arguments and options that several commands share."""
+"""Declarations of arguments and options; those that several commands share."""
 
 from __future__ import annotations
 
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+
+
+def option(text: str, metavar: str, *names: str, least: float | None = None) -> Any:
+    """Declare an option by its help and the name of its value; without `names`, that of its parameter is used."""
+    return typer.Option(*names, help=text, metavar=metavar, min=least)
+
+
+def count(text: str, *names: str) -> Any:
+    """Declare an option that is a whole number from 1."""
+    return option(text, "N", *names, least=1)
 
 
 class Format(str, Enum):
@@ -30,60 +40,44 @@ OutputPicture = Annotated[
     PictureFormat | None,
     typer.Option("--format", help="By default what the file's name says, or text. JSON counts from 0."),
 ]
-PictureFile = Annotated[Path | None, typer.Option("--out", help="A file for the result.", metavar="FILE")]
+PictureFile = Annotated[Path | None, option("A file for the result.", "FILE", "--out")]
 
 Config = Annotated[Path | None, typer.Argument(help="A settings file.", metavar="CONFIG.toml")]
 Overrides = Annotated[
-    list[str] | None,
-    typer.Option("--set", help="Change any setting; may be given many times.", metavar="SECTION.KEY=VALUE"),
+    list[str] | None, option("Change any setting; may be given many times.", "SECTION.KEY=VALUE", "--set")
 ]
 MachineFile = Annotated[
     str | None,
-    typer.Option(
+    option(
+        "A machine file, or the name of a machine that ships with hybridnn; without, $HYBRIDNN_MACHINE or machine.toml "
+        "in the working folder.",
+        "FILE",
         "--machine",
-        help="A machine file, or the name of a machine that ships with hybridnn; without, $HYBRIDNN_MACHINE or "
-        "machine.toml in the working folder.",
-        metavar="FILE",
     ),
 ]
 
-Ranks = Annotated[
-    int | None,
-    typer.Option(
-        "-n", min=1, help="Start this command on N ranks, with mpirun, or in a Slurm job with srun.", metavar="N"
-    ),
-]
+Ranks = Annotated[int | None, count("Start this command on N ranks, with mpirun, or in a Slurm job with srun.", "-n")]
 InProcess = Annotated[
     int | None,
-    typer.Option(
+    option(
+        "All ranks in this process, one at a time, without MPI: repeatable to the bit, for learning and debugging. "
+        "A deadlock ends with its reason.",
+        "N",
         "--in-process",
-        help="All ranks in this process, one at a time, without MPI: repeatable to the bit, for learning and "
-        "debugging. A deadlock ends with its reason.",
-        metavar="N",
     ),
 ]
 
 RunFolder = Annotated[Path, typer.Argument(help="A run folder.", metavar="RUN")]
 Checkpoint = Annotated[
     str | None,
-    typer.Option(
+    option(
+        "Take the weights of this checkpoint; without, those at the end of the run, else the newest checkpoint.",
+        "step-N",
         "--checkpoint",
-        help="Take the weights of this checkpoint; without, those at the end of the run, else the newest checkpoint.",
-        metavar="step-N",
     ),
 ]
 Best = Annotated[bool, typer.Option("--best", help="Take the weights of the epoch with the best test metric.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace an existing file.")]
-Stages = Annotated[
-    int | None,
-    typer.Option(
-        "--pipeline", min=1, help="Stages of a pipeline, whatever grid trained the run; without, 1.", metavar="N"
-    ),
-]
-BatchRanks = Annotated[
-    int | None,
-    typer.Option("--batch", min=1, help="Ranks that share the samples; without, all remaining ranks.", metavar="N"),
-]
-ModelRanks = Annotated[
-    int | None, typer.Option("--model", min=1, help="Ranks that every layer is split over; without, 1.", metavar="N")
-]
+Stages = Annotated[int | None, count("Stages of a pipeline, whatever grid trained the run; without, 1.", "--pipeline")]
+BatchRanks = Annotated[int | None, count("Ranks that share the samples; without, all remaining ranks.", "--batch")]
+ModelRanks = Annotated[int | None, count("Ranks that every layer is split over; without, 1.", "--model")]

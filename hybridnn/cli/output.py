@@ -73,7 +73,13 @@ def _width_of_parent() -> int | None:
 
 
 def new_table(
-    texts: Iterable[str], numbers: Iterable[str], *, footers: Sequence[str] = (), wraps: bool = False, **style: Any
+    texts: Iterable[str],
+    numbers: Iterable[str],
+    rows: Iterable[Sequence[str]] = (),
+    *,
+    footers: Sequence[str] = (),
+    wraps: bool = False,
+    **style: Any,
 ) -> Table:
     """Make a table with left-justified columns of text, then right-justified columns of numbers.
 
@@ -81,6 +87,8 @@ def new_table(
     ----------
     texts, numbers : iterable of str
         Titles of the columns.
+    rows : iterable of sequence of str
+        Cells.
     footers : sequence of str
         One per column, or none.
     wraps : bool
@@ -94,16 +102,17 @@ def new_table(
     columns = [Column(title) for title in texts] + [Column(title, justify="right") for title in numbers]
     for column, footer in zip(columns, footers or [""] * len(columns), strict=True):
         column.footer, column.vertical, column.no_wrap = footer, "bottom", not wraps
-    return Table(*columns, box=SIMPLE_HEAD, show_footer=bool(footers), **style)
+    table = Table(*columns, box=SIMPLE_HEAD, show_footer=bool(footers), **style)
+    for row in rows:
+        table.add_row(*row)
+    return table
 
 
 def new_grid(rows: Iterable[tuple[str, str]]) -> Table:
     """Make a table of names and values without a frame."""
-    from rich.table import Table
+    from rich.table import Column, Table
 
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="bold", no_wrap=True)
-    grid.add_column(overflow="fold")
+    grid = Table.grid(Column(style="bold", no_wrap=True), Column(overflow="fold"), padding=(0, 2))
     for row in rows:
         grid.add_row(*row)
     return grid
@@ -187,14 +196,8 @@ def write_result(
 ) -> None:
     """Write a result in one of the formats to a file, or print it.
 
-    Parameters
-    ----------
-    text : callable
-        Prints the result on a console.
-    facts : callable
-        Returns the value that becomes JSON.
-    draw : callable
-        Returns the drawing that becomes SVG or PNG.
+    `text` prints the result on a console, `facts` returns the value that becomes JSON, and `draw` the drawing that
+    becomes SVG or PNG.
     """
     if picture is PictureFormat.text:
         write_text(text, out)

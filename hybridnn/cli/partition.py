@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from hybridnn.cli.options import Config, Format, OutputFormat, Overrides
+from hybridnn.cli.options import Config, Format, OutputFormat, Overrides, count, option
 from hybridnn.cli.output import MISSING, make_console, new_table, require_place, write_json
 from hybridnn.cli.ranks import first_rank_alone
 from hybridnn.errors import DataError, SettingError
@@ -28,13 +27,8 @@ if TYPE_CHECKING:
 class LayerCosts:
     """Costs of the layers.
 
-    Attributes
-    ----------
-    profile : tuple of LayerProfile
-    sizes : tuple of int or None
-        Widths of the network; None where its settings are not given.
-    source : mapping
-        Parameters of the measurement, or the file that was read.
+    `sizes` are the widths of the network, None where its settings are not given. `source` has the parameters of the
+    measurement, or the file that was read.
     """
 
     profile: tuple[LayerProfile, ...]
@@ -42,28 +36,22 @@ class LayerCosts:
     source: Mapping[str, object]
 
 
-def _count(text: str) -> Any:
-    return typer.Option(min=1, help=text, metavar="N")
-
-
-def _file(text: str) -> Any:
-    return typer.Option(help=text, metavar="FILE")
-
-
 def partition(
     config: Config = None,
     overrides: Overrides = None,
-    stages: Annotated[int | None, _count("Stages of the pipeline; without, the fastest number for --ranks.")] = None,
-    ranks: Annotated[int | None, _count("Also choose the replicas of each stage for N ranks.")] = None,
-    profile: Annotated[Path | None, _file("Read the costs of the layers (JSON) instead of timing them.")] = None,
-    save_profile: Annotated[Path | None, _file("Write the costs of the layers (JSON).")] = None,
-    samples: Annotated[int | None, _count("Samples of a timed pass; without, training.batch_size.")] = None,
-    threads: Annotated[int | None, _count("BLAS threads of a timed pass; without, 1.")] = None,
+    stages: Annotated[int | None, count("Stages of the pipeline; without, the fastest number for --ranks.")] = None,
+    ranks: Annotated[int | None, count("Also choose the replicas of each stage for N ranks.")] = None,
+    profile: Annotated[
+        Path | None, option("Read the costs of the layers (JSON) instead of timing them.", "FILE")
+    ] = None,
+    save_profile: Annotated[Path | None, option("Write the costs of the layers (JSON).", "FILE")] = None,
+    samples: Annotated[int | None, count("Samples of a timed pass; without, training.batch_size.")] = None,
+    threads: Annotated[int | None, count("BLAS threads of a timed pass; without, 1.")] = None,
     alpha: Annotated[
-        float, typer.Option(min=0.0, help="Seconds per message; the default is typical inside a node.", metavar="S")
+        float, option("Seconds per message; the default is typical inside a node.", "S", least=0.0)
     ] = TYPICAL_LINK.alpha,
     beta: Annotated[
-        float, typer.Option(min=0.0, help="Seconds per byte; the default is typical inside a node.", metavar="S")
+        float, option("Seconds per byte; the default is typical inside a node.", "S", least=0.0)
     ] = TYPICAL_LINK.beta,
     output_format: OutputFormat = Format.text,
 ) -> None:
@@ -187,13 +175,13 @@ def _facts(costs: LayerCosts, link: LinkCost, plans: Mapping[str, PartitionPlan]
 
 
 def _layer_table(costs: LayerCosts) -> Table:
-    titles = ("layer", "widths", "forward\nms", "backward\nms", "output\nbytes", "parameter\nbytes")
-    table = new_table((), titles)
+    rows = []
     for index, layer in enumerate(costs.profile):
         widths = MISSING if costs.sizes is None else f"{costs.sizes[index]} > {costs.sizes[index + 1]}"
         times = (_milliseconds(layer.forward_seconds), _milliseconds(layer.backward_seconds))
-        table.add_row(str(index), widths, *times, f"{layer.output_bytes:,.0f}", f"{layer.parameter_bytes:,.0f}")
-    return table
+        rows.append((str(index), widths, *times, f"{layer.output_bytes:,.0f}", f"{layer.parameter_bytes:,.0f}"))
+    titles = ("layer", "widths", "forward\nms", "backward\nms", "output\nbytes", "parameter\nbytes")
+    return new_table((), titles, rows)
 
 
 def _stage_table(plans: Mapping[str, PartitionPlan]) -> Table:
@@ -202,13 +190,15 @@ def _stage_table(plans: Mapping[str, PartitionPlan]) -> Table:
     table = new_table(("partition",), titles)
     for name, plan in plans.items():
         first = 0
-        for stage, count in enumerate(plan.stages):
-            heading = (name, _milliseconds(plan.bottleneck), f"{plan.balance:.2f}") if stage == 0 else ("", "", "")
-            layers = f"{first}-{first + count - 1}" if count > 1 else str(first)
-            message = _milliseconds(plan.message_seconds[stage]) if stage < len(plan.message_seconds) else ""
-            own = (str(plan.replicas[stage]), _milliseconds(plan.stage_seconds[stage]), message)
-            table.add_row(*heading, str(stage), layers, *own, end_section=stage == len(plan.stages) - 1)
-            first += count
+        heading = (name, _milliseconds(plan.bottleneck), f"{plan.balance:.2f}")
+        stages = zip_longest(plan.stages, plan.replicas, plan.stage_seconds, plan.message_seconds)
+        for stage, (layers, ranks, seconds, message) in enumerate(stages):
+            span = f"{first}-{first + layers - 1}" if layers > 1 else str(first)
+            sent = "" if message is None else _milliseconds(message)
+            table.add_row(*heading, str(stage), span, str(ranks), _milliseconds(seconds), sent)
+            heading = ("", "", "")
+            first += layers
+        table.add_section()
     return table
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hybridnn.cli.options import Format, MachineFile, OutputFormat, Overrides
+from hybridnn.cli.options import Format, MachineFile, OutputFormat, Overrides, count
 from hybridnn.cli.output import make_console, new_table, print_machine, write_json
 from hybridnn.cli.ranks import first_rank_alone
 
@@ -30,11 +30,9 @@ def plan(
         typer.Argument(help="A settings file; its section parallel is ignored.", metavar="CONFIG.toml"),
     ] = None,
     overrides: Overrides = None,
-    ranks: Annotated[
-        int | None, typer.Option(min=1, help="Ranks to use; without, all of the machine's.", metavar="N")
-    ] = None,
+    ranks: Annotated[int | None, count("Ranks to use; without, all of the machine's.")] = None,
     machine: MachineFile = None,
-    top: Annotated[int, typer.Option(min=1, help="Layouts to list.", metavar="N")] = 10,
+    top: Annotated[int, count("Layouts to list.")] = 10,
     output_format: OutputFormat = Format.text,
 ) -> None:
     """List the fastest layouts of a number of ranks, as the machine file predicts them."""
@@ -62,13 +60,7 @@ def plan(
 
 
 def _facts(plan: Plan, best: Mapping[int, Prediction] | None) -> Facts:
-    """All figures of a plan, named with their units.
-
-    Parameters
-    ----------
-    best : mapping or None
-        Result of `best_by_ranks`; None where no layout is exact.
-    """
+    """All figures of a plan, named with their units; `best` is the result of `best_by_ranks`, None without any."""
     from hybridnn.cost.planning.reasons import bottleneck_sentence, reason_sentence
     from hybridnn.cost.prediction.memory import data_bytes
 
@@ -102,13 +94,7 @@ def _option_facts(option: Prediction, plan: Plan) -> Facts:
 
 
 def _print_plan(plan: Plan, facts: Facts, parallel: ParallelSettings) -> None:
-    """Print a plan as text.
-
-    Parameters
-    ----------
-    parallel : ParallelSettings
-        Settings of the user: only other values have to be set to use a layout.
-    """
+    """Print a plan as text; `parallel` are the user's settings: only other values have to be set to use a layout."""
     from hybridnn.utils.text import format_bytes
 
     console = make_console()

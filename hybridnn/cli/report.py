@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hybridnn.cli.options import Format, OutputFormat, PictureFormat
+from hybridnn.cli.options import Format, OutputFormat, PictureFormat, option
 from hybridnn.cli.output import MISSING, choose_format, make_console, new_table, write_json
 from hybridnn.cli.ranks import first_rank_alone
 
@@ -22,16 +22,13 @@ if TYPE_CHECKING:
 
 def report(
     folders: Annotated[list[Path], typer.Argument(help="Run folders.", metavar="RUN...")],
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", help="Draw measured beside predicted times into a PNG.", metavar="FILE.png"),
-    ] = None,
+    out: Annotated[Path | None, option("Draw measured beside predicted times into a PNG.", "FILE.png")] = None,
     output_format: OutputFormat = Format.text,
 ) -> None:
     """Show where the time of a run went; of several runs, how they scale."""
     from hybridnn.runs.run_record import read_run
     from hybridnn.study.quantities import compare_runs, figures_of, instruction_figures
-    from hybridnn.study.report.plots import draw_run_check, draw_runs_check
+    from hybridnn.study.report_plots import draw_run_check, draw_runs_check
     from hybridnn.utils.files import write_atomically
 
     with first_rank_alone():
@@ -119,41 +116,37 @@ def _group_facts(group: ScalingGroup) -> dict[str, Any]:
 
 
 def _step_table(figures: RunFigures, instructions: Sequence[InstructionFigures]) -> Table:
-    table = new_table(("ms per step",), ("measured", "predicted", "error"), show_edge=False)
-    table.add_row(
-        "whole step",
-        _ms(figures.seconds_per_step),
-        _ms(figures.predicted_seconds_per_step),
-        _signed(figures.prediction_error),
-    )
-    for item in instructions:
-        table.add_row(item.kind, _ms(item.seconds_per_step), _ms(item.predicted_seconds_per_step), _signed(item.error))
+    step = (figures.seconds_per_step, figures.predicted_seconds_per_step, figures.prediction_error)
+    items = [(item.kind, item.seconds_per_step, item.predicted_seconds_per_step, item.error) for item in instructions]
+    rows = [
+        (name, _ms(measured), _ms(predicted), _signed(error))
+        for name, measured, predicted, error in [("whole step", *step), *items]
+    ]
     predicted = figures.predicted_bytes_per_step
-    table.add_row(
-        "bytes per step", f"{figures.bytes_per_step:,.0f}", MISSING if predicted is None else f"{predicted:,.0f}", ""
-    )
-    return table
+    sent = (f"{figures.bytes_per_step:,.0f}", MISSING if predicted is None else f"{predicted:,.0f}")
+    titles = ("measured", "predicted", "error")
+    return new_table(("ms per step",), titles, [*rows, ("bytes per step", *sent, "")], show_edge=False)
 
 
 def _scaling_table(group: ScalingGroup) -> Table:
-    titles = ("grid", "method", "batch", "s per\nepoch", "speed-\nup", "effi-\nciency", "predicted\nspeed-up")
-    table = new_table(("ranks",), (*titles, "step\nerror", "comm.", "idle"), show_edge=False)
-    for row in group.rows:
-        figures = row.figures
-        table.add_row(
-            str(figures.ranks),
-            figures.grid,
-            figures.method or MISSING,
-            str(figures.batch_size),
-            f"{figures.seconds_per_epoch:.4g}",
+    rows = [
+        (
+            str(row.figures.ranks),
+            row.figures.grid,
+            row.figures.method or MISSING,
+            str(row.figures.batch_size),
+            f"{row.figures.seconds_per_epoch:.4g}",
             f"{row.speed_up:.2f}",
             _percent(row.efficiency),
             MISSING if row.predicted_speed_up is None else f"{row.predicted_speed_up:.2f}",
-            _signed(figures.prediction_error),
-            _percent(figures.shares.communication),
-            _percent(figures.shares.waiting),
+            _signed(row.figures.prediction_error),
+            _percent(row.figures.shares.communication),
+            _percent(row.figures.shares.waiting),
         )
-    return table
+        for row in group.rows
+    ]
+    titles = ("grid", "method", "batch", "s per\nepoch", "speed-\nup", "effi-\nciency", "predicted\nspeed-up")
+    return new_table(("ranks",), (*titles, "step\nerror", "comm.", "idle"), rows, show_edge=False)
 
 
 def _ms(seconds: float | None) -> str:

@@ -148,8 +148,8 @@ def report(
 ) -> None:
     """Write the tables, plots and page of a study's finished cells; exit code 1 where cells failed."""
     from hybridnn.cli.study_view import print_report, report_facts
-    from hybridnn.study.report.page import write_report
-    from hybridnn.study.report.results import read_results
+    from hybridnn.study.report_files import write_report
+    from hybridnn.study.results import read_results
 
     with first_rank_alone():
         results = read_results(folder)

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from hybridnn.cli.output import make_console, new_table
 from hybridnn.study.cells import Cell
-from hybridnn.study.report.results import StudyResults
-from hybridnn.study.report.scaling import warnings_of
-from hybridnn.study.report.tables import THREADS, point_facts, point_rows
+from hybridnn.study.report_files import THREADS, point_facts, point_rows
+from hybridnn.study.results import StudyResults, warnings_of
 from hybridnn.study.runner import CellOutcome, StudyRun
 from hybridnn.study.study_file import Study
 from hybridnn.study.study_folder import FAILURES
@@ -93,15 +92,13 @@ def report_facts(results: StudyResults, files: Sequence[Path]) -> dict[str, Any]
 def print_report(results: StudyResults, files: Sequence[Path]) -> None:
     """Print the table of points, warnings, the unfinished cells with their reasons, and the files of the report."""
     console = make_console()
-    titles, rows = point_rows(results)
-    column = titles.index(THREADS)
-    threads = {row[column] for row in rows}
+    rows = point_rows(results)
+    threads = {row[THREADS] for row in rows}
     if len(threads) == 1:  # a line in place of a column
-        titles, *rows = ([*row[:column], *row[column + 1 :]] for row in (titles, *rows))
-    table = new_table((), [title.replace(" ", "\n") for title in titles], wraps=True, show_edge=False)
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)
+        rows = [{title: text for title, text in row.items() if title != THREADS} for row in rows]
+    titles = [title.replace(" ", "\n") for title in rows[0]]
+    cells = (tuple(row.values()) for row in rows)
+    console.print(new_table((), titles, cells, wraps=True, show_edge=False))
     if len(threads) == 1:
         console.print(f"BLAS {THREADS}: {threads.pop()}")
     for warning in warnings_of(results):

@@ -15,7 +15,7 @@ import pytest
 from hybridnn.errors import SettingError, StoppedBySignal
 from hybridnn.runs.lock import FolderInUse, FolderLock
 from hybridnn.study.launch import train_command
-from hybridnn.study.report.results import read_results
+from hybridnn.study.results import read_results
 from hybridnn.study.runner import CellOutcome, StudyRun, plan_study, run_study
 from hybridnn.study.study_file import load_study
 from hybridnn.study.study_folder import StudyFolder

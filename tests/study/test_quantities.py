@@ -16,7 +16,7 @@ from hybridnn.study.quantities import (
     judge,
     relative_error,
 )
-from hybridnn.study.report.plots import draw_run_check, draw_runs_check
+from hybridnn.study.report_plots import draw_run_check, draw_runs_check
 from reference.finished_runs import prediction_line, write_run
 
 

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from hybridnn.runs.run_record import RunRecord
 from hybridnn.study.quantities import RunFigures, instruction_figures
-from hybridnn.study.report.results import StudyPoint, StudyResults
-from hybridnn.study.report.scaling import (
-    LAYOUT,
+from hybridnn.study.results import (
     GridMap,
     ScalingLine,
+    StudyPoint,
+    StudyResults,
+    alike_points,
     grid_maps,
     point_name,
     strong_lines,
@@ -107,7 +108,7 @@ def _draw_strong(lines: Sequence[ScalingLine]) -> bytes:
     base_text = counted(min(bases), "rank") if len(bases) == 1 else "the fewest ranks of the line"
     right.set_ylabel(f"speed-up against {base_text}")
     _tidy(right)
-    _legend(left)
+    left.legend(frameon=False, fontsize=7)
     return _png_bytes(figure)
 
 
@@ -120,7 +121,7 @@ def _draw_weak(lines: Sequence[ScalingLine]) -> bytes:
         _draw_seconds(axes, chosen)
         axes.set_ylabel(f"seconds per {unit}")
         axes.set_ylim(bottom=0)
-        _legend(axes)
+        axes.legend(frameon=False, fontsize=7)
     return _png_bytes(figure)
 
 
@@ -185,10 +186,6 @@ def _style(number: int) -> dict[str, Any]:
     }
 
 
-def _legend(axes: Axes) -> None:
-    axes.legend(frameon=False, fontsize=7)
-
-
 @dataclass(frozen=True)
 class MedianCurve:
     """One measure of a point after each epoch: medians over its cells.
@@ -209,12 +206,11 @@ class MedianCurve:
 
 def curves_of(results: StudyResults, measure: str) -> list[MedianCurve]:
     """Curves of the points that have the measure, for each network the fastest layout, in the order of the study."""
-    fastest: dict[tuple[tuple[str, str], ...], StudyPoint] = {}
-    for point in results.points:
-        key = tuple((label, str(value)) for label, value in point.values if label not in LAYOUT)
-        if key not in fastest or point.seconds_per_epoch.median < fastest[key].seconds_per_epoch.median:
-            fastest[key] = point
-    curves = [_curve(results, point, MEASURES[measure]) for point in fastest.values()]
+    fastest = [
+        min(points, key=lambda point: point.seconds_per_epoch.median)
+        for points in alike_points(results, constant=lambda point: ())
+    ]
+    curves = [_curve(results, point, MEASURES[measure]) for point in fastest]
     return [curve for curve in curves if curve.epochs]
 
 
@@ -287,12 +283,14 @@ def _draw_bars(bars: Sequence[Bar], title: str) -> bytes:
     axes = figure.subplots()
     measured = [seconds for _, seconds, _ in bars]
     predicted = [seconds for _, _, seconds in bars]
-    sides = ("measured", COLORS[0], -0.19, measured), ("predicted", COLORS[1], 0.19, predicted)
-    for label, color, shift, heights in sides:
+    for label, color, shift, heights in (
+        ("measured", COLORS[0], -0.19, measured),
+        ("predicted", COLORS[1], 0.19, predicted),
+    ):
         shown = [(index + shift, 1e3 * seconds) for index, seconds in enumerate(heights) if seconds is not None]
         if shown:
-            xs, milliseconds = zip(*shown, strict=True)
-            drawn = axes.bar(xs, milliseconds, 0.36, color=color, label=label)
+            positions, milliseconds = zip(*shown, strict=True)
+            drawn = axes.bar(positions, milliseconds, 0.36, color=color, label=label)
             axes.bar_label(drawn, fmt="%.3g", fontsize=7, padding=1)
     axes.set_xticks(range(len(bars)), [label for label, *_ in bars], fontsize=8)
     axes.set_ylabel("ms per step")
@@ -304,12 +302,9 @@ def _draw_bars(bars: Sequence[Bar], title: str) -> bytes:
 
 def _new_figure(width: float, height: float) -> Figure:
     """Make a figure with a size in inches, without pyplot: no display, no global state."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
+    return Figure(figsize=(width, height), dpi=150, layout="constrained")
 
 
 def _png_bytes(figure: Figure) -> bytes:

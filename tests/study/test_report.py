@@ -14,11 +14,18 @@ import pytest
 from matplotlib.image import imread
 
 from hybridnn.errors import DataError
-from hybridnn.study.report.page import page_html, write_report
-from hybridnn.study.report.plots import curves_of, draw_plots
-from hybridnn.study.report.results import Spread, StudyResults, read_results
-from hybridnn.study.report.scaling import grid_maps, speed_ups, strong_lines, warnings_of, weak_lines
-from hybridnn.study.report.tables import csv_text, markdown_text, point_facts, point_rows
+from hybridnn.study.report_files import csv_text, markdown_text, page_html, point_facts, point_rows, write_report
+from hybridnn.study.report_plots import curves_of, draw_plots
+from hybridnn.study.results import (
+    Spread,
+    StudyResults,
+    grid_maps,
+    read_results,
+    speed_ups,
+    strong_lines,
+    warnings_of,
+    weak_lines,
+)
 from hybridnn.study.study_folder import StudyFolder
 from reference.finished_runs import prediction_line, write_run
 
@@ -317,9 +324,9 @@ def test_threads_and_nodes_have_columns_and_mixing_them_is_a_warning(tmp_path: P
         "the runs differ in BLAS threads per rank (1, 2): speed-ups compare different numbers of cores",
         "ranks 4: repeated on 1, 2 nodes, whose times are not the same",
     ]
-    titles, rows = point_rows(results)
-    assert titles[:4] == ["ranks", "grid", "threads per rank", "nodes"]
-    assert [row[:4] for row in rows] == [["1", "1x1", "2", "1"], ["4", "4x1", "1", "1, 2"]]
+    rows = point_rows(results)
+    assert list(rows[0])[:4] == ["ranks", "grid", "threads per rank", "nodes"]
+    assert [list(row.values())[:4] for row in rows] == [["1", "1x1", "2", "1"], ["4", "4x1", "1", "1, 2"]]
     found = csv.DictReader(io.StringIO(csv_text(results)))
     assert [(row["threads_per_rank"], row["nodes"]) for row in found] == [("2", "1"), ("1", "1"), ("1", "2")]
     facts = point_facts(results)

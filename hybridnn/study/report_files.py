@@ -1,0 +1,245 @@
+"""Files of a study's report: its cells as CSV, its points as Markdown, plots, and a self-contained page of HTML."""
+
+from __future__ import annotations
+
+import csv
+import io
+from base64 import b64encode
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from hybridnn.study.report_plots import draw_plots
+from hybridnn.study.results import StudyResults, speed_ups, warnings_of
+from hybridnn.utils.files import write_atomically
+
+MISSING = "-"
+THREADS = "threads per rank"
+FIGURES = (
+    "ranks",
+    "grid",
+    "threads_per_rank",
+    "nodes",
+    "network",
+    "parameters",
+    "batch_size",
+    "train_samples",
+    "steps_per_epoch",
+    "seconds_per_epoch",
+    "seconds_per_step",
+    "samples_per_second",
+    "bytes_per_step",
+    "metric_name",
+    "metric",
+    "predicted_seconds_per_epoch",
+    "predicted_seconds_per_step",
+)
+"""Columns of the CSV that are attributes of `RunFigures`."""
+
+TIMES = "the median of a run's epochs, without the first if there are more"
+
+STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; color: #1f2933; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; }
+h1, h2 { font-weight: 600; } h2 { margin-top: 2.2rem; }
+figure { margin: 1.5rem 0; } img { max-width: 100%; } figcaption { color: #5f6b7a; max-width: 48rem; }
+div.wide { overflow-x: auto; }
+table { border-collapse: collapse; font-size: 13px; } th, td { padding: .25rem .7rem; text-align: right; }
+th { border-bottom: 2px solid #d7dce2; } td { border-bottom: 1px solid #eef1f4; white-space: nowrap; }
+table.facts th, table.facts td { text-align: left; border: 0; vertical-align: top; white-space: normal; }
+.warning { border-left: 4px solid #b7791f; padding-left: .7rem; }
+.failed { color: #b42318; } .timed-out { color: #b7791f; } .interrupted { color: #6b46c1; }
+.running { color: #23669c; } .never-run { color: #5f6b7a; }
+"""
+
+
+def write_report(results: StudyResults, folder: Path) -> list[Path]:
+    """Write ``results.csv``, ``tables.md``, a PNG per plot and ``index.html`` into `folder`.
+
+    Returns
+    -------
+    list of Path
+        The files, the page last.
+
+    Raises
+    ------
+    EnvironmentProblem
+        If a file cannot be written.
+    """
+    plots = draw_plots(results)
+    contents: dict[str, str | bytes] = {"results.csv": csv_text(results), "tables.md": markdown_text(results)}
+    contents |= {name: png for name, (_, png) in plots.items()}
+    contents["index.html"] = page_html(results, plots)
+    for name, content in contents.items():
+        write_atomically(folder / name, content)
+    return [folder / name for name in contents]
+
+
+def csv_text(results: StudyResults) -> str:
+    """One line for each finished cell: its id, axes (``axis.width``) and figures; missing values are empty."""
+    labels = list(dict.fromkeys(label for cell in results.cells for label in cell.values))
+    rows = [
+        {
+            "id": cell.id,
+            **{f"axis.{label}": cell.values.get(label) for label in labels},
+            **{name: getattr(cell.figures, name) for name in FIGURES},
+            "communication_share": cell.figures.shares.communication,
+            "waiting_share": cell.figures.shares.waiting,
+            "verdict": cell.figures.verdict.text,
+        }
+        for cell in results.cells
+    ]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, rows[0], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def point_facts(results: StudyResults) -> list[dict[str, Any]]:
+    """Return the points as plain values, with units in the names."""
+    relative = speed_ups(results)
+    facts = []
+    for point in results.points:
+        speed_up, base = relative[point.cells[0].id]
+        facts.append(
+            {
+                "values": point.values,
+                "cells": [cell.id for cell in point.cells],
+                "ranks": point.first.ranks,
+                "grid": point.first.grid,
+                "threads_per_rank": sorted({cell.figures.threads_per_rank for cell in point.cells}),
+                "nodes": sorted({cell.figures.nodes for cell in point.cells}),
+                "network": point.first.network,
+                "seconds_per_epoch": asdict(point.seconds_per_epoch),
+                "seconds_per_step": asdict(point.seconds_per_step),
+                "predicted_seconds_per_epoch": point.predicted_seconds_per_epoch,
+                "speed_up": speed_up,
+                "speed_up_against_ranks": base,
+                "efficiency": speed_up * base / point.first.ranks,
+                "metric_name": point.first.metric_name,
+                "metric": None if point.metric is None else asdict(point.metric),
+                "verdict": point.first.verdict.text,
+            }
+        )
+    return facts
+
+
+def point_rows(results: StudyResults) -> list[dict[str, str]]:
+    """The table of points: cells by title; it has a column of nodes where some cell ran on several."""
+    labels = [label for label in results.varying if label not in ("ranks", "grid")]
+    on_several_nodes = any(cell.figures.nodes > 1 for cell in results.cells)
+    return [
+        {
+            "ranks": str(facts["ranks"]),
+            "grid": facts["grid"],
+            THREADS: _distinct(facts["threads_per_rank"]),
+            **({"nodes": _distinct(facts["nodes"])} if on_several_nodes else {}),
+            **{label: str(point.values.get(label, MISSING)) for label in labels},
+            "seconds per epoch": _number(facts["seconds_per_epoch"]),
+            "speed-up": _speed_up(facts["speed_up"], facts["speed_up_against_ranks"]),
+            "predicted s per epoch": _number(facts["predicted_seconds_per_epoch"]),
+            results.metric_name: _number(facts["metric"]),
+            "limited by": point.first.verdict.limit,
+        }
+        for point, facts in zip(results.points, point_facts(results), strict=True)
+    ]
+
+
+def _speed_up(ratio: float, base: int) -> str:
+    return f"{ratio:.2f}" + f" (against {base})" * (base > 1)
+
+
+def _number(value: float | Mapping[str, float] | None) -> str:
+    """A number, or the median of a `Spread` with its ends."""
+    if value is None:
+        return MISSING
+    if not isinstance(value, Mapping):
+        return f"{value:.4g}"
+    ends = "" if value["least"] == value["most"] else f" ({value['least']:.4g} to {value['most']:.4g})"
+    return f"{value['median']:.4g}{ends}"
+
+
+def _distinct(values: Iterable[object]) -> str:
+    """The distinct values in order of appearance."""
+    return ", ".join(dict.fromkeys(map(str, values)))
+
+
+def markdown_text(results: StudyResults) -> str:
+    """The study's name, description, warnings, the table of its points and the unfinished cells."""
+    rows = point_rows(results)
+    lines = [f"# {results.title}", "", results.manifest.description, ""]
+    lines += [f"**Warning:** {text}\n" for text in warnings_of(results)]
+    lines += [_line(rows[0]), _line(["---"] * len(rows[0])), *(_line(row.values()) for row in rows), ""]
+    repeated = max(len(point.cells) for point in results.points)
+    medians = f"Medians of up to {repeated} runs, with the least and the greatest. " if repeated > 1 else ""
+    lines += [f"{medians}Times are of training alone: {TIMES}.", ""]
+    if results.unfinished:
+        lines += [f"Not finished: {len(results.unfinished)} cells ({results.unfinished_counts})", ""]
+        lines += [f"* **{cell.state.status}** {cell.text}" for cell in results.unfinished] + [""]
+    return "\n".join(lines)
+
+
+def _line(texts: Iterable[str]) -> str:
+    return "| " + " | ".join(text.replace("|", "\\|") for text in texts) + " |"
+
+
+def page_html(results: StudyResults, plots: Mapping[str, tuple[str, bytes]]) -> str:
+    """Make the page: plots, warnings, table, unfinished cells, and the conditions of the measurement.
+
+    `plots` are the caption and PNG of each plot by file name; the page embeds them.
+    """
+    title = escape(results.title)
+    rows = point_rows(results)
+    table = "".join(f"<tr>{_cells('td', row.values())}</tr>\n" for row in rows)
+    body = [
+        f"<h1>{title}</h1>",
+        f"<p>{escape(results.manifest.description)}</p>",
+        *(_figure(caption, png) for caption, png in plots.values()),
+        "<h2>Results</h2>",
+        *(f'<p class="warning">Warning: {escape(text)}</p>' for text in warnings_of(results)),
+        f'<div class="wide"><table><thead><tr>{_cells("th", rows[0])}</tr></thead>',
+        f"<tbody>{table}</tbody></table></div>",
+    ]
+    if results.unfinished:
+        body += [f"<h2>Not finished: {len(results.unfinished)} cells ({escape(results.unfinished_counts)})</h2>"]
+        body += [_facts((cell.state.status, cell.id, cell.state.reason) for cell in results.unfinished)]
+    body += ["<h2>How it was made</h2>", _facts(_conditions(results).items())]
+    head = f'<meta charset="utf-8"><title>{title}</title><style>{STYLE}</style>'
+    lines = "\n".join(body)
+    return f'<!DOCTYPE html>\n<html lang="en"><head>{head}</head><body>\n{lines}\n</body></html>\n'
+
+
+def _figure(caption: str, png: bytes) -> str:
+    data = b64encode(png).decode("ascii")
+    text = escape(caption)
+    return f'<figure><img alt="{text}" src="data:image/png;base64,{data}"><figcaption>{text}</figcaption></figure>'
+
+
+def _facts(rows: Iterable[tuple[str, ...]]) -> str:
+    """A table whose rows begin with a name, which is also the class of its style."""
+    lines = [
+        f'<tr><th class="{name.replace(" ", "-")}">{escape(name)}</th>{_cells("td", texts)}</tr>\n'
+        for name, *texts in rows
+    ]
+    return f'<table class="facts">{"".join(lines)}</table>'
+
+
+def _cells(tag: str, texts: Iterable[str]) -> str:
+    return "".join(f"<{tag}>{escape(text)}</{tag}>" for text in texts)
+
+
+def _conditions(results: StudyResults) -> dict[str, str]:
+    headers = [cell.run.header for cell in results.cells]
+    return {
+        "date": results.days,
+        "cells": f"{len(results.cells)} of {len(results.manifest.cells)} finished",
+        "versions": _distinct(f"{name} {version}" for header in headers for name, version in header.versions.items()),
+        "nodes": _distinct(header.nodes for header in headers),
+        "BLAS threads per rank": _distinct(header.threads_per_rank for header in headers),
+        "data": _distinct(f"{h.data}, {h.train_samples:,} training samples" for h in headers),
+        "epochs": _distinct(cell.run.settings.training.epochs for cell in results.cells),
+        "precision": _distinct(header.dtype for header in headers),
+        "times": f"training without evaluation; {TIMES}",
+    }
