@@ -1,4 +1,4 @@
-"""Breakdowns of time and memory: where the seconds of a step, or the bytes of a rank, go."""
+"""Breakdown of time: where the seconds of a step go."""
 
 from __future__ import annotations
 
@@ -55,38 +55,3 @@ class TimeBreakdown:
 
     def __mul__(self, factor: float) -> TimeBreakdown:
         return TimeBreakdown(*(seconds * factor for seconds in astuple(self)))
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryBreakdown:
-    """Bytes of a rank's arrays by purpose, without the samples of the data set.
-
-    Of an array that several ranks share, a rank's part counts.
-
-    Attributes
-    ----------
-    weights : int
-        Current weights and their gradients.
-    optimizer : int
-        Optimizer state.
-    weight_versions : int
-        Stashed and predicted weights.
-    activations : int
-        Inputs and activations kept for a backward pass.
-    buffers : int
-        Messages, gradients between layers, and microbatches concatenated for one product.
-    """
-
-    weights: int = 0
-    optimizer: int = 0
-    weight_versions: int = 0
-    activations: int = 0
-    buffers: int = 0
-
-    @property
-    def total(self) -> int:
-        """Sum of all parts."""
-        return sum(astuple(self))
-
-    def __add__(self, other: MemoryBreakdown) -> MemoryBreakdown:
-        return MemoryBreakdown(*(own + more for own, more in zip(astuple(self), astuple(other), strict=True)))

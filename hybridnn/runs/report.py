@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from dataclasses import astuple
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from hybridnn._version import __version__
 from hybridnn.comm.mpi import library_version
 from hybridnn.config.settings import Settings
+from hybridnn.pipeline.execution.memory import MemoryBreakdown
 from hybridnn.runs.data import PlacedData
 from hybridnn.runs.folder import RunFolder
 from hybridnn.runs.learning_curve import draw_learning_curve
 from hybridnn.runs.resume import Resumed
 from hybridnn.training.records import EpochRecord, PredictedStep, RunHeader, RunSummary, StageHeader, StepRecord
-from hybridnn.training.stage_memory import StageMemory
 from hybridnn.training.trainer import Trainer
 
 
@@ -120,7 +120,7 @@ def _header(
     settings: Settings,
     trainer: Trainer,
     data: PlacedData,
-    memory: tuple[StageMemory, ...],
+    memory: tuple[MemoryBreakdown, ...],
     wire: str | None,
     folder: Path,
 ) -> RunHeader:
@@ -134,11 +134,11 @@ def _header(
         microbatches=plan.microbatches,
         stages=tuple(
             StageHeader(
-                stage,
-                batch,
-                model,
-                tuple(layer.index for chunk in plan.layers_of(trainer.model, stage) for layer in chunk),
-                *astuple(memory[stage]),
+                **asdict(memory[stage]),
+                stage=stage,
+                batch=batch,
+                model=model,
+                layers=tuple(layer.index for chunk in plan.layers_of(trainer.model, stage) for layer in chunk),
             )
             for stage, (batch, model) in enumerate(grid.stages)
         ),

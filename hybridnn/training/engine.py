@@ -22,8 +22,9 @@ from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.parallel.model_chunk import ModelChunk, ReplicaConfig
 from hybridnn.parallel.replicas.sharing import Sharing
 from hybridnn.parallel.workspace import StageArrays
-from hybridnn.pipeline.execution.chunk_runtime import ChunkRuntime, make_runtime
+from hybridnn.pipeline.execution.chunk_runtime import ChunkRuntime, make_runtime, plan_chunk
 from hybridnn.pipeline.execution.executor import Executor, Minibatch
+from hybridnn.pipeline.execution.memory import MemoryBreakdown
 from hybridnn.pipeline.execution.program import make_program
 from hybridnn.training.config import TrainConfig
 from hybridnn.training.cuda_graphs import CudaGraphSteps, Record
@@ -34,8 +35,7 @@ from hybridnn.training.loading import Loader
 from hybridnn.training.losses import MinibatchLosses, broadcast_from_last_stage
 from hybridnn.training.metrics import Metrics, MetricSums
 from hybridnn.training.pipelining import PipelinePlan, overlaps
-from hybridnn.training.replica_choice import choose_sharing, shared_arrays, uses_fused_update
-from hybridnn.training.stage_memory import StageMemory
+from hybridnn.training.replica_choice import choose_sharing, uses_fused_update
 
 Array = NDArray[Any]
 
@@ -89,8 +89,9 @@ class Engine:
         kernels.compile(self.dtype)
         self.overlap = overlaps(config.overlap, spans_nodes=grid.spans_nodes, on_host=kernels.on_host)
         fused = fused_update and uses_fused_update(config, grid, plan, sharing, on_host=kernels.on_host)
-        self._largest_schedules = plan.largest_schedules()
-        arrays = shared_arrays(config.optimizer, self._largest_schedules[0], grid.pipeline_rank)
+        schedules = plan.largest_schedules()
+        self._chunk_plans = [plan_chunk(schedules, grid.pipeline_rank, index) for index in range(plan.chunks)]
+        arrays = self._chunk_plans[0].weight_versions + len(config.optimizer.slot_names)
         replica = ReplicaConfig(sharing, arrays, COMPRESSED_FORMATS.get(config.wire_dtype), fused)
         self.chunks = [
             ModelChunk(layers, grid, config.model_split, self.dtype, self.overlap, kernels, replica)
@@ -290,16 +291,18 @@ class Engine:
     def _runtimes_for(self, task: str | None) -> list[ChunkRuntime]:
         """The runtimes of this rank's chunks, with workspace for the targets of a task."""
         if not self._runtimes:
-            make = partial(
-                make_runtime,
-                self._largest_schedules,
-                self._grid,
-                optimizer=self._config.optimizer,
-                batch_size=self._config.batch_size,
-                synchronous=self._plan.synchronous_sends,
-            )
-            pairs = zip(self.chunks, self.states, strict=True)
-            self._runtimes = [make(index, chunk, state=state) for index, (chunk, state) in enumerate(pairs)]
+            self._runtimes = [
+                make_runtime(
+                    plan,
+                    self._grid,
+                    chunk,
+                    self._config.optimizer,
+                    state,
+                    batch_size=self._config.batch_size,
+                    synchronous=self._plan.synchronous_sends,
+                )
+                for plan, chunk, state in zip(self._chunk_plans, self.chunks, self.states, strict=True)
+            ]
         if task is not None:
             for runtime in self._runtimes:
                 runtime.expect_targets(classification=task == "classification")
@@ -322,14 +325,14 @@ class Engine:
         if self._sharing is not None:
             self._sharing.memory.free()
 
-    def memory(self, task: str) -> StageMemory:
+    def memory(self, task: str) -> MemoryBreakdown:
         """Bytes on this rank, including all buffers for training on data of `task`."""
-        return StageMemory.of(self.chunks, self.states, self._runtimes_for(task))
+        return MemoryBreakdown.of_rank(self.chunks, self.states, self._runtimes_for(task))
 
     @property
     def memory_bytes(self) -> int:
         """Bytes allocated on this rank so far."""
-        return StageMemory.of(self.chunks, self.states, self._runtimes).total
+        return MemoryBreakdown.of_rank(self.chunks, self.states, self._runtimes).total
 
     def _stop(self, what: str) -> NoReturn:
         for runtime in self._runtimes:

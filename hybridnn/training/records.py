@@ -14,6 +14,7 @@ from pydantic import BeforeValidator, ConfigDict
 
 from hybridnn.comm.recorder import RecordedTotals
 from hybridnn.parallel.grid import ProcessGrid
+from hybridnn.pipeline.execution.memory import MemoryBreakdown
 
 if TYPE_CHECKING:
     from hybridnn.training.metrics import Metrics
@@ -235,7 +236,7 @@ class History:
 
 
 @dataclass(frozen=True)
-class StageHeader:
+class StageHeader(MemoryBreakdown):
     """One stage of a pipeline, with the largest memory of its ranks.
 
     Attributes
@@ -246,25 +247,12 @@ class StageHeader:
         Ranks of the stage along these axes.
     layers : tuple of int
         Indices of its layers.
-    weight_bytes, optimizer_bytes : int
-        Current weights with their gradients, and the optimizer state.
-    weight_version_bytes : int
-        Stashed and predicted weights.
-    activation_bytes : int
-        Inputs and activations of the microbatches in flight.
-    buffer_bytes : int
-        Messages, gradients of activations, and microbatches concatenated for one product.
     """
 
     stage: int
     batch: int
     model: int
     layers: tuple[int, ...]
-    weight_bytes: int
-    optimizer_bytes: int
-    weight_version_bytes: int
-    activation_bytes: int
-    buffer_bytes: int
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ import numpy as np
 from hybridnn.comm.agreement import agree
 from hybridnn.diagnostics.lost_ranks import tolerates_losses
 from hybridnn.errors import SettingError
-from hybridnn.nn.optimizers import Optimizer
 from hybridnn.nn.parameters import ParameterLayout
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.parallel.layer_split import split_layers
@@ -15,7 +14,6 @@ from hybridnn.parallel.node_memory import free_shared_memory
 from hybridnn.parallel.replicas.fused_update import fused_update_pays
 from hybridnn.parallel.replicas.sharing import Sharing, share_replicas
 from hybridnn.pipeline.schedules.memory_plan import plan_memory
-from hybridnn.pipeline.schedules.schedule import Schedule
 from hybridnn.training.config import TrainConfig
 from hybridnn.training.pipelining import PipelinePlan
 
@@ -74,11 +72,6 @@ def uses_fused_update(
     )
 
 
-def shared_arrays(optimizer: Optimizer, schedule: Schedule, stage: int) -> int:
-    """Number of shared arrays per chunk: current weights, stashed versions and optimizer slots."""
-    return plan_memory(schedule, stage).peak_weight_versions + len(optimizer.slot_names)
-
-
 def _sharing_problem(sharing: Sharing | None, config: TrainConfig, grid: ProcessGrid, plan: PipelinePlan) -> str:
     """The reason why replicas cannot be shared, the same text on every rank; empty if they can."""
 
@@ -86,9 +79,8 @@ def _sharing_problem(sharing: Sharing | None, config: TrainConfig, grid: Process
         """Upper bound of the bytes of the windows that this rank allocates, including gradients or partial products."""
         if sharing is None or not sharing.memory.is_leader:
             return 0
-        arrays = (
-            shared_arrays(config.optimizer, plan.largest_schedules()[0], grid.pipeline_rank) + sharing.memory.group.size
-        )
+        versions = plan_memory(plan.largest_schedules()[0], grid.pipeline_rank).peak_weight_versions
+        arrays = versions + len(config.optimizer.slot_names) + sharing.memory.group.size
         splits = [
             split_layers(layers, config.model_split, grid.model, grid.model_rank)
             for layers in plan.layers_of(config.model, grid.pipeline_rank)

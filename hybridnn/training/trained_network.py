@@ -14,12 +14,12 @@ from hybridnn.nn.losses import resolve_loss
 from hybridnn.nn.parameters import check_weights, parameter_shapes
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.parallel.replicas.replica import PrivateReplica
+from hybridnn.pipeline.execution.memory import MemoryBreakdown
 from hybridnn.training.config import TrainConfig
 from hybridnn.training.data_split import DataSplit, as_samples, has_validation, make_split
 from hybridnn.training.engine import Engine
 from hybridnn.training.metrics import Metrics
 from hybridnn.training.sample_digests import array_facts, require_same_data
-from hybridnn.training.stage_memory import StageMemory, memory_of_stages
 
 Array = NDArray[Any]
 """Arrays of the public interface are (samples, features)."""
@@ -109,9 +109,9 @@ class TrainedNetwork:
         """Bytes of parameters, gradients, optimizer state and activations on this rank."""
         return self._engine.memory_bytes
 
-    def stage_memory(self, task: str) -> tuple[StageMemory, ...]:
+    def stage_memory(self, task: str) -> tuple[MemoryBreakdown, ...]:
         """Memory for training on data of `task`, as maxima over the ranks of every stage; collective."""
-        return memory_of_stages(self.grid, self._engine.memory(task))
+        return self._engine.memory(task).largest_of_stages(self.grid)
 
     def sharing_ranks(self) -> int | None:
         """Largest number of ranks on a node if batch ranks share a replica, else None; collective."""

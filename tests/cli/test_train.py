@@ -31,7 +31,7 @@ HEADER = RunHeader(
     model=2,
     method=None,
     microbatches=1,
-    stages=(StageHeader(0, 2, 2, (0, 1), 1000, 500, 0, 2000, 3000),),
+    stages=(StageHeader(1000, 500, 0, 2000, 3000, stage=0, batch=2, model=2, layers=(0, 1)),),
     nodes=1,
     threads_per_rank=1,
     threads_why="small products",

@@ -68,10 +68,7 @@ def check(comm: MPI.Intracomm, folder: Path, *changes: str) -> None:
         chunks = [layout.layers_of(workload.model, stage.stage, chunk) for chunk in range(layout.chunks)]
         assert stage.layers == tuple(layer.index for chunk in chunks for layer in chunk)
         counted, reported = asdict(stage_memory(workload, layout, stage.stage)), asdict(stage)
-        assert counted["optimizer"] == reported["optimizer_bytes"]
-        assert counted["weight_versions"] == reported["weight_version_bytes"]
-        assert counted["activations"] == reported["activation_bytes"]
-        assert counted["buffers"] == reported["buffer_bytes"]
+        assert all(counted[name] == reported[name] for name in counted if name != "weight_bytes")
 
 
 @pytest.mark.in_process(ranks=[1])

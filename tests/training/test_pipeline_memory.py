@@ -42,8 +42,8 @@ def test_stashed_weights_take_k_minus_k_versions_with_the_current_one(comm: MPI.
         ("1f1b", False, 1),
     ):
         memory = trainer_of(comm, method=method, vertical_sync=vertical_sync).stage_memory("regression")[stage]
-        assert memory.weights == pytest.approx(2 * one_version, rel=0.05)  # and the gradients
-        assert memory.weight_versions == pytest.approx((versions - 1) * one_version, rel=0.05)
+        assert memory.weight_bytes == pytest.approx(2 * one_version, rel=0.05)  # and the gradients
+        assert memory.weight_version_bytes == pytest.approx((versions - 1) * one_version, rel=0.05)
 
 
 @pytest.mark.in_process(ranks=[4])
@@ -57,7 +57,7 @@ def test_features_replay_keeps_inputs_where_delayed_gradients_keeps_activations(
         ("sequential", 1, 1),
     ):
         memory = trainer_of(comm, method=method).stage_memory("regression")[stage]
-        assert memory.activations == inputs * (one + targets) + activations * layers * one
+        assert memory.activation_bytes == inputs * (one + targets) + activations * layers * one
 
 
 @pytest.mark.mpi(ranks=[2])

@@ -245,9 +245,11 @@ def test_weights_and_slots_are_held_once(comm: MPI.Intracomm) -> None:
     )
     (of_shared,), (of_own,) = shared.stage_memory("regression"), own.stage_memory("regression")
     numbers = 4 * own._engine.chunks[0].layout.size
-    assert of_own.weights == 2 * numbers + 4
-    assert 1.5 * numbers < of_shared.weights < 1.5 * numbers + 4 * SUM_BLOCK + 64, "half the weights, its own gradients"
-    assert of_own.optimizer - of_shared.optimizer >= numbers, "half of two slots"
+    assert of_own.weight_bytes == 2 * numbers + 4
+    assert 1.5 * numbers < of_shared.weight_bytes < 1.5 * numbers + 4 * SUM_BLOCK + 64, (
+        "half the weights, its own gradients"
+    )
+    assert of_own.optimizer_bytes - of_shared.optimizer_bytes >= numbers, "half of two slots"
 
 
 @pytest.mark.in_process(ranks=[1, 2])
@@ -289,6 +291,6 @@ def test_predictions_and_versions_count_as_memory(comm: MPI.Intracomm) -> None:
         return trainer.stage_memory("regression")[0]
 
     stashed, alone = memory("pipedream", True), memory("pipedream", False)
-    assert stashed.weight_versions == alone.weight_versions / 2 > 0
+    assert stashed.weight_version_bytes == alone.weight_version_bytes / 2 > 0
     predicted, alone = memory("spectrain", True), memory("spectrain", False)
-    assert predicted.weight_versions == alone.weight_versions > 0, "every rank predicts for itself"
+    assert predicted.weight_version_bytes == alone.weight_version_bytes > 0, "every rank predicts for itself"

@@ -36,22 +36,54 @@ EXTRA_BUFFERS = 1
 
 
 @dataclass(frozen=True)
-class ChunkBytes:
-    """Memory of a chunk, in bytes.
+class ChunkPlan:
+    """What the schedules of training and of evaluation require of a chunk.
 
     Attributes
     ----------
-    weight_versions : int
-        Stashed and predicted weights, without the current version.
-    activations : int
-        Inputs and activations of the microbatches in flight.
-    buffers : int
-        Messages, gradients of activations, and concatenated microbatches.
+    index : int
+        Index of the chunk on its rank.
+    before, after : tuple of (int, int)
+        Stage and chunk of the neighbouring virtual stages; not used at the ends of the network.
+    predicts : bool
+        Whether passes read predicted weights.
+    concatenates, accumulates : bool
+        Whether microbatches are concatenated for one weight-gradient product, or their gradients added.
     """
 
+    index: int
+    role: StageRole
+    before: tuple[int, int]
+    after: tuple[int, int]
+    microbatches: int
+    buffers: MicrobatchBuffers
+    depths: MessageDepths
     weight_versions: int
-    activations: int
-    buffers: int
+    predicts: bool
+    concatenates: bool
+    accumulates: bool
+
+
+def plan_chunk(schedules: tuple[Schedule, Schedule], stage: int, index: int) -> ChunkPlan:
+    """Plan a chunk of a stage for schedules of training and of evaluation with the largest memory."""
+    schedule = schedules[0]
+    program = StageProgram(schedule, stage)
+    memory = program.memory
+    return ChunkPlan(
+        index,
+        StageRole(schedule.is_first(stage, index), schedule.is_last(stage, index)),
+        schedule.before(stage, index),
+        schedule.after(stage, index),
+        schedule.microbatches,
+        MicrobatchBuffers(memory.inputs[index], memory.activations[index], program.splits_backward),
+        MessageDepths(*map(max, *(message_depths(item, stage, index) for item in schedules))),
+        memory.peak_weight_versions,
+        predicts=any(ahead > 0 for _, ahead in program.reads.values()),
+        concatenates=any(
+            isinstance(item, WeightGradient) and item.microbatch == ALL_MICROBATCHES for item in program.order
+        ),
+        accumulates=bool(program.accumulating),
+    )
 
 
 @dataclass(frozen=True)
@@ -114,21 +146,26 @@ class ChunkRuntime:
                 sender.finish()
 
     @property
-    def bytes(self) -> ChunkBytes:
-        """Memory in addition to weights, gradients and optimizer state."""
+    def activation_bytes(self) -> int:
+        """Bytes of the inputs and activations of the microbatches in flight."""
+        return sum(workspace.activation_bytes for workspace in self._workspaces)
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Bytes of messages, gradients of activations, and concatenated microbatches."""
         channels = (self.input_receiver, self.gradient_receiver, self.output_sender, self.gradient_sender)
-        workspaces = {id(workspace): workspace for workspace in (self.workspace, self.training_workspace)}.values()
-        activations = sum(workspace.activation_bytes for workspace in workspaces)
-        transient = sum(workspace.nbytes for workspace in workspaces) - activations
+        transient = sum(workspace.nbytes for workspace in self._workspaces) - self.activation_bytes
         concatenated = 0 if self.concatenated is None else self.concatenated.nbytes
-        buffers = transient + concatenated + sum(channel.nbytes for channel in channels if channel is not None)
-        return ChunkBytes(self.weights.nbytes, activations, buffers)
+        return int(transient + concatenated + sum(channel.nbytes for channel in channels if channel is not None))
+
+    @property
+    def _workspaces(self) -> set[Workspace]:
+        return {self.workspace, self.training_workspace}
 
 
 def make_runtime(
-    schedules: tuple[Schedule, Schedule],
+    plan: ChunkPlan,
     grid: ProcessGrid,
-    index: int,
     chunk: ModelChunk,
     optimizer: Optimizer,
     state: OptimizerState,
@@ -140,58 +177,47 @@ def make_runtime(
 
     Parameters
     ----------
-    schedules : tuple of Schedule
-        Schedules of training and of evaluation with the largest memory.
     batch_size : int
         Largest number of samples of a minibatch, over all ranks.
     synchronous : bool
         As for `Sender`.
     """
-    schedule, pipeline_rank = schedules[0], grid.pipeline_rank
-    role = StageRole(schedule.is_first(pipeline_rank, index), schedule.is_last(pipeline_rank, index))
-    program = StageProgram(schedule, pipeline_rank)
-    plan = program.memory
     # Minibatches are split into microbatches, and these over the batch ranks, both by the block partition.
-    capacity = ceil(ceil(batch_size / schedule.microbatches) / grid.batch)
-    dtype = chunk.weights.dtype
-    predicts = any(ahead > 0 for _, ahead in program.reads.values())
-    order = schedule.orders[pipeline_rank]
-    joins = any(isinstance(item, WeightGradient) and item.microbatch == ALL_MICROBATCHES for item in order)
-    concatenated_capacity = capacity * schedule.microbatches
-    own_position = StagePosition(pipeline_rank, grid.batch_rank, grid.model_rank)
-    depths = MessageDepths(*map(max, *(message_depths(item, pipeline_rank, index) for item in schedules)))
+    capacity = ceil(ceil(batch_size / plan.microbatches) / grid.batch)
+    kernels, dtype, role, depths = chunk.kernels, chunk.weights.dtype, plan.role, plan.depths
+    own_position = StagePosition(grid.pipeline_rank, grid.batch_rank, grid.model_rank)
     first, last = chunk.shards[0].layer, chunk.shards[-1].layer
 
     def receiver(tag: int, neighbor: int, features: int, depth: int) -> Receiver:
         routes = partial(pieces_received, grid.stages, own_position, neighbor)
-        return Receiver(grid, chunk.kernels, Channel(tag, routes, features, capacity, depth + EXTRA_BUFFERS), dtype)
+        return Receiver(grid, kernels, Channel(tag, routes, features, capacity, depth + EXTRA_BUFFERS), dtype)
 
     def sender(tag: int, neighbor: int, features: int, depth: int) -> Sender:
         routes = partial(pieces_sent, grid.stages, own_position, neighbor)
         channel = Channel(tag, routes, features, capacity, depth + EXTRA_BUFFERS)
-        return Sender(grid, chunk.kernels, channel, dtype, synchronous=synchronous)
+        return Sender(grid, kernels, channel, dtype, synchronous=synchronous)
 
-    input_receiver = gradient_receiver = output_sender = gradient_sender = None
+    input_receiver = gradient_receiver = output_sender = gradient_sender = concatenated = None
     if not role.loads_input:
-        before, chunk_before = schedule.before(pipeline_rank, index)
-        input_receiver = receiver(_tag(index, 0), before, first.inputs, depths.input_receiver)
+        before, chunk_before = plan.before
+        input_receiver = receiver(_tag(plan.index, 0), before, first.inputs, depths.input_receiver)
         gradient_sender = sender(_tag(chunk_before, 1), before, first.inputs, depths.gradient_sender)
     if not role.loads_target:
-        after, chunk_after = schedule.after(pipeline_rank, index)
-        gradient_receiver = receiver(_tag(index, 1), after, last.outputs, depths.gradient_receiver)
+        after, chunk_after = plan.after
+        gradient_receiver = receiver(_tag(plan.index, 1), after, last.outputs, depths.gradient_receiver)
         output_sender = sender(_tag(chunk_after, 0), after, last.outputs, depths.output_sender)
-    buffers = MicrobatchBuffers(plan.inputs[index], plan.activations[index], program.splits_backward)
-    workspace = chunk.workspace(capacity, role, buffers)
+    if plan.concatenates:
+        samples = capacity * plan.microbatches
+        concatenated = ConcatenatedMicrobatches(chunk.shards, samples, dtype, role.loads_input, kernels)
+    workspace = chunk.workspace(capacity, role, plan.buffers)
     return ChunkRuntime(
-        index,
+        plan.index,
         chunk,
         workspace,
         chunk.training_workspace(capacity, role) or workspace,
-        WeightStore(chunk, optimizer, state, plan.peak_weight_versions, predicts=predicts),
-        ConcatenatedMicrobatches(chunk.shards, concatenated_capacity, dtype, role.loads_input, chunk.kernels)
-        if joins
-        else None,
-        chunk.kernels.zeros((1,), dtype),
+        WeightStore(chunk, optimizer, state, plan.weight_versions, predicts=plan.predicts),
+        concatenated,
+        kernels.zeros((1,), dtype),
         input_receiver,
         gradient_receiver,
         output_sender,
