@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from hybridnn.pipeline.checks.simulate import Durations, TimedInstruction, Timeline
+    from hybridnn.pipeline.checks.simulated_schedule import Durations, TimedInstruction, Timeline
     from hybridnn.pipeline.checks.staleness import StalenessRow
     from hybridnn.pipeline.schedules.schedule import Schedule
     from hybridnn.pipeline.schedules.weight_policies import WeightRead
@@ -82,7 +82,7 @@ def schedule(
 ) -> None:
     """Draw what every stage of a pipeline does, with which weights, and prove that it cannot deadlock."""
     from hybridnn.pipeline.checks.lint import lint
-    from hybridnn.pipeline.checks.simulate import Durations, simulate
+    from hybridnn.pipeline.checks.simulated_schedule import Durations, simulate
     from hybridnn.pipeline.checks.staleness import audit
     from hybridnn.pipeline.drawing.drawing import draw_timeline
     from hybridnn.pipeline.schedules.methods import METHODS, make_schedule
@@ -169,9 +169,9 @@ def _facts(timeline: Timeline, durations: Durations, rows: Sequence[StalenessRow
             "stages": [
                 {
                     "stage": stage,
-                    "peak_live_activations": timeline.peak_live_activations[stage],
-                    "peak_live_inputs": timeline.peak_live_inputs[stage],
-                    "peak_weight_versions": timeline.peak_weight_versions[stage],
+                    "peak_live_activations": timeline.plans[stage].peak_live_activations,
+                    "peak_live_inputs": timeline.plans[stage].peak_live_inputs,
+                    "peak_weight_versions": timeline.plans[stage].peak_weight_versions,
                     "busy": timeline.busy[stage],
                 }
                 for stage in stages
@@ -209,10 +209,10 @@ def _staleness_facts(row: StalenessRow) -> dict[str, Any]:
 def _stage_table(timeline: Timeline) -> Table:
     titles = ("stage", "peak live\nactivations", "peak live\ninputs", "peak weight\nversions", "busy", "idle")
     table = new_table((), titles)
-    for stage, busy in enumerate(timeline.busy):
-        figures = (timeline.peak_live_activations, timeline.peak_live_inputs, timeline.peak_weight_versions)
+    for stage, (busy, plan) in enumerate(zip(timeline.busy, timeline.plans, strict=True)):
+        figures = (plan.peak_live_activations, plan.peak_live_inputs, plan.peak_weight_versions)
         idle = 1 - busy / timeline.makespan if timeline.makespan else 0.0
-        table.add_row(str(stage), *(str(figure[stage]) for figure in figures), f"{busy:.6g}", f"{idle:.1%}")
+        table.add_row(str(stage), *map(str, figures), f"{busy:.6g}", f"{idle:.1%}")
     return table
 
 

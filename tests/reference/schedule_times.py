@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from hybridnn.pipeline.schedules.instructions import COMPUTATIONS, Barrier, Instruction
-from hybridnn.pipeline.schedules.message_flow import Message, MessageFlow
-from hybridnn.pipeline.schedules.schedule import Schedule
+from hybridnn.pipeline.schedules.schedule import Message, MessageFlow, Schedule
 
 Times = list[list[float]]
 """One per computation or barrier of every stage."""

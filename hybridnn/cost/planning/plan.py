@@ -27,8 +27,8 @@ from hybridnn.pipeline.schedules.instructions import (
     Update,
     WeightGradient,
 )
-from hybridnn.pipeline.schedules.message_flow import Channel
 from hybridnn.pipeline.schedules.methods import METHODS
+from hybridnn.pipeline.schedules.schedule import Channel
 from hybridnn.utils.checks import require_whole
 from hybridnn.utils.text import counted
 

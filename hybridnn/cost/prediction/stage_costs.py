@@ -27,8 +27,8 @@ from hybridnn.pipeline.schedules.instructions import (
     Update,
     WeightGradient,
 )
-from hybridnn.pipeline.schedules.message_flow import Message
 from hybridnn.pipeline.schedules.methods import METHODS
+from hybridnn.pipeline.schedules.schedule import Message
 
 LOSS_BYTES = 8
 """The loss, which the last stage of an exact pipeline broadcasts."""

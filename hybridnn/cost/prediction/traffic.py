@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hybridnn.comm.recorder import bytes_sent_by_rank
 from hybridnn.cost.prediction.stage_costs import LOSS_BYTES, StageCosts
 from hybridnn.parallel.replicas.sharing import slice_bounds
-from hybridnn.pipeline.schedules.message_flow import Channel
+from hybridnn.pipeline.schedules.schedule import Channel
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from hybridnn.cost.prediction.stage_costs import StageCosts
 from hybridnn.errors import SettingError
 from hybridnn.pipeline.schedules.clock import Seconds
 from hybridnn.pipeline.schedules.instructions import COMPUTATIONS, Instruction, ReduceGradients
-from hybridnn.pipeline.schedules.message_flow import Message
+from hybridnn.pipeline.schedules.schedule import Message
 from hybridnn.utils.checks import require_number, require_whole
 
 

@@ -9,7 +9,7 @@ from math import inf
 import numpy as np
 
 from hybridnn.cost.simulation.simulate_layout import SimulatedStep
-from hybridnn.pipeline.checks.simulate import TimedInstruction, Timeline
+from hybridnn.pipeline.checks.simulated_schedule import TimedInstruction, Timeline
 from hybridnn.pipeline.drawing.drawing import Box, Drawing, Row, draw_timeline
 from hybridnn.pipeline.schedules.instructions import ReduceGradients, Update
 
@@ -37,8 +37,7 @@ def draw_simulation(step: SimulatedStep, most_rows: int = MOST_ROWS, most_boxes:
     end = _end_drawn([item.start for items in timed.values() for item in items], most_boxes)
     drawn = [tuple(item for item in timed.get(stage, ()) if item.start < end) for stage in range(schedule.stages)]
     makespan = min(end, step.seconds * MILLISECONDS)
-    # Of this timeline only the boxes are used.
-    drawing = draw_timeline(Timeline(schedule, tuple(drawn), makespan, 0.0, (), (), (), ()))
+    drawing = draw_timeline(Timeline(schedule, tuple(drawn), makespan))
     rows = []
     for stage in stages:
         boxes = [*drawing.rows[stage].boxes, *_added_boxes(step, stage, lane, drawn[stage])]

@@ -8,16 +8,20 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
 
-from hybridnn.pipeline.schedules.instructions import Barrier
-from hybridnn.pipeline.schedules.message_flow import Message, MessageFlow
-from hybridnn.pipeline.schedules.schedule import Schedule
+from hybridnn.pipeline.schedules.compiled_schedule import BARRIER, NO_NEED, advance
+from hybridnn.pipeline.schedules.instructions import Barrier, SendActivations, SendGradients
+from hybridnn.pipeline.schedules.schedule import Message, MessageFlow, Schedule
 
-_Meeting = Message | int
-"""A rendezvous: of the two ends of a message, or of all stages at the barrier of a number."""
 
-_Waits = list[tuple[int, _Meeting]]
-"""Positions of a stage's list at which it waits, and the rendezvous there."""
+class _Wait(NamedTuple):
+    """A position of a stage's list at which it waits: an end of a message, or the barrier of a number."""
+
+    position: int
+    meeting: Message | int
+    sends: bool
 
 
 def check_messages(schedule: Schedule) -> None:
@@ -37,47 +41,47 @@ def check_messages(schedule: Schedule) -> None:
     flow = MessageFlow(schedule)
     waits = [_waits(schedule, flow, stage) for stage in range(schedule.stages)]
     _check_order(schedule, waits)
-    left = _remaining(waits)
-    if not any(left):
+    stopped = _stopped(waits)
+    if not stopped:
         return
-    stages, closed = _follow(left)
-    positions = [left[stage][-1][0] for stage in stages[:-1]]
+    path = _path_of_waits(stopped, schedule.stages)
     descriptions = [
         f"stage {stage} waits at instruction {position} ({schedule.orders[stage][position]}) for stage {target}"
-        for stage, position, target in zip(stages[:-1], positions, stages[1:], strict=True)
+        for (stage, target), position in ((pair, stopped[pair[0]].position) for pair in pairwise(path))
     ]
     reason = "deadlock where every send blocks until it is received: " + ", ".join(descriptions)
-    raise schedule.error(stages[0], positions[0], reason + ("" if closed else ", which has ended"))
+    has_ended = "" if path[-1] in stopped else ", which has ended"
+    raise schedule.error(path[0], stopped[path[0]].position, reason + has_ended)
 
 
-def _waits(schedule: Schedule, flow: MessageFlow, stage: int) -> _Waits:
-    waits: _Waits = []
+def _waits(schedule: Schedule, flow: MessageFlow, stage: int) -> list[_Wait]:
+    waits: list[_Wait] = []
     for position, instruction in enumerate(schedule.orders[stage]):
         message = flow.carried(stage, instruction)
         if message is not None:
-            waits.append((position, message))
+            waits.append(_Wait(position, message, isinstance(instruction, (SendActivations, SendGradients))))
         elif isinstance(instruction, Barrier):
-            waits.append((position, instruction.minibatch))
+            waits.append(_Wait(position, instruction.minibatch, False))
     return waits
 
 
-def _check_order(schedule: Schedule, waits: list[_Waits]) -> None:
+def _check_order(schedule: Schedule, waits: Sequence[Sequence[_Wait]]) -> None:
     """Refuse a message that is not received in the order in which its sender sends.
 
     Such lists always deadlock; this check names the message.
     """
     sent: defaultdict[tuple[int, int], list[Message]] = defaultdict(list)
     for stage, own in enumerate(waits):
-        for _, meeting in own:
-            if not isinstance(meeting, int) and meeting[0].sender == stage:
-                sent[stage, meeting[0].receiver].append(meeting)
+        for _, message, sends in own:
+            if sends and not isinstance(message, int):
+                sent[stage, message[0].receiver].append(message)
     coming = {stages: iter(messages) for stages, messages in sent.items()}
     for stage, own in enumerate(waits):
-        for position, meeting in own:
-            if isinstance(meeting, int) or meeting[0].receiver != stage or meeting[0].sender == stage:
+        for position, message, sends in own:
+            if sends or isinstance(message, int) or message[0].sender == stage:
                 continue
-            following = next(coming[meeting[0].sender, stage])
-            if following != meeting:
+            following = next(coming[message[0].sender, stage])
+            if following != message:
                 raise schedule.error(stage, position, f"the next message is {_named(following)}")
 
 
@@ -88,40 +92,41 @@ def _named(message: Message) -> str:
     return f"the {content} of {number}, by the order in which stage {channel.sender} sends"
 
 
-def _remaining(waits: list[_Waits]) -> list[_Waits]:
-    """Complete all rendezvous at which all parties arrive, and return those left of each stage, the next one last."""
-    left = [own[::-1] for own in waits]
-    runnable = list(range(len(left)))
-    while runnable:
-        stage = runnable.pop()
-        if left[stage] and _absent(left, left[stage][-1][1]) is None:
-            parties = _parties(left, left[stage][-1][1])
-            for party in parties:
-                left[party].pop()
-            runnable += parties
-    return left
+def _stopped(waits: Sequence[Sequence[_Wait]]) -> dict[int, _Wait]:
+    """Where each stage stops that cannot go on.
+
+    Each end of a message is two steps: its stage arrives, and goes on when the other end has arrived. Those of the
+    sender have the numbers 4n and 4n + 1, those of the receiver 4n + 2 and 4n + 3.
+    """
+    numbers: dict[Message, int] = {}
+    lists: list[list[int]] = []
+    for own in waits:
+        lists.append([])
+        for _, meeting, sends in own:
+            if isinstance(meeting, int):
+                lists[-1].append(BARRIER - meeting)
+            else:
+                arrives = 4 * numbers.setdefault(meeting, len(numbers)) + (0 if sends else 2)
+                lists[-1] += [arrives, arrives + 1]
+    needs = [need for first in range(0, 4 * len(numbers), 4) for need in (NO_NEED, first + 2, NO_NEED, first)]
+    _, reached = advance(lists, needs)
+    stopped: dict[int, _Wait] = {}
+    for stage, (own, steps, done) in enumerate(zip(waits, lists, reached, strict=True)):
+        # A barrier is one step of its list, and the end of a message two, of which the second waits.
+        passed = sum(step <= BARRIER or step % 2 for step in steps[:done])
+        if passed < len(own):
+            stopped[stage] = own[passed]
+    return stopped
 
 
-def _parties(left: list[_Waits], meeting: _Meeting) -> Sequence[int]:
-    return range(len(left)) if isinstance(meeting, int) else meeting[0][:2]
-
-
-def _absent(left: list[_Waits], meeting: _Meeting) -> int | None:
-    """A stage that has not arrived at a rendezvous; None when all have."""
-    for stage in _parties(left, meeting):
-        if not left[stage] or left[stage][-1][1] != meeting:
-            return stage
-    # A stage that sends to itself never reaches the receive.
-    return None if isinstance(meeting, int) or meeting[0].sender != meeting[0].receiver else meeting[0].sender
-
-
-def _follow(left: list[_Waits]) -> tuple[list[int], bool]:
-    """Stages each of which waits for the next: a cycle back to the first and True, or up to one that has ended."""
-    path = [next(stage for stage, own in enumerate(left) if own)]
-    while left[path[-1]]:
-        target = _absent(left, left[path[-1]][-1][1])
-        assert target is not None, "a rendezvous at which all have arrived is complete"
-        if target in path:
-            return [*path[path.index(target) :], target], True
-        path.append(target)
-    return path, False
+def _path_of_waits(stopped: dict[int, _Wait], stages: int) -> list[int]:
+    """Stages each of which waits for the next: a cycle back to the first, or up to one that has ended."""
+    path = [min(stopped)]
+    while path[-1] in stopped and path[-1] not in path[:-1]:
+        _, meeting, sends = stopped[path[-1]]
+        if isinstance(meeting, int):
+            absent = (stage for stage in range(stages) if stage not in stopped or stopped[stage].meeting != meeting)
+            path.append(next(absent))
+        else:
+            path.append(meeting[0].receiver if sends else meeting[0].sender)
+    return path[path.index(path[-1]) :] if path[-1] in stopped else path

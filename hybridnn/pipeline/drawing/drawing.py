@@ -20,7 +20,7 @@ from hybridnn.pipeline.schedules.instructions import ALL_MICROBATCHES, Instructi
 from hybridnn.pipeline.schedules.schedule import Schedule
 
 if TYPE_CHECKING:
-    from hybridnn.pipeline.checks.simulate import TimedInstruction, Timeline
+    from hybridnn.pipeline.checks.simulated_schedule import TimedInstruction, Timeline
 
 
 @dataclass(frozen=True)

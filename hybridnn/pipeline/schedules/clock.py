@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from hybridnn.pipeline.schedules.compiled_schedule import BARRIER, CompiledSchedule
 from hybridnn.pipeline.schedules.instructions import Instruction
-from hybridnn.pipeline.schedules.message_flow import Message
+from hybridnn.pipeline.schedules.schedule import Message
 
 Seconds = float | NDArray[np.float64]
 """A time, or one per replica or candidate."""
@@ -110,7 +110,6 @@ def run(program: CompiledSchedule, costs: InstructionCosts, meet: Meet | None = 
 
     Parameters
     ----------
-    program : CompiledSchedule
     costs : InstructionCosts
         Numbers, or arrays of one shape.
     meet : callable, optional

@@ -1,4 +1,7 @@
-"""A schedule compiled into an order in which its computations can run, so that timing it is one loop."""
+"""A schedule compiled into an order in which its computations can run, so that timing it is one loop.
+
+The linter runs the messages of a schedule with the same `advance`.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +11,64 @@ from itertools import accumulate, chain, count, islice
 from typing import NamedTuple
 
 from hybridnn.pipeline.schedules.instructions import COMPUTATIONS, Barrier, Instruction
-from hybridnn.pipeline.schedules.message_flow import Message, MessageFlow
-from hybridnn.pipeline.schedules.schedule import Schedule, ScheduleError
+from hybridnn.pipeline.schedules.schedule import Message, MessageFlow, Schedule, ScheduleError
 
 BARRIER = -1
-"""Marks a barrier of all stages in `CompiledSchedule.order`."""
+"""Marks a barrier of all stages in a list of steps; smaller numbers mark further ones, which differ from each other."""
 
 NO_NEED = -1
-"""Marks a computation that needs no message in `CompiledSchedule.needs`."""
+"""Marks a step that needs no other one."""
 
 COMPUTING = frozenset(COMPUTATIONS)
+
+
+def advance(lists: Sequence[Sequence[int]], needs: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Run numbered steps, each after the one that it needs and after the previous one of its stage, as far as possible.
+
+    Parameters
+    ----------
+    lists : sequence of sequence of int
+        Steps of each stage; at `BARRIER` or a smaller number, all stages meet that are at the same number.
+    needs : sequence of int
+        For each step the one that it needs, or `NO_NEED`. No two steps need the same.
+
+    Returns
+    -------
+    order : list of int
+        The steps that ran.
+    reached : list of int
+        For each stage the number of steps of its list that ran.
+    """
+    reached = [0] * len(lists)
+    is_done = bytearray(len(needs) + 1)
+    waiting: dict[int, int] = {}
+    at_barrier: list[int] = []
+    order: list[int] = []
+    runnable = list(range(len(lists)))
+    while runnable:
+        stage = runnable.pop()
+        steps, position = lists[stage], reached[stage]
+        while position < len(steps):
+            step = steps[position]
+            if step <= BARRIER:
+                at_barrier.append(stage)
+                break
+            need = needs[step]
+            if need >= 0 and not is_done[need]:
+                waiting[need] = stage
+                break
+            order.append(step)
+            is_done[step] = True
+            position += 1
+            if step in waiting:
+                runnable.append(waiting.pop(step))
+        reached[stage] = position
+        if len(at_barrier) == len(lists) and len({lists[one][reached[one]] for one in at_barrier}) == 1:
+            order.append(BARRIER)
+            reached = [number + 1 for number in reached]
+            runnable += at_barrier
+            at_barrier.clear()
+    return order, reached
 
 
 class Times(NamedTuple):
@@ -125,6 +176,11 @@ def compile_schedule(schedule: Schedule) -> CompiledSchedule:
             messages.append(flow.needed(stage, computation))
     never = offsets[-1]
     needs = tuple(NO_NEED if message is None else makers.get(message, never) for message in messages)
+    lists = [_indices(order, first) for order, first in zip(schedule.orders, offsets, strict=False)]
+    order, reached = advance(lists, needs)
+    for stage, (indices, done) in enumerate(zip(lists, reached, strict=True)):
+        if done < len(indices):
+            raise _blocked(schedule, stage, done)
     return CompiledSchedule(
         schedule,
         tuple(chain.from_iterable(computations)),
@@ -132,46 +188,8 @@ def compile_schedule(schedule: Schedule) -> CompiledSchedule:
         offsets,
         needs,
         tuple(messages),
-        _order(schedule, offsets, needs),
+        tuple(order),
     )
-
-
-def _order(schedule: Schedule, offsets: Sequence[int], needs: Sequence[int]) -> tuple[int, ...]:
-    """Advance a stage until it needs a missing message, then the stages that its messages release."""
-    lists = [_indices(instructions, first) for instructions, first in zip(schedule.orders, offsets, strict=False)]
-    reached = [0] * schedule.stages
-    is_done = bytearray(offsets[-1] + 1)
-    waiting: dict[int, int] = {}
-    at_barrier: list[int] = []
-    order: list[int] = []
-    runnable = list(range(schedule.stages))
-    while runnable:
-        stage = runnable.pop()
-        indices, position = lists[stage], reached[stage]
-        while position < len(indices):
-            index = indices[position]
-            if index == BARRIER:
-                at_barrier.append(stage)
-                break
-            need = needs[index]
-            if need >= 0 and not is_done[need]:
-                waiting[need] = stage
-                break
-            order.append(index)
-            is_done[index] = True
-            position += 1
-            if index in waiting:
-                runnable.append(waiting.pop(index))
-        reached[stage] = position
-        if len(at_barrier) == schedule.stages:
-            order.append(BARRIER)
-            reached = [number + 1 for number in reached]
-            runnable += at_barrier
-            at_barrier.clear()
-    for stage, (indices, done) in enumerate(zip(lists, reached, strict=True)):
-        if done < len(indices):
-            raise _blocked(schedule, stage, done)
-    return tuple(order)
 
 
 def _indices(instructions: Sequence[Instruction], first: int) -> list[int]:

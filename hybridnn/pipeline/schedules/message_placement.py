@@ -29,8 +29,7 @@ from hybridnn.pipeline.schedules.instructions import (
     SendGradients,
     WeightGradient,
 )
-from hybridnn.pipeline.schedules.message_flow import Message
-from hybridnn.pipeline.schedules.schedule import Schedule
+from hybridnn.pipeline.schedules.schedule import Message, Schedule
 
 UNIT_DURATIONS: dict[type[Instruction], float] = {
     Forward: 1.0,

@@ -1,4 +1,4 @@
-"""A pipeline schedule: the instructions of every stage, and the weights that each pass reads.
+"""A pipeline schedule: the instructions of every stage, the weights that they read, and the messages that they carry.
 
 A schedule is built without MPI and never changed; the same object is linted, drawn, simulated, executed and traced.
 """
@@ -6,9 +6,20 @@ A schedule is built without MPI and never changed; the same object is linted, dr
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from hybridnn.errors import HybridnnError
-from hybridnn.pipeline.schedules.instructions import Backward, Forward, InputGradient, Instruction, Recompute
+from hybridnn.pipeline.schedules.instructions import (
+    Backward,
+    Forward,
+    InputGradient,
+    Instruction,
+    ReceiveActivations,
+    ReceiveGradients,
+    Recompute,
+    SendActivations,
+    SendGradients,
+)
 from hybridnn.pipeline.schedules.weight_policies import WeightPolicy, WeightRead
 
 
@@ -56,7 +67,6 @@ class Schedule:
     microbatches : int
         Microbatches of a minibatch, M.
     policy : WeightPolicy
-        Weights that each pass reads.
     orders : tuple of tuple of Instruction
         One list per stage.
     activation_bound : tuple of int
@@ -100,3 +110,79 @@ class Schedule:
         """The error at a position of a stage's list, which may be its end."""
         order = self.orders[stage]
         return ScheduleError(stage, position, order[position] if position < len(order) else None, reason)
+
+
+class Channel(NamedTuple):
+    """Path of one kind of messages.
+
+    Attributes
+    ----------
+    sender, receiver : int
+        Stages.
+    gradients : bool
+        Gradients of a backward pass, not activations of a forward pass.
+    chunk : int
+        Chunk of the receiver.
+    """
+
+    sender: int
+    receiver: int
+    gradients: bool
+    chunk: int
+
+
+Message = tuple[Channel, int, int]
+"""Channel, minibatch and microbatch; messages sort, so that both ends can agree on an order."""
+
+_Channels = dict[tuple[int, type[Instruction], int], Channel]
+"""From stage, kind and chunk of an instruction."""
+
+
+class MessageFlow:
+    """The messages of a schedule, those between two chunks of one rank included."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self._made: _Channels = {}
+        self._needed: _Channels = {}
+        self._carried: _Channels = {}
+        for stage in range(schedule.stages):
+            for chunk in range(schedule.chunks):
+                if not schedule.is_last(stage, chunk):
+                    receiver, receiver_chunk = schedule.after(stage, chunk)
+                    channel = Channel(stage, receiver, False, receiver_chunk)
+                    self._add(channel, chunk, (Forward,), SendActivations, ReceiveActivations)
+                if not schedule.is_first(stage, chunk):
+                    receiver, receiver_chunk = schedule.before(stage, chunk)
+                    channel = Channel(stage, receiver, True, receiver_chunk)
+                    self._add(channel, chunk, (Backward, InputGradient), SendGradients, ReceiveGradients)
+
+    def _add(
+        self,
+        channel: Channel,
+        sender_chunk: int,
+        computations: tuple[type[Instruction], ...],
+        send: type[Instruction],
+        receive: type[Instruction],
+    ) -> None:
+        for computation in computations:
+            self._made[channel.sender, computation, sender_chunk] = channel
+            self._needed[channel.receiver, computation, channel.chunk] = channel
+        self._carried[channel.sender, send, sender_chunk] = channel
+        self._carried[channel.receiver, receive, channel.chunk] = channel
+
+    def made(self, stage: int, instruction: Instruction) -> Message | None:
+        """The message whose content a computation produces."""
+        return _message(self._made, stage, instruction)
+
+    def needed(self, stage: int, instruction: Instruction) -> Message | None:
+        """The message that a computation consumes."""
+        return _message(self._needed, stage, instruction)
+
+    def carried(self, stage: int, instruction: Instruction) -> Message | None:
+        """The message that a send sends or a receive receives."""
+        return _message(self._carried, stage, instruction)
+
+
+def _message(channels: _Channels, stage: int, instruction: Instruction) -> Message | None:
+    channel = channels.get((stage, type(instruction), instruction.chunk))
+    return None if channel is None else (channel, instruction.minibatch, instruction.microbatch)

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.image import imread
 
-from hybridnn.pipeline.checks.simulate import Durations, simulate
+from hybridnn.pipeline.checks.simulated_schedule import Durations, simulate
 from hybridnn.pipeline.drawing.drawing import KINDS, Box, Drawing, Row, axis_ticks, draw_timeline
 from hybridnn.pipeline.drawing.png import png_bytes
 from hybridnn.pipeline.drawing.svg import svg_text

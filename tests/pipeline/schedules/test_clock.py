@@ -22,9 +22,8 @@ from hybridnn.pipeline.schedules.instructions import (
     Recompute,
     ReduceGradients,
 )
-from hybridnn.pipeline.schedules.message_flow import Message
 from hybridnn.pipeline.schedules.methods import METHODS, forward_only, make_schedule
-from hybridnn.pipeline.schedules.schedule import Schedule, ScheduleError
+from hybridnn.pipeline.schedules.schedule import Message, Schedule, ScheduleError
 from reference.schedule_times import times_of_computations
 
 COUNTS = (1, 2, 3, 5, 8, 13)

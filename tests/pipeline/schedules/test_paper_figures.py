@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hybridnn.pipeline.checks.simulate import Durations, Timeline, simulate
+from hybridnn.pipeline.checks.simulated_schedule import Durations, Timeline, simulate
 from hybridnn.pipeline.schedules.methods import make_schedule
 
 LETTERS = {"forward": "F", "backward": "B", "recompute": "R"}

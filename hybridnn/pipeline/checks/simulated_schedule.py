@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from math import inf
 from typing import NamedTuple
 
@@ -19,9 +20,8 @@ from hybridnn.pipeline.schedules.instructions import (
     Recompute,
     WeightGradient,
 )
-from hybridnn.pipeline.schedules.memory_plan import plan_memory
-from hybridnn.pipeline.schedules.message_flow import MessageFlow
-from hybridnn.pipeline.schedules.schedule import Schedule
+from hybridnn.pipeline.schedules.memory_plan import MemoryPlan, plan_memory
+from hybridnn.pipeline.schedules.schedule import MessageFlow, Schedule
 from hybridnn.pipeline.schedules.weight_policies import WeightRead
 from hybridnn.utils.checks import require_number
 
@@ -100,37 +100,39 @@ class Timeline:
 
     Attributes
     ----------
-    schedule : Schedule
     stages : tuple of tuple of TimedInstruction
         One list per stage, in the order of the schedule.
     makespan : float
         End of the last instruction.
-    bubble_fraction : float
-        Share of the stages' time in which they compute nothing; 0 if nothing takes time.
-    peak_live_activations, peak_live_inputs, peak_weight_versions : tuple of int
-        Per stage, as in `hybridnn.pipeline.schedules.memory_plan.MemoryPlan`.
-    busy : tuple of float
-        Per stage, the time in which it computes.
     """
 
     schedule: Schedule
     stages: tuple[tuple[TimedInstruction, ...], ...]
     makespan: float
-    bubble_fraction: float
-    peak_live_activations: tuple[int, ...]
-    peak_live_inputs: tuple[int, ...]
-    peak_weight_versions: tuple[int, ...]
-    busy: tuple[float, ...]
+
+    @cached_property
+    def busy(self) -> tuple[float, ...]:
+        """Per stage, the time in which it computes."""
+        return tuple(
+            sum(timed.end - timed.start for timed in stage if type(timed.instruction) in COMPUTING)
+            for stage in self.stages
+        )
+
+    @property
+    def bubble_fraction(self) -> float:
+        """Share of the stages' time in which they compute nothing; 0 if nothing takes time."""
+        return 1 - sum(self.busy) / (self.schedule.stages * self.makespan) if self.makespan else 0.0
+
+    @cached_property
+    def plans(self) -> tuple[MemoryPlan, ...]:
+        """Per stage, what it holds at a time."""
+        return tuple(plan_memory(self.schedule, stage) for stage in range(self.schedule.stages))
 
 
 def simulate(schedule: Schedule, durations: Durations) -> Timeline:
-    """Run a schedule on the clock, all stages with the same durations; messages do not occupy a stage.
+    """Run a schedule, which must pass the linter, on the clock.
 
-    Parameters
-    ----------
-    schedule : Schedule
-        Must pass the linter.
-    durations : Durations
+    All stages have the same durations, and messages do not occupy a stage.
 
     Raises
     ------
@@ -140,21 +142,7 @@ def simulate(schedule: Schedule, durations: Durations) -> Timeline:
     program = compile_schedule(schedule)
     times = program.times(durations.of(program), [durations.message] * len(program.computations))
     stages = tuple(tuple(_timed(program, times, stage, durations.message)) for stage in range(schedule.stages))
-    makespan = max((timed.end for stage in stages for timed in stage), default=0.0)
-    busy = tuple(
-        sum(timed.end - timed.start for timed in stage if type(timed.instruction) in COMPUTING) for stage in stages
-    )
-    plans = [plan_memory(schedule, stage) for stage in range(schedule.stages)]
-    return Timeline(
-        schedule,
-        stages,
-        makespan,
-        1 - sum(busy) / (schedule.stages * makespan) if makespan else 0.0,
-        tuple(plan.peak_live_activations for plan in plans),
-        tuple(plan.peak_live_inputs for plan in plans),
-        tuple(plan.peak_weight_versions for plan in plans),
-        busy,
-    )
+    return Timeline(schedule, stages, max((timed.end for stage in stages for timed in stage), default=0.0))
 
 
 def _timed(program: CompiledSchedule, times: Times, stage: int, message_seconds: float) -> Iterator[TimedInstruction]:
