@@ -47,14 +47,10 @@ class Method:
         Weights that each pass reads.
     activations : callable
         From (size, stage) to the most microbatches whose activations the stage holds at a time.
-    exact : bool
-        Every minibatch is complete before the next one begins.
     cuts_minibatches : bool
         Splits minibatches into microbatches.
     chunked : bool
         A stage has several chunks.
-    predicts : bool
-        Reads predicted weights, which needs an optimizer with momentum.
     fills_pipeline : bool
         A minibatch needs at least as many microbatches as there are stages.
     placed_weight_gradients : bool
@@ -70,14 +66,22 @@ class Method:
     order: Order
     policy: WeightPolicy
     activations: ActivationBound
-    exact: bool = False
     cuts_minibatches: bool = False
     chunked: bool = False
-    predicts: bool = False
     fills_pipeline: bool = False
     placed_weight_gradients: bool = False
     placed_messages: bool = False
     synchronized: WeightPolicy | None = None
+
+    @property
+    def exact(self) -> bool:
+        """Whether every minibatch is complete before the next one begins."""
+        return self.policy is EXACT
+
+    @property
+    def predicts(self) -> bool:
+        """Whether it reads predicted weights, which needs an optimizer with momentum."""
+        return self.policy is PREDICTED
 
 
 def _one_microbatch(size: ScheduleSize, stage: int) -> int:
@@ -93,16 +97,12 @@ def _complete_and_next_minibatch(size: ScheduleSize, stage: int) -> int:
     return min(size.microbatches + size.stages - 1 - stage, size.microbatches * size.minibatches)
 
 
-def _microbatches_in_flight(size: ScheduleSize, stage: int) -> int:
+def _in_flight_with_flush(size: ScheduleSize, stage: int) -> int:
     return min(size.stages - stage, size.microbatches)
 
 
-def _minibatches_in_flight(size: ScheduleSize, stage: int) -> int:
+def _in_flight_without_flush(size: ScheduleSize, stage: int) -> int:
     """Kang 2019, Table 1: K - k + 1 minibatches at device k, which counts from 1."""
-    return min(size.stages - stage, size.minibatches)
-
-
-def _microbatches_of_all_in_flight(size: ScheduleSize, stage: int) -> int:
     return min(size.stages - stage, size.microbatches * size.minibatches)
 
 
@@ -115,14 +115,13 @@ def _interleaved(size: ScheduleSize, stage: int) -> int:
 
 
 _METHODS = (
-    Method("sequential", "one minibatch at a time", orders.gpipe, EXACT, _one_microbatch, exact=True),
+    Method("sequential", "one minibatch at a time", orders.gpipe, EXACT, _one_microbatch),
     Method(
         "gpipe",
         "all forward passes of a minibatch's microbatches, then all backward passes",
         orders.gpipe,
         EXACT,
         _complete_minibatch,
-        exact=True,
         cuts_minibatches=True,
     ),
     Method(
@@ -130,8 +129,7 @@ _METHODS = (
         "one forward and one backward pass in turn, empty after every minibatch",
         orders.one_forward_one_backward,
         EXACT,
-        _microbatches_in_flight,
-        exact=True,
+        _in_flight_with_flush,
         cuts_minibatches=True,
     ),
     Method(
@@ -140,7 +138,6 @@ _METHODS = (
         orders.interleaved,
         EXACT,
         _interleaved,
-        exact=True,
         cuts_minibatches=True,
         chunked=True,
     ),
@@ -150,7 +147,6 @@ _METHODS = (
         orders.zero_bubble_h1,
         EXACT,
         _as_first_stage,
-        exact=True,
         cuts_minibatches=True,
         placed_weight_gradients=True,
     ),
@@ -159,7 +155,7 @@ _METHODS = (
         "delayed gradients: one forward pass, then the backward passes of all stages at once",
         orders.delayed_gradients,
         STASHED,
-        _minibatches_in_flight,
+        _in_flight_without_flush,
         placed_messages=True,
     ),
     Method(
@@ -175,7 +171,7 @@ _METHODS = (
         "1f1b over minibatches that is never empty, with stashed weights",
         orders.pipedream,
         STASHED,
-        _minibatches_in_flight,
+        _in_flight_without_flush,
         synchronized=VERTICAL_SYNC,
     ),
     Method(
@@ -183,7 +179,7 @@ _METHODS = (
         "1f1b over microbatches that is never empty, with two weight versions",
         orders.pipedream_2bw,
         DOUBLE_BUFFERED,
-        _microbatches_of_all_in_flight,
+        _in_flight_without_flush,
         cuts_minibatches=True,
         fills_pipeline=True,
     ),
@@ -192,15 +188,14 @@ _METHODS = (
         "as pipedream without stashed weights",
         orders.pipedream,
         CURRENT,
-        _minibatches_in_flight,
+        _in_flight_without_flush,
     ),
     Method(
         "spectrain",
         "as vanilla with predicted weights",
         orders.pipedream,
         PREDICTED,
-        _minibatches_in_flight,
-        predicts=True,
+        _in_flight_without_flush,
     ),
 )
 

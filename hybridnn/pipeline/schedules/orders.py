@@ -209,32 +209,26 @@ def _alternate(
 
 
 def _delayed(size: ScheduleSize, stage: int, *, recompute: bool) -> list[Instruction]:
-    """The steps of Kang 2019, Tables 3 and 4, with loads, messages and barriers.
-
-    A step ends with the receive of the gradient that the next step uses.
-    """
-    delay = size.stages - 1 - stage
+    """The steps of Kang 2019, Tables 3 and 4, with loads, messages and barriers."""
+    is_first, is_last = stage == 0, stage == size.stages - 1
     order: list[Instruction] = []
     for step in range(size.minibatches + size.stages - 1):
+        # "custom forward pass"
         if step < size.minibatches:
-            if step:
-                order.append(Barrier(step))
-            order += _forward_step(step, first=stage == 0, last=delay == 0)
+            order += [Barrier(step)] if step else []
+            order.append(LoadInput(step) if is_first else ReceiveActivations(step))
+            order += [LoadTarget(step)] if is_last else []
+            order.append(Forward(step))
+            order += [] if is_last else [SendActivations(step)]
         order.append(Barrier(step))
-        t = step - delay
+        # "custom backward pass"
+        t = step - (size.stages - 1 - stage)
         if 0 <= t < size.minibatches:
-            order += [Recompute(t), Backward(t)] if recompute else [Backward(t)]
-            order += [SendGradients(t)] if stage else []
+            order += [Recompute(t)] if recompute else []
+            order.append(Backward(t))
+            order += [] if is_first else [SendGradients(t)]
             order += _update(t)
-        if delay and 0 <= t + 1 < size.minibatches:
+        # "receive gradient from next device": for the next step
+        if not is_last and 0 <= t + 1 < size.minibatches:
             order.append(ReceiveGradients(t + 1))
-    return order
-
-
-def _forward_step(minibatch: int, *, first: bool, last: bool) -> list[Instruction]:
-    """The custom forward pass of Tables 3 and 4."""
-    order: list[Instruction] = [LoadInput(minibatch) if first else ReceiveActivations(minibatch)]
-    order += [LoadTarget(minibatch)] if last else []
-    order.append(Forward(minibatch))
-    order += [] if last else [SendActivations(minibatch)]
     return order
