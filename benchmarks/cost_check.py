@@ -30,7 +30,6 @@ from hybridnn.cost.prediction.predict import predict
 from hybridnn.cost.prediction.workload import Workload
 from hybridnn.pipeline.schedules.methods import METHODS
 from hybridnn.runs.step_timer import TrainingTimer
-from hybridnn.runs.workload import layout_of_plan
 from hybridnn.training.config import Pipelining
 
 RESULTS = Path(__file__).parent / "results"
@@ -110,18 +109,9 @@ def prepare(machine: Machine, model: MLP, batch_size: int, case: Case) -> Run:
     grid = ProcessGrid(mpi.COMM_WORLD if case.axes else mpi.COMM_SELF, **case.axes)
     quiet = {"log_every": 10**6, "evaluate_every": 10**6}
     trainer = Trainer(model, SGD(lr=1e-6), grid=grid, batch_size=batch_size, **quiet, **case.settings)
-    overlap, split = case.settings.get("overlap", True), case.settings.get("model_split", "columns")
-    layout = layout_of_plan(
-        trainer.plan,
-        grid.stages,
-        trainer.plan.layers,
-        split=split,
-        overlap=overlap,
-        sharing_ranks=trainer.sharing_ranks(),
-    )
     one = Workload(model, batch_size, batch_size, classification=False)
-    steps = max(LEAST_STEPS, round(ROUND_SECONDS / predict(one, layout, machine).seconds_per_step))
-    epoch = predict(Workload(model, steps * batch_size, batch_size, classification=False), layout, machine)
+    steps = max(LEAST_STEPS, round(ROUND_SECONDS / predict(one, trainer.layout, machine).seconds_per_step))
+    epoch = predict(Workload(model, steps * batch_size, batch_size, classification=False), trainer.layout, machine)
     return Run(model.sizes, batch_size, case.name, trainer, steps, epoch.seconds_per_epoch / steps, [])
 
 

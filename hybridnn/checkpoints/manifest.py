@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import chain
 from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from hybridnn.errors import DataError, one_line
+from hybridnn.pipeline.layout import Layout
 from hybridnn.pipeline.schedules.methods import METHODS
 from hybridnn.utils.files import parse_json
 from hybridnn.utils.settings_models import first_problem
@@ -71,15 +73,6 @@ class Origin(_Frozen):
         Of the initial weights and of the order of samples. With `shuffle`, the epoch and the minibatches done it is the
         whole random state: generators are keyed by (seed, layer, row) or (seed, epoch).
     shuffle : bool
-    stages : tuple of (int, int)
-        Batch and model ranks of every pipeline stage.
-    model_split : str
-    partition : tuple of int
-        Layers of every chunk of the pipeline, in the order of the network.
-    chunks : int
-        Chunks per stage.
-    method : str
-        Of the pipeline.
     """
 
     model: str
@@ -87,18 +80,17 @@ class Origin(_Frozen):
     data: str
     seed: int
     shuffle: bool
-    stages: Annotated[tuple[tuple[Positive, Positive], ...], Field(min_length=1)]
-    model_split: str
-    partition: Annotated[tuple[Positive, ...], Field(min_length=1)]
-    chunks: Positive
-    method: str
+    layout: Layout
 
-    @field_validator("method")
+    @field_validator("layout")
     @classmethod
-    def _known_method(cls, label: str) -> str:
-        if label.partition(" ")[0] not in METHODS:
-            raise ValueError(f"{label!r} is no pipeline method")
-        return label
+    def _possible_layout(cls, layout: Layout) -> Layout:
+        if layout.method not in METHODS:
+            raise ValueError(f"{layout.method!r} is no pipeline method")
+        counts = [layout.chunks, layout.microbatches, *layout.layers, *chain.from_iterable(layout.stages)]
+        if min(counts) < 1 or not layout.stages or len(layout.layers) != layout.chunks * len(layout.stages):
+            raise ValueError(f"{layout} is impossible")
+        return layout
 
 
 class ArrayEntry(_Frozen):

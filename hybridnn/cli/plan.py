@@ -44,14 +44,13 @@ def plan(
     from hybridnn.cost.machine.file import require_machine
     from hybridnn.cost.planning.plan import plan as make_plan
     from hybridnn.cost.planning.reasons import best_by_ranks
-    from hybridnn.runs.auto_layout import fixed_constraints
-    from hybridnn.runs.workload import workload_from_settings
+    from hybridnn.runs.workload import fixed_constraints, workload_from_settings
 
     with first_rank_alone():
         cluster = require_machine(machine)
-        workload, constraints = workload_from_settings(settings), fixed_constraints(settings)
-        result = make_plan(workload, cluster, ranks or cluster.ranks, top, constraints)
-        best = None if result.best_exact is None else best_by_ranks(workload, cluster, result.best_exact, constraints)
+        workload, wanted = workload_from_settings(settings), fixed_constraints(settings)
+        result = make_plan(workload, cluster, ranks or cluster.ranks, top, wanted)
+        best = None if result.best_exact is None else best_by_ranks(workload, cluster, result.best_exact, wanted)
         facts = _facts(result, best)
         if output_format is Format.json:
             write_json(facts)
@@ -143,7 +142,7 @@ def _two_lines(option: Prediction, facts: Facts) -> str:
     layout = option.layout
     batch, model = layout.stages[0]
     grid = f"{len(layout.stages)} x {batch} x {model}"
-    first = " ".join([grid, *([layout.split] if model > 1 else [])]) + ("" if layout.overlap else ", no overlap")
+    first = " ".join([grid, *([layout.model_split] if model > 1 else [])]) + ("" if layout.overlap else ", no overlap")
     second = []
     if len(layout.stages) > 1:
         second.append(layout.method + (f" / {layout.microbatches}" if layout.microbatches > 1 else ""))

@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
     from hybridnn.cost.breakdowns import TimeBreakdown
     from hybridnn.cost.machine.machine import Machine
-    from hybridnn.cost.prediction.workload import Layout
     from hybridnn.cost.simulation.disturbance import Disturbance
     from hybridnn.cost.simulation.scaling import ScalingCurve
     from hybridnn.cost.simulation.simulate_layout import SimulatedStep
     from hybridnn.pipeline.drawing.drawing import Drawing
+    from hybridnn.pipeline.layout import Layout
 
 
 MOST_MINIBATCHES = 10_000

@@ -7,6 +7,7 @@ the samples are split). Ranks vary fastest along model, then batch, then pipelin
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -64,6 +65,8 @@ class ProcessGrid:
         Batch and model ranks of every stage.
     nodes : int
         Number of nodes.
+    node_ranks : int
+        Most ranks on a node.
     stall_watchdog : StallWatchdog or None
         Ends a job that stalls, from the first training on the grid on; None for one rank.
 
@@ -112,7 +115,7 @@ class ProcessGrid:
 
         node_comm = ranks.Split_type(mpi.COMM_TYPE_SHARED)
         nodes = _node_of_every_rank(ranks, node_comm)
-        self.nodes = len(set(nodes))
+        self.nodes, self.node_ranks = len(set(nodes)), max(Counter(nodes).values())
         widest_model = max(model for _, model in self.stages)
         position = place_ranks(nodes, widest_model).index(ranks.Get_rank())
         self._first_of_stage = [0, *accumulate(batch * model for batch, model in self.stages)]

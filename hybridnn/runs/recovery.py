@@ -28,9 +28,9 @@ from hybridnn.diagnostics.lost_ranks import SurvivingRanks, tolerates_losses
 from hybridnn.errors import EnvironmentProblem, HybridnnError
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.runs import run
-from hybridnn.runs.auto_layout import resolve_layout
 from hybridnn.runs.folder import CHECKPOINTS, Start, resume_advice
 from hybridnn.runs.history_file import HISTORY, read_records, run_status, to_line
+from hybridnn.runs.workload import choose_parallel_settings
 from hybridnn.training.records import History, Record
 from hybridnn.utils.files import write_atomically
 from hybridnn.utils.text import name_ranks
@@ -119,7 +119,7 @@ def train_on_survivors(
         return RunOutcome()
     ranks = SurvivingRanks.of_job()
     run.require_same_run(settings, start, forced=forced)
-    attempts = _Attempts(resolve_layout(settings), view_of, ranks, start, forced=forced)
+    attempts = _Attempts(choose_parallel_settings(settings), view_of, ranks, start, forced=forced)
     while (outcome := attempts.train()) is None:
         pass
     return outcome

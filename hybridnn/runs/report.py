@@ -124,21 +124,21 @@ def _header(
     wire: str | None,
     folder: Path,
 ) -> RunHeader:
-    grid, plan = trainer.grid, trainer.plan
+    grid, layout = trainer.grid, trainer.layout
     return RunHeader(
         ranks=grid.size,
         pipeline=grid.pipeline,
         batch=grid.batch,
         model=grid.model,
-        method=plan.label if grid.pipeline > 1 else None,
-        microbatches=plan.microbatches,
+        method=layout.method_text if grid.pipeline > 1 else None,
+        microbatches=layout.microbatches,
         stages=tuple(
             StageHeader(
                 **asdict(memory[stage]),
                 stage=stage,
                 batch=batch,
                 model=model,
-                layers=tuple(layer.index for chunk in plan.layers_of(trainer.model, stage) for layer in chunk),
+                layers=tuple(layer.index for chunk in layout.layers_of(trainer.model, stage) for layer in chunk),
             )
             for stage, (batch, model) in enumerate(grid.stages)
         ),

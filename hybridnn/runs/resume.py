@@ -266,16 +266,13 @@ def _require_same_origin(old: Origin, new: Origin, *, forced: bool) -> None:
         raise SettingError("model", new.model, f"the checkpoint is of {old.model}")
     if old.data != new.data and not forced:
         raise SettingError("data", new.data, f"the checkpoint is of {old.data}; --force trains on with the new data")
-    layouts = [(origin.method, origin.stages, origin.partition) for origin in (old, new)]
-    stale = not all(_is_exact(origin) for origin in (old, new))
-    if stale and layouts[0] != layouts[1] and not forced:
+    layouts = old.layout, new.layout
+    before, now = ((layout.method_text, layout.stages, layout.layers) for layout in layouts)
+    stale = not all(layout.exact for layout in layouts)
+    if stale and before != now and not forced:
         raise SettingError(
             "parallel",
-            f"{new.method} over {new.stages}",
-            f"the checkpoint is of {old.method} over {old.stages}, and stale methods train something else on another "
+            new.layout.describe(),
+            f"the checkpoint is of {old.layout.describe()}, and stale methods train something else on another "
             "layout; --force goes on all the same",
         )
-
-
-def _is_exact(origin: Origin) -> bool:
-    return len(origin.stages) == 1 or METHODS[origin.method.split()[0]].exact

@@ -23,7 +23,6 @@ from hybridnn.config.build import (
 from hybridnn.config.settings import ParallelSettings, Settings
 from hybridnn.errors import EnvironmentProblem, HybridnnError
 from hybridnn.parallel.grid import ProcessGrid, all_ranks_group
-from hybridnn.runs.auto_layout import resolve_layout
 from hybridnn.runs.best_weights import BestWeights
 from hybridnn.runs.checkpoint_hook import CheckpointHook, stopped_by_signal
 from hybridnn.runs.data import PlacedData, place_data
@@ -32,7 +31,7 @@ from hybridnn.runs.report import RunReport, RunView, summarize
 from hybridnn.runs.resume import data_identity, resume
 from hybridnn.runs.stop_signals import StopSignals
 from hybridnn.runs.trace.trace_file import write_trace
-from hybridnn.runs.workload import predicted_step
+from hybridnn.runs.workload import choose_parallel_settings, predicted_step
 from hybridnn.training.device import TrainingDevice, resolve_device
 from hybridnn.training.equal_settings import describe_value, require_same_settings
 from hybridnn.training.records import EpochRecord, RunSummary
@@ -155,7 +154,7 @@ def run_training(
         _write_last_checkpoint(training.hook, trainer)
         with trainer.busy("writing the results"):
             if run.settings.output.trace:
-                write_trace(None if folder is None else folder.trace_path, grid, trainer.plan.label)
+                write_trace(None if folder is None else folder.trace_path, grid, trainer.layout.method_text)
             weights = trainer.weights()
             summary = summarize(trainer, str(path), seconds, first_step)
             agree(grid.world, partial(report.finish, weights, summary))
@@ -179,7 +178,7 @@ def require_same_run(settings: Settings, start: Start, *, forced: bool, comm: MP
 
 def _prepare(settings: Settings, comm: MPI.Intracomm | None) -> _PreparedRun:
     """Make the process grid, choose the device, load the data and make the trainer; collective."""
-    settings = resolve_layout(settings)
+    settings = choose_parallel_settings(settings)
     grid = _make_grid(settings, comm)
     device = resolve_device(make_device_options(settings.device), grid)  # before anything that takes long
     data = place_data(
@@ -225,8 +224,8 @@ def _make_trainer(settings: Settings, grid: ProcessGrid, device: TrainingDevice,
 def _resolved(parallel: ParallelSettings, trainer: Trainer) -> ParallelSettings:
     """The settings of the grid and the pipeline as they run, so that ``config.toml`` repeats the run exactly."""
     update: dict[str, Any] = {} if parallel.stages else {"batch": trainer.grid.batch}
-    if (plan := trainer.plan).stages > 1:
-        update |= {"microbatches": plan.microbatches, "chunks": plan.chunks, "partition": plan.layers}
+    if len((layout := trainer.layout).stages) > 1:
+        update |= {"microbatches": layout.microbatches, "chunks": layout.chunks, "partition": layout.layers}
     return parallel.model_copy(update=update)
 
 

@@ -10,14 +10,13 @@ import numpy as np
 from hybridnn.checkpoints.manifest import Progress
 from hybridnn.comm.mpi import import_mpi
 from hybridnn.cost.calibration.compute_samples import StepCase, StepTime
-from hybridnn.nn.optimizers import SGD, Adam, Optimizer
+from hybridnn.cost.prediction.workload import OPTIMIZERS
 from hybridnn.parallel.grid import ProcessGrid
-from hybridnn.pipeline.schedules.methods import METHODS
+from hybridnn.pipeline.layout import Layout
 from hybridnn.training.config import TrainConfig
 from hybridnn.training.data_split import make_split
 from hybridnn.training.engine import Engine, make_engine
 from hybridnn.training.epoch import EpochHooks, train_epoch
-from hybridnn.training.pipelining import PipelinePlan
 
 RATE = 1e-9
 """Learning rate, so small that the training does not diverge."""
@@ -37,9 +36,14 @@ class TrainingTimer:
 
     def __call__(self, case: StepCase) -> StepTime:
         """Train steps of `case`; the median time of a step."""
-        method = METHODS["gpipe" if case.microbatches > 1 else "sequential"]
-        plan = PipelinePlan(method, 1, 1, case.microbatches, False, False, False, (len(case.model.layers),))
-        engine = self._engine(case, plan)
+        layout = Layout(
+            ((1, 1),),
+            (len(case.model.layers),),
+            overlap=False,
+            method="gpipe" if case.microbatches > 1 else "sequential",
+            microbatches=case.microbatches,
+        )
+        engine = self._engine(case, layout)
         generator = np.random.default_rng(0)
         samples, sizes = MINIBATCHES * case.batch_size, case.model.sizes
         x = generator.standard_normal((samples, sizes[0]))
@@ -54,21 +58,19 @@ class TrainingTimer:
             train_epoch(engine, self._grid, split, minibatches, Progress(), hooks)
 
         train()  # warm-up
-        instructions = len(plan.training(1).orders[0])
+        instructions = len(layout.schedule(1).orders[0])
         rounds = sorted((self._timed(train, instructions) for _ in range(ROUNDS)), key=lambda time: time.overhead)
         return rounds[ROUNDS // 2]
 
-    def _engine(self, case: StepCase, plan: PipelinePlan) -> Engine:
-        optimizers: dict[str, Optimizer] = {"sgd": SGD(RATE, momentum=0.0), "momentum": SGD(RATE), "adam": Adam(RATE)}
+    def _engine(self, case: StepCase, layout: Layout) -> Engine:
         config = TrainConfig(
             case.model,
-            optimizers[case.optimizer],
+            OPTIMIZERS[case.optimizer],
             batch_size=case.batch_size,
             dtype=case.dtype,
-            overlap=False,
             shared_replicas=False,
         )
-        engine = make_engine(config, self._grid, plan, fused_update=False)  # so that the update is timed by itself
+        engine = make_engine(config, self._grid, layout, fused_update=False)  # so that the update is timed by itself
         engine.arrays.initialize(0)
         return engine
 

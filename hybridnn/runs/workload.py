@@ -1,25 +1,30 @@
-"""Workload and layout of a run for the cost models, as the trainer would resolve them, and the predicted step."""
+"""Workload and layout of a run for the cost models, as the trainer would resolve them; the automatic layout."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import TYPE_CHECKING
+import json
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
 
-from hybridnn.comm.agreement import agree
+from hybridnn.comm.agreement import agree, broadcast_text
+from hybridnn.comm.mpi import running_ranks
 from hybridnn.config.build import describe_data, make_model, make_optimizer, make_train_config
-from hybridnn.config.settings import OptimizerSettings, Settings, with_stages
-from hybridnn.cost.machine.file import find_machine, read_machine
+from hybridnn.config.settings import ParallelSettings, Settings, with_stages
+from hybridnn.cost.machine.file import find_machine, read_machine, require_machine
 from hybridnn.cost.machine.machine import Machine
 from hybridnn.cost.planning.balance import balanced_layers
+from hybridnn.cost.planning.plan import best_exact
 from hybridnn.cost.prediction.predict import predict
-from hybridnn.cost.prediction.workload import GradientRounding, Layout, Workload
+from hybridnn.cost.prediction.workload import Workload
 from hybridnn.datasets import Dataset, DatasetInfo, count_tests
 from hybridnn.errors import SettingError
-from hybridnn.kernels.compressed_formats import COMPRESSED_FORMATS
 from hybridnn.nn.mlp import MLP
+from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.parallel.layer_split import split_layers
 from hybridnn.parallel.placement import resolve_axes, resolve_stages
-from hybridnn.training.pipelining import PipelinePlan, overlaps, plan_pipeline
+from hybridnn.pipeline.layout import Layout
+from hybridnn.pipeline.schedules.methods import METHODS
+from hybridnn.training.layout_choice import resolve_layout
 from hybridnn.training.records import PredictedStep
 
 if TYPE_CHECKING:
@@ -46,12 +51,20 @@ def workload_of_run(settings: Settings, model: MLP, train_samples: int, task: st
         train_samples,
         settings.training.batch_size,
         settings.training.dtype,
-        _optimizer_name(settings.optimizer),
+        make_optimizer(settings.optimizer),
         classification=task == "classification",
         clips=settings.training.clip_norm is not None,
         distribution=settings.data.distribution,
-        rereads_gradient=not make_optimizer(settings.optimizer).reads_gradient_once,
     )
+
+
+def _train_samples(data: Dataset | DatasetInfo, test_fraction: float) -> int:
+    """Training samples, without those that are set aside for a data set without test samples."""
+    if isinstance(data, Dataset):
+        samples, tests = data.train.samples, 0 if data.test is None else data.test.samples
+    else:
+        samples, tests = data.train_samples, data.test_samples
+    return samples if tests else samples - count_tests(samples, test_fraction)
 
 
 def layout_from_settings(settings: Settings, ranks: int, model: MLP, machine: Machine | None = None) -> Layout:
@@ -74,67 +87,19 @@ def layout_from_settings(settings: Settings, ranks: int, model: MLP, machine: Ma
     else:
         pipeline, batch, model_ranks = resolve_axes(ranks, parallel.pipeline, parallel.batch, parallel.model)
         stages = ((batch, model_ranks),) * pipeline
-    plan = plan_pipeline(make_train_config(settings, model), len(stages))
-    layers = plan.layers
+    node_ranks = ranks if machine is None else machine.node_ranks(ranks)
+    layout = resolve_layout(make_train_config(settings, model), stages, node_ranks)
     if parallel.partition == "profile" and len(stages) > 1:
         if machine is None:
             raise SettingError("parallel.partition", "profile", "needs a machine file where no layers are timed")
         # Only the size of the minibatch matters here.
         workload = workload_of_run(settings, model, settings.training.batch_size, "")
-        layers = balanced_layers(workload, machine, stages, chunks=plan.chunks, microbatches=plan.microbatches)
-    node_ranks = ranks if machine is None else machine.node_ranks(ranks)
-    layout = layout_of_plan(
-        plan,
-        stages,
-        layers,
-        split=parallel.model_split,
-        overlap=overlaps(parallel.overlap, spans_nodes=node_ranks < ranks),
-        sharing_ranks=None if parallel.shared_replicas is False else node_ranks,
-        wire=gradient_rounding(parallel.wire_dtype, node_ranks),
-    )
+        layers = balanced_layers(workload, machine, stages, chunks=layout.chunks, microbatches=layout.microbatches)
+        layout = replace(layout, layers=layers)
     for stage, (_, model_ranks) in enumerate(stages):
-        for chunk in range(plan.chunks):
-            split_layers(layout.layers_of(model, stage, chunk), layout.split, model_ranks, 0)  # refuses empty shards
+        for chunk in layout.layers_of(model, stage):
+            split_layers(chunk, layout.model_split, model_ranks, 0)  # refuses empty shards
     return layout
-
-
-def layout_of_plan(
-    plan: PipelinePlan,
-    stages: tuple[tuple[int, int], ...],
-    layers: tuple[int, ...],
-    *,
-    split: str,
-    overlap: bool,
-    sharing_ranks: int | None = None,
-    wire: GradientRounding | None = None,
-) -> Layout:
-    """The layout of a resolved pipeline on `stages` of (batch, model) ranks with `layers` layers each.
-
-    Parameters
-    ----------
-    sharing_ranks : int, optional
-        Ranks per node if batch ranks of a node share a replica.
-    wire : GradientRounding, optional
-        How gradients are rounded between nodes.
-    """
-    return Layout(
-        stages,
-        layers,
-        split,
-        overlap,
-        plan.method.name,
-        plan.microbatches,
-        plan.chunks,
-        plan.vertical_sync,
-        plan.merges,
-        sharing_ranks,
-        wire,
-    )
-
-
-def gradient_rounding(wire_dtype: str, node_ranks: int) -> GradientRounding | None:
-    """Rounding of gradients by ``parallel.wire_dtype`` between nodes of `node_ranks` ranks; None without rounding."""
-    return None if wire_dtype == "same" else GradientRounding(COMPRESSED_FORMATS[wire_dtype], node_ranks)
 
 
 def predicted_step(settings: Settings, trainer: Trainer, train_samples: int, task: str) -> PredictedStep | None:
@@ -150,23 +115,13 @@ def predicted_step(settings: Settings, trainer: Trainer, train_samples: int, tas
     HybridnnError
         On every rank: the machine file cannot be used.
     """
-    sharing_ranks, node_ranks = trainer.sharing_ranks(), trainer.node_ranks()
 
     def predict_on_first_rank() -> PredictedStep | None:
         path = find_machine() if trainer.grid.rank == 0 and trainer.device.kind == "cpu" else None
         if path is None:
             return None
         machine = read_machine(path)
-        layout = layout_of_plan(
-            trainer.plan,
-            trainer.grid.stages,
-            trainer.plan.layers,
-            split=settings.parallel.model_split,
-            overlap=trainer.overlap,
-            sharing_ranks=sharing_ranks,
-            wire=gradient_rounding(settings.parallel.wire_dtype, node_ranks),
-        )
-        predicted = predict(workload_of_run(settings, trainer.model, train_samples, task), layout, machine)
+        predicted = predict(workload_of_run(settings, trainer.model, train_samples, task), trainer.layout, machine)
         return PredictedStep(
             machine.name,
             predicted.seconds_per_step,
@@ -179,16 +134,67 @@ def predicted_step(settings: Settings, trainer: Trainer, train_samples: int, tas
     return agree(trainer.grid.world, predict_on_first_rank)
 
 
-def _train_samples(data: Dataset | DatasetInfo, test_fraction: float) -> int:
-    """Training samples, without those that are set aside for a data set without test samples."""
-    if isinstance(data, Dataset):
-        samples, tests = data.train.samples, 0 if data.test is None else data.test.samples
-    else:
-        samples, tests = data.train_samples, data.test_samples
-    return samples if tests else samples - count_tests(samples, test_fraction)
+# -- parallel.auto ---------------------------------------------------------------------------------------------------
+
+CONSTRAINTS = {"pipeline", "batch", "model", "model_split", "overlap", "method", "microbatches", "chunks"}
+"""Keys of ``[parallel]`` that constrain the automatic layout if they are set."""
+
+UNSUPPORTED = ("stages", "partition", "vertical_sync", "weight_grad")
+"""Keys of ``[parallel]`` that must not be set."""
 
 
-def _optimizer_name(settings: OptimizerSettings) -> str:
-    if settings.name != "sgd":
-        return "adam"
-    return "momentum" if settings.momentum else "sgd"
+def choose_parallel_settings(settings: Settings) -> Settings:
+    """Choose the layout with ``parallel.auto``, and the number of stages of a method that is set alone; collective.
+
+    With ``parallel.auto`` rank 0 chooses the fastest exact layout for the ranks of the job by the machine file. Keys of
+    ``[parallel]`` that are set constrain the choice, except `UNSUPPORTED`, which are refused.
+
+    Returns
+    -------
+    Settings
+        With ``auto = false``; the same on every rank.
+
+    Raises
+    ------
+    HybridnnError
+        On every rank: there is no machine file, no layout meets the constraints or fits the memory, or a method has
+        one stage only.
+    """
+    if not settings.parallel.auto:
+        return settings.model_copy(update={"parallel": with_stages(settings.parallel, running_ranks())})
+    world = ProcessGrid().world
+    chosen = agree(world, lambda: json.dumps(_choose(settings, world.size)) if world.rank == 0 else "")
+    parallel = ParallelSettings.model_validate(json.loads(broadcast_text(world, chosen, 0)))
+    return settings.model_copy(update={"parallel": parallel})
+
+
+def fixed_constraints(settings: Settings) -> dict[str, Any]:
+    """Values of ``[parallel]`` that follow from other settings, or change the training.
+
+    Both ends of a pipeline read data, so rank 0 cannot distribute it; and rounded gradients change the training.
+    """
+    fixed: dict[str, Any] = {} if settings.data.distribution == "local" else {"pipeline": 1}
+    if settings.parallel.wire_dtype != "same":
+        fixed["wire_dtype"] = settings.parallel.wire_dtype
+    return fixed
+
+
+def _choose(settings: Settings, ranks: int) -> dict[str, Any]:
+    """The keys of ``[parallel]`` for the fastest exact layout."""
+    parallel, wanted = settings.parallel, fixed_constraints(settings)
+    for key in UNSUPPORTED:
+        if (value := getattr(parallel, key)) != ParallelSettings.model_fields[key].default:
+            shown = list(value) if isinstance(value, tuple) else value
+            raise SettingError(f"parallel.{key}", shown, "does not go with parallel.auto, which chooses without it")
+    given = parallel.model_dump(include=CONSTRAINTS & parallel.model_fields_set)
+    if "method" in given and not METHODS[parallel.method].exact:
+        exact = ", ".join(name for name, method in METHODS.items() if method.exact)
+        raise SettingError(
+            "parallel.method", parallel.method, f"parallel.auto chooses among the exact methods: {exact}"
+        )
+    wanted |= {key: value for key, value in given.items() if value not in (None, "auto")}
+    kept = parallel.model_dump(include={"shared_replicas"} & parallel.model_fields_set)
+    if parallel.shared_replicas is False:
+        wanted |= kept
+    best = best_exact(workload_from_settings(settings), require_machine(), ranks, wanted)
+    return best.layout.parallel_settings() | kept

@@ -22,10 +22,12 @@ from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.parallel.model_chunk import ModelChunk, ReplicaConfig
 from hybridnn.parallel.replicas.sharing import Sharing
 from hybridnn.parallel.workspace import StageArrays
+from hybridnn.pipeline.checks.lint import lint
 from hybridnn.pipeline.execution.chunk_runtime import ChunkRuntime, make_runtime, plan_chunk
 from hybridnn.pipeline.execution.executor import Executor, Minibatch
 from hybridnn.pipeline.execution.memory import MemoryBreakdown
 from hybridnn.pipeline.execution.program import make_program
+from hybridnn.pipeline.layout import Layout
 from hybridnn.training.config import TrainConfig
 from hybridnn.training.cuda_graphs import CudaGraphSteps, Record
 from hybridnn.training.data_split import DataSplit, minibatches
@@ -34,7 +36,6 @@ from hybridnn.training.global_arrays import GlobalArrays
 from hybridnn.training.loading import Loader
 from hybridnn.training.losses import MinibatchLosses, broadcast_from_last_stage
 from hybridnn.training.metrics import Metrics, MetricSums
-from hybridnn.training.pipelining import PipelinePlan, overlaps
 from hybridnn.training.replica_choice import choose_sharing, uses_fused_update
 
 Array = NDArray[Any]
@@ -69,36 +70,35 @@ class Engine:
     arrays : GlobalArrays
     samples : DeviceSampleCache
     loader : Loader
-    overlap : bool
-        Whether communication overlaps with the backward pass.
     """
 
     def __init__(
         self,
         config: TrainConfig,
         grid: ProcessGrid,
-        plan: PipelinePlan,
+        layout: Layout,
         sharing: Sharing | None,
         kernels: Kernels = NUMPY,
         record: Record | None = None,
         *,
         fused_update: bool = True,
     ) -> None:
-        self._config, self._grid, self._plan, self._sharing, self._kernels = config, grid, plan, sharing, kernels
+        self._config, self._grid, self.layout, self._sharing, self._kernels = config, grid, layout, sharing, kernels
         self.dtype: np.dtype[Any] = np.dtype(config.dtype)
         kernels.compile(self.dtype)
-        self.overlap = overlaps(config.overlap, spans_nodes=grid.spans_nodes, on_host=kernels.on_host)
-        fused = fused_update and uses_fused_update(config, grid, plan, sharing, on_host=kernels.on_host)
-        schedules = plan.largest_schedules()
-        self._chunk_plans = [plan_chunk(schedules, grid.pipeline_rank, index) for index in range(plan.chunks)]
+        fused = fused_update and uses_fused_update(config, grid, layout, sharing, on_host=kernels.on_host)
+        schedules = layout.largest_schedules()
+        for schedule in schedules:
+            lint(schedule)
+        self._chunk_plans = [plan_chunk(schedules, grid.pipeline_rank, index) for index in range(layout.chunks)]
         arrays = self._chunk_plans[0].weight_versions + len(config.optimizer.slot_names)
-        replica = ReplicaConfig(sharing, arrays, COMPRESSED_FORMATS.get(config.wire_dtype), fused)
+        replica = ReplicaConfig(sharing, arrays, COMPRESSED_FORMATS.get(layout.wire_dtype), fused)
         self.chunks = [
-            ModelChunk(layers, grid, config.model_split, self.dtype, self.overlap, kernels, replica)
-            for layers in plan.layers_of(config.model, grid.pipeline_rank)
+            ModelChunk(layers, grid, layout.model_split, self.dtype, layout.overlap, kernels, replica)
+            for layers in layout.layers_of(config.model, grid.pipeline_rank)
         ]
         self.states = [chunk.replica.new_state(config.optimizer, chunk.weights) for chunk in self.chunks]
-        self.arrays = GlobalArrays(config.model, grid, plan, self.chunks)
+        self.arrays = GlobalArrays(config.model, grid, layout, self.chunks)
         self.samples = DeviceSampleCache(kernels, grid, self.dtype)
         self.loader = Loader(make_distributor(grid, config.distribution), kernels, grid)
         self._runtimes: list[ChunkRuntime] = []
@@ -108,11 +108,6 @@ class Engine:
             self._graphs = CudaGraphSteps(
                 record, self.chunks[0], config.optimizer, self.states[0], config.batch_size, grid.batch_group
             )
-
-    @property
-    def exact(self) -> bool:
-        """Whether every minibatch is complete before the next begins."""
-        return self._plan.exact
 
     @property
     def updates(self) -> int:
@@ -146,8 +141,8 @@ class Engine:
         NonFiniteLossError
             On every rank; with an exact method on the CPU before the weights are changed.
         """
-        executor = self._executor(split.task, True, 1 if self.exact else len(minibatches))
-        if not self.exact:
+        executor = self._executor(split.task, True, 1 if self.layout.exact else len(minibatches))
+        if not self.layout.exact:
             yield from self._run_schedule(executor, minibatches, losses)
         elif self._graphs is not None and split.on_device is not None:
             with self._graphs.of_samples(split.on_device) as graphs:
@@ -171,7 +166,7 @@ class Engine:
         """Execute a training schedule; yields each minibatch when its gradients are complete and clipped."""
         take_loss = None
         if losses is not None:
-            take_loss = losses.add if self.exact and self._kernels.on_host else losses.note
+            take_loss = losses.add if self.layout.exact and self._kernels.on_host else losses.note
         clips = self._config.clip_norm is not None
         for minibatch in executor.train(minibatches):
             if take_loss is not None:
@@ -254,7 +249,7 @@ class Engine:
     @property
     def _forward_size(self) -> int:
         """Samples of a forward pass: a microbatch, the capacity of the workspaces."""
-        return ceil(self._config.batch_size / self._plan.microbatches)
+        return ceil(self._config.batch_size / self.layout.microbatches)
 
     # -- executors and their memory ----------------------------------------------------------------------------------
 
@@ -270,8 +265,8 @@ class Engine:
         executor = self._executors.pop(key, None)
         if executor is None:
             runtimes = self._runtimes_for(task)
-            schedule = self._plan.training if trains else self._plan.evaluation
-            program = make_program(schedule, self._grid.pipeline_rank, self._plan.stages, count)
+            schedule = self.layout.schedule if trains else self.layout.forward_schedule
+            program = make_program(schedule, self._grid.pipeline_rank, self._grid.pipeline, count)
             executor = Executor(program, self._grid, runtimes, None if task is None else self._loss(task))
         self._executors[key] = executor  # inserted last: the first one is the least recently used
         if len(self._executors) > KEPT_EXECUTORS:
@@ -299,7 +294,7 @@ class Engine:
                     self._config.optimizer,
                     state,
                     batch_size=self._config.batch_size,
-                    synchronous=self._plan.synchronous_sends,
+                    synchronous=self._config.pipelining.synchronous_sends,
                 )
                 for plan, chunk, state in zip(self._chunk_plans, self.chunks, self.states, strict=True)
             ]
@@ -348,7 +343,7 @@ class Engine:
 def make_engine(
     config: TrainConfig,
     grid: ProcessGrid,
-    plan: PipelinePlan,
+    layout: Layout,
     kernels: Kernels = NUMPY,
     record: Record | None = None,
     *,
@@ -369,11 +364,11 @@ def make_engine(
     if config.wire_dtype != "same" and record is not None and grid.spans_nodes:
         allowed = "the host rounds gradients, which a GPU's replayed steps leave out: 'same', or device.graphs = false"
         raise SettingError("parallel.wire_dtype", config.wire_dtype, allowed)
-    sharing = choose_sharing(config, grid, plan, on_host=kernels.on_host)
+    layout, sharing = choose_sharing(config, grid, layout, on_host=kernels.on_host)
 
     def make() -> Engine:
         try:
-            return Engine(config, grid, plan, sharing, kernels, record, fused_update=fused_update)
+            return Engine(config, grid, layout, sharing, kernels, record, fused_update=fused_update)
         except MemoryError as error:
             arrays = f"{config.model.parameters:,} parameters, their gradients and the optimizer's state"
             raise SettingError("model.sizes", config.model.sizes, f"{arrays} do not fit this rank's memory") from error

@@ -148,11 +148,11 @@ def train_epoch(
         done += 1
         unmarked += minibatch.size
         if (minibatch.number + 1) % hooks.log_every == 0:
-            if engine.exact:
+            if engine.layout.exact:
                 losses.fetch(done)  # waits for the device, so that the mark is at the end of the step
             since_record.mark(unmarked)
             unmarked = 0
-            if engine.exact:
+            if engine.layout.exact:
                 log(minibatch, losses.means[-1])
         if hooks.should_stop is not None and done < len(minibatches):
             position = minibatch.number + 1, before.minibatches + done, partial(losses.progress, before, done)
@@ -160,7 +160,7 @@ def train_epoch(
                 stopped = True
                 break
     progress = losses.progress(before, done)
-    if not engine.exact:
+    if not engine.layout.exact:
         for minibatch, loss in zip(minibatches, losses.means, strict=True):
             if (minibatch.number + 1) % hooks.log_every == 0:
                 log(minibatch, loss)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from hybridnn.nn.mlp import MLP
 from hybridnn.nn.parameters import parameter_name
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.parallel.model_chunk import ModelChunk
-from hybridnn.training.pipelining import PipelinePlan
+from hybridnn.pipeline.layout import Layout
 
 Array = NDArray[Any]
 
@@ -25,20 +24,19 @@ class GlobalArrays:
 
     Parameters
     ----------
-    plan : PipelinePlan
-        Assignment of the layers to the stages.
     chunks : sequence of ModelChunk
         Those of this rank.
     """
 
-    def __init__(self, model: MLP, grid: ProcessGrid, plan: PipelinePlan, chunks: Sequence[ModelChunk]) -> None:
+    def __init__(self, model: MLP, grid: ProcessGrid, layout: Layout, chunks: Sequence[ModelChunk]) -> None:
         self._model, self._grid, self._chunks = model, grid, chunks
         self._norms = [chunk.kernels.zeros((1,), np.float64) for chunk in chunks]
-        ends = list(accumulate(plan.layers))
-        self._stage_of = [
-            next(virtual for virtual, end in enumerate(ends) if index < end) % plan.stages
-            for index in range(len(model.layers))
-        ]
+        self._stage_of = {
+            layer.index: stage
+            for stage in range(len(layout.stages))
+            for layers in layout.layers_of(model, stage)
+            for layer in layers
+        }
 
     def squared_norms(self, flats: Sequence[Array]) -> NDArray[np.float64]:
         """Squared norm of every layer of the network, each parameter counted once; shape (layers,).
@@ -86,11 +84,11 @@ class GlobalArrays:
         if self._grid.pipeline == 1:
             return own
         arrays: dict[str, Array] = {}
-        for layer, stage in zip(self._model.layers, self._stage_of, strict=True):
+        for layer in self._model.layers:
             for kind, shape in (("weight", (layer.outputs, layer.inputs)), ("bias", (layer.outputs,))):
                 name = parameter_name(layer, kind)
                 array = own[name] if name in own else np.empty(shape, flats[0].dtype)
-                self._grid.world.broadcast(array, self._grid.rank_at(stage, 0, 0))
+                self._grid.world.broadcast(array, self._grid.rank_at(self._stage_of[layer.index], 0, 0))
                 arrays[name] = array
         return arrays
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from hybridnn.comm.agreement import agree
@@ -11,14 +13,15 @@ from hybridnn.nn.parameters import ParameterLayout
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.parallel.layer_split import split_layers
 from hybridnn.parallel.node_memory import free_shared_memory
-from hybridnn.parallel.replicas.fused_update import fused_update_pays
 from hybridnn.parallel.replicas.sharing import Sharing, share_replicas
+from hybridnn.pipeline.layout import Layout
 from hybridnn.pipeline.schedules.memory_plan import plan_memory
 from hybridnn.training.config import TrainConfig
-from hybridnn.training.pipelining import PipelinePlan
 
 
-def choose_sharing(config: TrainConfig, grid: ProcessGrid, plan: PipelinePlan, *, on_host: bool) -> Sharing | None:
+def choose_sharing(
+    config: TrainConfig, grid: ProcessGrid, layout: Layout, *, on_host: bool
+) -> tuple[Layout, Sharing | None]:
     """Choose whether the batch ranks of a node share a replica; collective over the grid.
 
     ``shared_replicas = "auto"`` shares if a node has several ranks of a batch group and enough memory, unless the job
@@ -32,8 +35,10 @@ def choose_sharing(config: TrainConfig, grid: ProcessGrid, plan: PipelinePlan, *
 
     Returns
     -------
+    Layout
+        With the choice.
     Sharing or None
-        None for a private replica.
+        None for a private replica, as some ranks may have where others share.
 
     Raises
     ------
@@ -44,7 +49,7 @@ def choose_sharing(config: TrainConfig, grid: ProcessGrid, plan: PipelinePlan, *
     """
     setting = config.shared_replicas
     if setting is False:
-        return None
+        return layout, None
     sharing = None
     if not on_host:
         reason = "not available on a GPU"
@@ -52,38 +57,37 @@ def choose_sharing(config: TrainConfig, grid: ProcessGrid, plan: PipelinePlan, *
         reason = "not available in a job that was started to survive lost ranks"
     else:
         sharing = share_replicas(grid)
-        reason = _sharing_problem(sharing, config, grid, plan)
+        reason = _sharing_problem(sharing, config, grid, layout)
     if reason and setting is True:
         raise SettingError("parallel.shared_replicas", setting, f"{reason}; allowed are 'auto', true and false")
-    return None if reason else sharing
+    return replace(layout, shared_replicas=not reason), None if reason else sharing
 
 
 def uses_fused_update(
-    config: TrainConfig, grid: ProcessGrid, plan: PipelinePlan, sharing: Sharing | None, *, on_host: bool
+    config: TrainConfig, grid: ProcessGrid, layout: Layout, sharing: Sharing | None, *, on_host: bool
 ) -> bool:
     """Whether weight-gradient products are fused with the update (`FusedUpdateReplica`); equal within a batch group."""
-    return (
-        on_host
-        and plan.stages == plan.microbatches == 1
-        and config.clip_norm is None
-        and config.optimizer.reads_gradient_once
-        and (grid.batch == 1 if sharing is None else sharing.is_whole)
-        and fused_update_pays(config.model, config.batch_size, grid.batch, grid.model)
+    return on_host and layout.fuses_update(
+        config.model,
+        config.batch_size,
+        config.optimizer,
+        clips=config.clip_norm is not None,
+        one_replica=grid.batch == 1 if sharing is None else sharing.is_whole,
     )
 
 
-def _sharing_problem(sharing: Sharing | None, config: TrainConfig, grid: ProcessGrid, plan: PipelinePlan) -> str:
+def _sharing_problem(sharing: Sharing | None, config: TrainConfig, grid: ProcessGrid, layout: Layout) -> str:
     """The reason why replicas cannot be shared, the same text on every rank; empty if they can."""
 
     def window_bytes() -> int:
         """Upper bound of the bytes of the windows that this rank allocates, including gradients or partial products."""
         if sharing is None or not sharing.memory.is_leader:
             return 0
-        versions = plan_memory(plan.largest_schedules()[0], grid.pipeline_rank).peak_weight_versions
+        versions = plan_memory(layout.largest_schedules()[0], grid.pipeline_rank).peak_weight_versions
         arrays = versions + len(config.optimizer.slot_names) + sharing.memory.group.size
         splits = [
-            split_layers(layers, config.model_split, grid.model, grid.model_rank)
-            for layers in plan.layers_of(config.model, grid.pipeline_rank)
+            split_layers(layers, layout.model_split, grid.model, grid.model_rank)
+            for layers in layout.layers_of(config.model, grid.pipeline_rank)
         ]
         elements = sum(ParameterLayout(chunk).size for chunk in splits)
         return arrays * elements * np.dtype(config.dtype).itemsize

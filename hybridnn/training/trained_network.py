@@ -13,7 +13,6 @@ from hybridnn.comm.agreement import agree
 from hybridnn.nn.losses import resolve_loss
 from hybridnn.nn.parameters import check_weights, parameter_shapes
 from hybridnn.parallel.grid import ProcessGrid
-from hybridnn.parallel.replicas.replica import PrivateReplica
 from hybridnn.pipeline.execution.memory import MemoryBreakdown
 from hybridnn.training.config import TrainConfig
 from hybridnn.training.data_split import DataSplit, as_samples, has_validation, make_split
@@ -113,27 +112,15 @@ class TrainedNetwork:
         """Memory for training on data of `task`, as maxima over the ranks of every stage; collective."""
         return self._engine.memory(task).largest_of_stages(self.grid)
 
-    def sharing_ranks(self) -> int | None:
-        """Largest number of ranks on a node if batch ranks share a replica, else None; collective."""
-        is_private = isinstance(self._engine.chunks[0].replica, PrivateReplica)
-        return self.node_ranks() if self._maximum(not is_private) else None
-
-    def node_ranks(self) -> int:
-        """Largest number of ranks on a node; collective."""
-        return self._maximum(self.grid.node_group.size)
-
     def rounds_gradients(self) -> bool:
         """Whether a batch group spans several nodes, so that `wire_dtype` has an effect; collective."""
-        return bool(self._maximum(self.grid.batch_spans_nodes))
+        spans = np.array([self.grid.batch_spans_nodes], np.int64)
+        self.grid.world.allreduce(spans, "max")
+        return bool(spans[0])
 
     def _require_same_arrays(self, what: str, arrays: Mapping[str, Array]) -> None:
         facts = partial(array_facts, arrays, self._engine.dtype, complete=self.grid.check_collectives)
         require_same_data(self.grid.world, what, facts)
-
-    def _maximum(self, value: int) -> int:
-        maximum = np.array([value], np.int64)
-        self.grid.world.allreduce(maximum, "max")
-        return int(maximum[0])
 
     def _splits(
         self, x: Any, y: Array | None, validation: tuple[Any, Array | None] | None

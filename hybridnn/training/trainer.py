@@ -26,7 +26,7 @@ from hybridnn.training.device import DeviceOptions, TrainingDevice, resolve_devi
 from hybridnn.training.engine import make_engine
 from hybridnn.training.epoch import EpochHooks, StepPosition, train_epoch
 from hybridnn.training.equal_settings import require_same_rates, require_same_settings, software, trainer_facts
-from hybridnn.training.pipelining import resolve_pipeline
+from hybridnn.training.layout_choice import choose_layout
 from hybridnn.training.records import EpochRecord, History, StepRecord
 from hybridnn.training.trained_network import Array, TrainedNetwork
 from hybridnn.utils.checks import require_number, require_whole
@@ -178,15 +178,15 @@ class Trainer(TrainedNetwork):
         require_same_settings(grid.world, lambda: software(grid.node_group) | trainer_facts(config.items() | extra))
         config = config.checked()  # after the comparison, so that all ranks raise an error or none does
         self.batch_size, self.schedule = config.batch_size, config.schedule
-        self.seed, self.shuffle, self.model_split = config.seed, config.shuffle, config.model_split
+        self.seed, self.shuffle = config.seed, config.shuffle
         self.log_every, self.evaluate_every = config.log_every, config.evaluate_every
         self.threads = limit_blas_threads(grid.node_group, _largest_product(config.model, self.batch_size, grid))
         self.history, self.progress = History(), Progress()
         self.device = resolve_device(device, grid)
         self._owns_device = self.device is not device
-        self.plan = resolve_pipeline(config, grid)
-        engine = make_engine(config, grid, self.plan, self.device.kernels, self.device.record)
-        self.overlap = engine.overlap
+        layout = choose_layout(config, grid, on_host=self.device.kernels.on_host)
+        engine = make_engine(config, grid, layout, self.device.kernels, self.device.record)
+        self.layout = engine.layout
         super().__init__(config, grid, engine)
         if initial_weights is None:
             self._engine.arrays.initialize(config.seed)
@@ -296,7 +296,7 @@ class Trainer(TrainedNetwork):
                 on_step(record)
 
         # With an asynchronous method the pipeline is not empty between steps.
-        hooks = EpochHooks(log, self.log_every, should_stop if self.plan.exact else None)
+        hooks = EpochHooks(log, self.log_every, should_stop if self.layout.exact else None)
         loaded = self._engine.loader.minibatches(train, batches, rates, first=self.step)
         result = train_epoch(self._engine, self.grid, train, loaded, before, hooks)
         if result.stopped:
@@ -348,11 +348,7 @@ class Trainer(TrainedNetwork):
             data=data,
             seed=self.seed,
             shuffle=self.shuffle,
-            stages=self.grid.stages,
-            model_split=self.model_split,
-            partition=self.plan.layers,
-            chunks=self.plan.chunks,
-            method=self.plan.label,
+            layout=self.layout,
         )
 
     def checkpoint_writer(

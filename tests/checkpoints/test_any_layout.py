@@ -21,9 +21,9 @@ from reference.checkpoint_cases import (
     OPTIMIZERS,
     PROGRESS,
     SIZES,
-    Layout,
     LocalArrays,
     expected_arrays,
+    laid_out,
     layouts,
     progress_at,
 )
@@ -111,11 +111,11 @@ def test_a_background_write_has_the_state_of_its_beginning(comm: MPI.Intracomm, 
 
 @pytest.mark.in_process(ranks=RANKS)
 def test_one_process_and_several_read_each_others_checkpoints(comm: MPI.Intracomm, mpi_tmp_path: Path) -> None:
-    alone = LocalArrays.of(import_mpi().COMM_SELF, Layout(((1, 1),)), "adam", "float32")
+    alone = LocalArrays.of(import_mpi().COMM_SELF, laid_out(((1, 1),)), "adam", "float32")
     alone.fill()
     if comm.rank == 0:
         alone.writer(mpi_tmp_path / "one").write(PROGRESS)
-    together = LocalArrays.of(comm, Layout(((1, comm.size),), "alternating"), "adam", "float32")
+    together = LocalArrays.of(comm, laid_out(((1, comm.size),), "alternating"), "adam", "float32")
     together.fill(shift=1)
     together.writer(mpi_tmp_path / "many").write(PROGRESS)
     checkpoint, _ = newest_valid(mpi_tmp_path / "many")
@@ -130,7 +130,7 @@ def test_one_process_and_several_read_each_others_checkpoints(comm: MPI.Intracom
 
 @pytest.mark.in_process(ranks=[2])
 def test_the_manifest_is_complete(comm: MPI.Intracomm, mpi_tmp_path: Path) -> None:
-    local = LocalArrays.of(comm, Layout(((1, 1), (1, 1)), partition=(1, 2, 1, 1)), "momentum", "float64")
+    local = LocalArrays.of(comm, laid_out(((1, 1), (1, 1)), partition=(1, 2, 1, 1)), "momentum", "float64")
     local.fill()
     local.writer(mpi_tmp_path).write(PROGRESS)
     checkpoint, _ = newest_valid(mpi_tmp_path, local.grid.world)
@@ -138,14 +138,14 @@ def test_the_manifest_is_complete(comm: MPI.Intracomm, mpi_tmp_path: Path) -> No
     manifest = checkpoint.manifest
     assert (manifest.format_version, manifest.hybridnn, manifest.slots) == (1, __version__, ("velocity",))
     assert manifest.progress == PROGRESS  # the sum of the losses exactly
-    assert manifest.origin.partition == (1, 2, 1, 1)
-    assert manifest.origin.stages == ((1, 1), (1, 1))
+    assert manifest.origin.layout.layers == (1, 2, 1, 1)
+    assert manifest.origin.layout.stages == ((1, 1), (1, 1))
     assert manifest.origin.seed == 5
 
 
 @pytest.mark.in_process(ranks=[2])
 def test_an_error_of_one_rank_that_reads_is_raised_on_all(comm: MPI.Intracomm, mpi_tmp_path: Path) -> None:
-    local = LocalArrays.of(comm, Layout(((1, 1), (1, 1)), partition=(2, 3)), "sgd", "float64")
+    local = LocalArrays.of(comm, laid_out(((1, 1), (1, 1)), partition=(2, 3)), "sgd", "float64")
     local.writer(mpi_tmp_path).write(PROGRESS)
     checkpoint, _ = newest_valid(mpi_tmp_path, local.grid.world)
     assert checkpoint is not None
@@ -160,7 +160,7 @@ def test_an_error_of_one_rank_that_reads_is_raised_on_all(comm: MPI.Intracomm, m
 def test_every_rank_writes_about_the_same_bytes(comm: MPI.Intracomm, mpi_tmp_path: Path) -> None:
     for stages in (((4, 1),), ((2, 2),), ((1, 4),), ((2, 1), (2, 1))):
         local = LocalArrays.of(
-            comm, Layout(stages, partition=(LAYERS,) if len(stages) == 1 else (2, 3)), "adam", "float64"
+            comm, laid_out(stages, partition=(LAYERS,) if len(stages) == 1 else (2, 3)), "adam", "float64"
         )
         writer = local.writer(mpi_tmp_path)
         pending = writer._snapshot(PROGRESS, copies=True)
@@ -172,14 +172,14 @@ def test_every_rank_writes_about_the_same_bytes(comm: MPI.Intracomm, mpi_tmp_pat
 
 
 def test_sha256sum_accepts_the_files(tmp_path: Path) -> None:
-    local = LocalArrays.of(import_mpi().COMM_SELF, Layout(((1, 1),)), "adam", "float64")
+    local = LocalArrays.of(import_mpi().COMM_SELF, laid_out(((1, 1),)), "adam", "float64")
     path = local.writer(tmp_path).write(PROGRESS)
     checked = subprocess.run(["sha256sum", "--check", "--strict", "SHA256SUMS"], cwd=path, capture_output=True)
     assert checked.returncode == 0, checked.stderr
 
 
 def test_other_networks_optimizers_and_dtypes_are_refused(tmp_path: Path) -> None:
-    layout = Layout(((1, 1),))
+    layout = laid_out(((1, 1),))
     LocalArrays.of(import_mpi().COMM_SELF, layout, "momentum", "float64").writer(tmp_path).write(PROGRESS)
     checkpoint, _ = newest_valid(tmp_path)
     assert checkpoint is not None
@@ -192,7 +192,7 @@ def test_other_networks_optimizers_and_dtypes_are_refused(tmp_path: Path) -> Non
 
 
 def test_the_weights_alone_are_plain_arrays(tmp_path: Path) -> None:
-    local = LocalArrays.of(import_mpi().COMM_SELF, Layout(((1, 1),)), "adam", "float32")
+    local = LocalArrays.of(import_mpi().COMM_SELF, laid_out(((1, 1),)), "adam", "float32")
     local.fill()
     local.writer(tmp_path).write(PROGRESS)
     checkpoint, _ = newest_valid(tmp_path)

@@ -14,9 +14,9 @@ from mpi4py import MPI
 from hybridnn.checkpoints.folder import checkpoint_folders
 from hybridnn.checkpoints.reading import newest_valid
 from hybridnn.errors import DataError
-from reference.checkpoint_cases import Layout, LocalArrays, progress_at
+from reference.checkpoint_cases import Layout, LocalArrays, laid_out, progress_at
 
-ONE = Layout(((1, 1),))
+ONE = laid_out(((1, 1),))
 FILE = "layers.2.weight.npy"
 
 
@@ -96,7 +96,7 @@ def test_damage_is_named_and_the_older_checkpoint_used(tmp_path: Path, damage: s
 
 @pytest.mark.mpi(ranks=[2, 3])
 def test_all_ranks_find_the_same_damage(comm: MPI.Intracomm, mpi_tmp_path: Path) -> None:
-    local = three_checkpoints(mpi_tmp_path, comm, Layout(((comm.size, 1),)))
+    local = three_checkpoints(mpi_tmp_path, comm, laid_out(((comm.size, 1),)))
     for damage, (file, harm, message) in DAMAGES.items():
         folder = mpi_tmp_path.with_name(f"{mpi_tmp_path.name}-{damage.replace(' ', '-')}")
         if comm.rank == 0:
@@ -146,14 +146,14 @@ def test_without_a_valid_checkpoint_all_problems_are_returned(tmp_path: Path) ->
 
 @pytest.mark.mpi(ranks=[1, 2])
 def test_no_folder_and_an_empty_one_have_no_checkpoint(comm: MPI.Intracomm, mpi_tmp_path: Path) -> None:
-    world = LocalArrays.of(comm, Layout(((comm.size, 1),)), "sgd", "float32").grid.world
+    world = LocalArrays.of(comm, laid_out(((comm.size, 1),)), "sgd", "float32").grid.world
     assert newest_valid(mpi_tmp_path / "nothing", world) == (None, [])
     assert newest_valid(mpi_tmp_path, world) == (None, [])
 
 
 @pytest.mark.mpi(ranks=[1, 2])
 def test_a_newer_version_is_an_error_on_every_rank(comm: MPI.Intracomm, mpi_tmp_path: Path) -> None:
-    local = three_checkpoints(mpi_tmp_path, comm, Layout(((comm.size, 1),)))
+    local = three_checkpoints(mpi_tmp_path, comm, laid_out(((comm.size, 1),)))
     if comm.rank == 0:
         manifest = mpi_tmp_path / "step-00000030" / "manifest.json"
         values = json.loads(manifest.read_text()) | {"format_version": 2, "hybridnn": "7.8.9", "unheard": "of"}

@@ -18,9 +18,9 @@ from mpi4py import MPI
 
 from hybridnn.checkpoints.reading import newest_valid
 from hybridnn.errors import EnvironmentProblem, SettingError
-from reference.checkpoint_cases import Layout, LocalArrays, progress_at
+from reference.checkpoint_cases import LocalArrays, laid_out, progress_at
 
-ONE = Layout(((1, 1),))
+ONE = laid_out(((1, 1),))
 CALLS = ("open", "pwrite", "fsync", "mkdir", "rename", "unlink", "rmdir")
 """All calls that change a folder, except ``io.open``, by which the manifest is written."""
 
@@ -130,7 +130,9 @@ def error_of(finish: Callable[[], object]) -> str | None:
 def test_an_error_of_one_rank_is_an_error_of_all_and_leaves_the_older(
     comm: MPI.Intracomm, mpi_tmp_path: Path, stages: tuple[tuple[int, int], ...]
 ) -> None:
-    local = LocalArrays.of(comm, Layout(stages, "alternating", (5,) if len(stages) == 1 else (2, 3)), "sgd", "float32")
+    local = LocalArrays.of(
+        comm, laid_out(stages, "alternating", (5,) if len(stages) == 1 else (2, 3)), "sgd", "float32"
+    )
     local.fill()
     writer = local.writer(mpi_tmp_path, keep=8)
     writer.write(progress_at(10))
@@ -241,7 +243,7 @@ def test_a_full_disk(
         pytest.skip("needs as many ranks")
     if not reported:
         monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(1 << 40, 0, 1 << 40))
-    local = LocalArrays.of(comm, Layout(((comm.size // model, model),), "alternating"), "adam", "float64")
+    local = LocalArrays.of(comm, laid_out(((comm.size // model, model),), "alternating"), "adam", "float64")
     local.fill()
     disk = mpi_tmp_path / "disk"
     with small_disk(disk, comm, "400k"):
@@ -269,7 +271,7 @@ def test_a_full_disk(
 
 @pytest.mark.mpi(ranks=[1, 2])
 def test_a_disk_that_cannot_be_written(comm: MPI.Intracomm, mpi_tmp_path: Path) -> None:
-    local = LocalArrays.of(comm, Layout(((comm.size, 1),)), "sgd", "float64")
+    local = LocalArrays.of(comm, laid_out(((comm.size, 1),)), "sgd", "float64")
     disk = mpi_tmp_path / "disk"
     with small_disk(disk, comm, "1m"):
         writer = local.writer(disk / "checkpoints")
@@ -289,6 +291,6 @@ def test_a_folder_that_is_a_file(comm: MPI.Intracomm, mpi_tmp_path: Path) -> Non
     if comm.rank == 0:
         (mpi_tmp_path / "checkpoints").write_text("")
     comm.Barrier()
-    local = LocalArrays.of(comm, Layout(((comm.size, 1),)), "sgd", "float64")
+    local = LocalArrays.of(comm, laid_out(((comm.size, 1),)), "sgd", "float64")
     with pytest.raises(EnvironmentProblem, match=r"/checkpoints: cannot be read: Not a directory"):
         local.writer(mpi_tmp_path / "checkpoints")

@@ -21,7 +21,7 @@ NEWEST = "step-00000028"
 MANIFEST = {
     "format_version": 1,
     "progress": {"step": 28, "epoch": 3, "minibatches": 4, "loss_sum": 1.5, "samples": 80},
-    "origin": {"method": "sequential", "stages": [[1, 1]], "partition": [5], "chunks": 1},
+    "origin": {"layout": {"method": "sequential", "stages": [[1, 1]], "layers": [5], "chunks": 1}},
     "slots": ["velocity"],
     "arrays": {"layers.0.weight.npy": {"shape": [3, 2], "dtype": "float64", "bytes": 176, "sha256": "ab" * 32}},
 }

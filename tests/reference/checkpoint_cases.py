@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from hybridnn.checkpoints.manifest import Origin, Progress
 from hybridnn.checkpoints.writing import CheckpointWriter
 from hybridnn.nn.optimizers import Optimizer, OptimizerState, new_state
 from hybridnn.parallel.model_chunk import ModelChunk
+from hybridnn.pipeline.layout import Layout
 
 OPTIMIZERS: dict[str, tuple[Optimizer, tuple[str, ...]]] = {
     "sgd": (SGD(momentum=0.0), ()),
@@ -47,13 +48,11 @@ def expected_arrays(optimizer: str, dtype: str, shift: float = 0) -> dict[str, N
     return arrays
 
 
-@dataclass(frozen=True)
-class Layout:
-    """Layout of the layers: (batch, model) ranks of each stage, split, and layers of each part."""
-
-    stages: tuple[tuple[int, int], ...]
-    split: str = "columns"
-    partition: tuple[int, ...] = (LAYERS,)
+def laid_out(
+    stages: tuple[tuple[int, int], ...], split: str = "columns", partition: tuple[int, ...] = (LAYERS,)
+) -> Layout:
+    """Layout of the layers, with (batch, model) ranks of each stage, and layers of each part."""
+    return Layout(stages, partition, split, method="1f1b", chunks=len(partition) // len(stages))
 
 
 @dataclass(frozen=True)
@@ -69,10 +68,8 @@ class LocalArrays:
     def of(cls, comm: MPI.Intracomm, layout: Layout, optimizer: str, dtype: str) -> LocalArrays:
         """Make arrays of zeros."""
         grid = ProcessGrid(comm, stages=layout.stages)
-        ends = list(accumulate(layout.partition, initial=0))
-        indices = range(grid.pipeline_rank, len(layout.partition), grid.pipeline)
-        parts = [MLP(SIZES).layers[ends[index] : ends[index + 1]] for index in indices]
-        stages = [ModelChunk(part, grid, layout.split, dtype, overlap=False) for part in parts]
+        parts = layout.layers_of(MLP(SIZES), grid.pipeline_rank)
+        stages = [ModelChunk(part, grid, layout.model_split, dtype, overlap=False) for part in parts]
         return cls(layout, grid, stages, [new_state(OPTIMIZERS[optimizer][0], stage.weights) for stage in stages])
 
     def blocks(self) -> Iterator[tuple[int, str, int, slice, slice, NDArray[Any]]]:
@@ -106,11 +103,7 @@ class LocalArrays:
             data="no data",
             seed=5,
             shuffle=True,
-            stages=self.layout.stages,
-            model_split=self.layout.split,
-            partition=self.layout.partition,
-            chunks=len(self.layout.partition) // len(self.layout.stages),
-            method="1f1b",
+            layout=self.layout,
         )
         return CheckpointWriter(folder, self.grid, MLP(SIZES), self.stages, self.states, origin, keep=keep)
 
@@ -133,7 +126,7 @@ def layouts(ranks: int) -> list[Layout]:
         4: [((1, 1), (1, 3)), ((2, 1), (1, 2)), ((1, 2), (1, 1), (1, 1))],
     }
     return [
-        Layout(stages, split, partition)
+        laid_out(stages, split, partition)
         for stages in [*axes, *uneven.get(ranks, [])]
         for split in (["columns", "alternating"] if any(model > 1 for _, model in stages) else ["columns"])
         for partition in partitions(len(stages))

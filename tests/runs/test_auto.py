@@ -12,9 +12,8 @@ from hybridnn.config.settings import ParallelSettings, Settings
 from hybridnn.cost.machine.file import write_machine
 from hybridnn.cost.planning.plan import best_exact
 from hybridnn.errors import HybridnnError
-from hybridnn.runs.auto_layout import resolve_layout
 from hybridnn.runs.run import run_training
-from hybridnn.runs.workload import workload_from_settings
+from hybridnn.runs.workload import choose_parallel_settings, workload_from_settings
 from reference.machines import make_machine
 
 if TYPE_CHECKING:
@@ -50,7 +49,7 @@ def folder(comm: MPI.Intracomm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.usefixtures("folder")
 def test_the_best_exact_layout_is_chosen_on_every_rank(comm: MPI.Intracomm) -> None:
     settings = settings_with()
-    settled = resolve_layout(settings)
+    settled = choose_parallel_settings(settings)
     best = best_exact(workload_from_settings(settings), make_machine(alpha=1e-3), comm.size)
     expected = ParallelSettings.model_validate(best.layout.parallel_settings())
     assert settled.parallel == expected
@@ -58,27 +57,27 @@ def test_the_best_exact_layout_is_chosen_on_every_rank(comm: MPI.Intracomm) -> N
     assert (settled.parallel.pipeline, settled.parallel.batch, settled.parallel.model) == (1, comm.size, 1)
     assert not settled.parallel.auto
     assert settled.model_copy(update={"parallel": settings.parallel}) == settings
-    assert resolve_layout(settled) == settled
+    assert choose_parallel_settings(settled) == settled
 
 
 @pytest.mark.in_process(ranks=[4])
 @pytest.mark.usefixtures("folder")
 def test_keys_that_are_set_are_kept(comm: MPI.Intracomm) -> None:
-    grid = resolve_layout(settings_with("parallel.model=2", "parallel.overlap=false")).parallel
+    grid = choose_parallel_settings(settings_with("parallel.model=2", "parallel.overlap=false")).parallel
     assert (grid.model, grid.overlap) == (2, False)
-    own = resolve_layout(settings_with("parallel.batch=4", "parallel.shared_replicas=false")).parallel
+    own = choose_parallel_settings(settings_with("parallel.batch=4", "parallel.shared_replicas=false")).parallel
     assert (own.batch, own.shared_replicas) == (4, False)
-    rounded = resolve_layout(settings_with("parallel.wire_dtype=bfloat16")).parallel
+    rounded = choose_parallel_settings(settings_with("parallel.wire_dtype=bfloat16")).parallel
     assert rounded.wire_dtype == "bfloat16"
-    pipeline = resolve_layout(settings_with("parallel.pipeline=2", "parallel.method=gpipe")).parallel
+    pipeline = choose_parallel_settings(settings_with("parallel.pipeline=2", "parallel.method=gpipe")).parallel
     assert (pipeline.pipeline, pipeline.method) == (2, "gpipe")
     assert sum(pipeline.partition) == 4  # type: ignore[arg-type]  # counts
-    named = resolve_layout(settings_with("parallel.method=gpipe")).parallel
+    named = choose_parallel_settings(settings_with("parallel.method=gpipe")).parallel
     assert (named.pipeline > 1, named.method) == (True, "gpipe")
-    cut = resolve_layout(settings_with("parallel.pipeline=4", "parallel.microbatches=5")).parallel
+    cut = choose_parallel_settings(settings_with("parallel.pipeline=4", "parallel.microbatches=5")).parallel
     assert (cut.pipeline, cut.microbatches) == (4, 5)
     # Both ends of a pipeline read data, so there is none where rank 0 hands them out.
-    assert resolve_layout(settings_with("data.distribution=scatter")).parallel.pipeline == 1
+    assert choose_parallel_settings(settings_with("data.distribution=scatter")).parallel.pipeline == 1
 
 
 REFUSED = [
@@ -98,7 +97,7 @@ def test_what_cannot_be_chosen_is_refused_on_every_rank(comm: MPI.Intracomm, cha
     others = ["data.rows=200"] if "data.name" in changes[0] else []
     settings = load_settings(None, [*[c for c in CHANGES if c not in others], "parallel.auto=true", *changes])
     with pytest.raises(HybridnnError, match=message):
-        resolve_layout(settings)
+        choose_parallel_settings(settings)
 
 
 @pytest.mark.in_process(ranks=[2])
@@ -108,7 +107,7 @@ def test_without_a_machine_file_the_error_says_how_to_make_one(
     monkeypatch.delenv("HYBRIDNN_MACHINE", raising=False)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(HybridnnError, match=r"hybridnn calibrate -n 2 --out machine\.toml"):
-        resolve_layout(settings_with())
+        choose_parallel_settings(settings_with())
 
 
 @pytest.mark.in_process(ranks=[2])

@@ -65,7 +65,7 @@ def check(comm: MPI.Intracomm, folder: Path, *changes: str) -> None:
     assert layout.microbatches == header.microbatches
     assert header.method is None or header.method.startswith(layout.method)
     for stage in header.stages:
-        chunks = [layout.layers_of(workload.model, stage.stage, chunk) for chunk in range(layout.chunks)]
+        chunks = layout.layers_of(workload.model, stage.stage)
         assert stage.layers == tuple(layer.index for chunk in chunks for layer in chunk)
         counted, reported = asdict(stage_memory(workload, layout, stage.stage)), asdict(stage)
         assert all(counted[name] == reported[name] for name in counted if name != "weight_bytes")
@@ -123,7 +123,7 @@ def test_names_of_optimizers_and_flags() -> None:
         (["optimizer.name=adam"], "adam"),
         (["optimizer.name=adamw"], "adam"),
     ):
-        assert workload_from_settings(load_settings(None, with_data(changes))).optimizer == optimizer
+        assert workload_from_settings(load_settings(None, with_data(changes))).update_rule == optimizer
     clipped = workload_from_settings(load_settings(None, ["training.clip_norm=1.0", "training.dtype=float64"]))
     assert (clipped.clips, clipped.dtype, clipped.classification, clipped.batch_size) == (True, "float64", True, 100)
     assert not workload_from_settings(load_settings(None, with_data(()))).classification

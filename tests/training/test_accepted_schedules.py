@@ -11,10 +11,10 @@ import pytest
 
 from hybridnn import MLP, SGD, Pipelining, ProcessGrid, Trainer
 from hybridnn.pipeline.checks.lint import ScheduleError, lint
+from hybridnn.pipeline.layout import Layout
 from hybridnn.pipeline.schedules.instructions import Backward, InputGradient, Instruction, WeightGradient
 from hybridnn.pipeline.schedules.methods import make_schedule
 from hybridnn.pipeline.schedules.schedule import Schedule
-from hybridnn.training.pipelining import PipelinePlan
 from reference.ranks import replace_on_this_rank
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def test_accepted_schedules_train_as_one_process(comm: MPI.Intracomm, monkeypatc
     grid = ProcessGrid(comm, pipeline=comm.size, batch=1)
     seen = set()
     schedule = None
-    replace_on_this_rank(monkeypatch, PipelinePlan, "training", lambda plan, minibatches: schedule)
+    replace_on_this_rank(monkeypatch, Layout, "schedule", lambda layout, minibatches, **_: schedule)
     for seed in range(24):
         method = ("gpipe", "1f1b")[seed % 2]
         made = make_schedule(method, stages=comm.size, minibatches=1, microbatches=MICROBATCHES)

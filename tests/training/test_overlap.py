@@ -10,7 +10,7 @@ from hybridnn import MLP, ProcessGrid, Trainer
 from hybridnn.config.file import load_settings
 from hybridnn.errors import SettingError
 from hybridnn.runs.workload import layout_from_settings
-from hybridnn.training.pipelining import overlaps
+from hybridnn.training.layout_choice import overlaps
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -31,11 +31,11 @@ def test_a_trainer_on_one_node_sums_gradients_once(comm: MPI.Intracomm) -> None:
     for wanted in ("auto", False, True):
         grid = ProcessGrid(comm, batch=comm.size)
         trainer = Trainer(MLP([400, 400, 400, 1]), grid=grid, batch_size=8, overlap=wanted, shared_replicas=False)
-        assert trainer.overlap is (wanted is True)
+        assert trainer.layout.overlap is (wanted is True)
         trainer.fit(x, y, epochs=1)
         calls = Counter(event.name for event in grid.recorder.events if event.axis == "batch")
-        assert calls["allreduce"] > 1 if trainer.overlap else calls["allreduce"] == 1, calls
-        assert ("allreduce.wait" in calls) is trainer.overlap, calls
+        assert calls["allreduce"] > 1 if trainer.layout.overlap else calls["allreduce"] == 1, calls
+        assert ("allreduce.wait" in calls) is trainer.layout.overlap, calls
 
 
 def test_a_trainer_refuses_other_words() -> None:

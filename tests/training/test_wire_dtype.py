@@ -89,7 +89,7 @@ def check(case: Case, words: str, grid: ProcessGrid, sharers: Sharers, **setting
     """Train on `grid` and compare what a user can see with the replay, and see that it is not the usual training."""
     trainer = run(case, grid, wire_dtype=words, **settings)
     where = f"{case} as {words} on {grid!r}"
-    expected, usual = replay(case, words, grid.batch, sharers, trainer.plan.microbatches), reference(case)
+    expected, usual = replay(case, words, grid.batch, sharers, trainer.layout.microbatches), reference(case)
     assert_arrays_close(trainer.weights(), expected.weights, f"{where}: weights")
     check_state(trainer, expected, where)
     largest = max(np.max(np.abs(expected.gradients[name] - usual.gradients[name])) for name in usual.gradients)

@@ -22,7 +22,7 @@ from hybridnn.cost.calibration.compute_samples import (
 )
 from hybridnn.cost.calibration.fit import LinearFit, fit_linear
 from hybridnn.cost.machine.compute import ActivationCost, Compute, ElementCost, PassCost
-from hybridnn.cost.prediction.workload import OPTIMIZER_SLOTS
+from hybridnn.cost.prediction.workload import OPTIMIZERS
 from hybridnn.nn.mlp import ACTIVATIONS
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.pipeline.partition.layer_profile import LayerSeconds
@@ -185,7 +185,7 @@ def fit_steps(samples: Sequence[StepSample], cache: float) -> dict[str, Any]:
     """Fields of `Compute` from training steps: updates, losses, loading, and Python."""
     updates = {
         name: [(case.model.parameters, time.computing["update"]) for case, time in samples if case.optimizer == name]
-        for name in OPTIMIZER_SLOTS
+        for name in OPTIMIZERS
     }
     losses = {
         name: [_loss_sample(sample) for sample in samples if sample[0].classification == labels]
@@ -195,7 +195,9 @@ def fit_steps(samples: Sequence[StepSample], cache: float) -> dict[str, Any]:
     overhead = [max(time.overhead, LEAST_SECONDS) for _, time in samples]
     step, instruction, element = fit_linear(rows, overhead).coefficients
     return {
-        "updates": {name: fit_element(pairs, cache, 2 + OPTIMIZER_SLOTS[name]) for name, pairs in updates.items()},
+        "updates": {
+            name: fit_element(pairs, cache, 2 + len(OPTIMIZERS[name].slot_names)) for name, pairs in updates.items()
+        },
         "losses": {name: fit_element(pairs, cache) for name, pairs in losses.items()},
         "load": ElementCost(number_seconds=element),
         "instruction_seconds": instruction,

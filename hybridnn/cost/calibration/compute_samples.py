@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridnn.comm.group import Group
-from hybridnn.cost.prediction.workload import OPTIMIZER_SLOTS
+from hybridnn.cost.prediction.workload import OPTIMIZERS
 from hybridnn.kernels import numpy_kernels as kernels
 from hybridnn.nn.mlp import ACTIVATIONS, MLP
 from hybridnn.pipeline.partition.layer_profile import LayerSeconds, layer_passes, time_passes
@@ -276,7 +276,7 @@ def measure_steps(
             continue
         number = len(found)
         microbatches = min(MICROBATCHES[number % len(MICROBATCHES)], batch_size)
-        optimizer = tuple(OPTIMIZER_SLOTS)[number % len(OPTIMIZER_SLOTS)]
+        optimizer = tuple(OPTIMIZERS)[number % len(OPTIMIZERS)]
         case = StepCase(MLP(sizes, "relu"), batch_size, microbatches, dtype, optimizer, number % 2 == 0)
         found.append((case, time_step(case)))
     return found

@@ -9,7 +9,8 @@ from math import ceil
 from hybridnn.cost.machine.machine import Machine
 from hybridnn.cost.prediction.groups import Groups
 from hybridnn.cost.prediction.layer_costs import ChunkCosts
-from hybridnn.cost.prediction.workload import Workload, uniform_layout
+from hybridnn.cost.prediction.workload import Workload
+from hybridnn.pipeline.layout import Layout
 from hybridnn.pipeline.partition.stage_partition import balanced_counts
 
 
@@ -35,7 +36,7 @@ def balanced_layers(
         Microbatches of a minibatch: the smaller they are, the more calls count beside arithmetic.
     """
     layers = workload.model.layers
-    groups = Groups(uniform_layout(stages, len(layers)), machine)
+    groups = Groups(Layout.uniform(stages, len(layers)), machine)
     samples = ceil(workload.batch_size / microbatches)
     running_sums = {
         (batch, model): _running_sums(workload, machine, groups, stage, ceil(samples / batch))

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
 
 from hybridnn.cost.machine.machine import Machine
 from hybridnn.cost.planning.balance import balanced_layers
-from hybridnn.cost.prediction.workload import GradientRounding, Layout, Workload
+from hybridnn.cost.prediction.workload import Workload
 from hybridnn.errors import GridError, SettingError
-from hybridnn.kernels.compressed_formats import COMPRESSED_FORMATS
 from hybridnn.parallel.layer_split import MODEL_SPLITS, split_layers
+from hybridnn.pipeline.layout import Layout
 from hybridnn.pipeline.schedules.methods import METHODS, Method
 from hybridnn.utils.checks import require_whole
 
@@ -20,45 +22,14 @@ MICROBATCHES_PER_STAGE = 8
 MOST_MICROBATCHES = 256
 
 
-@dataclass(frozen=True)
-class Constraints:
-    """Properties that a layout must have; None for any.
+Wanted = Mapping[str, Any]
+"""Values that a layout must have, by key of the settings section ``[parallel]``; any where there is none."""
 
-    Attributes
-    ----------
-    pipeline, batch, model : int
-        Axes of the process grid.
-    split : {"columns", "alternating"}
-    method : str
-        Of a pipeline; one stage has ``sequential``.
-    microbatches, chunks : int
-        Of a pipeline.
-    shared : bool
-        False: no shared replicas.
-    wire_dtype : {"bfloat16", "float16"}
-        Rounding of gradients between nodes; None for no rounding.
-    exact : bool
-        True: only layouts that train as one rank does, except for rounding.
-    """
-
-    pipeline: int | None = None
-    batch: int | None = None
-    model: int | None = None
-    split: str | None = None
-    overlap: bool | None = None
-    method: str | None = None
-    microbatches: int | None = None
-    chunks: int | None = None
-    shared: bool | None = None
-    wire_dtype: str | None = None
-    exact: bool | None = None
-
-
-UNCONSTRAINED = Constraints()
+ANY: Wanted = MappingProxyType({})
 
 
 def feasible_layouts(
-    workload: Workload, machine: Machine, ranks: int, constraints: Constraints = UNCONSTRAINED
+    workload: Workload, machine: Machine, ranks: int, wanted: Wanted = ANY, *, exact: bool = False
 ) -> Iterator[Layout]:
     """All layouts of exactly `ranks` ranks in which every rank has samples, layers and outputs.
 
@@ -66,10 +37,15 @@ def feasible_layouts(
     are powers of two and the stages times powers of two, up to eight per stage and 256 in all. Vertical synchronization
     is left out: it needs more memory and is not faster.
 
+    Parameters
+    ----------
+    exact : bool
+        Only layouts that train as one rank does, except for rounding.
+
     Raises
     ------
     SettingError
-        If there are more ranks than the model can use, or no layout meets the constraints.
+        If there are more ranks than the model can use, or no layout has the wanted values.
     """
     require_whole("ranks", ranks, 1)
     grids = list(_grids(workload, ranks))
@@ -79,12 +55,12 @@ def feasible_layouts(
         widest = _most_model_ranks(workload, 1)
         raise SettingError("ranks", ranks, f"{fewer}: it has {limits}, and {widest} outputs to split")
     found = False
-    for pipeline, batch, model in grids:
-        for layout in _layouts_of_grid(workload, machine, (pipeline, batch, model), constraints):
+    for grid in grids:
+        for layout in _layouts_of_grid(workload, machine, grid, wanted, exact=exact):
             found = True
             yield layout
     if not found:
-        required = ", ".join(f"{key} = {value}" for key, value in vars(constraints).items() if value is not None)
+        required = ", ".join(f"{key} = {value}" for key, value in (*wanted.items(), *[("exact", True)] * exact))
         raise SettingError("parallel", required, f"no layout of {ranks} ranks that this model can use has all of these")
 
 
@@ -115,34 +91,34 @@ def _grids(workload: Workload, ranks: int) -> Iterator[tuple[int, int, int]]:
 
 
 def _layouts_of_grid(
-    workload: Workload, machine: Machine, grid: tuple[int, int, int], constraints: Constraints
+    workload: Workload, machine: Machine, grid: tuple[int, int, int], wanted: Wanted, *, exact: bool
 ) -> Iterator[Layout]:
     pipeline, batch, model = grid
-    if not all(map(_allowed, grid, (constraints.pipeline, constraints.batch, constraints.model))):
+    if not all(_allowed(wanted, key, size) for key, size in zip(("pipeline", "batch", "model"), grid, strict=True)):
         return
     node_ranks = machine.node_ranks(pipeline * batch * model)
-    sharing_ranks = node_ranks if batch > 1 and node_ranks > model and constraints.shared is not False else None
-    words = None if constraints.wire_dtype is None else COMPRESSED_FORMATS[constraints.wire_dtype]
+    shared = batch > 1 and node_ranks > model and wanted.get("shared_replicas") is not False
     # Without gradients to send there is nothing to overlap.
-    is_sent = model > 1 or (batch > 1 and sharing_ranks is None)
-    overlaps = (True, False) if is_sent else (constraints.overlap is not False,)
-    for bare in _pipelines(workload, machine, grid, constraints):
+    is_sent = model > 1 or (batch > 1 and not shared)
+    overlaps = (True, False) if is_sent else (wanted.get("overlap") is not False,)
+    for bare in _pipelines(workload, machine, grid, wanted, exact=exact):
         for split in MODEL_SPLITS if model > 1 else MODEL_SPLITS[:1]:
             for overlap in overlaps:
                 layout = replace(
                     bare,
-                    split=split,
+                    model_split=split,
                     overlap=overlap,
-                    sharing_ranks=sharing_ranks,
-                    wire=None if words is None else GradientRounding(words, node_ranks),
+                    shared_replicas=shared,
+                    wire_dtype=wanted.get("wire_dtype", "same"),
+                    node_ranks=node_ranks,
                 )
-                allowed = _allowed(split, constraints.split) and _allowed(overlap, constraints.overlap)
+                allowed = _allowed(wanted, "model_split", split) and _allowed(wanted, "overlap", overlap)
                 if allowed and _can_split(workload, layout):
                     yield layout
 
 
-def _allowed(value: object, required: object) -> bool:
-    return required is None or value == required
+def _allowed(wanted: Wanted, key: str, value: object) -> bool:
+    return bool(wanted.get(key, value) == value)
 
 
 def _can_split(workload: Workload, layout: Layout) -> bool:
@@ -150,37 +126,37 @@ def _can_split(workload: Workload, layout: Layout) -> bool:
     model = layout.stages[0][1]
     if model == 1:
         return True
-    if layout.split == "alternating" and max(layout.layers) < 2:
+    if layout.model_split == "alternating" and max(layout.layers) < 2:
         return False
     try:
         for stage in range(len(layout.stages)):
-            for chunk in range(layout.chunks):
-                split_layers(layout.layers_of(workload.model, stage, chunk), layout.split, model, 0)
+            for layers in layout.layers_of(workload.model, stage):
+                split_layers(layers, layout.model_split, model, 0)
     except GridError:
         return False
     return True
 
 
 def _pipelines(
-    workload: Workload, machine: Machine, grid: tuple[int, int, int], constraints: Constraints
+    workload: Workload, machine: Machine, grid: tuple[int, int, int], wanted: Wanted, *, exact: bool
 ) -> Iterator[Layout]:
     """Layouts with all methods, microbatches and chunks, and all else at its default."""
     pipeline, batch, model = grid
     stages = ((batch, model),) * pipeline
     if pipeline == 1:
-        if _allowed("sequential", constraints.method):
+        if _allowed(wanted, "method", "sequential"):
             yield Layout(stages, (len(workload.model.layers),), merges=True)
         return
     partitions: dict[tuple[int, int], tuple[int, ...]] = {}
     for method in METHODS.values():
-        if not _allowed(method.name, constraints.method) or (constraints.exact and not method.exact):
+        if not _allowed(wanted, "method", method.name):
             continue
-        if not method.exact and workload.clips:  # the norm of all gradients is known too late
+        if not method.exact and (exact or workload.clips):  # the norm of all gradients is known too late
             continue
         if method.predicts and not workload.slots:
             continue
-        for chunks in _chunks(workload, method, pipeline, constraints):
-            for microbatches in _microbatches(workload, method, pipeline, batch, constraints):
+        for chunks in _chunks(workload, method, pipeline, wanted):
+            for microbatches in _microbatches(workload, method, pipeline, batch, wanted):
                 key = chunks, microbatches
                 if key not in partitions:
                     partitions[key] = balanced_layers(
@@ -196,20 +172,20 @@ def _pipelines(
                 )
 
 
-def _chunks(workload: Workload, method: Method, pipeline: int, constraints: Constraints) -> list[int]:
+def _chunks(workload: Workload, method: Method, pipeline: int, wanted: Wanted) -> list[int]:
     if not method.chunked:
-        return [1] if _allowed(1, constraints.chunks) else []
-    chunks = 2 if constraints.chunks is None else constraints.chunks
+        return [1] if _allowed(wanted, "chunks", 1) else []
+    chunks = wanted.get("chunks", 2)
     return [chunks] if chunks > 1 and chunks * pipeline <= len(workload.model.layers) else []
 
 
-def _microbatches(workload: Workload, method: Method, pipeline: int, batch: int, constraints: Constraints) -> list[int]:
+def _microbatches(workload: Workload, method: Method, pipeline: int, batch: int, wanted: Wanted) -> list[int]:
     """Numbers of microbatches with which every rank has samples of each."""
     if not method.cuts_minibatches:
-        return [1] if _allowed(1, constraints.microbatches) else []
+        return [1] if _allowed(wanted, "microbatches", 1) else []
     most = workload.batch_size // batch
-    if constraints.microbatches is not None:
-        counts = {constraints.microbatches}
+    if "microbatches" in wanted:
+        counts = {wanted["microbatches"]}
     else:
         most = min(most, MICROBATCHES_PER_STAGE * pipeline, MOST_MICROBATCHES)
         powers = [1 << bit for bit in range(1, MOST_MICROBATCHES.bit_length())]

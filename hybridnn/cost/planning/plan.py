@@ -10,12 +10,13 @@ from itertools import islice
 from typing import NamedTuple
 
 from hybridnn.cost.machine.machine import Machine
-from hybridnn.cost.planning.layouts import UNCONSTRAINED, Constraints, feasible_layouts
+from hybridnn.cost.planning.layouts import ANY, Wanted, feasible_layouts
 from hybridnn.cost.prediction.memory import largest_memory
 from hybridnn.cost.prediction.predict import Prediction, predict
 from hybridnn.cost.prediction.stage_costs import StageCosts
-from hybridnn.cost.prediction.workload import Layout, Workload
+from hybridnn.cost.prediction.workload import Workload
 from hybridnn.errors import SettingError
+from hybridnn.pipeline.layout import Layout
 from hybridnn.pipeline.schedules.instructions import (
     ALL_MICROBATCHES,
     Backward,
@@ -44,7 +45,7 @@ class Plan:
     options : tuple of Prediction
         The fastest that fit the memory, in order of time; an exact one is appended if there is none among them.
     best_exact : Prediction or None
-        The fastest that trains as one rank does; None if constraints exclude all.
+        The fastest that trains as one rank does; None if wanted exclude all.
     runner_up : Prediction or None
         The fastest exact one on another process grid, if any.
     """
@@ -63,9 +64,7 @@ class Plan:
         return self.options[0]
 
 
-def plan(
-    workload: Workload, machine: Machine, ranks: int, top: int = 10, constraints: Constraints = UNCONSTRAINED
-) -> Plan:
+def plan(workload: Workload, machine: Machine, ranks: int, top: int = 10, wanted: Wanted = ANY) -> Plan:
     """Find the `top` fastest layouts of exactly `ranks` ranks that fit the memory.
 
     Layouts are visited in order of a lower bound on their time, and predicted only while they may be among the fastest.
@@ -76,7 +75,7 @@ def plan(
         If the model cannot use so many ranks, or no layout fits the memory of a rank; states how much is missing.
     """
     require_whole("--top", top, 1)
-    search = _Search(workload, machine, feasible_layouts(workload, machine, ranks, constraints))
+    search = _Search(workload, machine, feasible_layouts(workload, machine, ranks, wanted))
     options = tuple(islice(search.fastest_first(lambda layout: True), top))
     if not options:
         raise search.nothing_fits(ranks)
@@ -88,11 +87,9 @@ def plan(
     return Plan(workload, machine, ranks, len(search.layouts), options, best, runner_up)
 
 
-def best_exact(
-    workload: Workload, machine: Machine, ranks: int, constraints: Constraints = UNCONSTRAINED
-) -> Prediction:
+def best_exact(workload: Workload, machine: Machine, ranks: int, wanted: Wanted = ANY) -> Prediction:
     """The fastest layout that trains as one rank does and fits the memory; errors as for `plan`."""
-    search = _Search(workload, machine, feasible_layouts(workload, machine, ranks, replace(constraints, exact=True)))
+    search = _Search(workload, machine, feasible_layouts(workload, machine, ranks, wanted, exact=True))
     best = next(search.fastest_first(lambda layout: layout.exact), None)
     if best is None:
         raise search.nothing_fits(ranks)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from hybridnn.cost.machine.machine import Machine
-from hybridnn.cost.planning.layouts import UNCONSTRAINED, Constraints
+from hybridnn.cost.planning.layouts import ANY, Wanted
 from hybridnn.cost.planning.plan import best_exact
 from hybridnn.cost.prediction.predict import Prediction
 from hybridnn.cost.prediction.workload import Workload
@@ -68,7 +68,7 @@ def bottleneck_sentence(best: Mapping[int, Prediction]) -> str:
 
 
 def best_by_ranks(
-    workload: Workload, machine: Machine, best: Prediction, constraints: Constraints = UNCONSTRAINED
+    workload: Workload, machine: Machine, best: Prediction, wanted: Wanted = ANY
 ) -> dict[int, Prediction]:
     """The best exact layouts for numbers of ranks around that of `best`, up to where the limit changes.
 
@@ -80,7 +80,7 @@ def best_by_ranks(
         if ranks > max(machine.ranks, best.layout.ranks):  # ranks would share cores, which is no limit of the layout
             break
         try:
-            found[ranks] = best_exact(workload, machine, ranks, constraints)
+            found[ranks] = best_exact(workload, machine, ranks, wanted)
         except SettingError:  # more ranks than can be used, or too few for the memory
             break
         if (limit_of(found[ranks]) is None) == (limit_of(best) is not None):

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from hybridnn.cost.machine.machine import Machine
 from hybridnn.cost.node_contention import Crossings, concurrent_messages, crossings_of, one_per_node
-from hybridnn.cost.prediction.workload import Layout, Placement, StageShapes, nodes_of_stage
+from hybridnn.pipeline.layout import Layout, Placement, StageShapes, nodes_of_stage
 
 
 class Groups:

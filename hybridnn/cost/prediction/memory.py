@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import lru_cache
 
 from hybridnn.cost.prediction.dry_run import DRY_KERNELS, DryGrid
-from hybridnn.cost.prediction.workload import Layout, Placement, Workload
-from hybridnn.nn.optimizers import SGD, Adam, Optimizer
+from hybridnn.cost.prediction.workload import Workload
 from hybridnn.parallel.model_chunk import ModelChunk, ReplicaConfig
 from hybridnn.pipeline.execution.chunk_runtime import ChunkPlan, make_runtime, plan_chunk
 from hybridnn.pipeline.execution.memory import MemoryBreakdown
-from hybridnn.pipeline.schedules.methods import forward_only
-
-OPTIMIZERS: Mapping[str, Optimizer] = {"sgd": SGD(momentum=0.0), "momentum": SGD(), "adam": Adam()}
+from hybridnn.pipeline.layout import Layout, Placement
 
 
 def stage_memory(workload: Workload, layout: Layout, stage: int) -> MemoryBreakdown:
@@ -46,8 +42,8 @@ def data_bytes(workload: Workload) -> int:
 
 def _rank_memory(workload: Workload, layout: Layout, stage: int, placement: Placement) -> MemoryBreakdown:
     """Bytes of the first rank of a stage, in a batch group with that placement."""
-    grid, optimizer = DryGrid(layout.stages, stage), OPTIMIZERS[workload.optimizer]
-    plans, fused = _chunk_plans(layout.pipeline_only, stage), layout.fuses_update(workload)
+    grid, optimizer = DryGrid(layout.stages, stage), workload.optimizer
+    plans, fused = _chunk_plans(layout.pipeline_only, stage), workload.fuses_update(layout)
     replica = ReplicaConfig(
         grid.share_replicas(placement) if fused or max(placement) > 1 else None,
         plans[0].weight_versions + len(optimizer.slot_names),
@@ -55,9 +51,8 @@ def _rank_memory(workload: Workload, layout: Layout, stage: int, placement: Plac
         fused,
     )
     chunks, states, runtimes = [], [], []
-    for plan in plans:
-        layers = layout.layers_of(workload.model, stage, plan.index)
-        chunk = ModelChunk(layers, grid, layout.split, workload.dtype, layout.overlap, DRY_KERNELS, replica)
+    for plan, layers in zip(plans, layout.layers_of(workload.model, stage), strict=True):
+        chunk = ModelChunk(layers, grid, layout.model_split, workload.dtype, layout.overlap, DRY_KERNELS, replica)
         state = chunk.replica.new_state(optimizer, chunk.weights)
         runtime = make_runtime(plan, grid, chunk, optimizer, state, batch_size=workload.batch_size, synchronous=False)
         runtime.expect_targets(classification=workload.classification)
@@ -72,8 +67,5 @@ def _rank_memory(workload: Workload, layout: Layout, stage: int, placement: Plac
 @lru_cache(maxsize=4096)
 def _chunk_plans(pipeline: Layout, stage: int) -> tuple[ChunkPlan, ...]:
     """Plans of the chunks of a stage, for a `Layout.pipeline_only`."""
-    stages = len(pipeline.stages)
-    # Long enough to need all the memory that longer ones do.
-    training = pipeline.schedule(1 if pipeline.exact else 2 * stages)
-    evaluation = forward_only(stages, 2 * stages, pipeline.chunks)
-    return tuple(plan_chunk((training, evaluation), stage, chunk) for chunk in range(pipeline.chunks))
+    schedules = pipeline.largest_schedules()
+    return tuple(plan_chunk(schedules, stage, chunk) for chunk in range(pipeline.chunks))

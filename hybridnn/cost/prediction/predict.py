@@ -17,7 +17,8 @@ from hybridnn.cost.prediction.schedule_times import (
 )
 from hybridnn.cost.prediction.stage_costs import StageCosts
 from hybridnn.cost.prediction.traffic import Traffic, traffic_of
-from hybridnn.cost.prediction.workload import Layout, Workload
+from hybridnn.cost.prediction.workload import Workload
+from hybridnn.pipeline.layout import Layout
 from hybridnn.pipeline.schedules.clock import ScheduleTimes, run
 from hybridnn.pipeline.schedules.instructions import Instruction
 

@@ -9,7 +9,7 @@ from math import prod
 import numpy as np
 
 from hybridnn.cost.breakdowns import TimeBreakdown
-from hybridnn.cost.prediction.workload import Layout
+from hybridnn.pipeline.layout import Layout
 from hybridnn.pipeline.schedules.clock import ScheduleTimes
 from hybridnn.pipeline.schedules.compiled_schedule import CompiledSchedule, compile_schedule
 from hybridnn.utils.checks import require_whole

@@ -12,10 +12,11 @@ from hybridnn.cost.machine.compute import Compute
 from hybridnn.cost.machine.machine import Machine
 from hybridnn.cost.prediction.groups import Groups
 from hybridnn.cost.prediction.layer_costs import ChunkCosts, overlapped
-from hybridnn.cost.prediction.workload import Layout, Placement, Workload
+from hybridnn.cost.prediction.workload import Workload
 from hybridnn.parallel.compressed_allreduce import compressed_bytes, piece_sizes
 from hybridnn.parallel.gradient_reduction import compressed_piece_sizes
 from hybridnn.parallel.replicas.sharing import slice_bounds
+from hybridnn.pipeline.layout import Layout, Placement
 from hybridnn.pipeline.schedules.instructions import (
     ALL_MICROBATCHES,
     Backward,
@@ -54,22 +55,22 @@ class StageCosts:
         self.workload, self.layout = workload, layout
         self._policy = METHODS[layout.method].policy
         self.groups = Groups(layout, machine)
-        self._fuses_update = layout.fuses_update(workload)
+        self._fuses_update = workload.fuses_update(layout)
         self._overlap = machine.overlap if layout.overlap else None
         self.hidden = machine.overlap.hidden_fraction
         self.compute = _paced(machine, workload.dtype, self.groups.busy_ranks, layout.ranks)
         self.chunks = [
             [
                 ChunkCosts(
-                    layout.layers_of(workload.model, stage, chunk),
-                    layout.split,
+                    layers,
+                    layout.model_split,
                     stage,
                     self.compute,
                     self.groups,
                     workload.itemsize,
                     self._overlap,
                 )
-                for chunk in range(layout.chunks)
+                for layers in layout.layers_of(workload.model, stage)
             ]
             for stage in range(len(layout.stages))
         ]
@@ -279,7 +280,7 @@ class StageCosts:
         """Weight-gradient products with all samples for some rows, and the barrier after them."""
         (costs,), ranks = self.chunks[0], self.layout.stages[0][0]
         total = costs.fused_products(self.workload.batch_size, ranks)
-        if self.workload.optimizer == "momentum":  # the products are added to the velocity, then it to the weights
+        if self.workload.slots:  # the products are added to the velocity, then it to the weights
             elements = costs.parameters // ranks
             seconds = self.compute.update("sgd").seconds(elements, cached=self._cached(2 * elements))
             total += TimeBreakdown(seconds)
@@ -293,7 +294,7 @@ class StageCosts:
         return sum((self._shared_update(stage, elements, placement) for elements in parameters), TimeBreakdown())
 
     def _update_seconds(self, parameters: int, arrays: int) -> float:
-        update = self.compute.update(self.workload.optimizer)
+        update = self.compute.update(self.workload.update_rule)
         return update.seconds(parameters, cached=self._cached(parameters * arrays))
 
     def _shared_update(self, stage: int, parameters: int, placement: Placement) -> TimeBreakdown:

@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from math import gcd
 
 from hybridnn.cost.machine.machine import Machine
-from hybridnn.cost.prediction.workload import Layout, Workload, uniform_layout
+from hybridnn.cost.prediction.workload import Workload
 from hybridnn.cost.simulation.disturbance import Disturbance
 from hybridnn.cost.simulation.simulate_layout import UNDISTURBED, SimulatedStep, simulate_layout
+from hybridnn.pipeline.layout import Layout
 from hybridnn.utils.checks import require_choice
 
 CURVES = ("strong", "weak")
@@ -80,7 +81,7 @@ def scaling_curve(
         As `simulate_layout`.
     """
     require_choice("curve", kind, CURVES)
-    serial = simulate_layout(workload, uniform_layout([(1, 1)], len(workload.model.layers)), machine, 1)
+    serial = simulate_layout(workload, Layout.uniform([(1, 1)], len(workload.model.layers)), machine, 1)
     points = [_point(serial, serial)]
     for replicas, wide in _replicated(layout):
         batch_size = workload.batch_size * (replicas if kind == "weak" else 1)

@@ -17,8 +17,9 @@ from hybridnn.cost.prediction.schedule_times import (
     seconds_per_added_minibatch,
 )
 from hybridnn.cost.prediction.stage_costs import StageCosts
-from hybridnn.cost.prediction.workload import Layout, Workload
+from hybridnn.cost.prediction.workload import Workload
 from hybridnn.cost.simulation.disturbance import Disturbance, DisturbedCosts, Lanes, make_lanes, require_ranks
+from hybridnn.pipeline.layout import Layout
 from hybridnn.pipeline.schedules.clock import ScheduleTimes, run
 
 UNDISTURBED = Disturbance()

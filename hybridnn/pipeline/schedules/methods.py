@@ -57,6 +57,8 @@ class Method:
         The order itself places the weight gradients.
     placed_messages : bool
         The order itself places loads and messages.
+    recomputes : bool
+        Every stage but the last computes its forward passes twice.
     synchronized : WeightPolicy or None
         The policy with vertical synchronization, where the method has that option.
     """
@@ -71,6 +73,7 @@ class Method:
     fills_pipeline: bool = False
     placed_weight_gradients: bool = False
     placed_messages: bool = False
+    recomputes: bool = False
     synchronized: WeightPolicy | None = None
 
     @property
@@ -165,6 +168,7 @@ _METHODS = (
         CURRENT,
         _one_microbatch,
         placed_messages=True,
+        recomputes=True,
     ),
     Method(
         "pipedream",

@@ -10,12 +10,13 @@ import pytest
 from hybridnn import MLP
 from hybridnn.cost.machine.machine import Machine
 from hybridnn.cost.planning import plan as planning
-from hybridnn.cost.planning.layouts import Constraints, feasible_layouts
+from hybridnn.cost.planning.layouts import feasible_layouts
 from hybridnn.cost.planning.plan import StepBounds, best_exact, plan
 from hybridnn.cost.prediction.memory import largest_memory
 from hybridnn.cost.prediction.predict import Prediction, predict
-from hybridnn.cost.prediction.workload import Layout, Workload
+from hybridnn.cost.prediction.workload import Workload
 from hybridnn.errors import SettingError
+from hybridnn.pipeline.layout import Layout
 from hybridnn.pipeline.schedules.methods import METHODS
 from reference.machines import make_machine
 
@@ -98,16 +99,16 @@ def test_layout_with_least_traffic_is_fastest_with_low_bandwidth() -> None:
     wide = Workload(MLP([512, 512, 512]), 100, 4, classification=False)
     long = Workload(MLP([8, 8, 8]), 10_000, 4096, classification=False)
     for workload, stages in ((wide, (1, 4)), (long, (4, 1))):
-        sent = Constraints(pipeline=1, shared=False)
-        assert plan(workload, slow, 4, constraints=sent).best.layout.stages == (stages,)
+        sent = {"pipeline": 1, "shared_replicas": False}
+        assert plan(workload, slow, 4, wanted=sent).best.layout.stages == (stages,)
         # Ranks of one node that share a replica send neither.
-        assert plan(workload, slow, 4, constraints=Constraints(pipeline=1)).best.layout.stages == ((4, 1),)
+        assert plan(workload, slow, 4, wanted={"pipeline": 1}).best.layout.stages == ((4, 1),)
 
 
 def test_only_layouts_that_split_the_weights_fit_little_memory() -> None:
     whole = min(largest_memory(WORKLOAD, one).total for one in feasible_layouts(WORKLOAD, MIXED, 1))
     tiny = make_machine(alpha=1.0, memory=whole / 2)
-    found = plan(WORKLOAD, tiny, 4, top=100, constraints=Constraints(shared=False))
+    found = plan(WORKLOAD, tiny, 4, top=100, wanted={"shared_replicas": False})
     for option in found.options:
         assert option.memory_bytes <= whole / 2
         assert len(option.layout.stages) > 1 or option.layout.stages[0][1] > 1  # not by samples alone
@@ -134,7 +135,7 @@ def test_equally_fast_layouts_are_ordered_by_their_memory() -> None:
 
 
 def test_constraints_may_leave_no_exact_layout() -> None:
-    found = plan(WORKLOAD, MIXED, 4, constraints=Constraints(pipeline=4, method="vanilla"))
+    found = plan(WORKLOAD, MIXED, 4, wanted={"pipeline": 4, "method": "vanilla"})
     assert found.best_exact is None
     assert found.runner_up is None
     assert {option.layout.method for option in found.options} == {"vanilla"}
@@ -186,8 +187,8 @@ def test_the_tight_bound_is_exact_without_waiting_for_messages() -> None:
 
 @pytest.mark.slow
 def test_bounds_hold_with_rounded_gradients() -> None:
-    machine, constraints = MACHINES["mixed"], Constraints(wire_dtype="bfloat16")
-    rounded = list(islice(feasible_layouts(MANY_LAYERS, machine, 12, constraints), None, None, 11))
+    machine, wanted = MACHINES["mixed"], {"wire_dtype": "bfloat16"}
+    rounded = list(islice(feasible_layouts(MANY_LAYERS, machine, 12, wanted), None, None, 11))
     assert any(layout.rounding(0) is not None for layout in rounded)
     for layout in rounded:
         check_bounds(layout, machine)

@@ -13,14 +13,13 @@ from hybridnn import MLP
 from hybridnn.cost.collectives import rounds_of
 from hybridnn.cost.machine.machine import Machine
 from hybridnn.cost.node_contention import crossings_of
-from hybridnn.cost.planning.layouts import Constraints
 from hybridnn.cost.planning.plan import plan
 from hybridnn.cost.prediction.groups import Groups
 from hybridnn.cost.prediction.predict import predict
-from hybridnn.cost.prediction.workload import GradientRounding, Layout, Workload
-from hybridnn.kernels.compressed_formats import COMPRESSED_FORMATS
+from hybridnn.cost.prediction.workload import Workload
 from hybridnn.parallel.placement import place_ranks
 from hybridnn.pipeline.execution.routes import StagePosition, pieces_sent
+from hybridnn.pipeline.layout import Layout
 from reference.machines import make_machine
 from reference.message_counts import Algorithm, algorithms
 
@@ -82,8 +81,9 @@ def test_groups_of_random_layouts_span_the_nodes_of_their_ranks() -> None:
         shared = Layout(
             stages,
             layers,
-            sharing_ranks=ranks_per_node,
-            wire=GradientRounding(COMPRESSED_FORMATS["float16"], ranks_per_node),
+            shared_replicas=True,
+            wire_dtype="float16",
+            node_ranks=ranks_per_node,
         )
         groups, grid = Groups(shared, machine), placed(stages, ranks_per_node)
         for stage, (batch, model) in enumerate(stages):
@@ -216,8 +216,8 @@ def test_the_planned_grid_is_the_fastest_counted_message_by_message() -> None:
     """All grids without a pipeline, priced by carrying out every algorithm's messages over the placed ranks."""
     grids = [(batch, 12 // batch) for batch in (12, 6, 4, 3, 2, 1)]
     seconds = {grid: _step_one_by_one(grid) for grid in grids}
-    wanted = Constraints(pipeline=1, split="alternating", shared=False, overlap=False)
-    found = plan(NETWORK, TWELVE, 12, constraints=wanted)
+    wanted = {"pipeline": 1, "model_split": "alternating", "shared_replicas": False, "overlap": False}
+    found = plan(NETWORK, TWELVE, 12, wanted=wanted)
     assert {option.layout.stages[0]: option.seconds_per_step for option in found.options} == pytest.approx(
         {grid: seconds[grid] for grid in grids if grid[1] > 1}
     )

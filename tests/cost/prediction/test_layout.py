@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 
 from hybridnn.config.settings import ParallelSettings
-from hybridnn.cost.prediction.workload import GradientRounding, Layout
-from hybridnn.kernels.compressed_formats import COMPRESSED_FORMATS
 from hybridnn.pipeline.checks.staleness import audit
+from hybridnn.pipeline.layout import Layout
 from hybridnn.pipeline.schedules.methods import METHODS
 from hybridnn.utils.text import counted
 
@@ -74,6 +73,6 @@ def test_parallel_settings() -> None:
     assert (chosen.overlap, chosen.method, chosen.microbatches, chosen.partition) == (False, "gpipe", 8, (3, 1))
     assert chosen.weight_grad == "auto"
     assert "wire_dtype" not in layout.parallel_settings()
-    rounded = replace(layout, wire=GradientRounding(COMPRESSED_FORMATS["bfloat16"], 4))
+    rounded = replace(layout, wire_dtype="bfloat16")
     assert rounded.parallel_settings()["wire_dtype"] == "bfloat16"
     assert "method" not in Layout(((4, 2),), (4,)).parallel_settings()

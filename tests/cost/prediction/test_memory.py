@@ -10,9 +10,9 @@ import pytest
 
 from hybridnn import MLP, SGD, Adam, ProcessGrid, Trainer
 from hybridnn.cost.prediction.memory import data_bytes, largest_memory, stage_memory
-from hybridnn.cost.prediction.workload import Workload, uniform_layout
+from hybridnn.cost.prediction.workload import Workload
 from hybridnn.errors import GridError
-from hybridnn.runs.workload import gradient_rounding, layout_of_plan
+from hybridnn.pipeline.layout import Layout
 from hybridnn.training.config import Pipelining
 from reference.ranks import on_nodes
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 MODEL = MLP([5, 14, 14, 14, 9, 14, 14, 14, 6], residual=True)
 WIDE = MLP([40, 700, 700, 30], "tanh")
 LARGE = MLP([12, 550, 550, 40, 5], residual=True)
-OPTIMIZERS = {"sgd": SGD(1e-3, momentum=0.0), "momentum": SGD(1e-3), "adam": Adam(1e-3)}
+PLAIN, MOMENTUM, ADAM = SGD(1e-3, momentum=0.0), SGD(1e-3), Adam(1e-3)
 
 
 def check(
@@ -37,7 +37,7 @@ def check(
     """Train an epoch and compare every figure of every stage."""
     trainer = Trainer(
         workload.model,
-        OPTIMIZERS[workload.optimizer],
+        workload.optimizer,
         grid=grid,
         batch_size=workload.batch_size,
         dtype=workload.dtype,
@@ -52,16 +52,7 @@ def check(
     targets = random.standard_normal((workload.samples, workload.model.sizes[-1]), workload.dtype)
     labels = np.arange(workload.samples) % workload.model.sizes[-1]
     trainer.fit(x, labels if workload.classification else targets, epochs=1)
-    plan = trainer.plan
-    layout = layout_of_plan(
-        plan,
-        grid.stages,
-        plan.layers,
-        split=split,
-        overlap=True,
-        sharing_ranks=trainer.sharing_ranks(),
-        wire=gradient_rounding(wire_dtype, trainer.node_ranks()),
-    )
+    layout = trainer.layout
     task = "classification" if workload.classification else "regression"
     for stage, reported in enumerate(trainer.stage_memory(task)):
         assert astuple(stage_memory(workload, layout, stage)) == astuple(reported), (layout, stage)
@@ -70,7 +61,7 @@ def check(
 @pytest.mark.in_process(ranks=[1])
 def test_one_rank(comm: MPI.Intracomm) -> None:
     grid = ProcessGrid(comm)
-    for optimizer in OPTIMIZERS:
+    for optimizer in (PLAIN, MOMENTUM, ADAM):
         for dtype in ("float32", "float64"):
             check(grid, Workload(MODEL, 40, 13, dtype, optimizer))
     check(grid, Workload(WIDE, 120, 60, classification=False))  # more samples than products are transposed for
@@ -78,13 +69,13 @@ def test_one_rank(comm: MPI.Intracomm) -> None:
 
 @pytest.mark.in_process(ranks=[1, 2, 4])
 def test_fused_update(comm: MPI.Intracomm) -> None:
-    for optimizer, dtype, task in (("sgd", "float64", True), ("momentum", "float32", False)):
+    for optimizer, dtype, task in ((PLAIN, "float64", True), (MOMENTUM, "float32", False)):
         workload = Workload(LARGE, 60, 13, dtype, optimizer, classification=task)
         for batch in {1, comm.size}:
             for split in ("columns", "alternating"):
                 grid = ProcessGrid(comm, batch=batch, model=comm.size // batch)
                 check(grid, workload, split=split)
-                assert uniform_layout([(1, comm.size // batch)], 4).fuses_update(workload)
+                assert workload.fuses_update(Layout.uniform([(1, comm.size // batch)], 4))
                 check(grid, replace(workload, clips=True), split=split)
 
 
@@ -95,7 +86,7 @@ def test_batch_and_model_ranks(comm: MPI.Intracomm) -> None:
             continue
         grid = ProcessGrid(comm, batch=batch, model=comm.size // batch)
         for split in ("columns", "alternating"):
-            check(grid, Workload(MODEL, 40, 13, optimizer="adam"), split=split)
+            check(grid, Workload(MODEL, 40, 13, optimizer=ADAM), split=split)
             for shared in ("auto", False):
                 check(grid, Workload(WIDE, 240, 101, classification=False), split=split, shared=shared)
 
@@ -131,7 +122,7 @@ def test_chunks_and_uneven_partitions(comm: MPI.Intracomm) -> None:
 
 @pytest.mark.in_process(ranks=[4])
 def test_stages_of_several_ranks_and_of_unequal_shapes(comm: MPI.Intracomm) -> None:
-    workload = Workload(MODEL, 60, 13, optimizer="adam")
+    workload = Workload(MODEL, 60, 13, optimizer=ADAM)
     for batch, model in ((2, 1), (1, 2)):
         check(ProcessGrid(comm, pipeline=2, batch=batch, model=model), workload, method="1f1b", microbatches=3)
     for stages in ([(2, 1), (1, 2)], [(1, 2), (2, 1)], [(3, 1), (1, 1)], [(1, 1), (1, 3)], [(1, 1), (2, 1), (1, 1)]):
@@ -143,7 +134,7 @@ def test_stages_of_several_ranks_and_of_unequal_shapes(comm: MPI.Intracomm) -> N
 @pytest.mark.in_process(ranks=[4])
 def test_replicas_on_several_nodes(comm: MPI.Intracomm) -> None:
     for nodes in ((0, 0, 1, 1), (0, 0, 0, 1)):
-        check(ProcessGrid(on_nodes(comm, nodes)), Workload(WIDE, 240, 101, optimizer="adam"))
+        check(ProcessGrid(on_nodes(comm, nodes)), Workload(WIDE, 240, 101, optimizer=ADAM))
 
 
 @pytest.mark.in_process(ranks=[2, 4])
@@ -157,7 +148,7 @@ def test_gradients_rounded_between_nodes(comm: MPI.Intracomm) -> None:
 
 def test_the_largest_memory_is_that_of_the_widest_layers() -> None:
     workload = Workload(MLP([4, 4, 400, 400, 4]), 100, 10)
-    layout = uniform_layout([(1, 1)] * 2, 4)
+    layout = Layout.uniform([(1, 1)] * 2, 4)
     assert largest_memory(workload, layout) == stage_memory(workload, layout, 1)
     assert stage_memory(workload, layout, 1).total > 3 * 4 * 400 * 400  # weights, gradients, velocity
 
@@ -170,4 +161,4 @@ def test_one_copy_of_the_data_counts_inputs_and_targets() -> None:
 
 def test_more_model_ranks_than_outputs_are_refused() -> None:
     with pytest.raises(GridError, match="has 3 outputs"):
-        stage_memory(Workload(MLP([6, 10, 3]), 100, 10), uniform_layout([(1, 4)], 2), 0)
+        stage_memory(Workload(MLP([6, 10, 3]), 100, 10), Layout.uniform([(1, 4)], 2), 0)

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from hybridnn import MLP
+from hybridnn import MLP, SGD
 from hybridnn.cost.machine.compute import ElementCost
 from hybridnn.cost.machine.machine import Machine
 from hybridnn.cost.prediction.predict import predict
-from hybridnn.cost.prediction.workload import GradientRounding, Layout, Workload
-from hybridnn.kernels.compressed_formats import COMPRESSED_FORMATS
+from hybridnn.cost.prediction.workload import Workload
+from hybridnn.pipeline.layout import Layout
 from hybridnn.pipeline.schedules.methods import METHODS
 from reference.machines import make_machine
 
@@ -73,7 +73,7 @@ def elements_only(**others: Any) -> Machine:
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 def test_shared_replicas_reduce_and_update_slices_with_two_collectives(ranks: int) -> None:
-    done = predict(workload(), layout((ranks, 1), layers=(5,), sharing_ranks=ranks), elements_only())
+    done = predict(workload(), layout((ranks, 1), layers=(5,), shared_replicas=True), elements_only())
     lines = (gradient_bytes(SIZES[1:]) - 4) // 64
     own = 16 * ceil(lines / ranks)
     assert done.breakdown.computing == pytest.approx(own * (ranks - 1) + own * 100)
@@ -91,43 +91,43 @@ def test_fused_update_computes_the_products_of_all_samples_for_some_rows(ranks: 
     weights = [8 * 300, 300 * 300, 300 * 4]
     updates = {"sgd": ElementCost(number_seconds=1.0), "momentum": ElementCost(number_seconds=1e9)}
 
-    def seconds(optimizer: str, **others: Any) -> float:
+    def seconds(optimizer: SGD, **others: Any) -> float:
         machine = make_machine(alpha=1e6, multiply_add=1.0)
         entries = [item.model_copy(update={**costs, "updates": updates}) for item in machine.compute]
         machine = machine.model_copy(update={"compute": tuple(entries)})
         work = Workload(MLP(sizes, "relu"), 240, 24, optimizer=optimizer, classification=False, **others)
-        done = predict(work, layout((ranks, 1), layers=(3,), sharing_ranks=ranks), machine)
+        done = predict(work, layout((ranks, 1), layers=(3,), shared_replicas=True), machine)
         assert done.breakdown.communication == pytest.approx(2 * log2(ranks) * 1e6)  # the loss, and the barrier
         return done.breakdown.computing
 
     # Three products per layer but two in the first, however they are dealt out; then weights follow the velocity.
     products = 24 // ranks * (3 * sum(weights) - weights[0])
-    assert seconds("sgd") == pytest.approx(products)
+    assert seconds(SGD(momentum=0.0)) == pytest.approx(products)
     follows = (sum(weights) + 300 + 300 + 4) / ranks
-    assert seconds("momentum") - products == pytest.approx(follows, rel=1e-3)
-    assert seconds("momentum", clips=True) > 1e9
-    assert seconds("momentum", rereads_gradient=True) > 1e9
+    assert seconds(SGD()) - products == pytest.approx(follows, rel=1e-3)
+    assert seconds(SGD(), clips=True) > 1e9
+    assert seconds(SGD(nesterov=True)) > 1e9
 
 
 def test_a_rank_alone_on_its_node_updates_all_slices() -> None:
     cluster = elements_only(nodes=2, ranks_per_node=3)
-    done = predict(workload(), layout((4, 1), layers=(5,), sharing_ranks=3), cluster)
+    done = predict(workload(), layout((4, 1), layers=(5,), shared_replicas=True, node_ranks=3), cluster)
     own = 16 * ceil((gradient_bytes(SIZES[1:]) - 4) // 64 / 3)
     assert done.breakdown.computing == pytest.approx(2 * own + 3 * own * 100)
     # Two messages for the loss of four ranks, two for a barrier of three, one for each slice between two nodes.
     assert done.breakdown.communication == pytest.approx((2 + 2 + 3) * 1e6)
 
 
-@pytest.mark.parametrize("sharing_ranks", [None, 2])
-def test_rounding_halves_the_bytes_between_nodes_and_takes_time(sharing_ranks: int | None) -> None:
+@pytest.mark.parametrize("shared", [False, True])
+def test_rounding_halves_the_bytes_between_nodes_and_takes_time(shared: bool) -> None:
     bytes_only = make_machine(beta=1.0, multiply_add=0.0, nodes=2, ranks_per_node=2)
     elements = elements_only(nodes=2, ranks_per_node=2)
-    work, wide = workload(), {"layers": (5,), "sharing_ranks": sharing_ranks}
+    work, wide = workload(), {"layers": (5,), "shared_replicas": shared, "node_ranks": 2}
     usual = predict(work, layout((4, 1), **wide), bytes_only)
-    loss = predict(work, layout((4, 1), layers=(5,), sharing_ranks=4), bytes_only)
+    loss = predict(work, layout((4, 1), layers=(5,), shared_replicas=True), bytes_only)
     computing = [predict(work, layout((4, 1), **wide), elements).breakdown.computing]
     for name in ("bfloat16", "float16"):
-        rounds = layout((4, 1), **wide, wire=GradientRounding(COMPRESSED_FORMATS[name], 2))
+        rounds = layout((4, 1), **wide, wire_dtype=name)
         done = predict(work, rounds, bytes_only)
         # The loss is never rounded; where ranks keep their own replicas it travels with the gradients otherwise.
         apart = loss.breakdown.communication
@@ -139,9 +139,9 @@ def test_rounding_halves_the_bytes_between_nodes_and_takes_time(sharing_ranks: i
         )
         computing.append(predict(work, rounds, elements).breakdown.computing)
     assert computing[0] < computing[1] < computing[2]
-    inside = layout((4, 1), layers=(5,), wire=GradientRounding(COMPRESSED_FORMATS["bfloat16"], 4))
+    inside = layout((4, 1), layers=(5,), wire_dtype="bfloat16")
     assert replace(predict(work, inside, bytes_only), layout=inside) == replace(
-        predict(work, replace(inside, wire=None), bytes_only), layout=inside
+        predict(work, replace(inside, wire_dtype="same"), bytes_only), layout=inside
     )
 
 
@@ -151,7 +151,7 @@ def test_model_parallel_counts_its_collectives(split: str, collectives: int) -> 
     # (recursive doubling). Columns: 5 gathers and, but for the first layer, 4 sums. Alternating, with 5 layers: pairs
     # (0, 1) and (2, 3) sum once forward each; the last layer gathers; layers 2 and 4 sum once backward, layer 0 not.
     machine = make_machine(alpha=1.0, multiply_add=0.0)
-    done = predict(workload(), layout((1, 2), layers=(5,), split=split), machine)
+    done = predict(workload(), layout((1, 2), layers=(5,), model_split=split), machine)
     assert done.seconds_per_step == pytest.approx(collectives)
 
 

@@ -11,7 +11,6 @@ from hybridnn import MLP, SGD, ProcessGrid, Trainer
 from hybridnn.cost.prediction.predict import predict
 from hybridnn.cost.prediction.workload import Workload
 from hybridnn.pipeline.schedules.methods import METHODS
-from hybridnn.runs.workload import gradient_rounding, layout_of_plan
 from hybridnn.training.config import Pipelining
 from reference.machines import make_machine
 from reference.ranks import on_nodes
@@ -31,20 +30,10 @@ def check(comm: MPI.Intracomm, axes: dict[str, Any], **settings: Any) -> int:
     generator = np.random.default_rng(0)
     x, y = generator.standard_normal((STEPS * BATCH_SIZE, 6)), generator.standard_normal((STEPS * BATCH_SIZE, 4))
     sent = trainer.fit(x, y, epochs=1).epochs[-1].bytes_sent
-    split, overlap = settings.get("model_split", "columns"), settings.get("overlap", True)
-    layout = layout_of_plan(
-        trainer.plan,
-        grid.stages,
-        trainer.plan.layers,
-        split=split,
-        overlap=overlap,
-        sharing_ranks=trainer.sharing_ranks(),
-        wire=gradient_rounding(settings.get("wire_dtype", "same"), trainer.node_ranks()),
-    )
     way = settings.get("distribution", "local")
     work = Workload(model, STEPS * BATCH_SIZE, BATCH_SIZE, classification=False, distribution=way)
-    expected = predict(work, layout, make_machine()).bytes_per_step * STEPS
-    if not trainer.plan.exact:  # the epoch ends with one broadcast of all its losses
+    expected = predict(work, trainer.layout, make_machine()).bytes_per_step * STEPS
+    if not trainer.layout.exact:  # the epoch ends with one broadcast of all its losses
         expected += 8 * STEPS * (comm.size - 1)
     # Each collective rounds down.
     assert sent == pytest.approx(expected, rel=0.01), (axes, settings)

@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 
 from hybridnn.cost.prediction.stage_costs import StageCosts
-from hybridnn.cost.prediction.workload import Layout, Workload
+from hybridnn.cost.prediction.workload import Workload
 from hybridnn.cost.simulation.disturbance import Disturbance, DisturbedCosts, make_lanes
 from hybridnn.errors import SettingError
 from hybridnn.nn.mlp import MLP
+from hybridnn.nn.optimizers import SGD
+from hybridnn.pipeline.layout import Layout
 from hybridnn.pipeline.schedules.instructions import (
     ALL_MICROBATCHES,
     Backward,
@@ -23,7 +25,7 @@ from hybridnn.pipeline.schedules.instructions import (
 )
 from reference.machines import make_machine
 
-WORKLOAD = Workload(MLP([16] * 9), samples=640, batch_size=64, optimizer="sgd")
+WORKLOAD = Workload(MLP([16] * 9), samples=640, batch_size=64, optimizer=SGD(momentum=0.0))
 """Eight layers of 16 x 16 weights and a minibatch of 64 samples."""
 
 plain_machine = partial(make_machine, multiply_add=1e-6)

@@ -6,16 +6,17 @@ from functools import partial
 
 import pytest
 
-from hybridnn import MLP
+from hybridnn import MLP, SGD
 from hybridnn.cost.machine.file import read_machine
 from hybridnn.cost.plots import scaling_png
-from hybridnn.cost.prediction.workload import Layout, Workload
+from hybridnn.cost.prediction.workload import Workload
 from hybridnn.cost.simulation.disturbance import Disturbance
 from hybridnn.cost.simulation.scaling import ScalingCurve, ScalingPoint, scaling_curve
 from hybridnn.errors import SettingError
+from hybridnn.pipeline.layout import Layout
 from reference.machines import make_machine
 
-WORKLOAD = Workload(MLP([16] * 9), samples=640, batch_size=64, optimizer="sgd")
+WORKLOAD = Workload(MLP([16] * 9), samples=640, batch_size=64, optimizer=SGD(momentum=0.0))
 """Eight layers of 16 x 16 weights and a minibatch of 64 samples."""
 
 plain_machine = partial(make_machine, multiply_add=1e-6)
@@ -74,7 +75,7 @@ def test_efficiency_above_1_is_an_effect_of_the_cache() -> None:
     cluster = read_machine("cluster-1024")
     endless = [entry.model_copy(update={"cache_bytes": 1e15}) for entry in cluster.compute]
     digits = Workload(MLP([64, 512, 512, 512, 10]), 1438, 128)
-    layout = Layout(((2, 1),), (4,), sharing_ranks=128)
+    layout = Layout(((2, 1),), (4,), shared_replicas=True)
     usual, cached = (
         scaling_curve(digits, layout, machine, "strong", 1).points[-1].efficiency
         for machine in (cluster, cluster.model_copy(update={"compute": tuple(endless)}))

@@ -10,7 +10,7 @@ import pytest
 
 from hybridnn.cost.machine.machine import Machine
 from hybridnn.cost.prediction.predict import predict
-from hybridnn.cost.prediction.workload import Layout, Workload
+from hybridnn.cost.prediction.workload import Workload
 from hybridnn.cost.simulation.disturbance import Disturbance
 from hybridnn.cost.simulation.simulate_layout import (
     UNDISTURBED,
@@ -20,10 +20,12 @@ from hybridnn.cost.simulation.simulate_layout import (
 )
 from hybridnn.errors import SettingError
 from hybridnn.nn.mlp import MLP
+from hybridnn.nn.optimizers import SGD
+from hybridnn.pipeline.layout import Layout
 from hybridnn.pipeline.schedules.methods import METHODS
 from reference.machines import make_machine
 
-WORKLOAD = Workload(MLP([16] * 9), samples=640, batch_size=64, optimizer="sgd")
+WORKLOAD = Workload(MLP([16] * 9), samples=640, batch_size=64, optimizer=SGD(momentum=0.0))
 """Eight layers of 16 x 16 weights and a minibatch of 64 samples."""
 
 plain_machine = partial(make_machine, multiply_add=1e-6)

@@ -6,20 +6,22 @@ from functools import partial
 
 import pytest
 
-from hybridnn.cost.prediction.workload import Layout, Workload
+from hybridnn.cost.prediction.workload import Workload
 from hybridnn.cost.simulation.disturbance import Disturbance
 from hybridnn.cost.simulation.simulate_layout import UNDISTURBED, SimulatedStep, simulate_layout
 from hybridnn.cost.simulation.timeline import draw_simulation, stages_shown
 from hybridnn.nn.mlp import MLP
+from hybridnn.nn.optimizers import SGD
 from hybridnn.pipeline.drawing.svg import svg_text
 from hybridnn.pipeline.drawing.text import plain_text, text_lines
+from hybridnn.pipeline.layout import Layout
 from reference.machines import make_machine
 
 plain_machine = partial(make_machine, multiply_add=1e-6)
 
 
 def simulated(layout: Layout, disturbance: Disturbance = UNDISTURBED, alpha: float = 0.0) -> SimulatedStep:
-    workload = Workload(MLP([16] * (sum(layout.layers) + 1)), samples=640, batch_size=64, optimizer="sgd")
+    workload = Workload(MLP([16] * (sum(layout.layers) + 1)), samples=640, batch_size=64, optimizer=SGD(momentum=0.0))
     machine = plain_machine(alpha=alpha)
     return simulate_layout(workload, layout, machine, 1, disturbance)
 

@@ -1,0 +1,294 @@
+"""Layout: how a run is laid out over ranks, for the trainer, checkpoints, cost models and planning alike."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import accumulate
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hybridnn.comm.blocks import block_size, block_sizes
+from hybridnn.kernels.compressed_formats import COMPRESSED_FORMATS, CompressedFormat
+from hybridnn.nn.mlp import MLP, DenseLayer
+from hybridnn.nn.optimizers import Optimizer
+from hybridnn.parallel.placement import place_ranks
+from hybridnn.parallel.replicas.fused_update import fused_update_pays
+from hybridnn.pipeline.schedules.methods import METHODS, forward_only, make_schedule
+from hybridnn.pipeline.schedules.schedule import Schedule
+from hybridnn.utils.text import counted
+
+StageShapes = tuple[tuple[int, int], ...]
+"""Batch and model ranks of every stage."""
+
+Placement = tuple[int, ...]
+"""Ranks of a batch group on each of its nodes."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a run is laid out over ranks: process grid, splits, pipeline method and partition, replicas.
+
+    Attributes
+    ----------
+    stages : tuple of (int, int)
+        Batch and model ranks of every pipeline stage; one entry without a pipeline.
+    layers : tuple of int
+        Number of layers of every virtual stage, in the order of the network: chunk 0 of all stages, then chunk 1, ...
+    model_split : {"columns", "alternating"}
+        How model ranks split the layers.
+    overlap : bool
+        Whether communication overlaps with the backward pass.
+    method : str
+        Pipeline method, a key of ``METHODS``; ``sequential`` with one stage.
+    microbatches : int
+        Microbatches of a minibatch.
+    chunks : int
+        Virtual stages of every stage.
+    vertical_sync : bool
+        Whether all stages use the same weight version for a minibatch.
+    merges : bool
+        Whether the weight gradient is one product over all microbatches.
+    shared_replicas : bool
+        Whether the batch ranks of a node share a replica.
+    wire_dtype : {"same", "bfloat16", "float16"}
+        Element type of the gradients in the all-reduce between nodes.
+    node_ranks : int or None
+        Ranks of a full node; None if all ranks are on one.
+    """
+
+    stages: StageShapes
+    layers: tuple[int, ...]
+    model_split: str = "columns"
+    overlap: bool = True
+    method: str = "sequential"
+    microbatches: int = 1
+    chunks: int = 1
+    vertical_sync: bool = False
+    merges: bool = False
+    shared_replicas: bool = False
+    wire_dtype: str = "same"
+    node_ranks: int | None = None
+
+    @classmethod
+    def uniform(cls, stages: Sequence[tuple[int, int]], layers: int) -> Layout:
+        """The default layout on these stages: one chunk each, numbers of layers that differ by at most one."""
+        return cls(tuple(stages), tuple(block_sizes(layers, len(stages))))
+
+    # -- description -------------------------------------------------------------------------------------------------
+
+    def describe(self) -> str:
+        """For example ``pipeline 2 x batch 4 x model 2 (columns), 1f1b with 8 microbatches``."""
+        shapes = set(self.stages)
+        if len(shapes) > 1:
+            text = "stages " + " + ".join(f"{batch} x {model}" for batch, model in self.stages)
+        else:
+            batch, model = self.stages[0]
+            axes = (("pipeline", len(self.stages)), ("batch", batch), ("model", model))
+            text = " x ".join(f"{name} {size}" for name, size in axes if size > 1) or "one rank"
+        if any(model > 1 for _, model in shapes):
+            text += f" ({self.model_split})"
+        if len(self.stages) > 1:
+            text += f", {self.method_text}"
+            text += f" with {self.microbatches} microbatches" if self.microbatches > 1 else ""
+        return text + ("" if self.overlap else ", without overlap")
+
+    @property
+    def method_text(self) -> str:
+        """The method with its option, for example ``pipedream with vertical sync``."""
+        return self.method + " with vertical sync" * self.vertical_sync
+
+    def describe_staleness(self) -> str:
+        """Age of the weights that gradients are computed with: ``exact``, ``stale by up to 3 updates``, ..."""
+        if self.exact:
+            return "exact"
+        method, count = METHODS[self.method], len(self.stages)
+        policy = method.synchronized if self.vertical_sync and method.synchronized else method.policy
+        full = 2 * count  # a minibatch with which the pipeline is full
+        reads = [(policy.forward(stage, count, full), policy.backward(stage, count, full)) for stage in range(count)]
+        if any(forward.ahead or backward.ahead for forward, backward in reads):
+            return "weights predicted"
+        if any(forward != backward for forward, backward in reads):
+            return "inconsistent"
+        ages = {full - forward.version for forward, _ in reads}
+        return f"stale by {'up to ' * (len(ages) > 1)}{counted(max(ages), 'update')}"
+
+    def parallel_settings(self) -> dict[str, Any]:
+        """Keys and values of the settings section ``[parallel]``, for a layout whose stages have one shape."""
+        batch, model = self.stages[0]
+        keys: dict[str, Any] = {
+            "pipeline": len(self.stages),
+            "batch": batch,
+            "model": model,
+            "model_split": self.model_split,
+        }
+        if model > 1 or (batch > 1 and not self.shared_replicas):
+            keys["overlap"] = self.overlap  # without effect elsewhere
+        if self.wire_dtype != "same":
+            keys["wire_dtype"] = self.wire_dtype
+        if len(self.stages) == 1:
+            return keys
+        return keys | {
+            "method": self.method,
+            "microbatches": self.microbatches,
+            "chunks": self.chunks,
+            "partition": list(self.layers),
+            "vertical_sync": self.vertical_sync,
+            "weight_grad": "auto" if self.merges or METHODS[self.method].placed_weight_gradients else "per-microbatch",
+        }
+
+    # -- pipeline ----------------------------------------------------------------------------------------------------
+
+    @property
+    def exact(self) -> bool:
+        """Whether the training equals that of one rank: a minibatch is completed before the next one begins."""
+        return METHODS[self.method].exact or len(self.stages) == 1
+
+    def recomputes(self, stage: int) -> bool:
+        """Whether a stage computes forward passes twice, as every stage but the last does in features replay."""
+        return METHODS[self.method].recomputes and stage < len(self.stages) - 1
+
+    def schedule(self, minibatches: int, *, messages: bool = True) -> Schedule:
+        """Training schedule of a number of minibatches, with or without its loads and messages."""
+        return make_schedule(
+            self.method,
+            stages=len(self.stages),
+            minibatches=minibatches,
+            microbatches=self.microbatches,
+            chunks=self.chunks,
+            weight_grad="merged" if self.merges else "per-microbatch",
+            vertical_sync=self.vertical_sync,
+            messages=messages,
+        )
+
+    def forward_schedule(self, minibatches: int) -> Schedule:
+        """Schedule of forward passes only."""
+        return forward_only(len(self.stages), minibatches, self.chunks)
+
+    def largest_schedules(self) -> tuple[Schedule, Schedule]:
+        """Schedules of training and of forward passes, long enough to need as much memory as any longer one."""
+        full = 2 * len(self.stages)
+        return self.schedule(1 if self.exact else full), self.forward_schedule(full)
+
+    @property
+    def pipeline_only(self) -> Layout:
+        """The pipeline with one rank in every stage and no layers; layouts with equal ones have equal schedules."""
+        return Layout(
+            ((1, 1),) * len(self.stages),
+            (),
+            method=self.method,
+            microbatches=self.microbatches,
+            chunks=self.chunks,
+            vertical_sync=self.vertical_sync,
+            merges=self.merges,
+        )
+
+    def layers_of(self, model: MLP, stage: int) -> list[tuple[DenseLayer, ...]]:
+        """Layers of every chunk of a stage."""
+        ends = list(accumulate(self.layers, initial=0))
+        virtual_stages = range(stage, len(self.layers), len(self.stages))
+        return [model.layers[ends[index] : ends[index + 1]] for index in virtual_stages]
+
+    def microbatch_samples(self, stage: int, microbatch: int, batch_size: int) -> int:
+        """Samples of a microbatch on the rank of a stage that has most."""
+        return block_size(block_size(batch_size, self.microbatches, microbatch), self.stages[stage][0], 0)
+
+    def minibatch_samples(self, stage: int, batch_size: int) -> int:
+        """Samples of a minibatch on the rank of a stage that has most."""
+        return sum(self.microbatch_samples(stage, number, batch_size) for number in range(self.microbatches))
+
+    # -- ranks and replicas ------------------------------------------------------------------------------------------
+
+    @property
+    def ranks(self) -> int:
+        """Ranks of all stages."""
+        return sum(map(prod, self.stages))
+
+    def first_rank(self, stage: int) -> int:
+        """Position in the process grid of a stage's first rank."""
+        return self._first_ranks[stage]
+
+    @cached_property
+    def _first_ranks(self) -> tuple[int, ...]:
+        return tuple(accumulate(map(prod, self.stages), initial=0))
+
+    def replica_groups(self, stage: int) -> dict[Placement, int]:
+        """Ranks that share a replica, on each node of a batch group; (1, 1, …) if every rank has its own.
+
+        Returns
+        -------
+        dict
+            From every placement that occurs in the stage to its number of batch groups.
+        """
+        batch, model = self.stages[stage]
+        return self._placements(stage) if self.shared_replicas else {(1,) * batch: model}
+
+    def shares_replicas(self, stage: int) -> bool:
+        """Whether any ranks of the stage share a replica."""
+        return max(map(max, self.replica_groups(stage))) > 1
+
+    def has_own_replicas(self, stage: int) -> bool:
+        """Whether there is a batch group in the stage whose ranks all have replicas of their own."""
+        return min(map(max, self.replica_groups(stage))) == 1
+
+    def rounding(self, stage: int) -> CompressedFormat | None:
+        """Format that a stage's gradients are rounded to; None if they are not, or no batch group spans nodes."""
+        if self.wire_dtype == "same" or max(map(len, self._placements(stage))) == 1:
+            return None
+        return COMPRESSED_FORMATS[self.wire_dtype]
+
+    def _placements(self, stage: int) -> dict[Placement, int]:
+        return _batch_group_placements(self.stages, self.node_ranks or self.ranks, stage)
+
+    def fuses_update(
+        self, model: MLP, batch_size: int, optimizer: Optimizer, *, clips: bool, one_replica: bool
+    ) -> bool:
+        """Whether the update is fused with the weight-gradient products, so that no gradients are kept.
+
+        Parameters
+        ----------
+        one_replica : bool
+            Whether a batch group has one replica, of one rank or of all its ranks.
+        """
+        return (
+            len(self.stages) == self.microbatches == 1
+            and one_replica
+            and not clips
+            and optimizer.reads_gradient_once
+            and fused_update_pays(model, batch_size, *self.stages[0])
+        )
+
+
+def nodes_of_stage(stages: StageShapes, ranks_per_node: int, stage: int) -> NDArray[np.int64]:
+    """Node of every rank of a stage, shape (batch, model), if ranks fill nodes one after another."""
+    ranks, widest = sum(map(prod, stages)), max(model for _, model in stages)
+    first = sum(map(prod, stages[:stage]))
+    return _nodes_of_grid(ranks, ranks_per_node, widest)[first : first + prod(stages[stage])].reshape(stages[stage])
+
+
+@lru_cache(16)
+def _nodes_of_grid(ranks: int, ranks_per_node: int, model: int) -> NDArray[np.int64]:
+    """Node of every position in the grid; depends on the widest model group alone."""
+    nodes = np.arange(ranks) // ranks_per_node
+    if ranks <= ranks_per_node:
+        return nodes
+    return nodes[place_ranks(nodes.tolist(), model)]
+
+
+@lru_cache(1 << 12)
+def _batch_group_placements(stages: StageShapes, ranks_per_node: int, stage: int) -> dict[Placement, int]:
+    """Number of batch groups of a stage by placement."""
+    nodes = nodes_of_stage(stages, ranks_per_node, stage)
+    if (nodes == nodes[:, :1]).all():  # model groups inside nodes: all batch groups have one placement
+        nodes, groups = nodes[:, :1], nodes.shape[1]
+    else:
+        groups = 1
+    found: Counter[Placement] = Counter()
+    for group in nodes.T:
+        found[tuple(np.unique(group, return_counts=True)[1].tolist())] += groups
+    return dict(found)

@@ -1,0 +1,199 @@
+"""Choice of the layout: the wishes of a training's configuration, resolved for its ranks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import ceil
+
+import numpy as np
+
+from hybridnn.comm.agreement import agree
+from hybridnn.errors import SettingError
+from hybridnn.nn.mlp import MLP
+from hybridnn.parallel.grid import ProcessGrid
+from hybridnn.pipeline.layout import Layout, StageShapes
+from hybridnn.pipeline.partition.layer_profile import time_layers
+from hybridnn.pipeline.partition.stage_partition import (
+    PARTITIONS,
+    TYPICAL_LINK,
+    balanced_counts,
+    check_partition,
+    check_stages,
+    uniform_partition,
+)
+from hybridnn.pipeline.schedules.methods import METHODS, Method, make_schedule, too_few_stages
+from hybridnn.training.config import Pipelining, TrainConfig
+from hybridnn.utils.checks import require_choice, require_whole
+
+WEIGHT_GRADS = ("auto", "merged", "per-microbatch")
+
+MICROBATCHES_PER_STAGE = 4
+"""Default number of microbatches per stage: enough for a small bubble in a flushed pipeline."""
+
+
+def choose_layout(config: TrainConfig, grid: ProcessGrid, *, on_host: bool) -> Layout:
+    """The layout of a training on a grid, equal on all ranks, with the layers of a ``profile`` partition; collective.
+
+    All message sizes follow from it, so messages need no headers. Replicas are shared as `choose_sharing` chooses.
+
+    Raises
+    ------
+    SettingError
+        On every rank: a setting is not allowed.
+    """
+    layout = agree(grid.world, lambda: resolve_layout(config, grid.stages, grid.node_ranks, on_host=on_host))
+    if config.pipelining.partition != "profile":
+        return layout
+    counts = agree(grid.world, lambda: _profiled_layers(layout, config) if grid.rank == 0 else layout.layers)
+    partition = np.array(counts, np.int64)
+    grid.world.broadcast(partition)
+    return replace(layout, layers=tuple(partition.tolist()))
+
+
+def resolve_layout(config: TrainConfig, stages: StageShapes, node_ranks: int, *, on_host: bool = True) -> Layout:
+    """Resolve the wishes of a configuration on stages of (batch, model) ranks, and check them.
+
+    With a single stage, every exact method becomes ``sequential`` with one microbatch, and other methods are refused.
+    A ``profile`` partition is uniform here, because it requires timing the layers. Replicas are shared unless the
+    configuration excludes it.
+
+    Parameters
+    ----------
+    node_ranks : int
+        Ranks of a full node.
+    on_host : bool
+        Whether the CPU trains.
+
+    Raises
+    ------
+    SettingError
+        A setting is not allowed, or conflicts with another.
+    """
+    pipelining, count = config.pipelining, len(stages)
+    require_choice("parallel.weight_grad", pipelining.weight_grad, WEIGHT_GRADS)
+    if isinstance(pipelining.partition, str):
+        require_choice("parallel.partition", pipelining.partition, PARTITIONS)
+    chunks = _chunks(pipelining)
+    microbatches = _microbatches(pipelining, count, config.batch_size)
+    merges = pipelining.weight_grad == "merged"
+    schedule = make_schedule(  # checks the settings against the method
+        pipelining.method,
+        stages=count,
+        minibatches=1,
+        microbatches=microbatches,
+        chunks=chunks,
+        weight_grad="merged" if merges else "per-microbatch",
+        vertical_sync=pipelining.vertical_sync,
+        messages=False,
+    )
+    method = METHODS[schedule.method]
+    _require_compatible(method, count, config)
+    _require_layers(len(config.model.layers), count, schedule.chunks)
+    if count == 1:
+        if not method.exact:
+            raise too_few_stages(method.name)
+        method, chunks, microbatches = METHODS["sequential"], 1, 1
+    return Layout(
+        stages,
+        _layers(config.model, pipelining, count * chunks),
+        config.model_split,
+        overlaps(
+            config.overlap, spans_nodes=node_ranks < sum(batch * model for batch, model in stages), on_host=on_host
+        ),
+        method.name,
+        microbatches,
+        chunks,
+        vertical_sync=pipelining.vertical_sync and count > 1,
+        merges=(merges or pipelining.weight_grad == "auto") and not method.placed_weight_gradients,
+        shared_replicas=on_host and config.shared_replicas is not False,
+        wire_dtype=config.wire_dtype,
+        node_ranks=node_ranks,
+    )
+
+
+def overlaps(setting: bool | str, *, spans_nodes: bool, on_host: bool = True) -> bool:
+    """Whether communication overlaps with the backward pass.
+
+    Parameters
+    ----------
+    setting : bool or "auto"
+        ``"auto"``: overlap if the messages do not need the cores that compute, that is with a network between nodes or
+        a GPU. Within a node the computing cores copy the messages, so that overlap gains nothing, and non-blocking
+        collectives use slower algorithms (``benchmarks/batch_parallel.py``).
+    spans_nodes : bool
+        Whether the ranks are on several nodes.
+    on_host : bool
+        Whether the CPU trains.
+    """
+    if isinstance(setting, bool):
+        return setting
+    return spans_nodes or not on_host
+
+
+def _layers(model: MLP, pipelining: Pipelining, virtual_stages: int) -> tuple[int, ...]:
+    if isinstance(pipelining.partition, str):
+        return uniform_partition(len(model.layers), virtual_stages)
+    counts = tuple(pipelining.partition)
+    check_partition(counts, len(model.layers), virtual_stages)
+    return counts
+
+
+def _require_layers(layers: int, stages: int, chunks: int) -> None:
+    check_stages(layers, stages)
+    if stages * chunks > layers:
+        raise SettingError(
+            "parallel.chunks", chunks, f"{stages} stages of so many need {stages * chunks} layers or more"
+        )
+
+
+def _chunks(pipelining: Pipelining) -> int:
+    if pipelining.chunks is not None:
+        require_whole("parallel.chunks", pipelining.chunks, 1)
+        return pipelining.chunks
+    method = METHODS.get(pipelining.method)
+    return 2 if method is not None and method.chunked else 1
+
+
+def _microbatches(pipelining: Pipelining, stages: int, batch_size: int) -> int:
+    if pipelining.microbatches is not None:
+        require_whole("parallel.microbatches", pipelining.microbatches, 1)
+        return pipelining.microbatches
+    method = METHODS.get(pipelining.method)
+    if method is None or not method.cuts_minibatches:
+        return 1
+    # Interleaved schedules need a multiple of the number of stages.
+    return stages * max(1, min(MICROBATCHES_PER_STAGE, batch_size // stages))
+
+
+def _require_compatible(method: Method, stages: int, config: TrainConfig) -> None:
+    if method.predicts and not config.optimizer.slot_names:
+        raise SettingError("optimizer.momentum", 0.0, f"above 0 with {method.name}, which predicts weights from it")
+    if stages == 1:
+        return
+    if config.clip_norm is not None and not method.exact:
+        exact = ", ".join(name for name, other in METHODS.items() if other.exact)
+        why = "has a minibatch's global norm only after its last stage has updated; methods that clip"
+        raise SettingError("training.clip_norm", config.clip_norm, f"{method.name} {why}: {exact}")
+    if config.distribution != "local":
+        raise SettingError(
+            "data.distribution", config.distribution, "local with a pipeline: its first and last stage read"
+        )
+
+
+def _profiled_layers(layout: Layout, config: TrainConfig) -> tuple[int, ...]:
+    """Partition for which the slowest stage or message is fastest, by times that are measured here.
+
+    The layers of a stage are timed with one rank's share of a microbatch, and the time is divided by the number of its
+    model ranks. Messages are assigned the typical times inside a node.
+    """
+    model, dtype = config.model, np.dtype(config.dtype)
+    samples = ceil(config.batch_size / layout.microbatches)
+    profiles = {batch: time_layers(model, ceil(samples / batch), dtype) for batch in {b for b, _ in layout.stages}}
+
+    def seconds(virtual_stage: int, first: int, end: int) -> float:
+        batch, model_ranks = layout.stages[virtual_stage % len(layout.stages)]
+        layers = profiles[batch][first:end]
+        return sum(layer.forward_seconds + layer.backward_seconds for layer in layers) / model_ranks
+
+    sizes = [layer.outputs * samples * dtype.itemsize for layer in model.layers[:-1]]
+    return balanced_counts(seconds, [2 * TYPICAL_LINK.message_seconds(size) for size in sizes], len(layout.layers))
