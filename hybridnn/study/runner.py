@@ -1,38 +1,67 @@
-"""Study runner: runs the missing cells of a study, one after the other."""
+"""Study runner: runs the missing cells of a study, one after the other, each as a child process."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from math import inf
 from pathlib import Path
-from time import perf_counter
+from time import monotonic, perf_counter
+from types import FrameType
 from typing import Literal, Protocol
 
-from hybridnn.errors import INTERRUPTED, SettingError, StoppedBySignal
+from hybridnn.comm.launcher import RANKS_PER_NODE, RankLauncher
+from hybridnn.comm.threads import THREAD_VARIABLES
+from hybridnn.errors import INTERRUPTED, EnvironmentProblem, SettingError, StoppedBySignal
 from hybridnn.runs.lock import FolderInUse
 from hybridnn.study.cells import Cell, CellPlan, make_cells
-from hybridnn.study.launch import ProcessOutcome, RunLauncher, error_line, run_process, thread_settings, train_command
 from hybridnn.study.study_file import Study
 from hybridnn.study.study_folder import SETTINGS, Failure, StudyFolder
+from hybridnn.utils.files import read_tail
 
-Command = Callable[[Path, Path], list[str]]
 WILDCARDS = "*?["
+RANKS, NODES = "{ranks}", "{nodes}"
+GRACE = 10.0
+"""Seconds between SIGTERM to a launcher and SIGKILL."""
+
+CHECKPOINT_GRACE = 60.0
+"""Seconds for a run to write a checkpoint before its launcher is sent SIGTERM."""
+
+TWICE_SECONDS = 1.0
+"""Interval within which a repeated signal is ignored: a batch system may send it twice."""
+
+STDOUT, STDERR = "stdout.log", "stderr.log"
+ERROR_LINE = re.compile(r"Error\b|[A-Za-z_.]*(Error|Exception|Interrupt|Problem)\b.*:")
+"""An error line of the program or of Python, unlike the messages that launchers write after it."""
+
+DEATHS = (
+    r"process rank \d+ with PID \d+ on node \S+ exited on signal \d+( \([^)]*\))?".replace(" ", r"\s+"),  # Open MPI
+    r"EXIT STRING: .*signal \d+\)",  # MPICH
+    r"\berror: .*(Killed|[Oo][Oo][Mm].?[Kk]ill|Segmentation fault|Aborted).*",  # Slurm
+    r"rank \d+ \(.*\) is gone: [^;=\n]*",  # the program's own, of a rank of its node
+)
+"""Messages about the death of a rank, the most informative first. Open MPI breaks its message over lines."""
+
+TrainCommand = Callable[[Path, Path], list[str]]
+"""``train(settings_file, folder)`` returns the command that trains."""
+
+RankCommand = Callable[[int, Sequence[str]], list[str]]
+"""``command(ranks, program)`` returns the command that starts a program on several ranks."""
 
 
 @dataclass(frozen=True)
 class CellOutcome:
-    """Outcome of running a cell.
-
-    Attributes
-    ----------
-    status : {"finished", "failed", "timed out", "interrupted", "held"}
-        As in `CellState`, or ``"held"``: another process is running it.
-    seconds : float
-        From start to end; 0 if it was not run.
-    reason : str
-        Why it did not finish, or which process holds it.
-    """
+    """Outcome of running a cell; `status` is as in `CellState`, or ``"held"``: another process is running it."""
 
     cell: Cell
     status: Literal["finished", "failed", "timed out", "interrupted", "held"]
@@ -53,6 +82,17 @@ class StudyView(Protocol):
         """Called when a cell has ended or is held by another process."""
 
 
+def default_folder(study: Study) -> Path:
+    """Default folder of a study; the reduced study has a folder of its own."""
+    return Path("runs") / "studies" / (study.name + "-reduced" * study.reduced)
+
+
+def train_command(settings: Path, folder: Path) -> list[str]:
+    """Return the command that trains with a settings file into a folder, with this Python and package."""
+    quoted = str(folder).replace("\\", "\\\\").replace('"', '\\"')
+    return [sys.executable, "-m", "hybridnn", "train", str(settings), "--set", f'output.folder="{quoted}"']
+
+
 @dataclass(frozen=True)
 class StudyRun:
     """A checked study, ready for `run_study`; `chosen` are the cells to run, unless they are finished."""
@@ -61,14 +101,17 @@ class StudyRun:
     plan: CellPlan
     chosen: tuple[Cell, ...]
     folder: StudyFolder
-    launcher: RunLauncher
+    launcher: RankCommand
 
-    def command(self, cell: Cell, train: Command = train_command) -> list[str]:
-        """Return the command that runs a cell, or resumes it where the study resumes cells."""
+    def command(self, cell: Cell, train: TrainCommand = train_command) -> list[str]:
+        """Return the command that runs a cell, or resumes it where the study resumes cells.
+
+        It sets the number of BLAS threads on every node and under any launcher.
+        """
         folder = self.folder.cell(cell.id)
+        threads = [f"{name}={self.study.threads}" for name in THREAD_VARIABLES]
         resume = ["--resume", "auto"] if self.resumes else []
-        program = [*thread_settings(self.study.threads), *train(folder / SETTINGS, folder), *resume]
-        return self.launcher.command(cell.ranks, program)
+        return self.launcher(cell.ranks, ["env", *threads, *train(folder / SETTINGS, folder), *resume])
 
     @property
     def resumes(self) -> bool:
@@ -86,7 +129,7 @@ def plan_study(
     folder : Path
         Of the study; need not exist.
     launcher : str, optional
-        A command, with ``{ranks}`` for the number of ranks; by default the launcher of this environment.
+        As for `rank_command`.
     only : str, optional
         Keep the cells whose id matches this pattern, or contains it if it has no wildcard.
     cell : int, optional
@@ -100,15 +143,70 @@ def plan_study(
         If the launcher is not found.
     """
     plan = make_cells(study)
-    chosen = plan.cells if cell is None else (_numbered(plan.cells, cell),)
-    chosen = chosen if only is None else _matching(chosen, only)
+    chosen = plan.cells
+    if cell is not None:
+        if not 0 <= cell < len(chosen):
+            raise SettingError("--cell", cell, f"must be 0 to {len(chosen) - 1}")
+        chosen = (chosen[cell],)
+    if only is not None:
+        pattern = only if any(wildcard in only for wildcard in WILDCARDS) else f"*{only}*"
+        first, number = chosen[0].id, len(chosen)
+        chosen = tuple(cell for cell in chosen if fnmatchcase(cell.id, pattern))
+        if not chosen:
+            raise SettingError("--only", only, f"matches no cell; the first of {number} is {first}")
     cells = StudyFolder(folder)
     cells.check(study, plan)
-    return StudyRun(study, plan, chosen, cells, RunLauncher.of(launcher, max(cell.ranks for cell in chosen)))
+    return StudyRun(study, plan, chosen, cells, rank_command(launcher, max(cell.ranks for cell in chosen)))
+
+
+def rank_command(launcher: str | None, most_ranks: int) -> RankCommand:
+    """Check a launcher, and return the function that makes its commands.
+
+    Parameters
+    ----------
+    launcher : str or None
+        Split as a shell does; ``{ranks}`` stands for the number of ranks, and ``{nodes}`` for the nodes that they fill.
+        None is the launcher of this environment.
+    most_ranks : int
+        Of any run.
+
+    Raises
+    ------
+    SettingError
+        If it is not a command, lacks ``{ranks}`` where a run has several, or has ``{nodes}`` outside a Slurm job
+        with a number of ranks per node.
+    EnvironmentProblem
+        If its program is not found, or this environment has no launcher.
+    """
+    if launcher is None:
+        found = RankLauncher.find(os.environ)
+
+        def command_of_found(ranks: int, program: Sequence[str]) -> list[str]:
+            settings = [f"{name}={value}" for name, value in found.settings(ranks, os.environ).items()]
+            return ["env", *settings, *found.command(ranks, program, os.environ)]
+
+        return command_of_found
+    try:
+        template = shlex.split(launcher)
+    except ValueError as error:
+        raise SettingError("--launcher", launcher, f"cannot be split into words: {error}") from error
+    if most_ranks > 1 and RANKS not in launcher:
+        raise SettingError("--launcher", launcher, f"must hold {RANKS}, for example 'mpirun -n {RANKS}'")
+    if template and shutil.which(template[0]) is None:
+        raise EnvironmentProblem(f"--launcher: there is no program {template[0]!r}")
+    per_node = os.environ.get(RANKS_PER_NODE, "")
+    if NODES in launcher and (not per_node.isdigit() or int(per_node) == 0):
+        raise SettingError("--launcher", launcher, f"{NODES} needs a Slurm job that was given --ntasks-per-node")
+
+    def command(ranks: int, program: Sequence[str]) -> list[str]:
+        nodes = str(-(-ranks // int(per_node))) if NODES in launcher else ""
+        return [*(part.replace(RANKS, str(ranks)).replace(NODES, nodes) for part in template), *program]
+
+    return command
 
 
 def run_study(
-    run: StudyRun, view: StudyView, *, limit: float | None = None, train: Command = train_command
+    run: StudyRun, view: StudyView, *, limit: float | None = None, train: TrainCommand = train_command
 ) -> list[CellOutcome]:
     """Run the chosen cells that are not finished; a failed one does not stop the others.
 
@@ -116,8 +214,6 @@ def run_study(
     ----------
     limit : float, optional
         Seconds after which a cell is ended and counts as failed.
-    train : callable
-        ``train(settings_file, folder)`` returns the training command.
 
     Returns
     -------
@@ -151,7 +247,7 @@ def run_study(
     return outcomes
 
 
-def _run_cell(run: StudyRun, cell: Cell, limit: float | None, train: Command) -> tuple[CellOutcome, bool]:
+def _run_cell(run: StudyRun, cell: Cell, limit: float | None, train: TrainCommand) -> tuple[CellOutcome, bool]:
     """Run a cell unless another process does; returns its outcome, and whether a warning (SIGUSR1) came."""
     try:
         lock = run.folder.lock(cell.id)
@@ -164,44 +260,129 @@ def _run_cell(run: StudyRun, cell: Cell, limit: float | None, train: Command) ->
         run.folder.prepare(cell, resume=run.resumes)
         start = perf_counter()
         try:
-            ended = run_process(run.command(cell, train), folder, limit, lock.descriptor, checkpoint=run.resumes)
+            code, ended_by = run_process(
+                run.command(cell, train), folder, limit, lock.descriptor, checkpoint=run.resumes
+            )
         except KeyboardInterrupt as stop:
             run.folder.fail(cell.id, "interrupted", f"ended by {stop.args[0] if stop.args else 'SIGINT'}")
             raise
         seconds = perf_counter() - start
-        warned = ended.ended_by == "warning"
-        if ended.code == 0 and run.folder.is_finished(cell.id):
-            return CellOutcome(cell, "finished", seconds), warned
-        status, cause = _failure(ended, limit)
+        if code == 0 and run.folder.is_finished(cell.id):
+            return CellOutcome(cell, "finished", seconds), ended_by == "warning"
+        status, cause = _failure(code, ended_by, limit)
         reason = f"{cause}: {error_line(folder)}"
         run.folder.fail(cell.id, status, reason)
-        return CellOutcome(cell, status, seconds, reason), warned
+        return CellOutcome(cell, status, seconds, reason), ended_by == "warning"
 
 
-def _failure(ended: ProcessOutcome, limit: float | None) -> tuple[Failure, str]:
+def _failure(code: int, ended_by: str, limit: float | None) -> tuple[Failure, str]:
     """Status of a cell that did not finish, and the cause."""
-    if ended.ended_by == "limit":
+    if ended_by == "limit":
         return "timed out", f"ended after the limit of {limit:g} s"
-    if ended.ended_by == "warning":
+    if ended_by == "warning":
         return "timed out", "ended by SIGUSR1, before the time limit of its job"
-    is_interrupted = ended.code in (StoppedBySignal.exit_code, INTERRUPTED)
-    return "interrupted" if is_interrupted else "failed", f"exit code {ended.code}"
+    is_interrupted = code in (StoppedBySignal.exit_code, INTERRUPTED)
+    return "interrupted" if is_interrupted else "failed", f"exit code {code}"
 
 
-def _numbered(cells: Sequence[Cell], number: int) -> Cell:
-    if not 0 <= number < len(cells):
-        raise SettingError("--cell", number, f"must be 0 to {len(cells) - 1}")
-    return cells[number]
+def error_line(folder: Path) -> str:
+    """The most informative line of a failed run's ``stderr.log``.
+
+    The last error line; else the launcher's message about a dead rank; else the last line that is not a rule.
+    """
+    text = read_tail(folder / STDERR).decode(errors="replace")
+    lines = [line.strip() for line in text.splitlines() if re.search(r"\w", line)]
+    errors = [line for line in lines if ERROR_LINE.match(line)]
+    deaths = [" ".join(found[0].split()) for pattern in DEATHS if (found := re.search(pattern, text))]
+    return (errors[-1:] or deaths or lines[-1:] or ["it printed no error"])[0]
 
 
-def _matching(cells: Sequence[Cell], pattern: str) -> tuple[Cell, ...]:
-    glob = pattern if any(wildcard in pattern for wildcard in WILDCARDS) else f"*{pattern}*"
-    found = tuple(cell for cell in cells if fnmatchcase(cell.id, glob))
-    if not found:
-        raise SettingError("--only", pattern, f"matches no cell; the first of {len(cells)} is {cells[0].id}")
-    return found
+def run_process(
+    command: Sequence[str], folder: Path, limit: float | None, keep_open: int, *, checkpoint: bool = False
+) -> tuple[int, Literal["", "limit", "warning"]]:
+    """Run a command to its end; its output goes to ``stdout.log`` and ``stderr.log`` in `folder`, which exists.
+
+    Parameters
+    ----------
+    limit : float or None
+        Seconds after which it is ended.
+    keep_open : int
+        A file descriptor that the command inherits: a lock on it lasts as long as the command, even if this
+        process is killed.
+    checkpoint : bool
+        Send SIGUSR1 before ending the command, and wait for the run to write a checkpoint.
+
+    Returns
+    -------
+    int
+        Exit code, negative for a signal.
+    {"", "limit", "warning"}
+        What ended it: its time limit, or SIGUSR1 before the time limit of the batch job; empty if it ended by itself.
+
+    Raises
+    ------
+    EnvironmentProblem
+        If it cannot be started.
+    KeyboardInterrupt
+        After SIGINT or SIGTERM and the end of the command, with the signal's name. Another signal while the command is
+        being ended shortens the wait.
+    """
+    with _raising_signals(), open(folder / STDOUT, "wb") as out, open(folder / STDERR, "wb") as err:
+        try:
+            # A session of its own: an interrupt on the terminal reaches this process alone, which then ends the ranks.
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True, pass_fds=(keep_open,)
+            )
+        except OSError as error:
+            raise EnvironmentProblem(f"{command[0]} cannot be started: {error.strerror}") from error
+        try:
+            # With a limit Python polls; without, it might handle a signal only after the process's end.
+            return process.wait(inf if limit is None else limit), ""
+        except subprocess.TimeoutExpired:
+            return _end(process, checkpoint=checkpoint), "limit"
+        except _Warned:
+            return _end(process, checkpoint=checkpoint), "warning"
+        except BaseException:
+            _end(process, checkpoint=checkpoint)
+            raise
 
 
-def default_folder(study: Study) -> Path:
-    """Default folder of a study; the reduced study has a folder of its own."""
-    return Path("runs") / "studies" / (study.name + "-reduced" * study.reduced)
+class _Warned(KeyboardInterrupt):
+    """SIGUSR1: the warning before the time limit of a batch job."""
+
+
+@contextlib.contextmanager
+def _raising_signals() -> Iterator[None]:
+    """Raise `KeyboardInterrupt` on SIGINT, SIGTERM and SIGUSR1, in the main thread alone, so that the run is ended."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    last = -inf
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        nonlocal last
+        before, last = last, monotonic()
+        if last - before <= TWICE_SECONDS:
+            return
+        raise (_Warned if number == signal.SIGUSR1 else KeyboardInterrupt)(signal.Signals(number).name)
+
+    handlers = {kind: signal.signal(kind, stop) for kind in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
+    try:
+        yield
+    finally:
+        for kind, handler in handlers.items():
+            signal.signal(kind, handler)
+
+
+def _end(process: subprocess.Popen[bytes], *, checkpoint: bool) -> int:
+    """End a process group: with SIGUSR1 if it shall write a checkpoint, SIGTERM, and at last SIGKILL."""
+    if checkpoint:
+        process.send_signal(signal.SIGUSR1)  # launchers forward it to the ranks
+        with contextlib.suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
+            process.wait(CHECKPOINT_GRACE)
+    for kind, grace in ((signal.SIGTERM, GRACE), (signal.SIGKILL, inf)):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, kind)
+        with contextlib.suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
+            return process.wait(grace)
+    return process.wait()

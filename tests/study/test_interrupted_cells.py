@@ -14,9 +14,8 @@ import pytest
 
 from hybridnn.errors import SettingError, StoppedBySignal
 from hybridnn.runs.lock import FolderInUse, FolderLock
-from hybridnn.study.launch import train_command
 from hybridnn.study.results import read_results
-from hybridnn.study.runner import CellOutcome, StudyRun, plan_study, run_study
+from hybridnn.study.runner import CellOutcome, StudyRun, plan_study, run_study, train_command
 from hybridnn.study.study_file import load_study
 from hybridnn.study.study_folder import StudyFolder
 from reference.command_line import records_of

@@ -14,7 +14,7 @@ import pytest
 
 from hybridnn.config.file import load_settings
 from hybridnn.errors import SettingError
-from hybridnn.study.launch import RunLauncher, error_line, run_process, train_command
+from hybridnn.study.runner import error_line, rank_command, run_process, train_command
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -58,15 +58,15 @@ def test_an_interrupt_acts_at_once_where_system_calls_restart(tmp_path: Path, re
 
 
 def test_launcher_is_split_as_by_a_shell() -> None:
-    launcher = RunLauncher.of("env -u 'A B' N={ranks} x{ranks}y", 8)
-    assert launcher.command(8, ["program"]) == ["env", "-u", "A B", "N=8", "x8y", "program"]
-    assert RunLauncher.of("", 1).command(1, ["program"]) == ["program"]
+    command = rank_command("env -u 'A B' N={ranks} x{ranks}y", 8)
+    assert command(8, ["program"]) == ["env", "-u", "A B", "N=8", "x8y", "program"]
+    assert rank_command("", 1)(1, ["program"]) == ["program"]
 
 
 def test_launcher_fills_one_node_before_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_NTASKS_PER_NODE", "3")
-    launcher = RunLauncher.of("env -N{nodes} {ranks}", 8)
-    commands = [launcher.command(ranks, [])[1:] for ranks in (1, 3, 4, 6, 7)]
+    command = rank_command("env -N{nodes} {ranks}", 8)
+    commands = [command(ranks, [])[1:] for ranks in (1, 3, 4, 6, 7)]
     assert commands == [["-N1", "1"], ["-N1", "3"], ["-N2", "4"], ["-N2", "6"], ["-N3", "7"]]
 
 
@@ -74,7 +74,7 @@ def test_launcher_fills_one_node_before_the_next(monkeypatch: pytest.MonkeyPatch
 def test_nodes_need_a_job_with_ranks_per_node(monkeypatch: pytest.MonkeyPatch, per_node: str) -> None:
     monkeypatch.setenv("SLURM_NTASKS_PER_NODE", per_node)
     with pytest.raises(SettingError, match=r"--launcher = .*\{nodes\} needs a Slurm job"):
-        RunLauncher.of("env -N{nodes} {ranks}", 8)
+        rank_command("env -N{nodes} {ranks}", 8)
 
 
 @pytest.mark.parametrize(
