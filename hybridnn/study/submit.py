@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shlex
 import shutil
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
-from itertools import count
+from itertools import count, groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hybridnn.datasets import dataset_info, is_fetched
 from hybridnn.errors import DataError, EnvironmentProblem, SettingError
@@ -19,8 +20,10 @@ from hybridnn.study.cells import Cell, CellPlan, make_cells
 from hybridnn.study.study_file import Study, ready_studies
 from hybridnn.study.study_folder import StudyFolder, write_json
 from hybridnn.utils.files import TOML_BYTES, FileError, read_json, read_text, write_atomically
+from hybridnn.utils.processes import ChildResult, run_child
 
 SCRIPT = "study_array.sbatch"
+COPY = "study.toml"
 JOBS = "jobs.json"
 
 QUERY_SECONDS = 60
@@ -39,14 +42,8 @@ UNKNOWN_JOB = "Invalid job id"
 class SlurmOptions:
     """Options of sbatch from the user; None leaves them to the script and the site.
 
-    Attributes
-    ----------
-    time : str or None
-        Limit of each cell.
-    more : tuple of str
-        Further options of sbatch, ``--constraint=skylake``.
-    ranks_per_node : int or None
-        None fills the nodes.
+    `time` is the limit of each cell, `more` has further options such as ``--constraint=skylake``, and without
+    `ranks_per_node` cells fill the nodes.
     """
 
     partition: str | None = None
@@ -71,15 +68,14 @@ class CellArray:
         Numbers of the cells, as ``hybridnn study run --cell`` takes them.
     offset : int
         Number of a cell less the index of its array task.
-    nodes, ranks_per_node : int or None
-        Placement of every cell; None leaves it to Slurm.
+    placement : tuple of (int, int) or None
+        Nodes, and ranks per node; None leaves them to Slurm.
     """
 
     ranks: int
     cells: tuple[int, ...]
     offset: int = 0
-    nodes: int | None = None
-    ranks_per_node: int | None = None
+    placement: tuple[int, int] | None = None
 
     @property
     def indices(self) -> list[int]:
@@ -88,9 +84,12 @@ class CellArray:
 
     def arguments(self) -> list[str]:
         """Return array and placement as arguments of sbatch."""
-        nodes = [] if self.nodes is None else [f"--nodes={self.nodes}"]
-        per_node = [] if self.ranks_per_node is None else [f"--ntasks-per-node={self.ranks_per_node}"]
-        return [f"--array={format_indices(self.indices)}", *nodes, f"--ntasks={self.ranks}", *per_node]
+        arguments = [f"--array={format_indices(self.indices)}", f"--ntasks={self.ranks}"]
+        if self.placement is not None:
+            nodes, ranks_per_node = self.placement
+            arguments.insert(1, f"--nodes={nodes}")
+            arguments.append(f"--ntasks-per-node={ranks_per_node}")
+        return arguments
 
 
 @dataclass(frozen=True)
@@ -99,13 +98,9 @@ class Submission:
 
     Attributes
     ----------
-    source : Path
-        The study file.
     job_folder : Path
         Folder for the script, a copy of the study file and the output of the jobs. With the copy the numbers of the
         cells stay valid when the file is edited before a job starts.
-    script : str
-        Text of the batch script.
     arrays : tuple of CellArray
         Empty if no cell is missing.
     queued : dict of str to str
@@ -126,6 +121,11 @@ class Submission:
     def script_path(self) -> Path:
         """Path of the batch script."""
         return self.job_folder / SCRIPT
+
+    @property
+    def study_copy(self) -> Path:
+        """Path of the copy of the study file."""
+        return self.job_folder / COPY
 
     def array_command(self, array: CellArray) -> list[str]:
         """Return the command that submits an array."""
@@ -173,7 +173,7 @@ def plan_submission(study: Study, source: str, folder: Path, options: SlurmOptio
     job_folder = next(path for n in count(1) if not (path := folder / "slurm" / str(n)).exists())
     values = {
         "python": sys.executable,
-        "study": str(_study_copy(job_folder)),
+        "study": str(job_folder / COPY),
         "folder": str(folder),
         "options": "--reduced" if study.reduced else "",
     }
@@ -184,14 +184,7 @@ def plan_submission(study: Study, source: str, folder: Path, options: SlurmOptio
 
 
 def submit(submission: Submission) -> tuple[list[str], str]:
-    """Write the script and submit the arrays and the report.
-
-    Returns
-    -------
-    list of str
-        Numbers of the array jobs, in the order of ``submission.arrays``.
-    str
-        Number of the report's job.
+    """Write the script, submit the arrays and the report, and return the numbers of their jobs.
 
     Raises
     ------
@@ -205,7 +198,7 @@ def submit(submission: Submission) -> tuple[list[str], str]:
         study_text = read_text(submission.source, TOML_BYTES)
     except FileError as error:
         raise SettingError("study", str(submission.source), error.reason) from error
-    write_atomically(_study_copy(submission.job_folder), study_text)
+    write_atomically(submission.study_copy, study_text)
     write_atomically(submission.script_path, submission.script)
     jobs: list[str] = []
     record: list[dict[str, Any]] = []
@@ -219,13 +212,11 @@ def submit(submission: Submission) -> tuple[list[str], str]:
 
 def format_indices(numbers: Sequence[int]) -> str:
     """Rising numbers in the format of sbatch: ``0-3,7``."""
-    spans: list[list[int]] = []
-    for number in numbers:
-        if spans and spans[-1][1] == number - 1:
-            spans[-1][1] = number
-        else:
-            spans.append([number, number])
-    return ",".join(f"{first}-{last}" if first < last else str(first) for first, last in spans)
+    spans = []
+    for _, group in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]):
+        span = [number for _, number in group]
+        spans.append(f"{span[0]}-{span[-1]}" if len(span) > 1 else str(span[0]))
+    return ",".join(spans)
 
 
 def fill_in_script(script: str, values: Mapping[str, str]) -> str:
@@ -244,10 +235,6 @@ def fill_in_script(script: str, values: Mapping[str, str]) -> str:
         comment = lines[found[0]].partition("#")[2]
         lines[found[0]] = f"{name}={shlex.quote(value)}" + f" #{comment}" * bool(comment)
     return "\n".join(lines)
-
-
-def _study_copy(job_folder: Path) -> Path:
-    return job_folder / "study.toml"
 
 
 def _require_data(cells: Sequence[Cell]) -> None:
@@ -271,7 +258,7 @@ def _make_arrays(study: Study, plan: CellPlan, cells: Sequence[Cell], options: S
     for ranks in sorted({cell.ranks for cell in cells}):
         placement = _placement(ranks, study.threads, partition, options.ranks_per_node)
         numbers = [n for n, cell in enumerate(plan.cells) if cell.ranks == ranks and cell.id in wanted]
-        arrays += [CellArray(ranks, chunk, offset, *placement) for offset, chunk in _chunks(numbers, limit)]
+        arrays += [CellArray(ranks, chunk, offset, placement) for offset, chunk in _chunks(numbers, limit)]
     return tuple(arrays)
 
 
@@ -285,17 +272,8 @@ def _chunks(numbers: Sequence[int], limit: int) -> list[tuple[int, tuple[int, ..
     return [(offset, tuple(chunk)) for offset, chunk in chunks if chunk]
 
 
-@dataclass(frozen=True)
-class Partition:
-    """A partition of the cluster.
-
-    Attributes
-    ----------
-    cpus : int
-        Of all its nodes.
-    cores_per_node : int
-        Of the node with the fewest.
-    """
+class Partition(NamedTuple):
+    """A partition of the cluster: the CPUs of all its nodes, and the cores of the node with the fewest."""
 
     name: str
     cpus: int
@@ -305,7 +283,7 @@ class Partition:
 
 def _placement(
     ranks: int, threads: int, partition: Partition | None, ranks_per_node: int | None
-) -> tuple[int | None, int | None]:
+) -> tuple[int, int] | None:
     """Nodes and ranks per node of a cell; None where the partition is not known or its nodes differ.
 
     Raises
@@ -318,11 +296,11 @@ def _placement(
         raise SettingError("ranks", ranks, f"a cell needs {needs}; nothing was submitted")
     if ranks_per_node is None:
         if partition is None or threads > partition.cores_per_node:
-            return None, None
+            return None
         ranks_per_node = partition.cores_per_node // threads
     nodes = -(-ranks // ranks_per_node)
     if partition is not None and nodes > partition.nodes:
-        return None, None  # its nodes differ, and the smallest are too few
+        return None  # its nodes differ, and the smallest are too few
     return nodes, -(-ranks // nodes)
 
 
@@ -332,20 +310,15 @@ def _find_partition(name: str | None) -> Partition | None:
     Of several names, separated by commas, the one with most CPUs.
     """
     arguments = ["--noheader", "--format=%P|%C|%D|%c|%Z", *([] if name is None else [f"--partition={name}"])]
-    lines = _query("sinfo", arguments).splitlines()
-    found = [_parse_partition(line) for line in lines if name is not None or "*|" in line]
-    known = [partition for partition in found if partition is not None]
-    return max(known, key=lambda partition: partition.cpus, default=None)
-
-
-def _parse_partition(line: str) -> Partition | None:
-    """Parse name, CPUs (allocated/idle/other/total), nodes, CPUs per node, threads per core; None if it fails."""
-    try:
-        name, cpus, nodes, per_node, threads = line.strip().split("|")
-        cores = int(per_node.rstrip("+")) // int(threads.rstrip("+"))
-        return Partition(name.rstrip("*"), int(cpus.split("/")[3]), int(nodes), max(1, cores))
-    except (ValueError, IndexError, ZeroDivisionError):
-        return None
+    found = []
+    for line in _query("sinfo", arguments).splitlines():
+        # Name, CPUs (allocated/idle/other/total), nodes, CPUs per node, and threads per core.
+        with contextlib.suppress(ValueError, IndexError, ZeroDivisionError):
+            title, cpus, nodes, per_node, threads = line.strip().split("|")
+            cores = int(per_node.rstrip("+")) // int(threads.rstrip("+"))
+            if name is not None or title.endswith("*"):
+                found.append(Partition(title.rstrip("*"), int(cpus.split("/")[3]), int(nodes), max(1, cores)))
+    return max(found, key=lambda partition: partition.cpus, default=None)
 
 
 def _array_limit() -> int:
@@ -384,14 +357,15 @@ def _queued_tasks(jobs: Sequence[str]) -> set[str]:
     problem = f"cells may still be queued in the jobs {', '.join(jobs)} of this study"
     try:
         ended = _run(["squeue", "--noheader", "--array", "--format=%i", f"--jobs={','.join(jobs)}"], QUERY_SECONDS)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        reason = "no answer" if isinstance(error, subprocess.TimeoutExpired) else error.strerror
-        raise EnvironmentProblem(f"{problem}: squeue: {reason}") from error
-    if ended.returncode != 0 and UNKNOWN_JOB in ended.stderr:  # all of them ended long ago
+    except OSError as error:
+        raise EnvironmentProblem(f"{problem}: squeue: {error.strerror}") from error
+    if ended.timed_out:
+        raise EnvironmentProblem(f"{problem}: squeue: no answer")
+    if ended.code != 0 and UNKNOWN_JOB in ended.errors:  # all of them ended long ago
         return set()
-    if ended.returncode != 0:
+    if ended.code != 0:
         raise EnvironmentProblem(f"{problem}: {_error_text(ended, 'squeue: ')}")
-    return {task for line in ended.stdout.split() for task in _expand_tasks(line)}
+    return {task for line in ended.output.split() for task in _expand_tasks(line)}
 
 
 def _expand_tasks(text: str) -> list[str]:
@@ -409,33 +383,28 @@ def _expand_tasks(text: str) -> list[str]:
 def _run_sbatch(command: Sequence[str], before: Sequence[str]) -> str:
     """Submit one job and return its number; errors list the jobs `before`, which have been submitted."""
     submitted = f"; already submitted: {', '.join(before)}" if before else ""
-    try:
-        ended = _run(command, SBATCH_SECONDS)
-    except subprocess.TimeoutExpired:
-        raise EnvironmentProblem(f"sbatch gave no answer within {SBATCH_SECONDS} s{submitted}") from None
-    if ended.returncode != 0:
+    ended = _run(command, SBATCH_SECONDS)
+    if ended.timed_out:
+        raise EnvironmentProblem(f"sbatch gave no answer within {SBATCH_SECONDS} s{submitted}")
+    if ended.code != 0:
         raise EnvironmentProblem(f"sbatch refused the job: {_error_text(ended)}{submitted}")
-    return ended.stdout.strip().partition(";")[0]  # after the semicolon: the name of the cluster
+    return ended.output.strip().partition(";")[0]  # after the semicolon: the name of the cluster
 
 
 def _query(program: str, arguments: Sequence[str]) -> str:
     """Output of a program of Slurm; empty where it is missing or fails."""
-    try:
+    with contextlib.suppress(OSError):
         ended = _run([program, *arguments], QUERY_SECONDS)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return ended.stdout if ended.returncode == 0 else ""
+        return "" if ended.timed_out or ended.code != 0 else ended.output
+    return ""
 
 
-def _run(command: Sequence[str], seconds: float) -> subprocess.CompletedProcess[str]:
-    path = shutil.which(command[0])
-    if path is None:
+def _run(command: Sequence[str], seconds: float) -> ChildResult:
+    if shutil.which(command[0]) is None:
         raise FileNotFoundError(2, f"there is no program {command[0]!r}")
-    return subprocess.run(
-        [path, *command[1:]], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=seconds, check=False
-    )
+    return run_child(command, seconds, os.environ)
 
 
-def _error_text(ended: subprocess.CompletedProcess[str], program: str = "") -> str:
+def _error_text(ended: ChildResult, program: str = "") -> str:
     """Last line of the error stream, or the exit code."""
-    return (ended.stderr.strip().splitlines() or [f"{program}exit code {ended.returncode}"])[-1]
+    return (ended.errors.strip().splitlines() or [f"{program}exit code {ended.code}"])[-1]
