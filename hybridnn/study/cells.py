@@ -135,8 +135,10 @@ def _settings_of(study: Study, combination: Combination) -> tuple[int, Settings]
     ranks = combination.get("ranks")
     if ranks is None and "grid" in combination:
         ranks = prod(combination["grid"])
-    if ranks is None:
-        ranks = _ranks_of(settings_from(_apply_axes(study, combination, 1)))
+    if ranks is None:  # those of the grid in the settings
+        parallel = settings_from(_apply_axes(study, combination, 1)).parallel
+        grid = parallel.pipeline * (parallel.batch or 1) * parallel.model
+        ranks = sum(stage.batch * stage.model for stage in parallel.stages) or grid
     return ranks, settings_from(_apply_axes(study, combination, ranks))
 
 
@@ -155,22 +157,8 @@ def _apply_axes(study: Study, combination: Combination, ranks: int) -> dict[str,
     return values
 
 
-def _ranks_of(settings: Settings) -> int:
-    """Ranks of the grid in the settings."""
-    parallel = settings.parallel
-    if parallel.stages:
-        return sum(stage.batch * stage.model for stage in parallel.stages)
-    return parallel.pipeline * (parallel.batch or 1) * parallel.model
-
-
 def _with_stages(settings: Settings, ranks: int, *, named: bool) -> Settings:
-    """Resolve the stages of a method as the run does.
-
-    Raises
-    ------
-    GridError
-        If one stage is left, with which the run would not use the method in the name of the cell.
-    """
+    """Resolve the stages of a method as the run does, which with one stage would not use the method of the cell."""
     try:
         parallel = with_stages(settings.parallel, ranks)
         stages = len(parallel.stages) or parallel.pipeline

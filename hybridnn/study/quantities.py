@@ -28,14 +28,8 @@ MOST_EFFICIENCY = 1.2
 class TimeShares:
     """Shares of the time of a step, each from 0 to 1.
 
-    Attributes
-    ----------
-    communication : float
-        Inside communication calls; where `waiting` is known, without it.
-    waiting : float or None
-        Waiting for messages of other stages, which is the bubble, and at barriers.
-    overhead : float or None
-        In no instruction and no communication call.
+    `communication` is the time inside communication calls, without `waiting` where that is known: waiting for messages
+    of other stages, which is the bubble, and at barriers. `overhead` is in no instruction and no communication call.
     """
 
     communication: float
@@ -55,12 +49,7 @@ def judge(shares: TimeShares, flops_per_step: float) -> Bottleneck:
     """Return the limiting factor of a run.
 
     The greatest share that is not computing, if it is at least `COSTLY_SHARE`; else overhead, if a rank has fewer than
-    `TOO_SMALL_FLOPS` operations to do in a step; else computing.
-
-    Parameters
-    ----------
-    flops_per_step : float
-        Floating-point operations of one rank in a step.
+    `TOO_SMALL_FLOPS` floating-point operations to do in a step; else computing.
     """
     waiting, overhead = shares.waiting or 0.0, shares.overhead or 0.0
     most = max(shares.communication, waiting, overhead)
@@ -80,22 +69,9 @@ def judge(shares: TimeShares, flops_per_step: float) -> Bottleneck:
 class RunFigures:
     """Cost of a run per step and epoch.
 
-    Attributes
-    ----------
-    network : str
-        Widths of the layers.
-    threads_per_rank : int
-        Of BLAS.
-    method : str or None
-        None without a pipeline.
-    seconds_per_epoch, seconds_per_step : float
-        Of training on rank 0: the median of the epochs, without the first if there are more.
-    bytes_per_step : float
-        Sent by all ranks.
-    metric : float or None
-        Test accuracy or R² of the last epoch.
-    predicted_seconds_per_step, predicted_seconds_per_epoch, predicted_bytes_per_step : float or None
-        None without a prediction.
+    Seconds are of training on rank 0: the median of the epochs, without the first if there are more. Bytes are sent by
+    all ranks. `network` has the widths of the layers, `method` is None without a pipeline, and `metric` is the test
+    accuracy or R² of the last epoch.
     """
 
     folder: str
@@ -216,16 +192,10 @@ def _time_shares(run: RunRecord) -> TimeShares:
 
 @dataclass(frozen=True)
 class ScalingRow:
-    """A run compared with the run of the fewest ranks.
+    """A run compared with the base, the run of the fewest ranks, by seconds per epoch.
 
-    Attributes
-    ----------
-    speed_up : float
-        Seconds per epoch of the base over those of this run.
-    efficiency : float
-        Speed-up over the ratio of the ranks.
-    predicted_speed_up : float or None
-        None unless both runs have a prediction.
+    `efficiency` is the speed-up over the ratio of the ranks; `predicted_speed_up` is None unless both runs have a
+    prediction.
     """
 
     figures: RunFigures
@@ -236,15 +206,7 @@ class ScalingRow:
 
 @dataclass(frozen=True)
 class ScalingGroup:
-    """Runs of one network on the same data.
-
-    Attributes
-    ----------
-    base : RunFigures
-        The run with the fewest ranks, and of these the fastest.
-    rows : tuple of ScalingRow
-        By ranks, then by seconds per epoch; the base comes first.
-    """
+    """Runs of one network on the same data, by ranks, then by seconds per epoch; `base` is the first of them."""
 
     base: RunFigures
     rows: tuple[ScalingRow, ...]
@@ -285,16 +247,10 @@ def compare_runs(runs: Sequence[RunFigures]) -> list[ScalingGroup]:
 
 def _compare(runs: list[RunFigures]) -> ScalingGroup:
     ordered = sorted(runs, key=lambda run: (run.ranks, run.seconds_per_epoch))
-    base = ordered[0]
-    return ScalingGroup(base, tuple(_row(run, base) for run in ordered))
-
-
-def _row(run: RunFigures, base: RunFigures) -> ScalingRow:
-    speed_up = base.seconds_per_epoch / run.seconds_per_epoch
-    predicted, predicted_base = run.predicted_seconds_per_epoch, base.predicted_seconds_per_epoch
-    return ScalingRow(
-        run,
-        speed_up,
-        speed_up * base.ranks / run.ranks,
-        predicted_base / predicted if predicted and predicted_base else None,
-    )
+    base, rows = ordered[0], []
+    for run in ordered:
+        speed_up = base.seconds_per_epoch / run.seconds_per_epoch
+        predicted, predicted_base = run.predicted_seconds_per_epoch, base.predicted_seconds_per_epoch
+        predicted_speed_up = predicted_base / predicted if predicted and predicted_base else None
+        rows.append(ScalingRow(run, speed_up, speed_up * base.ranks / run.ranks, predicted_speed_up))
+    return ScalingGroup(base, tuple(rows))

@@ -39,16 +39,16 @@ class Axis:
         In the study file: ``"widths"``, or the dotted name of a setting.
     label : str
         In the names of cells and the columns of tables: ``"width"``.
-    check : callable
-        ``check(value)`` returns the value in its standard form, or raises `SettingError`.
     apply : callable
         ``apply(settings, value, ranks)`` changes nested plain settings.
+    check : callable
+        ``check(value)`` returns the value in its standard form, or raises `SettingError`.
     """
 
     name: str
     label: str
-    check: Callable[[Any], Any]
     apply: Apply
+    check: Callable[[Any], Any] = lambda value: value
 
 
 def _set_value(settings: Values, name: str, value: Any) -> None:
@@ -64,11 +64,8 @@ def _set_value(settings: Values, name: str, value: Any) -> None:
 def _parse_grid(value: Any) -> tuple[int, int, int] | str:
     """Ranks along pipeline, batch and model.
 
-    Parameters
-    ----------
-    value : str, list or table
-        ``"2x4"`` or ``[2, 4]`` (batch x model), ``"2x2x1"`` or ``[2, 2, 1]`` (with the pipeline first),
-        ``{pipeline = 2, batch = 2}``, or one of `ALL_GRIDS`, which is returned unchanged.
+    `value` is ``"2x4"`` or ``[2, 4]`` (batch x model), ``"2x2x1"`` or ``[2, 2, 1]`` (with the pipeline first),
+    ``{pipeline = 2, batch = 2}``, or one of `ALL_GRIDS`, which is returned unchanged.
     """
     if isinstance(value, str) and value in ALL_GRIDS:
         return value
@@ -103,20 +100,17 @@ def _find_axis(name: str) -> Axis:
         raise SettingError(
             "axes", name, f"not an axis; known are {', '.join(AXES)}, and any setting, for example 'optimizer.lr'"
         )
-    return Axis(name, name, _any_value, _setting(name))
+    return Axis(name, name, _setting(name))
 
 
-def _any_value(value: Any) -> Any:
-    """Accept a value that the settings check."""
-    return value
+def _whole_axis(name: str, label: str, apply: Apply, least: int = 1) -> Axis:
+    """An axis of whole numbers."""
 
-
-def _integer(name: str, least: int = 1) -> Callable[[Any], Any]:
     def check(value: Any) -> Any:
         require_whole(f"axes.{name}", value, least)
         return value
 
-    return check
+    return Axis(name, label, apply, check)
 
 
 def _apply_nothing(settings: Values, value: Any, ranks: int) -> None:
@@ -165,24 +159,21 @@ def _per_rank(dotted: str) -> Apply:
 
 
 _KNOWN_AXES = (
-    Axis("ranks", "ranks", _integer("ranks"), _apply_nothing),
-    Axis("grids", "grid", _parse_grid, _apply_grid),
-    Axis("depths", "depth", _integer("depths"), _apply_depth),
-    Axis("widths", "width", _integer("widths"), _apply_width),
-    Axis("batch_sizes", "batch", _integer("batch_sizes"), _setting("training.batch_size")),
-    Axis("batch_per_rank", "batch-per-rank", _integer("batch_per_rank"), _per_rank("training.batch_size")),
-    Axis("samples_per_rank", "samples-per-rank", _integer("samples_per_rank"), _per_rank("data.synthetic.samples")),
-    Axis("methods", "method", _any_value, _setting("parallel.method")),
-    Axis("splits", "split", _any_value, _setting("parallel.model_split")),
-    Axis("dtypes", "dtype", _any_value, _setting("training.dtype")),
-    Axis("seeds", "seed", _integer("seeds", 0), _setting("training.seed")),
-    Axis("repeats", "repeat", _integer("repeats"), _apply_nothing),
+    _whole_axis("ranks", "ranks", _apply_nothing),
+    Axis("grids", "grid", _apply_grid, _parse_grid),
+    _whole_axis("depths", "depth", _apply_depth),
+    _whole_axis("widths", "width", _apply_width),
+    _whole_axis("batch_sizes", "batch", _setting("training.batch_size")),
+    _whole_axis("batch_per_rank", "batch-per-rank", _per_rank("training.batch_size")),
+    _whole_axis("samples_per_rank", "samples-per-rank", _per_rank("data.synthetic.samples")),
+    Axis("methods", "method", _setting("parallel.method")),
+    Axis("splits", "split", _setting("parallel.model_split")),
+    Axis("dtypes", "dtype", _setting("training.dtype")),
+    _whole_axis("seeds", "seed", _setting("training.seed"), least=0),
+    _whole_axis("repeats", "repeat", _apply_nothing),
 )
 AXES = {axis.name: axis for axis in _KNOWN_AXES}
 """The known axes, in the order in which they are applied and named: a width needs the depth before it."""
-
-VARIANT = "variant"
-"""Label of the axis of ``[variants]``."""
 
 Table = dict[str, Any]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
@@ -210,20 +201,10 @@ class _StudyFile(Section):
 
 @dataclass(frozen=True)
 class Study:
-    """A study with checked axes.
+    """A study with checked axes, in the order in which cells are named, and the nested settings that all cells share.
 
-    Attributes
-    ----------
-    reduced : bool
-        Whether ``[reduced]`` has been applied.
-    base : mapping
-        Nested settings that all cells share.
-    axes : tuple of (Axis, list)
-        With their checked values, in the order in which cells are named.
-    threads : int
-        BLAS threads of every rank of every cell.
-    interrupted : {"restart", "resume"}
-        Whether an interrupted cell starts again, as timings need it, or resumes from its newest checkpoint.
+    With `reduced`, ``[reduced]`` has been applied. `threads` are the BLAS threads of every rank of every cell. An
+    `interrupted` cell starts again, as timings need it, or resumes from its newest checkpoint.
     """
 
     name: str
@@ -242,14 +223,7 @@ def ready_studies() -> dict[str, Path]:
 
 
 def load_study(name: Path | str, *, reduced: bool = False) -> Study:
-    """Read a study.
-
-    Parameters
-    ----------
-    name : Path or str
-        A file, or the name of a ready study.
-    reduced : bool
-        Apply the file's ``[reduced]``.
+    """Read a study from a file, or a ready study by its name; with `reduced`, apply the file's ``[reduced]``.
 
     Raises
     ------
@@ -313,7 +287,7 @@ def _variant_axis(variants: Mapping[str, Table]) -> Axis:
             raise SettingError("axes.variants", value, f"known in [variants]: {', '.join(variants) or 'none'}")
         return value
 
-    return Axis("variants", VARIANT, check, lambda settings, value, ranks: _merge(settings, variants[value]))
+    return Axis("variants", "variant", lambda settings, value, ranks: _merge(settings, variants[value]), check)
 
 
 def _merge(into: Table, changes: Mapping[str, Any]) -> None:
@@ -327,9 +301,6 @@ def _merge(into: Table, changes: Mapping[str, Any]) -> None:
 
 def _position(axis: Axis) -> tuple[int, str]:
     """Sort key of an axis."""
-    known = list(AXES)
-    if axis.name == "variants":
-        return -1, ""
-    if axis.name == "repeats":
-        return len(known) + 1, ""
-    return (known.index(axis.name), "") if axis.name in AXES else (len(known), axis.name)
+    if axis.name in AXES and axis.name != "repeats":
+        return list(AXES).index(axis.name), ""
+    return {"variants": (-1, ""), "repeats": (len(AXES) + 1, "")}.get(axis.name, (len(AXES), axis.name))

@@ -42,15 +42,10 @@ FAILURES: tuple[Failure, ...] = ("failed", "timed out", "interrupted")
 
 @dataclass(frozen=True)
 class CellState:
-    """State of a cell.
+    """State of a cell; `reason` is one line, which may be empty.
 
-    Attributes
-    ----------
-    status : str
-        ``"failed"``: by an error of its own; ``"timed out"``: at the limit of a cell or of a batch job;
-        ``"interrupted"``: by a signal, or without a trace, as by the loss of a node.
-    reason : str
-        One line, which may be empty.
+    ``"failed"``: by an error of its own; ``"timed out"``: at the limit of a cell or of a batch job; ``"interrupted"``:
+    by a signal, or without a trace, as by the loss of a node.
     """
 
     status: CellStatus
@@ -68,13 +63,7 @@ class ManifestCell:
 
 @dataclass(frozen=True)
 class StudyManifest:
-    """Content of ``study.json``.
-
-    Attributes
-    ----------
-    threads : int or None
-        BLAS threads per rank; None in a folder of an earlier version, which did not fix them.
-    """
+    """Content of ``study.json``; `threads` is None in a folder of an earlier version, which did not fix them."""
 
     name: str
     description: str
@@ -87,13 +76,7 @@ _MANIFEST = TypeAdapter(StudyManifest)
 
 
 class StudyFolder:
-    """The folder of one study; every cell has a run folder with ``settings.toml`` and the output of its run.
-
-    Parameters
-    ----------
-    path : Path
-        Need not exist yet.
-    """
+    """The folder of one study; every cell has a run folder with ``settings.toml`` and the output of its run."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -170,18 +153,10 @@ class StudyFolder:
             self.cell(name).mkdir(parents=True, exist_ok=True)
             return FolderLock.take(self.cell(name), LOCK)
 
-    def prepare(self, cell: Cell, *, resume: bool = False) -> Path:
+    def prepare(self, cell: Cell, *, resume: bool = False) -> None:
         """Remove an unfinished run, write the settings of a cell and the record of its start.
 
-        Parameters
-        ----------
-        resume : bool
-            Keep a run that has checkpoints, to resume from them.
-
-        Returns
-        -------
-        Path
-            The settings file.
+        With `resume`, a run that has checkpoints is kept.
         """
         folder = self.cell(cell.id)
         with self._write_errors():
@@ -194,7 +169,6 @@ class StudyFolder:
                         shutil.rmtree(subfolder)
             (folder / SETTINGS).write_text(to_toml(cell.settings), encoding="utf-8")
             write_json(folder / STARTED, _start_of(os.environ))
-        return folder / SETTINGS
 
     def fail(self, name: str, status: Failure, reason: str) -> None:
         """Record the failure of a cell and its reason."""

@@ -103,7 +103,7 @@ class Submission:
         cells stay valid when the file is edited before a job starts.
     arrays : tuple of CellArray
         Empty if no cell is missing.
-    queued : dict of str to str
+    queued : mapping of str to str
         Missing cells in pending or running jobs of earlier submissions: number of the job by id of the cell.
     """
 
@@ -158,7 +158,7 @@ def plan_submission(study: Study, source: str, folder: Path, options: SlurmOptio
     SettingError
         If no cell can run, the folder has another study, or the partition is too small for a cell.
     DataError
-        If data of a cell are not on disk.
+        If data of a cell are not on disk, or the record of an earlier submission is damaged.
     EnvironmentProblem
         If the study was submitted before and Slurm does not list its queued jobs.
     """
@@ -220,13 +220,7 @@ def format_indices(numbers: Sequence[int]) -> str:
 
 
 def fill_in_script(script: str, values: Mapping[str, str]) -> str:
-    """Set variables of a batch script, in lines ``name=value   # comment``; the comments are kept.
-
-    Raises
-    ------
-    SettingError
-        If the script does not have exactly one such line for each.
-    """
+    """Set variables of a batch script, each in its only line ``name=value   # comment``; the comments are kept."""
     lines = script.split("\n")
     for name, value in values.items():
         found = [number for number, line in enumerate(lines) if line.startswith(f"{name}=")]
@@ -284,13 +278,7 @@ class Partition(NamedTuple):
 def _placement(
     ranks: int, threads: int, partition: Partition | None, ranks_per_node: int | None
 ) -> tuple[int, int] | None:
-    """Nodes and ranks per node of a cell; None where the partition is not known or its nodes differ.
-
-    Raises
-    ------
-    SettingError
-        If the partition has too few CPUs.
-    """
+    """Nodes and ranks per node of a cell; None where the partition is not known or its nodes differ."""
     if partition is not None and ranks * threads > partition.cpus:
         needs = f"{ranks * threads} CPUs, and partition {partition.name} has {partition.cpus}"
         raise SettingError("ranks", ranks, f"a cell needs {needs}; nothing was submitted")
@@ -305,10 +293,7 @@ def _placement(
 
 
 def _find_partition(name: str | None) -> Partition | None:
-    """The partition of this name, or the default one; None where Slurm does not list it.
-
-    Of several names, separated by commas, the one with most CPUs.
-    """
+    """The partition of this name, of several names the largest, or the default one; None where Slurm lists none."""
     arguments = ["--noheader", "--format=%P|%C|%D|%c|%Z", *([] if name is None else [f"--partition={name}"])]
     found = []
     for line in _query("sinfo", arguments).splitlines():
@@ -331,15 +316,7 @@ def _array_limit() -> int:
 
 
 def _queued_cells(folder: Path) -> dict[str, str]:
-    """Number of the job by id of the cell, of pending and running jobs of earlier submissions.
-
-    Raises
-    ------
-    DataError
-        If the record of a submission is damaged.
-    EnvironmentProblem
-        If Slurm does not list the jobs.
-    """
+    """Number of the job by id of the cell, of pending and running jobs of earlier submissions."""
     cells: dict[str, dict[str, str]] = {}
     for path in sorted((folder / "slurm").glob(f"*/{JOBS}")):
         try:
