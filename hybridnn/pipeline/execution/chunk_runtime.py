@@ -18,7 +18,7 @@ from hybridnn.parallel.concatenated_microbatches import ConcatenatedMicrobatches
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.parallel.model_chunk import ModelChunk
 from hybridnn.parallel.workspace import MicrobatchBuffers, StageRole, Workspace
-from hybridnn.pipeline.execution.point_to_point import Channel, Message, Receiver, Sender
+from hybridnn.pipeline.execution.point_to_point import ChannelBuffers, ExpectedMessage, Receiver, Sender
 from hybridnn.pipeline.execution.program import MessageDepths, StageProgram, message_depths
 from hybridnn.pipeline.execution.routes import StagePosition, pieces_received, pieces_sent
 from hybridnn.pipeline.execution.weight_store import WeightStore
@@ -123,7 +123,9 @@ class ChunkRuntime:
         self.workspace.expect_targets(classification=classification)
         self.training_workspace.expect_targets(classification=classification)
 
-    def begin(self, messages: Callable[[type[Instruction], int], Iterable[Message]], rates: Sequence[float]) -> None:
+    def begin(
+        self, messages: Callable[[type[Instruction], int], Iterable[ExpectedMessage]], rates: Sequence[float]
+    ) -> None:
         """Prepare for a run of a schedule.
 
         Parameters
@@ -190,11 +192,11 @@ def make_runtime(
 
     def receiver(tag: int, neighbor: int, features: int, depth: int) -> Receiver:
         routes = partial(pieces_received, grid.stages, own_position, neighbor)
-        return Receiver(grid, kernels, Channel(tag, routes, features, capacity, depth + EXTRA_BUFFERS), dtype)
+        return Receiver(grid, kernels, ChannelBuffers(tag, routes, features, capacity, depth + EXTRA_BUFFERS), dtype)
 
     def sender(tag: int, neighbor: int, features: int, depth: int) -> Sender:
         routes = partial(pieces_sent, grid.stages, own_position, neighbor)
-        channel = Channel(tag, routes, features, capacity, depth + EXTRA_BUFFERS)
+        channel = ChannelBuffers(tag, routes, features, capacity, depth + EXTRA_BUFFERS)
         return Sender(grid, kernels, channel, dtype, synchronous=synchronous)
 
     input_receiver = gradient_receiver = output_sender = gradient_sender = concatenated = None

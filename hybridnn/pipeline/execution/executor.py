@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
 
@@ -21,7 +21,7 @@ from hybridnn.parallel.dense import WeightGradientArrays
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.parallel.workspace import StageArrays
 from hybridnn.pipeline.execution.chunk_runtime import ChunkRuntime
-from hybridnn.pipeline.execution.point_to_point import Message
+from hybridnn.pipeline.execution.point_to_point import ExpectedMessage, Sender
 from hybridnn.pipeline.execution.program import StageProgram
 from hybridnn.pipeline.schedules.instructions import (
     ALL_MICROBATCHES,
@@ -82,6 +82,15 @@ TakeOutputs = Callable[[Minibatch, StageArrays], None]
 """Callback for the network's outputs for a minibatch."""
 
 
+class _Task(NamedTuple):
+    """An instruction to compile: its position in the program, and the samples of the minibatches that it is for."""
+
+    position: int
+    size: int
+    instruction: Instruction
+    runtime: ChunkRuntime
+
+
 class Executor:
     """Runs a program on this rank, any number of times.
 
@@ -106,13 +115,14 @@ class Executor:
         self._steps: dict[int, tuple[list[Operation], list[Operation]]] = {}
         self._has_messages = grid.pipeline > 1
         self._take_outputs: TakeOutputs | None = None
-        self._compilers: dict[type[Instruction], Callable[[int, int, Instruction, ChunkRuntime], Operation | None]] = {
+        self._compilers: dict[type[Instruction], Callable[[_Task], Operation | None]] = {
             LoadInput: self._load_input,
             LoadTarget: self._load_target,
-            ReceiveActivations: self._receive,
-            ReceiveGradients: self._receive,
-            SendActivations: self._send_activations,
-            SendGradients: self._send_gradients,
+            # A receive is started ahead, and completed by the pass that uses the message.
+            ReceiveActivations: lambda task: None,
+            ReceiveGradients: lambda task: None,
+            SendActivations: lambda task: self._send(task, task.runtime.output_sender),
+            SendGradients: lambda task: self._send(task, task.runtime.gradient_sender),
             Forward: self._forward,
             Recompute: self._compute_outputs,
             Backward: self._backward,
@@ -120,7 +130,7 @@ class Executor:
             WeightGradient: self._weight_gradient,
             ReduceGradients: self._reduce,
             Update: self._update,
-            Barrier: self._barrier,
+            Barrier: lambda task: lambda minibatch: self._grid.world.barrier(),
         }
 
     def train(self, minibatches: Sequence[Minibatch]) -> Iterator[Minibatch]:
@@ -179,14 +189,17 @@ class Executor:
         for runtime in self._runtimes:
             runtime.finish()
 
-    def _messages(self, minibatches: Sequence[Minibatch], kind: type[Instruction], chunk: int) -> Iterator[Message]:
+    def _messages(
+        self, minibatches: Sequence[Minibatch], kind: type[Instruction], chunk: int
+    ) -> Iterator[ExpectedMessage]:
         """Messages of a kind that a chunk receives, in order."""
         order = self._program.order
         for position, shift in self._program.walk(len(minibatches)):
             instruction = order[position]
             if type(instruction) is kind and instruction.chunk == chunk:
                 minibatch = minibatches[instruction.minibatch + shift]
-                yield (instruction, minibatch.number), self._samples(minibatch.size, instruction)
+                samples = block_size(minibatch.size, self._microbatches, instruction.microbatch)
+                yield (instruction, minibatch.number), samples
 
     # -- compilation -------------------------------------------------------------------------------------------------
 
@@ -207,12 +220,12 @@ class Executor:
     def _compile(self, position: int, size: int) -> Operation | None:
         """The operation of an instruction for minibatches of a size; None if there is nothing to do."""
         instruction = self._program.order[position]
-        return self._compilers[type(instruction)](position, size, instruction, self._runtimes[instruction.chunk])
+        return self._compilers[type(instruction)](_Task(position, size, instruction, self._runtimes[instruction.chunk]))
 
-    def _load_input(self, position: int, size: int, instruction: Instruction, runtime: ChunkRuntime) -> Operation:
-        start, stop = self._bounds(size, instruction)
-        arrays = self._arrays(position, size)
-        x, y = arrays.samples, arrays.targets if self._is_with_target(position) else None
+    def _load_input(self, task: _Task) -> Operation:
+        start, stop = self._bounds(task)
+        arrays = self._arrays(task)
+        x, y = arrays.samples, arrays.targets if self._is_with_target(task.position) else None
 
         def load(minibatch: Minibatch) -> None:
             minibatch.load(minibatch.samples, start, stop, x, y)
@@ -224,26 +237,26 @@ class Executor:
         instruction, *following = self._program.order[position : position + 2]
         return following == [LoadTarget(instruction.minibatch, instruction.microbatch, instruction.chunk)]
 
-    def _load_target(
-        self, position: int, size: int, instruction: Instruction, runtime: ChunkRuntime
-    ) -> Operation | None:
-        if position and isinstance(self._program.order[position - 1], LoadInput) and self._is_with_target(position - 1):
+    def _load_target(self, task: _Task) -> Operation | None:
+        before = task.position - 1
+        if before >= 0 and isinstance(self._program.order[before], LoadInput) and self._is_with_target(before):
             return None
-        start, stop = self._bounds(size, instruction)
-        y = self._arrays(position, size).targets
+        start, stop = self._bounds(task)
+        y = self._arrays(task).targets
 
         def load(minibatch: Minibatch) -> None:
             minibatch.load(minibatch.samples, start, stop, None, y)
 
         return load
 
-    def _receive(self, position: int, size: int, instruction: Instruction, runtime: ChunkRuntime) -> None:
-        """No operation: the receive is started ahead, and completed by the pass that uses the message."""
+    def _send(self, task: _Task, sender: Sender | None) -> Operation:
+        assert sender is not None
+        instruction = task.instruction
+        return lambda minibatch: sender.send((instruction, minibatch.number))
 
-    def _forward(self, position: int, size: int, instruction: Instruction, runtime: ChunkRuntime) -> Operation:
-        arrays, compute = self._arrays(position, size), self._compute_outputs(position, size, instruction, runtime)
-        receiver, sender, trains = runtime.input_receiver, runtime.output_sender, self._program.trains
-        samples = self._samples(size, instruction)
+    def _forward(self, task: _Task) -> Operation:
+        arrays, compute, samples = self._arrays(task), self._compute_outputs(task), self._samples(task)
+        receiver, sender, trains = task.runtime.input_receiver, task.runtime.output_sender, self._program.trains
         if receiver is None and sender is None and trains:
             return compute
 
@@ -259,9 +272,9 @@ class Executor:
 
         return forward
 
-    def _compute_outputs(self, position: int, size: int, instruction: Instruction, runtime: ChunkRuntime) -> Operation:
-        arrays, weights = self._arrays(position, size), self._weights(position, runtime)
-        forward, end_compute, name = runtime.chunk.forward, self._grid.recorder.end_compute, instruction.name
+    def _compute_outputs(self, task: _Task) -> Operation:
+        arrays, weights, instruction = self._arrays(task), self._weights(task), task.instruction
+        forward, end_compute, name = task.runtime.chunk.forward, self._grid.recorder.end_compute, instruction.name
 
         def compute(minibatch: Minibatch) -> None:
             start = perf_counter()
@@ -270,46 +283,25 @@ class Executor:
 
         return compute
 
-    def _send_activations(self, position: int, size: int, instruction: Instruction, runtime: ChunkRuntime) -> Operation:
-        sender = runtime.output_sender
-        assert sender is not None
-        return lambda minibatch: sender.send((instruction, minibatch.number))
+    def _backward(self, task: _Task) -> Operation:
+        arrays, weights, backward = self._arrays(task), self._weights(task), task.runtime.chunk.backward
+        accumulate, reduce = task.position in self._program.accumulating, self._reduces(task)
+        return self._backward_pass(task, lambda: backward(arrays, weights(), accumulate=accumulate, reduce=reduce))
 
-    def _send_gradients(self, position: int, size: int, instruction: Instruction, runtime: ChunkRuntime) -> Operation:
-        sender = runtime.gradient_sender
-        assert sender is not None
-        return lambda minibatch: sender.send((instruction, minibatch.number))
-
-    def _backward(self, position: int, size: int, instruction: Instruction, runtime: ChunkRuntime) -> Operation:
-        arrays, weights = self._arrays(position, size), self._weights(position, runtime)
-        accumulate, reduce = position in self._program.accumulating, self._reduces(position)
-        backward = runtime.chunk.backward
-        return self._backward_pass(
-            position,
-            size,
-            instruction,
-            runtime,
-            lambda: backward(arrays, weights(), accumulate=accumulate, reduce=reduce),
-        )
-
-    def _input_gradient(self, position: int, size: int, instruction: Instruction, runtime: ChunkRuntime) -> Operation:
-        arrays, weights = self._arrays(position, size), self._weights(position, runtime)
+    def _input_gradient(self, task: _Task) -> Operation:
+        arrays, weights, runtime = self._arrays(task), self._weights(task), task.runtime
         input_gradient, copy_layer = runtime.chunk.input_gradient, None
         if runtime.concatenated is not None:
-            first, samples = self._columns(size, instruction)
+            first, samples = self._columns(task)
             copy_layer = partial(runtime.concatenated.copy_layer, first=first, samples=samples)
-        return self._backward_pass(
-            position, size, instruction, runtime, lambda: input_gradient(arrays, weights(), copy_layer)
-        )
+        return self._backward_pass(task, lambda: input_gradient(arrays, weights(), copy_layer))
 
-    def _backward_pass(
-        self, position: int, size: int, instruction: Instruction, runtime: ChunkRuntime, compute: Callable[[], None]
-    ) -> Operation:
+    def _backward_pass(self, task: _Task, compute: Callable[[], None]) -> Operation:
         """Operation of a backward pass: receive the output gradient or compute the loss; pack the input gradient."""
-        arrays, samples = self._arrays(position, size), self._samples(size, instruction)
-        receiver, sender = runtime.gradient_receiver, runtime.gradient_sender
+        arrays, samples, instruction = self._arrays(task), self._samples(task), task.instruction
+        receiver, sender = task.runtime.gradient_receiver, task.runtime.gradient_sender
         end_compute, name = self._grid.recorder.end_compute, instruction.name
-        loss = self._loss_of(position, size, runtime, arrays)
+        loss = self._loss_of(task, arrays)
 
         def backward(minibatch: Minibatch) -> None:
             about = (instruction, minibatch.number)
@@ -328,28 +320,32 @@ class Executor:
 
         return backward
 
-    def _loss_of(self, position: int, size: int, runtime: ChunkRuntime, arrays: StageArrays) -> Callable[[], None]:
+    def _loss_of(self, task: _Task, arrays: StageArrays) -> Callable[[], None]:
         """The function that computes the loss of a microbatch and adds it to that of earlier ones."""
-        chunk, loss = runtime.chunk, self._loss
-        if loss is None or runtime.gradient_receiver is not None:
+        size, chunk, addend, loss = task.size, task.runtime.chunk, task.runtime.loss, self._loss
+        if loss is None or task.runtime.gradient_receiver is not None:
             return lambda: None
-        if position in self._program.first_backward:
+        if task.position in self._program.first_backward:
             return partial(loss, arrays, size, chunk.loss)
 
         def add_loss() -> None:
-            loss(arrays, size, runtime.loss)
-            chunk.kernels.add(chunk.loss, runtime.loss, chunk.loss)
+            loss(arrays, size, addend)
+            chunk.kernels.add(chunk.loss, addend, chunk.loss)
 
         return add_loss
 
-    def _weight_gradient(self, position: int, size: int, instruction: Instruction, runtime: ChunkRuntime) -> Operation:
-        reduce, accumulate = self._reduces(position), position in self._program.accumulating
-        weight_gradient, end_compute = runtime.chunk.weight_gradient, self._grid.recorder.end_compute
+    def _weight_gradient(self, task: _Task) -> Operation:
+        reduce, accumulate, instruction = (
+            self._reduces(task),
+            task.position in self._program.accumulating,
+            task.instruction,
+        )
+        weight_gradient, end_compute = task.runtime.chunk.weight_gradient, self._grid.recorder.end_compute
         if instruction.microbatch == ALL_MICROBATCHES:
-            assert runtime.concatenated is not None
-            layers: Sequence[WeightGradientArrays] = runtime.concatenated.layers(self._columns(size, instruction)[1])
+            assert task.runtime.concatenated is not None
+            layers: Sequence[WeightGradientArrays] = task.runtime.concatenated.layers(self._columns(task)[1])
         else:
-            layers = self._arrays(position, size).layers
+            layers = self._arrays(task).layers
 
         def compute(minibatch: Minibatch) -> None:
             start = perf_counter()
@@ -358,11 +354,11 @@ class Executor:
 
         return compute
 
-    def _reduces(self, position: int) -> bool:
+    def _reduces(self, task: _Task) -> bool:
         """Whether a pass completes gradients that are all-reduced over a batch group of several ranks."""
-        return self._grid.batch > 1 and position in self._program.reducing
+        return self._grid.batch > 1 and task.position in self._program.reducing
 
-    def _reduce(self, position: int, size: int, instruction: Instruction, runtime: ChunkRuntime) -> Operation:
+    def _reduce(self, task: _Task) -> Operation:
         chunks = [runtime.chunk for runtime in self._runtimes]
 
         def finish_reduction(minibatch: Minibatch) -> None:
@@ -371,8 +367,9 @@ class Executor:
 
         return finish_reduction
 
-    def _update(self, position: int, size: int, instruction: Instruction, runtime: ChunkRuntime) -> Operation:
-        updates = [partial(runtime.weights.update, kept=self._program.kept[position]) for runtime in self._runtimes]
+    def _update(self, task: _Task) -> Operation:
+        kept, instruction = self._program.kept[task.position], task.instruction
+        updates = [partial(runtime.weights.update, kept=kept) for runtime in self._runtimes]
         end_compute = self._grid.recorder.end_compute
 
         def update(minibatch: Minibatch) -> None:
@@ -383,47 +380,43 @@ class Executor:
 
         return update
 
-    def _barrier(self, position: int, size: int, instruction: Instruction, runtime: ChunkRuntime) -> Operation:
-        return lambda minibatch: self._grid.world.barrier()
-
     # -- sizes, arrays and weights -----------------------------------------------------------------------------------
 
-    def _bounds(self, size: int, instruction: Instruction) -> tuple[int, int]:
-        """Start and stop of a microbatch's samples within a minibatch of a size."""
-        return block_bounds(size, self._microbatches, instruction.microbatch)
+    def _bounds(self, task: _Task) -> tuple[int, int]:
+        """Start and stop of a microbatch's samples within its minibatch."""
+        return block_bounds(task.size, self._microbatches, task.instruction.microbatch)
 
-    def _samples(self, size: int, instruction: Instruction) -> int:
+    def _samples(self, task: _Task) -> int:
         """Samples of a microbatch, over all ranks."""
-        return block_size(size, self._microbatches, instruction.microbatch)
+        return block_size(task.size, self._microbatches, task.instruction.microbatch)
 
     def _own_samples(self, samples: int) -> int:
         return block_size(samples, self._grid.batch, self._grid.batch_rank)
 
-    def _columns(self, size: int, instruction: Instruction) -> tuple[int, int]:
+    def _columns(self, task: _Task) -> tuple[int, int]:
         """First column of a microbatch's block within this rank's columns of the minibatch, and their total number."""
         count = self._microbatches
-        own = [self._own_samples(block_size(size, count, number)) for number in range(count)]
+        own = [self._own_samples(block_size(task.size, count, number)) for number in range(count)]
         firsts = list(accumulate(own, initial=0))
-        return firsts[max(instruction.microbatch, 0)], firsts[-1]
+        return firsts[max(task.instruction.microbatch, 0)], firsts[-1]
 
-    def _arrays(self, position: int, size: int) -> StageArrays:
+    def _arrays(self, task: _Task) -> StageArrays:
         """Arrays of an instruction's microbatch, with the activations that the instruction computes or uses."""
-        program, instruction = self._program, self._program.order[position]
-        runtime = self._runtimes[instruction.chunk]
+        program, instruction, runtime = self._program, task.instruction, task.runtime
         is_pass = isinstance(instruction, (Forward, Recompute))
         computed_by = instruction if is_pass else program.last_pass(instruction)
         return (runtime.training_workspace if program.trains else runtime.workspace).arrays(
-            self._own_samples(self._samples(size, instruction)),
+            self._own_samples(self._samples(task)),
             program.memory.input_slots[instruction.minibatch, instruction.microbatch, instruction.chunk],
             program.memory.activation_slots[computed_by],
         )
 
-    def _weights(self, position: int, runtime: ChunkRuntime) -> Callable[[], Any]:
+    def _weights(self, task: _Task) -> Callable[[], Any]:
         """Function that returns the parameters for a pass; it returns None for the current ones."""
-        age, ahead = self._program.reads[position]
+        age, ahead = self._program.reads[task.position]
         if age == ahead == 0:
             return _current
-        return partial(runtime.weights.read, age, ahead)
+        return partial(task.runtime.weights.read, age, ahead)
 
 
 def _no_operation(minibatch: Minibatch) -> None:

@@ -22,14 +22,14 @@ from hybridnn.pipeline.schedules.instructions import Instruction
 About = tuple[Instruction, int]
 """The instruction of a message, and the number of its optimizer step."""
 
-Message = tuple[About, int]
+ExpectedMessage = tuple[About, int]
 """Instruction and step of a message, and the samples of its microbatch over all ranks."""
 
 Routes = Callable[[int], list[ColumnRoute]]
 """Maps the number of samples of a microbatch to the pieces that this rank sends or receives."""
 
 
-class Channel(NamedTuple):
+class ChannelBuffers(NamedTuple):
     """One kind of message between two chunks.
 
     Attributes
@@ -60,7 +60,7 @@ class _Buffers:
         Of the device that holds the arrays.
     """
 
-    def __init__(self, grid: ProcessGrid, kernels: Kernels, channel: Channel, dtype: DTypeLike) -> None:
+    def __init__(self, grid: ProcessGrid, kernels: Kernels, channel: ChannelBuffers, dtype: DTypeLike) -> None:
         self._group, self._rank_at, self._kernels = grid.world, grid.rank_at, kernels
         self._tag, self._routes, self._features = channel.tag, channel.routes, channel.features
         shape = (channel.features * channel.capacity,)
@@ -76,10 +76,10 @@ class _Buffers:
 class Receiver(_Buffers):
     """Receives the messages of one channel."""
 
-    _expected: Iterator[Message]
+    _expected: Iterator[ExpectedMessage]
     _in_flight: deque[tuple[Array, list[tuple[ColumnRoute, Request]]]]
 
-    def begin(self, messages: Iterable[Message]) -> None:
+    def begin(self, messages: Iterable[ExpectedMessage]) -> None:
         """Set the sequence of messages and start the first receives."""
         self._expected = iter(messages)
         self._in_flight = deque()
@@ -124,7 +124,7 @@ class Sender(_Buffers):
     """
 
     def __init__(
-        self, grid: ProcessGrid, kernels: Kernels, channel: Channel, dtype: DTypeLike, *, synchronous: bool
+        self, grid: ProcessGrid, kernels: Kernels, channel: ChannelBuffers, dtype: DTypeLike, *, synchronous: bool
     ) -> None:
         super().__init__(grid, kernels, channel, dtype)
         self._synchronous = synchronous

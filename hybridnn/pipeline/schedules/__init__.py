@@ -12,7 +12,7 @@ Table 5, PipeDream                     `pipedream`                     `STASHED`
 **Chen et al. 2018**
 vanilla model parallelism              `pipedream`                     `CURRENT`
 SpecTrain, equations 5 and 6           `pipedream`                     `PREDICTED`
-SpecTrain, equation 4                                                  ``predict`` in `hybridnn.nn.optimizers`
+SpecTrain, equation 4                  ``predict`` in `hybridnn.nn.optimizers`
 =====================================  ==============================  ===================================
 
 The lines of Kang's tables, as `instructions`:

@@ -11,7 +11,7 @@ import pytest
 from hybridnn.comm.blocks import block_slice
 from hybridnn.kernels.numpy_backend import NUMPY
 from hybridnn.parallel.grid import ProcessGrid
-from hybridnn.pipeline.execution.point_to_point import Channel, Receiver, Sender
+from hybridnn.pipeline.execution.point_to_point import ChannelBuffers, Receiver, Sender
 from hybridnn.pipeline.execution.routes import StagePosition, pieces_received, pieces_sent
 from hybridnn.pipeline.schedules.instructions import SendActivations
 
@@ -34,7 +34,7 @@ def exchange(grid: ProcessGrid, in_depth: int, out_depth: int, synchronous: bool
     messages = [(SendActivations(number), samples) for number, samples in enumerate(limit_sizes)]
     if grid.pipeline_rank == 0:
         routes = partial(pieces_sent, grid.stages, here, 1)
-        channel = Channel(4, routes, FEATURES, CAPACITY, out_depth)
+        channel = ChannelBuffers(4, routes, FEATURES, CAPACITY, out_depth)
         sender = Sender(grid, NUMPY, channel, "float64", synchronous=synchronous)
         for number, (instruction, samples) in enumerate(messages):
             mine = np.ascontiguousarray(content(number, samples)[:, block_slice(samples, grid.batch, grid.batch_rank)])
@@ -44,7 +44,7 @@ def exchange(grid: ProcessGrid, in_depth: int, out_depth: int, synchronous: bool
         sender.finish()
         return
     routes = partial(pieces_received, grid.stages, here, 0)
-    receiver = Receiver(grid, NUMPY, Channel(4, routes, FEATURES, CAPACITY, in_depth), "float64")
+    receiver = Receiver(grid, NUMPY, ChannelBuffers(4, routes, FEATURES, CAPACITY, in_depth), "float64")
     receiver.begin(messages)
     taken = []
     for _, samples in messages:
