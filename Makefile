@@ -9,6 +9,7 @@
 #   make lint types bench      ruff and the order of imports, mypy, the comparison with PyTorch      (parts: make bench ARGS="batch pipeline")
 #   make cost-check            calibrate the cost models with two ranks and compare predictions with the clock, 10 minutes
 #   make fault-drill           inject faults into runs at random and check the results  (more: make fault-drill ARGS="--trials 300")
+#   make docs                  the documentation as a site, in build/site
 #   make outputs               print anew what README and docs show below their commands   (ARGS="--check README.md")
 #   make clean                 remove .venv and everything built
 #
@@ -25,7 +26,7 @@ comma := ,
 # $(call extras,a) is a, and the extra of the chosen MPI where there is one
 extras = $(subst $() ,$(comma),$(strip $(MPI) $(1)))
 
-.PHONY: train test test-slow test-all test-slurm test-gpu bench-gpu lint types bench cost-check fault-drill outputs clean
+.PHONY: train test test-slow test-all test-slurm test-gpu bench-gpu lint types bench cost-check fault-drill outputs docs clean
 .DELETE_ON_ERROR:
 
 train: $(VENV)/.installed-run
@@ -87,6 +88,10 @@ fault-drill: $(VENV)/.installed-test
 outputs: $(VENV)/.installed-bench
 	$(BIN)/python docs/outputs.py $(ARGS)
 
+docs: $(VENV)/.installed-docs
+	$(call link_tree,build/tree)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --clean --config-file mkdocs.yml
+
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -96,6 +101,7 @@ $(VENV)/.installed-run: EXTRAS =
 $(VENV)/.installed-test: EXTRAS = test
 $(VENV)/.installed-dev: EXTRAS = dev
 $(VENV)/.installed-bench: EXTRAS = bench
+$(VENV)/.installed-docs: EXTRAS = docs
 $(VENV)/.installed-%: setup.py | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.$(if $(call extras,$(EXTRAS)),[$(call extras,$(EXTRAS))])'
 	touch $@

@@ -100,6 +100,7 @@ setup(
         "test": TEST,
         "bench": [TORCH, "scikit-learn", *NOTEBOOK],
         "dev": [*TEST, "ruff", "mypy", "import-linter"],
+        "docs": ["mkdocs-material", "mkdocstrings[python]"],
     },
     entry_points={"console_scripts": ["hybridnn = hybridnn.cli.main:main"]},
     zip_safe=False,

@@ -1,17 +1,30 @@
-"""Run the commands in README.md and in the pages and notebooks of docs/, and write their output below them.
+"""Run the commands and programs in README.md and in the pages and notebooks of docs/, and write their output there.
 
     python docs/outputs.py [PAGE …]            update the outputs in these pages, or in all pages
     python docs/outputs.py --check [PAGE …]    compare the shape of the outputs: exit code 1 if one differs
 
-A session is a fenced block that begins with ``$ command``. Lines up to the next command are its output, where ``…``
-replaces omitted lines. The sessions of a page run one after another in one new folder, which contains the files of the
-page: fenced blocks below a line with only the name of the file, in backquotes, and a colon. HTML comments above a
-session set options:
+A page has these fenced blocks, which run one after another in one new folder:
+
+*file*
+    Below a line with only the name of the file, in backquotes, and a colon. All files are written first.
+*session*
+    Begins with ``$ command``. Lines up to the next command are its output, where ``…`` replaces omitted lines.
+*commands*
+    Of the language ``bash``: commands without output, run by one shell up to the first that fails.
+*program*
+    Of the language ``python``, without a name.
+
+Blocks of other languages (``toml``, ``text``, …) are not run. Every command has to succeed. HTML comments above a block
+set options:
 
 ``<!-- before: COMMAND -->``
     Run this first, without output.
+``<!-- fails -->``
+    The last command has to fail.
 ``<!-- varies -->``
     The lines depend on the machine: update them, but do not compare them.
+``<!-- not in tests: REASON -->``
+    Run by an update, not by a check.
 ``<!-- slurm -->``
     Needs a Slurm (``tests/slurm/slurm.sh start``): skipped unless ``--slurm`` is given, which runs only these.
 ``<!-- by hand: REASON -->``
@@ -42,24 +55,27 @@ from hybridnn.comm.open_mpi import mpirun_settings
 __all__ = [
     "NOTEBOOKS",
     "PAGES",
+    "Block",
     "Command",
     "PageError",
-    "Session",
+    "blocks",
     "differing_cells",
     "fill_in",
     "run_notebook",
     "run_page",
-    "sessions",
     "shape",
 ]
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
-NOTEBOOKS = tuple(sorted((ROOT / "docs").glob("*.ipynb")))
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+NOTEBOOKS = tuple(sorted((ROOT / "docs").rglob("*.ipynb")))
 
 GAP = "…"
-BLOCK = re.compile(r"(?P<notes>(?:<!--(?:(?!-->).)*-->\n)*)```\n(?P<body>\$ .*?)^```$", re.MULTILINE | re.DOTALL)
-FILE = re.compile(r"^`(?P<name>[\w.-]+)`:\n```\w*\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(
+    r"(?P<notes>(?:^<!--(?:(?!-->).)*-->\n)*)(?:^`(?P<name>[\w.-]+)`:\n)?^```(?P<language>\w*)\n(?P<body>.*?)^```$",
+    re.MULTILINE | re.DOTALL,
+)
+RUN_AS = {"bash": "commands", "python": "program"}
 NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?(?:-\d+)*\s?(?:%|(?:ns|us|µs|ms|min|s|B|kB|MB|GB)\b)?")
 KERNEL = re.compile(r"(?:/[\w.+-]+)*/ipykernel_\d+/")
 """Folder of the files of cells, which contains the process id of the kernel."""
@@ -88,36 +104,51 @@ class Command:
 
 
 @dataclass(frozen=True)
-class Session:
-    """A fenced block of commands and outputs.
+class Block:
+    """A fenced block of a page.
 
     Attributes
     ----------
+    kind : str
+        ``"file"``, ``"session"``, ``"commands"``, ``"program"``, or ``"text"``, which is not run.
+    name : str
+        The name of a file, otherwise empty.
     start, end : int
         Position of its body in the text of the page.
-    before : tuple of str
-        Commands to run first.
-    varies, slurm, by_hand : bool
-        Options in the comments above it.
+    notes : tuple of str
+        The comments above it.
     """
 
+    kind: str
+    name: str
+    language: str
+    body: str
     start: int
     end: int
-    before: tuple[str, ...]
-    varies: bool
-    slurm: bool
-    by_hand: bool
-    commands: tuple[Command, ...]
+    notes: tuple[str, ...]
+
+    def texts(self, option: str) -> tuple[str, ...]:
+        """What follows an option in the comments, as the reason of ``by hand``."""
+        return tuple(note.partition(":")[2].strip() for note in self.notes if note.partition(":")[0] == option)
+
+    @property
+    def commands(self) -> tuple[Command, ...]:
+        """The commands of a session, or the lines of a block of commands."""
+        if self.kind == "session":
+            return tuple(_commands(self.body))
+        return (Command(self.body, ()),) if self.kind == "commands" else ()
 
 
-def sessions(page: str) -> Iterator[Session]:
-    """The sessions of a page, in order."""
-    for block in BLOCK.finditer(page):
-        notes = re.findall(r"<!-- ?(.*?) ?-->", block["notes"], re.DOTALL)
-        before = tuple(note.removeprefix("before:").strip() for note in notes if note.startswith("before:"))
-        by_hand = any(note.startswith("by hand:") for note in notes)
-        commands = tuple(_commands(block["body"]))
-        yield Session(*block.span("body"), before, "varies" in notes, "slurm" in notes, by_hand, commands)
+def blocks(page: str) -> Iterator[Block]:
+    """The fenced blocks of a page, in order."""
+    for found in BLOCK.finditer(page):
+        kind = RUN_AS.get(found["language"], "text")
+        if found["name"]:
+            kind = "file"
+        elif found["body"].startswith("$ "):
+            kind = "session"
+        notes = tuple(re.findall(r"<!-- ?(.*?) ?-->", found["notes"], re.DOTALL))
+        yield Block(kind, found["name"] or "", found["language"], found["body"], *found.span("body"), notes)
 
 
 def _commands(body: str) -> Iterator[Command]:
@@ -189,16 +220,21 @@ class _Shell:
         path = os.pathsep.join([str(Path(sys.executable).parent), environment.get("PATH", "")])
         self._environment = {**environment, "PATH": path, "COLUMNS": "100"}
 
-    def run(self, command: str) -> list[str]:
+    def run(self, command: str, *, fails: bool = False) -> list[str]:
         """The output of a command, of both streams.
+
+        Parameters
+        ----------
+        fails : bool
+            The command has to end with an exit code other than 0.
 
         Raises
         ------
         PageError
-            If it exceeds the time limit.
+            If it exceeds the time limit, or ends with an unexpected exit code.
         """
         process = subprocess.Popen(
-            ["bash", "-c", command],
+            ["bash", "-ec", command],
             cwd=self._folder,
             env=self._environment,
             stdin=subprocess.DEVNULL,
@@ -213,7 +249,10 @@ class _Shell:
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-        return [line.rstrip() for line in printed.decode(errors="replace").splitlines()]
+        lines = [line.rstrip() for line in printed.decode(errors="replace").splitlines()]
+        if (process.returncode != 0) != fails:
+            raise PageError("\n".join([f"exit code {process.returncode}", *lines]))
+        return lines
 
 
 def run_page(
@@ -224,16 +263,16 @@ def run_page(
     environment: Mapping[str, str] = os.environ,
     limit: float = 1200.0,
 ) -> str:
-    """Run the sessions of a page.
+    """Run the blocks of a page.
 
     Parameters
     ----------
     page : str
         Text of the page.
     check : bool
-        Skip the sessions that vary.
+        Skip the blocks that are not for tests, and do not compare those that vary.
     slurm : bool
-        Run only the sessions that need a Slurm.
+        Run only the blocks that need a Slurm.
     limit : float
         Seconds for one command.
 
@@ -245,29 +284,47 @@ def run_page(
     Raises
     ------
     PageError
-        If an output differs.
+        If an output differs, or a command ends with an unexpected exit code.
     """
     written, at = [], 0
     with tempfile.TemporaryDirectory() as folder:
-        for file in FILE.finditer(page):
-            (Path(folder) / file["name"]).write_text(file["text"], encoding="utf-8")
+        for block in blocks(page):
+            if block.kind == "file":
+                (Path(folder) / block.name).write_text(block.body, encoding="utf-8")
         shell = _Shell(Path(folder), environment, limit)
-        for session in sessions(page):
-            if session.by_hand or session.slurm != slurm or (check and session.varies):
+        for block in blocks(page):
+            if block.kind in ("file", "text") or block.texts("by hand") or ("slurm" in block.notes) != slurm:
                 continue
-            for command in session.before:
+            if check and block.texts("not in tests"):
+                continue
+            for command in block.texts("before"):
                 shell.run(command)
-            body = []
-            for command in session.commands:
-                body.append(f"$ {command.text}")
-                printed = shell.run(command.text)
-                try:
-                    body += fill_in(command.output, printed) if check or GAP in command.output else printed
-                except PageError as error:
-                    raise PageError(f"$ {command.text}\n{error}") from error
-            written += [page[at : session.start], "\n".join(body), "\n"]
-            at = session.end
+            if block.kind == "program":
+                (Path(folder) / "program.py").write_text(block.body, encoding="utf-8")
+                shell.run("python program.py")
+                continue
+            printed = _run_commands(block, shell, check)
+            if block.kind == "session":
+                written += [page[at : block.start], "\n".join(printed), "\n"]
+                at = block.end
     return "".join([*written, page[at:]])
+
+
+def _run_commands(block: Block, shell: _Shell, check: bool) -> list[str]:
+    """The lines of a session with its outputs."""
+    body = []
+    for number, command in enumerate(block.commands, 1):
+        fails = "fails" in block.notes and number == len(block.commands)
+        body.append(f"$ {command.text}")
+        try:
+            printed = shell.run(command.text, fails=fails)
+            if check and "varies" in block.notes:
+                continue
+            exact = block.kind == "session" and (check or GAP in command.output)
+            body += fill_in(command.output, printed) if exact else printed
+        except PageError as error:
+            raise PageError(f"$ {command.text}\n{error}") from error
+    return body
 
 
 def run_notebook(text: str, *, limit: float = 1200.0) -> str:
@@ -318,7 +375,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="run the commands in the pages")
     parser.add_argument("pages", nargs="*", type=Path, default=(*PAGES, *NOTEBOOKS))
     parser.add_argument("--check", action="store_true", help="compare shapes without writing")
-    parser.add_argument("--slurm", action="store_true", help="run only the sessions that need a Slurm")
+    parser.add_argument("--slurm", action="store_true", help="run only the blocks that need a Slurm")
     options = parser.parse_args()
     failed = 0
     # Pages contain `mpirun` commands; a Slurm job has several nodes.

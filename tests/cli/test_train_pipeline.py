@@ -17,20 +17,18 @@ HIDDEN = ["--hidden", "32,32,32,32,32,32,32"]
 DIGITS = [*HIDDEN, "--epochs", "12", "--lr", "0.02", "--set", "model.activation=tanh", "--pipeline", "4"]
 
 
-README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-README_COMMANDS = [
-    command[1].split()
-    for line in README.splitlines()
-    if (command := re.match(r"(?:mpirun -n 4 )?hybridnn train (?:-n 4 )?(.*--method \S+)$", line))
+PAGE = (Path(__file__).parents[2] / "docs" / "use" / "pipelines.md").read_text(encoding="utf-8")
+PAGE_COMMANDS = [
+    command[1].split() for command in re.finditer(r"^hybridnn train -n 4 (.*--method \S+)$", PAGE, re.MULTILINE)
 ]
 
 
-def test_readme_has_a_command_for_every_method() -> None:
-    assert {command[-1] for command in README_COMMANDS} == set(METHODS)
+def test_page_of_pipelines_has_a_command_for_every_method() -> None:
+    assert {command[-1] for command in PAGE_COMMANDS} == set(METHODS)
 
 
-@pytest.mark.parametrize("command", README_COMMANDS, ids=lambda command: command[-1])
-def test_commands_of_the_readme_train_digits(command: list[str], run_hybridnn: Run) -> None:
+@pytest.mark.parametrize("command", PAGE_COMMANDS, ids=lambda command: command[-1])
+def test_commands_of_the_page_of_pipelines_train_digits(command: list[str], run_hybridnn: Run) -> None:
     code, out, err = run_hybridnn(*ON_FOUR, *command, "--epochs", "6", "--out", "run")
     assert code == 0, err
     header, *_, last, end = records_of("run")

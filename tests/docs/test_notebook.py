@@ -17,7 +17,7 @@ from hybridnn.in_process import run_ranks
 from mpi_runner.slowness import deadline
 from reference.pages import ROOT, outputs
 
-NOTEBOOK = ROOT / "docs" / "ranks_in_one_process.ipynb"
+NOTEBOOK = ROOT / "docs" / "use" / "ranks_in_one_process.ipynb"
 SVG = "{http://www.w3.org/2000/svg}"
 
 

@@ -1,40 +1,71 @@
-"""The outputs in README.md and the pages of docs/ have the shape of the outputs of their commands."""
+"""The commands in README.md and the pages of docs/ succeed, and their outputs have the shape of the page."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from mpi_runner.launch import job_environment
 from mpi_runner.slowness import deadline
-from reference.pages import outputs
+from reference.pages import ROOT, outputs
 
-pytestmark = pytest.mark.slow
+TEXTS = {"json", "text", "toml"}
+"""Languages of blocks that are not run."""
+REASONS = ("by hand", "not in tests")
+QUICK = {"README.md", "learn", "data.md", "installation.md", "settings.md", "ranks-in-one-process.md"}
+"""Pages, or folders of pages, that `make test` runs; `make test-slow` runs the others."""
 
 
-def checked(page: Path) -> list[str]:
-    """The commands of a page whose outputs are compared."""
-    found = outputs.sessions(page.read_text(encoding="utf-8"))
-    return [
-        command.text
-        for session in found
-        if not (session.varies or session.slurm or session.by_hand)
-        for command in session.commands
-    ]
+def name_of(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+def is_checked(block: outputs.Block) -> bool:
+    """Whether a check of the page runs this block."""
+    is_run = block.kind in ("session", "commands", "program")
+    return is_run and "slurm" not in block.notes and not any(block.texts(option) for option in REASONS)
+
+
+def blocks(page: Path) -> list[outputs.Block]:
+    return list(outputs.blocks(page.read_text(encoding="utf-8")))
+
+
+def with_commands() -> list[object]:
+    pages = [page for page in outputs.PAGES if any(map(is_checked, blocks(page)))]
+    marks = {page: () if {page.name, page.parent.name} & QUICK else (pytest.mark.slow,) for page in pages}
+    return [pytest.param(page, marks=marks[page], id=name_of(page)) for page in pages]
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("page", [page for page in outputs.PAGES if checked(page)], ids=lambda page: page.name)
-def test_outputs_of_commands_have_the_shape_in_the_page(page: Path) -> None:
+@pytest.mark.parametrize("page", with_commands())
+def test_commands_of_the_page_succeed_with_outputs_of_its_shape(page: Path) -> None:
     # Like the environment of a user, without numbers of threads.
     environment = job_environment(dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")))
     outputs.run_page(page.read_text(encoding="utf-8"), check=True, environment=environment, limit=deadline(60))
 
 
-def test_commands_of_every_page_with_outputs_are_compared() -> None:
-    pages = {page.name for page in outputs.PAGES if checked(page)}
-    assert pages >= {"README.md", "pipelines.md", "cost-models.md", "running-on-a-cluster.md"}
+@pytest.mark.parametrize("page", outputs.PAGES, ids=name_of)
+def test_every_block_is_run_or_has_a_reason(page: Path) -> None:
+    """A block is run by a check, needs a Slurm, is marked with a reason, belongs to a file that is run, or is text."""
+    found = blocks(page)
+    fences = re.findall(r"^[ >]*```", page.read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(fences) == 2 * len(found), "a block is indented, or its first line is not understood"
+    commands = "\n".join(block.body for block in found if block.kind in ("session", "commands", "program"))
+    for block in found:
+        if block.kind == "text":
+            assert block.language in TEXTS, f"a block without a language: {block.body[:60]!r}"
+        elif block.kind == "file":
+            assert Path(block.name).stem in commands, f"{block.name} is not used"
+        elif not is_checked(block) and "slurm" not in block.notes:
+            assert any(len(reason) > 5 for option in REASONS for reason in block.texts(option)), block.body[:60]
+
+
+def test_options_above_blocks_are_known() -> None:
+    known = {"before", "fails", "varies", "slurm", *REASONS}
+    given = {note.partition(":")[0] for page in outputs.PAGES for block in blocks(page) for note in block.notes}
+    assert given <= known
 
 
 def page_of(*lines: str) -> str:
@@ -55,11 +86,31 @@ def test_files_of_the_page_are_written_and_numbers_may_differ() -> None:
         ["$ printf 'a\\nb\\n'", "…", "a"],
         ["$ printf 'a\\nb\\n'", "b", "…"],
         ["$ sleep 60"],
+        ["$ false"],
     ],
 )
 def test_another_output_is_refused(lines: list[str]) -> None:
     with pytest.raises(outputs.PageError):
         outputs.run_page(page_of(*lines), check=True, limit=5)
+
+
+@pytest.mark.parametrize("block", ["```bash\ntrue\nfalse\ntrue\n```\n", "```python\nraise SystemExit(1)\n```\n"])
+def test_commands_and_programs_that_fail_are_refused(block: str) -> None:
+    with pytest.raises(outputs.PageError, match="exit code 1"):
+        outputs.run_page(block, check=True)
+    assert outputs.run_page(f"<!-- by hand: why -->\n{block}", check=True)
+    assert outputs.run_page(f"<!-- not in tests: why -->\n{block}", check=True)
+
+
+def test_a_command_that_has_to_fail() -> None:
+    page = "<!-- fails -->\n" + page_of("$ true", "$ echo no; false", "no")[6:]
+    assert outputs.run_page(page, check=True) == page
+    with pytest.raises(outputs.PageError, match="exit code 0"):
+        outputs.run_page(page.replace("false", "true"), check=True)
+
+
+def test_lines_that_vary_are_not_compared() -> None:
+    outputs.run_page("<!-- varies -->\n" + page_of("$ echo new", "old")[6:], check=True)
 
 
 def test_a_gap_replaces_omitted_lines() -> None:
