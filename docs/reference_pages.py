@@ -15,7 +15,7 @@ from typer.models import ArgumentInfo
 __all__ = ["MARKERS", "Setting", "algorithms", "command_line", "settings", "settings_table"]
 
 SETTINGS_PAGE = Path(__file__).resolve().parent / "use" / "settings.md"
-COMMENT = re.compile(r"^(?:# )?(?P<key>\w+) = .*?  +# (?P<text>.*)$|^(?:# )?\[(?P<section>[\w.]+)\]")
+COMMENT = re.compile(r"^(?:# )?(?P<key>\w+) = .*? +# (?P<text>.*)$|^(?:# )?\[(?P<section>[\w.]+)\]")
 ATTRIBUTE = re.compile(r"^(?P<names>\w+(?:, \w+)*)(?: : .*)?\n(?P<text>(?:    .*\n?)+)", re.MULTILINE)
 CODE = re.compile(r"``(.+?)``|`(.+?)`")
 

@@ -105,3 +105,10 @@ def test_cells_with_other_outputs_are_named_unless_they_vary() -> None:
     (varying,) = [cell["id"] for cell in other["cells"] if "varies" in cell["metadata"].get("tags", ())]
     assert outputs.differing_cells(text, text) == []
     assert outputs.differing_cells(text, json.dumps(other)) == [name for name in printing if name != varying]
+
+
+def test_lines_of_the_package_are_not_compared() -> None:
+    text = NOTEBOOK.read_text(encoding="utf-8")
+    moved = re.sub(r"(hybridnn/[\w/]+\.py:)\d+", r"\g<1>1", text)
+    assert moved != text
+    assert outputs.differing_cells(text, moved) == []

@@ -1,4 +1,4 @@
-"""Import of the script ``docs/outputs.py``, which is not part of a package."""
+"""Import of scripts of ``docs/``, which are not part of a package."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-__all__ = ["ROOT", "outputs"]
+__all__ = ["ROOT", "outputs", "reference_pages"]
 
 ROOT = Path(__file__).parents[2]
 
 
-def _load() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("docs_outputs", ROOT / "docs" / "outputs.py")
+def _load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"docs_{name}", ROOT / "docs" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -22,4 +22,5 @@ def _load() -> ModuleType:
     return module
 
 
-outputs = _load()
+outputs = _load("outputs")
+reference_pages = _load("reference_pages")
