@@ -13,7 +13,6 @@ from typing import Any
 from mpi4py import MPI
 
 from hybridnn import MLP, SGD, ProcessGrid, Trainer
-from hybridnn.config.build import load_data
 from hybridnn.config.settings import DataSettings
 from hybridnn.runs.data import place_data
 from reference.ranks import on_nodes
@@ -37,7 +36,7 @@ def main() -> None:
     world = MPI.COMM_WORLD
     grid = ProcessGrid(on_nodes(world, [2 * rank // world.size for rank in range(world.size)]))
     data = place_data(
-        lambda: load_data(DataSettings(name="digits")),
+        DataSettings(name="digits").load,
         grid,
         generated=False,
         distribution="local",

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 __all__ = ["DatasetInfo", "Member", "RemoteFile", "Task"]
 
 Task = Literal["classification", "regression"]
+TASKS: tuple[Task, ...] = get_args(Task)
 
 
 @dataclass(frozen=True)

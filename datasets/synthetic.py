@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridnn.errors import SettingError
+from hybridnn.utils.checks import require_choice, require_number, require_whole
 
-from .info import DatasetInfo, Task
+from .info import TASKS, DatasetInfo, Task
 from .rows import Dataset, check_indices
 
 __all__ = ["HIDDEN", "INFO", "SEPARATION", "SyntheticRows", "SyntheticSpec", "describe", "load"]
@@ -73,15 +73,13 @@ class SyntheticSpec:
 
     def __post_init__(self) -> None:
         """Check the values."""
-        if self.task not in ("regression", "classification"):
-            raise SettingError("data.synthetic.task", self.task, "must be 'regression' or 'classification'")
-        least = {"samples": 1, "inputs": 1, "outputs": 2 if self.task == "classification" else 1}
-        for name in ("samples", "test_samples", "inputs", "outputs", "seed"):
-            if getattr(self, name) < least.get(name, 0):
-                allowed = f"must be at least {least.get(name, 0)}"
-                raise SettingError(f"data.synthetic.{name}", getattr(self, name), allowed)
-        if not 0 <= self.noise < float("inf"):
-            raise SettingError("data.synthetic.noise", self.noise, "must be finite and at least 0")
+        require_choice("data.synthetic.task", self.task, TASKS)
+        require_whole("data.synthetic.samples", self.samples, 1)
+        require_whole("data.synthetic.test_samples", self.test_samples, 0)
+        require_whole("data.synthetic.inputs", self.inputs, 1)
+        require_whole("data.synthetic.outputs", self.outputs, 2 if self.task == "classification" else 1)
+        require_number("data.synthetic.noise", self.noise, at_least=0)
+        require_whole("data.synthetic.seed", self.seed, 0)
 
 
 class SyntheticRows:

@@ -18,10 +18,9 @@ if TYPE_CHECKING:
     from hybridnn.errors import HybridnnError
     from hybridnn.nn.learning_rates import Constant, Cosine, Step, WarmupLinear
     from hybridnn.nn.mlp import MLP
-    from hybridnn.nn.optimizers import SGD, Adam, AdamW
+    from hybridnn.nn.optimizers import SGD, Adam, AdamW, RMSprop
     from hybridnn.parallel.grid import ProcessGrid
-    from hybridnn.training.config import Pipelining
-    from hybridnn.training.device import DeviceOptions
+    from hybridnn.training.config import DeviceOptions, Pipelining
     from hybridnn.training.trainer import Trainer
 
 __all__ = [
@@ -35,6 +34,7 @@ __all__ = [
     "HybridnnError",
     "Pipelining",
     "ProcessGrid",
+    "RMSprop",
     "Step",
     "Trainer",
     "WarmupLinear",
@@ -46,11 +46,12 @@ _MODULES = {
     "SGD": "nn.optimizers",
     "Adam": "nn.optimizers",
     "AdamW": "nn.optimizers",
+    "RMSprop": "nn.optimizers",
     "Constant": "nn.learning_rates",
     "Cosine": "nn.learning_rates",
     "Step": "nn.learning_rates",
     "WarmupLinear": "nn.learning_rates",
-    "DeviceOptions": "training.device",
+    "DeviceOptions": "training.config",
     "HybridnnError": "errors",
     "Pipelining": "training.config",
     "ProcessGrid": "parallel.grid",

@@ -95,9 +95,9 @@ def calibrate(
 def _check_options(out: Path, seconds: float, name: str | None, memory: float | None, plot: Path | None) -> None:
     from hybridnn.utils.checks import require_number
 
-    require_number("--seconds", seconds, 0, 86_400, "above 0, at most a day", open_ends="(")
+    require_number("--seconds", seconds, above=0, at_most=86_400, allowed="above 0, at most a day")
     if memory is not None:
-        require_number("--memory", memory, 1, 2.0**63, "bytes, 1 or more")
+        require_number("--memory", memory, at_least=1, at_most=2.0**63, allowed="bytes, 1 or more")
     if name == "":
         raise SettingError("--name", name, "must not be empty")
     for option_name, path, suffix in (("--out", out, ".toml"), ("--plot", plot, ".png")):

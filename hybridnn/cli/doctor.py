@@ -32,7 +32,7 @@ def doctor(
     """Check this machine, alone or on several ranks: MPI, threads, cores, GPU, folders; exit code 1 on failures."""
     from hybridnn.utils.checks import require_number
 
-    require_number("--limit", limit, 0, 3600, "seconds, above 0, at most an hour", open_ends="(")
+    require_number("--limit", limit, above=0, at_most=3600, allowed="seconds, above 0, at most an hour")
     start_ranks(ranks)
 
     # Only now, so that a wrong option is reported without waiting for the rest to load.

@@ -116,10 +116,8 @@ def _read_costs(path: Path, settings: Settings | None, check: Callable[[int], No
 
 
 def _network(settings: Settings) -> MLP:
-    from hybridnn.config.build import describe_data, make_model
-
-    data = describe_data(settings.data)
-    return make_model(settings.model, data.features, data.outputs, data.task)
+    data = settings.data.describe()
+    return settings.model.make(data.features, data.outputs, data.task)
 
 
 def _make_plans(

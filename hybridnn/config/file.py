@@ -10,6 +10,7 @@ from typing import Any
 from hybridnn.config.settings import Settings, settings_from
 from hybridnn.errors import SettingError
 from hybridnn.utils.files import FileError, parse_toml, read_toml
+from hybridnn.utils.settings_models import Section
 from hybridnn.utils.text import shown_path
 
 OVERRIDE_FORM = "must have the form section.key=value, for example training.epochs=20"
@@ -56,24 +57,11 @@ def to_toml(settings: Settings) -> str:
     """Settings as TOML, without keys that have no effect; `load_settings` reads equal settings back."""
     import tomli_w
 
-    return tomli_w.dumps(_dump(settings))
-
-
-def _dump(section: Any) -> dict[str, Any]:
-    dumped: dict[str, Any] = {}
-    foreign = section.foreign_keys()
-    for key in type(section).model_fields:
-        value = getattr(section, key)
-        if value is None or key in foreign:
-            continue
-        dumped[key] = _plain(value)
-    return dumped
-
-
-def _plain(value: Any) -> Any:
-    if hasattr(value, "foreign_keys"):
-        return _dump(value)
-    return [_plain(item) for item in value] if isinstance(value, tuple) else value
+    foreign = {name: set(section.foreign_keys()) for name, section in settings if isinstance(section, Section)}
+    values = settings.model_dump(exclude=foreign, exclude_none=True)
+    if settings.device.name == "cpu":  # the other options are those of a GPU
+        values["device"] = {"name": "cpu"}
+    return tomli_w.dumps(values)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -11,16 +11,23 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field, PlainValidator, ValidationError, model_validator
 
+from hybridnn import datasets
+from hybridnn.datasets import Dataset, DatasetInfo, SyntheticSpec
 from hybridnn.errors import SettingError
+from hybridnn.nn.learning_rates import SCHEDULES, Constant, LearningRateSchedule, WarmupLinear
+from hybridnn.nn.losses import resolve_loss
+from hybridnn.nn.mlp import ACTIVATIONS, INITIALIZERS, LOSSES, MLP
+from hybridnn.nn.optimizers import OPTIMIZERS, SGD, Optimizer
+from hybridnn.parallel.distribution import DISTRIBUTIONS
+from hybridnn.parallel.layer_split import MODEL_SPLITS
 from hybridnn.pipeline.partition.stage_partition import PARTITIONS
-from hybridnn.pipeline.schedules.methods import find_method, too_few_stages
+from hybridnn.pipeline.schedules.methods import WEIGHT_GRADIENTS, find_method, too_few_stages
+from hybridnn.training.config import DTYPES, WIRE_DTYPES, DeviceOptions, Pipelining, TrainConfig
 from hybridnn.utils.settings_models import (
     AtLeastZero,
-    BelowOne,
-    Betas,
     Count,
     Counts,
-    Fraction,
+    FieldsOf,
     Interval,
     Positive,
     Section,
@@ -28,128 +35,10 @@ from hybridnn.utils.settings_models import (
     Text,
     Texts,
     list_as_tuple,
+    one_of,
     refused,
     setting_error,
 )
-
-GPU_KEYS = frozenset({"transport", "tf32", "graphs"})
-
-
-class DeviceSettings(Section):
-    """``[device]``: CPU or GPU; the other keys apply to a GPU only.
-
-    Attributes
-    ----------
-    name : str
-        ``"auto"``: a GPU if every rank finds one, else the CPU.
-    transport : str
-        How arrays of GPUs travel between ranks: through pinned host memory (``"staging"``), by device-aware MPI
-        (``"mpi"``), or by NCCL. ``"auto"``: NCCL if every rank has its own GPU, else staging.
-    tf32 : bool
-        Round the factors of float32 matrix products to TF32: faster, less precise.
-    graphs : bool
-        Replay steps as CUDA graphs, with one rank or with batch ranks that NCCL connects.
-    """
-
-    name: Literal["auto", "cpu", "gpu"] = "auto"
-    transport: Literal["auto", "staging", "mpi", "nccl"] = "auto"
-    tf32: bool = False
-    graphs: bool = False
-
-    def foreign_keys(self) -> frozenset[str]:
-        """Keys of a GPU, on the CPU."""
-        return GPU_KEYS if self.name == "cpu" else frozenset()
-
-
-ADAM_KEYS = frozenset({"betas", "eps"})
-SGD_KEYS = frozenset({"momentum", "dampening", "nesterov"})
-FOREIGN_OPTIMIZER_KEYS = {"sgd": ADAM_KEYS, "adam": SGD_KEYS, "adamw": SGD_KEYS}
-
-STEP_KEYS = frozenset({"milestones", "factor"})
-DECAY_KEYS = frozenset({"warmup_epochs", "final_factor"})
-FOREIGN_SCHEDULE_KEYS = {
-    "constant": STEP_KEYS | DECAY_KEYS,
-    "step": DECAY_KEYS,
-    "warmup-linear": STEP_KEYS,
-    "cosine": STEP_KEYS,
-}
-
-
-class OptimizerSettings(Section):
-    """``[optimizer]``: the update rule; every value has the meaning that it has in PyTorch.
-
-    The default of `lr` is 0.005 for sgd and 0.001 for adam and adamw; that of `weight_decay` is 0.01 for adamw, else 0.
-    """
-
-    name: Literal["sgd", "adam", "adamw"] = "sgd"
-    lr: Positive = 0.005
-    momentum: BelowOne = 0.9
-    dampening: Fraction = 0.0
-    nesterov: bool = False
-    weight_decay: AtLeastZero = 0.0
-    betas: Betas = (0.9, 0.999)
-    eps: Positive = 1e-8
-
-    def foreign_keys(self) -> frozenset[str]:
-        """Keys of the other optimizers."""
-        return FOREIGN_OPTIMIZER_KEYS[self.name]
-
-    @model_validator(mode="before")
-    @classmethod
-    def _defaults_of_the_optimizer(cls, given: Any) -> Any:
-        if not isinstance(given, dict):
-            return given
-        adaptive = given.get("name") in ("adam", "adamw")
-        defaults = {
-            "lr": 0.001 if adaptive else 0.005,
-            "weight_decay": 0.01 if given.get("name") == "adamw" else 0.0,
-        }
-        return defaults | given
-
-    @model_validator(mode="after")
-    def _keys_agree(self) -> OptimizerSettings:
-        self.require_no_foreign_key(f"name = {self.name!r}")
-        if self.nesterov and not (self.momentum > 0 and self.dampening == 0):
-            raise refused("nesterov", True, "needs momentum > 0 and dampening = 0")
-        return self
-
-
-class ScheduleSettings(Section):
-    """``[schedule]``: factor on the learning rate by epoch.
-
-    Attributes
-    ----------
-    milestones : tuple of int
-        Epochs after which ``step`` multiplies the rate by `factor`, increasing.
-    factor : float
-        For ``step``.
-    warmup_epochs : float
-        Epochs in which ``warmup-linear`` and ``cosine`` raise the rate from zero; above 0 for ``warmup-linear``.
-    final_factor : float
-        Factor at the end of ``warmup-linear`` and ``cosine``.
-    """
-
-    name: Literal["constant", "step", "warmup-linear", "cosine"] = "constant"
-    milestones: Counts = ()
-    factor: Positive = 0.1
-    warmup_epochs: AtLeastZero = 0.0
-    final_factor: Fraction = 0.0
-
-    def foreign_keys(self) -> frozenset[str]:
-        """Keys of the other schedules."""
-        return FOREIGN_SCHEDULE_KEYS[self.name]
-
-    @model_validator(mode="after")
-    def _keys_agree(self) -> ScheduleSettings:
-        self.require_no_foreign_key(f"name = {self.name!r}")
-        if self.name == "step" and not self.milestones:
-            raise refused("milestones", [], "name = 'step' needs at least one epoch, for example [5, 8]")
-        if any(later <= earlier for earlier, later in zip(self.milestones, self.milestones[1:], strict=False)):
-            raise refused("milestones", list(self.milestones), "must increase")
-        if self.name == "warmup-linear" and self.warmup_epochs == 0:
-            raise refused("warmup_epochs", self.warmup_epochs, "name = 'warmup-linear' needs a number above 0")
-        return self
-
 
 PIPELINE_KEYS = frozenset({"method", "microbatches", "chunks", "partition", "vertical_sync", "weight_grad"})
 
@@ -209,16 +98,16 @@ class ParallelSettings(Section):
     batch: Count | None = None
     model: Count = 1
     stages: Annotated[tuple[StageSettings, ...], BeforeValidator(list_as_tuple)] = ()
-    model_split: Literal["columns", "alternating"] = "columns"
+    model_split: Annotated[str, one_of(MODEL_SPLITS)] = "columns"
     overlap: AutoOrBool = "auto"
     shared_replicas: AutoOrBool = "auto"
-    wire_dtype: Literal["same", "bfloat16", "float16"] = "same"
+    wire_dtype: Annotated[str, one_of(WIRE_DTYPES)] = "same"
     method: Annotated[str, PlainValidator(_method)] = "1f1b"
     microbatches: Count | None = None
     chunks: Count | None = None
     partition: Annotated[str | tuple[int, ...], PlainValidator(_partition)] = "uniform"
     vertical_sync: bool = False
-    weight_grad: Literal["auto", "merged", "per-microbatch"] = "auto"
+    weight_grad: Annotated[str, one_of(("auto", *WEIGHT_GRADIENTS))] = "auto"
     auto: bool = False
 
     def foreign_keys(self) -> frozenset[str]:
@@ -250,18 +139,6 @@ def with_stages(parallel: ParallelSettings, ranks: int) -> ParallelSettings:
     if stages == 1 and parallel.method != "sequential":
         raise too_few_stages(parallel.method)
     return parallel.model_copy(update={"pipeline": stages})
-
-
-class SyntheticSettings(Section):
-    """``[data.synthetic]``: size and task of generated data."""
-
-    task: Literal["regression", "classification"] = "regression"
-    samples: Count = 10_000
-    test_samples: Count = 2_000
-    inputs: Count = 16
-    outputs: Count = 2
-    noise: AtLeastZero = 0.1
-    seed: Seed = 0
 
 
 class DataSettings(Section):
@@ -298,8 +175,8 @@ class DataSettings(Section):
     rows: Count | None = None
     standardize: bool = True
     test_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.2
-    distribution: Literal["local", "scatter", "scatter-broadcast"] = "local"
-    synthetic: SyntheticSettings = SyntheticSettings()
+    distribution: Annotated[str, one_of(DISTRIBUTIONS)] = "local"
+    synthetic: Annotated[SyntheticSpec, FieldsOf(SyntheticSpec)] = SyntheticSpec()
 
     def foreign_keys(self) -> frozenset[str]:
         """``[data.synthetic]`` for other data, keys of the catalogue for a file, keys of files for the catalogue."""
@@ -318,18 +195,52 @@ class DataSettings(Section):
         if self.name is not None and self.file is not None:
             raise refused("file", self.file, f"give either data.name (now {self.name!r}) or data.file, not both")
         self.require_no_foreign_key(f"file = {self.file!r}" if self.file is not None else f"name = {self.name!r}")
+        if self.name == "synthetic" and self.synthetic.test_samples == 0:
+            raise refused("synthetic.test_samples", 0, "must be at least 1")
         return self
+
+    def load(self) -> Dataset:
+        """Load the data; generated data are generated when used."""
+        if self.file is not None:
+            return datasets.load_file(self.file, self.targets, inputs=self.inputs)
+        return datasets.load_dataset(**self._in_catalogue())
+
+    def describe(self) -> DatasetInfo | Dataset:
+        """Describe the data; only a user's file is loaded for that."""
+        return self.load() if self.file is not None else datasets.describe_dataset(**self._in_catalogue())
+
+    def _in_catalogue(self) -> dict[str, Any]:
+        synthetic = self.synthetic if self.name == "synthetic" else None
+        return {"name": self.name, "variant": self.features, "rows": self.rows, "synthetic": synthetic}
 
 
 class ModelSettings(Section):
     """``[model]``: the multi-layer perceptron; its numbers of inputs and outputs follow from the data."""
 
     hidden: Counts = (256, 256)
-    activation: Literal["relu", "identity", "tanh", "sigmoid", "selu"] = "relu"
+    activation: Annotated[str, one_of(ACTIVATIONS)] = "relu"
     residual: bool = False
-    loss: Literal["auto", "mse", "cross_entropy"] = "auto"
-    initializer: Literal["auto", "he", "glorot", "lecun"] = "auto"
+    loss: Annotated[str, one_of(("auto", *LOSSES))] = "auto"
+    initializer: Annotated[str, one_of(("auto", *INITIALIZERS))] = "auto"
     init_from: Text | None = None
+
+    def make(self, features: int, outputs: int, task: str) -> MLP:
+        """The network for data of `features` features and `outputs` outputs.
+
+        Raises
+        ------
+        SettingError
+            If its loss does not fit the task.
+        """
+        model = MLP(
+            [features, *self.hidden, outputs],
+            self.activation,
+            residual=self.residual,
+            loss=self.loss,
+            initializer=self.initializer,
+        )
+        resolve_loss(model, task)
+        return model
 
 
 class TrainingSettings(Section):
@@ -356,7 +267,7 @@ class TrainingSettings(Section):
     batch_size: Count = 100
     shuffle: bool = True
     seed: Seed = 0
-    dtype: Literal["float32", "float64"] = "float32"
+    dtype: Annotated[str, one_of(DTYPES)] = "float32"
     clip_norm: Positive | None = None
     evaluate_every: Count = 1
     check_collectives: bool = False
@@ -387,24 +298,62 @@ class OutputSettings(Section):
     stall_seconds: AtLeastZero = 60.0
 
 
+def _warmup_given(given: Any) -> Any:
+    """Refuse a linear schedule without the length of its warm-up, which depends on that of the training."""
+    if isinstance(given, dict) and given.get("name") == WarmupLinear.name and not given.get("warmup_epochs"):
+        allowed = f"name = {WarmupLinear.name!r} needs a number above 0"
+        raise refused("warmup_epochs", given.get("warmup_epochs", 0.0), allowed)
+    return given
+
+
 class Settings(Section):
     """All settings of a run, one attribute per section."""
 
     data: DataSettings = DataSettings()
     model: ModelSettings = ModelSettings()
     training: TrainingSettings = TrainingSettings()
-    optimizer: OptimizerSettings = OptimizerSettings()
-    schedule: ScheduleSettings = ScheduleSettings()
+    optimizer: Annotated[Optimizer, FieldsOf(*OPTIMIZERS)] = SGD()
+    schedule: Annotated[LearningRateSchedule, FieldsOf(*SCHEDULES), BeforeValidator(_warmup_given)] = Constant()
     parallel: ParallelSettings = ParallelSettings()
-    device: DeviceSettings = DeviceSettings()
+    device: Annotated[DeviceOptions, FieldsOf(DeviceOptions)] = DeviceOptions()
     output: OutputSettings = OutputSettings()
 
     @model_validator(mode="after")
     def _warmup_ends_before_training(self) -> Settings:
-        if self.schedule.warmup_epochs >= self.training.epochs:
+        warmup = getattr(self.schedule, "warmup_epochs", 0.0)
+        if warmup >= self.training.epochs:
             limit = f"must be less than training.epochs = {self.training.epochs}"
-            raise refused("schedule.warmup_epochs", self.schedule.warmup_epochs, limit)
+            raise refused("schedule.warmup_epochs", warmup, limit)
         return self
+
+    def train_config(self, model: MLP) -> TrainConfig:
+        """The configuration of a training of `model`."""
+        training, parallel = self.training, self.parallel
+        return TrainConfig(
+            model,
+            self.optimizer,
+            self.schedule,
+            batch_size=training.batch_size,
+            seed=training.seed,
+            dtype=training.dtype,
+            shuffle=training.shuffle,
+            clip_norm=training.clip_norm,
+            model_split=parallel.model_split,
+            overlap=parallel.overlap,
+            shared_replicas=parallel.shared_replicas,
+            wire_dtype=parallel.wire_dtype,
+            distribution=self.data.distribution,
+            log_every=self.output.log_every,
+            evaluate_every=training.evaluate_every,
+            pipelining=Pipelining(
+                parallel.method,
+                parallel.microbatches,
+                parallel.chunks,
+                parallel.partition,
+                parallel.vertical_sync,
+                parallel.weight_grad,
+            ),
+        )
 
 
 def settings_from(values: Mapping[str, Any]) -> Settings:
@@ -430,6 +379,9 @@ def _known_names(section: type[BaseModel], prefix: str = "") -> tuple[str, ...]:
     names: list[str] = []
     for key, info in section.model_fields.items():
         names.append(prefix + key)
+        for item in info.metadata:
+            if isinstance(item, FieldsOf):
+                names.extend(f"{prefix}{key}.{name}" for name in item.keys)
         if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
             names.extend(_known_names(info.annotation, f"{prefix}{key}."))
     return tuple(names)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from math import inf
 from typing import TYPE_CHECKING
 
 from hybridnn.cost.collectives import ALGORITHMS, counts
@@ -41,7 +40,7 @@ class VirtualClock:
 
     def __init__(self, size: int, alpha: float = 0.0, beta: float = 0.0, machine: Machine | None = None) -> None:
         for name, value in (("alpha", alpha), ("beta", beta)):
-            require_number(name, value, 0.0, inf, "seconds, 0 or more")
+            require_number(name, value, at_least=0, allowed="seconds, 0 or more")
         self.now = [0.0] * size
         self._alpha, self._beta, self._machine = alpha, beta, machine
         self._sending, self._receiving = [0.0] * size, [0.0] * size

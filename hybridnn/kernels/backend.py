@@ -19,6 +19,12 @@ from numpy.typing import DTypeLike, NDArray
 Array = Any
 """An array of the device."""
 
+UPDATE_BLOCK = 1 << 16
+"""Elements that an update reads and writes before the next ones, so that they stay in the processor's cache.
+
+Measured fastest between 2^12 and whole arrays on a core with 512 KiB of second-level cache.
+"""
+
 StepScalars = Sequence[float] | Array
 """What an update needs of the learning rate and the number of the step, computed once (`Optimizer.step_scalars`).
 

@@ -12,13 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridnn.kernels.backend import AdamSettings, SGDSettings, StepScalars
+from hybridnn.kernels.backend import UPDATE_BLOCK, AdamSettings, SGDSettings, StepScalars
 from hybridnn.kernels.numpy_kernels import add_scaled
 
 Array = NDArray[Any]
-
-BLOCK = 1 << 16
-"""Elements per block: measured fastest between 2^12 and whole arrays on a core with 512 KiB of second-level cache."""
 
 
 def sgd_update(
@@ -42,16 +39,16 @@ def sgd_update(
         None if the momentum is 0.
     out : ndarray, shape (n,)
         Receives the new weights; may be `weights`.
-    scratch : ndarray, shape (at least min(BLOCK, n),)
+    scratch : ndarray, shape (at least min(UPDATE_BLOCK, n),)
         Overwritten.
     scalars : (float,)
         The learning rate.
     """
     lr, momentum, weight_decay = scalars[0], settings.momentum, settings.weight_decay
-    for start in range(0, weights.size, BLOCK):
-        w = weights[start : start + BLOCK]
-        g = gradient[start : start + BLOCK]
-        new = out[start : start + BLOCK]
+    for start in range(0, weights.size, UPDATE_BLOCK):
+        w = weights[start : start + UPDATE_BLOCK]
+        g = gradient[start : start + UPDATE_BLOCK]
+        new = out[start : start + UPDATE_BLOCK]
         if weight_decay:
             t = scratch[: w.size]
             np.copyto(t, g)
@@ -62,7 +59,7 @@ def sgd_update(
         if velocity is None:
             add_scaled(new, -lr, g)
             continue
-        v = velocity[start : start + BLOCK]
+        v = velocity[start : start + UPDATE_BLOCK]
         np.multiply(v, momentum, out=v)
         add_scaled(v, 1.0 - settings.dampening, g)
         if settings.nesterov:
@@ -88,7 +85,7 @@ def adam_update(
         The first two are not changed, unless `out` is `weights`; `first` and `second` are the running moments.
     out : ndarray, shape (n,)
         Receives the new weights; may be `weights`.
-    scratch : ndarray, shape (2 * min(BLOCK, n),)
+    scratch : ndarray, shape (2 * min(UPDATE_BLOCK, n),)
         Overwritten.
     scalars : (float, float, float)
         Step size, with the first moment's bias correction; root of the second moment's bias correction; and the factor
@@ -98,14 +95,14 @@ def adam_update(
     step_size, root_correction, keep = scalars
     weight_decay, eps = settings.weight_decay, settings.eps
     half = scratch.size // 2
-    for start in range(0, weights.size, BLOCK):
-        w = weights[start : start + BLOCK]
-        g = gradient[start : start + BLOCK]
-        m = first[start : start + BLOCK]
-        v = second[start : start + BLOCK]
+    for start in range(0, weights.size, UPDATE_BLOCK):
+        w = weights[start : start + UPDATE_BLOCK]
+        g = gradient[start : start + UPDATE_BLOCK]
+        m = first[start : start + UPDATE_BLOCK]
+        v = second[start : start + UPDATE_BLOCK]
         t = scratch[: w.size]
         if weight_decay and settings.decoupled:
-            w = np.multiply(w, keep, out=out[start : start + BLOCK])
+            w = np.multiply(w, keep, out=out[start : start + UPDATE_BLOCK])
         elif weight_decay:
             decayed = scratch[half : half + w.size]
             np.multiply(w, weight_decay, out=decayed)
@@ -123,7 +120,7 @@ def adam_update(
         np.add(t, eps, out=t)
         np.divide(m, t, out=t)
         np.multiply(t, step_size, out=t)
-        np.subtract(w, t, out=out[start : start + BLOCK])
+        np.subtract(w, t, out=out[start : start + UPDATE_BLOCK])
 
 
 def sgd_prediction(weights: Array, velocity: Array, out: Array, distance: float) -> None:
@@ -135,10 +132,10 @@ def sgd_prediction(weights: Array, velocity: Array, out: Array, distance: float)
     distance : float
         Number of steps times the learning rate.
     """
-    for start in range(0, weights.size, BLOCK):
-        t = out[start : start + BLOCK]
-        np.multiply(velocity[start : start + BLOCK], distance, out=t)
-        np.subtract(weights[start : start + BLOCK], t, out=t)
+    for start in range(0, weights.size, UPDATE_BLOCK):
+        t = out[start : start + UPDATE_BLOCK]
+        np.multiply(velocity[start : start + UPDATE_BLOCK], distance, out=t)
+        np.subtract(weights[start : start + UPDATE_BLOCK], t, out=t)
 
 
 def adam_prediction(
@@ -154,11 +151,11 @@ def adam_prediction(
         The first two scalars of `adam_update`, with the learning rate times the number of steps.
     """
     step_size, root_correction = corrections
-    for start in range(0, weights.size, BLOCK):
-        t = out[start : start + BLOCK]
-        np.sqrt(second[start : start + BLOCK], out=t)
+    for start in range(0, weights.size, UPDATE_BLOCK):
+        t = out[start : start + UPDATE_BLOCK]
+        np.sqrt(second[start : start + UPDATE_BLOCK], out=t)
         np.divide(t, root_correction, out=t)
         np.add(t, eps, out=t)
-        np.divide(first[start : start + BLOCK], t, out=t)
+        np.divide(first[start : start + UPDATE_BLOCK], t, out=t)
         np.multiply(t, step_size, out=t)
-        np.subtract(weights[start : start + BLOCK], t, out=t)
+        np.subtract(weights[start : start + UPDATE_BLOCK], t, out=t)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import pairwise
 from math import cos, pi
 from typing import Protocol
 
 from hybridnn.errors import SettingError
-from hybridnn.utils.checks import require_number
+from hybridnn.utils.checks import require_number, require_whole
 
 
 class LearningRateSchedule(Protocol):
@@ -23,6 +24,8 @@ class LearningRateSchedule(Protocol):
 class Constant:
     """Constant base rate."""
 
+    name = "constant"
+
     def factor(self, update: int, updates_per_epoch: int, updates: int) -> float:
         """1."""
         return 1.0
@@ -36,18 +39,23 @@ class Step:
     ----------
     milestones : tuple of int
         Completed epochs at which the rate changes, ascending: (150, 225) changes it after 150 and after 225 epochs.
+    factor_per_step : float
+        Above 0; ``schedule.factor`` in a settings file.
     """
 
-    milestones: tuple[int, ...]
-    factor_per_step: float = 0.1
+    name = "step"
+
+    milestones: tuple[int, ...] = ()
+    factor_per_step: float = field(default=0.1, metadata={"key": "factor"})
 
     def __post_init__(self) -> None:
-        if list(self.milestones) != sorted(set(self.milestones)) or any(epoch < 1 for epoch in self.milestones):
-            raise SettingError(
-                "schedule.milestones", list(self.milestones), "ascending numbers of epochs, each 1 or more"
-            )
-        infinity = float("inf")
-        require_number("schedule.factor", self.factor_per_step, 0, infinity, "a finite number above 0", open_ends="(")
+        if not self.milestones:
+            raise SettingError("schedule.milestones", [], "name = 'step' needs at least one epoch, for example [5, 8]")
+        for index, epoch in enumerate(self.milestones):
+            require_whole(f"schedule.milestones[{index}]", epoch, 1)
+        if any(later <= earlier for earlier, later in pairwise(self.milestones)):
+            raise SettingError("schedule.milestones", list(self.milestones), "must increase")
+        require_number("schedule.factor", self.factor_per_step, above=0)
 
     def factor(self, update: int, updates_per_epoch: int, updates: int) -> float:
         """`factor_per_step` to the power of the number of milestones passed."""
@@ -55,46 +63,57 @@ class Step:
 
 
 @dataclass(frozen=True)
-class WarmupLinear:
-    """From 0 to the base rate in `warmup_epochs`, then linearly to `final_factor` of it at the last update."""
+class _WarmUp:
+    """A rise from 0 to the base rate, then a fall.
 
-    warmup_epochs: float = 1.0
-    final_factor: float = 0.0
-
-    def __post_init__(self) -> None:
-        _require_warmup(self.warmup_epochs, self.final_factor)
-
-    def factor(self, update: int, updates_per_epoch: int, updates: int) -> float:
-        """Rises during warm-up, then falls linearly."""
-        rising, progress = _warm_up(self.warmup_epochs, update, updates_per_epoch, updates)
-        return rising if rising < 1.0 else 1.0 - (1.0 - self.final_factor) * progress
-
-
-@dataclass(frozen=True)
-class Cosine:
-    """Optional warm-up, then half a cosine from the base rate to `final_factor` of it (Loshchilov and Hutter 2017)."""
+    Attributes
+    ----------
+    warmup_epochs : float
+        Epochs of the rise.
+    final_factor : float
+        Factor at the last update, between 0 and 1.
+    """
 
     warmup_epochs: float = 0.0
     final_factor: float = 0.0
 
     def __post_init__(self) -> None:
-        _require_warmup(self.warmup_epochs, self.final_factor)
+        require_number("schedule.warmup_epochs", self.warmup_epochs, at_least=0)
+        require_number("schedule.final_factor", self.final_factor, at_least=0, at_most=1)
 
     def factor(self, update: int, updates_per_epoch: int, updates: int) -> float:
-        """Rises during warm-up, then falls along half a cosine."""
-        rising, progress = _warm_up(self.warmup_epochs, update, updates_per_epoch, updates)
-        falling = self.final_factor + (1.0 - self.final_factor) * (1.0 + cos(pi * progress)) / 2.0
-        return rising if rising < 1.0 else falling
+        """Rises during warm-up, then falls."""
+        warmup = round(self.warmup_epochs * updates_per_epoch)
+        if update < warmup:
+            return (update + 1) / (warmup + 1)
+        return self._falling((update - warmup) / max(updates - 1 - warmup, 1))
+
+    def _falling(self, progress: float) -> float:
+        """Factor when the fraction `progress` of the fall is done."""
+        raise NotImplementedError
 
 
-def _warm_up(epochs: float, update: int, updates_per_epoch: int, updates: int) -> tuple[float, float]:
-    """Factor of the warm-up (1 after it), and the fraction of the rest of the run that is done."""
-    warmup = round(epochs * updates_per_epoch)
-    if update < warmup:
-        return (update + 1) / (warmup + 1), 0.0
-    return 1.0, (update - warmup) / max(updates - 1 - warmup, 1)
+@dataclass(frozen=True)
+class WarmupLinear(_WarmUp):
+    """From 0 to the base rate in `warmup_epochs`, then linearly to `final_factor` of it at the last update."""
+
+    name = "warmup-linear"
+
+    warmup_epochs: float = 1.0
+
+    def _falling(self, progress: float) -> float:
+        return 1.0 - (1.0 - self.final_factor) * progress
 
 
-def _require_warmup(warmup_epochs: float, final_factor: float) -> None:
-    require_number("schedule.warmup_epochs", warmup_epochs, 0, float("inf"), "a finite number of epochs, 0 or more")
-    require_number("schedule.final_factor", final_factor, 0, 1, "between 0 and 1")
+@dataclass(frozen=True)
+class Cosine(_WarmUp):
+    """Optional warm-up, then half a cosine from the base rate to `final_factor` of it (Loshchilov and Hutter 2017)."""
+
+    name = "cosine"
+
+    def _falling(self, progress: float) -> float:
+        return self.final_factor + (1.0 - self.final_factor) * (1.0 + cos(pi * progress)) / 2.0
+
+
+SCHEDULES = (Constant, Step, WarmupLinear, Cosine)
+"""The learning-rate schedules that settings can name; the first is the default."""

@@ -6,18 +6,16 @@ all of it, up to the last bit.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import sqrt
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple
+
+import numpy as np
 
 from hybridnn.errors import SettingError
-from hybridnn.kernels.backend import Array, Kernels
-from hybridnn.kernels.numpy_backend import NUMPY
-from hybridnn.kernels.numpy_updates import BLOCK
-from hybridnn.utils.checks import require_number
-
-INFINITY = float("inf")
+from hybridnn.kernels.backend import UPDATE_BLOCK, Array, Kernels
+from hybridnn.utils.checks import require_bool, require_number
 
 
 @dataclass
@@ -29,7 +27,7 @@ class OptimizerState:
     slots : dict
         Arrays of the shape of the parameters, by name: ``velocity``, or ``first`` and ``second``.
     scratch : ndarray
-        Memory for intermediate results, a few cache blocks.
+        Memory for intermediate results, two cache blocks.
     updates : int
         Updates done.
     device_scalars : array of float64, shape (3,), or None
@@ -38,9 +36,23 @@ class OptimizerState:
 
     slots: dict[str, Array]
     scratch: Array
+    kernels: Kernels
     updates: int = 0
-    kernels: Kernels = NUMPY
     device_scalars: Array | None = None
+
+    def blocks(self, size: int) -> Iterator[tuple[slice, Array]]:
+        """Slices of arrays of `size` elements that stay in the cache, each with scratch memory of its length."""
+        length = max(self.scratch.size // 2, 1)
+        for start in range(0, size, length):
+            stop = min(start + length, size)
+            yield slice(start, stop), self.scratch[: stop - start]
+
+
+def new_state(optimizer: Optimizer, weights: Array, kernels: Kernels) -> OptimizerState:
+    """State before the first update: all slots zero."""
+    slots = {name: kernels.zeros(weights.shape, weights.dtype) for name in optimizer.slot_names}
+    scratch = kernels.empty((2 * min(UPDATE_BLOCK, max(weights.size, 1)),), weights.dtype)
+    return OptimizerState(slots, scratch, kernels)
 
 
 class LinearUpdate(NamedTuple):
@@ -62,60 +74,68 @@ class LinearUpdate(NamedTuple):
     step: float | None
 
 
-class Optimizer(Protocol):
-    """Interface of optimizers."""
+class Optimizer:
+    """Base of optimizers, which are frozen dataclasses: their fields are the keys of ``[optimizer]``.
+
+    An optimizer has to define `name`, `lr`, `slot_names` and `update`.
+
+    Attributes
+    ----------
+    name : str
+        Of ``--optimizer`` and ``optimizer.name``.
+    lr : float
+        Base learning rate.
+    slot_names : tuple of str
+        Names of the arrays of its state, which checkpoints contain.
+    reads_gradient_once : bool
+        Whether an update is a `LinearUpdate`.
+    predicts_weights : bool
+        Whether `predict` is defined.
+    """
+
+    name: ClassVar[str]
+    lr: float
 
     @property
-    def lr(self) -> float:
-        """Base learning rate."""
-        ...
-
-    @property
-    def slot_names(self) -> tuple[str, ...]:
-        """Names of the arrays of its state."""
-        ...
+    def slot_names(self) -> tuple[str, ...]:  # noqa: D102
+        return ()
 
     def update(
         self, weights: Array, gradient: Array, state: OptimizerState, lr: float, out: Array | None = None
     ) -> None:
-        """Update `weights` in place, or leave them unchanged and write the new ones to `out`."""
-        ...
+        """Update `weights` in place, or leave them unchanged and write the new ones to `out`.
+
+        Called with slices of the parameters. Array operations are those of NumPy's ufuncs, which accept arrays of a GPU
+        too, or `Kernels`. While steps are recorded (``state.device_scalars``), new arrays must not be allocated.
+        """
+        raise NotImplementedError
 
     @property
-    def reads_gradient_once(self) -> bool:
-        """Whether an update is a `LinearUpdate`."""
-        ...
+    def reads_gradient_once(self) -> bool:  # noqa: D102
+        return False
 
     def linear_update(self, weights: Array, state: OptimizerState, lr: float) -> LinearUpdate | None:
         """Description of the next update, which is counted as done; None if the gradient is read more than once."""
-        ...
+        return None
 
     def step_scalars(self, state: OptimizerState, lr: float) -> Sequence[float]:
-        """Scalars of the next update that depend on the learning rate and the number of the step."""
-        ...
+        """Scalars of the next update that depend on the learning rate and the number of the step, at most three."""
+        return (lr,)
+
+    @property
+    def predicts_weights(self) -> bool:  # noqa: D102
+        return False
 
     def predict(self, weights: Array, state: OptimizerState, lr: float, steps: int, out: Array) -> None:
         """Write the weights expected after `steps` more updates to `out` (Chen et al. 2018, equation 4).
 
         Equations 5 and 6, which give `steps`, are in `hybridnn.pipeline.schedules.weight_policies`.
         """
-        ...
-
-
-def new_state(optimizer: Optimizer, weights: Array, kernels: Kernels = NUMPY) -> OptimizerState:
-    """State before the first update: all slots zero."""
-    slots = {name: kernels.zeros(weights.shape, weights.dtype) for name in optimizer.slot_names}
-    scratch = kernels.empty((2 * min(BLOCK, max(weights.size, 1)),), weights.dtype)
-    return OptimizerState(slots, scratch, kernels=kernels)
-
-
-def _require_rate_and_decay(lr: float, weight_decay: float) -> None:
-    require_number("optimizer.lr", lr, 0, INFINITY, "a finite number above 0", open_ends="(")
-    require_number("optimizer.weight_decay", weight_decay, 0, INFINITY, "a finite number, 0 or more")
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
-class SGD:
+class SGD(Optimizer):
     """Stochastic gradient descent with momentum; PyTorch's update, with the velocity starting at zero.
 
     Parameters
@@ -132,6 +152,8 @@ class SGD:
         Factor of the weights added to the gradient.
     """
 
+    name = "sgd"
+
     lr: float = 0.005
     momentum: float = 0.9
     dampening: float = 0.0
@@ -139,11 +161,13 @@ class SGD:
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        _require_rate_and_decay(self.lr, self.weight_decay)
-        require_number("optimizer.momentum", self.momentum, 0, 1, "at least 0 and below 1", open_ends=")")
-        require_number("optimizer.dampening", self.dampening, 0, 1, "between 0 and 1")
+        require_number("optimizer.lr", self.lr, above=0)
+        require_number("optimizer.momentum", self.momentum, at_least=0, below=1)
+        require_number("optimizer.dampening", self.dampening, at_least=0, at_most=1)
+        require_bool("optimizer.nesterov", self.nesterov)
+        require_number("optimizer.weight_decay", self.weight_decay, at_least=0)
         if self.nesterov and not (self.momentum > 0 and self.dampening == 0):
-            raise SettingError("optimizer.nesterov", self.nesterov, "true only with momentum above 0 and dampening 0")
+            raise SettingError("optimizer.nesterov", self.nesterov, "needs momentum > 0 and dampening = 0")
 
     @property
     def slot_names(self) -> tuple[str, ...]:
@@ -177,17 +201,18 @@ class SGD:
             return LinearUpdate(weights, -lr, 1.0, None)
         return LinearUpdate(state.slots["velocity"], 1.0 - self.dampening, self.momentum, -lr)
 
-    def step_scalars(self, state: OptimizerState, lr: float) -> tuple[float]:
-        """The learning rate."""
-        return (lr,)
+    @property
+    def predicts_weights(self) -> bool:
+        """Whether there is momentum."""
+        return self.momentum > 0
 
     def predict(self, weights: Array, state: OptimizerState, lr: float, steps: int, out: Array) -> None:
-        """``out = w - steps lr v``; needs momentum."""
+        """``out = w - steps lr v``."""
         state.kernels.sgd_prediction(weights, state.slots["velocity"], out, steps * lr)
 
 
 @dataclass(frozen=True)
-class Adam:
+class Adam(Optimizer):
     """Adam (Kingma and Ba 2015, Algorithm 1); weight decay is added to the gradient.
 
     Parameters
@@ -202,25 +227,25 @@ class Adam:
         Factor of the weights added to the gradient.
     """
 
+    name = "adam"
+
     lr: float = 0.001
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     weight_decay: float = 0.0
 
     decoupled = False
+    slot_names = ("first", "second")
+    predicts_weights = True
 
     def __post_init__(self) -> None:
-        _require_rate_and_decay(self.lr, self.weight_decay)
+        require_number("optimizer.lr", self.lr, above=0)
         if len(self.betas) != 2:
-            raise SettingError("optimizer.betas", self.betas, "two numbers")
-        for beta in self.betas:
-            require_number("optimizer.betas", beta, 0, 1, "each at least 0 and below 1", open_ends=")")
-        require_number("optimizer.eps", self.eps, 0, INFINITY, "a finite number above 0", open_ends="(")
-
-    @property
-    def slot_names(self) -> tuple[str, ...]:
-        """The running first and second moments."""
-        return ("first", "second")
+            raise SettingError("optimizer.betas", list(self.betas), "must be two numbers")
+        for index, beta in enumerate(self.betas):
+            require_number(f"optimizer.betas[{index}]", beta, at_least=0, below=1)
+        require_number("optimizer.eps", self.eps, above=0)
+        require_number("optimizer.weight_decay", self.weight_decay, at_least=0)
 
     def update(
         self, weights: Array, gradient: Array, state: OptimizerState, lr: float, out: Array | None = None
@@ -238,11 +263,6 @@ class Adam:
             self,
             scalars,
         )
-
-    reads_gradient_once = False
-
-    def linear_update(self, weights: Array, state: OptimizerState, lr: float) -> None:
-        """None: both moments read the gradient."""
 
     def step_scalars(self, state: OptimizerState, lr: float) -> tuple[float, float, float]:
         """Step size, root of the second moment's bias correction, and what decoupled decay keeps of a weight."""
@@ -273,6 +293,58 @@ class Adam:
 class AdamW(Adam):
     """Adam with decoupled weight decay (Loshchilov and Hutter 2019, Algorithm 2)."""
 
+    name = "adamw"
+
     weight_decay: float = 0.01
 
     decoupled = True
+
+
+@dataclass(frozen=True)
+class RMSprop(Optimizer):
+    """RMSprop (Tieleman and Hinton 2012, lecture 6.5); PyTorch's update.
+
+    Parameters
+    ----------
+    lr : float
+        Learning rate.
+    alpha : float
+        Decay of the running mean of the squared gradient, at least 0 and below 1.
+    eps : float
+        Added to the root of that mean.
+    """
+
+    name = "rmsprop"
+
+    lr: float = 0.01
+    alpha: float = 0.99
+    eps: float = 1e-8
+
+    slot_names = ("square",)
+
+    def __post_init__(self) -> None:
+        require_number("optimizer.lr", self.lr, above=0)
+        require_number("optimizer.alpha", self.alpha, at_least=0, below=1)
+        require_number("optimizer.eps", self.eps, above=0)
+
+    def update(
+        self, weights: Array, gradient: Array, state: OptimizerState, lr: float, out: Array | None = None
+    ) -> None:
+        """``s = alpha s + (1 - alpha) g²; w -= lr g / (sqrt(s) + eps)``, in place or into `out`."""
+        state.updates += 1
+        rate = lr if state.device_scalars is None else state.device_scalars[:1]
+        for block, scratch in state.blocks(weights.size):
+            g, square = gradient[block], state.slots["square"][block]
+            np.multiply(g, g, out=scratch)
+            scratch *= 1.0 - self.alpha
+            square *= self.alpha
+            square += scratch
+            np.sqrt(square, out=scratch)
+            scratch += self.eps
+            np.divide(g, scratch, out=scratch)
+            scratch *= rate
+            np.subtract(weights[block], scratch, out=(weights if out is None else out)[block])
+
+
+OPTIMIZERS = (SGD, Adam, AdamW, RMSprop)
+"""The optimizers that settings can name; the first is the default."""

@@ -19,6 +19,7 @@ from hybridnn.comm.mpi import running_ranks
 from hybridnn.config.file import load_settings
 from hybridnn.config.settings import ParallelSettings, Settings
 from hybridnn.errors import DataError, SettingError
+from hybridnn.nn.learning_rates import Cosine, WarmupLinear
 from hybridnn.pipeline.schedules.methods import METHODS
 from hybridnn.runs.data import PlacedData
 from hybridnn.runs.folder import CHECKPOINTS, CONFIG, Start, read_config
@@ -46,9 +47,6 @@ FREE_SETTINGS = frozenset(
 
 FIXED_SETTINGS = frozenset({"optimizer.name", "training.dtype", "training.batch_size"})
 """Settings that must equal those of the checkpoint, even with ``--force``; so must those of ``[model]``."""
-
-SCHEDULES_BY_LENGTH = frozenset({"warmup-linear", "cosine"})
-"""Learning-rate schedules that depend on the number of epochs."""
 
 RESOLVED_KEYS = ("batch", "microbatches", "chunks", "partition")
 """Keys of ``[parallel]`` that a run sets for its number of ranks."""
@@ -188,11 +186,12 @@ def _require_same_training(old: Settings, new: Settings, *, forced: bool) -> Non
 
 def _differences(old: Settings, new: Settings) -> list[tuple[str, Any, Any]]:
     """Name, old and new value of the settings that differ and change the training."""
-    free = FREE_SETTINGS if new.schedule.name in SCHEDULES_BY_LENGTH else FREE_SETTINGS | {"training.epochs"}
+    rates_depend_on_epochs = isinstance(new.schedule, WarmupLinear | Cosine)
+    free = FREE_SETTINGS if rates_depend_on_epochs else FREE_SETTINGS | {"training.epochs"}
     before, now = by_dotted_name(old.model_dump()), by_dotted_name(new.model_dump())
     sections = ("model", "data", "training", "optimizer", "schedule")
     names = [name for name in before if name.startswith(sections) and name not in free]
-    return [(name, before[name], now[name]) for name in names if before[name] != now[name]]
+    return [(name, before[name], now.get(name)) for name in names if before[name] != now.get(name)]
 
 
 def data_identity(settings: Settings, data: PlacedData) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -14,12 +14,6 @@ from typing import TYPE_CHECKING, Any
 from hybridnn.checkpoints.writing import CheckpointWriter
 from hybridnn.comm.agreement import agree, broadcast_text
 from hybridnn.comm.recorder import Recorder
-from hybridnn.config.build import (
-    load_data,
-    make_device_options,
-    make_model,
-    make_train_config,
-)
 from hybridnn.config.settings import ParallelSettings, Settings
 from hybridnn.errors import EnvironmentProblem, HybridnnError
 from hybridnn.parallel.grid import ProcessGrid, all_ranks_group
@@ -180,9 +174,9 @@ def _prepare(settings: Settings, comm: MPI.Intracomm | None) -> _PreparedRun:
     """Make the process grid, choose the device, load the data and make the trainer; collective."""
     settings = choose_parallel_settings(settings)
     grid = _make_grid(settings, comm)
-    device = resolve_device(make_device_options(settings.device), grid)  # before anything that takes long
+    device = resolve_device(settings.device, grid)  # before anything that takes long
     data = place_data(
-        lambda: load_data(settings.data),
+        settings.data.load,
         grid,
         generated=settings.data.name == "synthetic",
         distribution=settings.data.distribution,
@@ -194,7 +188,7 @@ def _prepare(settings: Settings, comm: MPI.Intracomm | None) -> _PreparedRun:
     trainer = _make_trainer(settings, grid, device, data)
     resolved = {
         "parallel": _resolved(settings.parallel, trainer),
-        "device": settings.device.model_copy(update={"name": device.kind}),
+        "device": replace(settings.device, name=device.kind),
     }
     return _PreparedRun(settings.model_copy(update=resolved), grid, data, trainer)
 
@@ -211,9 +205,9 @@ def _make_grid(settings: Settings, comm: MPI.Intracomm | None) -> ProcessGrid:
 def _make_trainer(settings: Settings, grid: ProcessGrid, device: TrainingDevice, data: PlacedData) -> Trainer:
     weights_file = settings.model.init_from
     setting = f"model.init_from = {str(weights_file)!r}"
-    model = make_model(settings.model, data.features, data.outputs, data.task)
+    model = settings.model.make(data.features, data.outputs, data.task)
     return Trainer.from_config(
-        make_train_config(settings, model),
+        settings.train_config(model),
         grid=grid,
         device=device,
         initial_weights=None if weights_file is None else agree(grid.world, lambda: read_npz(weights_file, setting)),

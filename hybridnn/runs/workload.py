@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from hybridnn.comm.agreement import agree, broadcast_text
 from hybridnn.comm.mpi import running_ranks
-from hybridnn.config.build import describe_data, make_model, make_optimizer, make_train_config
 from hybridnn.config.settings import ParallelSettings, Settings, with_stages
 from hybridnn.cost.machine.file import find_machine, read_machine, require_machine
 from hybridnn.cost.machine.machine import Machine
@@ -39,8 +38,8 @@ def workload_from_settings(settings: Settings) -> Workload:
     HybridnnError
         As the trainer would: the data do not exist, or an option does not fit them.
     """
-    data = describe_data(settings.data)
-    model = make_model(settings.model, data.features, data.outputs, data.task)
+    data = settings.data.describe()
+    model = settings.model.make(data.features, data.outputs, data.task)
     return workload_of_run(settings, model, _train_samples(data, settings.data.test_fraction), data.task)
 
 
@@ -51,7 +50,7 @@ def workload_of_run(settings: Settings, model: MLP, train_samples: int, task: st
         train_samples,
         settings.training.batch_size,
         settings.training.dtype,
-        make_optimizer(settings.optimizer),
+        settings.optimizer,
         classification=task == "classification",
         clips=settings.training.clip_norm is not None,
         distribution=settings.data.distribution,
@@ -88,7 +87,7 @@ def layout_from_settings(settings: Settings, ranks: int, model: MLP, machine: Ma
         pipeline, batch, model_ranks = resolve_axes(ranks, parallel.pipeline, parallel.batch, parallel.model)
         stages = ((batch, model_ranks),) * pipeline
     node_ranks = ranks if machine is None else machine.node_ranks(ranks)
-    layout = resolve_layout(make_train_config(settings, model), stages, node_ranks)
+    layout = resolve_layout(settings.train_config(model), stages, node_ranks)
     if parallel.partition == "profile" and len(stages) > 1:
         if machine is None:
             raise SettingError("parallel.partition", "profile", "needs a machine file where no layers are timed")

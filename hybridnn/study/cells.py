@@ -11,7 +11,6 @@ from itertools import product
 from math import prod
 from typing import Any
 
-from hybridnn.config.build import describe_data, make_model
 from hybridnn.config.settings import Settings, settings_from, with_stages
 from hybridnn.errors import GridError, HybridnnError, SettingError
 from hybridnn.parallel.layer_split import split_layers
@@ -179,8 +178,8 @@ def _require_possible(settings: Settings, ranks: int) -> None:
         stages, _, _ = resolve_axes(ranks, parallel.pipeline, parallel.batch, parallel.model)
     if settings.data.file is not None:  # its features and outputs are read by the run
         return
-    shape = describe_data(settings.data)
-    network = make_model(settings.model, shape.features, shape.outputs, shape.task)
+    shape = settings.data.describe()
+    network = settings.model.make(shape.features, shape.outputs, shape.task)
     if stages == 1:
         split_layers(network.layers, parallel.model_split, parallel.model, 0)
         return

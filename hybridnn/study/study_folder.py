@@ -182,8 +182,8 @@ class StudyFolder:
         except SettingError as error:
             return str(error)
         before, now = by_dotted_name(ran.model_dump()), by_dotted_name(cell.settings.model_dump())
-        changed = [name for name in now if before[name] != now[name]]
-        return f"{changed[0]} was {before[changed[0]]!r}, is {now[changed[0]]!r}" if changed else ""
+        changed = [name for name in now if before.get(name) != now[name]]
+        return f"{changed[0]} was {before.get(changed[0])!r}, is {now[changed[0]]!r}" if changed else ""
 
     @contextlib.contextmanager
     def _write_errors(self) -> Iterator[None]:

@@ -16,12 +16,45 @@ from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import SGD, Optimizer
 from hybridnn.parallel.distribution import DISTRIBUTIONS
 from hybridnn.parallel.layer_split import MODEL_SPLITS
-from hybridnn.utils.checks import require_choice, require_number, require_whole
+from hybridnn.utils.checks import require_bool, require_choice, require_number, require_whole
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+DTYPES = ("float32", "float64")
 WIRE_DTYPES = ("same", *COMPRESSED_FORMATS)
+DEVICES = ("auto", "cpu", "gpu")
+TRANSPORTS = ("auto", "staging", "mpi", "nccl")
+
+
+@dataclass(frozen=True)
+class DeviceOptions:
+    """Settings of the device, ``[device]`` of a settings file.
+
+    Attributes
+    ----------
+    name : {"auto", "cpu", "gpu"}
+        ``"auto"``: a GPU if every rank has one, else the CPU.
+    transport : {"auto", "staging", "mpi", "nccl"}
+        How arrays of GPUs travel between ranks: through pinned host memory, by device-aware MPI, or by NCCL.
+        ``"auto"``: NCCL if every rank has its own GPU, else staging. Ignored on the CPU.
+    tf32 : bool
+        Round the factors of float32 matrix products to TF32 on a GPU, which is faster and less precise.
+    graphs : bool
+        Replay steps as CUDA graphs. Requires samples in GPU memory, and either a single rank or batch ranks that are
+        connected by NCCL; otherwise the kernels of a step are launched one by one.
+    """
+
+    name: str = "auto"
+    transport: str = "auto"
+    tf32: bool = False
+    graphs: bool = False
+
+    def __post_init__(self) -> None:
+        require_choice("device.name", self.name, DEVICES)
+        require_choice("device.transport", self.transport, TRANSPORTS)
+        require_bool("device.tf32", self.tf32)
+        require_bool("device.graphs", self.graphs)
 
 
 @dataclass(frozen=True)
@@ -96,10 +129,9 @@ class TrainConfig:
         require_whole("output.log_every", self.log_every, 1)
         require_whole("training.evaluate_every", self.evaluate_every, 1)
         require_whole("training.seed", self.seed, 0)
-        require_choice("training.dtype", getattr(self.dtype, "__name__", str(self.dtype)), ("float32", "float64"))
+        require_choice("training.dtype", getattr(self.dtype, "__name__", str(self.dtype)), DTYPES)
         if self.clip_norm is not None:
-            allowed = "a finite number above 0"
-            require_number("training.clip_norm", self.clip_norm, 0, float("inf"), allowed, open_ends="(")
+            require_number("training.clip_norm", self.clip_norm, above=0)
         require_choice("parallel.model_split", self.model_split, MODEL_SPLITS)
         for name, value in (("overlap", self.overlap), ("shared_replicas", self.shared_replicas)):
             if not isinstance(value, bool) and value != "auto":

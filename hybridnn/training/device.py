@@ -19,10 +19,9 @@ from hybridnn.kernels.cupy_loading import load_cupy
 from hybridnn.kernels.device_events import Progress
 from hybridnn.kernels.numpy_backend import NUMPY
 from hybridnn.parallel.grid import ProcessGrid
+from hybridnn.training.config import DeviceOptions
 from hybridnn.training.cuda_graphs import Record
 from hybridnn.training.transport_choice import attach_transport, first_problem
-
-NAMES = ("auto", "cpu", "gpu")
 
 
 @dataclass(frozen=True)
@@ -61,13 +60,9 @@ def choose_device(name: str, node_rank: int, load: Callable[[], Any] = load_cupy
 
     Raises
     ------
-    SettingError
-        If the name is unknown.
     EnvironmentProblem
         If `name` is ``"gpu"`` and no GPU is usable; the message names what was found and what to install.
     """
-    if name not in NAMES:
-        raise SettingError("device.name", name, f"one of {', '.join(NAMES)}")
     if name == "cpu":
         return _cpu("as requested")
     if is_in_process():
@@ -123,29 +118,6 @@ class RecordingKernels(Kernels, Protocol):
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
         """As `CupyKernels.record`."""
         ...
-
-
-@dataclass(frozen=True)
-class DeviceOptions:
-    """Settings of the device.
-
-    Attributes
-    ----------
-    name : {"auto", "cpu", "gpu"}
-        ``"auto"``: a GPU if every rank has one, else the CPU.
-    transport : {"auto", "staging", "mpi", "nccl"}
-        As for `choose_transport`; ignored on the CPU.
-    tf32 : bool
-        Round the factors of float32 matrix products to TF32 on a GPU, which is faster and less precise.
-    graphs : bool
-        Replay steps as CUDA graphs. Requires samples in GPU memory, and either a single rank or batch ranks that are
-        connected by NCCL; otherwise the kernels of a step are launched one by one.
-    """
-
-    name: str = "auto"
-    transport: str = "auto"
-    tf32: bool = False
-    graphs: bool = False
 
 
 @dataclass(frozen=True)

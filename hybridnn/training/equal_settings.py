@@ -18,8 +18,8 @@ import hybridnn.datasets
 from hybridnn.comm.agreement import broadcast_text, unequal_values
 from hybridnn.comm.group import Group
 from hybridnn.errors import UnequalSettingError
-from hybridnn.nn.learning_rates import Constant, Cosine, Step, WarmupLinear
-from hybridnn.training.device import DeviceOptions
+from hybridnn.nn.learning_rates import SCHEDULES
+from hybridnn.training.config import DeviceOptions
 
 REPORTED = 3
 """Largest number of differing settings in a message."""
@@ -180,9 +180,6 @@ SETTING_OF = {
 }
 """Names in a run's settings of those parameters of `Trainer` and `Trainer.fit` that have another name there."""
 
-COMPARED_SCHEDULES = Constant, Cosine, Step, WarmupLinear
-"""Learning-rate schedules that are determined by their attributes; others are compared by their rates only."""
-
 
 def trainer_facts(settings: Mapping[str, Any]) -> dict[str, str]:
     """Texts of settings by dotted name, for the comparison between ranks; equal settings have equal texts.
@@ -195,12 +192,14 @@ def trainer_facts(settings: Mapping[str, Any]) -> dict[str, str]:
     facts: dict[str, str] = {}
     for key, value in settings.items():
         name = SETTING_OF.get(key, key)
-        if key == "schedule" and not isinstance(value, COMPARED_SCHEDULES):
+        if key == "schedule" and not isinstance(value, SCHEDULES):  # of unknown behavior: only its rates are compared
             facts[name] = type(value).__qualname__
         elif key == "dtype":
             facts[name] = _dtype_name(value)
+        elif key == "device" and isinstance(value, str):
+            facts |= describe_value(name, DeviceOptions()) | describe_value("device.name", value)
         else:
-            facts |= describe_value(name, DeviceOptions(value) if key == "device" and isinstance(value, str) else value)
+            facts |= describe_value(name, value)
         if key == "optimizer":
             facts |= describe_value("optimizer.lr", value.lr)
     return facts

@@ -10,6 +10,7 @@ import numpy as np
 from hybridnn.comm.agreement import agree
 from hybridnn.errors import SettingError
 from hybridnn.nn.mlp import MLP
+from hybridnn.nn.optimizers import SGD
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.pipeline.layout import Layout, StageShapes
 from hybridnn.pipeline.partition.layer_profile import time_layers
@@ -166,8 +167,11 @@ def _microbatches(pipelining: Pipelining, stages: int, batch_size: int) -> int:
 
 
 def _require_compatible(method: Method, stages: int, config: TrainConfig) -> None:
-    if method.predicts and not config.optimizer.slot_names:
-        raise SettingError("optimizer.momentum", 0.0, f"above 0 with {method.name}, which predicts weights from it")
+    if method.predicts and not config.optimizer.predicts_weights:
+        if isinstance(config.optimizer, SGD):
+            raise SettingError("optimizer.momentum", 0.0, f"above 0 with {method.name}, which predicts weights from it")
+        allowed = f"does not predict weights, as {method.name} needs"
+        raise SettingError("optimizer.name", config.optimizer.name, allowed)
     if stages == 1:
         return
     if config.clip_norm is not None and not method.exact:

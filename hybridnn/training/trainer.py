@@ -20,9 +20,9 @@ from hybridnn.nn.learning_rates import Constant, LearningRateSchedule
 from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import SGD, Optimizer
 from hybridnn.parallel.grid import ProcessGrid
-from hybridnn.training.config import Pipelining, TrainConfig
+from hybridnn.training.config import DeviceOptions, Pipelining, TrainConfig
 from hybridnn.training.data_split import DataSplit, epoch_order, minibatches
-from hybridnn.training.device import DeviceOptions, TrainingDevice, resolve_device
+from hybridnn.training.device import TrainingDevice, resolve_device
 from hybridnn.training.engine import make_engine
 from hybridnn.training.epoch import EpochHooks, StepPosition, train_epoch
 from hybridnn.training.equal_settings import require_same_rates, require_same_settings, software, trainer_facts
@@ -172,7 +172,7 @@ class Trainer(TrainedNetwork):
     ) -> None:
         grid = grid if grid is not None else ProcessGrid()
         require_communicator(grid.node_comm)
-        require_number("output.stall_seconds", stall_seconds, 0, float("inf"), "a finite number, 0 or more")
+        require_number("output.stall_seconds", stall_seconds, at_least=0)
         self._end_watch = None if grid.stall_watchdog is None else grid.stall_watchdog.start(self, stall_seconds)
         extra = {"initial_weights": initial_weights is not None, "device": device}
         require_same_settings(grid.world, lambda: software(grid.node_group) | trainer_facts(config.items() | extra))

@@ -10,48 +10,60 @@ from hybridnn.errors import SettingError
 
 
 def require_whole(name: str, value: object, minimum: int, below: int = 2**63) -> None:
-    """Refuse a value that is not an integer with ``minimum <= value < below``.
-
-    Raises
-    ------
-    SettingError
-    """
+    """Refuse, by a `SettingError`, a value that is not an integer with ``minimum <= value < below``."""
     if not isinstance(value, Integral) or isinstance(value, bool) or not minimum <= int(value) < below:
         allowed = f", {minimum} or more" if below == 2**63 else f" from {minimum} to {below - 1:,}"
         raise SettingError(name, value, f"a whole number{allowed}")
 
 
 def require_number(
-    name: str, value: object, minimum: float, maximum: float, allowed: str, *, open_ends: str = ""
+    name: str,
+    value: object,
+    *,
+    above: float | None = None,
+    at_least: float | None = None,
+    below: float | None = None,
+    at_most: float | None = None,
+    allowed: str = "",
 ) -> None:
-    """Refuse a value that is not a finite number from `minimum` to `maximum`.
+    """Refuse, by a `SettingError`, a value that is not a finite number in the range.
 
     Parameters
     ----------
     allowed : str
-        The range as text, for the message.
-    open_ends : str
-        ``"("`` if `minimum` itself is refused, ``")"`` if `maximum` is, ``"()"`` for both.
-
-    Raises
-    ------
-    SettingError
+        What is allowed, for the message; by default the end of the range that is violated.
     """
-    if isinstance(value, Real) and not isinstance(value, bool):
-        number = float(value)
-        at_open_end = ("(" in open_ends and number == minimum) or (")" in open_ends and number == maximum)
-        if minimum <= number <= maximum and isfinite(number) and not at_open_end:
-            return
-    raise SettingError(name, value, allowed)
+    if not isinstance(value, Real) or isinstance(value, bool):
+        problem = "must be a number"
+    elif not isfinite(number := float(value)):
+        problem = "must be a finite number"
+    elif above is not None and number <= above:
+        problem = f"must be greater than {above:g}"
+    elif at_least is not None and number < at_least:
+        problem = f"must be at least {at_least:g}"
+    elif below is not None and number >= below:
+        problem = f"must be less than {below:g}"
+    elif at_most is not None and number > at_most:
+        problem = f"must be at most {at_most:g}"
+    else:
+        return
+    raise SettingError(name, value, allowed or problem)
+
+
+def require_bool(name: str, value: object) -> None:
+    """Refuse, by a `SettingError`, a value that is neither True nor False."""
+    if not isinstance(value, bool):
+        raise SettingError(name, value, "must be true or false")
 
 
 def require_choice(name: str, value: object, choices: Iterable[str]) -> None:
-    """Refuse a value that is not one of `choices`.
-
-    Raises
-    ------
-    SettingError
-    """
+    """Refuse, by a `SettingError`, a value that is not one of `choices`."""
     choices = list(choices)
     if value not in choices:
-        raise SettingError(name, value, "allowed are " + ", ".join(choices))
+        raise SettingError(name, value, must_be_one_of(choices))
+
+
+def must_be_one_of(choices: Iterable[str]) -> str:
+    """``must be 'a', 'b' or 'c'``, for messages."""
+    *others, last = map(repr, choices)
+    return f"must be {', '.join(others)} or {last}" if others else f"must be {last}"

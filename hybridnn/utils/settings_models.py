@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
-from pydantic_core import PydanticCustomError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator
+from pydantic_core import CoreSchema, PydanticCustomError
+from pydantic_core.core_schema import no_info_plain_validator_function, plain_serializer_function_ser_schema
 
 from hybridnn.errors import SettingError, one_line
+from hybridnn.utils.checks import must_be_one_of
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
 
 
 REFUSED = "refused"
+UNKNOWN = "unknown"
 ALLOWED = {
+    REFUSED: "{allowed}",
     "bool_type": "must be true or false",
     "float_type": "must be a number",
     "finite_number": "must be a finite number",
@@ -27,7 +32,6 @@ ALLOWED = {
     "less_than": "must be less than {lt:g}",
     "less_than_equal": "must be at most {le:g}",
     "literal_error": "must be {expected}",
-    "missing": "has too few values",
     "model_type": "must be a section with keys of its own",
     "string_too_short": "must not be empty",
     "string_type": "must be text in quotes",
@@ -51,18 +55,14 @@ def setting_error(error: ValidationError, known: Sequence[str]) -> SettingError:
     """
     first, *others = error.errors(include_url=False)
     more = f" (and {len(others)} more)" if others else ""
-    setting, value = _dotted(first["loc"]), first["input"]
-    if first["type"] == "extra_forbidden":
+    setting, value, context = _dotted(first["loc"]), first["input"], first.get("ctx", {})
+    if first["type"] in (REFUSED, UNKNOWN):
+        setting, value = ".".join(part for part in (setting, context["key"]) if part), context["value"]
+    if first["type"] in (UNKNOWN, "extra_forbidden"):
         hint = _nearest(setting, known) + more
         return SettingError(setting, value, hint, f"unknown setting {one_line(setting)}; {hint}")
-    context = first.get("ctx", {})
-    if first["type"] == REFUSED:
-        setting = ".".join(part for part in (setting, context["key"]) if part)
-        return SettingError(setting, _plain(context["value"]), context["allowed"] + more)
     if first["type"] == "missing":
-        if isinstance(first["loc"][-1], str):
-            return SettingError(setting, None, "is needed", f"{one_line(setting)} is missing{more}")
-        setting = _dotted(first["loc"][:-1])  # an element of a list of fixed length
+        return SettingError(setting, None, "is needed", f"{one_line(setting)} is missing{more}")
     allowed = ALLOWED[first["type"]].format(**context) if first["type"] in ALLOWED else first["msg"]
     return SettingError(setting, _plain(value), allowed + more)
 
@@ -75,9 +75,11 @@ def first_problem(error: ValidationError) -> str:
 
 
 def _plain(value: object) -> object:
-    """Models and tuples as in a settings file."""
-    dump = getattr(value, "model_dump", None)
-    return dump(exclude_unset=True) if dump else list(value) if isinstance(value, tuple) else value
+    """Tuples as the lists of a settings file, and dataclasses as a table of the keys that differ from the defaults."""
+    if dataclasses.is_dataclass(value):
+        changed = [item for item in dataclasses.fields(value) if getattr(value, item.name) != item.default]
+        return {item.name: getattr(value, item.name) for item in changed}
+    return list(value) if isinstance(value, tuple) else value
 
 
 def _dotted(location: tuple[int | str, ...]) -> str:
@@ -98,6 +100,17 @@ def _nearest(setting: str, known: Sequence[str]) -> str:
 
 def _key(name: str) -> str:
     return name.rpartition(".")[2]
+
+
+def one_of(choices: Collection[str]) -> PlainValidator:
+    """Annotation of a value that is one of `choices`."""
+
+    def check(value: object) -> object:
+        if value in choices:
+            return value
+        raise refused("", value, must_be_one_of(choices))
+
+    return PlainValidator(check)
 
 
 def list_as_tuple(value: object) -> object:
@@ -132,13 +145,11 @@ Text = Annotated[str, Field(min_length=1), AfterValidator(_without_nul)]
 Count = Annotated[int, Field(ge=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
-BelowOne = Annotated[float, Field(ge=0, lt=1)]
 AtLeastZero = Annotated[float, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
 Interval = Annotated[int | str, BeforeValidator(_steps_or_seconds)]
 Counts = Annotated[tuple[Count, ...], BeforeValidator(list_as_tuple)]
 Texts = Annotated[tuple[Text, ...], BeforeValidator(list_as_tuple)]
-Betas = Annotated[tuple[BelowOne, BelowOne], BeforeValidator(list_as_tuple)]
 
 
 class Section(BaseModel):
@@ -154,6 +165,71 @@ class Section(BaseModel):
         """Refuse a key that was set and has no effect with `beside`."""
         for key in sorted(self.foreign_keys() & self.model_fields_set):
             raise refused(key, getattr(self, key), f"does not belong to {beside}")
+
+
+class FieldsOf:
+    """Annotation of a section whose keys are the fields of a frozen dataclass, which checks its values.
+
+    Of several dataclasses, the key ``name`` chooses one by its class attribute `name`; the first is the default. The
+    key of a field is its name, or ``key`` in its metadata.
+    """
+
+    def __init__(self, *kinds: type[Any]) -> None:
+        self.kinds = kinds
+
+    @property
+    def keys(self) -> list[str]:
+        """Keys of all kinds."""
+        keys = [key for kind in self.kinds for key in _fields_by_key(kind)]
+        return list(dict.fromkeys(["name", *keys] if len(self.kinds) > 1 else keys))
+
+    def __get_pydantic_core_schema__(self, source: object, handler: object) -> CoreSchema:
+        """Validation from a table or an instance, and serialization to a table."""
+        return no_info_plain_validator_function(
+            self._make, serialization=plain_serializer_function_ser_schema(self._table)
+        )
+
+    def _make(self, given: object) -> object:
+        if isinstance(given, self.kinds):
+            return given
+        if not isinstance(given, dict):
+            raise refused("", given, ALLOWED["model_type"])
+        values = dict(given)
+        kind, beside = self.kinds[0], ""
+        if len(self.kinds) > 1:
+            names = {kind.name: kind for kind in self.kinds}
+            name = values.pop("name", kind.name)
+            if name not in names:
+                raise refused("name", name, must_be_one_of(names))
+            kind, beside = names[name], f"name = {name!r}"
+        own = _fields_by_key(kind)
+        for key, value in values.items():
+            if key not in own and key in self.keys:
+                raise refused(key, value, f"does not belong to {beside}")
+            if key not in own:
+                raise PydanticCustomError(UNKNOWN, "unknown key", {"key": key, "value": value})
+        try:
+            return kind(**{own[key].name: _converted(key, value, own[key].default) for key, value in values.items()})
+        except SettingError as error:
+            key = error.setting.rpartition(".")[2]
+            raise refused(key, values.get(key, error.value), error.allowed) from None
+
+    def _table(self, value: Any) -> dict[str, Any]:
+        name = {"name": value.name} if len(self.kinds) > 1 else {}
+        return name | {key: getattr(value, item.name) for key, item in _fields_by_key(type(value)).items()}
+
+
+def _fields_by_key(kind: type[Any]) -> dict[str, dataclasses.Field[Any]]:
+    return {item.metadata.get("key", item.name): item for item in dataclasses.fields(kind)}
+
+
+def _converted(key: str, value: object, default: object) -> object:
+    """A value of TOML in the type of a field's default: lists as tuples, whole numbers as floats."""
+    if isinstance(default, tuple):
+        if not isinstance(value, list | tuple):
+            raise refused(key, value, ALLOWED["tuple_type"])
+        return tuple(value)
+    return float(value) if isinstance(default, float) and type(value) is int else value
 
 
 def by_dotted_name(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -173,7 +173,7 @@ def test_an_interrupt_before_the_first_step_ends_the_command(
     def interrupted(settings: object) -> None:
         os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr("hybridnn.runs.run.load_data", interrupted)
+    monkeypatch.setattr("hybridnn.config.settings.DataSettings.load", interrupted)
     assert run_hybridnn(*TRAIN, "--out", "run", "--in-process", "3") == (130, "", "Error: interrupted\n")
     assert not Path("run").exists()
 

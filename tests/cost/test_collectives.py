@@ -143,8 +143,8 @@ def test_seconds_and_sums() -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (("gossip", "ring", 1, 1), "operation = 'gossip': allowed are send, broadcast, .*barrier"),
-        (("allgather", "binomial", 1, 1), "'binomial': allowed are ring, recursive_doubling, bruck"),
+        (("gossip", "ring", 1, 1), "operation = 'gossip': must be 'send', 'broadcast', .*'barrier'"),
+        (("allgather", "binomial", 1, 1), "'binomial': must be 'ring', 'recursive_doubling' or 'bruck'"),
         (("allgather", "ring", -1, 1), "nbytes = -1: a whole number, 0 or more"),
         (("allgather", "ring", 1, 0), "ranks = 0: a whole number, 1 or more"),
     ],

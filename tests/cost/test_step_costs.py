@@ -179,7 +179,7 @@ def test_printed_threshold() -> None:
         (lambda: model_step((4, 4), 0, 2), "batch = 0"),
         (lambda: integrated_step((4, 4), 4, 0, 2), "batch_ranks = 0"),
         (lambda: integrated_step((4, 4), 4, 2, 0), "model_ranks = 0"),
-        (lambda: batch_step((4, 4), 2, formula="printed"), "formula = 'printed': allowed are exact, paper"),
+        (lambda: batch_step((4, 4), 2, formula="printed"), "formula = 'printed': must be 'exact' or 'paper'"),
         (lambda: best_grid((4, 4), 4, 0, 1.0, 1.0), "ranks = 0"),
         (lambda: best_grid((4, 4), 0, 4, 1.0, 1.0), "batch = 0"),
     ],

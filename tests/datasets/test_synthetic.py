@@ -113,12 +113,12 @@ def test_clusters_are_learnable_but_not_trivial(all_of: AllOf) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"task": "clustering"}, "synthetic.task = 'clustering': must be 'regression' or 'classification'"),
-        ({"samples": 0}, "synthetic.samples = 0: must be at least 1"),
-        ({"test_samples": -1}, "synthetic.test_samples = -1: must be at least 0"),
+        ({"task": "clustering"}, "synthetic.task = 'clustering': must be 'classification' or 'regression'"),
+        ({"samples": 0}, "synthetic.samples = 0: a whole number, 1 or more"),
+        ({"test_samples": -1}, "synthetic.test_samples = -1: a whole number, 0 or more"),
         ({"inputs": -3}, "synthetic.inputs = -3"),
-        ({"outputs": 0}, "synthetic.outputs = 0: must be at least 1"),
-        ({"outputs": 1, "task": "classification"}, "synthetic.outputs = 1: must be at least 2"),
+        ({"outputs": 0}, "synthetic.outputs = 0: a whole number, 1 or more"),
+        ({"outputs": 1, "task": "classification"}, "synthetic.outputs = 1: a whole number, 2 or more"),
         ({"noise": -0.1}, "synthetic.noise = -0.1"),
         ({"noise": float("nan")}, "synthetic.noise = nan"),
         ({"seed": -1}, "synthetic.seed = -1"),

@@ -14,7 +14,8 @@ from hybridnn.checkpoints.reading import newest_valid
 from hybridnn.comm.agreement import broadcast_text
 from hybridnn.errors import EnvironmentProblem
 from hybridnn.parallel.gradient_reduction import DEVICE_BUCKETS
-from hybridnn.training.device import DeviceOptions, TrainingDevice, resolve_device
+from hybridnn.training.config import DeviceOptions
+from hybridnn.training.device import TrainingDevice, resolve_device
 from reference.cases import Case, assert_arrays_close, assert_close, data, make_trainer, run
 from reference.pipeline_cases import ADAM, DELAYED_CASES, MOMENTUM, PipelineCase, exact_cases, run_pipelined
 from reference.ranks import on_nodes

@@ -63,7 +63,7 @@ def test_runs_of_one_or_two_updates_have_rates(schedule: Any, updates: int) -> N
     [
         (lambda: Step((3, 2)), "schedule.milestones"),
         (lambda: Step((2, 2)), "schedule.milestones"),
-        (lambda: Step((0,)), "schedule.milestones"),
+        (lambda: Step((0,)), "schedule.milestones[0]"),
         (lambda: Step((1,), 0.0), "schedule.factor"),
         (lambda: Step((1,), float("nan")), "schedule.factor"),
         (lambda: WarmupLinear(-1), "schedule.warmup_epochs"),
@@ -73,6 +73,6 @@ def test_runs_of_one_or_two_updates_have_rates(schedule: Any, updates: int) -> N
     ],
 )
 def test_invalid_schedules_are_refused(make: Any, setting: str) -> None:
-    with pytest.raises(SettingError, match=setting.replace(".", r"\.")) as caught:
+    with pytest.raises(SettingError) as caught:
         make()
     assert caught.value.setting == setting

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hybridnn.kernels.numpy_backend import NUMPY
 from hybridnn.nn.optimizers import SGD, Adam, Optimizer, OptimizerState
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.parallel.replicas import shared_replica
@@ -85,7 +86,7 @@ def steps_of(
     start = random.standard_normal(size)
     replica.fill(lambda: np.copyto(weights, start))
     private, slots = start.copy(), {name: np.zeros(size) for name in optimizer.slot_names}
-    expected = OptimizerState(slots, np.empty(2 * size))
+    expected = OptimizerState(slots, np.empty(2 * size), NUMPY)
     for step in range(3):
         gradients = random.standard_normal((comm.size, size))
         losses = random.standard_normal(comm.size)

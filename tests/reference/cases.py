@@ -44,6 +44,7 @@ OPTIMIZERS: dict[str, tuple[Optimizer, serial.Rule]] = {
         hybridnn.AdamW(lr=0.01, eps=1e-6, weight_decay=0.2),
         serial.Adam(lr=0.01, eps=1e-6, weight_decay=0.2, decoupled=True),
     ),
+    "rmsprop": (hybridnn.RMSprop(lr=0.003, alpha=0.8, eps=1e-6), serial.RMSprop(lr=0.003, alpha=0.8, eps=1e-6)),
 }
 
 SCHEDULES: dict[str, tuple[Any, serial.Schedule]] = {

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from hybridnn import MLP, SGD, Adam, ProcessGrid
 from hybridnn.checkpoints.manifest import Origin, Progress
 from hybridnn.checkpoints.writing import CheckpointWriter
+from hybridnn.kernels.numpy_backend import NUMPY
 from hybridnn.nn.optimizers import Optimizer, OptimizerState, new_state
 from hybridnn.parallel.model_chunk import ModelChunk
 from hybridnn.pipeline.layout import Layout
@@ -70,7 +71,8 @@ class LocalArrays:
         grid = ProcessGrid(comm, stages=layout.stages)
         parts = layout.layers_of(MLP(SIZES), grid.pipeline_rank)
         stages = [ModelChunk(part, grid, layout.model_split, dtype, overlap=False) for part in parts]
-        return cls(layout, grid, stages, [new_state(OPTIMIZERS[optimizer][0], stage.weights) for stage in stages])
+        states = [new_state(OPTIMIZERS[optimizer][0], stage.weights, NUMPY) for stage in stages]
+        return cls(layout, grid, stages, states)
 
     def blocks(self) -> Iterator[tuple[int, str, int, slice, slice, NDArray[Any]]]:
         """Layer, kind, index of the slot, rows and columns, and the array of every block."""

@@ -53,7 +53,21 @@ class Adam:
         return w - rate * (m / (1 - b1**step)) / (np.sqrt(v / (1 - b2**step)) + self.eps)
 
 
-Rule = SGD | Adam
+@dataclass(frozen=True)
+class RMSprop:
+    lr: float
+    alpha: float = 0.99
+    eps: float = 1e-8
+
+    def slots(self) -> tuple[str, ...]:
+        return ("square",)
+
+    def step(self, w: Array, g: Array, slots: dict[str, Array], step: int, rate: float) -> Array:
+        slots["square"] = s = self.alpha * slots["square"] + (1 - self.alpha) * g**2
+        return w - rate * g / (np.sqrt(s) + self.eps)
+
+
+Rule = SGD | Adam | RMSprop
 
 
 @dataclass(frozen=True)

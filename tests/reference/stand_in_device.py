@@ -41,7 +41,7 @@ STALE = 99
 """Content of memory before it is written."""
 
 
-class DeviceArray:
+class DeviceArray(np.lib.mixins.NDArrayOperatorsMixin):
     """Array whose elements are accessible only through the methods of CuPy."""
 
     def __init__(self, memory: NDArray[Any], device: StandInCupy) -> None:
@@ -56,6 +56,13 @@ class DeviceArray:
 
     def __array__(self, *_: Any, **__: Any) -> NDArray[Any]:
         raise TypeError("implicit conversion to a host array")
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, out: Any, **options: Any) -> Any:
+        assert method == "__call__"
+        assert not options
+        memories = [item._memory if isinstance(item, DeviceArray) else item for item in inputs]
+        self._device.current.enqueue(lambda: ufunc(*memories, out=out[0]._memory))
+        return out[0]
 
     def __getitem__(self, key: Any) -> DeviceArray:
         return DeviceArray(self._memory[key], self._device)

@@ -35,6 +35,10 @@ OPTIMIZERS: dict[str, tuple[Any, Maker]] = {
         lambda leaves: torch.optim.Adam(leaves, lr=0.01, betas=(0.7, 0.9), eps=1e-7, weight_decay=0.05),
     ),
     "adamw": (hybridnn.AdamW(lr=0.01), lambda leaves: torch.optim.AdamW(leaves, lr=0.01)),
+    "rmsprop": (
+        hybridnn.RMSprop(lr=0.01, alpha=0.9),
+        lambda leaves: torch.optim.RMSprop(leaves, lr=0.01, alpha=0.9),
+    ),
     "adamw-decay": (
         hybridnn.AdamW(lr=0.02, weight_decay=0.3),
         lambda leaves: torch.optim.AdamW(leaves, lr=0.02, weight_decay=0.3),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hybridnn.diagnostics.device_mpi_trial import DeviceMpiTrial
-from hybridnn.errors import EnvironmentProblem, HybridnnError, SettingError
+from hybridnn.errors import EnvironmentProblem, HybridnnError
 from hybridnn.kernels import cupy_loading
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.training.device import choose_device, choose_device_together
@@ -77,8 +77,6 @@ def test_a_gpu_that_is_asked_for_must_be_there(monkeypatch: pytest.MonkeyPatch) 
         choose_device("gpu", 0)
     with pytest.raises(EnvironmentProblem, match="GPU 0 does not answer"):
         choose_device("gpu", 0, lambda: cupy_with(["a"], answers=False))
-    with pytest.raises(SettingError, match=r"device\.name = 'tpu': one of auto, cpu, gpu"):
-        choose_device("tpu", 0)
 
 
 def test_the_cpu_is_chosen_without_a_look_at_cupy() -> None:
@@ -137,8 +135,6 @@ def test_device_aware_mpi_only_after_its_probe(comm: MPI.Intracomm) -> None:
     assert asked == ([(0, "bus 0", "bus 1")] * 2 if comm.rank == 0 else [])
     assert choose_transport(grid, "staging", cupy).why == "as requested"
     assert choose_transport(grid, "auto", cupy_with(["a"])).name == "staging"
-    with pytest.raises(SettingError, match=r"device\.transport = 'gloo': one of auto, staging, mpi, nccl"):
-        choose_transport(grid, "gloo", cupy)
 
 
 @pytest.mark.mpi(ranks=[2])

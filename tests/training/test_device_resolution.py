@@ -9,7 +9,8 @@ import pytest
 
 from hybridnn import MLP, ProcessGrid, Trainer
 from hybridnn.errors import EnvironmentProblem
-from hybridnn.training.device import DeviceOptions, resolve_device
+from hybridnn.training.config import DeviceOptions
+from hybridnn.training.device import resolve_device
 from training.stand_in_training import cupy_with_a_gpu, kernels_of, stand_in
 
 if TYPE_CHECKING:

@@ -13,7 +13,8 @@ from hybridnn.comm.recorder import Call
 from hybridnn.comm.transports.device import Device
 from hybridnn.comm.transports.factory import TransportFactory
 from hybridnn.parallel.gradient_reduction import DEVICE_BUCKETS
-from hybridnn.training.device import DeviceOptions, resolve_device
+from hybridnn.training.config import DeviceOptions
+from hybridnn.training.device import resolve_device
 from hybridnn.training.records import StepRecord
 from reference.cases import Case, assert_arrays_close, check_against_reference, data, make_trainer, run
 from reference.stand_in_device import StandInCupy
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 GRAPHS = {
     **CASES,
+    "rmsprop": Case(optimizer="rmsprop", schedule="cosine"),
     "adamw": Case(optimizer="adamw", schedule="warmup-linear", clip_norm=0.05),
     "dampened": Case(optimizer="dampened", schedule="step"),
 }

@@ -13,14 +13,15 @@ from hybridnn import MLP, SGD, ProcessGrid, Trainer
 from hybridnn.checkpoints.reading import newest_valid
 from hybridnn.cli.train_view import TrainView
 from hybridnn.comm.agreement import broadcast_text
-from hybridnn.config.settings import DeviceSettings, settings_from
+from hybridnn.config.settings import settings_from
 from hybridnn.datasets import ArrayRows
 from hybridnn.errors import NonFiniteLossError, SettingError
 from hybridnn.kernels.pinned_memory import MIN_PINNED_BYTES
 from hybridnn.runs.inference.trained_run import find_weights
 from hybridnn.runs.run import run_training
 from hybridnn.runs.run_record import read_run
-from hybridnn.training.device import DeviceOptions, TrainingDevice
+from hybridnn.training.config import DeviceOptions
+from hybridnn.training.device import TrainingDevice
 from hybridnn.training.epoch import StepPosition
 from reference.cases import Case, assert_arrays_close, data, make_trainer, run
 from reference.pipeline_cases import ADAM, DELAYED_CASES, MOMENTUM, PipelineCase, check_pipelined, exact_cases
@@ -274,6 +275,6 @@ def test_a_run_says_on_what_it_computed(
     weights = find_weights(tmp_path / "run").read()
     monkeypatch.undo()
     ran = settings.model_copy(update={"output": settings.output.model_copy(update={"folder": str(tmp_path / "cpu")})})
-    run_training(ran.model_copy(update={"device": DeviceSettings(name="cpu")}), TrainView(quiet=True))
+    run_training(ran.model_copy(update={"device": DeviceOptions("cpu")}), TrainView(quiet=True))
     for name, array in find_weights(tmp_path / "cpu").read().items():
         np.testing.assert_allclose(weights[name], array, rtol=1e-5, atol=1e-6)

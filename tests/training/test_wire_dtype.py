@@ -210,7 +210,8 @@ def test_losses_are_not_rounded_and_what_diverges_is_found(comm: MPI.Intracomm) 
 
 @pytest.mark.in_process(ranks=[1])
 def test_what_is_allowed_and_what_is_said(comm: MPI.Intracomm) -> None:
-    with pytest.raises(SettingError, match=r"^parallel.wire_dtype = 'float8': allowed are same, bfloat16, float16$"):
+    allowed = "must be 'same', 'bfloat16' or 'float16'"
+    with pytest.raises(SettingError, match=f"^parallel.wire_dtype = 'float8': {allowed}$"):
         Trainer(MLP([3, 2]), grid=ProcessGrid(comm), wire_dtype="float8")
     assert describe_wire_dtype("same", rounds=True) is None
     assert describe_wire_dtype("float16", rounds=True) == "gradients travel between nodes as float16"

@@ -56,7 +56,7 @@ class Workload:
     @property
     def update_rule(self) -> str:
         """The key of `OPTIMIZERS` whose update costs as much."""
-        return list(OPTIMIZERS)[self.slots]
+        return list(OPTIMIZERS)[min(self.slots, len(OPTIMIZERS) - 1)]
 
     @property
     def steps_per_epoch(self) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import inf, log1p, sqrt
+from math import log1p, sqrt
 from types import MappingProxyType
 
 import numpy as np
@@ -91,11 +91,13 @@ class Disturbance:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        require_number("jitter", self.jitter, 0, MOST_JITTER, f"a number from 0 to {MOST_JITTER:g}")
+        require_number(
+            "jitter", self.jitter, at_least=0, at_most=MOST_JITTER, allowed=f"a number from 0 to {MOST_JITTER:g}"
+        )
         require_whole("seed", self.seed, 0)
         for rank, factor in self.slow.items():
             require_whole("slow", rank, 0)
-            require_number("slow", factor, 0, inf, "a finite factor above 0", open_ends="(")
+            require_number("slow", factor, above=0, allowed="a finite factor above 0")
 
     def __bool__(self) -> bool:
         return self.jitter > 0 or bool(self.slow)

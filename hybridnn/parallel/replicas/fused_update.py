@@ -23,6 +23,7 @@ from numpy.typing import DTypeLike
 from hybridnn.comm.group import Group
 from hybridnn.kernels import numpy_kernels as kernels
 from hybridnn.kernels.backend import Array
+from hybridnn.kernels.numpy_backend import NUMPY
 from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import Optimizer, OptimizerState
 from hybridnn.nn.parameters import ALIGNMENT, LayerParameters, ParameterLayout
@@ -163,7 +164,7 @@ class FusedUpdateReplica(NodeReplica):
     def new_state(self, optimizer: Optimizer, weights: Array) -> OptimizerState:
         """State before the first update, its slots in shared memory."""
         slots = {name: self.new_array() for name in optimizer.slot_names}
-        return OptimizerState(slots, kernels.empty((0,), self._dtype))
+        return OptimizerState(slots, kernels.empty((0,), self._dtype), NUMPY)
 
     def update(
         self, optimizer: Optimizer, weights: Array, state: OptimizerState, rate: float, out: Array | None = None

@@ -130,10 +130,10 @@ class SharedReplica(NodeReplica):
         slots = {name: self.new_array() for name in optimizer.slot_names}
         scratch = kernels.empty((2 * self._workspace.size,), weights.dtype)
         self._states = [
-            OptimizerState({name: slot[block.where] for name, slot in slots.items()}, scratch)
+            OptimizerState({name: slot[block.where] for name, slot in slots.items()}, scratch, NUMPY)
             for block in chain(*self._slices)
         ]
-        return OptimizerState(slots, scratch)
+        return OptimizerState(slots, scratch, NUMPY)
 
     def finish(self) -> None:
         """See `NodeReplica.finish`; after it no rank reads weights of this step or writes gradients."""

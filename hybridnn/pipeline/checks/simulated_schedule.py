@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from math import inf
 from typing import NamedTuple
 
 from hybridnn.errors import SettingError
@@ -54,7 +53,7 @@ class Durations:
 
     def __post_init__(self) -> None:
         for name in ("forward", "backward", "weight", "message"):
-            require_number(name, getattr(self, name), 0, inf, "a finite number, 0 or more")
+            require_number(name, getattr(self, name), at_least=0, allowed="a finite number, 0 or more")
         if self.weight > self.backward:
             allowed = f"at most {self.backward}, the whole backward pass"
             raise SettingError("weight", self.weight, allowed)

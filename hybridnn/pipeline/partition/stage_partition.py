@@ -44,7 +44,7 @@ class LinkCost:
 
     def __post_init__(self) -> None:
         for name, value in (("alpha", self.alpha), ("beta", self.beta)):
-            require_number(name, value, 0, float("inf"), "a finite number of seconds, 0 or more")
+            require_number(name, value, at_least=0, allowed="a finite number of seconds, 0 or more")
 
     def message_seconds(self, nbytes: float) -> float:
         """Seconds of one message: alpha + beta n (Hockney's model)."""

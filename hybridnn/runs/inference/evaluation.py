@@ -11,7 +11,6 @@ from typing import Literal
 import numpy as np
 
 from hybridnn.comm.agreement import agree, broadcast_text
-from hybridnn.config.build import load_data
 from hybridnn.config.settings import DataSettings, settings_from
 from hybridnn.datasets import Dataset, Rows, StandardizedRows, SubsetRows, load_file, split
 from hybridnn.errors import DataError, SettingError
@@ -123,7 +122,7 @@ def _data_settings(run: TrainedRun, samples: EvaluationSamples) -> DataSettings:
 def _load_part(run: TrainedRun, settings: DataSettings, wanted: str | None) -> tuple[Part, Dataset]:
     """Load the data; the selected split is returned, standardized, as the training samples of a data set."""
     if settings.file is None:
-        data = load_data(settings)
+        data = settings.load()
     else:
         data = load_file(settings.file, settings.targets, inputs=settings.inputs, task=run.task)
     _require_same_kind(run, data)

@@ -16,7 +16,6 @@ from hybridnn.checkpoints.folder import checkpoint_folders
 from hybridnn.checkpoints.reading import Checkpoint, newest_valid, open_checkpoint
 from hybridnn.comm.agreement import agree
 from hybridnn.comm.group import Group
-from hybridnn.config.build import describe_data, make_model
 from hybridnn.config.settings import Settings
 from hybridnn.datasets import Standardizer, Task
 from hybridnn.errors import DataError, SettingError
@@ -218,7 +217,7 @@ def _read_run(folder: Path, settings: Settings, source: WeightsSource) -> Traine
     features, outputs = _widths(weights, len(settings.model.hidden), source.path)
     standardizer = _read_standardizer(folder) if settings.data.standardize else None
     task = _task(folder, settings, standardizer)
-    model = make_model(settings.model, features, outputs, task)
+    model = settings.model.make(features, outputs, task)
     check_weights(model, weights, str(source.path))
     columns = features, outputs if task == "regression" else None
     if standardizer is not None and _columns(standardizer) != columns:
@@ -262,7 +261,7 @@ def _task(folder: Path, settings: Settings, standardizer: Standardizer | None) -
         for record in read_valid_history(folder)[0].epochs:
             if record.test_accuracy is not None or record.test_r2 is not None:
                 return "regression" if record.test_accuracy is None else "classification"
-    return describe_data(settings.data).task
+    return settings.data.describe().task
 
 
 def _best_weights(folder: Path) -> WeightsSource:

@@ -89,7 +89,7 @@ def test_slow_ranks_disturb_the_layouts_that_have_them() -> None:
 
 
 def test_unknown_curve() -> None:
-    with pytest.raises(SettingError, match="curve = 'wide': allowed are strong, weak"):
+    with pytest.raises(SettingError, match="curve = 'wide': must be 'strong' or 'weak'"):
         scaling_curve(WORKLOAD, Layout(((2, 1),), (8,)), plain_machine(), "wide", 1)
 
 
