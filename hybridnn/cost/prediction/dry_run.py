@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from functools import lru_cache
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from hybridnn.comm.group import Group
-from hybridnn.comm.recorder import Recorder
+from hybridnn.comm.recorder import Recorder, capture_calls
 from hybridnn.comm.request import DONE, Request
 from hybridnn.kernels.backend import Kernels
+from hybridnn.nn.mlp import DenseLayer
+from hybridnn.nn.parameters import LayerShard, ParameterLayout
+from hybridnn.parallel.dense import parallel_dense
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.parallel.node_memory import NodeMemory
 from hybridnn.parallel.replicas.sharing import OwnedSlice, Sharing
+from hybridnn.parallel.workspace import StageRole, Workspace
 
 
 class DryArray(np.ndarray[Any, np.dtype[Any]]):
@@ -107,3 +112,33 @@ class DryMemory(NodeMemory):
 
     def publish(self, synchronize: object = None) -> None:
         """Nothing is written."""
+
+
+class LayerCollectives(NamedTuple):
+    """Collectives of a layer in its model group, each as an operation and the bytes of its vector for one sample."""
+
+    forward: tuple[tuple[str, int], ...]
+    backward: tuple[tuple[str, int], ...]
+
+
+def layer_collectives(shard: LayerShard, ranks: int, itemsize: int) -> LayerCollectives:
+    """Collectives of both passes of a layer, given its shard on the first of `ranks` ranks."""
+    rows, columns = shard.weight_shape
+    return _recorded(shard.layer, rows, columns, shard.by_inputs, shard.gathers, ranks, itemsize)
+
+
+@lru_cache(1 << 14)
+def _recorded(
+    layer: DenseLayer, rows: int, columns: int, by_inputs: bool, gathers: bool, ranks: int, itemsize: int
+) -> LayerCollectives:
+    shard = LayerShard(layer, slice(0, rows), slice(0, columns), slice(0, 1), by_inputs, gathers)
+    recorder, dtype, layout = Recorder(), np.dtype(f"V{itemsize}"), ParameterLayout([shard])
+    dense = parallel_dense(shard, DryGroup("model", ranks, recorder), False, DRY_KERNELS)
+    (arrays,) = Workspace([shard], 1, dtype, StageRole(layer.index == 0), kernels=DRY_KERNELS).arrays(1).layers
+    (parameters,) = layout.views(dry_array((layout.size,), dtype))
+
+    def backward() -> None:
+        dense.backward_input(parameters, arrays)
+
+    passes = [capture_calls(recorder, work) for work in (lambda: dense.forward(parameters, arrays), backward)]
+    return LayerCollectives(*(tuple((call[0], call[3]) for call, _ in calls) for calls in passes))

@@ -3,13 +3,44 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hybridnn.comm.recorder import bytes_sent_by_rank
 from hybridnn.cost.machine.machine import Machine
 from hybridnn.cost.node_contention import Crossings, concurrent_messages, crossings_of, one_per_node
 from hybridnn.pipeline.layout import Layout, Placement, StageShapes, nodes_of_stage
+
+
+class Collective(NamedTuple):
+    """A collective of the groups along an axis, all at the same time.
+
+    Attributes
+    ----------
+    operation : str
+        As in `hybridnn.comm.recorder`.
+    axis : {"batch", "model", "world"}
+    nbytes : int
+        Of the full vector of one group.
+    ranks : int
+        Of one group.
+    seconds : float
+        Of the slowest group.
+    """
+
+    operation: str
+    axis: str
+    nbytes: int
+    ranks: int
+    seconds: float
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes that the ranks of one group send."""
+        sent = bytes_sent_by_rank(self.operation, self.nbytes, self.ranks, is_root=True)
+        return sent if self.operation in ("broadcast", "scatter") else sent * self.ranks
 
 
 class Groups:
@@ -38,30 +69,31 @@ class Groups:
         """Ranks of the model groups of a stage."""
         return self._layout.stages[stage][1]
 
-    def model(self, operation: str, nbytes: int, stage: int) -> float:
-        """Seconds of a collective in the model groups of a stage."""
-        return self._collective(operation, nbytes, self.model_ranks(stage), self._axes(stage)[1])
+    def model(self, operation: str, nbytes: int, stage: int) -> Collective:
+        """A collective in the model groups of a stage."""
+        return self._collective(operation, "model", nbytes, self.model_ranks(stage), self._axes(stage)[1])
 
-    def batch(self, operation: str, nbytes: int, stage: int) -> float:
-        """Seconds of a collective in the batch groups of a stage."""
-        return self._collective(operation, nbytes, self._layout.stages[stage][0], self._axes(stage)[0])
+    def batch(self, operation: str, nbytes: int, stage: int) -> Collective:
+        """A collective in the batch groups of a stage."""
+        return self._collective(operation, "batch", nbytes, self._layout.stages[stage][0], self._axes(stage)[0])
 
-    def sharers(self, operation: str, nbytes: int, stage: int) -> float:
-        """Seconds of a collective among the batch ranks of a node that share a replica."""
-        return self._collective(operation, nbytes, max(map(max, self._layout.replica_groups(stage))), None)
+    def sharers(self, operation: str, nbytes: int, stage: int) -> Collective:
+        """A collective among the batch ranks of a node that share a replica."""
+        ranks = max(map(max, self._layout.replica_groups(stage)))
+        return self._collective(operation, "batch", nbytes, ranks, None)
 
-    def owners(self, operation: str, nbytes: int, stage: int, placement: Placement) -> float:
-        """Seconds of a collective among the owners of a slice, one on each node of a batch group with that placement.
+    def owners(self, operation: str, nbytes: int, stage: int, placement: Placement) -> Collective:
+        """A collective among the owners of a slice, one on each node of a batch group with that placement.
 
         The owners of all slices communicate at the same time.
         """
-        groups = min(max(placement) * self.model_ranks(stage), self.ranks_per_node)
-        return self._collective(operation, nbytes, len(placement), one_per_node(len(placement), groups))
+        groups, ranks = min(max(placement) * self.model_ranks(stage), self.ranks_per_node), len(placement)
+        return self._collective(operation, "batch", nbytes, ranks, one_per_node(ranks, groups))
 
-    def world(self, operation: str, nbytes: int) -> float:
-        """Seconds of a collective among all ranks."""
+    def world(self, operation: str, nbytes: int) -> Collective:
+        """A collective among all ranks."""
         crossings = None if self._one_node else _world_crossings(self._layout.stages, self.ranks_per_node)
-        return self._collective(operation, nbytes, self._layout.ranks, crossings)
+        return self._collective(operation, "world", nbytes, self._layout.ranks, crossings)
 
     def message(self, nbytes: float, sender: int, receiver: int) -> float:
         """Seconds of a message between two stages, all of whose ranks send at the same time."""
@@ -78,8 +110,11 @@ class Groups:
     def _axes(self, stage: int) -> tuple[Crossings | None, Crossings | None]:
         return (None, None) if self._one_node else _axis_crossings(self._layout.stages, self.ranks_per_node, stage)
 
-    def _collective(self, operation: str, nbytes: int, ranks: int, crossings: Crossings | None) -> float:
-        return self._machine.collective_seconds(operation, nbytes, ranks, crossings=crossings)
+    def _collective(
+        self, operation: str, axis: str, nbytes: int, ranks: int, crossings: Crossings | None
+    ) -> Collective:
+        seconds = self._machine.collective_seconds(operation, nbytes, ranks, crossings=crossings)
+        return Collective(operation, axis, nbytes, ranks, seconds)
 
 
 CACHE_SIZE = 1 << 12

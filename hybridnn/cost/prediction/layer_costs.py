@@ -8,7 +8,8 @@ from functools import cached_property
 from hybridnn.cost.breakdowns import TimeBreakdown
 from hybridnn.cost.machine.compute import Compute
 from hybridnn.cost.machine.machine import Overlap
-from hybridnn.cost.prediction.groups import Groups
+from hybridnn.cost.prediction.dry_run import layer_collectives
+from hybridnn.cost.prediction.groups import Collective, Groups
 from hybridnn.nn.mlp import DenseLayer
 from hybridnn.nn.parameters import LayerShard, ParameterLayout
 from hybridnn.parallel.layer_split import split_layers
@@ -81,6 +82,11 @@ class ChunkCosts:
         elements = sum(sum(split.weight_shape) for split in self.splits) * samples
         return self.compute.packing.seconds(elements) + self.compute.packing.call_seconds * (2 * len(self.splits) - 1)
 
+    def collectives(self, split: LayerShard, samples: int, *, backward: bool = False) -> list[Collective]:
+        """Collectives of a layer's pass in the model groups, with a number of samples."""
+        calls = layer_collectives(split, self.groups.model_ranks(self.stage), self.itemsize)[backward]
+        return [self.groups.model(operation, nbytes * samples, self.stage) for operation, nbytes in calls]
+
     def _cached(self, elements: int) -> bool:
         return elements * self.itemsize < self.compute.cache_bytes
 
@@ -91,13 +97,7 @@ class ChunkCosts:
         seconds += compute.activation(layer.activation).forward.seconds(outputs, cached=self._cached(outputs))
         if layer.residual:
             seconds += compute.packing.seconds(outputs)
-        nbytes = layer.outputs * samples * self.itemsize
-        communication = 0.0
-        if split.by_inputs:
-            communication = self.groups.model("allreduce", nbytes, self.stage)
-        elif split.gathers:
-            communication = self.groups.model("allgather", nbytes, self.stage)
-        return TimeBreakdown(seconds, communication)
+        return TimeBreakdown(seconds, sum(item.seconds for item in self.collectives(split, samples)))
 
     def _input_gradient(self, split: LayerShard, samples: int, concurrent: float) -> TimeBreakdown:
         """Gradient of a layer's input; its all-reduce may overlap with `concurrent` seconds of computing."""
@@ -109,9 +109,7 @@ class ChunkCosts:
         seconds += compute.input_gradient.seconds(rows, columns, samples, cached=self._cached(rows * columns))
         if layer.residual:
             seconds += compute.packing.seconds(columns * samples)
-        if split.by_inputs or self.groups.model_ranks(self.stage) == 1:
-            return TimeBreakdown(seconds)
-        blocking = self.groups.model("allreduce", columns * samples * self.itemsize, self.stage)
+        blocking = sum(item.seconds for item in self.collectives(split, samples, backward=True))
         return TimeBreakdown(seconds) + overlapped(blocking, concurrent, self.overlap)
 
     def _weight_gradient(self, split: LayerShard, samples: int, accumulate: bool) -> TimeBreakdown:

@@ -35,9 +35,7 @@ def largest_memory(workload: Workload, layout: Layout) -> MemoryBreakdown:
 
 def data_bytes(workload: Workload) -> int:
     """Bytes of the training samples, of which every node holds one copy with ``data.distribution = "local"``."""
-    inputs, *_, outputs = workload.model.sizes
-    target_bytes = 8 if workload.classification else outputs * workload.itemsize
-    return workload.samples * (inputs * workload.itemsize + target_bytes)
+    return workload.samples * (workload.model.sizes[0] * workload.itemsize + workload.target_bytes)
 
 
 def _rank_memory(workload: Workload, layout: Layout, stage: int, placement: Placement) -> MemoryBreakdown:

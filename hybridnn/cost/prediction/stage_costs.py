@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 from hybridnn.cost.breakdowns import TimeBreakdown
 from hybridnn.cost.machine.compute import Compute
 from hybridnn.cost.machine.machine import Machine
-from hybridnn.cost.prediction.groups import Groups
+from hybridnn.cost.prediction.groups import Collective, Groups
 from hybridnn.cost.prediction.layer_costs import ChunkCosts, overlapped
 from hybridnn.cost.prediction.workload import Workload
 from hybridnn.parallel.compressed_allreduce import compressed_bytes, piece_sizes
@@ -88,7 +88,7 @@ class StageCosts:
 
     def barrier_seconds(self) -> float:
         """Seconds of a barrier of all ranks."""
-        return self.groups.world("barrier", 0)
+        return self.groups.world("barrier", 0).seconds
 
     def breakdown(self, stage: int, instruction: Instruction) -> TimeBreakdown:
         """Breakdown of the duration of a computation."""
@@ -113,8 +113,6 @@ class StageCosts:
             return 0.0
         return self._loss_seconds(stage, chunk, self._samples(stage, instruction.microbatch))
 
-    # -- bytes -------------------------------------------------------------------------------------------------------
-
     def message_bytes(self, message: Message) -> int:
         """Bytes of a message, on the rank that sends or receives most."""
         channel, _, microbatch = message
@@ -123,20 +121,55 @@ class StageCosts:
         samples = max(self._samples(stage, microbatch) for stage in (channel.sender, channel.receiver))
         return features * samples * self.workload.itemsize
 
-    def gradient_bytes(self, stage: int, chunk: int) -> int:
-        """Bytes of a chunk's gradients in their all-reduce, with the loss appended unless they are rounded."""
-        words, costs = self.layout.rounding(stage), self.chunks[stage][chunk]
-        if words is None:
-            return (costs.parameters + 1) * costs.itemsize
-        sizes = compressed_piece_sizes(costs.parameter_layout.ends, costs.itemsize, self.layout.overlap)
-        return compressed_bytes(sizes, self.layout.stages[stage][0], words)
+    # -- collectives -------------------------------------------------------------------------------------------------
 
-    def slice_bytes(self, stage: int, elements: int, nodes: int) -> int:
-        """Bytes of a slice of shared gradients in the all-reduce of its owners on a number of nodes."""
-        words = self.layout.rounding(stage)
+    def loads(self, sample_bytes: int, samples: int) -> list[Collective]:
+        """Collectives that distribute the inputs, or the targets, of a minibatch from rank 0.
+
+        Parameters
+        ----------
+        sample_bytes : int
+            Of the input or target of one sample.
+        samples : int
+            Samples of a batch rank.
+        """
+        nbytes, groups = sample_bytes * self.workload.batch_size, self.groups
+        if self.workload.distribution == "local":
+            return []
+        if self.workload.distribution == "scatter":
+            return [groups.world("scatter", nbytes * groups.model_ranks(0))]
+        return [groups.batch("scatter", nbytes, 0), groups.model("broadcast", sample_bytes * samples, 0)]
+
+    def reductions(self, stage: int, chunk: int, placement: Placement) -> list[Collective]:
+        """Sums of a chunk's gradients and loss over a batch group with that placement, before the update.
+
+        The loss travels with the gradients unless they are rounded, or summed by the update of a shared replica.
+        """
+        words, costs = self.layout.rounding(stage), self.chunks[stage][chunk]
+        loss = self.groups.batch("allreduce", costs.itemsize, stage)
+        if max(placement) > 1:
+            return [loss]
         if words is None:
-            return elements * self.workload.itemsize
-        return compressed_bytes(piece_sizes(elements), nodes, words)
+            return [self.groups.batch("allreduce", (costs.parameters + 1) * costs.itemsize, stage)]
+        sizes = compressed_piece_sizes(costs.parameter_layout.ends, costs.itemsize, self.layout.overlap)
+        nbytes = compressed_bytes(sizes, self.layout.stages[stage][0], words)
+        return [self.groups.batch("allreduce", nbytes, stage), loss]
+
+    def slice_reduction(self, stage: int, elements: int, placement: Placement) -> Collective:
+        """Sum of a slice of shared gradients over its owners, one on each of several nodes."""
+        words, nbytes = self.layout.rounding(stage), elements * self.workload.itemsize
+        if words is not None:
+            nbytes = compressed_bytes(piece_sizes(elements), len(placement), words)
+        return self.groups.owners("allreduce", nbytes, stage, placement)
+
+    def update_barrier(self, stage: int) -> Collective:
+        """The barrier after the update of a shared replica."""
+        return self.groups.sharers("barrier", 0, stage)
+
+    def loss_broadcast(self) -> list[Collective]:
+        """The loss, from the last stage of an exact pipeline to all ranks."""
+        pipelined = self.layout.exact and len(self.layout.stages) > 1
+        return [self.groups.world("broadcast", LOSS_BYTES)] if pipelined else []
 
     # -- passes ------------------------------------------------------------------------------------------------------
 
@@ -176,19 +209,13 @@ class StageCosts:
         """Python around one instruction."""
         return TimeBreakdown(overhead=self.compute.instruction_seconds)
 
-    def _load(self, features: int, samples: int) -> TimeBreakdown:
+    def _load(self, features: int, sample_bytes: int, samples: int) -> TimeBreakdown:
         """Gathering a microbatch's samples, or targets; or rank 0 gathers and distributes the minibatch."""
-        workload, groups = self.workload, self.groups
-        if workload.distribution == "local":
-            return self._instruction() + TimeBreakdown(overhead=self.compute.load.seconds(features * samples))
-        nbytes = features * workload.batch_size * workload.itemsize
-        if workload.distribution == "scatter":
-            seconds = groups.world("scatter", nbytes * groups.model_ranks(0))
-        else:
-            block = features * samples * workload.itemsize
-            seconds = groups.batch("scatter", nbytes, 0) + groups.model("broadcast", block, 0)
-        gathering = self.compute.load.seconds(features * workload.batch_size)
-        return self._instruction() + TimeBreakdown(communication=seconds, overhead=gathering)
+        is_local = self.workload.distribution == "local"
+        gathered = features * (samples if is_local else self.workload.batch_size)
+        return self._instruction() + TimeBreakdown(
+            communication=_seconds(self.loads(sample_bytes, samples)), overhead=self.compute.load.seconds(gathered)
+        )
 
     def _pack(self, features: int, samples: int) -> TimeBreakdown:
         """Copying a message to or from its buffer, with the instruction that sends or receives it."""
@@ -199,11 +226,11 @@ class StageCosts:
         total = costs.forward(samples) + self._instruction()
         inputs, outputs = costs.splits[0].layer.inputs, costs.splits[-1].layer.outputs
         if self._is_first(stage, chunk):
-            total += self._load(inputs, samples)
+            total += self._load(inputs, inputs * self.workload.itemsize, samples)
         else:
             total += self._pack(inputs, samples)
         if self._is_last(stage, chunk):
-            total += self._load(1 if self.workload.classification else outputs, samples)
+            total += self._load(1 if self.workload.classification else outputs, self.workload.target_bytes, samples)
         else:
             total += self._pack(outputs, samples)
         return total
@@ -252,16 +279,15 @@ class StageCosts:
         total = self._instruction()
         if self.layout.stages[stage][0] == 1:
             return total
-        loss_seconds = self.groups.batch("allreduce", self.workload.itemsize, stage)
-        if not self.layout.has_own_replicas(stage):  # shared replicas reduce gradients in the update
-            return total + TimeBreakdown(communication=loss_seconds * self.layout.chunks)
         samples = self._samples(stage, self.layout.microbatches - 1)
         for number, costs in enumerate(self.chunks[stage]):
-            blocking = self.groups.batch("allreduce", self.gradient_bytes(stage, number), stage)
-            if self.layout.rounding(stage) is not None:
-                total += TimeBreakdown(self._rounding_seconds(stage, costs.parameters))
-                blocking += loss_seconds
+            placements = self.layout.replica_groups(stage)
+            blocking = max(_seconds(self.reductions(stage, number, placement)) for placement in placements)
+            if not self.layout.has_own_replicas(stage):
+                total += TimeBreakdown(communication=blocking)
+                continue
             concurrent = costs.backward(samples, accumulate=False).computing
+            total += TimeBreakdown(self._rounding_seconds(stage, costs.parameters))
             total += overlapped(blocking, concurrent, self._overlap)
         return total
 
@@ -272,9 +298,7 @@ class StageCosts:
             updates = (self._group_update(stage, placement) for placement in self.layout.replica_groups(stage))
             total = max(updates, key=lambda update: update.total)
         total += self._instruction() + TimeBreakdown(overhead=self.compute.step_seconds)
-        if self.layout.exact and len(self.layout.stages) > 1:
-            total += TimeBreakdown(communication=self.groups.world("broadcast", LOSS_BYTES))
-        return total
+        return total + TimeBreakdown(communication=_seconds(self.loss_broadcast()))
 
     def _fused_update(self) -> TimeBreakdown:
         """Weight-gradient products with all samples for some rows, and the barrier after them."""
@@ -284,7 +308,7 @@ class StageCosts:
             elements = costs.parameters // ranks
             seconds = self.compute.update("sgd").seconds(elements, cached=self._cached(2 * elements))
             total += TimeBreakdown(seconds)
-        return total + TimeBreakdown(communication=self.groups.sharers("barrier", 0, 0))
+        return total + TimeBreakdown(communication=self.update_barrier(0).seconds)
 
     def _group_update(self, stage: int, placement: Placement) -> TimeBreakdown:
         """The update in a batch group with that placement."""
@@ -309,10 +333,9 @@ class StageCosts:
         updated, arrays = max(elements_by_ranks.values()), slices + 1 + self.workload.slots
         seconds = self.compute.packing.seconds(added, cached=self._cached(updated * arrays))
         seconds += self._update_seconds(updated, arrays)
-        communication = self.groups.sharers("barrier", 0, stage)
+        communication = self.update_barrier(stage).seconds
         if len(placement) > 1:
-            nbytes = self.slice_bytes(stage, largest, len(placement))
-            communication += self.groups.owners("allreduce", nbytes, stage, placement) * (updated // largest)
+            communication += self.slice_reduction(stage, largest, placement).seconds * (updated // largest)
             seconds += self._rounding_seconds(stage, updated)
         return TimeBreakdown(seconds, communication)
 
@@ -328,6 +351,10 @@ _INSTRUCTION_COSTS: Mapping[type[Instruction], Callable[[StageCosts, int, int, i
         Update: StageCosts._update,
     }
 )
+
+
+def _seconds(collectives: Iterable[Collective]) -> float:
+    return sum(item.seconds for item in collectives)
 
 
 @lru_cache

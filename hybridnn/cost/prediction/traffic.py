@@ -1,29 +1,26 @@
-"""Traffic of a layout: the collectives and messages of a step, with their bytes and times."""
+"""Traffic of a layout: the bytes and times of the collectives and messages of a step that `StageCosts` describes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
-from hybridnn.comm.recorder import bytes_sent_by_rank
-from hybridnn.cost.prediction.stage_costs import LOSS_BYTES, StageCosts
+from hybridnn.cost.prediction.groups import Collective
+from hybridnn.cost.prediction.stage_costs import StageCosts
 from hybridnn.parallel.replicas.sharing import slice_bounds
 from hybridnn.pipeline.schedules.schedule import Channel
 
 
-@dataclass(frozen=True)
-class Traffic:
+class Traffic(NamedTuple):
     """One kind of communication of a stage.
 
     Attributes
     ----------
     operation : str
-        As in ``hybridnn.comm.recorder``; ``"send"`` for messages between stages, and ``"barrier"``.
+        As in ``hybridnn.comm.recorder``; ``"send"`` for messages between stages.
     axis : {"batch", "model", "pipeline", "world"}
     nbytes : int
         Bytes of one operation.
-    times : int
-        Operations in a step.
     seconds : float
         Seconds of all operations of a step, without overlap.
     bytes_sent : int
@@ -33,102 +30,65 @@ class Traffic:
     operation: str
     axis: str
     nbytes: int
-    times: int
     seconds: float
     bytes_sent: int
 
 
 def traffic_of(costs: StageCosts) -> tuple[Traffic, ...]:
-    """All communication of a step; the collectives of a layer's model groups count as one item for all microbatches."""
-    layout = costs.layout
-    found = [item for stage in range(len(layout.stages)) for item in _stage_traffic(costs, stage)]
-    if costs.workload.distribution != "local":
-        found += _distribution(costs)
-    if layout.exact and len(layout.stages) > 1:
-        sent = bytes_sent_by_rank("broadcast", LOSS_BYTES, layout.ranks, is_root=True)
-        found.append(Traffic("broadcast", "world", LOSS_BYTES, 1, costs.groups.world("broadcast", LOSS_BYTES), sent))
-    return tuple(found)
+    """All communication of a step; a layer's collectives in its model groups are one item for all microbatches."""
+    found = [
+        item
+        for stage in range(len(costs.layout.stages))
+        for chunk in range(costs.layout.chunks)
+        for part in (_batch_groups, _model_groups, _between_stages)
+        for item in part(costs, stage, chunk)
+    ]
+    return (*found, *_loads(costs), *(_traffic(item, 1, item.bytes_sent) for item in costs.loss_broadcast()))
 
 
-def _distribution(costs: StageCosts) -> Iterator[Traffic]:
+def _traffic(collective: Collective, times: int, bytes_sent: int) -> Traffic:
+    return Traffic(*collective[:3], collective.seconds * times, bytes_sent)
+
+
+def _loads(costs: StageCosts) -> Iterator[Traffic]:
     """Samples and targets that rank 0 distributes."""
-    workload, layout = costs.workload, costs.layout
-    (batch, model), sizes = layout.stages[0], workload.model.sizes
-    sample_bytes = sizes[0] * workload.itemsize
-    sample_bytes += 8 if workload.classification else sizes[-1] * workload.itemsize
-    nbytes = sample_bytes * workload.batch_size
-    if workload.distribution == "scatter":
-        sent = bytes_sent_by_rank("scatter", nbytes * model, layout.ranks, is_root=True)
-        yield Traffic("scatter", "world", nbytes * model, 1, costs.groups.world("scatter", nbytes * model), sent)
-        return
-    sent = bytes_sent_by_rank("scatter", nbytes, batch, is_root=True)
-    yield Traffic("scatter", "batch", nbytes, 1, costs.groups.batch("scatter", nbytes, 0), sent)
-    block = nbytes // batch
-    sent = bytes_sent_by_rank("broadcast", block, model, is_root=True) * batch
-    yield Traffic("broadcast", "model", block, 1, costs.groups.model("broadcast", block, 0), sent)
+    workload = costs.workload
+    for nbytes in (workload.model.sizes[0] * workload.itemsize, workload.target_bytes):
+        of_rank = costs.loads(nbytes, costs.layout.minibatch_samples(0, workload.batch_size))
+        # The model groups together send as much as one with all samples would.
+        of_all = costs.loads(nbytes, workload.batch_size)
+        yield from (_traffic(item, 1, every.bytes_sent) for item, every in zip(of_rank, of_all, strict=True))
 
 
-def _stage_traffic(costs: StageCosts, stage: int) -> Iterator[Traffic]:
+def _batch_groups(costs: StageCosts, stage: int, chunk: int) -> Iterator[Traffic]:
+    """Reduction of the gradients and the loss, and the update of shared replicas."""
     layout = costs.layout
-    batch, model = layout.stages[stage]
-    for chunk in range(layout.chunks):
-        if layout.shares_replicas(stage):
-            yield from _shared_replicas(costs, stage, chunk)
-        if batch > 1 and layout.has_own_replicas(stage):
-            nbytes = costs.gradient_bytes(stage, chunk)
-            seconds = costs.groups.batch("allreduce", nbytes, stage)
-            groups = layout.replica_groups(stage)[(1,) * batch]
-            sent = bytes_sent_by_rank("allreduce", nbytes, batch) * batch * groups
-            yield Traffic("allreduce", "batch", nbytes, 1, seconds, sent)
-            if layout.rounding(stage) is not None:
-                yield _loss(costs, stage)
-        if model > 1:
-            yield from _model_groups(costs, stage, chunk)
-        yield from _between_stages(costs, stage, chunk)
-
-
-def _loss(costs: StageCosts, stage: int) -> Traffic:
-    """The all-reduce of the loss where it is not part of the gradients."""
-    (batch, model), nbytes = costs.layout.stages[stage], costs.workload.itemsize
-    sent = bytes_sent_by_rank("allreduce", nbytes, batch) * batch * model
-    return Traffic("allreduce", "batch", nbytes, 1, costs.groups.batch("allreduce", nbytes, stage), sent)
-
-
-def _shared_replicas(costs: StageCosts, stage: int, chunk: int) -> Iterator[Traffic]:
-    """The loss, the barrier after the update, and between nodes the slices of the gradient."""
-    yield _loss(costs, stage)
-    yield Traffic("barrier", "batch", 0, 1, costs.groups.sharers("barrier", 0, stage), 0)
-    for placement, groups in costs.layout.replica_groups(stage).items():
-        nodes, slices = len(placement), max(placement)
-        if nodes == 1 or slices == 1:
-            continue
-        bounds = [slice_bounds(costs.chunks[stage][chunk].parameters, slices, number) for number in range(slices)]
-        sizes = [costs.slice_bytes(stage, stop - start, nodes) for start, stop in bounds]
-        sent = sum(bytes_sent_by_rank("allreduce", size, nodes) for size in sizes) * nodes * groups
-        times = -(-slices // min(placement))
-        seconds = costs.groups.owners("allreduce", sizes[0], stage, placement) * times
-        yield Traffic("allreduce", "batch", sizes[0], times, seconds, sent)
+    if layout.stages[stage][0] == 1:
+        return
+    for placement, groups in layout.replica_groups(stage).items():
+        for item in costs.reductions(stage, chunk, placement):
+            yield _traffic(item, 1, item.bytes_sent * groups)
+        if max(placement) > 1:
+            yield _traffic(costs.update_barrier(stage), 1, 0)
+        if max(placement) > 1 and len(placement) > 1:
+            slices, elements = max(placement), costs.chunks[stage][chunk].parameters
+            bounds = [slice_bounds(elements, slices, number) for number in range(slices)]
+            sums = [costs.slice_reduction(stage, stop - start, placement) for start, stop in bounds]
+            yield _traffic(sums[0], -(-slices // min(placement)), sum(item.bytes_sent for item in sums) * groups)
 
 
 def _model_groups(costs: StageCosts, stage: int, chunk: int) -> Iterator[Traffic]:
-    forward_passes = 1 + costs.layout.recomputes(stage)
-    for split in costs.chunks[stage][chunk].splits:
-        forward = "allreduce" if split.by_inputs else "allgather" if split.gathers else None
-        if forward is not None:
-            yield _activations(costs, stage, forward, split.layer.outputs, forward_passes)
-        if not split.by_inputs and split.layer.index > 0:
-            yield _activations(costs, stage, "allreduce", split.layer.inputs, 1)
-
-
-def _activations(costs: StageCosts, stage: int, operation: str, features: int, passes: int) -> Traffic:
-    """One collective per microbatch and pass, on activations or their gradients."""
-    layout, batch_size = costs.layout, costs.workload.batch_size
-    _, model = layout.stages[stage]
-    sample_bytes = features * costs.workload.itemsize
+    """Collectives of the layers in both passes of all microbatches."""
+    layout, batch_size, layers = costs.layout, costs.workload.batch_size, costs.chunks[stage][chunk]
     sizes = [layout.microbatch_samples(stage, number, batch_size) for number in range(layout.microbatches)]
-    seconds = sum(costs.groups.model(operation, sample_bytes * size, stage) for size in sizes) * passes
-    sent = bytes_sent_by_rank(operation, sample_bytes * batch_size, model) * model * passes
-    return Traffic(operation, "model", sample_bytes * sizes[0], layout.microbatches * passes, seconds, sent)
+    for split in layers.splits:
+        for backward, passes in ((False, 1 + layout.recomputes(stage)), (True, 1)):
+            by_size = {n: layers.collectives(split, n, backward=backward) for n in {*sizes, batch_size}}
+            for number, largest in enumerate(by_size[sizes[0]]):
+                seconds = passes * sum(by_size[size][number].seconds for size in sizes)
+                # The groups together send as much as one with all samples would.
+                sent = passes * by_size[batch_size][number].bytes_sent
+                yield Traffic(*largest[:3], seconds, sent)
 
 
 def _between_stages(costs: StageCosts, stage: int, chunk: int) -> Iterator[Traffic]:
@@ -144,4 +104,4 @@ def _between_stages(costs: StageCosts, stage: int, chunk: int) -> Iterator[Traff
         features = costs.chunks[stage][chunk].splits[0].layer.inputs
         sent = features * workload.itemsize * workload.batch_size * layout.stages[receiver][1]
         seconds = sum(costs.message(message) for message in messages)
-        yield Traffic("send", "pipeline", costs.message_bytes(messages[0]), len(messages), seconds, sent)
+        yield Traffic("send", "pipeline", costs.message_bytes(messages[0]), seconds, sent)

@@ -49,6 +49,11 @@ class Workload:
         return 4 if self.dtype == "float32" else 8
 
     @property
+    def target_bytes(self) -> int:
+        """Bytes of the target of a sample."""
+        return 8 if self.classification else self.model.sizes[-1] * self.itemsize
+
+    @property
     def slots(self) -> int:
         """Arrays of the optimizer."""
         return len(self.optimizer.slot_names)

@@ -22,9 +22,9 @@ SIZES = [6, 12, 12, 12, 12, 12, 12, 12, 4]
 BATCH_SIZE, STEPS = 24, 6
 
 
-def check(comm: MPI.Intracomm, axes: dict[str, Any], **settings: Any) -> int:
+def check(comm: MPI.Intracomm, axes: dict[str, Any], *, residual: bool = False, **settings: Any) -> int:
     """Train, and compare the bytes that all ranks have sent; returns them."""
-    model = MLP(SIZES, "relu")
+    model = MLP(SIZES, "relu", residual=residual)
     grid = ProcessGrid(comm, **axes)
     trainer = Trainer(model, SGD(lr=1e-3), grid=grid, batch_size=BATCH_SIZE, log_every=10**6, **settings)
     generator = np.random.default_rng(0)
@@ -46,7 +46,8 @@ def test_two_ranks_send_what_is_predicted(comm: MPI.Intracomm) -> None:
     check(comm, {"batch": 2}, shared_replicas=False)
     check(comm, {"batch": 2}, shared_replicas=False, overlap=False)
     for split in ("columns", "alternating"):
-        check(comm, {"batch": 1, "model": 2}, model_split=split)
+        for residual in (False, True):
+            check(comm, {"batch": 1, "model": 2}, residual=residual, model_split=split)
     for method in METHODS:
         check(comm, {"pipeline": 2, "batch": 1}, pipelining=Pipelining(method))
 
