@@ -60,7 +60,7 @@ _MODULES = {
 
 install()
 set_rank_settings(os.environ)
-register_single_rank(lambda: import_module("hybridnn.in_process.run").one_rank())
+register_single_rank(lambda: import_module("hybridnn.in_process.runner").one_rank())
 
 
 def __getattr__(name: str) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridnn.in_process.errors import CommunicationError
+from hybridnn.in_process.communication_errors import CommunicationError
 
 Flat = NDArray[Any]
 

@@ -16,10 +16,13 @@ from typing import Any
 import numpy as np
 
 from hybridnn.in_process.buffers import Collective, Contribution, Flat, ReceiveBuffer, equal_bytes
-from hybridnn.in_process.deadlock import BlockedRank, describe_deadlock
-from hybridnn.in_process.drawing import draw_calls
-from hybridnn.in_process.errors import CommunicationError, DeadlockError
-from hybridnn.in_process.records import Moment, Record, message_of
+from hybridnn.in_process.communication_errors import (
+    BlockedRank,
+    CommunicationError,
+    DeadlockError,
+    describe_deadlock,
+)
+from hybridnn.in_process.message_diagram import Moment, Record, draw_calls, message_of
 from hybridnn.in_process.scheduler import Scheduler
 from hybridnn.in_process.source_lines import Line, Site, calling_line, describe_line
 from hybridnn.in_process.virtual_clock import VirtualClock

@@ -25,7 +25,7 @@ from hybridnn.in_process.buffers import (
     operation,
     reduced,
 )
-from hybridnn.in_process.errors import CommunicationError
+from hybridnn.in_process.communication_errors import CommunicationError
 from hybridnn.in_process.matching import ANY_TAG, Context, MessageEngine, Pending
 
 PROC_NULL, ANY_SOURCE, UNDEFINED = -2, -1, -32766

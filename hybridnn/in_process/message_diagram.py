@@ -1,13 +1,14 @@
-"""Pictures of the calls of ranks: a row for each rank, an arrow for each message."""
+"""Records of the calls of ranks, and their diagram: a row for each rank, an arrow for each message."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from hybridnn.errors import SettingError
-from hybridnn.in_process.records import Instant, Message
+from hybridnn.in_process.source_lines import Line, Site
 from hybridnn.pipeline.drawing.drawing import Arrow, Box, Drawing, Row
 from hybridnn.pipeline.drawing.svg import svg_text
 
@@ -17,13 +18,75 @@ MAX_CALLS = 400
 KINDS = {"send": "send", "receive": "wait"}
 
 
+Moment = tuple[int, float]
+"""Fields of an `Instant`."""
+
+Record = tuple[int, str, int, int, Moment, Moment, Moment, Line, int, bool]
+"""Fields of a `Message`: a plain tuple, which is faster to make, as most calls are never looked at."""
+
+
+class Instant(NamedTuple):
+    """Time of an event.
+
+    Attributes
+    ----------
+    call : int
+        Communication calls of all ranks before it.
+    seconds : float
+        On the virtual clock of the rank.
+    """
+
+    call: int
+    seconds: float
+
+
+class Message(NamedTuple):
+    """A message or collective of a rank.
+
+    Attributes
+    ----------
+    rank : int
+    name : str
+        The operation.
+    peer : int
+        The other rank of a message, the root of a collective, or -1.
+    nbytes : int
+    begun, waited, ended : Instant
+        The call, the beginning of the wait for it, and the end of that wait.
+    site : Site
+        Line of the call.
+    number : int
+        The same for a send and its receive; -1 for collectives.
+    arrived : bool
+        False where no rank could continue before it ended.
+    """
+
+    rank: int
+    name: str
+    peer: int
+    nbytes: int
+    begun: Instant
+    waited: Instant
+    ended: Instant
+    site: Site
+    number: int = -1
+    arrived: bool = True
+
+
+def message_of(record: Record) -> Message:
+    """The message or collective of a record."""
+    rank, name, peer, nbytes, begun, waited, ended, line, number, arrived = record
+    instants = Instant(*begun), Instant(*waited), Instant(*ended)
+    return Message(rank, name, peer, nbytes, *instants, Site(*line), number, arrived)
+
+
 class SvgPicture:
-    """Base class of objects that have a picture, which notebooks show."""
+    """Base class of objects with a drawing, which notebooks show."""
 
     @property
     @abstractmethod
     def drawing(self) -> Drawing:
-        """The picture, before it is SVG."""
+        """A row for each rank, an arrow for each message."""
 
     def draw(self, path: str | Path) -> None:
         """Write the picture as an SVG file.
@@ -52,7 +115,7 @@ def draw_calls(size: int, messages: Sequence[Message]) -> Drawing:
     Parameters
     ----------
     size : int
-        Ranks.
+        Number of ranks.
     messages : sequence of Message
         In the order in which they ended.
     """

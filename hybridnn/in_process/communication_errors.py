@@ -1,11 +1,40 @@
-"""Diagnosis of a deadlock: the cycle of ranks that wait for one another, and the line of each one."""
+"""Communication errors of ranks in one process; of a deadlock with the cycle of ranks that wait for one another."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from hybridnn.errors import HybridnnError
+from hybridnn.in_process.message_diagram import SvgPicture
+from hybridnn.pipeline.drawing.drawing import Drawing
 from hybridnn.utils.text import name_ranks
+
+
+class CommunicationError(HybridnnError):
+    """Calls of ranks do not match, or the program accessed a buffer that a call owned."""
+
+    exit_code = 1
+
+
+class StuckError(CommunicationError):
+    """A rank computed for longer than the limit without a communication call."""
+
+
+class DeadlockError(SvgPicture, CommunicationError):
+    """No rank can continue.
+
+    Its picture has a row for each rank and an arrow for each message, up to the deadlock.
+    """
+
+    def __init__(self, text: str, drawing: Drawing) -> None:
+        super().__init__(text)
+        self._drawing = drawing
+
+    @property
+    def drawing(self) -> Drawing:
+        """The calls up to the deadlock."""
+        return self._drawing
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from hybridnn.comm.mpi import substitute_mpi
 from hybridnn.errors import SettingError
-from hybridnn.in_process.drawing import SvgPicture, draw_calls
 from hybridnn.in_process.matching import Context, MessageEngine
+from hybridnn.in_process.message_diagram import Message, Record, SvgPicture, draw_calls, message_of
 from hybridnn.in_process.mpi_interface import Comm, MpiModule
-from hybridnn.in_process.records import Message, Record, message_of
 from hybridnn.in_process.virtual_clock import VirtualClock
 from hybridnn.pipeline.drawing.drawing import Drawing
 from hybridnn.utils.checks import require_choice, require_number, require_whole
