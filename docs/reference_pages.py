@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_args
 
@@ -16,6 +17,8 @@ __all__ = ["MARKERS", "Setting", "algorithms", "command_line", "settings", "sett
 
 SETTINGS_PAGE = Path(__file__).resolve().parent / "use" / "settings.md"
 COMMENT = re.compile(r"^(?:# )?(?P<key>\w+) = .*? +# (?P<text>.*)$|^(?:# )?\[(?P<section>[\w.]+)\]")
+CHOICES = re.compile(r'; "\w[\w", -]*$')
+"""Other values at the end of a comment, which the table has in a column of its own."""
 ATTRIBUTE = re.compile(r"^(?P<names>\w+(?:, \w+)*)(?: : .*)?\n(?P<text>(?:    .*\n?)+)", re.MULTILINE)
 CODE = re.compile(r"``(.+?)``|`(.+?)`")
 
@@ -44,7 +47,8 @@ def settings() -> dict[str, list[Setting]]:
 
 def _section(name: str, model: Any) -> Iterator[Setting]:
     schema = model.model_json_schema()
-    described = _comments() | {f"{name}.{key}": text for key, text in _attributes(model).items()}
+    attributes = {f"{name}.{key}": text for key, text in _attributes(model).items()}
+    described = _comments() | {key: text for key, text in attributes.items() if not text.startswith("As for")}
     for key, property_ in schema["properties"].items():
         field = model.model_fields[key].annotation
         if hasattr(field, "model_fields"):
@@ -73,7 +77,8 @@ def _comments() -> dict[str, str]:
             if match["section"]:
                 section = match["section"]
             else:
-                found[f"{section}.{match['key']}"] = match["text"]
+                text = CHOICES.sub("", match["text"])
+                found[f"{section}.{match['key']}"] = f"{text[0].upper()}{text[1:]}."
     return found
 
 
@@ -174,7 +179,8 @@ def algorithms() -> str:
     text = hybridnn.parallel.__doc__ or ""
     rule = re.compile(r"^=[= ]+$\n", re.MULTILINE)
     before, heads, rows, after = rule.split(text)
-    columns = [slice(*column.span()) for column in re.finditer(r"=+ *", rule.findall(text)[0])]
+    starts = [column.start() for column in re.finditer(r"=+", rule.findall(text)[0])]
+    columns = [slice(start, end) for start, end in pairwise([*starts, None])]
     lines = [[_code(line[column]).strip() for column in columns] for line in (heads + rows).splitlines()]
     lines.insert(1, ["---"] * len(columns))
     table = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)

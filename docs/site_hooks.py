@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File
 
 if TYPE_CHECKING:
@@ -29,6 +30,12 @@ from reference_pages import MARKERS  # noqa: E402  # beside this file, which MkD
 
 LINK = re.compile(r"(?P<start>\]\()(?P<target>[^)#\s:]+)(?P<end>(?:#[^)]*)?\))")
 CODE = re.compile(r"^```.*?^```$|`[^`\n]+`", re.MULTILINE | re.DOTALL)
+LOADED = re.compile(
+    r"""(?:<(?:script|img|iframe|source|video|audio|embed|object)\b[^>]*?\b(?:src|srcset|data)\s*=\s*["']?"""
+    r"""|<link\b(?=[^>]*\brel=["']?(?:stylesheet|preload|preconnect|icon|modulepreload))[^>]*?\bhref=["']?"""
+    r"""|@import\s+["']?|url\(\s*["']?)(?P<address>(?:https?:)?//[^"'\s)>]+)"""
+)
+"""What a browser loads by itself from another site."""
 MARKER = re.compile(r"^<!-- generated: (?P<name>[\w-]+) -->$", re.MULTILINE)
 
 
@@ -126,3 +133,20 @@ def _shown(output: dict[str, Any]) -> str:
 
 def _fenced(text: str, language: str) -> str:
     return f"```{language}\n{text}\n```"
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    """Refuse a site that loads anything from another one.
+
+    Raises
+    ------
+    PluginError
+        With the files and addresses.
+    """
+    site = Path(config.site_dir)
+    found = []
+    for file in [*site.rglob("*.html"), *site.rglob("*.css")]:
+        text = file.read_text(encoding="utf-8")
+        found += [f"{file.relative_to(site)}: {match['address']}" for match in LOADED.finditer(text)]
+    if found:
+        raise PluginError("\n".join(["loaded from another site:", *found]))
