@@ -23,7 +23,7 @@ from mpi4py import MPI
 
 from benchmarks.timing import seconds_of
 from hybridnn import MLP, Adam, ProcessGrid, Trainer
-from hybridnn.checkpoints.manifest import Progress
+from hybridnn.checkpoints.progress import Progress
 from hybridnn.checkpoints.writing import CheckpointWriter
 
 WIDTHS = (1024,) * 12

@@ -97,7 +97,7 @@ def runs_of(case: Case) -> dict[str, Run]:
 
     runs = {AFTER: run_of(False), POLLING: run_of(True)}
     for way, pause in PAUSES.items():
-        with patch("hybridnn.parallel.replicas.replica.GradientReducer", partial(ThreadedReducer, pause=pause)):
+        with patch("hybridnn.parallel.gradient_reduction.GradientReducer", partial(ThreadedReducer, pause=pause)):
             runs[way] = run_of(True)
     return runs
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import tomli_w
 
-from hybridnn.checkpoints.manifest import Progress
+from hybridnn.checkpoints.progress import Progress
 from hybridnn.checkpoints.reading import Checkpoint, newest_valid
 from hybridnn.config.file import load_settings, to_toml
 from hybridnn.config.settings import Settings

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import chain
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
+from hybridnn.checkpoints.progress import FrozenModel, Positive, Progress
 from hybridnn.errors import DataError, one_line
 from hybridnn.pipeline.layout import Layout
 from hybridnn.pipeline.schedules.methods import METHODS
@@ -24,41 +25,8 @@ FORMAT_VERSION = 1
 NO_VERSION = 10**6
 """Larger numbers are damage, not a version."""
 
-Number = Annotated[int, Field(ge=0, lt=2**63)]
-Positive = Annotated[int, Field(ge=1, lt=2**63)]
 
-
-class _Frozen(BaseModel):
-    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-
-class Progress(_Frozen):
-    """Progress of the training.
-
-    Attributes
-    ----------
-    step : int
-        Updates done.
-    epoch : int
-        The current epoch, from 1; about to begin if `minibatches` is 0.
-    minibatches, samples : int
-        Done in this epoch.
-    loss_sum : float
-        Sum of the losses of these samples, each before its update.
-    """
-
-    step: Number = 0
-    epoch: Positive = 1
-    minibatches: Number = 0
-    loss_sum: float = 0.0
-    samples: Number = 0
-
-    def next_epoch(self) -> Progress:
-        """The same step as the beginning of the next epoch."""
-        return Progress(step=self.step, epoch=self.epoch + 1)
-
-
-class Origin(_Frozen):
+class Origin(FrozenModel):
     """What was trained, and on which layout; training may resume on another layout.
 
     Attributes
@@ -93,7 +61,7 @@ class Origin(_Frozen):
         return layout
 
 
-class ArrayEntry(_Frozen):
+class ArrayEntry(FrozenModel):
     """One ``.npy`` file; `bytes` and `sha256` are those of the whole file."""
 
     shape: Annotated[tuple[Positive, ...], Field(min_length=1, max_length=2)]
@@ -102,7 +70,7 @@ class ArrayEntry(_Frozen):
     sha256: str
 
 
-class Manifest(_Frozen):
+class Manifest(FrozenModel):
     """Contents of ``manifest.json``.
 
     Attributes

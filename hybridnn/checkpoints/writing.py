@@ -31,7 +31,8 @@ from numpy.typing import NDArray
 
 from hybridnn._version import __version__
 from hybridnn.checkpoints.folder import clean, nearest_existing, partial_folder, prune, publish, step_folder
-from hybridnn.checkpoints.manifest import FORMAT_VERSION, MANIFEST, SUMS, ArrayEntry, Manifest, Origin, Progress
+from hybridnn.checkpoints.manifest import FORMAT_VERSION, MANIFEST, SUMS, ArrayEntry, Manifest, Origin
+from hybridnn.checkpoints.progress import Progress
 from hybridnn.checkpoints.shards import (
     ArrayShard,
     WriteAssignment,

@@ -67,6 +67,12 @@ bucket size keeps a connection of many GB/s busy for about as long as a collecti
 STAGED_BUCKETS = BucketConfig(1 << 22, 1 << 22, 4, single_blocks=False)
 """For compressed all-reduces of a device's gradients: copies, encoding and messages of several pieces overlap."""
 
+
+def choose_buckets(*, on_host: bool, compressed: bool) -> BucketConfig:
+    """The buckets for gradients in host memory or on a device."""
+    return HOST_BUCKETS if on_host else STAGED_BUCKETS if compressed else DEVICE_BUCKETS
+
+
 Reduction = Request | CompressedAllreduce | StagedCompressedAllreduce
 
 

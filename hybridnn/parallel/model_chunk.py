@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -16,18 +16,13 @@ from numpy.typing import DTypeLike, NDArray
 from hybridnn.comm.group import Group
 from hybridnn.comm.request import DONE
 from hybridnn.kernels.backend import Array, Kernels
-from hybridnn.kernels.compressed_formats import CompressedFormat
 from hybridnn.kernels.numpy_backend import NUMPY
 from hybridnn.nn.mlp import DenseLayer
 from hybridnn.nn.parameters import LayerParameters, ParameterLayout, parameter_name
 from hybridnn.parallel.dense import LayerArrays, WeightGradientArrays, parallel_dense
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.parallel.layer_split import split_layers
-from hybridnn.parallel.node_memory import PrivateMemory
-from hybridnn.parallel.replicas.fused_update import FusedUpdateReplica
 from hybridnn.parallel.replicas.replica import PrivateReplica
-from hybridnn.parallel.replicas.shared_replica import SharedReplica
-from hybridnn.parallel.replicas.sharing import Sharing
 from hybridnn.parallel.workspace import (
     MicrobatchBuffers,
     StageArrays,
@@ -36,7 +31,12 @@ from hybridnn.parallel.workspace import (
     weight_gradient_input_sizes,
 )
 
-Replica = PrivateReplica | SharedReplica | FusedUpdateReplica
+if TYPE_CHECKING:
+    from hybridnn.parallel.replicas.fused_update import FusedUpdateReplica
+    from hybridnn.parallel.replicas.shared_replica import SharedReplica
+    from hybridnn.parallel.replicas.sharing import Sharing
+
+    Replica = PrivateReplica | SharedReplica | FusedUpdateReplica
 
 
 @dataclass(frozen=True)
@@ -49,15 +49,15 @@ class ReplicaConfig:
         The ranks of the node that share a replica; None for private replicas.
     arrays : int
         Arrays of a shared replica: versions of the weights, and slots of the optimizer.
-    compression : CompressedFormat or None
-        Format of gradients between nodes, for batch groups that span several.
+    wire_dtype : {"same", "bfloat16", "float16"}
+        Element type of gradients between nodes, for batch groups that span several.
     fused_update : bool
         Compute weight gradients during the update (`FusedUpdateReplica`); for batch groups on one node.
     """
 
     sharing: Sharing | None = None
     arrays: int = 1
-    compression: CompressedFormat | None = None
+    wire_dtype: str = "same"
     fused_update: bool = False
 
 
@@ -109,11 +109,21 @@ class ModelChunk:
         self.replica: Replica
         self._fused: FusedUpdateReplica | None = None
         self._gradients: list[LayerParameters] = []
-        sharing, compression = config.sharing, config.compression if grid.batch_spans_nodes else None
+        sharing, compression = config.sharing, None
+        # Each kind of replica is imported where it is chosen: most trainings need one.
+        if config.wire_dtype != "same" and grid.batch_spans_nodes:
+            from hybridnn.kernels.compressed_formats import COMPRESSED_FORMATS
+
+            compression = COMPRESSED_FORMATS[config.wire_dtype]
         if config.fused_update:
+            from hybridnn.parallel.node_memory import PrivateMemory
+            from hybridnn.parallel.replicas.fused_update import FusedUpdateReplica
+
             memory = PrivateMemory(batch) if sharing is None else sharing.memory
             self.replica = self._fused = FusedUpdateReplica(memory, batch, self.layout, dtype, config.arrays)
         elif sharing is not None:
+            from hybridnn.parallel.replicas.shared_replica import SharedReplica
+
             self.replica = SharedReplica(sharing, self.layout.size, dtype, config.arrays, compression)
             self._gradients = self.layout.views(self.replica.gradient)
         else:

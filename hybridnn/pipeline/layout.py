@@ -8,20 +8,22 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import accumulate
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hybridnn.comm.blocks import block_size, block_sizes
-from hybridnn.kernels.compressed_formats import COMPRESSED_FORMATS, CompressedFormat
 from hybridnn.nn.mlp import MLP, DenseLayer
 from hybridnn.nn.optimizers import Optimizer
 from hybridnn.parallel.placement import place_ranks
-from hybridnn.parallel.replicas.fused_update import fused_update_pays
+from hybridnn.parallel.replicas.replica import fused_update_pays
 from hybridnn.pipeline.schedules.methods import METHODS, forward_only, make_schedule
 from hybridnn.pipeline.schedules.schedule import Schedule
 from hybridnn.utils.text import counted
+
+if TYPE_CHECKING:
+    from hybridnn.kernels.compressed_formats import CompressedFormat
 
 StageShapes = tuple[tuple[int, int], ...]
 """Batch and model ranks of every stage."""
@@ -240,6 +242,8 @@ class Layout:
         """Format that a stage's gradients are rounded to; None if they are not, or no batch group spans nodes."""
         if self.wire_dtype == "same" or max(map(len, self._placements(stage))) == 1:
             return None
+        from hybridnn.kernels.compressed_formats import COMPRESSED_FORMATS
+
         return COMPRESSED_FORMATS[self.wire_dtype]
 
     def _placements(self, stage: int) -> dict[Placement, int]:

@@ -13,7 +13,7 @@ from time import perf_counter
 
 import numpy as np
 
-from hybridnn.checkpoints.manifest import Progress
+from hybridnn.checkpoints.progress import Progress
 from hybridnn.checkpoints.writing import CheckpointWriter
 from hybridnn.config.settings import TrainingSettings
 from hybridnn.errors import StoppedBySignal

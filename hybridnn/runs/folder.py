@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridnn.checkpoints.folder import checkpoint_folders
-from hybridnn.checkpoints.manifest import Progress
+from hybridnn.checkpoints.progress import Progress
 from hybridnn.config.file import load_settings, to_toml
 from hybridnn.config.settings import Settings
 from hybridnn.errors import DataError, EnvironmentProblem, HybridnnError, SettingError

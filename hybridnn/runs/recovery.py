@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hybridnn.checkpoints.folder import checkpoint_folders, step_of
-from hybridnn.checkpoints.manifest import Progress
+from hybridnn.checkpoints.progress import Progress
 from hybridnn.comm.agreement import agree, broadcast_text
 from hybridnn.comm.mpi import import_mpi, running_ranks
 from hybridnn.config.settings import Settings

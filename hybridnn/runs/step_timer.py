@@ -7,7 +7,7 @@ from time import perf_counter
 
 import numpy as np
 
-from hybridnn.checkpoints.manifest import Progress
+from hybridnn.checkpoints.progress import Progress
 from hybridnn.comm.mpi import import_mpi
 from hybridnn.cost.calibration.compute_samples import StepCase, StepTime
 from hybridnn.cost.prediction.workload import OPTIMIZERS

@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from hybridnn.errors import SettingError
-from hybridnn.kernels.compressed_formats import COMPRESSED_FORMATS
 from hybridnn.nn.learning_rates import Constant, LearningRateSchedule
 from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import SGD, Optimizer
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 DTYPES = ("float32", "float64")
-WIRE_DTYPES = ("same", *COMPRESSED_FORMATS)
+WIRE_DTYPES = ("same", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "gpu")
 TRANSPORTS = ("auto", "staging", "mpi", "nccl")
 

@@ -26,13 +26,10 @@ from hybridnn.nn.optimizers import Optimizer, OptimizerState
 from hybridnn.parallel.model_chunk import ModelChunk
 from hybridnn.pipeline.execution.executor import Minibatch
 from hybridnn.training.data_split import DeviceSamples
+from hybridnn.training.device import Capture, Replay
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-Replay = Callable[[], None]
-Record = Callable[[Callable[[], None]], Replay]
-"""Captures the device work that a function enqueues; returns a function that enqueues it again."""
 
 
 class CudaGraphSteps:
@@ -48,7 +45,7 @@ class CudaGraphSteps:
 
     def __init__(
         self,
-        record: Record,
+        record: Capture,
         chunk: ModelChunk,
         optimizer: Optimizer,
         state: OptimizerState,

@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from hybridnn.comm.agreement import agree
-from hybridnn.datasets import ArrayRows, Rows, as_rows
+from hybridnn.datasets import ArrayRows, as_rows
 from hybridnn.errors import DataError
 from hybridnn.kernels.backend import Array
 from hybridnn.nn.mlp import MLP
 from hybridnn.parallel.grid import ProcessGrid
-from hybridnn.training.sample_digests import require_same_data, row_details, rows_facts
+
+if TYPE_CHECKING:
+    from hybridnn.datasets import Rows
 
 
 def epoch_order(samples: int, seed: int, epoch: int, shuffle: bool) -> NDArray[np.int64]:
@@ -101,7 +103,9 @@ def make_split(
     facts = np.array([0, 0] if rows is None else [rows.samples, not rows.targets_shape], np.int64)
     if scattered:
         grid.world.broadcast(facts)
-    elif rows is not None:
+    elif grid.size > 1 and rows is not None:
+        from hybridnn.training.equal_ranks import require_same_data, row_details, rows_facts
+
         require_same_data(
             grid.world,
             what,
@@ -126,7 +130,9 @@ def has_validation(grid: ProcessGrid, distribution: str, given: bool) -> bool:
     flag = np.array([given], np.int64)
     if distribution != "local":
         grid.world.broadcast(flag)
-    else:
+    elif grid.size > 1:
+        from hybridnn.training.equal_ranks import require_same_data
+
         require_same_data(grid.world, "test data", lambda: {"validation samples": "some" if given else "none"})
     return bool(flag[0])
 

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 
 from hybridnn.comm.agreement import agree, broadcast_text
 from hybridnn.comm.group import Group
 from hybridnn.comm.mpi import is_in_process
-from hybridnn.comm.transports.device import Device
 from hybridnn.errors import EnvironmentProblem, SettingError
 from hybridnn.kernels.backend import Kernels
-from hybridnn.kernels.cupy_kernels import cupy_kernels
 from hybridnn.kernels.cupy_loading import load_cupy
-from hybridnn.kernels.device_events import Progress
 from hybridnn.kernels.numpy_backend import NUMPY
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.training.config import DeviceOptions
-from hybridnn.training.cuda_graphs import Record
-from hybridnn.training.transport_choice import attach_transport, first_problem
+
+GRAPHS_WHY = ", steps replayed as CUDA graphs if samples are in GPU memory"
+
+Replay = Callable[[], None]
+Capture = Callable[[Callable[[], None]], Replay]
+"""Captures the device work that a function enqueues; returns a function that enqueues it again."""
 
 
 @dataclass(frozen=True)
@@ -112,14 +113,6 @@ def _gpu(cupy: Any, index: int) -> DeviceChoice:
     return DeviceChoice("gpu", index, f"{name}, GPU {index} of {runtime.getDeviceCount()}", cupy)
 
 
-class RecordingKernels(Kernels, Protocol):
-    """Kernels of a device that can capture the work enqueued on it."""
-
-    def record(self, work: Callable[[], None]) -> Callable[[], None]:
-        """As `CupyKernels.record`."""
-        ...
-
-
 @dataclass(frozen=True)
 class TrainingDevice:
     """A device with compiled kernels, and its transport.
@@ -135,7 +128,7 @@ class TrainingDevice:
         Transport of its arrays; None on the CPU, where MPI reads and writes them in place.
     transport_why : str
         The reason for the transport; empty on the CPU.
-    record : Record or None
+    record : callable or None
         Captures steps as CUDA graphs; None if kernels are launched one by one.
     """
 
@@ -144,14 +137,14 @@ class TrainingDevice:
     why: str = field(repr=False)
     transport: str | None = None
     transport_why: str = field(default="", repr=False)
-    record: Record | None = field(default=None, repr=False)
+    record: Capture | None = field(default=None, repr=False)
 
 
 def resolve_device(
     device: str | DeviceOptions | TrainingDevice,
     grid: ProcessGrid,
     load: Callable[[], Any] = load_cupy,
-    make: Callable[..., RecordingKernels] = cupy_kernels,
+    make: Callable[..., Any] | None = None,
 ) -> TrainingDevice:
     """Choose the device of all ranks and attach its transport to the grid; collective, with no message in flight.
 
@@ -183,44 +176,21 @@ def resolve_device(
     choice = choose_device_together(grid.world, options.name, grid.node_group.rank, load)
     if choice.kind == "cpu":
         return TrainingDevice(NUMPY, "cpu", choice.why)
+    # Imported here: a training on the CPU needs none of the GPU's modules.
+    from hybridnn.comm.transports.device import Device
+    from hybridnn.training.gpu import attach_transport, graphs_problem, make_kernels
+
     gpu = Device(choice.cupy)
-    kernels, problem = _make_kernels(make, options, gpu.progress if grid.size > 1 else None)
-    problem = first_problem(grid, problem)
-    if kernels is None or problem:
-        if options.name == "gpu":
-            raise EnvironmentProblem(problem)
-        return TrainingDevice(NUMPY, "cpu", problem)
-    transport = attach_transport(grid, options.transport, gpu)
-    if not options.graphs:
-        return TrainingDevice(kernels, "gpu", choice.why, transport.name, transport.why)
-    problem = _graphs_problem(grid, transport.name)
-    if problem:
-        why = f"{choice.why}, kernels launched one by one: {problem}"
-        return TrainingDevice(kernels, "gpu", why, transport.name, transport.why)
-    why = f"{choice.why}, steps replayed as CUDA graphs if samples are in GPU memory"
-    return TrainingDevice(kernels, "gpu", why, transport.name, transport.why, kernels.record)
-
-
-def _make_kernels(
-    make: Callable[..., RecordingKernels], options: DeviceOptions, progress: Progress | None
-) -> tuple[RecordingKernels | None, str]:
-    """The compiled kernels of this rank's GPU and an empty text, or None and the reason for the failure."""
     try:
-        kernels = make(tf32=options.tf32, progress=progress)
-        kernels.compile(np.float32)
-    except EnvironmentProblem as problem:
-        return None, str(problem)
-    return kernels, ""
-
-
-def _graphs_problem(grid: ProcessGrid, transport: str) -> str:
-    """The reason why steps cannot be captured on this grid, the same text on all ranks; empty if they can."""
-    if grid.size == 1:
-        return ""
-    if grid.batch < grid.size:
-        return "graphs need a single rank, or batch ranks only"
-    if transport != "nccl":
-        return "graphs of several ranks need NCCL"
-    if grid.check_collectives:
-        return "collectives in graphs cannot be compared (check_collectives)"
-    return ""
+        kernels = make_kernels(grid, gpu, options.tf32, make)
+    except EnvironmentProblem as error:
+        if options.name == "gpu":
+            raise
+        return TrainingDevice(NUMPY, "cpu", str(error))
+    transport = attach_transport(grid, options.transport, gpu)
+    why, capture = choice.why, None
+    if options.graphs:
+        problem = graphs_problem(grid, transport.name)
+        capture = None if problem else kernels.record
+        why += f", kernels launched one by one: {problem}" if problem else GRAPHS_WHY
+    return TrainingDevice(kernels, "gpu", why, transport.name, transport.why, capture)

@@ -14,7 +14,7 @@ from hybridnn.datasets import ArrayRows, Rows
 from hybridnn.kernels.backend import Array, Kernels
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.training.data_split import DataSplit, DeviceSamples
-from hybridnn.training.sample_digests import digest_of
+from hybridnn.training.equal_ranks import digest_of
 
 FREE_MEMORY_DIVISOR = 8
 """Samples occupy at most 1/8 of a device's free memory: several ranks may share the device, and there are two data

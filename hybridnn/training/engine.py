@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from math import ceil, isfinite, sqrt
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,13 +14,11 @@ from hybridnn.comm.agreement import agree
 from hybridnn.comm.blocks import block_slice
 from hybridnn.errors import NonFiniteLossError, SettingError
 from hybridnn.kernels.backend import Kernels
-from hybridnn.kernels.compressed_formats import COMPRESSED_FORMATS
 from hybridnn.kernels.numpy_backend import NUMPY
 from hybridnn.nn.losses import loss_gradient, resolve_loss
 from hybridnn.parallel.distribution import make_distributor
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.parallel.model_chunk import ModelChunk, ReplicaConfig
-from hybridnn.parallel.replicas.sharing import Sharing
 from hybridnn.parallel.workspace import StageArrays
 from hybridnn.pipeline.checks.lint import lint
 from hybridnn.pipeline.execution.chunk_runtime import ChunkRuntime, make_runtime, plan_chunk
@@ -29,14 +27,18 @@ from hybridnn.pipeline.execution.memory import MemoryBreakdown
 from hybridnn.pipeline.execution.program import make_program
 from hybridnn.pipeline.layout import Layout
 from hybridnn.training.config import TrainConfig
-from hybridnn.training.cuda_graphs import CudaGraphSteps, Record
 from hybridnn.training.data_split import DataSplit, minibatches
-from hybridnn.training.device_samples import DeviceSampleCache
+from hybridnn.training.device import Capture
 from hybridnn.training.global_arrays import GlobalArrays
 from hybridnn.training.loading import Loader
 from hybridnn.training.losses import MinibatchLosses, broadcast_from_last_stage
 from hybridnn.training.metrics import Metrics, MetricSums
 from hybridnn.training.replica_choice import choose_sharing, uses_fused_update
+
+if TYPE_CHECKING:
+    from hybridnn.parallel.replicas.sharing import Sharing
+    from hybridnn.training.cuda_graphs import CudaGraphSteps
+    from hybridnn.training.device_samples import DeviceSampleCache
 
 Array = NDArray[Any]
 
@@ -68,7 +70,8 @@ class Engine:
         Layers, parameters and gradients of this rank.
     states : list of OptimizerState
     arrays : GlobalArrays
-    samples : DeviceSampleCache
+    samples : DeviceSampleCache or None
+        None on the CPU.
     loader : Loader
     """
 
@@ -79,7 +82,7 @@ class Engine:
         layout: Layout,
         sharing: Sharing | None,
         kernels: Kernels = NUMPY,
-        record: Record | None = None,
+        record: Capture | None = None,
         *,
         fused_update: bool = True,
     ) -> None:
@@ -92,22 +95,28 @@ class Engine:
             lint(schedule)
         self._chunk_plans = [plan_chunk(schedules, grid.pipeline_rank, index) for index in range(layout.chunks)]
         arrays = self._chunk_plans[0].weight_versions + len(config.optimizer.slot_names)
-        replica = ReplicaConfig(sharing, arrays, COMPRESSED_FORMATS.get(layout.wire_dtype), fused)
+        replica = ReplicaConfig(sharing, arrays, layout.wire_dtype, fused)
         self.chunks = [
             ModelChunk(layers, grid, layout.model_split, self.dtype, layout.overlap, kernels, replica)
             for layers in layout.layers_of(config.model, grid.pipeline_rank)
         ]
         self.states = [chunk.replica.new_state(config.optimizer, chunk.weights) for chunk in self.chunks]
         self.arrays = GlobalArrays(config.model, grid, layout, self.chunks)
-        self.samples = DeviceSampleCache(kernels, grid, self.dtype)
-        self.loader = Loader(make_distributor(grid, config.distribution), kernels, grid)
-        self._runtimes: list[ChunkRuntime] = []
-        self._executors: dict[tuple[str | None, bool, int], Executor] = {}
-        self._graphs = None
+        self.samples: DeviceSampleCache | None = None
+        self._graphs: CudaGraphSteps | None = None
+        if not kernels.on_host:
+            from hybridnn.training.device_samples import DeviceSampleCache  # not needed on the CPU
+
+            self.samples = DeviceSampleCache(kernels, grid, self.dtype)
         if record is not None:
+            from hybridnn.training.cuda_graphs import CudaGraphSteps
+
             self._graphs = CudaGraphSteps(
                 record, self.chunks[0], config.optimizer, self.states[0], config.batch_size, grid.batch_group
             )
+        self.loader = Loader(make_distributor(grid, config.distribution), kernels, grid)
+        self._runtimes: list[ChunkRuntime] = []
+        self._executors: dict[tuple[str | None, bool, int], Executor] = {}
 
     @property
     def updates(self) -> int:
@@ -314,7 +323,8 @@ class Engine:
 
     def free(self) -> None:
         """Free shared memory, samples on the device and CUDA graphs; the engine is unusable afterwards."""
-        self.samples.free()
+        if self.samples is not None:
+            self.samples.free()
         if self._graphs is not None:
             self._graphs.free()
         if self._sharing is not None:
@@ -345,7 +355,7 @@ def make_engine(
     grid: ProcessGrid,
     layout: Layout,
     kernels: Kernels = NUMPY,
-    record: Record | None = None,
+    record: Capture | None = None,
     *,
     fused_update: bool = True,
 ) -> Engine:

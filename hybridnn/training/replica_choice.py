@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hybridnn.comm.agreement import agree
-from hybridnn.diagnostics.lost_ranks import tolerates_losses
 from hybridnn.errors import SettingError
 from hybridnn.nn.parameters import ParameterLayout
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.parallel.layer_split import split_layers
-from hybridnn.parallel.node_memory import free_shared_memory
-from hybridnn.parallel.replicas.sharing import Sharing, share_replicas
 from hybridnn.pipeline.layout import Layout
 from hybridnn.pipeline.schedules.memory_plan import plan_memory
 from hybridnn.training.config import TrainConfig
+
+if TYPE_CHECKING:
+    from hybridnn.parallel.replicas.sharing import Sharing
+
+TOO_FEW = "no node holds several ranks of a batch group"
 
 
 def choose_sharing(
@@ -53,11 +56,17 @@ def choose_sharing(
     sharing = None
     if not on_host:
         reason = "not available on a GPU"
-    elif tolerates_losses():
-        reason = "not available in a job that was started to survive lost ranks"
+    elif grid.size == 1:
+        reason = TOO_FEW
     else:
-        sharing = share_replicas(grid)
-        reason = _sharing_problem(sharing, config, grid, layout)
+        # Imported here: a single rank shares no replica.
+        from hybridnn.diagnostics.lost_ranks import tolerates_losses
+        from hybridnn.parallel.replicas.sharing import share_replicas
+
+        reason = "not available in a job that was started to survive lost ranks"
+        if not tolerates_losses():
+            sharing = share_replicas(grid)
+            reason = _sharing_problem(sharing, config, grid, layout)
     if reason and setting is True:
         raise SettingError("parallel.shared_replicas", setting, f"{reason}; allowed are 'auto', true and false")
     return replace(layout, shared_replicas=not reason), None if reason else sharing
@@ -78,6 +87,7 @@ def uses_fused_update(
 
 def _sharing_problem(sharing: Sharing | None, config: TrainConfig, grid: ProcessGrid, layout: Layout) -> str:
     """The reason why replicas cannot be shared, the same text on every rank; empty if they can."""
+    from hybridnn.parallel.node_memory import free_shared_memory
 
     def window_bytes() -> int:
         """Upper bound of the bytes of the windows that this rank allocates, including gradients or partial products."""
@@ -98,5 +108,5 @@ def _sharing_problem(sharing: Sharing | None, config: TrainConfig, grid: Process
     maxima = np.array([sharing is not None, too_large, needed[0] * too_large], np.int64)
     grid.world.allreduce(maxima, "max")
     if not maxima[0]:
-        return "no node holds several ranks of a batch group"
+        return TOO_FEW
     return f"a node's shared memory (/dev/shm) has no room for {maxima[2]:,} bytes" if maxima[1] else ""

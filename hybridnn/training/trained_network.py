@@ -18,7 +18,6 @@ from hybridnn.training.config import TrainConfig
 from hybridnn.training.data_split import DataSplit, as_samples, has_validation, make_split
 from hybridnn.training.engine import Engine
 from hybridnn.training.metrics import Metrics
-from hybridnn.training.sample_digests import array_facts, require_same_data
 
 Array = NDArray[Any]
 """Arrays of the public interface are (samples, features)."""
@@ -119,6 +118,10 @@ class TrainedNetwork:
         return bool(spans[0])
 
     def _require_same_arrays(self, what: str, arrays: Mapping[str, Array]) -> None:
+        if self.grid.size == 1:
+            return
+        from hybridnn.training.equal_ranks import array_facts, require_same_data
+
         facts = partial(array_facts, arrays, self._engine.dtype, complete=self.grid.check_collectives)
         require_same_data(self.grid.world, what, facts)
 
@@ -135,6 +138,6 @@ class TrainedNetwork:
     def _split(self, x: Any, y: Array | None, what: str, *, cache: bool = True) -> DataSplit:
         split = make_split(self.grid, self._distribution, self.model, x, y, what, self._engine.dtype)
         resolve_loss(self.model, split.task)  # raises before the first step if the loss does not fit the data
-        if self._distribution != "local":  # rank 0 scatters every minibatch from host memory
+        if self._engine.samples is None or self._distribution != "local":  # rank 0 scatters from host memory
             return split
         return self._engine.samples.place(split, x, what if cache else None)

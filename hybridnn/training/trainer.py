@@ -11,9 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from hybridnn.checkpoints.manifest import Origin, Progress
-from hybridnn.checkpoints.reading import Checkpoint
-from hybridnn.checkpoints.writing import CheckpointWriter
+from hybridnn.checkpoints.progress import Progress
 from hybridnn.comm.mpi import require_communicator
 from hybridnn.comm.threads import limit_blas_threads
 from hybridnn.nn.learning_rates import Constant, LearningRateSchedule
@@ -25,7 +23,6 @@ from hybridnn.training.data_split import DataSplit, epoch_order, minibatches
 from hybridnn.training.device import TrainingDevice, resolve_device
 from hybridnn.training.engine import make_engine
 from hybridnn.training.epoch import EpochHooks, StepPosition, train_epoch
-from hybridnn.training.equal_settings import require_same_rates, require_same_settings, software, trainer_facts
 from hybridnn.training.layout_choice import choose_layout
 from hybridnn.training.records import EpochRecord, History, StepRecord
 from hybridnn.training.trained_network import Array, TrainedNetwork
@@ -33,6 +30,10 @@ from hybridnn.utils.checks import require_number, require_whole
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+    from hybridnn.checkpoints.manifest import Origin
+    from hybridnn.checkpoints.reading import Checkpoint
+    from hybridnn.checkpoints.writing import CheckpointWriter
 
 
 class Trainer(TrainedNetwork):
@@ -174,8 +175,11 @@ class Trainer(TrainedNetwork):
         require_communicator(grid.node_comm)
         require_number("output.stall_seconds", stall_seconds, at_least=0)
         self._end_watch = None if grid.stall_watchdog is None else grid.stall_watchdog.start(self, stall_seconds)
-        extra = {"initial_weights": initial_weights is not None, "device": device}
-        require_same_settings(grid.world, lambda: software(grid.node_group) | trainer_facts(config.items() | extra))
+        if grid.size > 1:  # a single rank has nothing to compare
+            from hybridnn.training.equal_ranks import require_same_trainer
+
+            extra = {"initial_weights": initial_weights is not None, "device": device}
+            require_same_trainer(grid, config.items() | extra)
         config = config.checked()  # after the comparison, so that all ranks raise an error or none does
         self.batch_size, self.schedule = config.batch_size, config.schedule
         self.seed, self.shuffle = config.seed, config.shuffle
@@ -238,7 +242,7 @@ class Trainer(TrainedNetwork):
             those before that step, or, with an asynchronous pipeline method, those at the end of the epoch; on a GPU
             they are later ones, because losses are fetched only when they are logged and at the end of the epoch.
         """
-        require_same_settings(self.grid.world, lambda: self._fit_facts(epochs, should_stop))
+        self._require_same_fit(epochs, should_stop)
         require_whole("training.epochs", epochs, 1)
         train, test = self._splits(x, y, validation)
         per_epoch = ceil(train.samples / self.batch_size)
@@ -259,19 +263,17 @@ class Trainer(TrainedNetwork):
                 break
         return self.history
 
-    def _fit_facts(self, epochs: int, should_stop: Callable[[StepPosition], bool] | None) -> dict[str, str]:
-        """Settings of `fit` that must be equal on all ranks, with the attributes, which a script may have changed."""
+    def _require_same_fit(self, epochs: int, should_stop: Callable[[StepPosition], bool] | None) -> None:
+        """Compare the settings of `fit` between ranks, with the attributes, which a script may have changed."""
+        if self.grid.size == 1:
+            return
+        from hybridnn.training.equal_ranks import require_same_settings, trainer_facts
+
         names = "optimizer", "schedule", "batch_size", "seed", "shuffle", "log_every", "evaluate_every"
-        current: dict[str, Any] = {name: getattr(self, name) for name in names}
-        return trainer_facts(
-            current
-            | {
-                "epochs": epochs,
-                "epoch": self.progress.epoch,
-                "step": self.step,
-                "should_stop": should_stop is not None,
-            }
-        )
+        settings: dict[str, Any] = {name: getattr(self, name) for name in names}
+        settings |= {"epochs": epochs, "epoch": self.progress.epoch, "step": self.step}
+        settings["should_stop"] = should_stop is not None
+        require_same_settings(self.grid.world, lambda: trainer_facts(settings))
 
     def _train_epoch(
         self,
@@ -288,7 +290,10 @@ class Trainer(TrainedNetwork):
         batches = list(minibatches(order, self.batch_size))[before.minibatches :]
         steps = range(self.step, self.step + len(batches))
         rates = [self.optimizer.lr * self.schedule.factor(step, per_epoch, updates) for step in steps]
-        require_same_rates(self.grid.world, steps, rates)
+        if self.grid.size > 1:
+            from hybridnn.training.equal_ranks import require_same_rates
+
+            require_same_rates(self.grid.world, steps, rates)
 
         def log(record: StepRecord) -> None:
             self.history.steps.append(record)
@@ -342,6 +347,8 @@ class Trainer(TrainedNetwork):
         data : str
             Identity of the data.
         """
+        from hybridnn.checkpoints.manifest import Origin  # only a run that writes or reads checkpoints needs it
+
         return Origin(
             model=repr(self.model),
             optimizer=repr(self.optimizer),
@@ -367,6 +374,8 @@ class Trainer(TrainedNetwork):
         grid : ProcessGrid, optional
             The ranks that write, by default all; with the batch axis only, any subset has the complete state.
         """
+        from hybridnn.checkpoints.writing import CheckpointWriter  # only a run that writes checkpoints needs it
+
         engine, origin = self._engine, self.origin(data)
         return CheckpointWriter(folder, grid or self.grid, self.model, engine.chunks, engine.states, origin, keep=keep)
 

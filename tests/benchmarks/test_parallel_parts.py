@@ -89,8 +89,10 @@ def test_a_progress_thread_does_not_change_the_training(comm: MPI.Intracomm, mon
 
     plain, run = our_run(TINY, ProcessGrid(comm), shared_replicas=False, overlap=False)
     run()
-    monkeypatch.setattr("hybridnn.parallel.replicas.replica.GradientReducer", partial(ThreadedReducer, pause=0.0))
-    monkeypatch.setattr("hybridnn.parallel.replicas.replica.HOST_BUCKETS", BucketConfig(8, 64, 2, single_blocks=False))
+    monkeypatch.setattr("hybridnn.parallel.gradient_reduction.GradientReducer", partial(ThreadedReducer, pause=0.0))
+    monkeypatch.setattr(
+        "hybridnn.parallel.gradient_reduction.HOST_BUCKETS", BucketConfig(8, 64, 2, single_blocks=False)
+    )
     threaded, run = our_run(TINY, ProcessGrid(comm), shared_replicas=False, overlap=True)
     run()
     expected = plain.weights()

@@ -180,7 +180,7 @@ def test_two_axes_at_once(comm: MPI.Intracomm) -> None:
 def test_batch_ranks_replay_steps(comm: MPI.Intracomm, bucket_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Needs a GPU per rank. The last minibatch of 257 samples has one sample, and other ranks have none."""
     monkeypatch.setattr(
-        "hybridnn.parallel.replicas.replica.DEVICE_BUCKETS", replace(DEVICE_BUCKETS, bucket_bytes=bucket_bytes)
+        "hybridnn.parallel.gradient_reduction.DEVICE_BUCKETS", replace(DEVICE_BUCKETS, bucket_bytes=bucket_bytes)
     )
     for dtype in TOLERANCES:
         for case in (WIDE, CASES["clipped"], CASES["residual"], replace(WIDE, samples=257), ADAPTIVE["adamw"]):

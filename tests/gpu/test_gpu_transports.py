@@ -17,7 +17,7 @@ from hybridnn.errors import EnvironmentProblem
 from hybridnn.kernels.cupy_kernels import cupy_kernels
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.training.device import choose_device
-from hybridnn.training.transport_choice import choose_transport
+from hybridnn.training.gpu import choose_transport
 
 if TYPE_CHECKING:
     from mpi4py import MPI

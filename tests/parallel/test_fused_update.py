@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from hybridnn import MLP
 from hybridnn.nn.parameters import ParameterLayout
 from hybridnn.parallel.layer_split import split_layers
-from hybridnn.parallel.replicas.fused_update import fused_update_pays, owned_rows
+from hybridnn.parallel.replicas.fused_update import owned_rows
+from hybridnn.parallel.replicas.replica import fused_update_pays
 
 BLOCK = 16
 

@@ -13,7 +13,8 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from hybridnn import MLP, SGD, Adam, ProcessGrid
-from hybridnn.checkpoints.manifest import Origin, Progress
+from hybridnn.checkpoints.manifest import Origin
+from hybridnn.checkpoints.progress import Progress
 from hybridnn.checkpoints.writing import CheckpointWriter
 from hybridnn.kernels.numpy_backend import NUMPY
 from hybridnn.nn.optimizers import Optimizer, OptimizerState, new_state

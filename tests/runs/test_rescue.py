@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hybridnn.checkpoints.manifest import Progress
+from hybridnn.checkpoints.progress import Progress
 from hybridnn.runs.history_file import to_line
 from hybridnn.runs.recovery import complete_history
 from hybridnn.training.records import EpochRecord, History, MeasuredStep, Record, ResumeRecord, StepRecord

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hybridnn.checkpoints.manifest import Progress
+from hybridnn.checkpoints.progress import Progress
 from hybridnn.config.file import load_settings
 from hybridnn.config.settings import Settings
 from hybridnn.errors import DataError, EnvironmentProblem, SettingError

@@ -14,7 +14,7 @@ from hybridnn.errors import EnvironmentProblem, HybridnnError
 from hybridnn.kernels import cupy_loading
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.training.device import choose_device, choose_device_together
-from hybridnn.training.transport_choice import TransportChoice, choose_transport
+from hybridnn.training.gpu import TransportChoice, choose_transport
 
 if TYPE_CHECKING:
     from mpi4py import MPI

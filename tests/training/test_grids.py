@@ -10,8 +10,8 @@ import pytest
 
 from hybridnn import MLP, ProcessGrid, Trainer
 from hybridnn.errors import GridError
+from hybridnn.parallel import gradient_reduction
 from hybridnn.parallel.gradient_reduction import HOST_BUCKETS
-from hybridnn.parallel.replicas import replica
 from reference.cases import (
     Case,
     assert_arrays_close,
@@ -51,7 +51,7 @@ def test_gradients_sent_in_many_buckets_train_as_the_reference(
     comm: MPI.Intracomm, bucket_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # These networks are far smaller than a bucket is otherwise.
-    monkeypatch.setattr(replica, "HOST_BUCKETS", replace(HOST_BUCKETS, bucket_bytes=bucket_bytes))
+    monkeypatch.setattr(gradient_reduction, "HOST_BUCKETS", replace(HOST_BUCKETS, bucket_bytes=bucket_bytes))
     for grid in grids(comm):
         for case in trainings((grid.batch, grid.model)):
             check_against_reference(replace(case, shared_replicas=False), grid)

@@ -72,7 +72,7 @@ def test_batch_ranks_replay_steps(comm: MPI.Intracomm, monkeypatch: pytest.Monke
     uneven = Case(samples=21, optimizer="adamw", schedule="warmup-linear")
     for bucket_bytes in (DEVICE_BUCKETS.bucket_bytes, 8):
         monkeypatch.setattr(
-            "hybridnn.parallel.replicas.replica.DEVICE_BUCKETS", replace(DEVICE_BUCKETS, bucket_bytes=bucket_bytes)
+            "hybridnn.parallel.gradient_reduction.DEVICE_BUCKETS", replace(DEVICE_BUCKETS, bucket_bytes=bucket_bytes)
         )
         for case in (CLIPPED, uneven, replace(CASES["adam"], overlap=False)):
             grid = ProcessGrid(comm, batch=comm.size)
@@ -83,7 +83,9 @@ def test_batch_ranks_replay_steps(comm: MPI.Intracomm, monkeypatch: pytest.Monke
 
 @pytest.mark.mpi(ranks=[2])
 def test_replays_count_as_steps(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hybridnn.parallel.replicas.replica.DEVICE_BUCKETS", replace(DEVICE_BUCKETS, bucket_bytes=1000))
+    monkeypatch.setattr(
+        "hybridnn.parallel.gradient_reduction.DEVICE_BUCKETS", replace(DEVICE_BUCKETS, bucket_bytes=1000)
+    )
     case, told = Case(epochs=2), []
     for graphs in (False, True):
         grid, figures = ProcessGrid(comm, batch=2), []

@@ -123,7 +123,7 @@ def test_gradients_of_a_device_are_rounded_by_the_host(
         (CASES[1], False, "float16", STAGED_BUCKETS),
         (CASES[2], True, "bfloat16", small),
     ):
-        monkeypatch.setattr("hybridnn.parallel.replicas.replica.STAGED_BUCKETS", pace)
+        monkeypatch.setattr("hybridnn.parallel.gradient_reduction.STAGED_BUCKETS", pace)
         grid = ProcessGrid(on_nodes(comm, range(comm.size)))
         device = stand_in(grid, transport, comm)
         own = replace(case, shared_replicas=False, overlap=overlap)

@@ -24,22 +24,17 @@ from hybridnn.comm.group import Group
 from hybridnn.kernels import numpy_kernels as kernels
 from hybridnn.kernels.backend import Array
 from hybridnn.kernels.numpy_backend import NUMPY
-from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import Optimizer, OptimizerState
 from hybridnn.nn.parameters import ALIGNMENT, LayerParameters, ParameterLayout
 from hybridnn.parallel.dense import WeightGradientArrays
 from hybridnn.parallel.node_memory import NodeMemory, PrivateMemory
-from hybridnn.parallel.replicas.replica import NodeReplica
-from hybridnn.parallel.replicas.sharing import slice_bounds
+from hybridnn.parallel.replicas.sharing import NodeReplica, slice_bounds
 
 Layers = Sequence[WeightGradientArrays]
 Views = Sequence[LayerParameters]
 
 ROWS = 16
 """Ranks own multiples of so many rows, except at the end of a layer: blocks of a matrix product."""
-
-LEAST_PARAMETERS = 1 << 16
-"""Fewest parameters for a fused update: for smaller networks its additional calls cost more than they save."""
 
 
 @dataclass(frozen=True)
@@ -73,21 +68,6 @@ class _Rows:
     def views_in(self, views: Views) -> tuple[Array, Array]:
         """Weights and biases among the views of a flat buffer."""
         return views[self.layer].weight[self.rows], views[self.layer].bias[self.bias]
-
-
-def fused_update_pays(model: MLP, batch_size: int, batch: int, split: int) -> bool:
-    """Whether a fused update needs less memory than stored gradients, and the network is large enough.
-
-    It stores no gradients, but ``dz`` of every layer, and separate activations for evaluation.
-
-    Parameters
-    ----------
-    batch_size : int
-        Most samples of a minibatch, over all ranks.
-    batch, split : int
-        Batch ranks and model ranks.
-    """
-    return model.parameters >= split * max(LEAST_PARAMETERS, 2 * -(-batch_size // batch) * sum(model.sizes))
 
 
 def owned_rows(layout: ParameterLayout, ranks: int, rank: int) -> Iterator[tuple[int, slice]]:

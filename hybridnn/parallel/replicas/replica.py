@@ -8,19 +8,37 @@ ranks are on one node, and weight gradients are computed during the update. They
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
-import numpy as np
 from numpy.typing import DTypeLike
 
 from hybridnn.comm.group import Group
-from hybridnn.kernels import numpy_kernels
 from hybridnn.kernels.backend import Array, Kernels
-from hybridnn.kernels.compressed_formats import CompressedFormat
 from hybridnn.kernels.numpy_backend import NUMPY
+from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import Optimizer, OptimizerState, new_state
-from hybridnn.parallel.gradient_reduction import DEVICE_BUCKETS, HOST_BUCKETS, STAGED_BUCKETS, GradientReducer
-from hybridnn.parallel.node_memory import NodeMemory, PrivateMemory
+
+if TYPE_CHECKING:
+    from hybridnn.kernels.compressed_formats import CompressedFormat
+
+LEAST_PARAMETERS = 1 << 16
+"""Fewest parameters for a fused update: for smaller networks its additional calls cost more than they save."""
+
+
+def fused_update_pays(model: MLP, batch_size: int, batch: int, split: int) -> bool:
+    """Whether a fused update needs less memory than stored gradients, and the network is large enough.
+
+    It stores no gradients, but ``dz`` of every layer, and separate activations for evaluation.
+
+    Parameters
+    ----------
+    batch_size : int
+        Most samples of a minibatch, over all ranks.
+    batch, split : int
+        Batch ranks and model ranks.
+    """
+    return model.parameters >= split * max(LEAST_PARAMETERS, 2 * -(-batch_size // batch) * sum(model.sizes))
 
 
 class PrivateReplica:
@@ -47,7 +65,7 @@ class PrivateReplica:
     is_leader : bool
         Whether this rank writes the replica in `fill`.
     ready, finish : callable
-        As of `GradientReducer`.
+        Those of a `GradientReducer`; in a group of one rank they do nothing.
     """
 
     is_leader = True
@@ -64,10 +82,16 @@ class PrivateReplica:
         self._kernels = kernels
         flat = kernels.zeros((ends[-1] + 1,), dtype)
         self.gradient, self.loss = flat[:-1], flat[-1:]
-        config = HOST_BUCKETS if kernels.on_host else DEVICE_BUCKETS if compression is None else STAGED_BUCKETS
-        self._reducer = GradientReducer(group, flat, ends, overlap, config, compression)
-        self.nbytes = flat.nbytes + self._reducer.nbytes
-        self.ready, self.finish = self._reducer.ready, self._reducer.finish
+        self.nbytes = flat.nbytes
+        self.ready: Callable[[int], None] = _nothing_to_reduce
+        self.finish: Callable[[], None] = _nothing_to_reduce
+        if group.size > 1:
+            from hybridnn.parallel.gradient_reduction import GradientReducer, choose_buckets
+
+            buckets = choose_buckets(on_host=kernels.on_host, compressed=compression is not None)
+            reducer = GradientReducer(group, flat, ends, overlap, buckets, compression)
+            self.nbytes += reducer.nbytes
+            self.ready, self.finish = reducer.ready, reducer.finish
 
     @property
     def total_loss(self) -> Array:
@@ -121,69 +145,5 @@ class PrivateReplica:
         """After the leaders have written replica and state, make both equal on all ranks; here they are."""
 
 
-class NodeReplica:
-    """Base class of replicas in memory that the batch ranks of a node share; see `PrivateReplica` for the interface.
-
-    Parameters
-    ----------
-    memory : NodeMemory or PrivateMemory
-        Of the ranks that share; `PrivateMemory` for a group of one rank.
-    batch : Group
-        The whole batch group.
-    arrays : iterator of ndarray
-        Shared memory for `new_array`.
-
-    Attributes
-    ----------
-    loss : ndarray, shape (1,)
-    """
-
-    def __init__(
-        self, memory: NodeMemory | PrivateMemory, batch: Group, arrays: Iterator[Array], dtype: DTypeLike
-    ) -> None:
-        self._memory, self._batch, self._arrays = memory, batch, arrays
-        self.loss, self._total = numpy_kernels.zeros((1,), dtype), numpy_kernels.zeros((1,), dtype)
-
-    @property
-    def is_leader(self) -> bool:
-        """True on one of the ranks that share."""
-        return self._memory.is_leader
-
-    @property
-    def total_loss(self) -> Array:
-        """See `PrivateReplica.total_loss`."""
-        return self._total
-
-    def new_array(self) -> Array:
-        """The next of the shared arrays; all ranks must call this in the same order."""
-        return next(self._arrays)
-
-    def bytes_per_rank(self, nbytes: int) -> int:
-        """`nbytes` divided by the number of ranks that share, rounded up."""
-        return -(-nbytes // self._memory.group.size)
-
-    def ready(self, layer: int) -> None:
-        """Does nothing: the gradients are in shared memory as soon as they are computed."""
-
-    def finish(self) -> None:
-        """All-reduce the loss over the batch group, which completes only after all backward passes."""
-        numpy_kernels.copy(self.loss, self._total)
-        self._memory.publish(lambda: self._batch.allreduce(self._total))
-
-    def fill(self, write: Callable[[], None]) -> None:
-        """Call `write` on the leader, after all ranks have stopped reading."""
-        self.publish()
-        if self.is_leader:
-            write()
-        self.publish()
-
-    def publish(self) -> None:
-        """See `PrivateReplica.publish`."""
-        self._memory.publish()
-
-    def synchronize_state(self, state: OptimizerState) -> None:
-        """See `PrivateReplica.synchronize_state`."""
-        updates = np.array([state.updates], np.int64)
-        self._memory.group.broadcast(updates)
-        self.publish()
-        state.updates = int(updates[0])
+def _nothing_to_reduce(layer: int = 0) -> None:
+    """Stands for the reduction in a group of one rank."""

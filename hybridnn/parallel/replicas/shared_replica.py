@@ -23,8 +23,7 @@ from hybridnn.kernels.compressed_formats import CompressedFormat
 from hybridnn.kernels.numpy_backend import NUMPY
 from hybridnn.nn.optimizers import Optimizer, OptimizerState
 from hybridnn.parallel.compressed_allreduce import PIECE_ELEMENTS, CompressedReducer, CompressionWorkspace
-from hybridnn.parallel.replicas.replica import NodeReplica
-from hybridnn.parallel.replicas.sharing import Sharing, slice_bounds
+from hybridnn.parallel.replicas.sharing import NodeReplica, Sharing, slice_bounds
 
 Array = NDArray[Any]
 

@@ -1,4 +1,4 @@
-"""Sharing of replicas: the ranks that share one, and the slices that each of them owns, sums and updates.
+"""Sharing of replicas: the ranks that share one, the slices that each of them owns, and the base of shared replicas.
 
 The batch ranks of a node share a replica. It is divided into as many slices as the node with the most ranks has ranks,
 the same slices on every node. They are assigned to a node's ranks in order. The owners of a slice, one per node, sum it
@@ -7,15 +7,20 @@ over the nodes.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from hybridnn.comm.blocks import block_bounds
 from hybridnn.comm.group import Group
+from hybridnn.kernels import numpy_kernels
+from hybridnn.kernels.backend import Array
+from hybridnn.nn.optimizers import OptimizerState
 from hybridnn.nn.parameters import ALIGNMENT
 from hybridnn.parallel.grid import ProcessGrid
-from hybridnn.parallel.node_memory import NodeMemory
+from hybridnn.parallel.node_memory import NodeMemory, PrivateMemory
 
 
 @dataclass(frozen=True)
@@ -98,3 +103,71 @@ def slice_bounds(size: int, slices: int, number: int) -> tuple[int, int]:
     """Start and stop of a slice of a flat buffer, in whole cache lines; may be empty."""
     start, stop = block_bounds(-(-size // ALIGNMENT), slices, number)
     return min(start * ALIGNMENT, size), min(stop * ALIGNMENT, size)
+
+
+class NodeReplica:
+    """Base class of replicas in memory that the batch ranks of a node share; see `PrivateReplica` for the interface.
+
+    Parameters
+    ----------
+    memory : NodeMemory or PrivateMemory
+        Of the ranks that share; `PrivateMemory` for a group of one rank.
+    batch : Group
+        The whole batch group.
+    arrays : iterator of ndarray
+        Shared memory for `new_array`.
+
+    Attributes
+    ----------
+    loss : ndarray, shape (1,)
+    """
+
+    def __init__(
+        self, memory: NodeMemory | PrivateMemory, batch: Group, arrays: Iterator[Array], dtype: DTypeLike
+    ) -> None:
+        self._memory, self._batch, self._arrays = memory, batch, arrays
+        self.loss, self._total = numpy_kernels.zeros((1,), dtype), numpy_kernels.zeros((1,), dtype)
+
+    @property
+    def is_leader(self) -> bool:
+        """True on one of the ranks that share."""
+        return self._memory.is_leader
+
+    @property
+    def total_loss(self) -> Array:
+        """See `PrivateReplica.total_loss`."""
+        return self._total
+
+    def new_array(self) -> Array:
+        """The next of the shared arrays; all ranks must call this in the same order."""
+        return next(self._arrays)
+
+    def bytes_per_rank(self, nbytes: int) -> int:
+        """`nbytes` divided by the number of ranks that share, rounded up."""
+        return -(-nbytes // self._memory.group.size)
+
+    def ready(self, layer: int) -> None:
+        """Does nothing: the gradients are in shared memory as soon as they are computed."""
+
+    def finish(self) -> None:
+        """All-reduce the loss over the batch group, which completes only after all backward passes."""
+        numpy_kernels.copy(self.loss, self._total)
+        self._memory.publish(lambda: self._batch.allreduce(self._total))
+
+    def fill(self, write: Callable[[], None]) -> None:
+        """Call `write` on the leader, after all ranks have stopped reading."""
+        self.publish()
+        if self.is_leader:
+            write()
+        self.publish()
+
+    def publish(self) -> None:
+        """See `PrivateReplica.publish`."""
+        self._memory.publish()
+
+    def synchronize_state(self, state: OptimizerState) -> None:
+        """See `PrivateReplica.synchronize_state`."""
+        updates = np.array([state.updates], np.int64)
+        self._memory.group.broadcast(updates)
+        self.publish()
+        state.updates = int(updates[0])

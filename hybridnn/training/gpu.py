@@ -1,4 +1,4 @@
-"""Choice of the transport for arrays in GPU memory, with its reason; the same on all ranks."""
+"""The GPU of every rank: its kernels, the transport of its arrays, and whether its steps can be captured."""
 
 from __future__ import annotations
 
@@ -16,7 +16,12 @@ from hybridnn.comm.agreement import broadcast_text
 from hybridnn.comm.transports.device import Device
 from hybridnn.comm.transports.factory import TransportFactory, TransportName
 from hybridnn.diagnostics.device_mpi_trial import DeviceMpiTrial, try_device_mpi
+<<<<<<< HEAD:hybridnn/training/transport_choice.py
 from hybridnn.errors import EnvironmentProblem
+=======
+from hybridnn.errors import EnvironmentProblem, SettingError
+from hybridnn.kernels.cupy_kernels import CupyKernels, cupy_kernels
+>>>>>>> 5cbf456 (A training imports comparison of ranks, GPU code, shared replicas and checkpoints only where they are used):hybridnn/training/gpu.py
 from hybridnn.parallel.grid import ProcessGrid
 
 PROBE_SECONDS = 60.0
@@ -35,6 +40,33 @@ class TransportChoice:
 
     name: TransportName
     why: str
+
+
+def make_kernels(
+    grid: ProcessGrid, device: Device, tf32: bool, make: Callable[..., CupyKernels] | None = None
+) -> CupyKernels:
+    """Make and compile the kernels of this rank's GPU; collective.
+
+    Parameters
+    ----------
+    make : callable, optional
+        `cupy_kernels` by default.
+
+    Raises
+    ------
+    EnvironmentProblem
+        On every rank: they cannot be made on some rank, which the message names.
+    """
+    kernels, problem = None, ""
+    try:
+        kernels = (make or cupy_kernels)(tf32=tf32, progress=device.progress if grid.size > 1 else None)
+        kernels.compile(np.float32)
+    except EnvironmentProblem as error:
+        problem = str(error)
+    problem = first_problem(grid, problem)
+    if kernels is None or problem:
+        raise EnvironmentProblem(problem)
+    return kernels
 
 
 def _try_on_this_node(bus_addresses: Sequence[str]) -> DeviceMpiTrial:
@@ -165,4 +197,17 @@ def _shared_gpu_problem(gpus: NDArray[np.int64]) -> str:
         ranks = np.flatnonzero(gpus == gpu)
         if len(ranks) > 1:
             return f"ranks {', '.join(map(str, ranks))} share a GPU"
+    return ""
+
+
+def graphs_problem(grid: ProcessGrid, transport: str) -> str:
+    """The reason why steps cannot be captured on this grid, the same text on all ranks; empty if they can."""
+    if grid.size == 1:
+        return ""
+    if grid.batch < grid.size:
+        return "graphs need a single rank, or batch ranks only"
+    if transport != "nccl":
+        return "graphs of several ranks need NCCL"
+    if grid.check_collectives:
+        return "collectives in graphs cannot be compared (check_collectives)"
     return ""
