@@ -20,7 +20,6 @@ from hybridnn.parallel.distribution import make_distributor
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.parallel.model_chunk import ModelChunk, ReplicaConfig
 from hybridnn.parallel.workspace import StageArrays
-from hybridnn.pipeline.checks.lint import lint
 from hybridnn.pipeline.execution.chunk_runtime import ChunkRuntime, make_runtime, plan_chunk
 from hybridnn.pipeline.execution.executor import Executor, Minibatch
 from hybridnn.pipeline.execution.memory import MemoryBreakdown
@@ -91,8 +90,11 @@ class Engine:
         kernels.compile(self.dtype)
         fused = fused_update and uses_fused_update(config, grid, layout, sharing, on_host=kernels.on_host)
         schedules = layout.largest_schedules()
-        for schedule in schedules:
-            lint(schedule)
+        if grid.pipeline > 1:
+            from hybridnn.pipeline.checks.lint import lint
+
+            for schedule in schedules:
+                lint(schedule)
         self._chunk_plans = [plan_chunk(schedules, grid.pipeline_rank, index) for index in range(layout.chunks)]
         arrays = self._chunk_plans[0].weight_versions + len(config.optimizer.slot_names)
         replica = ReplicaConfig(sharing, arrays, layout.wire_dtype, fused)

@@ -22,17 +22,11 @@ import hybridnn
 import hybridnn.datasets
 from hybridnn.comm.agreement import broadcast_text, unequal_values
 from hybridnn.comm.group import Group
-<<<<<<< HEAD:hybridnn/training/equal_settings.py
-from hybridnn.errors import UnequalSettingError
-from hybridnn.nn.learning_rates import SCHEDULES
-from hybridnn.training.config import DeviceOptions
-=======
 from hybridnn.datasets import ArrayRows, Rows, SyntheticRows
 from hybridnn.errors import DataError, UnequalSettingError
-from hybridnn.nn.learning_rates import Constant, Cosine, Step, WarmupLinear
+from hybridnn.nn.learning_rates import SCHEDULES
 from hybridnn.parallel.grid import ProcessGrid
-from hybridnn.training.device import DeviceOptions
->>>>>>> 5cbf456 (A training imports comparison of ranks, GPU code, shared replicas and checkpoints only where they are used):hybridnn/training/equal_ranks.py
+from hybridnn.training.config import DeviceOptions
 
 REPORTED = 3
 """Largest number of differing settings in a message."""

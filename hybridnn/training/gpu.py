@@ -16,12 +16,8 @@ from hybridnn.comm.agreement import broadcast_text
 from hybridnn.comm.transports.device import Device
 from hybridnn.comm.transports.factory import TransportFactory, TransportName
 from hybridnn.diagnostics.device_mpi_trial import DeviceMpiTrial, try_device_mpi
-<<<<<<< HEAD:hybridnn/training/transport_choice.py
 from hybridnn.errors import EnvironmentProblem
-=======
-from hybridnn.errors import EnvironmentProblem, SettingError
 from hybridnn.kernels.cupy_kernels import CupyKernels, cupy_kernels
->>>>>>> 5cbf456 (A training imports comparison of ranks, GPU code, shared replicas and checkpoints only where they are used):hybridnn/training/gpu.py
 from hybridnn.parallel.grid import ProcessGrid
 
 PROBE_SECONDS = 60.0

@@ -13,7 +13,6 @@ from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import SGD
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.pipeline.layout import Layout, StageShapes
-from hybridnn.pipeline.partition.layer_profile import time_layers
 from hybridnn.pipeline.partition.stage_partition import (
     PARTITIONS,
     TYPICAL_LINK,
@@ -190,6 +189,8 @@ def _profiled_layers(layout: Layout, config: TrainConfig) -> tuple[int, ...]:
     The layers of a stage are timed with one rank's share of a microbatch, and the time is divided by the number of its
     model ranks. Messages are assigned the typical times inside a node.
     """
+    from hybridnn.pipeline.partition.layer_profile import time_layers
+
     model, dtype = config.model, np.dtype(config.dtype)
     samples = ceil(config.batch_size / layout.microbatches)
     profiles = {batch: time_layers(model, ceil(samples / batch), dtype) for batch in {b for b, _ in layout.stages}}

@@ -15,11 +15,12 @@ import pytest
 
 from hybridnn import MLP, SGD, Adam, ProcessGrid, Trainer
 from hybridnn.checkpoints.reading import Checkpoint, newest_valid
+from hybridnn.diagnostics import lost_ranks
 from hybridnn.errors import HybridnnError, SettingError
+from hybridnn.parallel import node_memory
 from hybridnn.parallel.model_chunk import ModelChunk
 from hybridnn.parallel.replicas.replica import PrivateReplica
 from hybridnn.parallel.replicas.shared_replica import SUM_BLOCK, SharedReplica
-from hybridnn.training import replica_choice as replicas
 from hybridnn.training.config import Pipelining
 from reference.cases import (
     Case,
@@ -269,13 +270,13 @@ def test_what_cannot_be_is_refused_and_left_alone_by_default(
         return
     assert isinstance(made("auto"), SharedReplica)
     tolerates = True
-    replace_on_this_rank(monkeypatch, replicas, "tolerates_losses", lambda: tolerates)
+    replace_on_this_rank(monkeypatch, lost_ranks, "tolerates_losses", lambda: tolerates)
     assert isinstance(made("auto"), PrivateReplica)
     with pytest.raises(SettingError, match="started to survive lost ranks"):
         made(True)
     tolerates = False
     # Only one rank has too little room: all of them hear of it.
-    monkeypatch.setattr(replicas, "free_shared_memory", lambda: 1000.0 if this_rank() else np.inf)
+    monkeypatch.setattr(node_memory, "free_shared_memory", lambda: 1000.0 if this_rank() else np.inf)
     assert isinstance(made("auto"), PrivateReplica)
     with pytest.raises(SettingError, match=r"\(/dev/shm\) has no room for 2,\d{3} bytes"):
         made(True)

@@ -42,10 +42,11 @@ def _rank_memory(workload: Workload, layout: Layout, stage: int, placement: Plac
     """Bytes of the first rank of a stage, in a batch group with that placement."""
     grid, optimizer = DryGrid(layout.stages, stage), workload.optimizer
     plans, fused = _chunk_plans(layout.pipeline_only, stage), workload.fuses_update(layout)
+    rounding = layout.rounding(stage)
     replica = ReplicaConfig(
         grid.share_replicas(placement) if fused or max(placement) > 1 else None,
         plans[0].weight_versions + len(optimizer.slot_names),
-        layout.rounding(stage),
+        "same" if rounding is None else rounding.name,
         fused,
     )
     chunks, states, runtimes = [], [], []

@@ -9,18 +9,15 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import ceil
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
 from hybridnn.nn.optimizers import Optimizer, OptimizerState
-from hybridnn.parallel.concatenated_microbatches import ConcatenatedMicrobatches
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.parallel.model_chunk import ModelChunk
 from hybridnn.parallel.workspace import MicrobatchBuffers, StageRole, Workspace
-from hybridnn.pipeline.execution.point_to_point import ChannelBuffers, ExpectedMessage, Receiver, Sender
 from hybridnn.pipeline.execution.program import MessageDepths, StageProgram, message_depths
-from hybridnn.pipeline.execution.routes import StagePosition, pieces_received, pieces_sent
 from hybridnn.pipeline.execution.weight_store import WeightStore
 from hybridnn.pipeline.schedules.instructions import (
     ALL_MICROBATCHES,
@@ -30,6 +27,12 @@ from hybridnn.pipeline.schedules.instructions import (
     WeightGradient,
 )
 from hybridnn.pipeline.schedules.schedule import Schedule
+
+if TYPE_CHECKING:
+    from hybridnn.parallel.concatenated_microbatches import ConcatenatedMicrobatches
+    from hybridnn.pipeline.execution.point_to_point import ExpectedMessage, Receiver, Sender
+
+    Channels = tuple[Receiver | None, Receiver | None, Sender | None, Sender | None]
 
 EXTRA_BUFFERS = 1
 """Per channel: receives started ahead of the schedule, and sends in flight while the next message is packed."""
@@ -186,6 +189,35 @@ def make_runtime(
     """
     # Minibatches are split into microbatches, and these over the batch ranks, both by the block partition.
     capacity = ceil(ceil(batch_size / plan.microbatches) / grid.batch)
+    kernels, dtype, role = chunk.kernels, chunk.weights.dtype, plan.role
+    channels: Channels = (None, None, None, None)
+    if not all(role):
+        channels = _channels(plan, grid, chunk, capacity, synchronous=synchronous)
+    concatenated = None
+    if plan.concatenates:
+        from hybridnn.parallel.concatenated_microbatches import ConcatenatedMicrobatches
+
+        samples = capacity * plan.microbatches
+        concatenated = ConcatenatedMicrobatches(chunk.shards, samples, dtype, role.loads_input, kernels)
+    workspace = chunk.workspace(capacity, role, plan.buffers)
+    return ChunkRuntime(
+        plan.index,
+        chunk,
+        workspace,
+        chunk.training_workspace(capacity, role) or workspace,
+        WeightStore(chunk, optimizer, state, plan.weight_versions, predicts=plan.predicts),
+        concatenated,
+        kernels.zeros((1,), dtype),
+        *channels,
+    )
+
+
+def _channels(plan: ChunkPlan, grid: ProcessGrid, chunk: ModelChunk, capacity: int, *, synchronous: bool) -> Channels:
+    """The channels of a chunk, in the order of the fields of `ChunkRuntime`."""
+    # Imported here: a pipeline of one stage has no channels.
+    from hybridnn.pipeline.execution.point_to_point import ChannelBuffers, Receiver, Sender
+    from hybridnn.pipeline.execution.routes import StagePosition, pieces_received, pieces_sent
+
     kernels, dtype, role, depths = chunk.kernels, chunk.weights.dtype, plan.role, plan.depths
     own_position = StagePosition(grid.pipeline_rank, grid.batch_rank, grid.model_rank)
     first, last = chunk.shards[0].layer, chunk.shards[-1].layer
@@ -199,7 +231,7 @@ def make_runtime(
         channel = ChannelBuffers(tag, routes, features, capacity, depth + EXTRA_BUFFERS)
         return Sender(grid, kernels, channel, dtype, synchronous=synchronous)
 
-    input_receiver = gradient_receiver = output_sender = gradient_sender = concatenated = None
+    input_receiver = gradient_receiver = output_sender = gradient_sender = None
     if not role.loads_input:
         before, chunk_before = plan.before
         input_receiver = receiver(_tag(plan.index, 0), before, first.inputs, depths.input_receiver)
@@ -208,23 +240,7 @@ def make_runtime(
         after, chunk_after = plan.after
         gradient_receiver = receiver(_tag(plan.index, 1), after, last.outputs, depths.gradient_receiver)
         output_sender = sender(_tag(chunk_after, 0), after, last.outputs, depths.output_sender)
-    if plan.concatenates:
-        samples = capacity * plan.microbatches
-        concatenated = ConcatenatedMicrobatches(chunk.shards, samples, dtype, role.loads_input, kernels)
-    workspace = chunk.workspace(capacity, role, plan.buffers)
-    return ChunkRuntime(
-        plan.index,
-        chunk,
-        workspace,
-        chunk.training_workspace(capacity, role) or workspace,
-        WeightStore(chunk, optimizer, state, plan.weight_versions, predicts=plan.predicts),
-        concatenated,
-        kernels.zeros((1,), dtype),
-        input_receiver,
-        gradient_receiver,
-        output_sender,
-        gradient_sender,
-    )
+    return input_receiver, gradient_receiver, output_sender, gradient_sender
 
 
 def _tag(chunk: int, gradients: int) -> int:

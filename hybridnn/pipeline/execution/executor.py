@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from numpy.typing import NDArray
 
@@ -21,7 +21,6 @@ from hybridnn.parallel.dense import WeightGradientArrays
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.parallel.workspace import StageArrays
 from hybridnn.pipeline.execution.chunk_runtime import ChunkRuntime
-from hybridnn.pipeline.execution.point_to_point import ExpectedMessage, Sender
 from hybridnn.pipeline.execution.program import StageProgram
 from hybridnn.pipeline.schedules.instructions import (
     ALL_MICROBATCHES,
@@ -41,6 +40,9 @@ from hybridnn.pipeline.schedules.instructions import (
     Update,
     WeightGradient,
 )
+
+if TYPE_CHECKING:
+    from hybridnn.pipeline.execution.point_to_point import ExpectedMessage, Sender
 
 Array = NDArray[Any]
 
