@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import tomli_w
 
-from hybridnn.checkpoints.progress import Progress
 from hybridnn.checkpoints.reading import Checkpoint, newest_valid
 from hybridnn.config.file import load_settings, to_toml
 from hybridnn.config.settings import Settings
@@ -25,9 +24,7 @@ from hybridnn.diagnostics.stalls.state import JobState
 from hybridnn.errors import HybridnnError
 from hybridnn.pipeline.partition.layer_profile import LayerProfile, read_profile, write_profile
 from hybridnn.pipeline.schedules.instructions import Forward
-from hybridnn.runs.folder import CONFIG_END
-from hybridnn.runs.history_file import read_history, records_until, run_status
-from hybridnn.runs.run_record import read_run
+from hybridnn.runs.run_files import CONFIG_END, read_epochs, read_run, run_status
 from hybridnn.runs.trace.trace_file import read_trace
 from hybridnn.study.quantities import figures_of
 from hybridnn.study.study_file import load_study, ready_studies
@@ -137,8 +134,9 @@ SHAPES = {"weight": (3, 3), "bias": (3,)}
 
 def use_history(path: Path) -> None:
     run_status(path.parent)
-    records_until(path, Progress(step=3, epoch=2))
-    read_history(path.parent)
+    _, damage = read_epochs(path.parent)
+    if damage:
+        raise HybridnnError(damage)
     figures_of(read_run(path.parent))
 
 

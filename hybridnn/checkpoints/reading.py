@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridnn.checkpoints.folder import checkpoint_folders
+from hybridnn.checkpoints.folder import checkpoint_folders, step_of
 from hybridnn.checkpoints.manifest import MANIFEST, SUMS, ArrayEntry, Manifest, parse_manifest
 from hybridnn.checkpoints.shards import ArrayShard, assign_files, local_shards
 from hybridnn.comm.agreement import agree, broadcast_text, gather_texts
@@ -161,6 +161,8 @@ def _read_manifest(path: Path, group: Group | None) -> Manifest | str:
         return problem
     try:
         manifest = parse_manifest(text, str(path / MANIFEST))
+        if (step := manifest.progress.step) != step_of(path):
+            raise ValueError(f"progress.step = {step}")
     except ValueError as error:
         return f"{path / MANIFEST}: {error}"
     except DataError:

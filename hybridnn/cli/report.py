@@ -16,7 +16,7 @@ from hybridnn.cli.ranks import first_rank_alone
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from hybridnn.runs.run_record import RunRecord
+    from hybridnn.runs.run_files import RunRecord
     from hybridnn.study.quantities import InstructionFigures, RunFigures, ScalingGroup
 
 
@@ -26,7 +26,7 @@ def report(
     output_format: OutputFormat = Format.text,
 ) -> None:
     """Show where the time of a run went; of several runs, how they scale."""
-    from hybridnn.runs.run_record import read_run
+    from hybridnn.runs.run_files import read_run
     from hybridnn.study.quantities import compare_runs, figures_of, instruction_figures
     from hybridnn.study.report_plots import draw_run_check, draw_runs_check
     from hybridnn.utils.files import write_atomically

@@ -18,7 +18,7 @@ def stall(run: RunFolder, output_format: OutputFormat = Format.text) -> None:
     from hybridnn.diagnostics.stalls.diagnosis import stall_report
     from hybridnn.diagnostics.stalls.files import FOLDER, read_stall
     from hybridnn.errors import DataError
-    from hybridnn.runs.history_file import run_status
+    from hybridnn.runs.run_files import run_status
 
     with first_rank_alone():
         record = read_stall(run)

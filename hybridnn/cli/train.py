@@ -97,8 +97,11 @@ def train(
         return TrainView(as_json=output_format is Format.json, quiet=quiet)
 
     def train_rank() -> RunOutcome | None:
-        what = resolve_request(settings, resume, changes, forced=force)
-        return None if what is None else train_on_survivors(what.settings, new_view, what.start, forced=force)
+        request = resolve_request(settings, resume, changes, forced=force)
+        if request is None:
+            return None
+        run_settings, start = request
+        return train_on_survivors(run_settings, new_view, start, forced=force)
 
     ended = on_ranks(in_process, train_rank)
     if ended is None:

@@ -31,8 +31,8 @@ from hybridnn.errors import SettingError
 
 if TYPE_CHECKING:
     from hybridnn.parallel.grid import ProcessGrid
-    from hybridnn.runs.inference.evaluation import Evaluation
-    from hybridnn.runs.inference.trained_run import TrainedRun, WeightsSource
+    from hybridnn.runs.inference import Evaluation
+    from hybridnn.runs.trained_run import TrainedRun, WeightsSource
 
 
 class SplitName(str, Enum):
@@ -72,8 +72,8 @@ def evaluate(
     """Evaluate the weights of a run, on its own data or others; several ranks as for train."""
     require_one_way(ranks, in_process)
     start_ranks(ranks)
-    from hybridnn.runs.inference.evaluation import EvaluationSamples, evaluate_run
-    from hybridnn.runs.inference.trained_run import open_run
+    from hybridnn.runs.inference import EvaluationSamples, evaluate_run
+    from hybridnn.runs.trained_run import open_run
 
     columns = tuple(name.strip() for name in targets.split(",")) if targets else ()
     samples = EvaluationSamples(data, columns, None if part is None else part.value)
@@ -114,8 +114,8 @@ def predict(
     require_one_way(ranks, in_process)
     start_ranks(ranks)
     from hybridnn.comm.agreement import agree
-    from hybridnn.runs.inference.prediction import predict_file
-    from hybridnn.runs.inference.trained_run import open_run
+    from hybridnn.runs.inference import predict_file
+    from hybridnn.runs.trained_run import open_run
     from hybridnn.utils.files import write_atomically
 
     def predict_rank() -> None:
@@ -158,8 +158,8 @@ def export(
     force: Force = False,
 ) -> None:
     """Write the weights of a run, and the means and scales of its standardization, as plain arrays."""
-    from hybridnn.runs.inference.export import export_arrays
-    from hybridnn.runs.inference.trained_run import open_run
+    from hybridnn.runs.inference import export_arrays
+    from hybridnn.runs.trained_run import open_run
     from hybridnn.utils.files import npz_bytes, write_atomically
 
     with first_rank_alone():

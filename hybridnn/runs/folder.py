@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO, Literal
 
 import numpy as np
@@ -20,37 +20,43 @@ from numpy.typing import NDArray
 
 from hybridnn.checkpoints.folder import checkpoint_folders
 from hybridnn.checkpoints.progress import Progress
-from hybridnn.config.file import load_settings, to_toml
+from hybridnn.config.file import to_toml
 from hybridnn.config.settings import Settings
-from hybridnn.errors import DataError, EnvironmentProblem, HybridnnError, SettingError
-from hybridnn.runs.history_file import HISTORY, records_until, run_status, to_line
+from hybridnn.errors import EnvironmentProblem, HybridnnError, SettingError
 from hybridnn.runs.lock import FolderLock
-from hybridnn.training.records import EndRecord, EpochRecord, Record, ResumeRecord, RunSummary
-from hybridnn.utils.files import discard_partial, read_tail, replace_atomically
+from hybridnn.runs.run_files import (
+    BEST_WEIGHTS,
+    CHECKPOINTS,
+    CONFIG,
+    CONFIG_END,
+    HISTORY,
+    LEARNING_CURVE,
+    STANDARDIZATION,
+    WEIGHTS,
+    read_records,
+    run_status,
+    to_line,
+)
+from hybridnn.training.records import (
+    EndRecord,
+    EpochRecord,
+    MeasuredStep,
+    Record,
+    ResumeRecord,
+    RunSummary,
+    StepRecord,
+)
+from hybridnn.utils.files import discard_partial, replace_atomically
 
 Start = Literal["new", "again", "resume"]
 """Start in a folder without results, again in the folder of an unfinished run, or where that run was interrupted."""
 
-CONFIG = "config.toml"
-
-CONFIG_END = "\n# the end: a file that was cut off would name other settings\n"
-"""Last line of ``config.toml``, without which a truncated file would be valid."""
-
-LEARNING_CURVE = "learning_curve.png"
-TRACE = "trace.json"
-STANDARDIZATION = "standardization.npz"
-WEIGHTS = "weights.npz"
-BEST_WEIGHTS = "best-weights.npz"
-CHECKPOINTS = "checkpoints"
+Arrays = Mapping[str, NDArray[Any]]
+"""Arrays by name: those of the network are ``layers.0.weight`` (outputs, inputs), ``layers.0.bias`` (outputs,), …"""
 
 
-class RunFolder:
-    """An open run folder, on rank 0.
-
-    Attributes
-    ----------
-    path : Path
-    """
+class RunFolder(contextlib.AbstractContextManager["RunFolder"]):
+    """An open run folder, on rank 0; a context manager that closes it."""
 
     def __init__(self, path: Path, lock: FolderLock) -> None:
         self.path = path
@@ -95,30 +101,15 @@ class RunFolder:
                 run._open_history("w")
             return run
 
-    @property
-    def checkpoints(self) -> Path:
-        """Folder of the checkpoints."""
-        return self.path / CHECKPOINTS
-
-    @property
-    def learning_curve_path(self) -> Path:
-        """Path of the plot of the learning curve."""
-        return self.path / LEARNING_CURVE
-
-    @property
-    def trace_path(self) -> Path:
-        """Path of the trace."""
-        return self.path / TRACE
-
     def write_config(self, settings: Settings) -> None:
         """Write the resolved settings as ``config.toml``, atomically."""
         self._write(CONFIG, lambda file: file.write((to_toml(settings) + CONFIG_END).encode()))
 
     def resume(self, progress: Progress, checkpoint: str) -> None:
-        """Continue the history from `checkpoint`: records after its `progress` are removed."""
+        """Continue the history from `checkpoint`: records after its `progress`, and damaged ones, are removed."""
         with _named_if_unwritable(self.path):
-            kept = "".join(map(to_line, records_until(self.path / HISTORY, progress)))
-        self._write(HISTORY, lambda file: file.write(kept.encode()))
+            kept = [record for record in read_records(self.path)[0] if _is_until(record, progress)]
+        self._write(HISTORY, lambda file: file.write("".join(map(to_line, kept)).encode()))
         self._open_history("a")
         self.append(ResumeRecord(progress.step, progress.epoch, checkpoint))
 
@@ -132,32 +123,18 @@ class RunFolder:
         """Add the last line, which marks the run as finished; call it after everything else is written."""
         self.append(EndRecord(summary.steps, summary.seconds, summary.metric_name, summary.metric, summary.resumed_at))
 
-    def write_weights(self, arrays: Mapping[str, NDArray[Any]]) -> Path:
-        """Write ``weights.npz`` atomically.
+    def write_weights(self, arrays: Arrays) -> None:
+        """Write ``weights.npz`` atomically."""
+        self._write_arrays(WEIGHTS, arrays)
 
-        Parameters
-        ----------
-        arrays : mapping
-            ``layers.0.weight`` (outputs, inputs), ``layers.0.bias`` (outputs,), and so on.
-        """
-        return self._write_arrays(WEIGHTS, arrays)
-
-    def write_best_weights(self, arrays: Mapping[str, NDArray[Any]], record: EpochRecord) -> Path:
-        """Write ``best-weights.npz`` atomically.
-
-        Parameters
-        ----------
-        arrays : mapping
-            As for `write_weights`.
-        record : EpochRecord
-            Of their epoch; its ``epoch``, ``step`` and test ``metric`` are written, too.
-        """
+    def write_best_weights(self, arrays: Arrays, record: EpochRecord) -> None:
+        """Write ``best-weights.npz`` atomically, with the ``epoch``, ``step`` and test ``metric`` of the record."""
         epoch = {"epoch": record.epoch, "step": record.step, "metric": record.metric}
-        return self._write_arrays(BEST_WEIGHTS, {**arrays, **{name: np.array(value) for name, value in epoch.items()}})
+        self._write_arrays(BEST_WEIGHTS, {**arrays, **{name: np.array(value) for name, value in epoch.items()}})
 
-    def write_standardization(self, arrays: Mapping[str, NDArray[Any]]) -> Path:
+    def write_standardization(self, arrays: Arrays) -> None:
         """Write the shift and scale of the data as ``standardization.npz``, atomically."""
-        return self._write_arrays(STANDARDIZATION, arrays)
+        self._write_arrays(STANDARDIZATION, arrays)
 
     def close(self) -> None:
         """Close the history and release the lock.
@@ -174,13 +151,9 @@ class RunFolder:
         finally:
             self._lock.release()
 
-    def __enter__(self) -> RunFolder:
-        """Return the folder itself."""
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
         """Close the folder; after an exception, an error of the buffered history is suppressed as its consequence."""
-        with contextlib.nullcontext() if error is None else contextlib.suppress(EnvironmentProblem):
+        with contextlib.nullcontext() if kind is None else contextlib.suppress(EnvironmentProblem):
             self.close()
 
     def _open_history(self, mode: Literal["w", "a"]) -> None:
@@ -189,31 +162,12 @@ class RunFolder:
             # Line buffering: every record is in the file as soon as it is written.
             self._history = open(self.path / HISTORY, mode, encoding="utf-8", buffering=1)  # noqa: SIM115 - `close` does
 
-    def _write_arrays(self, name: str, arrays: Mapping[str, NDArray[Any]]) -> Path:
-        return self._write(name, lambda file: np.savez(file, allow_pickle=False, **arrays))
+    def _write_arrays(self, name: str, arrays: Arrays) -> None:
+        self._write(name, lambda file: np.savez(file, allow_pickle=False, **arrays))
 
-    def _write(self, name: str, fill: Callable[[BinaryIO], object]) -> Path:
+    def _write(self, name: str, fill: Callable[[BinaryIO], object]) -> None:
         with _named_if_unwritable(self.path):
             replace_atomically(self.path / name, fill)
-        return self.path / name
-
-
-def read_config(folder: Path) -> Settings:
-    """The settings of the run in `folder`, as it ran.
-
-    Raises
-    ------
-    DataError
-        If ``config.toml`` cannot be read or is not valid.
-    """
-    path = folder / CONFIG
-    try:
-        settings = load_settings(path)
-    except SettingError as error:
-        raise DataError(str(error)) from error
-    if read_tail(path, len(CONFIG_END)) != CONFIG_END.encode():
-        raise DataError(f"{path}: is cut off: its last line is not {CONFIG_END.strip()!r}")
-    return settings
 
 
 def resume_advice(folder: Path | None) -> str:
@@ -224,6 +178,15 @@ def resume_advice(folder: Path | None) -> str:
             "No checkpoint was written yet; start again, with training.checkpoint_every where that would cost too much."
         )
     return f"The newest checkpoint is {newest[0].name}; go on with: hybridnn train --resume {folder}"
+
+
+def _is_until(record: Record, progress: Progress) -> bool:
+    """Whether a record is of a step up to `progress`, of an epoch that had ended, or not of the training."""
+    if isinstance(record, StepRecord):
+        return record.step <= progress.step
+    if isinstance(record, EpochRecord | MeasuredStep):
+        return record.epoch < progress.epoch
+    return not isinstance(record, EndRecord)
 
 
 def _require_free(folder: Path, *, again: bool) -> None:
@@ -240,16 +203,12 @@ def _require_free(folder: Path, *, again: bool) -> None:
 
 def _new_folder(name: str) -> Path:
     stem = Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
-    number = 1
-    while True:
+    for number in itertools.count(1):
         folder = stem if number == 1 else stem.with_name(f"{stem.name}-{number}")
-        with _named_if_unwritable(folder):
-            try:
-                folder.mkdir(parents=True)
-            except FileExistsError:  # another run started in the same second
-                number += 1
-            else:
-                return folder
+        with _named_if_unwritable(folder), contextlib.suppress(FileExistsError):  # of a run of the same second
+            folder.mkdir(parents=True)
+            break
+    return folder
 
 
 @contextlib.contextmanager

@@ -6,8 +6,8 @@ import fcntl
 import os
 import socket
 import time
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
-from types import TracebackType
 
 from hybridnn.errors import SettingError
 
@@ -18,44 +18,31 @@ PROBE_SECONDS = 0.05
 
 
 class FolderInUse(SettingError):  # noqa: N818 - no error if several processes share the work
-    """A folder is locked by another process.
-
-    Attributes
-    ----------
-    holder : str
-        The process, such as ``"process 17 on n1"``.
-    """
+    """A folder is locked by another process: `holder`, such as ``"process 17 on n1"``."""
 
     def __init__(self, folder: Path, holder: str) -> None:
         super().__init__("output.folder", str(folder), f"is in use by another live job, {holder}")
         self.holder = holder
 
 
-class FolderLock:
+class FolderLock(AbstractContextManager["FolderLock"]):
     """A lock on a folder, held until `release` or the end of the process; a context manager that releases it.
 
     On a file system without locks it has no effect.
 
-    Parameters
+    Attributes
     ----------
-    path : Path
-        The locked file.
     descriptor : int
-        Its file descriptor. A process that inherits it also holds the lock.
+        Of the locked file. A process that inherits it also holds the lock.
     """
 
     def __init__(self, path: Path, descriptor: int) -> None:
-        self._path = path
-        self._descriptor: int | None = descriptor
+        self._path, self.descriptor = path, descriptor
+        self._is_held = True
 
     @classmethod
     def take(cls, folder: Path, name: str = LOCK) -> FolderLock:
-        """Lock the folder.
-
-        Parameters
-        ----------
-        name : str
-            Name of the locked file.
+        """Lock the folder by its file `name`.
 
         Raises
         ------
@@ -75,9 +62,10 @@ class FolderLock:
                 holder = _holder_in(descriptor)
                 os.close(descriptor)
                 raise FolderInUse(folder, holder)
-            if _is_open_file(path, descriptor):
-                break
-            os.close(descriptor)  # its last holder removed the file between the two calls
+            with suppress(FileNotFoundError):  # its last holder has removed the file between the two calls
+                if os.path.samestat(os.stat(path), os.fstat(descriptor)):
+                    break
+            os.close(descriptor)
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
         return cls(path, descriptor)
@@ -96,24 +84,14 @@ class FolderLock:
         finally:
             os.close(descriptor)
 
-    @property
-    def descriptor(self) -> int:
-        """File descriptor of the locked file, for a process that is to inherit the lock."""
-        assert self._descriptor is not None, "the lock has been released"
-        return self._descriptor
-
     def release(self) -> None:
         """Release the lock; other processes can take it."""
-        if self._descriptor is not None:
+        if self._is_held:
             self._path.unlink(missing_ok=True)
-            os.close(self._descriptor)
-            self._descriptor = None
+            os.close(self.descriptor)
+            self._is_held = False
 
-    def __enter__(self) -> FolderLock:
-        """Return the lock itself."""
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *exception: object) -> None:
         """Release the lock."""
         self.release()
 
@@ -130,10 +108,3 @@ def _locked(descriptor: int, kind: int, wait: float = 0.0) -> bool:
 
 def _holder_in(descriptor: int) -> str:
     return os.pread(descriptor, 200, 0).decode(errors="replace").strip() or "which has just begun"
-
-
-def _is_open_file(path: Path, descriptor: int) -> bool:
-    try:
-        return os.path.samestat(os.stat(path), os.fstat(descriptor))
-    except FileNotFoundError:
-        return False

@@ -28,14 +28,15 @@ from hybridnn.diagnostics.lost_ranks import SurvivingRanks, tolerates_losses
 from hybridnn.errors import EnvironmentProblem, HybridnnError
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.runs import run
-from hybridnn.runs.folder import CHECKPOINTS, Start, resume_advice
-from hybridnn.runs.history_file import HISTORY, read_records, run_status, to_line
+from hybridnn.runs.folder import Start, resume_advice
+from hybridnn.runs.run_files import CHECKPOINTS, HISTORY, read_records, run_status, to_line
 from hybridnn.runs.workload import choose_parallel_settings
 from hybridnn.training.records import History, Record
 from hybridnn.utils.files import write_atomically
 from hybridnn.utils.text import name_ranks
 
 if TYPE_CHECKING:
+    from hybridnn.runs.hooks import CheckpointHook
     from hybridnn.runs.report import RunView
 
 
@@ -83,7 +84,6 @@ class RunOutcome:
     ----------
     loss : RankLoss or None
         The last one. After a loss MPI cannot be finalized, and every process has to end by `exit_without_mpi`.
-    exit_code : int
     error : HybridnnError or None
         Error that ended the run after the loss, if this rank raised it.
     """
@@ -133,14 +133,10 @@ class _Attempts:
     ) -> None:
         self._settings, self._view_of, self._ranks = settings, view_of, ranks
         self._start, self._forced = start, forced
-        parallel = settings.parallel
         self._is_on_one_node = ranks.on_one_node
-        self._is_recoverable = (
-            parallel.pipeline == 1 and parallel.model == 1 and not parallel.stages and self._is_on_one_node
-        )
         self._job_ranks = ranks.world_ranks
         self._loss: RankLoss | None = None
-        self._attempt = run.Attempt()
+        self._attempt: run.Attempt | None = None
         self._interrupted: list[BaseException] = []
 
     def train(self) -> RunOutcome | None:
@@ -162,7 +158,9 @@ class _Attempts:
             raise error
         if code:
             return RunOutcome(self._loss, code, error)
-        if not self._is_recoverable:
+        parallel = self._settings.parallel
+        only_batch_axis = parallel.pipeline == 1 and parallel.model == 1 and not parallel.stages
+        if not (only_batch_axis and self._is_on_one_node):
             reason = self._reason(f"was lost, and {REQUIREMENT}")
             return RunOutcome(self._loss, RESTART_EXIT_CODE, EnvironmentProblem(reason))
         return None
@@ -186,13 +184,15 @@ class _Attempts:
     def _run(self) -> None:
         limit = self._settings.output.stall_seconds * RESTART_FACTOR if self._loss else 0
         with self._time_limit(limit, "did not start again") as lift_limit, self._view_of(self._loss) as view:
-            self._attempt = run.Attempt(self._ranks.comm, recovers=True, on_training=lift_limit)
-            run.run_training(self._settings, view, start=self._start, forced=self._forced, attempt=self._attempt)
+            self._attempt = run.Attempt(
+                self._settings, view, self._start, self._forced, self._ranks.comm, recovers=True
+            )
+            self._attempt.train(on_training=lift_limit)
 
     def _shrink(self) -> None:
         """Exclude the lost ranks."""
-        if self._attempt.training is not None:
-            self._attempt.training.hook.writer.join()
+        if self._attempt is not None and self._attempt.hook is not None:
+            self._attempt.hook.writer.join()
         self._ranks = self._ranks.shrink()
         survivors = self._ranks.world_ranks
         lost = tuple(sorted(self._job_ranks - survivors))
@@ -200,15 +200,14 @@ class _Attempts:
 
     def _restore(self, grid: ProcessGrid) -> bool:
         """Prepare the next attempt: its settings and its checkpoint; False if the run had ended. Collective."""
-        attempt = self._attempt
-        folder = attempt.folder
-        ended = attempt.training is not None and folder is not None and run_status(folder) == "finished"
+        folder, hook = (None, None) if self._attempt is None else (self._attempt.path, self._attempt.hook)
+        ended = hook is not None and folder is not None and run_status(folder) == "finished"
         # Some ranks may not know the folder yet; the first one that does broadcasts it.
         facts = np.array([ended, 0 if folder is None else grid.size - grid.rank], np.int64)
         grid.world.allreduce(facts, "max")
         if facts[1]:
             folder = Path(broadcast_text(grid.world, str(folder), grid.size - int(facts[1])))
-            save_latest_state(grid, attempt, folder)
+            save_latest_state(grid, hook, folder)
             output = self._settings.output.model_copy(update={"folder": str(folder)})
             self._start = "resume" if checkpoint_folders(folder / CHECKPOINTS) else "again"
             self._settings = self._settings.model_copy(update={"output": output})
@@ -231,18 +230,18 @@ class _Attempts:
 
     def _reason(self, what: str) -> str:
         lost = name_ranks(self._loss.lost) if self._loss is not None and self._loss.lost else "a rank"
-        return f"{lost} {what}. {resume_advice(self._attempt.folder)}"
+        return f"{lost} {what}. {resume_advice(None if self._attempt is None else self._attempt.path)}"
 
 
-def save_latest_state(grid: ProcessGrid, attempt: run.Attempt, folder: Path) -> None:
+def save_latest_state(grid: ProcessGrid, hook: CheckpointHook | None, folder: Path) -> None:
     """Write the latest state of a surviving rank as a checkpoint, unless the newest is as recent; collective.
 
     Parameters
     ----------
     grid : ProcessGrid
         The surviving ranks.
-    attempt : Attempt
-        The attempt that lost a rank, as this rank left it.
+    hook : CheckpointHook or None
+        Of the attempt that lost a rank, if it had begun to train.
     folder : Path
         Run folder.
 
@@ -253,40 +252,33 @@ def save_latest_state(grid: ProcessGrid, attempt: run.Attempt, folder: Path) -> 
     """
     checkpoints = checkpoint_folders(folder / CHECKPOINTS)
     newest = step_of(checkpoints[0]) if checkpoints else 0
-    training, progress = attempt.training, _progress(attempt)
+    progress = _progress(hook)
     # The maximum is that of the first rank with the latest step.
     priority = -1 if progress is None else progress.step * grid.size + grid.size - 1 - grid.rank
     highest = np.array([priority], np.int64)
     grid.world.allreduce(highest, "max")
 
     def write() -> None:
-        if training is not None and progress is not None and priority == highest[0] and progress.step > newest:
-            complete_history(folder / HISTORY, training.trainer.history, progress)
-            training.new_writer(grid=ProcessGrid(import_mpi().COMM_SELF)).write(progress)
+        if hook is not None and progress is not None and priority == highest[0] and progress.step > newest:
+            complete_history(folder, hook.trainer.history, progress)
+            hook.new_writer(grid=ProcessGrid(import_mpi().COMM_SELF)).write(progress)
 
     agree(grid.world, write)
 
 
-def _progress(attempt: run.Attempt) -> Progress | None:
+def _progress(hook: CheckpointHook | None) -> Progress | None:
     """Progress of this rank if its weights are those between two steps, else None."""
-    training = attempt.training
-    reached = None if training is None else training.hook.reached
-    if training is None or reached is None or reached.step != training.trainer.step:
+    if hook is None or hook.reached is None or hook.reached.step != hook.trainer.step:
         return None
-    return reached.progress()
+    return hook.reached.progress()
 
 
-def complete_history(path: Path, in_memory: History, progress: Progress) -> None:
-    """Add the records up to `progress` that are missing in a history file; its damaged or incomplete end is removed.
+def complete_history(folder: Path, in_memory: History, progress: Progress) -> None:
+    """Add the records up to `progress` that are missing in the history; its damaged or incomplete end is removed.
 
-    Parameters
-    ----------
-    in_memory : History
-        All records, which every rank holds.
-    progress : Progress
-        The last step, and the epoch in which it is.
+    `in_memory` are all records, which every rank holds.
     """
-    written, _ = read_records(path)
+    written, _ = read_records(folder)
     written_keys = set(map(_key, written))
     ends = {record.epoch: record.step for record in in_memory.epochs if record.epoch < progress.epoch}
     records: list[tuple[int, Record]] = [
@@ -295,7 +287,7 @@ def complete_history(path: Path, in_memory: History, progress: Progress) -> None
         *((record.step, record) for record in in_memory.epochs if record.epoch in ends),
     ]
     missing = [record for _, record in sorted(records, key=itemgetter(0)) if _key(record) not in written_keys]
-    write_atomically(path, "".join(map(to_line, written + missing)))
+    write_atomically(folder / HISTORY, "".join(map(to_line, written + missing)))
 
 
 def _key(record: Record) -> tuple[Any, ...]:

@@ -20,6 +20,7 @@ from hybridnn.runs.data import PlacedData
 from hybridnn.runs.folder import RunFolder
 from hybridnn.runs.learning_curve import draw_learning_curve
 from hybridnn.runs.resume import Resumed
+from hybridnn.runs.run_files import LEARNING_CURVE
 from hybridnn.training.records import EpochRecord, PredictedStep, RunHeader, RunSummary, StageHeader, StepRecord
 from hybridnn.training.trainer import Trainer
 
@@ -105,7 +106,7 @@ class RunReport:
     def finish(self, weights: dict[str, NDArray[Any]], summary: RunSummary) -> None:
         """Write the results, after the last epoch."""
         if self._folder is not None:
-            draw_learning_curve(summary.epochs, self._folder.learning_curve_path)
+            draw_learning_curve(summary.epochs, self._folder.path / LEARNING_CURVE)
             self._folder.write_weights(weights)
             self._folder.end(summary)
             self._view.on_end(summary)

@@ -22,8 +22,8 @@ from hybridnn.errors import DataError, SettingError
 from hybridnn.nn.learning_rates import Cosine, WarmupLinear
 from hybridnn.pipeline.schedules.methods import METHODS
 from hybridnn.runs.data import PlacedData
-from hybridnn.runs.folder import CHECKPOINTS, CONFIG, Start, read_config
-from hybridnn.runs.history_file import HISTORY, read_history, read_valid_history, run_status
+from hybridnn.runs.folder import Start
+from hybridnn.runs.run_files import CHECKPOINTS, CONFIG, HISTORY, read_config, read_epochs, run_status
 from hybridnn.training.records import EpochRecord
 from hybridnn.training.trainer import Trainer
 from hybridnn.utils.settings_models import by_dotted_name
@@ -54,15 +54,12 @@ RESOLVED_KEYS = ("batch", "microbatches", "chunks", "partition")
 
 @dataclass(frozen=True)
 class Resumed:
-    """State of a resumed run.
+    """State of a resumed run: its checkpoint, the records of the completed epochs, and damage.
 
     Attributes
     ----------
-    checkpoint : Checkpoint
     problems : list of str
-        Damage: newer checkpoints, which were skipped, and the end of the history.
-    epochs : list of EpochRecord
-        Records of the completed epochs.
+        Newer checkpoints, which were skipped, and the damaged end of the history.
     """
 
     checkpoint: Checkpoint
@@ -70,18 +67,10 @@ class Resumed:
     epochs: list[EpochRecord]
 
 
-@dataclass(frozen=True)
-class RunRequest:
-    """Settings of a run, and how it starts in its folder."""
-
-    settings: Settings
-    start: Start
-
-
 def resolve_request(
     settings: Settings | None, resume: str | None, overrides: Sequence[str], *, forced: bool = False
-) -> RunRequest | None:
-    """Resolve the options of ``hybridnn train``.
+) -> tuple[Settings, Start] | None:
+    """Resolve the options of ``hybridnn train`` to the settings of a run, and how it starts in its folder.
 
     Parameters
     ----------
@@ -96,7 +85,7 @@ def resolve_request(
 
     Returns
     -------
-    RunRequest or None
+    (Settings, str) or None
         None if the run has completed all its epochs.
 
     Raises
@@ -106,7 +95,7 @@ def resolve_request(
     """
     if resume is None:
         assert settings is not None
-        return RunRequest(settings, "new")
+        return settings, "new"
     if resume == "auto":
         assert settings is not None
         if settings.output.folder is None:
@@ -119,12 +108,16 @@ def resolve_request(
         if settings.output.folder not in (None, str(folder)):
             raise SettingError("output.folder", settings.output.folder, f"a run goes on in its own folder, {folder}")
         settings = settings.model_copy(update={"output": settings.output.model_copy(update={"folder": str(folder)})})
-    if run_status(folder) == "finished" and settings.training.epochs <= len(read_history(folder).epochs):
-        _require_same_training(read_config(folder), settings, forced=forced)
-        return None
+    if run_status(folder) == "finished":
+        epochs, damage = read_epochs(folder)
+        if damage:
+            raise DataError(damage)
+        if settings.training.epochs <= len(epochs):
+            _require_same_training(read_config(folder), settings, forced=forced)
+            return None
     if resume == "auto" and not checkpoint_folders(folder / CHECKPOINTS):
-        return RunRequest(settings, "again")
-    return RunRequest(settings, "resume")
+        return settings, "again"
+    return settings, "resume"
 
 
 def settings_of_run(folder: Path, overrides: Sequence[str], ranks: int) -> Settings:
@@ -210,8 +203,6 @@ def resume(folder: Path, settings: Settings, trainer: Trainer, data: str, sample
         Identity of the data.
     samples : int
         Number of training samples.
-    forced : bool
-        As for `run_training`.
 
     Raises
     ------
@@ -233,10 +224,10 @@ def resume(folder: Path, settings: Settings, trainer: Trainer, data: str, sample
     if settings.training.epochs < done:
         raise SettingError("training.epochs", settings.training.epochs, f"the run has already done {done}")
     trainer.restore(checkpoint)
-    history, damage = agree(world, lambda: read_valid_history(folder))
+    epochs, damage = agree(world, lambda: read_epochs(folder))
     if damage:
         problems.append(damage)
-    epochs = [record for record in history.epochs if record.epoch < progress.epoch]
+    epochs = [record for record in epochs if record.epoch < progress.epoch]
     if settings.training.epochs == done and not epochs:
         lost = damage or f"{shown_path(folder / HISTORY)}: is cut off"
         raise DataError(f"{lost}; no epoch is on record and nothing is left to train: evaluate and export still work")

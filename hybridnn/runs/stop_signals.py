@@ -11,8 +11,9 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from contextlib import AbstractContextManager
 from time import monotonic
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 from hybridnn.comm.mpi import is_in_process
@@ -25,7 +26,7 @@ REPEAT_SECONDS = 1.0
 """A signal that is repeated within this time counts as one."""
 
 
-class StopSignals:
+class StopSignals(AbstractContextManager["StopSignals"]):
     """Context that handles `SIGNALS` by recording the first; in threads other than the main one it does nothing.
 
     If SIGINT is ignored, as in background commands of a shell, it stays ignored. Of ranks in one process, which leave
@@ -35,18 +36,18 @@ class StopSignals:
     ----------
     announces : bool
         Print on standard error, once, that an interrupt was received.
+
+    Attributes
+    ----------
+    received : int
+        Number of the first signal, or 0.
     """
 
     def __init__(self, *, announces: bool = False) -> None:
         self._announces = announces
-        self._received = 0
+        self.received = 0
         self._when = 0.0
         self._before: dict[int, Any] = {}
-
-    @property
-    def received(self) -> int:
-        """Number of the first signal, or 0."""
-        return self._received
 
     def __enter__(self) -> StopSignals:
         """Install the handlers."""
@@ -56,17 +57,17 @@ class StopSignals:
             self._before = {number: signal.signal(number, self._handle) for number in SIGNALS if number not in ignored}
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *exception: object) -> None:
         """Restore the previous handlers."""
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         number = signal.SIGINT if number == signal.SIGUSR2 else number
-        if self._received and monotonic() - self._when > REPEAT_SECONDS:
+        if self.received and monotonic() - self._when > REPEAT_SECONDS:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
-        if not self._received:
-            self._received, self._when = number, monotonic()
+        if not self.received:
+            self.received, self._when = number, monotonic()
             if self._announces and number == signal.SIGINT:
                 os.write(2, INTERRUPTED)  # the signal may have come in the middle of a print

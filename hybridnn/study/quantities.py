@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import mean, median
 from typing import Literal
 
-from hybridnn.runs.run_record import RunRecord
+from hybridnn.runs.run_files import RunRecord
 
 COSTLY_SHARE = 0.25
 """Share of a step from which on communication, waiting or overhead limits a run: without it, the run would take at most

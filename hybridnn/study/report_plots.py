@@ -10,7 +10,7 @@ from itertools import accumulate
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from hybridnn.runs.run_record import RunRecord
+from hybridnn.runs.run_files import RunRecord
 from hybridnn.study.quantities import RunFigures, instruction_figures
 from hybridnn.study.results import (
     GridMap,

@@ -11,8 +11,7 @@ from statistics import median
 from typing import Any
 
 from hybridnn.errors import DataError
-from hybridnn.runs.history_file import HISTORY
-from hybridnn.runs.run_record import RunRecord, read_run
+from hybridnn.runs.run_files import HISTORY, RunRecord, read_run
 from hybridnn.study.quantities import RunFigures, efficiency_warning, figures_of, threads_warning
 from hybridnn.study.study_folder import FAILURES, CellState, StudyFolder, StudyManifest, read_manifest
 

@@ -17,9 +17,8 @@ from pydantic import Field, TypeAdapter, ValidationError
 from hybridnn.checkpoints.folder import checkpoint_folders
 from hybridnn.config.file import load_settings, to_toml
 from hybridnn.errors import DataError, EnvironmentProblem, SettingError
-from hybridnn.runs.folder import CHECKPOINTS
-from hybridnn.runs.history_file import HISTORY, run_status
 from hybridnn.runs.lock import FolderLock
+from hybridnn.runs.run_files import CHECKPOINTS, HISTORY, run_status
 from hybridnn.study.cells import Cell, CellPlan
 from hybridnn.study.study_file import Study
 from hybridnn.utils.files import JSON_BYTES, FileError, read_bytes, read_json, replace_atomically

@@ -12,8 +12,8 @@ import pytest
 
 from hybridnn import ProcessGrid
 from hybridnn.in_process import run_ranks
-from hybridnn.runs.inference.evaluation import EvaluationSamples, evaluate_run
-from hybridnn.runs.inference.trained_run import open_run
+from hybridnn.runs.inference import EvaluationSamples, evaluate_run
+from hybridnn.runs.trained_run import open_run
 from reference.trained_runs import train
 
 Run = Callable[..., tuple[int, str, str]]

@@ -18,7 +18,7 @@ from hybridnn.cli.start_ranks import require_one_way
 from hybridnn.cli.train_view import TrainView
 from hybridnn.errors import SettingError
 from hybridnn.in_process import run_ranks
-from hybridnn.runs.history_file import run_status
+from hybridnn.runs.run_files import run_status
 from hybridnn.runs.stop_signals import INTERRUPTED, SIGNALS, StopSignals
 from hybridnn.training.records import StepRecord
 from hybridnn.training.trainer import Trainer
@@ -135,7 +135,7 @@ def test_a_signal_leaves_a_checkpoint_for_other_layouts(
     with monkeypatch.context() as patch:
         patch.setattr(TrainView, "on_step", on_step)
         patch.setattr("os.write", write)
-        patch.setattr("hybridnn.runs.checkpoint_hook.AGREEMENT_SECONDS", 0.0)  # after every step
+        patch.setattr("hybridnn.runs.hooks.AGREEMENT_SECONDS", 0.0)  # after every step
         code, _, err = run_hybridnn(*TRAIN, *every, "--out", "run", "--in-process", "4", "--batch", "2", "--model", "2")
     assert code == exit_code
     assert err == (

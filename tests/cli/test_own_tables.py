@@ -255,7 +255,7 @@ def test_run_is_resumed_from_another_folder_and_with_its_columns_in_another_orde
     assert run_hybridnn(*train, "--out", "uninterrupted")[0] == 0
     with monkeypatch.context() as armed:
         armed.setattr(TrainView, "on_step", on_step)
-        armed.setattr("hybridnn.runs.checkpoint_hook.AGREEMENT_SECONDS", 0.0)
+        armed.setattr("hybridnn.runs.hooks.AGREEMENT_SECONDS", 0.0)
         assert run_hybridnn(*train, "--out", "run")[0] == 75
     table("num.csv", ["churn", "income", "age"])
     before = change_folder(monkeypatch)

@@ -58,7 +58,7 @@ def signal_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
                 os.kill(os.getpid(), number)
 
         monkeypatch.setattr(TrainView, "on_step", on_step)
-        monkeypatch.setattr("hybridnn.runs.checkpoint_hook.AGREEMENT_SECONDS", 0.0)  # after every step
+        monkeypatch.setattr("hybridnn.runs.hooks.AGREEMENT_SECONDS", 0.0)  # after every step
 
     return arm
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hybridnn.runs.history_file import run_status
-from hybridnn.runs.run_record import read_run
+from hybridnn.runs.run_files import read_run, run_status
 from hybridnn.study.study_folder import StudyFolder
 from mpi_runner.launch import JobResult, find_mpirun, job_environment
 from mpi_runner.slowness import deadline

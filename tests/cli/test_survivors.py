@@ -25,7 +25,7 @@ import os, signal, sys
 from pathlib import Path
 from hybridnn.cli.main import main
 from hybridnn.runs import report as run_report
-from hybridnn.runs.checkpoint_hook import CheckpointHook
+from hybridnn.runs.hooks import CheckpointHook
 
 run_report.draw_learning_curve = lambda epochs, path: None  # would take a third of the time
 

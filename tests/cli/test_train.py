@@ -18,8 +18,8 @@ from hybridnn.cli.train_view import MOST_ROWS, RunTotals, TrainView, epoch_table
 from hybridnn.comm.threads import THREAD_VARIABLES
 from hybridnn.config.settings import Settings
 from hybridnn.runs import report as run_report
-from hybridnn.runs.history_file import read_history, run_status
 from hybridnn.runs.learning_curve import draw_learning_curve
+from hybridnn.runs.run_files import read_epochs, run_status
 from hybridnn.training.records import EpochRecord, RunHeader, RunSummary, StageHeader, StepRecord
 from mpi_runner.slowness import deadline
 from reference.command_line import Run, records_of
@@ -218,7 +218,7 @@ def test_one_rank_trains_and_leaves_a_finished_folder(
     folder = tmp_path / "here"
     assert (result["header"]["sizes"], result["folder"]) == ([64, 16, 10], "here")
     assert run_status(folder) == "finished"
-    assert [record.test_accuracy for record in read_history(folder).epochs] == [
+    assert [record.test_accuracy for record in read_epochs(folder)[0]] == [
         epoch["test_accuracy"] for epoch in result["epochs"]
     ]
     assert {"config.toml", "weights.npz"} <= set(os.listdir(folder))

@@ -199,7 +199,7 @@ INTERRUPTED_RANK_1 = """
 import os, signal
 import hybridnn
 from hybridnn.cli.main import main
-from hybridnn.runs.checkpoint_hook import CheckpointHook
+from hybridnn.runs.hooks import CheckpointHook
 signal.signal(signal.SIGINT, signal.default_int_handler)
 rank, original = hybridnn.ProcessGrid().rank, CheckpointHook.__call__
 

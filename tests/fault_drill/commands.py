@@ -19,7 +19,7 @@ __all__ = ["MEMORY", "main"]
 MEMORY = 4 << 30
 """Limit of the address space of a command, which ends it if it reads an endless file."""
 
-LOADED = ("numpy", "hybridnn.cli.main", "hybridnn.runs.run", "hybridnn.runs.inference.evaluation")
+LOADED = ("numpy", "hybridnn.cli.main", "hybridnn.runs.run", "hybridnn.runs.inference")
 """Modules that most commands need, none of which starts MPI."""
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from hybridnn.config.file import to_toml
 from hybridnn.config.settings import settings_from
-from hybridnn.runs.folder import CONFIG_END
+from hybridnn.runs.run_files import CONFIG_END
 
 __all__ = ["prediction_line", "write_run"]
 

@@ -7,6 +7,7 @@ import json
 import shutil
 import sys
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridnn.config.settings import settings_from
+from hybridnn.pipeline.layout import Layout
 from hybridnn.runs.resume import Resumed
 from hybridnn.runs.run import run_training
 from hybridnn.training.records import EpochRecord, RunHeader, RunSummary, StepRecord
@@ -109,13 +111,13 @@ def write_checkpoint(folder: Path, step: int, arrays: Arrays) -> Path:
         }
         for file in sorted(path.iterdir())
     }
-    origin = {"model": "", "optimizer": "", "data": "", "seed": 0, "shuffle": True, "model_split": "columns"}
-    layout = {"stages": [(1, 1)], "partition": [3], "chunks": 1, "method": "1f1b"}
+    origin = {"model": "", "optimizer": "", "data": "", "seed": 0, "shuffle": True}
+    layout = asdict(Layout.uniform([(1, 1)], 3))
     manifest = {
         "format_version": 1,
         "hybridnn": "0",
         "progress": {"step": step, "epoch": 1, "minibatches": step, "loss_sum": 0.0, "samples": 0},
-        "origin": {**origin, **layout},
+        "origin": {**origin, "layout": layout},
         "slots": [],
         "arrays": entries,
     }

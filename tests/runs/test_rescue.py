@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from hybridnn.checkpoints.progress import Progress
-from hybridnn.runs.history_file import to_line
 from hybridnn.runs.recovery import complete_history
+from hybridnn.runs.run_files import to_line
 from hybridnn.training.records import EpochRecord, History, MeasuredStep, Record, ResumeRecord, StepRecord
 
 LOSSES = {2: 0.5, 4: 0.4, 6: 0.3, 8: 0.2}
@@ -56,7 +56,7 @@ def test_missing_records_are_added_in_order(
 ) -> None:
     path = tmp_path / "history.jsonl"
     path.write_text("".join(COMPLETE[:lines]) + partial_line)
-    complete_history(path, in_memory(), progress)
+    complete_history(tmp_path, in_memory(), progress)
     found = path.read_text().splitlines(keepends=True)
     expected = COMPLETE[: max(complete, lines)]
     if lines == 1 and complete > 1:

@@ -18,8 +18,8 @@ from hybridnn.config.file import load_settings
 from hybridnn.config.settings import Settings
 from hybridnn.errors import DataError, EnvironmentProblem, SettingError
 from hybridnn.runs.folder import RunFolder
-from hybridnn.runs.history_file import read_history, run_status
 from hybridnn.runs.learning_curve import draw_learning_curve
+from hybridnn.runs.run_files import read_epochs, read_records, run_status
 from hybridnn.training.records import EpochRecord, RunSummary, StepRecord
 
 SPEED = {
@@ -69,8 +69,9 @@ def test_a_complete_run_can_be_read(tmp_path: Path) -> None:
         "standardization.npz",
         "weights.npz",
     ]
-    history = read_history(folder.path)
-    assert (history.steps, history.epochs) == ([STEP], [EPOCH])
+    records, damage = read_records(folder.path)
+    assert records[:2] == [STEP, EPOCH]
+    assert not damage
 
 
 def test_every_record_is_on_disk_at_once(tmp_path: Path) -> None:
@@ -130,7 +131,9 @@ def test_values_that_are_not_finite_become_null(tmp_path: Path) -> None:
     assert json.loads(text)["train_loss"] is None
     assert "NaN" not in text
     assert "Infinity" not in text
-    assert math.isnan(read_history(tmp_path).steps[0].train_loss)
+    (record,), _ = read_records(tmp_path)
+    assert isinstance(record, StepRecord)
+    assert math.isnan(record.train_loss)
 
 
 def test_finished_run_is_not_overwritten(tmp_path: Path) -> None:
@@ -167,8 +170,7 @@ def test_unfinished_run_is_started_again(tmp_path: Path) -> None:
         folder.append(STEP)
     with RunFolder.create(tmp_path, "x") as folder:
         folder.append(EPOCH)
-    history = read_history(tmp_path)
-    assert (history.steps, history.epochs) == ([], [EPOCH])
+    assert read_records(tmp_path) == ([EPOCH], "")
 
 
 def test_failed_write_of_weights_leaves_nothing(tmp_path: Path) -> None:
@@ -197,7 +199,7 @@ def test_incomplete_last_line_of_the_history_is_left_out(tmp_path: Path) -> None
         folder.append(STEP)
     with open(tmp_path / "history.jsonl", "a") as file:
         file.write('{"kind": "step", "st')
-    assert read_history(tmp_path).steps == [STEP]
+    assert read_records(tmp_path) == ([STEP], "")
 
 
 @pytest.mark.parametrize("line", ["[]", "3", "{}", "not json", '{"kind": "step", "step": 1}'])
@@ -206,14 +208,15 @@ def test_damaged_history_names_the_line(tmp_path: Path, line: str) -> None:
         folder.append(STEP)
     with open(tmp_path / "history.jsonl", "a") as file:
         file.write(line + "\n")
-    with pytest.raises(DataError, match=r"history\.jsonl, line 2: not a record"):
-        read_history(tmp_path)
+    records, damage = read_records(tmp_path)
+    assert records == [STEP]
+    assert "history.jsonl, line 2: not a record" in damage
 
 
 def test_missing_history_is_named(tmp_path: Path) -> None:
     assert run_status(tmp_path) == "absent"
     with pytest.raises(DataError, match=r"history\.jsonl: cannot be read"):
-        read_history(tmp_path)
+        read_epochs(tmp_path)
 
 
 def _epoch(epoch: int, **changes: float | None) -> EpochRecord:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hybridnn.runs.folder import run_status
+from hybridnn.runs.run_files import run_status
 from hybridnn.study.study_folder import StudyFolder
 from slurm.cluster import Cluster, Job, edited_script, wait_until
 

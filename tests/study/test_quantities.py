@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from matplotlib.image import imread
 
-from hybridnn.runs.run_record import read_run
+from hybridnn.runs.run_files import read_run
 from hybridnn.study.quantities import (
     RunFigures,
     TimeShares,

@@ -17,9 +17,9 @@ from hybridnn.config.settings import settings_from
 from hybridnn.datasets import ArrayRows
 from hybridnn.errors import NonFiniteLossError, SettingError
 from hybridnn.kernels.pinned_memory import MIN_PINNED_BYTES
-from hybridnn.runs.inference.trained_run import find_weights
 from hybridnn.runs.run import run_training
-from hybridnn.runs.run_record import read_run
+from hybridnn.runs.run_files import read_run
+from hybridnn.runs.trained_run import find_weights
 from hybridnn.training.config import DeviceOptions
 from hybridnn.training.device import TrainingDevice
 from hybridnn.training.epoch import StepPosition

@@ -22,7 +22,7 @@ from hybridnn.comm.agreement import agree
 from hybridnn.comm.recorder import Event
 from hybridnn.errors import DataError
 from hybridnn.pipeline.schedules.instructions import Instruction
-from hybridnn.runs.folder import TRACE
+from hybridnn.runs.run_files import TRACE
 from hybridnn.runs.trace.recorded import RankTrace, Trace, positions_of
 from hybridnn.utils.files import FileError, read_json, write_atomically
 

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from hybridnn import ProcessGrid
 from hybridnn.errors import DataError
-from hybridnn.runs.inference import prediction
-from hybridnn.runs.inference.prediction import Predictions, predict_file
-from hybridnn.runs.inference.trained_run import open_run
+from hybridnn.runs import inference
+from hybridnn.runs.inference import Predictions, predict_file
+from hybridnn.runs.trained_run import open_run
 from reference import network as net
 from reference.trained_runs import FEATURES, NETWORK, REGRESSION, regression_file, train, weights_of
 
@@ -35,7 +35,7 @@ def outputs_of(run: Path, network: net.Network, x: NDArray[Any]) -> NDArray[Any]
 def test_numbers_are_in_the_units_of_the_targets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block_elements: int
 ) -> None:
-    monkeypatch.setattr(prediction, "BLOCK_ELEMENTS", block_elements)
+    monkeypatch.setattr(inference, "BLOCK_ELEMENTS", block_elements)
     train(tmp_path / "run", **{**REGRESSION, "data": {"file": str(regression_file(tmp_path / "mine.npz"))}})
     x = np.random.default_rng(4).normal(size=(37, FEATURES)) * 20
     np.savez(tmp_path / "x.npz", x=x, unused=np.zeros(2))

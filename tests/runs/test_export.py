@@ -10,8 +10,8 @@ import pytest
 from numpy.typing import NDArray
 
 from hybridnn.errors import SettingError
-from hybridnn.runs.inference.export import export_arrays
-from hybridnn.runs.inference.trained_run import open_run
+from hybridnn.runs.inference import export_arrays
+from hybridnn.runs.trained_run import open_run
 from hybridnn.utils.files import npz_bytes
 from reference import network as net
 from reference.trained_runs import FEATURES, NETWORK, REGRESSION, regression_file, train, weights_of

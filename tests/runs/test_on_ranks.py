@@ -11,9 +11,8 @@ import pytest
 from hybridnn import ProcessGrid
 from hybridnn.comm.agreement import broadcast_text
 from hybridnn.errors import HybridnnError
-from hybridnn.runs.inference.evaluation import EvaluationSamples, evaluate_run
-from hybridnn.runs.inference.prediction import predict_file
-from hybridnn.runs.inference.trained_run import open_run
+from hybridnn.runs.inference import EvaluationSamples, evaluate_run, predict_file
+from hybridnn.runs.trained_run import open_run
 from reference import network as net
 from reference.trained_runs import FEATURES, NETWORK, REGRESSION, regression_file, train, weights_of, write_checkpoint
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hybridnn.errors import DataError, SettingError
-from hybridnn.runs.inference.trained_run import open_run
+from hybridnn.runs.trained_run import open_run
 from reference.trained_runs import FEATURES, REGRESSION, regression_file, train, weights_of, write_checkpoint
 
 STEPS = 10

@@ -11,8 +11,8 @@ import pytest
 from hybridnn import ProcessGrid
 from hybridnn.datasets import load_dataset
 from hybridnn.errors import DataError, SettingError
-from hybridnn.runs.inference.evaluation import Evaluation, EvaluationSamples, evaluate_run
-from hybridnn.runs.inference.trained_run import open_run
+from hybridnn.runs.inference import Evaluation, EvaluationSamples, evaluate_run
+from hybridnn.runs.trained_run import open_run
 from reference import network as net
 from reference.trained_runs import FEATURES, NETWORK, REGRESSION, regression_file, train, weights_of
 

@@ -1,4 +1,4 @@
-"""Checkpoint hook: called on all ranks between two steps, it writes checkpoints and stops the training.
+"""Hooks of a run, called on all ranks: checkpoints and signals between two steps, best weights after an epoch.
 
 Signals and elapsed time, which differ between ranks, are agreed on by a small all-reduce about every
 `AGREEMENT_SECONDS`, not after every step.
@@ -7,7 +7,9 @@ Signals and elapsed time, which differ between ranks, are agreed on by a small a
 from __future__ import annotations
 
 import signal
-from contextlib import AbstractContextManager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
+from math import inf
 from pathlib import Path
 from time import perf_counter
 
@@ -15,10 +17,14 @@ import numpy as np
 
 from hybridnn.checkpoints.progress import Progress
 from hybridnn.checkpoints.writing import CheckpointWriter
+from hybridnn.comm.agreement import agree
 from hybridnn.config.settings import TrainingSettings
-from hybridnn.errors import StoppedBySignal
+from hybridnn.errors import DataError, EnvironmentProblem, StoppedBySignal
+from hybridnn.runs.folder import RunFolder
+from hybridnn.runs.run_files import BEST_WEIGHTS, read_best_weights
 from hybridnn.runs.stop_signals import StopSignals
 from hybridnn.training.epoch import StepPosition
+from hybridnn.training.records import EpochRecord
 from hybridnn.training.trainer import Trainer
 from hybridnn.utils.settings_models import seconds_of
 
@@ -34,35 +40,36 @@ class CheckpointHook:
 
     Parameters
     ----------
-    settings : TrainingSettings
-        How often and in which way checkpoints are written.
     trainer : Trainer
         Its current step counts as saved: step 0, or that of the checkpoint it was resumed from.
+    new_writer : callable
+        ``new_writer()`` makes the checkpoint writer, ``new_writer(grid=...)`` one for the ranks of another grid.
 
     Attributes
     ----------
-    writer : CheckpointWriter
     stopped_by : int
         Number of the signal that stopped the training, or 0.
-    checkpoint : Path or None
-        Checkpoint that was written because of the signal.
     reached : StepPosition or None
         Position of the training at the last call.
     """
 
     def __init__(
-        self, settings: TrainingSettings, trainer: Trainer, writer: CheckpointWriter, signals: StopSignals
+        self,
+        settings: TrainingSettings,
+        trainer: Trainer,
+        new_writer: Callable[..., CheckpointWriter],
+        signals: StopSignals,
     ) -> None:
         every = settings.checkpoint_every
         self._every_seconds = None if every is None else seconds_of(every)
         self._every_steps = every if isinstance(every, int) else None
         self._is_async = settings.checkpoint_async
-        self._trainer, self.writer, self._signals = trainer, writer, signals
+        self.trainer, self.new_writer, self.writer, self._signals = trainer, new_writer, new_writer(), signals
         self._written_at = self._agreed_at = perf_counter()
         self._last_step = self._checkpoint_step = trainer.step
         self._stride = self._steps_to_agreement = 1
         self.stopped_by = 0
-        self.checkpoint: Path | None = None
+        self._last_checkpoint: Path | None = None
         self.reached: StepPosition | None = None
 
     def __call__(self, reached: StepPosition) -> bool:
@@ -75,7 +82,7 @@ class CheckpointHook:
         if self.stopped_by:
             self.finish()
             with self._writing():
-                self.checkpoint = self.writer.write(reached.progress())
+                self._last_checkpoint = self.writer.write(reached.progress())
             return True
         if due:
             self._write(reached.progress())
@@ -100,6 +107,14 @@ class CheckpointHook:
             with self._writing():
                 self.writer.write(progress)
 
+    def stop_error(self, folder: Path) -> StoppedBySignal:
+        """The error that ends the run in `folder` after a signal."""
+        stopped = f"stopped by {signal.Signals(self.stopped_by).name} after step {self.trainer.step}"
+        return StoppedBySignal(
+            f"{stopped}; wrote {self._last_checkpoint}; go on with: hybridnn train --resume {folder}",
+            interrupted=self.stopped_by == signal.SIGINT,
+        )
+
     def _passed_multiple(self, step: int) -> bool:
         """Whether a multiple of `every` steps was passed; asynchronous methods advance by many steps per call."""
         before, self._last_step = self._last_step, step
@@ -110,7 +125,7 @@ class CheckpointHook:
         now = perf_counter()
         pending = 0.0 if self.writer.is_done() else 1.0
         values = np.array([self._signals.received, now - self._agreed_at, now - self._written_at, pending])
-        self._trainer.grid.world.allreduce(values, "max")
+        self.trainer.grid.world.allreduce(values, "max")
         number, since_agreed, since_written, pending = values.tolist()
         self.stopped_by = int(number)
         if self.writer.busy and not pending:
@@ -130,13 +145,55 @@ class CheckpointHook:
         self._written_at, self._checkpoint_step = perf_counter(), progress.step
 
     def _writing(self) -> AbstractContextManager[None]:
-        return self._trainer.busy("writing a checkpoint")
+        return self.trainer.busy("writing a checkpoint")
 
 
-def stopped_by_signal(hook: CheckpointHook, step: int, folder: Path) -> StoppedBySignal:
-    """The error that ends a run after a signal."""
-    name = signal.Signals(hook.stopped_by).name
-    return StoppedBySignal(
-        f"stopped by {name} after step {step}; wrote {hook.checkpoint}; go on with: hybridnn train --resume {folder}",
-        interrupted=hook.stopped_by == signal.SIGINT,
-    )
+class BestWeights:
+    """Writes ``best-weights.npz`` after every epoch with a better test metric than all before.
+
+    Parameters
+    ----------
+    trainer : Trainer
+        With the records of earlier epochs if the run was resumed.
+    folder : RunFolder or None
+        None on ranks other than 0.
+    """
+
+    def __init__(self, trainer: Trainer, folder: RunFolder | None) -> None:
+        self._trainer, self._folder = trainer, folder
+        self._metric = agree(trainer.grid.world, self._metric_of_file)
+
+    def __call__(self, record: EpochRecord) -> None:
+        """Write the current weights if the epoch that has just ended is the best so far; collective.
+
+        Raises
+        ------
+        EnvironmentProblem
+            On every rank: the file cannot be written.
+        """
+        if record.metric is None:
+            return
+        world = self._trainer.grid.world
+        improves = np.array([self._folder is not None and record.metric > self._metric], np.int64)
+        world.broadcast(improves)  # rank 0 alone has read the file
+        if not improves[0]:
+            return
+        self._metric = record.metric
+        with self._trainer.busy("writing the best weights"):
+            weights = self._trainer.weights()
+            agree(world, lambda: None if self._folder is None else self._folder.write_best_weights(weights, record))
+
+    def _metric_of_file(self) -> float:
+        """Test metric of the weights in the file; a file of an epoch that is not in the history is removed."""
+        if self._folder is None:
+            return -inf
+        with suppress(DataError):
+            best = read_best_weights(self._folder.path)
+            epochs = {(record.epoch, record.step, record.metric) for record in self._trainer.history.epochs}
+            if (best.epoch, best.step, best.metric) in epochs:
+                return best.metric
+        try:
+            (self._folder.path / BEST_WEIGHTS).unlink(missing_ok=True)
+        except OSError as error:
+            raise EnvironmentProblem(f"{error.filename}: cannot be removed: {error.strerror}") from error
+        return -inf

@@ -23,8 +23,17 @@ from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import SGD
 from hybridnn.nn.parameters import check_weights
 from hybridnn.parallel.grid import ProcessGrid
-from hybridnn.runs.folder import BEST_WEIGHTS, CHECKPOINTS, CONFIG, STANDARDIZATION, WEIGHTS, read_config
-from hybridnn.runs.history_file import read_history, read_valid_history, run_status
+from hybridnn.runs.run_files import (
+    BEST_WEIGHTS,
+    CHECKPOINTS,
+    CONFIG,
+    STANDARDIZATION,
+    WEIGHTS,
+    read_best_weights,
+    read_config,
+    read_epochs,
+    run_status,
+)
 from hybridnn.training.config import Pipelining
 from hybridnn.training.records import best_epoch
 from hybridnn.training.trainer import Trainer
@@ -42,7 +51,6 @@ class WeightsSource:
 
     Attributes
     ----------
-    path : Path
     step : int or None
         Updates of the weights; None if the history of the run does not have them.
     damaged : tuple of str
@@ -78,14 +86,8 @@ class TrainedRun:
 
     Attributes
     ----------
-    folder : Path
-    settings : Settings
-    task : {"classification", "regression"}
-    model : MLP
     weights : mapping of str to ndarray
         Global arrays ``layers.<i>.weight``, shape (outputs, inputs), and ``layers.<i>.bias``.
-    source : WeightsSource
-        Where they were read.
     standardizer : Standardizer or None
         Of the run's training samples; None if the run did not standardize.
     """
@@ -107,6 +109,28 @@ class TrainedRun:
     def outputs(self) -> int:
         """Classes, or targets per sample."""
         return self.model.sizes[-1]
+
+    def distribution_on(self, grid: ProcessGrid) -> str:
+        """Distribution of samples: as in the run, but local with a pipeline, both ends of which read data."""
+        return self.settings.data.distribution if grid.pipeline == 1 else "local"
+
+    def trainer_on(self, grid: ProcessGrid) -> Trainer:
+        """A trainer that holds the weights on `grid`, to evaluate and to predict with; collective."""
+        settings = self.settings
+        return Trainer(
+            self.model,
+            SGD(momentum=0.0),  # without slots, which would take memory
+            grid=grid,
+            batch_size=settings.training.batch_size,
+            dtype=settings.training.dtype,
+            model_split=settings.parallel.model_split,
+            overlap=settings.parallel.overlap,
+            distribution=self.distribution_on(grid),
+            # The microbatches of the run give bitwise the run's sums.
+            pipelining=Pipelining(microbatches=settings.parallel.microbatches),
+            initial_weights=self.weights,
+            stall_seconds=settings.output.stall_seconds,
+        )
 
 
 def open_run(
@@ -134,12 +158,10 @@ def open_run(
 def find_weights(
     folder: Path, checkpoint: str | None = None, group: Group | None = None, *, best: bool = False
 ) -> WeightsSource:
-    """Find the weights at the end of a run, else those of its newest valid checkpoint.
+    """Find the weights at the end of the run in `folder`, else those of its newest valid checkpoint.
 
     Parameters
     ----------
-    folder : Path
-        Run folder.
     checkpoint : str, optional
         Name of the checkpoint to take instead, such as ``step-00001234``.
     group : Group, optional
@@ -154,52 +176,31 @@ def find_weights(
     DataError
         If the run has no weights, or only damaged ones.
     """
-    is_first = group is None or group.rank == 0
-    checkpoints = folder / CHECKPOINTS
     if best and checkpoint is not None:
         raise SettingError("--best", True, "does not go with --checkpoint")
     if best:
         return _agree(group, lambda: _best_weights(folder))
+    is_first = group is None or group.rank == 0
     if checkpoint is not None:
-        return _named_checkpoint(checkpoints, checkpoint, group, is_first=is_first)
+        return _named_checkpoint(folder / CHECKPOINTS, checkpoint, group, is_first=is_first)
     exists = is_first and os.path.lexists(folder / WEIGHTS)
     flags = np.array([exists, exists and run_status(folder) == "finished"], np.int64)
     if group is not None:
         group.broadcast(flags)
     has_file, ended = flags
     if ended:
-        return WeightsSource(folder / WEIGHTS, _last_step(folder))
-    newest, damaged = newest_valid(checkpoints, group)
-    if newest is None:
-        if has_file:  # of a finished run that is being trained further
-            return WeightsSource(folder / WEIGHTS, None, tuple(damaged))
-        no_weights = f"{folder}: no {WEIGHTS}, which a run writes at its end"
-        raise DataError(f"{no_weights}, and no valid checkpoint{': ' if damaged else ''}{'; '.join(damaged)}")
-    return _of_checkpoint(newest, damaged)
-
-
-def trainer_of(run: TrainedRun, grid: ProcessGrid) -> Trainer:
-    """A trainer that holds the run's weights on `grid`, to evaluate and to predict with; collective."""
-    settings = run.settings
-    return Trainer(
-        run.model,
-        SGD(momentum=0.0),  # without slots, which would take memory
-        grid=grid,
-        batch_size=settings.training.batch_size,
-        dtype=settings.training.dtype,
-        model_split=settings.parallel.model_split,
-        overlap=settings.parallel.overlap,
-        distribution=distribution_for(run, grid),
-        # The microbatches of the run give bitwise the run's sums.
-        pipelining=Pipelining(microbatches=settings.parallel.microbatches),
-        initial_weights=run.weights,
-        stall_seconds=settings.output.stall_seconds,
-    )
-
-
-def distribution_for(run: TrainedRun, grid: ProcessGrid) -> str:
-    """Distribution of samples: as in the run, but local with a pipeline, both ends of which read data."""
-    return run.settings.data.distribution if grid.pipeline == 1 else "local"
+        step = None
+        with contextlib.suppress(DataError):
+            epochs, damage = read_epochs(folder)
+            step = epochs[-1].step if epochs and not damage else None
+        return WeightsSource(folder / WEIGHTS, step)
+    newest, damaged = newest_valid(folder / CHECKPOINTS, group)
+    if newest is not None:
+        return _of_checkpoint(newest, damaged)
+    if has_file:  # of a finished run that is being trained further
+        return WeightsSource(folder / WEIGHTS, None, tuple(damaged))
+    no_weights = f"{folder}: no {WEIGHTS}, which a run writes at its end"
+    raise DataError(f"{no_weights}, and no valid checkpoint{': ' if damaged else ''}{'; '.join(damaged)}")
 
 
 def _read_settings(folder: Path) -> Settings:
@@ -219,9 +220,10 @@ def _read_run(folder: Path, settings: Settings, source: WeightsSource) -> Traine
     task = _task(folder, settings, standardizer)
     model = settings.model.make(features, outputs, task)
     check_weights(model, weights, str(source.path))
-    columns = features, outputs if task == "regression" else None
-    if standardizer is not None and _columns(standardizer) != columns:
-        raise DataError(f"{folder / STANDARDIZATION} is for other data than {source.path}: their sizes differ")
+    if standardizer is not None:
+        targets = None if standardizer.y_mean is None else standardizer.y_mean.size
+        if (standardizer.x_mean.size, targets) != (features, outputs if task == "regression" else None):
+            raise DataError(f"{folder / STANDARDIZATION} is for other data than {source.path}: their sizes differ")
     return TrainedRun(folder, settings, task, model, weights, source, standardizer)
 
 
@@ -246,11 +248,6 @@ def _read_standardizer(folder: Path) -> Standardizer:
         raise DataError(f"{path}: {error}") from error
 
 
-def _columns(standardizer: Standardizer) -> tuple[int, int | None]:
-    """Numbers of inputs and targets of a standardization; None for targets that are labels."""
-    return standardizer.x_mean.size, None if standardizer.y_mean is None else standardizer.y_mean.size
-
-
 def _task(folder: Path, settings: Settings, standardizer: Standardizer | None) -> Task:
     """The task of the run, from its settings or its records, or else from its data."""
     if standardizer is not None:
@@ -258,7 +255,7 @@ def _task(folder: Path, settings: Settings, standardizer: Standardizer | None) -
     if settings.model.loss != "auto":
         return "classification" if settings.model.loss == "cross_entropy" else "regression"
     with contextlib.suppress(DataError):  # the weights may be valid all the same
-        for record in read_valid_history(folder)[0].epochs:
+        for record in read_epochs(folder)[0]:
             if record.test_accuracy is not None or record.test_r2 is not None:
                 return "regression" if record.test_accuracy is None else "classification"
     return settings.data.describe().task
@@ -271,20 +268,16 @@ def _best_weights(folder: Path) -> WeightsSource:
         raise DataError(
             f"{folder}: no {BEST_WEIGHTS}, which a run with training.keep_best writes after an evaluated epoch"
         )
-    arrays = read_npz(path)
-    try:
-        epoch, step, metric = int(arrays["epoch"]), int(arrays["step"]), float(arrays["metric"])
-    except (LookupError, TypeError, ValueError) as error:
-        raise DataError(f"{path}: does not name its epoch, step and metric") from error
-    epochs = read_valid_history(folder)[0].epochs
+    weights = read_best_weights(folder)
+    epochs, _ = read_epochs(folder)
     best = best_epoch(epochs)
     damaged: tuple[str, ...] = ()
-    if epoch not in [record.epoch for record in epochs]:
-        damaged = (f"{path}: of epoch {epoch}, which the history of the run does not have",)
-    elif best is not None and best.metric is not None and best.metric > metric:
+    if weights.epoch not in [record.epoch for record in epochs]:
+        damaged = (f"{path}: of epoch {weights.epoch}, which the history of the run does not have",)
+    elif best is not None and best.metric is not None and best.metric > weights.metric:
         better = f"epoch {best.epoch} with {best.metric:.4f} was better"
-        damaged = (f"{path}: of epoch {epoch} with {metric:.4f}; {better}; its weights are not kept",)
-    return WeightsSource(path, step, damaged, arrays=arrays)
+        damaged = (f"{path}: of epoch {weights.epoch} with {weights.metric:.4f}; {better}; its weights are not kept",)
+    return WeightsSource(path, weights.step, damaged, arrays=weights.arrays)
 
 
 def _named_checkpoint(folder: Path, name: str, group: Group | None, *, is_first: bool) -> WeightsSource:
@@ -302,11 +295,3 @@ def _named_checkpoint(folder: Path, name: str, group: Group | None, *, is_first:
 
 def _of_checkpoint(found: Checkpoint, damaged: list[str]) -> WeightsSource:
     return WeightsSource(found.path, found.manifest.progress.step, tuple(damaged), found)
-
-
-def _last_step(folder: Path) -> int | None:
-    try:
-        epochs = read_history(folder).epochs
-    except DataError:
-        return None
-    return epochs[-1].step if epochs else None

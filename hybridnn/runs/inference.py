@@ -1,0 +1,320 @@
+"""Use of the network of a trained run: evaluation, prediction, and export as plain arrays."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import inf
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import softmax
+
+from hybridnn.comm.agreement import agree, broadcast_text
+from hybridnn.config.settings import DataSettings, settings_from
+from hybridnn.datasets import Dataset, Rows, StandardizedRows, Standardizer, SubsetRows, load_file, split
+from hybridnn.datasets.user_file import load_samples
+from hybridnn.errors import DataError, SettingError
+from hybridnn.nn.parameters import parameter_shapes
+from hybridnn.parallel.grid import ProcessGrid
+from hybridnn.runs.data import place_data
+from hybridnn.runs.trained_run import TrainedRun
+from hybridnn.training.metrics import Metrics
+from hybridnn.utils.files import npz_bytes
+
+Part = Literal["test", "train", "all"]
+PARTS: tuple[Part, ...] = ("test", "train", "all")
+FILES = (".csv", ".npz")
+
+Arrays = dict[str, NDArray[Any]]
+
+EXPORTED_NAMES = {"x_mean": "input_mean", "x_scale": "input_scale", "y_mean": "target_mean", "y_scale": "target_scale"}
+
+BLOCK_ELEMENTS = 2**22
+"""Elements of the inputs that are broadcast at a time, so that only rank 0 needs memory for a large file."""
+
+
+# -- evaluation --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class EvaluationSamples:
+    """The samples to evaluate a run on.
+
+    Attributes
+    ----------
+    source : str or None
+        A ``.csv`` or ``.npz`` file or the name of a data set; None for the run's own data.
+    targets : sequence of str
+        Target columns of a ``.csv`` file; by default those of the run.
+    part : {"test", "train"} or None
+        None: the test samples, or all samples of other data that have no test samples.
+    """
+
+    source: str | None = None
+    targets: Sequence[str] = ()
+    part: Literal["test", "train"] | None = None
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Result of an evaluation.
+
+    Attributes
+    ----------
+    data : str
+        File, or name of the data set.
+    metrics : Metrics
+        In the units of the training: standardized if the run standardized its data.
+    ignored : tuple of str
+        Columns of a ``.csv`` file that are neither inputs of the run nor targets; on rank 0.
+    """
+
+    data: str
+    part: Part
+    metrics: Metrics
+    ignored: tuple[str, ...] = ()
+
+
+def evaluate_run(run: TrainedRun, grid: ProcessGrid, samples: EvaluationSamples) -> Evaluation:
+    """Loss and accuracy or R² of a run's weights; collective over `grid`.
+
+    All samples are standardized with the statistics of the run's training samples. Input columns of a ``.csv`` file are
+    found by the names of the run's columns, or by position if these have no names.
+
+    Raises
+    ------
+    HybridnnError
+        On every rank: the data cannot be read or do not fit the network, or the network does not fit the grid.
+    """
+    trainer = run.trainer_on(grid)
+    settings = agree(grid.world, lambda: _data_settings(run, samples))
+    part: Part = "all"
+    ignored: tuple[str, ...] = ()
+
+    def load() -> Dataset:
+        nonlocal part, ignored
+        part, dataset = _load_part(run, settings, samples.part)
+        ignored = () if settings is run.settings.data else dataset.ignored
+        return dataset
+
+    with trainer.busy("reading the data", at_most=inf):
+        placed = place_data(
+            load,
+            grid,
+            generated=settings.name == "synthetic",
+            distribution=run.distribution_on(grid),
+            standardize=False,  # already done, with the statistics of the run
+            test_fraction=run.settings.data.test_fraction,
+            seed=run.settings.training.seed,
+            dtype=run.settings.training.dtype,
+        )
+    metrics = trainer.evaluate(placed.train)
+    placed.memory.free()
+    part = PARTS[int(broadcast_text(grid.world, str(PARTS.index(part)), 0))]  # other ranks have not loaded the data
+    return Evaluation(settings.name or str(settings.file), part, metrics, ignored)
+
+
+def _data_settings(run: TrainedRun, samples: EvaluationSamples) -> DataSettings:
+    """Settings of the data to evaluate on; the settings object of the run if it is the run's data."""
+    own, source = run.settings.data, samples.source
+    if samples.targets and not (source or "").endswith(".csv"):
+        raise SettingError("--targets", ",".join(samples.targets), "goes with --data FILE.csv")
+    if source is None or source == own.name:
+        return own
+    if not source.endswith(FILES):
+        return settings_from({"data": {"name": source}}).data
+    if own.file is not None and Path(own.file).resolve() == Path(source).resolve():
+        return own
+    columns = {"targets": list(samples.targets or own.targets), "inputs": list(own.inputs)}
+    return settings_from({"data": {"file": source, **(columns if source.endswith(".csv") else {})}}).data
+
+
+def _load_part(run: TrainedRun, settings: DataSettings, wanted: str | None) -> tuple[Part, Dataset]:
+    """Load the data; the selected split is returned, standardized, as the training samples of a data set."""
+    if settings.file is None:
+        data = settings.load()
+    else:
+        data = load_file(settings.file, settings.targets, inputs=settings.inputs, task=run.task)
+    _require_same_kind(run, data)
+    train, test = data.train, data.test
+    if test is None and settings is run.settings.data:
+        train, test = split(data.train, settings.test_fraction, run.settings.training.seed)
+    if wanted == "test" and test is None:
+        raise SettingError("--part", wanted, f"{data.name} has no test part; without --part all samples are taken")
+    part: Part = "train" if wanted == "train" else "all" if test is None else "test"
+    rows: Rows = test if part == "test" and test is not None else train
+    if run.standardizer is not None:
+        rows = StandardizedRows(rows, run.standardizer)
+    no_rows = SubsetRows(rows, np.empty(0, np.int64))
+    return part, replace(data, train=rows, test=no_rows)
+
+
+def _require_same_kind(run: TrainedRun, data: Dataset) -> None:
+    """Refuse data of another task, or of other numbers of features or outputs, than the run was trained on."""
+    if data.task != run.task:
+        raise DataError(f"{data.name} is for {data.task}; {run.folder} was trained for {run.task}")
+    if data.features != run.features:
+        raise DataError(f"{data.name} has {data.features} features; {run.folder} was trained on {run.features}")
+    fits = data.outputs <= run.outputs if data.task == "classification" else data.outputs == run.outputs
+    if not fits:
+        kind = "classes" if data.task == "classification" else "targets"
+        raise DataError(f"{data.name} has {data.outputs} {kind}; {run.folder} was trained on {run.outputs}")
+
+
+# -- prediction --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """Predictions in the order of the samples.
+
+    Attributes
+    ----------
+    columns : tuple of str
+        Of `values`.
+    values : ndarray of float64, shape (samples, outputs)
+        Probabilities of the classes, or targets in their original units.
+    classes : ndarray of int64, shape (samples,), or None
+        The most probable class; None for regression.
+    ignored : tuple of str
+        Columns of the file that are neither inputs nor targets of the run.
+    """
+
+    columns: tuple[str, ...]
+    values: NDArray[np.float64]
+    classes: NDArray[np.int64] | None
+    ignored: tuple[str, ...] = ()
+
+    def to_csv(self) -> bytes:
+        """A header line and a line per sample, with all digits of the numbers."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        if self.classes is None:
+            writer.writerow(self.columns)
+            writer.writerows(self.values.tolist())
+        else:
+            writer.writerow(("class", *self.columns))
+            rows = zip(self.classes.tolist(), self.values.tolist(), strict=True)
+            writer.writerows((label, *values) for label, values in rows)
+        return text.getvalue().encode()
+
+    def to_npz(self) -> bytes:
+        """Arrays ``classes`` and ``probabilities``, or ``predictions``."""
+        if self.classes is None:
+            return npz_bytes({"predictions": self.values})
+        return npz_bytes({"classes": self.classes, "probabilities": self.values})
+
+
+def predict_file(run: TrainedRun, grid: ProcessGrid, path: Path) -> Predictions | None:
+    """Predict from the samples of a file, which rank 0 reads; collective over `grid`.
+
+    Parameters
+    ----------
+    path : Path
+        As for `load_samples`. Input columns of a ``.csv`` file are found by the names of the run's columns, or if these
+        have no names by position, without the run's targets.
+
+    Returns
+    -------
+    Predictions or None
+        None on ranks other than 0.
+
+    Raises
+    ------
+    HybridnnError
+        On every rank: the file cannot be used, or the network does not fit the grid.
+    """
+    data = run.settings.data
+    samples = agree(
+        grid.world, lambda: load_samples(path, run.features, data.targets, data.inputs) if grid.rank == 0 else None
+    )
+    outputs = _outputs(run, grid, None if samples is None else samples.x)
+    return None if samples is None else replace(_predictions(run, outputs), ignored=samples.ignored)
+
+
+def _outputs(run: TrainedRun, grid: ProcessGrid, x: NDArray[Any] | None) -> NDArray[Any]:
+    """Outputs of the network for `x` of rank 0, shape (samples, outputs); without rows on other ranks."""
+    trainer = run.trainer_on(grid)
+    total = np.array([0 if x is None else len(x)], np.int64)
+    grid.world.broadcast(total)
+    samples = int(total[0])
+    outputs = np.empty((0 if x is None else samples, run.outputs), run.settings.training.dtype)
+    block_size = max(1, BLOCK_ELEMENTS // (run.features * trainer.batch_size)) * trainer.batch_size
+    for first in range(0, samples, block_size):
+        block = np.empty((min(block_size, samples - first), run.features), run.settings.training.dtype)
+        if x is not None:
+            rows = x[first : first + block_size]
+            # Computed in float64, as in training.
+            block[...] = rows if run.standardizer is None else run.standardizer.apply_x(rows.astype(np.float64))
+        grid.world.broadcast(block)
+        predicted = trainer.predict(block)
+        if x is not None:
+            outputs[first : first + block_size] = predicted
+    return outputs
+
+
+def _predictions(run: TrainedRun, outputs: NDArray[Any]) -> Predictions:
+    exact = outputs.astype(np.float64)
+    if run.task == "classification":
+        columns = tuple(f"probability_{label}" for label in range(run.outputs))
+        return Predictions(columns, softmax(exact, axis=1), outputs.argmax(axis=1))
+    columns = run.settings.data.targets or tuple(f"target_{number}" for number in range(run.outputs))
+    return Predictions(columns, exact if run.standardizer is None else run.standardizer.restore_y(exact), None)
+
+
+# -- export ------------------------------------------------------------------------------------------------------------
+
+
+def export_arrays(run: TrainedRun, *, fold_standardization: bool = False) -> Arrays:
+    """Weights, activations and standardization of the network.
+
+    Parameters
+    ----------
+    fold_standardization : bool
+        Fold shift and scale of the inputs into the first layer, and those of the targets into the last layer: inputs
+        and outputs are then in their original units. All parameters become float64.
+
+    Returns
+    -------
+    dict of str to ndarray
+        ``layers.<i>.weight``, shape (outputs, inputs), and ``layers.<i>.bias``, shape (outputs,); ``activations``,
+        names, and ``residual``, bool, both of shape (layers,): a layer computes ``activation(W x + b)``, plus ``x`` if
+        it is residual. If the run standardized and nothing is folded, ``input_mean`` and ``input_scale``, shape
+        (inputs,), and for regression ``target_mean`` and ``target_scale``, shape (outputs,): the input of the network
+        is ``(x - input_mean) / input_scale``, its output ``(y - target_mean) / target_scale``.
+
+    Raises
+    ------
+    SettingError
+        If the standardization cannot be folded, because the first layer is residual.
+    """
+    arrays: Arrays = {name: run.weights[name] for name in parameter_shapes(run.model)}
+    if run.standardizer is not None and fold_standardization:
+        arrays = _folded(run, arrays, run.standardizer)
+    elif run.standardizer is not None:
+        arrays |= {EXPORTED_NAMES[name]: array for name, array in run.standardizer.to_arrays().items()}
+    layers = run.model.layers
+    arrays["activations"] = np.array([layer.activation for layer in layers])
+    arrays["residual"] = np.array([layer.residual for layer in layers])
+    return arrays
+
+
+def _folded(run: TrainedRun, arrays: Arrays, standardizer: Standardizer) -> Arrays:
+    if run.model.layers[0].residual:
+        why = "the first layer is residual: it adds its standardized inputs to its outputs, which no weights can undo"
+        raise SettingError("--fold-standardization", True, why)
+    folded: Arrays = {name: array.astype(np.float64) for name, array in arrays.items()}
+    first, last = "layers.0", f"layers.{len(run.model.layers) - 1}"
+    # W (x - mean) / scale + b = (W / scale) x + (b - (W / scale) mean)
+    folded[f"{first}.weight"] /= standardizer.x_scale
+    folded[f"{first}.bias"] -= folded[f"{first}.weight"] @ standardizer.x_mean
+    if standardizer.y_mean is not None and standardizer.y_scale is not None:
+        folded[f"{last}.weight"] *= standardizer.y_scale[:, None]
+        folded[f"{last}.bias"] *= standardizer.y_scale
+        folded[f"{last}.bias"] += standardizer.y_mean
+    return folded

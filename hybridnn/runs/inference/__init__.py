@@ -1,1 +1,0 @@
-"""Use of the weights of a run: evaluation, prediction and export."""

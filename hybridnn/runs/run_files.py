@@ -1,0 +1,262 @@
+"""Files of a run: their names, and reading of the settings and of the history.
+
+The history ``history.jsonl`` has one record of `hybridnn.training.records` per line, in order of time.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from statistics import median
+from typing import Any, Literal, NamedTuple, TypeVar
+
+from numpy.typing import NDArray
+from pydantic import TypeAdapter, ValidationError
+
+from hybridnn.config.file import load_settings
+from hybridnn.config.settings import Settings
+from hybridnn.errors import DataError, SettingError, one_line
+from hybridnn.training.records import (
+    EndRecord,
+    EpochRecord,
+    MeasuredStep,
+    PredictedStep,
+    Record,
+    ResumeRecord,
+    RunHeader,
+    StepRecord,
+)
+from hybridnn.utils.files import LINE_BYTES, parse_json, read_lines, read_npz, read_tail
+from hybridnn.utils.settings_models import first_problem
+from hybridnn.utils.text import shown_path, to_json
+
+CONFIG = "config.toml"
+
+CONFIG_END = "\n# the end: a file that was cut off would name other settings\n"
+"""Last line of ``config.toml``, without which a truncated file would be valid."""
+
+HISTORY = "history.jsonl"
+LEARNING_CURVE = "learning_curve.png"
+TRACE = "trace.json"
+STANDARDIZATION = "standardization.npz"
+WEIGHTS = "weights.npz"
+BEST_WEIGHTS = "best-weights.npz"
+CHECKPOINTS = "checkpoints"
+
+RECORD_CLASSES: dict[str, type[Record]] = {
+    record_class.kind: record_class
+    for record_class in (RunHeader, ResumeRecord, PredictedStep, StepRecord, MeasuredStep, EpochRecord, EndRecord)
+}
+
+RecordClass = TypeVar("RecordClass", bound=Record)
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """A finished run.
+
+    Attributes
+    ----------
+    settings : Settings
+        As it ran, with its process grid.
+    header : RunHeader
+        Of the last start, where the run was resumed.
+    epochs : tuple of EpochRecord
+        At least one.
+    prediction : PredictedStep or None
+        None if the run had no machine file.
+    measured : tuple of MeasuredStep
+        One per epoch, or none.
+    """
+
+    folder: Path
+    settings: Settings
+    header: RunHeader
+    epochs: tuple[EpochRecord, ...]
+    prediction: PredictedStep | None
+    measured: tuple[MeasuredStep, ...]
+
+    @property
+    def settled_epochs(self) -> tuple[EpochRecord, ...]:
+        """Epochs to take times from: without the first, which warms up caches and connections, if there are more."""
+        return self.epochs[1:] or self.epochs
+
+    @property
+    def settled_steps(self) -> tuple[MeasuredStep, ...]:
+        """The measured steps of those epochs."""
+        return self.measured[1:] or self.measured
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Optimizer steps in every epoch."""
+        return self.epochs[-1].step // self.epochs[-1].epoch
+
+    @property
+    def seconds_per_epoch(self) -> float:
+        """Training time of an epoch on rank 0, evaluation excluded: the median of the settled epochs."""
+        return median(epoch.compute_seconds + epoch.communication_seconds for epoch in self.settled_epochs)
+
+
+def read_config(folder: Path) -> Settings:
+    """The settings of the run in `folder`, as it ran.
+
+    Raises
+    ------
+    DataError
+        If ``config.toml`` cannot be read or is not valid.
+    """
+    path = folder / CONFIG
+    try:
+        settings = load_settings(path)
+    except SettingError as error:
+        raise DataError(str(error)) from error
+    if read_tail(path, len(CONFIG_END)) != CONFIG_END.encode():
+        raise DataError(f"{path}: is cut off: its last line is not {CONFIG_END.strip()!r}")
+    return settings
+
+
+def to_line(record: Record) -> str:
+    """The line of a record: a JSON object with its ``kind`` first, and null for numbers that are not finite."""
+    return to_json({"kind": record.kind, **asdict(record)}) + "\n"  # type: ignore[call-overload]  # all are dataclasses
+
+
+def run_status(folder: Path) -> Literal["absent", "unfinished", "finished"]:
+    """Whether `folder` holds no run, one that is running or ended with an error, or one that completed.
+
+    Raises
+    ------
+    DataError
+        If there is a history that cannot be read.
+    """
+    if not os.path.lexists(folder / HISTORY):
+        return "absent"
+    *_, last, partial = [b"", *read_tail(folder / HISTORY).split(b"\n")]
+    return "finished" if not partial and last.startswith(b'{"kind": "end"') else "unfinished"
+
+
+def read_records(folder: Path) -> tuple[list[Record], str]:
+    """Read the history of the run in `folder` up to the first damaged line; an incomplete last line is left out.
+
+    Returns
+    -------
+    records : list of Record
+    damage : str
+        Number of the damaged line and what is wrong with it; empty if all lines are valid.
+
+    Raises
+    ------
+    DataError
+        If there is no history, or it cannot be read.
+    """
+    records: list[Record] = []
+    path = folder / HISTORY
+    for number, line in enumerate(read_lines(path), 1):
+        if not line.endswith(b"\n") and len(line) < LINE_BYTES:
+            break
+        try:
+            records.append(_parse(line))
+        except (ValueError, TypeError, LookupError, AttributeError) as error:
+            reason = first_problem(error) if isinstance(error, ValidationError) else one_line(str(error))
+            return records, f"{shown_path(path)}, line {number}: not a record of a run: {reason}"
+    return records, ""
+
+
+class BestWeightsFile(NamedTuple):
+    """Contents of ``best-weights.npz``: the arrays, and the epoch, step and test metric of the weights."""
+
+    arrays: Mapping[str, NDArray[Any]]
+    epoch: int
+    step: int
+    metric: float
+
+
+def read_best_weights(folder: Path) -> BestWeightsFile:
+    """Read ``best-weights.npz`` of the run in `folder`.
+
+    Raises
+    ------
+    DataError
+        If there is no such file, or it cannot be read.
+    """
+    path = folder / BEST_WEIGHTS
+    arrays = read_npz(path)
+    try:
+        return BestWeightsFile(arrays, int(arrays["epoch"]), int(arrays["step"]), float(arrays["metric"]))
+    except (LookupError, TypeError, ValueError) as error:
+        raise DataError(f"{path}: does not name its epoch, step and metric") from error
+
+
+def of_class(records: Iterable[Record], record_class: type[RecordClass]) -> list[RecordClass]:
+    """The records of one class."""
+    return [record for record in records if isinstance(record, record_class)]
+
+
+def read_epochs(folder: Path) -> tuple[list[EpochRecord], str]:
+    """The epochs of the run in `folder`, and the damage of its history; see `read_records`."""
+    records, damage = read_records(folder)
+    return of_class(records, EpochRecord), damage
+
+
+def read_run(folder: Path) -> RunRecord:
+    """Read the folder of a finished run.
+
+    Raises
+    ------
+    DataError
+        If `folder` holds no run, one that did not complete, or damaged or incomplete files.
+    """
+    status = run_status(folder)
+    if status == "absent":
+        raise DataError(f"{shown_path(folder)} is not a run folder: it has no readable {HISTORY}")
+    if status == "unfinished":
+        raise DataError(f"{folder}: the run did not end well, or is still running")
+    settings = read_config(folder)
+    records, damage = read_records(folder)
+    if damage:
+        raise DataError(damage)
+    headers, epochs = of_class(records, RunHeader), of_class(records, EpochRecord)
+    if not headers or not epochs:
+        raise DataError(f"{folder / HISTORY}: has no {'epoch' if headers else 'header'}")
+    predictions = of_class(records, PredictedStep)
+    run = RunRecord(
+        folder,
+        settings,
+        headers[-1],
+        tuple(epochs),
+        predictions[-1] if predictions else None,
+        tuple(of_class(records, MeasuredStep)),
+    )
+    if (problem := _impossible_figure(run)) is not None:
+        raise DataError(f"{folder / HISTORY}: not the record of a run: {problem}")
+    return run
+
+
+def _impossible_figure(run: RunRecord) -> str | None:
+    """A figure that no run has and that others are divided by, or None."""
+    for epoch in run.epochs:
+        figures = (epoch.compute_seconds, epoch.communication_seconds, epoch.bytes_sent)
+        has_time = all(figure >= 0 for figure in figures) and epoch.compute_seconds + epoch.communication_seconds > 0
+        if not has_time or not 1 <= epoch.epoch <= epoch.step:
+            return f"epoch = {epoch.epoch!r} without steps or time"
+    if run.header.ranks < 1:
+        return f"ranks = {run.header.ranks}"
+    if any(step.seconds_per_step <= 0 for step in run.measured):
+        return "measured steps without time"
+    return None
+
+
+def _parse(line: bytes) -> Record:
+    values = parse_json(line)
+    kind = values.pop("kind")
+    if kind not in RECORD_CLASSES:
+        raise ValueError(f"kind = {kind!r}")
+    record: Record = _adapter(kind).validate_json(to_json(values))
+    return record
+
+
+@cache
+def _adapter(kind: str) -> TypeAdapter[Any]:
+    return TypeAdapter(RECORD_CLASSES[kind])
