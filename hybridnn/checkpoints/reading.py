@@ -161,14 +161,14 @@ def _read_manifest(path: Path, group: Group | None) -> Manifest | str:
         return problem
     try:
         manifest = parse_manifest(text, str(path / MANIFEST))
-        if (step := manifest.progress.step) != step_of(path):
-            raise ValueError(f"progress.step = {step}")
     except ValueError as error:
         return f"{path / MANIFEST}: {error}"
     except DataError:
         if problem:  # the version number may be damaged
             return problem
         raise
+    if manifest.progress.step != step_of(path):
+        problem = problem or f"{path / MANIFEST}: progress.step = {manifest.progress.step}"
     return problem or manifest
 
 
