@@ -6,8 +6,9 @@ import inspect
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from enum import Enum
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any, get_args
 
@@ -19,10 +20,12 @@ SETTINGS_PAGE = Path(__file__).resolve().parent / "use" / "settings.md"
 COMMENT = re.compile(r"^(?:# )?(?P<key>\w+) = .*? +# (?P<text>.*)$|^(?:# )?\[(?P<section>[\w.]+)\]")
 CHOICES = re.compile(r'; "\w[\w", -]*$')
 """Other values at the end of a comment, which the table has in a column of its own."""
-ATTRIBUTE = re.compile(r"^(?P<names>\w+(?:, \w+)*)(?: : .*)?\n(?P<text>(?:    .*\n?)+)", re.MULTILINE)
+UNLIKELY = "?"
+"""A text that no setting accepts which does not accept every text."""
 CODE = re.compile(r"``(.+?)``|`(.+?)`")
 
 
+@dataclass(frozen=True)
 class Setting:
     """A setting of a run.
 
@@ -34,43 +37,82 @@ class Setting:
         As Markdown.
     """
 
-    def __init__(self, name: str, allowed: str, default: str, description: str) -> None:
-        self.name, self.allowed, self.default, self.description = name, allowed, default, description
+    name: str
+    allowed: str
+    default: str
+    description: str
 
 
-def settings() -> dict[str, list[Setting]]:
-    """The settings of every section, from the pydantic models."""
-    from hybridnn.config.settings import Settings
+def settings() -> list[Setting]:
+    """All settings: names, allowed values and defaults by the program, descriptions of the page of settings."""
+    from hybridnn.config.settings import settings_from
+    from hybridnn.utils.settings_models import by_dotted_name
 
-    return {name: list(_section(name, field.annotation)) for name, field in Settings.model_fields.items()}
+    comments = _comments()
+    rows: dict[str, Setting] = {}
+    for variant, values in _variants():
+        for name, default in by_dotted_name(settings_from(values).model_dump()).items():
+            is_given = name.rpartition(".")[2] in values.get(name.partition(".")[0], {})
+            shown = "" if default in (None, ()) or (is_given and variant) else f"`{json.dumps(default)}`"
+            known = rows.get(name)
+            if known is None:
+                rows[name] = Setting(name, _allowed(name, values), shown, comments.get(name, ""))
+            elif name.endswith(".name") or shown in known.default:
+                continue
+            else:
+                rows[name] = replace(known, default=f"{known.default}; {variant}: {shown}".removeprefix("; "))
+    order = list(dict.fromkeys(name.rpartition(".")[0] for name in rows))
+    return sorted(rows.values(), key=lambda row: order.index(row.name.rpartition(".")[0]))
 
 
-def _section(name: str, model: Any) -> Iterator[Setting]:
-    schema = model.model_json_schema()
-    attributes = {f"{name}.{key}": text for key, text in _attributes(model).items()}
-    described = _comments() | {key: text for key, text in attributes.items() if not text.startswith("As for")}
-    for key, property_ in schema["properties"].items():
-        field = model.model_fields[key].annotation
-        if hasattr(field, "model_fields"):
-            yield from _section(f"{name}.{key}", field)
-            continue
-        default = property_.get("default")
-        text = "" if default is None or default == [] else f"`{_toml(default)}`"
-        yield Setting(f"{name}.{key}", _allowed(key, property_), text, described.get(f"{name}.{key}", ""))
+def _variants() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Settings that together have every key: those without any value, and those with each optimizer and schedule."""
+    from hybridnn.nn.learning_rates import SCHEDULES
+    from hybridnn.nn.optimizers import OPTIMIZERS
+
+    needed = {"step": {"milestones": [1]}, "warmup-linear": {"warmup_epochs": 1}}
+    yield "", {}
+    for optimizer in OPTIMIZERS:
+        yield optimizer.name, {"optimizer": {"name": optimizer.name}}
+    for schedule in SCHEDULES:
+        yield schedule.name, {"schedule": {"name": schedule.name, **needed.get(schedule.name, {})}}
 
 
-def _attributes(model: Any) -> dict[str, str]:
-    """Descriptions of the section "Attributes" of a docstring."""
-    _, _, attributes = (inspect.getdoc(model) or "").partition("Attributes\n----------\n")
-    found = {}
-    for entry in ATTRIBUTE.finditer(attributes):
-        text = " ".join(line.strip() for line in entry["text"].splitlines())
-        found |= dict.fromkeys(entry["names"].split(", "), _code(text))
-    return found
+def _allowed(name: str, values: Mapping[str, Any]) -> str:
+    """What the program names as allowed when it refuses wrong values of a setting."""
+    texts = _refusals(name, values, lambda value: value)
+    if "a list" in texts:
+        elements = ", ".join(_refusals(name, values, lambda value: [value]))
+        texts = [f"a list of {elements}" if elements.endswith("numbers") else f"a list; each element {elements}"]
+    return ", ".join(texts).replace("'", "`")
+
+
+def _refusals(name: str, values: Mapping[str, Any], given: Callable[[object], object]) -> list[str]:
+    first = _refusal(name, given(UNLIKELY), values)
+    tried: tuple[object, ...] = (-(10**9), 10**30) if "number" in first else () if first else (5,)
+    texts = [first, *(_refusal(name, given(value), values) for value in tried)]
+    texts = [re.sub(r"^.*?Allowed are |^must be (one of )?| \(and \d+ more\)$| = 10$", "", text) for text in texts]
+    return list(dict.fromkeys(filter(None, texts)))
+
+
+def _refusal(name: str, value: object, values: Mapping[str, Any]) -> str:
+    from hybridnn.config.settings import settings_from
+    from hybridnn.errors import SettingError
+
+    section, *path, key = name.split(".")
+    inner: dict[str, Any] = {key: value}
+    for part in reversed(path):
+        inner = {part: inner}
+    base = {"name": "synthetic"} if path else {"file": "a.csv"} if name in ("data.targets", "data.inputs") else {}
+    try:
+        settings_from({**values, section: {**values.get(section, base), **inner}})
+    except SettingError as error:
+        return error.allowed if error.setting.partition("[")[0] == name else ""
+    return ""
 
 
 def _comments() -> dict[str, str]:
-    """The comments behind the settings of the page of settings, for settings without another description."""
+    """The comments behind the settings in the file of the page of settings."""
     found, section = {}, ""
     for line in SETTINGS_PAGE.read_text(encoding="utf-8").splitlines():
         if match := COMMENT.match(line):
@@ -82,48 +124,13 @@ def _comments() -> dict[str, str]:
     return found
 
 
-def _allowed(key: str, property_: Mapping[str, Any]) -> str:
-    """Type and range of a setting, from its JSON schema."""
-    from hybridnn.pipeline.schedules.methods import METHODS
-
-    special = {
-        "method": ", ".join(f"`{_toml(name)}`" for name in METHODS),
-        "partition": '`"uniform"`, `"profile"`, list of layer counts',
-        "overlap": '`"auto"`, `true`, `false`',
-        "shared_replicas": '`"auto"`, `true`, `false`',
-        "stages": "list of tables with `batch` and `model`",
-    }
-    if key in special:
-        return special[key]
-    choices = [choice for choice in property_.get("anyOf", [property_]) if choice.get("type") != "null"]
-    return " or ".join(_choice(choice) for choice in choices)
-
-
-def _choice(schema: Mapping[str, Any]) -> str:
-    if "enum" in schema:
-        return ", ".join(f"`{_toml(value)}`" for value in schema["enum"])
-    if schema["type"] == "array":
-        (items, count) = (schema["prefixItems"][0], schema["maxItems"]) if "prefixItems" in schema else (None, None)
-        return f"{count} × {_choice(items)}" if items else f"list of {_choice(schema['items'])}"
-    name = {"boolean": "`true`, `false`", "integer": "integer", "number": "number", "string": "text"}[schema["type"]]
-    signs = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
-    bounds = [f"{sign} {schema[bound]:g}" for bound, sign in signs.items() if schema.get(bound, 1e18) < 1e18]
-    return " ".join([name, ", ".join(bounds)]).strip()
-
-
-def _toml(value: object) -> str:
-    return json.dumps(value)
-
-
 def settings_table() -> str:
     """A table for every section of the settings."""
     parts = []
-    for section, rows in settings().items():
-        parts += [f"## [{section}]", "| setting | allowed | default | description |\n|---|---|---|---|"]
-        parts[-1] += "".join(
-            f"\n| `{row.name}` | {row.allowed} | {row.default} | {row.description} |".replace("\\|", "|")
-            for row in rows
-        )
+    for section, rows in groupby(settings(), lambda row: row.name.rpartition(".")[0]):
+        lines = ["| setting | allowed | default | description |", "|---|---|---|---|"]
+        lines += [f"| `{row.name}` | {row.allowed} | {row.default} | {row.description} |" for row in rows]
+        parts += [f"## [{section}]", "\n".join(lines)]
     return "\n\n".join(parts)
 
 

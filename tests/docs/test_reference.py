@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import hybridnn
 from hybridnn.config.settings import Settings
 from reference.pages import ROOT, reference_pages
 
@@ -17,29 +18,31 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-ROWS = [row for section in reference_pages.settings().values() for row in section]
+ROWS = {row.name: row for row in reference_pages.settings()}
 
 
 def test_every_setting_is_described() -> None:
-    assert [row.name for row in ROWS if not row.description or not row.allowed] == []
-    assert len({row.name for row in ROWS}) == len(ROWS) > 60
+    assert [row.name for row in ROWS.values() if not row.description or not row.allowed] == []
+    assert len(ROWS) > 60
 
 
 @pytest.mark.parametrize(
     ("name", "allowed", "default"),
     [
-        ("training.epochs", "integer ≥ 1", "`10`"),
-        ("training.checkpoint_every", "integer or text", ""),
-        ("optimizer.momentum", "number ≥ 0, < 1", "`0.9`"),
-        ("optimizer.betas", "2 × number ≥ 0, < 1", "`[0.9, 0.999]`"),
-        ("model.hidden", "list of integer ≥ 1", "`[256, 256]`"),
-        ("data.synthetic.task", '`"regression"`, `"classification"`', '`"regression"`'),
-        ("parallel.overlap", '`"auto"`, `true`, `false`', '`"auto"`'),
+        ("training.epochs", "a whole number, at least 1", "`10`"),
+        ("training.clip_norm", "a number, greater than 0", ""),
+        ("training.checkpoint_every", "a whole number of steps, at least 1, or seconds in quotes, as `90 s`", ""),
+        ("optimizer.momentum", "a number, at least 0, less than 1", "`0.9`"),
+        ("optimizer.weight_decay", "a number, at least 0", "`0.0`; adamw: `0.01`"),
+        ("optimizer.betas", "a list of two numbers", "`[0.9, 0.999]`"),
+        ("model.hidden", "a list; each element a whole number, at least 1", "`[256, 256]`"),
+        ("data.file", "text in quotes", ""),
+        ("data.synthetic.task", "`classification` or `regression`", '`"regression"`'),
+        ("parallel.overlap", "`auto`, true or false", '`"auto"`'),
     ],
 )
-def test_types_and_defaults_are_those_of_the_models(name: str, allowed: str, default: str) -> None:
-    (row,) = [row for row in ROWS if row.name == name]
-    assert (row.allowed, row.default) == (allowed, default)
+def test_types_and_defaults_are_those_of_the_program(name: str, allowed: str, default: str) -> None:
+    assert (ROWS[name].allowed, ROWS[name].default) == (allowed, default)
 
 
 def test_the_settings_file_of_the_page_has_every_default() -> None:
@@ -49,7 +52,7 @@ def test_the_settings_file_of_the_page_has_every_default() -> None:
     shown = Settings.model_validate(given)
     assert shown == Settings()
     commented = set(re.findall(r"^(?:# )?(\w+) = ", text, re.MULTILINE))
-    assert {row.name.rpartition(".")[2] for row in ROWS} <= commented
+    assert {row.name.rpartition(".")[2] for row in ROWS.values()} <= commented
 
 
 def test_every_command_is_described() -> None:
@@ -66,6 +69,12 @@ def test_every_command_is_described() -> None:
         (section,) = re.findall(rf"^## hybridnn {name}$(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
         rows: Any = set(re.findall(r"`(--?[a-z][a-z-]*)`", section))
         assert options - {"--help"} <= rows | {"-m", "-n"}, name
+
+
+def test_page_of_the_python_api_has_every_public_name() -> None:
+    page = (ROOT / "docs" / "reference" / "python.md").read_text(encoding="utf-8")
+    shown = set(re.findall(r"^::: hybridnn(?:\.\w+)*\.(\w+)$", page, re.MULTILINE))
+    assert set(hybridnn.__all__) - {"__version__"} <= shown
 
 
 def test_table_of_algorithms_has_a_row_for_every_line() -> None:
