@@ -25,38 +25,28 @@ SMALL_BYTES = 4096
 
 def is_in_place(buffer: Any) -> bool:
     """Whether a send buffer means that the receive buffer is sent; as in mpi4py, also for None."""
-    if buffer is None or (isinstance(buffer, str) and buffer == IN_PLACE):
-        return True
-    mpi = sys.modules.get("mpi4py.MPI")
-    return mpi is not None and buffer is mpi.IN_PLACE
+    return buffer is None or _is_constant(buffer, IN_PLACE)
 
 
 def operation(op: Any) -> str:
-    """The name of a reduction, given by its name or as mpi4py's constant.
-
-    Raises
-    ------
-    CommunicationError
-        For any other one.
-    """
-    mpi = sys.modules.get("mpi4py.MPI")
+    """The name of a reduction, given by its name or as mpi4py's constant."""
     for name in REDUCTIONS:
-        if (isinstance(op, str) and op == name) or (mpi is not None and op is getattr(mpi, name)):
+        if _is_constant(op, name):
             return name
     raise CommunicationError(f"op = {op!r}: ranks of one process have {', '.join(REDUCTIONS)}")
+
+
+def _is_constant(given: Any, name: str) -> bool:
+    """Whether an argument is the name of a constant, or the constant of mpi4py."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    return (isinstance(given, str) and given == name) or (mpi is not None and given is getattr(mpi, name))
 
 
 # -- specifications --------------------------------------------------------------------------------------------------
 
 
 def flat_of(given: Any, *, writable: bool = False) -> Flat:
-    """The flat view of a buffer specification: an array, or ``[array, count, datatype]``.
-
-    Raises
-    ------
-    CommunicationError
-        If it is not a contiguous array of numbers, is read-only where it must not be, or shorter than the count.
-    """
+    """The flat view of a buffer specification: an array, or ``[array, count, datatype]``."""
     if not isinstance(given, (list, tuple)):
         return _flat(given, writable)
     flat = _flat(given[0] if given else given, writable)
@@ -121,8 +111,6 @@ class ReceiveBuffer:
 
     Parameters
     ----------
-    array : ndarray
-        Flat.
     unreadable : bool
         Fill it, until the data arrive, with what no program can use by accident.
     may_stay : bool
@@ -151,10 +139,7 @@ class ReceiveBuffer:
     def takes(self, data: Flat, *, at_most: bool = False) -> Callable[[], None]:
         """The function that copies `data` to the beginning.
 
-        Raises
-        ------
-        ValueError
-            If `data` has another dtype, or not as many elements as the buffer; with `at_most`, if it has more.
+        Data of another dtype or size than the buffer, with `at_most` of a larger size, are a ValueError.
         """
         array, size = self.array, data.size
         if data.dtype != array.dtype or size > array.size or (size < array.size and not at_most):
@@ -170,10 +155,7 @@ class ReceiveBuffer:
     def takes_blocks(self, blocks: Sequence[Flat], counts: Sequence[int], offsets: Sequence[int]) -> Callable[[], None]:
         """The function that copies blocks to their offsets; elements between them keep their values.
 
-        Raises
-        ------
-        ValueError
-            If a block has another dtype or count.
+        A block with another dtype or count is a ValueError.
         """
         for block, count in zip(blocks, counts, strict=True):
             if block.size != count or block.dtype != self.array.dtype:

@@ -54,17 +54,7 @@ class BlockedRank:
 
 
 def describe_deadlock(blocked: Mapping[int, BlockedRank], ended: frozenset[int], calls: int) -> str:
-    """Describe a state in which no rank can continue.
-
-    Parameters
-    ----------
-    blocked : mapping
-        By rank.
-    ended : frozenset of int
-        Ranks whose program has returned.
-    calls : int
-        Number of communication calls before.
-    """
+    """Describe a state in which no rank can continue, after so many calls; the programs of `ended` have returned."""
     cycle = _shortest_cycle(blocked)
     lines = [f"deadlock after {calls} {'call' if calls == 1 else 'calls'}: {_reason(blocked, ended, cycle)}"]
     for rank in sorted(blocked):

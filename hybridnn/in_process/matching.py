@@ -35,19 +35,11 @@ ANY_TAG = -1
 class Pending:
     """A message or collective that a rank has begun.
 
+    `rank`, `peer` and `members` are ranks of the program, not of the communicator. Fields that a `Message` has too mean
+    the same.
+
     Attributes
     ----------
-    rank : int
-        Rank of the program, not of the communicator.
-    name : str
-        The operation.
-    nbytes : int
-    line : tuple
-        Line of the call.
-    begun : tuple
-        Calls of all ranks before it, and seconds of its rank.
-    peer : int
-        The other rank of a message, the root of a collective, or -1.
     members : tuple of int
         Ranks that take part in a collective.
     within : tuple of int
@@ -64,10 +56,8 @@ class Pending:
         Buffer of a receive.
     sent, buffer : ndarray or None
         Content at the call and send buffer, which must not change before the wait.
-    number : int
-        The same for a send and its receive; -1 before they match, and for collectives.
     waited : tuple or None
-        Beginning of the wait, or of a test that succeeded; as `begun`.
+        Beginning of the wait, or of a test that succeeded.
     """
 
     rank: int
@@ -111,23 +101,15 @@ class Pending:
 
 @dataclass(slots=True, eq=False)
 class CollectiveEntry:
-    """A rank's entry into a collective.
-
-    Attributes
-    ----------
-    signature : tuple
-        The operation and its arguments that must be equal on all ranks.
-    contribution : Contribution
-    pending : Pending
-    """
+    """A rank's entry into a collective; its signature, operation and arguments, must be equal on all ranks."""
 
     signature: tuple[Any, ...]
     contribution: Contribution
     pending: Pending
 
 
-def _queues() -> defaultdict[tuple[int, int], deque[Pending]]:
-    return defaultdict(deque)
+Queues = defaultdict[tuple[int, int], deque[Pending]]
+"""Unmatched messages by (sender, receiver) in the communicator."""
 
 
 @dataclass(slots=True, eq=False)
@@ -142,15 +124,13 @@ class Context:
         Collectives that each rank of the communicator has entered.
     rounds : dict
         Collectives that have begun, by number: the entry of each rank of the communicator.
-    sends, receives : dict
-        Unmatched messages, by (sender, receiver) in the communicator.
     """
 
     members: tuple[int, ...]
     entered: Counter[int] = field(default_factory=Counter)
     rounds: dict[int, dict[int, CollectiveEntry]] = field(default_factory=dict)
-    sends: defaultdict[tuple[int, int], deque[Pending]] = field(default_factory=_queues)
-    receives: defaultdict[tuple[int, int], deque[Pending]] = field(default_factory=_queues)
+    sends: Queues = field(default_factory=lambda: defaultdict(deque))
+    receives: Queues = field(default_factory=lambda: defaultdict(deque))
 
 
 class MessageEngine:
@@ -158,9 +138,6 @@ class MessageEngine:
 
     Parameters
     ----------
-    size : int
-        Ranks.
-    clock : VirtualClock
     seed : int or None
         Seed of the order of ranks, see `Scheduler`.
     eager_bytes : int
@@ -255,11 +232,8 @@ class MessageEngine:
 
         Parameters
         ----------
-        context : Context
-        rank : int
         signature : tuple
             The operation, and the arguments that must be the same on all ranks.
-        contribution : Contribution
         carry_out : callable
             Called by the last rank that enters.
         root : int
@@ -334,13 +308,7 @@ class MessageEngine:
         return ReceiveBuffer(array, unreadable=self._late, may_stay=may_stay)
 
     def _lend(self, pending: Pending, sent: Flat, buffer: Flat) -> None:
-        """Note what a call sends and, with late delivery, the buffer that must not change before its wait.
-
-        Raises
-        ------
-        CommunicationError
-            If data have yet to arrive in that buffer.
-        """
+        """Note what a call sends and, with late delivery, the buffer that must not change before its wait."""
         pending.sent, pending.buffer = sent, buffer if self._late else None
         for receive in self._receives[pending.rank] if self._late else ():
             if receive.target is not None and np.may_share_memory(receive.target.array, buffer):

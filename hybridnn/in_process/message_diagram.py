@@ -26,15 +26,7 @@ Record = tuple[int, str, int, int, Moment, Moment, Moment, Line, int, bool]
 
 
 class Instant(NamedTuple):
-    """Time of an event.
-
-    Attributes
-    ----------
-    call : int
-        Communication calls of all ranks before it.
-    seconds : float
-        On the virtual clock of the rank.
-    """
+    """Time of an event: communication calls of all ranks before it, and seconds on the virtual clock of the rank."""
 
     call: int
     seconds: float
@@ -108,16 +100,9 @@ class SvgPicture:
 
 
 def draw_calls(size: int, messages: Sequence[Message]) -> Drawing:
-    """Draw the calls of all ranks.
+    """Draw the calls of `size` ranks, in the order in which they ended.
 
     The time axis is the virtual clock where any call took time on it, and otherwise counts calls.
-
-    Parameters
-    ----------
-    size : int
-        Number of ranks.
-    messages : sequence of Message
-        In the order in which they ended.
     """
     shown = messages[-MAX_CALLS:]
     by_clock = any(message.ended.seconds > 0 for message in shown)

@@ -101,15 +101,7 @@ def _blocking(
 
 
 class Comm:
-    """Substitute for ``MPI.Intracomm``.
-
-    Parameters
-    ----------
-    engine : MessageEngine
-    context : Context
-    rank : int
-        This rank in the communicator.
-    """
+    """Substitute for ``MPI.Intracomm``; `rank` is this rank in the communicator."""
 
     def __init__(self, engine: MessageEngine, context: Context, rank: int) -> None:
         self._engine, self._context, self._rank = engine, context, rank
@@ -374,7 +366,6 @@ class Comm:
 
         Parameters
         ----------
-        sendbuf : buffer specification
         out : ndarray or None
             Receive buffer.
         block : ndarray, optional
@@ -430,16 +421,9 @@ class MpiWindow:
         return self._memory.data, self._item
 
     def Lock_all(self, assertion: int = 0) -> None:
-        """Do nothing, as all other synchronization: the ranks are one process."""
+        """Do nothing: the ranks are one process, and the memory is freed with its arrays."""
 
-    def Sync(self) -> None:
-        """Do nothing."""
-
-    def Unlock_all(self) -> None:
-        """Do nothing."""
-
-    def Free(self) -> None:
-        """Do nothing: the memory is freed with its arrays."""
+    Sync = Unlock_all = Free = Lock_all
 
 
 class Error(Exception):
@@ -447,15 +431,7 @@ class Error(Exception):
 
 
 class MpiModule:
-    """Substitute for the module ``mpi4py.MPI`` in one rank.
-
-    Parameters
-    ----------
-    world, alone : Comm
-        Communicators of all ranks, and of this one.
-    library : str
-        Name of the MPI library.
-    """
+    """Substitute for the module ``mpi4py.MPI`` in one rank; `alone` is the communicator of this rank only."""
 
     IN_PLACE, PROC_NULL, ANY_SOURCE, ANY_TAG = IN_PLACE, PROC_NULL, ANY_SOURCE, ANY_TAG
     UNDEFINED, COMM_NULL = UNDEFINED, None

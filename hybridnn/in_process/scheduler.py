@@ -36,8 +36,6 @@ class Scheduler:
 
     Parameters
     ----------
-    size : int
-        Ranks.
     seed : int or None
         Seed of the order of ranks that can continue; None: in turn.
     explain : callable
@@ -68,16 +66,8 @@ class Scheduler:
     def run(self, functions: Sequence[Callable[[], Any]], limit: float | None) -> list[Any]:
         """Run a function for each rank, and return their results.
 
-        Parameters
-        ----------
-        functions : sequence of callable
-        limit : float, optional
-            Seconds that a rank may compute without a communication call.
-
-        Raises
-        ------
-        BaseException
-            The first that a rank raised, or the deadlock; `SystemExit` when the debugger was left in a rank.
+        `limit` is the number of seconds that a rank may compute without a communication call. The first error of a
+        rank is raised, or the deadlock, or `SystemExit` when the debugger was left in a rank.
         """
         results: list[Any] = [None] * self._size
 

@@ -23,12 +23,8 @@ class VirtualClock:
 
     Parameters
     ----------
-    size : int
-        Ranks.
-    alpha : float
-        Seconds per message.
-    beta : float
-        Seconds per byte.
+    alpha, beta : float
+        Seconds per message, and per byte.
     machine : Machine, optional
         Takes the place of both: its links and collectives inside a node.
 
