@@ -25,12 +25,7 @@ class _Wait(NamedTuple):
 
 
 def check_messages(schedule: Schedule) -> None:
-    """Run the messages and barriers of a schedule, and refuse it if it stops.
-
-    Parameters
-    ----------
-    schedule : Schedule
-        Every send has its receive.
+    """Run the messages and barriers of a schedule, in which every send has its receive, and refuse it if it stops.
 
     Raises
     ------

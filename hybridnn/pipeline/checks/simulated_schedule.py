@@ -75,16 +75,10 @@ class Durations:
 
 
 class TimedInstruction(NamedTuple):
-    """An instruction and its time.
+    """An instruction, its time, and the weights that it reads.
 
-    Attributes
-    ----------
-    instruction : Instruction
-    start, end : float
-        A message, at both of its ends, starts when its content has been computed and ends when it has arrived; a
-        barrier lasts while the stage waits; a load takes no time.
-    read : WeightRead or None
-        Weights that it reads.
+    A message, at both of its ends, starts when its content has been computed and ends when it has arrived; a barrier
+    lasts while the stage waits; a load takes no time.
     """
 
     instruction: Instruction
@@ -95,15 +89,7 @@ class TimedInstruction(NamedTuple):
 
 @dataclass(frozen=True)
 class Timeline:
-    """A schedule with its times.
-
-    Attributes
-    ----------
-    stages : tuple of tuple of TimedInstruction
-        One list per stage, in the order of the schedule.
-    makespan : float
-        End of the last instruction.
-    """
+    """A schedule with its times: a list per stage, in the order of the schedule, and the end of the last instruction."""
 
     schedule: Schedule
     stages: tuple[tuple[TimedInstruction, ...], ...]

@@ -11,15 +11,7 @@ from hybridnn.pipeline.schedules.weight_policies import WeightRead
 
 @dataclass(frozen=True)
 class StalenessRow:
-    """Weights of one minibatch on one stage.
-
-    Attributes
-    ----------
-    stage, minibatch : int
-    forward, backward : WeightRead
-    applied_at : int
-        Version to which its gradient is applied.
-    """
+    """Weights of one minibatch on one stage; its gradient is applied to the version `applied_at`."""
 
     stage: int
     minibatch: int
@@ -39,17 +31,9 @@ class StalenessRow:
 
 
 def audit(schedule: Schedule) -> tuple[StalenessRow, ...]:
-    """List the weights that every minibatch reads on every stage.
+    """List the weights that every minibatch reads on every stage of a schedule, which must pass the linter.
 
-    Parameters
-    ----------
-    schedule : Schedule
-        Must pass the linter.
-
-    Returns
-    -------
-    tuple of StalenessRow
-        Stage by stage, in the order of the updates; empty for a schedule without updates.
+    The rows are in the order of the updates, stage by stage; without updates there are none.
     """
     return tuple(row for stage in range(schedule.stages) for row in _rows(schedule, stage))
 

@@ -29,7 +29,6 @@ class Kind:
 
     Attributes
     ----------
-    name : str
     letter : str
         One character, for text.
     fill, ink : str
@@ -106,17 +105,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Arrow:
-    """A message, drawn from row to row.
-
-    Attributes
-    ----------
-    source, target : int
-        Row numbers.
-    start, end : float
-        Departure and arrival.
-    arrives : bool
-        False if it was not received: drawn dashed.
-    """
+    """A message, drawn from row `source` to row `target`; dashed if it does not arrive."""
 
     source: int
     target: int
@@ -127,13 +116,10 @@ class Arrow:
 
 @dataclass(frozen=True)
 class Drawing:
-    """Rows over a common time axis.
+    """Rows over a common time axis, from top to bottom.
 
     Attributes
     ----------
-    title : str
-    rows : tuple of Row
-        From top to bottom.
     makespan : float
         End of the time axis, which begins at 0.
     numbering : str
@@ -141,7 +127,7 @@ class Drawing:
     unit : str
         Unit of time, for example ``"ms"``; empty for planned schedules.
     arrows : tuple of Arrow
-        Messages; drawn in SVG only.
+        Drawn in SVG only.
     """
 
     title: str

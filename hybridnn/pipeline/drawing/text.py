@@ -56,18 +56,8 @@ class _Scale:
 def text_lines(drawing: Drawing, width: int = 100, most_bands: int = MOST_BANDS) -> tuple[Line, ...]:
     """Render as text, at a scale at which the label of the shortest kind of computation is readable.
 
-    Parameters
-    ----------
-    drawing : Drawing
-    width : int
-        Columns of the page; lines are no longer unless a single box is.
-    most_bands : int
-        Most bands of the time axis; the rest is left out, and a line says so.
-
-    Returns
-    -------
-    tuple of Line
-        Title, time axis and rows of every band, legend.
+    Lines are no longer than `width` columns unless a single box is. After `most_bands` bands the rest is left out, and
+    a line says so.
     """
     margin = max([len(drawing.axis_label), *(len(row.label) for row in drawing.rows)]) + 2
     scale = _scale(drawing, width - margin, most_bands)

@@ -52,13 +52,7 @@ class ChannelBuffers(NamedTuple):
 
 
 class _Buffers:
-    """A ring of flat buffers for the messages of a channel.
-
-    Parameters
-    ----------
-    kernels : Kernels
-        Of the device that holds the arrays.
-    """
+    """A ring of flat buffers for the messages of a channel, on the device of `kernels`."""
 
     def __init__(self, grid: ProcessGrid, kernels: Kernels, channel: ChannelBuffers, dtype: DTypeLike) -> None:
         self._group, self._rank_at, self._kernels = grid.world, grid.rank_at, kernels
@@ -116,8 +110,6 @@ class Sender(_Buffers):
 
     Parameters
     ----------
-    grid, kernels, channel, dtype
-        As for `Receiver`.
     synchronous : bool
         Wait after every send until its receive has started (``MPI_Ssend``), so that progress does not depend on MPI's
         buffering.

@@ -43,15 +43,7 @@ class MessageDepths(NamedTuple):
 
 @dataclass(frozen=True)
 class Loop:
-    """The repeating part of a list.
-
-    Attributes
-    ----------
-    start, stop : int
-        Positions ``start`` to ``stop - 1``.
-    period : int
-        Number of minibatches by which each repetition is shifted.
-    """
+    """The part of a list, ``start`` to ``stop - 1``, that repeats itself, each time shifted by `period` minibatches."""
 
     start: int
     stop: int
@@ -63,11 +55,8 @@ class StageProgram:
 
     Attributes
     ----------
-    order : tuple of Instruction
     loop : Loop or None
         Part of the list that `walk` repeats for more minibatches than the schedule has.
-    memory : MemoryPlan
-        Buffer of each instruction.
     trains : bool
         Whether there are backward passes.
     splits_backward : bool
@@ -154,12 +143,8 @@ class StageProgram:
 def make_program(make_schedule: Callable[[int], Schedule], stage: int, stages: int, minibatches: int) -> StageProgram:
     """Make a stage's program for a number of minibatches, with a bounded number of instructions.
 
-    The period of the loop is the number of minibatches in flight at the stage, or in all stages.
-
-    Parameters
-    ----------
-    make_schedule : callable
-        Returns the schedule of a number of minibatches.
+    `make_schedule` returns the schedule of a number of minibatches. The period of the loop is the number of minibatches
+    in flight at the stage, or in all stages.
     """
     warm_up = 2 * stages
     shortest = 2 * warm_up + 2 * stages

@@ -23,13 +23,7 @@ class StagePosition(NamedTuple):
 
 
 class ColumnRoute(NamedTuple):
-    """Columns of this rank's block of a microbatch, and the rank that sends or receives them.
-
-    Attributes
-    ----------
-    start, stop : int
-        Range of columns within this rank's block.
-    """
+    """Columns ``start`` to ``stop - 1`` of this rank's block of a microbatch, and the rank at the other end."""
 
     peer: StagePosition
     start: int
@@ -45,8 +39,6 @@ def pieces_sent(
     ----------
     widths : sequence of (int, int)
         Number of batch ranks and of model ranks of every stage.
-    stage : int
-        The receiving stage.
     samples : int
         Samples of the microbatch, over all ranks.
     """

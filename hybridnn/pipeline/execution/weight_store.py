@@ -24,17 +24,7 @@ Views = list[LayerParameters]
 
 
 class WeightStore:
-    """Weight versions that the passes of a chunk read.
-
-    Parameters
-    ----------
-    chunk : ModelChunk
-        Holds the current weights.
-    versions : int
-        Largest number of versions at a time, including the current one.
-    predicts : bool
-        Whether weights are predicted.
-    """
+    """Weight versions that the passes of a chunk read: at most `versions` at a time, including the current one."""
 
     def __init__(
         self, chunk: ModelChunk, optimizer: Optimizer, state: OptimizerState, versions: int, *, predicts: bool
@@ -49,13 +39,7 @@ class WeightStore:
         self.nbytes = (versions - 1) * chunk.replica.bytes_per_rank(current.nbytes) + predicts * current.nbytes
 
     def begin(self, rates: Sequence[float]) -> None:
-        """Start a run of a schedule: drop all stashed versions.
-
-        Parameters
-        ----------
-        rates : sequence of float
-            Learning rates of the updates of the run.
-        """
+        """Start a run of a schedule, with these learning rates of its updates: drop all stashed versions."""
         self._free += self._older.values()
         self._older = {}
         self._rates, self._updates = rates, 0
@@ -74,8 +58,6 @@ class WeightStore:
 
         Parameters
         ----------
-        rate : float
-            Learning rate.
         kept : collection of int
             Ages, after the update, of the older versions that are read later; 1 is the version before the update.
         """

@@ -43,16 +43,8 @@ UNIT_DURATIONS: dict[type[Instruction], float] = {
 def place_messages(schedule: Schedule) -> Schedule:
     """Add loads and messages to a schedule that lists computations only.
 
-    Returns
-    -------
-    Schedule
-        A send follows the computation that produces its content, before any receive unless several stages send to each
-        other in a cycle at one time; a load stands directly before the forward pass that uses it.
-
-    Raises
-    ------
-    ScheduleError
-        If the computations wait for each other in a cycle.
+    A send follows the computation that produces its content, before any receive unless several stages send to each
+    other in a cycle at one time; a load stands directly before the forward pass that uses it.
     """
     program = compile_schedule(schedule)
     durations = [UNIT_DURATIONS.get(type(item), 0.0) for item in program.computations]

@@ -38,15 +38,8 @@ class Method:
 
     Attributes
     ----------
-    name : str
     summary : str
         One line for display.
-    order : callable
-        From (size, stage) to the stage's computations.
-    policy : WeightPolicy
-        Weights that each pass reads.
-    activations : callable
-        From (size, stage) to the most microbatches whose activations the stage holds at a time.
     cuts_minibatches : bool
         Splits minibatches into microbatches.
     chunked : bool
@@ -210,13 +203,7 @@ WEIGHT_GRADIENTS = ("per-microbatch", "merged")
 
 
 def find_method(name: str) -> Method:
-    """The method of a name.
-
-    Raises
-    ------
-    SettingError
-        If there is none; the message names the nearest.
-    """
+    """The method of a name; a SettingError with the nearest name if there is none."""
     if name in METHODS:
         return METHODS[name]
     nearest = get_close_matches(str(name), METHODS, n=1, cutoff=0.0)[0]
@@ -244,16 +231,8 @@ def make_schedule(
 
     Parameters
     ----------
-    method : str
-        Name of one of `METHODS`.
-    stages : int
-        Ranks along the pipeline, K.
-    minibatches : int
-        Minibatches until the pipeline is empty, T.
-    microbatches : int
-        Microbatches of each minibatch, M.
-    chunks : int
-        Chunks of each stage, v. A pipeline of one stage has one chunk in any case.
+    stages, minibatches, microbatches, chunks : int
+        K, T, M and v, as in `Schedule`. A pipeline of one stage has one chunk in any case.
     weight_grad : {"per-microbatch", "merged"}
     vertical_sync : bool
         Every stage reads the weight version that the first stage's forward pass read.
@@ -289,18 +268,7 @@ def make_schedule(
 
 
 def forward_only(stages: int, minibatches: int, chunks: int = 1) -> Schedule:
-    """Build the schedule of an evaluation: pipelined forward passes with the initial weights.
-
-    Parameters
-    ----------
-    stages, minibatches, chunks : int
-        As in `make_schedule`.
-
-    Raises
-    ------
-    SettingError
-        If a count is not a whole number, 1 or more.
-    """
+    """Build the schedule of an evaluation: pipelined forward passes with the initial weights."""
     _require_whole(stages, minibatches, 1, chunks)
     size = ScheduleSize(stages, minibatches, 1, 1 if stages == 1 else chunks)
     lists = [orders.evaluation(size, stage) for stage in range(stages)]

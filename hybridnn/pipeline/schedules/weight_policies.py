@@ -40,9 +40,8 @@ class WeightPolicy:
 
     Attributes
     ----------
-    name : str
     forward, backward : callable
-        From (stage, stages, minibatch) to the `WeightRead` of the pass; a recomputation reads as the backward pass.
+        The weights of the pass; a recomputation reads as the backward pass.
     versions : callable
         From (stage, stages) to the most weight versions a stage holds at a time, the current one included.
     """
