@@ -89,7 +89,7 @@ class TimedInstruction(NamedTuple):
 
 @dataclass(frozen=True)
 class Timeline:
-    """A schedule with its times: a list per stage, in the order of the schedule, and the end of the last instruction."""
+    """A schedule with its times: a list per stage in the order of the schedule, and the end of the last instruction."""
 
     schedule: Schedule
     stages: tuple[tuple[TimedInstruction, ...], ...]
