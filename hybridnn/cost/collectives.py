@@ -1,9 +1,10 @@
 """Communication counts of collectives: messages, bytes and reductions on the critical path, by algorithm.
 
-There is one function per operation and algorithm. It takes the bytes n of the full vector, as `hybridnn.comm.recorder`
-counts them (the array that all ranks end up with, or start with; for scatter and gather all blocks together), and the
-ranks p of the group, 1 or more, and returns the `Rounds` of the algorithm. The closed forms in the docstrings are the
-sums of the rounds, which `counts` returns; lg is the logarithm to base 2. The root is rank 0.
+There is one function per algorithm, which the decorator `algorithm` enters in `ALGORITHMS`. It takes the bytes n of the
+full vector, as `hybridnn.comm.recorder` counts them (the array that all ranks end up with, or start with; for scatter
+and gather all blocks together), and the ranks p of the group, 1 or more, and returns the `Rounds` of the algorithm. The
+closed forms in the docstrings are the sums of the rounds, which `counts` returns; lg is the logarithm to base 2. The
+root is rank 0.
 
 The model: an algorithm runs in rounds; in each, a rank sends at most one message and receives at most one, and the
 round takes as long as its largest message. Nothing has to be divisible: the vector is cut by the block rule of
@@ -20,10 +21,12 @@ are stated with the functions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from types import MappingProxyType
+
+import numpy as np
+from numpy.typing import NDArray
 
 from hybridnn.comm.blocks import block_bounds, block_size
 from hybridnn.utils.checks import require_choice, require_whole
@@ -64,38 +67,109 @@ class CommunicationCounts:
         return CommunicationCounts(self.messages * times, self.nbytes * times, self.reduced * times)
 
 
+Pairs = tuple[NDArray[np.int64], NDArray[np.int64]]
+"""Members of a group that send, and those that receive from them."""
+
+Pattern = Callable[[int, int], Pairs]
+"""Senders and receivers of a round, from the ranks of the group and a distance.
+
+A reduction or gather sends the other way: as many messages leave a node as enter it here."""
+
+
 @dataclass(frozen=True, slots=True)
 class Rounds:
     """Rounds of a collective in which the same ranks send, one round after another.
 
     Attributes
     ----------
-    pattern : str
-        Senders and receivers, a key of `hybridnn.cost.node_contention.PATTERNS`.
+    pattern : Pattern
+        Senders and receivers, from which contention at the nodes follows.
     distance : int
         Between sender and receiver, if the pattern has one.
     counts : CommunicationCounts
         Sum of these rounds.
     """
 
-    pattern: str
+    pattern: Pattern
     distance: int
     counts: CommunicationCounts
 
 
 RoundSequence = tuple[Rounds, ...]
+Algorithm = Callable[[int, int], RoundSequence]
+
+ALGORITHMS: dict[str, dict[str, Algorithm]] = {}
+"""From operation, named as in `hybridnn.comm.recorder`, and algorithm to its function of (nbytes, ranks)."""
 
 
+def algorithm(operation: str, name: str) -> Callable[[Algorithm], Algorithm]:
+    """Decorator that enters a function in `ALGORITHMS`."""
+
+    def enter(function: Algorithm) -> Algorithm:
+        ALGORITHMS.setdefault(operation, {})[name] = function
+        return function
+
+    return enter
+
+
+# -- patterns --------------------------------------------------------------------------------------------------------
+
+
+def shift(ranks: int, distance: int) -> Pairs:
+    """Every rank sends round a ring."""
+    senders = np.arange(ranks)
+    return senders, (senders + distance) % ranks
+
+
+def pairs(ranks: int, distance: int) -> Pairs:
+    """The ranks that remain after folding exchange in pairs."""
+    power = 1 << (ranks.bit_length() - 1)
+    folded = ranks - power
+    # Of the first 2 `folded` ranks every even one is idle.
+    members = np.concatenate((np.arange(1, 2 * folded, 2), np.arange(2 * folded, ranks)))
+    return members, members[np.arange(power) ^ distance]
+
+
+def fold(ranks: int, distance: int) -> Pairs:
+    """Folded ranks send to their neighbours."""
+    idle = np.arange(0, 2 * (ranks - (1 << (ranks.bit_length() - 1))), 2)
+    return idle, idle + 1
+
+
+def tree(ranks: int, distance: int) -> Pairs:
+    """All ranks below `distance` send."""
+    senders = np.arange(min(distance, ranks - distance))
+    return senders, senders + distance
+
+
+def scatter_tree(ranks: int, distance: int) -> Pairs:
+    """Every rank with the blocks of 2 `distance` ranks sends half of them."""
+    senders = np.arange(0, ranks - distance, 2 * distance)
+    return senders, senders + distance
+
+
+def from_root(ranks: int, distance: int) -> Pairs:
+    """All rounds of the root at once."""
+    receivers = np.arange(1, ranks)
+    return np.zeros_like(receivers), receivers
+
+
+# -- algorithms ------------------------------------------------------------------------------------------------------
+
+
+@algorithm("send", "direct")
 def point_to_point(nbytes: int, ranks: int) -> RoundSequence:
     """One message from a rank to another: alpha + n beta (Hockney 1994); none with one rank."""
-    return (Rounds("tree", 1, CommunicationCounts(1, nbytes)),) if ranks > 1 else ()
+    return (Rounds(tree, 1, CommunicationCounts(1, nbytes)),) if ranks > 1 else ()
 
 
+@algorithm("broadcast", "binomial")
 def broadcast_binomial(nbytes: int, ranks: int) -> RoundSequence:
     """In every round all ranks that have the vector send it on: ceil(lg p) (alpha + n beta)."""
-    return tuple(Rounds("tree", gap, CommunicationCounts(1, nbytes)) for gap in _gaps(ranks))
+    return tuple(Rounds(tree, gap, CommunicationCounts(1, nbytes)) for gap in _gaps(ranks))
 
 
+@algorithm("broadcast", "scatter_recursive_doubling")
 def broadcast_scatter_recursive_doubling(nbytes: int, ranks: int) -> RoundSequence:
     """Binomial scatter, then all-gather by recursive doubling (van de Geijn's broadcast).
 
@@ -104,6 +178,7 @@ def broadcast_scatter_recursive_doubling(nbytes: int, ranks: int) -> RoundSequen
     return scatter_binomial(nbytes, ranks) + allgather_recursive_doubling(nbytes, ranks)
 
 
+@algorithm("broadcast", "scatter_ring")
 def broadcast_scatter_ring(nbytes: int, ranks: int) -> RoundSequence:
     """Binomial scatter, then all-gather round a ring (van de Geijn's broadcast for long vectors).
 
@@ -112,6 +187,8 @@ def broadcast_scatter_ring(nbytes: int, ranks: int) -> RoundSequence:
     return scatter_binomial(nbytes, ranks) + allgather_ring(nbytes, ranks)
 
 
+@algorithm("gather", "binomial")  # the same messages backwards
+@algorithm("scatter", "binomial")
 def scatter_binomial(nbytes: int, ranks: int) -> RoundSequence:
     """Every rank with several blocks sends half of them: ceil(lg p) alpha + n (p-1)/p beta.
 
@@ -120,22 +197,26 @@ def scatter_binomial(nbytes: int, ranks: int) -> RoundSequence:
     ends = [_leading_bytes(nbytes, ranks, min(2 * gap, ranks)) for gap in _gaps(ranks)]
     starts = [_leading_bytes(nbytes, ranks, gap) for gap in _gaps(ranks)]
     messages = zip(_gaps(ranks), starts, ends, strict=True)
-    return tuple(Rounds("scatter tree", gap, CommunicationCounts(1, end - start)) for gap, start, end in messages)
+    return tuple(Rounds(scatter_tree, gap, CommunicationCounts(1, end - start)) for gap, start, end in messages)
 
 
+@algorithm("gather", "linear")  # the same messages backwards
+@algorithm("scatter", "linear")
 def scatter_linear(nbytes: int, ranks: int) -> RoundSequence:
     """The root sends every other rank its block: (p-1) alpha + n (p-1)/p beta."""
-    return (Rounds("root", 0, CommunicationCounts(ranks - 1, nbytes - _largest_block(nbytes, ranks))),)
+    return (Rounds(from_root, 0, CommunicationCounts(ranks - 1, nbytes - _largest_block(nbytes, ranks))),)
 
 
+@algorithm("allgather", "ring")
 def allgather_ring(nbytes: int, ranks: int) -> RoundSequence:
     """Every block goes once round the ring: (p-1) alpha + n (p-1)/p beta.
 
     All blocks are sent in every round, which takes as long as the largest.
     """
-    return (Rounds("shift", 1, CommunicationCounts(ranks - 1, (ranks - 1) * _largest_block(nbytes, ranks))),)
+    return (Rounds(shift, 1, CommunicationCounts(ranks - 1, (ranks - 1) * _largest_block(nbytes, ranks))),)
 
 
+@algorithm("allgather", "recursive_doubling")
 def allgather_recursive_doubling(nbytes: int, ranks: int) -> RoundSequence:
     """Pairs exchange all they have, at distance 1, 2, 4, …: lg p alpha + n (p-1)/p beta for a power of two.
 
@@ -146,6 +227,7 @@ def allgather_recursive_doubling(nbytes: int, ranks: int) -> RoundSequence:
     return _folded(ranks, CommunicationCounts(1, _largest_block(nbytes, ranks)), core, CommunicationCounts(1, nbytes))
 
 
+@algorithm("allgather", "bruck")
 def allgather_bruck(nbytes: int, ranks: int) -> RoundSequence:
     """Bruck et al. 1997: rounds of recursive doubling round a ring, the last one shorter.
 
@@ -153,9 +235,10 @@ def allgather_bruck(nbytes: int, ranks: int) -> RoundSequence:
     """
     # Of all runs of blocks, also those around the end, the one at the start is the largest.
     sent = {gap: _leading_bytes(nbytes, ranks, min(gap, ranks - gap)) for gap in _gaps(ranks)}
-    return tuple(Rounds("shift", gap, CommunicationCounts(1, size)) for gap, size in sent.items())
+    return tuple(Rounds(shift, gap, CommunicationCounts(1, size)) for gap, size in sent.items())
 
 
+@algorithm("reduce_scatter", "ring")
 def reduce_scatter_ring(nbytes: int, ranks: int) -> RoundSequence:
     """Every block goes round the ring, and each rank adds its own: (p-1) alpha + n (p-1)/p (beta + gamma).
 
@@ -164,6 +247,7 @@ def reduce_scatter_ring(nbytes: int, ranks: int) -> RoundSequence:
     return _reducing(allgather_ring(nbytes, ranks))
 
 
+@algorithm("reduce_scatter", "recursive_halving")
 def reduce_scatter_recursive_halving(nbytes: int, ranks: int) -> RoundSequence:
     """Pairs exchange halves, at distance …, 4, 2, 1: lg p alpha + n (p-1)/p (beta + gamma) for a power of two.
 
@@ -176,16 +260,22 @@ def reduce_scatter_recursive_halving(nbytes: int, ranks: int) -> RoundSequence:
     )
 
 
+@algorithm("reduce", "binomial")
 def reduce_binomial(nbytes: int, ranks: int) -> RoundSequence:
     """The binomial broadcast backwards, with additions: ceil(lg p) (alpha + n beta + n gamma)."""
     return _reducing(broadcast_binomial(nbytes, ranks))
 
 
-def allreduce_binomial(nbytes: int, ranks: int) -> RoundSequence:
-    """Binomial reduce, then binomial broadcast: ceil(lg p) (2 alpha + 2 n beta + n gamma)."""
-    return reduce_binomial(nbytes, ranks) + broadcast_binomial(nbytes, ranks)
+@algorithm("allreduce", "ring")
+def allreduce_ring(nbytes: int, ranks: int) -> RoundSequence:
+    """Ring reduce-scatter, then ring all-gather: 2 (p-1) alpha + 2 n (p-1)/p beta + n (p-1)/p gamma.
+
+    Patarasuk and Yuan 2009.
+    """
+    return reduce_scatter_ring(nbytes, ranks) + allgather_ring(nbytes, ranks)
 
 
+@algorithm("allreduce", "recursive_doubling")
 def allreduce_recursive_doubling(nbytes: int, ranks: int) -> RoundSequence:
     """Pairs exchange whole vectors, at distance 1, 2, 4, …: lg p (alpha + n beta + n gamma) for a power of two.
 
@@ -195,6 +285,7 @@ def allreduce_recursive_doubling(nbytes: int, ranks: int) -> RoundSequence:
     return _folded(ranks, _added(vector), [(gap, _added(vector)) for gap in _core_gaps(ranks)], vector)
 
 
+@algorithm("allreduce", "rabenseifner")
 def allreduce_rabenseifner(nbytes: int, ranks: int) -> RoundSequence:
     """Rabenseifner 2004: reduce-scatter by recursive halving, then all-gather by recursive doubling.
 
@@ -211,49 +302,22 @@ def allreduce_rabenseifner(nbytes: int, ranks: int) -> RoundSequence:
     return _folded(ranks, _added(vector), core, vector)
 
 
-def allreduce_ring(nbytes: int, ranks: int) -> RoundSequence:
-    """Ring reduce-scatter, then ring all-gather: 2 (p-1) alpha + 2 n (p-1)/p beta + n (p-1)/p gamma.
-
-    Patarasuk and Yuan 2009.
-    """
-    return reduce_scatter_ring(nbytes, ranks) + allgather_ring(nbytes, ranks)
+@algorithm("allreduce", "binomial")
+def allreduce_binomial(nbytes: int, ranks: int) -> RoundSequence:
+    """Binomial reduce, then binomial broadcast: ceil(lg p) (2 alpha + 2 n beta + n gamma)."""
+    return reduce_binomial(nbytes, ranks) + broadcast_binomial(nbytes, ranks)
 
 
+@algorithm("barrier", "dissemination")
 def barrier_dissemination(nbytes: int, ranks: int) -> RoundSequence:
     """Empty messages at distance 1, 2, 4, …: ceil(lg p) alpha. Hensgen, Finkel and Manber 1988.
 
     `nbytes` has no effect; all functions have the same signature.
     """
-    return tuple(Rounds("shift", gap, CommunicationCounts(1)) for gap in _gaps(ranks))
+    return tuple(Rounds(shift, gap, CommunicationCounts(1)) for gap in _gaps(ranks))
 
 
-ALGORITHMS: Mapping[str, Mapping[str, Callable[[int, int], RoundSequence]]] = MappingProxyType(
-    {
-        "send": {"direct": point_to_point},
-        "broadcast": {
-            "binomial": broadcast_binomial,
-            "scatter_recursive_doubling": broadcast_scatter_recursive_doubling,
-            "scatter_ring": broadcast_scatter_ring,
-        },
-        "scatter": {"binomial": scatter_binomial, "linear": scatter_linear},
-        "gather": {"binomial": scatter_binomial, "linear": scatter_linear},  # the same messages backwards
-        "allgather": {
-            "ring": allgather_ring,
-            "recursive_doubling": allgather_recursive_doubling,
-            "bruck": allgather_bruck,
-        },
-        "reduce_scatter": {"ring": reduce_scatter_ring, "recursive_halving": reduce_scatter_recursive_halving},
-        "reduce": {"binomial": reduce_binomial},
-        "allreduce": {
-            "ring": allreduce_ring,
-            "recursive_doubling": allreduce_recursive_doubling,
-            "rabenseifner": allreduce_rabenseifner,
-            "binomial": allreduce_binomial,
-        },
-        "barrier": {"dissemination": barrier_dissemination},
-    }
-)
-"""From operation, named as in `hybridnn.comm.recorder`, and algorithm to its function of (nbytes, ranks)."""
+# -- counts ----------------------------------------------------------------------------------------------------------
 
 
 @lru_cache(1 << 16)
@@ -291,10 +355,10 @@ def _folded(
     ranks: int, before: CommunicationCounts, core: Iterable[tuple[int, CommunicationCounts]], after: CommunicationCounts
 ) -> RoundSequence:
     """Pairwise exchange among the ranks that remain after folding, with the messages that folding adds."""
-    exchanges = tuple(Rounds("pairs", gap, exchanged) for gap, exchanged in core)
+    exchanges = tuple(Rounds(pairs, gap, exchanged) for gap, exchanged in core)
     if not ranks & (ranks - 1):
         return exchanges
-    return (Rounds("fold", 1, before), *exchanges, Rounds("fold", 1, after))
+    return (Rounds(fold, 1, before), *exchanges, Rounds(fold, 1, after))
 
 
 def _added(messages: CommunicationCounts) -> CommunicationCounts:

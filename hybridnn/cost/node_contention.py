@@ -2,65 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from functools import lru_cache
-from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hybridnn.cost.collectives import Pattern, from_root
+
 Nodes = NDArray[np.int64]
-Pairs = tuple[Nodes, Nodes]
-"""Members of a group that send, and those that receive from them."""
-
-
-def _shift(ranks: int, distance: int) -> Pairs:
-    senders = np.arange(ranks)
-    return senders, (senders + distance) % ranks
-
-
-def _pairs(ranks: int, distance: int) -> Pairs:
-    power = 1 << (ranks.bit_length() - 1)
-    folded = ranks - power
-    # Of the first 2 `folded` ranks every even one is idle.
-    members = np.concatenate((np.arange(1, 2 * folded, 2), np.arange(2 * folded, ranks)))
-    return members, members[np.arange(power) ^ distance]
-
-
-def _fold(ranks: int, distance: int) -> Pairs:
-    idle = np.arange(0, 2 * (ranks - (1 << (ranks.bit_length() - 1))), 2)
-    return idle, idle + 1
-
-
-def _tree(ranks: int, distance: int) -> Pairs:
-    senders = np.arange(min(distance, ranks - distance))
-    return senders, senders + distance
-
-
-def _scatter_tree(ranks: int, distance: int) -> Pairs:
-    senders = np.arange(0, ranks - distance, 2 * distance)
-    return senders, senders + distance
-
-
-def _root(ranks: int, distance: int) -> Pairs:
-    receivers = np.arange(1, ranks)
-    return np.zeros_like(receivers), receivers
-
-
-PATTERNS: Mapping[str, Callable[[int, int], Pairs]] = MappingProxyType(
-    {
-        "shift": _shift,
-        "pairs": _pairs,
-        "fold": _fold,
-        "tree": _tree,
-        "scatter tree": _scatter_tree,
-        "root": _root,
-    }
-)
-"""Senders and receivers of a round, by ranks of the group and distance.
-
-A reduction or gather sends the other way: as many messages leave a node as enter it here. ``root`` is all rounds of the
-root at once."""
 
 
 class Crossings:
@@ -82,23 +31,23 @@ class Crossings:
         self._nodes = nodes
         self.ranks = nodes.shape[1]
         self.spans = bool((nodes != nodes[:, :1]).any())
-        self._flows: dict[tuple[str, int], float] = {}
+        self._flows: dict[tuple[Pattern, int], float] = {}
 
-    def flows(self, pattern: str, distance: int) -> float:
+    def flows(self, pattern: Pattern, distance: int) -> float:
         """Messages of a round that leave or enter a node at the same time, on the node with most of them.
 
-        Of ``root``, whose rounds follow one another, a group counts once.
+        Of `from_root`, whose rounds follow one another, a group counts once.
         """
         key = pattern, distance
         if key not in self._flows:
             self._flows[key] = self._count(pattern, distance) if self.spans else 0.0
         return self._flows[key]
 
-    def _count(self, pattern: str, distance: int) -> float:
-        if pattern == "root":
+    def _count(self, pattern: Pattern, distance: int) -> float:
+        if pattern is from_root:
             roots = self._nodes[(self._nodes != self._nodes[:, :1]).any(axis=1), 0]
             return float(np.bincount(roots).max(initial=0))
-        senders, receivers = PATTERNS[pattern](self.ranks, distance)
+        senders, receivers = pattern(self.ranks, distance)
         return concurrent_messages(self._nodes[:, senders], self._nodes[:, receivers])
 
 

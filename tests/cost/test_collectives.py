@@ -6,10 +6,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from math import ceil, floor, log2
 
+import numpy as np
 import pytest
 
-from hybridnn.cost.collectives import ALGORITHMS, CommunicationCounts, counts
+from hybridnn.cost import collectives
+from hybridnn.cost.collectives import ALGORITHMS, CommunicationCounts, Rounds, counts
+from hybridnn.cost.machine.machine import CollectiveCost
+from hybridnn.cost.node_contention import crossings_of
 from hybridnn.errors import SettingError
+from reference.machines import make_machine
 from reference.message_counts import algorithms, carry_out
 
 RANKS = range(1, 18)
@@ -138,6 +143,24 @@ def test_seconds_and_sums() -> None:
     assert cost == CommunicationCounts(5, 140, 50)
     assert cost.seconds(alpha=2.0, beta=0.5) == 10 + 70
     assert cost.seconds(alpha=2.0, beta=0.5, gamma=0.1) == pytest.approx(85)
+
+
+def test_a_new_algorithm_is_counted_priced_and_allowed_in_machine_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With nothing but its function, which here sends a broadcast to all other nodes in one round."""
+    monkeypatch.setattr(collectives, "ALGORITHMS", {operation: dict(names) for operation, names in ALGORITHMS.items()})
+    monkeypatch.setattr("hybridnn.cost.machine.machine.ALGORITHMS", collectives.ALGORITHMS)
+
+    @collectives.algorithm("broadcast", "multicast")
+    def broadcast_multicast(nbytes: int, ranks: int) -> tuple[Rounds, ...]:
+        return (Rounds(collectives.from_root, 0, CommunicationCounts(1, nbytes)),)
+
+    assert counts("broadcast", "multicast", 10, 8) == CommunicationCounts(1, 10)
+    machine = make_machine(alpha=1.0, beta=0.1, nodes=4, ranks_per_node=2)
+    crossings = crossings_of(np.arange(8)[None] // 2)
+    assert machine.collective_seconds("broadcast", 10, 8, crossings=crossings) == pytest.approx(1 + 10 * 0.1)
+    link = {"segments": [{"alpha_seconds": 1.0, "beta_seconds_per_byte": 0.1}]}
+    measured = CollectiveCost.model_validate({"operation": "broadcast", "ranks": 4, "algorithm": "multicast", **link})
+    assert measured.seconds(10, 8) == pytest.approx(1 + 10 * 0.1)
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ def data_bytes(workload: Workload) -> int:
 def _rank_memory(workload: Workload, layout: Layout, stage: int, placement: Placement) -> MemoryBreakdown:
     """Bytes of the first rank of a stage, in a batch group with that placement."""
     grid, optimizer = DryGrid(layout.stages, stage), workload.optimizer
-    plans, fused = _chunk_plans(layout.pipeline_only, stage), workload.fuses_update(layout)
+    plans, fused = _chunk_plans(layout.pipeline_only)[stage], workload.fuses_update(layout)
     rounding = layout.rounding(stage)
     replica = ReplicaConfig(
         grid.share_replicas(placement) if fused or max(placement) > 1 else None,
@@ -63,8 +63,10 @@ def _rank_memory(workload: Workload, layout: Layout, stage: int, placement: Plac
     return MemoryBreakdown.of_rank(chunks, states, runtimes)
 
 
-@lru_cache(maxsize=4096)
-def _chunk_plans(pipeline: Layout, stage: int) -> tuple[ChunkPlan, ...]:
-    """Plans of the chunks of a stage, for a `Layout.pipeline_only`."""
-    schedules = pipeline.largest_schedules()
-    return tuple(plan_chunk(schedules, stage, chunk) for chunk in range(pipeline.chunks))
+@lru_cache(maxsize=256)
+def _chunk_plans(pipeline: Layout) -> tuple[tuple[ChunkPlan, ...], ...]:
+    """Plans of the chunks of every stage, for a `Layout.pipeline_only`."""
+    schedules, chunks = pipeline.largest_schedules(), range(pipeline.chunks)
+    return tuple(
+        tuple(plan_chunk(schedules, stage, chunk) for chunk in chunks) for stage in range(len(pipeline.stages))
+    )

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from hybridnn import MLP
-from hybridnn.cost.collectives import rounds_of
+from hybridnn.cost.collectives import pairs, rounds_of
 from hybridnn.cost.machine.machine import Machine
 from hybridnn.cost.node_contention import crossings_of
 from hybridnn.cost.planning.plan import plan
@@ -141,7 +141,7 @@ def test_concurrent_messages_of_a_node_are_counted_round_by_round(ranks: int) ->
                 continue
             found = Counter[tuple[float, float]]()
             for one in rounds_of(operation, name, nbytes, ranks):
-                both = name == "rabenseifner" and one.pattern == "pairs"
+                both = name == "rabenseifner" and one.pattern is pairs
                 times = 2 if both else int(one.counts.messages)
                 flows = crossings.flows(one.pattern, one.distance)
                 found[flows, one.counts.nbytes / one.counts.messages] += times
