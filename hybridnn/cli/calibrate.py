@@ -11,7 +11,7 @@ import typer
 
 from hybridnn.cli.options import Format, OutputFormat, Ranks, option
 from hybridnn.cli.output import MISSING, make_console, new_table, print_table, require_new_file, write_json
-from hybridnn.cli.start_ranks import start_ranks
+from hybridnn.cli.ranks import start_ranks
 from hybridnn.errors import SettingError
 
 if TYPE_CHECKING:

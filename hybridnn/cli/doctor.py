@@ -11,7 +11,7 @@ import typer
 
 from hybridnn.cli.options import Format, OutputFormat, Ranks, option
 from hybridnn.cli.output import make_console
-from hybridnn.cli.start_ranks import start_ranks
+from hybridnn.cli.ranks import start_ranks
 
 if TYPE_CHECKING:
     from rich.text import Text

@@ -16,12 +16,10 @@ from hybridnn.cli.data import app as data_app
 from hybridnn.cli.doctor import doctor
 from hybridnn.cli.partition import partition
 from hybridnn.cli.plan import plan
-from hybridnn.cli.ranks import FirstRankError, launch_rank, leave
-from hybridnn.cli.report import report
-from hybridnn.cli.run import run
+from hybridnn.cli.ranks import FirstRankError, launch_rank, leave, run
+from hybridnn.cli.report import report, stall
 from hybridnn.cli.schedule import schedule
 from hybridnn.cli.simulate import simulate
-from hybridnn.cli.stall import stall
 from hybridnn.cli.study import app as study_app
 from hybridnn.cli.trace import trace
 from hybridnn.cli.train import train

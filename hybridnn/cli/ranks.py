@@ -1,25 +1,51 @@
-"""Errors and output of a command on several ranks: rank 0 prints, and all ranks exit together."""
+"""Ranks of a command: how ``-n`` and ``--in-process`` start them, and how they end together.
+
+Rank 0 alone prints. `run`, the command that starts a script on several ranks, is here too.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
+import re
+import signal
+import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from typing import NoReturn
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.machinery import PathFinder
+from importlib.util import find_spec
+from pathlib import Path
+from time import monotonic
+from types import FrameType
+from typing import Annotated, NoReturn, TypeVar
 
 import typer
 
+from hybridnn.cli.options import count
 from hybridnn.comm.launcher import INTERACTIVE_STEP, RANK_VARIABLES, STEP_RANK, STEP_SIZE
 from hybridnn.diagnostics.failsafe import all_ranks_arrive, lower_rank_reports, notify_higher_ranks, running_world
-from hybridnn.errors import EnvironmentProblem, HybridnnError
+from hybridnn.errors import EnvironmentProblem, HybridnnError, SettingError
+from hybridnn.runs.stop_signals import REPEAT_SECONDS
 
 LEAD_SECONDS = 0.5
 """Delay of the other processes before they exit: a launcher may end the job before rank 0 has printed."""
 
 DEADLINE = 5.0
 """Seconds that a rank waits for the others to reach the same error."""
+
+FORWARDED = {
+    signal.SIGINT: signal.SIGUSR2,
+    signal.SIGTERM: signal.SIGUSR1,
+    signal.SIGUSR1: signal.SIGUSR1,
+}
+"""Signals of this process, and those sent to Open MPI's ``mpirun``: on the first two it would end the ranks at once."""
+
+PARENT_DEATH_SIGNAL = 1
+"""``PR_SET_PDEATHSIG`` of Linux: option of ``prctl`` for the signal that is sent when the parent process ends."""
+
+Result = TypeVar("Result")
 
 
 def launch_rank() -> int | None:
@@ -57,12 +83,8 @@ def leave(message: str, exit_code: int, *, together: bool = True) -> NoReturn:
     """Print one error line on rank 0 and exit on every rank.
 
     The ranks exit together, because mpirun ends a job at the first rank that fails, perhaps before rank 0 has printed.
-    An error that not all ranks have ends the job after `DEADLINE`, with the line of the lowest rank that has it.
-
-    Parameters
-    ----------
-    together : bool
-        False where the other ranks have exited: rank 0 prints and exits at once.
+    An error that not all ranks have ends the job after `DEADLINE`, with the line of the lowest rank that has it. Where
+    they are not `together`, the others have exited: rank 0 prints and exits at once.
     """
     if not together:
         print(f"Error: {message}", file=sys.stderr, flush=True)
@@ -95,3 +117,150 @@ def _start_mpi_under_a_launcher() -> None:
         # Without an MPI library every process exits by itself.
         with contextlib.suppress(EnvironmentProblem):
             import_mpi()
+
+
+def require_one_way(ranks: int | None, in_process: int | None) -> None:
+    """Raise `SettingError` where both ``-n`` and ``--in-process`` are given, or a launcher has started the ranks."""
+    if in_process is None:
+        return
+    if ranks is not None:
+        raise SettingError("--in-process", in_process, f"not together with -n {ranks}: both start the ranks")
+    if launch_rank() is not None:
+        from hybridnn.comm.launcher import detect_launch
+
+        launch = detect_launch(os.environ)
+        if launch is None or launch.ranks > 1:
+            by = "a launcher" if launch is None else launch.launcher
+            raise SettingError("--in-process", in_process, f"not under {by}, which has started the ranks")
+
+
+def on_ranks(in_process: int | None, action: Callable[[], Result]) -> Result:
+    """Run a collective function on `in_process` ranks of this process, or once where each rank is a process.
+
+    Returns the result of this rank, or of rank 0 of this process. What the function raises on a rank propagates.
+    """
+    if in_process is None:
+        return action()
+    from hybridnn.in_process.runner import MOST_RANKS, run_ranks
+
+    if not 1 <= in_process <= MOST_RANKS:
+        raise SettingError("--in-process", in_process, f"a whole number from 1 to {MOST_RANKS:,}")
+    result: Result = run_ranks(in_process, lambda comm: action()).results[0]
+    return result
+
+
+def start_ranks(ranks: int | None, *, stops_on_signals: bool = False) -> None:
+    """Start this command on `ranks` ranks; return only where `ranks` is None.
+
+    Called after the options that one process can check, and before MPI is loaded. Raises `SettingError` if ``-n``
+    cannot be removed from the command line.
+    """
+    if ranks is not None:
+        # The interpreter's own arguments select this program: -m hybridnn, or the path of the script.
+        interpreter = sys.orig_argv[1 : len(sys.orig_argv) - len(sys.argv) + 1]
+        program = [*interpreter, *_without_option(sys.argv[1:], ranks)]
+        replace_by_ranks(ranks, program, stops_on_signals=stops_on_signals)
+
+
+def replace_by_ranks(ranks: int, program: Sequence[str], *, stops_on_signals: bool = False) -> NoReturn:
+    """Replace this process by the launcher of `ranks` ranks that run `program` with this Python.
+
+    Signals, standard streams and the exit code are then the launcher's. The ranks read the width of the terminal from
+    ``COLUMNS``, as their own output may be a pipe.
+
+    Parameters
+    ----------
+    program : sequence of str
+        Arguments of the Python interpreter.
+    stops_on_signals : bool
+        The ranks end their step and write a checkpoint on the signals of `hybridnn.runs.stop_signals`. A launcher that
+        does not forward them is run as a child of this process, which does.
+    """
+    if launch_rank() is not None:
+        raise EnvironmentProblem(f"-n {ranks} starts the ranks itself: call it without mpirun or srun")
+
+    from hybridnn.comm.launcher import RankLauncher
+
+    try:
+        launcher = RankLauncher.find(os.environ)
+    except EnvironmentProblem as error:
+        raise EnvironmentProblem(f"-n {ranks}: {error}; hybridnn train --in-process {ranks} needs no MPI") from error
+    command = launcher.command(ranks, [sys.executable, *program], os.environ)
+    environment = os.environ | launcher.settings(ranks, os.environ)
+    if sys.stdout.isatty() and (columns := os.get_terminal_size(sys.stdout.fileno()).columns):
+        environment.setdefault("COLUMNS", str(columns))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        if stops_on_signals and launcher.ends_ranks_on_signals(os.environ):
+            sys.exit(_run_and_forward(command, environment))
+        # Python ignores SIGPIPE, and the launcher would inherit that.
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        os.execvpe(command[0], command, environment)
+    except OSError as error:
+        raise EnvironmentProblem(f"{command[0]} cannot be started: {error.strerror}") from error
+
+
+def _run_and_forward(command: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Run a launcher, forward signals according to `FORWARDED`, and return its exit code.
+
+    Ctrl-C in a terminal signals the whole process group. The launcher inherits the first two of `FORWARDED` as
+    blocked, and receives only what this process sends. On a second signal it ends the ranks, which may be stuck.
+    """
+    sent: list[tuple[float, int, int]] = []
+
+    def forward(number: int, frame: FrameType | None) -> None:
+        now = monotonic()
+        again = bool(sent) and now - sent[0][0] > REPEAT_SECONDS
+        sent.append((now, number, signal.SIGHUP if again else FORWARDED[signal.Signals(number)]))
+        process.send_signal(sent[-1][2])
+
+    signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
+    process = subprocess.Popen(command, env=environment, preexec_fn=_prepare_launcher)
+    for number in FORWARDED:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, forward)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
+    code = process.wait()
+    # Ranks without a handler yet ended on the signal that was sent instead.
+    ended_by = next((number for _, number, to in sent if to == signal.SIGHUP or code == 128 + to), None)
+    return 128 + ended_by if ended_by else code if code >= 0 else 128 - code
+
+
+def _prepare_launcher() -> None:
+    """Unblock SIGUSR1, and have the launcher killed when its parent dies: one that blocks SIGTERM is hard to end."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PARENT_DEATH_SIGNAL, signal.SIGKILL)
+
+
+def _without_option(arguments: Sequence[str], ranks: int) -> list[str]:
+    """Arguments without ``-n N``, which must be there once and by itself, so that the ranks start no others."""
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    found = [index for index, argument in enumerate(arguments[:end]) if re.fullmatch(r"-n\d*", argument)]
+    if len(found) != 1:
+        raise SettingError("-n", ranks, f"write it once and apart from other options: -n {ranks}")
+    after = found[0] + (2 if arguments[found[0]] == "-n" else 1)
+    return [*arguments[: found[0]], *arguments[after:]]
+
+
+def run(
+    ranks: Annotated[int, count("Number of ranks.", "-n")],
+    script: Annotated[str, typer.Argument(help="A Python script, or with -m a module.", metavar="SCRIPT")],
+    arguments: Annotated[
+        list[str] | None, typer.Argument(help="Arguments of the script: all that follows it.", metavar="[ARGUMENT]...")
+    ] = None,
+    module: Annotated[bool, typer.Option("-m", help="SCRIPT is the name of a module, as in python -m.")] = False,
+) -> None:
+    """Run a Python script on several ranks: hybridnn run -n 4 script.py."""
+    package = script.partition(".")[0]
+    if module and not (package and _can_import(package)):
+        raise SettingError("-m", script, "there is no such module")
+    if not module and not Path(script).is_file():
+        raise SettingError("SCRIPT", script, "there is no such file")
+    replace_by_ranks(ranks, [*(["-m"] if module else []), script, *(arguments or ())])
+
+
+def _can_import(module: str) -> bool:
+    """Whether a rank can import a module or package; Python with -m searches the working folder, too."""
+    return (find_spec(module) or PathFinder.find_spec(module, [os.getcwd()])) is not None

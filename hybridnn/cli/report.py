@@ -1,4 +1,4 @@
-"""`hybridnn report`: measured and predicted cost of finished runs, and what limits them."""
+"""`hybridnn report` and `stall`: the cost of finished runs and what limits them; why a run stalled."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hybridnn.cli.options import Format, OutputFormat, PictureFormat, option
+from hybridnn.cli.options import Format, OutputFormat, PictureFormat, RunFolder, option
 from hybridnn.cli.output import MISSING, choose_format, make_console, new_table, write_json
 from hybridnn.cli.ranks import first_rank_alone
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from hybridnn.diagnostics.stalls.diagnosis import StallRecord
     from hybridnn.runs.run_files import RunRecord
     from hybridnn.study.quantities import InstructionFigures, RunFigures, ScalingGroup
 
@@ -54,6 +55,34 @@ def report(
             write_atomically(out, picture)
             if not as_json:
                 print(out)
+
+
+def stall(run: RunFolder, output_format: OutputFormat = Format.text) -> None:
+    """Show which rank a stalled run waited for, and what every rank was doing."""
+    from hybridnn.diagnostics.stalls.diagnosis import stall_report
+    from hybridnn.diagnostics.stalls.files import FOLDER, read_stall
+    from hybridnn.errors import DataError
+    from hybridnn.runs.run_files import run_status
+
+    with first_rank_alone():
+        record = read_stall(run)
+        if record is None and run_status(run) == "absent":
+            raise DataError(f"{run}: this folder holds no run of hybridnn")
+        if output_format is Format.json:
+            write_json(_stall_facts(record))
+        elif record is None:
+            print(f"{run}: no rank of this run noted that it stood still")
+        else:
+            print(stall_report(record, run / FOLDER))
+
+
+def _stall_facts(record: StallRecord | None) -> dict[str, object]:
+    return {
+        "stalled": record is not None,
+        "findings": [] if record is None else [asdict(finding) for finding in record.findings],
+        "job": None if record is None or record.job is None else asdict(record.job),
+        "states": [] if record is None else [asdict(state) for state in record.states.values()],
+    }
 
 
 def _print_run(run: RunRecord, figures: RunFigures, instructions: Sequence[InstructionFigures]) -> None:

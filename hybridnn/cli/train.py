@@ -9,8 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from hybridnn.cli.options import Config, Format, InProcess, OutputFormat, Overrides, Ranks
-from hybridnn.cli.ranks import launch_rank
-from hybridnn.cli.start_ranks import on_ranks, require_one_way, start_ranks
+from hybridnn.cli.ranks import launch_rank, on_ranks, require_one_way, start_ranks
 from hybridnn.errors import SettingError
 
 Override = str | None

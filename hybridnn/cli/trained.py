@@ -25,8 +25,7 @@ from hybridnn.cli.options import (
     Stages,
 )
 from hybridnn.cli.output import make_console, new_grid, require_new_file, write_json
-from hybridnn.cli.ranks import first_rank_alone
-from hybridnn.cli.start_ranks import on_ranks, require_one_way, start_ranks
+from hybridnn.cli.ranks import first_rank_alone, on_ranks, require_one_way, start_ranks
 from hybridnn.errors import SettingError
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hybridnn.cli.start_ranks import require_one_way
+from hybridnn.cli.ranks import require_one_way
 from hybridnn.cli.train_view import TrainView
 from hybridnn.errors import SettingError
 from hybridnn.in_process import run_ranks
