@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from enum import Enum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hybridnn.cli.options import OutputPicture, PictureFile
+from hybridnn.cli.options import OutputPicture, PictureFile, count, option
 from hybridnn.cli.output import choose_format, make_console, new_grid, new_table, print_drawing, write_result
 
 if TYPE_CHECKING:
@@ -35,45 +36,32 @@ class WeightGrad(str, Enum):
     merged = "merged"
 
 
-def _duration(text: str) -> Any:
-    return typer.Option(min=0.0, help=text, metavar="TIME")
-
-
 def schedule(
     method: Annotated[
         str | None, typer.Argument(help="A pipeline method; without one, they are listed.", metavar="METHOD")
     ] = None,
-    stages: Annotated[int, typer.Option("--stages", min=1, help="Ranks along the pipeline.", metavar="N")] = 4,
+    stages: Annotated[int, count("Ranks along the pipeline.")] = 4,
     minibatches: Annotated[
         int | None,
-        typer.Option(
-            min=1,
-            help="Minibatches until the pipeline is empty; by default twice the stages, and 1 with microbatches.",
-            metavar="N",
-        ),
+        count("Minibatches until the pipeline is empty; by default twice the stages, and 1 with microbatches."),
     ] = None,
     microbatches: Annotated[
         int | None,
-        typer.Option(
-            min=1,
-            help="Microbatches of a minibatch; by default twice the stages, and 1 for methods without microbatches.",
-            metavar="N",
-        ),
+        count("Microbatches of a minibatch; by default twice the stages, and 1 for methods without microbatches."),
     ] = None,
-    chunks: Annotated[
-        int | None,
-        typer.Option(min=1, help="Chunks of layers per stage; by default 2 for interleaved, else 1.", metavar="N"),
-    ] = None,
+    chunks: Annotated[int | None, count("Chunks of layers per stage; by default 2 for interleaved, else 1.")] = None,
     vertical_sync: Annotated[
         bool, typer.Option("--vertical-sync", help="pipedream: every stage uses the version of the first stage.")
     ] = False,
     weight_grad: Annotated[
         WeightGrad, typer.Option(help="One weight gradient per microbatch, or one product over all of them.")
     ] = WeightGrad.per_microbatch,
-    forward: Annotated[float, _duration("Duration of a stage's forward pass.")] = 1.0,
-    backward: Annotated[float, _duration("Duration of its whole backward pass.")] = 2.0,
-    weight: Annotated[float | None, _duration("Duration of the weight gradients within it; by default half.")] = None,
-    message: Annotated[float, _duration("Duration of a message between two stages.")] = 0.0,
+    forward: Annotated[float, option("Duration of a stage's forward pass.", "TIME", least=0.0)] = 1.0,
+    backward: Annotated[float, option("Duration of its whole backward pass.", "TIME", least=0.0)] = 2.0,
+    weight: Annotated[
+        float | None, option("Duration of the weight gradients within it; by default half.", "TIME", least=0.0)
+    ] = None,
+    message: Annotated[float, option("Duration of a message between two stages.", "TIME", least=0.0)] = 0.0,
     versions: Annotated[
         bool, typer.Option("--versions", help="Print the weight versions of every minibatch, for any method.")
     ] = False,
@@ -120,11 +108,8 @@ def _print_report(
 ) -> None:
     """Print the drawing, the figures per stage, the linter's verdict, and the weight versions.
 
-    Parameters
-    ----------
-    all_versions : bool
-        Print the versions of every minibatch and for any method, not only of the first few of a method with stale
-        weights.
+    With `all_versions`, those of every minibatch and for any method, not only of the first few of a method with stale
+    weights.
     """
     from hybridnn.pipeline.drawing.drawing import draw_timeline
 
@@ -145,22 +130,16 @@ def _print_report(
 def _facts(timeline: Timeline, durations: Durations, rows: Sequence[StalenessRow]) -> dict[str, Any]:
     """All figures of a simulated schedule, with minibatches, microbatches, stages and chunks from 0."""
     schedule = timeline.schedule
-    stages = range(schedule.stages)
     return {
         "method": schedule.method,
         "minibatches": schedule.minibatches,
         "microbatches": schedule.microbatches,
         "chunks": schedule.chunks,
         "weight_policy": schedule.policy.name,
-        "durations": {
-            "forward": durations.forward,
-            "backward": durations.backward,
-            "weight": durations.weight,
-            "message": durations.message,
-        },
+        "durations": asdict(durations),
         "stages": [
-            {"stage": stage, "instructions": [_instruction_facts(item) for item in timeline.stages[stage]]}
-            for stage in stages
+            {"stage": stage, "instructions": [_instruction_facts(item) for item in items]}
+            for stage, items in enumerate(timeline.stages)
         ],
         "staleness": [_staleness_facts(row) for row in rows],
         "summary": {
@@ -174,7 +153,7 @@ def _facts(timeline: Timeline, durations: Durations, rows: Sequence[StalenessRow
                     "peak_weight_versions": timeline.plans[stage].peak_weight_versions,
                     "busy": timeline.busy[stage],
                 }
-                for stage in stages
+                for stage in range(schedule.stages)
             ],
         },
     }
@@ -207,13 +186,13 @@ def _staleness_facts(row: StalenessRow) -> dict[str, Any]:
 
 
 def _stage_table(timeline: Timeline) -> Table:
-    titles = ("stage", "peak live\nactivations", "peak live\ninputs", "peak weight\nversions", "busy", "idle")
-    table = new_table((), titles)
-    for stage, (busy, plan) in enumerate(zip(timeline.busy, timeline.plans, strict=True)):
-        figures = (plan.peak_live_activations, plan.peak_live_inputs, plan.peak_weight_versions)
+    rows = []
+    for stage, (plan, busy) in enumerate(zip(timeline.plans, timeline.busy, strict=True)):
+        peaks = (plan.peak_live_activations, plan.peak_live_inputs, plan.peak_weight_versions)
         idle = 1 - busy / timeline.makespan if timeline.makespan else 0.0
-        table.add_row(str(stage), *map(str, figures), f"{busy:.6g}", f"{idle:.1%}")
-    return table
+        rows.append((str(stage), *map(str, peaks), f"{busy:.6g}", f"{idle:.1%}"))
+    titles = ("stage", "peak live\nactivations", "peak live\ninputs", "peak weight\nversions", "busy", "idle")
+    return new_table((), titles, rows)
 
 
 def _print_versions(console: Console, schedule: Schedule, rows: Sequence[StalenessRow], *, all_versions: bool) -> None:
@@ -239,11 +218,12 @@ def _print_versions(console: Console, schedule: Schedule, rows: Sequence[Stalene
 
 def _version_table(cells: dict[tuple[int, int], str], staleness: list[int], minibatches: int) -> Table:
     """Make a row per minibatch, a column per stage, and below each stage's largest staleness."""
-    stages = [f"stage {stage}" for stage in range(len(staleness))]
-    table = new_table((), ("minibatch", *stages), footers=("staleness", *map(str, staleness)))
-    for minibatch in range(minibatches):
-        table.add_row(str(minibatch + 1), *(cells[minibatch, stage] for stage in range(len(staleness))))
-    return table
+    titles = ("minibatch", *(f"stage {stage}" for stage in range(len(staleness))))
+    rows = [
+        (str(minibatch + 1), *(cells[minibatch, stage] for stage in range(len(staleness))))
+        for minibatch in range(minibatches)
+    ]
+    return new_table((), titles, rows, footers=("staleness", *map(str, staleness)))
 
 
 def _consistency(schedule: Schedule, rows: Sequence[StalenessRow]) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hybridnn.cli.options import MachineFile, OutputPicture, Overrides, PictureFile, PictureFormat
+from hybridnn.cli.options import MachineFile, OutputPicture, Overrides, PictureFile, PictureFormat, count, option
 from hybridnn.cli.output import (
     choose_format,
     new_table,
@@ -67,14 +67,8 @@ class ScalingKind(str, Enum):
 
 
 def simulate(
-    config: Annotated[
-        Path,
-        typer.Argument(help="A settings file of `hybridnn train`.", metavar="CONFIG.toml"),
-    ],
-    ranks: Annotated[
-        int,
-        typer.Option(min=1, help="Ranks of the job; without parallel.batch they fill it.", metavar="N"),
-    ],
+    config: Annotated[Path, typer.Argument(help="A settings file of `hybridnn train`.", metavar="CONFIG.toml")],
+    ranks: Annotated[int, count("Ranks of the job; without parallel.batch they fill it.")],
     machine: MachineFile = None,
     overrides: Overrides = None,
     minibatches: Annotated[
@@ -87,17 +81,17 @@ def simulate(
         ),
     ] = None,
     jitter: Annotated[
-        float, typer.Option(min=0.0, help="Relative standard deviation of the time of every computation.", metavar="X")
+        float, option("Relative standard deviation of the time of every computation.", "X", least=0.0)
     ] = 0.0,
     slow: Annotated[
         list[str] | None,
-        typer.Option(help="A rank that computes slower, by a factor; may be given many times.", metavar="RANK:FACTOR"),
+        option("A rank that computes slower, by a factor; may be given many times.", "RANK:FACTOR"),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the jitter.", metavar="N")] = 0,
+    seed: Annotated[int, option("Seed of the jitter.", "N", least=0)] = 0,
     curve: Annotated[
         ScalingKind | None,
         typer.Option(
-            help="Simulate 1, 2, 4, ... replicas up to --ranks: strong keeps the minibatch, weak lets it grow.",
+            help="Simulate 1, 2, 4, ... replicas up to --ranks: strong keeps the minibatch, weak lets it grow."
         ),
     ] = None,
     output_format: OutputPicture = None,
@@ -184,13 +178,7 @@ def _write_curve(
 
 
 def _print_step(console: Console, step: SimulatedStep, calm: SimulatedStep, machine: Machine, drawing: Drawing) -> None:
-    """Print the drawing, the time of a step, and its parts on every stage.
-
-    Parameters
-    ----------
-    calm : SimulatedStep
-        The same without disturbance; `step` itself where there is none.
-    """
+    """Print the drawing, the time of a step, and its parts on every stage; `calm` is the step without disturbance."""
     print_drawing(console, drawing)
     console.print()
     console.print(_layout_text(step.layout, machine))
@@ -245,10 +233,8 @@ def _print_curve(console: Console, curve: ScalingCurve, layout: Layout, machine:
     minibatch = "the same minibatch" if curve.kind == "strong" else "a minibatch that grows with the replicas"
     console.print(f"{curve.kind} scaling, {minibatch}, up to {_layout_text(layout, machine)}")
     print_machine(console, machine, layout.ranks)
-    titles = ("ranks", "minibatch", "ms per\nstep", "samples\nper s", "speed-up", "efficiency", "comm.", "bubble")
-    table = new_table((), titles)
-    for point in curve.points:
-        table.add_row(
+    rows = [
+        (
             str(point.ranks),
             str(point.batch_size),
             f"{point.seconds_per_step * MILLISECONDS:.4g}",
@@ -258,7 +244,10 @@ def _print_curve(console: Console, curve: ScalingCurve, layout: Layout, machine:
             f"{point.communication_share:.1%}",
             f"{point.bubble_share:.1%}",
         )
-    console.print(table)
+        for point in curve.points
+    ]
+    titles = ("ranks", "minibatch", "ms per\nstep", "samples\nper s", "speed-up", "efficiency", "comm.", "bubble")
+    console.print(new_table((), titles, rows))
     _print_idle(console, layout, {point.ranks: point.batch_size for point in curve.points[1:]})
     if any(point.efficiency > SUPERLINEAR for point in curve.points):
         console.print(ABOVE_IDEAL, soft_wrap=True)
@@ -287,13 +276,13 @@ def _stage_table(step: SimulatedStep) -> Table:
     from hybridnn.cost.simulation.timeline import stages_shown
 
     shown = stages_shown(len(step.stages))
-    titles = ("ms per step\nstage", *PARTS)
-    table = new_table((), titles, footers=("mean", *_cells(step.mean(), step.seconds_per_step)))
+    rows = []
     for stage in shown:
         if stage and stage - 1 not in shown:
-            table.add_row("...", "", "", "")
-        table.add_row(str(stage), *_cells(step.stages[stage], step.seconds_per_step))
-    return table
+            rows.append(["...", "", "", ""])
+        rows.append([str(stage), *_cells(step.stages[stage], step.seconds_per_step)])
+    footers = ("mean", *_cells(step.mean(), step.seconds_per_step))
+    return new_table((), ("ms per step\nstage", *PARTS), rows, footers=footers)
 
 
 def _cells(breakdown: TimeBreakdown, total: float) -> list[str]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from hybridnn.cli.options import Format, OutputFormat
+from hybridnn.cli.options import Format, OutputFormat, count, option
 from hybridnn.cli.output import write_json
 from hybridnn.cli.ranks import first_rank_alone, launch_rank
 from hybridnn.errors import EnvironmentProblem
@@ -15,15 +15,8 @@ from hybridnn.errors import EnvironmentProblem
 app = typer.Typer(help="Run and report a study: many runs along a few axes.")
 
 StudyName = Annotated[str, typer.Argument(help="A study file, or the name of a ready study.", metavar="FILE")]
-OutFolder = Annotated[
-    Path | None,
-    typer.Option("--out", help="Folder of the study; runs/studies/NAME by default.", metavar="FOLDER"),
-]
+OutFolder = Annotated[Path | None, option("Folder of the study; runs/studies/NAME by default.", "FOLDER", "--out")]
 Reduced = Annotated[bool, typer.Option("--reduced", help="Run the short form that the file describes.")]
-
-
-def _slurm_option(name: str, meaning: str, metavar: str) -> Any:
-    return typer.Option(name, help=meaning, metavar=metavar)
 
 
 @app.callback(invoke_without_command=True)
@@ -51,27 +44,16 @@ def run(
     file: StudyName,
     launcher: Annotated[
         str | None,
-        typer.Option(
-            "--launcher",
-            help="Starts a program on {ranks} ranks; in Slurm jobs also {nodes}. By default the launcher of -n.",
-            metavar="COMMAND",
+        option(
+            "Starts a program on {ranks} ranks; in Slurm jobs also {nodes}. By default the launcher of -n.", "COMMAND"
         ),
     ] = None,
     out: OutFolder = None,
     reduced: Reduced = False,
-    only: Annotated[
-        str | None,
-        typer.Option("--only", help="Only cells whose id contains this; * and ? are wildcards.", metavar="PATTERN"),
-    ] = None,
-    cell: Annotated[
-        int | None,
-        typer.Option("--cell", help="Only the cell of this number, from 0 (see --dry-run).", metavar="N"),
-    ] = None,
+    only: Annotated[str | None, option("Only cells whose id contains this; * and ? are wildcards.", "PATTERN")] = None,
+    cell: Annotated[int | None, option("Only the cell of this number, from 0 (see --dry-run).", "N")] = None,
     limit: Annotated[
-        float | None,
-        typer.Option(
-            "--limit", min=0.1, help="End a cell after so many seconds; without, no limit.", metavar="SECONDS"
-        ),
+        float | None, option("End a cell after so many seconds; without, no limit.", "SECONDS", least=0.1)
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the cells and commands, and run nothing.")] = False,
 ) -> None:
@@ -102,21 +84,14 @@ def submit(
     file: StudyName,
     out: OutFolder = None,
     reduced: Reduced = False,
-    partition: Annotated[str | None, _slurm_option("--partition", "Partition of the jobs.", "NAME")] = None,
-    time: Annotated[str | None, _slurm_option("--time", "Limit of each cell, as sbatch reads it.", "TIME")] = None,
-    account: Annotated[str | None, _slurm_option("--account", "Account of the jobs.", "NAME")] = None,
+    partition: Annotated[str | None, option("Partition of the jobs.", "NAME")] = None,
+    time: Annotated[str | None, option("Limit of each cell, as sbatch reads it.", "TIME")] = None,
+    account: Annotated[str | None, option("Account of the jobs.", "NAME")] = None,
     more: Annotated[
-        list[str] | None,
-        typer.Option("--sbatch", help="Another option of sbatch; may be given many times.", metavar="OPTION"),
+        list[str] | None, option("Another option of sbatch; may be given many times.", "OPTION", "--sbatch")
     ] = None,
     ranks_per_node: Annotated[
-        int | None,
-        typer.Option(
-            "--ranks-per-node",
-            min=1,
-            help="Ranks of a cell on one node; as many as it has cores for by default.",
-            metavar="N",
-        ),
+        int | None, count("Ranks of a cell on one node; as many as it has cores for by default.")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the script and commands, submit nothing.")] = False,
 ) -> None:
@@ -140,10 +115,7 @@ def submit(
 @app.command("report")
 def report(
     folder: Annotated[Path, typer.Argument(help="The folder of a study.", metavar="FOLDER")],
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", help="Folder of the report; FOLDER/report by default.", metavar="FOLDER"),
-    ] = None,
+    out: Annotated[Path | None, option("Folder of the report; FOLDER/report by default.", "FOLDER")] = None,
     output_format: OutputFormat = Format.text,
 ) -> None:
     """Write the tables, plots and page of a study's finished cells; exit code 1 where cells failed."""

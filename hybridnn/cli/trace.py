@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from hybridnn.cli.options import OutputPicture, PictureFile
+from hybridnn.cli.options import OutputPicture, PictureFile, option
 from hybridnn.cli.output import choose_format, new_table, print_drawing, write_result
 from hybridnn.errors import DataError, SettingError
 
@@ -34,16 +34,9 @@ other                loading and copying, and what lies between the instructions
 
 
 class TimeWindow(NamedTuple):
-    """The span of an epoch that is drawn.
+    """The span of an epoch that is drawn, in seconds of the trace's clock, and its description.
 
-    Attributes
-    ----------
-    start, stop : float
-        Seconds of the trace's clock.
-    text : str
-        Description of the span.
-    chosen : bool
-        Whether the user chose it; then the breakdown is of the span too, else of the whole epoch.
+    If the user has `chosen` it, the breakdown is of the span too, else of the whole epoch.
     """
 
     start: float
@@ -54,19 +47,15 @@ class TimeWindow(NamedTuple):
 
 def trace(
     run: Annotated[Path, typer.Argument(help="A run folder, or its trace.json.", metavar="RUN")],
-    epoch: Annotated[
-        int | None, typer.Option(help="Number of the epoch, from 1; without, the last.", metavar="N")
-    ] = None,
-    begin: Annotated[
-        float | None, typer.Option("--from", help="Show the epoch from this second on.", metavar="S")
-    ] = None,
-    end: Annotated[float | None, typer.Option("--to", help="Show the epoch up to this second.", metavar="S")] = None,
+    epoch: Annotated[int | None, option("Number of the epoch, from 1; without, the last.", "N")] = None,
+    begin: Annotated[float | None, option("Show the epoch from this second on.", "S", "--from")] = None,
+    end: Annotated[float | None, option("Show the epoch up to this second.", "S", "--to")] = None,
     minibatches: Annotated[
         str | None,
-        typer.Option(
-            help="Show the time of these minibatches, numbered as the steps of the run; without, the first few are "
-            "drawn and all are counted.",
-            metavar="A-B",
+        option(
+            "Show the time of these minibatches, numbered as the steps of the run; without, the first few are drawn "
+            "and all are counted.",
+            "A-B",
         ),
     ] = None,
     output_format: OutputPicture = None,
@@ -217,10 +206,8 @@ def _table(epoch: Epoch, breakdowns: Sequence[Breakdown]) -> Table:
 
     has_means = any(batch * model > 1 for batch, model in epoch.stages)
     titles = ("stage\n(mean)" if has_means else "stage", *TITLES)
-    table = new_table((), titles, footers=("total", *_cells(sum_of(breakdowns))))
-    for stage, item in enumerate(_by_stage(epoch, breakdowns)):
-        table.add_row(str(stage), *_cells(item))
-    return table
+    rows = [(str(stage), *_cells(item)) for stage, item in enumerate(_by_stage(epoch, breakdowns))]
+    return new_table((), titles, rows, footers=("total", *_cells(sum_of(breakdowns))))
 
 
 def _cells(item: Breakdown) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from hybridnn.cli.options import Config, Format, InProcess, OutputFormat, Overrides, Ranks
+from hybridnn.cli.options import Config, Format, InProcess, OutputFormat, Overrides, Ranks, option
 from hybridnn.cli.ranks import launch_rank, on_ranks, require_one_way, start_ranks
 from hybridnn.errors import SettingError
 
@@ -17,13 +17,7 @@ Override = str | None
 
 
 def _setting(name: str, setting: str, metavar: str = "N", note: str = "", value: Callable[[str], str] = str) -> Any:
-    """Declare a short option of a setting.
-
-    Parameters
-    ----------
-    value : callable
-        Makes TOML of the option's text.
-    """
+    """Declare a short option of a setting; `value` makes TOML of the option's text."""
 
     def parse(text: str) -> str:
         return f"{setting}={value(text)}"
@@ -59,13 +53,13 @@ def train(
     out: Annotated[Override, _text_setting("--out", "output.folder", "FOLDER")] = None,
     resume: Annotated[
         str | None,
-        typer.Option(
-            help="Resume the run in this folder from its newest valid checkpoint, on this layout or another; auto: "
-            "the run in output.folder, if it has checkpoints.",
-            metavar="FOLDER",
+        option(
+            "Resume the run in this folder from its newest valid checkpoint, on this layout or another; auto: the run "
+            "in output.folder, if it has checkpoints.",
+            "FOLDER",
         ),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Resume although settings of the training differ.")] = (False),
+    force: Annotated[bool, typer.Option("--force", help="Resume although settings of the training differ.")] = False,
     output_format: OutputFormat = Format.text,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the final table.")] = False,
     ranks: Ranks = None,

@@ -23,6 +23,7 @@ from hybridnn.cli.options import (
     Ranks,
     RunFolder,
     Stages,
+    option,
 )
 from hybridnn.cli.output import make_console, new_grid, require_new_file, write_json
 from hybridnn.cli.ranks import first_rank_alone, on_ranks, require_one_way, start_ranks
@@ -45,15 +46,14 @@ def evaluate(
     run: RunFolder,
     data: Annotated[
         str | None,
-        typer.Option(
-            help="A .csv file that has the input columns of the run, in any order, a .npz file or the name of a data "
-            "set; without, the data of the run.",
-            metavar="FILE|NAME",
+        option(
+            "A .csv file that has the input columns of the run, in any order, a .npz file or the name of a data set; "
+            "without, the data of the run.",
+            "FILE|NAME",
         ),
     ] = None,
     targets: Annotated[
-        str | None,
-        typer.Option(help="Target columns of a .csv file; without, those of the run.", metavar="NAME,..."),
+        str | None, option("Target columns of a .csv file; without, those of the run.", "NAME,...")
     ] = None,
     part: Annotated[
         SplitName | None,
@@ -97,9 +97,7 @@ def predict(
             metavar="FILE",
         ),
     ],
-    out: Annotated[Path, typer.Option("--out", help="A .csv or .npz file to write.", metavar="FILE")] = Path(
-        "predictions.csv"
-    ),
+    out: Annotated[Path, option("A .csv or .npz file to write.", "FILE")] = Path("predictions.csv"),
     checkpoint: Checkpoint = None,
     best: Best = False,
     pipeline: Stages = None,
