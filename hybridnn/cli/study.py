@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from time import monotonic
+from types import TracebackType
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from hybridnn.cli.options import Format, OutputFormat, count, option
-from hybridnn.cli.output import write_json
+from hybridnn.cli.output import make_console, new_table, write_json
 from hybridnn.cli.ranks import first_rank_alone, launch_rank
 from hybridnn.errors import EnvironmentProblem
+from hybridnn.utils.text import counted
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+    from hybridnn.study.cells import Cell
+    from hybridnn.study.results import StudyResults
+    from hybridnn.study.runner import CellOutcome, StudyRun
+    from hybridnn.study.submit import Submission
+
 
 app = typer.Typer(help="Run and report a study: many runs along a few axes.")
 
@@ -28,7 +43,6 @@ def _study(context: typer.Context) -> None:
 @app.command("list")
 def list_studies(output_format: OutputFormat = Format.text) -> None:
     """List the ready studies, which `run` takes by name."""
-    from hybridnn.cli.study_view import print_studies
     from hybridnn.study.study_file import load_study, ready_studies
 
     with first_rank_alone():
@@ -36,7 +50,8 @@ def list_studies(output_format: OutputFormat = Format.text) -> None:
     if output_format is Format.json:
         write_json([{"name": s.name, "description": s.description, "file": str(path)} for path, s in studies.items()])
     else:
-        print_studies(studies)
+        for path, study in studies.items():
+            print(f"{study.name}\n  {study.description}\n  {path}")
 
 
 @app.command("run")
@@ -64,15 +79,14 @@ def run(
 
     study = load_study(file, reduced=reduced)
 
-    from hybridnn.cli.study_view import StudyProgress, print_plan
     from hybridnn.study.runner import default_folder, plan_study, run_study
     from hybridnn.study.study_folder import FAILURES
 
     planned = plan_study(study, out or default_folder(study), launcher, only, cell)
     if dry_run:
-        print_plan(planned)
+        _print_plan(planned)
         return
-    with StudyProgress(planned) as view:
+    with _StudyProgress(planned) as view:
         outcomes = run_study(planned, view, limit=limit)
         view.summarize(outcomes)
     if any(outcome.status in FAILURES for outcome in outcomes):
@@ -96,7 +110,6 @@ def submit(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the script and commands, submit nothing.")] = False,
 ) -> None:
     """Submit the missing cells of a study as Slurm job arrays, and its report for when they have ended."""
-    from hybridnn.cli.study_view import print_submission, print_submitted
     from hybridnn.study.runner import default_folder
     from hybridnn.study.study_file import load_study
     from hybridnn.study.submit import SlurmOptions, plan_submission
@@ -107,9 +120,9 @@ def submit(
         options = SlurmOptions(partition, time, account, tuple(more or ()), ranks_per_node)
         submission = plan_submission(study, file, out or default_folder(study), options)
         if dry_run or not submission.arrays:
-            print_submission(submission)
+            _print_submission(submission)
         else:
-            print_submitted(submission, *submit_all(submission))
+            _print_submitted(submission, *submit_all(submission))
 
 
 @app.command("report")
@@ -119,7 +132,6 @@ def report(
     output_format: OutputFormat = Format.text,
 ) -> None:
     """Write the tables, plots and page of a study's finished cells; exit code 1 where cells failed."""
-    from hybridnn.cli.study_view import print_report, report_facts
     from hybridnn.study.report_files import write_report
     from hybridnn.study.results import read_results
 
@@ -127,8 +139,165 @@ def report(
         results = read_results(folder)
         files = write_report(results, out or folder / "report")
         if output_format is Format.json:
-            write_json(report_facts(results, files))
+            write_json(_report_facts(results, files))
         else:
-            print_report(results, files)
+            _print_report(results, files)
         if results.failures:
             raise typer.Exit(1)
+
+
+def _print_plan(run: StudyRun) -> None:
+    """Print every chosen cell with its number, status and command, and the skipped combinations with their reasons."""
+    numbers = {cell.id: number for number, cell in enumerate(run.plan.cells)}
+    for cell in run.chosen:
+        print(f"{numbers[cell.id]:>4}  {run.folder.state(cell.id).status:<11}  {cell.id}")
+        print(f"                {shlex.join(run.command(cell))}")
+    for skipped in run.plan.skipped:
+        print(f"      skipped   {skipped.id}\n                {skipped.reason}")
+    print(f"{len(run.chosen)} cells, {len(run.plan.skipped)} skipped, in {run.folder.path}")
+
+
+def _print_submission(submission: Submission) -> None:
+    """Print the batch script and the commands that would submit it."""
+    if not submission.arrays:
+        state = "finished or queued" if submission.queued else "finished"
+        print(f"all {len(submission.plan.cells)} cells are {state}: nothing to submit")
+        _print_queued(submission)
+        return
+    print(submission.script)
+    commands = [submission.array_command(array) for array in submission.arrays]
+    for command in [*commands, submission.report_command(["JOB"] * len(commands))]:
+        print(f"$ {shlex.join(command)}")
+
+
+def _print_queued(submission: Submission) -> None:
+    """Print the number of queued cells of each earlier submission."""
+    for job in dict.fromkeys(submission.queued.values()):
+        count = sum(queued == job for queued in submission.queued.values())
+        print(f"job {job}: {counted(count, 'cell')} of an earlier submission")
+
+
+def _print_submitted(submission: Submission, jobs: Sequence[str], report: str) -> None:
+    """Print the number and purpose of each job."""
+    _print_queued(submission)
+    for job, array in zip(jobs, submission.arrays, strict=True):
+        cells = counted(len(array.cells), "cell")
+        print(f"job {job}: {cells} on {counted(array.ranks, 'rank')}")
+    print(f"job {report}: the report, when they have ended")
+    print(f"script and output in {submission.job_folder}")
+
+
+def _report_facts(results: StudyResults, files: Sequence[Path]) -> dict[str, Any]:
+    """The points, warnings and unfinished cells of a study, and the files of its report."""
+    from hybridnn.study.report_files import point_facts
+    from hybridnn.study.results import warnings_of
+
+    return {
+        "study": results.manifest.name,
+        "reduced": results.manifest.reduced,
+        "finished_cells": len(results.cells),
+        "unfinished": [{"id": cell.id, **asdict(cell.state)} for cell in results.unfinished],
+        "warnings": warnings_of(results),
+        "points": point_facts(results),
+        "files": [str(path) for path in files],
+    }
+
+
+def _print_report(results: StudyResults, files: Sequence[Path]) -> None:
+    """Print the table of points, warnings, the unfinished cells with their reasons, and the files of the report."""
+    from hybridnn.study.report_files import THREADS, point_rows
+    from hybridnn.study.results import warnings_of
+
+    rows = point_rows(results)
+    threads = {row[THREADS] for row in rows}
+    if len(threads) == 1:  # a line in place of a column
+        rows = [{title: text for title, text in row.items() if title != THREADS} for row in rows]
+    titles = [title.replace(" ", "\n") for title in rows[0]]
+    cells = (tuple(row.values()) for row in rows)
+    make_console().print(new_table((), titles, cells, wraps=True, show_edge=False))
+    if len(threads) == 1:
+        print(f"BLAS {THREADS}: {threads.pop()}")
+    for warning in warnings_of(results):
+        print(f"warning: {warning}")
+    if results.unfinished:
+        counts = results.unfinished_counts
+        print(f"{len(results.unfinished)} of {len(results.manifest.cells)} cells are not finished: {counts}")
+        for cell in results.unfinished:
+            print(f"  {cell.state.status:<11}  {cell.text}")
+    for path in files:
+        print(str(path))
+
+
+class _StudyProgress:
+    """Callbacks of a study: a progress bar on a terminal, else a line for each cell."""
+
+    def __init__(self, run: StudyRun) -> None:
+        self._run = run
+        self._console = make_console()
+        self._progress: Progress | None = None
+        self._task: TaskID | None = None
+        self._cells = self._done = 0
+        self._start = monotonic()
+
+    def __enter__(self) -> _StudyProgress:
+        """Return the view itself."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        """Remove the progress bar, after errors too."""
+        self._stop()
+
+    def on_start(self, cells: int) -> None:
+        """Print the number of cells to run, and start the bar."""
+        self._cells = cells
+        chosen, skipped = len(self._run.chosen), len(self._run.plan.skipped)
+        self._print(f"{cells} of {chosen} cells to run, {skipped} skipped as impossible, in {self._run.folder.path}")
+        if cells and self._console.is_terminal:
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+            # The rate of all cells so far: they differ too much for a window of the last seconds.
+            remaining = TimeRemainingColumn(elapsed_when_finished=True)
+            columns = TextColumn("{task.description}"), BarColumn(bar_width=None), MofNCompleteColumn(), remaining
+            self._progress = Progress(*columns, console=self._console, refresh_per_second=2, speed_estimate_period=1e9)
+            self._task = self._progress.add_task("", total=cells)
+            self._progress.start()
+
+    def on_cell_start(self, cell: Cell) -> None:
+        """Show the cell in the bar."""
+        if self._progress is not None and self._task is not None:
+            self._progress.update(self._task, description=cell.id)
+
+    def on_cell_end(self, outcome: CellOutcome) -> None:
+        """Advance, and print the outcome of the cell."""
+        self._done += 1
+        reason = f": {outcome.reason}" if outcome.reason else ""
+        left = (monotonic() - self._start) / self._done * (self._cells - self._done)
+        if self._progress is not None and self._task is not None:
+            self._progress.advance(self._task)
+            if outcome.status != "finished":
+                self._print(f"{outcome.status}  {outcome.cell.id}{reason}")
+        else:
+            time = f"{outcome.seconds:.1f} s, {left:.0f} s left"
+            self._print(f"[{self._done}/{self._cells}] {outcome.status} {outcome.cell.id} {time}{reason}")
+
+    def summarize(self, outcomes: Sequence[CellOutcome]) -> None:
+        """Print the numbers of finished and held cells, and the failed cells with their folders."""
+        from hybridnn.study.study_folder import FAILURES
+
+        self._stop()
+        folder = self._run.folder
+        finished = sum(folder.is_finished(cell.id) for cell in self._run.chosen)
+        self._print(f"{finished} of {len(self._run.chosen)} cells are finished")
+        for outcome in outcomes:
+            if outcome.status in FAILURES:
+                self._print(f"{outcome.status}: {folder.cell(outcome.cell.id)}\n  {outcome.reason}")
+        if held := sum(outcome.status == "held" for outcome in outcomes):
+            self._print(f"{held} cells are being run by another process")
+
+    def _print(self, text: str) -> None:
+        self._console.print(text, soft_wrap=True)
+
+    def _stop(self) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None
