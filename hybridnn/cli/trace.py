@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from hybridnn.pipeline.drawing.drawing import Drawing
     from hybridnn.runs.trace.breakdown import Breakdown
-    from hybridnn.runs.trace.recorded import Epoch, Trace
+    from hybridnn.runs.trace.trace_file import Epoch, Trace
 
 
 TITLES = ("computing", "transfer", "idle: data\nunder way", "idle: work\nnot done", "other")

@@ -32,25 +32,23 @@ DIGEST_BYTES = 7
 
 @dataclass(frozen=True)
 class PlacedData:
-    """Samples where the ranks can use them.
+    """Samples where the ranks can use them; sizes are known on every rank.
 
     Attributes
     ----------
     train, test : Rows or None
         None on ranks that receive their minibatches from rank 0.
-    train_samples, test_samples, features, outputs : int
-        Sizes, known on every rank.
     task : {"classification", "regression"}
     standardizer : Standardizer or None
-        On rank 0, if the data were standardized.
-    inputs : tuple of str
-        On rank 0, names of the input columns of a ``.csv`` file.
-    task_reason : str
-        On rank 0, what in a user's file decided the task.
+        If the data were standardized.
     memory : NodeMemory
         Holds shared samples; to be freed after the last use.
     digest : str
         First bytes of the SHA-256 of all samples as loaded, in hexadecimal; empty for generated data.
+    inputs : tuple of str
+        On rank 0, names of the input columns of a ``.csv`` file.
+    task_reason : str
+        On rank 0, what in a user's file decided the task.
     """
 
     train: Rows | None
@@ -76,18 +74,6 @@ class _Facts(NamedTuple):
     outputs: int = 0
     regression: int = 0
     digest: int = 0
-
-
-@dataclass(frozen=True)
-class _LoadedData:
-    """A data set after splitting, on a rank that loads it."""
-
-    train: Rows
-    test: Rows
-    facts: _Facts
-    standardizer: Standardizer | None
-    inputs: tuple[str, ...]
-    task_reason: str
 
 
 def place_data(
@@ -127,26 +113,28 @@ def place_data(
     memory = NodeMemory(grid)
     is_local = distribution == "local"
     loads = (generated or memory.is_leader) if is_local else grid.rank == 0
+    own_facts = _Facts()
+    train: Rows | None = None
+    test: Rows | None = None
 
-    def load_and_split() -> _LoadedData | None:
+    def load_and_split() -> Dataset | None:
+        nonlocal own_facts, train, test
         if not loads:
             return None
         data = load()
         digest = b"" if generated else _digest(data)  # on every node, as the others would wait for rank 0
         train, test = (data.train, data.test) if data.test is not None else split(data.train, test_fraction, seed)
         sizes = train.samples, test.samples, train.features, data.outputs
-        facts = _Facts(*sizes, int(bool(train.targets_shape)), int.from_bytes(digest, "big"))
-        standardizer = _fit_standardizer(train, generated) if standardize and grid.rank == 0 else None
-        return _LoadedData(train, test, facts, standardizer, data.inputs, data.task_reason)
+        own_facts = _Facts(*sizes, int(bool(train.targets_shape)), int.from_bytes(digest, "big"))
+        return data
 
     loaded = agree(grid.world, load_and_split)
-    facts = _share_facts(loaded, grid, is_local)
-    train, test = (None, None) if loaded is None else (loaded.train, loaded.test)
-    standardizer = None if loaded is None else loaded.standardizer
+    facts = _share_facts(own_facts, grid, is_local)
     targets = facts.outputs if facts.regression else 0
+    standardizer = None
     if standardize:
-        applied = _broadcast_standardizer(grid, standardizer, facts.features, targets)
-        train, test = (None if rows is None else StandardizedRows(rows, applied) for rows in (train, test))
+        standardizer = _fit_standardizer(grid, train, generated, facts.features, targets)
+        train, test = (None if rows is None else StandardizedRows(rows, standardizer) for rows in (train, test))
     elements = (facts.train_samples + facts.test_samples) * (facts.features + targets)
     if is_local and not (generated and elements * np.dtype(dtype).itemsize > SHARED_BYTES):
         targets_shape = (targets,) if targets else ()
@@ -156,6 +144,7 @@ def place_data(
             for rows, shape in zip((train, test), shapes, strict=True)
         )
         memory.publish()
+    described = loaded if grid.rank == 0 else None
     return PlacedData(
         train,
         test,
@@ -167,19 +156,18 @@ def place_data(
         standardizer,
         memory,
         "" if generated else f"{facts.digest:0{2 * DIGEST_BYTES}x}",
-        loaded.inputs if loaded is not None and grid.rank == 0 else (),
-        loaded.task_reason if loaded is not None and grid.rank == 0 else "",
+        () if described is None else described.inputs,
+        "" if described is None else described.task_reason,
     )
 
 
-def _share_facts(loaded: _LoadedData | None, grid: ProcessGrid, is_local: bool) -> _Facts:
+def _share_facts(own: _Facts, grid: ProcessGrid, is_local: bool) -> _Facts:
     """The facts on every rank: from rank 0, or with local data from the leader of the node, compared between nodes."""
-    own = _Facts() if loaded is None else loaded.facts
     received = np.array(own, np.int64)
     (grid.node_group if is_local else grid.world).broadcast(received)
     if not is_local:
         return _Facts(*received.tolist())
-    facts = _Facts(*received.tolist()) if loaded is None else own
+    facts = own if own.train_samples else _Facts(*received.tolist())
     require_same_data(grid.world, "data", lambda: _named(facts))
     return facts
 
@@ -190,20 +178,22 @@ def _named(facts: _Facts) -> dict[str, str]:
     return named | {"digest of all samples": f"{facts.digest:x}"}
 
 
-def _fit_standardizer(train: Rows, generated: bool) -> Standardizer:
-    samples = max(COPY_ROWS, STATISTICS_ELEMENTS // train.features)
-    if generated and train.samples > samples:
-        return Standardizer.fit(SubsetRows(train, np.arange(samples)))
-    return Standardizer.fit(train)
-
-
-def _broadcast_standardizer(grid: ProcessGrid, own: Standardizer | None, features: int, targets: int) -> Standardizer:
+def _fit_standardizer(
+    grid: ProcessGrid, train: Rows | None, generated: bool, features: int, targets: int
+) -> Standardizer:
     """The standardizer of rank 0 on every rank: on other processors sums may differ in their last bits."""
     table = np.zeros((2, features + targets))
-    if own is not None:
-        arrays = own.to_arrays()
+
+    def fit() -> None:
+        if grid.rank != 0 or train is None:
+            return
+        samples = max(COPY_ROWS, STATISTICS_ELEMENTS // train.features)
+        few = generated and train.samples > samples
+        arrays = Standardizer.fit(SubsetRows(train, np.arange(samples)) if few else train).to_arrays()
         for row, kind in zip(table, ("mean", "scale"), strict=True):
             row[...] = np.concatenate([arrays[name] for name in (f"x_{kind}", f"y_{kind}") if name in arrays])
+
+    agree(grid.world, fit)
     grid.world.broadcast(table)
     mean, scale = table
     of_targets = (mean[features:], scale[features:]) if targets else ()

@@ -16,7 +16,7 @@ from math import inf
 from hybridnn.comm.recorder import Event
 from hybridnn.pipeline.execution.routes import StagePosition
 from hybridnn.pipeline.schedules.instructions import Instruction, ReceiveGradients, SendActivations, SendGradients
-from hybridnn.runs.trace.recorded import Epoch
+from hybridnn.runs.trace.trace_file import Epoch
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,6 @@ def break_down(epoch: Epoch, start: float | None = None, stop: float | None = No
 
     Parameters
     ----------
-    epoch : Epoch
     start, stop : float, optional
         Span to break down, seconds of the trace's clock; by default from the first rank's start of the epoch to the
         last rank's end.

@@ -7,7 +7,7 @@ from math import inf
 from hybridnn.comm.recorder import Event
 from hybridnn.pipeline.drawing.drawing import KINDS, Box, Drawing, Numbering, Row, is_computation
 from hybridnn.pipeline.schedules.instructions import Instruction
-from hybridnn.runs.trace.recorded import Epoch, RankTrace
+from hybridnn.runs.trace.trace_file import Epoch, RankTrace
 from hybridnn.utils.text import counted
 
 MILLISECONDS = 1e3
@@ -28,20 +28,9 @@ MINIBATCHES_PER_STAGE = 4
 
 
 def draw_epoch(epoch: Epoch, start: float, stop: float, what: str) -> Drawing:
-    """Draw a span of an epoch.
+    """Draw a span of an epoch, described as `what` in the title, with a row per rank.
 
-    Parameters
-    ----------
-    epoch : Epoch
-    start, stop : float
-        The span in seconds of the trace's clock; the time axis counts milliseconds from `start`.
-    what : str
-        Description of the span, for the title.
-
-    Returns
-    -------
-    Drawing
-        A row per rank.
+    `start` and `stop` are in seconds of the trace's clock; the time axis counts milliseconds from `start`.
     """
     numbering = Numbering(True, epoch.microbatches > 1, epoch.chunks > 1)
     rows = tuple(

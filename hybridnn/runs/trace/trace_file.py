@@ -1,4 +1,4 @@
-"""Trace file of a run, in the Chrome trace event format, which Perfetto and ``chrome://tracing`` open.
+"""Trace of a run, and its file in the Chrome trace event format, which Perfetto and ``chrome://tracing`` open.
 
 Every rank is a thread; its instructions, communication and phases are nested complete events (``"ph": "X"``). Times are
 integer nanoseconds, written as microseconds from the first event.
@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from math import inf, isfinite
 from pathlib import Path
 from time import perf_counter
@@ -21,9 +23,9 @@ from hybridnn._version import __version__
 from hybridnn.comm.agreement import agree
 from hybridnn.comm.recorder import Event
 from hybridnn.errors import DataError
+from hybridnn.pipeline.execution.routes import StagePosition
 from hybridnn.pipeline.schedules.instructions import Instruction
 from hybridnn.runs.run_files import TRACE
-from hybridnn.runs.trace.recorded import RankTrace, Trace, positions_of
 from hybridnn.utils.files import FileError, read_json, write_atomically
 
 if TYPE_CHECKING:
@@ -45,6 +47,138 @@ INSTRUCTIONS: Mapping[str, type[Instruction]] = MappingProxyType(
     {kind.name: kind for kind in Instruction.__subclasses__()}
 )
 
+TRAINING = "training"
+"""Name of the phase of an epoch's training."""
+
+
+@dataclass(frozen=True)
+class RankTrace:
+    """Events of one rank, of a run or of a phase of it: by start, an event before those nested in it."""
+
+    position: StagePosition
+    events: tuple[Event, ...]
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """The training of an epoch, without its evaluation.
+
+    Attributes
+    ----------
+    number : int
+        From 1.
+    method, stages
+        As for `Trace`.
+    ranks : tuple of RankTrace
+        Instructions and communication, by rank.
+    spans : tuple of (float, float)
+        Start and end of the training on each rank, seconds; where events were dropped, start of the rest.
+    is_complete : bool
+        Whether no events were dropped.
+    """
+
+    number: int
+    method: str
+    stages: tuple[tuple[int, int], ...]
+    ranks: tuple[RankTrace, ...]
+    spans: tuple[tuple[float, float], ...]
+    is_complete: bool = True
+
+    @property
+    def start(self) -> float:
+        """Start on the first rank."""
+        return min(start for start, _ in self.spans)
+
+    @property
+    def stop(self) -> float:
+        """End on the last rank."""
+        return max(stop for _, stop in self.spans)
+
+    @cached_property
+    def computed(self) -> tuple[tuple[Event, Instruction], ...]:
+        """Computations of all ranks, with their instructions."""
+        return tuple(
+            (event, event.about)
+            for trace in self.ranks
+            for event in trace.events
+            if event.kind == "compute" and isinstance(event.about, Instruction)
+        )
+
+    @cached_property
+    def minibatches(self) -> range:
+        """Numbers of the minibatches that were computed."""
+        numbers = [about.minibatch for _, about in self.computed]
+        return range(min(numbers), max(numbers) + 1) if numbers else range(0)
+
+    @cached_property
+    def microbatches(self) -> int:
+        """Microbatches of a minibatch."""
+        return 1 + max((about.microbatch for _, about in self.computed), default=0)
+
+    @cached_property
+    def chunks(self) -> int:
+        """Chunks of every rank."""
+        return 1 + max((about.chunk for _, about in self.computed), default=0)
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Events of all ranks of a run.
+
+    Attributes
+    ----------
+    method : str
+        Name of the pipeline method, for display; may be empty.
+    stages : tuple of (int, int)
+        Batch and model ranks of every stage.
+    ranks : tuple of RankTrace
+        By rank; times in seconds of one clock.
+    complete_since : float
+        Time before which events of some rank may have been dropped.
+    """
+
+    method: str
+    stages: tuple[tuple[int, int], ...]
+    ranks: tuple[RankTrace, ...]
+    complete_since: float = 0.0
+
+    @cached_property
+    def epochs(self) -> tuple[int, ...]:
+        """Numbers of the epochs of which every rank has something."""
+        phases = [self._phases(trace) for trace in self.ranks]
+        common = set.intersection(*(set(own) for own in phases)) if phases else set()
+        return tuple(sorted(n for n in common if all(own[n].stop > self.complete_since for own in phases)))
+
+    def epoch(self, number: int) -> Epoch:
+        """Events of the training of one of the `epochs`."""
+        phases = [self._phases(trace)[number] for trace in self.ranks]
+        spans = tuple((max(phase.start, self.complete_since), phase.stop) for phase in phases)
+        ranks = tuple(_within(trace, *span) for trace, span in zip(self.ranks, spans, strict=True))
+        is_complete = all(phase.start >= self.complete_since for phase in phases)
+        return Epoch(number, self.method, self.stages, ranks, spans, is_complete)
+
+    @staticmethod
+    def _phases(trace: RankTrace) -> dict[int, Event]:
+        """Phases of training by number of the epoch."""
+        phases = (event for event in trace.events if event.kind == "phase" and event.name == TRAINING)
+        return {phase.about: phase for phase in phases if isinstance(phase.about, int)}
+
+
+def positions_of(stages: Sequence[tuple[int, int]]) -> tuple[StagePosition, ...]:
+    """Positions of all ranks on `stages` of (batch, model) ranks; model varies fastest, then batch, then pipeline."""
+    return tuple(
+        StagePosition(stage, batch_rank, model_rank)
+        for stage, (batch, model) in enumerate(stages)
+        for batch_rank in range(batch)
+        for model_rank in range(model)
+    )
+
+
+def _within(trace: RankTrace, start: float, stop: float) -> RankTrace:
+    """The events of a rank in a span, without phases."""
+    events = (event for event in trace.events if event.kind != "phase")
+    return RankTrace(trace.position, tuple(event for event in events if start <= event.start and event.stop <= stop))
+
 
 def write_trace(path: Path | None, grid: ProcessGrid, method: str = "") -> None:
     """Write the events of all ranks as one file, atomically; collective over the grid.
@@ -60,7 +194,7 @@ def write_trace(path: Path | None, grid: ProcessGrid, method: str = "") -> None:
     grid : ProcessGrid
         Events of its recorder are written, except those of the writing itself.
     method : str
-        Name of the pipeline method, for display.
+        As for `Trace`.
 
     Raises
     ------
@@ -98,17 +232,7 @@ def write_trace(path: Path | None, grid: ProcessGrid, method: str = "") -> None:
 
 
 def read_trace(path: Path) -> Trace:
-    """Read the trace of a run.
-
-    Parameters
-    ----------
-    path : Path
-        A run folder, or the file itself.
-
-    Returns
-    -------
-    Trace
-        Times in seconds from the first event, to the nanosecond.
+    """Read the trace in a run folder, or the file itself; times are in seconds from the first event, to the nanosecond.
 
     Raises
     ------
@@ -164,11 +288,8 @@ def _names(grid: ProcessGrid) -> list[str]:
     """Metadata events: name and order of the rank."""
     rank = grid.rank
     name = f"rank {rank}: stage {grid.pipeline_rank}, batch {grid.batch_rank}, model {grid.model_rank}"
-    common = {"ph": "M", "pid": 0, "tid": rank}
-    return [
-        json.dumps({"name": "thread_name", **common, "args": {"name": name}}),
-        json.dumps({"name": "thread_sort_index", **common, "args": {"sort_index": rank}}),
-    ]
+    facts = {"thread_name": {"name": name}, "thread_sort_index": {"sort_index": rank}}
+    return [json.dumps({"name": kind, "ph": "M", "pid": 0, "tid": rank, "args": args}) for kind, args in facts.items()]
 
 
 def _line(event: Event, rank: int, origin: float) -> str:

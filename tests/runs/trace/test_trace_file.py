@@ -21,8 +21,7 @@ from hybridnn.pipeline.schedules.instructions import (
     Update,
     WeightGradient,
 )
-from hybridnn.runs.trace.recorded import RankTrace, Trace
-from hybridnn.runs.trace.trace_file import read_trace, write_trace
+from hybridnn.runs.trace.trace_file import RankTrace, Trace, read_trace, write_trace
 from reference.ranks import this_rank
 from reference.traces import communication, compute, trace_document
 
