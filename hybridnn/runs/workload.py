@@ -11,7 +11,7 @@ from hybridnn.comm.mpi import running_ranks
 from hybridnn.config.settings import ParallelSettings, Settings, with_stages
 from hybridnn.cost.machine.file import find_machine, read_machine, require_machine
 from hybridnn.cost.machine.machine import Machine
-from hybridnn.cost.planning.balance import balanced_layers
+from hybridnn.cost.planning.layouts import balanced_layers
 from hybridnn.cost.planning.plan import best_exact
 from hybridnn.cost.prediction.predict import predict
 from hybridnn.cost.prediction.workload import Workload

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
+from itertools import accumulate
+from math import ceil
 from types import MappingProxyType
 from typing import Any
 
 from hybridnn.cost.machine.machine import Machine
-from hybridnn.cost.planning.balance import balanced_layers
+from hybridnn.cost.prediction.groups import Groups
+from hybridnn.cost.prediction.layer_costs import ChunkCosts
 from hybridnn.cost.prediction.workload import Workload
 from hybridnn.errors import GridError, SettingError
 from hybridnn.parallel.layer_split import MODEL_SPLITS, split_layers
 from hybridnn.pipeline.layout import Layout
+from hybridnn.pipeline.partition.stage_partition import balanced_counts
 from hybridnn.pipeline.schedules.methods import METHODS, Method
 from hybridnn.utils.checks import require_whole
 
@@ -20,7 +25,6 @@ MICROBATCHES_PER_STAGE = 8
 """Most microbatches per stage: with so many the bubble of an exact pipeline is below a ninth of its work."""
 
 MOST_MICROBATCHES = 256
-
 
 Wanted = Mapping[str, Any]
 """Values that a layout must have, by key of the settings section ``[parallel]``; any where there is none."""
@@ -35,12 +39,8 @@ def feasible_layouts(
 
     All stages have the same shape; layers are assigned to them by their times on the machine. Numbers of microbatches
     are powers of two and the stages times powers of two, up to eight per stage and 256 in all. Vertical synchronization
-    is left out: it needs more memory and is not faster.
-
-    Parameters
-    ----------
-    exact : bool
-        Only layouts that train as one rank does, except for rounding.
+    is left out: it needs more memory and is not faster. With `exact`, methods are left out that do not train as one
+    rank does.
 
     Raises
     ------
@@ -100,10 +100,11 @@ def _layouts_of_grid(
     shared = batch > 1 and node_ranks > model and wanted.get("shared_replicas") is not False
     # Without gradients to send there is nothing to overlap.
     is_sent = model > 1 or (batch > 1 and not shared)
-    overlaps = (True, False) if is_sent else (wanted.get("overlap") is not False,)
+    overlaps = [it for it in (True, False) if _allowed(wanted, "overlap", it)]
+    splits = [it for it in (MODEL_SPLITS if model > 1 else MODEL_SPLITS[:1]) if _allowed(wanted, "model_split", it)]
     for bare in _pipelines(workload, machine, grid, wanted, exact=exact):
-        for split in MODEL_SPLITS if model > 1 else MODEL_SPLITS[:1]:
-            for overlap in overlaps:
+        for split in splits:
+            for overlap in overlaps if is_sent else overlaps[:1]:
                 layout = replace(
                     bare,
                     model_split=split,
@@ -112,8 +113,7 @@ def _layouts_of_grid(
                     wire_dtype=wanted.get("wire_dtype", "same"),
                     node_ranks=node_ranks,
                 )
-                allowed = _allowed(wanted, "model_split", split) and _allowed(wanted, "overlap", overlap)
-                if allowed and _can_split(workload, layout):
+                if _can_split(workload, layout):
                     yield layout
 
 
@@ -147,7 +147,11 @@ def _pipelines(
         if _allowed(wanted, "method", "sequential"):
             yield Layout(stages, (len(workload.model.layers),), merges=True)
         return
-    partitions: dict[tuple[int, int], tuple[int, ...]] = {}
+
+    @cache
+    def layers(chunks: int, microbatches: int) -> tuple[int, ...]:
+        return balanced_layers(workload, machine, stages, chunks=chunks, microbatches=microbatches)
+
     for method in METHODS.values():
         if not _allowed(wanted, "method", method.name):
             continue
@@ -157,14 +161,9 @@ def _pipelines(
             continue
         for chunks in _chunks(workload, method, pipeline, wanted):
             for microbatches in _microbatches(workload, method, pipeline, batch, wanted):
-                key = chunks, microbatches
-                if key not in partitions:
-                    partitions[key] = balanced_layers(
-                        workload, machine, stages, chunks=chunks, microbatches=microbatches
-                    )
                 yield Layout(
                     stages,
-                    partitions[key],
+                    layers(chunks, microbatches),
                     method=method.name,
                     microbatches=microbatches,
                     chunks=chunks,
@@ -193,3 +192,52 @@ def _microbatches(workload: Workload, method: Method, pipeline: int, batch: int,
     least = pipeline if method.fills_pipeline else 1
     factor = pipeline if method.chunked else 1
     return [count for count in sorted(counts) if least <= count <= most and count % factor == 0]
+
+
+# -- layers of the stages --------------------------------------------------------------------------------------------
+
+
+def balanced_layers(
+    workload: Workload,
+    machine: Machine,
+    stages: Sequence[tuple[int, int]],
+    *,
+    chunks: int = 1,
+    microbatches: int = 1,
+) -> tuple[int, ...]:
+    """Layers of every virtual stage for which the slowest stage, or boundary between two, is as fast as possible.
+
+    The cost of a layer is that of its passes with a microbatch, split by its outputs over the model ranks of its stage:
+    the smaller microbatches are, the more calls count beside arithmetic. The stages, of (batch, model) ranks, times the
+    chunks are at most the layers.
+    """
+    layers = workload.model.layers
+    groups = Groups(Layout.uniform(stages, len(layers)), machine)
+    samples = ceil(workload.batch_size / microbatches)
+    running_sums = {
+        (batch, model): _running_sums(workload, machine, groups, stage, ceil(samples / batch))
+        for stage, (batch, model) in enumerate(stages)
+        if (batch, model) not in stages[:stage]
+    }
+
+    def seconds(virtual_stage: int, first: int, end: int) -> float:
+        sums = running_sums[stages[virtual_stage % len(stages)]]
+        return sums[end] - sums[first]
+
+    # Which boundary lies between nodes is not known before the partition: all cost as much as the slowest.
+    flows_of_boundaries = {groups.flows(stage, stage + 1) for stage in range(len(stages) - 1)}
+    sizes = [layer.outputs * samples * workload.itemsize for layer in layers[:-1]]
+    boundaries = [2 * max(groups.message_seconds(nbytes, flows) for flows in flows_of_boundaries) for nbytes in sizes]
+    return balanced_counts(seconds, boundaries, len(stages) * chunks)
+
+
+def _running_sums(workload: Workload, machine: Machine, groups: Groups, stage: int, samples: int) -> list[float]:
+    """Seconds of the passes through the first 0, 1, … layers on a stage."""
+    compute = machine.compute_for(workload.dtype, groups.busy_ranks)
+
+    def passes(index: int) -> float:
+        layer = workload.model.layers[index : index + 1]
+        costs = ChunkCosts(layer, "columns", stage, compute, groups, workload.itemsize, machine.overlap)
+        return (costs.forward(samples) + costs.backward(samples, accumulate=False)).total
+
+    return list(accumulate(map(passes, range(len(workload.model.layers))), initial=0.0))

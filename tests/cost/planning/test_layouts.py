@@ -8,8 +8,7 @@ from itertools import product
 import pytest
 
 from hybridnn import MLP, SGD
-from hybridnn.cost.planning.balance import balanced_layers
-from hybridnn.cost.planning.layouts import feasible_layouts, most_ranks
+from hybridnn.cost.planning.layouts import balanced_layers, feasible_layouts, most_ranks
 from hybridnn.cost.prediction.workload import Workload
 from hybridnn.errors import SettingError
 from hybridnn.kernels.compressed_formats import COMPRESSED_FORMATS
