@@ -45,7 +45,7 @@ class Plan:
     options : tuple of Prediction
         The fastest that fit the memory, in order of time; an exact one is appended if there is none among them.
     best_exact : Prediction or None
-        The fastest that trains as one rank does; None if wanted exclude all.
+        The fastest that trains as one rank does; None if none is wanted.
     runner_up : Prediction or None
         The fastest exact one on another process grid, if any.
     """
