@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from hybridnn.cost.breakdowns import TimeBreakdown
     from hybridnn.cost.machine.machine import Machine
     from hybridnn.cost.simulation.disturbance import Disturbance
-    from hybridnn.cost.simulation.scaling import ScalingCurve
-    from hybridnn.cost.simulation.simulate_layout import SimulatedStep
+    from hybridnn.cost.simulation.simulate import ScalingCurve, SimulatedStep
     from hybridnn.pipeline.drawing.drawing import Drawing
     from hybridnn.pipeline.layout import Layout
 
@@ -111,8 +110,7 @@ def simulate(
         settings, cluster = load_settings(config, overrides or ()), require_machine(machine)
 
         # Only now, so that a wrong setting is reported without waiting for the rest to load.
-        from hybridnn.cost.simulation.scaling import scaling_curve
-        from hybridnn.cost.simulation.simulate_layout import default_minibatches, simulate_layout
+        from hybridnn.cost.simulation.simulate import default_minibatches, scaling_curve, simulate_layout
         from hybridnn.cost.simulation.timeline import draw_simulation
         from hybridnn.runs.workload import layout_from_settings, workload_from_settings
 
@@ -154,12 +152,7 @@ def _layout_text(layout: Layout, machine: Machine) -> str:
     """A layout and its machine as one line."""
     from hybridnn.utils.text import counted
 
-    widths = sorted(set(layout.stages))
-    grid = " + ".join(f"{batch} x {model}" for batch, model in (widths if len(widths) == 1 else layout.stages))
-    stages = len(layout.stages)
-    pipeline = f"{layout.method} over {stages} stages of " if stages > 1 else ""
-    cut = f", {layout.microbatches} microbatches" if layout.microbatches > 1 else ""
-    return f"{counted(layout.ranks, 'rank')} of {machine.name}: {pipeline}{grid} (batch x model){cut}"
+    return f"{counted(layout.ranks, 'rank')} of {machine.name}: {layout.describe()}"
 
 
 def _write_curve(

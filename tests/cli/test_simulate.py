@@ -49,7 +49,7 @@ def test_text(simulate: Run) -> None:
     code, out, error = simulate("--ranks", "8", *MACHINE)
     assert (code, error) == (0, "")
     assert "1f1b: 2 stages, 1 minibatch, 4 microbatches each, simulated" in out
-    assert "8 ranks of cluster-1024: 1f1b over 2 stages of 4 x 1 (batch x model), 4 microbatches" in out
+    assert "8 ranks of cluster-1024: pipeline 2 x batch 4, 1f1b with 4 microbatches" in out
     assert "ms per step" in out
     assert "without jitter" not in out
 

@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridnn.cost.prediction.stage_costs import StageCosts
-from hybridnn.errors import SettingError
 from hybridnn.pipeline.schedules.clock import Seconds
 from hybridnn.pipeline.schedules.instructions import COMPUTATIONS, Instruction, ReduceGradients
 from hybridnn.pipeline.schedules.schedule import Message
@@ -25,15 +24,7 @@ from hybridnn.utils.checks import require_number, require_whole
 
 @dataclass(frozen=True)
 class Lanes:
-    """Lanes of a pipeline.
-
-    Attributes
-    ----------
-    ranks : tuple of NDArray of int64
-        Per stage, the batch rank of every lane.
-    firsts : tuple of NDArray of int64
-        Per stage, the first lane of every batch rank.
-    """
+    """Lanes of a pipeline: for every stage, the batch rank of every lane, and the first lane of every batch rank."""
 
     ranks: tuple[NDArray[np.int64], ...]
     firsts: tuple[NDArray[np.int64], ...]
@@ -73,12 +64,8 @@ MOST_JITTER = 10.0
 class Disturbance:
     """Differences of computing between ranks and between repetitions; communication is not disturbed.
 
-    Attributes
-    ----------
-    jitter : float
-        Relative standard deviation of the time of a computation on a rank; lognormal, with the mean unchanged.
-    slow : mapping of int to float
-        Factors on the computing time of some ranks, by position in the grid.
+    `jitter` is the relative standard deviation of the time of a computation on a rank, lognormal with the mean
+    unchanged; `slow` has factors on the computing time of some ranks, by position in the grid.
 
     Raises
     ------
@@ -120,22 +107,10 @@ class Disturbance:
         return slow * np.exp(sqrt(variance) * generator.standard_normal(count) - variance / 2)
 
 
-def require_ranks(disturbance: Disturbance, ranks: int) -> None:
-    """Raise a SettingError if a slow rank does not exist."""
-    for rank in disturbance.slow:
-        if rank >= ranks:
-            raise SettingError("slow", rank, f"a rank from 0 to {ranks - 1}")
-
-
 class DisturbedCosts:
     """Costs of a layout's instructions with a disturbance, one time per lane.
 
     The ranks of a model group communicate in every pass, so that the slowest of them determines its time.
-
-    Parameters
-    ----------
-    costs : StageCosts
-        Without disturbance.
     """
 
     def __init__(self, costs: StageCosts, lanes: Lanes, disturbance: Disturbance) -> None:

@@ -8,7 +8,7 @@ from math import inf
 
 import numpy as np
 
-from hybridnn.cost.simulation.simulate_layout import SimulatedStep
+from hybridnn.cost.simulation.simulate import SimulatedStep
 from hybridnn.pipeline.checks.simulated_schedule import TimedInstruction, Timeline
 from hybridnn.pipeline.drawing.drawing import Box, Drawing, Row, draw_timeline
 from hybridnn.pipeline.schedules.instructions import ReduceGradients, Update

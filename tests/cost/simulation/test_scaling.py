@@ -11,7 +11,7 @@ from hybridnn.cost.machine.file import read_machine
 from hybridnn.cost.plots import scaling_png
 from hybridnn.cost.prediction.workload import Workload
 from hybridnn.cost.simulation.disturbance import Disturbance
-from hybridnn.cost.simulation.scaling import ScalingCurve, ScalingPoint, scaling_curve
+from hybridnn.cost.simulation.simulate import ScalingCurve, ScalingPoint, scaling_curve
 from hybridnn.errors import SettingError
 from hybridnn.pipeline.layout import Layout
 from reference.machines import make_machine

@@ -8,7 +8,7 @@ import pytest
 
 from hybridnn.cost.prediction.workload import Workload
 from hybridnn.cost.simulation.disturbance import Disturbance
-from hybridnn.cost.simulation.simulate_layout import UNDISTURBED, SimulatedStep, simulate_layout
+from hybridnn.cost.simulation.simulate import UNDISTURBED, SimulatedStep, simulate_layout
 from hybridnn.cost.simulation.timeline import draw_simulation, stages_shown
 from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import SGD

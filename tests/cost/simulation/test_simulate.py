@@ -12,7 +12,7 @@ from hybridnn.cost.machine.machine import Machine
 from hybridnn.cost.prediction.predict import predict
 from hybridnn.cost.prediction.workload import Workload
 from hybridnn.cost.simulation.disturbance import Disturbance
-from hybridnn.cost.simulation.simulate_layout import (
+from hybridnn.cost.simulation.simulate import (
     UNDISTURBED,
     SimulatedStep,
     default_minibatches,

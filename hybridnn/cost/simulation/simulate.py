@@ -1,9 +1,11 @@
-"""Simulation of training steps: a layout's schedule on a machine, with slow ranks and jitter of computations."""
+"""Simulation of training steps: a layout's schedule on a machine, with slow ranks and jitter; and scaling curves."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import gcd
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,9 +20,11 @@ from hybridnn.cost.prediction.schedule_times import (
 )
 from hybridnn.cost.prediction.stage_costs import StageCosts
 from hybridnn.cost.prediction.workload import Workload
-from hybridnn.cost.simulation.disturbance import Disturbance, DisturbedCosts, Lanes, make_lanes, require_ranks
+from hybridnn.cost.simulation.disturbance import Disturbance, DisturbedCosts, Lanes, make_lanes
+from hybridnn.errors import SettingError
 from hybridnn.pipeline.layout import Layout
 from hybridnn.pipeline.schedules.clock import ScheduleTimes, run
+from hybridnn.utils.checks import require_choice
 
 UNDISTURBED = Disturbance()
 
@@ -99,7 +103,9 @@ def simulate_layout(
     SettingError
         If a slow rank does not exist, or `minibatches` is not a whole number, 1 or more.
     """
-    require_ranks(disturbance, layout.ranks)
+    for rank in disturbance.slow:
+        if rank >= layout.ranks:
+            raise SettingError("slow", rank, f"a rank from 0 to {layout.ranks - 1}")
     costs = StageCosts(workload, layout, machine)
     lanes = make_lanes([batch for batch, _ in layout.stages]) if disturbance else None
     times = _run(costs, minibatches, lanes, disturbance)
@@ -140,3 +146,77 @@ def _stage_breakdowns(
 def _mean_over_lanes(seconds: NDArray[np.float64], lanes: Lanes | None, stage: int) -> NDArray[np.float64]:
     """Mean over a stage's batch ranks of times whose last axis is the lanes."""
     return seconds if lanes is None else np.asarray(seconds[..., lanes.firsts[stage]].mean(axis=-1))
+
+
+# -- scaling curves --------------------------------------------------------------------------------------------------
+
+CURVES = ("strong", "weak")
+"""Strong scaling: the same minibatch for all numbers of ranks. Weak scaling: it grows with them."""
+
+
+@dataclass(frozen=True)
+class ScalingPoint:
+    """Simulation of one number of ranks.
+
+    The speed-up is samples per second over those of one rank, the efficiency the speed-up per rank, and the shares are
+    fractions of the ranks' time.
+    """
+
+    ranks: int
+    batch_size: int
+    seconds_per_step: float
+    speed_up: float
+    efficiency: float
+    communication_share: float
+    bubble_share: float
+
+
+@dataclass(frozen=True)
+class ScalingCurve:
+    """A strong or weak curve, by number of ranks; its first point is one rank, the reference of the speed-up."""
+
+    kind: str
+    points: tuple[ScalingPoint, ...]
+
+
+def scaling_curve(
+    workload: Workload,
+    layout: Layout,
+    machine: Machine,
+    kind: str,
+    minibatches: int,
+    disturbance: Disturbance = UNDISTURBED,
+) -> ScalingCurve:
+    """Simulate a layout with 1, 2, 4, ... times the replicas of its smallest form, up to its own.
+
+    The minibatch of the workload is that of every point of a strong curve, and of the smallest layout of a weak one.
+    Every point is simulated for `minibatches` minibatches, the reference for one. Slow ranks disturb the layouts that
+    have them; the reference is not disturbed. Errors are those of `simulate_layout`.
+    """
+    require_choice("curve", kind, CURVES)
+    serial = simulate_layout(workload, Layout.uniform([(1, 1)], len(workload.model.layers)), machine, 1)
+    points = [_point(serial, serial)]
+    for replicas, wide in _replicated(layout):
+        batch_size = workload.batch_size * (replicas if kind == "weak" else 1)
+        if wide.ranks > 1:
+            grown = replace(workload, batch_size=batch_size)
+            step = simulate_layout(grown, wide, machine, minibatches, disturbance.within(wide.ranks))
+            points.append(_point(step, serial))
+    return ScalingCurve(kind, tuple(points))
+
+
+def _replicated(layout: Layout) -> Iterator[tuple[int, Layout]]:
+    """The layout with the fewest batch ranks in its stages' proportions, and with 2, 4, ... times as many."""
+    most = gcd(*(batch for batch, _ in layout.stages))
+    for replicas in (*(2**power for power in range((most - 1).bit_length())), most):
+        stages = tuple((batch // most * replicas, model) for batch, model in layout.stages)
+        yield replicas, replace(layout, stages=stages)
+
+
+def _point(step: SimulatedStep, serial: SimulatedStep) -> ScalingPoint:
+    seconds, mean = step.seconds_per_step, step.mean()
+    batch_size, ranks = step.workload.batch_size, step.layout.ranks
+    speed_up = batch_size / seconds * serial.seconds_per_step / serial.workload.batch_size
+    return ScalingPoint(
+        ranks, batch_size, seconds, speed_up, speed_up / ranks, mean.communication / seconds, mean.bubble / seconds
+    )
