@@ -57,7 +57,7 @@ class Origin(FrozenModel):
             raise ValueError(f"{layout.method!r} is no pipeline method")
         counts = [layout.chunks, layout.microbatches, *layout.layers, *chain.from_iterable(layout.stages)]
         if min(counts) < 1 or not layout.stages or len(layout.layers) != layout.chunks * len(layout.stages):
-            raise ValueError(f"{layout} is impossible")
+            raise ValueError("stages, layers, chunks and microbatches do not fit together")
         return layout
 
 

@@ -22,7 +22,7 @@ from hybridnn.comm.group import Group
 from hybridnn.cost.prediction.workload import OPTIMIZERS
 from hybridnn.kernels import numpy_kernels as kernels
 from hybridnn.nn.mlp import ACTIVATIONS, MLP
-from hybridnn.pipeline.partition.layer_profile import LayerSeconds, layer_passes, time_passes
+from hybridnn.pipeline.partition.layer_profile import LayerSeconds, layer_timer
 
 WIDTHS = 4, 2600
 """Widths of layers, drawn evenly on a logarithmic scale; the network's last layer may be narrower."""
@@ -117,9 +117,9 @@ def measure_passes(
     end = perf_counter() + budget_seconds
     while not networks or _before(end, ranks):
         sizes, samples = draw_shape(generator)
-        passes = layer_passes(MLP(sizes, "identity"), samples, dtype)
+        time_passes = layer_timer(MLP(sizes, "identity"), samples, dtype)
         _before(end, ranks)
-        rounds = list(_rounds(lambda: time_passes(passes), PASS_SECONDS))  # noqa: B023 - called at once
+        rounds = list(_rounds(time_passes, PASS_SECONDS))
         medians = [LayerSeconds(*map(median, zip(*layer, strict=True))) for layer in zip(*rounds, strict=True)]
         layers = tuple(
             PassSample(outputs, inputs, samples, index == 0, seconds)

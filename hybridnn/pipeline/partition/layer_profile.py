@@ -9,7 +9,7 @@ from math import inf
 from pathlib import Path
 from statistics import median
 from time import perf_counter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -54,18 +54,10 @@ class LayerProfile:
 def time_layers(
     model: MLP, samples: int, dtype: DTypeLike, repeats: int = REPEATS, *, threads: int = 1
 ) -> tuple[LayerProfile, ...]:
-    """Time the passes of every layer in this process, without the loss and the update.
+    """Time the passes of every layer in this process with a minibatch or microbatch, without the loss and the update.
 
-    Parameters
-    ----------
-    model : MLP
-    samples : int
-        Samples of the minibatch, or microbatch, of one rank.
-    dtype : {"float32", "float64"}
-    repeats : int
-        Passes after one for warming up; each time is the median over them.
-    threads : int
-        BLAS threads; 1 by default, as for ranks that share a node.
+    Every time is the median over `repeats` passes after one for warming up, with so many BLAS threads, 1 by default as
+    for ranks that share a node.
 
     Raises
     ------
@@ -76,15 +68,15 @@ def time_layers(
 
     for name, value in (("samples", samples), ("repeats", repeats), ("threads", threads)):
         require_whole(name, value, 1)
-    passes = layer_passes(model, samples, dtype)
+    time_passes = layer_timer(model, samples, dtype)
     with threadpool_limits(limits=threads, user_api="blas"):
-        rounds = [time_passes(passes) for _ in range(1 + repeats)]
+        _, *rounds = [time_passes() for _ in range(1 + repeats)]
     itemsize = np.dtype(dtype).itemsize
     return tuple(
         LayerProfile(
-            forward_seconds=median(seconds[index].forward for seconds in rounds[1:]),
+            forward_seconds=median(seconds[index].forward for seconds in rounds),
             backward_seconds=median(
-                seconds[index].input_gradient + seconds[index].weight_gradient for seconds in rounds[1:]
+                seconds[index].input_gradient + seconds[index].weight_gradient for seconds in rounds
             ),
             output_bytes=layer.outputs * samples * itemsize,
             parameter_bytes=layer.parameters * itemsize,
@@ -141,17 +133,6 @@ def write_profile(path: Path | str, profile: Sequence[LayerProfile]) -> None:
 # -- passes ----------------------------------------------------------------------------------------------------------
 
 
-Pass = Callable[[], object]
-
-
-class LayerPasses(NamedTuple):
-    """Functions that run the passes of one layer."""
-
-    forward: Pass
-    input_gradient: Pass
-    weight_gradient: Pass
-
-
 class LayerSeconds(NamedTuple):
     """Times of one layer's passes."""
 
@@ -160,21 +141,10 @@ class LayerSeconds(NamedTuple):
     weight_gradient: float
 
 
-class NetworkPasses(NamedTuple):
-    """The passes of all layers, and a function that sets the gradient of the outputs before the backward pass."""
+def layer_timer(model: MLP, samples: int, dtype: DTypeLike) -> Callable[[], list[LayerSeconds]]:
+    """A function that times all passes in one pass over the network, so that caches are filled as in training.
 
-    layers: list[LayerPasses]
-    set_output_gradient: Pass
-
-
-def layer_passes(model: MLP, samples: int, dtype: DTypeLike) -> NetworkPasses:
-    """Passes of every layer, unsplit, on arrays of their own; as in training, without the gradient of the inputs.
-
-    Parameters
-    ----------
-    model : MLP
-    samples : int
-    dtype : {"float32", "float64"}
+    The layers are unsplit, on arrays of their own; as in training, there is no gradient of the network's inputs.
     """
     alone = Group(None, "model", Recorder())
     splits = split_layers(model.layers, "columns", 1, 0)
@@ -183,36 +153,32 @@ def layer_passes(model: MLP, samples: int, dtype: DTypeLike) -> NetworkPasses:
     # Weights of usual size, because processors are many times slower on denormal numbers; repeated, because drawing
     # all would take longer than the passes.
     flat = np.resize(0.1 * generator.standard_normal(4096).astype(dtype), layout.size)
-    gradient = np.zeros(layout.size, dtype)
     arrays = Workspace(splits, samples, dtype, StageRole()).arrays(samples)
     arrays.samples[...] = generator.standard_normal(arrays.samples.shape)
     output_gradient = generator.standard_normal(arrays.output_gradient.shape).astype(dtype)
-    parameters, gradients = layout.views(flat), layout.views(gradient)
+    layers = [parallel_dense(split, alone, False, NUMPY) for split in splits]
+    parameters, gradients = layout.views(flat), layout.views(np.zeros(layout.size, dtype))
+    items = list(zip(layers, parameters, gradients, arrays.layers, strict=True))
 
-    def passes(index: int) -> LayerPasses:
-        dense, layer = parallel_dense(splits[index], alone, False, NUMPY), arrays.layers[index]
-        return LayerPasses(
-            lambda: dense.forward(parameters[index], layer),
-            lambda: dense.backward_input(parameters[index], layer).wait(),
-            lambda: dense.backward_weight(layer, gradients[index]),
-        )
-
-    def set_output_gradient() -> None:
-        # Gradients of earlier layers share its memory; without a reset they would grow from pass to pass.
-        arrays.output_gradient[...] = output_gradient
-
-    return NetworkPasses([passes(index) for index in range(len(splits))], set_output_gradient)
-
-
-def time_passes(passes: NetworkPasses) -> list[LayerSeconds]:
-    """Seconds of every layer's passes in one pass over the network, so that caches are filled as in training."""
-
-    def timed(action: Pass) -> float:
+    def timed(action: Callable[..., Any], *arguments: Any) -> float:
         start = perf_counter()
-        action()
+        action(*arguments)
         return perf_counter() - start
 
-    forward = [timed(layer.forward) for layer in passes.layers]
-    passes.set_output_gradient()
-    backward = [(timed(layer.input_gradient), timed(layer.weight_gradient)) for layer in reversed(passes.layers)]
-    return [LayerSeconds(ahead, *back) for ahead, back in zip(forward, reversed(backward), strict=True)]
+    def backward_input(dense: Any, weights: Any, own: Any) -> None:
+        dense.backward_input(weights, own).wait()
+
+    def time_passes() -> list[LayerSeconds]:
+        forward = [timed(dense.forward, weights, own) for dense, weights, _, own in items]
+        # Gradients of earlier layers share its memory; without a reset they would grow from pass to pass.
+        arrays.output_gradient[...] = output_gradient
+        backward = [
+            (
+                timed(backward_input, dense, weights, own),
+                timed(dense.backward_weight, own, gradient),
+            )
+            for dense, weights, gradient, own in reversed(items)
+        ]
+        return [LayerSeconds(ahead, *back) for ahead, back in zip(forward, reversed(backward), strict=True)]
+
+    return time_passes

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from math import fsum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from hybridnn.comm.blocks import block_sizes
 from hybridnn.errors import SettingError
@@ -24,14 +25,7 @@ PARTITIONS = ("uniform", "profile")
 
 @dataclass(frozen=True)
 class LinkCost:
-    """Cost of messages between any two ranks.
-
-    Parameters
-    ----------
-    alpha : float
-        Seconds per message.
-    beta : float
-        Seconds per byte.
+    """Cost of messages between any two ranks: `alpha` seconds per message and `beta` seconds per byte.
 
     Raises
     ------
@@ -64,13 +58,7 @@ TYPICAL_LINK = LinkCost(alpha=5e-6, beta=2e-10)
 
 
 def check_stages(layers: int, stages: int, ranks: int | None = None) -> None:
-    """Refuse more stages than layers, or than ranks.
-
-    Raises
-    ------
-    SettingError
-        Naming ``parallel.pipeline`` or ``ranks``.
-    """
+    """Raise a SettingError for more stages than layers, or than ranks."""
     require_whole("parallel.pipeline", stages, 1)
     if stages > layers:
         raise SettingError("parallel.pipeline", stages, f"at most {layers}, the number of layers")
@@ -81,13 +69,7 @@ def check_stages(layers: int, stages: int, ranks: int | None = None) -> None:
 
 
 def check_partition(counts: Sequence[int], layers: int, stages: int) -> None:
-    """Refuse counts of layers that are not a partition of `layers` into `stages`.
-
-    Raises
-    ------
-    SettingError
-        Naming ``parallel.partition``, or ``parallel.pipeline`` if there are more stages than layers.
-    """
+    """Raise a SettingError for counts of layers that are not a partition of `layers` into `stages`."""
     check_stages(layers, stages)
 
     def error(allowed: str) -> SettingError:
@@ -104,32 +86,15 @@ def check_partition(counts: Sequence[int], layers: int, stages: int) -> None:
 def uniform_partition(layers: int, stages: int) -> tuple[int, ...]:
     """Equal counts of layers; the first ``layers mod stages`` stages have one more.
 
-    Eleven layers over three stages are 4, 4, 3 (Kang 2019, section 3.1).
-
-    Raises
-    ------
-    SettingError
-        If there are more stages than layers.
+    Eleven layers over three stages are 4, 4, 3 (Kang 2019, section 3.1). Errors are those of `check_stages`.
     """
     check_stages(layers, stages)
     return tuple(block_sizes(layers, stages))
 
 
 def balanced_partition(profile: Sequence[LayerProfile], stages: int, link: LinkCost = FREE_LINK) -> tuple[int, ...]:
-    """Counts of layers for which the slowest stage or boundary is as fast as possible, exactly.
-
-    PipeDream's dynamic programming (Harlap et al. 2018, section 3.2, without replication): the best cost of the first j
-    layers in m stages is the least, over the end i of the stage before the last, of the greatest of the best cost of i
-    layers in m-1 stages, twice the message at that boundary, and the seconds of layers i+1 to j. Of equally fast
-    partitions the one whose second slowest part is faster is taken, and so on; then the one with more layers in front.
-
-    Raises
-    ------
-    SettingError
-        If there are more stages than layers.
-    """
-    check_stages(len(profile), stages)
-    return _search(profile, (stages,), stages, link).stages
+    """Counts of layers for which the slowest stage or boundary is as fast as possible: one rank for every stage."""
+    return tuple(layers for layers, _ in replicated_partition(profile, stages, stages, link))
 
 
 def replicated_partition(
@@ -138,33 +103,29 @@ def replicated_partition(
     """Layers and replicas of every stage for which the slowest stage or boundary is as fast as possible, exactly.
 
     PipeDream's dynamic programming with replication (Harlap et al. 2018, section 3.2) over all ways to use exactly
-    `ranks` ranks. A stage on r ranks costs ``max(compute / r, all-reduce(parameter bytes, r))``, as there: a lower
-    bound, because it assumes that the all-reduce overlaps with the computation. A boundary costs two messages of all
-    outputs, as there: an upper bound where several ranks share it.
+    `ranks` ranks: the best cost of the first j layers in m stages is the least, over the end i of the stage before the
+    last, of the greatest of the best cost of i layers in m-1 stages, twice the message at that boundary, and the cost
+    of a stage of layers i+1 to j. A stage on r ranks costs ``max(compute / r, all-reduce(parameter bytes, r))``, as
+    there: a lower bound, because it assumes that the all-reduce overlaps with the computation. A boundary costs two
+    messages of all outputs, as there: an upper bound where several ranks share it. Of equally fast partitions the one
+    whose second slowest part is faster is taken, and so on; then the one with more layers in front.
 
-    Parameters
-    ----------
-    profile : sequence of LayerProfile
-    ranks : int
-    stages : int, optional
-        By default the number that is fastest, the smallest of equally fast ones.
-    link : LinkCost
-
-    Returns
-    -------
-    tuple of (int, int)
-        Layers and replicas of every stage.
-
-    Raises
-    ------
-    SettingError
-        If there are more stages than layers or than ranks.
+    Without `stages`, their number is the fastest one, the smallest of equally fast ones. Errors are those of
+    `check_stages`.
     """
     layers = len(profile)
     check_stages(layers, 1 if stages is None else stages, ranks)
     counts = range(1, min(layers, ranks) + 1) if stages is None else (stages,)
-    found = _search(profile, counts, ranks, link)
-    return tuple(zip(found.stages, found.replicas, strict=True))
+    replicas = range(1, ranks - counts[0] + 2)
+    seconds = {
+        (first, end): _stage_seconds(profile[first:end], replicas, link)
+        for first in range(layers)
+        for end in range(first + 1, layers + 1)
+    }
+    boundaries = [_boundary_seconds(layer, link) for layer in profile[:-1]]
+    found = [_best_placement(seconds, boundaries, count, ranks) for count in counts]
+    best = min(found, key=lambda placement: placement.costs[0])
+    return tuple(zip(best.stages, best.replicas, strict=True))
 
 
 # -- costs -----------------------------------------------------------------------------------------------------------
@@ -209,25 +170,13 @@ def plan_partition(
     replicas: Sequence[int] | None = None,
     link: LinkCost = FREE_LINK,
 ) -> PartitionPlan:
-    """Expected costs of a partition.
+    """Expected costs of a partition with `stages` layers per stage, on `replicas` ranks each, by default one.
 
-    Parameters
-    ----------
-    profile : sequence of LayerProfile
-    stages : sequence of int
-        Layers of every stage.
-    replicas : sequence of int, optional
-        Ranks of every stage; one each by default.
-    link : LinkCost
-
-    Raises
-    ------
-    SettingError
-        If `stages` is not a partition of the layers.
+    Errors are those of `check_partition`.
     """
     check_partition(stages, len(profile), len(stages))
     replicas = (1,) * len(stages) if replicas is None else tuple(replicas)
-    ends = [sum(stages[: stage + 1]) for stage in range(len(stages))]
+    ends = list(accumulate(stages))
     counts = zip(stages, replicas, ends, strict=True)
     return PartitionPlan(
         tuple(stages),
@@ -252,16 +201,10 @@ def _boundary_seconds(layer: LayerProfile, link: LinkCost) -> float:
 # -- search ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Placement:
-    """The first layers of a network in stages on the first ranks.
+class _Placement(NamedTuple):
+    """The first layers of a network on the first ranks.
 
-    Attributes
-    ----------
-    costs : tuple of float
-        Seconds of every stage and boundary, in descending order.
-    stages, replicas : tuple of int
-        Layers and ranks of every stage.
+    The seconds of every stage and boundary, in descending order, and the layers and ranks of every stage.
     """
 
     costs: tuple[float, ...] = ()
@@ -273,26 +216,10 @@ _StageSeconds = Mapping[tuple[int, int], Sequence[float]]
 """From the first layer of a stage and the one after its last to its seconds on 1, 2, … ranks."""
 
 
-def _search(profile: Sequence[LayerProfile], stages: Iterable[int], ranks: int, link: LinkCost) -> _Placement:
-    """Fastest of the best partitions into each of the numbers of stages, the first of equally fast ones."""
-    layers = len(profile)
-    stages = tuple(stages)
-    replicas = range(1, ranks - min(stages) + 2)
-    seconds = {
-        (first, end): _stage_seconds(profile[first:end], replicas, link)
-        for first in range(layers)
-        for end in range(first + 1, layers + 1)
-    }
-    boundaries = [_boundary_seconds(layer, link) for layer in profile[:-1]]
-    found = [_best_placement(seconds, boundaries, count, ranks) for count in stages]
-    return min(found, key=lambda placement: placement.costs[0])
-
-
 def _best_placement(seconds: _StageSeconds, boundaries: Sequence[float], stages: int, ranks: int) -> _Placement:
     """Place all layers in `stages` stages on exactly `ranks` ranks, so that the slowest part is as fast as possible.
 
-    The recurrence of PipeDream (Harlap et al. 2018, section 3.2), on complete lists of costs, in descending order, in
-    place of the greatest alone: of equally slow partitions the one whose next slowest part is faster is taken. Two
+    The recurrence is applied to complete lists of costs, in descending order, in place of the greatest alone. Two
     prefixes keep their order when the same stage is appended to both, which is all that the recurrence needs. Of equal
     partitions the one with more layers, then more ranks, in front is taken.
     """
@@ -332,21 +259,9 @@ def balanced_counts(
 ) -> tuple[int, ...]:
     """Counts of layers for unequal stages, for which the slowest stage or boundary is as fast as possible.
 
-    The same recurrence for given ranks of every stage.
-
-    Parameters
-    ----------
-    seconds : callable
-        From a stage, its first layer and the one after its last to its seconds.
-    boundaries : sequence of float
-        Seconds of the boundary after each layer but the last.
-    stages : int
-        At most the layers.
-
-    Returns
-    -------
-    tuple of int
-        Of equal ones, that with more layers in front.
+    The same recurrence for given ranks of every stage. `seconds` takes a stage, its first layer and the one after its
+    last; `boundaries` has the seconds of the boundary after each layer but the last. There are at least as many layers
+    as stages. Of equally fast counts those with more layers in front are taken.
     """
     layers = len(boundaries) + 1
     best: dict[int, tuple[float, tuple[int, ...]]] = {0: (0.0, ())}
