@@ -136,15 +136,10 @@ def print_machine(console: Console, machine: Machine, ranks: int) -> None:
 
 def print_drawing(console: Console, drawing: Drawing) -> None:
     """Print a drawing as text that fills the console's width, with colours if it is a terminal."""
-    from rich.text import Text
-
-    from hybridnn.pipeline.drawing.drawing import KINDS
     from hybridnn.pipeline.drawing.text import text_lines
 
-    styles = {kind.name: f"{kind.ink} on {kind.fill}" for kind in KINDS.values()} | {"": ""}
     for line in text_lines(drawing, console.width):
-        text = Text.assemble(*((piece.text, styles[piece.kind]) for piece in line))
-        console.print(text, no_wrap=True, overflow="ignore", crop=False)
+        console.print(line, no_wrap=True, overflow="ignore", crop=False)
 
 
 def choose_format(wanted: PictureFormat | None, out: Path | None) -> PictureFormat:

@@ -43,6 +43,11 @@ class Kind:
     ink: str
     computes: bool = False
 
+    @property
+    def style(self) -> str:
+        """Colours in the notation of rich."""
+        return f"{self.ink} on {self.fill}"
+
 
 KINDS: Mapping[str, Kind] = MappingProxyType(
     {

@@ -1,7 +1,6 @@
 """Text renderer of drawings: a letter for the kind of every box, and its number; dots where a stage is idle.
 
-Lines consist of spans, each with its kind of box, so that a terminal can colour them. A drawing wider than the page
-continues below in further bands, up to a few of them.
+A drawing wider than the page continues below in further bands, up to a few of them.
 """
 
 from __future__ import annotations
@@ -10,7 +9,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import NamedTuple
+
+from rich.text import Text
 
 from hybridnn.pipeline.drawing.drawing import (
     KINDS,
@@ -30,14 +30,8 @@ TICK_COLUMNS = 8
 """Fewest columns between two ticks of the time axis."""
 
 
-class TextSpan(NamedTuple):
-    """Text of one kind of box, by its name in `KINDS`; of none if that is empty."""
-
-    text: str
-    kind: str = ""
-
-
-Line = tuple[TextSpan, ...]
+Cell = tuple[str, str]
+"""Text and its style."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +47,8 @@ class _Scale:
         return math.floor(time * self.columns_per_time + 0.5)
 
 
-def text_lines(drawing: Drawing, width: int = 100, most_bands: int = MOST_BANDS) -> tuple[Line, ...]:
-    """Render as text, at a scale at which the label of the shortest kind of computation is readable.
+def text_lines(drawing: Drawing, width: int = 100, most_bands: int = MOST_BANDS) -> list[Text]:
+    """Render as lines, at a scale at which the label of the shortest kind of computation is readable.
 
     Lines are no longer than `width` columns unless a single box is. After `most_bands` bands the rest is left out, and
     a line says so.
@@ -63,21 +57,16 @@ def text_lines(drawing: Drawing, width: int = 100, most_bands: int = MOST_BANDS)
     scale = _scale(drawing, width - margin, most_bands)
     columns = min(scale.total, scale.band * most_bands)
     rows = [(row.label, _cells(row.boxes, scale, columns)) for row in drawing.rows]
-    lines: list[Line] = [(TextSpan(drawing.title),), ()]
+    lines = [Text(drawing.title), Text()]
     for start in range(0, columns, scale.band):
         end = min(start + scale.band, columns)
-        lines.append((TextSpan(drawing.axis_label.ljust(margin) + _axis(scale, columns, start, end)),))
-        lines += [(TextSpan(label.ljust(margin)), *_joined(cells[start:end])) for label, cells in rows]
-        lines.append(())
+        lines.append(Text(drawing.axis_label.ljust(margin) + _axis(scale, columns, start, end)))
+        lines += [Text.assemble(label.ljust(margin), *_joined(cells[start:end])) for label, cells in rows]
+        lines.append(Text())
     if columns < scale.total:
         shown = columns / scale.columns_per_time
-        lines += [(TextSpan(f"shown up to time {shown:.6g} of {drawing.makespan:.6g}"),), ()]
-    return (*lines, *_legend(drawing, width))
-
-
-def plain_text(lines: Sequence[Line]) -> str:
-    """Join lines, without colours and trailing blanks."""
-    return "".join("".join(span.text for span in line).rstrip() + "\n" for line in lines)
+        lines += [Text(f"shown up to time {shown:.6g} of {drawing.makespan:.6g}"), Text()]
+    return [*lines, *_legend(drawing, width)]
 
 
 def _scale(drawing: Drawing, available: int, most_bands: int) -> _Scale:
@@ -91,9 +80,8 @@ def _scale(drawing: Drawing, available: int, most_bands: int) -> _Scale:
     return _Scale(columns_per_time, max(1, per_band) * cell, total)
 
 
-def _cells(boxes: Sequence[Box], scale: _Scale, columns: int) -> list[TextSpan]:
-    """One span per column."""
-    cells = [TextSpan(IDLE)] * columns
+def _cells(boxes: Sequence[Box], scale: _Scale, columns: int) -> list[Cell]:
+    cells = [(IDLE, "")] * columns
     for box in boxes:
         start, end = scale.column(box.start), scale.column(box.end)
         shown = _box_cells(box, end - start, columns - start)
@@ -101,21 +89,19 @@ def _cells(boxes: Sequence[Box], scale: _Scale, columns: int) -> list[TextSpan]:
     return cells
 
 
-def _box_cells(box: Box, width: int, most: int) -> list[TextSpan]:
+def _box_cells(box: Box, width: int, most: int) -> list[Cell]:
     """Letter, label if it fits, a bar for the rest, and a gap to the next box: the first `most` columns."""
-    letter = KINDS[box.kind].letter
-    text = letter + box.label
-    shown = text if len(text) < width else letter
+    kind = KINDS[box.kind]
+    text = kind.letter + box.label
+    shown = text if len(text) < width else kind.letter
     bar = shown.ljust(min(width - 1, most), "=")[: max(0, min(width, most))]
-    cells = [TextSpan(character, box.kind) for character in bar]
-    return [*cells, TextSpan(" ")] if 1 < width <= most else cells
+    cells = [(character, kind.style) for character in bar]
+    return [*cells, (" ", "")] if 1 < width <= most else cells
 
 
-def _joined(cells: Sequence[TextSpan]) -> list[TextSpan]:
-    """Join adjacent spans of one kind."""
-    return [
-        TextSpan("".join(cell.text for cell in cells), kind) for kind, cells in groupby(cells, lambda cell: cell.kind)
-    ]
+def _joined(cells: Sequence[Cell]) -> list[Cell]:
+    """Join adjacent cells of one style."""
+    return [("".join(text for text, _ in group), style) for style, group in groupby(cells, lambda cell: cell[1])]
 
 
 def _axis(scale: _Scale, columns: int, start: int, end: int) -> str:
@@ -128,20 +114,11 @@ def _axis(scale: _Scale, columns: int, start: int, end: int) -> str:
     return text
 
 
-def _legend(drawing: Drawing, width: int) -> list[Line]:
-    entries: list[Line] = [
-        (TextSpan(kind.letter, kind.name), TextSpan(f" {kind.name}   ")) for kind in kinds_drawn(drawing)
-    ]
-    entries += [(TextSpan(f"{IDLE} idle   "),), (TextSpan(drawing.numbering),)]
-    lines: list[Line] = []
-    current: Line = ()
-    for entry in entries:
-        if current and _length(current) + _length(entry) > width:
-            lines.append(current)
-            current = ()
-        current += entry
-    return [*lines, current]
-
-
-def _length(line: Line) -> int:
-    return sum(len(piece.text) for piece in line)
+def _legend(drawing: Drawing, width: int) -> list[Text]:
+    entries = [Text.assemble((kind.letter, kind.style), f" {kind.name}   ") for kind in kinds_drawn(drawing)]
+    lines = [Text()]
+    for entry in (*entries, Text(f"{IDLE} idle   "), Text(drawing.numbering)):
+        if lines[-1] and len(lines[-1]) + len(entry) > width:
+            lines.append(Text())
+        lines[-1].append(entry)
+    return lines

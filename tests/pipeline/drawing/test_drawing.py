@@ -18,7 +18,7 @@ from hybridnn.pipeline.checks.simulated_schedule import Durations, simulate
 from hybridnn.pipeline.drawing.drawing import KINDS, Box, Drawing, Row, axis_ticks, draw_timeline
 from hybridnn.pipeline.drawing.png import png_bytes
 from hybridnn.pipeline.drawing.svg import svg_text
-from hybridnn.pipeline.drawing.text import plain_text, text_lines
+from hybridnn.pipeline.drawing.text import text_lines
 from hybridnn.pipeline.schedules.methods import make_schedule
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -29,13 +29,17 @@ def drawn(method: str, *durations: float, weight_grad: str = "per-microbatch", *
     return draw_timeline(simulate(schedule, Durations(*durations)))
 
 
+def text_of(drawing: Drawing, *arguments: int) -> str:
+    return "".join(line.plain.rstrip() + "\n" for line in text_lines(drawing, *arguments))
+
+
 def rows_of(text: str) -> list[str]:
     """Return the rows of the stages without their names."""
     return [line.removeprefix(line[:9]) for line in text.splitlines() if re.match(r"stage \d  ", line)]
 
 
 def rows(drawing: Drawing, width: int = 100) -> list[str]:
-    return rows_of(plain_text(text_lines(drawing, width)))
+    return rows_of(text_of(drawing, width))
 
 
 def one_row(*boxes: Box, makespan: float = 0.0, label: str = "stage 0") -> Drawing:
@@ -96,7 +100,7 @@ def test_computations_without_duration_have_no_box() -> None:
 
 
 def test_ticks_are_above_their_columns() -> None:
-    text = plain_text(text_lines(drawn("pipedream", 1, 1, 0.5, stages=4, minibatches=5)))
+    text = text_of(drawn("pipedream", 1, 1, 0.5, stages=4, minibatches=5))
     axis = next(line for line in text.splitlines() if line.startswith("time"))
     for label in re.finditer(r"\d+", axis):
         assert label.start() == len("stage 0  ") + 3 * int(label.group())
@@ -104,7 +108,7 @@ def test_ticks_are_above_their_columns() -> None:
 
 
 def test_legend_has_the_kinds_that_occur() -> None:
-    text = plain_text(text_lines(drawn("zb-h1", 1, 2, 1, stages=2, minibatches=1, microbatches=2)))
+    text = text_of(drawn("zb-h1", 1, 2, 1, stages=2, minibatches=1, microbatches=2))
     legend = text.splitlines()[-1]
     assert legend == "F forward   I input gradient   W weight gradient   . idle   number: microbatch, from 1"
 
@@ -113,14 +117,14 @@ def test_wide_drawings_continue_below_and_are_cut_with_a_note() -> None:
     boxes = [Box(t, t + 1, str(t), "forward", t) for t in range(60)]
     drawing = one_row(*boxes)
     # "stage 0  " leaves 20 columns: five boxes of four columns a band.
-    text = plain_text(text_lines(drawing, 29, most_bands=3))
+    text = text_of(drawing, 29, 3)
     assert rows_of(text) == [
         "F0= F1= F2= F3= F4=",
         "F5= F6= F7= F8= F9=",
         "F10 F11 F12 F13 F14",
     ]
     assert "shown up to time 15 of 60" in text
-    complete = plain_text(text_lines(drawing, 29, most_bands=12))
+    complete = text_of(drawing, 29, 12)
     assert len(rows_of(complete)) == 12
     assert "shown up to" not in complete
 
@@ -135,11 +139,11 @@ def test_measured_times_never_break_the_page(parts: list[tuple[float, float, str
         boxes.append(Box(clock + idle, clock + idle + duration, str(number), kind, number))
         clock += idle + duration
     drawing = Drawing("measured", (Row("rank 0", tuple(boxes)),), clock, unit="s")
-    lines = text_lines(drawing, width)
-    drawn_lines = [line for line in plain_text(lines).splitlines() if line.startswith(("rank", "time"))]
+    drawn_lines = [line for line in text_of(drawing, width).splitlines() if line.startswith(("rank", "time"))]
     assert 2 <= len(drawn_lines) <= 8
     assert all(len(line) <= max(width, 24) for line in drawn_lines)
-    assert {span.kind for line in lines for span in line} <= {*KINDS, ""}
+    styles = {str(span.style) for line in text_lines(drawing, width) for span in line.spans}
+    assert styles <= {kind.style for kind in KINDS.values()}
 
 
 def test_one_short_box_does_not_determine_the_scale() -> None:
