@@ -101,7 +101,7 @@ def _check_contents(schedule: Schedule, stage: int, training: bool) -> Positions
         kind = type(instruction)
         if kind is Barrier:
             continue
-        key = (kind, instruction.minibatch, instruction.microbatch, instruction.chunk)
+        key = (kind, *instruction.part)
         if key in positions:
             raise schedule.error(stage, position, f"is there twice, first as instruction {positions[key]}")
         if key not in required and not (kind in optional and _in_range(schedule, key)):
@@ -188,7 +188,7 @@ def _check_order(schedule: Schedule, stage: int, positions: Positions) -> None:
 
 def _needed(schedule: Schedule, instruction: Instruction) -> list[Key]:
     """Instructions of the same stage that must precede an instruction if they are there."""
-    t, m, chunk = instruction.minibatch, instruction.microbatch, instruction.chunk
+    t, m, chunk = instruction.part
     microbatches, chunks = range(schedule.microbatches), range(schedule.chunks)
     if isinstance(instruction, ReduceGradients):
         parts = product(chunks, (*microbatches, ALL_MICROBATCHES))

@@ -237,7 +237,7 @@ class Executor:
     def _is_with_target(self, position: int) -> bool:
         """Whether the instruction after a `LoadInput` loads the targets of the same samples."""
         instruction, *following = self._program.order[position : position + 2]
-        return following == [LoadTarget(instruction.minibatch, instruction.microbatch, instruction.chunk)]
+        return following == [LoadTarget(*instruction.part)]
 
     def _load_target(self, task: _Task) -> Operation | None:
         before = task.position - 1
@@ -409,7 +409,7 @@ class Executor:
         computed_by = instruction if is_pass else program.last_pass(instruction)
         return (runtime.training_workspace if program.trains else runtime.workspace).arrays(
             self._own_samples(self._samples(task)),
-            program.memory.input_slots[instruction.minibatch, instruction.microbatch, instruction.chunk],
+            program.memory.input_slots[instruction.part],
             program.memory.activation_slots[computed_by],
         )
 

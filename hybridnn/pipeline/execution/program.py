@@ -79,7 +79,6 @@ class StageProgram:
         self.loop: Loop | None = None
         self.order = order = schedule.orders[stage]
         self.memory: MemoryPlan = plan_memory(schedule, stage)
-        self._recomputed: set[Instruction] = set()
         first_weight: dict[tuple[int, int], int] = {}
         first_backward: dict[tuple[int, int], int] = {}
         accumulating: list[int] = []
@@ -87,8 +86,6 @@ class StageProgram:
         reduced: list[int] = []
         for position, item in enumerate(order):
             minibatch_and_chunk = item.minibatch, item.chunk
-            if isinstance(item, Recompute):
-                self._recomputed.add(Recompute(item.minibatch, item.microbatch, item.chunk))
             if isinstance(item, Backward | InputGradient):
                 first_backward.setdefault(minibatch_and_chunk, position)
             if isinstance(item, Backward | WeightGradient):
@@ -136,8 +133,8 @@ class StageProgram:
 
     def last_pass(self, item: Instruction) -> Instruction:
         """The pass that computes the activations for a microbatch's backward pass: recomputation or forward pass."""
-        recompute = Recompute(item.minibatch, item.microbatch, item.chunk)
-        return recompute if recompute in self._recomputed else Forward(item.minibatch, item.microbatch, item.chunk)
+        recompute = Recompute(*item.part)
+        return recompute if recompute in self.memory.activation_slots else Forward(*item.part)
 
 
 def make_program(make_schedule: Callable[[int], Schedule], stage: int, stages: int, minibatches: int) -> StageProgram:
@@ -179,14 +176,10 @@ def _find_loop(program: StageProgram, first: int, last: int, period: int) -> Loo
 def _buffers_in_use(program: StageProgram, position: int, shift: int) -> set[tuple[str, Part, int]]:
     """Buffers written before a position and read from there on, with minibatch numbers relative to `shift`."""
     before, after = program.order[:position], program.order[position:]
-    microbatches = {_part(item) for item in before} & {_part(item) for item in after}
+    microbatches = {item.part for item in before} & {item.part for item in after}
     slots = [("input", part, slot) for part, slot in program.memory.input_slots.items()]
-    slots += [(item.name, _part(item), slot) for item, slot in program.memory.activation_slots.items()]
+    slots += [(item.name, item.part, slot) for item, slot in program.memory.activation_slots.items()]
     return {(kind, (part[0] - shift, *part[1:]), slot) for kind, part, slot in slots if part in microbatches}
-
-
-def _part(item: Instruction) -> Part:
-    return item.minibatch, item.microbatch, item.chunk
 
 
 def message_depths(schedule: Schedule, stage: int, chunk: int) -> MessageDepths:

@@ -36,6 +36,11 @@ class Instruction:
 
     name: ClassVar[str] = ""
 
+    @property
+    def part(self) -> tuple[int, int, int]:
+        """Minibatch, microbatch and chunk."""
+        return self.minibatch, self.microbatch, self.chunk
+
     def of_minibatch(self, minibatch: int) -> Self:
         """The same instruction for another minibatch."""
         return type(self)(minibatch, self.microbatch, self.chunk)

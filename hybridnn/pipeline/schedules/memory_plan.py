@@ -81,9 +81,9 @@ def plan_memory(schedule: Schedule, stage: int) -> MemoryPlan:
     inputs: dict[Part, Lifetime] = {}
     activations: dict[Instruction, Lifetime] = {}
     alive: list[Lifetime] = []
-    recomputed = {_part(item) for item in order if isinstance(item, Recompute)}
+    recomputed = {item.part for item in order if isinstance(item, Recompute)}
     for position, instruction in enumerate(order):
-        part = _part(instruction)
+        part = instruction.part
         if isinstance(instruction, _WRITES_INPUT):
             inputs.setdefault(part, (position, free[part]))
         if isinstance(instruction, Recompute) or (isinstance(instruction, Forward) and part not in recomputed):
@@ -112,10 +112,6 @@ def plan_memory(schedule: Schedule, stage: int) -> MemoryPlan:
     )
 
 
-def _part(instruction: Instruction) -> Part:
-    return instruction.minibatch, instruction.microbatch, instruction.chunk
-
-
 def _last_uses(order: tuple[Instruction, ...]) -> tuple[dict[Part, int], dict[Part, int]]:
     """Positions where the buffers of each part become free, and where its weight gradient has been computed.
 
@@ -128,7 +124,7 @@ def _last_uses(order: tuple[Instruction, ...]) -> tuple[dict[Part, int], dict[Pa
         if isinstance(instruction, WeightGradient) and instruction.microbatch == ALL_MICROBATCHES:
             merged[instruction.minibatch, instruction.chunk] = position
         elif isinstance(instruction, _USES_INPUT):
-            free[_part(instruction)] = position
+            free[instruction.part] = position
     done = {part: merged.get((part[0], part[2]), position) for part, position in free.items()}
     return free, done
 

@@ -99,9 +99,8 @@ def _merge(
             merged.append(placed[done][1])
             done += 1
         if isinstance(instruction, Forward):
-            t, m, chunk = instruction.minibatch, instruction.microbatch, instruction.chunk
-            merged += [LoadInput(t, m, chunk)] if schedule.is_first(stage, chunk) else []
-            merged += [LoadTarget(t, m, chunk)] if schedule.is_last(stage, chunk) else []
+            merged += [LoadInput(*instruction.part)] if schedule.is_first(stage, instruction.chunk) else []
+            merged += [LoadTarget(*instruction.part)] if schedule.is_last(stage, instruction.chunk) else []
         merged.append(instruction)
     merged += [message for _, message in placed[done:]]
     return tuple(merged)

@@ -183,7 +183,7 @@ def merge_weight_gradients(order: Iterable[Instruction], chunks: int) -> list[In
     merged: list[Instruction] = []
     for instruction in order:
         if isinstance(instruction, Backward):
-            merged.append(InputGradient(instruction.minibatch, instruction.microbatch, instruction.chunk))
+            merged.append(InputGradient(*instruction.part))
             continue
         if isinstance(instruction, ReduceGradients):
             t = instruction.minibatch
