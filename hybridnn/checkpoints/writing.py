@@ -44,8 +44,7 @@ from hybridnn.checkpoints.shards import (
 from hybridnn.comm.agreement import agree
 from hybridnn.comm.blocks import block_sizes
 from hybridnn.comm.file_io import Rectangle, file_sha256, npy_header, sync, write_file, write_rectangle
-from hybridnn.comm.group import Group
-from hybridnn.comm.request import Request
+from hybridnn.comm.group import Group, Request
 from hybridnn.errors import EnvironmentProblem, HybridnnError
 from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import OptimizerState

@@ -24,7 +24,8 @@ from typing import Annotated, NoReturn, TypeVar
 import typer
 
 from hybridnn.cli.options import count
-from hybridnn.comm.launcher import INTERACTIVE_STEP, RANK_VARIABLES, STEP_RANK, STEP_SIZE
+from hybridnn.comm.launcher import RANK_VARIABLES
+from hybridnn.comm.mpi import INTERACTIVE_STEP, STEP_RANK, STEP_SIZE
 from hybridnn.diagnostics.failsafe import all_ranks_arrive, lower_rank_reports, notify_higher_ranks, running_world
 from hybridnn.errors import EnvironmentProblem, HybridnnError, SettingError
 from hybridnn.runs.stop_signals import REPEAT_SECONDS
@@ -126,7 +127,7 @@ def require_one_way(ranks: int | None, in_process: int | None) -> None:
     if ranks is not None:
         raise SettingError("--in-process", in_process, f"not together with -n {ranks}: both start the ranks")
     if launch_rank() is not None:
-        from hybridnn.comm.launcher import detect_launch
+        from hybridnn.comm.mpi import detect_launch
 
         launch = detect_launch(os.environ)
         if launch is None or launch.ranks > 1:

@@ -20,10 +20,8 @@ from numpy.typing import NDArray
 
 from hybridnn.comm.blocks import offsets_of, pieces, row_layout
 from hybridnn.comm.mpi import import_mpi, ranks_within, require_buffer
-from hybridnn.comm.recorder import CallRecord, Recorder, bytes_sent_by_rank
-from hybridnn.comm.request import DONE, Request
-from hybridnn.comm.transports.direct import Direct
-from hybridnn.comm.transports.transport import Transport, copy_rows
+from hybridnn.comm.recorder import CallRecord, CollectiveProgress, Recorder, bytes_sent_by_rank
+from hybridnn.comm.transport import Direct, Transport, copy_rows
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -38,6 +36,63 @@ MESSAGE_LIMIT = 2**30
 REDUCE_PIECE = 2**21
 """Bytes of one blocking all-reduce. Pieces stay in the processor's cache between their steps: see
 ``benchmarks/allreduce_pieces.py``."""
+
+
+class Request:
+    """A collective or a message in flight; owns its arrays until `wait` returns or `test` returns True.
+
+    Parameters
+    ----------
+    requests : list
+        MPI requests, or one object with their ``Testall`` and ``Waitall`` (`hybridnn.comm.transport`); empty for an
+        operation without communication.
+    arrays : tuple of ndarray
+        Kept alive until the operation is done.
+    call : CallRecord
+        The call that started it.
+    """
+
+    __slots__ = ("_arrays", "_call", "_recorder", "_requests")
+
+    def __init__(
+        self, requests: list[Any], arrays: tuple[NDArray[Any], ...], call: CallRecord, recorder: Recorder
+    ) -> None:
+        self._requests = requests
+        self._arrays = arrays
+        self._call = call
+        self._recorder = recorder
+
+    def test(self) -> bool:
+        """Make progress; True once the operation is done."""
+        if not self._requests:
+            return True
+        start = perf_counter()
+        # A class method, called on an instance: importing MPI would take longer than the call.
+        done: bool = self._requests[0].Testall(self._requests)
+        if done:
+            self._end(".test", start)
+        else:
+            self._recorder.end_poll(self._call, start)
+        return done
+
+    def wait(self) -> None:
+        """Return when the operation is done."""
+        if not self._requests:
+            return
+        self._recorder.current_call = self._call
+        start = perf_counter()
+        self._requests[0].Waitall(self._requests)
+        self._end(".wait", start)
+
+    def _end(self, suffix: str, start: float) -> None:
+        name, channel, *_, about = self._call
+        self._recorder.end_communication(name + suffix, channel.axis, start, 0, 0, about)
+        self._requests = []
+        self._arrays = ()
+
+
+DONE = Request([], (), ("", CollectiveProgress("", ()), 0, 0, None, -1, None, 0.0, None), Recorder(0))
+"""The request of an operation without communication."""
 
 
 class Group:

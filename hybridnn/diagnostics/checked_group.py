@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridnn.comm.group import MESSAGE_LIMIT, Group
+from hybridnn.comm.group import MESSAGE_LIMIT, Group, Request
 from hybridnn.comm.recorder import Call, CallRecord, Recorder
-from hybridnn.comm.request import Request
 from hybridnn.diagnostics.stalls.diagnosis import collective_mismatch
 from hybridnn.diagnostics.stalls.state import COMMUNICATION_FILES, code_location
 from hybridnn.errors import HybridnnError

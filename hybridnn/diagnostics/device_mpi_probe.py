@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from hybridnn.comm.group import MESSAGE_LIMIT
 from hybridnn.comm.mpi import import_mpi
+from hybridnn.comm.transport import Array
 from hybridnn.comm.transports.device import CHUNK_BYTES, Device
 from hybridnn.comm.transports.staging import DeviceMpi
-from hybridnn.comm.transports.transport import Array
 from hybridnn.diagnostics.device_mpi_trial import GPUS, PROBLEM, RANKS
 from hybridnn.diagnostics.failsafe import exit_now
 

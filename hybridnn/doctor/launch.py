@@ -8,17 +8,8 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from hybridnn.comm.launcher import (
-    LOCAL_RANK_VARIABLES,
-    RANK_VARIABLES,
-    SIZE_VARIABLES,
-    STEP_RANK,
-    STEP_SIZE,
-    detect_launch,
-    mpi_family,
-    srun_option,
-    without_launcher,
-)
+from hybridnn.comm.launcher import LOCAL_RANK_VARIABLES, RANK_VARIABLES, mpi_family, without_launcher
+from hybridnn.comm.mpi import SIZE_VARIABLES, STEP_RANK, STEP_SIZE, detect_launch, srun_option
 from hybridnn.doctor.report import Finding, failure, ok, warning
 from hybridnn.errors import EnvironmentProblem
 from hybridnn.utils.processes import run_child

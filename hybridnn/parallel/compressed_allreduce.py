@@ -26,8 +26,8 @@ from numpy.typing import DTypeLike
 
 from hybridnn.comm.blocks import block_size, block_slice, pieces
 from hybridnn.comm.group import Group
+from hybridnn.comm.transport import is_on_host
 from hybridnn.comm.transports.device import Device
-from hybridnn.comm.transports.transport import is_on_host
 from hybridnn.kernels import numpy_kernels as kernels
 from hybridnn.kernels.backend import Array
 from hybridnn.kernels.compressed_formats import COMPRESSED_ITEMSIZE, CompressedFormat

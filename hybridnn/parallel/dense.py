@@ -22,8 +22,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hybridnn.comm.group import Group
-from hybridnn.comm.request import DONE, Request
+from hybridnn.comm.group import DONE, Group, Request
 from hybridnn.kernels.backend import Array, Kernels
 from hybridnn.nn.parameters import LayerParameters, LayerShard
 

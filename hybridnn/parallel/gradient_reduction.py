@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from hybridnn.comm.blocks import pieces
-from hybridnn.comm.group import Group
-from hybridnn.comm.request import Request
+from hybridnn.comm.group import Group, Request
 from hybridnn.kernels.backend import Array
 from hybridnn.kernels.compressed_formats import CompressedFormat
 from hybridnn.parallel.compressed_allreduce import (

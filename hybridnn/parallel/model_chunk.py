@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from hybridnn.comm.group import Group
-from hybridnn.comm.request import DONE
+from hybridnn.comm.group import DONE, Group
 from hybridnn.kernels.backend import Array, Kernels
 from hybridnn.kernels.numpy_backend import NUMPY
 from hybridnn.nn.mlp import DenseLayer

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from hybridnn.comm.launch_check import launch_problem
-from hybridnn.comm.launcher import detect_launch, srun_option
+from hybridnn.comm.mpi import detect_launch, srun_option
 from mpi_runner.launch import run_mpi
 
 OPEN_MPI, MPICH = "Open MPI v5.0.11", "MPICH Version: 5.0.2"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from hybridnn.comm.transport import Transport
 from hybridnn.comm.transports.device import Device
 from hybridnn.comm.transports.nccl import Nccl
 from hybridnn.comm.transports.staging import DeviceMpi, Staging
-from hybridnn.comm.transports.transport import Transport
 
 TransportName = Literal["staging", "mpi", "nccl"]
 

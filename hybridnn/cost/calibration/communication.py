@@ -18,8 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridnn.comm.blocks import pieces
-from hybridnn.comm.group import Group
-from hybridnn.comm.request import Request
+from hybridnn.comm.group import Group, Request
 from hybridnn.parallel.gradient_reduction import BUCKET_BYTES, IN_FLIGHT, PIECE_BYTES, GradientReducer
 from hybridnn.parallel.grid import ProcessGrid
 

@@ -9,9 +9,8 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from hybridnn.comm.group import Group
+from hybridnn.comm.group import DONE, Group, Request
 from hybridnn.comm.recorder import Recorder, capture_calls
-from hybridnn.comm.request import DONE, Request
 from hybridnn.kernels.backend import Kernels
 from hybridnn.nn.mlp import DenseLayer
 from hybridnn.nn.parameters import LayerShard, ParameterLayout

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from numpy.typing import DTypeLike
 
-from hybridnn.comm.request import Request
+from hybridnn.comm.group import Request
 from hybridnn.kernels.backend import Array, Kernels
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.pipeline.execution.routes import ColumnRoute
