@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 __all__ = ["DatasetInfo", "Member", "RemoteFile", "Task"]
 
-Task = Literal["classification", "regression"]
+Task = Literal["regression", "classification"]
 TASKS: tuple[Task, ...] = get_args(Task)
 
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridnn.utils.checks import require_choice, require_number, require_whole
+from hybridnn.utils.checks import AtLeastZero, Count, OneOf, Range, Seed, require_fields, require_whole
 
 from .info import TASKS, DatasetInfo, Task
 from .rows import Dataset, check_indices
@@ -63,23 +63,19 @@ class SyntheticSpec:
         If a value is not allowed.
     """
 
-    task: Task = "regression"
-    samples: int = 10_000
-    test_samples: int = 2_000
-    inputs: int = 16
-    outputs: int = 2
-    noise: float = 0.1
-    seed: int = 0
+    task: Annotated[Task, OneOf(TASKS)] = "regression"
+    samples: Count = 10_000
+    test_samples: Annotated[int, Range(at_least=0)] = 2_000
+    inputs: Count = 16
+    outputs: Count = 2
+    noise: AtLeastZero = 0.1
+    seed: Seed = 0
 
     def __post_init__(self) -> None:
         """Check the values."""
-        require_choice("data.synthetic.task", self.task, TASKS)
-        require_whole("data.synthetic.samples", self.samples, 1)
-        require_whole("data.synthetic.test_samples", self.test_samples, 0)
-        require_whole("data.synthetic.inputs", self.inputs, 1)
-        require_whole("data.synthetic.outputs", self.outputs, 2 if self.task == "classification" else 1)
-        require_number("data.synthetic.noise", self.noise, at_least=0)
-        require_whole("data.synthetic.seed", self.seed, 0)
+        require_fields("data.synthetic", self)
+        if self.task == "classification":
+            require_whole("data.synthetic.outputs", self.outputs, 2)
 
 
 class SyntheticRows:

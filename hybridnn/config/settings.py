@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, Field, PlainValidator, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, PlainValidator, ValidationError, model_validator
 
 from hybridnn import datasets
 from hybridnn.datasets import Dataset, DatasetInfo, SyntheticSpec
@@ -23,19 +23,15 @@ from hybridnn.parallel.layer_split import MODEL_SPLITS
 from hybridnn.pipeline.partition.stage_partition import PARTITIONS
 from hybridnn.pipeline.schedules.methods import WEIGHT_GRADIENTS, find_method, too_few_stages
 from hybridnn.training.config import DTYPES, WIRE_DTYPES, DeviceOptions, Pipelining, TrainConfig
+from hybridnn.utils.checks import AtLeastZero, Count, OneOf, Positive, Range, Seed
 from hybridnn.utils.settings_models import (
-    AtLeastZero,
-    Count,
     Counts,
     FieldsOf,
     Interval,
-    Positive,
     Section,
-    Seed,
     Text,
     Texts,
     list_as_tuple,
-    one_of,
     refused,
     setting_error,
 )
@@ -98,16 +94,16 @@ class ParallelSettings(Section):
     batch: Count | None = None
     model: Count = 1
     stages: Annotated[tuple[StageSettings, ...], BeforeValidator(list_as_tuple)] = ()
-    model_split: Annotated[str, one_of(MODEL_SPLITS)] = "columns"
+    model_split: Annotated[str, OneOf(MODEL_SPLITS)] = "columns"
     overlap: AutoOrBool = "auto"
     shared_replicas: AutoOrBool = "auto"
-    wire_dtype: Annotated[str, one_of(WIRE_DTYPES)] = "same"
+    wire_dtype: Annotated[str, OneOf(WIRE_DTYPES)] = "same"
     method: Annotated[str, PlainValidator(_method)] = "1f1b"
     microbatches: Count | None = None
     chunks: Count | None = None
     partition: Annotated[str | tuple[int, ...], PlainValidator(_partition)] = "uniform"
     vertical_sync: bool = False
-    weight_grad: Annotated[str, one_of(("auto", *WEIGHT_GRADIENTS))] = "auto"
+    weight_grad: Annotated[str, OneOf(("auto", *WEIGHT_GRADIENTS))] = "auto"
     auto: bool = False
 
     def foreign_keys(self) -> frozenset[str]:
@@ -174,8 +170,8 @@ class DataSettings(Section):
     features: Literal["all", "paper"] = "all"
     rows: Count | None = None
     standardize: bool = True
-    test_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.2
-    distribution: Annotated[str, one_of(DISTRIBUTIONS)] = "local"
+    test_fraction: Annotated[float, Range(above=0, below=1)] = 0.2
+    distribution: Annotated[str, OneOf(DISTRIBUTIONS)] = "local"
     synthetic: Annotated[SyntheticSpec, FieldsOf(SyntheticSpec)] = SyntheticSpec()
 
     def foreign_keys(self) -> frozenset[str]:
@@ -218,10 +214,10 @@ class ModelSettings(Section):
     """``[model]``: the multi-layer perceptron; its numbers of inputs and outputs follow from the data."""
 
     hidden: Counts = (256, 256)
-    activation: Annotated[str, one_of(ACTIVATIONS)] = "relu"
+    activation: Annotated[str, OneOf(ACTIVATIONS)] = "relu"
     residual: bool = False
-    loss: Annotated[str, one_of(("auto", *LOSSES))] = "auto"
-    initializer: Annotated[str, one_of(("auto", *INITIALIZERS))] = "auto"
+    loss: Annotated[str, OneOf(("auto", *LOSSES))] = "auto"
+    initializer: Annotated[str, OneOf(("auto", *INITIALIZERS))] = "auto"
     init_from: Text | None = None
 
     def make(self, features: int, outputs: int, task: str) -> MLP:
@@ -267,7 +263,7 @@ class TrainingSettings(Section):
     batch_size: Count = 100
     shuffle: bool = True
     seed: Seed = 0
-    dtype: Annotated[str, one_of(DTYPES)] = "float32"
+    dtype: Annotated[str, OneOf(DTYPES)] = "float32"
     clip_norm: Positive | None = None
     evaluate_every: Count = 1
     check_collectives: bool = False

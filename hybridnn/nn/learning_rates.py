@@ -9,7 +9,7 @@ from math import cos, pi
 from typing import Protocol
 
 from hybridnn.errors import SettingError
-from hybridnn.utils.checks import require_number, require_whole
+from hybridnn.utils.checks import AtLeastZero, Count, Fraction, Positive, require_fields
 
 
 class LearningRateSchedule(Protocol):
@@ -45,17 +45,15 @@ class Step:
 
     name = "step"
 
-    milestones: tuple[int, ...] = ()
-    factor_per_step: float = field(default=0.1, metadata={"key": "factor"})
+    milestones: tuple[Count, ...] = ()
+    factor_per_step: Positive = field(default=0.1, metadata={"alias": "factor"})
 
     def __post_init__(self) -> None:
         if not self.milestones:
             raise SettingError("schedule.milestones", [], "name = 'step' needs at least one epoch, for example [5, 8]")
-        for index, epoch in enumerate(self.milestones):
-            require_whole(f"schedule.milestones[{index}]", epoch, 1)
+        require_fields("schedule", self)
         if any(later <= earlier for earlier, later in pairwise(self.milestones)):
             raise SettingError("schedule.milestones", list(self.milestones), "must increase")
-        require_number("schedule.factor", self.factor_per_step, above=0)
 
     def factor(self, update: int, updates_per_epoch: int, updates: int) -> float:
         """`factor_per_step` to the power of the number of milestones passed."""
@@ -74,12 +72,11 @@ class _WarmUp:
         Factor at the last update, between 0 and 1.
     """
 
-    warmup_epochs: float = 0.0
-    final_factor: float = 0.0
+    warmup_epochs: AtLeastZero = 0.0
+    final_factor: Fraction = 0.0
 
     def __post_init__(self) -> None:
-        require_number("schedule.warmup_epochs", self.warmup_epochs, at_least=0)
-        require_number("schedule.final_factor", self.final_factor, at_least=0, at_most=1)
+        require_fields("schedule", self)
 
     def factor(self, update: int, updates_per_epoch: int, updates: int) -> float:
         """Rises during warm-up, then falls."""
@@ -99,7 +96,7 @@ class WarmupLinear(_WarmUp):
 
     name = "warmup-linear"
 
-    warmup_epochs: float = 1.0
+    warmup_epochs: AtLeastZero = 1.0
 
     def _falling(self, progress: float) -> float:
         return 1.0 - (1.0 - self.final_factor) * progress

@@ -15,7 +15,7 @@ import numpy as np
 
 from hybridnn.errors import SettingError
 from hybridnn.kernels.backend import UPDATE_BLOCK, Array, Kernels
-from hybridnn.utils.checks import require_bool, require_number
+from hybridnn.utils.checks import AtLeastZero, BelowOne, Fraction, Positive, require_fields
 
 
 @dataclass
@@ -75,7 +75,7 @@ class LinearUpdate(NamedTuple):
 
 
 class Optimizer:
-    """Base of optimizers, which are frozen dataclasses: their fields are the keys of ``[optimizer]``.
+    """Base of optimizers: frozen dataclasses whose fields are the keys of ``[optimizer]``, checked by their types.
 
     An optimizer has to define `name`, `lr`, `slot_names` and `update`.
 
@@ -95,6 +95,9 @@ class Optimizer:
 
     name: ClassVar[str]
     lr: float
+
+    def __post_init__(self) -> None:
+        require_fields("optimizer", self)
 
     @property
     def slot_names(self) -> tuple[str, ...]:  # noqa: D102
@@ -154,18 +157,14 @@ class SGD(Optimizer):
 
     name = "sgd"
 
-    lr: float = 0.005
-    momentum: float = 0.9
-    dampening: float = 0.0
+    lr: Positive = 0.005
+    momentum: BelowOne = 0.9
+    dampening: Fraction = 0.0
     nesterov: bool = False
-    weight_decay: float = 0.0
+    weight_decay: AtLeastZero = 0.0
 
     def __post_init__(self) -> None:
-        require_number("optimizer.lr", self.lr, above=0)
-        require_number("optimizer.momentum", self.momentum, at_least=0, below=1)
-        require_number("optimizer.dampening", self.dampening, at_least=0, at_most=1)
-        require_bool("optimizer.nesterov", self.nesterov)
-        require_number("optimizer.weight_decay", self.weight_decay, at_least=0)
+        super().__post_init__()
         if self.nesterov and not (self.momentum > 0 and self.dampening == 0):
             raise SettingError("optimizer.nesterov", self.nesterov, "needs momentum > 0 and dampening = 0")
 
@@ -229,23 +228,14 @@ class Adam(Optimizer):
 
     name = "adam"
 
-    lr: float = 0.001
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
-    weight_decay: float = 0.0
+    lr: Positive = 0.001
+    betas: tuple[BelowOne, BelowOne] = (0.9, 0.999)
+    eps: Positive = 1e-8
+    weight_decay: AtLeastZero = 0.0
 
     decoupled = False
     slot_names = ("first", "second")
     predicts_weights = True
-
-    def __post_init__(self) -> None:
-        require_number("optimizer.lr", self.lr, above=0)
-        if len(self.betas) != 2:
-            raise SettingError("optimizer.betas", list(self.betas), "must be two numbers")
-        for index, beta in enumerate(self.betas):
-            require_number(f"optimizer.betas[{index}]", beta, at_least=0, below=1)
-        require_number("optimizer.eps", self.eps, above=0)
-        require_number("optimizer.weight_decay", self.weight_decay, at_least=0)
 
     def update(
         self, weights: Array, gradient: Array, state: OptimizerState, lr: float, out: Array | None = None
@@ -295,7 +285,7 @@ class AdamW(Adam):
 
     name = "adamw"
 
-    weight_decay: float = 0.01
+    weight_decay: AtLeastZero = 0.01
 
     decoupled = True
 
@@ -316,16 +306,11 @@ class RMSprop(Optimizer):
 
     name = "rmsprop"
 
-    lr: float = 0.01
-    alpha: float = 0.99
-    eps: float = 1e-8
+    lr: Positive = 0.01
+    alpha: BelowOne = 0.99
+    eps: Positive = 1e-8
 
     slot_names = ("square",)
-
-    def __post_init__(self) -> None:
-        require_number("optimizer.lr", self.lr, above=0)
-        require_number("optimizer.alpha", self.alpha, at_least=0, below=1)
-        require_number("optimizer.eps", self.eps, above=0)
 
     def update(
         self, weights: Array, gradient: Array, state: OptimizerState, lr: float, out: Array | None = None

@@ -16,9 +16,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError
 
 from hybridnn.errors import SettingError
-from hybridnn.utils.checks import require_whole
+from hybridnn.utils.checks import Count, require_whole
 from hybridnn.utils.files import FileError, read_toml
-from hybridnn.utils.settings_models import Count, Section, by_dotted_name, setting_error
+from hybridnn.utils.settings_models import Section, by_dotted_name, setting_error
 from hybridnn.utils.text import shown_path
 
 ALL_GRIDS = ("batch", "model", "all")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -15,7 +15,7 @@ from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import SGD, Optimizer
 from hybridnn.parallel.distribution import DISTRIBUTIONS
 from hybridnn.parallel.layer_split import MODEL_SPLITS
-from hybridnn.utils.checks import require_bool, require_choice, require_number, require_whole
+from hybridnn.utils.checks import OneOf, require_choice, require_fields, require_number, require_whole
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -44,16 +44,13 @@ class DeviceOptions:
         connected by NCCL; otherwise the kernels of a step are launched one by one.
     """
 
-    name: str = "auto"
-    transport: str = "auto"
+    name: Annotated[str, OneOf(DEVICES)] = "auto"
+    transport: Annotated[str, OneOf(TRANSPORTS)] = "auto"
     tf32: bool = False
     graphs: bool = False
 
     def __post_init__(self) -> None:
-        require_choice("device.name", self.name, DEVICES)
-        require_choice("device.transport", self.transport, TRANSPORTS)
-        require_bool("device.tf32", self.tf32)
-        require_bool("device.graphs", self.graphs)
+        require_fields("device", self)
 
 
 @dataclass(frozen=True)

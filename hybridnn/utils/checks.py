@@ -1,12 +1,100 @@
-"""Checks of values that a user gives; each error names the setting, the value and what is allowed."""
+"""Checks of values that a user gives: types that say what is allowed, in a settings file and in Python alike.
+
+pydantic checks the types of the sections of a file, and `require_fields` those of other dataclasses. Each error names
+the setting, the value and what is allowed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import Field, fields
+from functools import cache
 from math import isfinite
 from numbers import Integral, Real
+from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
 
 from hybridnn.errors import SettingError
+
+
+class Range(NamedTuple):
+    """Annotation of numbers: the ends of their range."""
+
+    above: float | None = None
+    at_least: float | None = None
+    below: float | None = None
+    at_most: float | None = None
+
+    def __get_pydantic_core_schema__(self, source: object, handler: Callable[[object], Any]) -> Any:
+        """The schema of `source` with these limits."""
+        limits = zip(("gt", "ge", "lt", "le"), self, strict=True)
+        return handler(source) | {name: limit for name, limit in limits if limit is not None}
+
+
+class OneOf(NamedTuple):
+    """Annotation of text that is one of `choices`."""
+
+    choices: tuple[str, ...]
+
+    def __get_pydantic_core_schema__(self, source: object, handler: object) -> Any:
+        """The schema of a `Literal`."""
+        return {"type": "literal", "expected": list(self.choices)}
+
+
+Count = Annotated[int, Range(at_least=1)]
+Seed = Annotated[int, Range(at_least=0, below=2**63)]
+Positive = Annotated[float, Range(above=0)]
+AtLeastZero = Annotated[float, Range(at_least=0)]
+BelowOne = Annotated[float, Range(at_least=0, below=1)]
+Fraction = Annotated[float, Range(at_least=0, at_most=1)]
+
+
+def require_fields(section: str, instance: Any) -> None:
+    """Refuse, by a `SettingError`, a dataclass with a value that the type of its field does not allow.
+
+    Parameters
+    ----------
+    section : str
+        Section of the settings whose keys are the fields.
+    """
+    kind: Any = type(instance)
+    hints = _type_hints(kind)
+    for key, item in fields_by_key(kind).items():
+        require_type(f"{section}.{key}", getattr(instance, item.name), hints[item.name])
+
+
+def fields_by_key(kind: Any) -> dict[str, Field[Any]]:
+    """The fields of a dataclass by their keys in a settings file: the name, or ``alias`` in a field's metadata."""
+    return {item.metadata.get("alias", item.name): item for item in fields(kind)}
+
+
+@cache
+def _type_hints(kind: Any) -> dict[str, Any]:
+    return get_type_hints(kind, include_extras=True)
+
+
+def require_type(name: str, value: Any, kind: Any) -> None:
+    """Refuse, by a `SettingError`, a value that is not of a type: bool, a number, `OneOf`, or a tuple of such types."""
+    kind, *limits = get_args(kind) if get_origin(kind) is Annotated else (kind,)
+    if get_origin(kind) is tuple:
+        _require_tuple(name, value, get_args(kind))
+    elif kind is bool:
+        if not isinstance(value, bool):
+            raise SettingError(name, value, "must be true or false")
+    elif kind is float:
+        require_number(name, value, **limits[0]._asdict())
+    elif kind is int:
+        require_whole(name, value, limits[0].at_least)
+    else:
+        require_choice(name, value, limits[0].choices)
+
+
+def _require_tuple(name: str, values: Sequence[Any], kinds: tuple[Any, ...]) -> None:
+    if kinds[-1] is Ellipsis:
+        kinds = kinds[:1] * len(values)
+    if len(values) != len(kinds):
+        raise SettingError(name, list(values), f"must be {len(kinds)} numbers")
+    for index, (value, kind) in enumerate(zip(values, kinds, strict=True)):
+        require_type(f"{name}[{index}]", value, kind)
 
 
 def require_whole(name: str, value: object, minimum: int, below: int = 2**63) -> None:
@@ -31,7 +119,7 @@ def require_number(
     Parameters
     ----------
     allowed : str
-        What is allowed, for the message; by default the end of the range that is violated.
+        What is allowed, for the message; by default the end of the range that the value exceeds.
     """
     if not isinstance(value, Real) or isinstance(value, bool):
         problem = "must be a number"
@@ -48,12 +136,6 @@ def require_number(
     else:
         return
     raise SettingError(name, value, allowed or problem)
-
-
-def require_bool(name: str, value: object) -> None:
-    """Refuse, by a `SettingError`, a value that is neither True nor False."""
-    if not isinstance(value, bool):
-        raise SettingError(name, value, "must be true or false")
 
 
 def require_choice(name: str, value: object, choices: Iterable[str]) -> None:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import CoreSchema, PydanticCustomError
 from pydantic_core.core_schema import no_info_plain_validator_function, plain_serializer_function_ser_schema
 
 from hybridnn.errors import SettingError, one_line
-from hybridnn.utils.checks import must_be_one_of
+from hybridnn.utils.checks import Count, fields_by_key, must_be_one_of
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
@@ -102,17 +102,6 @@ def _key(name: str) -> str:
     return name.rpartition(".")[2]
 
 
-def one_of(choices: Collection[str]) -> PlainValidator:
-    """Annotation of a value that is one of `choices`."""
-
-    def check(value: object) -> object:
-        if value in choices:
-            return value
-        raise refused("", value, must_be_one_of(choices))
-
-    return PlainValidator(check)
-
-
 def list_as_tuple(value: object) -> object:
     """Convert the lists of TOML to tuples, for frozen settings."""
     return tuple(value) if isinstance(value, list) else value
@@ -142,11 +131,6 @@ def _without_nul(text: str) -> str:
 
 
 Text = Annotated[str, Field(min_length=1), AfterValidator(_without_nul)]
-Count = Annotated[int, Field(ge=1)]
-Seed = Annotated[int, Field(ge=0, lt=2**63)]
-Fraction = Annotated[float, Field(ge=0, le=1)]
-AtLeastZero = Annotated[float, Field(ge=0)]
-Positive = Annotated[float, Field(gt=0)]
 Interval = Annotated[int | str, BeforeValidator(_steps_or_seconds)]
 Counts = Annotated[tuple[Count, ...], BeforeValidator(list_as_tuple)]
 Texts = Annotated[tuple[Text, ...], BeforeValidator(list_as_tuple)]
@@ -171,7 +155,7 @@ class FieldsOf:
     """Annotation of a section whose keys are the fields of a frozen dataclass, which checks its values.
 
     Of several dataclasses, the key ``name`` chooses one by its class attribute `name`; the first is the default. The
-    key of a field is its name, or ``key`` in its metadata.
+    key of a field is its name, or ``alias`` in its metadata.
     """
 
     def __init__(self, *kinds: type[Any]) -> None:
@@ -180,7 +164,7 @@ class FieldsOf:
     @property
     def keys(self) -> list[str]:
         """Keys of all kinds."""
-        keys = [key for kind in self.kinds for key in _fields_by_key(kind)]
+        keys = [key for kind in self.kinds for key in fields_by_key(kind)]
         return list(dict.fromkeys(["name", *keys] if len(self.kinds) > 1 else keys))
 
     def __get_pydantic_core_schema__(self, source: object, handler: object) -> CoreSchema:
@@ -202,7 +186,7 @@ class FieldsOf:
             if name not in names:
                 raise refused("name", name, must_be_one_of(names))
             kind, beside = names[name], f"name = {name!r}"
-        own = _fields_by_key(kind)
+        own = fields_by_key(kind)
         for key, value in values.items():
             if key not in own and key in self.keys:
                 raise refused(key, value, f"does not belong to {beside}")
@@ -216,11 +200,7 @@ class FieldsOf:
 
     def _table(self, value: Any) -> dict[str, Any]:
         name = {"name": value.name} if len(self.kinds) > 1 else {}
-        return name | {key: getattr(value, item.name) for key, item in _fields_by_key(type(value)).items()}
-
-
-def _fields_by_key(kind: type[Any]) -> dict[str, dataclasses.Field[Any]]:
-    return {item.metadata.get("key", item.name): item for item in dataclasses.fields(kind)}
+        return name | {key: getattr(value, item.name) for key, item in fields_by_key(type(value)).items()}
 
 
 def _converted(key: str, value: object, default: object) -> object:

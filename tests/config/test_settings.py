@@ -82,7 +82,7 @@ def test_wrong_value_is_named_with_what_is_allowed(override: str, message: str) 
             ["optimizer.name=adam", "optimizer.momentum=0.9"],
             "optimizer.momentum = 0.9: does not belong to name = 'adam'",
         ),
-        (["optimizer.name=adam", "optimizer.betas=[0.9]"], "optimizer.betas = [0.9]: must be two numbers"),
+        (["optimizer.name=adam", "optimizer.betas=[0.9]"], "optimizer.betas = [0.9]: must be 2 numbers"),
         (["optimizer.name=adam", "optimizer.betas=[0.9, 1]"], "optimizer.betas[1] = 1: must be less than 1"),
         (["optimizer.name=adam", "optimizer.betas=0.9"], "optimizer.betas = 0.9: must be a list"),
         (["optimizer.nesterov=1"], "optimizer.nesterov = 1: must be true or false"),

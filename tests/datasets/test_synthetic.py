@@ -113,7 +113,7 @@ def test_clusters_are_learnable_but_not_trivial(all_of: AllOf) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"task": "clustering"}, "synthetic.task = 'clustering': must be 'classification' or 'regression'"),
+        ({"task": "clustering"}, "synthetic.task = 'clustering': must be 'regression' or 'classification'"),
         ({"samples": 0}, "synthetic.samples = 0: a whole number, 1 or more"),
         ({"test_samples": -1}, "synthetic.test_samples = -1: a whole number, 0 or more"),
         ({"inputs": -3}, "synthetic.inputs = -3"),

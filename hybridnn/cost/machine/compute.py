@@ -9,7 +9,8 @@ from typing import Literal, TypeVar
 
 from pydantic import Field
 
-from hybridnn.utils.settings_models import AtLeastZero, Count, Section
+from hybridnn.utils.checks import AtLeastZero, Count
+from hybridnn.utils.settings_models import Section
 
 Cost = TypeVar("Cost", bound="_Linear")
 

@@ -16,7 +16,8 @@ from pydantic import BeforeValidator, Field, model_validator
 from hybridnn.cost.collectives import ALGORITHMS, counts, rounds_of
 from hybridnn.cost.machine.compute import Compute
 from hybridnn.cost.node_contention import Crossings, crossings_of
-from hybridnn.utils.settings_models import AtLeastZero, Count, Fraction, Positive, Section, Text, list_as_tuple, refused
+from hybridnn.utils.checks import AtLeastZero, Count, Fraction, Positive
+from hybridnn.utils.settings_models import Section, Text, list_as_tuple, refused
 
 
 class Segment(Section):
