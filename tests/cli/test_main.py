@@ -72,7 +72,7 @@ def test_version(run: Run) -> None:
         (["train", "--hidden", "3,x"], "model.hidden = '[3,x]': must be a list"),
         (["train", "--lr", "0"], "optimizer.lr = 0: must be greater than 0"),
         (["train", "--split", "rows"], "parallel.model_split = 'rows': must be 'columns' or 'alternating'"),
-        (["train", "--optimizer", "3"], "optimizer.name = '3': must be 'sgd', 'adam' or 'adamw'"),
+        (["train", "--optimizer", "3"], "optimizer.name = '3': must be 'sgd', 'adam', 'adamw' or 'rmsprop'"),
         (["data", "info", "digit"], "data.name = 'digit': no such data set; did you mean digits?"),
     ],
 )

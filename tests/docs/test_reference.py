@@ -34,10 +34,10 @@ def test_every_setting_is_described() -> None:
         ("training.checkpoint_every", "a whole number of steps, at least 1, or seconds in quotes, as `90 s`", ""),
         ("optimizer.momentum", "a number, at least 0, less than 1", "`0.9`"),
         ("optimizer.weight_decay", "a number, at least 0", "`0.0`; adamw: `0.01`"),
-        ("optimizer.betas", "a list of two numbers", "`[0.9, 0.999]`"),
+        ("optimizer.betas", "a list of 2 numbers", "`[0.9, 0.999]`"),
         ("model.hidden", "a list; each element a whole number, at least 1", "`[256, 256]`"),
         ("data.file", "text in quotes", ""),
-        ("data.synthetic.task", "`classification` or `regression`", '`"regression"`'),
+        ("data.synthetic.task", "`regression` or `classification`", '`"regression"`'),
         ("parallel.overlap", "`auto`, true or false", '`"auto"`'),
     ],
 )
