@@ -30,13 +30,7 @@ def partial_folder(folder: Path, step: int) -> Path:
 
 
 def step_of(path: Path) -> int:
-    """Step of the folder of a checkpoint, finished or not.
-
-    Raises
-    ------
-    ValueError
-        If the folder has another name.
-    """
+    """Step of the folder of a checkpoint, finished or not; ``ValueError`` if it has another name."""
     found = _NAME.fullmatch(path.name)
     if found is None:
         raise ValueError(f"{path} is not the folder of a checkpoint")
@@ -86,27 +80,17 @@ def publish(partial: Path, finished: Path) -> None:
         _delete(replaced)
 
 
-def prune(folder: Path, keep: int, newest: int | None = None) -> None:
+def prune(folder: Path, keep: int, newest: int) -> None:
     """Remove all but the `keep` newest checkpoints.
 
-    Parameters
-    ----------
-    keep : int
-        At least 1.
-    newest : int, optional
-        The step just written. Checkpoints of later steps are removed: the training continued from before them.
+    Those of steps after `newest`, the step just written, are removed too: the training continued from before them.
     """
     paths = checkpoint_folders(folder)
-    abandoned = [path for path in paths if newest is not None and step_of(path) > newest]
+    abandoned = [path for path in paths if step_of(path) > newest]
     for path in abandoned + paths[len(abandoned) :][keep:]:
-        remove(path)
-
-
-def remove(path: Path) -> None:
-    """Delete a checkpoint, after it is renamed: a partly deleted folder does not have the name of a checkpoint."""
-    removed = _hidden(path, "removed")
-    _rename_over(path, removed)
-    _delete(removed)
+        removed = _hidden(path, "removed")  # a partly deleted folder does not have the name of a checkpoint
+        _rename_over(path, removed)
+        _delete(removed)
 
 
 def _rename_over(path: Path, target: Path) -> None:

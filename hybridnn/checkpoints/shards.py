@@ -43,14 +43,9 @@ class ArrayShard:
 
 @dataclass(frozen=True)
 class WriteAssignment:
-    """Work of a replica on one array.
+    """Work of a replica on one array: rows that each of its model ranks writes.
 
-    Attributes
-    ----------
-    rows : tuple of slice
-        Rows that each of its model ranks writes.
-    hashes : bool
-        Whether this rank hashes the file, from the whole array that it holds.
+    With `hashes`, this rank hashes the file, from the whole array that it holds.
     """
 
     rows: tuple[slice, ...]

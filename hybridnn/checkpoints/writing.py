@@ -17,7 +17,7 @@ import errno
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
@@ -44,7 +44,7 @@ from hybridnn.checkpoints.shards import (
 from hybridnn.comm.agreement import agree
 from hybridnn.comm.blocks import block_sizes
 from hybridnn.comm.file_io import Rectangle, file_sha256, npy_header, sync, write_file, write_rectangle
-from hybridnn.comm.group import Group, Request
+from hybridnn.comm.group import Group
 from hybridnn.errors import EnvironmentProblem, HybridnnError
 from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import OptimizerState
@@ -81,12 +81,10 @@ class CollectivePhases:
 
     def __init__(self, group: Group, buffer: NDArray[np.uint8], phases: Sequence[Sequence[Job]]) -> None:
         self._group, self._buffer = group, buffer
-        self._phases = list(phases)
         self._threads: list[Thread] = []
-        self._allreduce: Request | None = None
         self.error: BaseException | None = None
-        self._done = False
-        self._start_phase()
+        self._polls = self._begin(phases)
+        self.advance()
 
     @property
     def failed(self) -> bool:
@@ -95,31 +93,28 @@ class CollectivePhases:
 
     def advance(self) -> bool:
         """Start what can be started, without waiting; True once all phases are done on all ranks."""
-        while not self._done:
-            if self._allreduce is None:
-                if any(thread.is_alive() for thread in self._threads):
-                    return False
-                self._buffer[0] = self.error is not None
-                self._allreduce = self._group.iallreduce(self._buffer, "max")
-            if not self._allreduce.test():
-                return False
-            self._allreduce = None
-            if self.failed or not self._phases:
-                self._done = True
-            else:
-                self._start_phase()
-        return True
+        return next(self._polls, True)
 
     def join(self) -> None:
         """Wait for the running jobs of this rank; none starts without `advance`."""
         for thread in self._threads:
             thread.join()
 
-    def _start_phase(self) -> None:
-        # Daemon threads: a rank that exits with an error does not wait for a disk.
-        self._threads = [Thread(target=self._run, args=(job,), daemon=True) for job in self._phases.pop(0)]
-        for thread in self._threads:
-            thread.start()
+    def _begin(self, phases: Sequence[Sequence[Job]]) -> Iterator[bool]:
+        """Begin the phases; yields False wherever something has to be waited for."""
+        for jobs in phases:
+            # Daemon threads: a rank that exits with an error does not wait for a disk.
+            self._threads = [Thread(target=self._run, args=(job,), daemon=True) for job in jobs]
+            for thread in self._threads:
+                thread.start()
+            while any(thread.is_alive() for thread in self._threads):
+                yield False
+            self._buffer[0] = self.error is not None
+            allreduce = self._group.iallreduce(self._buffer, "max")
+            while not allreduce.test():
+                yield False
+            if self.failed:
+                return
 
     def _run(self, job: Job) -> None:
         try:

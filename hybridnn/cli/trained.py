@@ -71,16 +71,15 @@ def evaluate(
     """Evaluate the weights of a run, on its own data or others; several ranks as for train."""
     require_one_way(ranks, in_process)
     start_ranks(ranks)
-    from hybridnn.runs.inference import EvaluationSamples, evaluate_run
+    from hybridnn.runs.inference import evaluate_run
     from hybridnn.runs.trained_run import open_run
 
     columns = tuple(name.strip() for name in targets.split(",")) if targets else ()
-    samples = EvaluationSamples(data, columns, None if part is None else part.value)
 
     def evaluate_rank() -> None:
         grid = _make_grid(pipeline, batch, model)
         trained = open_run(run, checkpoint, grid.world, best=best)
-        result = evaluate_run(trained, grid, samples)
+        result = evaluate_run(trained, grid, data, columns, None if part is None else part.value)
         if grid.rank == 0:
             _print_evaluation(trained, result, as_json=output_format is Format.json)
 

@@ -42,25 +42,6 @@ BLOCK_ELEMENTS = 2**22
 
 
 @dataclass(frozen=True)
-class EvaluationSamples:
-    """The samples to evaluate a run on.
-
-    Attributes
-    ----------
-    source : str or None
-        A ``.csv`` or ``.npz`` file or the name of a data set; None for the run's own data.
-    targets : sequence of str
-        Target columns of a ``.csv`` file; by default those of the run.
-    part : {"test", "train"} or None
-        None: the test samples, or all samples of other data that have no test samples.
-    """
-
-    source: str | None = None
-    targets: Sequence[str] = ()
-    part: Literal["test", "train"] | None = None
-
-
-@dataclass(frozen=True)
 class Evaluation:
     """Result of an evaluation.
 
@@ -80,11 +61,26 @@ class Evaluation:
     ignored: tuple[str, ...] = ()
 
 
-def evaluate_run(run: TrainedRun, grid: ProcessGrid, samples: EvaluationSamples) -> Evaluation:
+def evaluate_run(
+    run: TrainedRun,
+    grid: ProcessGrid,
+    source: str | None = None,
+    targets: Sequence[str] = (),
+    part: Literal["test", "train"] | None = None,
+) -> Evaluation:
     """Loss and accuracy or R² of a run's weights; collective over `grid`.
 
     All samples are standardized with the statistics of the run's training samples. Input columns of a ``.csv`` file are
     found by the names of the run's columns, or by position if these have no names.
+
+    Parameters
+    ----------
+    source : str or None
+        A ``.csv`` or ``.npz`` file or the name of a data set; None for the run's own data.
+    targets : sequence of str
+        Target columns of a ``.csv`` file; by default those of the run.
+    part : {"test", "train"} or None
+        None: the test samples, or all samples of other data that have no test samples.
 
     Raises
     ------
@@ -92,13 +88,13 @@ def evaluate_run(run: TrainedRun, grid: ProcessGrid, samples: EvaluationSamples)
         On every rank: the data cannot be read or do not fit the network, or the network does not fit the grid.
     """
     trainer = run.trainer_on(grid)
-    settings = agree(grid.world, lambda: _data_settings(run, samples))
-    part: Part = "all"
+    settings = agree(grid.world, lambda: _data_settings(run, source, targets))
+    found: Part = "all"
     ignored: tuple[str, ...] = ()
 
     def load() -> Dataset:
-        nonlocal part, ignored
-        part, dataset = _load_part(run, settings, samples.part)
+        nonlocal found, ignored
+        found, dataset = _load_part(run, settings, part)
         ignored = () if settings is run.settings.data else dataset.ignored
         return dataset
 
@@ -115,22 +111,22 @@ def evaluate_run(run: TrainedRun, grid: ProcessGrid, samples: EvaluationSamples)
         )
     metrics = trainer.evaluate(placed.train)
     placed.memory.free()
-    part = PARTS[int(broadcast_text(grid.world, str(PARTS.index(part)), 0))]  # other ranks have not loaded the data
-    return Evaluation(settings.name or str(settings.file), part, metrics, ignored)
+    found = PARTS[int(broadcast_text(grid.world, str(PARTS.index(found)), 0))]  # other ranks have not loaded the data
+    return Evaluation(settings.name or str(settings.file), found, metrics, ignored)
 
 
-def _data_settings(run: TrainedRun, samples: EvaluationSamples) -> DataSettings:
+def _data_settings(run: TrainedRun, source: str | None, targets: Sequence[str]) -> DataSettings:
     """Settings of the data to evaluate on; the settings object of the run if it is the run's data."""
-    own, source = run.settings.data, samples.source
-    if samples.targets and not (source or "").endswith(".csv"):
-        raise SettingError("--targets", ",".join(samples.targets), "goes with --data FILE.csv")
+    own = run.settings.data
+    if targets and not (source or "").endswith(".csv"):
+        raise SettingError("--targets", ",".join(targets), "goes with --data FILE.csv")
     if source is None or source == own.name:
         return own
     if not source.endswith(FILES):
         return settings_from({"data": {"name": source}}).data
     if own.file is not None and Path(own.file).resolve() == Path(source).resolve():
         return own
-    columns = {"targets": list(samples.targets or own.targets), "inputs": list(own.inputs)}
+    columns = {"targets": list(targets or own.targets), "inputs": list(own.inputs)}
     return settings_from({"data": {"file": source, **(columns if source.endswith(".csv") else {})}}).data
 
 

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from hybridnn._version import __version__
 from hybridnn.comm.mpi import library_version
 from hybridnn.config.settings import Settings
-from hybridnn.pipeline.execution.memory import MemoryBreakdown
 from hybridnn.runs.data import PlacedData
 from hybridnn.runs.folder import RunFolder
 from hybridnn.runs.learning_curve import draw_learning_curve
@@ -75,7 +74,7 @@ class RunReport:
         folder = self._folder
         if folder is None:
             return
-        header = _header(self._settings, self._trainer, self._data, self._memory, self._wire, folder.path)
+        header = self._header(folder.path)
         if resumed is not None:
             folder.resume(progress, resumed.checkpoint.path.name)
         folder.append(header)
@@ -116,58 +115,51 @@ class RunReport:
         if epoch <= epochs:
             self._view.on_epoch_start(epoch, epochs, -(-self._data.train_samples // batch_size))
 
-
-def _header(
-    settings: Settings,
-    trainer: Trainer,
-    data: PlacedData,
-    memory: tuple[MemoryBreakdown, ...],
-    wire: str | None,
-    folder: Path,
-) -> RunHeader:
-    grid, layout = trainer.grid, trainer.layout
-    return RunHeader(
-        ranks=grid.size,
-        pipeline=grid.pipeline,
-        batch=grid.batch,
-        model=grid.model,
-        method=layout.method_text if grid.pipeline > 1 else None,
-        microbatches=layout.microbatches,
-        stages=tuple(
-            StageHeader(
-                **asdict(memory[stage]),
-                stage=stage,
-                batch=batch,
-                model=model,
-                layers=tuple(layer.index for chunk in layout.layers_of(trainer.model, stage) for layer in chunk),
-            )
-            for stage, (batch, model) in enumerate(grid.stages)
-        ),
-        nodes=grid.nodes,
-        threads_per_rank=trainer.threads.count,
-        threads_why=trainer.threads.why,
-        data=settings.data.name or str(settings.data.file),
-        train_samples=data.train_samples,
-        test_samples=data.test_samples,
-        sizes=trainer.model.sizes,
-        parameters=trainer.model.parameters,
-        dtype=settings.training.dtype,
-        optimizer=settings.optimizer.name,
-        device=trainer.device.kind,
-        device_why=trainer.device.why,
-        transport=trainer.device.transport,
-        transport_why=trainer.device.transport_why,
-        wire=wire,
-        task=data.task_reason,
-        versions={
-            "hybridnn": __version__,
-            "Python": platform.python_version(),
-            "NumPy": np.__version__,
-            "SciPy": scipy.__version__,
-            "MPI": library_version(),
-        },
-        folder=str(folder),
-    )
+    def _header(self, folder: Path) -> RunHeader:
+        settings, trainer, data = self._settings, self._trainer, self._data
+        grid, layout = trainer.grid, trainer.layout
+        return RunHeader(
+            ranks=grid.size,
+            pipeline=grid.pipeline,
+            batch=grid.batch,
+            model=grid.model,
+            method=layout.method_text if grid.pipeline > 1 else None,
+            microbatches=layout.microbatches,
+            stages=tuple(
+                StageHeader(
+                    **asdict(self._memory[stage]),
+                    stage=stage,
+                    batch=batch,
+                    model=model,
+                    layers=tuple(layer.index for chunk in layout.layers_of(trainer.model, stage) for layer in chunk),
+                )
+                for stage, (batch, model) in enumerate(grid.stages)
+            ),
+            nodes=grid.nodes,
+            threads_per_rank=trainer.threads.count,
+            threads_why=trainer.threads.why,
+            data=settings.data.name or str(settings.data.file),
+            train_samples=data.train_samples,
+            test_samples=data.test_samples,
+            sizes=trainer.model.sizes,
+            parameters=trainer.model.parameters,
+            dtype=settings.training.dtype,
+            optimizer=settings.optimizer.name,
+            device=trainer.device.kind,
+            device_why=trainer.device.why,
+            transport=trainer.device.transport,
+            transport_why=trainer.device.transport_why,
+            wire=self._wire,
+            task=data.task_reason,
+            versions={
+                "hybridnn": __version__,
+                "Python": platform.python_version(),
+                "NumPy": np.__version__,
+                "SciPy": scipy.__version__,
+                "MPI": library_version(),
+            },
+            folder=str(folder),
+        )
 
 
 def _with_absolute_paths(settings: Settings, inputs: tuple[str, ...]) -> Settings:

@@ -57,15 +57,7 @@ DEFLATE_RATIO = 1032
 
 
 class FileError(DataError):
-    """A file cannot be read, or has the wrong content.
-
-    Parameters
-    ----------
-    reason : str
-        What is wrong, without the name of the file.
-    is_missing : bool
-        Whether the file does not exist.
-    """
+    """A file does not exist (`is_missing`), cannot be read, or has the wrong content: `reason`, without its name."""
 
     def __init__(self, path: Path | str, reason: str, *, is_missing: bool = False) -> None:
         self.path = Path(path)
@@ -80,10 +72,7 @@ class FileError(DataError):
 def open_regular(path: Path | str) -> BufferedReader:
     """Open a regular file, or a link to one, for reading bytes; never blocks on anything else.
 
-    Raises
-    ------
-    OSError
-        If it cannot be opened, or is a folder, a named pipe, a socket or a device.
+    Raises ``OSError`` if it cannot be opened, or is a folder, a named pipe, a socket or a device.
     """
     try:
         # Opening a named pipe would block, and a terminal could become the controlling one of this process.
@@ -100,13 +89,7 @@ def open_regular(path: Path | str) -> BufferedReader:
 
 
 def read_bytes(path: Path | str, limit: int) -> bytes:
-    """The content of a regular file of at most `limit` bytes.
-
-    Raises
-    ------
-    FileError
-        If it cannot be read, or is larger.
-    """
+    """The content of a regular file of at most `limit` bytes; `FileError` if it cannot be read, or is larger."""
     with _opened(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size <= limit:
@@ -144,12 +127,9 @@ def read_toml(path: Path | str) -> dict[str, Any]:
 
 
 def read_lines(path: Path | str) -> Iterator[bytes]:
-    """The lines of a regular file of any size, with their ends; a line that is too long is cut and ends the iteration.
+    """The lines of a regular file of any size, with their ends; `FileError` if it cannot be read.
 
-    Raises
-    ------
-    FileError
-        If it cannot be read.
+    A line of more than `LINE_BYTES` is cut and ends the iteration.
     """
     with _opened(path) as file:
         while line := file.readline(LINE_BYTES):
@@ -166,13 +146,7 @@ def read_tail(path: Path | str, limit: int = LINE_BYTES) -> bytes:
 
 
 def folder_names(path: Path) -> list[str]:
-    """Sorted names in a folder; empty if there is no such folder.
-
-    Raises
-    ------
-    FileError
-        If it is not a folder or cannot be read.
-    """
+    """Sorted names in a folder, none if there is no such folder; `FileError` if it is a file or cannot be read."""
     try:
         return sorted(os.listdir(path))
     except FileNotFoundError:
@@ -199,17 +173,10 @@ def _reason_of(error: Exception) -> str:
 
 
 def parse_json(text: str | bytes, *, finite: bool = True) -> Any:
-    """The value of a JSON text.
+    """The value of a JSON text; unless `finite`, infinities and NaN in Python's notation are accepted.
 
-    Parameters
-    ----------
-    finite : bool
-        Whether to refuse infinities and NaN, which are accepted in Python's notation otherwise.
-
-    Raises
-    ------
-    ValueError
-        If it is not JSON, is nested too deep, or has a number that is not allowed or an integer of more than 64 bits.
+    Raises ``ValueError`` if it is not JSON, is nested too deep, or has a number that is not allowed or an integer of
+    more than 64 bits.
     """
     value = from_json(text, allow_inf_nan=not finite)
     _check_values(value, finite=finite)
@@ -251,7 +218,7 @@ def _check_values(value: Any, *, finite: bool) -> None:
 
 
 def replace_atomically(path: Path, fill: Callable[[BinaryIO], object], *, exclusive: bool = True) -> None:
-    """Replace a file by a new one; a crash or a full disk leaves the old one unchanged.
+    """Replace a file by a new one; a crash or a full disk leaves the old one unchanged. Raises ``OSError``.
 
     Parameters
     ----------
@@ -260,10 +227,6 @@ def replace_atomically(path: Path, fill: Callable[[BinaryIO], object], *, exclus
     exclusive : bool
         Whether no other process or thread writes the same file at the same time. The partial file of a killed process
         is overwritten then.
-
-    Raises
-    ------
-    OSError
     """
     writer = "" if exclusive else f".{socket.gethostname()}.{os.getpid()}.{threading.get_ident()}"
     partial_file = _partial_path(path, writer)
@@ -279,13 +242,7 @@ def replace_atomically(path: Path, fill: Callable[[BinaryIO], object], *, exclus
 
 
 def write_atomically(path: Path, content: str | bytes | Iterable[bytes]) -> None:
-    """Write a file by `replace_atomically`, and create its folder.
-
-    Raises
-    ------
-    EnvironmentProblem
-        If that fails.
-    """
+    """Write a file by `replace_atomically`, and create its folder; `EnvironmentProblem` if that fails."""
     if isinstance(content, str):
         content = content.encode()
     pieces = [content] if isinstance(content, bytes) else content
@@ -298,12 +255,7 @@ def write_atomically(path: Path, content: str | bytes | Iterable[bytes]) -> None
 
 
 def discard_partial(path: Path) -> None:
-    """Remove the partial file of a killed process, for a file that may never be written again.
-
-    Raises
-    ------
-    OSError
-    """
+    """Remove the partial file of a killed process, for a file that may never be written again."""
     _partial_path(path).unlink(missing_ok=True)
 
 
@@ -359,9 +311,8 @@ def _read_npz(stream: BinaryIO, name: str) -> dict[str, NDArray[Any]]:
             for key, member in members.items():  # noqa: B007 - for the error message
                 with archive.open(member) as file:
                     _check_header(file, member, size)
-            total, memory = sum(member.file_size for member in members.values()), _memory_bytes()
-            if total > memory:
-                key = "the file"
+            key, memory = "the file", _memory_bytes()
+            if (total := sum(member.file_size for member in members.values())) > memory:
                 raise ValueError(f"its arrays take {total:,} bytes, and this machine has {memory:,}")
             for key, member in members.items():
                 with archive.open(member) as file:
@@ -375,12 +326,7 @@ def _read_npz(stream: BinaryIO, name: str) -> dict[str, NDArray[Any]]:
 
 
 def _check_header(file: IO[bytes], member: zipfile.ZipInfo, size: int) -> None:
-    """Refuse an array whose header does not fit the size of its member, in an archive of `size` bytes.
-
-    Raises
-    ------
-    ValueError
-    """
+    """Refuse an array whose header does not fit the size of its member, in an archive of `size` bytes."""
     if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):  # unlimited expansion
         raise ValueError(f"compressed by method {member.compress_type}; numpy.savez_compressed uses 8")
     version = np.lib.format.read_magic(file)

@@ -12,7 +12,7 @@ import pytest
 
 from hybridnn import ProcessGrid
 from hybridnn.in_process import run_ranks
-from hybridnn.runs.inference import EvaluationSamples, evaluate_run
+from hybridnn.runs.inference import evaluate_run
 from hybridnn.runs.trained_run import open_run
 from reference.trained_runs import train
 
@@ -45,7 +45,7 @@ def assert_reproduced(run: Path, grid: ProcessGrid, tolerance: float = 0.0) -> N
     assert epoch_of_file(run) == (best["epoch"], best["step"], best["test_accuracy"])
     found = open_run(run, None, grid.world, best=True)
     assert (found.source.path, found.source.step, found.source.damaged) == (run / BEST, best["step"], ())
-    metrics = evaluate_run(found, grid, EvaluationSamples()).metrics
+    metrics = evaluate_run(found, grid).metrics
     assert metrics.accuracy == best["test_accuracy"]
     assert metrics.loss == pytest.approx(best["test_loss"], rel=tolerance, abs=0)
 

@@ -11,7 +11,7 @@ import pytest
 from hybridnn import ProcessGrid
 from hybridnn.datasets import load_dataset
 from hybridnn.errors import DataError, SettingError
-from hybridnn.runs.inference import Evaluation, EvaluationSamples, evaluate_run
+from hybridnn.runs.inference import Evaluation, evaluate_run
 from hybridnn.runs.trained_run import open_run
 from reference import network as net
 from reference.trained_runs import FEATURES, NETWORK, REGRESSION, regression_file, train, weights_of
@@ -34,9 +34,7 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def evaluated(run: Path, source: str | Path | None = None, **choice: Any) -> Evaluation:
-    return evaluate_run(
-        open_run(run), ProcessGrid(), EvaluationSamples(None if source is None else str(source), **choice)
-    )
+    return evaluate_run(open_run(run), ProcessGrid(), None if source is None else str(source), **choice)
 
 
 @pytest.mark.parametrize("data", [{"name": "digits"}, {"name": "airfoil"}, {"name": "synthetic"}, {"file": "mine.npz"}])

@@ -11,7 +11,7 @@ import pytest
 from hybridnn import ProcessGrid
 from hybridnn.comm.agreement import broadcast_text
 from hybridnn.errors import HybridnnError
-from hybridnn.runs.inference import EvaluationSamples, evaluate_run, predict_file
+from hybridnn.runs.inference import evaluate_run, predict_file
 from hybridnn.runs.trained_run import open_run
 from reference import network as net
 from reference.trained_runs import FEATURES, NETWORK, REGRESSION, regression_file, train, weights_of, write_checkpoint
@@ -51,7 +51,7 @@ def test_figures_of_the_run_on_its_own_and_other_grids(comm: MPI.Intracomm, tmp_
     loss, r2 = map(float, (tmp_path / "expected").read_text().split())
     for shape in shapes:
         grid = make_grid(comm, shape)
-        found = evaluate_run(open_run(run, None, grid.world), grid, EvaluationSamples())
+        found = evaluate_run(open_run(run, None, grid.world), grid)
         assert (found.part, found.metrics.samples) == ("test", 11)
         if shape == shapes[place]:
             assert (found.metrics.loss, found.metrics.r2) == (loss, r2)
@@ -107,9 +107,9 @@ def test_mistakes_are_raised_on_every_rank(comm: MPI.Intracomm, tmp_path: Path) 
         predict_file(trained, grid, run / "absent.npz")
     for source, words in (("digits", "is for classification"), ("absent.csv", "no such file"), ("digit", "digits")):
         with pytest.raises(HybridnnError, match=words):
-            evaluate_run(trained, grid, EvaluationSamples(source))
+            evaluate_run(trained, grid, source)
     if comm.rank == 0:
         np.savez(run / "other.npz", x_train=np.ones((4, FEATURES)), y_train=np.ones((4, 3)))
     comm.Barrier()
     with pytest.raises(HybridnnError, match="no test part"):
-        evaluate_run(trained, grid, EvaluationSamples(str(run / "other.npz"), part="test"))
+        evaluate_run(trained, grid, str(run / "other.npz"), part="test")
