@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from hybridnn.pipeline.schedules.instructions import COMPUTATIONS, Barrier, Instruction
-from hybridnn.pipeline.schedules.schedule import Message, MessageFlow, Schedule
+from hybridnn.pipeline.schedules.schedule import Schedule
 
 Times = list[list[float]]
 """One per computation or barrier of every stage."""
@@ -15,27 +15,29 @@ def times_of_computations(
     schedule: Schedule, duration: Callable[[int, Instruction], float], message: float
 ) -> tuple[Times, Times]:
     """Starts and ends; messages take the given time and do not occupy a stage."""
-    flow = MessageFlow(schedule)
+    last = schedule.stages * schedule.chunks - 1
     lists = [[item for item in order if isinstance(item, (Barrier, *COMPUTATIONS))] for order in schedule.orders]
     starts: Times = [[] for _ in lists]
     ends: Times = [[] for _ in lists]
-    made: dict[Message, float] = {}
+    made: dict[tuple[bool, int, int, int], float] = {}
 
     def advance(stage: int) -> bool:
         instruction = lists[stage][len(ends[stage])]
         start = ends[stage][-1] if ends[stage] else 0.0
         if isinstance(instruction, Barrier):
             return False
-        needed = flow.needed(stage, instruction)
-        if needed is not None:
+        virtual = instruction.chunk * schedule.stages + stage
+        forward, backward = instruction.name == "forward", instruction.name in ("backward", "input gradient")
+        part = forward, instruction.minibatch, instruction.microbatch
+        if (forward and virtual > 0) or (backward and virtual < last):
+            needed = *part, virtual - 1 if forward else virtual + 1
             if needed not in made:
                 return False
             start = max(start, made[needed] + message)
         starts[stage].append(start)
         ends[stage].append(start + duration(stage, instruction))
-        product = flow.made(stage, instruction)
-        if product is not None:
-            made[product] = ends[stage][-1]
+        if forward or backward:
+            made[(*part, virtual)] = ends[stage][-1]
         return True
 
     def pass_barrier() -> bool:

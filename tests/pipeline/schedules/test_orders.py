@@ -7,7 +7,13 @@ from typing import Any
 import pytest
 
 from hybridnn.errors import SettingError
-from hybridnn.pipeline.schedules.instructions import ALL_MICROBATCHES, Forward
+from hybridnn.pipeline.schedules.instructions import (
+    ALL_MICROBATCHES,
+    COMPUTATIONS,
+    Forward,
+    ReceiveActivations,
+    SendActivations,
+)
 from hybridnn.pipeline.schedules.methods import METHODS, forward_only, make_schedule
 from hybridnn.pipeline.schedules.schedule import Schedule
 
@@ -220,6 +226,25 @@ def test_vertical_sync_changes_only_the_weights() -> None:
     plain, synchronized = (make_schedule("pipedream", stages=3, minibatches=5, vertical_sync=v) for v in (False, True))
     assert plain.orders == synchronized.orders
     assert plain.policy.name != synchronized.policy.name
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("stages", [1, 2, 4])
+def test_without_messages_the_computations_are_the_same(method: str, stages: int) -> None:
+    kind = METHODS[method]
+    size = {
+        "stages": stages,
+        "minibatches": 3,
+        "microbatches": 2 * stages if kind.cuts_minibatches else 1,
+        "chunks": 1 + kind.chunked,
+    }
+    placed, bare = make_schedule(method, **size), make_schedule(method, **size, messages=False)
+    for stage in range(stages):
+        expected = [item for item in placed.orders[stage] if isinstance(item, COMPUTATIONS)]
+        assert [item for item in bare.orders[stage] if isinstance(item, COMPUTATIONS)] == expected
+        assert kind.placed_messages or len(bare.orders[stage]) == len(expected)
+    has_messages = any(isinstance(item, SendActivations | ReceiveActivations) for item in placed.orders[0])
+    assert has_messages == (stages > 1)
 
 
 WRONG = [
