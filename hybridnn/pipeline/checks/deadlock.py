@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from hybridnn.pipeline.schedules.compiled_schedule import BARRIER, NO_NEED, advance
 from hybridnn.pipeline.schedules.instructions import Barrier, SendActivations, SendGradients
-from hybridnn.pipeline.schedules.schedule import Message, MessageFlow, Schedule
+from hybridnn.pipeline.schedules.schedule import Message, Schedule
 
 
 class _Wait(NamedTuple):
@@ -33,8 +33,7 @@ def check_messages(schedule: Schedule) -> None:
         With a message that is received out of order, or the stages that wait for each other in a cycle, or for a stage
         whose list has ended.
     """
-    flow = MessageFlow(schedule)
-    waits = [_waits(schedule, flow, stage) for stage in range(schedule.stages)]
+    waits = [_waits(schedule, stage) for stage in range(schedule.stages)]
     _check_order(schedule, waits)
     stopped = _stopped(waits)
     if not stopped:
@@ -49,10 +48,10 @@ def check_messages(schedule: Schedule) -> None:
     raise schedule.error(path[0], stopped[path[0]].position, reason + has_ended)
 
 
-def _waits(schedule: Schedule, flow: MessageFlow, stage: int) -> list[_Wait]:
+def _waits(schedule: Schedule, stage: int) -> list[_Wait]:
     waits: list[_Wait] = []
     for position, instruction in enumerate(schedule.orders[stage]):
-        message = flow.carried(stage, instruction)
+        message = schedule.flow.carried(stage, instruction)
         if message is not None:
             waits.append(_Wait(position, message, isinstance(instruction, (SendActivations, SendGradients))))
         elif isinstance(instruction, Barrier):

@@ -217,10 +217,7 @@ def _check_queues(schedule: Schedule, stage: int) -> None:
 def _check_versions(schedule: Schedule, stage: int) -> None:
     """Each version that is read exists, and is the current one where no other is stored."""
     stored = schedule.policy.versions(stage, schedule.stages)
-    current = 0
-    for position, instruction in enumerate(schedule.orders[stage]):
-        current += isinstance(instruction, Update)
-        read = schedule.weights_read(stage, instruction)
+    for position, _, current, read in schedule.versions(stage):
         if read is None:
             continue
         if not 0 <= read.version <= current:

@@ -20,7 +20,7 @@ from hybridnn.pipeline.schedules.instructions import (
     WeightGradient,
 )
 from hybridnn.pipeline.schedules.memory_plan import MemoryPlan, plan_memory
-from hybridnn.pipeline.schedules.schedule import MessageFlow, Schedule
+from hybridnn.pipeline.schedules.schedule import Schedule
 from hybridnn.pipeline.schedules.weight_policies import WeightRead
 from hybridnn.utils.checks import require_number
 
@@ -133,12 +133,12 @@ def simulate(schedule: Schedule, durations: Durations) -> Timeline:
 def _timed(program: CompiledSchedule, times: Times, stage: int, message_seconds: float) -> Iterator[TimedInstruction]:
     """All instructions of a stage with their times."""
     schedule, own = program.schedule, program.of(stage)
-    flow, made = MessageFlow(schedule), program.made(times)
+    made = program.made(times)
     computations = zip(times.starts[own], times.ends[own], strict=True)
     barriers = iter(times.barriers)
     now = 0.0
     for instruction in schedule.orders[stage]:
-        message = flow.carried(stage, instruction)
+        message = schedule.flow.carried(stage, instruction)
         if message is not None:
             yield TimedInstruction(instruction, made[message], made[message] + message_seconds, None)
             continue

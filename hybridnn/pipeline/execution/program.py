@@ -101,20 +101,15 @@ class StageProgram:
         self.reads, self.kept = self._weight_versions()
 
     def _weight_versions(self) -> tuple[dict[int, tuple[int, int]], dict[int, tuple[int, ...]]]:
-        version = 0
         reads: dict[int, tuple[int, int]] = {}
         kept: dict[int, tuple[int, ...]] = {}
-        last_readers = self.memory.last_readers
-        for position, item in enumerate(self.order):
+        last_readers = self.memory.last_readers.items()
+        for position, item, updates, read in self.schedule.versions(self.stage):
             if isinstance(item, Update):
-                version += 1
-                kept[position] = tuple(
-                    version - old for old, last in last_readers.items() if old < version and last > position
-                )
-                continue
-            read = self.schedule.weights_read(self.stage, item)
-            if read is not None:
-                reads[position] = version - read.version, read.ahead
+                version = updates + 1
+                kept[position] = tuple(version - old for old, last in last_readers if old < version and last > position)
+            elif read is not None:
+                reads[position] = updates - read.version, read.ahead
         return reads, kept
 
     def walk(self, minibatches: int) -> Iterator[tuple[int, int]]:

@@ -11,7 +11,7 @@ from itertools import accumulate, chain, count, islice
 from typing import NamedTuple
 
 from hybridnn.pipeline.schedules.instructions import COMPUTATIONS, Barrier, Instruction
-from hybridnn.pipeline.schedules.schedule import Message, MessageFlow, Schedule, ScheduleError
+from hybridnn.pipeline.schedules.schedule import Message, Schedule, ScheduleError
 
 BARRIER = -1
 """Marks a barrier of all stages in a list of steps; smaller numbers mark further ones, which differ from each other."""
@@ -165,15 +165,14 @@ def compile_schedule(schedule: Schedule) -> CompiledSchedule:
     """
     computations = [[item for item in order if type(item) in COMPUTING] for order in schedule.orders]
     offsets = tuple(accumulate(map(len, computations), initial=0))
-    flow = MessageFlow(schedule)
     makers: dict[Message, int] = {}
     messages: list[Message | None] = []
     for stage, items in enumerate(computations):
         for index, computation in enumerate(items, offsets[stage]):
-            made = flow.made(stage, computation)
+            made = schedule.flow.made(stage, computation)
             if made is not None:
                 makers[made] = index
-            messages.append(flow.needed(stage, computation))
+            messages.append(schedule.flow.needed(stage, computation))
     never = offsets[-1]
     needs = tuple(NO_NEED if message is None else makers.get(message, never) for message in messages)
     lists = [_indices(order, first) for order, first in zip(schedule.orders, offsets, strict=False)]

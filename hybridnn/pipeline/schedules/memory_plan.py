@@ -167,15 +167,11 @@ def _peak(lifetimes: Iterable[Lifetime]) -> tuple[int, int]:
 
 def _versions(schedule: Schedule, stage: int) -> tuple[dict[int, int], list[Lifetime]]:
     """Last reader of every version that is read after its update, and the lifetimes of these stashed versions."""
-    version = 0
     born = {0: 0}
     last_readers: dict[int, int] = {}
-    for position, instruction in enumerate(schedule.orders[stage]):
+    for position, instruction, updates, read in schedule.versions(stage):
         if isinstance(instruction, Update):
-            version += 1
-            born[version] = position
-            continue
-        read = schedule.weights_read(stage, instruction)
-        if read is not None and read.version < version:
+            born[updates + 1] = position
+        elif read is not None and read.version < updates:
             last_readers[read.version] = position
     return last_readers, [(born[version + 1], position) for version, position in last_readers.items()]

@@ -5,7 +5,9 @@ A schedule is built without MPI and never changed; the same object is linted, dr
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from hybridnn.errors import HybridnnError
@@ -19,6 +21,7 @@ from hybridnn.pipeline.schedules.instructions import (
     Recompute,
     SendActivations,
     SendGradients,
+    Update,
 )
 from hybridnn.pipeline.schedules.weight_policies import WeightPolicy, WeightRead
 
@@ -105,6 +108,18 @@ class Schedule:
         if isinstance(instruction, READS_BACKWARD_WEIGHTS):
             return self.policy.backward(stage, self.stages, instruction.minibatch)
         return None
+
+    def versions(self, stage: int) -> Iterator[tuple[int, Instruction, int, WeightRead | None]]:
+        """Each position of a stage: its instruction, the number of updates before it, and the weights that it reads."""
+        updates = 0
+        for position, instruction in enumerate(self.orders[stage]):
+            yield position, instruction, updates, self.weights_read(stage, instruction)
+            updates += isinstance(instruction, Update)
+
+    @cached_property
+    def flow(self) -> MessageFlow:
+        """The messages."""
+        return MessageFlow(self)
 
     def error(self, stage: int, position: int, reason: str) -> ScheduleError:
         """The error at a position of a stage's list, which may be its end."""
