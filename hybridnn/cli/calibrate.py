@@ -48,8 +48,8 @@ def calibrate(
     # Only now, so that a wrong option is reported without waiting for the rest to load.
     from hybridnn.comm.agreement import agree
     from hybridnn.cost.calibration import calibrate as calibration
+    from hybridnn.cost.cost_plots import draw_fits
     from hybridnn.cost.machine.file import write_machine
-    from hybridnn.cost.plots import draw_fits
     from hybridnn.parallel.grid import ProcessGrid
     from hybridnn.runs.step_timer import TrainingTimer
 

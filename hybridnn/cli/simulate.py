@@ -165,7 +165,7 @@ def _write_curve(
         points = [asdict(point) for point in curve.points]
         write_json({**_quality_facts(machine), "kind": curve.kind, "points": points}, out)
     else:
-        from hybridnn.cost.plots import scaling_png
+        from hybridnn.cost.cost_plots import scaling_png
 
         write_file(scaling_png(curve, _layout_text(layout, machine)), out)
 

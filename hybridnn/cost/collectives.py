@@ -34,16 +34,9 @@ from hybridnn.utils.checks import require_choice, require_whole
 
 @dataclass(frozen=True, slots=True)
 class CommunicationCounts:
-    """Messages, bytes and reductions on the critical path of an operation.
+    """Messages sent one after another on the critical path of an operation, their bytes, and the bytes reduced.
 
-    Attributes
-    ----------
-    messages : float
-        Messages sent one after another; concurrent messages between other ranks are not counted.
-    nbytes : float
-        Bytes of these messages.
-    reduced : float
-        Received bytes that are added to a rank's own.
+    Concurrent messages between other ranks are not counted. Reduced are received bytes that are added to a rank's own.
     """
 
     messages: float = 0
@@ -78,16 +71,9 @@ A reduction or gather sends the other way: as many messages leave a node as ente
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    """Rounds of a collective in which the same ranks send, one round after another.
+    """Rounds of a collective in which the same ranks send, one round after another, with the sum of their counts.
 
-    Attributes
-    ----------
-    pattern : Pattern
-        Senders and receivers, from which contention at the nodes follows.
-    distance : int
-        Between sender and receiver, if the pattern has one.
-    counts : CommunicationCounts
-        Sum of these rounds.
+    Contention at the nodes follows from the pattern and the distance between sender and receiver, if it has one.
     """
 
     pattern: Pattern

@@ -13,18 +13,9 @@ Nodes = NDArray[np.int64]
 
 
 class Crossings:
-    """Groups that perform the same collective at the same time, by the nodes of their ranks.
+    """Groups that perform the same collective at the same time, by the nodes of their ranks, shape (groups, members).
 
-    Parameters
-    ----------
-    nodes : NDArray of int, shape (groups, members)
-
-    Attributes
-    ----------
-    ranks : int
-        Members of a group.
-    spans : bool
-        Whether any group spans nodes.
+    `ranks` are the members of a group; `spans` is whether any group spans nodes.
     """
 
     def __init__(self, nodes: Nodes) -> None:
@@ -54,12 +45,7 @@ class Crossings:
 def concurrent_messages(senders: Nodes, receivers: Nodes, weights: NDArray[np.float64] | None = None) -> float:
     """Messages that leave or enter a node, on the node with most of them; 0 if all stay inside their nodes.
 
-    Parameters
-    ----------
-    senders, receivers : NDArray of int
-        Nodes of both ends of every message.
-    weights : NDArray of float, optional
-        Fraction of a full message that each one is.
+    `senders` and `receivers` are the nodes of both ends of every message, `weights` the fractions of full messages.
     """
     crosses = senders != receivers
     fractions = None if weights is None else weights[crosses]

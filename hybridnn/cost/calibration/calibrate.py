@@ -17,7 +17,7 @@ from hybridnn.comm.agreement import agree, broadcast_text
 from hybridnn.comm.mpi import library_version
 from hybridnn.comm.threads import cores_of_node, limit_blas_threads
 from hybridnn.cost.calibration.communication import measure_communication, measure_overlap, measure_reduction
-from hybridnn.cost.calibration.compute import ComputeError, calibrate_compute
+from hybridnn.cost.calibration.compute_fit import ComputeError, calibrate_compute
 from hybridnn.cost.calibration.compute_samples import StepTimer
 from hybridnn.cost.calibration.fit import LARGE_BYTES, FittedOperation, fit_operations
 from hybridnn.cost.machine.compute import Compute
@@ -61,16 +61,12 @@ def calibrate(
     memory_bytes: float | None = None,
     report: Callable[[str], None] = lambda text: None,
 ) -> Calibration:
-    """Measure the machine; collective over the grid, and the result of rank 0 counts.
+    """Measure the machine in about so many seconds; collective over the grid, and the result of rank 0 counts.
 
     Parameters
     ----------
     grid : ProcessGrid
         All ranks, in any shape. With one rank only computing is measured.
-    seconds : float
-        Time to measure in, approximately.
-    seed : int
-        Of sizes, shapes and their order.
     time_step : callable
         Times training steps on one rank; `hybridnn.runs.step_timer.TrainingTimer`.
     name : str, optional
@@ -95,19 +91,24 @@ def calibrate(
     overlap, compute_share = Overlap(), 1.0
     if grid.size > 1:
         report("an all-reduce beside matrix products")
-        overlap = _measure_overlap(grid, OVERLAP_SHARE * seconds, fits)
+        hidden, slowdown = measure_overlap(grid.world, OVERLAP_SHARE * seconds)
+        factor = next(fit.factor for fit in fits if fit.operation == "iallreduce")
+        overlap = Overlap(hidden_fraction=hidden, compute_slowdown=slowdown, nonblocking_factor=factor)
         compute_share = 1 - COMMUNICATION_SHARE - OVERLAP_SHARE
     report("passes of layers and updates")
     compute, errors = calibrate_compute(grid, DTYPES, compute_share * seconds, seed, time_step)
     inside, between = _link(fits, spans_nodes=False), _link(fits, spans_nodes=True)
-    missing, oversubscription = _missing(grid, inside), _oversubscription(grid, threads, cores)
+    missing, oversubscription, node_ranks = _missing(grid, inside), "", grid.node_group.size
+    if node_ranks * threads > cores:
+        shared = f"{node_ranks} ranks x {threads} threads share {cores} cores"
+        oversubscription = f"{shared}: all times include waiting for a core"
     notes = {"not_measured": "; ".join(missing), "crowded": oversubscription}
     typical = Segment(alpha_seconds=TYPICAL_LINK.alpha, beta_seconds_per_byte=TYPICAL_LINK.beta)
     machine = Machine(
         name=name or about["host"],
         nodes=grid.nodes,
         # As many as the cores of a node can serve, and no fewer than were measured.
-        ranks_per_node=max(cores // threads, grid.node_group.size),
+        ranks_per_node=max(cores // threads, node_ranks),
         memory_bytes_per_rank=memory,
         inside_node=inside or between or NetworkLink(segments=(typical,)),
         between_nodes=between,
@@ -121,12 +122,6 @@ def calibrate(
     # Ranks have measured different times, and some things rank 0 alone: its machine counts.
     machine = Machine.model_validate_json(broadcast_text(grid.world, machine.model_dump_json(), 0))
     return Calibration(machine, fits, tuple(errors), missing, oversubscription)
-
-
-def _measure_overlap(grid: ProcessGrid, seconds: float, fits: tuple[FittedOperation, ...]) -> Overlap:
-    hidden, slowdown = measure_overlap(grid.world, seconds)
-    factor = next(fit.factor for fit in fits if fit.operation == "iallreduce")
-    return Overlap(hidden_fraction=hidden, compute_slowdown=slowdown, nonblocking_factor=factor)
 
 
 def _link(fits: tuple[FittedOperation, ...], *, spans_nodes: bool) -> NetworkLink | None:
@@ -147,13 +142,6 @@ def _missing(grid: ProcessGrid, inside: NetworkLink | None) -> tuple[str, ...]:
     if inside is None:
         return ("messages inside a node need 2 ranks there: those between nodes stand for them",)
     return ()
-
-
-def _oversubscription(grid: ProcessGrid, threads: int, cores: int) -> str:
-    ranks = grid.node_group.size
-    if ranks * threads <= cores:
-        return ""
-    return f"{ranks} ranks x {threads} threads share {cores} cores: all times include waiting for a core"
 
 
 # -- quality ---------------------------------------------------------------------------------------------------------

@@ -56,15 +56,7 @@ def sleeping_barrier(group: Group) -> None:
 
 @dataclass(frozen=True)
 class MeasuredGroup:
-    """Ranks that communicate while the others sleep.
-
-    Attributes
-    ----------
-    members : tuple of int
-        Positions in the grid.
-    ranks_per_node : int
-        Most members on one node, if the group spans nodes.
-    """
+    """Positions in the grid that communicate while the others sleep; most of them on a node, if they span nodes."""
 
     members: tuple[int, ...]
     spans_nodes: bool
@@ -73,16 +65,10 @@ class MeasuredGroup:
 
 @dataclass(frozen=True)
 class CollectiveCase:
-    """One operation at one size.
+    """One operation at one size, in bytes of the message or of the full vector.
 
-    Attributes
-    ----------
-    operation : str
-        ``"send"`` (one way), a collective, or ``"iallreduce"``: a non-blocking all-reduce in pieces.
-    nbytes : int
-        Bytes of the message, or of the full vector.
-    held_out : bool
-        Whether the size is held out of the fit, to measure its error.
+    The operation is ``"send"`` (one way), a collective, or ``"iallreduce"``: a non-blocking all-reduce in pieces. Sizes
+    that are held out of the fit measure its error.
     """
 
     operation: str
@@ -107,12 +93,7 @@ def measured_groups(nodes: Sequence[int]) -> tuple[MeasuredGroup, ...]:
     """Groups to measure: of 2, 3, 4, 8, 16, … ranks and of all, inside a node and across nodes.
 
     Inside a node they are the first ranks of the fullest node. Across nodes they have one rank on each, so that all
-    messages leave their node; the last group has all ranks of the job.
-
-    Parameters
-    ----------
-    nodes : sequence of int
-        Node of every rank of the grid.
+    messages leave their node; the last group has all ranks of the job. `nodes` has the node of every rank of the grid.
     """
     by_node: dict[int, list[int]] = {}
     for rank, node in enumerate(nodes):
@@ -160,18 +141,9 @@ def plan_cases(ranks: int, seconds: float, generator: np.random.Generator) -> tu
 def measure_communication(
     grid: ProcessGrid, seconds: float, seed: int, report: Callable[[str], None] = lambda text: None
 ) -> tuple[TimedCase, ...]:
-    """Measure every group of `measured_groups` in turn; collective over the grid, with the same result on every rank.
+    """Measure every group of `measured_groups` in turn, in so many seconds for all groups together.
 
-    Parameters
-    ----------
-    grid : ProcessGrid
-        With one rank, nothing is measured.
-    seconds : float
-        For all groups together.
-    seed : int
-        Of the sizes and their order.
-    report : callable
-        Called with a description of each group.
+    Collective over the grid, with the same result on every rank; with one rank, nothing is measured.
     """
     samples: list[TimedCase] = []
     groups = measured_groups(_nodes_of_ranks(grid))
@@ -300,12 +272,7 @@ def measure_reduction(group: Group) -> float:
 def measure_overlap(group: Group, seconds: float) -> tuple[float, float]:
     """All-reduce a gradient in buckets during matrix products that take about as long, as in a backward pass.
 
-    Parameters
-    ----------
-    group : Group
-        Two ranks or more; collective.
-    seconds : float
-        Time to measure in.
+    Collective over a group of two ranks or more.
 
     Returns
     -------

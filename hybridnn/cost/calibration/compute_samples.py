@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 from time import perf_counter
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -87,13 +86,7 @@ def _rounds(measure: Callable[[], Any], seconds: float) -> Iterator[Any]:
 
 
 class PassSample(NamedTuple):
-    """A layer that was timed in its network.
-
-    Attributes
-    ----------
-    first : bool
-        Whether it was the network's first layer, which computes no input gradient.
-    """
+    """A layer that was timed in its network; the first one computes no input gradient."""
 
     outputs: int
     inputs: int
@@ -132,7 +125,6 @@ def measure_passes(
 # -- element-wise work -----------------------------------------------------------------------------------------------
 
 Action = Callable[[], object]
-Work = Callable[[int, "np.dtype[Any]", np.random.Generator], Action]
 
 
 def measure_elements(
@@ -140,18 +132,14 @@ def measure_elements(
 ) -> dict[str, list[tuple[float, float]]]:
     """Time element-wise work on arrays of random sizes until the budget is spent, at least once in each size class.
 
-    Returns
-    -------
-    dict
-        Elements and seconds of the samples of ``packing``, ``forward relu``, ``gradient tanh``, …
+    Returns elements and seconds of the samples of ``packing``, ``forward relu``, ``gradient tanh``, …
     """
-    works = list(_WORKS.items())
     found: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
     end, count = perf_counter() + budget_seconds, 0
-    while count < len(works) * len(SIZE_CLASSES) or _before(end, ranks):
-        kind, make = works[count % len(works)]
-        elements = _log_uniform(generator, *SIZE_CLASSES[count // len(works) % len(SIZE_CLASSES)])
-        action = make(elements, np.dtype(dtype), generator)
+    while count < len(ELEMENT_KINDS) * len(SIZE_CLASSES) or _before(end, ranks):
+        kind = ELEMENT_KINDS[count % len(ELEMENT_KINDS)]
+        elements = _log_uniform(generator, *SIZE_CLASSES[count // len(ELEMENT_KINDS) % len(SIZE_CLASSES)])
+        action = _work(kind, elements, np.dtype(dtype), generator)
         found[kind].append((elements, median(_rounds(lambda: _seconds_of(action), ELEMENT_SECONDS))))  # noqa: B023
         count += 1
     return dict(found)
@@ -168,37 +156,19 @@ def _normal(elements: int, dtype: np.dtype[Any], generator: np.random.Generator)
     return np.resize(generator.standard_normal(min(elements, 4096), dtype=dtype.type), elements)
 
 
-def _packing(elements: int, dtype: np.dtype[Any], generator: np.random.Generator) -> Action:
+def _work(kind: str, elements: int, dtype: np.dtype[Any], generator: np.random.Generator) -> Action:
     source, out = _normal(elements, dtype, generator), np.empty(elements, dtype)
-    return lambda: kernels.copy(source, out)
+    kind, _, name = kind.partition(" ")
+    if kind == "packing":
+        return lambda: kernels.copy(source, out)
+    if kind == "forward":
+        return lambda: kernels.activate(name, source, out)
+    gradient, scratch = _normal(elements, dtype, generator), np.empty(elements, dtype)
+    return lambda: kernels.gradient_of_activation(name, source, gradient, out, scratch)
 
 
-def _activation(name: str) -> Work:
-    def make(elements: int, dtype: np.dtype[Any], generator: np.random.Generator) -> Action:
-        z, scratch = _normal(elements, dtype, generator), np.empty(elements, dtype)
-        return lambda: kernels.activate(name, z, scratch)
-
-    return make
-
-
-def _gradient(name: str) -> Work:
-    def make(elements: int, dtype: np.dtype[Any], generator: np.random.Generator) -> Action:
-        y, dy = _normal(elements, dtype, generator), _normal(elements, dtype, generator)
-        out, scratch = np.empty_like(y), np.empty_like(y)
-        return lambda: kernels.gradient_of_activation(name, y, dy, out, scratch)
-
-    return make
-
-
-_WORKS: Mapping[str, Work] = MappingProxyType(
-    {
-        "packing": _packing,
-        **{f"forward {name}": _activation(name) for name in ACTIVATIONS if name != "identity"},
-        **{f"gradient {name}": _gradient(name) for name in ACTIVATIONS if name != "identity"},
-    }
-)
-
-ELEMENT_KINDS = tuple(_WORKS)
+_FUNCTIONS = tuple(name for name in ACTIVATIONS if name != "identity")
+ELEMENT_KINDS = ("packing", *(f"{kind} {name}" for kind in ("forward", "gradient") for name in _FUNCTIONS))
 """Kinds of element-wise work that are measured."""
 
 
@@ -207,15 +177,7 @@ ELEMENT_KINDS = tuple(_WORKS)
 
 @dataclass(frozen=True)
 class StepCase:
-    """A training whose steps are timed.
-
-    Attributes
-    ----------
-    microbatches : int
-        Microbatches of every minibatch, as in a pipeline.
-    dtype : {"float32", "float64"}
-    optimizer : {"sgd", "momentum", "adam"}
-    """
+    """A training whose steps are timed, with a key of `OPTIMIZERS`."""
 
     model: MLP
     batch_size: int
@@ -233,17 +195,7 @@ class StepCase:
 
 @dataclass(frozen=True)
 class StepTime:
-    """Time of a training step.
-
-    Attributes
-    ----------
-    seconds : float
-        Of the whole step.
-    computing : mapping of str to float
-        Seconds by kind of computation: passes, ``loss`` and ``update``.
-    instructions : int
-        Number of instructions in the schedule.
-    """
+    """Seconds of a training step, and of its kinds of computation: passes, ``loss`` and ``update``."""
 
     seconds: float
     computing: Mapping[str, float]

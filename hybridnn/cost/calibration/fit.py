@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise
-from math import inf, log, sqrt
+from math import log, sqrt
 from statistics import mean, median
 
 import numpy as np
@@ -59,34 +59,21 @@ NONBLOCKING = {"iallreduce": "allreduce"}
 
 @dataclass(frozen=True)
 class LinearFit:
-    """Coefficients of a linear model of seconds.
-
-    Attributes
-    ----------
-    coefficients : tuple of float
-        Seconds per unit of every feature, none negative.
-    mean_relative_error : float
-        Over the fitted samples.
-    """
+    """Seconds per unit of every feature, none negative, and their error over the fitted samples."""
 
     coefficients: tuple[float, ...]
     mean_relative_error: float
 
     def seconds(self, features: ArrayLike) -> NDArray[np.float64]:
         """Seconds for rows of features, or for one row."""
-        result: NDArray[np.float64] = np.asarray(features, np.float64) @ np.array(self.coefficients)
-        return result
+        return np.asarray(np.asarray(features, np.float64) @ np.array(self.coefficients))
 
 
 def fit_linear(features: ArrayLike, seconds: ArrayLike) -> LinearFit:
     """Non-negative least squares on the relative error.
 
-    Parameters
-    ----------
-    features : array_like, shape (samples, features)
-        Messages, bytes, multiply-adds, … of every sample; a feature that is 0 in all has coefficient 0.
-    seconds : array_like, shape (samples,)
-        Measured, each above 0.
+    The features, shape (samples, features), are the messages, bytes, multiply-adds, … of every sample. A feature that
+    is 0 in all has coefficient 0. All seconds, shape (samples,), are above 0.
     """
     measured = np.asarray(seconds, np.float64)
     rows = np.asarray(features, np.float64) / measured[:, None]
@@ -105,25 +92,19 @@ def fit_linear(features: ArrayLike, seconds: ArrayLike) -> LinearFit:
 def fit_segments(
     timings: Iterable[Timing],
     counts_of: Callable[[int], CommunicationCounts] = lambda nbytes: CommunicationCounts(1, nbytes),
-    max_segments: int = SEGMENTS,
 ) -> tuple[Segment, ...]:
     """Alpha and beta by size.
 
     Every division of the measured sizes into runs of at least three is tried. The division with the lowest Bayesian
     information criterion is taken (Schwarz 1978), with three parameters for each further segment, among those in which
     no larger message is much cheaper than a smaller one. The median counts of a size that was measured several times.
+    A segment ends half way, on a logarithmic scale, between its last size and the next. A single size does not
+    determine alpha and beta: the fit meets that size.
 
     Parameters
     ----------
-    timings : iterable of (int, float)
-        Bytes and seconds, at least one. A single size does not determine alpha and beta: the fit meets that size.
     counts_of : callable
         Messages and bytes on the critical path, by the bytes of an operation; by default one message.
-
-    Returns
-    -------
-    tuple of Segment
-        A segment ends half way, on a logarithmic scale, between its last size and the next.
     """
     by_size: defaultdict[int, list[float]] = defaultdict(list)
     for nbytes, taken in timings:
@@ -131,13 +112,8 @@ def fit_segments(
     sizes = sorted(by_size)
     rows = [(needed.messages, needed.nbytes) for needed in map(counts_of, sizes)]
     runs = _Runs(np.array(rows), np.array([median(by_size[size]) for size in sizes]))
-    best: tuple[int, ...] = (0, len(sizes))
-    best_criterion = inf
-    for segments in range(1, max_segments + 1):
-        for cuts in _divisions(len(sizes), segments):
-            criterion = runs.criterion(cuts)
-            if criterion < best_criterion and runs.rises(cuts):
-                best, best_criterion = cuts, criterion
+    divisions = (cuts for segments in range(1, SEGMENTS + 1) for cuts in _divisions(len(sizes), segments))
+    best = min(filter(runs.rises, divisions), key=runs.criterion, default=(0, len(sizes)))
     ends = [sqrt(max(sizes[stop - 1], 1) * sizes[stop]) for stop in best[1:-1]] + [None]
     return tuple(
         Segment(up_to_bytes=end, alpha_seconds=alpha, beta_seconds_per_byte=beta)
@@ -195,34 +171,17 @@ def _divisions(points: int, segments: int) -> Iterable[tuple[int, ...]]:
 
 
 def fit_collective(
-    operation: str,
-    timings: Mapping[int, Sequence[Timing]],
-    *,
-    spans_nodes: bool = False,
-    max_segments: int = SEGMENTS,
+    operation: str, timings: Mapping[int, Sequence[Timing]], *, spans_nodes: bool = False
 ) -> tuple[CollectiveCost, ...]:
     """Alpha and beta of a collective for every measured size of group, all with the same algorithm.
 
     In a group of one size all algorithms fit about equally well. The algorithm is chosen whose alpha and beta, fitted
-    in a group of one size, best predict the seconds in groups of the next smaller and larger size.
-
-    Parameters
-    ----------
-    operation : str
-        Key of ``ALGORITHMS``.
-    timings : mapping
-        From ranks, 2 or more, to bytes of the full vector and seconds.
-
-    Returns
-    -------
-    tuple of CollectiveCost
-        By ranks.
+    in a group of one size, best predict the seconds in groups of the next smaller and larger size. `timings` has bytes
+    of the full vector and seconds by ranks, 2 or more.
     """
 
     def fit(algorithm: str, ranks: int) -> CollectiveCost:
-        segments = fit_segments(
-            timings[ranks], lambda nbytes: counts(operation, algorithm, nbytes, ranks), max_segments
-        )
+        segments = fit_segments(timings[ranks], lambda nbytes: counts(operation, algorithm, nbytes, ranks))
         return CollectiveCost(
             operation=operation, ranks=ranks, spans_nodes=spans_nodes, algorithm=algorithm, segments=segments
         )
@@ -260,18 +219,9 @@ class HeldOutError:
 
 @dataclass(frozen=True)
 class FittedOperation:
-    """The fit of an operation in a group, with its samples.
+    """The fit of an operation in a group, with its samples, fitted and held out.
 
-    Attributes
-    ----------
-    operation : str
-        As in `CollectiveCase`.
-    cost : CollectiveCost
-        Of ``"iallreduce"`` that of the blocking all-reduce.
-    factor : float
-        On its seconds: 1, except for ``"iallreduce"``.
-    samples : tuple of TimedCase
-        Fitted and held out.
+    ``"iallreduce"`` has the cost of the blocking all-reduce, and a factor on its seconds; the factor of others is 1.
     """
 
     operation: str

@@ -27,21 +27,9 @@ class _Linear(Section):
 class PassCost(_Linear):
     """One kind of pass through a dense layer without its activation: a matrix product, and the bias.
 
-    The product of an (m, k) with a (k, n) matrix takes time per multiply-add, per element read and written, and per
-    call; the last two make small shapes slow.
-
-    Attributes
-    ----------
-    call_seconds : float
-        Per call.
-    output_seconds, input_seconds : float
-        Per element of the layer's outputs, and of its inputs.
-    weight_seconds : float
-        Per weight.
-    uncached_weight_seconds : float
-        Added per weight of a layer whose weights do not fit the cache.
-    multiply_add_seconds : float
-        Per sample, input and output.
+    The product of an (m, k) with a (k, n) matrix takes time per multiply-add, per element read and written (outputs,
+    inputs and weights), and per call; the last two make small shapes slow. The uncached seconds are added for layers
+    whose weights do not fit the cache.
     """
 
     call_seconds: AtLeastZero = 0.0
@@ -64,17 +52,7 @@ class PassCost(_Linear):
 
 
 class ElementCost(_Linear):
-    """Element-wise work.
-
-    Attributes
-    ----------
-    call_seconds : float
-        Per call.
-    number_seconds : float
-        Per element.
-    uncached_number_seconds : float
-        Added per element of arrays that do not fit the cache.
-    """
+    """Element-wise work, per call and element; the uncached seconds are added for arrays that do not fit the cache."""
 
     call_seconds: AtLeastZero = 0.0
     number_seconds: AtLeastZero

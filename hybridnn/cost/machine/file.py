@@ -32,11 +32,7 @@ HEADER = """\
 def find_machine(name: Path | str | None = None) -> Path | str | None:
     """Source for `read_machine`: `name`, else ``$HYBRIDNN_MACHINE``, else ``machine.toml`` in the working folder.
 
-    Returns
-    -------
-    Path, str or None
-        A file, which may be missing, or the name of a shipped machine; None if nothing is named and there is no
-        ``machine.toml``.
+    A file may be missing. None if nothing is named and there is no ``machine.toml``.
     """
     if name is not None:
         return name
@@ -64,12 +60,7 @@ def require_machine(name: Path | str | None = None) -> Machine:
 
 
 def read_machine(source: Path | str) -> Machine:
-    """Read a machine file.
-
-    Parameters
-    ----------
-    source : Path or str
-        A ``.toml`` or ``.json`` file, or the bare name of a machine that ships with the package.
+    """Read a machine from a ``.toml`` or ``.json`` file, or by the bare name of one that ships with the package.
 
     Raises
     ------

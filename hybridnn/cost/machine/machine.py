@@ -21,17 +21,7 @@ from hybridnn.utils.settings_models import Section, Text, list_as_tuple, refused
 
 
 class Segment(Section):
-    """Cost of messages, or of collectives, up to a size.
-
-    Attributes
-    ----------
-    up_to_bytes : float or None
-        Largest size; None for the last segment.
-    alpha_seconds : float
-        Per message.
-    beta_seconds_per_byte : float
-        Inverse bandwidth.
-    """
+    """Cost of messages, or of collectives, up to a size; the last segment has no end. Alpha is per message."""
 
     up_to_bytes: Positive | None = None
     alpha_seconds: AtLeastZero
@@ -73,16 +63,11 @@ class CollectiveCost(_Piecewise):
 
     Attributes
     ----------
-    operation : str
-        Key of ``hybridnn.cost.collectives.ALGORITHMS``.
-    ranks : int
-        Size of the measured group.
-    spans_nodes : bool
-        Whether the group had ranks on several nodes.
-    ranks_per_node : int
-        If so, its ranks on each node; they shared the node's bandwidth.
-    algorithm : str
-        Algorithm whose counts extrapolate the cost to groups of other sizes.
+    operation, algorithm : str
+        Keys of ``hybridnn.cost.collectives.ALGORITHMS``; the counts of the algorithm extrapolate the cost to groups of
+        other sizes.
+    ranks, ranks_per_node : int
+        Of the measured group, and of each of its nodes if it spans nodes; these shared the node's bandwidth.
     held_out_error : float or None
         Mean relative error on held-out sizes of at least 64 KiB.
     """
@@ -105,12 +90,10 @@ class CollectiveCost(_Piecewise):
     def seconds(
         self, nbytes: int, ranks: int, crossings: Crossings | None = None, algorithm: str | None = None
     ) -> float:
-        """Seconds in a group of `ranks`.
+        """Seconds in a group of `ranks`, for the bytes of the full vector.
 
         Parameters
         ----------
-        nbytes : int
-            Bytes of the full vector.
         crossings : Crossings, optional
             Of all groups that communicate at the same time, if they span nodes; by default as in the measurement.
         algorithm : str, optional
@@ -164,10 +147,9 @@ class Quality(Section):
         The operation or kind of computing with that error.
     noise : float
         Largest `Compute.noise`.
-    load_average : float
-        Of the minute before the measurement, on the node with most load in excess of the job's.
-    busy_ranks : int
-        Ranks times threads of the job on that node.
+    load_average, busy_ranks
+        Load of the minute before the measurement, and ranks times threads of the job, on the node with most load in
+        excess of the job's.
     """
 
     held_out_error: AtLeastZero
@@ -266,17 +248,8 @@ class Machine(Section):
         A measured collective is extrapolated by its algorithm from the measured group of the nearest size. In a group
         of two, all algorithms are equally fast: if no other was measured, the cheapest algorithm is taken. If the
         collective was not measured, the best algorithm over the links is taken, because MPI libraries choose by size.
-
-        Parameters
-        ----------
-        operation : str
-            Key of ``hybridnn.cost.collectives.ALGORITHMS``.
-        nbytes : int
-            Bytes of the full vector, as in ``hybridnn.comm.recorder``.
-        ranks : int
-            Size of the group.
-        crossings : Crossings, optional
-            Of all groups that communicate at the same time; None inside a node.
+        `nbytes` are those of the full vector, as in ``hybridnn.comm.recorder``; `crossings` are those of all groups
+        that communicate at the same time, None inside a node.
         """
         if ranks == 1:
             return 0.0
@@ -288,7 +261,7 @@ class Machine(Section):
     def compute_for(self, dtype: str, busy_ranks: int) -> Compute:
         """Costs of computing in a precision while `busy_ranks` of a node compute.
 
-        Taken from the entry with the next larger number of busy ranks, or with the largest; more ranks than
+        They are those of the entry with the next larger number of busy ranks, or with the largest. More ranks than
         `ranks_per_node` take turns.
         """
         of_dtype = [entry for entry in self.compute if entry.dtype == dtype]

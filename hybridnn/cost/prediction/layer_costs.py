@@ -19,13 +19,7 @@ from hybridnn.parallel.layer_split import split_layers
 class ChunkCosts:
     """Costs of the passes of consecutive layers, on the first rank of a model group, whose shards are the largest.
 
-    Attributes
-    ----------
-    split : {"columns", "alternating"}
-    itemsize : int
-        Bytes of an element.
-    overlap : Overlap or None
-        None if the backward pass waits for every all-reduce at once.
+    Without `overlap`, the backward pass waits for every all-reduce at once.
     """
 
     layers: tuple[DenseLayer, ...]

@@ -76,15 +76,7 @@ def predict(workload: Workload, layout: Layout, machine: Machine) -> Prediction:
 
 @dataclass(frozen=True)
 class _StepTimes:
-    """Times of a layout.
-
-    Attributes
-    ----------
-    instructions : tuple of tuple of Instruction
-        Of one step, by stage.
-    receiving : tuple of float
-        Seconds per step in which messages occupy each stage.
-    """
+    """Times of a layout, with the instructions of one step and the seconds in which messages occupy each stage."""
 
     seconds_per_step: float
     seconds_per_epoch: float

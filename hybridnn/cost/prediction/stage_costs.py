@@ -46,7 +46,7 @@ class StageCosts:
     hidden : float
         Fraction of a message between stages that overlaps with computing on its receiver.
     compute : Compute
-        Costs of computing at the pace of the slowest of all ranks.
+        At the pace of the slowest of all ranks.
     chunks : list of list of ChunkCosts
         By stage and chunk.
     """
@@ -126,12 +126,7 @@ class StageCosts:
     def loads(self, sample_bytes: int, samples: int) -> list[Collective]:
         """Collectives that distribute the inputs, or the targets, of a minibatch from rank 0.
 
-        Parameters
-        ----------
-        sample_bytes : int
-            Of the input or target of one sample.
-        samples : int
-            Samples of a batch rank.
+        `sample_bytes` are those of one input or target, `samples` those of a batch rank.
         """
         nbytes, groups = sample_bytes * self.workload.batch_size, self.groups
         if self.workload.distribution == "local":

@@ -7,8 +7,8 @@ from functools import partial
 import pytest
 
 from hybridnn import MLP, SGD
+from hybridnn.cost.cost_plots import scaling_png
 from hybridnn.cost.machine.file import read_machine
-from hybridnn.cost.plots import scaling_png
 from hybridnn.cost.prediction.workload import Workload
 from hybridnn.cost.simulation.disturbance import Disturbance
 from hybridnn.cost.simulation.simulate import ScalingCurve, ScalingPoint, scaling_curve

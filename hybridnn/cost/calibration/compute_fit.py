@@ -50,16 +50,9 @@ TRIMMED = 0.1
 
 @dataclass(frozen=True)
 class ComputeError:
-    """Error of a fit on held-out samples.
+    """Relative error of a fit on held-out samples of a kind of pass.
 
-    Attributes
-    ----------
-    what : str
-        Kind of pass.
-    samples : int
-        Number of held-out samples.
-    mean, largest : float
-        Relative error; the mean is weighted by seconds, as errors of a step are.
+    The mean is weighted by seconds, as errors of a step are.
     """
 
     dtype: str
@@ -218,12 +211,8 @@ def fit_noise(networks: Sequence[Sequence[float]]) -> float:
     """Mean delay of a computation relative to its median, with delays taken as exponential.
 
     The interquartile range of a network's rounds is divided by its expectation for exponential delays of mean 1; the
-    result is the trimmed mean over the networks. It is robust against a few slow rounds and a few disturbed networks.
-
-    Parameters
-    ----------
-    networks : sequence of sequence of float
-        Seconds of repeated computations, two times or more each.
+    result is the trimmed mean over the networks, each with the seconds of two or more rounds. It is robust against a
+    few slow rounds and a few disturbed networks.
 
     Notes
     -----

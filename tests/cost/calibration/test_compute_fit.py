@@ -10,8 +10,8 @@ import pytest
 from hybridnn import MLP, ProcessGrid
 from hybridnn.comm.group import Group
 from hybridnn.comm.recorder import Recorder
-from hybridnn.cost.calibration import compute, compute_samples
-from hybridnn.cost.calibration.compute import calibrate_compute, fit_noise
+from hybridnn.cost.calibration import compute_fit, compute_samples
+from hybridnn.cost.calibration.compute_fit import calibrate_compute, fit_noise
 from hybridnn.cost.calibration.compute_samples import (
     PassSample,
     StepCase,
@@ -72,8 +72,8 @@ def synthetic_elements(
 
 
 def test_known_costs_are_recovered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compute, "measure_passes", synthetic_passes)
-    monkeypatch.setattr(compute, "measure_elements", synthetic_elements)
+    monkeypatch.setattr(compute_fit, "measure_passes", synthetic_passes)
+    monkeypatch.setattr(compute_fit, "measure_elements", synthetic_elements)
     (found,), errors = calibrate_compute(ProcessGrid(), ["float32"], 0.3, 0, synthetic_step)
     assert found.cache_bytes == 2**20
     for kind, call in (("forward", 3e-6), ("input_gradient", 4e-6), ("weight_gradient", 5e-6)):
@@ -104,15 +104,15 @@ def test_known_costs_are_recovered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_held_out_networks_are_not_fitted(monkeypatch: pytest.MonkeyPatch) -> None:
     fitted: list[int] = []
-    original = compute._fit_pass
+    original = compute_fit._fit_pass
 
     def counting(samples: Any, kind: str, cache: float) -> Any:
         fitted.append(len(samples))
         return original(samples, kind, cache)
 
-    monkeypatch.setattr(compute, "measure_passes", synthetic_passes)
-    monkeypatch.setattr(compute, "measure_elements", synthetic_elements)
-    monkeypatch.setattr(compute, "_fit_pass", counting)
+    monkeypatch.setattr(compute_fit, "measure_passes", synthetic_passes)
+    monkeypatch.setattr(compute_fit, "measure_elements", synthetic_elements)
+    monkeypatch.setattr(compute_fit, "_fit_pass", counting)
     _, errors = calibrate_compute(ProcessGrid(), ["float32"], 0.3, 0, synthetic_step)
     assert {error.samples for error in errors} == {3 * 37}
     assert set(fitted) == {3 * (150 - 37)}
