@@ -79,7 +79,7 @@ RUN_AS = {"bash": "commands", "python": "program"}
 NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?(?:-\d+)*\s?(?:%|(?:ns|us|µs|ms|min|s|B|kB|MB|GB)\b)?")
 KERNEL = re.compile(r"(?:/[\w.+-]+)*/ipykernel_\d+/")
 """Folder of the files of cells, which contains the process id of the kernel."""
-PACKAGE_LINE = re.compile(r"at hybridnn/[\w/]+\.py:\d+ in [^<"\\]+")
+PACKAGE_LINE = re.compile(r'at hybridnn/[\w/]+\.py:\d+ in [^<"\\]+')
 NOTED = {"record_timing": False, "coalesce_streams": True}
 """Options of the client that make a notebook independent of the timing of its cells."""
 
