@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hybridnn.errors import HybridnnError
 from hybridnn.in_process.message_diagram import SvgPicture
 from hybridnn.pipeline.drawing.drawing import Drawing
-from hybridnn.utils.text import name_ranks
+from hybridnn.utils.text import counted, name_ranks
 
 
 class CommunicationError(HybridnnError):
@@ -56,7 +56,7 @@ class BlockedRank:
 def describe_deadlock(blocked: Mapping[int, BlockedRank], ended: frozenset[int], calls: int) -> str:
     """Describe a state in which no rank can continue, after so many calls; the programs of `ended` have returned."""
     cycle = _shortest_cycle(blocked)
-    lines = [f"deadlock after {calls} {'call' if calls == 1 else 'calls'}: {_reason(blocked, ended, cycle)}"]
+    lines = [f"deadlock after {counted(calls, 'call')}: {_reason(blocked, ended, cycle)}"]
     for rank in sorted(blocked):
         lines += [f"  rank {rank} waits in {call}, at {site}" for call, site in blocked[rank].calls]
     if cycle:

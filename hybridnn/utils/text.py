@@ -20,7 +20,7 @@ def plural(noun: str, number: int) -> str:
     """The noun in the singular for 1, else in the plural."""
     if number == 1:
         return noun
-    return noun + ("es" if noun.endswith("s") else "s")
+    return noun + ("es" if noun.endswith(("s", "ch")) else "s")
 
 
 def counted(number: int, noun: str) -> str:

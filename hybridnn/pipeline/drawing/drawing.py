@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median
 from string import ascii_lowercase
-from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from hybridnn.pipeline.schedules.instructions import ALL_MICROBATCHES, Instruction, Update
 from hybridnn.pipeline.schedules.schedule import Schedule
+from hybridnn.utils.text import counted
 
 if TYPE_CHECKING:
     from hybridnn.pipeline.checks.simulated_schedule import TimedInstruction, Timeline
@@ -49,23 +48,21 @@ class Kind:
         return f"{self.ink} on {self.fill}"
 
 
-KINDS: Mapping[str, Kind] = MappingProxyType(
-    {
-        kind.name: kind
-        for kind in (
-            Kind("forward", "F", "#7fb2ea", "#10243c", computes=True),
-            Kind("recompute", "R", "#d3e6fa", "#10243c", computes=True),
-            Kind("backward", "B", "#0f5a34", "#ffffff", computes=True),
-            Kind("input gradient", "I", "#2b8259", "#ffffff", computes=True),
-            Kind("weight gradient", "W", "#a9dcbd", "#0c2f1d", computes=True),
-            Kind("send", ">", "#f0a030", "#2b1a00"),
-            Kind("wait", "~", "#f6e3bd", "#2b1a00"),
-            Kind("reduce", "+", "#b79ad6", "#1f1030"),
-            Kind("update", "U", "#5b3f86", "#ffffff"),
-            Kind("other", "o", "#c9ced6", "#1a1f26"),
-        )
-    }
-)
+KINDS = {
+    kind.name: kind
+    for kind in (
+        Kind("forward", "F", "#7fb2ea", "#10243c", computes=True),
+        Kind("recompute", "R", "#d3e6fa", "#10243c", computes=True),
+        Kind("backward", "B", "#0f5a34", "#ffffff", computes=True),
+        Kind("input gradient", "I", "#2b8259", "#ffffff", computes=True),
+        Kind("weight gradient", "W", "#a9dcbd", "#0c2f1d", computes=True),
+        Kind("send", ">", "#f0a030", "#2b1a00"),
+        Kind("wait", "~", "#f6e3bd", "#2b1a00"),
+        Kind("reduce", "+", "#b79ad6", "#1f1030"),
+        Kind("update", "U", "#5b3f86", "#ffffff"),
+        Kind("other", "o", "#c9ced6", "#1a1f26"),
+    )
+}
 """All kinds of box by name, in the order of the legend; the last five occur in measured runs."""
 
 
@@ -257,14 +254,10 @@ def _detail(schedule: Schedule, stage: int, item: TimedInstruction) -> str:
 
 
 def _title(schedule: Schedule) -> str:
-    parts = [f"{schedule.method}: {_count(schedule.stages, 'stage')}"]
+    parts = [f"{schedule.method}: {counted(schedule.stages, 'stage')}"]
     if schedule.chunks > 1:
         parts.append(f"{schedule.chunks} chunks each")
-    parts.append(_count(schedule.minibatches, "minibatch", "es"))
+    parts.append(counted(schedule.minibatches, "minibatch"))
     if schedule.microbatches > 1:
         parts.append(f"{schedule.microbatches} microbatches each")
     return ", ".join(parts)
-
-
-def _count(number: int, noun: str, plural: str = "s") -> str:
-    return f"{number} {noun}{plural if number != 1 else ''}"
