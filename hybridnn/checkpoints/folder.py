@@ -40,10 +40,7 @@ def step_of(path: Path) -> int:
 def checkpoint_folders(folder: Path) -> list[Path]:
     """The checkpoints in `folder`, newest first; none if it does not exist.
 
-    Raises
-    ------
-    DataError
-        If it is no folder or cannot be read.
+    Raises `DataError` if it is no folder or cannot be read.
     """
     finished = {step_of(path): path for path in _paths(folder, "replaced")}
     finished |= {step_of(path): path for path in _paths(folder, None)}

@@ -34,10 +34,7 @@ class Checkpoint:
     def weights(self) -> dict[str, NDArray[Any]]:
         """The global arrays ``layers.<i>.weight``, shape (outputs, inputs), and ``layers.<i>.bias``.
 
-        Raises
-        ------
-        DataError
-            If a file cannot be read.
+        Raises `DataError` if a file cannot be read.
         """
         endings = tuple(f".{slot}" for slot in self.manifest.slots)
         return {name: self._read_array(name) for name in self.manifest.shapes() if not name.endswith(endings)}
@@ -47,10 +44,7 @@ class Checkpoint:
 
         The numbers of updates of `states`, those of each of `chunks`, are set too.
 
-        Raises
-        ------
-        DataError
-            If the checkpoint is of another network, optimizer or dtype, or cannot be read.
+        Raises `DataError` if the checkpoint is of another network, optimizer or dtype, or cannot be read.
         """
         if (slots := tuple(states[0].slots)) != self.manifest.slots:
             has, needs = (", ".join(names) or "nothing" for names in (self.manifest.slots, slots))
@@ -107,10 +101,7 @@ def newest_valid(
     list of str
         A line for each checkpoint that was skipped, which names what is damaged. Both are the same on every rank.
 
-    Raises
-    ------
-    DataError
-        On every rank: the newest was written by a newer version.
+    Raises `DataError` on every rank: the newest was written by a newer version.
     """
     if group is None:
         paths = checkpoint_folders(folder)
@@ -132,10 +123,7 @@ def newest_valid(
 def open_checkpoint(path: Path, group: Group | None = None) -> Checkpoint | str:
     """The checkpoint in the folder `path`, or what is damaged in it; collective over `group`.
 
-    Raises
-    ------
-    DataError
-        On every rank: it was written by a newer version.
+    Raises `DataError` on every rank: it was written by a newer version.
     """
     manifest = _read_manifest(path, group)
     if isinstance(manifest, str):
@@ -209,10 +197,7 @@ def _problem_of(path: Path, entry: ArrayEntry) -> str:
 def _data_offset(path: Path, entry: ArrayEntry) -> int:
     """Offset of the elements of an array in its file.
 
-    Raises
-    ------
-    OSError, ValueError
-        If the file cannot be read, or is of another array than `entry`.
+    Raises ``OSError`` or ``ValueError`` if the file cannot be read, or is of another array than `entry`.
     """
     with open_regular(path) as file:
         shape, dtype, offset = read_npy_header(file)

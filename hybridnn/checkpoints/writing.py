@@ -263,10 +263,7 @@ class CheckpointWriter:
     keep : int
         Number of checkpoints to keep, the newest ones.
 
-    Raises
-    ------
-    EnvironmentProblem
-        On every rank: the folder cannot be created or written.
+    Raises `EnvironmentProblem` on every rank: the folder cannot be created or written.
     """
 
     def __init__(
@@ -299,10 +296,7 @@ class CheckpointWriter:
     def write(self, progress: Progress) -> Path:
         """Write a checkpoint and return its folder when it is on disk; collective.
 
-        Raises
-        ------
-        EnvironmentProblem
-            As for `finish`.
+        Raises `EnvironmentProblem` as for `finish`.
         """
         self._begin(progress, copies=False)
         return self.finish()
@@ -310,10 +304,7 @@ class CheckpointWriter:
     def begin(self, progress: Progress) -> None:
         """Copy what this rank writes and start writing in the background; called by every rank at the same step.
 
-        Raises
-        ------
-        RuntimeError
-            If the checkpoint before was not finished.
+        Raises ``RuntimeError`` if the checkpoint before was not finished.
         """
         self._begin(progress, copies=True)
 

@@ -105,10 +105,7 @@ def place_data(
     seed : int
         Of that split.
 
-    Raises
-    ------
-    HybridnnError
-        On every rank: loading failed on one, or nodes have read different data.
+    Raises `HybridnnError` on every rank: loading failed on one, or nodes have read different data.
     """
     memory = NodeMemory(grid)
     is_local = distribution == "local"

@@ -139,10 +139,7 @@ class RunFolder(contextlib.AbstractContextManager["RunFolder"]):
     def close(self) -> None:
         """Close the history and release the lock.
 
-        Raises
-        ------
-        EnvironmentProblem
-            If the last lines of the history cannot be written.
+        Raises `EnvironmentProblem` if the last lines of the history cannot be written.
         """
         try:
             if self._history is not None:

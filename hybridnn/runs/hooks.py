@@ -97,10 +97,7 @@ class CheckpointHook:
     def end(self, progress: Progress) -> None:
         """Write a checkpoint of the end of the training, unless the newest one is of this step; collective.
 
-        Raises
-        ------
-        EnvironmentProblem
-            As for `CheckpointWriter.finish`.
+        Raises `EnvironmentProblem` as for `CheckpointWriter.finish`.
         """
         self.finish()
         if self._checkpoint_step != progress.step:
@@ -166,10 +163,7 @@ class BestWeights:
     def __call__(self, record: EpochRecord) -> None:
         """Write the current weights if the epoch that has just ended is the best so far; collective.
 
-        Raises
-        ------
-        EnvironmentProblem
-            On every rank: the file cannot be written.
+        Raises `EnvironmentProblem` on every rank: the file cannot be written.
         """
         if record.metric is None:
             return

@@ -82,10 +82,8 @@ def evaluate_run(
     part : {"test", "train"} or None
         None: the test samples, or all samples of other data that have no test samples.
 
-    Raises
-    ------
-    HybridnnError
-        On every rank: the data cannot be read or do not fit the network, or the network does not fit the grid.
+    Raises `HybridnnError` on every rank: the data cannot be read or do not fit the network, or the network does not fit
+    the grid.
     """
     trainer = run.trainer_on(grid)
     settings = agree(grid.world, lambda: _data_settings(run, source, targets))
@@ -220,10 +218,7 @@ def predict_file(run: TrainedRun, grid: ProcessGrid, path: Path) -> Predictions 
     Predictions or None
         None on ranks other than 0.
 
-    Raises
-    ------
-    HybridnnError
-        On every rank: the file cannot be used, or the network does not fit the grid.
+    Raises `HybridnnError` on every rank: the file cannot be used, or the network does not fit the grid.
     """
     data = run.settings.data
     samples = agree(
@@ -284,10 +279,7 @@ def export_arrays(run: TrainedRun, *, fold_standardization: bool = False) -> Arr
         (inputs,), and for regression ``target_mean`` and ``target_scale``, shape (outputs,): the input of the network
         is ``(x - input_mean) / input_scale``, its output ``(y - target_mean) / target_scale``.
 
-    Raises
-    ------
-    SettingError
-        If the standardization cannot be folded, because the first layer is residual.
+    Raises `SettingError` if the standardization cannot be folded, because the first layer is residual.
     """
     arrays: Arrays = {name: run.weights[name] for name in parameter_shapes(run.model)}
     if run.standardizer is not None and fold_standardization:

@@ -29,10 +29,7 @@ def draw_learning_curve(epochs: Sequence[EpochRecord], path: Path) -> None:
     epochs : sequence of EpochRecord
         At least one; values that are None or not finite are left out.
 
-    Raises
-    ------
-    EnvironmentProblem
-        If `path` cannot be written.
+    Raises `EnvironmentProblem` if `path` cannot be written.
     """
     # A figure without pyplot: no display, no global state.
     from matplotlib.backends.backend_agg import FigureCanvasAgg

@@ -108,10 +108,7 @@ def train_on_survivors(
     view_of : callable
         Makes the view of an attempt, given the loss before it.
 
-    Raises
-    ------
-    HybridnnError
-        As `run_training`, if no rank was lost.
+    Raises `HybridnnError` as `run_training`, if no rank was lost.
     """
     if not tolerates_losses() or running_ranks() == 1:
         with view_of(None) as view:
@@ -245,10 +242,7 @@ def save_latest_state(grid: ProcessGrid, hook: CheckpointHook | None, folder: Pa
     folder : Path
         Run folder.
 
-    Raises
-    ------
-    EnvironmentProblem
-        On every rank: the checkpoint cannot be written.
+    Raises `EnvironmentProblem` on every rank: the checkpoint cannot be written.
     """
     checkpoints = checkpoint_folders(folder / CHECKPOINTS)
     newest = step_of(checkpoints[0]) if checkpoints else 0

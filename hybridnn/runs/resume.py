@@ -88,10 +88,8 @@ def resolve_request(
     (Settings, str) or None
         None if the run has completed all its epochs.
 
-    Raises
-    ------
-    SettingError
-        If there is no such run, ``auto`` is given without a folder, or a finished run differs in its settings.
+    Raises `SettingError` if there is no such run, ``auto`` is given without a folder, or a finished run differs in its
+    settings.
     """
     if resume is None:
         assert settings is not None
@@ -125,10 +123,7 @@ def settings_of_run(folder: Path, overrides: Sequence[str], ranks: int) -> Setti
 
     If the layout changes, settings that the run had resolved for its own ranks are dropped.
 
-    Raises
-    ------
-    SettingError
-        If there is no run, or an override is not allowed.
+    Raises `SettingError` if there is no run, or an override is not allowed.
     """
     if run_status(folder) == "absent" or not os.path.lexists(folder / CONFIG):
         raise SettingError("--resume", str(folder), "is not a run folder")
@@ -165,10 +160,7 @@ def _require_same_training(old: Settings, new: Settings, *, forced: bool) -> Non
     forced : bool
         Allow all differences except in the network, the optimizer, the precision and the size of the minibatches.
 
-    Raises
-    ------
-    SettingError
-        For the first setting that differs, with both values.
+    Raises `SettingError` for the first setting that differs, with both values.
     """
     for name, before, now in _differences(old, new):
         if name in FIXED_SETTINGS or name.startswith("model."):
@@ -204,10 +196,7 @@ def resume(folder: Path, settings: Settings, trainer: Trainer, data: str, sample
     samples : int
         Number of training samples.
 
-    Raises
-    ------
-    SettingError, DataError
-        On every rank: there is no valid checkpoint, or it is of another training.
+    Raises `SettingError` or `DataError` on every rank: there is no valid checkpoint, or it is of another training.
     """
     world = trainer.grid.world
     old = agree(world, lambda: read_config(folder))

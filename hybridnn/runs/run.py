@@ -129,11 +129,8 @@ def run_training(settings: Settings, view: RunView, *, start: Start = "new", for
     RunSummary
         The same on every rank, except for seconds.
 
-    Raises
-    ------
-    HybridnnError
-        For a user's mistake, the same on every rank and before the first step; `NonFiniteLossError` later;
-        `StoppedBySignal` after a signal, when the checkpoint is written.
+    Raises `HybridnnError` for a user's mistake, the same on every rank and before the first step; `NonFiniteLossError`
+    later; `StoppedBySignal` after a signal, when the checkpoint is written.
     """
     return Attempt(settings, view, start, forced).train()
 
@@ -141,10 +138,7 @@ def run_training(settings: Settings, view: RunView, *, start: Start = "new", for
 def require_same_run(settings: Settings, start: Start, *, forced: bool, comm: MPI.Intracomm | None = None) -> None:
     """Refuse ranks that were started with different settings; collective, before the process grid is made.
 
-    Raises
-    ------
-    UnequalSettingError
-        On every rank.
+    Raises `UnequalSettingError` on every rank.
     """
     options = settings.model_dump() | {"--resume": start, "--force": forced}
     require_same_settings(all_ranks_group(comm), lambda: describe_value("", options))

@@ -101,13 +101,7 @@ class RunRecord:
 
 
 def read_config(folder: Path) -> Settings:
-    """The settings of the run in `folder`, as it ran.
-
-    Raises
-    ------
-    DataError
-        If ``config.toml`` cannot be read or is not valid.
-    """
+    """The settings of the run in `folder`, as it ran; `DataError` if ``config.toml`` cannot be read or is not valid."""
     path = folder / CONFIG
     try:
         settings = load_settings(path)
@@ -126,10 +120,7 @@ def to_line(record: Record) -> str:
 def run_status(folder: Path) -> Literal["absent", "unfinished", "finished"]:
     """Whether `folder` holds no run, one that is running or ended with an error, or one that completed.
 
-    Raises
-    ------
-    DataError
-        If there is a history that cannot be read.
+    Raises `DataError` if there is a history that cannot be read.
     """
     if not os.path.lexists(folder / HISTORY):
         return "absent"
@@ -146,10 +137,7 @@ def read_records(folder: Path) -> tuple[list[Record], str]:
     damage : str
         Number of the damaged line and what is wrong with it; empty if all lines are valid.
 
-    Raises
-    ------
-    DataError
-        If there is no history, or it cannot be read.
+    Raises `DataError` if there is no history, or it cannot be read.
     """
     records: list[Record] = []
     path = folder / HISTORY
@@ -174,13 +162,7 @@ class BestWeightsFile(NamedTuple):
 
 
 def read_best_weights(folder: Path) -> BestWeightsFile:
-    """Read ``best-weights.npz`` of the run in `folder`.
-
-    Raises
-    ------
-    DataError
-        If there is no such file, or it cannot be read.
-    """
+    """Read ``best-weights.npz`` of the run in `folder`; `DataError` if there is no such file, or it cannot be read."""
     path = folder / BEST_WEIGHTS
     arrays = read_npz(path)
     try:
@@ -203,10 +185,7 @@ def read_epochs(folder: Path) -> tuple[list[EpochRecord], str]:
 def read_run(folder: Path) -> RunRecord:
     """Read the folder of a finished run.
 
-    Raises
-    ------
-    DataError
-        If `folder` holds no run, one that did not complete, or damaged or incomplete files.
+    Raises `DataError` if `folder` holds no run, one that did not complete, or damaged or incomplete files.
     """
     status = run_status(folder)
     if status == "absent":

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -53,31 +54,16 @@ class WeightsSource:
     ----------
     step : int or None
         Updates of the weights; None if the history of the run does not have them.
+    read : callable
+        Returns the global arrays ``layers.<i>.weight`` and ``layers.<i>.bias``; `DataError` if a file cannot be read.
     damaged : tuple of str
         Newer checkpoints that were skipped, and why.
-    checkpoint : Checkpoint or None
-        None if `path` is a weights file.
-    arrays : mapping or None
-        Contents of the file, if it was read already.
     """
 
     path: Path
     step: int | None
+    read: Callable[[], Mapping[str, Array]]
     damaged: tuple[str, ...] = ()
-    checkpoint: Checkpoint | None = field(default=None, repr=False)
-    arrays: Mapping[str, Array] | None = field(default=None, repr=False)
-
-    def read(self) -> Mapping[str, Array]:
-        """Global arrays ``layers.<i>.weight`` and ``layers.<i>.bias``.
-
-        Raises
-        ------
-        DataError
-            If a file cannot be read.
-        """
-        if self.arrays is not None:
-            return self.arrays
-        return read_npz(self.path) if self.checkpoint is None else self.checkpoint.weights()
 
 
 @dataclass(frozen=True)
@@ -145,10 +131,8 @@ def open_run(
     group : Group, optional
         Ranks that all read: collective over it, errors are raised on all. None: this rank reads alone.
 
-    Raises
-    ------
-    DataError, SettingError
-        If `folder` holds no run, the run has no weights, or its files are damaged or do not belong together.
+    Raises `DataError` or `SettingError` if `folder` holds no run, the run has no weights, or its files are damaged or
+    do not belong together.
     """
     settings = _agree(group, lambda: _read_settings(folder))
     source = find_weights(folder, checkpoint, group, best=best)
@@ -193,12 +177,12 @@ def find_weights(
         with contextlib.suppress(DataError):
             epochs, damage = read_epochs(folder)
             step = epochs[-1].step if epochs and not damage else None
-        return WeightsSource(folder / WEIGHTS, step)
+        return WeightsSource(folder / WEIGHTS, step, partial(read_npz, folder / WEIGHTS))
     newest, damaged = newest_valid(folder / CHECKPOINTS, group)
     if newest is not None:
         return _of_checkpoint(newest, damaged)
     if has_file:  # of a finished run that is being trained further
-        return WeightsSource(folder / WEIGHTS, None, tuple(damaged))
+        return WeightsSource(folder / WEIGHTS, None, partial(read_npz, folder / WEIGHTS), tuple(damaged))
     no_weights = f"{folder}: no {WEIGHTS}, which a run writes at its end"
     raise DataError(f"{no_weights}, and no valid checkpoint{': ' if damaged else ''}{'; '.join(damaged)}")
 
@@ -277,7 +261,7 @@ def _best_weights(folder: Path) -> WeightsSource:
     elif best is not None and best.metric is not None and best.metric > weights.metric:
         better = f"epoch {best.epoch} with {best.metric:.4f} was better"
         damaged = (f"{path}: of epoch {weights.epoch} with {weights.metric:.4f}; {better}; its weights are not kept",)
-    return WeightsSource(path, weights.step, damaged, arrays=weights.arrays)
+    return WeightsSource(path, weights.step, lambda: weights.arrays, damaged)
 
 
 def _named_checkpoint(folder: Path, name: str, group: Group | None, *, is_first: bool) -> WeightsSource:
@@ -294,4 +278,4 @@ def _named_checkpoint(folder: Path, name: str, group: Group | None, *, is_first:
 
 
 def _of_checkpoint(found: Checkpoint, damaged: list[str]) -> WeightsSource:
-    return WeightsSource(found.path, found.manifest.progress.step, tuple(damaged), found)
+    return WeightsSource(found.path, found.manifest.progress.step, found.weights, tuple(damaged))

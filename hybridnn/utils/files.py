@@ -284,10 +284,7 @@ def read_npz(path: Path | str, name: str | None = None) -> dict[str, NDArray[Any
     name : str, optional
         Name of the file in errors; by default its path.
 
-    Raises
-    ------
-    DataError
-        If the file is missing, damaged, larger than the memory, or not an ``.npz`` of plain arrays.
+    Raises `DataError` if the file is missing, damaged, larger than the memory, or not an ``.npz`` of plain arrays.
     """
     name = name or shown_path(path)
     try:

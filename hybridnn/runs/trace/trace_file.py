@@ -196,10 +196,7 @@ def write_trace(path: Path | None, grid: ProcessGrid, method: str = "") -> None:
     method : str
         As for `Trace`.
 
-    Raises
-    ------
-    EnvironmentProblem
-        On every rank: the file cannot be written.
+    Raises `EnvironmentProblem` on every rank: the file cannot be written.
     """
     events, lost = grid.recorder.events, _lost_until(grid.recorder)
     clock = _clock(grid)
@@ -234,10 +231,7 @@ def write_trace(path: Path | None, grid: ProcessGrid, method: str = "") -> None:
 def read_trace(path: Path) -> Trace:
     """Read the trace in a run folder, or the file itself; times are in seconds from the first event, to the nanosecond.
 
-    Raises
-    ------
-    DataError
-        If there is no trace, or the file is damaged or of another program.
+    Raises `DataError` if there is no trace, or the file is damaged or of another program.
     """
     is_folder = os.path.isdir(path)
     file = path / TRACE if is_folder else path
