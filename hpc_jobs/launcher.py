@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from hybridnn.comm.launcher import has_plugin, offered_plugins
 from hybridnn.utils.files import replace_atomically
+from hybridnn.utils.processes import run_child
 
 __all__ = ["candidates", "find_launcher"]
 
@@ -33,12 +33,7 @@ Attempt = Callable[[Sequence[str]], str | None]
 def candidates(plugins: str, programs: Sequence[str]) -> Iterator[tuple[str, ...]]:
     """Yield the launchers that may work, in order of preference.
 
-    Parameters
-    ----------
-    plugins : str
-        Output of ``srun --mpi=list``.
-    programs : sequence of str
-        Available programs among ``srun`` and ``mpirun``.
+    `plugins` is the output of ``srun --mpi=list``, and `programs` are those available among ``srun`` and ``mpirun``.
     """
     if "srun" in programs:
         yield "srun", "-n"
@@ -52,12 +47,8 @@ def candidates(plugins: str, programs: Sequence[str]) -> Iterator[tuple[str, ...
 def find_launcher(launchers: Iterator[tuple[str, ...]], attempt: Attempt) -> tuple[tuple[str, ...] | None, list[str]]:
     """Return the first launcher that works, or None, and a line about each that does not.
 
-    Parameters
-    ----------
-    launchers : iterator of tuple of str
-        Arguments before the number of ranks.
-    attempt : callable
-        ``attempt(launcher)`` returns None if it works, otherwise the reason.
+    A launcher consists of the arguments before the number of ranks; ``attempt(launcher)`` returns None if it works,
+    otherwise the reason.
     """
     failures: list[str] = []
     for launcher in launchers:
@@ -71,19 +62,16 @@ def find_launcher(launchers: Iterator[tuple[str, ...]], attempt: Attempt) -> tup
 def _attempt(launcher: Sequence[str], ranks: str, nodes: str) -> str | None:
     """Start all ranks of the job, which check their number and the number of nodes."""
     command = [*launcher, ranks, sys.executable, "-m", "hybridnn.comm.launch_check", ranks, nodes]
-    try:
-        ended = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=SECONDS, check=False
-        )
-    except subprocess.TimeoutExpired:
+    ended = run_child(command, SECONDS, os.environ)
+    if ended.timed_out:
         return f"no answer within {SECONDS} s"
-    if ended.returncode == 0:
+    if ended.code == 0:
         return None
-    lines = [line.strip() for line in ended.stderr.splitlines() if line.strip()]
+    lines = [line.strip() for line in ended.errors.splitlines() if line.strip()]
     for fragment in ("MPI sees", "Error", "error", ""):  # launchers print other lines around the reason
         if found := [line for line in lines if fragment in line]:
             return found[0]
-    return f"exit code {ended.returncode}"
+    return f"exit code {ended.code}"
 
 
 def _stored(file: Path) -> str:

@@ -81,20 +81,9 @@ def new_table(
     wraps: bool = False,
     **style: Any,
 ) -> Table:
-    """Make a table with left-justified columns of text, then right-justified columns of numbers.
+    """Make a table with left-justified columns of text, then right-justified columns of numbers, by their titles.
 
-    Parameters
-    ----------
-    texts, numbers : iterable of str
-        Titles of the columns.
-    rows : iterable of sequence of str
-        Cells.
-    footers : sequence of str
-        One per column, or none.
-    wraps : bool
-        Wrap cells where the console is narrow.
-    **style
-        Options of `rich.table.Table`.
+    Cells are wrapped where the console is narrow if the table `wraps`. `style` are options of `rich.table.Table`.
     """
     from rich.box import SIMPLE_HEAD
     from rich.table import Column, Table
@@ -145,10 +134,8 @@ def print_drawing(console: Console, drawing: Drawing) -> None:
 def choose_format(wanted: PictureFormat | None, out: Path | None) -> PictureFormat:
     """Return the format given by the user, else that of the file's suffix, else text.
 
-    Raises
-    ------
-    SettingError
-        If the suffix of the file contradicts the format, its folder does not exist, or a PNG has no file.
+    Raises `SettingError` if the suffix of the file contradicts the format, its folder does not exist, or a PNG has no
+    file.
     """
     if out is None:
         if wanted is PictureFormat.png:
@@ -226,13 +213,7 @@ def write_json(value: object, out: Path | None = None) -> None:
 
 
 def write_file(content: str | bytes, out: Path | None) -> None:
-    """Write a result to its file on rank 0, and print the file's name; without a file print the result.
-
-    Raises
-    ------
-    SettingError
-        If the file cannot be written.
-    """
+    """Write a result to its file on rank 0, and print the file's name; without a file print the result."""
     if out is None:
         print(content, end="", flush=True)
         return

@@ -25,14 +25,9 @@ MOST_ROWS = 20
 
 
 class TrainView:
-    """Callbacks of a run; the trainer calls them on rank 0 only.
+    """Callbacks of a run, called on rank 0 only.
 
-    Parameters
-    ----------
-    as_json : bool
-        Print one JSON object at the end and nothing else.
-    quiet : bool
-        Print nothing before the final tables.
+    Printed is one JSON object at the end, where `as_json`, or where `quiet` the final tables only.
     """
 
     def __init__(self, *, as_json: bool = False, quiet: bool = False) -> None:
@@ -127,18 +122,10 @@ class TrainView:
 
 @dataclass(frozen=True)
 class RunTotals:
-    """Figures of a whole run.
+    """Figures of a whole run; seconds are of rank 0, without evaluation, and bytes of all ranks.
 
-    Attributes
-    ----------
-    best_metric, best_epoch : float, int or None
-        Highest test accuracy or R², and the first epoch that reached it; None where none was measured.
-    samples_per_second : float
-        Over the training time of all epochs, without evaluation.
-    compute_seconds, communication_seconds, waiting_seconds : float
-        Sums over the epochs, of rank 0; waiting is part of communication.
-    bytes_sent : int
-        By all ranks.
+    `best_metric` is the highest test accuracy or R², and `best_epoch` the first epoch that reached it; None where none
+    was measured. Waiting is part of communication.
     """
 
     best_metric: float | None
@@ -251,20 +238,13 @@ def epoch_table(epochs: Sequence[EpochRecord], *, pipelined: bool = False) -> Ta
     In a pipeline the bubble has a column of its own.
     """
     label = "R²" if any(record.test_r2 is not None for record in epochs) else "accuracy"
-    titles = (
-        "epoch",
-        "train\nloss",
-        "test\nloss",
-        f"test\n{label}",
-        "samples\nper s",
-        "compute\ns",
-        "comm.\ns",
-        *(["bubble\ns"] if pipelined else []),
-        "sent",
-    )
-    table = new_table((), titles, show_edge=False)
+    quality = ("train\nloss", "test\nloss", f"test\n{label}")
+    times = ("samples\nper s", "compute\ns", "comm.\ns", *(["bubble\ns"] if pipelined else []))
+    table = new_table((), ("epoch", *quality, *times, "sent"), show_edge=False)
     best = RunTotals.of(epochs).best_epoch
     for record in _chosen_records(epochs, best):
+        bubble = [record.waiting_seconds] if pipelined else []
+        communication = (record.communication_seconds - sum(bubble), *bubble)
         table.add_row(
             str(record.epoch),
             _number(record.train_loss),
@@ -272,17 +252,11 @@ def epoch_table(epochs: Sequence[EpochRecord], *, pipelined: bool = False) -> Ta
             _number(record.metric),
             f"{record.samples_per_second:,.0f}",
             f"{record.compute_seconds:.3f}",
-            *_communication_cells(record, pipelined=pipelined),
+            *(f"{seconds:.3f}" for seconds in communication),
             format_bytes(record.bytes_sent, decimals=1),
             style="bold" if record.epoch == best else None,
         )
     return table
-
-
-def _communication_cells(record: EpochRecord, *, pipelined: bool) -> list[str]:
-    if not pipelined:
-        return [f"{record.communication_seconds:.3f}"]
-    return [f"{record.communication_seconds - record.waiting_seconds:.3f}", f"{record.waiting_seconds:.3f}"]
 
 
 def summary_table(summary: RunSummary, totals: RunTotals, *, pipelined: bool = False) -> Table:

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from hybridnn.errors import SettingError, StoppedBySignal
-from hybridnn.runs.lock import FolderInUse, FolderLock
 from hybridnn.study.results import read_results
 from hybridnn.study.runner import CellOutcome, StudyRun, plan_study, run_study, train_command
 from hybridnn.study.study_file import load_study
@@ -227,33 +226,6 @@ def test_file_system_without_locks_is_tolerated(tmp_path: Path, monkeypatch: pyt
 
     assert [outcome.status for outcome in run_study(plan, View(), train=train)] == ["finished"]
     assert len(read_results(tmp_path / "out").cells) == 1
-
-
-def test_examining_a_lock_does_not_take_it(tmp_path: Path) -> None:
-    assert FolderLock.holder(tmp_path) is None
-    with FolderLock.take(tmp_path) as lock:
-        assert FolderLock.holder(tmp_path) is not None
-        with pytest.raises(FolderInUse) as busy:
-            FolderLock.take(tmp_path)
-        assert busy.value.holder.startswith(f"process {os.getpid()} on ")
-    assert not (tmp_path / ".lock").exists()
-    lock.release()  # a second time does nothing
-
-
-def test_lock_is_taken_while_a_reader_examines_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / ".lock").touch()
-    reader = os.open(tmp_path / ".lock", os.O_RDONLY)
-    fcntl.flock(reader, fcntl.LOCK_SH)
-    waits: list[float] = []
-
-    def reader_leaves(seconds: float) -> None:
-        waits.append(seconds)
-        if seconds:
-            os.close(reader)
-
-    monkeypatch.setattr(time, "sleep", reader_leaves)
-    FolderLock.take(tmp_path).release()
-    assert len([seconds for seconds in waits if seconds]) == 1
 
 
 def test_threads_of_every_rank_are_those_of_the_study(tmp_path: Path) -> None:
