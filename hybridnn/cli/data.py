@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hybridnn.cli.options import Format, OutputFormat
+from hybridnn.cli.options import Format, OutputFormat, command_group
 from hybridnn.cli.output import make_console, new_grid, new_table, write_json
 from hybridnn.cli.ranks import first_rank_alone
 
@@ -14,15 +14,9 @@ if TYPE_CHECKING:
     from hybridnn.datasets import DatasetInfo
 
 
-app = typer.Typer(help="List, describe and download data sets.")
+app = command_group("List, describe and download data sets.")
 
 Name = Annotated[str, typer.Argument(help="A name that `hybridnn data list` prints.", metavar="NAME")]
-
-
-@app.callback(invoke_without_command=True)
-def _data(context: typer.Context) -> None:
-    if context.invoked_subcommand is None:
-        print(context.get_help())
 
 
 @app.command("list")

@@ -19,6 +19,18 @@ def count(text: str, *names: str) -> Any:
     return option(text, "N", *names, least=1)
 
 
+def command_group(text: str) -> typer.Typer:
+    """Make a command that has commands of its own, and prints its help without one of them."""
+    group = typer.Typer(help=text)
+
+    @group.callback(invoke_without_command=True)
+    def print_help(context: typer.Context) -> None:
+        if context.invoked_subcommand is None:
+            print(context.get_help())
+
+    return group
+
+
 class Format(str, Enum):
     """Formats of a command's result."""
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hybridnn.cli.options import Format, OutputFormat, count, option
+from hybridnn.cli.options import Format, OutputFormat, command_group, count, option
 from hybridnn.cli.output import make_console, new_table, write_json
 from hybridnn.cli.ranks import first_rank_alone, launch_rank
 from hybridnn.errors import EnvironmentProblem
@@ -27,17 +27,11 @@ if TYPE_CHECKING:
     from hybridnn.study.submit import Submission
 
 
-app = typer.Typer(help="Run and report a study: many runs along a few axes.")
+app = command_group("Run and report a study: many runs along a few axes.")
 
 StudyName = Annotated[str, typer.Argument(help="A study file, or the name of a ready study.", metavar="FILE")]
 OutFolder = Annotated[Path | None, option("Folder of the study; runs/studies/NAME by default.", "FOLDER", "--out")]
 Reduced = Annotated[bool, typer.Option("--reduced", help="Run the short form that the file describes.")]
-
-
-@app.callback(invoke_without_command=True)
-def _study(context: typer.Context) -> None:
-    if context.invoked_subcommand is None:
-        print(context.get_help())
 
 
 @app.command("list")

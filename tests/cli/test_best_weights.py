@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,8 @@ from hybridnn import ProcessGrid
 from hybridnn.in_process import run_ranks
 from hybridnn.runs.inference import evaluate_run
 from hybridnn.runs.trained_run import open_run
+from reference.command_line import Run
 from reference.trained_runs import train
-
-Run = Callable[..., tuple[int, str, str]]
 
 BEST = "best-weights.npz"
 OSCILLATING = ("train", "--data", "digits", "--hidden", "12", "--lr", "0.4", "--set", "training.dtype=float64", "-q")

@@ -18,8 +18,8 @@ from hybridnn.cost.calibration.compute_fit import ComputeError
 from hybridnn.cost.calibration.fit import fit_operations
 from hybridnn.cost.machine.file import read_machine
 from mpi_runner.launch import JobResult
+from reference.command_line import Run, error_line
 
-Run = Callable[..., tuple[int, str, str]]
 TWICE = """
 import sys
 from pathlib import Path
@@ -167,11 +167,7 @@ def test_good_calibrations_are_written(run_hybridnn: Run, monkeypatch: pytest.Mo
 def test_wrong_input_is_one_line_and_exit_code_2(run_hybridnn: Run, arguments: list[str], message: str) -> None:
     Path("folder.toml").mkdir()
     Path("old.toml").write_text("")
-    code, out, err = run_hybridnn("calibrate", *arguments)
-    assert (code, out) == (2, "")
-    assert err.startswith("Error: ")
-    assert message in err
-    assert err.count("\n") == 1
+    assert message in error_line(run_hybridnn("calibrate", *arguments))
 
 
 @pytest.mark.parametrize("width", [40, 80, 100])

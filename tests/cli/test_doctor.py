@@ -16,8 +16,8 @@ import pytest
 from hybridnn.doctor.startup_watchdog import StartupWatchdog
 from mpi_runner.launch import JobResult, job_environment
 from mpi_runner.slowness import deadline
+from reference.command_line import Run
 
-Run = Callable[..., tuple[int, str, str]]
 RunMpi = Callable[..., JobResult]
 DOCTOR = [sys.executable, "-m", "hybridnn", "doctor"]
 ALWAYS = {"python", "packages", "BLAS", "MPI library", "Slurm", "clock", "working folder", "cache folder", "CuPy"}

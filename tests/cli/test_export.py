@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from reference.command_line import Run, error_line
 from reference.trained_runs import train, weights_of, write_checkpoint
-
-Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
@@ -63,10 +61,7 @@ def test_file_that_is_there_is_replaced_only_with_force(run: Run, tmp_path: Path
     ],
 )
 def test_wrong_input_is_one_line(run: Run, arguments: list[str], message: str) -> None:
-    code, text, err = run(*arguments)
-    assert (code, text) == (2, "")
-    assert message in err
-    assert len(err.splitlines()) == 1
+    assert message in error_line(run(*arguments))
 
 
 def test_any_number_of_ranks_writes_one_file(run: Run, run_as_ranks: Run, tmp_path: Path) -> None:

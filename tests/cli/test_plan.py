@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,8 @@ from hybridnn.config.file import load_settings
 from hybridnn.cost.machine.file import write_machine
 from hybridnn.cost.prediction.predict import predict
 from hybridnn.runs.workload import layout_from_settings, workload_from_settings
+from reference.command_line import Run, error_line
 from reference.machines import make_machine
-
-Run = Callable[..., tuple[int, str, str]]
 
 NETWORK = ["--set", "model.hidden=[64,64,64]"]
 MACHINE = make_machine(alpha=1e-6, beta=1e-9, multiply_add=1e-10, call=1e-6, ranks_per_node=8)
@@ -123,11 +121,7 @@ def test_no_pipelines_with_scattered_data(run: Run) -> None:
     ],
 )
 def test_wrong_input_is_one_line(run: Run, arguments: list[str], message: str) -> None:
-    code, out, err = run(*arguments)
-    assert (code, out) == (2, "")
-    assert err.startswith("Error: ")
-    assert message in err
-    assert err.count("\n") == 1
+    assert message in error_line(run(*arguments))
 
 
 def test_too_little_memory_states_how_much_is_missing(run: Run, tmp_path: Path) -> None:

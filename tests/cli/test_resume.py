@@ -21,8 +21,8 @@ from hybridnn.runs.folder import RunFolder
 from hybridnn.runs.lock import FolderLock
 from hybridnn.runs.resume import settings_of_run
 from hybridnn.training.records import StepRecord
+from reference.command_line import Run
 
-Run = Callable[..., tuple[int, str, str]]
 TRAIN = ("train", "--data", "synthetic", "--hidden", "9", "--epochs", "3", "--batch-size", "25", "-q")
 SMALL = (
     "--set",

@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 from hybridnn.diagnostics.stalls.state import JobState, RankState
+from reference.command_line import Run
 from reference.finished_runs import write_run
 from reference.stalls import collective, progress, rank_state
-
-Run = Callable[..., tuple[int, str, str]]
 
 ALL = tuple(range(4))
 

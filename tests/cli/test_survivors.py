@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +14,9 @@ import numpy as np
 import pytest
 
 from mpi_runner.launch import JobResult, find_mpirun, job_environment, run_mpi
+from reference.command_line import Run
 
 pytestmark = pytest.mark.slow
-
-Run = Callable[..., tuple[int, str, str]]
 
 FAULTS = """
 import os, signal, sys
