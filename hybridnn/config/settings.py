@@ -14,9 +14,10 @@ from pydantic import BaseModel, BeforeValidator, PlainValidator, ValidationError
 from hybridnn import datasets
 from hybridnn.datasets import Dataset, DatasetInfo, SyntheticSpec
 from hybridnn.errors import SettingError
+from hybridnn.kernels.activations import ACTIVATIONS
 from hybridnn.nn.learning_rates import SCHEDULES, Constant, LearningRateSchedule, WarmupLinear
 from hybridnn.nn.losses import resolve_loss
-from hybridnn.nn.mlp import ACTIVATIONS, INITIALIZERS, LOSSES, MLP
+from hybridnn.nn.mlp import INITIALIZERS, LOSSES, MLP
 from hybridnn.nn.optimizers import OPTIMIZERS, SGD, Optimizer
 from hybridnn.parallel.distribution import DISTRIBUTIONS
 from hybridnn.parallel.layer_split import MODEL_SPLITS
@@ -214,7 +215,7 @@ class ModelSettings(Section):
     """``[model]``: the multi-layer perceptron; its numbers of inputs and outputs follow from the data."""
 
     hidden: Counts = (256, 256)
-    activation: Annotated[str, OneOf(ACTIVATIONS)] = "relu"
+    activation: Annotated[str, OneOf(tuple(ACTIVATIONS))] = "relu"
     residual: bool = False
     loss: Annotated[str, OneOf(("auto", *LOSSES))] = "auto"
     initializer: Annotated[str, OneOf(("auto", *INITIALIZERS))] = "auto"

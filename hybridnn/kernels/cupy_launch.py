@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
+from hybridnn.kernels.activations import cuda_source
+
 FOLDER = Path(__file__).parent / "cuda"
 FILES = ("common", "arrays", "layers", "losses", "updates")
 
@@ -42,7 +44,8 @@ Size = tuple[int, ...]
 @cache
 def source() -> str:
     """The CUDA C++ source of all kernels, with ``#line`` directives, so that compiler messages name the files."""
-    return "".join(f'#line 1 "{name}.cu"\n{(FOLDER / name).with_suffix(".cu").read_text("utf-8")}' for name in FILES)
+    files = (f'#line 1 "{name}.cu"\n{(FOLDER / name).with_suffix(".cu").read_text("utf-8")}' for name in FILES)
+    return "".join(files) + f'#line 1 "activations"\n{cuda_source()}'
 
 
 def flat_grid(n: int, itemsize: int, most: int = MOST_BLOCKS) -> Size:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from hybridnn.kernels import numpy_kernels, numpy_updates
+from hybridnn.kernels.activations import ACTIVATIONS
 from hybridnn.kernels.backend import Kernels
 
 Array = NDArray[Any]
@@ -28,8 +29,6 @@ class NumpyKernels:
     matmul = staticmethod(numpy_kernels.matmul)
     matmul_transposed = staticmethod(numpy_kernels.matmul_transposed)
     add_bias = staticmethod(numpy_kernels.add_bias)
-    activate = staticmethod(numpy_kernels.activate)
-    gradient_of_activation = staticmethod(numpy_kernels.gradient_of_activation)
     row_sums = staticmethod(numpy_kernels.row_sums)
     mean_squared_error = staticmethod(numpy_kernels.mean_squared_error)
     cross_entropy = staticmethod(numpy_kernels.cross_entropy)
@@ -68,16 +67,24 @@ class NumpyKernels:
         # The indices are in range; every other mode writes into a buffer first.
         np.take(source, index, axis=0, out=out, mode="clip")
 
+    def activate(self, name: str, z: Array, scratch: Array) -> None:
+        """Replace `z` by its activation."""
+        ACTIVATIONS[name].apply(z, scratch)
+
+    def gradient_of_activation(self, name: str, y: Array, dy: Array, out: Array, scratch: Array) -> None:
+        """Gradient with respect to the activation's input."""
+        ACTIVATIONS[name].gradient(y, dy, out, scratch)
+
     def bias_activate(self, name: str, z: Array, bias: Array, scratch: Array) -> None:
         """Add the bias, then activate."""
         np.add(z, bias, out=z)
-        numpy_kernels.activate(name, z, scratch)
+        ACTIVATIONS[name].apply(z, scratch)
 
     def gradient_and_row_sums(
         self, name: str, y: Array, dy: Array, out: Array, sums: Array, scratch: Array, ones: Array
     ) -> None:
         """Gradient of the activation into `out`, and its row sums into `sums`."""
-        numpy_kernels.gradient_of_activation(name, y, dy, out, scratch)
+        ACTIVATIONS[name].gradient(y, dy, out, scratch)
         np.dot(out, ones, out=sums)
 
     def squared_norm_into(self, flat: Array, norm: NDArray[np.float64]) -> None:

@@ -1,8 +1,7 @@
 """Arithmetic on NumPy arrays.
 
-Every function writes into arrays that it is given and allocates nothing large. The backward pass takes the slope of an
-activation from its *output*, so a layer stores one array and not two. float32 stays float32: Python scalars do not
-promote.
+Every function writes into arrays that it is given and allocates nothing large. float32 stays float32: Python scalars do
+not promote.
 """
 
 from __future__ import annotations
@@ -13,13 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 from scipy.linalg.blas import daxpy, dgemm, dgemv, saxpy, sgemm, sgemv
-from scipy.special import expit
 
 Array = NDArray[Any]
-
-SELU_ALPHA = 1.6732632423543772
-SELU_SCALE = 1.0507009873554805
-"""Klambauer et al. 2017, equation 2 and the fixed point for mean 0 and variance 1."""
 
 NORM_BLOCK = 1 << 16
 
@@ -109,80 +103,6 @@ def row_sums(dz: Array, ones: Array, out: Array) -> None:
     A product with a vector of ones: several times faster than ``np.sum`` over the contiguous axis.
     """
     np.dot(dz, ones, out=out)
-
-
-def activate(name: str, z: Array, scratch: Array) -> None:
-    """Replace `z` by its activation, in place.
-
-    Parameters
-    ----------
-    name : {"identity", "relu", "tanh", "sigmoid", "selu"}
-    scratch : ndarray
-        Same shape and dtype; overwritten.
-    """
-    match name:
-        case "identity":
-            pass
-        case "relu":
-            np.maximum(z, 0, out=z)
-        case "tanh":
-            np.tanh(z, out=z)
-        case "sigmoid":
-            expit(z, out=z)
-        case "selu":
-            # scale * (max(z, 0) + alpha * expm1(min(z, 0))), with expm1(x) = 2 t / (1 - t) and t = tanh(x / 2): as
-            # exact near 0 as NumPy's expm1, and several times faster. For z >= 0, t is 0: one quotient for both signs.
-            np.minimum(z, 0, out=scratch)
-            np.multiply(scratch, 0.5, out=scratch)
-            np.tanh(scratch, out=scratch)
-            np.multiply(scratch, 2 * SELU_ALPHA, out=scratch)
-            np.maximum(z, 0, out=z)
-            np.add(z, scratch, out=z)
-            np.multiply(scratch, -1 / (2 * SELU_ALPHA * SELU_SCALE), out=scratch)
-            np.add(scratch, 1 / SELU_SCALE, out=scratch)
-            np.divide(z, scratch, out=z)
-        case _:
-            raise ValueError(f"unknown activation {name!r}")
-
-
-def gradient_of_activation(name: str, y: Array, dy: Array, out: Array, scratch: Array) -> None:
-    """Gradient with respect to the activation's input, from its output `y` and the gradient `dy` of that.
-
-    Parameters
-    ----------
-    name : {"identity", "relu", "tanh", "sigmoid", "selu"}
-    out : ndarray
-        Receives the result; may be `dy` itself.
-    scratch : ndarray
-        Same shape and dtype; overwritten.
-    """
-    match name:
-        case "identity":
-            if out is not dy:
-                np.copyto(out, dy)
-        case "relu":
-            np.greater(y, 0, out=scratch)
-            np.multiply(dy, scratch, out=out)
-        case "tanh":
-            np.multiply(y, y, out=scratch)
-            np.subtract(1, scratch, out=scratch)
-            np.multiply(dy, scratch, out=out)
-        case "sigmoid":
-            np.subtract(1, y, out=scratch)
-            np.multiply(scratch, y, out=scratch)
-            np.multiply(dy, scratch, out=out)
-        case "selu":
-            # For z <= 0 the output is y = scale * alpha * (exp(z) - 1), whose derivative is y + scale * alpha.
-            # For z > 0 the formula with y = 0 gives scale * alpha, but the derivative is scale: divide by alpha there.
-            np.minimum(y, 0, out=scratch)
-            np.add(scratch, SELU_SCALE * SELU_ALPHA, out=scratch)
-            np.multiply(dy, scratch, out=out)
-            np.greater(y, 0, out=scratch)
-            np.multiply(scratch, 1.0 / SELU_ALPHA - 1.0, out=scratch)
-            np.add(scratch, 1.0, out=scratch)
-            np.multiply(out, scratch, out=out)
-        case _:
-            raise ValueError(f"unknown activation {name!r}")
 
 
 def mean_squared_error(outputs: Array, targets: Array, scale: float, gradient: Array, loss: Array) -> None:

@@ -8,13 +8,11 @@ from functools import cached_property
 from numbers import Integral
 
 from hybridnn.errors import SettingError
+from hybridnn.kernels.activations import ACTIVATIONS
 from hybridnn.utils.checks import require_choice
 
-ACTIVATIONS = ("relu", "identity", "tanh", "sigmoid", "selu")
 INITIALIZERS = ("he", "glorot", "lecun")
 LOSSES = ("mse", "cross_entropy")
-
-_INITIALIZER_OF = {"relu": "he", "selu": "lecun", "identity": "glorot", "tanh": "glorot", "sigmoid": "glorot"}
 
 
 @dataclass(frozen=True)
@@ -28,7 +26,7 @@ class DenseLayer:
     inputs, outputs : int
         Columns and rows of ``W``.
     activation : str
-        One of ``ACTIVATIONS``.
+        A key of ``ACTIVATIONS``.
     residual : bool
         Whether the input is added to the output, which has the same width.
     initializer : str
@@ -114,7 +112,7 @@ class MLP:
         layers = []
         for index, (inputs, outputs) in enumerate(zip(self.sizes, self.sizes[1:], strict=False)):
             activation = self.activation if index < last else "identity"
-            initializer = _INITIALIZER_OF[activation] if self.initializer == "auto" else self.initializer
+            initializer = ACTIVATIONS[activation].initializer if self.initializer == "auto" else self.initializer
             residual = self.residual and index < last and inputs == outputs
             layers.append(DenseLayer(index, inputs, outputs, activation, residual, initializer))
         return tuple(layers)

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridnn import SGD, Adam, AdamW
+from hybridnn.kernels.activations import ACTIVATIONS
 from hybridnn.kernels.backend import Kernels
 from hybridnn.kernels.numpy_backend import NUMPY
 from hybridnn.nn.optimizers import Optimizer, OptimizerState
@@ -24,7 +25,6 @@ Call = Callable[..., None]
 Case = Callable[[np.random.Generator, Any, Any], tuple[Call, Arrays]]
 Upload = Callable[[Array], Any]
 
-ACTIVATIONS = ("identity", "relu", "tanh", "sigmoid", "selu")
 TOLERANCES = {"float32": 1e-5, "float64": 1e-12}
 """Relative to the largest element of an array."""
 FLAT_SIZES = (0, 1, 31, 33, 1000, 5003)

@@ -7,8 +7,7 @@ import warnings
 import numpy as np
 import pytest
 
-from hybridnn.kernels.numpy_kernels import activate, gradient_of_activation
-from hybridnn.nn.mlp import ACTIVATIONS
+from hybridnn.kernels.activations import ACTIVATIONS
 from reference import network as net
 from reference.network import Array
 
@@ -36,8 +35,8 @@ def computed(name: str, z: Array) -> tuple[Array, Array]:
     slopes = np.full_like(z, np.nan)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        activate(name, y, scratch)
-        gradient_of_activation(name, y, np.ones_like(z), slopes, scratch)
+        ACTIVATIONS[name].apply(y, scratch)
+        ACTIVATIONS[name].gradient(y, np.ones_like(z), slopes, scratch)
     return y, slopes
 
 
@@ -71,10 +70,10 @@ def test_slopes_near_zero_keep_their_precision(name: str) -> None:
 def test_gradient_in_place(name: str) -> None:
     random = np.random.default_rng(1)
     y, dy = random.standard_normal((6, 5)), random.standard_normal((6, 5))
-    activate(name, y, np.empty_like(y))
+    ACTIVATIONS[name].apply(y, np.empty_like(y))
     expected, scratch = np.empty_like(dy), np.empty_like(dy)
-    gradient_of_activation(name, y, dy, expected, scratch)
-    gradient_of_activation(name, y, dy, dy, scratch)
+    ACTIVATIONS[name].gradient(y, dy, expected, scratch)
+    ACTIVATIONS[name].gradient(y, dy, dy, scratch)
     assert np.array_equal(expected, dy)
 
 

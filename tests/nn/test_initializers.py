@@ -9,8 +9,9 @@ import pytest
 from numpy.typing import NDArray
 
 from hybridnn import MLP, Trainer
+from hybridnn.kernels.activations import ACTIVATIONS
 from hybridnn.nn.initializers import initialize_rows
-from hybridnn.nn.mlp import ACTIVATIONS, INITIALIZERS, DenseLayer
+from hybridnn.nn.mlp import INITIALIZERS, DenseLayer
 from reference import network as net
 from reference.network import Network
 

@@ -23,7 +23,7 @@ from hybridnn.cost.calibration.compute_samples import (
 from hybridnn.cost.calibration.fit import LinearFit, fit_linear
 from hybridnn.cost.machine.compute import ActivationCost, Compute, ElementCost, PassCost
 from hybridnn.cost.prediction.workload import OPTIMIZERS
-from hybridnn.nn.mlp import ACTIVATIONS
+from hybridnn.kernels.activations import ACTIVATIONS
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.pipeline.partition.layer_profile import LayerSeconds
 

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from hybridnn.comm.group import Group
 from hybridnn.cost.prediction.workload import OPTIMIZERS
 from hybridnn.kernels import numpy_kernels as kernels
-from hybridnn.nn.mlp import ACTIVATIONS, MLP
+from hybridnn.kernels.activations import ACTIVATIONS
+from hybridnn.nn.mlp import MLP
 from hybridnn.pipeline.partition.layer_profile import LayerSeconds, layer_timer
 
 WIDTHS = 4, 2600
@@ -162,9 +163,9 @@ def _work(kind: str, elements: int, dtype: np.dtype[Any], generator: np.random.G
     if kind == "packing":
         return lambda: kernels.copy(source, out)
     if kind == "forward":
-        return lambda: kernels.activate(name, source, out)
+        return lambda: ACTIVATIONS[name].apply(source, out)
     gradient, scratch = _normal(elements, dtype, generator), np.empty(elements, dtype)
-    return lambda: kernels.gradient_of_activation(name, source, gradient, out, scratch)
+    return lambda: ACTIVATIONS[name].gradient(source, gradient, out, scratch)
 
 
 _FUNCTIONS = tuple(name for name in ACTIVATIONS if name != "identity")

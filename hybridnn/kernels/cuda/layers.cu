@@ -1,35 +1,7 @@
 // Bias, activations and their gradients, for arrays of shape (rows, columns): a row per feature, a column per sample.
 
-// slope(y) is the derivative as a function of the activation's output y.
-struct Identity {
-    static __device__ REAL value(REAL z) { return z; }
-    static __device__ REAL slope(REAL) { return 1; }
-};
-
-struct Relu {
-    static __device__ REAL value(REAL z) { return z < 0 ? 0 : z; }  // NaN stays NaN
-    static __device__ REAL slope(REAL y) { return y > 0 ? 1 : 0; }
-};
-
-struct Tanh {
-    static __device__ REAL value(REAL z) { return tanh(z); }
-    static __device__ REAL slope(REAL y) { return 1 - y * y; }
-};
-
-struct Sigmoid {
-    static __device__ REAL value(REAL z) { return 1 / (1 + exp(-z)); }
-    static __device__ REAL slope(REAL y) { return y * (1 - y); }
-};
-
-// Klambauer et al. 2017, equation 2 and the fixed point for mean 0 and variance 1.
-struct Selu {
-    static constexpr double alpha = 1.6732632423543772;
-    static constexpr double scale = 1.0507009873554805;
-    static __device__ REAL value(REAL z) {
-        return z > 0 ? REAL(scale) * z : REAL(scale * alpha) * expm1(z);
-    }
-    static __device__ REAL slope(REAL y) { return y > 0 ? REAL(scale) : y + REAL(scale * alpha); }
-};
+// An Activation has value(z), and slope(y), the derivative as a function of its output y. The classes are generated from the
+// table in kernels/activations.py, behind all files, each followed by KERNELS_OF.
 
 // z = activation(z), in place.
 template <class Activation>
@@ -124,9 +96,3 @@ __device__ void gradient_and_row_sums(
         const REAL* y, const REAL* dy, REAL* out, REAL* sums, Index rows, Index columns) {                      \
         gradient_and_row_sums<Activation>(y, dy, out, sums, rows, columns);                                     \
     }
-
-KERNELS_OF(identity, Identity)
-KERNELS_OF(relu, Relu)
-KERNELS_OF(tanh, Tanh)
-KERNELS_OF(sigmoid, Sigmoid)
-KERNELS_OF(selu, Selu)
