@@ -5,26 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import lru_cache
 from math import fsum, log
-from typing import Literal, TypeVar
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import BaseModel, Field
 
 from hybridnn.utils.checks import AtLeastZero, Count
 from hybridnn.utils.settings_models import Section
 
-Cost = TypeVar("Cost", bound="_Linear")
 
-
-class _Linear(Section):
-    """Coefficients in seconds."""
-
-    def scaled(self: Cost, factor: float, *, calls: bool = True) -> Cost:
-        """All coefficients times `factor`, that of a call only with `calls`."""
-        changed = {name: value * factor for name, value in self.model_dump().items() if calls or name != "call_seconds"}
-        return self.model_copy(update=changed)
-
-
-class PassCost(_Linear):
+class PassCost(Section):
     """One kind of pass through a dense layer without its activation: a matrix product, and the bias.
 
     The product of an (m, k) with a (k, n) matrix takes time per multiply-add, per element read and written (outputs,
@@ -51,7 +40,7 @@ class PassCost(_Linear):
         )
 
 
-class ElementCost(_Linear):
+class ElementCost(Section):
     """Element-wise work, per call and element; the uncached seconds are added for arrays that do not fit the cache."""
 
     call_seconds: AtLeastZero = 0.0
@@ -69,12 +58,6 @@ class ActivationCost(Section):
 
     forward: ElementCost
     gradient: ElementCost
-
-    def scaled(self, factor: float, *, calls: bool = True) -> ActivationCost:
-        """As `_Linear.scaled`."""
-        return ActivationCost(
-            forward=self.forward.scaled(factor, calls=calls), gradient=self.gradient.scaled(factor, calls=calls)
-        )
 
 
 class Compute(Section):
@@ -144,15 +127,17 @@ class Compute(Section):
 
     def scaled(self, factor: float, *, calls: bool = True) -> Compute:
         """All costs times `factor`, those of Python and of calls only with `calls`."""
+        fixed = {"cache_bytes", "noise"}
+        if not calls:
+            fixed |= {"call_seconds", "instruction_seconds", "step_seconds"}
 
-        def scale(value: object) -> object:
-            if isinstance(value, _Linear | ActivationCost):
-                return value.scaled(factor, calls=calls)
+        def scale(value: Any) -> Any:
+            if isinstance(value, BaseModel):
+                return value.model_copy(update={name: scale(item) for name, item in value if name not in fixed})
             if isinstance(value, dict):
                 return {key: scale(item) for key, item in value.items()}
             return value * factor if isinstance(value, float) else value
 
-        fixed = {"cache_bytes", "noise"} | (set() if calls else {"instruction_seconds", "step_seconds"})
         return self.model_copy(update={name: scale(value) for name, value in self if name not in fixed})
 
     def pace(self, ranks: int) -> float:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hybridnn import MLP, SGD
-from hybridnn.cost.machine.compute import ElementCost
+from hybridnn.cost.machine.compute import ElementCost, PassCost
 from hybridnn.cost.machine.machine import Machine
 from hybridnn.cost.prediction.predict import predict
 from hybridnn.cost.prediction.workload import Workload
@@ -171,10 +171,9 @@ def equal_stages(stages: int) -> Workload:
 @pytest.mark.parametrize(("stages", "microbatches"), [(2, 4), (4, 8), (3, 16)])
 def test_exact_pipelines_have_the_bubble_of_the_formula(method: str, stages: int, microbatches: int) -> None:
     """(m + K - 1)(t_F + t_B), where all stages are alike."""
-    work = equal_stages(stages)
-    machine = make_machine()
+    work, machine, free = equal_stages(stages), make_machine(), PassCost(multiply_add_seconds=0.0)
     machine = machine.model_copy(
-        update={"compute": tuple(c.model_copy(update={"input_gradient": _free(c)}) for c in machine.compute)}
+        update={"compute": tuple(entry.model_copy(update={"input_gradient": free}) for entry in machine.compute)}
     )
     done = predict(
         work, layout(*[(1, 1)] * stages, layers=(2,) * stages, method=method, microbatches=microbatches), machine
@@ -182,10 +181,6 @@ def test_exact_pipelines_have_the_bubble_of_the_formula(method: str, stages: int
     of_microbatch = 96 // microbatches * 2 * 16 * 16 * 2 * NANO  # two layers, forward and weight gradient
     assert done.seconds_per_step == pytest.approx((microbatches + stages - 1) * of_microbatch)
     assert done.breakdown.bubble == pytest.approx((stages - 1) * of_microbatch)
-
-
-def _free(compute: object) -> object:
-    return compute.input_gradient.scaled(0.0)
 
 
 @pytest.mark.parametrize("stages", [2, 3, 4])
