@@ -11,11 +11,13 @@ from itertools import chain, product
 from hybridnn.pipeline.checks.deadlock import check_messages
 from hybridnn.pipeline.schedules.instructions import (
     ALL_MICROBATCHES,
+    QUEUES,
     Backward,
     Barrier,
     Forward,
     InputGradient,
     Instruction,
+    Kinds,
     LoadInput,
     LoadTarget,
     ReceiveActivations,
@@ -30,7 +32,6 @@ from hybridnn.pipeline.schedules.instructions import (
 from hybridnn.pipeline.schedules.memory_plan import plan_memory
 from hybridnn.pipeline.schedules.schedule import Schedule, ScheduleError
 
-Kinds = tuple[type[Instruction], ...]
 Key = tuple[type[Instruction], int, int, int]
 """Kind, minibatch, microbatch and chunk: an instruction, faster to make and to look up."""
 
@@ -53,14 +54,6 @@ NEEDS: dict[type[Instruction], Kinds] = {
 """Kinds that must precede a kind, for the same minibatch, microbatch and chunk."""
 
 KNOWN = {*ONCE_PER_MINIBATCH, *NEEDS, *chain.from_iterable(NEEDS.values())}
-
-QUEUES: tuple[tuple[Kinds, Kinds], ...] = (
-    ((ReceiveActivations,), (Forward,)),
-    ((Forward,), (SendActivations,)),
-    ((ReceiveGradients,), (Backward, InputGradient)),
-    ((Backward, InputGradient), (SendGradients,)),
-)
-"""Kinds that put data into a queue, and kinds that take them out, in the same order."""
 
 
 def lint(schedule: Schedule) -> None:
@@ -206,7 +199,7 @@ def _check_queues(schedule: Schedule, stage: int) -> None:
     """Messages are used in the order in which they arrive, and results sent in the order in which they are computed."""
     for chunk in range(schedule.chunks):
         items = [(position, item) for position, item in enumerate(schedule.orders[stage]) if item.chunk == chunk]
-        for puts, takes in QUEUES:
+        for puts, takes in QUEUES.values():
             put = [item for _, item in items if isinstance(item, puts)]
             taken = [(position, item) for position, item in items if isinstance(item, takes)]
             for source, (position, item) in zip(put, taken, strict=False):

@@ -12,24 +12,19 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from hybridnn.pipeline.schedules.instructions import (
+    QUEUES,
     Backward,
     Forward,
     InputGradient,
     Instruction,
-    ReceiveActivations,
-    ReceiveGradients,
+    Kinds,
     Recompute,
     ReduceGradients,
-    SendActivations,
-    SendGradients,
     Update,
     WeightGradient,
 )
 from hybridnn.pipeline.schedules.memory_plan import MemoryPlan, Part, plan_memory
 from hybridnn.pipeline.schedules.schedule import Schedule
-
-Kind = type[Instruction]
-Kinds = Kind | tuple[Kind, ...]
 
 
 class MessageDepths(NamedTuple):
@@ -188,10 +183,4 @@ def message_depths(schedule: Schedule, stage: int, chunk: int) -> MessageDepths:
                 peak = max(peak, in_flight)
         return peak
 
-    backward = (Backward, InputGradient)
-    return MessageDepths(
-        input_receiver=peak_in_flight(ReceiveActivations, Forward),
-        gradient_receiver=peak_in_flight(ReceiveGradients, backward),
-        output_sender=peak_in_flight(Forward, SendActivations),
-        gradient_sender=peak_in_flight(backward, SendGradients),
-    )
+    return MessageDepths(**{name: peak_in_flight(begins, ends) for name, (begins, ends) in QUEUES.items()})

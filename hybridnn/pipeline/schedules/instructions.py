@@ -149,5 +149,15 @@ class Barrier(Instruction):
     name = "barrier"
 
 
+Kinds = tuple[type[Instruction], ...]
+
 COMPUTATIONS = (Forward, Recompute, Backward, InputGradient, WeightGradient, ReduceGradients, Update)
 """Instructions that occupy a stage."""
+
+QUEUES: dict[str, tuple[Kinds, Kinds]] = {
+    "input_receiver": ((ReceiveActivations,), (Forward,)),
+    "output_sender": ((Forward,), (SendActivations,)),
+    "gradient_receiver": ((ReceiveGradients,), (Backward, InputGradient)),
+    "gradient_sender": ((Backward, InputGradient), (SendGradients,)),
+}
+"""Queues of messages of a chunk: the kinds that put a message in, and those that take it out, in the same order."""
