@@ -174,35 +174,30 @@ def write_result(
     out: Path | None,
     text: Callable[[Console], None],
     facts: Callable[[], object],
-    draw: Callable[[], Drawing],
+    draw: Callable[[], Drawing | bytes],
 ) -> None:
     """Write a result in one of the formats to a file, or print it.
 
-    `text` prints the result on a console, `facts` returns the value that becomes JSON, and `draw` the drawing that
-    becomes SVG or PNG.
+    `text` prints the result on a console, `facts` returns the value that becomes JSON, and `draw` a drawing that
+    becomes SVG or PNG, or the bytes of a PNG.
     """
-    if picture is PictureFormat.text:
-        write_text(text, out)
-    elif picture is PictureFormat.json:
+    if picture is PictureFormat.json:
         write_json(facts(), out)
-    elif picture is PictureFormat.svg:
-        from hybridnn.pipeline.drawing.svg import svg_text
-
-        write_file(svg_text(draw()), out)
+    elif picture is PictureFormat.text and out is None:
+        text(make_console())
+    elif picture is PictureFormat.text:
+        without_colours = StringIO()
+        text(make_console(without_colours))
+        write_file(without_colours.getvalue(), out)
     else:
         from hybridnn.pipeline.drawing.png import png_bytes
+        from hybridnn.pipeline.drawing.svg import svg_text
 
-        write_file(png_bytes(draw()), out)
-
-
-def write_text(print_report: Callable[[Console], None], out: Path | None) -> None:
-    """Call `print_report` with a console on standard output, or write its text without colours to a file."""
-    if out is None:
-        print_report(make_console())
-        return
-    text = StringIO()
-    print_report(make_console(text))
-    write_file(text.getvalue(), out)
+        drawn = draw()
+        if isinstance(drawn, bytes):
+            write_file(drawn, out)
+        else:
+            write_file(svg_text(drawn) if picture is PictureFormat.svg else png_bytes(drawn), out)
 
 
 def write_json(value: object, out: Path | None = None) -> None:

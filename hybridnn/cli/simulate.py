@@ -16,10 +16,7 @@ from hybridnn.cli.output import (
     new_table,
     print_drawing,
     print_machine,
-    write_file,
-    write_json,
     write_result,
-    write_text,
 )
 from hybridnn.cli.ranks import first_rank_alone
 from hybridnn.errors import SettingError
@@ -118,8 +115,16 @@ def simulate(
         layout = layout_from_settings(settings, ranks, workload.model, cluster)
         count = minibatches or default_minibatches(layout)
         if curve is not None:
+            from hybridnn.cost.cost_plots import scaling_png
+
             scaling = scaling_curve(workload, layout, cluster, curve.value, count, disturbance)
-            _write_curve(scaling, layout, cluster, picture, out)
+            write_result(
+                picture,
+                out,
+                lambda console: _print_curve(console, scaling, layout, cluster),
+                lambda: {**_quality_facts(cluster), **asdict(scaling)},
+                lambda: scaling_png(scaling, _layout_text(layout, cluster)),
+            )
             return
         calm = simulate_layout(workload, layout, cluster, count)
         step = simulate_layout(workload, layout, cluster, count, disturbance) if disturbance else calm
@@ -153,21 +158,6 @@ def _layout_text(layout: Layout, machine: Machine) -> str:
     from hybridnn.utils.text import counted
 
     return f"{counted(layout.ranks, 'rank')} of {machine.name}: {layout.describe()}"
-
-
-def _write_curve(
-    curve: ScalingCurve, layout: Layout, machine: Machine, picture: PictureFormat, out: Path | None
-) -> None:
-    """Write a scaling curve to a file, or print it."""
-    if picture is PictureFormat.text:
-        write_text(lambda console: _print_curve(console, curve, layout, machine), out)
-    elif picture is PictureFormat.json:
-        points = [asdict(point) for point in curve.points]
-        write_json({**_quality_facts(machine), "kind": curve.kind, "points": points}, out)
-    else:
-        from hybridnn.cost.cost_plots import scaling_png
-
-        write_file(scaling_png(curve, _layout_text(layout, machine)), out)
 
 
 def _print_step(console: Console, step: SimulatedStep, calm: SimulatedStep, machine: Machine, drawing: Drawing) -> None:
