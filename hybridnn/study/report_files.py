@@ -57,15 +57,7 @@ table.facts th, table.facts td { text-align: left; border: 0; vertical-align: to
 def write_report(results: StudyResults, folder: Path) -> list[Path]:
     """Write ``results.csv``, ``tables.md``, a PNG per plot and ``index.html`` into `folder`.
 
-    Returns
-    -------
-    list of Path
-        The files, the page last.
-
-    Raises
-    ------
-    EnvironmentProblem
-        If a file cannot be written.
+    Returns the files, the page last; raises `EnvironmentProblem` if one cannot be written.
     """
     plots = draw_plots(results)
     contents: dict[str, str | bytes] = {"results.csv": csv_text(results), "tables.md": markdown_text(results)}

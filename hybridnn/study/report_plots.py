@@ -56,13 +56,7 @@ Bar = tuple[str, float | None, float | None]
 
 
 def draw_plots(results: StudyResults) -> dict[str, tuple[str, bytes]]:
-    """Draw the plots of a study whose axes vary.
-
-    Returns
-    -------
-    dict of str to (str, bytes)
-        Caption and PNG by file name.
-    """
+    """Draw the plots of a study whose axes vary; returns the caption and PNG of each by file name."""
     plots: dict[str, tuple[str, bytes]] = {}
     if lines := strong_lines(results):
         plots["strong_scaling.png"] = (
@@ -188,14 +182,9 @@ def _style(number: int) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class MedianCurve:
-    """One measure of a point after each epoch: medians over its cells.
+    """One measure of a point after each evaluated epoch, counted from 1: medians over its cells.
 
-    Attributes
-    ----------
-    epochs : tuple of int
-        From 1; those that were evaluated.
-    seconds : tuple of float
-        Training time until then, without evaluation.
+    `seconds` are the training time until then, without evaluation.
     """
 
     name: str

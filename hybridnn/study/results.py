@@ -107,16 +107,9 @@ class StudyPoint:
 
 @dataclass(frozen=True)
 class StudyResults:
-    """Results of a study.
+    """Results of a study: the finished cells in its order, their points, and the other cells.
 
-    Attributes
-    ----------
-    cells : tuple of CellResult
-        The finished cells in the order of the study.
-    unfinished : tuple of UnfinishedCell
-        The other cells.
-    days : str
-        When cells finished: ``YYYY-MM-DD``, or ``YYYY-MM-DD to YYYY-MM-DD``.
+    `days` are those on which cells finished: ``YYYY-MM-DD``, or ``YYYY-MM-DD to YYYY-MM-DD``.
     """
 
     manifest: StudyManifest
@@ -202,16 +195,8 @@ def _point_values(cell: CellResult) -> dict[str, Any]:
 class ScalingLine:
     """Points of increasing ranks that otherwise differ in their grid alone: for each number of ranks the fastest.
 
-    Attributes
-    ----------
-    name : str
-        Values of the axes in which it differs from the other lines.
-    ranks : tuple of int
-        Of each point; at least two.
-    seconds : tuple of Spread
-        Of each point: per epoch, or per step where `per_step`.
-    predicted : tuple of float or None
-        Seconds per epoch, or per step.
+    `name` has the values of the axes in which the line differs from the others. There are at least two points, each
+    with its ranks, measured seconds and predicted seconds: per epoch, or per step where `per_step`.
     """
 
     name: str

@@ -124,16 +124,8 @@ def plan_study(
 ) -> StudyRun:
     """Choose the cells to run, and check everything that can be checked without running.
 
-    Parameters
-    ----------
-    folder : Path
-        Of the study; need not exist.
-    launcher : str, optional
-        As for `rank_command`.
-    only : str, optional
-        Keep the cells whose id matches this pattern, or contains it if it has no wildcard.
-    cell : int, optional
-        Keep only the cell of this number, from 0.
+    Kept are the cells whose id matches the pattern `only`, or contains it if it has no wildcard; with `cell`, only the
+    one of that number, from 0.
 
     Raises
     ------
@@ -162,21 +154,9 @@ def plan_study(
 def rank_command(launcher: str | None, most_ranks: int) -> RankCommand:
     """Check a launcher, and return the function that makes its commands.
 
-    Parameters
-    ----------
-    launcher : str or None
-        Split as a shell does; ``{ranks}`` stands for the number of ranks, and ``{nodes}`` for the nodes that they fill.
-        None is the launcher of this environment.
-    most_ranks : int
-        Of any run.
-
-    Raises
-    ------
-    SettingError
-        If it is not a command, lacks ``{ranks}`` where a run has several, or has ``{nodes}`` outside a Slurm job
-        with a number of ranks per node.
-    EnvironmentProblem
-        If its program is not found, or this environment has no launcher.
+    It is split as a shell does; ``{ranks}`` stands for the number of ranks, which it must hold where a run has several,
+    and ``{nodes}`` for the nodes that they fill, in a Slurm job with a number of ranks per node. None is the launcher
+    of this environment. Raises `SettingError` if it is no such command, `EnvironmentProblem` without its program.
     """
     if launcher is None:
         found = RankLauncher.find(os.environ)
@@ -210,16 +190,9 @@ def run_study(
 ) -> list[CellOutcome]:
     """Run the chosen cells that are not finished; a failed one does not stop the others.
 
-    Parameters
-    ----------
-    limit : float, optional
-        Seconds after which a cell is ended and counts as failed.
-
-    Returns
-    -------
-    list of CellOutcome
-        Of the cells that were not finished before. After the warning before the time limit of a batch job (SIGUSR1)
-        the last of them is the cell that was ended.
+    A cell is ended after `limit` seconds and counts as failed. Returned are the outcomes of the cells that were not
+    finished before. After the warning before the time limit of a batch job (SIGUSR1) the last of them is the cell that
+    was ended.
 
     Raises
     ------
@@ -302,15 +275,9 @@ def run_process(
 ) -> tuple[int, Literal["", "limit", "warning"]]:
     """Run a command to its end; its output goes to ``stdout.log`` and ``stderr.log`` in `folder`, which exists.
 
-    Parameters
-    ----------
-    limit : float or None
-        Seconds after which it is ended.
-    keep_open : int
-        A file descriptor that the command inherits: a lock on it lasts as long as the command, even if this
-        process is killed.
-    checkpoint : bool
-        Send SIGUSR1 before ending the command, and wait for the run to write a checkpoint.
+    It is ended after `limit` seconds; where it can write a `checkpoint`, it is sent SIGUSR1 and given time first. The
+    command inherits the file descriptor `keep_open`: a lock on it lasts as long as the command, even if this process is
+    killed. Raises `EnvironmentProblem` if it cannot be started.
 
     Returns
     -------
@@ -321,8 +288,6 @@ def run_process(
 
     Raises
     ------
-    EnvironmentProblem
-        If it cannot be started.
     KeyboardInterrupt
         After SIGINT or SIGTERM and the end of the command, with the signal's name. Another signal while the command is
         being ended shortens the wait.

@@ -33,16 +33,9 @@ Apply = Callable[[Values, Any, int], None]
 class Axis:
     """One axis of a study.
 
-    Attributes
-    ----------
-    name : str
-        In the study file: ``"widths"``, or the dotted name of a setting.
-    label : str
-        In the names of cells and the columns of tables: ``"width"``.
-    apply : callable
-        ``apply(settings, value, ranks)`` changes nested plain settings.
-    check : callable
-        ``check(value)`` returns the value in its standard form, or raises `SettingError`.
+    `name` is that in the study file: ``"widths"``, or the dotted name of a setting; `label` is that in the names of
+    cells and the columns of tables: ``"width"``. ``apply(settings, value, ranks)`` changes nested plain settings;
+    ``check(value)`` returns the value in its standard form, or raises `SettingError`.
     """
 
     name: str

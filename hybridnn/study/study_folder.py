@@ -140,13 +140,7 @@ class StudyFolder:
         """Lock a cell, so that no other process runs it, until the returned lock is released.
 
         The operating system releases the lock when the last process that has the file open ends, for whatever reason.
-
-        Raises
-        ------
-        FolderInUse
-            If another process has locked it.
-        EnvironmentProblem
-            If the folder cannot be written.
+        Raises `FolderInUse` if another process has locked it, `EnvironmentProblem` if the folder cannot be written.
         """
         with self._write_errors():
             self.cell(name).mkdir(parents=True, exist_ok=True)

@@ -144,14 +144,7 @@ class Submission:
 
 
 def plan_submission(study: Study, source: str, folder: Path, options: SlurmOptions) -> Submission:
-    """Plan the jobs, and check everything that can be checked before.
-
-    Parameters
-    ----------
-    source : str
-        The study file, or the name of a ready study.
-    folder : Path
-        Of the study; need not exist.
+    """Plan the jobs, and check everything that can be checked before; `source` is a file, or a ready study's name.
 
     Raises
     ------
@@ -186,10 +179,7 @@ def plan_submission(study: Study, source: str, folder: Path, options: SlurmOptio
 def submit(submission: Submission) -> tuple[list[str], str]:
     """Write the script, submit the arrays and the report, and return the numbers of their jobs.
 
-    Raises
-    ------
-    EnvironmentProblem
-        If Slurm is missing or refuses a job, or the folder cannot be written.
+    Raises `EnvironmentProblem` if Slurm is missing or refuses a job, or the folder cannot be written.
     """
     if shutil.which("sbatch") is None:
         raise EnvironmentProblem("study submit needs Slurm: there is no program 'sbatch' (--dry-run shows the script)")
