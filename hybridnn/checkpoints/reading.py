@@ -88,6 +88,8 @@ def newest_valid(
 ) -> tuple[Checkpoint | None, list[str]]:
     """The newest checkpoint in `folder` whose files are all as they were written; collective over `group`.
 
+    Raises `DataError` on every rank: the newest was written by a newer version.
+
     Parameters
     ----------
     group : Group, optional
@@ -100,8 +102,6 @@ def newest_valid(
     Checkpoint or None
     list of str
         A line for each checkpoint that was skipped, which names what is damaged. Both are the same on every rank.
-
-    Raises `DataError` on every rank: the newest was written by a newer version.
     """
     if group is None:
         paths = checkpoint_folders(folder)

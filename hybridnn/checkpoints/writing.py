@@ -252,6 +252,8 @@ class CheckpointWriter:
     A write in the background advances only by calls: call `is_done` between steps, and `finish` once it was True on
     every rank.
 
+    Raises `EnvironmentProblem` on every rank: the folder cannot be created or written.
+
     Parameters
     ----------
     folder : Path
@@ -262,8 +264,6 @@ class CheckpointWriter:
         The same on every rank.
     keep : int
         Number of checkpoints to keep, the newest ones.
-
-    Raises `EnvironmentProblem` on every rank: the folder cannot be created or written.
     """
 
     def __init__(

@@ -92,6 +92,8 @@ def place_data(
     With ``local``, one rank per node reads files, and the samples are held once per node. Generated data are written by
     all ranks of the node together, or, if they are large, generated when used. Otherwise rank 0 alone loads.
 
+    Raises `HybridnnError` on every rank: loading failed on one, or nodes have read different data.
+
     Parameters
     ----------
     load : callable
@@ -100,12 +102,8 @@ def place_data(
         Whether the data set is generated when used, so that loading it costs nothing.
     standardize : bool
         Shift and scale inputs, and the targets of regression, by statistics of the training samples.
-    test_fraction : float
-        Share of the samples for the test split of a data set that has none.
-    seed : int
-        Of that split.
-
-    Raises `HybridnnError` on every rank: loading failed on one, or nodes have read different data.
+    test_fraction, seed
+        Share and choice of the samples for the test split of a data set that has none.
     """
     memory = NodeMemory(grid)
     is_local = distribution == "local"

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hybridnn.checkpoints.folder import checkpoint_folders
 from hybridnn.checkpoints.progress import Progress
@@ -31,7 +30,6 @@ from hybridnn.runs.run_files import (
     CONFIG_END,
     HISTORY,
     LEARNING_CURVE,
-    STANDARDIZATION,
     WEIGHTS,
     read_records,
     run_status,
@@ -50,9 +48,6 @@ from hybridnn.utils.files import discard_partial, replace_atomically
 
 Start = Literal["new", "again", "resume"]
 """Start in a folder without results, again in the folder of an unfinished run, or where that run was interrupted."""
-
-Arrays = Mapping[str, NDArray[Any]]
-"""Arrays by name: those of the network are ``layers.0.weight`` (outputs, inputs), ``layers.0.bias`` (outputs,), …"""
 
 
 class RunFolder(contextlib.AbstractContextManager["RunFolder"]):
@@ -123,18 +118,9 @@ class RunFolder(contextlib.AbstractContextManager["RunFolder"]):
         """Add the last line, which marks the run as finished; call it after everything else is written."""
         self.append(EndRecord(summary.steps, summary.seconds, summary.metric_name, summary.metric, summary.resumed_at))
 
-    def write_weights(self, arrays: Arrays) -> None:
-        """Write ``weights.npz`` atomically."""
-        self._write_arrays(WEIGHTS, arrays)
-
-    def write_best_weights(self, arrays: Arrays, record: EpochRecord) -> None:
-        """Write ``best-weights.npz`` atomically, with the ``epoch``, ``step`` and test ``metric`` of the record."""
-        epoch = {"epoch": record.epoch, "step": record.step, "metric": record.metric}
-        self._write_arrays(BEST_WEIGHTS, {**arrays, **{name: np.array(value) for name, value in epoch.items()}})
-
-    def write_standardization(self, arrays: Arrays) -> None:
-        """Write the shift and scale of the data as ``standardization.npz``, atomically."""
-        self._write_arrays(STANDARDIZATION, arrays)
+    def write_arrays(self, name: str, arrays: Mapping[str, Any]) -> None:
+        """Write an ``.npz`` file of the folder, atomically."""
+        self._write(name, lambda file: np.savez(file, allow_pickle=False, **arrays))
 
     def close(self) -> None:
         """Close the history and release the lock.
@@ -158,9 +144,6 @@ class RunFolder(contextlib.AbstractContextManager["RunFolder"]):
             (self.path / LEARNING_CURVE).unlink(missing_ok=True)
             # Line buffering: every record is in the file as soon as it is written.
             self._history = open(self.path / HISTORY, mode, encoding="utf-8", buffering=1)  # noqa: SIM115 - `close` does
-
-    def _write_arrays(self, name: str, arrays: Arrays) -> None:
-        self._write(name, lambda file: np.savez(file, allow_pickle=False, **arrays))
 
     def _write(self, name: str, fill: Callable[[BinaryIO], object]) -> None:
         with _named_if_unwritable(self.path):

@@ -174,8 +174,8 @@ class BestWeights:
             return
         self._metric = record.metric
         with self._trainer.busy("writing the best weights"):
-            weights = self._trainer.weights()
-            agree(world, lambda: None if self._folder is None else self._folder.write_best_weights(weights, record))
+            arrays = {**self._trainer.weights(), "epoch": record.epoch, "step": record.step, "metric": record.metric}
+            agree(world, lambda: None if self._folder is None else self._folder.write_arrays(BEST_WEIGHTS, arrays))
 
     def _metric_of_file(self) -> float:
         """Test metric of the weights in the file; a file of an epoch that is not in the history is removed."""

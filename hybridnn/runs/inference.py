@@ -73,6 +73,9 @@ def evaluate_run(
     All samples are standardized with the statistics of the run's training samples. Input columns of a ``.csv`` file are
     found by the names of the run's columns, or by position if these have no names.
 
+    Raises `HybridnnError` on every rank: the data cannot be read or do not fit the network, or the network does not fit
+    the grid.
+
     Parameters
     ----------
     source : str or None
@@ -81,9 +84,6 @@ def evaluate_run(
         Target columns of a ``.csv`` file; by default those of the run.
     part : {"test", "train"} or None
         None: the test samples, or all samples of other data that have no test samples.
-
-    Raises `HybridnnError` on every rank: the data cannot be read or do not fit the network, or the network does not fit
-    the grid.
     """
     trainer = run.trainer_on(grid)
     settings = agree(grid.world, lambda: _data_settings(run, source, targets))
@@ -207,6 +207,8 @@ class Predictions:
 def predict_file(run: TrainedRun, grid: ProcessGrid, path: Path) -> Predictions | None:
     """Predict from the samples of a file, which rank 0 reads; collective over `grid`.
 
+    Raises `HybridnnError` on every rank: the file cannot be used, or the network does not fit the grid.
+
     Parameters
     ----------
     path : Path
@@ -217,8 +219,6 @@ def predict_file(run: TrainedRun, grid: ProcessGrid, path: Path) -> Predictions 
     -------
     Predictions or None
         None on ranks other than 0.
-
-    Raises `HybridnnError` on every rank: the file cannot be used, or the network does not fit the grid.
     """
     data = run.settings.data
     samples = agree(
@@ -264,6 +264,8 @@ def _predictions(run: TrainedRun, outputs: NDArray[Any]) -> Predictions:
 def export_arrays(run: TrainedRun, *, fold_standardization: bool = False) -> Arrays:
     """Weights, activations and standardization of the network.
 
+    Raises `SettingError` if the standardization cannot be folded, because the first layer is residual.
+
     Parameters
     ----------
     fold_standardization : bool
@@ -278,8 +280,6 @@ def export_arrays(run: TrainedRun, *, fold_standardization: bool = False) -> Arr
         it is residual. If the run standardized and nothing is folded, ``input_mean`` and ``input_scale``, shape
         (inputs,), and for regression ``target_mean`` and ``target_scale``, shape (outputs,): the input of the network
         is ``(x - input_mean) / input_scale``, its output ``(y - target_mean) / target_scale``.
-
-    Raises `SettingError` if the standardization cannot be folded, because the first layer is residual.
     """
     arrays: Arrays = {name: run.weights[name] for name in parameter_shapes(run.model)}
     if run.standardizer is not None and fold_standardization:

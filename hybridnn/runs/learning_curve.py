@@ -24,25 +24,23 @@ Points = list[tuple[int, float]]
 def draw_learning_curve(epochs: Sequence[EpochRecord], path: Path) -> None:
     """Draw training and test loss, and the test accuracy or R² if there is one, as a PNG.
 
+    Raises `EnvironmentProblem` if `path` cannot be written.
+
     Parameters
     ----------
     epochs : sequence of EpochRecord
         At least one; values that are None or not finite are left out.
-
-    Raises `EnvironmentProblem` if `path` cannot be written.
     """
     # A figure without pyplot: no display, no global state.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    train = _points((record.epoch, record.train_loss) for record in epochs)
-    test = _points((record.epoch, record.test_loss) for record in epochs)
     accuracy = _points((record.epoch, record.test_accuracy) for record in epochs)
     metric = accuracy or _points((record.epoch, record.test_r2) for record in epochs)
     figure = Figure(figsize=(9.6, 3.9) if metric else (5.2, 3.9), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
     panels = figure.subplots(1, 2 if metric else 1, squeeze=False)[0]
-    _draw_losses(panels[0], train, test)
+    _draw_losses(panels[0], epochs)
     if metric:
         _draw_metric(panels[1], metric, is_accuracy=bool(accuracy))
     for axes in panels:
@@ -57,17 +55,18 @@ def _points(pairs: Iterable[tuple[int, float | None]]) -> Points:
     return [(epoch, value) for epoch, value in pairs if value is not None and math.isfinite(value)]
 
 
-def _draw_losses(axes: Axes, train: Points, test: Points) -> None:
+def _draw_losses(axes: Axes, epochs: Sequence[EpochRecord]) -> None:
+    train = _points((record.epoch, record.train_loss) for record in epochs)
+    test = _points((record.epoch, record.test_loss) for record in epochs)
+    axes.set_title("Loss")
+    axes.set_ylabel("mean loss")
     for points, label, color in ((train, "train", TRAIN_COLOR), (test, "test", TEST_COLOR)):
         if points:
             _line(axes, points, color, label)
+            axes.legend(frameon=False)
     values = [value for _, value in train + test]
     if values and min(values) > 0 and max(values) >= LOG_SCALE_RATIO * min(values):
         axes.set_yscale("log")
-    axes.set_title("Loss")
-    axes.set_ylabel("mean loss")
-    if values:
-        axes.legend(frameon=False)
 
 
 def _draw_metric(axes: Axes, points: Points, *, is_accuracy: bool) -> None:

@@ -101,14 +101,14 @@ def train_on_survivors(
     Ranks are survived if the MPI library supports it and the job was started for it, on one node and with the batch
     axis alone. Otherwise the loss of a rank ends the job, with the reason.
 
+    Raises `HybridnnError` as `run_training`, if no rank was lost.
+
     Parameters
     ----------
     settings, start, forced
         As for `run_training`.
     view_of : callable
         Makes the view of an attempt, given the loss before it.
-
-    Raises `HybridnnError` as `run_training`, if no rank was lost.
     """
     if not tolerates_losses() or running_ranks() == 1:
         with view_of(None) as view:
@@ -233,6 +233,8 @@ class _Attempts:
 def save_latest_state(grid: ProcessGrid, hook: CheckpointHook | None, folder: Path) -> None:
     """Write the latest state of a surviving rank as a checkpoint, unless the newest is as recent; collective.
 
+    Raises `EnvironmentProblem` on every rank: the checkpoint cannot be written.
+
     Parameters
     ----------
     grid : ProcessGrid
@@ -241,8 +243,6 @@ def save_latest_state(grid: ProcessGrid, hook: CheckpointHook | None, folder: Pa
         Of the attempt that lost a rank, if it had begun to train.
     folder : Path
         Run folder.
-
-    Raises `EnvironmentProblem` on every rank: the checkpoint cannot be written.
     """
     checkpoints = checkpoint_folders(folder / CHECKPOINTS)
     newest = step_of(checkpoints[0]) if checkpoints else 0

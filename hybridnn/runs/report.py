@@ -19,7 +19,7 @@ from hybridnn.runs.data import PlacedData
 from hybridnn.runs.folder import RunFolder
 from hybridnn.runs.learning_curve import draw_learning_curve
 from hybridnn.runs.resume import Resumed
-from hybridnn.runs.run_files import LEARNING_CURVE
+from hybridnn.runs.run_files import LEARNING_CURVE, STANDARDIZATION, WEIGHTS
 from hybridnn.training.records import EpochRecord, PredictedStep, RunHeader, RunSummary, StageHeader, StepRecord
 from hybridnn.training.trainer import Trainer
 
@@ -80,7 +80,7 @@ class RunReport:
         folder.append(header)
         folder.write_config(_with_absolute_paths(self._settings, self._data.inputs))
         if self._data.standardizer is not None:  # checkpoints need it too
-            folder.write_standardization(self._data.standardizer.to_arrays())
+            folder.write_arrays(STANDARDIZATION, self._data.standardizer.to_arrays())
         if self._predicted is not None:
             folder.append(self._predicted)
         self._view.on_header(header)
@@ -106,7 +106,7 @@ class RunReport:
         """Write the results, after the last epoch."""
         if self._folder is not None:
             draw_learning_curve(summary.epochs, self._folder.path / LEARNING_CURVE)
-            self._folder.write_weights(weights)
+            self._folder.write_arrays(WEIGHTS, weights)
             self._folder.end(summary)
             self._view.on_end(summary)
 

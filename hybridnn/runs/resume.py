@@ -72,6 +72,9 @@ def resolve_request(
 ) -> tuple[Settings, Start] | None:
     """Resolve the options of ``hybridnn train`` to the settings of a run, and how it starts in its folder.
 
+    Raises `SettingError` if there is no such run, ``auto`` is given without a folder, or a finished run differs in its
+    settings.
+
     Parameters
     ----------
     settings : Settings or None
@@ -87,9 +90,6 @@ def resolve_request(
     -------
     (Settings, str) or None
         None if the run has completed all its epochs.
-
-    Raises `SettingError` if there is no such run, ``auto`` is given without a folder, or a finished run differs in its
-    settings.
     """
     if resume is None:
         assert settings is not None
@@ -151,16 +151,9 @@ def _redistributes_stages(parallel: ParallelSettings, ranks: int, given: set[str
 
 
 def _require_same_training(old: Settings, new: Settings, *, forced: bool) -> None:
-    """Refuse settings that change the training.
+    """Refuse new settings that change the training of the run: `SettingError` for the first one, with both values.
 
-    Parameters
-    ----------
-    old, new : Settings
-        Of the run, and to resume it with.
-    forced : bool
-        Allow all differences except in the network, the optimizer, the precision and the size of the minibatches.
-
-    Raises `SettingError` for the first setting that differs, with both values.
+    With `forced`, only the network, the optimizer, the precision and the size of the minibatches have to be the same.
     """
     for name, before, now in _differences(old, new):
         if name in FIXED_SETTINGS or name.startswith("model."):
@@ -189,14 +182,8 @@ def data_identity(settings: Settings, data: PlacedData) -> str:
 def resume(folder: Path, settings: Settings, trainer: Trainer, data: str, samples: int, *, forced: bool) -> Resumed:
     """Restore the newest valid checkpoint of the run in `folder`; collective.
 
-    Parameters
-    ----------
-    data : str
-        Identity of the data.
-    samples : int
-        Number of training samples.
-
-    Raises `SettingError` or `DataError` on every rank: there is no valid checkpoint, or it is of another training.
+    Raises `SettingError` or `DataError` on every rank: there is no valid checkpoint, or it is of another training, by
+    the identity of the `data` and the number of training samples too.
     """
     world = trainer.grid.world
     old = agree(world, lambda: read_config(folder))

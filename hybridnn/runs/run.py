@@ -119,6 +119,9 @@ class Attempt:
 def run_training(settings: Settings, view: RunView, *, start: Start = "new", forced: bool = False) -> RunSummary:
     """Train by the settings and write the run folder; collective over all ranks of the job.
 
+    Raises `HybridnnError` for a user's mistake, the same on every rank and before the first step; `NonFiniteLossError`
+    later; `StoppedBySignal` after a signal, when the checkpoint is written.
+
     Parameters
     ----------
     settings, view, start, forced
@@ -128,9 +131,6 @@ def run_training(settings: Settings, view: RunView, *, start: Start = "new", for
     -------
     RunSummary
         The same on every rank, except for seconds.
-
-    Raises `HybridnnError` for a user's mistake, the same on every rank and before the first step; `NonFiniteLossError`
-    later; `StoppedBySignal` after a signal, when the checkpoint is written.
     """
     return Attempt(settings, view, start, forced).train()
 

@@ -124,15 +124,15 @@ def open_run(
 ) -> TrainedRun:
     """Read a run folder.
 
+    Raises `DataError` or `SettingError` if `folder` holds no run, the run has no weights, or its files are damaged or
+    do not belong together.
+
     Parameters
     ----------
     checkpoint, best
         As for `find_weights`.
     group : Group, optional
         Ranks that all read: collective over it, errors are raised on all. None: this rank reads alone.
-
-    Raises `DataError` or `SettingError` if `folder` holds no run, the run has no weights, or its files are damaged or
-    do not belong together.
     """
     settings = _agree(group, lambda: _read_settings(folder))
     source = find_weights(folder, checkpoint, group, best=best)

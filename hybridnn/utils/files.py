@@ -279,12 +279,12 @@ def read_npz(path: Path | str, name: str | None = None) -> dict[str, NDArray[Any
     The sizes that the headers claim are compared with those of the members and of the memory before any array is
     allocated.
 
+    Raises `DataError` if the file is missing, damaged, larger than the memory, or not an ``.npz`` of plain arrays.
+
     Parameters
     ----------
     name : str, optional
         Name of the file in errors; by default its path.
-
-    Raises `DataError` if the file is missing, damaged, larger than the memory, or not an ``.npz`` of plain arrays.
     """
     name = name or shown_path(path)
     try:

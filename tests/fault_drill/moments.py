@@ -62,7 +62,7 @@ MOMENTS = {
     "the history is taken up": Moment("resume", (f"{_FOLDER}:RunFolder.resume",), first_rank=True),
     "the taken history gets its name": Moment("resume", ("hybridnn.utils.files:os.replace",), first_rank=True),
     "the settings are written again": Moment("resume", (f"{_FOLDER}:RunFolder.write_config",), first_rank=True),
-    "the weights are written": Moment("end", (f"{_FOLDER}:RunFolder.write_weights",), first_rank=True),
+    "the weights are written": Moment("end", ("hybridnn.runs.report:draw_learning_curve",), first_rank=True),
     "the history ends": Moment("end", (f"{_FOLDER}:RunFolder.end",), first_rank=True),
     "the folder is left": Moment("end", (f"{_FOLDER}:RunFolder.close",), first_rank=True),
 }

@@ -52,8 +52,8 @@ def test_a_complete_run_can_be_read(tmp_path: Path) -> None:
         folder.write_config(Settings())
         folder.append(STEP)
         folder.append(EPOCH)
-        folder.write_standardization({"x_mean": np.ones(3)})
-        folder.write_weights(weights)
+        folder.write_arrays("standardization.npz", {"x_mean": np.ones(3)})
+        folder.write_arrays("weights.npz", weights)
         assert run_status(folder.path) == "unfinished"
         folder.end(SUMMARY)
     assert run_status(folder.path) == "finished"
@@ -156,7 +156,7 @@ def test_weights_are_not_overwritten(tmp_path: Path) -> None:
 
 def test_weights_of_an_unfinished_run_are_replaced_if_it_starts_again(tmp_path: Path) -> None:
     with RunFolder.create(tmp_path, "x") as folder:
-        folder.write_weights({"layers.0.bias": np.zeros(2)})
+        folder.write_arrays("weights.npz", {"layers.0.bias": np.zeros(2)})
     with pytest.raises(SettingError, match=r"already holds a weights\.npz"):
         RunFolder.create(tmp_path, "x")
     assert (tmp_path / "weights.npz").exists()
@@ -175,7 +175,7 @@ def test_unfinished_run_is_started_again(tmp_path: Path) -> None:
 
 def test_failed_write_of_weights_leaves_nothing(tmp_path: Path) -> None:
     with RunFolder.create(tmp_path, "x") as folder, pytest.raises(ValueError, match=r"[Oo]bject arrays"):
-        folder.write_weights({"fine": np.ones(3), "broken": np.array([object()])})
+        folder.write_arrays("weights.npz", {"fine": np.ones(3), "broken": np.array([object()])})
     assert sorted(path.name for path in tmp_path.iterdir()) == ["history.jsonl"]
 
 

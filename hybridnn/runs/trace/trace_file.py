@@ -187,6 +187,8 @@ def write_trace(path: Path | None, grid: ProcessGrid, method: str = "") -> None:
     microseconds apart on a fast network, up to milliseconds on a slow or busy one; messages between nodes are off
     by as much.
 
+    Raises `EnvironmentProblem` on every rank: the file cannot be written.
+
     Parameters
     ----------
     path : Path or None
@@ -195,8 +197,6 @@ def write_trace(path: Path | None, grid: ProcessGrid, method: str = "") -> None:
         Events of its recorder are written, except those of the writing itself.
     method : str
         As for `Trace`.
-
-    Raises `EnvironmentProblem` on every rank: the file cannot be written.
     """
     events, lost = grid.recorder.events, _lost_until(grid.recorder)
     clock = _clock(grid)
