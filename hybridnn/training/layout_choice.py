@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from math import ceil
+from math import ceil, prod
 
 import numpy as np
 
 from hybridnn.comm.agreement import agree
 from hybridnn.errors import SettingError
-from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import SGD
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.pipeline.layout import Layout, StageShapes
@@ -21,9 +21,9 @@ from hybridnn.pipeline.partition.stage_partition import (
     check_stages,
     uniform_partition,
 )
-from hybridnn.pipeline.schedules.methods import METHODS, Method, make_schedule, too_few_stages
-from hybridnn.training.config import Pipelining, TrainConfig
-from hybridnn.utils.checks import require_choice, require_whole
+from hybridnn.pipeline.schedules.methods import METHODS, Method, find_method, make_schedule, too_few_stages
+from hybridnn.training.config import TrainConfig
+from hybridnn.utils.checks import require_choice
 
 WEIGHT_GRADS = ("auto", "merged", "per-microbatch")
 
@@ -34,12 +34,8 @@ MICROBATCHES_PER_STAGE = 4
 def choose_layout(config: TrainConfig, grid: ProcessGrid, *, on_host: bool) -> Layout:
     """The layout of a training on a grid, equal on all ranks, with the layers of a ``profile`` partition; collective.
 
-    All message sizes follow from it, so messages need no headers. Replicas are shared as `choose_sharing` chooses.
-
-    Raises
-    ------
-    SettingError
-        On every rank: a setting is not allowed.
+    All message sizes follow from it, so messages need no headers. Whether replicas are shared is chosen by
+    `choose_sharing`. Errors are those of `resolve_layout`, on every rank.
     """
     layout = agree(grid.world, lambda: resolve_layout(config, grid.stages, grid.node_ranks, on_host=on_host))
     if config.pipelining.partition != "profile":
@@ -55,14 +51,7 @@ def resolve_layout(config: TrainConfig, stages: StageShapes, node_ranks: int, *,
 
     With a single stage, every exact method becomes ``sequential`` with one microbatch, and other methods are refused.
     A ``profile`` partition is uniform here, because it requires timing the layers. Replicas are shared unless the
-    configuration excludes it.
-
-    Parameters
-    ----------
-    node_ranks : int
-        Ranks of a full node.
-    on_host : bool
-        Whether the CPU trains.
+    configuration excludes it, or a GPU trains. `node_ranks` are the ranks of a full node.
 
     Raises
     ------
@@ -71,40 +60,37 @@ def resolve_layout(config: TrainConfig, stages: StageShapes, node_ranks: int, *,
     """
     pipelining, count = config.pipelining, len(stages)
     require_choice("parallel.weight_grad", pipelining.weight_grad, WEIGHT_GRADS)
-    if isinstance(pipelining.partition, str):
-        require_choice("parallel.partition", pipelining.partition, PARTITIONS)
-    chunks = _chunks(pipelining)
-    microbatches = _microbatches(pipelining, count, config.batch_size)
-    merges = pipelining.weight_grad == "merged"
-    schedule = make_schedule(  # checks the settings against the method
-        pipelining.method,
+    method, microbatches, chunks = find_method(pipelining.method), pipelining.microbatches, pipelining.chunks
+    if chunks is None:
+        chunks = 2 if method.chunked else 1
+    if microbatches is None:  # interleaved schedules need a multiple of the number of stages
+        per_stage = max(1, min(MICROBATCHES_PER_STAGE, config.batch_size // count))
+        microbatches = count * per_stage if method.cuts_minibatches else 1
+    make_schedule(  # checks the settings against the method
+        method.name,
         stages=count,
         minibatches=1,
         microbatches=microbatches,
         chunks=chunks,
-        weight_grad="merged" if merges else "per-microbatch",
+        weight_grad="merged" if pipelining.weight_grad == "merged" else "per-microbatch",
         vertical_sync=pipelining.vertical_sync,
         messages=False,
     )
-    method = METHODS[schedule.method]
     _require_compatible(method, count, config)
-    _require_layers(len(config.model.layers), count, schedule.chunks)
     if count == 1:
         if not method.exact:
             raise too_few_stages(method.name)
         method, chunks, microbatches = METHODS["sequential"], 1, 1
     return Layout(
         stages,
-        _layers(config.model, pipelining, count * chunks),
+        _partition(pipelining.partition, len(config.model.layers), count, chunks),
         config.model_split,
-        overlaps(
-            config.overlap, spans_nodes=node_ranks < sum(batch * model for batch, model in stages), on_host=on_host
-        ),
+        overlaps(config.overlap, spans_nodes=node_ranks < sum(map(prod, stages)), on_host=on_host),
         method.name,
         microbatches,
         chunks,
         vertical_sync=pipelining.vertical_sync and count > 1,
-        merges=(merges or pipelining.weight_grad == "auto") and not method.placed_weight_gradients,
+        merges=pipelining.weight_grad != "per-microbatch" and not method.placed_weight_gradients,
         shared_replicas=on_host and config.shared_replicas is not False,
         wire_dtype=config.wire_dtype,
         node_ranks=node_ranks,
@@ -114,55 +100,27 @@ def resolve_layout(config: TrainConfig, stages: StageShapes, node_ranks: int, *,
 def overlaps(setting: bool | str, *, spans_nodes: bool, on_host: bool = True) -> bool:
     """Whether communication overlaps with the backward pass.
 
-    Parameters
-    ----------
-    setting : bool or "auto"
-        ``"auto"``: overlap if the messages do not need the cores that compute, that is with a network between nodes or
-        a GPU. Within a node the computing cores copy the messages, so that overlap gains nothing, and non-blocking
-        collectives use slower algorithms (``benchmarks/batch_parallel.py``).
-    spans_nodes : bool
-        Whether the ranks are on several nodes.
-    on_host : bool
-        Whether the CPU trains.
+    With ``"auto"`` it does if the messages do not need the cores that compute: with a network between nodes or with a
+    GPU. Within a node the computing cores copy the messages, so that overlap gains nothing, and non-blocking
+    collectives use slower algorithms (``benchmarks/batch_parallel.py``).
     """
     if isinstance(setting, bool):
         return setting
     return spans_nodes or not on_host
 
 
-def _layers(model: MLP, pipelining: Pipelining, virtual_stages: int) -> tuple[int, ...]:
-    if isinstance(pipelining.partition, str):
-        return uniform_partition(len(model.layers), virtual_stages)
-    counts = tuple(pipelining.partition)
-    check_partition(counts, len(model.layers), virtual_stages)
-    return counts
-
-
-def _require_layers(layers: int, stages: int, chunks: int) -> None:
+def _partition(partition: str | Sequence[int], layers: int, stages: int, chunks: int) -> tuple[int, ...]:
+    """Layers of every virtual stage, uniform unless they are given."""
     check_stages(layers, stages)
     if stages * chunks > layers:
         raise SettingError(
             "parallel.chunks", chunks, f"{stages} stages of so many need {stages * chunks} layers or more"
         )
-
-
-def _chunks(pipelining: Pipelining) -> int:
-    if pipelining.chunks is not None:
-        require_whole("parallel.chunks", pipelining.chunks, 1)
-        return pipelining.chunks
-    method = METHODS.get(pipelining.method)
-    return 2 if method is not None and method.chunked else 1
-
-
-def _microbatches(pipelining: Pipelining, stages: int, batch_size: int) -> int:
-    if pipelining.microbatches is not None:
-        require_whole("parallel.microbatches", pipelining.microbatches, 1)
-        return pipelining.microbatches
-    method = METHODS.get(pipelining.method)
-    if method is None or not method.cuts_minibatches:
-        return 1
-    # Interleaved schedules need a multiple of the number of stages.
-    return stages * max(1, min(MICROBATCHES_PER_STAGE, batch_size // stages))
+    if isinstance(partition, str):
+        require_choice("parallel.partition", partition, PARTITIONS)
+        return uniform_partition(layers, stages * chunks)
+    check_partition(partition, layers, stages * chunks)
+    return tuple(partition)
 
 
 def _require_compatible(method: Method, stages: int, config: TrainConfig) -> None:
