@@ -41,13 +41,11 @@ class Plan:
     Attributes
     ----------
     layouts : int
-        Number of feasible layouts, including those that do not fit the memory.
+        Number of feasible ones, including those that do not fit the memory.
     options : tuple of Prediction
         The fastest that fit the memory, in order of time; an exact one is appended if there is none among them.
-    best_exact : Prediction or None
-        The fastest that trains as one rank does; None if none is wanted.
-    runner_up : Prediction or None
-        The fastest exact one on another process grid, if any.
+    best_exact, runner_up : Prediction or None
+        The fastest that trains as one rank does, and the fastest such one on another process grid, if any.
     """
 
     workload: Workload
@@ -185,12 +183,10 @@ class StepBounds:
     @cached_property
     def tight(self) -> float:
         """Every stage's work, with what other stages do before it can begin and after it has ended."""
-        method = METHODS[self.layout.method]
-        if len(self.layout.stages) == 1:
-            return self._work(0)
-        if method.exact:
+        method, stages = METHODS[self.layout.method], range(len(self.layout.stages))
+        if method.exact and len(stages) > 1:
             return self._exact_bound()
-        return self._lockstep_bound() if method.placed_messages else self._steady_bound()
+        return self._lockstep_bound() if method.placed_messages else max(map(self._work, stages))
 
     def _exact_bound(self) -> float:
         """The first microbatch passes all earlier stages, and the last gradient passes them back."""
@@ -210,17 +206,6 @@ class StepBounds:
         forward = [self._shortest_pass(stage, Forward) for stage in stages]
         chain = sum(forward) + sum(self._shortest_message(stage, gradients=False) for stage in stages)
         return chain + max(self._work(stage) - self._receiving(stage) - forward[stage] for stage in stages)
-
-    def _steady_bound(self) -> float:
-        """A stage's own work; and the first stage has at most as many minibatches in flight as there are stages."""
-        stages = range(len(self.layout.stages))
-        messages = sum(
-            self._shortest_message(stage, gradients=gradients) for stage in stages for gradients in (False, True)
-        )
-        round_trip = messages + sum(
-            self._shortest_pass(stage, kind) for stage in stages for kind in (Forward, Backward)
-        )
-        return max(round_trip / len(stages), *map(self._work, stages))
 
     @cached_property
     def _costs(self) -> StageCosts:
@@ -242,9 +227,6 @@ class StepBounds:
         count, larger = self.layout.microbatches, self.workload.batch_size % self.layout.microbatches
         kinds = {0: 1, 1: max(0, larger - 1), max(1, larger): count - max(1, larger)}
         return tuple((microbatch, times) for microbatch, times in kinds.items() if times)
-
-    def _seconds(self, stage: int, instructions: Iterable[Instruction]) -> float:
-        return sum(self._costs.duration(stage, instruction) for instruction in instructions)
 
     def _shortest_pass(self, stage: int, kind: type[Forward] | type[Backward] | type[InputGradient]) -> float:
         """Seconds of a pass through the first chunk with the fastest microbatch."""
@@ -275,17 +257,17 @@ class StepBounds:
 
     def _passes(self, stage: int) -> float:
         """Seconds of all passes that a neighbouring stage waits for, with the messages that they need."""
-        kinds = (Forward, self._backward)
         passes = sum(
-            times * self._seconds(stage, (kind(0, microbatch, chunk) for kind in kinds))
+            times * self._costs.duration(stage, kind(0, microbatch, chunk))
             for chunk in range(self.layout.chunks)
             for microbatch, times in self._kinds
+            for kind in (Forward, self._backward)
         )
         return passes + self._receiving(stage)
 
     def _work(self, stage: int) -> float:
         """Seconds of all work of a stage for a minibatch."""
-        return self._passes(stage) + self._seconds(stage, self._other_work(stage))
+        return self._passes(stage) + sum(self._costs.duration(stage, other) for other in self._other_work(stage))
 
     def _other_work(self, stage: int) -> Iterator[Instruction]:
         layout = self.layout
