@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 
     from hybridnn.cost.breakdowns import TimeBreakdown
     from hybridnn.cost.machine.machine import Machine
-    from hybridnn.cost.simulation.disturbance import Disturbance
-    from hybridnn.cost.simulation.simulate import ScalingCurve, SimulatedStep
+    from hybridnn.cost.simulation import Disturbance, ScalingCurve, SimulatedStep
     from hybridnn.pipeline.drawing.drawing import Drawing
     from hybridnn.pipeline.layout import Layout
 
@@ -101,16 +100,21 @@ def simulate(
     with first_rank_alone():
         from hybridnn.config.file import load_settings
         from hybridnn.cost.machine.file import require_machine
-        from hybridnn.cost.simulation.disturbance import Disturbance
 
-        disturbance = Disturbance(jitter, _slow_ranks(slow or ()), seed)
+        slow_ranks = _slow_ranks(slow or ())
         settings, cluster = load_settings(config, overrides or ()), require_machine(machine)
 
         # Only now, so that a wrong setting is reported without waiting for the rest to load.
-        from hybridnn.cost.simulation.simulate import default_minibatches, scaling_curve, simulate_layout
-        from hybridnn.cost.simulation.timeline import draw_simulation
+        from hybridnn.cost.simulation import (
+            Disturbance,
+            default_minibatches,
+            draw_simulation,
+            scaling_curve,
+            simulate_layout,
+        )
         from hybridnn.runs.workload import layout_from_settings, workload_from_settings
 
+        disturbance = Disturbance(jitter, slow_ranks, seed)
         workload = workload_from_settings(settings)
         layout = layout_from_settings(settings, ranks, workload.model, cluster)
         count = minibatches or default_minibatches(layout)
@@ -256,7 +260,7 @@ def _parts(breakdown: TimeBreakdown) -> dict[str, float]:
 
 
 def _stage_table(step: SimulatedStep) -> Table:
-    from hybridnn.cost.simulation.timeline import stages_shown
+    from hybridnn.cost.simulation import stages_shown
 
     shown = stages_shown(len(step.stages))
     rows = []

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hybridnn.cost.calibration.fit import FittedOperation
-from hybridnn.cost.simulation.simulate import ScalingCurve
+from hybridnn.cost.simulation import ScalingCurve
 from hybridnn.errors import EnvironmentProblem
 
 if TYPE_CHECKING:

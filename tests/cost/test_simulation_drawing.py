@@ -7,9 +7,14 @@ from functools import partial
 import pytest
 
 from hybridnn.cost.prediction.workload import Workload
-from hybridnn.cost.simulation.disturbance import Disturbance
-from hybridnn.cost.simulation.simulate import UNDISTURBED, SimulatedStep, simulate_layout
-from hybridnn.cost.simulation.timeline import draw_simulation, stages_shown
+from hybridnn.cost.simulation import (
+    UNDISTURBED,
+    Disturbance,
+    SimulatedStep,
+    draw_simulation,
+    simulate_layout,
+    stages_shown,
+)
 from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import SGD
 from hybridnn.pipeline.drawing.svg import svg_text

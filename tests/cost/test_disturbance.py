@@ -11,7 +11,7 @@ import pytest
 
 from hybridnn.cost.prediction.stage_costs import StageCosts
 from hybridnn.cost.prediction.workload import Workload
-from hybridnn.cost.simulation.disturbance import Disturbance, DisturbedCosts, make_lanes
+from hybridnn.cost.simulation import Disturbance, DisturbedCosts, make_lanes
 from hybridnn.errors import SettingError
 from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import SGD

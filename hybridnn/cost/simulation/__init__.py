@@ -1,1 +1,0 @@
-"""Schedules on a model of a machine, for any number of ranks."""
