@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import gcd, inf, log1p, sqrt
+from math import gcd, inf, log1p, prod, sqrt
 from types import MappingProxyType
 
 import numpy as np
@@ -150,7 +150,7 @@ class DisturbedCosts:
         """Factors of a stage's computations of a kind and minibatch, shape (microbatches and chunks, lanes)."""
         layout = self._costs.layout
         batch, model = layout.stages[stage]
-        first, count = layout.first_rank(stage), (layout.microbatches + 1) * layout.chunks
+        first, count = sum(map(prod, layout.stages[:stage])), (layout.microbatches + 1) * layout.chunks
         of_ranks = [self._disturbance.factors(first + rank, instruction, count) for rank in range(batch * model)]
         of_batch_ranks = np.array(of_ranks).reshape(batch, model, count).max(axis=1)
         return np.ascontiguousarray(of_batch_ranks[self._lanes.ranks[stage]].T)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from itertools import accumulate
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -211,14 +211,6 @@ class Layout:
         """Ranks of all stages."""
         return sum(map(prod, self.stages))
 
-    def first_rank(self, stage: int) -> int:
-        """Position in the process grid of a stage's first rank."""
-        return self._first_ranks[stage]
-
-    @cached_property
-    def _first_ranks(self) -> tuple[int, ...]:
-        return tuple(accumulate(map(prod, self.stages), initial=0))
-
     def replica_groups(self, stage: int) -> dict[Placement, int]:
         """Ranks that share a replica, on each node of a batch group; (1, 1, …) if every rank has its own.
 
@@ -229,10 +221,6 @@ class Layout:
         """
         batch, model = self.stages[stage]
         return self._placements(stage) if self.shared_replicas else {(1,) * batch: model}
-
-    def shares_replicas(self, stage: int) -> bool:
-        """Whether any ranks of the stage share a replica."""
-        return max(map(max, self.replica_groups(stage))) > 1
 
     def has_own_replicas(self, stage: int) -> bool:
         """Whether there is a batch group in the stage whose ranks all have replicas of their own."""

@@ -108,12 +108,9 @@ def test_batch_ranks_of_a_node_share_a_replica_by_default() -> None:
             assert (sum(sharers), groups) == (batch, model)
             # Model groups lie inside a node, so that half of the ranks of a stage, or all, are on one.
             assert max(sharers) <= max(1, 4 // model)
-            assert layout.shares_replicas(stage) == (max(sharers) > 1)
     whole = [layout.replica_groups(0) for layout in feasible_layouts(DEEP, cluster, 8) if layout.stages == ((8, 1),)]
     assert whole == [{(4, 4): 1}] * len(whole)
-    assert not any(
-        layout.shares_replicas(0) for layout in feasible_layouts(DEEP, cluster, 8, {"shared_replicas": False})
-    )
+    assert not any(layout.shared_replicas for layout in feasible_layouts(DEEP, cluster, 8, {"shared_replicas": False}))
 
 
 def test_gradients_are_rounded_only_between_nodes_and_on_request() -> None:
