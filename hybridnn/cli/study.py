@@ -19,7 +19,7 @@ from hybridnn.errors import EnvironmentProblem
 from hybridnn.utils.text import counted
 
 if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
+    from rich.progress import Progress
 
     from hybridnn.study.cells import Cell
     from hybridnn.study.results import StudyResults
@@ -229,7 +229,6 @@ class _StudyProgress:
         self._run = run
         self._console = make_console()
         self._progress: Progress | None = None
-        self._task: TaskID | None = None
         self._cells = self._done = 0
         self._start = monotonic()
 
@@ -253,21 +252,21 @@ class _StudyProgress:
             remaining = TimeRemainingColumn(elapsed_when_finished=True)
             columns = TextColumn("{task.description}"), BarColumn(bar_width=None), MofNCompleteColumn(), remaining
             self._progress = Progress(*columns, console=self._console, refresh_per_second=2, speed_estimate_period=1e9)
-            self._task = self._progress.add_task("", total=cells)
+            self._progress.add_task("", total=cells)
             self._progress.start()
 
     def on_cell_start(self, cell: Cell) -> None:
         """Show the cell in the bar."""
-        if self._progress is not None and self._task is not None:
-            self._progress.update(self._task, description=cell.id)
+        if self._progress is not None:
+            self._progress.update(self._progress.task_ids[0], description=cell.id)
 
     def on_cell_end(self, outcome: CellOutcome) -> None:
         """Advance, and print the outcome of the cell."""
         self._done += 1
         reason = f": {outcome.reason}" if outcome.reason else ""
         left = (monotonic() - self._start) / self._done * (self._cells - self._done)
-        if self._progress is not None and self._task is not None:
-            self._progress.advance(self._task)
+        if self._progress is not None:
+            self._progress.advance(self._progress.task_ids[0])
             if outcome.status != "finished":
                 self._print(f"{outcome.status}  {outcome.cell.id}{reason}")
         else:

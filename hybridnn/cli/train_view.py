@@ -13,7 +13,7 @@ from hybridnn.training.records import EpochRecord, RunHeader, RunSummary, StepRe
 from hybridnn.utils.text import counted, format_bytes, name_ranks, plural
 
 if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
+    from rich.progress import Progress
     from rich.table import Table
 
     from hybridnn.runs.recovery import RankLoss, RunOutcome
@@ -36,7 +36,6 @@ class TrainView:
         self._console = make_console()
         self._header: RunHeader | None = None
         self._progress: Progress | None = None
-        self._task: TaskID | None = None
 
     def __enter__(self) -> TrainView:
         """Return the view itself."""
@@ -68,9 +67,8 @@ class TrainView:
         if self._silent or not self._console.is_terminal:
             return
         if self._progress is None:
-            self._start_progress(epochs * steps)
-        if self._progress is not None and self._task is not None:
-            self._progress.update(self._task, description=f"epoch {epoch}/{epochs}")
+            self._progress = self._start_progress(epochs * steps)
+        self._progress.update(self._progress.task_ids[0], description=f"epoch {epoch}/{epochs}")
 
     def on_step(self, record: StepRecord) -> None:
         """Advance the progress bar."""
@@ -95,7 +93,7 @@ class TrainView:
             self._console.print(line)
         self._console.print(summary_table(summary, totals, pipelined=pipelined))
 
-    def _start_progress(self, steps: int) -> None:
+    def _start_progress(self, steps: int) -> Progress:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
         columns = (
@@ -106,13 +104,14 @@ class TrainView:
             TimeRemainingColumn(),
         )
         # A slow refresh: the thread that draws competes with the training of rank 0.
-        self._progress = Progress(*columns, console=self._console, refresh_per_second=4)
-        self._task = self._progress.add_task("", total=steps, loss="-")
-        self._progress.start()
+        progress = Progress(*columns, console=self._console, refresh_per_second=4)
+        progress.add_task("", total=steps, loss="-")
+        progress.start()
+        return progress
 
     def _advance(self, step: int, loss: float) -> None:
-        if self._progress is not None and self._task is not None:
-            self._progress.update(self._task, completed=step, loss=f"{loss:.4g}")
+        if self._progress is not None:
+            self._progress.update(self._progress.task_ids[0], completed=step, loss=f"{loss:.4g}")
 
     def _stop_progress(self) -> None:
         if self._progress is not None:
