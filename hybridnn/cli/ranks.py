@@ -36,11 +36,7 @@ LEAD_SECONDS = 0.5
 DEADLINE = 5.0
 """Seconds that a rank waits for the others to reach the same error."""
 
-FORWARDED = {
-    signal.SIGINT: signal.SIGUSR2,
-    signal.SIGTERM: signal.SIGUSR1,
-    signal.SIGUSR1: signal.SIGUSR1,
-}
+FORWARDED = {signal.SIGINT: signal.SIGUSR2, signal.SIGTERM: signal.SIGUSR1, signal.SIGUSR1: signal.SIGUSR1}
 """Signals of this process, and those sent to Open MPI's ``mpirun``: on the first two it would end the ranks at once."""
 
 PARENT_DEATH_SIGNAL = 1

@@ -16,41 +16,39 @@ Override = str | None
 """A short option, parsed to the text that ``--set`` takes."""
 
 
-def _setting(name: str, setting: str, metavar: str = "N", note: str = "", value: Callable[[str], str] = str) -> Any:
+def _setting(setting: str, metavar: str = "N", note: str = "", value: Callable[[str], str] = str) -> Any:
     """Declare a short option of a setting; `value` makes TOML of the option's text."""
 
     def parse(text: str) -> str:
         return f"{setting}={value(text)}"
 
-    return typer.Option(name, help=f"Sets {setting}{note}.", metavar=metavar, parser=parse)
+    return typer.Option(help=f"Sets {setting}{note}.", metavar=metavar, parser=parse)
 
 
-def _text_setting(name: str, setting: str, metavar: str = "NAME", note: str = "") -> Any:
+def _text_setting(setting: str, metavar: str = "NAME", note: str = "") -> Any:
     """Declare a short option of a setting that is text."""
     # A JSON string is a TOML string, so that a name or path is never taken for a number.
-    return _setting(name, setting, metavar, note, lambda text: json.dumps(text, ensure_ascii=False))
+    return _setting(setting, metavar, note, lambda text: json.dumps(text, ensure_ascii=False))
 
 
 def train(
     config: Config = None,
     overrides: Overrides = None,
-    data: Annotated[Override, _text_setting("--data", "data.name")] = None,
-    file: Annotated[Override, _text_setting("--file", "data.file", "PATH")] = None,
-    hidden: Annotated[
-        Override, _setting("--hidden", "model.hidden", "SIZES", ", for example 256,256", "[{}]".format)
-    ] = None,
-    epochs: Annotated[Override, _setting("--epochs", "training.epochs")] = None,
-    batch_size: Annotated[Override, _setting("--batch-size", "training.batch_size")] = None,
-    seed: Annotated[Override, _setting("--seed", "training.seed")] = None,
-    optimizer: Annotated[Override, _text_setting("--optimizer", "optimizer.name")] = None,
-    lr: Annotated[Override, _setting("--lr", "optimizer.lr", "RATE")] = None,
-    pipeline: Annotated[Override, _setting("--pipeline", "parallel.pipeline", note=" (stages)")] = None,
-    method: Annotated[Override, _text_setting("--method", "parallel.method")] = None,
-    batch: Annotated[Override, _setting("--batch", "parallel.batch", note=" (ranks)")] = None,
-    model: Annotated[Override, _setting("--model", "parallel.model", note=" (ranks)")] = None,
-    split: Annotated[Override, _text_setting("--split", "parallel.model_split")] = None,
-    device: Annotated[Override, _text_setting("--device", "device.name", note=": auto, cpu or gpu")] = None,
-    out: Annotated[Override, _text_setting("--out", "output.folder", "FOLDER")] = None,
+    data: Annotated[Override, _text_setting("data.name")] = None,
+    file: Annotated[Override, _text_setting("data.file", "PATH")] = None,
+    hidden: Annotated[Override, _setting("model.hidden", "SIZES", ", for example 256,256", "[{}]".format)] = None,
+    epochs: Annotated[Override, _setting("training.epochs")] = None,
+    batch_size: Annotated[Override, _setting("training.batch_size")] = None,
+    seed: Annotated[Override, _setting("training.seed")] = None,
+    optimizer: Annotated[Override, _text_setting("optimizer.name")] = None,
+    lr: Annotated[Override, _setting("optimizer.lr", "RATE")] = None,
+    pipeline: Annotated[Override, _setting("parallel.pipeline", note=" (stages)")] = None,
+    method: Annotated[Override, _text_setting("parallel.method")] = None,
+    batch: Annotated[Override, _setting("parallel.batch", note=" (ranks)")] = None,
+    model: Annotated[Override, _setting("parallel.model", note=" (ranks)")] = None,
+    split: Annotated[Override, _text_setting("parallel.model_split")] = None,
+    device: Annotated[Override, _text_setting("device.name", note=": auto, cpu or gpu")] = None,
+    out: Annotated[Override, _text_setting("output.folder", "FOLDER")] = None,
     resume: Annotated[
         str | None,
         option(
