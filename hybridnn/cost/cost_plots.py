@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,14 +10,12 @@ import numpy as np
 
 from hybridnn.cost.calibration.fit import FittedOperation
 from hybridnn.cost.simulation import ScalingCurve
-from hybridnn.errors import EnvironmentProblem
+from hybridnn.utils.figures import MUTED, new_figure, png_bytes, tidy, write_png
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 
-MUTED, GRID = "#5f6b7a", "#d7dce2"
 SPEED_UP_COLOR = "#2a6fbb"
 SHARE_COLORS = {"computing": "#2b8259", "communication": "#f0a030", "bubble": "#d3e6fa"}
 GROUP_COLORS = "#2a6fbb", "#d9822b", "#3a8f5c", "#a8485b", "#7a5fb0", "#4fa3a5", "#8a6d3b", MUTED
@@ -32,36 +29,17 @@ TITLES = {
 LINE_POINTS = 200
 
 
-def _make_figure(width: float, height: float) -> Figure:
-    """A figure without pyplot: no display, no global state."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
-
-
-def _style(axes: Axes) -> None:
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(MUTED)
-    axes.tick_params(colors=MUTED, which="both")
-
-
 # -- scaling curves --------------------------------------------------------------------------------------------------
 
 
 def scaling_png(curve: ScalingCurve, title: str) -> bytes:
     """Draw a scaling curve as a PNG: speed-up against ranks, and a breakdown of the ranks' time."""
-    figure = _make_figure(9.6, 3.9)
+    figure = new_figure(9.6, 3.9)
     left, right = figure.subplots(1, 2)
     figure.suptitle(title, fontsize=10)
     _draw_speed_up(left, curve)
     _draw_shares(right, curve)
-    picture = BytesIO()
-    figure.savefig(picture, format="png")
-    return picture.getvalue()
+    return png_bytes(figure)
 
 
 def _draw_speed_up(axes: Axes, curve: ScalingCurve) -> None:
@@ -88,8 +66,7 @@ def _draw_speed_up(axes: Axes, curve: ScalingCurve) -> None:
     axes.set_xlabel("ranks")
     axes.set_ylabel("samples per second, over one rank's")
     axes.legend(frameon=False)
-    axes.grid(which="major", color=GRID, linewidth=0.7)
-    _style(axes)
+    tidy(axes)
 
 
 def _draw_shares(axes: Axes, curve: ScalingCurve) -> None:
@@ -107,7 +84,7 @@ def _draw_shares(axes: Axes, curve: ScalingCurve) -> None:
     axes.set_ylim(0, 1)
     axes.yaxis.set_major_formatter(lambda share, position: f"{share:.0%}")
     axes.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=len(SHARE_COLORS))
-    _style(axes)
+    tidy(axes, grid=False)
 
 
 # -- fits of a calibration -------------------------------------------------------------------------------------------
@@ -128,7 +105,7 @@ def draw_fits(fits: Sequence[FittedOperation], path: Path) -> None:
     groups = list(dict.fromkeys((fit.cost.ranks, fit.cost.spans_nodes) for fit in fits))
     columns = min(len(operations), 3)
     rows = -(-len(operations) // columns)
-    figure = _make_figure(4.4 * columns, 3.6 * rows)
+    figure = new_figure(4.4 * columns, 3.6 * rows)
     panels = figure.subplots(rows, columns, squeeze=False).reshape(-1)
     for axes, operation in zip(panels, operations, strict=False):
         for fit in fits:
@@ -140,15 +117,11 @@ def draw_fits(fits: Sequence[FittedOperation], path: Path) -> None:
         axes.set_yscale("log")
         axes.set_xlabel("bytes")
         axes.set_ylabel("seconds")
-        axes.grid(which="major", color=GRID, linewidth=0.7)
         axes.legend(frameon=False, fontsize=8)
-        _style(axes)
+        tidy(axes)
     for axes in panels[len(operations) :]:
         axes.set_axis_off()
-    try:
-        figure.savefig(path, format="png")
-    except OSError as error:
-        raise EnvironmentProblem(f"{path} cannot be written: {error.strerror}") from error
+    write_png(figure, path)
 
 
 def _draw_fit(axes: Axes, fit: FittedOperation, color: str) -> None:

@@ -7,14 +7,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hybridnn.errors import EnvironmentProblem
 from hybridnn.training.records import EpochRecord
+from hybridnn.utils.figures import MUTED, new_figure, tidy, write_png
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-TRAIN_COLOR, TEST_COLOR, MUTED = "#2a6fbb", "#d9822b", "#5f6b7a"
+TRAIN_COLOR, TEST_COLOR = "#2a6fbb", "#d9822b"
 LOG_SCALE_RATIO = 10.0
 """Ratio of the largest to the smallest loss from which the axis is logarithmic."""
 
@@ -31,24 +31,16 @@ def draw_learning_curve(epochs: Sequence[EpochRecord], path: Path) -> None:
     epochs : sequence of EpochRecord
         At least one; values that are None or not finite are left out.
     """
-    # A figure without pyplot: no display, no global state.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     accuracy = _points((record.epoch, record.test_accuracy) for record in epochs)
     metric = accuracy or _points((record.epoch, record.test_r2) for record in epochs)
-    figure = Figure(figsize=(9.6, 3.9) if metric else (5.2, 3.9), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(9.6 if metric else 5.2, 3.9)
     panels = figure.subplots(1, 2 if metric else 1, squeeze=False)[0]
     _draw_losses(panels[0], epochs)
     if metric:
         _draw_metric(panels[1], metric, is_accuracy=bool(accuracy))
     for axes in panels:
         _format_axes(axes, max(record.epoch for record in epochs))
-    try:
-        figure.savefig(path)
-    except OSError as error:
-        raise EnvironmentProblem(f"{path} cannot be written: {error.strerror}") from error
+    write_png(figure, path)
 
 
 def _points(pairs: Iterable[tuple[int, float | None]]) -> Points:
@@ -94,8 +86,4 @@ def _format_axes(axes: Axes, last_epoch: int) -> None:
     margin = max(0.5, 0.03 * last_epoch)
     axes.set_xlim(1 - margin, last_epoch + margin)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-    axes.grid(which="major", color="#d7dce2", linewidth=0.7)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(MUTED)
-    axes.tick_params(colors=MUTED, which="both")
+    tidy(axes)

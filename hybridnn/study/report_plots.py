@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from io import BytesIO
 from itertools import accumulate
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -24,16 +23,15 @@ from hybridnn.study.results import (
     weak_lines,
 )
 from hybridnn.training.records import EpochRecord
+from hybridnn.utils.figures import MUTED, new_figure, png_bytes, tidy
 from hybridnn.utils.text import counted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 
 COLORS = ("#2a6fbb", "#d9822b", "#3a8f5c", "#a23b72", "#7a5cc2", "#c94f3d", "#1b8a9e", "#8a6d1d")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
-MUTED, GRID = "#5f6b7a", "#d7dce2"
 
 MOST_MAPS = 6
 MAPS_PER_ROW = 3
@@ -81,7 +79,7 @@ def draw_plots(results: StudyResults) -> dict[str, tuple[str, bytes]]:
 
 
 def _draw_strong(lines: Sequence[ScalingLine]) -> bytes:
-    figure = _new_figure(10.5, 4.3)
+    figure = new_figure(10.5, 4.3)
     left, right = figure.subplots(1, 2)
     _draw_seconds(left, lines)
     left.set_yscale("log")
@@ -101,22 +99,22 @@ def _draw_strong(lines: Sequence[ScalingLine]) -> bytes:
     _rank_axis(right, [count for line in lines for count in line.ranks])
     base_text = counted(min(bases), "rank") if len(bases) == 1 else "the fewest ranks of the line"
     right.set_ylabel(f"speed-up against {base_text}")
-    _tidy(right)
+    tidy(right)
     left.legend(frameon=False, fontsize=7)
-    return _png_bytes(figure)
+    return png_bytes(figure)
 
 
 def _draw_weak(lines: Sequence[ScalingLine]) -> bytes:
     both = {"epoch": [line for line in lines if not line.per_step], "step": [line for line in lines if line.per_step]}
     by_unit = {unit: chosen for unit, chosen in both.items() if chosen}
-    figure = _new_figure(5.6 * len(by_unit), 4.3)
+    figure = new_figure(5.6 * len(by_unit), 4.3)
     panels = figure.subplots(1, len(by_unit), squeeze=False)[0]
     for axes, (unit, chosen) in zip(panels, by_unit.items(), strict=True):
         _draw_seconds(axes, chosen)
         axes.set_ylabel(f"seconds per {unit}")
         axes.set_ylim(bottom=0)
         axes.legend(frameon=False, fontsize=7)
-    return _png_bytes(figure)
+    return png_bytes(figure)
 
 
 def _draw_seconds(axes: Axes, lines: Sequence[ScalingLine]) -> None:
@@ -130,19 +128,19 @@ def _draw_seconds(axes: Axes, lines: Sequence[ScalingLine]) -> None:
         if found:
             axes.plot(*zip(*found, strict=True), color=style["color"], linestyle="--", linewidth=1)
     _rank_axis(axes, [count for line in lines for count in line.ranks])
-    _tidy(axes)
+    tidy(axes)
 
 
 def _draw_maps(maps: Sequence[GridMap]) -> bytes:
     columns = min(MAPS_PER_ROW, len(maps))
     rows = -(-len(maps) // columns)
-    figure = _new_figure(4.2 * columns, 3.8 * rows)
+    figure = new_figure(4.2 * columns, 3.8 * rows)
     panels = figure.subplots(rows, columns, squeeze=False).flatten()
     for axes, grids in zip(panels, maps, strict=False):
         _draw_map(axes, grids)
     for axes in panels[len(maps) :]:
         axes.set_visible(False)
-    return _png_bytes(figure)
+    return png_bytes(figure)
 
 
 def _draw_map(axes: Axes, grids: GridMap) -> None:
@@ -212,7 +210,7 @@ def draw_curves(results: StudyResults) -> tuple[str, bytes] | None:
     from matplotlib.ticker import MaxNLocator
 
     shown = curves[:MOST_CURVES]
-    figure = _new_figure(10.5, 4.0)
+    figure = new_figure(10.5, 4.0)
     left, right = figure.subplots(1, 2, sharey=True)
     _draw_lines(left, [(curve.name, curve.epochs, curve.values) for curve in shown], "epoch")
     _draw_lines(right, [(curve.name, curve.seconds, curve.values) for curve in shown], "seconds of training")
@@ -226,7 +224,7 @@ def draw_curves(results: StudyResults) -> tuple[str, bytes] | None:
     left.legend(frameon=False, fontsize=7)
     more = f" Shown are {MOST_CURVES} of {len(curves)}." if len(curves) > MOST_CURVES else ""
     return f"{measure[0].upper()}{measure[1:]} against epochs and time, for each network on its fastest grid.{more}", (
-        _png_bytes(figure)
+        png_bytes(figure)
     )
 
 
@@ -248,7 +246,7 @@ def _draw_lines(axes: Axes, curves: Sequence[tuple[str, Sequence[float], Sequenc
     for number, (name, xs, ys) in enumerate(curves):
         axes.plot(xs, ys, color=COLORS[number % len(COLORS)], label=name, linewidth=1.6, marker="o", markersize=3)
     axes.set_xlabel(label)
-    _tidy(axes)
+    tidy(axes)
 
 
 def draw_run_check(run: RunRecord, figures: RunFigures) -> bytes:
@@ -268,7 +266,7 @@ def draw_runs_check(runs: Sequence[RunFigures]) -> bytes:
 
 
 def _draw_bars(bars: Sequence[Bar], title: str) -> bytes:
-    figure = _new_figure(max(5.2, 0.95 * len(bars) + 1.5), 3.9)
+    figure = new_figure(max(5.2, 0.95 * len(bars) + 1.5), 3.9)
     axes = figure.subplots()
     measured = [seconds for _, seconds, _ in bars]
     predicted = [seconds for _, _, seconds in bars]
@@ -285,31 +283,8 @@ def _draw_bars(bars: Sequence[Bar], title: str) -> bytes:
     axes.set_ylabel("ms per step")
     axes.set_title(title, fontsize=10)
     axes.legend(frameon=False)
-    _tidy(axes)
-    return _png_bytes(figure)
-
-
-def _new_figure(width: float, height: float) -> Figure:
-    """Make a figure with a size in inches, without pyplot: no display, no global state."""
-    from matplotlib.figure import Figure
-
-    return Figure(figsize=(width, height), dpi=150, layout="constrained")
-
-
-def _png_bytes(figure: Figure) -> bytes:
-    """Draw a figure as PNG."""
-    buffer = BytesIO()
-    figure.savefig(buffer, format="png")
-    return buffer.getvalue()
-
-
-def _tidy(axes: Axes) -> None:
-    """Draw a light grid behind the data, and no frame at the top and right."""
-    axes.grid(which="major", color=GRID, linewidth=0.7)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(MUTED)
-    axes.tick_params(colors=MUTED, which="both")
+    tidy(axes)
+    return png_bytes(figure)
 
 
 def _rank_axis(axes: Axes, ranks: Sequence[int]) -> None:

@@ -244,13 +244,15 @@ def test_learning_curve_is_a_picture(tmp_path: Path, epochs: list[EpochRecord]) 
     assert pixels.std() > 0
 
 
-def test_learning_curve_of_few_orders_is_linear_and_of_many_logarithmic(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_learning_curve_of_few_orders_is_linear_and_of_many_logarithmic(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from matplotlib.figure import Figure
 
     scales = []
-    monkeypatch.setattr(Figure, "savefig", lambda figure, path: scales.append(figure.axes[0].get_yscale()))
-    draw_learning_curve([_epoch(epoch) for epoch in range(1, 3)], Path("unused.png"))
-    draw_learning_curve([_epoch(epoch) for epoch in range(1, 20)], Path("unused.png"))
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path, **how: scales.append(figure.axes[0].get_yscale()))
+    draw_learning_curve([_epoch(epoch) for epoch in range(1, 3)], tmp_path / "curve.png")
+    draw_learning_curve([_epoch(epoch) for epoch in range(1, 20)], tmp_path / "curve.png")
     assert scales == ["linear", "log"]
 
 

@@ -1,0 +1,47 @@
+"""Figures of matplotlib in one style, as PNG."""
+
+from __future__ import annotations
+
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hybridnn.errors import EnvironmentProblem
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+MUTED, GRID = "#5f6b7a", "#d7dce2"
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """A figure with a size in inches, without pyplot: no display, no global state."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), dpi=150, layout="constrained")
+
+
+def tidy(axes: Axes, *, grid: bool = True) -> None:
+    """Draw a light grid behind the data, and no frame at the top and right."""
+    if grid:
+        axes.grid(which="major", color=GRID, linewidth=0.7)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(MUTED)
+    axes.tick_params(colors=MUTED, which="both")
+
+
+def png_bytes(figure: Figure) -> bytes:
+    """A figure as PNG."""
+    buffer = BytesIO()
+    figure.savefig(buffer, format="png")
+    return buffer.getvalue()
+
+
+def write_png(figure: Figure, path: Path) -> None:
+    """Write a figure as PNG; raises `EnvironmentProblem` if `path` cannot be written."""
+    try:
+        path.write_bytes(png_bytes(figure))
+    except OSError as error:
+        raise EnvironmentProblem(f"{path} cannot be written: {error.strerror}") from error
