@@ -1,4 +1,4 @@
-"""Debuggers in one rank while the others wait; `run_ranks` in event loops, in threads, in ranks and in notebooks."""
+"""Debuggers in one rank while the others wait; `run_ranks` in event loops, threads, ranks and notebooks; pictures."""
 
 from __future__ import annotations
 
@@ -9,14 +9,19 @@ import subprocess
 import sys
 import threading
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 
 from hybridnn.in_process import DeadlockError, run_ranks
+from hybridnn.in_process.source_lines import Site
 from mpi_runner.slowness import deadline
+
+SVG = "{http://www.w3.org/2000/svg}"
 
 TRAINING = """
 import numpy as np
@@ -167,3 +172,24 @@ def test_notebooks_show_a_deadlock_as_a_picture() -> None:
     picture = caught.value._repr_svg_()
     assert picture.startswith("<svg ")
     assert picture.count("stroke-dasharray") == 2  # two messages that do not arrive
+
+
+def test_collectives_alone_fill_the_width_and_are_named() -> None:
+    def program(comm: Any) -> None:
+        for _ in range(3):
+            comm.Allreduce("IN_PLACE", np.ones(1000))
+
+    picture = ElementTree.fromstring(run_ranks(2, program, alpha=1e-6)._repr_svg_())
+    boxes = [box for box in picture.iter(f"{SVG}rect") if box.get("fill") == "#b79ad6" and box.get("height") == "26"]
+    assert len(boxes) == 6
+    first = sorted((float(box.attrib["x"]), float(box.attrib["width"])) for box in boxes)[::2]
+    for (x, width), (following, _) in pairwise(first):
+        assert width > 200
+        assert abs(x + width - following) < 0.01
+    assert all(box.get("stroke") == "#ffffff" for box in boxes)  # adjacent boxes are separated
+    assert [text.text for text in picture.iter(f"{SVG}text")].count("allreduce") == 6
+
+
+def test_a_cell_of_a_notebook_is_named_as_such() -> None:
+    code = compile("def work(comm):\n    pass\n", "/tmp/ipykernel_4711/1234567.py", "exec")
+    assert str(Site(code.co_consts[0], 2)) == "cell:2 in work"
