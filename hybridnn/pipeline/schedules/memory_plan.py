@@ -86,12 +86,10 @@ def plan_memory(schedule: Schedule, stage: int) -> MemoryPlan:
         part = instruction.part
         if isinstance(instruction, _WRITES_INPUT):
             inputs.setdefault(part, (position, free[part]))
-        if isinstance(instruction, Recompute) or (isinstance(instruction, Forward) and part not in recomputed):
-            activations[instruction] = (position, free[part])
-            alive.append((position, done[part]))
-        elif isinstance(instruction, Forward):
-            activations[instruction] = (position, position)
-            alive.append((position, position))
+        if isinstance(instruction, (Forward, Recompute)):
+            is_kept = isinstance(instruction, Recompute) or part not in recomputed
+            activations[instruction] = (position, free[part] if is_kept else position)
+            alive.append((position, done[part] if is_kept else position))
     input_slots, input_counts = _assign(inputs, lambda part: part[2], schedule.chunks)
     activation_slots, activation_counts = _assign(activations, lambda item: item.chunk, schedule.chunks)
     last_readers, stashes = _versions(schedule, stage)
