@@ -6,12 +6,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .arrays import as_rows
     from .download import fetch, is_fetched, locate
-    from .info import DatasetInfo, RemoteFile, Task
+    from .info import DatasetInfo, RemoteFile
     from .load import Variant, catalogue, dataset_info, describe_dataset, load_dataset
     from .preparation import StandardizedRows, Standardizer, count_tests, split
-    from .rows import ArrayRows, Dataset, Rows, SubsetRows
+    from .rows import ArrayRows, Dataset, Rows, SubsetRows, Task, as_rows
     from .synthetic import SyntheticRows, SyntheticSpec
     from .user_file import load_file
 
@@ -42,29 +41,17 @@ __all__ = [
 ]
 
 _HOME = {
-    "ArrayRows": "rows",
-    "Dataset": "rows",
-    "DatasetInfo": "info",
-    "RemoteFile": "info",
-    "Rows": "rows",
-    "StandardizedRows": "preparation",
-    "Standardizer": "preparation",
-    "SubsetRows": "rows",
-    "SyntheticRows": "synthetic",
-    "SyntheticSpec": "synthetic",
-    "Task": "info",
-    "Variant": "load",
-    "as_rows": "arrays",
-    "catalogue": "load",
-    "count_tests": "preparation",
-    "dataset_info": "load",
-    "describe_dataset": "load",
-    "fetch": "download",
-    "is_fetched": "download",
-    "load_dataset": "load",
-    "load_file": "user_file",
-    "locate": "download",
-    "split": "preparation",
+    name: module
+    for module, names in {
+        "download": ("fetch", "is_fetched", "locate"),
+        "info": ("DatasetInfo", "RemoteFile"),
+        "load": ("Variant", "catalogue", "dataset_info", "describe_dataset", "load_dataset"),
+        "preparation": ("StandardizedRows", "Standardizer", "count_tests", "split"),
+        "rows": ("ArrayRows", "Dataset", "Rows", "SubsetRows", "Task", "as_rows"),
+        "synthetic": ("SyntheticRows", "SyntheticSpec"),
+        "user_file": ("load_file",),
+    }.items()
+    for name in names
 }
 
 

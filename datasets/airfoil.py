@@ -8,18 +8,22 @@ from .download import open_members
 from .info import DatasetInfo, Member, RemoteFile
 from .rows import ArrayRows, Dataset
 
-__all__ = ["INFO", "PAPER_FEATURES", "load"]
 
-# Laugier et al. (2018, Table 1) train on 1503 x 4 inputs without naming the columns. These are taken to be the
-# first four, the conditions of an experiment: frequency, angle of attack, chord length and free-stream velocity. The
-# fifth, the displacement thickness of the boundary layer, depends on them.
-PAPER_FEATURES = 4
+def load(info: DatasetInfo) -> Dataset:
+    """Load the data with the first ``info.features`` of the input columns."""
+    for _, stream in open_members(info, info.files[0]):
+        table = np.loadtxt(stream)
+    return info.dataset(ArrayRows(table[:, : info.features], table[:, -1:]))
+
 
 INFO = DatasetInfo(
     name="airfoil",
     title="Airfoil self-noise",
     task="regression",
     features=5,
+    # Laugier et al. train on four inputs without naming the columns. These are taken to be the first four, the
+    # conditions of an experiment; the fifth, the displacement thickness of the boundary layer, depends on them.
+    paper_features=4,
     outputs=1,
     train_samples=1503,
     test_samples=0,
@@ -33,6 +37,7 @@ INFO = DatasetInfo(
         "UCI Machine Learning Repository. https://doi.org/10.24432/C5VW2C"
     ),
     source="https://archive.ics.uci.edu/dataset/291/airfoil+self+noise",
+    load=load,
     files=(
         RemoteFile(
             name="airfoil+self+noise.zip",
@@ -45,17 +50,3 @@ INFO = DatasetInfo(
         ),
     ),
 )
-
-
-def load(features: int = INFO.features, info: DatasetInfo = INFO) -> Dataset:
-    """Load the airfoil data with its first `features` input columns.
-
-    Raises
-    ------
-    DataError
-        If the file is damaged or cannot be downloaded.
-    """
-    for _, stream in open_members(info, info.files[0]):
-        table = np.loadtxt(stream)
-    train = ArrayRows(table[:, :features], table[:, info.features :])
-    return Dataset(info.name, info.task, features, info.outputs, train, None)

@@ -13,11 +13,24 @@ from .download import open_members
 from .info import DatasetInfo, Member, RemoteFile
 from .rows import Dataset, PixelRows
 
-__all__ = ["INFO", "load", "read_batch"]
-
 _FOLDER = "cifar-10-batches-py"
 _TRAIN = tuple(f"{_FOLDER}/data_batch_{number}" for number in range(1, 6))
 _TEST = (f"{_FOLDER}/test_batch",)
+
+
+def load(info: DatasetInfo) -> Dataset:
+    """Load CIFAR-10, values scaled to [0, 1]."""
+    batches = {path: read_batch(stream) for path, stream in open_members(info, info.files[0])}
+    splits = (
+        PixelRows(
+            np.concatenate([batches[path].pixels for path in paths]),
+            np.concatenate([batches[path].labels for path in paths]),
+            white=255,
+        )
+        for paths in (_TRAIN, _TEST)
+    )
+    return info.dataset(*splits)
+
 
 INFO = DatasetInfo(
     name="cifar10",
@@ -31,6 +44,7 @@ INFO = DatasetInfo(
     licence="none stated by the authors",
     citation="A. Krizhevsky (2009). Learning Multiple Layers of Features from Tiny Images. University of Toronto.",
     source="https://www.cs.toronto.edu/~kriz/cifar.html",
+    load=load,
     files=(
         RemoteFile(
             name="cifar-10-python.tar.gz",
@@ -76,23 +90,3 @@ def read_batch(stream: IO[bytes]) -> PixelRows:
     """
     batch = _ArrayUnpickler(stream, encoding="bytes").load()
     return PixelRows(batch[b"data"], np.array(batch[b"labels"], dtype=np.uint8), white=255)
-
-
-def load(info: DatasetInfo = INFO) -> Dataset:
-    """Load CIFAR-10, values scaled to [0, 1].
-
-    Raises
-    ------
-    DataError
-        If a file is damaged or cannot be downloaded.
-    """
-    batches = {path: read_batch(stream) for path, stream in open_members(info, info.files[0])}
-    train, test = (
-        PixelRows(
-            np.concatenate([batches[path].pixels for path in paths]),
-            np.concatenate([batches[path].labels for path in paths]),
-            white=255,
-        )
-        for paths in (_TRAIN, _TEST)
-    )
-    return Dataset(info.name, info.task, info.features, info.outputs, train, test)

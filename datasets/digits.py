@@ -8,7 +8,12 @@ from .download import locate
 from .info import DatasetInfo, RemoteFile
 from .rows import Dataset, PixelRows
 
-__all__ = ["INFO", "load"]
+
+def load(info: DatasetInfo) -> Dataset:
+    """Load the digits, pixels scaled to [0, 1]."""
+    with np.load(locate(info, info.files[0]), allow_pickle=False) as arrays:
+        return info.dataset(PixelRows(arrays["x"], arrays["y"], white=16))
+
 
 INFO = DatasetInfo(
     name="digits",
@@ -25,6 +30,7 @@ INFO = DatasetInfo(
         "UCI Machine Learning Repository. https://doi.org/10.24432/C50P49"
     ),
     source="https://archive.ics.uci.edu/dataset/80/optical+recognition+of+handwritten+digits",
+    load=load,
     files=(
         RemoteFile(
             name="digits.npz",
@@ -34,16 +40,3 @@ INFO = DatasetInfo(
         ),
     ),
 )
-
-
-def load(info: DatasetInfo = INFO) -> Dataset:
-    """Load the digits, pixels scaled to [0, 1].
-
-    Raises
-    ------
-    DataError
-        If the file of the package is damaged.
-    """
-    with np.load(locate(info, info.files[0]), allow_pickle=False) as arrays:
-        train = PixelRows(arrays["x"], arrays["y"], white=16)
-    return Dataset(info.name, info.task, info.features, info.outputs, train, None)

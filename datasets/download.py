@@ -17,8 +17,6 @@ from hybridnn.errors import DataError
 
 from .info import DatasetInfo, Member, RemoteFile
 
-__all__ = ["cache_folder", "fetch", "is_fetched", "locate", "open_members"]
-
 
 def cache_folder() -> Path:
     """Return the folder for downloads: ``$HYBRIDNN_CACHE``, or the user's cache folder of the system."""

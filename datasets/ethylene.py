@@ -8,20 +8,28 @@ from .download import open_members
 from .info import DatasetInfo, Member, RemoteFile
 from .rows import ArrayRows, Dataset
 
-__all__ = ["INFO", "ROWS", "load"]
-
 ROWS = 4_178_504
-"""Samples in the file; by default only the first are used."""
 
 _GASES, _SENSORS = 2, 16
+
+
+def load(info: DatasetInfo) -> Dataset:
+    """Load the first ``info.train_samples`` rows: 16 sensors as inputs, methane and ethylene as targets."""
+    columns = range(1, 1 + _GASES + _SENSORS)  # column 0 is the time
+    for _, stream in open_members(info, info.files[0]):
+        table = np.loadtxt(stream, skiprows=1, max_rows=info.train_samples, usecols=columns, ndmin=2)
+    return info.dataset(ArrayRows(table[:, _GASES:], table[:, :_GASES]))
+
 
 INFO = DatasetInfo(
     name="ethylene",
     title="Gas sensor array under dynamic gas mixtures: ethylene and methane",
     task="regression",
     features=_SENSORS,
+    paper_features=_SENSORS,
     outputs=_GASES,
     train_samples=700_000,
+    available=ROWS,
     test_samples=0,
     description=(
         "Concentrations (ppm) of methane and ethylene in air from 16 chemical sensors, sampled at 100 Hz; the first "
@@ -33,6 +41,7 @@ INFO = DatasetInfo(
         "UCI Machine Learning Repository. https://doi.org/10.24432/C5WP4C"
     ),
     source="https://archive.ics.uci.edu/dataset/322/gas+sensor+array+under+dynamic+gas+mixtures",
+    load=load,
     files=(
         RemoteFile(
             name="gas+sensor+array+under+dynamic+gas+mixtures.zip",
@@ -45,18 +54,3 @@ INFO = DatasetInfo(
         ),
     ),
 )
-
-
-def load(rows: int = INFO.train_samples, info: DatasetInfo = INFO) -> Dataset:
-    """Load the first `rows` rows: 16 sensors as inputs, methane and ethylene as targets.
-
-    Raises
-    ------
-    DataError
-        If the file is damaged or cannot be downloaded.
-    """
-    columns = range(1, 1 + _GASES + _SENSORS)  # column 0 is the time
-    for _, stream in open_members(info, info.files[0]):
-        table = np.loadtxt(stream, skiprows=1, max_rows=rows, usecols=columns, ndmin=2)
-    train = ArrayRows(table[:, _GASES:], table[:, :_GASES])
-    return Dataset(info.name, info.task, info.features, info.outputs, train, None)

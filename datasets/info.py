@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, get_args
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
-__all__ = ["DatasetInfo", "Member", "RemoteFile", "Task"]
-
-Task = Literal["regression", "classification"]
-TASKS: tuple[Task, ...] = get_args(Task)
+from .rows import Dataset, Rows, Task
 
 
 @dataclass(frozen=True)
 class Member:
-    """A file inside an archive that a loader reads.
-
-    Parameters
-    ----------
-    path : str
-        Path inside the archive, and below the folder of an unpacked archive.
-    sha256 : str
-        Checksum in hexadecimal.
-    """
+    """A file inside an archive that a loader reads; `path` is also that below the folder of an unpacked archive."""
 
     path: str
     sha256: str
@@ -33,12 +22,10 @@ class RemoteFile:
 
     Parameters
     ----------
-    name : str
-        File name on disk.
     url : str
         Source of the download; empty for a file that is part of the package.
     sha256 : str or None
-        Checksum in hexadecimal; None if none is published for the archive, whose members are then verified.
+        In hexadecimal; None if none is published for the archive, whose members are then verified.
     size : int or None
         Bytes; None if unknown.
     members : tuple of Member
@@ -60,19 +47,23 @@ class DatasetInfo:
     ----------
     name, title, description : str
         Key in the catalogue, title, and one sentence.
-    task : {'classification', 'regression'}
-        Kind of the targets.
     features, outputs : int
         Inputs per sample; classes or target columns.
     train_samples, test_samples : int
         Sizes of the data splits; ``test_samples`` is 0 if the data set has no test split.
     licence, citation, source : str
         Terms of use, what to cite, and the page that describes the set.
+    load : callable
+        Loads the data as this entry, or a copy with other `features` or `train_samples`, describes them.
     files : tuple of RemoteFile
         Empty for generated data.
     own_folder : bool
         True if another data set uses the same file names: files are then read only from a folder named after
         this one.
+    paper_features : int, optional
+        Inputs that Laugier et al. (2018, Table 1) used, the first ones; None if they did not use the data set.
+    available : int, optional
+        Samples in the files, if these are more than `train_samples`.
     """
 
     name: str
@@ -86,5 +77,12 @@ class DatasetInfo:
     licence: str
     citation: str
     source: str
+    load: Callable[[DatasetInfo], Dataset] = field(repr=False)
     files: tuple[RemoteFile, ...] = ()
     own_folder: bool = False
+    paper_features: int | None = None
+    available: int | None = None
+
+    def dataset(self, train: Rows, test: Rows | None = None) -> Dataset:
+        """The data set of this entry with these samples."""
+        return Dataset(self.name, self.task, self.features, self.outputs, train, test)

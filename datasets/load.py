@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Literal
@@ -11,30 +11,31 @@ from typing import Literal
 import numpy as np
 
 from hybridnn.errors import DataError, SettingError
+from hybridnn.utils.checks import require_choice
 
-from . import airfoil, cifar10, digits, ethylene, mnist
-from . import synthetic as generated
+from . import airfoil, cifar10, digits, ethylene, mnist, synthetic
 from .info import DatasetInfo
 from .rows import Dataset, SubsetRows
 from .synthetic import SyntheticSpec
-
-__all__ = ["Variant", "catalogue", "dataset_info", "describe_dataset", "load_dataset"]
+from .synthetic import describe as describe_synthetic
 
 Variant = Literal["all", "paper"]
+
+ENTRIES = (
+    digits.INFO,
+    airfoil.INFO,
+    ethylene.INFO,
+    mnist.INFO,
+    mnist.FASHION_INFO,
+    cifar10.INFO,
+    synthetic.INFO,
+)
+"""Every data set that a name can choose."""
 
 
 def catalogue() -> Mapping[str, DatasetInfo]:
     """Return every known data set by name, the default (digits) first."""
-    infos = (
-        digits.INFO,
-        airfoil.INFO,
-        ethylene.INFO,
-        mnist.INFO,
-        mnist.FASHION_INFO,
-        cifar10.INFO,
-        generated.INFO,
-    )
-    return MappingProxyType({info.name: info for info in infos})
+    return MappingProxyType({info.name: info for info in ENTRIES})
 
 
 def dataset_info(name: str) -> DatasetInfo:
@@ -63,8 +64,8 @@ def load_dataset(
     name : str
         Key in the catalogue.
     variant : {'all', 'paper'}
-        ``"paper"`` uses what Laugier et al. (2018, Table 1) did: four of the five features of airfoil (see
-        `airfoil.PAPER_FEATURES`). For ethylene that is the default, the first 700,000 rows.
+        ``"paper"`` uses what Laugier et al. (2018, Table 1) did: four of the five features of airfoil. For ethylene
+        that is the default, the first 700,000 rows.
     rows : int, optional
         Number of training samples to keep, from the first on. At most 4,178,504 for ethylene.
     synthetic : SyntheticSpec, optional
@@ -78,16 +79,7 @@ def load_dataset(
         If an option does not fit the data set.
     """
     info = describe_dataset(name, variant=variant, rows=rows, synthetic=synthetic)
-    loaders: dict[str, Callable[[], Dataset]] = {
-        "digits": digits.load,
-        "airfoil": lambda: airfoil.load(info.features),
-        "ethylene": lambda: ethylene.load(info.train_samples),
-        "mnist": mnist.load,
-        "fashion-mnist": lambda: mnist.load(mnist.FASHION_INFO),
-        "cifar10": cifar10.load,
-        "synthetic": lambda: generated.load(synthetic),
-    }
-    dataset = loaders[name]()
+    dataset = info.load(info)
     if rows is None:
         return dataset
     _require_rows(name, rows, dataset.train.samples)  # the file may have fewer rows than expected
@@ -107,19 +99,19 @@ def describe_dataset(
         If an option does not fit the data set.
     """
     info = dataset_info(name)
-    if variant not in ("all", "paper"):
-        raise SettingError("data.features", variant, "must be 'all' or 'paper'")
-    if variant == "paper" and name not in ("airfoil", "ethylene"):
-        raise SettingError("data.features", variant, f"only airfoil and ethylene have it, not {name}")
-    if synthetic is not None and name != "synthetic":
-        raise SettingError("data.name", name, "a synthetic specification goes only with 'synthetic'")
+    require_choice("data.features", variant, ("all", "paper"))
+    if variant == "paper":
+        if info.paper_features is None:
+            known = " and ".join(entry.name for entry in ENTRIES if entry.paper_features is not None)
+            raise SettingError("data.features", variant, f"only {known} have it, not {name}")
+        info = replace(info, features=info.paper_features)
     if synthetic is not None:
-        info = generated.describe(synthetic)
-    elif name == "airfoil" and variant == "paper":
-        info = replace(info, features=airfoil.PAPER_FEATURES)
+        if name != "synthetic":
+            raise SettingError("data.name", name, "a synthetic specification goes only with 'synthetic'")
+        info = describe_synthetic(synthetic)
     if rows is None:
         return info
-    _require_rows(name, rows, ethylene.ROWS if name == "ethylene" else info.train_samples)
+    _require_rows(name, rows, info.available or info.train_samples)
     return replace(info, train_samples=rows)
 
 

@@ -15,8 +15,6 @@ from .download import locate
 from .info import DatasetInfo, RemoteFile
 from .rows import Dataset, PixelRows
 
-__all__ = ["FASHION_INFO", "INFO", "load", "read_idx"]
-
 _NAMES = (
     "train-images-idx3-ubyte.gz",
     "train-labels-idx1-ubyte.gz",
@@ -27,6 +25,16 @@ _NAMES = (
 
 def _files(base: str, sums: tuple[str, ...], sizes: tuple[int, ...]) -> tuple[RemoteFile, ...]:
     return tuple(RemoteFile(n, base + n, checksum, size) for n, checksum, size in zip(_NAMES, sums, sizes, strict=True))
+
+
+def load(info: DatasetInfo) -> Dataset:
+    """Load MNIST or Fashion-MNIST, pixels scaled to [0, 1]."""
+    train_x, train_y, test_x, test_y = (read_idx(locate(info, file)) for file in info.files)
+    splits = (
+        PixelRows(images.reshape(len(images), -1), labels, white=255)
+        for images, labels in ((train_x, train_y), (test_x, test_y))
+    )
+    return info.dataset(*splits)
 
 
 INFO = DatasetInfo(
@@ -44,6 +52,7 @@ INFO = DatasetInfo(
         "recognition. Proceedings of the IEEE 86(11), 2278-2324. https://doi.org/10.1109/5.726791"
     ),
     source="http://yann.lecun.com/exdb/mnist/",
+    load=load,
     files=_files(
         "https://ossci-datasets.s3.amazonaws.com/mnist/",
         (
@@ -79,22 +88,6 @@ FASHION_INFO = replace(
     ),
     own_folder=True,  # the file names are those of MNIST
 )
-
-
-def load(info: DatasetInfo = INFO) -> Dataset:
-    """Load MNIST, or with `FASHION_INFO` Fashion-MNIST; pixels scaled to [0, 1].
-
-    Raises
-    ------
-    DataError
-        If a file is damaged or cannot be downloaded.
-    """
-    train_x, train_y, test_x, test_y = (read_idx(locate(info, file)) for file in info.files)
-    train, test = (
-        PixelRows(images.reshape(len(images), -1), labels, white=255)
-        for images, labels in ((train_x, train_y), (test_x, test_y))
-    )
-    return Dataset(info.name, info.task, info.features, info.outputs, train, test)
 
 
 def read_idx(path: Path) -> NDArray[np.uint8]:

@@ -13,8 +13,6 @@ from hybridnn.errors import DataError, SettingError
 
 from .rows import Rows, RowsView, SubsetRows
 
-__all__ = ["StandardizedRows", "Standardizer", "count_tests", "split"]
-
 _SPLIT_STREAM = 0x73706C74  # makes this use of a seed independent of others
 
 

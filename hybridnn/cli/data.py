@@ -75,9 +75,7 @@ def fetch_data(name: Name, output_format: OutputFormat = Format.text) -> None:
 
 def _facts(info: DatasetInfo) -> dict[str, object]:
     """The catalogue entry without the fields of the loaders."""
-    from dataclasses import asdict
-
-    facts = asdict(info)
-    del facts["own_folder"]
-    facts["files"] = [{key: file[key] for key in ("name", "url", "sha256", "size")} for file in facts["files"]]
-    return facts
+    names = ("name", "title", "task", "features", "outputs", "train_samples", "test_samples", "description", "licence")
+    facts = {name: getattr(info, name) for name in (*names, "citation", "source")}
+    files = [{key: getattr(file, key) for key in ("name", "url", "sha256", "size")} for file in info.files]
+    return facts | {"files": files}

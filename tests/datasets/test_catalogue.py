@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
-from hybridnn.datasets import catalogue, dataset_info
-from hybridnn.errors import DataError
+from hybridnn.config.file import load_settings
+from hybridnn.datasets import catalogue, dataset_info, load
+from hybridnn.datasets.download import open_members
+from hybridnn.datasets.info import DatasetInfo, Member, RemoteFile
+from hybridnn.datasets.rows import ArrayRows, Dataset
+from hybridnn.errors import DataError, SettingError
 
 NAMES = ["digits", "airfoil", "ethylene", "mnist", "fashion-mnist", "cifar10", "synthetic"]
 
@@ -41,3 +50,56 @@ def test_unknown_name_suggests_the_nearest() -> None:
 def test_unknown_name_like_no_other_lists_all() -> None:
     with pytest.raises(DataError, match="known are digits, airfoil"):
         dataset_info("zzz")
+
+
+TABLE = b"1 2 7\n3 4 8\n5 6 9\n"
+
+
+def load_mine(info: DatasetInfo) -> Dataset:
+    """As docs/extending.md describes a loader."""
+    for _, stream in open_members(info, info.files[0]):
+        table = np.loadtxt(stream)
+    return info.dataset(ArrayRows(table[:, : info.features], table[:, -1:]))
+
+
+MINE = DatasetInfo(
+    name="mine",
+    title="Mine",
+    task="regression",
+    features=2,
+    outputs=1,
+    train_samples=3,
+    test_samples=0,
+    description="Three samples.",
+    licence="none",
+    citation="none",
+    source="https://example.org",
+    load=load_mine,
+    files=(
+        RemoteFile(
+            name="mine.zip",
+            url="https://example.org/mine.zip",
+            sha256=None,
+            size=None,
+            members=(Member("mine.dat", hashlib.sha256(TABLE).hexdigest()),),
+        ),
+    ),
+)
+
+
+def test_a_data_set_is_added_by_its_entry(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, all_of: Callable[..., Any]
+) -> None:
+    monkeypatch.setattr(load, "ENTRIES", (*load.ENTRIES, MINE))
+    monkeypatch.setenv("HYBRIDNN_DATA", str(tmp_path))
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "mine.dat").write_bytes(TABLE)
+    x, y = all_of(load_settings(None, ["data.name=mine"]).data.load().train)
+    assert (x.tolist(), y.tolist()) == ([[1, 2], [3, 4], [5, 6]], [[7], [8], [9]])
+    settings = load_settings(None, ["data.name=mine", "data.rows=2"])
+    assert (settings.data.describe().features, settings.data.load().train.samples) == (2, 2)
+    with pytest.raises(SettingError, match="only airfoil and ethylene have it, not mine"):
+        load_settings(None, ["data.name=mine", "data.features=paper"]).data.load()
+    (tmp_path / "mine" / "mine.dat").write_bytes(TABLE + b"0 0 0\n")
+    with pytest.raises(DataError, match=r"mine\.dat: sha256 is .* delete it to download again"):
+        settings.data.load()

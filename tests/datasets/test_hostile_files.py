@@ -207,7 +207,7 @@ def test_file_in_a_folder_that_may_not_be_read(tmp_path: Path, suffix: str, read
 
 @pytest.mark.timeout(60)
 def test_table_without_an_end_of_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, little_memory: None) -> None:
-    monkeypatch.setattr("hybridnn.datasets.table_file.LINE_CHARACTERS", 1 << 20)
+    monkeypatch.setattr("hybridnn.datasets.user_file.LINE_CHARACTERS", 1 << 20)
     with (tmp_path / "mine.csv").open("wb") as file:
         file.write(b"a,y\n1,2\n")
         file.truncate(1 << 40)  # a terabyte of zeros, which takes no space

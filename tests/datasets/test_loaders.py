@@ -20,10 +20,8 @@ from numpy.typing import NDArray
 from hybridnn.datasets import Dataset, SyntheticSpec, dataset_info, load_dataset
 from hybridnn.datasets.cifar10 import read_batch
 from hybridnn.datasets.ethylene import INFO as ETHYLENE
-from hybridnn.datasets.ethylene import load as load_ethylene
 from hybridnn.datasets.info import Member, RemoteFile
 from hybridnn.datasets.mnist import FASHION_INFO, read_idx
-from hybridnn.datasets.mnist import load as load_mnist
 from hybridnn.errors import DataError, SettingError
 
 AllOf = Callable[..., tuple[NDArray[Any], NDArray[Any]]]
@@ -114,7 +112,7 @@ def test_ethylene_reads_sensors_and_gases_of_the_first_rows(
 ) -> None:
     table = small_ethylene(tmp_path, 20)
     monkeypatch.setenv("HYBRIDNN_DATA", str(tmp_path))
-    dataset = load_ethylene(7, ethylene_info(tmp_path))
+    dataset = ETHYLENE.load(replace(ethylene_info(tmp_path), train_samples=7))
     x, y = all_of(dataset.train)
     np.testing.assert_array_equal(x, table[:7, 3:])
     np.testing.assert_array_equal(y, table[:7, 1:3])
@@ -126,7 +124,7 @@ def test_ethylene_archive_without_checksum_is_judged_by_its_member(
     small_ethylene(tmp_path, 20)
     monkeypatch.setenv("HYBRIDNN_DATA", str(tmp_path))
     with pytest.raises(DataError, match=r"member ethylene_methane\.txt: sha256 is .* expected a00f383f"):
-        load_ethylene()
+        load_dataset("ethylene")
 
 
 def idx(array: NDArray[np.uint8]) -> bytes:
@@ -145,7 +143,7 @@ def test_fashion_mnist_beside_mnist_files_of_the_same_name(
         (tmp_path / "fashion-mnist" / file.name).write_bytes(content)
         files.append(replace(file, sha256=hashlib.sha256(content).hexdigest()))
     monkeypatch.setenv("HYBRIDNN_DATA", str(tmp_path))
-    dataset = load_mnist(replace(FASHION_INFO, files=tuple(files)))
+    dataset = FASHION_INFO.load(replace(FASHION_INFO, files=tuple(files)))
     assert dataset.test is not None
     x, y = all_of(dataset.train)
     np.testing.assert_array_equal(x, images.reshape(2, 784) / 255)
