@@ -9,7 +9,7 @@ from textwrap import indent
 import numpy as np
 import pytest
 
-import hybridnn
+import hybridnn.datasets
 from hybridnn import MLP, Trainer
 from hybridnn.kernels import activations
 
@@ -21,7 +21,8 @@ EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), 
 
 def test_examples_are_in_the_source() -> None:
     examples = [example for example in EXAMPLES if "softplus" not in example]
-    sources = [path.read_text(encoding="utf-8") for path in Path(hybridnn.__file__).parent.rglob("*.py")]
+    folders = Path(hybridnn.__file__).parent, Path(hybridnn.datasets.__file__).parent
+    sources = [path.read_text(encoding="utf-8") for folder in folders for path in folder.rglob("*.py")]
     assert examples
     for example in examples:
         texts = example.strip(), indent(example.strip(), "    ")  # a row of a table is indented there

@@ -122,6 +122,7 @@ def test_names_of_optimizers_and_flags() -> None:
         ([], "momentum"),
         (["optimizer.name=adam"], "adam"),
         (["optimizer.name=adamw"], "adam"),
+        (["optimizer.name=rmsprop"], "momentum"),  # has as many arrays
     ):
         assert workload_from_settings(load_settings(None, with_data(changes))).update_rule == optimizer
     clipped = workload_from_settings(load_settings(None, ["training.clip_norm=1.0", "training.dtype=float64"]))
