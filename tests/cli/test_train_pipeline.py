@@ -128,6 +128,11 @@ WRONG = {
         ["--pipeline", "2", "--method", "spectrain", "--set", "optimizer.momentum=0"],
         ["optimizer.momentum = 0", "above 0 with spectrain"],
     ),
+    "spectrain with an optimizer that does not predict weights": (
+        2,
+        ["--pipeline", "2", "--method", "spectrain", "--optimizer", "rmsprop"],
+        ["optimizer.name = 'rmsprop'", "does not predict weights, as spectrain needs"],
+    ),
     "widths that do not add up to the ranks": (
         2,
         ["--set", "parallel.stages=[{batch=2}, {}]"],
