@@ -31,7 +31,7 @@ from hybridnn import DeviceOptions, ProcessGrid
 from hybridnn.errors import EnvironmentProblem
 from hybridnn.kernels.cupy_kernels import cupy_kernels
 from hybridnn.kernels.cupy_loading import load_cupy
-from hybridnn.kernels.numpy_backend import NUMPY
+from hybridnn.kernels.numpy_kernels import NUMPY
 
 PAIRS = 5
 SECONDS = 1.0

@@ -14,7 +14,7 @@ from benchmarks.cases import Case
 from benchmarks.timing import Run, alternate, seconds_of
 from hybridnn.kernels import numpy_kernels
 from hybridnn.kernels.backend import Array, Kernels
-from hybridnn.kernels.numpy_backend import NUMPY, NumpyKernels
+from hybridnn.kernels.numpy_kernels import NUMPY, NumpyKernels
 from hybridnn.parallel.workspace import samples_are_contiguous
 
 __all__ = ["compare_with_limits", "copy_bandwidth", "products_in", "products_of", "update_bytes"]

@@ -9,7 +9,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
 from hybridnn.cli.output import MISSING, make_console, new_grid, new_table, write_json
-from hybridnn.training.records import EpochRecord, RunHeader, RunSummary, StepRecord, best_epoch
+from hybridnn.runs.records import RunHeader, RunSummary, best_epoch
+from hybridnn.training.records import EpochRecord, StepRecord
 from hybridnn.utils.text import counted, format_bytes, name_ranks, plural
 
 if TYPE_CHECKING:

@@ -19,9 +19,9 @@ from hybridnn.nn.learning_rates import SCHEDULES, Constant, LearningRateSchedule
 from hybridnn.nn.losses import resolve_loss
 from hybridnn.nn.mlp import INITIALIZERS, LOSSES, MLP
 from hybridnn.nn.optimizers import OPTIMIZERS, SGD, Optimizer
+from hybridnn.parallel.dense import MODEL_SPLITS
 from hybridnn.parallel.distribution import DISTRIBUTIONS
-from hybridnn.parallel.layer_split import MODEL_SPLITS
-from hybridnn.pipeline.partition.stage_partition import PARTITIONS
+from hybridnn.pipeline.layout import PARTITIONS
 from hybridnn.pipeline.schedules.methods import WEIGHT_GRADIENTS, find_method, too_few_stages
 from hybridnn.training.config import DTYPES, WIRE_DTYPES, DeviceOptions, Pipelining, TrainConfig
 from hybridnn.utils.checks import AtLeastZero, Count, OneOf, Positive, Range, Seed

@@ -23,7 +23,7 @@ from typing import Literal
 
 from hybridnn.cost.collectives import CommunicationCounts
 from hybridnn.errors import GridError, SettingError
-from hybridnn.parallel.placement import fitting_grids
+from hybridnn.parallel.grid import fitting_grids
 from hybridnn.utils.checks import require_choice, require_whole
 
 Formula = Literal["exact", "paper"]

@@ -1,17 +1,23 @@
-"""Arithmetic on NumPy arrays.
+"""Arithmetic on NumPy arrays: products and losses, optimizer updates, and `NUMPY`, which has them all.
 
 Every function writes into arrays that it is given and allocates nothing large. float32 stays float32: Python scalars do
-not promote.
+not promote. Updates run in blocks that stay in the processor's cache: a plain ``v *= m; v += g; w -= lr * v`` reads and
+writes whole arrays four times, each time from main memory.
 """
 
 from __future__ import annotations
 
-from math import isfinite
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from math import isfinite, sqrt
 from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 from scipy.linalg.blas import daxpy, dgemm, dgemv, saxpy, sgemm, sgemv
+
+from hybridnn.kernels.activations import ACTIVATIONS
+from hybridnn.kernels.backend import UPDATE_BLOCK, AdamSettings, Kernels, SGDSettings, StepScalars
 
 Array = NDArray[Any]
 
@@ -164,3 +170,235 @@ def squared_norm(flat: Array) -> float:
         return total
     blocks = (flat[start : start + NORM_BLOCK].astype(np.float64) for start in range(0, flat.size, NORM_BLOCK))
     return float(sum(np.dot(block, block) for block in blocks))
+
+
+def sgd_update(
+    weights: Array,
+    gradient: Array,
+    velocity: Array | None,
+    out: Array,
+    scratch: Array,
+    settings: SGDSettings,
+    scalars: StepScalars,
+) -> None:
+    """One step of SGD, PyTorch's update with the velocity starting at zero.
+
+    ``g += weight_decay * w; v = momentum * v + (1 - dampening) * g; w -= lr * (g + momentum * v if nesterov else v)``
+
+    Parameters
+    ----------
+    weights, gradient : ndarray, shape (n,)
+        Not changed, unless `out` is `weights`.
+    velocity : ndarray, shape (n,), or None
+        None if the momentum is 0.
+    out : ndarray, shape (n,)
+        Receives the new weights; may be `weights`.
+    scratch : ndarray, shape (at least min(UPDATE_BLOCK, n),)
+        Overwritten.
+    scalars : (float,)
+        The learning rate.
+    """
+    lr, momentum, weight_decay = scalars[0], settings.momentum, settings.weight_decay
+    for start in range(0, weights.size, UPDATE_BLOCK):
+        w = weights[start : start + UPDATE_BLOCK]
+        g = gradient[start : start + UPDATE_BLOCK]
+        new = out[start : start + UPDATE_BLOCK]
+        if weight_decay:
+            t = scratch[: w.size]
+            np.copyto(t, g)
+            add_scaled(t, weight_decay, w)
+            g = t
+        if out is not weights:
+            np.copyto(new, w)
+        if velocity is None:
+            add_scaled(new, -lr, g)
+            continue
+        v = velocity[start : start + UPDATE_BLOCK]
+        np.multiply(v, momentum, out=v)
+        add_scaled(v, 1.0 - settings.dampening, g)
+        if settings.nesterov:
+            add_scaled(new, -lr, g)
+        add_scaled(new, -lr * momentum if settings.nesterov else -lr, v)
+
+
+def adam_update(
+    weights: Array,
+    gradient: Array,
+    first: Array,
+    second: Array,
+    out: Array,
+    scratch: Array,
+    settings: AdamSettings,
+    scalars: StepScalars,
+) -> None:
+    """One step of Adam (Kingma and Ba 2015, Algorithm 1), or of AdamW if the weight decay is decoupled.
+
+    Parameters
+    ----------
+    weights, gradient, first, second : ndarray, shape (n,)
+        The first two are not changed, unless `out` is `weights`; `first` and `second` are the running moments.
+    out : ndarray, shape (n,)
+        Receives the new weights; may be `weights`.
+    scratch : ndarray, shape (2 * min(UPDATE_BLOCK, n),)
+        Overwritten.
+    scalars : (float, float, float)
+        Step size, with the first moment's bias correction; root of the second moment's bias correction; and the factor
+        on the weights by decoupled weight decay.
+    """
+    beta1, beta2 = settings.betas
+    step_size, root_correction, keep = scalars
+    weight_decay, eps = settings.weight_decay, settings.eps
+    half = scratch.size // 2
+    for start in range(0, weights.size, UPDATE_BLOCK):
+        w = weights[start : start + UPDATE_BLOCK]
+        g = gradient[start : start + UPDATE_BLOCK]
+        m = first[start : start + UPDATE_BLOCK]
+        v = second[start : start + UPDATE_BLOCK]
+        t = scratch[: w.size]
+        if weight_decay and settings.decoupled:
+            w = np.multiply(w, keep, out=out[start : start + UPDATE_BLOCK])
+        elif weight_decay:
+            decayed = scratch[half : half + w.size]
+            np.multiply(w, weight_decay, out=decayed)
+            np.add(decayed, g, out=decayed)
+            g = decayed
+        np.multiply(m, beta1, out=m)
+        np.multiply(g, 1.0 - beta1, out=t)
+        np.add(m, t, out=m)
+        np.multiply(v, beta2, out=v)
+        np.multiply(g, g, out=t)
+        np.multiply(t, 1.0 - beta2, out=t)
+        np.add(v, t, out=v)
+        np.sqrt(v, out=t)
+        np.divide(t, root_correction, out=t)
+        np.add(t, eps, out=t)
+        np.divide(m, t, out=t)
+        np.multiply(t, step_size, out=t)
+        np.subtract(w, t, out=out[start : start + UPDATE_BLOCK])
+
+
+def sgd_prediction(weights: Array, velocity: Array, out: Array, distance: float) -> None:
+    """Weights extrapolated along the velocity, ``out = w - distance * v``.
+
+    Parameters
+    ----------
+    weights, velocity, out : ndarray, shape (n,)
+    distance : float
+        Number of steps times the learning rate.
+    """
+    for start in range(0, weights.size, UPDATE_BLOCK):
+        t = out[start : start + UPDATE_BLOCK]
+        np.multiply(velocity[start : start + UPDATE_BLOCK], distance, out=t)
+        np.subtract(weights[start : start + UPDATE_BLOCK], t, out=t)
+
+
+def adam_prediction(
+    weights: Array, first: Array, second: Array, out: Array, eps: float, corrections: tuple[float, float]
+) -> None:
+    """Weights extrapolated along Adam's direction of the last update, without weight decay.
+
+    Parameters
+    ----------
+    weights, first, second, out : ndarray, shape (n,)
+        `first` and `second` are the running moments.
+    corrections : (float, float)
+        The first two scalars of `adam_update`, with the learning rate times the number of steps.
+    """
+    step_size, root_correction = corrections
+    for start in range(0, weights.size, UPDATE_BLOCK):
+        t = out[start : start + UPDATE_BLOCK]
+        np.sqrt(second[start : start + UPDATE_BLOCK], out=t)
+        np.divide(t, root_correction, out=t)
+        np.add(t, eps, out=t)
+        np.divide(first[start : start + UPDATE_BLOCK], t, out=t)
+        np.multiply(t, step_size, out=t)
+        np.subtract(weights[start : start + UPDATE_BLOCK], t, out=t)
+
+
+class NumpyKernels:
+    """Arithmetic on NumPy arrays; see `hybridnn.kernels.backend.Kernels`."""
+
+    on_host = True
+
+    empty = staticmethod(empty)
+    zeros = staticmethod(zeros)
+    copy = staticmethod(copy)
+    add = staticmethod(add)
+    matmul = staticmethod(matmul)
+    matmul_transposed = staticmethod(matmul_transposed)
+    add_bias = staticmethod(add_bias)
+    row_sums = staticmethod(row_sums)
+    mean_squared_error = staticmethod(mean_squared_error)
+    cross_entropy = staticmethod(cross_entropy)
+    squared_norm = staticmethod(squared_norm)
+    sgd_update = staticmethod(sgd_update)
+    adam_update = staticmethod(adam_update)
+    sgd_prediction = staticmethod(sgd_prediction)
+    adam_prediction = staticmethod(adam_prediction)
+
+    def compile(self, dtype: DTypeLike) -> None:
+        """Does nothing: there is nothing to compile."""
+
+    def to_device(self, array: Array) -> Array:
+        """The array itself."""
+        return array
+
+    def to_host(self, array: Array) -> Array:
+        """The array itself."""
+        return array
+
+    def put(self, host: Array, out: Array) -> None:
+        """``out = host``, unless they are the same array."""
+        if host is not out:
+            np.copyto(out, host)
+
+    def filling(self, out: Array) -> AbstractContextManager[Array]:
+        """The array itself."""
+        return nullcontext(out)
+
+    def free_bytes(self) -> int:
+        """0: all arrays are on the host."""
+        return 0
+
+    def gather_rows(self, source: Array, index: NDArray[np.int64], out: Array) -> None:
+        """``out = source[index]``."""
+        # The indices are in range; every other mode writes into a buffer first.
+        np.take(source, index, axis=0, out=out, mode="clip")
+
+    def activate(self, name: str, z: Array, scratch: Array) -> None:
+        """Replace `z` by its activation."""
+        ACTIVATIONS[name].apply(z, scratch)
+
+    def gradient_of_activation(self, name: str, y: Array, dy: Array, out: Array, scratch: Array) -> None:
+        """Gradient with respect to the activation's input."""
+        ACTIVATIONS[name].gradient(y, dy, out, scratch)
+
+    def bias_activate(self, name: str, z: Array, bias: Array, scratch: Array) -> None:
+        """Add the bias, then activate."""
+        np.add(z, bias, out=z)
+        ACTIVATIONS[name].apply(z, scratch)
+
+    def gradient_and_row_sums(
+        self, name: str, y: Array, dy: Array, out: Array, sums: Array, scratch: Array, ones: Array
+    ) -> None:
+        """Gradient of the activation into `out`, and its row sums into `sums`."""
+        ACTIVATIONS[name].gradient(y, dy, out, scratch)
+        np.dot(out, ones, out=sums)
+
+    def squared_norm_into(self, flat: Array, norm: NDArray[np.float64]) -> None:
+        """Sum of squares of `flat` into `norm`, shape (1,)."""
+        norm[0] = squared_norm(flat)
+
+    def clip_to_norm(self, flat: Array, squared_norm: NDArray[np.float64], limit: float) -> None:
+        """Scale `flat` if the norm is above the limit."""
+        norm = sqrt(squared_norm[0])
+        if norm > limit:
+            np.multiply(flat, limit / norm, out=flat)
+
+    def write_scalars(self, scalars: NDArray[np.float64], values: Sequence[float]) -> None:
+        """Write `values` into `scalars`."""
+        scalars[: len(values)] = values
+
+
+NUMPY: Kernels = NumpyKernels()
+"""The host's arithmetic; it has no state."""

@@ -10,7 +10,7 @@ for epoch                           3      3      3        `Trainer.fit`
 CreateMiniBatches                   4, 5   4, 5   4, 5     `epoch_order`, `minibatches` (`hybridnn.training.data_split`)
 for miniBatch                       6      6      6        `Engine.train`
 Scatter, scatter_broadcast          7             7        `distribution`
-previous_y = miniBatch              8      7      8        `Loader` (`hybridnn.training.loading`)
+previous_y = miniBatch              8      7      8        `Loader` (`hybridnn.training.data_split`)
 for layer: ForwardPass              9, 10  8, 9   9, 10    `Stage.forward`, `ColumnDense.forward` (`dense`)
 AllGather of the outputs                   10     11       `ColumnDense.forward`
 gradient of the loss                11     11     12       `loss_gradient` (`hybridnn.nn.losses`)

@@ -20,10 +20,14 @@ with the weight gradient. In a group of one rank both classes are the plain laye
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hybridnn.comm.blocks import block_slice
 from hybridnn.comm.group import DONE, Group, Request
+from hybridnn.errors import GridError
 from hybridnn.kernels.backend import Array, Kernels
+from hybridnn.nn.mlp import DenseLayer
 from hybridnn.nn.parameters import LayerParameters, LayerShard
 
 
@@ -211,3 +215,40 @@ ParallelDense = ColumnDense | RowDense
 def parallel_dense(shard: LayerShard, group: Group, overlap: bool, kernels: Kernels) -> ParallelDense:
     """The layer of a shard."""
     return RowDense(shard, group, kernels) if shard.by_inputs else ColumnDense(shard, group, overlap, kernels)
+
+
+MODEL_SPLITS = ("columns", "alternating")
+
+
+def split_layers(layers: Sequence[DenseLayer], split: str, ranks: int, rank: int) -> list[LayerShard]:
+    """Shards of consecutive layers for one rank of a model group.
+
+    Parameters
+    ----------
+    layers : sequence of DenseLayer
+        The layers of a stage.
+    split : {"columns", "alternating"}
+    ranks, rank : int
+        Size of the model group and this rank's position in it.
+
+    Raises
+    ------
+    GridError
+        If a layer has fewer outputs than there are ranks to split them; the message names both numbers.
+    """
+    shards = []
+    for index, layer in enumerate(layers):
+        by_inputs = split == "alternating" and index % 2 == 1
+        if not by_inputs and layer.outputs < ranks:
+            hint = "; model_split = 'alternating' splits every second layer by its inputs" * (split != "alternating")
+            raise GridError(
+                f"parallel.model = {ranks}: layer {layer.index} has {layer.outputs} outputs, "
+                f"fewer than the {ranks} model ranks it is split over{hint}"
+            )
+        outputs = block_slice(layer.outputs, ranks, rank)
+        rows, columns = outputs, slice(0, layer.inputs)
+        if by_inputs:
+            rows, columns = slice(0, layer.outputs), block_slice(layer.inputs, ranks, rank)
+        is_paired = split == "alternating" and index % 2 == 0 and index + 1 < len(layers)
+        shards.append(LayerShard(layer, rows, columns, outputs, by_inputs, gathers=not by_inputs and not is_paired))
+    return shards

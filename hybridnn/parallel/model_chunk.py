@@ -15,13 +15,12 @@ from numpy.typing import DTypeLike, NDArray
 
 from hybridnn.comm.group import DONE, Group
 from hybridnn.kernels.backend import Array, Kernels
-from hybridnn.kernels.numpy_backend import NUMPY
+from hybridnn.kernels.numpy_kernels import NUMPY
 from hybridnn.nn.mlp import DenseLayer
 from hybridnn.nn.parameters import LayerParameters, ParameterLayout, parameter_name
-from hybridnn.parallel.dense import LayerArrays, WeightGradientArrays, parallel_dense
+from hybridnn.parallel.dense import LayerArrays, WeightGradientArrays, parallel_dense, split_layers
 from hybridnn.parallel.grid import ProcessGrid
-from hybridnn.parallel.layer_split import split_layers
-from hybridnn.parallel.replicas.replica import PrivateReplica
+from hybridnn.parallel.replica import PrivateReplica
 from hybridnn.parallel.workspace import (
     MicrobatchBuffers,
     StageArrays,
@@ -31,9 +30,9 @@ from hybridnn.parallel.workspace import (
 )
 
 if TYPE_CHECKING:
-    from hybridnn.parallel.replicas.fused_update import FusedUpdateReplica
-    from hybridnn.parallel.replicas.shared_replica import SharedReplica
-    from hybridnn.parallel.replicas.sharing import Sharing
+    from hybridnn.parallel.fused_update import FusedUpdateReplica
+    from hybridnn.parallel.shared_replica import SharedReplica
+    from hybridnn.parallel.sharing import Sharing
 
     Replica = PrivateReplica | SharedReplica | FusedUpdateReplica
 
@@ -115,13 +114,13 @@ class ModelChunk:
 
             compression = COMPRESSED_FORMATS[config.wire_dtype]
         if config.fused_update:
+            from hybridnn.parallel.fused_update import FusedUpdateReplica
             from hybridnn.parallel.node_memory import PrivateMemory
-            from hybridnn.parallel.replicas.fused_update import FusedUpdateReplica
 
             memory = PrivateMemory(batch) if sharing is None else sharing.memory
             self.replica = self._fused = FusedUpdateReplica(memory, batch, self.layout, dtype, config.arrays)
         elif sharing is not None:
-            from hybridnn.parallel.replicas.shared_replica import SharedReplica
+            from hybridnn.parallel.shared_replica import SharedReplica
 
             self.replica = SharedReplica(sharing, self.layout.size, dtype, config.arrays, compression)
             self._gradients = self.layout.views(self.replica.gradient)

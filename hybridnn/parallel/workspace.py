@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from hybridnn.kernels.backend import Array, Kernels
-from hybridnn.kernels.numpy_backend import NUMPY
+from hybridnn.kernels.numpy_kernels import NUMPY
 from hybridnn.nn.parameters import LayerShard
 from hybridnn.parallel.dense import LayerArrays
 

@@ -16,14 +16,17 @@ from numpy.typing import NDArray
 from hybridnn.comm.blocks import block_size, block_sizes
 from hybridnn.nn.mlp import MLP, DenseLayer
 from hybridnn.nn.optimizers import Optimizer
-from hybridnn.parallel.placement import place_ranks
-from hybridnn.parallel.replicas.replica import fused_update_pays
+from hybridnn.parallel.grid import place_ranks
+from hybridnn.parallel.replica import fused_update_pays
 from hybridnn.pipeline.schedules.methods import METHODS, forward_only, make_schedule
 from hybridnn.pipeline.schedules.schedule import Schedule
 from hybridnn.utils.text import counted
 
 if TYPE_CHECKING:
     from hybridnn.kernels.compressed_formats import CompressedFormat
+
+PARTITIONS = ("uniform", "profile")
+"""Automatic partitions: equal counts, or by the layers' times."""
 
 StageShapes = tuple[tuple[int, int], ...]
 """Batch and model ranks of every stage."""

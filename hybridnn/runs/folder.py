@@ -23,6 +23,7 @@ from hybridnn.config.file import to_toml
 from hybridnn.config.settings import Settings
 from hybridnn.errors import EnvironmentProblem, HybridnnError, SettingError
 from hybridnn.runs.lock import FolderLock
+from hybridnn.runs.records import EndRecord, ResumeRecord, RunSummary
 from hybridnn.runs.run_files import (
     BEST_WEIGHTS,
     CHECKPOINTS,
@@ -35,15 +36,7 @@ from hybridnn.runs.run_files import (
     run_status,
     to_line,
 )
-from hybridnn.training.records import (
-    EndRecord,
-    EpochRecord,
-    MeasuredStep,
-    Record,
-    ResumeRecord,
-    RunSummary,
-    StepRecord,
-)
+from hybridnn.training.records import EpochRecord, MeasuredStep, Record, StepRecord
 from hybridnn.utils.files import discard_partial, replace_atomically
 
 Start = Literal["new", "again", "resume"]

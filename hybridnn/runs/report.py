@@ -18,9 +18,10 @@ from hybridnn.config.settings import Settings
 from hybridnn.runs.data import PlacedData
 from hybridnn.runs.folder import RunFolder
 from hybridnn.runs.learning_curve import draw_learning_curve
+from hybridnn.runs.records import PredictedStep, RunHeader, RunSummary, StageHeader
 from hybridnn.runs.resume import Resumed
 from hybridnn.runs.run_files import LEARNING_CURVE, STANDARDIZATION, WEIGHTS
-from hybridnn.training.records import EpochRecord, PredictedStep, RunHeader, RunSummary, StageHeader, StepRecord
+from hybridnn.training.records import EpochRecord, StepRecord
 from hybridnn.training.trainer import Trainer
 
 

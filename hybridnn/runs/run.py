@@ -19,6 +19,7 @@ from hybridnn.parallel.grid import ProcessGrid, all_ranks_group
 from hybridnn.runs.data import PlacedData, place_data
 from hybridnn.runs.folder import RunFolder, Start, resume_advice
 from hybridnn.runs.hooks import BestWeights, CheckpointHook
+from hybridnn.runs.records import RunSummary
 from hybridnn.runs.report import RunReport, RunView, summarize
 from hybridnn.runs.resume import data_identity, resume
 from hybridnn.runs.run_files import CHECKPOINTS, TRACE
@@ -27,7 +28,7 @@ from hybridnn.runs.trace.trace_file import write_trace
 from hybridnn.runs.workload import choose_parallel_settings, predicted_step
 from hybridnn.training.device import TrainingDevice, resolve_device
 from hybridnn.training.equal_ranks import describe_value, require_same_settings
-from hybridnn.training.records import EpochRecord, RunSummary
+from hybridnn.training.records import EpochRecord
 from hybridnn.training.trainer import Trainer
 from hybridnn.utils.files import read_npz
 

@@ -19,16 +19,8 @@ from pydantic import TypeAdapter, ValidationError
 from hybridnn.config.file import load_settings
 from hybridnn.config.settings import Settings
 from hybridnn.errors import DataError, SettingError, one_line
-from hybridnn.training.records import (
-    EndRecord,
-    EpochRecord,
-    MeasuredStep,
-    PredictedStep,
-    Record,
-    ResumeRecord,
-    RunHeader,
-    StepRecord,
-)
+from hybridnn.runs.records import EndRecord, PredictedStep, ResumeRecord, RunHeader
+from hybridnn.training.records import EpochRecord, MeasuredStep, Record, StepRecord
 from hybridnn.utils.files import LINE_BYTES, parse_json, read_lines, read_npz, read_tail
 from hybridnn.utils.settings_models import first_problem
 from hybridnn.utils.text import shown_path, to_json

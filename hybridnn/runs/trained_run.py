@@ -24,6 +24,7 @@ from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import SGD
 from hybridnn.nn.parameters import check_weights
 from hybridnn.parallel.grid import ProcessGrid
+from hybridnn.runs.records import best_epoch
 from hybridnn.runs.run_files import (
     BEST_WEIGHTS,
     CHECKPOINTS,
@@ -36,7 +37,6 @@ from hybridnn.runs.run_files import (
     run_status,
 )
 from hybridnn.training.config import Pipelining
-from hybridnn.training.records import best_epoch
 from hybridnn.training.trainer import Trainer
 from hybridnn.utils.files import read_npz
 from hybridnn.utils.text import shown_path

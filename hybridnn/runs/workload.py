@@ -18,13 +18,12 @@ from hybridnn.cost.prediction.workload import Workload
 from hybridnn.datasets import Dataset, DatasetInfo, count_tests
 from hybridnn.errors import SettingError
 from hybridnn.nn.mlp import MLP
-from hybridnn.parallel.grid import ProcessGrid
-from hybridnn.parallel.layer_split import split_layers
-from hybridnn.parallel.placement import resolve_axes, resolve_stages
+from hybridnn.parallel.dense import split_layers
+from hybridnn.parallel.grid import ProcessGrid, resolve_axes, resolve_stages
 from hybridnn.pipeline.layout import Layout
 from hybridnn.pipeline.schedules.methods import METHODS
+from hybridnn.runs.records import PredictedStep
 from hybridnn.training.layout_choice import resolve_layout
-from hybridnn.training.records import PredictedStep
 
 if TYPE_CHECKING:
     from hybridnn.training.trainer import Trainer

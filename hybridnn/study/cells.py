@@ -13,8 +13,8 @@ from typing import Any
 
 from hybridnn.config.settings import Settings, settings_from, with_stages
 from hybridnn.errors import GridError, HybridnnError, SettingError
-from hybridnn.parallel.layer_split import split_layers
-from hybridnn.parallel.placement import fitting_grids, resolve_axes, resolve_stages
+from hybridnn.parallel.dense import split_layers
+from hybridnn.parallel.grid import fitting_grids, resolve_axes, resolve_stages
 from hybridnn.pipeline.partition.stage_partition import check_stages
 from hybridnn.pipeline.schedules.methods import METHODS, too_few_stages
 from hybridnn.study.study_file import Study, format_value

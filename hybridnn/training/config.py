@@ -13,8 +13,8 @@ from hybridnn.errors import SettingError
 from hybridnn.nn.learning_rates import Constant, LearningRateSchedule
 from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import SGD, Optimizer
+from hybridnn.parallel.dense import MODEL_SPLITS
 from hybridnn.parallel.distribution import DISTRIBUTIONS
-from hybridnn.parallel.layer_split import MODEL_SPLITS
 from hybridnn.utils.checks import OneOf, require_choice, require_fields, require_number, require_whole
 
 if TYPE_CHECKING:

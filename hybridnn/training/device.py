@@ -14,7 +14,7 @@ from hybridnn.comm.mpi import is_in_process
 from hybridnn.errors import EnvironmentProblem, SettingError
 from hybridnn.kernels.backend import Kernels
 from hybridnn.kernels.cupy_loading import load_cupy
-from hybridnn.kernels.numpy_backend import NUMPY
+from hybridnn.kernels.numpy_kernels import NUMPY
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.training.config import DeviceOptions
 

@@ -14,7 +14,7 @@ from hybridnn.comm.agreement import agree
 from hybridnn.comm.blocks import block_slice
 from hybridnn.errors import NonFiniteLossError, SettingError
 from hybridnn.kernels.backend import Kernels
-from hybridnn.kernels.numpy_backend import NUMPY
+from hybridnn.kernels.numpy_kernels import NUMPY
 from hybridnn.nn.losses import loss_gradient, resolve_loss
 from hybridnn.parallel.distribution import make_distributor
 from hybridnn.parallel.grid import ProcessGrid
@@ -22,20 +22,18 @@ from hybridnn.parallel.model_chunk import ModelChunk, ReplicaConfig
 from hybridnn.parallel.workspace import StageArrays
 from hybridnn.pipeline.execution.chunk_runtime import ChunkRuntime, make_runtime, plan_chunk
 from hybridnn.pipeline.execution.executor import Executor, Minibatch
-from hybridnn.pipeline.execution.memory import MemoryBreakdown
 from hybridnn.pipeline.execution.program import make_program
 from hybridnn.pipeline.layout import Layout
 from hybridnn.training.config import TrainConfig
-from hybridnn.training.data_split import DataSplit, minibatches
+from hybridnn.training.data_split import DataSplit, Loader, minibatches
 from hybridnn.training.device import Capture
 from hybridnn.training.global_arrays import GlobalArrays
-from hybridnn.training.loading import Loader
-from hybridnn.training.losses import MinibatchLosses, broadcast_from_last_stage
-from hybridnn.training.metrics import Metrics, MetricSums
-from hybridnn.training.replica_choice import choose_sharing, uses_fused_update
+from hybridnn.training.layout_choice import choose_sharing, uses_fused_update
+from hybridnn.training.losses import Metrics, MetricSums, MinibatchLosses, broadcast_from_last_stage
 
 if TYPE_CHECKING:
-    from hybridnn.parallel.replicas.sharing import Sharing
+    from hybridnn.parallel.sharing import Sharing
+    from hybridnn.pipeline.execution.memory import MemoryBreakdown
     from hybridnn.training.cuda_graphs import CudaGraphSteps
     from hybridnn.training.device_samples import DeviceSampleCache
 
@@ -334,11 +332,15 @@ class Engine:
 
     def memory(self, task: str) -> MemoryBreakdown:
         """Bytes on this rank, including all buffers for training on data of `task`."""
+        from hybridnn.pipeline.execution.memory import MemoryBreakdown
+
         return MemoryBreakdown.of_rank(self.chunks, self.states, self._runtimes_for(task))
 
     @property
     def memory_bytes(self) -> int:
         """Bytes allocated on this rank so far."""
+        from hybridnn.pipeline.execution.memory import MemoryBreakdown
+
         return MemoryBreakdown.of_rank(self.chunks, self.states, self._runtimes).total
 
     def _stop(self, what: str) -> NoReturn:

@@ -1,13 +1,17 @@
-"""Losses of the minibatches of an epoch."""
+"""Losses of the minibatches of an epoch, and test metrics, which count every sample once for every number of ranks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from math import isfinite
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hybridnn.checkpoints.progress import Progress
+from hybridnn.comm.group import Group
 from hybridnn.kernels.backend import Array, Kernels
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.pipeline.execution.executor import Minibatch
@@ -102,3 +106,102 @@ class MinibatchLosses:
             loss_sum=loss_sum,
             samples=before.samples + sum(sizes),
         )
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """Loss and accuracy or R² on a set of samples.
+
+    Attributes
+    ----------
+    loss : float
+        Mean loss.
+    accuracy : float or None
+        Fraction of samples whose largest output is that of the label; None for regression.
+    r2 : float or None
+        Coefficient of determination, 1 - SS_res / SS_tot, averaged over the outputs; None for classification.
+    samples : int
+        Samples counted.
+    """
+
+    loss: float
+    accuracy: float | None
+    r2: float | None
+    samples: int
+
+    def to_array(self) -> NDArray[np.float64]:
+        """The attributes as an array, shape (4,), with NaN for None."""
+        return np.array([np.nan if value is None else value for value in asdict(self).values()])
+
+    @classmethod
+    def from_array(cls, values: NDArray[np.float64]) -> Metrics:
+        """The inverse of `to_array`; the loss may be NaN."""
+        loss, accuracy, r2, samples = (float(value) for value in values)
+        return cls(loss, None if np.isnan(accuracy) else accuracy, None if np.isnan(r2) else r2, int(samples))
+
+
+class MetricSums:
+    """Sums over the samples of a rank, from which `total` computes the metrics.
+
+    Parameters
+    ----------
+    outputs : int
+        Outputs of the network.
+    """
+
+    def __init__(self, outputs: int, classification: bool) -> None:
+        self._classification = classification
+        # samples, loss, correct
+        self._counts = np.zeros(3)
+        # Per output: sum of squared residuals, mean of the targets, sum of squared deviations from that mean.
+        self._residual = np.zeros(outputs)
+        self._mean = np.zeros(outputs)
+        self._deviation = np.zeros(outputs)
+        # Maxima of the targets and of their negatives: the test for a constant output must not depend on rounding.
+        self._extremes = np.full((2, outputs), -np.inf)
+
+    def add(self, outputs: NDArray[Any], targets: NDArray[Any], loss: float) -> None:
+        """Add a block of samples.
+
+        Parameters
+        ----------
+        outputs : ndarray, shape (outputs, n)
+        targets : ndarray, shape (n, outputs), or labels, shape (n,)
+        loss : float
+            Sum of the losses of these samples.
+        """
+        n = outputs.shape[1]
+        if n == 0:
+            return
+        count = self._counts[0]
+        self._counts += (n, loss, 0)
+        if self._classification:
+            self._counts[2] += np.count_nonzero(outputs.argmax(axis=0) == targets)
+            return
+        exact = targets.astype(np.float64)
+        self._residual += np.square(exact - outputs.T).sum(axis=0)
+        np.maximum(self._extremes, (exact.max(axis=0), -exact.min(axis=0)), out=self._extremes)
+        mean = exact.mean(axis=0)
+        shift = mean - self._mean
+        # Chan, Golub and LeVeque 1983, equation 2.1: merging two sets without cancellation.
+        self._deviation += np.square(exact - mean).sum(axis=0) + shift**2 * (count * n / (count + n))
+        self._mean += shift * (n / (count + n))
+
+    def total(self, group: Group) -> Metrics:
+        """Metrics over the samples of all ranks of `group`; collective over it."""
+        own_samples = self._counts[0]
+        counts = self._counts.copy()
+        group.allreduce(counts)
+        samples, loss = int(counts[0]), counts[1] / max(counts[0], 1)
+        if self._classification:
+            return Metrics(float(loss), float(counts[2] / max(counts[0], 1)), None, samples)
+        mean = self._mean * own_samples / max(samples, 1)
+        group.allreduce(mean)
+        sums = np.stack([self._residual, self._deviation + own_samples * (self._mean - mean) ** 2])
+        group.allreduce(sums)
+        residual, total = sums
+        group.allreduce(self._extremes, "max")
+        # A constant target has no variance: by convention R² is 1 for exact outputs, else 0 (as in scikit-learn).
+        constant = self._extremes[0] == -self._extremes[1]
+        r2 = np.where(constant, residual == 0, 1.0 - residual / np.where(constant, 1.0, total))
+        return Metrics(float(loss), None, float(r2.mean()), samples)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,11 +13,13 @@ from hybridnn.comm.agreement import agree
 from hybridnn.nn.losses import resolve_loss
 from hybridnn.nn.parameters import check_weights, parameter_shapes
 from hybridnn.parallel.grid import ProcessGrid
-from hybridnn.pipeline.execution.memory import MemoryBreakdown
 from hybridnn.training.config import TrainConfig
 from hybridnn.training.data_split import DataSplit, as_samples, has_validation, make_split
 from hybridnn.training.engine import Engine
-from hybridnn.training.metrics import Metrics
+from hybridnn.training.losses import Metrics
+
+if TYPE_CHECKING:
+    from hybridnn.pipeline.execution.memory import MemoryBreakdown
 
 Array = NDArray[Any]
 """Arrays of the public interface are (samples, features)."""

@@ -19,8 +19,9 @@ from hybridnn.comm.threads import THREAD_VARIABLES
 from hybridnn.config.settings import Settings
 from hybridnn.runs import report as run_report
 from hybridnn.runs.learning_curve import draw_learning_curve
+from hybridnn.runs.records import RunHeader, RunSummary, StageHeader
 from hybridnn.runs.run_files import read_epochs, run_status
-from hybridnn.training.records import EpochRecord, RunHeader, RunSummary, StageHeader, StepRecord
+from hybridnn.training.records import EpochRecord, StepRecord
 from mpi_runner.slowness import deadline
 from reference.command_line import Run, records_of
 

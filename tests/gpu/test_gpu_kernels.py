@@ -189,7 +189,7 @@ def test_a_captured_step_equals_the_step(cupy: Any, dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_training_as_on_the_host(kernels: Any, dtype: str) -> None:
-    from hybridnn.kernels.numpy_backend import NUMPY
+    from hybridnn.kernels.numpy_kernels import NUMPY
 
     class Host(Training):
         """NumPy's kernels need the scratch arrays that a GPU does not use."""

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from hybridnn import SGD, Adam, AdamW
 from hybridnn.kernels.activations import ACTIVATIONS
 from hybridnn.kernels.backend import Kernels
-from hybridnn.kernels.numpy_backend import NUMPY
+from hybridnn.kernels.numpy_kernels import NUMPY
 from hybridnn.nn.optimizers import Optimizer, OptimizerState
 
 Array = NDArray[Any]

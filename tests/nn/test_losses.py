@@ -10,7 +10,7 @@ import pytest
 
 from hybridnn import MLP
 from hybridnn.errors import SettingError
-from hybridnn.kernels.numpy_backend import NUMPY
+from hybridnn.kernels.numpy_kernels import NUMPY
 from hybridnn.nn.losses import loss_gradient, resolve_loss
 from reference import network as net
 from reference.cases import assert_close

@@ -10,7 +10,7 @@ import pytest
 from hybridnn import SGD, Adam, AdamW
 from hybridnn.errors import SettingError
 from hybridnn.kernels.backend import UPDATE_BLOCK as BLOCK
-from hybridnn.kernels.numpy_backend import NUMPY
+from hybridnn.kernels.numpy_kernels import NUMPY
 from hybridnn.nn.optimizers import new_state
 from reference.cases import OPTIMIZERS, assert_close
 

@@ -10,8 +10,7 @@ import pytest
 from hybridnn.comm.blocks import block_slice
 from hybridnn.datasets import ArrayRows
 from hybridnn.parallel.distribution import DISTRIBUTIONS, make_distributor
-from hybridnn.parallel.grid import ProcessGrid
-from hybridnn.parallel.placement import fitting_grids
+from hybridnn.parallel.grid import ProcessGrid, fitting_grids
 from reference.ranks import allgather_objects
 
 if TYPE_CHECKING:

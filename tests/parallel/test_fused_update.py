@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from hybridnn import MLP
 from hybridnn.nn.parameters import ParameterLayout
-from hybridnn.parallel.layer_split import split_layers
-from hybridnn.parallel.replicas.fused_update import owned_rows
-from hybridnn.parallel.replicas.replica import fused_update_pays
+from hybridnn.parallel.dense import split_layers
+from hybridnn.parallel.fused_update import owned_rows
+from hybridnn.parallel.replica import fused_update_pays
 
 BLOCK = 16
 

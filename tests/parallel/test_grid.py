@@ -9,9 +9,8 @@ import pytest
 
 from hybridnn.comm.agreement import agree
 from hybridnn.errors import DataError, GridError, HybridnnError, SettingError
-from hybridnn.parallel.grid import ProcessGrid
+from hybridnn.parallel.grid import ProcessGrid, fitting_grids
 from hybridnn.parallel.node_memory import NodeMemory
-from hybridnn.parallel.placement import fitting_grids
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from hybridnn.errors import GridError
 from hybridnn.nn.mlp import MLP
-from hybridnn.parallel.layer_split import MODEL_SPLITS, split_layers
+from hybridnn.parallel.dense import MODEL_SPLITS, split_layers
 
 
 @given(

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from hybridnn.comm.threads import threads_for
 from hybridnn.errors import GridError, SettingError
-from hybridnn.parallel.placement import fitting_grids, place_ranks, resolve_axes
+from hybridnn.parallel.grid import fitting_grids, place_ranks, resolve_axes
 
 
 def crossing_groups(nodes: list[int], model: int) -> int:

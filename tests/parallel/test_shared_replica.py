@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridnn.kernels.numpy_backend import NUMPY
+from hybridnn.kernels.numpy_kernels import NUMPY
 from hybridnn.nn.optimizers import SGD, Adam, Optimizer, OptimizerState
+from hybridnn.parallel import shared_replica
 from hybridnn.parallel.grid import ProcessGrid
-from hybridnn.parallel.replicas import shared_replica
-from hybridnn.parallel.replicas.shared_replica import SharedReplica
-from hybridnn.parallel.replicas.sharing import Sharing, share_replicas, slice_bounds
+from hybridnn.parallel.shared_replica import SharedReplica
+from hybridnn.parallel.sharing import Sharing, share_replicas, slice_bounds
 from reference.ranks import on_nodes
 
 if TYPE_CHECKING:

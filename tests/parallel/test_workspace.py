@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hybridnn import MLP
-from hybridnn.parallel.layer_split import split_layers
+from hybridnn.parallel.dense import split_layers
 from hybridnn.parallel.workspace import StageRole, Workspace
 
 FEW, MANY = 7, 128

@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 
 from hybridnn.config.settings import settings_from
 from hybridnn.pipeline.layout import Layout
+from hybridnn.runs.records import RunHeader, RunSummary
 from hybridnn.runs.resume import Resumed
 from hybridnn.runs.run import run_training
-from hybridnn.training.records import EpochRecord, RunHeader, RunSummary, StepRecord
+from hybridnn.training.records import EpochRecord, StepRecord
 from reference.network import Network
 
 __all__ = [

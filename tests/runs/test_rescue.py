@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from hybridnn.checkpoints.progress import Progress
+from hybridnn.runs.records import ResumeRecord
 from hybridnn.runs.recovery import complete_history
 from hybridnn.runs.run_files import to_line
-from hybridnn.training.records import EpochRecord, History, MeasuredStep, Record, ResumeRecord, StepRecord
+from hybridnn.training.records import EpochRecord, History, MeasuredStep, Record, StepRecord
 
 LOSSES = {2: 0.5, 4: 0.4, 6: 0.3, 8: 0.2}
 WRITTEN_LOSS = 0.123

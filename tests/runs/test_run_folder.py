@@ -19,8 +19,9 @@ from hybridnn.config.settings import Settings
 from hybridnn.errors import DataError, EnvironmentProblem, SettingError
 from hybridnn.runs.folder import RunFolder
 from hybridnn.runs.learning_curve import draw_learning_curve
+from hybridnn.runs.records import RunSummary
 from hybridnn.runs.run_files import read_epochs, read_records, run_status
-from hybridnn.training.records import EpochRecord, RunSummary, StepRecord
+from hybridnn.training.records import EpochRecord, StepRecord
 
 SPEED = {
     "samples_per_second": 1e4,

@@ -13,9 +13,9 @@ import pytest
 from hybridnn.config.file import load_settings
 from hybridnn.cost.prediction.memory import stage_memory
 from hybridnn.errors import DataError, GridError, HybridnnError, SettingError
+from hybridnn.runs.records import RunHeader
 from hybridnn.runs.run import run_training
 from hybridnn.runs.workload import layout_from_settings, workload_from_settings
-from hybridnn.training.records import RunHeader
 from reference.machines import make_machine
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import pytest
 
 from hybridnn import MLP, SGD, ProcessGrid, Trainer
 from hybridnn.parallel.distribution import DISTRIBUTIONS
-from hybridnn.parallel.placement import fitting_grids
+from hybridnn.parallel.grid import fitting_grids
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -10,7 +10,7 @@ import pytest
 
 from hybridnn import ProcessGrid, Trainer
 from hybridnn.checkpoints.reading import newest_valid
-from hybridnn.parallel.replicas.fused_update import FusedUpdateReplica
+from hybridnn.parallel.fused_update import FusedUpdateReplica
 from hybridnn.training.epoch import StepPosition
 from reference.cases import Case, assert_arrays_close, assert_arrays_same, data, make_trainer, reference
 from reference.ranks import on_nodes

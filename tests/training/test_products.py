@@ -15,10 +15,10 @@ import pytest
 
 from hybridnn import MLP, SGD, Adam, ProcessGrid, Trainer
 from hybridnn.errors import NonFiniteLossError
+from hybridnn.parallel.fused_update import FusedUpdateReplica
 from hybridnn.parallel.model_chunk import ModelChunk
-from hybridnn.parallel.replicas.fused_update import FusedUpdateReplica
-from hybridnn.parallel.replicas.replica import PrivateReplica
-from hybridnn.parallel.replicas.shared_replica import SharedReplica
+from hybridnn.parallel.replica import PrivateReplica
+from hybridnn.parallel.shared_replica import SharedReplica
 from reference import network as net
 from reference.cases import (
     Case,

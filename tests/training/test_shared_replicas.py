@@ -19,8 +19,8 @@ from hybridnn.diagnostics import lost_ranks
 from hybridnn.errors import HybridnnError, SettingError
 from hybridnn.parallel import node_memory
 from hybridnn.parallel.model_chunk import ModelChunk
-from hybridnn.parallel.replicas.replica import PrivateReplica
-from hybridnn.parallel.replicas.shared_replica import SUM_BLOCK, SharedReplica
+from hybridnn.parallel.replica import PrivateReplica
+from hybridnn.parallel.shared_replica import SUM_BLOCK, SharedReplica
 from hybridnn.training.config import Pipelining
 from reference.cases import (
     Case,

@@ -15,7 +15,7 @@ from hybridnn.checkpoints.reading import newest_valid
 from hybridnn.comm.blocks import block_sizes, block_slice
 from hybridnn.errors import NonFiniteLossError, SettingError
 from hybridnn.parallel.gradient_reduction import STAGED_BUCKETS, BucketConfig
-from hybridnn.parallel.replicas.shared_replica import SharedReplica
+from hybridnn.parallel.shared_replica import SharedReplica
 from hybridnn.runs.report import describe_wire_dtype
 from hybridnn.training.config import Pipelining
 from reference import network as net

@@ -15,7 +15,7 @@ from hybridnn.cost.prediction.groups import Groups
 from hybridnn.cost.prediction.layer_costs import ChunkCosts
 from hybridnn.cost.prediction.workload import Workload
 from hybridnn.errors import GridError, SettingError
-from hybridnn.parallel.layer_split import MODEL_SPLITS, split_layers
+from hybridnn.parallel.dense import MODEL_SPLITS, split_layers
 from hybridnn.pipeline.layout import Layout
 from hybridnn.pipeline.partition.stage_partition import balanced_counts
 from hybridnn.pipeline.schedules.methods import METHODS, Method

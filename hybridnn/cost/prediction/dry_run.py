@@ -17,7 +17,7 @@ from hybridnn.nn.parameters import LayerShard, ParameterLayout
 from hybridnn.parallel.dense import parallel_dense
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.parallel.node_memory import NodeMemory
-from hybridnn.parallel.replicas.sharing import OwnedSlice, Sharing
+from hybridnn.parallel.sharing import OwnedSlice, Sharing
 from hybridnn.parallel.workspace import StageRole, Workspace
 
 

@@ -12,7 +12,7 @@ from hybridnn.cost.prediction.dry_run import layer_collectives
 from hybridnn.cost.prediction.groups import Collective, Groups
 from hybridnn.nn.mlp import DenseLayer
 from hybridnn.nn.parameters import LayerShard, ParameterLayout
-from hybridnn.parallel.layer_split import split_layers
+from hybridnn.parallel.dense import split_layers
 
 
 @dataclass(frozen=True)

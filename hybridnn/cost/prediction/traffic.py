@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from hybridnn.cost.prediction.groups import Collective
 from hybridnn.cost.prediction.stage_costs import StageCosts
-from hybridnn.parallel.replicas.sharing import slice_bounds
+from hybridnn.parallel.sharing import slice_bounds
 from hybridnn.pipeline.schedules.schedule import Channel
 
 

@@ -17,11 +17,10 @@ from numpy.typing import DTypeLike
 from hybridnn.comm.group import Group
 from hybridnn.comm.recorder import Recorder
 from hybridnn.errors import DataError, one_line
-from hybridnn.kernels.numpy_backend import NUMPY
+from hybridnn.kernels.numpy_kernels import NUMPY
 from hybridnn.nn.mlp import MLP
 from hybridnn.nn.parameters import ParameterLayout
-from hybridnn.parallel.dense import parallel_dense
-from hybridnn.parallel.layer_split import split_layers
+from hybridnn.parallel.dense import parallel_dense, split_layers
 from hybridnn.parallel.workspace import StageRole, Workspace
 from hybridnn.utils.checks import require_whole
 from hybridnn.utils.files import FileError, read_json

@@ -19,9 +19,6 @@ from hybridnn.utils.checks import require_number, require_whole
 if TYPE_CHECKING:
     from hybridnn.pipeline.partition.layer_profile import LayerProfile
 
-PARTITIONS = ("uniform", "profile")
-"""Automatic partitions: equal counts, or by the layers' times."""
-
 
 @dataclass(frozen=True)
 class LinkCost:

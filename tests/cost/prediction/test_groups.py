@@ -17,7 +17,7 @@ from hybridnn.cost.planning.plan import plan
 from hybridnn.cost.prediction.groups import Groups
 from hybridnn.cost.prediction.predict import predict
 from hybridnn.cost.prediction.workload import Workload
-from hybridnn.parallel.placement import place_ranks
+from hybridnn.parallel.grid import place_ranks
 from hybridnn.pipeline.execution.routes import StagePosition, pieces_sent
 from hybridnn.pipeline.layout import Layout
 from reference.machines import make_machine

@@ -14,7 +14,7 @@ from threadpoolctl import threadpool_info
 from hybridnn import MLP
 from hybridnn.errors import DataError, SettingError
 from hybridnn.kernels import numpy_kernels
-from hybridnn.kernels.numpy_backend import NumpyKernels
+from hybridnn.kernels.numpy_kernels import NumpyKernels
 from hybridnn.pipeline.partition import layer_profile
 from hybridnn.pipeline.partition.layer_profile import LayerProfile, read_profile, time_layers, write_profile
 

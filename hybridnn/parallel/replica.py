@@ -15,7 +15,7 @@ from numpy.typing import DTypeLike
 
 from hybridnn.comm.group import Group
 from hybridnn.kernels.backend import Array, Kernels
-from hybridnn.kernels.numpy_backend import NUMPY
+from hybridnn.kernels.numpy_kernels import NUMPY
 from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import Optimizer, OptimizerState, new_state
 

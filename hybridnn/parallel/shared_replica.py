@@ -20,10 +20,10 @@ from numpy.typing import DTypeLike, NDArray
 
 from hybridnn.kernels import numpy_kernels as kernels
 from hybridnn.kernels.compressed_formats import CompressedFormat
-from hybridnn.kernels.numpy_backend import NUMPY
+from hybridnn.kernels.numpy_kernels import NUMPY
 from hybridnn.nn.optimizers import Optimizer, OptimizerState
 from hybridnn.parallel.compressed_allreduce import PIECE_ELEMENTS, CompressedReducer, CompressionWorkspace
-from hybridnn.parallel.replicas.sharing import NodeReplica, Sharing, slice_bounds
+from hybridnn.parallel.sharing import NodeReplica, Sharing, slice_bounds
 
 Array = NDArray[Any]
 

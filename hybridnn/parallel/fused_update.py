@@ -23,12 +23,12 @@ from numpy.typing import DTypeLike
 from hybridnn.comm.group import Group
 from hybridnn.kernels import numpy_kernels as kernels
 from hybridnn.kernels.backend import Array
-from hybridnn.kernels.numpy_backend import NUMPY
+from hybridnn.kernels.numpy_kernels import NUMPY
 from hybridnn.nn.optimizers import Optimizer, OptimizerState
 from hybridnn.nn.parameters import ALIGNMENT, LayerParameters, ParameterLayout
 from hybridnn.parallel.dense import WeightGradientArrays
 from hybridnn.parallel.node_memory import NodeMemory, PrivateMemory
-from hybridnn.parallel.replicas.sharing import NodeReplica, slice_bounds
+from hybridnn.parallel.sharing import NodeReplica, slice_bounds
 
 Layers = Sequence[WeightGradientArrays]
 Views = Sequence[LayerParameters]
