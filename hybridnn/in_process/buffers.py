@@ -47,18 +47,17 @@ def _is_constant(given: Any, name: str) -> bool:
 
 def flat_of(given: Any, *, writable: bool = False) -> Flat:
     """The flat view of a buffer specification: an array, or ``[array, count, datatype]``."""
-    if not isinstance(given, (list, tuple)):
-        return _flat(given, writable)
-    flat = _flat(given[0] if given else given, writable)
-    count = given[1] if len(given) > 1 else None
-    if not isinstance(count, (int, np.integer)):
+    flat, rest = _flat_and_rest(given, writable)
+    if not rest or not isinstance(rest[0], (int, np.integer)):
         return flat
-    if not 0 <= count <= flat.size:
-        raise CommunicationError(f"count {count} of an array of {flat.size:,} elements")
-    return flat[:count]
+    if not 0 <= rest[0] <= flat.size:
+        raise CommunicationError(f"count {rest[0]} of an array of {flat.size:,} elements")
+    return flat[: rest[0]]
 
 
-def _flat(array: Any, writable: bool) -> Flat:
+def _flat_and_rest(given: Any, writable: bool) -> tuple[Flat, list[Any]]:
+    """The flat view of the array of a buffer specification, and what follows the array."""
+    array, *rest = given if isinstance(given, (list, tuple)) and given else (given,)
     if not isinstance(array, np.ndarray):
         raise CommunicationError(f"a buffer must be a NumPy array, not {type(array).__name__}")
     if not array.flags.c_contiguous:
@@ -67,7 +66,7 @@ def _flat(array: Any, writable: bool) -> Flat:
         raise CommunicationError(f"a buffer must hold numbers, not {array.dtype}")
     if writable and not array.flags.writeable:
         raise CommunicationError("a receive buffer must not be read-only")
-    return array if array.ndim == 1 else array.reshape(-1)
+    return (array if array.ndim == 1 else array.reshape(-1)), rest
 
 
 def blocks_of(given: Any, ranks: int, *, writable: bool = False) -> tuple[Flat, list[int], list[int]]:
@@ -76,8 +75,7 @@ def blocks_of(given: Any, ranks: int, *, writable: bool = False) -> tuple[Flat, 
     A specification is an array, ``[array, count]`` with the count of every block, ``[array, counts, offsets]`` or
     ``[array, (counts, offsets)]``; a datatype may follow.
     """
-    rest = list(given[1:]) if isinstance(given, (list, tuple)) else []
-    flat = _flat(given[0] if isinstance(given, (list, tuple)) and given else given, writable)
+    flat, rest = _flat_and_rest(given, writable)
     if rest and isinstance(rest[0], tuple) and len(rest[0]) == 2 and not isinstance(rest[0][0], (int, np.integer)):
         rest = [*rest[0], *rest[1:]]
     if rest and isinstance(rest[0], (int, np.integer)):
